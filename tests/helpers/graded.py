@@ -7,9 +7,16 @@ from typing import Any
 
 import pytest
 import torch
+from tolerances import rounding_bound
 from torch import Tensor
 
 interpreted = pytest.mark.skipif(torch.cuda.is_available(), reason="on a GPU the kernels are compiled, see below")
+
+
+NEAR = rounding_bound(torch.float32, 128)
+"""Of a result in float32: a weighted mean of some hundred values, which their weights, all positive, do not cancel."""
+NEAR_GRADIENT = rounding_bound(torch.float32, 128, condition=8)
+"""Of a gradient: weights times differences from their mean, a tenth of what is subtracted."""
 
 
 def normal(*shape: int, seed: int = 0) -> Tensor:
@@ -32,7 +39,7 @@ def run(function: Callable[..., Any], args: list[Tensor], **options: Any) -> lis
 
 
 def check(
-    ours: list[Tensor], theirs: list[Tensor], results: int, *, near: float = 2e-6, gradient: float = 2e-5
+    ours: list[Tensor], theirs: list[Tensor], results: int, *, near: float = NEAR, gradient: float = NEAR_GRADIENT
 ) -> None:
     """Results absolutely, or relative to their largest above 1; gradients relative to their largest, at least 0.2."""
     for index, (a, b) in enumerate(zip(ours, theirs, strict=True)):

@@ -9,6 +9,7 @@ from atma_sweep.kernels.attention.contextual import choose_backend, contextual_a
 from atma_sweep.kernels.attention.softmax import softmax_attention_reference
 from graded import check, distance, double, interpreted, normal, run, surrounded
 from tiers import every_nth
+from tolerances import rounding_bound
 from torch import Tensor
 
 D = 16
@@ -71,7 +72,8 @@ def test_equal_vectors_are_no_positions() -> None:
     ours = run(contextual_attention, [q, k, v, e], backend="triton")
     exact = run(lambda q, k, v: softmax_attention_reference(q, k, v), double([q, k, v]))
     check(ours[:4], exact, 1, near=4e-6, gradient=1e-4)
-    assert ours[4].sum(0).abs().max() <= 1e-5
+    # 140 rows of 32 products of size 1 that cancel
+    assert ours[4].sum(0).abs().max() <= rounding_bound(torch.float32, 140 * 32)
 
 
 @interpreted

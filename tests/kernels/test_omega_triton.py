@@ -10,6 +10,7 @@ from atma_sweep.kernels.choice import SELF_TEST, failure
 from atma_sweep.kernels.omega.omega import Rates, State, choose_backend, omega, unit
 from graded import interpreted, normal
 from tiers import every_nth
+from tolerances import rounding_bound
 from torch import Tensor
 from torch.nn import functional
 
@@ -98,10 +99,12 @@ def test_kernels_are_near_float64(
     given, how = made(b, t, h, x, window, slow), {"window": window, "chunk": chunk, "orthogonal": orthogonal}
     ours = results(given, backend="triton", **how)
     theirs = results([x.double() for x in given], backend="torch", **how)
+    # an orthogonal step enlarges small singular values, together some tens of times
+    near = {"none": rounding_bound(torch.float32, 64), "chunk": rounding_bound(torch.float32, 64, condition=35)}
     names = NAMES if slow else (*NAMES[:9], *NAMES[10:])
     for name, found, wanted in zip(names, ours, theirs, strict=True):
         assert found.shape == wanted.shape, name
-        assert off(found, wanted) <= (1e-4 if orthogonal == "chunk" else 1e-6), name
+        assert off(found, wanted) <= near[orthogonal], name
 
 
 @interpreted

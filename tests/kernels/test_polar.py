@@ -13,6 +13,7 @@ from atma_sweep.kernels.attention.polar_reference import (
     polar_streaming_reference,
 )
 from tiers import every_nth
+from tolerances import rounding_bound
 from torch import Tensor
 from torch.nn import functional
 
@@ -256,7 +257,9 @@ def test_published_floor_shrinks_the_magnitude() -> None:
     assert clamped < 0.4 * exact
 
 
-@pytest.mark.parametrize(("dtype", "tolerance"), [(torch.float32, 2e-6), (torch.bfloat16, 6e-3)])
+@pytest.mark.parametrize(("dtype", "tolerance"), [
+    (torch.float32, rounding_bound(torch.float32, 37)), (torch.bfloat16, rounding_bound(torch.bfloat16, 2)),
+])  # fmt: skip
 def test_lower_precision_stays_near_float64(dtype: torch.dtype, tolerance: float) -> None:
     narrow = inputs(37, dtype)
     params = [x.detach().float() for x in narrow[3:]]
@@ -264,7 +267,7 @@ def test_lower_precision_stays_near_float64(dtype: torch.dtype, tolerance: float
     c_ref, mag_ref = polar_attention_reference(*(x.detach().double() for x in (*narrow[:3], *params)))
     assert (c.dtype, mag.dtype) == (dtype, torch.float32)
     assert error(c.double(), c_ref) <= tolerance
-    assert error(mag.double(), mag_ref) <= 2e-6
+    assert error(mag.double(), mag_ref) <= rounding_bound(torch.float32, 37)
 
 
 def test_extreme_scores_stay_finite_in_float32() -> None:

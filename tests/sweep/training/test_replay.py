@@ -21,6 +21,7 @@ from registries import PAIRS
 from small_training import Watch, recipe, small_trainer
 from taped import as_tapes
 from tiers import every_nth
+from tolerances import rounding_bound
 from torch import Tensor, nn
 
 Network = Callable[..., Backbone]
@@ -321,8 +322,9 @@ def test_rates_in_memory_train_the_same_network(network: Network) -> None:
     config = recipe(warmup_steps=2, adam_weight_decay=0.01)
     expected, _, _ = whole(network(awake=True, dtype=torch.float64), config, "as it comes")
     found, _, trainer = whole(network(awake=True, dtype=torch.float64), config, "as it comes, resident")
-    # AdamW's kernel takes its rate in single precision
-    assert max(float((expected[name] - found[name]).abs().max()) for name in found) < 1e-6
+    # AdamW's kernel takes its rate in single precision; what a step is off, the steps behind it enlarge
+    near = rounding_bound(torch.float32, config.steps, condition=10)
+    assert max(float((expected[name] - found[name]).abs().max()) for name in found) < near
     factor = trainer._factor(config.steps - 1)
     assert 0 < factor < 1
     rates = [float(group["lr"]) for group in trainer.optimizers.adam.param_groups]
@@ -344,7 +346,8 @@ def test_a_checkpoint_goes_from_rates_as_numbers_to_rates_in_memory(
     trainer = made(resumed, config, after)
     trainer.restore(state)
     trainer.run()
-    assert max(float((expected[name] - value).abs().max()) for name, value in weights(resumed).items()) < 1e-6
+    near = rounding_bound(torch.float32, config.steps, condition=10)  # of rates, as above
+    assert max(float((expected[name] - value).abs().max()) for name, value in weights(resumed).items()) < near
     ways = {(bool(group["fused"]), bool(group["foreach"])) for group in trainer.optimizers.adam.param_groups}
     assert ways == ({(True, False)} if after == "taped" else {(False, True)})
 
