@@ -213,9 +213,10 @@ class Refusal:
     def lines(self) -> list[str]:
         """Return it for people."""
         commands = possible(self.grid, self.lacking)
+        unit = "cell" if self.grid.search is None else "trial"
         width = max(len(command) for command, _ in commands)
         return [
-            f"{self.grid.name} cannot be launched on this machine: {self.cells:,} cell{'s' if self.cells != 1 else ''}, "
+            f"{self.grid.name} cannot be launched on this machine: {self.cells:,} {unit}{'s' if self.cells != 1 else ''}, "
             f"{self.tokens:,} tokens to train",
             short(self.bill),
             *describe(self.lacking),

@@ -153,6 +153,19 @@ def test_disk_without_room_for_all_weights_warns(write: Write, machine: pytest.M
     assert (lack.kind, lack.blocks) == ("disk", False)
 
 
+def test_cluster_asks_this_machine_for_text_and_packages(
+    write: Write, machine: pytest.MonkeyPatch, tmp_path: Path
+) -> None:
+    """Its attempts run on other machines."""
+    grid = load_grid(write(text_of(KINDS)))
+    cells, _ = corpora.expand(grid, tmp_path / "corpora", dry=True)
+    request = Request(grid=grid, cells=cells, runs=tmp_path, executor="cluster", address="127.0.0.1:1")
+    take("disk", machine)
+    take("packages", machine)
+    kinds = [lack.kind for lack in requirements.lacks(request, launch.plan(request, None))]
+    assert kinds == ["text", "packages"]
+
+
 def test_cpu_build_of_torch_is_recognised(monkeypatch: pytest.MonkeyPatch) -> None:
     for version, count in (("2.13.0+cpu", 1), ("2.13.0+cu130", 0), ("2.13.0", 0)):
         monkeypatch.setattr(requirements.importlib.metadata, "version", lambda name, version=version: version)
