@@ -66,7 +66,7 @@ class Request:
         if not (self.table or self.figure or self.compare or self.all or self.check or self.dashboard):
             raise ReportError(
                 "say what to report: --table 6, --figure needle, --dashboard FILE.html, --compare printed-v2, "
-                "--all --out FOLDER or --check FILE"
+                "--all --out FOLDER or --check FILE; --list lists tables and figures"
             )
         of_figures = {
             "style": self.style,

@@ -125,6 +125,7 @@ def test_completion_imports_nothing_heavy(tmp_path: Path, database: Path) -> Non
 
 
 def test_report_lists_every_table_and_figure(run: Callable[..., tuple[int, str, str]]) -> None:
+    assert run("report")[2].endswith("; --list lists tables and figures\n")
     code, out, err = run("report", "--list")
     assert (code, err) == (0, "")
     lines = [tuple(line.split(maxsplit=2)) for line in out.splitlines()]
