@@ -334,11 +334,16 @@ def _tested(rows: Sequence[_Row]) -> Iterator[tuple[_Row, dict[str, Any]]]:
         families.setdefault(row.fields["family"], []).append(place)
     ps = [math.nan] * len(rows)
     arguments = [
-        ([samples[i] for i in some], [summed[i] for i in some], [rows[i].keys for i in some], [scales[i] for i in some])
-        for some in families.values()
+        (
+            [samples[i] for i in members],
+            [summed[i] for i in members],
+            [rows[i].keys for i in members],
+            [scales[i] for i in members],
+        )
+        for members in families.values()
     ]
-    for some, together in zip(families.values(), corrected_families(arguments), strict=True):
-        for i, p in zip(some, together, strict=True):
+    for members, together in zip(families.values(), corrected_families(arguments), strict=True):
+        for i, p in zip(members, together, strict=True):
             ps[i] = p
     for row, summary, p in zip(rows, summed, ps, strict=True):
         # the median is that of the differences as they are, whatever the weights of strata

@@ -183,7 +183,7 @@ def _draws(rivals: Sequence[Rival], salt: int = 0) -> Iterator[np.ndarray]:
     scaled = [(df, np.array(places)) for (_, df), places in strata.items()]
     for _ in range(_draws_of(len(rivals)) // CHUNK):
         found = draw.standard_normal((CHUNK, len(rivals))) * errors
-        for df, places in scaled:
-            found[:, places] *= np.sqrt(df / draw.chisquare(df, (CHUNK, 1)))
+        for df, indices in scaled:
+            found[:, indices] *= np.sqrt(df / draw.chisquare(df, (CHUNK, 1)))
         found += values
         yield np.clip(found, *bounds, out=found)

@@ -43,17 +43,17 @@ def max_t_of_families(families: Sequence[Family]) -> list[list[float]]:
     """Return the p values of `max_t` of every family; random signs are drawn once for all families of one size."""
     studied = [_studentised(samples, keys) for samples, keys, _ in families]
     by_size: dict[int, list[int]] = {}
-    for place, (table, _, _) in enumerate(studied):
-        by_size.setdefault(len(table), []).append(place)
-    found: list[list[float]] = [[]] * len(families)
-    for places in by_size.values():
-        counted = _reached([studied[place][:2] for place in places])
-        for place, reached in zip(places, counted, strict=True):
-            order, alone = studied[place][2], families[place][2]
+    for index, (table, _, _) in enumerate(studied):
+        by_size.setdefault(len(table), []).append(index)
+    p_values: list[list[float]] = [[]] * len(families)
+    for indices in by_size.values():
+        counted = _reached([studied[index][:2] for index in indices])
+        for index, reached in zip(indices, counted, strict=True):
+            order, alone = studied[index][2], families[index][2]
             stepped = np.empty(len(order))
             stepped[order] = np.maximum.accumulate(reached)
-            found[place] = [float(max(p, own)) for p, own in zip(stepped, alone, strict=True)]
-    return found
+            p_values[index] = [float(max(p, own)) for p, own in zip(stepped, alone, strict=True)]
+    return p_values
 
 
 def _studentised(

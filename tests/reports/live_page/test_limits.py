@@ -27,11 +27,11 @@ MIB = 1024
 @pytest.fixture(scope="module")
 def site(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Site]:
     path = tmp_path_factory.mktemp("served") / "atma.db"
-    made = open_store(path, create=True)
-    synthetic_sweep(made, 4, 10)
-    made.close()
-    with serving(open_store(path, read_only=True), "big") as found:
-        yield found
+    store = open_store(path, create=True)
+    synthetic_sweep(store, 4, 10)
+    store.close()
+    with serving(open_store(path, read_only=True), "big") as server:
+        yield server
 
 
 @pytest.fixture
@@ -61,7 +61,7 @@ def test_connection_beyond_the_limit_gets_503(site: Site) -> None:
     served_again(site)
 
 
-def test_2000_idle_connections_hold_32_places(
+def test_2000_idle_connections_take_32_slots(
     site: Site, monkeypatch: pytest.MonkeyPatch, capfd: pytest.CaptureFixture[str]
 ) -> None:
     monkeypatch.setattr(module, "CLIENT_TIMEOUT_S", 1e3)  # none is cut off, however slow this machine is
@@ -140,14 +140,14 @@ def test_unread_response_is_cut_off(site: Site, quick: None) -> None:
 def test_response_that_is_read_slowly_arrives(site: Site, monkeypatch: pytest.MonkeyPatch) -> None:
     """The kernel says that it has room again once 170 KiB are read, here four times in the deadline."""
     monkeypatch.setattr(module, "CLIENT_TIMEOUT_S", 1.0)
-    whole = site.ask(f"/{TOKEN}/")[2]
+    page = site.ask(f"/{TOKEN}/")[2]
     with small_client(site) as client:
         got = b""
         began = time.monotonic()
         while part := client.recv(65_536):
             got += part
             time.sleep(0.1)
-        assert got.endswith(whole)
+        assert got.endswith(page)
         assert time.monotonic() - began > module.CLIENT_TIMEOUT_S, "it took longer than the deadline"
 
 
@@ -161,11 +161,11 @@ def test_a_number_of_5000_digits_is_no_server_error(site: Site, path: str) -> No
 
 def test_odd_requests_get_no_server_error(site: Site, capfd: pytest.CaptureFixture[str]) -> None:
     served_again(site)
-    found = [status_of(site.port, request) for request in odd_requests(1000, site.port, TOKEN)]
-    wrong = {code for code in found if code is not None and code >= 500}
+    codes = [status_of(site.port, request) for request in odd_requests(1000, site.port, TOKEN)]
+    wrong = {code for code in codes if code is not None and code >= 500}
     assert wrong <= {503}
     # the draw is fixed: most are refused as HTTP, some reach every answer
-    assert {200, 400, 404, 405} <= set(found)
+    assert {200, 400, 404, 405} <= set(codes)
     assert status(site) == 200
     assert capfd.readouterr().err == ""
 
@@ -222,8 +222,8 @@ def test_attacked_process_stays_small_and_silent(tmp_path: Path, files: int) -> 
         for first in (b"", b"GET / HTTP/1.1\r\nx: " + b"y" * 9000, page):
             with open_connections(port, 40 if files < 100 else 2000, first):
                 time.sleep(1)
-        found = [status_of(port, request) for request in odd_requests(1000, port, token)]
-        assert {code for code in found if code is not None and code >= 500} <= {503}
+        codes = [status_of(port, request) for request in odd_requests(1000, port, token)]
+        assert {code for code in codes if code is not None and code >= 500} <= {503}
         until(lambda: status_of(port, page) == 200)
         assert rss_kib(server.pid) - before < 48 * MIB
     finally:

@@ -143,14 +143,14 @@ def test_without_a_screen_no_open_takes_over_the_terminal(monkeypatch: pytest.Mo
         assert note == "no browser to open here; open the address yourself"
 
 
-def test_address_is_told_before_the_page_is_prepared(folder: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_address_is_printed_before_the_page_is_made(folder: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     """Preparing takes seconds; here it waits for the address, so that the other order would wait forever."""
     addresses: list[str] = []
-    told = threading.Event()
+    printed = threading.Event()
     prepare = module._prepare
 
     def wait_and_prepare(*arguments: Any) -> Any:
-        assert told.wait(PATIENCE_S)
+        assert printed.wait(PATIENCE_S)
         return prepare(*arguments)
 
     monkeypatch.setattr(module, "_prepare", wait_and_prepare)
@@ -158,20 +158,20 @@ def test_address_is_told_before_the_page_is_prepared(folder: Path, monkeypatch: 
     servers: list[connections.Server] = []
     run = connections.Server.run
 
-    def remembered(server: connections.Server, **options: Any) -> None:
+    def run_and_remember(server: connections.Server, **options: Any) -> None:
         servers.append(server)
         run(server, **options)
 
-    monkeypatch.setattr(connections.Server, "run", remembered)
+    monkeypatch.setattr(connections.Server, "run", run_and_remember)
 
     def read() -> None:
-        told.wait(PATIENCE_S)
+        printed.wait(PATIENCE_S)
         answers.append(urllib.request.urlopen(addresses[0], timeout=PATIENCE_S).read())
         servers[0].should_exit = True
 
     def tell(address: str) -> None:
         addresses.append(address)
-        told.set()
+        printed.set()
 
     reader = threading.Thread(target=read)
     reader.start()
@@ -191,8 +191,8 @@ def test_the_server_starts_without_what_makes_the_page() -> None:
     """NumPy, pandas and SciPy take most of the time before the first page."""
     heavy = "{'numpy', 'pandas', 'scipy', 'uvicorn'}"
     code = f"import sys, atma_sweep.reports.live_page.serve; print(sorted(sys.modules.keys() & {heavy}))"
-    found = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=True)
-    assert found.stdout == "[]\n"
+    result = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=True)
+    assert result.stdout == "[]\n"
 
 
 @pytest.mark.thorough

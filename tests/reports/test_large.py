@@ -1,0 +1,168 @@
+"""Work that must not grow with the number of columns, families or cells: counted, since no test measures time."""
+
+from __future__ import annotations
+
+import re
+import shutil
+from collections import Counter
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+from atma_sweep.reports import layout
+from atma_sweep.reports.columns import complete_columns, every
+from atma_sweep.reports.dashboard.page import blocks_of
+from atma_sweep.reports.data import gather
+from atma_sweep.reports.stats import flips, membership, multiple
+from atma_sweep.reports.tables.complete import table6
+from atma_sweep.results.store.store import Store, open_store
+from sqlalchemy import event
+from synthetic import synthetic_sweep
+
+SIZES = (12, 96)
+
+
+@pytest.fixture(scope="module")
+def stores(blank: Path, tmp_path_factory: pytest.TempPathFactory) -> dict[int, Store]:
+    """Sweeps of two seeds per configuration, by their number of cells."""
+    folder = tmp_path_factory.mktemp("large")
+    opened = {}
+    for size in SIZES:
+        opened[size] = open_store(shutil.copy(blank, folder / f"{size}.db"))
+        synthetic_sweep(opened[size], size, 5, seeds=2)
+    return opened
+
+
+class CountedValues(dict[Any, Any]):
+    """A mapping that counts how often all of it is read."""
+
+    reads = 0
+
+    def __iter__(self) -> Iterator[Any]:
+        self.reads += 1
+        return super().__iter__()
+
+
+def test_all_columns_read_the_values_once(stores: dict[int, Store]) -> None:
+    data = gather(stores[SIZES[0]])
+    counted = CountedValues(data.values)
+    object.__setattr__(data, "values", counted)
+    for _ in range(10):
+        complete_columns(data)
+        complete_columns(data, over=every)
+        data.requested_lengths()
+    assert counted.reads == 1
+
+
+def statements(store: Store, work: Any) -> list[str]:
+    """The statements of `work` without their parameters; training curves are read one by one on purpose."""
+    texts: list[str] = []
+
+    def listen(*arguments: Any) -> None:
+        texts.append(arguments[2])
+
+    event.listen(store._engine, "before_cursor_execute", listen)
+    work(store)
+    event.remove(store._engine, "before_cursor_execute", listen)
+    return [re.sub(r"IN \([?, ]+\)", "IN (?)", text) for text in texts if "FROM curve_point" not in text]
+
+
+@pytest.mark.parametrize("work", [blocks_of, table6], ids=["dashboard", "table 6"])
+def test_statements_do_not_grow_with_the_cells(stores: dict[int, Store], work: Any) -> None:
+    small, large = (statements(stores[size], work) for size in SIZES)
+    assert small
+    assert Counter(small) == Counter(large)
+
+
+def test_dashboard_makes_no_json_of_effects(stores: dict[int, Store], monkeypatch: pytest.MonkeyPatch) -> None:
+    """Only failures, whose tracebacks the page has, are made into JSON; there is one table of them."""
+    numbers: list[str] = []
+    make = layout._raw
+
+    def counted(trace: Any, *rest: Any) -> Any:
+        numbers.append(trace["table"])
+        return make(trace, *rest)
+
+    monkeypatch.setattr(layout, "_raw", counted)
+    monkeypatch.setattr(layout, "_trace", lambda *_: pytest.fail("a trace was made"))
+    blocks_of(stores[SIZES[0]])
+    assert numbers == ["failures"]
+
+
+def test_rows_without_chances_are_the_same(stores: dict[int, Store], monkeypatch: pytest.MonkeyPatch) -> None:
+    store = stores[SIZES[1]]
+    complete = table6(store, seeds=True)
+    monkeypatch.setattr(membership, "_draws", lambda *_: pytest.fail("numbers were drawn"))
+    plain = table6(store, seeds=True, has_chances=False)
+    assert (plain.rows, plain.best) == (complete.rows, complete.best)
+    assert complete.best
+
+
+def test_first_page_draws_what_table_6_drew_no_more(stores: dict[int, Store], monkeypatch: pytest.MonkeyPatch) -> None:
+    membership._best.cache_clear()
+    drawn = []
+    draws = membership._draws
+
+    def counted(rivals: Any, *rest: Any) -> Any:
+        drawn.append(tuple(rivals))
+        return draws(rivals, *rest)
+
+    monkeypatch.setattr(membership, "_draws", counted)
+    blocks_of(stores[SIZES[0]])
+    assert drawn
+    assert len(drawn) == len(set(drawn))
+
+
+def test_families_of_equal_size_share_their_signs(monkeypatch: pytest.MonkeyPatch) -> None:
+    draw = np.random.default_rng(5)
+    families = []
+    for size, tests in ((20, 3), (24, 2), (20, 4), (9, 2)):
+        samples = [draw.normal(0.3, 1, size) for _ in range(tests)]
+        families.append((samples, [range(size)] * tests, [0.0] * tests))
+    alone = [multiple.max_t(*family) for family in families]
+    sizes: list[int] = []
+
+    def counted(n: int) -> Iterator[np.ndarray]:
+        sizes.append(n)
+        return flips.signs(n)
+
+    monkeypatch.setattr(multiple, "signs", counted)
+    assert multiple.max_t_of_families(families) == alone
+    assert sizes == [20, 24]  # nine are few enough to count every flip
+
+
+def test_random_signs_are_those_of_their_bits() -> None:
+    """The signs of ten differences against bits unpacked one by one."""
+    chunk = next(flips.signs(10))
+    raw = np.random.default_rng((flips.RANDOM, 10)).bytes(flips.CHUNK * 2)
+    bits = [[raw[2 * row + column // 8] >> (7 - column % 8) & 1 for column in range(10)] for row in range(flips.CHUNK)]
+    assert chunk.dtype == float
+    assert chunk.tolist() == [[-1.0 if bit else 1.0 for bit in row] for row in bits]
+
+
+@pytest.mark.parametrize(("method", "n"), [(flips._drawn, 40), (flips._listed, 8)])
+def test_ends_of_intervals_hold_no_draws(method: Any, n: int) -> None:
+    """A view into all draws keeps ten megabytes for each of 64 samples."""
+    _, low, high = method(np.random.default_rng(1).normal(size=(n, 3)))
+    assert low.base is None
+    assert high.base is None
+
+
+def test_best_is_the_share_of_draws_won() -> None:
+    """Against the definition: in every draw the winners share one win."""
+    rivals = [
+        membership.Rival(1.0, 0.5),
+        membership.Rival(1.2, 0.5, 6.0, ("a",)),
+        membership.Rival(5.0, 9.0, share=True),
+    ]
+    rivals.append(rivals[2])  # both are clipped at 1, so that draws tie
+    shares = np.zeros(4)
+    count = 0
+    for drawn in membership._draws(rivals):
+        for row in drawn:
+            winners = row == row.max()
+            shares += winners / winners.sum()
+            count += 1
+    assert membership.best(rivals, 1) == pytest.approx(shares / count, abs=1e-12)
