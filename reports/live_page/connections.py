@@ -9,6 +9,7 @@ from __future__ import annotations
 import asyncio
 import logging
 import socket
+import sys
 import traceback
 from collections.abc import Callable, Hashable
 from contextlib import nullcontext
@@ -18,8 +19,6 @@ import h11
 import uvicorn
 from uvicorn.protocols.http.h11_impl import H11Protocol
 from uvicorn.server import ServerState
-
-from ...results.text import say
 
 MAX_CONNECTIONS = 32
 """Connections that are served at once; a browser opens six for a page. The next one is answered 503 and closed."""
@@ -135,8 +134,8 @@ class FirstOfEachKind(logging.Filter):
 
     def is_first(self, error: BaseException) -> bool:
         """Return whether no failure of this kind came before, and remember it."""
-        last = traceback.extract_tb(error.__traceback__)[-1:]
-        kind = (type(error), getattr(error, "errno", None), *((frame.filename, frame.lineno) for frame in last))
+        last = list(traceback.walk_tb(error.__traceback__))[-1:]
+        kind = (type(error), getattr(error, "errno", None), *((frame.f_code, line) for frame, line in last))
         is_new = kind not in self._seen
         self._seen.add(kind)
         return is_new
@@ -148,7 +147,10 @@ class FirstOfEachKind(logging.Filter):
             loop.default_exception_handler(context)
         elif self.is_first(error):
             more = "clients wait until connections are closed; this is reported once"
-            say(f"the server of the page cannot accept a connection: {error.strerror or error}; {more}", err=True)
+            # without an import, which needs a file descriptor
+            print(
+                f"the server of the page cannot accept a connection: {error.strerror or error}; {more}", file=sys.stderr
+            )
 
 
 class Server(uvicorn.Server):
