@@ -20,7 +20,7 @@ from sqlalchemy import JSON, BigInteger, Boolean, Column, Double, Integer
 from ..store.schema import STATES, Base, UtcTime
 
 Row = dict[str, Any]
-Kind = Literal["whole", "real", "flag", "time", "text", "json", "list"]
+Kind = Literal["whole", "real", "flag", "time", "text", "json", "tree"]
 
 T = Base.metadata.tables
 SWEEP_COLUMNS = ("name", "created_at", "launched_at", "read_only")
@@ -158,8 +158,8 @@ def _json(field: Field, value: Any) -> str | None:
     return _tree(value) or (field.shape(value) if field.shape is not None else None)
 
 
-def _list(field: Field, value: Any) -> str | None:
-    return _tree(value) if isinstance(value, list) else "must be a JSON list"
+def _list_or_object(field: Field, value: Any) -> str | None:
+    return _tree(value) if isinstance(value, list | dict) else "must be a JSON list or object"
 
 
 _CHECKS: dict[Kind, Callable[[Field, Any], str | None]] = {
@@ -169,7 +169,7 @@ _CHECKS: dict[Kind, Callable[[Field, Any], str | None]] = {
     "time": _time,
     "text": _text,
     "json": _json,
-    "list": _list,
+    "tree": _list_or_object,
 }
 
 

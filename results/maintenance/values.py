@@ -11,7 +11,7 @@ from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import dataclass
 from typing import Any
 
-from sqlalchemy import Column, Connection, Engine, Integer, Table, text
+from sqlalchemy import JSON, Column, Connection, Engine, Integer, Table, text
 from sqlalchemy.exc import SQLAlchemyError
 
 from ..errors import RowDamaged
@@ -23,11 +23,6 @@ from .finding import Finding, some
 ROWS_AT_ONCE = 10_000
 LARGEST = 1e150
 """A number beyond this one has a square that no float holds."""
-_EXTRA = {
-    ("sweep", "tags"): Field(kind="list", null=True),
-    ("sweep", "request"): Field(kind="json", null=True),
-    ("study", "memory"): Field(kind="json"),
-}
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -131,10 +126,9 @@ def _of_table(connection: Connection, table: Table) -> Iterator[DamagedValue]:
 
 def _field(column: Column[Any]) -> Field:
     """Return the rule of a column's values."""
-    key = (column.table.name, column.name)
-    if key in _EXTRA:
-        return _EXTRA[key]
-    field = FIELDS.get(key[0], {}).get(key[1])
+    field = FIELDS.get(column.table.name, {}).get(column.name)
+    if field is None and isinstance(column.type, JSON):
+        return Field(kind="tree", null=bool(column.nullable))
     if field is not None and not (column.primary_key and isinstance(column.type, Integer)):
         return field
     return by_type(column)
@@ -144,7 +138,7 @@ def _plain(field: Field, value: Any) -> Any:
     """Return a driver's value as a bundle would hold it; what cannot be one stays as it is."""
     if field.kind == "flag" and value in (0, 1) and isinstance(value, int):
         return bool(value)
-    if field.kind in ("json", "list") and isinstance(value, str):
+    if field.kind in ("json", "tree") and isinstance(value, str):
         try:
             return json.loads(value)
         except (ValueError, RecursionError):

@@ -59,9 +59,7 @@ def test_a_replaced_database_is_the_cause(used: Store, tmp_path: Path) -> None:
     assert refused(used) == f"{used.path} was replaced by another file {REMEDY}"
     with closing(sqlite3.connect(used.path)) as connection:
         assert connection.execute("SELECT count(*) FROM event").fetchone() == (0,)
-    # whoever opens what lies there now has that
     used.close()
-    assert used.sweeps() == open_store(used.path).sweeps() == []
 
 
 @pytest.mark.slow
