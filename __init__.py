@@ -33,8 +33,8 @@ def load(
     probes measure `model.features(tokens_BT, full_context=True)`.
 
     Raises StoreMissing, SweepUnknown, CellUnknown, CellAmbiguous; NotTrained, WeightsGone, CellUnreadable,
-    CheckpointError (damaged weights), CorpusError (no prepared corpus in `runs`, which holds the tokenizer),
-    MachineError (no usable GPU, or a place of weights that cannot be reached).
+    CheckpointError (damaged weights, or others than were kept), CorpusError (no prepared corpus in `runs`, which holds the tokenizer),
+    MachineError (no usable GPU, or a place of weights that cannot be reached); TypeError (an argument of another type).
     """
     # Imported only now, so that `import atma_sweep` loads nothing heavy.
     from .sweep.attempt.load import load as load_cell

@@ -21,6 +21,7 @@ from sqlalchemy import insert, select, update
 from sqlalchemy.exc import IntegrityError
 from sqlalchemy.orm import Session
 
+from ..arguments import COUNT, FLAG, NUMBER, PATH, TEXT, check_argument
 from ..errors import (
     AttemptUnknown,
     CellAmbiguous,
@@ -93,8 +94,12 @@ def open_store(
     migrated here.
 
     Raises StoreMissing, StoreOutdated, StoreTooNew, StoreBusy, and StoreError for a file that is no database of ours,
-    for SQLite on a network file system and for a URL that we do not understand.
+    for SQLite on a network file system and for a URL that we do not understand; TypeError for an argument of another type.
     """
+    check_argument("open_store", "url_or_path", url_or_path, PATH, optional=True)
+    check_argument("open_store", "create", create, FLAG)
+    check_argument("open_store", "patience", patience, NUMBER)
+    check_argument("open_store", "read_only", read_only, FLAG)
     url = place(url_or_path)
     path = file_of(url)
     if path is not None:
@@ -395,7 +400,12 @@ class Store(Transactions, Reads):
             yield Snapshot(session)
 
     def frames(self, sweep: str | None = None, *, revision: int | None = None) -> Frames:
-        """The sweep (None: the one launched last) as pandas frames: see frames.Frames. Raises SweepUnknown, StoreError."""
+        """The sweep (None: the one launched last) as pandas frames: see frames.Frames.
+
+        Raises SweepUnknown, StoreError, and TypeError for an argument of another type.
+        """
+        check_argument("frames", "sweep", sweep, TEXT, optional=True)
+        check_argument("frames", "revision", revision, COUNT, optional=True)
         from .frames import Frames  # pandas takes as long to import as everything else together
 
         found = self.revision(sweep, revision)

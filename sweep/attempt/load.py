@@ -12,6 +12,7 @@ from pydantic import BaseModel, ValidationError
 from ...model import registry
 from ...model.config import ModelConfig, ModelConfigError
 from ...model.resolve import check_model_config
+from ...results.arguments import COUNT, FLAG, NUMBER, PATH, TEXT, check_argument
 from ...results.store.records import CellRecord
 from ...results.store.store import Store, open_store
 from ..checkpoints import storage
@@ -86,8 +87,14 @@ class Trained:
         on the same machine. With `full_context` a network that was trained with a window reads without it, as probes do.
 
         Raises SamplingError for numbers out of range, a prompt that the tokenizer has no tokens for, and a text longer than the
-        network has positions for.
+        network has positions for; TypeError for an argument of another type.
         """
+        check_argument("generate", "prompt", prompt, TEXT)
+        check_argument("generate", "tokens", tokens, COUNT)
+        check_argument("generate", "temperature", temperature, NUMBER)
+        check_argument("generate", "top_p", top_p, NUMBER)
+        check_argument("generate", "seed", seed, COUNT)
+        check_argument("generate", "full_context", full_context, FLAG)
         from .writing import pieces
 
         return pieces(
@@ -231,6 +238,11 @@ def load(
     device: str = "cpu",
 ) -> Trained:
     """What `atma_sweep.load` returns and raises."""
+    check_argument("load", "cell", asked, TEXT)
+    check_argument("load", "db", db, PATH, optional=True)
+    check_argument("load", "runs", runs, PATH, optional=True)
+    check_argument("load", "sweep", sweep, TEXT, optional=True)
+    check_argument("load", "device", device, TEXT)
     place = _device(device)
     store = open_store(db)
     try:

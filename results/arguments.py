@@ -1,0 +1,39 @@
+"""Types of the arguments of the documented Python functions, checked where they come in."""
+
+from __future__ import annotations
+
+import numbers
+import os
+from typing import Any
+
+TEXT = (str,)
+PATH = (str, os.PathLike)
+NUMBER = (numbers.Real,)
+COUNT = (numbers.Integral,)
+FLAG = (bool,)
+_WORDS: dict[tuple[type, ...], str] = {
+    TEXT: "a str",
+    PATH: "a str or a path",
+    NUMBER: "a number",
+    COUNT: "an int",
+    FLAG: "True or False",
+}
+
+
+def check_argument(function: str, name: str, value: Any, kind: tuple[type, ...], *, optional: bool = False) -> None:
+    """Raise TypeError unless a value is of that kind, or None where it is optional.
+
+    Args:
+        function: The function as a user calls it, for the message.
+        name: The parameter.
+        value: Its value; a bool counts as no number.
+        kind: TEXT, PATH, NUMBER, COUNT or FLAG.
+        optional: None is allowed.
+    """
+    good = isinstance(value, kind) and (kind == FLAG or not isinstance(value, bool))
+    if good or (optional and value is None):
+        return
+    words = _WORDS[kind] + (" or None" if optional else "")
+    shown = ascii(value)
+    shown = shown if len(shown) <= 60 else f"{shown[:57]}..."
+    raise TypeError(f"{function}: {name} must be {words}, got {type(value).__name__} {shown}")
