@@ -38,7 +38,7 @@ def test_pandas_reads_every_csv_as_the_table_is(published, published_effects, tm
         file.write_text(text)
     read = pd.read_csv(path)
     assert read.shape == (len(table.rows), len(table.columns))
-    assert "atma-sweep" not in path.read_text()
+    assert "atma-sweep-trace" not in path.read_text()
     beside = json.loads(trace_file(path).read_text())
     chances = beside.pop("p_best", {})
     assert beside == json.loads(json.dumps(table.trace))
