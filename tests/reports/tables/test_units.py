@@ -47,8 +47,8 @@ def test_every_number_of_a_table_has_its_unit(published: Store, sweep: str, name
             base = entry.heading.removesuffix(" 95% seeds").removesuffix(" 95% sequences")
             if base in BARE or base.startswith("P(front)") or base in RATIOS:
                 assert entry.unit == "1", entry.heading
-            elif entry.value is not None and (about := METRICS.get((entry.probe, entry.metric))) is not None:
-                assert entry.unit == about.unit, (entry.heading, entry.metric)
+            elif entry.value is not None and (metric := METRICS.get((entry.probe, entry.metric))) is not None:
+                assert entry.unit == metric.unit, (entry.heading, entry.metric)
 
 
 def test_sums_of_squares_are_in_squared_units(published: Store) -> None:
