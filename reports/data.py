@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Iterator, Mapping, Sequence
+from collections.abc import Collection, Iterable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from contextvars import ContextVar
 from dataclasses import dataclass, field, replace
@@ -15,7 +15,7 @@ from ..results.designs.record import Design, design_of
 from ..results.forecast import Forecast, forecast_of
 from ..results.stopping.rule import Rule, rule_of
 from ..results.store.cell_status import Request, Standing, requests_of, standing
-from ..results.store.records import AXES, CellState, Source, Value, extra_axes
+from ..results.store.records import AXES, CellState, Provenance, Source, Value, extra_axes
 from ..results.store.store import Store
 from ..results.studies.tuned import Tuned, tuned_of
 from . import subset
@@ -347,7 +347,17 @@ def gather(
     return held[some]
 
 
-_reading: ContextVar[dict[Any, SweepData] | None] = ContextVar("reading", default=None)
+def provenances_of_attempts(store: Store, attempts: Collection[int]) -> dict[int, Provenance]:
+    """Return, by attempt, the origin of its numbers for those that recorded one; inside `one_reading` each is read once."""
+    held = _reading.get()
+    cache: dict[int, Provenance | None] = {} if held is None else held.setdefault((store, "provenances"), {})
+    missing = [attempt for attempt in attempts if attempt not in cache]
+    if missing:
+        cache |= dict.fromkeys(missing) | store.provenances(missing)
+    return {attempt: origin for attempt in attempts if (origin := cache[attempt]) is not None}
+
+
+_reading: ContextVar[dict[Any, Any] | None] = ContextVar("reading", default=None)
 
 
 @contextmanager

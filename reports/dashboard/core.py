@@ -13,7 +13,7 @@ from ...results.store.records import Attempt, Provenance
 from ...results.store.samples import Sample
 from ...results.store.store import Store
 from ..columns import complete_columns, further_metrics
-from ..data import SweepData
+from ..data import SweepData, provenances_of_attempts
 from ..live.status import source_of
 from ..stats.audit import homogeneity
 from ..stats.ceiling import ceiling, needle_words
@@ -37,7 +37,7 @@ def core(store: Store, data: SweepData, attempts: Sequence[Attempt], curves: Map
     units = {key[1:]: value.unit for key, value in data.values.items() if value.unit}
     origins = provenance(store, data.sweep)
     groups = {attempt: r for r, row in enumerate(origins.entries) for _, attempt in row[0].origins}
-    known = store.provenances([attempt.id for attempt in attempts])
+    known = provenances_of_attempts(store, [attempt.id for attempt in attempts])
     audit = homogeneity(store, data.sweep, lengths=data.beyond)
     progress = progress_of(store, data)
     return {

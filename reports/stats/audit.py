@@ -12,7 +12,7 @@ from ...results.paper import OWNER
 from ...results.store.records import Attempt, CellState, Provenance
 from ...results.store.store import Store
 from .. import subset
-from ..data import Lengths, SweepData, gather
+from ..data import Lengths, SweepData, gather, provenances_of_attempts
 
 SHOWN = 3  # different values named before the rest is counted
 OUTSIDE = (
@@ -91,7 +91,7 @@ def provenances_of(store: Store, data: SweepData) -> dict[str, list[Provenance]]
     behind: dict[str, set[int]] = defaultdict(set)
     for (cell, *_), value in data.shown.items():
         behind[cell].add(value.attempt_id)
-    known = store.provenances({attempt for found in behind.values() for attempt in found})
+    known = provenances_of_attempts(store, {attempt for found in behind.values() for attempt in found})
     return {cell: [known[one] for one in sorted(found) if one in known] for cell, found in behind.items()}
 
 

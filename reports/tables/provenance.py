@@ -6,7 +6,7 @@ from collections import defaultdict
 
 from ...results.store.records import Provenance
 from ...results.store.store import Store
-from ..data import gather
+from ..data import gather, provenances_of_attempts
 from ..layout import Line, assemble, sweep_note
 from ..stats.audit import homogeneity
 from ..table import Entry, Table
@@ -19,7 +19,7 @@ def provenance(store: Store, sweep: str | None = None, *, revision: int | None =
     """Where the numbers come from: a row for every combination of code, machine and software, with its cells."""
     data = gather(store, sweep, revision=revision)
     pairs = {(key[0], value.attempt_id) for key, value in data.shown.items()}
-    known = store.provenances({attempt for _, attempt in pairs})
+    known = provenances_of_attempts(store, {attempt for _, attempt in pairs})
     groups: dict[tuple[str, ...], list[tuple[str, int]]] = defaultdict(list)
     for cell, attempt in sorted(pairs, key=lambda pair: pair[1]):
         if attempt in known:

@@ -76,6 +76,12 @@ def test_statements_do_not_grow_with_the_cells(stores: dict[int, Store], work: A
     assert Counter(small) == Counter(large)
 
 
+def test_dashboard_reads_provenances_once(stores: dict[int, Store]) -> None:
+    """Each holds the config of its attempt, so that four readings of them are most of what a large page reads."""
+    texts = [text for text in statements(stores[SIZES[0]], blocks_of) if "provenance.packages" in text]
+    assert len(texts) == 1
+
+
 def test_dashboard_makes_no_json_of_effects(stores: dict[int, Store], monkeypatch: pytest.MonkeyPatch) -> None:
     """Only failures, whose tracebacks the page has, are made into JSON; there is one table of them."""
     numbers: list[str] = []
