@@ -9,15 +9,16 @@ import json
 import sys
 from collections.abc import Callable, Sequence
 from pathlib import Path
-from typing import Annotated, Any, NoReturn
+from typing import Annotated, Any, Literal, NoReturn
 
 import typer
 
 from . import __version__
+from .model.bounds import MAX_LENGTH
 from .reports.commands import dashboard, report, show, status
 from .results import completion
 from .results.errors import Expected
-from .results.options import BY_NAME, Address, AsJson, Cells, Db, Runs, SweepName, print_json, runs_folder
+from .results.options import BY_NAME, MAX_NUMBER, Address, AsJson, Cells, Db, Runs, SweepName, print_json, runs_folder
 from .results.terminal import forgo_styles
 from .results.text import Printed, cleaned, say, sentence
 from .results.usage import OneLine, completion_line
@@ -65,13 +66,6 @@ def _options(
     pass
 
 
-def _check_word(option: str, word: str, allowed: list[str]) -> None:
-    from .sweep.errors import GridError
-
-    if word not in allowed:
-        raise GridError(option, None, word, f"no such {option.removeprefix('--')}", allowed, word)
-
-
 @app.command()
 def launch(
     grid: GridName,
@@ -91,7 +85,7 @@ def launch(
         bool, typer.Option("--retrain", help="Train cells again that diverged or whose weights are gone.")
     ] = False,
     code: Annotated[
-        str,
+        Literal["new", "kept"],
         typer.Option(
             "--code",
             metavar="new|kept",
@@ -130,7 +124,6 @@ def launch(
     """
     from .sweep.commands.launch import Asked, carry_out
 
-    _check_word("--code", code, ["new", "kept"])
     asked = Asked(
         grid, set_ or [], only or [], name, chosen(executor, address), address, detach, retrain, code, most, runs, db,
         notify, budget, rate, prepare,
@@ -158,7 +151,13 @@ def evaluate(
     ] = None,
     length: Annotated[
         list[int] | None,
-        typer.Option("--length", metavar="TOKENS", help="At this context length instead of the grid's; repeatable."),
+        typer.Option(
+            "--length",
+            metavar="TOKENS",
+            min=1,
+            max=MAX_LENGTH,
+            help="At this context length instead of the grid's; repeatable.",
+        ),
     ] = None,
     sweep: Annotated[
         str | None,
@@ -173,13 +172,13 @@ def evaluate(
         str | None, typer.Option("--revision", metavar="REV", help="For a model of the hub: its branch, tag or commit.")
     ] = None,
     pairing: Annotated[
-        str,
+        Literal["text", "native"] | None,
         typer.Option(
             "--pairing",
             metavar="text|native",
-            help="For a model: text, the very characters that the sweep's cells read; native, as many of its own tokens.",
+            help="For a model: text, the very characters that the sweep's cells read; native, as many of its own tokens. Without it text.",
         ),
-    ] = "text",
+    ] = None,
     executor: Executor = DEFAULT,
     runs: Runs = None,
     db: Db = None,
@@ -202,12 +201,14 @@ def evaluate(
     from .sweep.run import evaluate, openweight, progress
 
     executor = chosen(executor)
+    if not any(map(openweight.is_model, cells)):
+        openweight.check_cell_options(revision=revision, pairing=pairing)
     store = open_store(db)
     where = runs_folder(runs, db, write=True)
     about: dict[str, Any] = {"runs": where, "probes": probe or [], "lengths": length or [], "sweep": sweep}
     revisions = None
     if any(map(openweight.is_model, cells)):
-        beside = openweight.plan(store, cells, **about, revision=revision, pairing=pairing)
+        beside = openweight.plan(store, cells, **about, revision=revision, pairing=pairing or "text")
         shares, revisions = beside.shares, beside.revisions
         for line in beside.told:
             say(line, err=True)
@@ -244,11 +245,20 @@ def logs(
         bool, typer.Option("--follow", "-f", help="Go on printing new lines until the attempt ends.")
     ] = False,
     attempt: Annotated[
-        int | None, typer.Option("--attempt", metavar="N", help="The N-th attempt of the cell; without it the newest.")
+        int | None,
+        typer.Option(
+            "--attempt", metavar="N", min=1, max=MAX_NUMBER, help="The N-th attempt of the cell; without it the newest."
+        ),
     ] = None,
     lines: Annotated[
         int | None,
-        typer.Option("--lines", metavar="N", min=0, help="Begin with the last N lines; without it with the first."),
+        typer.Option(
+            "--lines",
+            metavar="N",
+            min=0,
+            max=MAX_NUMBER,
+            help="Begin with the last N lines; without it with the first.",
+        ),
     ] = None,
     sweep: SweepName = None,
     runs: Runs = None,
@@ -281,7 +291,7 @@ def logs(
 def prune_checkpoints(
     sweep: SweepName = None,
     keep: Annotated[
-        str,
+        Literal["newest", "weights", "nothing"],
         typer.Option(
             "--keep",
             metavar="newest|weights|nothing",
@@ -308,7 +318,7 @@ def prune_checkpoints(
     from .results.store.store import open_store
     from .sweep.checkpoints.prune import prune
 
-    found = prune(open_store(db), runs_folder(runs, db), sweep, keep=keep, dry=dry_run, orphans=orphans)  # type: ignore[arg-type]
+    found = prune(open_store(db), runs_folder(runs, db), sweep, keep=keep, dry=dry_run, orphans=orphans)
     if as_json:
         print_json(found.as_json())
     else:

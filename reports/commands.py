@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Mapping
 from pathlib import Path
-from typing import Annotated
+from typing import Annotated, Literal
 
 import typer
 
@@ -21,7 +21,8 @@ def status(
     sweep: SweepName = None,
     watch: Annotated[bool, typer.Option("--watch", help="Show one sweep live until Ctrl-C.")] = False,
     interval: Annotated[
-        float, typer.Option("--interval", metavar="SECONDS", min=0.1, help="Time between two looks of --watch.")
+        float,
+        typer.Option("--interval", metavar="SECONDS", min=0.1, max=86_400, help="Time between two looks of --watch."),
     ] = 2.0,
     until_end: Annotated[
         bool, typer.Option("--until-end", help="With --watch: end when the sweep does not run any more.")
@@ -229,7 +230,7 @@ By = Annotated[
 ]
 Log = Annotated[bool, typer.Option("--log", help="Logarithmic axes (figure loss).")]
 Against = Annotated[
-    str | None,
+    Literal["tokens", "time"] | None,
     typer.Option(
         "--against",
         metavar="tokens|time",

@@ -41,6 +41,11 @@ def short(text: object, longest: int = SHOWN) -> str:
     return repr(text) if len(text) <= longest else f"{text[:longest]!r}... ({len(text)} letters)"
 
 
+def is_utf8(text: str) -> bool:
+    """Return whether a text can be written as UTF-8: that of a command line or a folder may hold bytes that are none."""
+    return not any("\ud800" <= letter <= "\udfff" for letter in text)
+
+
 def file_name(name: str) -> str:
     """What a file or folder is called after `name`, whatever that is: the name itself where it can be.
 

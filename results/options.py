@@ -10,6 +10,11 @@ import typer
 
 from . import completion
 
+MAX_CELLS = 10**7
+"""Cells of a grid; a database of 10,000 is measured."""
+MAX_NUMBER = 2**31 - 1
+"""Attempts, lines and context lengths that are looked for."""
+
 Db = Annotated[
     str | None,
     typer.Option(
@@ -32,7 +37,10 @@ Runs = Annotated[
     ),
 ]
 Cells = Annotated[
-    int | None, typer.Option("--cells", metavar="N", min=1, help="Allow a grid of up to N cells; without it 20,000.")
+    int | None,
+    typer.Option(
+        "--cells", metavar="N", min=1, max=MAX_CELLS, help="Allow a grid of up to N cells; without it 20,000."
+    ),
 ]
 SweepName = Annotated[
     str | None,

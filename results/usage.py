@@ -112,7 +112,9 @@ def told(error: Any) -> str:
         return ""
     ctx = getattr(error, "ctx", None)
     said = sentence(getattr(error, "message", "") if hasattr(error, "possibilities") else error.format_message())
-    said = said.partition(". Did you mean ")[0].rstrip(".") + (_meant(error, ctx) if ctx is not None else "")
+    said = said.replace("Value error, ", "").partition(". Did you mean ")[0].rstrip(".") + (
+        _meant(error, ctx) if ctx is not None else ""
+    )
     return said if ctx is None else f"{said} ({_path(ctx)} --help)"
 
 
@@ -130,7 +132,9 @@ def _meant(error: Any, ctx: Any) -> str:
             return f"; write it after the command, as in {_path(ctx)} {elsewhere[0]} {option}"
         near = nearest(option.strip("-"), [name.strip("-") for name in _options(ctx.command) if name.startswith("--")])
         return f"; did you mean --{near}?" if near and option.startswith("--") else ""
-    choices = getattr(getattr(getattr(error, "param", None), "type", None), "choices", None)
+    param = getattr(error, "param", None)
+    kind = getattr(param, "type_descriptor", None) or getattr(param, "type", None)
+    choices = getattr(kind, "choices", None)
     if choices:
         value = error.message.partition("'")[2].partition("'")[0]
         return did_you_mean(value, [str(getattr(choice, "value", choice)) for choice in choices])

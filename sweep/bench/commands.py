@@ -8,7 +8,8 @@ from typing import Annotated
 
 import typer
 
-from ...results.options import AsJson, Runs, runs_folder
+from ...model.bounds import MAX_LENGTH, MAX_WRITTEN
+from ...results.options import MAX_CELLS, MAX_NUMBER, AsJson, Runs, runs_folder
 from ..completion import grids
 
 bench_app = typer.Typer(
@@ -23,7 +24,10 @@ class Graphs(StrEnum):
 
 
 Rounds = Annotated[
-    int, typer.Option("--rounds", metavar="N", min=1, help="How often each variant is timed, in turn with the others.")
+    int,
+    typer.Option(
+        "--rounds", metavar="N", min=1, max=MAX_NUMBER, help="How often each variant is timed, in turn with the others."
+    ),
 ]
 Out = Annotated[Path | None, typer.Option("--out", metavar="FILE", help="Also write every number to this JSON file.")]
 
@@ -102,12 +106,22 @@ def bench_decode(
     ] = "full",
     texts: Annotated[
         list[int] | None,
-        typer.Option("--texts", metavar="N", min=1, help="Texts at a time, instead of 1, 8, 64, 512; repeatable."),
+        typer.Option(
+            "--texts",
+            metavar="N",
+            min=1,
+            max=MAX_WRITTEN,
+            help="Texts at a time, instead of 1, 8, 64, 512; repeatable.",
+        ),
     ] = None,
     context: Annotated[
         list[int] | None,
         typer.Option(
-            "--context", metavar="TOKENS", min=1, help="Tokens behind each, instead of 512, 4096, 65536; repeatable."
+            "--context",
+            metavar="TOKENS",
+            min=1,
+            max=MAX_LENGTH,
+            help="Tokens behind each, instead of 512, 4096, 65536; repeatable.",
         ),
     ] = None,
     rounds: Rounds = 3,
@@ -130,8 +144,12 @@ def bench_decode(
 
 @bench_app.command("scale")
 def bench_scale(
-    cells: Annotated[int, typer.Option("--cells", metavar="N", min=1, help="How many cells, about.")] = 10_000,
-    points: Annotated[int, typer.Option("--points", metavar="N", min=1, help="Points of each cell's curve.")] = 100,
+    cells: Annotated[
+        int, typer.Option("--cells", metavar="N", min=1, max=MAX_CELLS, help="How many cells, about.")
+    ] = 10_000,
+    points: Annotated[
+        int, typer.Option("--points", metavar="N", min=1, max=MAX_NUMBER, help="Points of each cell's curve.")
+    ] = 100,
     out: Out = None,
     as_json: AsJson = False,
 ) -> None:

@@ -9,7 +9,7 @@ import typer
 
 from ...results import completion
 from ...results.counts import counted
-from ...results.options import BY_NAME, AsJson, Db, Runs, SweepName, print_json, runs_folder
+from ...results.options import BY_NAME, MAX_NUMBER, AsJson, Db, Runs, SweepName, print_json, runs_folder
 from ...results.text import cleaned, plain, say
 from ..completion import probes as probe_names
 
@@ -193,7 +193,13 @@ def db_forget(
     ] = None,
     length: Annotated[
         list[int] | None,
-        typer.Option("--length", metavar="TOKENS", help="Only measurements at this context length; repeatable."),
+        typer.Option(
+            "--length",
+            metavar="TOKENS",
+            min=0,
+            max=MAX_NUMBER,
+            help="Only measurements at this context length; repeatable.",
+        ),
     ] = None,
     yes: Annotated[bool, typer.Option("--yes", help="Delete without asking.")] = False,
     sweep: SweepName = None,

@@ -2,10 +2,11 @@
 
 from __future__ import annotations
 
-from typing import Annotated
+from typing import Annotated, Literal
 
 import typer
 
+from ...model.bounds import MAX_FLOAT, MAX_INT64, MAX_WRITTEN
 from ...results import completion
 from ...results.options import BY_NAME, AsJson, Db, Runs, print_json
 from ...results.text import paragraphs, say
@@ -20,7 +21,13 @@ def generate(
     prompt: Annotated[str, typer.Option("--prompt", metavar="TEXT", help="How the text begins.")] = "",
     tokens: Annotated[
         int,
-        typer.Option("--tokens", metavar="N", min=1, help="Write at most N tokens; the end of a text ends it before."),
+        typer.Option(
+            "--tokens",
+            metavar="N",
+            min=1,
+            max=MAX_WRITTEN,
+            help="Write at most N tokens; the end of a text ends it before.",
+        ),
     ] = 256,
     temperature: Annotated[
         float,
@@ -28,20 +35,29 @@ def generate(
             "--temperature",
             metavar="X",
             min=0,
+            max=MAX_FLOAT,
             help="Below 1 more predictable, above 1 more random; 0: always the likeliest token.",
         ),
     ] = 1.0,
     top_p: Annotated[
         float,
-        typer.Option("--top-p", metavar="P", help="Draw from the fewest tokens that have this probability together."),
+        typer.Option(
+            "--top-p",
+            metavar="P",
+            min=0,
+            max=1,
+            help="Draw from the fewest tokens that have this probability together.",
+        ),
     ] = 1.0,
-    seed: Annotated[int, typer.Option("--seed", metavar="N", help="Another number, another text.")] = 0,
+    seed: Annotated[
+        int, typer.Option("--seed", metavar="N", min=-MAX_INT64, max=MAX_INT64, help="Another number, another text.")
+    ] = 0,
     full_context: Annotated[
         bool,
         typer.Option("--full-context", help="Read without the window that the cell was trained with, as probes do."),
     ] = False,
     device: Annotated[
-        str | None,
+        Literal["cpu", "cuda"] | None,
         typer.Option("--device", metavar="cpu|cuda", help="Where to compute; without it the GPU, if there is one."),
     ] = None,
     sweep: Annotated[

@@ -7,6 +7,7 @@ from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
 
+from ...model.bounds import MAX_CPUS, MAX_WATTS
 from ...results.counts import counted
 from ...results.options import AsJson, Cells, Db, Runs, print_json
 from .options import GridName, Name, Rate, Set
@@ -18,7 +19,10 @@ if TYPE_CHECKING:
     from .launch import Asked
 
 Gpus = Annotated[
-    int | None, typer.Option("--gpus", metavar="N", min=1, help="GPUs to finish on; without it those of this machine.")
+    int | None,
+    typer.Option(
+        "--gpus", metavar="N", min=1, max=MAX_CPUS, help="GPUs to finish on; without it those of this machine."
+    ),
 ]
 GpuName = Annotated[
     str | None,
@@ -39,7 +43,13 @@ def plan(
     rate: Rate = None,
     watts: Annotated[
         float | None,
-        typer.Option("--watts", metavar="W", min=1, help="What a GPU takes, measured; without it its board's limit."),
+        typer.Option(
+            "--watts",
+            metavar="W",
+            min=1,
+            max=MAX_WATTS,
+            help="What a GPU takes, measured; without it its board's limit.",
+        ),
     ] = None,
     calibrate: Annotated[
         bool,

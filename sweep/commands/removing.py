@@ -10,7 +10,7 @@ from typing import Annotated
 import typer
 
 from ...results import completion
-from ...results.options import AsJson, Db, Runs, print_json, runs_folder
+from ...results.options import MAX_NUMBER, AsJson, Db, Runs, print_json, runs_folder
 from ...results.text import cleaned, say
 from ..completion import probes as probe_names
 
@@ -57,7 +57,13 @@ def delete(
     ] = None,
     length: Annotated[
         list[int] | None,
-        typer.Option("--length", metavar="TOKENS", help="Of one cell only numbers at this context length; repeatable."),
+        typer.Option(
+            "--length",
+            metavar="TOKENS",
+            min=0,
+            max=MAX_NUMBER,
+            help="Of one cell only numbers at this context length; repeatable.",
+        ),
     ] = None,
     dry_run: DryRun = False,
     yes: Yes = False,

@@ -139,7 +139,7 @@ def heldout_source(data: DataConfig) -> Source | None:
     lent = CORPORA.load(data.heldout).lent() if data.heldout in CORPORA else None
     if lent is not None:
         return lent
-    if not Path(data.heldout).exists():
+    if not os.path.exists(data.heldout):  # False, too, for what is no path at all, such as a name that is too long
         lenders = ", ".join(name for name, kind in every_kind().items() if kind.lent() is not None)
         raise CorpusError(
             f"data.heldout: {data.heldout} is neither a file or folder nor one of the corpora that lend long documents: "

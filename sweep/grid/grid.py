@@ -12,7 +12,7 @@ from typing import Any
 
 from ...grids import GRIDS as GRIDS
 from ...results.contrasts import Contrast
-from ...results.names import short, why_not
+from ...results.names import is_utf8, short, why_not
 from ...results.stopping.rule import Rule
 from ...results.studies.search import Search
 from ..config import Plugin
@@ -23,7 +23,7 @@ from .cell import Cell
 from .expansion import Combination, Expansion, Fingerprint
 from .named_corpus import Lookup
 from .named_levels import NamedLevels
-from .plugins import PluginLeft, load_plugin
+from .plugins import PluginLeft, cause_of, load_plugin
 from .settings import Layer, Setting
 from .yaml_source import Document, TooManyValues, load, value_of
 
@@ -541,13 +541,13 @@ def _plugins(document: Document) -> Iterator[Plugin]:
         except PluginLeft as error:
             raise GridError(document.path, line, "plugins", str(error)) from error
         except Exception as error:
-            raise GridError(
-                document.path, line, "plugins", f"{name} cannot be loaded: {type(error).__name__}: {error}"
-            ) from error
+            raise GridError(document.path, line, "plugins", f"{name} cannot be loaded: {cause_of(error)}") from error
 
 
 def parse_value(text: str) -> Any:
-    """A command-line value as YAML would read it. Raises GridError for one that is too large."""
+    """A command-line value as YAML would read it. Raises GridError for one that is too large, or not in UTF-8."""
+    if not is_utf8(text):
+        raise GridError("command line", None, short(text), "is not in UTF-8, so it cannot be written down")
     try:
         return value_of(text)
     except TooManyValues as error:

@@ -15,6 +15,7 @@ from ...model.resolve import NO_REGULARIZER
 from ..config import Plugin
 from ..data.registry import CORPORA
 from ..errors import GridError, SweepError
+from ..machine.signals import Stop
 
 
 class Pluggable(NamedTuple):
@@ -46,14 +47,23 @@ class PluginChanged(SweepError):
 
 
 class PluginLeft(SweepError):
-    """The file ends the process that imports it."""
+    """The file ends the process that imports it, or raises what no program catches."""
+
+
+def cause_of(error: BaseException) -> str:
+    """Return the type and the message of an error, whose own `__str__` may fail, in one line."""
+    try:
+        message = " ".join(str(error).split())
+    except BaseException as second:  # noqa: BLE001 - the `__str__` of a plug-in may raise anything
+        message = f"its message cannot be read ({type(second).__name__})"
+    return f"{type(error).__name__}: {message}"
 
 
 def load_plugin(path: Path, sha256: str | None = None) -> Plugin:
     """Imports a plugin file once and returns its name and hash.
 
-    Raises PluginChanged when `sha256` is given and differs, PluginLeft for one that calls sys.exit; whatever else the
-    file itself raises passes through.
+    Raises PluginChanged when `sha256` is given and differs, PluginLeft for one that calls sys.exit or raises something
+    that is no Exception; Ctrl-C, and an Exception that the file itself raises, pass through.
     """
     source = path.read_bytes()
     digest = hashlib.sha256(source).hexdigest()
@@ -74,12 +84,17 @@ def load_plugin(path: Path, sha256: str | None = None) -> Plugin:
                 exec(compile(source, str(path), "exec"), module.__dict__)
         except SystemExit as error:
             del sys.modules[name]
+            code = error.code if isinstance(error.code, int | str | None) else type(error.code).__name__
             raise PluginLeft(
-                f"{path}: ends the process with exit code {error.code} when it is imported; a plugin must not call sys.exit"
+                f"{path}: ends the process with exit code {code} when it is imported; a plugin must not call sys.exit"
             ) from error
-        except BaseException:
+        except BaseException as error:
             del sys.modules[name]
-            raise
+            if isinstance(error, Exception | Stop) or type(error) is KeyboardInterrupt:
+                raise
+            raise PluginLeft(
+                f"{path}: raises {cause_of(error)} when it is imported; a plugin may raise only an Exception"
+            ) from error
     return Plugin(path=str(path), sha256=digest)
 
 
@@ -94,9 +109,7 @@ def load_plugins(files: Iterable[Path]) -> tuple[Plugin, ...]:
         except PluginLeft:
             raise
         except Exception as error:
-            raise GridError(
-                "--plugin", None, str(file), f"cannot be loaded: {type(error).__name__}: {error}"
-            ) from error
+            raise GridError("--plugin", None, str(file), f"cannot be loaded: {cause_of(error)}") from error
     return tuple(found)
 
 

@@ -13,7 +13,7 @@ from pydantic import BaseModel
 
 from ...model import registry
 from ...results.levels import level_word
-from ...results.names import short
+from ...results.names import is_utf8, short
 from ..config import FORMER, CellConfig
 from ..data.registry import CORPORA
 from ..errors import GridError
@@ -201,7 +201,10 @@ def _beside(setting: Setting) -> Setting:
         return setting
     root = setting.file.parent if isinstance(setting.file, Path) else Path()
     try:
-        return replace(setting, value=str(resolved(setting.value, root)))
+        path = str(resolved(setting.value, root))
+        if not is_utf8(path):
+            raise ValueError(f"{short(path)} is not in UTF-8, so it cannot be written down; rename it")
+        return replace(setting, value=path)
     except ValueError as error:
         raise GridError(setting.file, setting.line, setting.key, str(error)) from error
 

@@ -16,7 +16,8 @@ from ruamel.yaml.composer import Composer
 from ruamel.yaml.error import MarkedYAMLError, YAMLError
 from ruamel.yaml.nodes import MappingNode, Node, ScalarNode, SequenceNode
 
-from ...results.names import short
+from ...model.bounds import MAX_INT64
+from ...results.names import is_utf8, short
 from ..errors import GridError
 
 KeyPath = tuple[str | int, ...]
@@ -158,13 +159,19 @@ class _Plain:
 
     def _scalar(self, node: ScalarNode) -> Any:
         word = _check_tag(node, SCALARS | AS_WRITTEN)
+        _check_characters(node)
         if word in AS_WRITTEN:
             return node.value
         try:
-            return self._yaml.constructor.construct_object(node)
+            value = self._yaml.constructor.construct_object(node)
         except ValueError as error:
             # of Python's own readers: a number of 5,000 digits, !!int of a word
             raise _NotTaken(f"not valid YAML: {str(error).splitlines()[0]}", node) from error
+        if isinstance(value, int) and abs(value) > MAX_INT64:
+            raise _NotTaken(
+                f"the whole number {short(node.value)} is beyond {MAX_INT64}; quote it where it is text", node
+            )
+        return value
 
 
 def _check_tag(node: Node, allowed: set[str]) -> str:
@@ -177,6 +184,13 @@ def _check_tag(node: Node, allowed: set[str]) -> str:
     return word
 
 
+def _check_characters(node: ScalarNode) -> None:
+    """Raise _NotTaken for half of a surrogate pair, which YAML can escape and no file, database or terminal can hold."""
+    if not is_utf8(node.value):
+        half = next(letter for letter in node.value if not is_utf8(letter))
+        raise _NotTaken(f"\\u{ord(half):04x} is half of a surrogate pair, which is no character; remove it", node)
+
+
 def _is_merge(key: Node) -> bool:
     return str(key.tag) == CORE + "merge"
 
@@ -184,6 +198,7 @@ def _is_merge(key: Node) -> bool:
 def _key(node: Node) -> str:
     if not isinstance(node, ScalarNode):
         raise _NotTaken("a key must be a word, not a list or a mapping", node)
+    _check_characters(node)
     _check_tag(node, SCALARS | AS_WRITTEN)
     return str(node.value)
 

@@ -43,6 +43,15 @@ def is_model(word: str) -> bool:
     return word.startswith(PREFIX)
 
 
+def check_cell_options(*, revision: str | None, pairing: str | None) -> None:
+    """Raise SweepError for an option that applies to models from elsewhere alone, where none is named."""
+    for option, value in (("--revision", revision), ("--pairing", pairing)):
+        if value is not None:
+            raise SweepError(
+                f"{option} {short(value)}: applies to models of the hub ({PREFIX}MODEL); remove it to evaluate cells"
+            )
+
+
 def plan(
     store: Store,
     asked: Sequence[str],

@@ -70,6 +70,28 @@ def test_one_that_ends_the_process_is_an_error_and_ctrl_c_is_not(write: Write) -
         load_plugin(write("raise KeyboardInterrupt\n", "stopped.py"))
 
 
+OWN = "class Own(BaseException):\n    pass\nraise Own('one\\ntwo')\n"
+INTERRUPT = "class Own(KeyboardInterrupt):\n    pass\nraise Own('three')\n"
+MUTE = "class Own(Exception):\n    def __str__(self):\n        raise ValueError\nraise Own\n"
+CODE = "class Code:\n    def __str__(self):\n        raise ValueError\nraise SystemExit(Code())\n"
+
+
+@pytest.mark.parametrize(("text", "message"), [
+    (OWN, "{path}: raises Own: one two when it is imported; a plugin may raise only an Exception"),
+    (INTERRUPT, "{path}: raises Own: three when it is imported; a plugin may raise only an Exception"),
+    ("raise GeneratorExit\n", "{path}: raises GeneratorExit:  when it is imported; a plugin may raise only an Exception"),
+    (MUTE, "bad.py cannot be loaded: Own: its message cannot be read (ValueError)"),
+    (CODE, "{path}: ends the process with exit code Code when it is imported; a plugin must not call sys.exit"),
+])  # fmt: skip
+def test_whatever_a_plugin_raises_gives_one_line(
+    write: Write, command: Callable[..., tuple[int, str, str]], text: str, message: str
+) -> None:
+    path = write(text, "bad.py")
+    grid = write("name: g\nextends: micro\nplugins: [bad.py]\n")
+    expected = message.format(path=path).replace(":  when", ": when")
+    assert command("launch", str(grid), "--dry-run") == (2, "", f"atma-sweep: {grid}:3: plugins: {expected}\n")
+
+
 INIT = MIXER.replace("pass", "def __init__(self, *a, **k):\n        import sys; sys.exit(0)")
 
 

@@ -139,7 +139,7 @@ def test_a_bundle_takes_it_along(desk: Bench, made: Path, tmp_path: Path) -> Non
 
 @pytest.mark.parametrize(("words", "code", "said"), [
     (["hf:nowhere/at/all"], 2, "neither a folder nor a repository of the hub"),
-    (["hf:{tiny}", "--pairing", "nativ"], 2, "did you mean 'native'?"),
+    (["hf:{tiny}", "--pairing", "nativ"], 2, "did you mean native?"),
     (["hf:{tiny}", "--probe", "gates"], 2, "looks into networks of ours"),
     (["hf:{tiny}", "--length", "100000"], 2, "more than the text of cell"),
     (["hf:{tiny}", "nope-baseline-d0-m0-w0-s0"], 2, "evaluate them one after the other"),

@@ -126,7 +126,7 @@ def test_workers_run_the_copy_and_a_change_is_told(package: Path, tmp_path: Path
     assert all(f"atma-runs/source/{new}/atma_sweep/sweep/attempt/runner.py" in text for text in edited)
     codes = bench.sql("SELECT message FROM event WHERE kind = 'code' ORDER BY id")
     assert codes == [(old,), (new,)]
-    assert "no such code" in launch(bench, package, "--code", "newest", code=2)
+    assert "is not one of 'new', 'kept'" in launch(bench, package, "--code", "newest", code=2)
     shutil.rmtree(bench.folder / "atma-runs" / "source" / new)
     work.write_text(work.read_text() + "\n")
     bench.grid(seeds=3)
