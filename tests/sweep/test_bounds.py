@@ -8,15 +8,21 @@ from collections.abc import Iterator
 from typing import Any, get_args
 
 import annotated_types
+import histories
 import pytest
 from atma_sweep.model import bounds, registry
 from atma_sweep.model.config import Config, Float, Int, ModelConfig, PositiveOrNone, knob
+from atma_sweep.results.store.store import open_store
 from atma_sweep.sweep.config import TrainConfig
 from atma_sweep.sweep.data.registry import CORPORA
+from atma_sweep.sweep.grid.grid import load_grid
 from atma_sweep.sweep.openweight.config import OpenWeightConfig
+from atma_sweep.sweep.plan import corpora as plan_corpora
+from atma_sweep.sweep.plan.planner import record
 from atma_sweep.sweep.probes import PROBES
 from atma_sweep.sweep.training import flops
 from pydantic import BaseModel, ValidationError
+from sqlalchemy import update
 
 UNBOUNDED = {
     "EvalConfig.lengths": "its validator says that they rise from 2",
@@ -172,3 +178,24 @@ def test_the_schema_shows_the_bounds(command_line: Any) -> None:
     assert code == 0
     assert (model["n_layers"]["minimum"], model["n_layers"]["maximum"]) == (1, bounds.MAX_LAYERS)
     assert model["d_model"]["maximum"] == bounds.MAX_WIDTH
+
+
+def test_stored_values_beyond_bounds_stay_readable(command_line: Any, tmp_path: Any) -> None:
+    """A database may hold what an earlier release allowed: its numbers are printed, and a plan leaves its times out."""
+    store = open_store(tmp_path / "atma.db", create=True)
+    cells, _ = plan_corpora.expand(load_grid("quick"), tmp_path, dry=True)
+    records = [record(cell) for cell in cells]
+    histories.launch(store, records)
+    histories.run(store, records[0].id, 1)
+    with store.transaction() as session:
+        cell = histories.T["cell"]
+        config = records[0].config | {"model": records[0].config["model"] | {"n_layers": 10**7}}
+        session.execute(update(cell).where(cell.c.id == records[0].id).values(config=config))
+    store.close()
+    for words in (["status"], ["show", records[0].slug], ["plan", "quick"], ["launch", "quick", "--dry-run"]):
+        code, out, err = command_line(*words)
+        assert (code, err) == (0, ""), words
+        assert out
+    code, out, err = command_line("report", "--table", "5")
+    assert (code, err) == (0, "")
+    assert "1 of 12 cells done" in out
