@@ -106,7 +106,7 @@ class _Plain:
         if len(at) > DEEPEST:
             raise _NotTaken(TOO_DEEP, node)
         if isinstance(node, ScalarNode):
-            return self._scalar(node)
+            return self._scalar(node, at)
         if isinstance(node, SequenceNode):
             _check_tag(node, {"seq"})
             items = []
@@ -157,9 +157,10 @@ class _Plain:
         self._merged[id(node)] = found
         return found
 
-    def _scalar(self, node: ScalarNode) -> Any:
+    def _scalar(self, node: ScalarNode, at: KeyPath) -> Any:
         word = _check_tag(node, SCALARS | AS_WRITTEN)
-        _check_characters(node)
+        key = ".".join(part for part in at if isinstance(part, str))
+        _check_characters(node, key)
         if word in AS_WRITTEN:
             return node.value
         try:
@@ -169,7 +170,7 @@ class _Plain:
             raise _NotTaken(f"not valid YAML: {str(error).splitlines()[0]}", node) from error
         if isinstance(value, int) and abs(value) > MAX_INT64:
             raise _NotTaken(
-                f"the whole number {short(node.value)} is beyond {MAX_INT64}; quote it where it is text", node
+                f"the whole number {short(node.value)} is beyond {MAX_INT64}; quote it where it is text", node, key
             )
         return value
 
@@ -184,11 +185,11 @@ def _check_tag(node: Node, allowed: set[str]) -> str:
     return word
 
 
-def _check_characters(node: ScalarNode) -> None:
+def _check_characters(node: ScalarNode, key: str = "") -> None:
     """Raise _NotTaken for half of a surrogate pair, which YAML can escape and no file, database or terminal can hold."""
     if not is_utf8(node.value):
         half = next(letter for letter in node.value if not is_utf8(letter))
-        raise _NotTaken(f"\\u{ord(half):04x} is half of a surrogate pair, which is no character; remove it", node)
+        raise _NotTaken(f"\\u{ord(half):04x} is half of a surrogate pair, which is no character; remove it", node, key)
 
 
 def _is_merge(key: Node) -> bool:

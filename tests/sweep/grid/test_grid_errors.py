@@ -111,7 +111,7 @@ CASES: dict[str, tuple[str, str]] = {
     "section-as-value": (
         "set:\n  data: 3\n",
         "4: set.data: is a section, not a value; allowed: data.corpus, data.path, "
-        "data.tokenizer, data.tokenizer_file, data.end_of_text, data.train_tokens, data.heldout, data.heldout_tokens, data.shuffle, data.whole_steps, data.settings",
+        "data.tokenizer, data.tokenizer_file, data.end_of_text, data.train_tokens, data.validation_tokens, data.heldout_documents, data.heldout, data.heldout_tokens, data.shuffle, data.whole_steps, data.settings",
     ),
     "empty-section": ("set:\n  train: {}\n", "4: set.train: is empty; remove it or give it a value"),
     "set-is-a-list": ("set: [1]\n", "3: set: must be a mapping, got [1]"),
@@ -367,8 +367,8 @@ CASES: dict[str, tuple[str, str]] = {
         "3: plugins: clash.py cannot be loaded: ValueError: a mixer named 'rope' exists already; choose another name",
     ),
     "seeds-without-end": (
-        f"seeds: {10**30}\n",
-        f"3: seeds: the grid has {10**30:,} cells; {MISTAKE.format(10**30)}",
+        f"seeds: {10**18}\n",
+        f"3: seeds: the grid has {10**18:,} cells; {MISTAKE.format(10**18)}",
     ),
     "too-many-levels": (
         f"seeds: 2\naxes:\n  memory: [off, on]\n  train.clip: {list(range(1, 2000))}\n  train.muon_lr: {list(range(1, 1900))}\n",
@@ -384,7 +384,7 @@ CASES: dict[str, tuple[str, str]] = {
     ),
     "seed-beyond-the-database": (
         "seeds: [9_223_372_036_854_775_808]\n",
-        "3: seeds: must be at most 9223372036854775807, got 9223372036854775808",
+        "3: seeds: the whole number '9_223_372_036_854_775_808' is beyond 9223372036854775807; quote it where it is text",
     ),
     "plugins-is-text": ("plugins: clash.py\n", "3: plugins: must be a list, got 'clash.py'"),
 }

@@ -185,14 +185,14 @@ def test_a_merge_on_the_command_line() -> None:
     assert parse_value("{<<: {a: 1, b: 2}, a: 3}") == {"b": 2, "a": 3}
 
 
-@pytest.mark.parametrize(("text", "line", "key"), [
-    (r'name: g' + "\n" + r'description: "\ud800"' + "\n", 2, "\\ud800"),
-    (r'name: g' + "\n" + r'description: "a \uD83D\uDE00 b"' + "\n", 2, "\\ud83d"),
-    (r'name: g' + "\n" + r'"x\udfff": 1' + "\n", 2, "\\udfff"),
+@pytest.mark.parametrize(("text", "key", "half"), [
+    (r'description: "\ud800"', "description: ", r"\ud800"),
+    (r'description: "a \uD83D\uDE00 b"', "description: ", r"\ud83d"),
+    (r'"x\udfff": 1', "", r"\udfff"),
 ])  # fmt: skip
-def test_half_a_surrogate_pair_is_refused(write: Write, text: str, line: int, key: str) -> None:
-    path = write(text)
-    assert refused(path) == f"{path}:{line}: {key} is half of a surrogate pair, which is no character; remove it"
+def test_half_a_surrogate_pair_is_refused(write: Write, text: str, key: str, half: str) -> None:
+    path = write(f"name: g\n{text}\n")
+    assert refused(path) == f"{path}:2: {key}{half} is half of a surrogate pair, which is no character; remove it"
 
 
 def test_characters_beyond_the_basic_plane_stay(write: Write) -> None:
@@ -203,7 +203,7 @@ def test_characters_beyond_the_basic_plane_stay(write: Write) -> None:
 def test_whole_numbers_beyond_64_bits_are_refused(write: Write, number: str) -> None:
     path = write(f"name: g\nset:\n  train.tokens: {number}\n")
     message = refused(path)
-    assert message.startswith(f"{path}:3: the whole number '{number[:60]}")
+    assert message.startswith(f"{path}:3: set.train.tokens: the whole number '{number[:60]}")
     assert message.endswith("is beyond 9223372036854775807; quote it where it is text")
     assert yaml_source.load(write("seed: 9223372036854775807\n")).data == {"seed": 2**63 - 1}
     assert yaml_source.load(write(f'commit: "{number}"\n')).data == {"commit": number}
