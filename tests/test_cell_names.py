@@ -87,3 +87,15 @@ def test_every_command_takes_every_name_of_a_cell(store: Store, run: Run, name: 
         assert (code, "to delete: 1 cell" in out) == (0, True)
     else:
         assert (code, f"if cell {WANTED} (fade-weak-d0-m1-w0-s1) is meant, give its whole id" in refusal) == (2, True)
+
+
+def test_status_points_to_the_log_of_a_failed_cell(store: Store, run: Run) -> None:
+    code, out, _ = run("status", "--sweep", "new")
+    lines = out.splitlines()
+    assert (code, lines[-2:]) == (
+        0,
+        [
+            f"  {WANTED} fade-weak-d0-m1-w0-s1: failed: no luck",
+            f"  atma-sweep logs {WANTED} prints the log of fade-weak-d0-m1-w0-s1",
+        ],
+    )
