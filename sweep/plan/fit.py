@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 
+from ...results.counts import counted
 from ..errors import MachineError, SweepError
 from ..grid.cell import Cell
 from ..machine.allocation import Machine, Room, is_type, need
@@ -20,7 +21,7 @@ def check(cells: Sequence[Cell], *machines: Machine, held: Sequence[Gpu] = ()) -
     never = [cell for cell in cells if all(room.place(cell.config.resources) is None for room in rooms)]
     if not never:
         return
-    more = f" (and {len(never) - 1} more cells)" if len(never) > 1 else ""
+    more = f" (and {counted(len(never) - 1, 'more cell')})" if len(never) > 1 else ""
     others = f"; another sweep holds {', '.join(gpu.name for gpu in held)}" if held else ""
     have = (
         f"this machine has {machines[0]}" if len(machines) == 1 else f"the nodes have {'; '.join(map(str, machines))}"

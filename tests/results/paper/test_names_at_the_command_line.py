@@ -46,7 +46,7 @@ def test_show_knows_them(bench: Bench) -> None:
 
 def test_export_knows_them(bench: Bench) -> None:
     said = bench.ask("export", "--sweep", "printed-v2", "--to", "csv", "--what", "curves")
-    assert said == "printed-v2-curves.csv: 2040 rows of curves of sweep printed-v2\n"
+    assert said == "printed-v2-curves.csv: 2,040 rows of curves of sweep printed-v2\n"
     with (bench.folder / "printed-v2-curves.csv").open(newline="") as file:
         rows = list(csv.DictReader(file))
     shipped = paper.rows("curves")

@@ -55,7 +55,7 @@ def test_a_table(run: Run, tmp_path: Path) -> None:
     code, out, _ = run("export", "--sweep", "printed-v2", "--to", "csv")
     with (tmp_path / "printed-v2-measurements.csv").open(newline="") as file:
         found = list(csv.DictReader(file))
-    assert (code, out) == (0, f"printed-v2-measurements.csv: {len(found)} rows of measurements of sweep printed-v2\n")
+    assert (code, out) == (0, f"printed-v2-measurements.csv: {len(found):,} rows of measurements of sweep printed-v2\n")
     losses = sorted(float(row["value"]) for row in found if (row["probe"], row["metric"]) == ("val", "val_loss"))
     assert losses == sorted(float(row["val_loss"]) for row in paper.rows("complete-v2"))
     told = json.loads(run("export", "--sweep", "printed-v2", "--to", "jsonl", "--what", "cells", "--json")[1])

@@ -132,7 +132,7 @@ def test_what_never_fits_is_said_with_what_there_is(cells: Callable[..., list[Ce
     with pytest.raises(MachineError) as caught:
         fit.check(found, TWO)
     text = str(caught.value)
-    assert text.startswith(f"cell {found[0].slug} (and 1 more cells) {said}")
+    assert text.startswith(f"cell {found[0].slug} (and 1 more cell) {said}")
     assert "this machine has 8 CPU cores, 32 GiB of memory, 1 NVIDIA H200, 1 NVIDIA L40S" in text
     assert "\n" not in text
     assert caught.value.exit_code == 3
