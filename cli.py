@@ -2,10 +2,10 @@
 
 from __future__ import annotations
 
-import contextlib
 import copy
 import gc
 import json
+import os
 import sys
 from collections.abc import Callable, Sequence
 from pathlib import Path
@@ -19,6 +19,7 @@ from .reports.commands import dashboard, report, show, status
 from .results import completion
 from .results.errors import Expected
 from .results.options import BY_NAME, MAX_NUMBER, Address, AsJson, Cells, Db, Runs, SweepName, print_json, runs_folder
+from .results.streams import OutputClosed, open_standard_streams, write_out
 from .results.terminal import forgo_styles
 from .results.text import Printed, cleaned, say, sentence
 from .results.usage import OneLine, completion_line
@@ -53,7 +54,7 @@ app.add_typer(bench_app, name="bench")
 
 def _version(asked: bool) -> None:
     if asked:
-        typer.echo(f"atma-sweep {__version__}")
+        say(f"atma-sweep {__version__}")
         raise typer.Exit
 
 
@@ -459,7 +460,7 @@ def schema(
 
     text = json.dumps(grid_schema(), indent=1) + "\n"
     if out is None:
-        typer.echo(text, nl=False)
+        write_out(text)
     else:
         format_of(out, None, {".json": "json"}, "json", option="")
         write(out, text)
@@ -482,7 +483,7 @@ def reference(
 
     text = page(typer.main.get_command(app))
     if out is None:
-        typer.echo(text, nl=False)
+        write_out(text)
     else:
         write(out, text)
 
@@ -509,12 +510,8 @@ def _damage_behind(error: Exception) -> Exception | None:
 
 
 def _leave(line: str, code: int) -> NoReturn:
-    # where the line would go may be what is gone
-    with contextlib.suppress(OSError):
-        words = (
-            word if len(word) <= LONGEST_WORD else f"{word[:60]}...{word[-20:]}" for word in sentence(line).split()
-        )
-        typer.echo(f"atma-sweep: {' '.join(words)}", err=True)
+    words = (word if len(word) <= LONGEST_WORD else f"{word[:60]}...{word[-20:]}" for word in sentence(line).split())
+    write_out(f"atma-sweep: {' '.join(words)}\n", err=True)
     sys.exit(code)
 
 
@@ -544,14 +541,33 @@ def _name(command: Any) -> str:
     return command.name or typer.main.get_command_name(command.callback.__name__)
 
 
+def _check_working_folder() -> None:
+    try:
+        os.getcwd()
+    except OSError:
+        _leave("the working folder was deleted; change to one that exists (cd) and try again", 3)
+
+
+def _run(command: Callable[[], Any]) -> None:
+    """Run a command until all that it printed is written."""
+    try:
+        with Signals(raises=True):
+            command()
+    finally:
+        sys.stdout.flush()
+
+
 def main(command: Callable[[], Any] | None = None) -> None:
-    """Runs the command line: one clear line and an exit code for every error that was foreseen."""
+    """Run the command line, and end with one clear line and an exit code for every error that was foreseen."""
     # Imports make many objects that live on; collecting garbage meanwhile costs `status` a tenth of its time.
     gc.set_threshold(200_000)
     forgo_styles()
+    open_standard_streams()
+    _check_working_folder()
     try:
-        with Signals(raises=True):
-            (command or _asked(sys.argv[1:] or completion_line()))()
+        _run(command or _asked(sys.argv[1:] or completion_line()))
+    except OutputClosed as closed:
+        sys.exit(closed.exit_code)
     except SystemExit as end:
         where = _left_by(end)
         if where is None:

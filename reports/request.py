@@ -8,8 +8,6 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-import typer
-
 from ..results.counts import counted
 from ..results.files import format_of, is_standard, is_straight, replacing, told, write
 from ..results.known import open_known
@@ -17,6 +15,7 @@ from ..results.names import file_name
 from ..results.options import as_text, print_json
 from ..results.paper import SWEEPS
 from ..results.store.store import Store
+from ..results.streams import write_out
 from ..results.terminal import is_styled, terminal_width
 from ..results.text import choice, cleaned, say
 from .data import Lengths, ReportError, gather, one_reading
@@ -227,7 +226,7 @@ def _write_table(asked: Request, store: Store) -> None:
     if asked.out is None:
         color = format == "terminal" and is_styled(sys.stdout)
         text = render(_table(asked, store), format, trace=asked.trace, color=color, width=terminal_width(sys.stdout))
-        typer.echo(text, nl=False)
+        write_out(text)
         return
     # opened first: that it cannot be written is no news for after the work
     with replacing(asked.out) as stream:

@@ -18,6 +18,7 @@ from typing import IO, Any
 
 from .errors import StoreError, WriteRefused
 from .names import short
+from .streams import OutputClosed
 
 STANDARD = Path("-")
 """Standard output, wherever an option names one file."""
@@ -25,6 +26,7 @@ SHOWN = 300
 LINKS = 40
 _INPUT = {errno.ENOENT, errno.ENOTDIR, errno.EISDIR, errno.ENAMETOOLONG, errno.ELOOP, errno.EEXIST, errno.ENXIO}
 """What is wrong with the name itself; all else is the machine's."""
+_NO_ROOM = {errno.ENOSPC, errno.EDQUOT, errno.EFBIG}
 _REMEDIES = {
     errno.EACCES: "see to its permissions, or name another place",
     errno.EPERM: "see to its permissions, or name another place",
@@ -57,7 +59,13 @@ def refusal(error: BaseException) -> StoreError | None:
         return _no_text(str(error.object))
     if not isinstance(error, OSError) or error.errno not in _SYSTEM or isinstance(error.filename, int):
         return None
-    return refused(error, os.fsdecode(error.filename or "the place that this goes to"), "use")
+    return refused(error, os.fsdecode(_named(error) or "the place that this goes to"), "use")
+
+
+def _named(error: OSError) -> str | bytes | None:
+    """The path that an error is about: of a copy that its disk cannot take the target, not the source."""
+    named = error.filename2 if error.errno in _NO_ROOM and error.filename2 is not None else error.filename
+    return None if isinstance(named, int) else named
 
 
 def _no_text(name: str) -> WriteRefused | None:
@@ -85,8 +93,7 @@ def refusing(place: Path | str, verb: str = "write") -> Iterator[None]:
     try:
         yield
     except OSError as error:
-        named = error.filename if isinstance(error.filename, str) else place
-        raise refused(error, named, verb) from error
+        raise refused(error, os.fsdecode(_named(error) or place), verb) from error
 
 
 class _Straight(io.RawIOBase):
@@ -173,8 +180,8 @@ def replacing(to: Path, option: str = "--out") -> Iterator[IO[bytes]]:
         finally:
             with contextlib.suppress(OSError):
                 aside.unlink(missing_ok=True)
-    except BrokenPipeError:
-        raise  # whoever read has enough
+    except BrokenPipeError as error:
+        raise OutputClosed from error
     except OSError as error:
         raise refused(error, to) from error
 

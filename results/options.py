@@ -9,6 +9,7 @@ from typing import Annotated, Any
 import typer
 
 from . import completion
+from .streams import write_out
 
 MAX_CELLS = 10**7
 """Cells of a grid; a database of 10,000 is measured."""
@@ -61,7 +62,7 @@ def as_text(value: Any) -> str:
 
 
 def print_json(value: Any, *, err: bool = False) -> None:
-    typer.echo(as_text(value), nl=False, err=err)
+    write_out(as_text(value), err=err)
 
 
 def runs_folder(runs: Path | None, db: str | None, *, write: bool = False) -> Path:

@@ -15,6 +15,8 @@ from collections.abc import Callable, Iterable, Mapping
 from dataclasses import fields, is_dataclass, replace
 from typing import Any, Protocol
 
+from .streams import write_out
+
 HIDDEN = "***"
 REPLACEMENT = "\N{REPLACEMENT CHARACTER}"
 
@@ -226,9 +228,7 @@ class Printed:
 
 def say(text: str, *, err: bool = False, nl: bool = True) -> None:
     """Prints text that may hold some from outside, on standard output or standard error."""
-    import typer
-
-    typer.echo(paragraphs(text), err=err, nl=nl)
+    write_out(paragraphs(text) + ("\n" if nl else ""), err=err)
 
 
 def nearest(word: str, allowed: Iterable[str]) -> str | None:

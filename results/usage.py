@@ -11,7 +11,7 @@ from typing import Any
 import typer
 from typer.core import TyperGroup
 
-from .text import did_you_mean, nearest, sentence
+from .text import did_you_mean, nearest, say, sentence
 
 NAME = "atma-sweep"
 COMPLETE = "_ATMA_SWEEP_COMPLETE"
@@ -87,12 +87,12 @@ class OneLine(TyperGroup):
                 raise
             said = told(error)
             if said:
-                typer.echo(f"{NAME}: {said}", err=True)
+                say(f"{NAME}: {said}", err=True)
             sys.exit(error.exit_code)  # type: ignore[attr-defined]
         except _GIVEN_UP:
             if not standalone_mode:
                 raise
-            typer.echo(f"{NAME}: stopped", err=True)
+            say(f"{NAME}: stopped", err=True)
             sys.exit(130)
         if standalone_mode:
             sys.exit(code if isinstance(code, int) else 0)

@@ -2,11 +2,12 @@
 
 from __future__ import annotations
 
-import contextlib
 import io
 import sys
 from datetime import UTC, datetime
 from typing import Any
+
+from ...results.streams import UnfailingFile
 
 MOST = 1000
 """Validations that are told of one training, evenly spread: a log stays below some hundred KiB however long it takes."""
@@ -17,19 +18,10 @@ def say(line: str) -> None:
     print(f"{datetime.now(UTC):%Y-%m-%d %H:%M:%S} {line}", flush=True)
 
 
-class _Unfailing(io.FileIO):
-    """An open file that takes what the disk does not: a log that is cut off costs no number."""
-
-    def write(self, data: Any, /) -> int:
-        with contextlib.suppress(OSError):
-            super().write(data)
-        return memoryview(data).nbytes
-
-
 def never_fail() -> None:
     """From now on nothing that this process prints can raise an OSError, of a full disk for instance."""
     for name, number in (("stdout", 1), ("stderr", 2)):
-        raw: Any = _Unfailing(number, "w", closefd=False)
+        raw: Any = UnfailingFile(number, "w", closefd=False)  # a log that is cut off costs no number
         setattr(sys, name, io.TextIOWrapper(raw, "utf-8", errors="backslashreplace", write_through=True))
 
 

@@ -9,7 +9,7 @@ import typer
 from ...model.bounds import MAX_FLOAT, MAX_INT64, MAX_WRITTEN
 from ...results import completion
 from ...results.options import BY_NAME, AsJson, Db, Runs, print_json
-from ...results.text import paragraphs, say
+from ...results.text import say
 from ...results.weights import NO_HASH
 
 
@@ -99,10 +99,10 @@ def generate(
         about = {"cell": trained.cell, "slug": trained.slug, "device": place, "prompt": prompt, **options}
         print_json({**about, "text": "".join(found)})
         return
-    typer.echo(paragraphs(prompt), nl=False)
+    say(prompt, nl=False)
     for piece in found:
-        typer.echo(paragraphs(piece), nl=False)
-    typer.echo()
+        say(piece, nl=False)
+    say("")
 
 
 def _here() -> str:

@@ -17,7 +17,7 @@ This page is made from the commands. After a change of one: `{NAME} reference --
 """
 COMMON = {"db": options.Db, "runs": options.Runs, "as_json": options.AsJson, "sweep": options.SweepName}
 """By parameter: options that mean the same in every command that has them, and are told of once."""
-EXIT_CODES = """\
+EXIT_CODES = f"""\
 ## Exit codes
 
 | code | what it means |
@@ -27,8 +27,10 @@ EXIT_CODES = """\
 | 2 | the input is wrong: one line says what, and what to do |
 | 3 | the machine lacks something, or is busy |
 | 130, 143, 129 | stopped by Ctrl-C, by SIGTERM, by a closed terminal (`nohup` outlives it) |
+| 141 | nobody reads standard output any more, as in `{NAME} status \\| head -1`; nothing is printed about it |
 
 The first Ctrl-C of a launch saves every running cell and leaves; another, two seconds later or more, kills.
+A launch goes on without a reader of what it says. Standard output that was closed (`>&-`) is a pipe that nobody reads.
 
 """
 FILES = """\

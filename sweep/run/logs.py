@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import codecs
-import contextlib
 import json
 import os
 import re
@@ -149,7 +148,7 @@ def follow(path: Path, alive: Callable[[], bool], out: Out, *, lines: int | None
     """Writes the last `lines` of a log (None: all) and what is appended, until `alive` says no; `poll` in seconds.
 
     A file that appears later is read from its beginning, and so is one that was cut short or replaced; what the old
-    one still held comes first. Ctrl-C, and a reader that has gone away, end it quietly.
+    one still held comes first. Ctrl-C ends it quietly.
     """
     log = _Log(path, lines)
     try:
@@ -164,10 +163,6 @@ def follow(path: Path, alive: Callable[[], bool], out: Out, *, lines: int | None
         _copy(log, out)
     except KeyboardInterrupt:
         pass
-    except BrokenPipeError:
-        # what Python writes at its own end would complain again
-        with contextlib.suppress(OSError, AttributeError):
-            os.dup2(os.open(os.devnull, os.O_WRONLY), out.fileno())  # type: ignore[attr-defined]
     finally:
         log.close()
 

@@ -15,7 +15,9 @@ from rich.markup import escape
 from rich.progress import BarColumn, MofNCompleteColumn, Progress, TaskID, TextColumn, TimeElapsedColumn
 
 from ...results.counts import counted
+from ...results.errors import WriteRefused
 from ...results.store.records import PRUNED, Attempt
+from ...results.streams import OutputClosed
 from ...results.text import paragraphs, plain
 from ..grid.cell import Cell
 from ..machine.signals import held
@@ -35,12 +37,12 @@ class Heedless:
         self._stream = stream
 
     def write(self, text: str) -> int:
-        with contextlib.suppress(OSError):
+        with contextlib.suppress(OSError, WriteRefused, OutputClosed):
             self._stream.write(text)
         return len(text)
 
     def flush(self) -> None:
-        with contextlib.suppress(OSError):
+        with contextlib.suppress(OSError, WriteRefused, OutputClosed):
             self._stream.flush()
 
     def __getattr__(self, name: str) -> Any:
@@ -48,7 +50,11 @@ class Heedless:
 
 
 class Terminal(Console):
-    """A console whose lines may hold text from outside."""
+    """A console whose lines may hold text from outside, and that nobody need read."""
+
+    def __init__(self, **how: Any) -> None:
+        super().__init__(**how)
+        self.file = cast(IO[str], Heedless(self.file))
 
     def print(self, *objects: Any, **how: Any) -> None:
         """As rich's, without what steers a terminal and without passwords."""
@@ -64,7 +70,6 @@ class Display:
     """A supervisor's Listener that draws."""
 
     def __init__(self, console: Console, total: int, *, line_s: float = LINE_S) -> None:
-        console.file = cast(IO[str], Heedless(console.file))
         self.console = console
         self._bars = Progress(
             TextColumn("{task.description}"),

@@ -225,15 +225,19 @@ def test_follow_ends_though_somebody_keeps_writing(path: Path, monkeypatch: pyte
 
 
 COMMAND = """
-import sys; from pathlib import Path; from atma_sweep.sweep.run import logs
-logs.follow(Path(sys.argv[1]), lambda: True, sys.stdout, poll=0.02)
-print("left quietly", file=sys.stderr)
+import sys; from pathlib import Path; from atma_sweep.cli import main; from atma_sweep.sweep.run import logs
+
+def follow():
+    logs.follow(Path(sys.argv[1]), lambda: True, sys.stdout, poll=0.02)
+    print("left quietly", file=sys.stderr)
+
+main(follow)
 """
 
 
 def test_ctrl_c_and_a_reader_that_leaves_are_quiet(path: Path) -> None:
     path.write_text("one\n")
-    for how in ("interrupt", "close"):
+    for how, message, code in (("interrupt", "left quietly\n", 0), ("close", "", 141)):
         child = subprocess.Popen([sys.executable, "-c", COMMAND, str(path)], stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True)  # fmt: skip
         assert child.stdout is not None
         assert child.stderr is not None
@@ -244,8 +248,8 @@ def test_ctrl_c_and_a_reader_that_leaves_are_quiet(path: Path) -> None:
             child.stdout.close()
             with path.open("a") as log:
                 log.write("two\n")
-        assert child.stderr.read() == "left quietly\n"
-        assert child.wait(PATIENCE_S) == 0
+        assert child.stderr.read() == message
+        assert child.wait(PATIENCE_S) == code
         child.stderr.close()
         child.stdout.close()
 
