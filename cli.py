@@ -499,16 +499,6 @@ def _left_by(end: SystemExit) -> str | None:
     return None if ours else f"{frame.f_code.co_filename}:{line}"
 
 
-def _damage_behind(error: Exception) -> Exception | None:
-    """Return what to say in place of an error that nobody foresaw, where a database holds values that nobody writes."""
-    database = sys.modules.get(f"{__package__}.results.store.database")
-    if isinstance(error, Expected) or database is None:
-        return None
-    from .results.maintenance.values import damage_of
-
-    return damage_of(database.open_engines())
-
-
 def _leave(line: str, code: int) -> NoReturn:
     words = (word if len(word) <= LONGEST_WORD else f"{word[:60]}...{word[-20:]}" for word in sentence(line).split())
     write_out(f"atma-sweep: {' '.join(words)}\n", err=True)
@@ -548,6 +538,17 @@ def _check_working_folder() -> None:
         _leave("the working folder was deleted; change to one that exists (cd) and try again", 3)
 
 
+def _foreseen(error: Exception) -> Expected | None:
+    """Explain an error that a user can mend: of ours, of the system, or of a database; None for a bug."""
+    if isinstance(error, Expected):
+        return error
+    from .results.files import refusal
+    from .results.maintenance.values import damage_of
+    from .results.store.database import damage_behind, explain_driver_error, open_engines
+
+    return refusal(error) or explain_driver_error(error) or damage_behind() or damage_of(open_engines())
+
+
 def _run(command: Callable[[], Any]) -> None:
     """Run a command until all that it printed is written."""
     try:
@@ -574,10 +575,8 @@ def main(command: Callable[[], Any] | None = None) -> None:
             raise
         _leave(f"{where} ended the command with exit code {end.code}; foreign code must not call sys.exit", 2)
     except Exception as error:
-        from .results.files import refusal
-
-        known = refusal(error) or _damage_behind(error) or error
-        if not isinstance(known, Expected):
+        known = _foreseen(error)
+        if known is None:
             sys.excepthook = _tell_bug
             raise
         _leave(str(known), known.exit_code)

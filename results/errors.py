@@ -25,6 +25,12 @@ class RowDamaged(StoreError):
     """A row holds a value that its column cannot have: it was changed by hand, or the disk fails."""
 
 
+class StoreDamaged(StoreError):
+    """The file of the database is damaged, so that SQLite cannot read a part of it."""
+
+    exit_code = 3
+
+
 class StoreMissing(StoreError):
     """There is no database at the named place."""
 

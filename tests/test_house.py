@@ -268,6 +268,8 @@ WRITERS = {
     "results/exchange/import_files.py",  # into the runs folder
     "results/exchange/trackers.py",  # into a folder of files.filling
     "results/exchange/mlflow_files.py",  # the same
+    "results/streams.py",  # /dev/null in place of a closed stream
+    "results/store/upgrading.py",  # removes a database that could not be made
     "results/store/journal.py",
     "reports/figures/files.py",  # into memory
     "reports/request.py",  # removes the trace of an older file

@@ -18,10 +18,11 @@ from sqlalchemy.orm import Session
 
 from ..counts import counted
 from ..derived import Derive
-from ..errors import BundleError, StoreError
+from ..errors import BundleError, StoreError, WriteRefused
 from ..names import short, why_not
 from ..store import queries
-from ..store.database import file_of
+from ..store.database import explain_driver_error, file_of
+from ..store.database import place as place_of
 from ..store.store import Store
 from .bundles import WEIGHTS, Bundle, Limits, Summary, iso, local_path, opened, opened_bundle
 from .import_files import Files
@@ -280,8 +281,7 @@ def import_bundle(
         with opened_bundle(file, Limits.none() if large else Limits()) as bundle:
             if rename is None and (why := why_not(bundle.sweep)):
                 raise BundleError(f"{file}: {short(bundle.sweep)} {why}; give it another with --name")
-            _refuse_full(file, (file_of(store.url) or where).parent, bundle.size(files=False))
-            _refuse_full(file, where, bundle.size(files=True))
+            _check_room(bundle, file_of(store.url), where)
             files = Files(bundle, where)
             try:
                 with _uncollected():
@@ -289,14 +289,29 @@ def import_bundle(
             except (IntegrityError, DataError) as error:
                 raise bundle.wrong(f"the database refuses its rows ({_first(error)})") from error
             except DBAPIError as error:
-                raise StoreError(f"cannot write to {store}: {_first(error)}; nothing was changed") from error
+                unknown = StoreError(f"cannot write to {store}: {_first(error)}; nothing was changed")
+                raise explain_driver_error(error, store.url) or unknown from error
             except OSError as error:
                 said = error.strerror or str(error)
-                raise StoreError(f"cannot write under {where}: {said}; nothing was changed") from error
+                raise WriteRefused(f"cannot write under {where}: {said}; nothing was changed") from error
             finally:
                 files.clear()
     finally:
         mine.close()
+
+
+def check_import(file: Path, url_or_path: str | Path | None, runs: Path, *, large: bool = False) -> None:
+    """Check that a bundle can be opened and has room, before a database is made for it.
+
+    Raises: as import_bundle.
+    """
+    with opened_bundle(file, Limits.none() if large else Limits()) as bundle:
+        _check_room(bundle, file_of(place_of(url_or_path)), runs)
+
+
+def _check_room(bundle: Bundle, database: Path | None, runs: Path) -> None:
+    _refuse_full(bundle.path, (database or runs).parent, bundle.size(files=False))
+    _refuse_full(bundle.path, runs, bundle.size(files=True))
 
 
 @contextmanager
@@ -364,7 +379,7 @@ def _tried(
 def _refuse_full(file: Path, folder: Path, size: int) -> None:
     free = shutil.disk_usage(next(path for path in (folder, *folder.parents) if path.exists())).free
     if size > free:
-        raise BundleError(
+        raise WriteRefused(
             f"{file} holds {size / 1e9:.1f} GB, and {folder} has {free / 1e9:.1f} GB free; make room, then import again"
         )
 

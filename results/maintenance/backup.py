@@ -10,8 +10,8 @@ from pathlib import Path
 
 from sqlalchemy.engine import URL
 
-from ..errors import StoreError, StoreMissing, WriteRefused
-from ..store.copying import copy_database
+from ..errors import StoreError, StoreMissing
+from ..store.copying import copy_database, not_copied
 from ..store.database import file_of, make_engine, place, plain_errors, revision_of
 from ..text import is_secret
 
@@ -44,10 +44,7 @@ def backup(url_or_path: str | Path | None, to: Path | None = None) -> Path:
                 raise StoreMissing(f"{source} is empty, so there is nothing to back up; name the database with --db")
         copy_database(engine, source, target)
     except (sqlite3.Error, OSError) as error:
-        kind = WriteRefused if getattr(error, "errno", None) else StoreError
-        raise kind(
-            f"{source} cannot be copied to {target}: {error}; make room, or see what `atma-sweep db check` says"
-        ) from error
+        raise not_copied(error, engine.url, target) from error
     finally:
         engine.dispose()
     return target

@@ -9,7 +9,7 @@ from sqlalchemy.engine import URL
 from sqlalchemy.exc import DBAPIError
 
 from ..derived import Derive
-from ..errors import StoreError, StoreMissing
+from ..errors import StoreDamaged, StoreError, StoreMissing
 from ..store.database import file_of, make_engine, place, plain_errors, revision_of
 from ..store.schema import HEAD
 from . import rows, schema
@@ -50,9 +50,9 @@ def check(
         with plain_errors(url):
             findings += _inside(url, runs, identify, derive, weights, tell)
     except StoreError as error:
-        if path is None or not isinstance(error.__cause__, DBAPIError) or "not a database" in str(error):
+        if not isinstance(error, StoreDamaged):
             raise
-        findings.append(unreadable(str(error.__cause__.orig), path))
+        findings.append(unreadable(str(error).partition("; ")[0], path))
     return sorted(findings, key=lambda finding: SEVERITIES.index(finding.severity))
 
 
@@ -94,8 +94,9 @@ def _inside(
             for step in steps:
                 try:
                     findings += step()
-                except DBAPIError as error:
-                    findings.append(unreadable(str(error.orig), file_of(url)))
+                except (DBAPIError, StoreDamaged) as error:
+                    why = str(error.orig) if isinstance(error, DBAPIError) else str(error).partition("; ")[0]
+                    findings.append(unreadable(why, file_of(url)))
                     break  # the transaction is of no more use on PostgreSQL
                 except Exception:
                     if not damaged:  # else the values that are named already are why

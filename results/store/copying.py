@@ -11,8 +11,11 @@ from contextlib import closing, contextmanager
 from pathlib import Path
 
 from sqlalchemy import Engine
+from sqlalchemy.engine import URL
 
+from ..errors import StoreError, WriteRefused
 from ..files import sync
+from .database import damage, shown
 
 PART = ".part"
 """How the name of a copy ends that is not complete yet."""
@@ -46,12 +49,21 @@ def _empty_beside(target: Path) -> Iterator[Path]:
             left.unlink(missing_ok=True)
 
 
+def not_copied(error: sqlite3.Error | OSError, url: URL, target: Path) -> StoreError:
+    """Explain why copy_database did not copy the database at `url`."""
+    damaged = damage(error, url)
+    if damaged is not None:
+        return damaged
+    cause = (error.strerror if isinstance(error, OSError) else None) or str(error)
+    return WriteRefused(f"{shown(url)} cannot be copied to {target}: {cause}; make room, or name another place")
+
+
 def _verified(copy: Path) -> None:
     # immutable: a copy in the mode of a write-ahead log would otherwise grow files beside it
     with closing(sqlite3.connect(f"{copy.as_uri()}?mode=ro&immutable=1", uri=True)) as connection:
         found = connection.execute("PRAGMA integrity_check(1)").fetchone()[0]
     if found != "ok":
-        raise OSError(f"the copy is damaged ({found})")
+        raise sqlite3.DatabaseError(f"database disk image is malformed: {found}")
     sync(copy)
 
 

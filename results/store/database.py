@@ -12,10 +12,16 @@ import json
 import math
 import os
 import re
+import shlex
+import shutil
+import sqlite3
+import time
 from collections.abc import Iterator, Sequence
-from contextlib import contextmanager
+from contextlib import closing, contextmanager
+from functools import partial
 from pathlib import Path
 from typing import Any
+from urllib.parse import quote
 from weakref import WeakSet
 
 from sqlalchemy import Connection, Engine, Pool, create_engine, event, inspect, text
@@ -23,7 +29,16 @@ from sqlalchemy.engine import URL, make_url
 from sqlalchemy.exc import ArgumentError, DBAPIError, OperationalError
 from sqlalchemy.orm import Session
 
-from ..errors import StoreAway, StoreBusy, StoreError, StoreMissing, StoreOutdated, StoreTooNew, WriteRefused
+from ..errors import (
+    StoreAway,
+    StoreBusy,
+    StoreDamaged,
+    StoreError,
+    StoreMissing,
+    StoreOutdated,
+    StoreTooNew,
+    WriteRefused,
+)
 from ..names import DATABASE, short
 from ..text import HIDDEN, is_secret, without_passwords
 from .schema import HEAD, REVISIONS
@@ -186,6 +201,14 @@ def make_engine(url: URL, *, foreign_keys: bool = True, read_only: bool = False)
         raise StoreError("PostgreSQL needs psycopg; install it with: pip install 'atma-sweep[postgres]'") from error
     _engines.add(engine)
 
+    @event.listens_for(engine, "handle_error")
+    def _failed(context: Any) -> None:
+        damaged = damage(context.original_exception, url)
+        if damaged is not None:
+            raise damaged from context.original_exception
+        if context.sqlalchemy_exception is not None:
+            context.sqlalchemy_exception.database_url = url  # for explain_driver_error
+
     @event.listens_for(engine, "connect")
     def _connected(connection: Any, record: Any) -> None:
         if not sqlite:
@@ -197,7 +220,11 @@ def make_engine(url: URL, *, foreign_keys: bool = True, read_only: bool = False)
         connection.isolation_level = None  # we begin ourselves, below
         cursor = connection.cursor()
         cursor.execute(f"PRAGMA busy_timeout={BUSY_MS}")
-        if cursor.execute("PRAGMA journal_mode").fetchone()[0] != "wal":
+        try:
+            is_logged = cursor.execute("PRAGMA journal_mode").fetchone()[0] == "wal"
+        except UnicodeDecodeError as error:
+            raise damage(error, url) or error from error
+        if not is_logged:
             cursor.execute("PRAGMA journal_mode=WAL")
         cursor.execute(f"PRAGMA synchronous={_SYNC[False]}")
         cursor.execute(f"PRAGMA foreign_keys={'ON' if foreign_keys else 'OFF'}")
@@ -252,23 +279,106 @@ def check_revision(found: str | None, where: str) -> None:
 def plain_errors(url: URL) -> Iterator[None]:
     """Turns what a driver says about a file that is no database, or a server that is not there, into one line.
 
-    Raises StoreBusy, StoreAway, StoreError.
+    Raises StoreBusy, StoreAway, StoreDamaged, WriteRefused, StoreError.
     """
     try:
         yield
     except DBAPIError as error:
-        first = str(error.orig).strip().splitlines()[0] if str(error.orig).strip() else type(error.orig).__name__
-        if any(word in first for word in ("locked", "busy", "lock timeout")):
-            raise StoreBusy(f"{shown(url)} stays locked by another program; close it and try again") from error
-        if isinstance(error, OperationalError) and file_of(url) is None and is_away(str(error.orig)):
-            raise StoreAway(
-                f"{shown(url)} does not answer: {first}; start its server, or name another with --db"
-            ) from error
-        if "readonly" in first or "read-only" in first:
-            raise WriteRefused(
-                f"{shown(url)} or its folder cannot be written here, and even reading needs that; {READ_ONLY}"
-            ) from error
-        raise StoreError(f"cannot use {shown(url)} as a database: {first}; name another with --db") from error
+        unusable = StoreError(f"cannot use {shown(url)} as a database: {_first_line(error)}; name another with --db")
+        raise explain_driver_error(error, url) or unusable from error
+
+
+def explain_driver_error(error: BaseException, url: URL | None = None) -> StoreError | None:
+    """Explain an error of a database driver that a user can mend; None for any other error.
+
+    Without `url` the error has to come from an engine of `make_engine`, which notes its address there.
+    """
+    url = url or getattr(error, "database_url", None)
+    if not isinstance(error, DBAPIError | sqlite3.Error) or url is None:
+        return None
+    first = _first_line(error)
+    if any(word in first for word in ("locked", "busy", "lock timeout")):
+        return StoreBusy(f"{shown(url)} stays locked by another program; close it and try again")
+    if isinstance(error, OperationalError) and file_of(url) is None and is_away(str(error.orig)):
+        return StoreAway(f"{shown(url)} does not answer: {first}; start its server, or name another with --db")
+    if "readonly" in first or "read-only" in first:
+        return WriteRefused(
+            f"{shown(url)} or its folder cannot be written here, and even reading needs that; {READ_ONLY}"
+        )
+    if any(part in first for part in _DISK) or ("unable to open" in first and _is_full(url)):
+        return WriteRefused(
+            f"{shown(url)} cannot be written, and even reading needs that: its disk is full or broken ({first}); make room"
+        )
+    return damage(_original(error), url)
+
+
+def _original(error: BaseException) -> BaseException:
+    """The driver's own error."""
+    return (error.orig if isinstance(error, DBAPIError) else None) or error
+
+
+def _first_line(error: BaseException) -> str:
+    original = _original(error)
+    return next(iter(str(original).strip().splitlines()), type(original).__name__)
+
+
+def _is_full(url: URL) -> bool:
+    """Return whether the disk of a SQLite file has no room for the files that SQLite keeps beside it."""
+    path = file_of(url)
+    return path is not None and path.parent.is_dir() and shutil.disk_usage(path.parent).free < SHARED_MEMORY_BYTES
+
+
+def damage(error: BaseException | None, url: URL) -> StoreDamaged | None:
+    """Explain an error which SQLite raises for a damaged file; None for any other error."""
+    path = file_of(url)
+    if path is None or error is None:
+        return None
+    code = (getattr(error, "sqlite_errorcode", None) or 0) & 0xFF
+    # of a damaged schema SQLite may quote bytes that are no text, which Python then cannot read
+    is_text = isinstance(error, UnicodeDecodeError) or "Could not decode to UTF-8" in str(error)
+    if code in (sqlite3.SQLITE_CORRUPT, sqlite3.SQLITE_FORMAT) or is_text or "malformed" in str(error):
+        return _damaged(path, "text that is not UTF-8" if is_text else str(error))
+    if code == sqlite3.SQLITE_NOTADB and _was_database(path):
+        return _damaged(path, "its header cannot be read")
+    return None
+
+
+def damage_behind() -> StoreDamaged | None:
+    """Check the SQLite files that this process has open, after an error that nobody foresaw."""
+    for engine in list(_engines):
+        path = file_of(engine.url)
+        if path is None or not path.is_file():
+            continue
+        try:
+            with closing(sqlite3.connect(f"file:{quote(str(path))}?mode=ro", uri=True)) as connection:
+                connection.set_progress_handler(partial(_is_late, time.monotonic() + CHECK_S), 100_000)
+                verdict = str(connection.execute("PRAGMA integrity_check(1)").fetchone()[0])
+        except sqlite3.OperationalError:
+            continue  # locked, away, or too large to check now
+        except (sqlite3.DatabaseError, UnicodeDecodeError) as error:
+            return damage(error, engine.url) or _damaged(path, str(error))
+        if verdict != "ok":
+            return _damaged(path, " ".join(verdict.split())[:200])
+    return None
+
+
+def _is_late(deadline: float) -> bool:
+    return time.monotonic() > deadline
+
+
+def _damaged(path: Path, why: str) -> StoreDamaged:
+    file = shlex.quote(str(path))
+    return StoreDamaged(
+        f"{path} is damaged: {why}; see atma-sweep db check, then restore a backup, or save what can be read: "
+        f"sqlite3 {file} .recover | sqlite3 NEW.db"
+    )
+
+
+def _was_database(path: Path) -> bool:
+    """Return whether a file begins much as SQLite files do, or with zeros, as after a crash of the machine."""
+    with path.open("rb") as file:
+        start = file.read(len(_MAGIC))
+    return sum(map(int.__eq__, start, _MAGIC)) >= len(_MAGIC) - 4 or not start.strip(b"\0")
 
 
 def is_away(said: str) -> bool:
@@ -278,10 +388,17 @@ def is_away(said: str) -> bool:
 
 
 AWAY = "does not answer; start its server"
+_DISK = ("is full", "disk I/O error", "No space left")
+DISK = "cannot be written, its disk is full or broken; make room"
+SHARED_MEMORY_BYTES = 2**15
+"""What SQLite needs beside a file, even to read it."""
+CHECK_S = 10.0
+"""How long a file is searched for damage after an error that nobody foresaw."""
+_MAGIC = b"SQLite format 3\0"
 READ_ONLY = "see to its permissions, or name another database with --db"
 _AWAY = {
     ("locked", "busy", "lock timeout", "deadlock"): "stays locked by another program; close it",
-    ("is full", "disk I/O error", "No space left"): "cannot be written, its disk is full or broken; make room",
+    _DISK: DISK,
     ("unable to open database file",): "cannot be opened any more; see to its folder",
     ("server closed", "connection", "shutting down", "starting up"): AWAY,
 }

@@ -115,6 +115,7 @@ def open_store(
         with plain_errors(url), store.transaction(write=False) as session:
             found = revision_of(session.connection())
         if found is None and create:
+            store.close()  # of a file that another process could not make, and has removed
             create_database(url)
         else:
             check_revision(found, shown(url))

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import logging
 import os
 import time
 from collections.abc import Callable, Iterator
@@ -20,6 +21,9 @@ from .database import AWAY, READ_ONLY, file_of, make_engine, place, remedy_for, 
 Result = TypeVar("Result")
 Work = Callable[[Session], Result]
 PATIENCE_S = 300.0
+TELL_S, TELL_AGAIN_S = 5.0, 60.0
+"""A wait is logged as a warning after the first, and then each time that the second has passed. Python prints warnings on
+standard error unless a program sets up logging."""
 SETTLE_S = 5.0
 """What a server gets to finish a transaction whose connection is gone, before it is asked to end it."""
 
@@ -32,6 +36,9 @@ _END = text(
     "SELECT pg_terminate_backend(pid) FROM pg_stat_activity "
     "WHERE CAST(CAST(backend_xid AS text) AS bigint) = CAST(:number AS bigint) % 4294967296"
 )
+
+
+_log = logging.getLogger(__name__)
 
 
 class _Unsettled(Exception):
@@ -156,6 +163,7 @@ class Transactions:
         """Calls `once`, with the seconds that are left, until the database answers."""
         limit = self.patience if patience is None else patience
         began, pause = time.monotonic(), 0.05
+        tell_at = began + TELL_S
         while True:
             since = min((began, *tuple(self._silent.values())))
             try:
@@ -168,8 +176,12 @@ class Transactions:
                         raise WriteRefused(f"{self} cannot be written here, only read; {READ_ONLY}") from error
                     raise
                 self._silent.setdefault(write, max(began, self._answered))
-                if time.monotonic() >= since + limit:
+                now = time.monotonic()
+                if now >= since + limit:
                     raise StoreBusy(f"{self} {remedy} and launch again") from error
+                if now >= tell_at:
+                    _log.warning("%s %s; trying again for another %.0f s", self, remedy, since + limit - now)
+                    tell_at = now + TELL_AGAIN_S
             except Exception:
                 self._heard(write)  # it was asked, and what it said is why
                 raise

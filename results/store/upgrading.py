@@ -15,7 +15,7 @@ from sqlalchemy.engine import URL
 from sqlalchemy.exc import DBAPIError
 
 from ..errors import StoreAway, StoreError, StoreMissing
-from .copying import copy_database
+from .copying import copy_database, not_copied
 from .database import check_revision, file_of, make_engine, place, plain_errors, revision_of, shown
 from .schema import HEAD, REVISIONS, Base
 
@@ -62,8 +62,13 @@ def _create(engine: Engine) -> None:
 
 
 def create_database(url: URL) -> None:
-    """Makes the database when it is missing or empty. Many processes may try at once: one does it, the others wait."""
+    """Make the database when it is missing or empty. Many processes may try at once: one does it, the others wait.
+
+    A file that could not be made whole is removed.
+    """
     with making(url), plain_errors(url):
+        path = file_of(url)
+        is_new = path is not None and not path.exists()
         engine = make_engine(url)
         try:
             try:
@@ -72,6 +77,12 @@ def create_database(url: URL) -> None:
                 if not error.connection_invalidated:
                     raise
                 _create(engine)  # it may have been made, and the answer lost
+        except BaseException:
+            engine.dispose()
+            if path is not None and is_new:
+                for part in ("", "-wal", "-shm", "-journal"):
+                    path.with_name(f"{path.name}{part}").unlink(missing_ok=True)
+            raise
         finally:
             engine.dispose()
 
@@ -102,7 +113,7 @@ def _backup(engine: Engine, path: Path, found: str) -> Path:
     try:
         copy_database(engine, path, copy)
     except (sqlite3.Error, OSError) as error:
-        raise StoreError(f"{path} cannot be backed up, and was not upgraded: {error}; make room beside it") from error
+        raise not_copied(error, engine.url, copy) from error
     return copy
 
 

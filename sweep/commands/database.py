@@ -161,14 +161,13 @@ def import_(
     """
     from dataclasses import asdict
 
-    from ...results.exchange.bundles import check_bundle
-    from ...results.exchange.importing import import_bundle
+    from ...results.exchange.importing import check_import, import_bundle
     from ...results.store.store import open_store
     from .verify import derive, identify
 
-    check_bundle(file)  # before a database is made
-    store = open_store(db, create=True)
     where = runs_folder(runs, db)
+    check_import(file, db, where, large=large)
+    store = open_store(db, create=True)
     summary = import_bundle(store, file, rename=name, runs=where, identify=identify, derive=derive, large=large)
     if as_json:
         print_json(asdict(summary))

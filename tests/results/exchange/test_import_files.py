@@ -8,7 +8,7 @@ import subprocess
 import sys
 
 import pytest
-from atma_sweep.results.errors import BundleError
+from atma_sweep.results.errors import WriteRefused
 from atma_sweep.results.exchange import import_files
 from atma_sweep.results.exchange.exporting import export_sweep
 from atma_sweep.results.exchange.importing import import_bundle
@@ -124,7 +124,7 @@ class TestFiles:
     def test_a_full_disk_is_noticed_first(self, laptops, tmp_path, monkeypatch):
         out = bundle(laptops[1], tmp_path)
         monkeypatch.setattr(shutil, "disk_usage", lambda path: shutil._ntuple_diskusage(10, 10, 0))
-        with pytest.raises(BundleError, match="make room"):
+        with pytest.raises(WriteRefused, match="make room"):
             import_bundle(laptops[0], out)
 
 
