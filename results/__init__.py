@@ -18,7 +18,15 @@ __all__ = ["Store", "open_store"]
 def __getattr__(name: str) -> Any:
     # only now, so that a command that needs no database does not wait for SQLAlchemy
     if name in __all__:
-        from .store import store
+        from .store import store, transactions
 
+        transactions.explain = _damage_of
         return getattr(store, name)
     raise AttributeError(f"module {__name__!r} has no attribute {name!r}")
+
+
+def _damage_of(engines: Any) -> Any:
+    """Return the error that names a damaged value of these databases; None where they hold none."""
+    from .maintenance.values import damage_of
+
+    return damage_of(engines)

@@ -8,6 +8,7 @@ to (the execution option `durable`), and then it takes all earlier ones with it.
 from __future__ import annotations
 
 import importlib
+import itertools
 import json
 import math
 import os
@@ -22,7 +23,7 @@ from functools import partial
 from pathlib import Path
 from typing import Any
 from urllib.parse import quote
-from weakref import WeakSet
+from weakref import WeakKeyDictionary
 
 from sqlalchemy import Connection, Engine, Pool, create_engine, event, inspect, text
 from sqlalchemy.engine import URL, make_url
@@ -149,7 +150,9 @@ def _plain(value: Any) -> Any:
     return jsonable(value.item()) if hasattr(value, "item") else str(value)
 
 
-_engines: WeakSet[Engine] = WeakSet()
+_engines: WeakKeyDictionary[Engine, int] = WeakKeyDictionary()
+"""With the number under which each was made, so that the newest can be told."""
+_numbers = itertools.count()
 _inherited: list[Pool] = []
 
 
@@ -164,8 +167,8 @@ os.register_at_fork(after_in_child=_forked)
 
 
 def open_engines() -> list[Engine]:
-    """Return the engines of all databases that this process has opened and not given up."""
-    return list(_engines)
+    """Return the engines of all databases that this process has opened and not given up, the newest first."""
+    return [engine for engine, _ in sorted(_engines.items(), key=lambda item: -item[1])]
 
 
 _SYNC = {False: "NORMAL", True: "FULL"}
@@ -199,7 +202,7 @@ def make_engine(url: URL, *, foreign_keys: bool = True, read_only: bool = False)
         engine = create_engine(url, json_serializer=_to_json, pool_pre_ping=not sqlite, connect_args=lively)
     except ModuleNotFoundError as error:
         raise StoreError("PostgreSQL needs psycopg; install it with: pip install 'atma-sweep[postgres]'") from error
-    _engines.add(engine)
+    _engines[engine] = next(_numbers)
 
     @event.listens_for(engine, "handle_error")
     def _failed(context: Any) -> None:

@@ -18,6 +18,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from sqlalchemy import insert, select, update
+from sqlalchemy.engine import URL
 from sqlalchemy.exc import IntegrityError
 from sqlalchemy.orm import Session
 
@@ -96,7 +97,8 @@ def open_store(
     Raises StoreMissing, StoreOutdated, StoreTooNew, StoreBusy, and StoreError for a file that is no database of ours,
     for SQLite on a network file system and for a URL that we do not understand; TypeError for an argument of another type.
     """
-    check_argument("open_store", "url_or_path", url_or_path, PATH, optional=True)
+    if not isinstance(url_or_path, URL):
+        check_argument("open_store", "url_or_path", url_or_path, PATH, optional=True)
     check_argument("open_store", "create", create, FLAG)
     check_argument("open_store", "patience", patience, NUMBER)
     check_argument("open_store", "read_only", read_only, FLAG)

@@ -10,13 +10,13 @@ from pathlib import Path
 from typing import Any
 
 import pytest
+from atma_sweep.results import open_store
 from atma_sweep.results.errors import RowDamaged
 from atma_sweep.results.maintenance.check import check
 from atma_sweep.results.maintenance.values import first_damage
 from atma_sweep.results.store.recorder import Recorder
 from atma_sweep.results.store.records import CurvePoint, Example, Measurement, Owner, Provenance
 from atma_sweep.results.store.schema import Base
-from atma_sweep.results.store.store import open_store
 from atma_sweep.sweep.grid.grid import load_grid
 from atma_sweep.sweep.plan.planner import record
 from here import here
