@@ -542,6 +542,10 @@ def _foreseen(error: Exception) -> Expected | None:
     """Explain an error that a user can mend: of ours, of the system, or of a database; None for a bug."""
     if isinstance(error, Expected):
         return error
+    if isinstance(error, ModuleNotFoundError) and error.name and error.name.partition(".")[0] != __package__:
+        from .results.errors import PackageMissing
+
+        return PackageMissing(error.name)
     from .results.files import refusal
     from .results.maintenance.values import damage_of
     from .results.store.database import damage_behind, explain_driver_error, open_engines

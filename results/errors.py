@@ -11,6 +11,19 @@ class Expected(Exception):
     """Whether it may be gone when the same is tried again."""
 
 
+class PackageMissing(Expected):
+    """A Python package that the command needs is not installed."""
+
+    exit_code = 3
+
+    def __init__(self, module: str) -> None:
+        package = module.partition(".")[0]
+        super().__init__(
+            f"the Python package {package!r} is not installed here; install atma-sweep with its dependencies: "
+            "pip install -c constraints.txt -e ."
+        )
+
+
 class StoreError(Expected):
     """Any expected trouble with the database."""
 

@@ -291,6 +291,22 @@ def test_words_of_five_thousand_letters_and_paths_that_cannot_be(run, arguments:
     assert len(err) < 1000
 
 
+def test_a_missing_package_is_one_line(monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]) -> None:
+    """In a Python that lacks one, as a machine that only has torch."""
+    monkeypatch.setitem(sys.modules, "pydantic", None)
+
+    def command() -> None:
+        import pydantic  # noqa: F401
+
+    with pytest.raises(SystemExit) as end:
+        cli.main(command)
+    assert end.value.code == 3
+    assert capsys.readouterr().err == (
+        "atma-sweep: the Python package 'pydantic' is not installed here; install atma-sweep with its dependencies: "
+        "pip install -c constraints.txt -e .\n"
+    )
+
+
 def test_ctrl_c_tells_nobody_to_launch(capsys: pytest.CaptureFixture[str]) -> None:
     """It may have been a report that was stopped."""
 
