@@ -68,11 +68,6 @@ def damages(content: bytes, draw: random.Random) -> Iterator[bytes]:
         yield flipped(content, draw, 0, len(content), 300)
 
 
-def is_sound(path: Path) -> bool:
-    with contextlib.closing(sqlite3.connect(path)) as connection:
-        return bool(connection.execute("PRAGMA integrity_check").fetchone()[0] == "ok")
-
-
 @pytest.mark.slow
 @pytest.mark.parametrize("seed", [0, *(pytest.param(seed, marks=pytest.mark.thorough) for seed in range(1, 8))])
 def test_no_command_fails_badly_on_damage(run: Run, tmp_path: Path, sound: bytes, seed: int) -> None:
@@ -86,14 +81,8 @@ def test_no_command_fails_badly_on_damage(run: Run, tmp_path: Path, sound: bytes
         for old in tmp_path.iterdir():
             shutil.rmtree(old) if old.is_dir() else old.unlink()
         (tmp_path / "atma.db").write_bytes(content)
-        try:
-            with no_hang(arguments):
-                code, _, err = run(*arguments)
-        except Exception:
-            # a sound file may hold a value that cannot be read: foreign tests are about those
-            if not is_sound(tmp_path / "atma.db"):
-                raise
-            continue
+        with no_hang(arguments):
+            code, _, err = run(*arguments)
         assert code in (0, 1, 2, 3), (arguments, err)
         assert code < 2 or len(err.splitlines()) == 1, (arguments, err)
 
