@@ -132,8 +132,7 @@ def test_peak_resident_grows_with_what_is_held() -> None:
     before = peak_resident()
     held = np.ones(2**23)
     assert before is not None
-    # on a machine short of memory the system takes pages of libraries back meanwhile
-    assert peak_resident() - before > 0.75 * held.nbytes
+    assert peak_resident() - before > 0.95 * held.nbytes
     del held
     assert reset_peak_resident()
     assert peak_resident() - before < 2**24
