@@ -120,7 +120,7 @@ def test_no_database_is_a_single_line(run: Run, tmp_path: Path, sound: bytes) ->
     }
     for name, content in (("header", b"sql" + sound[3:]), ("text", b"some text\n" * 1000), ("empty", b"")):
         path.write_bytes(content)
-        code, _, err = run("status")
+        code, _, err = run("show", "x")
         assert (code, len(err.splitlines())) == (message[name][0], 1)
         assert message[name][1] in err
     path.unlink()
