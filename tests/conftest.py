@@ -8,6 +8,7 @@ import signal
 from collections.abc import Callable, Iterator
 from pathlib import Path
 from typing import TYPE_CHECKING
+from weakref import WeakKeyDictionary
 
 import pytest
 import registries as known
@@ -120,6 +121,12 @@ def command_line(
         return code, *capsys.readouterr()
 
     return call
+
+
+@pytest.fixture
+def no_databases(monkeypatch: pytest.MonkeyPatch) -> None:
+    """A process without open databases: those of earlier tests, damaged on purpose, do not explain a bug of this one."""
+    monkeypatch.setattr("atma_sweep.results.store.database._engines", WeakKeyDictionary())
 
 
 @pytest.fixture

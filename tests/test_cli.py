@@ -236,6 +236,7 @@ def test_what_the_system_refuses_is_one_line_wherever_it_does(
 @pytest.mark.parametrize(
     "error", [FileNotFoundError(errno.ENOENT, "No such file", "/x"), OSError("ours"), ValueError("x")]
 )
+@pytest.mark.usefixtures("no_databases")
 def test_an_error_that_may_be_ours_is_not_dressed_up(monkeypatch: pytest.MonkeyPatch, error: Exception) -> None:
     def broken() -> None:
         raise error
@@ -336,6 +337,7 @@ def test_every_command_shows_how_it_is_called(name: str) -> None:
         commands()[name].make_context(name, words)
 
 
+@pytest.mark.usefixtures("no_databases")
 def test_a_bug_is_not_dressed_up(monkeypatch: pytest.MonkeyPatch) -> None:
     def broken() -> None:
         raise RuntimeError("ours")

@@ -11,7 +11,7 @@ from pathlib import Path
 
 import pytest
 from atma_sweep.reports.figures import FIGURES
-from atma_sweep.reports.tables import TABLES
+from atma_sweep.reports.tables import SECOND_VERSION, TABLES
 from atma_sweep.results.metrics import METRICS
 from atma_sweep.results.names import PUBLISHED, SHIPPED
 from atma_sweep.results.store.records import CellRecord
@@ -54,7 +54,7 @@ def test_completion_of_what_the_program_brings(complete: Complete, tmp_path: Pat
     assert complete("atma-sweep launch ") == [*shipped(), "mine.yaml"]
     assert complete(f"atma-sweep plan {tmp_path}/mi") == [f"{tmp_path}/mine.yaml"]
     assert complete("atma-sweep data prepare --grid qu") == ["quick"]
-    assert complete("atma-sweep report --table ") == [*TABLES, "v2:6", "v2:7", "v2:8"]
+    assert complete("atma-sweep report --table ") == [*TABLES, *SECOND_VERSION]
     assert complete("atma-sweep report --figure ") == ["1", "2a", "2b", *FIGURES]
     assert complete("atma-sweep report --compare ") == [*PUBLISHED, *SHIPPED]
     assert complete("atma-sweep report --sweep printed-v") == [
@@ -130,7 +130,7 @@ def test_report_lists_every_table_and_figure(run: Callable[..., tuple[int, str, 
     assert (code, err) == (0, "")
     lines = [tuple(line.split(maxsplit=2)) for line in out.splitlines()]
     assert [(option, name) for option, name, _ in lines if option == "--table"] == [
-        ("--table", name) for name in (*TABLES, "v2:6", "v2:7", "v2:8")
+        ("--table", name) for name in (*TABLES, *SECOND_VERSION)
     ]
     assert [name for option, name, _ in lines if option == "--figure"] == ["1", "2a", "2b", *FIGURES]
     assert ("--table", "6", TABLES["6"].shows) in lines

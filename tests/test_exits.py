@@ -189,6 +189,7 @@ def test_what_is_shown_of_an_address(tmp_path: Path) -> None:
         place("postgresql://me:x@y@host/db")
 
 
+@pytest.mark.usefixtures("no_databases")
 def test_the_traceback_of_a_bug_tells_no_password(monkeypatch: Any, capsys: Any) -> None:
     import sys
 

@@ -337,8 +337,8 @@ def damage(error: BaseException | None, url: URL) -> StoreDamaged | None:
     if path is None or error is None:
         return None
     code = (getattr(error, "sqlite_errorcode", None) or 0) & 0xFF
-    # of a damaged schema SQLite may quote bytes that are no text, which Python then cannot read
-    is_text = isinstance(error, UnicodeDecodeError) or "Could not decode to UTF-8" in str(error)
+    # of a damaged schema SQLite may quote bytes that are no text; a value that is none is a matter of its row
+    is_text = isinstance(error, UnicodeDecodeError)
     if code in (sqlite3.SQLITE_CORRUPT, sqlite3.SQLITE_FORMAT) or is_text or "malformed" in str(error):
         return _damaged(path, "text that is not UTF-8" if is_text else str(error))
     if code == sqlite3.SQLITE_NOTADB and _was_database(path):

@@ -102,11 +102,12 @@ def exists(address: str) -> bool:
 
 
 def free_bytes(address: str) -> int | None:
-    """Bytes free on the disk of a local place, which need not exist yet; None for a place elsewhere."""
+    """Bytes free on the disk of a local place, which need not exist yet; None for a place elsewhere, or on no disk at all."""
     local = _local(address)
     if local is None:
         return None
-    return shutil.disk_usage(next(path for path in (local, *local.parents) if path.exists())).free
+    usage = shutil.disk_usage(next(path for path in (local, *local.parents) if path.exists()))
+    return usage.free if usage.total else None  # such as /proc
 
 
 def _local(address: str) -> Path | None:

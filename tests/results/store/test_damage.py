@@ -277,7 +277,7 @@ def test_commands_on_a_full_disk(run: Run, tmp_path: Path, sound: bytes) -> None
             assert "make room" in err
         code, _, err = run("launch", "quick", "--executor", "local", "--db", str(full / "new.db"))
         assert code == 3
-        assert f"cannot use {full}/new-runs/" in err
+        assert f"; 0 B free in {full}/new-runs" in err
         assert not (full / "new.db").exists()
     finally:
         subprocess.run(["umount", "--lazy", str(full)], check=True)

@@ -111,7 +111,7 @@ def test_who_cannot_look_does_not_report_attempts_as_dead(store: Store, cells: C
     assert (store.attempt(attempt.id).pid_space, check.check(store.path)) == ("elsewhere", [])
     store.set_process(attempt.id, 1, gone.pid, gone.started, space=me.space)
     (found,) = check.check(store.path)
-    assert "their process is gone" in found.what
+    assert "the process is gone" in found.what
 
 
 # --- several sweeps -------------------------------------------------------------------------------------------------

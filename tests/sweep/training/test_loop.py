@@ -471,7 +471,7 @@ def test_a_poisoned_weight_is_divergence(network: Network) -> None:
 
 
 def test_an_absurd_learning_rate_is_divergence(network: Network) -> None:
-    config = recipe(tokens=24 * 30, scalar_lr=1e30, embedding_lr=1e30, muon_lr=1e30, head_lr=1e30)
+    config = recipe(tokens=24 * 30, scalar_lr=1e18, embedding_lr=1e18, muon_lr=1e18, head_lr=1e18)
     with pytest.raises(Diverged, match=r"is not finite at step \d+"):
         trainer(network(), config, every=1).run()
 
