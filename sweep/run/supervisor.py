@@ -32,6 +32,7 @@ from ..machine.allocation import stands_back
 from ..machine.signals import Interrupted, Signals
 from ..plan.planner import Task
 from ..scheduler.base import Executor, Launch, OnThisMachine
+from ..scheduler.source_snapshot import takes_weights_hash
 from .further import Source
 from .retries import Retries
 
@@ -280,8 +281,10 @@ class Supervisor:
         return True
 
     def _weights_sha256(self, task: Task) -> str | None:
-        """Return the recorded SHA-256 of the kept weights that the task evaluates."""
+        """Return the recorded SHA-256 of the kept weights that the task evaluates; None for code that would refuse it."""
         if task.weights is None or task.parent_id is None:
+            return None
+        if self.source is not None and not takes_weights_hash(self.source):
             return None
         origin = self.store.provenance(task.parent_id)
         return origin.weights_sha256 if origin is not None else None

@@ -9,6 +9,7 @@ import shutil
 from collections.abc import Iterator
 from pathlib import Path
 
+from ...results.weights import WEIGHTS_SHA256
 from ..errors import SweepError
 
 PACKAGE = Path(__file__).resolve().parents[2]
@@ -124,6 +125,12 @@ def schema_of(source: Path) -> str | None:
             known = re.search(r"^REVISIONS = \(([^)]*)\)", file.read_text(), re.MULTILINE)
             return re.findall(r"\d+", known[1])[-1] if known else None
     return None
+
+
+def takes_weights_hash(source: Path) -> bool:
+    """Return whether the copy in that folder reads a job file that holds the hash of weights; older ones refuse the key."""
+    file = source / "atma_sweep" / "sweep" / "attempt" / "job.py"
+    return file.is_file() and WEIGHTS_SHA256 in file.read_text()
 
 
 def import_path(source: Path, before: str | None) -> str:

@@ -362,6 +362,11 @@ def test_a_failed_evaluation_ends_with_1_and_shows_no_older_number(desk: Desk) -
     store.finish_attempt(older.id, 0, "done")
     weights = desk.runs / desk.cell(POLAR) / "1" / "weights.safetensors"
     weights.write_bytes(weights.read_bytes()[:-1])
+    said = desk.evaluate(POLAR, NOPE, "--probe", "val", code=2)
+    assert f"{weights}: the kept weights have changed since they were written" in said
+    # of an earlier version, which recorded no hash to refuse them by
+    with sqlite3.connect(desk.db) as connection:
+        connection.execute("UPDATE provenance SET extra = json_remove(extra, '$.weights_sha256')")
     out = desk.evaluate(POLAR, NOPE, "--probe", "val", code=1)
     *ended, line = out.splitlines()
     # side by side, so either may end first

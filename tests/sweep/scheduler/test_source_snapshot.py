@@ -16,7 +16,7 @@ from atma_sweep.model.resolve import check_model_config
 from atma_sweep.sweep.config import CellConfig, Resources
 from atma_sweep.sweep.grid.grid import load_grid
 from atma_sweep.sweep.run.supervisor import as_told
-from atma_sweep.sweep.scheduler.source_snapshot import PACKAGE, PARTS, fingerprint, folder, freeze
+from atma_sweep.sweep.scheduler.source_snapshot import PACKAGE, PARTS, fingerprint, folder, freeze, takes_weights_hash
 
 from ...helpers.bench import Bench
 from ...helpers.patience import PATIENCE_S
@@ -171,3 +171,12 @@ def test_older_code_is_not_told_what_it_does_anyway() -> None:
     ):
         assert name not in told[section]
     assert whole(told) == config
+
+
+def test_weights_hash_is_kept_from_code_that_refuses_it(tmp_path: Path) -> None:
+    """A copy of older code reads the keys of a job file into a class that has no such field."""
+    assert takes_weights_hash(tmp_path / "source" / freeze(tmp_path))
+    older = tmp_path / "older" / "atma_sweep" / "sweep" / "attempt"
+    older.mkdir(parents=True)
+    (older / "job.py").write_text((PACKAGE / "sweep/attempt/job.py").read_text().replace("weights_sha256", "other"))
+    assert not takes_weights_hash(tmp_path / "older")
