@@ -16,7 +16,7 @@ SECTIONS = ("model", "train", "data")
 
 @dataclass(frozen=True, kw_only=True)
 class Derived:
-    """What the config of a cell gives."""
+    """Labels that follow from the config of a cell."""
 
     columns: Mapping[str, Any]
     """Columns of the table `cell`, by name."""

@@ -292,7 +292,9 @@ def test_words_of_five_thousand_letters_and_paths_that_cannot_be(run, arguments:
     assert len(err) < 1000
 
 
-def test_a_missing_package_is_one_line(monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]) -> None:
+def test_a_missing_package_is_a_single_line(
+    monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
     """In a Python that lacks one, as a machine that only has torch."""
     monkeypatch.setitem(sys.modules, "pydantic", None)
 

@@ -363,7 +363,7 @@ def test_eager_polar_attention_is_the_formula(window: int | None) -> None:
     assert all(((x - y).abs().max() / y.abs().max()).item() < 1e-10 for x, y in pairs)
 
 
-def test_polar_attention_is_timed_beside_eager_pytorch() -> None:
+def test_polar_attention_has_an_eager_variant() -> None:
     """The paper compares its kernel with PyTorch's operations one by one; meta tensors show which cases have which."""
     made = list(kernels.cases(["polar"], torch.device("meta")))
     assert (made[0].size, list(made[0].variants)) == ("B16 T2048", ["torch", "eager"])

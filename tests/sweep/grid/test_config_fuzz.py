@@ -2,11 +2,8 @@
 
 from __future__ import annotations
 
-import contextlib
 import random
-import signal
 from collections.abc import Callable, Iterator
-from types import FrameType
 from typing import Any
 
 import pytest
@@ -14,11 +11,10 @@ from atma_sweep.sweep.config import CellConfig
 from atma_sweep.sweep.data.registry import CORPORA
 from atma_sweep.sweep.grid import settings
 from atma_sweep.sweep.probes import PROBES
+from every_command import no_hang
 
 Command = Callable[..., tuple[int, str, str]]
 Write = Callable[..., Any]
-WATCHDOG_S = 120
-"""Ends a case that hangs, on a machine that ten others share; nothing is measured."""
 VALUES: dict[str, str] = {
     "huge": "1e300",
     "beyond a float": "1e400",
@@ -69,26 +65,6 @@ DAILY = random.Random(20261127).sample(CASES, 60)
 THOROUGH = random.Random(7).sample(CASES, 1500)
 
 
-class Hang(Exception):
-    """A case that did not end."""
-
-
-@contextlib.contextmanager
-def watchdog(case: str) -> Iterator[None]:
-    """Raise Hang in the body when it takes far longer than any case should."""
-
-    def ring(number: int, frame: FrameType | None) -> None:
-        raise Hang(f"{case} does not end")
-
-    before = signal.signal(signal.SIGALRM, ring)
-    signal.alarm(WATCHDOG_S)
-    try:
-        yield
-    finally:
-        signal.alarm(0)
-        signal.signal(signal.SIGALRM, before)
-
-
 def check(case: str, code: int, err: str, mentions: tuple[str, ...]) -> None:
     """Assert that a command ended well or with one line that names where the value stands."""
     assert code in (0, 2, 3), f"{case}: exit code {code}: {err}"
@@ -109,7 +85,7 @@ def run_cases(cases: list[tuple[str, str]], command: Command, write: Write) -> i
         name = path.rsplit(".", 1)[-1]
         look = ("plan",) if index % 4 == 3 else ("launch",)
         dry = () if look == ("plan",) else ("--dry-run",)
-        with watchdog(case):
+        with no_hang((case,)):
             if index % 2:
                 code, _, err = command(
                     *look, "quick", *dry, "--name", "x", "--set", f"{path}={VALUES[kind]}", "--only", "attn_type=nope"

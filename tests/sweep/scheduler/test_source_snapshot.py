@@ -173,7 +173,7 @@ def test_older_code_is_not_told_what_it_does_anyway() -> None:
     assert whole(told) == config
 
 
-def test_weights_hash_is_kept_from_code_that_refuses_it(tmp_path: Path) -> None:
+def test_weights_hash_is_hidden_from_code_that_refuses_it(tmp_path: Path) -> None:
     """A copy of older code reads the keys of a job file into a class that has no such field."""
     assert takes_weights_hash(tmp_path / "source" / freeze(tmp_path))
     older = tmp_path / "older" / "atma_sweep" / "sweep" / "attempt"
