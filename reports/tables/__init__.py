@@ -64,9 +64,14 @@ WHOLE = ("contrasts", "compare", "study", "budget", "budgets", "open-weight")
 sweeps have none of these axes."""
 
 
-SECOND_VERSION = {f"v2:{n}": str(n) for n in (1, 2, 3)} | {
-    line.number: name for name, line in TABLES.items() if line.number
-}
+SECOND_VERSION = dict(
+    sorted(
+        [
+            *((f"v2:{n}", str(n)) for n in (1, 2, 3)),
+            *((line.number, name) for name, line in TABLES.items() if line.number),
+        ]
+    )
+)
 """By number in the paper's second version, whose first three tables are those of the first: the name here."""
 
 
@@ -97,7 +102,7 @@ def make_table(number: str | int, store: Store, sweep: str | None = None, **opti
             if second in SECOND_VERSION
             else ""
         )
-        raise ReportError(f"there is no table {number}{there}; {choice(name, [*TABLES, *sorted(SECOND_VERSION)])}")
+        raise ReportError(f"there is no table {number}{there}; {choice(name, [*TABLES, *SECOND_VERSION])}")
     line = TABLES[name]
     if "lengths" not in line.takes and options.pop("lengths", None):
         raise ReportError(f"table {name} is not about context lengths; leave --length out")
