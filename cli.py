@@ -202,13 +202,14 @@ def evaluate(
     from .sweep.run import evaluate, openweight, progress
 
     executor = chosen(executor)
-    if not any(map(openweight.is_model, cells)):
+    measures_models = any(map(openweight.is_model, cells))
+    if not measures_models:
         openweight.check_cell_options(revision=revision, pairing=pairing)
     store = open_store(db)
     where = runs_folder(runs, db, write=True)
     about: dict[str, Any] = {"runs": where, "probes": probe or [], "lengths": length or [], "sweep": sweep}
     revisions = None
-    if any(map(openweight.is_model, cells)):
+    if measures_models:
         beside = openweight.plan(store, cells, **about, revision=revision, pairing=pairing or "text")
         shares, revisions = beside.shares, beside.revisions
         for line in beside.told:
