@@ -27,6 +27,7 @@ from __future__ import annotations
 
 import argparse
 import hashlib
+import importlib
 import json
 import os
 import platform
@@ -75,14 +76,16 @@ def _command_line() -> Any:
 
 def _network_modules() -> SimpleNamespace:
     """Return what the section `models` needs of the product, under names of our own."""
-    from atma_sweep.model.backbone import Auxiliary, build
-    from atma_sweep.model.config import ModelConfig
-    from atma_sweep.model.decode import write
-    from atma_sweep.model.registry import MEMORIES, MIXERS, POSITIONS, REGULARIZERS
-    from atma_sweep.sweep.grid.grid import load_grid, shipped
-    from atma_sweep.sweep.training.flops import forward_flops, paper_flops, training_flops
+    from atma_sweep.model import backbone, config, decode, registry
+    from atma_sweep.sweep.grid import grid
+    from atma_sweep.sweep.training import flops
 
-    return SimpleNamespace(**locals())
+    return SimpleNamespace(
+        Auxiliary=backbone.Auxiliary, build=backbone.build, ModelConfig=config.ModelConfig, write=decode.write,
+        MEMORIES=registry.MEMORIES, MIXERS=registry.MIXERS, POSITIONS=registry.POSITIONS, REGULARIZERS=registry.REGULARIZERS,
+        load_grid=grid.load_grid, shipped=grid.shipped, forward_flops=flops.forward_flops, paper_flops=flops.paper_flops,
+        training_flops=flops.training_flops,
+    )  # fmt: skip
 
 
 class Call(NamedTuple):
@@ -137,7 +140,7 @@ def _child(call: Call, out: int, err: int) -> int:
         _command_line().main()
     except SystemExit as end:
         code = end.code
-    except BaseException:
+    except BaseException:  # noqa: BLE001
         traceback.print_exc()
         code = 70
     for stream in (sys.stdout, sys.stderr):
@@ -184,11 +187,8 @@ def run_all(calls: Sequence[Call], limit_s: float = 400) -> dict[str, Result]:
 
 def _preload() -> None:
     """Import heavy packages of others once, before commands are forked."""
-    import matplotlib.pyplot
-    import numpy
-    import pandas
-    import scipy.stats
-    import sqlalchemy.orm  # noqa: F401
+    for module in ("matplotlib.pyplot", "numpy", "pandas", "scipy.stats", "sqlalchemy.orm"):
+        importlib.import_module(module)
 
 
 def unpack_database(folder: Path) -> Path:
@@ -436,7 +436,7 @@ def _attempt(measure: Callable[[], dict[str, Any]]) -> dict[str, Any]:
     """Return a measurement, or the error that it raises, which is behaviour as well."""
     try:
         return measure()
-    except Exception as error:
+    except Exception as error:  # noqa: BLE001
         return {"error": f"{type(error).__name__}: {str(error).splitlines()[0] if str(error) else ''}"}
 
 
@@ -615,7 +615,7 @@ def main() -> int:
                 code = 1
                 try:
                     code = min(1, run_section(section, options.record, keep, place))
-                except BaseException:
+                except BaseException:  # noqa: BLE001
                     traceback.print_exc()
                 finally:
                     sys.stdout.flush()
