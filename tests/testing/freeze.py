@@ -157,7 +157,7 @@ def run_all(calls: Sequence[Call], limit_s: float = 400) -> dict[str, Result]:
     while waiting or running:
         while waiting and len(running) < WORKERS:
             call = waiting.pop(0)
-            out, err = tempfile.TemporaryFile(), tempfile.TemporaryFile()
+            out, err = tempfile.TemporaryFile(), tempfile.TemporaryFile()  # noqa: SIM115
             sys.stdout.flush()
             pid = os.fork()
             if pid == 0:
@@ -360,7 +360,7 @@ def base_networks(product: SimpleNamespace, place: Path) -> dict[str, Any]:
     """Return the model's config, at its full size, of a cell of every base."""
     found = {}
     for base in product.shipped("base"):
-        path = place / f"{base}.yaml"
+        path = place / f"of-{base}.yaml"
         path.write_text(f"name: frozen\nextends: {base}\n")
         config = product.load_grid(path).expand(lambda data: "f" * 64, lambda name: None)[0].config
         found[base] = (config.model, config.train)
