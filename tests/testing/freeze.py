@@ -191,6 +191,19 @@ def _preload() -> None:
         importlib.import_module(module)
 
 
+def _warm(call: Call) -> None:
+    """Run a command in this process, so that forked ones find its modules imported."""
+    saved, streams, folder = (os.dup(0), os.dup(1), os.dup(2)), (sys.stdin, sys.stdout, sys.stderr), Path.cwd()
+    with tempfile.TemporaryFile() as sink:
+        try:
+            _child(call, sink.fileno(), sink.fileno())
+        finally:
+            for number, copy in enumerate(saved):
+                os.dup2(copy, number)
+            sys.stdin, sys.stdout, sys.stderr = streams
+            os.chdir(folder)
+
+
 def unpack_database(folder: Path) -> Path:
     """Put the prepared database, its runs folder and its grid into a folder, and return that."""
     folder.mkdir(parents=True, exist_ok=True)
@@ -312,6 +325,7 @@ def errors(place: Path) -> dict[str, Any]:
             target.parent.mkdir(parents=True, exist_ok=True)
             target.write_bytes((shared[text[1:]] if text[:1] == "@" and text[1:] in shared else text).encode("latin1"))
         calls.append(Call(name, ("plan", *case["arguments"]), folder))
+    _warm(Call("quick", ("plan", "quick"), place / "warm"))
     results = run_all(calls, limit_s=20)
     cases = {}
     for call in calls:
