@@ -23,10 +23,10 @@ def _without_defaults(cls: type[BaseModel], values: Mapping[str, Any]) -> dict[s
     kept: dict[str, Any] = {}
     for name, field in cls.model_fields.items():
         extra = field.json_schema_extra if isinstance(field.json_schema_extra, dict) else {}
-        value = values[name]
-        if extra.get("outside") or ("identity" in extra and extra["identity"] == value):
+        # a config from before the field lacks it, and is a config of its identity default
+        if extra.get("outside") or ("identity" in extra and values.get(name, extra["identity"]) == extra["identity"]):
             continue
-        kept[name] = value
+        kept[name] = values[name]
     return kept
 
 
