@@ -1,86 +1,147 @@
-"""A sweep that older code began goes on with that code (`--code kept`), started by the code of today.
+"""A sweep that older code began goes on with that code (`--code kept`), or with today's, started by the code of today.
 
-The older code is real: it comes from this repository's history, from before its modules moved into rooms.
+The older code is real: it comes from this repository's history.
 """
 
 from __future__ import annotations
 
-import io
 import json
-import os
+import shutil
+import signal
 import subprocess
-import sys
-import tarfile
 from pathlib import Path
-from typing import Any
+from typing import Any, NamedTuple
 
+import old_code
 import pytest
+from atma_sweep.sweep.machine import processes
+from atma_sweep.sweep.scheduler.base import LocalExecutor
 from atma_sweep.sweep.scheduler.cluster import Agent
 from atma_sweep.sweep.scheduler.source_snapshot import PACKAGE, PARTS, fingerprint
+from old_code import COMMAND, COMMITS, with_code
+from patience import PATIENCE_S
 
 from ...helpers.bench import Bench
 
-OLD = "dd87905"
+STEPS = 300
 AGENT = """
 import json
 from atma_sweep.sweep.scheduler.cluster import Agent
 print(json.dumps([Agent.__module__, Agent.__qualname__, [name for name in dir(Agent) if not name.startswith("_")]]))
 """
 """Where workers of a cluster look for the agent of their node, and what of it is called from elsewhere."""
+SPARES = {"dd87905": False, "0c020c1": True, "a2d1eee": True}
+"""Whether that code waits, when it is told to, for an attempt to become."""
+JOURNALS = {"dd87905": True, "0c020c1": False, "a2d1eee": False}
+"""Whether that code knows an older schema alone, and so writes journals beside a database of today."""
 
 
-@pytest.fixture(scope="module")
-def old(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    """The package as it was then."""
-    archive = subprocess.run(["git", "archive", OLD, *PARTS], cwd=PACKAGE, capture_output=True, timeout=120)
-    if archive.returncode:
-        pytest.skip(f"this checkout does not hold commit {OLD}: it has no history that far back")
-    package = tmp_path_factory.mktemp("old") / "atma_sweep"
-    with tarfile.open(fileobj=io.BytesIO(archive.stdout)) as files:
-        files.extractall(package, filter="data")
-    assert (package / "sweep" / "supervisor.py").is_file(), "as it was before the rooms"
-    return package
+class Begun(NamedTuple):
+    """A sweep of two cells that one commit began: the first was interrupted in the midst of its training."""
+
+    commit: str
+    package: Path
+    folder: Path
+    plan: dict[str, Any]
 
 
-def with_code(package: Path, folder: Path, *arguments: str) -> str:
-    """What this interpreter says when the package is that one."""
-    env = {**os.environ, "PYTHONPATH": str(package.parent)}
-    done = subprocess.run(
-        [sys.executable, *arguments], cwd=folder, env=env, capture_output=True, text=True, timeout=600
-    )
-    assert done.returncode == 0, done.stdout + done.stderr
-    return done.stdout
+@pytest.fixture(scope="module", params=COMMITS)
+def begun(request: pytest.FixtureRequest, tmp_path_factory: pytest.TempPathFactory) -> Begun:
+    commit = str(request.param)
+    try:
+        package = old_code.unpack(commit, tmp_path_factory.mktemp("code"))
+    except old_code.NoHistory as error:
+        pytest.skip(str(error))
+    bench = Bench(tmp_path_factory.mktemp("begun"))
+    bench.grid(tokens=128 * STEPS)
+    bench.in_turn()
+    bench.env = old_code.environment(package)
+    launch = bench.start("launch", "micro.yaml", "--executor", "local")
+    bench.wait(f"SELECT 1 FROM attempt WHERE step BETWEEN 20 AND {STEPS - 60} AND checkpoint IS NOT NULL", launch)
+    launch.send_signal(signal.SIGINT)
+    printed, _ = launch.communicate(timeout=PATIENCE_S)
+    assert bench.sql("SELECT kind, state FROM attempt") == [("train", "interrupted")], printed
+    plan = json.loads(with_code(package, bench.folder, *COMMAND, "launch", "micro.yaml", "--dry-run", "--json"))
+    return Begun(commit, package, bench.folder, plan)
 
 
-def ids_of(plan: Any) -> list[str]:
-    return [cell["cell"] for cell in plan["cells"]]
+@pytest.fixture
+def bench(begun: Begun, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Bench:
+    """A copy of what was begun, for today's code to go on with."""
+    monkeypatch.delenv("PYTHONDONTWRITEBYTECODE", raising=False)
+    monkeypatch.setattr(LocalExecutor, "spares_without_gpu", True)
+    folder = tmp_path / "copy"
+    shutil.copytree(begun.folder, folder)
+    resumed = Bench(folder, copied=begun.folder)
+    resumed.ask("db", "upgrade")
+    return resumed
+
+
+@pytest.fixture
+def spares(monkeypatch: pytest.MonkeyPatch) -> list[int]:
+    """Pids of the spare processes that today's launch started, as it starts them."""
+    start, pids = processes.start_waiting, []
+
+    def start_and_note(*arguments: Any) -> subprocess.Popen[bytes]:
+        process = start(*arguments)
+        pids.append(process.pid)
+        return process
+
+    monkeypatch.setattr(processes, "start_waiting", start_and_note)
+    return pids
+
+
+def goes_on(bench: Bench, begun: Begun) -> None:
+    """The interrupted cell was resumed, not begun anew, and every number of both cells is there once."""
+    bench.once(cells=2)
+    bench.whole()
+    after = bench.plan()
+    assert [cell["cell"] for cell in after["cells"]] == [cell["cell"] for cell in begun.plan["cells"]]  # type: ignore[attr-defined]
+    assert after["counts"] == {"done": 2}
+    assert bench.sql("SELECT count(*) FROM event WHERE kind = 'resumed'") == [(1,)]
+    for curve in bench.curves().values():
+        assert [point[0] for point in curve] == list(range(10, STEPS + 1, 10))
+    assert bench.processes() == []
 
 
 @pytest.mark.slow
 @pytest.mark.thorough
-def test_a_sweep_goes_on_with_the_code_that_began_it(old: Path, tmp_path: Path) -> None:
-    bench = Bench(tmp_path)
-    bench.env.pop("PYTHONDONTWRITEBYTECODE", None)
-    command = ("-m", "atma_sweep.cli", "launch", "micro.yaml")
-    with_code(old, tmp_path, *command, "--executor", "local", "--only", "attn_type=nope")
-    before = json.loads(with_code(old, tmp_path, *command, "--dry-run", "--json"))
-    assert before["counts"]["done"] == 1
-    known, now = fingerprint(old), fingerprint(PACKAGE)
-    # that code knows schema 0005 and would refuse a newer one, so its attempts write journals
-    bench.ask("db", "upgrade")
-    assert f"code: as launched before ({known}), not as it is now ({now})" in bench.launch("--code", "kept")
-    after = bench.plan()
-    assert ids_of(after) == ids_of(before)
-    assert after["counts"] == {"done": 2}
-    bench.once(cells=2)
-    # what was compiled goes at each launch, so attempts of this one have imported it
-    assert list((tmp_path / "atma-runs" / "source" / known).rglob("work.*.pyc"))
-    assert bench.sql("SELECT message FROM event WHERE kind = 'code'") == [(known,)]
+def test_half_finished_sweep_goes_on_with_its_own_code(begun: Begun, bench: Bench, spares: list[int]) -> None:
+    old_code_id, now = fingerprint(begun.package), fingerprint(PACKAGE)
+    assert f"code: as launched before ({old_code_id}), not as it is now ({now})" in bench.launch("--code", "kept")
+    goes_on(bench, begun)
+    snapshot = bench.folder / "atma-runs" / "source" / old_code_id
+    # compiled files go at each launch, so attempts of this one have imported the module that trains
+    assert [path for name in ("work", "runner") for path in snapshot.rglob(f"{name}.*.pyc")]
+    assert bench.sql("SELECT message FROM event WHERE kind = 'code'") == [(old_code_id,)]
+    pids = bench.sql("SELECT pid FROM attempt WHERE number > 1 OR state = 'done' ORDER BY id")
+    assert [pid in spares for (pid,) in pids] == [False, SPARES[begun.commit]]
+    journals = list((bench.folder / "atma-runs").glob("*/*/journal.jsonl"))
+    assert len(journals) == (2 if JOURNALS[begun.commit] else 0)
 
 
+@pytest.mark.slow
 @pytest.mark.thorough
-def test_the_agent_of_a_node_is_where_it_was(old: Path, tmp_path: Path) -> None:
-    module, name, then = json.loads(with_code(old, tmp_path, "-c", AGENT))
+def test_half_finished_sweep_goes_on_with_the_code_of_today(begun: Begun, bench: Bench, spares: list[int]) -> None:
+    old_code_id, now = fingerprint(begun.package), fingerprint(PACKAGE)
+    printed = bench.launch()
+    if old_code_id != now:
+        assert f"code: changed since the last launch ({old_code_id} to {now})" in printed
+        assert bench.sql("SELECT message FROM event WHERE kind = 'code' ORDER BY id") == [(old_code_id,), (now,)]
+    goes_on(bench, begun)
+    pids = bench.sql("SELECT pid FROM attempt WHERE number > 1 OR state = 'done' ORDER BY id")
+    assert [pid in spares for (pid,) in pids] == [False, True]
+
+
+def test_parts_of_a_snapshot_are_those_of_older_ones() -> None:
+    """A part may be added, which no older snapshot has; none may go or change its place, or fingerprints change."""
+    assert [part for part in PARTS if part in old_code.PARTS] == list(old_code.PARTS)
+
+
+@pytest.mark.slow
+@pytest.mark.thorough
+def test_the_agent_of_a_node_is_where_it_was(begun: Begun, tmp_path: Path) -> None:
+    module, name, methods = json.loads(with_code(begun.package, tmp_path, "-c", AGENT))
     assert [module, name] == ["atma_sweep.sweep.scheduler.cluster", "Agent"]
     assert (Agent.__module__, Agent.__qualname__) == (module, name)
-    assert {"hold", "poll", "start", "end", "close"} <= set(then) <= set(dir(Agent))
+    assert {"hold", "poll", "start", "end", "close"} <= set(methods) <= set(dir(Agent))
