@@ -26,8 +26,8 @@ from ..errors import MachineError
 from ..grid.cell import Cell
 from ..grid.plugins import load_plugin
 from ..machine.processes import die_with
-from ..plan.calibrated import Calibration
-from ..plan.speed import Place
+from ..planning.calibration import Calibration
+from ..planning.speed_model import Place
 from ..probes.subject import evaluating
 from .train import Runner
 

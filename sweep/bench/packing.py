@@ -26,8 +26,8 @@ from ..grid.cell import Cell
 from ..grid.grid import Grid, load_grid
 from ..machine import hardware, processes
 from ..machine.hardware import cores
-from ..plan import corpora
-from ..plan.planner import Task, select
+from ..planning import corpus_check
+from ..planning.planner import Task, select
 from ..run import launch
 from ..run.supervisor import LEASE_S
 from ..scheduler.base import LocalExecutor
@@ -155,7 +155,7 @@ def _expanded(grid: str, sets: Sequence[str], runs: Path) -> tuple[Grid, list[Ce
     loaded = load_grid(grid, sets=list(sets), rename="bench")
     if loaded.search is not None or loaded.tune is not None:
         raise GridError("GRID", None, grid, "a study has no cells before it runs; give a factorial", [], grid)
-    return loaded, corpora.expand(loaded, runs / "corpora")[0]
+    return loaded, corpus_check.expand(loaded, runs / "corpora")[0]
 
 
 def run(

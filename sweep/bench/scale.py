@@ -24,8 +24,8 @@ from ...results.store.store import Store, open_store
 from ..config import Resources
 from ..grid.grid import Grid, load_grid
 from ..machine import processes
-from ..plan import corpora
-from ..plan.planner import Task
+from ..planning import corpus_check
+from ..planning.planner import Task
 from ..probes import requested
 from ..run import launch
 from ..run.supervisor import LEASE_S, Supervisor
@@ -121,11 +121,11 @@ def run(cells: int, points: int, folder: Path, *, tell: Callable[[str], None] = 
     runs = folder / "runs"
     tell("preparing the text")
     most = 2 * cells + COMBINATIONS
-    corpora.expand(load_grid(file, most=most), runs / "corpora")
+    corpus_check.expand(load_grid(file, most=most), runs / "corpora")
 
     def expanded() -> tuple[Grid, list[Any]]:
         grid = load_grid(file, most=most)
-        return grid, corpora.expand(grid, runs / "corpora")[0]
+        return grid, corpus_check.expand(grid, runs / "corpora")[0]
 
     began = time.perf_counter()
     grid, made = expanded()

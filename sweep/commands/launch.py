@@ -17,12 +17,12 @@ from ...results.store.store import Store, StoreMissing, open_store
 from ...results.text import say
 from ..errors import MachineError, SweepError
 from ..grid.grid import Grid, load_grid
-from ..plan import corpora, designs, place, price, stops, told
-from ..plan.budget import hours_of, rate_of
-from ..plan.planner import Plan
-from ..plan.price import Bill
-from ..plan.stops import Outlook
-from ..plan.studies import space_of
+from ..planning import corpus_check, cost_estimate, designs, render, stop_outlook, target_machine
+from ..planning.budget import hours_of, rate_of
+from ..planning.cost_estimate import Bill
+from ..planning.planner import Plan
+from ..planning.stop_outlook import Outlook
+from ..planning.studies import space_of
 from ..run import launch, progress, requirements
 from ..run.launch import Outcome, Request
 from ..run.notify import checked
@@ -72,7 +72,7 @@ def carry_out(asked: Asked, *, dry_run: bool, as_json: bool) -> bool:
     if dry_run:
         request, known = ahead.request, ahead.store
         billed = _billed(asked, ahead)
-        outlook = stops.outlook(
+        outlook = stop_outlook.outlook(
             request.grid, request.cells, known, lambda cells: billed(launch.plan(replace(request, cells=cells), known))
         )
         bill = billed(ahead.made.with_proposals())
@@ -109,8 +109,8 @@ def carry_out(asked: Asked, *, dry_run: bool, as_json: bool) -> bool:
 
 def _billed(options: Asked, ahead: Prospect) -> Callable[[Plan], Bill]:
     """Return the pricing of plans on this machine's GPUs."""
-    prices = place.prices(ahead.request.like, ahead.request.runs, ahead.store)
-    return lambda plan: price.bill(plan, prices, gpus=place.gpus_here(), rate=rate_of(options.rate))
+    prices = target_machine.prices(ahead.request.like, ahead.request.runs, ahead.store)
+    return lambda plan: cost_estimate.bill(plan, prices, gpus=target_machine.gpus_here(), rate=rate_of(options.rate))
 
 
 def _refuse(options: Asked, ahead: Prospect, lacking: Sequence[Lack], as_json: bool) -> NoReturn:
@@ -134,7 +134,7 @@ def requested(asked: Asked, console: Console, *, dry: bool) -> tuple[Request, li
     grid = load_grid(asked.grid, sets=asked.sets, rename=asked.name, most=asked.most)
     runs = runs_folder(asked.runs, asked.db, write=not dry)
     with Preparing(console, "text") as tell:
-        cells, remarks = corpora.expand(grid, runs / "corpora", dry=dry, download=asked.prepare, tell=tell)
+        cells, remarks = corpus_check.expand(grid, runs / "corpora", dry=dry, download=asked.prepare, tell=tell)
     space = space_of(grid, cells, runs / "corpora")
     if space is not None and (asked.only or hours is not None):
         raise SweepError(
@@ -246,8 +246,8 @@ def show_plan(
                 **(plan.disk.as_json() if plan.disk is not None else {}),
                 **({"study": plan.study.as_json()} if plan.study is not None else {}),
                 **({"design": grid.chosen.as_json()} if grid.chosen is not None else {}),
-                **stops.as_json(outlook),
-                "price": price.as_json(bill),
+                **stop_outlook.as_json(outlook),
+                "price": cost_estimate.as_json(bill),
                 "remarks": [*plan.damaged, *remarks],
                 "lacks": [lack.as_json() for lack in lacking],
             }
@@ -259,7 +259,7 @@ def show_plan(
     stop = outlook.told() if outlook is not None else []
     say(
         "\n".join(
-            [*progress.describe_plan(plan, sweep), told.short(bill), *stop, *requirements.remarks(remarks, lacking)]
+            [*progress.describe_plan(plan, sweep), render.short(bill), *stop, *requirements.remarks(remarks, lacking)]
         )
     )
 

@@ -13,8 +13,8 @@ from ...results.options import AsJson, Cells, Db, Runs, print_json
 from .options import GridName, Name, Rate, Set
 
 if TYPE_CHECKING:
-    from ..plan.planner import Plan
-    from ..plan.price import Prices
+    from ..planning.cost_estimate import Prices
+    from ..planning.planner import Plan
     from ..run.launch import Request
     from .launch import Asked
 
@@ -74,7 +74,7 @@ def plan(
       atma-sweep plan quick
       atma-sweep plan full --gpus 8 --gpu H200 --rate 2.50/h
     """
-    from ..plan.budget import rate_of
+    from ..planning.budget import rate_of
     from .launch import Asked
 
     asked = Asked(grid, set_ or [], only or [], name, "local", None, False, retrain, "new", most, runs, db)
@@ -96,24 +96,24 @@ class Wanted:
 def carry_out(asked: Asked, wanted: Wanted, *, as_json: bool) -> None:
     """Plans, calibrates if that is asked for, prices and prints."""
     from ...results.text import say
-    from ..plan import difference, place, price, stops, told
+    from ..planning import cost_estimate, difference, render, stop_outlook, target_machine
     from ..run import launch, progress, requirements
     from .launch import prospect
 
     ahead = prospect(asked, progress.Terminal(stderr=True, soft_wrap=True))
     request, store, made = ahead.request, ahead.store, ahead.made
     between = difference.between(request.grid, made, made.cells if made.study is not None else request.cells, store)
-    prices = place.prices(request.like, request.runs, store, gpu=wanted.gpu)
+    prices = target_machine.prices(request.like, request.runs, store, gpu=wanted.gpu)
     if wanted.calibrate:
         _calibrate(request, made.with_proposals(), prices, ahead.unprepared)
-        prices = place.prices(request.like, request.runs, store, gpu=wanted.gpu)
-    count = wanted.gpus if wanted.gpus is not None else place.gpus_here()
+        prices = target_machine.prices(request.like, request.runs, store, gpu=wanted.gpu)
+    count = wanted.gpus if wanted.gpus is not None else target_machine.gpus_here()
 
-    def billed(plan: Plan) -> price.Bill:
-        return price.bill(plan, prices, gpus=count, watts=wanted.watts, rate=wanted.rate)
+    def billed(plan: Plan) -> cost_estimate.Bill:
+        return cost_estimate.bill(plan, prices, gpus=count, watts=wanted.watts, rate=wanted.rate)
 
     bill = billed(made.with_proposals())
-    outlook = stops.outlook(
+    outlook = stop_outlook.outlook(
         request.grid, request.cells, store, lambda cells: billed(launch.plan(replace(request, cells=cells), store))
     )
     # whoever names other GPUs does not ask about this machine
@@ -121,15 +121,15 @@ def carry_out(asked: Asked, wanted: Wanted, *, as_json: bool) -> None:
     if as_json:
         found: dict[str, Any] = {"sweep": request.grid.name, "counts": made.counts, "tokens": made.tokens}
         disk = made.disk.as_json() if made.disk is not None else {}
-        found |= {**told.difference_json(between), **stops.as_json(outlook)}
+        found |= {**render.difference_json(between), **stop_outlook.as_json(outlook)}
         found |= {"study": made.study.as_json()} if made.study is not None else {}
-        found |= {"price": price.as_json(bill) | disk, "remarks": [*made.damaged, *ahead.remarks]}
+        found |= {"price": cost_estimate.as_json(bill) | disk, "remarks": [*made.damaged, *ahead.remarks]}
         print_json(found | {"lacks": [lack.as_json() for lack in lacking]})
         return
     left = f"; {made.left_out} more left out by --only" if made.left_out else ""
     first = f"{counted(len(made.cells), 'cell')}{left}" if made.study is None else made.study.describe()
-    lines = [f"{request.grid.name}: {first}", *told.describe(between, every=wanted.every)]
-    lines += told.priced(bill, every=wanted.every)
+    lines = [f"{request.grid.name}: {first}", *render.describe(between, every=wanted.every)]
+    lines += render.priced(bill, every=wanted.every)
     lines += outlook.told() if outlook is not None else []
     lines += made.disk.describe() if made.disk is not None else []
     say("\n".join([*lines, *made.damaged, *requirements.remarks(ahead.remarks, lacking)]))
@@ -144,7 +144,7 @@ def _calibrate(request: Request, made: Plan, prices: Prices, unprepared: list[st
 
     from ...results.files import make_folder
     from ..bench import calibrate
-    from ..plan import calibrated
+    from ..planning import calibration
 
     speeds = prices.speeds
     kinds = {
@@ -160,4 +160,4 @@ def _calibrate(request: Request, made: Plan, prices: Prices, unprepared: list[st
     for line in unprepared if kinds else ():
         tell(line)
     for like, cell in reversed(kinds.items()):
-        calibrated.keep(request.runs, [calibrate.timed(cell, like, speeds.place, tell=tell)])
+        calibration.keep(request.runs, [calibrate.timed(cell, like, speeds.place, tell=tell)])

@@ -10,9 +10,9 @@ from rich.console import Console
 from ...results.store.store import Store
 from ...results.studies import tuned
 from ..errors import SweepError
-from ..plan import corpora
-from ..plan.studies import Progress
-from ..plan.tuning import Tuning, tuning_of
+from ..planning import corpus_check
+from ..planning.studies import Progress
+from ..planning.tuning import Tuning, tuning_of
 from ..run.launch import Outcome, Request
 
 Stay = Callable[[Request, Store, Console], Outcome]
@@ -28,7 +28,7 @@ def planned(request: Request, store: Store | None) -> tuple[Request, Tuning | No
         told.append(
             "tune: the ids of the factorial's cells are provisional; they follow from the best trial of each study"
         )
-    cells, _ = corpora.expand(found.settled, request.runs / "corpora", dry=True)
+    cells, _ = corpus_check.expand(found.settled, request.runs / "corpora", dry=True)
     return replace(request, grid=found.settled, cells=cells), found, told
 
 
@@ -66,5 +66,5 @@ def carried_out(request: Request, store: Store, console: Console, stay: Stay) ->
         raise SweepError(f"no trial of {name} was measured, so that there is no best setting; widen or mend tune.ranges under another name")  # fmt: skip
     for word, progress in found.parts.items():
         console.print(f"tuned {word}: {progress.best()[0].removeprefix('best: ')}", highlight=False, markup=False)
-    cells, _ = corpora.expand(found.settled, root)
+    cells, _ = corpus_check.expand(found.settled, root)
     return replace(request, grid=found.settled, cells=cells, options={tuned.OPTION: found.as_option(store)})

@@ -21,7 +21,7 @@ from ..errors import GridError, SweepError
 from ..grid.cell import Cell
 from ..machine import processes
 from ..machine.signals import Interrupted
-from ..plan.planner import Task
+from ..planning.planner import Task
 from ..probes import PROBES, bound, requested, with_settings
 from ..scheduler.base import Opening
 from ..scheduler.registry import DEFAULT, open_executor

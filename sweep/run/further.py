@@ -7,7 +7,7 @@ from typing import Protocol
 
 from ...results.store.records import Attempt
 from ..config import Resources
-from ..plan.planner import Task
+from ..planning.planner import Task
 
 Fits = Callable[[Resources], bool]
 """Whether an attempt of that size could start now. Always so while nothing runs: what does not fit then never will."""

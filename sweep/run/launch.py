@@ -25,8 +25,8 @@ from ..errors import SweepError
 from ..grid.cell import Cell
 from ..grid.grid import Grid
 from ..machine import processes
-from ..plan import budget, corpora, disk_usage, ordering, place, planner, price, waves
-from ..plan.studies import Progress, Space, progress_of
+from ..planning import budget, corpus_check, cost_estimate, disk_usage, ordering, planner, target_machine, waves
+from ..planning.studies import Progress, Space, progress_of
 from ..probes import requested
 from ..scheduler import journalled, source_snapshot
 from ..scheduler.base import Executor, Opening, Tell
@@ -127,7 +127,7 @@ def plan(request: Request, store: Store | None) -> planner.Plan:
     tasks = ordering.ordered(made.tasks, chosen, list(request.grid.axes), states, finished, request.grid.contrasts)
     made = replace(made, tasks=tasks)
     if request.budget is not None:
-        known = place.prices(request.cells, runs, store)
+        known = target_machine.prices(request.cells, runs, store)
         used = budget.spent(store, request.cells)
         fitting, told = budget.within(made, request.budget, used, known, request.grid.contrasts, finished)
         made = replace(made, tasks=fitting, budget=told)
@@ -187,7 +187,7 @@ def check_text(request: Request, *, dry: bool = False) -> None:
 
     Raises GridError for an `only` that means none, CorpusError and ShardError for text that is too short or damaged.
     """
-    corpora.check(request.chosen if request.space is None else request.like, request.runs / "corpora", dry=dry)
+    corpus_check.check(request.chosen if request.space is None else request.like, request.runs / "corpora", dry=dry)
 
 
 def run(
@@ -242,7 +242,7 @@ def run(
         further: dict[str, Source] = {sweep: seeds} if seeds is not None else {}
         likely: Sequence[Cell] = seeds.likely if seeds is not None else ()
         if plan_.study is not None:
-            trials = Trials(plan_.study, store, fence, place.prices(request.like, runs, store))
+            trials = Trials(plan_.study, store, fence, target_machine.prices(request.like, runs, store))
             further, likely = {sweep: trials}, request.like
         tasks = plan_.tasks or (seeds.further(lambda resources: True) if seeds is not None else [])
         if tasks or (plan_.study is not None and plan_.study.left):
@@ -271,8 +271,8 @@ def _seeds(request: Request, store: Store, fence: int, tell: Tell) -> Seeds | No
     def tasks(cells: Sequence[Cell]) -> list[planner.Task]:
         return plan(replace(request, cells=cells, budget=None), store).tasks
 
-    def prices(cells: Sequence[Cell]) -> price.Prices:
-        return place.prices(cells, request.runs, store)
+    def prices(cells: Sequence[Cell]) -> cost_estimate.Prices:
+        return target_machine.prices(cells, request.runs, store)
 
     return Seeds(
         request.grid, request.cells, store, fence, plan=tasks, prices=prices, allowed=request.budget, tell=tell
@@ -364,7 +364,7 @@ def claim(request: Request, store: Store, owner: processes.Owner) -> int:
             **({search.OPTION: search.as_options(grid.search)} if grid.search is not None else {}),
             # what it will be compared with by `report --table budget`; no part of what makes a revision another one
             forecast.OPTION: forecast.as_option(
-                price.forecast(request.cells, place.prices(request.like, request.runs, store))
+                cost_estimate.forecast(request.cells, target_machine.prices(request.like, request.runs, store))
             ),
         },
         commit=commit,

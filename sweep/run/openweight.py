@@ -19,7 +19,7 @@ from ..grid.cell import Cell
 from ..openweight.checkpoint import PREFIX, find
 from ..openweight.config import KEY, cell_of, record
 from ..openweight.words import check_whole
-from ..plan.planner import Task
+from ..planning.planner import Task
 from ..probes import PROBES, requested
 from . import evaluate
 

@@ -21,7 +21,7 @@ from ...results.streams import OutputClosed
 from ...results.text import paragraphs, plain
 from ..grid.cell import Cell
 from ..machine.signals import held
-from ..plan.planner import Plan, Task
+from ..planning.planner import Plan, Task
 from ..units import amount
 
 LINE_S = 15.0

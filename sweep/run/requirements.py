@@ -16,12 +16,12 @@ from ..config import Resources
 from ..grid.grid import Grid
 from ..machine import hardware
 from ..machine.allocation import Machine, is_type
-from ..plan import corpora, price
-from ..plan.corpora import Unprepared
-from ..plan.disk_usage import Disk
-from ..plan.planner import Plan
-from ..plan.price import Bill
-from ..plan.told import short
+from ..planning import corpus_check, cost_estimate
+from ..planning.corpus_check import Unprepared
+from ..planning.cost_estimate import Bill
+from ..planning.disk_usage import Disk
+from ..planning.planner import Plan
+from ..planning.render import short
 from ..scheduler.registry import EXECUTORS
 from ..units import size
 from .launch import Request
@@ -65,7 +65,7 @@ def lacks(request: Request, plan: Plan) -> list[Lack]:
     if not tasks:
         return []
     executor, cells = EXECUTORS[request.executor], [task.cell for task in tasks]
-    lacking = [_text(text) for text in corpora.unprepared(cells, request.grid, request.runs / "corpora")]
+    lacking = [_text(text) for text in corpus_check.unprepared(cells, request.grid, request.runs / "corpora")]
     if executor.needs_address:
         return lacking + _packages(executor.packages)
     gpus = hardware.gpu_names() if any(cell.config.resources.gpus for cell in cells) else []
@@ -194,7 +194,7 @@ def remarks(lines: Sequence[str], lacking: Sequence[Lack]) -> list[str]:
     A shortage of disk stands in the plan's own line on the disk.
     """
     if any(lack.kind == "text" for lack in lacking):
-        lines = [*(remark for remark in lines if corpora.UNPREPARED not in remark), UNCHECKED]
+        lines = [*(remark for remark in lines if corpus_check.UNPREPARED not in remark), UNCHECKED]
     return [*lines, *describe([lack for lack in lacking if lack.kind != "disk"])]
 
 
@@ -230,7 +230,7 @@ class Refusal:
             "sweep": self.grid.name,
             "cells": self.cells,
             "tokens": self.tokens,
-            "price": price.as_json(self.bill),
+            "price": cost_estimate.as_json(self.bill),
             "lacks": [lack.as_json() for lack in self.lacking],
             "possible": [
                 {"command": command, "description": effect} for command, effect in possible(self.grid, self.lacking)

@@ -11,7 +11,7 @@ from typing import Any
 from ...results.store.records import Attempt
 from ..attempt.failures import ALIKE, FRUITLESS, POLICIES, Failure, alike
 from ..errors import SweepError
-from ..plan.planner import Task
+from ..planning.planner import Task
 
 MICRO_BATCH = "train.micro_batch"
 

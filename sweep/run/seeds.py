@@ -14,9 +14,9 @@ from ...results.store.store import Store
 from ..grid import stopping
 from ..grid.cell import Cell
 from ..grid.grid import Grid
-from ..plan import budget, planner, price, waves
-from ..plan.planner import Task
-from ..plan.price import Prices
+from ..planning import budget, cost_estimate, planner, waves
+from ..planning.cost_estimate import Prices
+from ..planning.planner import Task
 from ..probes import requested
 from ..scheduler.base import Tell
 from .further import Fits
@@ -100,7 +100,7 @@ class Seeds:
             used = budget.spent(self._store, self.cells)
             cost = sum(prices.of(task).hours.likely for task in tasks)
             if used + cost > self._allowed:
-                unit = price.unit_of(tasks)
+                unit = cost_estimate.unit_of(tasks)
                 return self._end(
                     f"stopped after {counted(seen.asked, 'seed')} by the budget: {used:.3g} of {self._allowed:g} {unit} are spent, and the next wave "
                     f"costs about {cost:.3g}; --budget {planner.enough(used + cost)} takes it"
@@ -117,7 +117,7 @@ class Seeds:
         before = forecast.forecast_of(self._store.revision(self._grid.name).options)
         told: dict[str, Any] | None = None
         if before is not None:
-            predicted = forecast.extended(before, len(self.cells), price.forecast(cells, prices))
+            predicted = forecast.extended(before, len(self.cells), cost_estimate.forecast(cells, prices))
             told = forecast.as_option(predicted)
         self._store.extend_revision(self._grid.name, self._fence, [planner.record(cell) for cell in cells], price=told)
         self.cells += cells

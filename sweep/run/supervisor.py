@@ -30,7 +30,7 @@ from ..grid.cell import Cell
 from ..machine import processes
 from ..machine.allocation import stands_back
 from ..machine.signals import Interrupted, Signals
-from ..plan.planner import Task
+from ..planning.planner import Task
 from ..scheduler.base import Executor, Launch, OnThisMachine
 from ..scheduler.source_snapshot import takes_weights_hash
 from .further import Source

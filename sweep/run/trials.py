@@ -14,10 +14,10 @@ from ...results.studies.records import Studies
 from ...results.studies.study import Trial
 from ..errors import GridError
 from ..grid.cell import Cell
-from ..plan import planner, price
-from ..plan.planner import Task
-from ..plan.price import Prices
-from ..plan.studies import Progress, told
+from ..planning import cost_estimate, planner
+from ..planning.cost_estimate import Prices
+from ..planning.planner import Task
+from ..planning.studies import Progress, told
 from .further import Fits
 
 PRUNED_AT = "by {pruner}, with a loss of {loss:.4f} at validation {rung}"
@@ -103,7 +103,7 @@ class Trials:
 
     def _add(self, trial: Trial, cell: Cell | None, asked: study.Asked) -> None:
         record = planner.record(cell) if cell is not None else None
-        cost = price.forecast([cell], self._prices) if cell is not None else None
+        cost = cost_estimate.forecast([cell], self._prices) if cell is not None else None
         self._studies.propose(trial, record, asked.changed, asked.memory, cost)
         for old in asked.changed:
             self._trials[old.number] = old

@@ -22,7 +22,7 @@ from ..grid.cell import Cell
 from ..machine import hardware, processes
 from ..machine.allocation import Allocation, Machine, Room, is_type
 from ..machine.locks import GpuLocks
-from ..plan import fit
+from ..planning import placement_check
 from . import source_snapshot
 from .spares import Spares
 
@@ -179,14 +179,14 @@ def hold(cells: Sequence[Cell], locks: GpuLocks) -> Machine:
     kinds = {cell.config.resources.gpu_type for cell in cells if cell.config.resources.gpus}
     if not kinds:
         here = Machine.here()
-        fit.check(cells, here)
+        placement_check.check(cells, here)
         return here
     every = hardware.gpus()
     # before any lock is taken: what does not fit the whole machine will not when another sweep has ended
-    fit.check(cells, Machine.here(every))
+    placement_check.check(cells, Machine.here(every))
     taken = locks.take([gpu for gpu in every if any(is_type(gpu.name, kind) for kind in kinds)])
     here = Machine.here(taken)
-    fit.check(cells, here, held=[gpu for gpu in every if gpu not in taken])
+    placement_check.check(cells, here, held=[gpu for gpu in every if gpu not in taken])
     return here
 
 

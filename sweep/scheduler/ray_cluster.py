@@ -23,7 +23,7 @@ from ..errors import MachineError
 from ..grid.cell import Cell
 from ..machine import allocation
 from ..machine.allocation import Allocation, Rooms
-from ..plan import fit
+from ..planning import placement_check
 from . import ray_connection, source_snapshot
 from .base import Finished, Launch, Opening, Tell, device_for
 from .cluster import CLOSE_S, Agent
@@ -295,7 +295,7 @@ class ClusterExecutor:
                     causes += [f"{link.node.host}: {why}"] if why else []
         for cause in causes:
             self._tell(f"node {cause}")
-        fit.check(cells, *(link.machine for link in links))
+        placement_check.check(cells, *(link.machine for link in links))
 
     def fits(self, resources: Resources) -> bool:
         """Whether a node has that much left."""

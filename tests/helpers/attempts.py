@@ -21,7 +21,7 @@ from atma_sweep.sweep.checkpoints import checkpoint, storage
 from atma_sweep.sweep.grid.cell import Cell
 from atma_sweep.sweep.grid.grid import load_grid
 from atma_sweep.sweep.machine import processes
-from atma_sweep.sweep.plan import corpora, planner
+from atma_sweep.sweep.planning import corpus_check, planner
 from atma_sweep.sweep.probes import requested
 from atma_sweep.sweep.run.supervisor import Supervisor, freeze_plugins
 from atma_sweep.sweep.training.loop import Stopped
@@ -135,7 +135,7 @@ def small_grid(folder: Path) -> Path:
 def room_of(grid: Path, folder: Path, *sets: str) -> Room:
     """A new database and runs folder for the grid's cell, its text prepared beside the grid."""
     loaded = load_grid(grid, sets=sets, rename="g")
-    (cell,), _ = corpora.expand(loaded, grid.parent / "corpora")
+    (cell,), _ = corpus_check.expand(loaded, grid.parent / "corpora")
     store = open_store(folder / f"{next(serial)}.db", create=True)
     store.runs.mkdir()
     (cell,) = freeze_plugins([cell], store.runs)

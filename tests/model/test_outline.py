@@ -16,7 +16,7 @@ from atma_sweep.model.mixers.polar import Polar
 from atma_sweep.model.outline import network_shapes, parameters
 from atma_sweep.model.resolve import check_model_config
 from atma_sweep.sweep.checkpoints import checkpoint
-from atma_sweep.sweep.plan import disk_usage
+from atma_sweep.sweep.planning import disk_usage
 from registries import PAIRS
 from tiers import every_nth
 from torch import nn

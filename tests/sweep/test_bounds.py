@@ -17,8 +17,8 @@ from atma_sweep.sweep.config import TrainConfig
 from atma_sweep.sweep.data.registry import CORPORA
 from atma_sweep.sweep.grid.grid import load_grid
 from atma_sweep.sweep.openweight.config import OpenWeightConfig
-from atma_sweep.sweep.plan import corpora as plan_corpora
-from atma_sweep.sweep.plan.planner import record
+from atma_sweep.sweep.planning import corpus_check as plan_corpora
+from atma_sweep.sweep.planning.planner import record
 from atma_sweep.sweep.probes import PROBES
 from atma_sweep.sweep.training import flops
 from pydantic import BaseModel, ValidationError

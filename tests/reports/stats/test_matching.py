@@ -7,7 +7,7 @@ from atma_sweep.reports.stats.comparable import IDLE
 from atma_sweep.reports.stats.matching import matched
 from atma_sweep.results.store.store import Store
 from atma_sweep.sweep.grid.grid import load_grid
-from atma_sweep.sweep.plan.planner import record
+from atma_sweep.sweep.planning.planner import record
 
 UNLIKE = {"atlas-170m": ("model.memories.atlas.features", "train.constant", "data.corpus")}
 """Settings of a shipped grid that are not as printed."""

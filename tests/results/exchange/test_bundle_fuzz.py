@@ -26,7 +26,7 @@ from atma_sweep.results.store.records import CurvePoint, Example, Measurement, O
 from atma_sweep.results.store.store import open_store
 from atma_sweep.sweep.commands.verify import identify
 from atma_sweep.sweep.grid.grid import load_grid
-from atma_sweep.sweep.plan.planner import record
+from atma_sweep.sweep.planning.planner import record
 from bundles import packed, unpacked
 from hypothesis import HealthCheck, Phase, given, settings
 from hypothesis import strategies as st

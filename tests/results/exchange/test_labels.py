@@ -19,7 +19,7 @@ from atma_sweep.results.store.store import open_store
 from atma_sweep.sweep.commands.verify import check, derive, identify
 from atma_sweep.sweep.grid.grid import load_grid
 from atma_sweep.sweep.grid.grid import shipped as shipped_grids
-from atma_sweep.sweep.plan.planner import record
+from atma_sweep.sweep.planning.planner import record
 from bundles import packed, unpacked
 
 Command = Callable[..., tuple[int, str, str]]

@@ -18,7 +18,7 @@ from atma_sweep.results.store.recorder import Recorder
 from atma_sweep.results.store.records import CurvePoint, Example, Measurement, Owner, Provenance
 from atma_sweep.results.store.schema import Base
 from atma_sweep.sweep.grid.grid import load_grid
-from atma_sweep.sweep.plan.planner import record
+from atma_sweep.sweep.planning.planner import record
 from here import here
 from once import once
 

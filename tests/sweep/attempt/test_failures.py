@@ -14,7 +14,7 @@ import pytest
 import torch
 from atma_sweep.results.store.records import Attempt
 from atma_sweep.sweep.attempt.failures import NODE_LOST, OOM_KILLED, POLICIES, alike, classify, judge, oom_kills
-from atma_sweep.sweep.plan.planner import Task
+from atma_sweep.sweep.planning.planner import Task
 from atma_sweep.sweep.run.retries import Retries
 
 from ...helpers.bench import Bench

@@ -12,7 +12,7 @@ import torch
 from atma_sweep.sweep.bench import calibrate
 from atma_sweep.sweep.errors import MachineError
 from atma_sweep.sweep.grid.cell import Cell
-from atma_sweep.sweep.plan.speed import Place
+from atma_sweep.sweep.planning.speed_model import Place
 
 SMALL = """
 set:

@@ -14,7 +14,7 @@ import pytest
 from atma_sweep.results import open_store
 from atma_sweep.sweep.grid.grid import load_grid
 from atma_sweep.sweep.machine import processes
-from atma_sweep.sweep.plan import planner
+from atma_sweep.sweep.planning import planner
 from synthetic import synthetic_sweep
 
 Run = Callable[..., tuple[int, str, str]]

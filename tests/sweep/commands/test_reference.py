@@ -12,7 +12,7 @@ from atma_sweep import cli
 from atma_sweep.results.store.store import open_store
 from atma_sweep.sweep.commands import reference
 from atma_sweep.sweep.grid.grid import load_grid
-from atma_sweep.sweep.plan import planner
+from atma_sweep.sweep.planning import planner
 from synthetic import synthetic_sweep
 
 ROOT = Path(__file__).resolve().parents[3]

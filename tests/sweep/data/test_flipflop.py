@@ -20,7 +20,7 @@ from atma_sweep.sweep.data.rows import Marks
 from atma_sweep.sweep.data.tokenizer import TokenizerError, load_tokenizer
 from atma_sweep.sweep.errors import GridError
 from atma_sweep.sweep.grid.cell import Cell
-from atma_sweep.sweep.plan import corpora as corpora_plan
+from atma_sweep.sweep.planning import corpus_check as corpora_plan
 from attempts import room_of, small_grid
 from prepared import made, told
 

@@ -19,7 +19,7 @@ from atma_sweep.results.store.store import open_store
 from atma_sweep.sweep import doctor
 from atma_sweep.sweep.doctor import LookFailed
 from atma_sweep.sweep.grid.cell import Cell
-from atma_sweep.sweep.plan import disk_usage, planner
+from atma_sweep.sweep.planning import disk_usage, planner
 from examined import PLAIN, TWO, cuda, gpu, said
 
 GIB = 2**30

@@ -13,7 +13,7 @@ from atma_sweep.sweep.grid.grid import find_file, load_grid
 from atma_sweep.sweep.grid.json_schema import grid_schema
 from atma_sweep.sweep.grid.settings import flatten
 from atma_sweep.sweep.grid.yaml_source import load
-from atma_sweep.sweep.plan.planner import select
+from atma_sweep.sweep.planning.planner import select
 
 Write = Callable[..., Path]
 GRID = """

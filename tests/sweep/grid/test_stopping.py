@@ -11,7 +11,7 @@ from atma_sweep.results.stopping.rule import Rule
 from atma_sweep.sweep.errors import GridError
 from atma_sweep.sweep.grid.grid import load_grid
 from atma_sweep.sweep.grid.json_schema import grid_schema
-from atma_sweep.sweep.plan import waves
+from atma_sweep.sweep.planning import waves
 from jsonschema import Draft202012Validator
 from ruamel.yaml import YAML
 

@@ -18,8 +18,8 @@ from atma_sweep.sweep.errors import SweepError
 from atma_sweep.sweep.grid.cell import Cell
 from atma_sweep.sweep.grid.grid import load_grid
 from atma_sweep.sweep.machine import processes
-from atma_sweep.sweep.plan import place, planner
-from atma_sweep.sweep.plan.studies import Space, progress_of, space_of
+from atma_sweep.sweep.planning import planner, target_machine
+from atma_sweep.sweep.planning.studies import Space, progress_of, space_of
 from atma_sweep.sweep.run import launch, supervisor
 from atma_sweep.sweep.run.launch import Request
 from atma_sweep.sweep.run.trials import Trials
@@ -88,7 +88,9 @@ class Bench:
         plan = launch.plan(request, self.store)
         assert plan.study is not None
         one = supervisor.Supervisor(self.store, "s", fence, machine, Quiet(), runs=self.runs, commit=(None, None))  # type: ignore[arg-type]
-        one.run(plan.tasks, Trials(plan.study, self.store, fence, place.prices(space.ends, self.runs, self.store)))
+        one.run(
+            plan.tasks, Trials(plan.study, self.store, fence, target_machine.prices(space.ends, self.runs, self.store))
+        )
         return machine
 
     def trials(self) -> list[Trial]:

@@ -15,8 +15,8 @@ from atma_sweep.model.mixers.polar import Polar
 from atma_sweep.model.resolve import check_model_config, mixer_settings
 from atma_sweep.sweep.grid.cell import Cell
 from atma_sweep.sweep.grid.grid import load_grid
-from atma_sweep.sweep.plan.ordering import costs
-from atma_sweep.sweep.plan.planner import Task
+from atma_sweep.sweep.planning.ordering import costs
+from atma_sweep.sweep.planning.planner import Task
 from atma_sweep.sweep.training.flops import (
     PEAK_BF16,
     estimated_flops,

@@ -16,7 +16,7 @@ from atma_sweep.sweep.data import corpora, prepare
 from atma_sweep.sweep.data.batches import Ahead, Batches, DataError, marked_room
 from atma_sweep.sweep.data.corpora import open_corpus
 from atma_sweep.sweep.errors import GridError
-from atma_sweep.sweep.plan import corpora as plan
+from atma_sweep.sweep.planning import corpus_check as plan
 from atma_sweep.sweep.probes import bound
 from attempts import room_of, small_grid
 from copies import published_shard

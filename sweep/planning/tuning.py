@@ -12,7 +12,7 @@ from ...results.studies import tuned, words
 from ...results.studies.study import Trial
 from ..data.prepare import Tell
 from ..grid.grid import Grid
-from . import budget, corpora, price
+from . import budget, corpus_check, cost_estimate
 from .planner import Task
 from .studies import Progress, progress_of, space_of
 
@@ -57,7 +57,7 @@ class Tuning:
                 )
             )  # fmt: skip
         ends = next(iter(self.parts.values())).space.ends
-        unit = price.unit_of([Task(cell, "train", [], "new") for cell in ends])
+        unit = cost_estimate.unit_of([Task(cell, "train", [], "new") for cell in ends])
         found = tuned.Tuned(
             per=tune.per, trials=tune.search.trials, sampler=tune.search.sampler,
             objective=next(iter(tune.search.objectives)), unit=unit, levels=tuple(levels),
@@ -66,14 +66,14 @@ class Tuning:
 
 
 def tuning_of(
-    grid: Grid, root: Path, store: Store | None, *, dry: bool = False, tell: Tell = corpora.quiet
+    grid: Grid, root: Path, store: Store | None, *, dry: bool = False, tell: Tell = corpus_check.quiet
 ) -> Tuning | None:
     """The studies of a grid whose text lies under `root`; None for a grid without `tune`. Raises what expanding a grid does."""
     if grid.tune is None:
         return None
     parts = {}
     for word, part in grid.studies().items():
-        space = space_of(part, corpora.expand(part, root, dry=dry, tell=tell)[0], root)
+        space = space_of(part, corpus_check.expand(part, root, dry=dry, tell=tell)[0], root)
         assert space is not None
         parts[word] = progress_of(space, store, again=False)
     return Tuning(grid, parts)

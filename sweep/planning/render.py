@@ -5,9 +5,9 @@ from __future__ import annotations
 from collections.abc import Iterator, Mapping
 from typing import Any
 
+from .cost_estimate import PARTS, Bill
 from .difference import Difference, Key
-from .price import PARTS, Bill
-from .spans import Span
+from .three_point import Span
 
 WORDS = {
     "needs-eval": "needs evaluation",

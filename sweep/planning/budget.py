@@ -9,9 +9,9 @@ from ...results.contrasts import Contrast
 from ...results.store.store import Store
 from ..errors import SweepError
 from ..grid.cell import Cell
+from .cost_estimate import Prices, unit_of
 from .ordering import blocks
 from .planner import Budget, Plan, Task
-from .price import Prices, unit_of
 
 
 def rate_of(text: str | None) -> float | None:

@@ -11,8 +11,8 @@ from atma_sweep.results.contrasts import Contrast
 from atma_sweep.sweep.config import CellConfig
 from atma_sweep.sweep.errors import SweepError
 from atma_sweep.sweep.grid.cell import Cell
-from atma_sweep.sweep.plan import budget, ordering
-from atma_sweep.sweep.plan.planner import Budget, Plan, Task
+from atma_sweep.sweep.planning import budget, ordering
+from atma_sweep.sweep.planning.planner import Budget, Plan, Task
 
 AXES = ("train.a", "train.b", "train.c")
 

@@ -17,9 +17,9 @@ from ..config import CellConfig
 from ..machine.allocation import is_type
 from ..probes import bound
 from ..training import flops
-from .calibrated import Calibration
-from .likeness import Likeness
-from .spans import Span
+from .calibration import Calibration
+from .speed_class import Likeness
+from .three_point import Span
 
 Source = Literal["measured", "calibrated", "FLOPs"]
 SOURCES: tuple[Source, ...] = ("measured", "calibrated", "FLOPs")

@@ -14,8 +14,8 @@ from ...results.store.store import Store
 from ..grid import stopping
 from ..grid.cell import Cell
 from ..grid.grid import Grid
-from . import price, told, waves
-from .price import Bill
+from . import cost_estimate, render, waves
+from .cost_estimate import Bill
 
 if TYPE_CHECKING:
     from ...results.stopping.look import Looked
@@ -42,7 +42,7 @@ class Outlook:
         lines = [words.plan(asked, metric, self.configurations)]
         lines += [f"stop: {one}" for one in (words.told(self.looked, metric) if self.looked is not None else ())]
         if self.looked is None or self.looked.verdict == "open":
-            most = told.short(self.most).removeprefix("price: ")
+            most = render.short(self.most).removeprefix("price: ")
             lines.append(
                 f"stop: the price is that of {counted(self.seeds, 'seed')}; should all {asked.most} be needed, it is {most}"
             )
@@ -58,7 +58,7 @@ class Outlook:
             "seeds_now": self.seeds,
             "looks": [{name: _known(one) for name, one in vars(look).items()} for look in looks],
             "verdict": self.looked.verdict if self.looked is not None else None,
-            "price_of_all": price.as_json(self.most),
+            "price_of_all": cost_estimate.as_json(self.most),
         }
 
 

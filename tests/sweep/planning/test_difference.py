@@ -13,8 +13,8 @@ from atma_sweep.results.store.records import Owner
 from atma_sweep.results.store.store import Store, open_store
 from atma_sweep.sweep.grid.cell import Cell
 from atma_sweep.sweep.grid.grid import Grid, load_grid
-from atma_sweep.sweep.plan import difference, planner, told
-from atma_sweep.sweep.plan.difference import Difference
+from atma_sweep.sweep.planning import difference, planner, render
+from atma_sweep.sweep.planning.difference import Difference
 from atma_sweep.sweep.probes import requested
 
 Write = Callable[..., Path]
@@ -77,7 +77,7 @@ def test_a_grid_that_nobody_launched(store: Store, read: Any) -> None:
     for known in (None, store):
         found = between(known, grid, cells)
         assert (counts(found), found.revision, found.changes, found.axes) == ({"new": 2}, None, (), ())
-        assert list(told.describe(found, every=False)) == ["  new                   2", "never launched before"]
+        assert list(render.describe(found, every=False)) == ["  new                   2", "never launched before"]
 
 
 def test_every_cell_is_in_the_group_of_what_is_to_be_done(store: Store, read: Any) -> None:
@@ -100,10 +100,10 @@ def test_every_cell_is_in_the_group_of_what_is_to_be_done(store: Store, read: An
     assert {one.id for word, some in found.groups.items() for one in some if word != "excluded"} == {
         c.id for c in cells
     }
-    lines = list(told.describe(found, every=False))
+    lines = list(render.describe(found, every=False))
     assert "  excluded              3  exclude[0] (attn_type: rope)" in lines
     assert "nothing changed since revision 1" in lines
-    assert any(cells[5].id in line for line in told.describe(found, every=True))
+    assert any(cells[5].id in line for line in render.describe(found, every=True))
 
 
 def test_the_first_rule_that_drops_a_combination_is_named(read: Any) -> None:
@@ -157,7 +157,7 @@ def test_changes_are_those_of_the_file(store: Store, read: Any, edit: tuple[str,
     )
     assert found.inherited == []
     if "rope" in edit[1]:
-        assert "  axes.attn_type: [nope, polar] -> [nope, polar, rope]" in told.describe(found, every=False)
+        assert "  axes.attn_type: [nope, polar] -> [nope, polar, rope]" in render.describe(found, every=False)
 
 
 def test_a_change_of_what_is_trained_orphans_the_cells(store: Store, read: Any) -> None:
@@ -174,7 +174,7 @@ def test_what_a_base_changes_is_told_where_the_file_says_nothing(store: Store, r
     base.write_text(base.read_text().replace("tokens: 153_600", "tokens: 102_400"))
     found = between(store, *read(FIRST))
     assert (found.changes, found.inherited) == ([], [("train.tokens", 153_600, 102_400)])
-    assert "  train.tokens (by a base or a default): 153600 -> 102400" in told.describe(found, every=False)
+    assert "  train.tokens (by a base or a default): 153600 -> 102400" in render.describe(found, every=False)
 
 
 def test_a_new_axis_says_which_level_the_older_cells_had(store: Store, read: Any) -> None:

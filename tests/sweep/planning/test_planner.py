@@ -11,7 +11,7 @@ from atma_sweep.results.store.records import CellState
 from atma_sweep.sweep.errors import GridError
 from atma_sweep.sweep.grid.cell import Cell
 from atma_sweep.sweep.grid.grid import Grid, load_grid
-from atma_sweep.sweep.plan.planner import plan, record, select
+from atma_sweep.sweep.planning.planner import plan, record, select
 
 AXES = """name: g
 extends: micro

@@ -10,7 +10,7 @@ from atma_sweep.results.designs.record import design_of
 from atma_sweep.results.store.store import open_store
 from atma_sweep.sweep.grid.grid import load_grid
 from atma_sweep.sweep.machine.processes import this_process
-from atma_sweep.sweep.plan import designs
+from atma_sweep.sweep.planning import designs
 from atma_sweep.sweep.run.launch import Request, claim
 from bench import Bench
 

@@ -14,11 +14,11 @@ from ..config import CellConfig
 from ..grid.cell import Cell
 from ..probes import bound, requested
 from ..training import flops
-from . import fleet
+from . import makespan
 from .planner import Plan, Task
 from .power import board_watts
-from .spans import NOTHING, Span, total
-from .speed import SOURCES, Source, Speed, Speeds, validated
+from .speed_model import SOURCES, Source, Speed, Speeds, validated
+from .three_point import NOTHING, Span, total
 
 PARTS = ("start", "compile", "training", "validation", "probing")
 """Of an attempt, in its order."""
@@ -212,7 +212,7 @@ def bill(plan: Plan, prices: Prices, *, gpus: int, watts: float | None = None, r
     tally = list(_tally(costs).values())
     hours = _sum([cost.hours.times(count) for cost, count in tally])
     work = [(cost.seconds.likely, task.cell.config.resources) for task, cost in zip(tasks, costs, strict=True)]
-    ends = fleet.finish(work, gpus)
+    ends = makespan.finish(work, gpus)
     scale = hours if hours.likely else _sum([cost.seconds.times(count) for cost, count in tally])
     finish = scale.times(ends / scale.likely) if scale.likely else NOTHING
     board = board_watts(prices.speeds.place.gpu) if on_gpus else None

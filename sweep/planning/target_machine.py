@@ -11,9 +11,9 @@ from ..grid.cell import Cell
 from ..machine import hardware
 from ..machine.allocation import is_type
 from ..training.flops import PEAK_BF16
-from . import calibrated
-from .price import Prices
-from .speed import Place, Speeds
+from . import calibration
+from .cost_estimate import Prices
+from .speed_model import Place, Speeds
 
 ASSUMED_GPU = "NVIDIA H200"
 
@@ -21,7 +21,7 @@ ASSUMED_GPU = "NVIDIA H200"
 def prices(cells: Sequence[Cell], runs: Path, store: Store | None, *, gpu: str | None = None) -> Prices:
     """Prices of these cells on `gpu`, a GPU's name or a word of it; without it on what the cells or this machine say."""
     timed = store.timed() if store is not None else []
-    return Prices(Speeds(_place(cells, timed, gpu), timed, calibrated.read(runs)))
+    return Prices(Speeds(_place(cells, timed, gpu), timed, calibration.read(runs)))
 
 
 def gpus_here() -> int:

@@ -17,7 +17,7 @@ from atma_sweep.sweep.data.prepare import aside, prepare
 from atma_sweep.sweep.errors import GridError, MachineError, SweepError
 from atma_sweep.sweep.grid.cell import Cell
 from atma_sweep.sweep.grid.grid import load_grid
-from atma_sweep.sweep.plan import corpora as texts
+from atma_sweep.sweep.planning import corpus_check as texts
 from copies import fineweb_edu, prose, published_shard
 from prepared import files, made, put
 

@@ -8,8 +8,8 @@ from typing import Any
 
 import pytest
 from atma_sweep.sweep.grid.cell import Cell
-from atma_sweep.sweep.plan import disk_usage, planner
-from atma_sweep.sweep.plan.disk_usage import Disk
+from atma_sweep.sweep.planning import disk_usage, planner
+from atma_sweep.sweep.planning.disk_usage import Disk
 from atma_sweep.sweep.run import progress
 
 GIB = 2**30
