@@ -199,7 +199,7 @@ def evaluate(
       atma-sweep evaluate hf:Qwen/Qwen3-0.6B-Base --sweep full
     """
     from .results.store.store import open_store
-    from .sweep.run import evaluate, openweight, progress
+    from .sweep.orchestrator import display, evaluate, openweight
 
     executor = chosen(executor)
     measures_models = any(map(openweight.is_model, cells))
@@ -216,8 +216,8 @@ def evaluate(
             say(line, err=True)
     else:
         shares = evaluate.plan(store, cells, **about)
-    console = progress.Terminal(stderr=as_json, soft_wrap=True)
-    with progress.Display(console, sum(map(len, shares.values()))) as screen:
+    console = display.Terminal(stderr=as_json, soft_wrap=True)
+    with display.Display(console, sum(map(len, shares.values()))) as screen:
         measured = evaluate.run(store, shares, screen, runs=where, executor=executor, revisions=revisions)
     if as_json:
         print_json([row for cell in measured for row in cell.as_json()])
@@ -275,7 +275,7 @@ def logs(
       atma-sweep logs polar-baseline-d0-m1-w0-s0 --follow
     """
     from .results.store.store import open_store
-    from .sweep.run import logs
+    from .sweep.orchestrator import logs
 
     store = open_store(db)
     where = runs_folder(runs, db)
@@ -355,7 +355,7 @@ def _ask(wish: Any, sweep: str | None, db: str | None, as_json: bool, cells: lis
     from dataclasses import asdict
 
     from .results.store.store import open_store
-    from .sweep.run.control import ask
+    from .sweep.orchestrator.control import ask
 
     answer = ask(open_store(db), wish, sweep, cells or [])
     if as_json:

@@ -175,7 +175,7 @@ def test_a_circle_is_found() -> None:
     assert set(circle({"a": {"b"}, "b": {"c"}, "c": {"a"}, "d": {"a"}})) == {"a", "b", "c"}
     assert circle({"a": {"b", "c"}, "b": {"c"}}) == []
     found = arrows()
-    assert {"sweep/planning/corpus_check.py", "sweep/planning/planner.py"} <= found["sweep/run/launch.py"]
+    assert {"sweep/planning/corpus_check.py", "sweep/planning/planner.py"} <= found["sweep/orchestrator/launch.py"]
     assert "sweep/config.py" in found["sweep/grid/axes.py"], "an import for types counts"
     assert "sweep/commands/launch.py" in found["cli.py"], "an import inside a function counts"
     assert "reports/tables/complete.py" in found["reports/tables/__init__.py"], "the name in a list counts"
@@ -248,7 +248,7 @@ def test_whatever_ends_a_command_with_a_code_is_expected() -> None:
 
 def test_only_the_scheduler_imports_ray() -> None:
     users = {file.relative_to(ROOT) for file in sources() for _, parts in imports(file) if parts[0] == "ray"}
-    apart = {Path(name) for name in watched(r"sweep/run/detached\.py")}
+    apart = {Path(name) for name in watched(r"sweep/orchestrator/detached\.py")}
     assert {user.parent for user in users - apart} == {Path("sweep/scheduler")}
 
 
@@ -363,7 +363,9 @@ def test_status_loads_neither_pydantic_nor_the_dialect_of_another_database(tmp_p
 
 def test_reading_a_plain_grid_file_needs_no_ray(tmp_path: Path) -> None:
     loaded = modules_after(
-        "from atma_sweep.sweep.run import launch", "from atma_sweep.sweep.grid.grid import load_grid", cwd=tmp_path
+        "from atma_sweep.sweep.orchestrator import launch",
+        "from atma_sweep.sweep.grid.grid import load_grid",
+        cwd=tmp_path,
     )
     assert loaded & {"ray", "pandas", "fla", "matplotlib"} == set()
 

@@ -10,7 +10,7 @@ from pathlib import Path
 
 import pytest
 from atma_sweep.results.streams import NEAREST_ASCII, OutputClosed, nearest_ascii, write_out
-from atma_sweep.sweep.run.progress import Terminal
+from atma_sweep.sweep.orchestrator.display import Terminal
 from bench import Bench
 from every_command import example_lines, fill_database, no_hang, paths, unread_output
 from patience import PATIENCE_S

@@ -26,10 +26,10 @@ from ..grid.cell import Cell
 from ..grid.grid import Grid, load_grid
 from ..machine import hardware, processes
 from ..machine.hardware import cores
+from ..orchestrator import launch
+from ..orchestrator.supervisor import LEASE_S
 from ..planning import corpus_check
 from ..planning.planner import Task, select
-from ..run import launch
-from ..run.supervisor import LEASE_S
 from ..scheduler.base import LocalExecutor
 
 MPS = ("nvidia-cuda-mps", "nvidia-cuda-mps-control", "nvidia-cuda-mps-server")

@@ -24,11 +24,11 @@ from ...results.store.store import Store, open_store
 from ..config import Resources
 from ..grid.grid import Grid, load_grid
 from ..machine import processes
+from ..orchestrator import launch
+from ..orchestrator.supervisor import LEASE_S, Supervisor
 from ..planning import corpus_check
 from ..planning.planner import Task
 from ..probes import requested
-from ..run import launch
-from ..run.supervisor import LEASE_S, Supervisor
 from ..scheduler.base import Finished, Launch, OnThisMachine
 from . import scale_plan, scale_reports, scale_stop
 from .scale_exchange import exchanged

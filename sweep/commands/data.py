@@ -123,7 +123,7 @@ def data_prepare(
     from ..data import corpora
     from ..data.prepare import prepare as prepare_text
     from ..grid.plugins import load_plugins
-    from ..run.progress import Terminal
+    from ..orchestrator.display import Terminal
     from . import prepare
 
     loaded = load_plugins(plugin or [])
@@ -177,7 +177,7 @@ def data_tokenizer(
     from ...results.files import write
     from ..data.byte_pairs import byte_pairs
     from ..data.sources import Files
-    from ..run.progress import Terminal
+    from ..orchestrator.display import Terminal
     from . import prepare
 
     source = Files(prepare.full(text), setting="PATH")

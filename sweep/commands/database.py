@@ -216,7 +216,7 @@ def db_forget(
 
     from ...results.maintenance.forgetting import forget, plan
     from ...results.store.store import StoreError, open_store
-    from ..run.control import person
+    from ..orchestrator.control import person
 
     store = open_store(db)
     probes, lengths = probe or [], length or []

@@ -60,7 +60,7 @@ def rename(
     from ...results.maintenance import labels
     from ...results.store.store import open_store
     from ..machine.processes import holds
-    from ..run.control import person
+    from ..orchestrator.control import person
 
     grid = labels.rename(open_store(db), sweep, new, holds=holds, who=person())
     if as_json:

@@ -17,16 +17,16 @@ from ...results.store.store import Store, StoreMissing, open_store
 from ...results.text import say
 from ..errors import MachineError, SweepError
 from ..grid.grid import Grid, load_grid
+from ..orchestrator import display, launch, requirements
+from ..orchestrator.launch import Outcome, Request
+from ..orchestrator.notify import checked
+from ..orchestrator.requirements import Lack, Refusal
 from ..planning import corpus_check, cost_estimate, designs, render, stop_outlook, target_machine
 from ..planning.budget import hours_of, rate_of
 from ..planning.cost_estimate import Bill
 from ..planning.planner import Plan
 from ..planning.stop_outlook import Outlook
 from ..planning.studies import space_of
-from ..run import launch, progress, requirements
-from ..run.launch import Outcome, Request
-from ..run.notify import checked
-from ..run.requirements import Lack, Refusal
 from . import tuning
 from .prepare import Preparing
 
@@ -66,7 +66,7 @@ def carry_out(asked: Asked, *, dry_run: bool, as_json: bool) -> bool:
         raise SweepError("--detach leaves the supervisor on a cluster; name that with --address")
     if asked.prepare and dry_run:
         raise SweepError("--prepare gets text, and --dry-run writes nothing; leave one of them out")
-    console = progress.Terminal(stderr=as_json, soft_wrap=True)
+    console = display.Terminal(stderr=as_json, soft_wrap=True)
     ahead = prospect(asked, console)
     lacking = requirements.lacks(ahead.request, ahead.made)
     if dry_run:
@@ -185,7 +185,7 @@ def store_if_any(db: str | None) -> Store | None:
 
 def leave(request: Request, store: Store, console: Console, as_json: bool) -> None:
     """Leaves a supervisor on the cluster, and says what it plans."""
-    from ..run import detached  # which needs Ray
+    from ..orchestrator import detached  # which needs Ray
 
     for line in detached.order(request, store):
         console.print(line, highlight=False, markup=False)
@@ -202,13 +202,13 @@ def stay(request: Request, store: Store, console: Console) -> Outcome:
         console.print(line, highlight=False, markup=False)
 
     def planned(plan: Plan) -> None:
-        for line in progress.describe_plan(plan, request.grid.name):
+        for line in display.describe_plan(plan, request.grid.name):
             tell(line)
         screen.expect(plan.expected, plan.tokens)
 
     for line in designs.told(request.grid, launch.seeded(request, store).cells, store):
         tell(line)
-    with progress.Display(console, request.most) as screen:
+    with display.Display(console, request.most) as screen:
         return launch.run(request, store, screen, planned=planned, tell=tell)
 
 
@@ -259,7 +259,7 @@ def show_plan(
     stop = outlook.told() if outlook is not None else []
     say(
         "\n".join(
-            [*progress.describe_plan(plan, sweep), render.short(bill), *stop, *requirements.remarks(remarks, lacking)]
+            [*display.describe_plan(plan, sweep), render.short(bill), *stop, *requirements.remarks(remarks, lacking)]
         )
     )
 

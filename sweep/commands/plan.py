@@ -13,9 +13,9 @@ from ...results.options import AsJson, Cells, Db, Runs, print_json
 from .options import GridName, Name, Rate, Set
 
 if TYPE_CHECKING:
+    from ..orchestrator.launch import Request
     from ..planning.cost_estimate import Prices
     from ..planning.planner import Plan
-    from ..run.launch import Request
     from .launch import Asked
 
 Gpus = Annotated[
@@ -96,11 +96,11 @@ class Wanted:
 def carry_out(asked: Asked, wanted: Wanted, *, as_json: bool) -> None:
     """Plans, calibrates if that is asked for, prices and prints."""
     from ...results.text import say
+    from ..orchestrator import display, launch, requirements
     from ..planning import cost_estimate, difference, render, stop_outlook, target_machine
-    from ..run import launch, progress, requirements
     from .launch import prospect
 
-    ahead = prospect(asked, progress.Terminal(stderr=True, soft_wrap=True))
+    ahead = prospect(asked, display.Terminal(stderr=True, soft_wrap=True))
     request, store, made = ahead.request, ahead.store, ahead.made
     between = difference.between(request.grid, made, made.cells if made.study is not None else request.cells, store)
     prices = target_machine.prices(request.like, request.runs, store, gpu=wanted.gpu)

@@ -92,7 +92,7 @@ def delete(
     from ...results.maintenance import deleting
     from ...results.store.store import open_store
     from ..machine.processes import holds
-    from ..run.control import person
+    from ..orchestrator.control import person
 
     if probe or metric or length:
         _measurements(names, probe or [], metric or [], length or [], dry_run, yes, no_backup, db, as_json)
@@ -127,7 +127,7 @@ def _measurements(
     from ...results.maintenance import deleting, forgetting, labels
     from ...results.store.store import open_store
     from ..machine.processes import holds
-    from ..run.control import person
+    from ..orchestrator.control import person
 
     store = open_store(db)
     if len(names) != 1:

@@ -10,10 +10,10 @@ from rich.console import Console
 from ...results.store.store import Store
 from ...results.studies import tuned
 from ..errors import SweepError
+from ..orchestrator.launch import Outcome, Request
 from ..planning import corpus_check
 from ..planning.studies import Progress
 from ..planning.tuning import Tuning, tuning_of
-from ..run.launch import Outcome, Request
 
 Stay = Callable[[Request, Store, Console], Outcome]
 

@@ -21,9 +21,9 @@ from atma_sweep.sweep.checkpoints import checkpoint, storage
 from atma_sweep.sweep.grid.cell import Cell
 from atma_sweep.sweep.grid.grid import load_grid
 from atma_sweep.sweep.machine import processes
+from atma_sweep.sweep.orchestrator.supervisor import Supervisor, freeze_plugins
 from atma_sweep.sweep.planning import corpus_check, planner
 from atma_sweep.sweep.probes import requested
-from atma_sweep.sweep.run.supervisor import Supervisor, freeze_plugins
 from atma_sweep.sweep.training.loop import Stopped
 from bench import Bench
 

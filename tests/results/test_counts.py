@@ -7,8 +7,8 @@ from pathlib import Path
 import pytest
 from atma_sweep.results.counts import counted
 from atma_sweep.sweep.grid.grid import load_grid
+from atma_sweep.sweep.orchestrator.display import describe_plan
 from atma_sweep.sweep.planning import corpus_check, planner
-from atma_sweep.sweep.run.progress import describe_plan
 
 
 @pytest.mark.parametrize(

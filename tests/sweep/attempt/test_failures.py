@@ -14,8 +14,8 @@ import pytest
 import torch
 from atma_sweep.results.store.records import Attempt
 from atma_sweep.sweep.attempt.failures import NODE_LOST, OOM_KILLED, POLICIES, alike, classify, judge, oom_kills
+from atma_sweep.sweep.orchestrator.retries import Retries
 from atma_sweep.sweep.planning.planner import Task
-from atma_sweep.sweep.run.retries import Retries
 
 from ...helpers.bench import Bench
 
@@ -93,7 +93,7 @@ def test_a_preempted_cell_goes_on_as_long_as_it_gains_steps(task: Task) -> None:
 
 
 def test_infrastructure_waits_longer_each_time_and_ends(task: Task, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr("atma_sweep.sweep.run.retries.time", SimpleNamespace(monotonic=lambda: 100.0))
+    monkeypatch.setattr("atma_sweep.sweep.orchestrator.retries.time", SimpleNamespace(monotonic=lambda: 100.0))
     retries = Retries()
     waits = []
     for _ in range(2):

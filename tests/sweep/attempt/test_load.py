@@ -31,8 +31,8 @@ from atma_sweep.sweep.errors import MachineError, SweepError
 from atma_sweep.sweep.grid.cell import Cell
 from atma_sweep.sweep.grid.grid import load_grid, shipped
 from atma_sweep.sweep.grid.plugins import PluginChanged
+from atma_sweep.sweep.orchestrator.supervisor import freeze_plugins
 from atma_sweep.sweep.planning import planner
-from atma_sweep.sweep.run.supervisor import freeze_plugins
 from patience import PATIENCE_S
 
 OWNER = Owner(name="test", host="here", pid=1, started=1.0)

@@ -25,7 +25,7 @@ from atma_sweep.sweep.attempt.runner import Work
 from atma_sweep.sweep.checkpoints.checkpoint import CheckpointError
 from atma_sweep.sweep.checkpoints.weights import damage
 from atma_sweep.sweep.grid.grid import load_grid
-from atma_sweep.sweep.run.launch import Request, plan
+from atma_sweep.sweep.orchestrator.launch import Request, plan
 from attempts import Flag, Room, room_of
 from bundles import packed, unpacked
 from fsspec.implementations.memory import MemoryFileSystem

@@ -10,7 +10,7 @@ from atma_sweep.results.store.store import open_store
 from atma_sweep.sweep.bench import scale
 from atma_sweep.sweep.grid.cell import cell_id, slug
 from atma_sweep.sweep.grid.grid import load_grid
-from atma_sweep.sweep.run import supervisor
+from atma_sweep.sweep.orchestrator import supervisor
 
 
 @pytest.mark.thorough

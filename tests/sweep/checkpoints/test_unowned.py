@@ -16,7 +16,7 @@ from atma_sweep.results.store.store import Store, open_store
 from atma_sweep.sweep.checkpoints import unowned
 from atma_sweep.sweep.errors import SweepError
 from atma_sweep.sweep.grid.cell import Cell
-from atma_sweep.sweep.run.supervisor import freeze_plugins
+from atma_sweep.sweep.orchestrator.supervisor import freeze_plugins
 
 OWNER = Owner(name="ada", host="elsewhere", pid=1, started=0.0)
 HASHES = {"kept": "a" * 64, "gone": "b" * 64}

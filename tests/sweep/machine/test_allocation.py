@@ -22,9 +22,9 @@ from atma_sweep.sweep.machine import processes as process
 from atma_sweep.sweep.machine.allocation import PARTS, Allocation, Machine, Room, is_type
 from atma_sweep.sweep.machine.hardware import Gpu
 from atma_sweep.sweep.machine.locks import GpuLocks
+from atma_sweep.sweep.orchestrator import supervisor
 from atma_sweep.sweep.planning import placement_check, planner
 from atma_sweep.sweep.planning.planner import Task
-from atma_sweep.sweep.run import supervisor
 from atma_sweep.sweep.scheduler.base import Executor, Finished, Launch, LocalExecutor, OnThisMachine, hold
 from bench import Bench
 from hypothesis import given, settings

@@ -23,8 +23,8 @@ from atma_sweep.results.store.store import Store, open_store
 from atma_sweep.sweep.attempt.job import Job
 from atma_sweep.sweep.grid.cell import Cell
 from atma_sweep.sweep.machine import processes as process
+from atma_sweep.sweep.orchestrator import control, launch, supervisor
 from atma_sweep.sweep.planning import planner
-from atma_sweep.sweep.run import control, launch, supervisor
 from atma_sweep.sweep.scheduler.base import Finished, Launch, OnThisMachine
 from patience import PATIENCE_S, gone, until
 

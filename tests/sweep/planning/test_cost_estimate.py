@@ -17,11 +17,11 @@ from atma_sweep.results.store.schema import AttemptRow
 from atma_sweep.results.store.store import Store, open_store
 from atma_sweep.sweep.config import Resources
 from atma_sweep.sweep.grid.cell import Cell
+from atma_sweep.sweep.orchestrator.supervisor import as_told
 from atma_sweep.sweep.planning import calibration, cost_estimate, makespan, planner, render, target_machine
 from atma_sweep.sweep.planning.calibration import Calibration
 from atma_sweep.sweep.planning.ordering import ordered
 from atma_sweep.sweep.planning.three_point import Span
-from atma_sweep.sweep.run.supervisor import as_told
 from atma_sweep.sweep.training import flops
 
 Cells = Callable[..., list[Cell]]

@@ -10,8 +10,8 @@ from atma_sweep.results.designs.record import design_of
 from atma_sweep.results.store.store import open_store
 from atma_sweep.sweep.grid.grid import load_grid
 from atma_sweep.sweep.machine.processes import this_process
+from atma_sweep.sweep.orchestrator.launch import Request, claim
 from atma_sweep.sweep.planning import designs
-from atma_sweep.sweep.run.launch import Request, claim
 from bench import Bench
 
 HEAD = "name: g\nextends: micro\naxes: {attn_type: [polar, nope, rope], memory: [off, on], window: [off, on]}\n"

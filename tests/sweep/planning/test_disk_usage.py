@@ -8,9 +8,9 @@ from typing import Any
 
 import pytest
 from atma_sweep.sweep.grid.cell import Cell
+from atma_sweep.sweep.orchestrator import display
 from atma_sweep.sweep.planning import disk_usage, planner
 from atma_sweep.sweep.planning.disk_usage import Disk
-from atma_sweep.sweep.run import progress
 
 GIB = 2**30
 GRID = """seeds: 5
@@ -102,7 +102,7 @@ def test_nothing_to_train_needs_nothing(cells: Callable[..., list[Cell]], counte
     assert [found.per_cell, found.kept, found.running, counted] == [(0, 0), 0, 0, []]
     plan = planner.plan(cells(), {})
     assert plan.disk is None
-    assert len(progress.describe_plan(plan, "g")) == 2
+    assert len(display.describe_plan(plan, "g")) == 2
 
 
 @pytest.mark.parametrize(("count", "text"), [

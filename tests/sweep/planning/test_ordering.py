@@ -14,9 +14,9 @@ from atma_sweep.sweep.config import CellConfig
 from atma_sweep.sweep.errors import GridError
 from atma_sweep.sweep.grid.cell import Cell, cell_id
 from atma_sweep.sweep.grid.grid import load_grid
+from atma_sweep.sweep.orchestrator import launch
 from atma_sweep.sweep.planning.ordering import costs, ordered, paired
 from atma_sweep.sweep.planning.planner import Task, plan
-from atma_sweep.sweep.run import launch
 from atma_sweep.sweep.training import flops
 from bench import Bench
 from hypothesis import given, settings

@@ -22,8 +22,8 @@ from atma_sweep.sweep.config import Resources
 from atma_sweep.sweep.grid.cell import Cell
 from atma_sweep.sweep.machine import processes
 from atma_sweep.sweep.machine.hardware import Gpu
+from atma_sweep.sweep.orchestrator.supervisor import Supervisor, reap
 from atma_sweep.sweep.planning import planner
-from atma_sweep.sweep.run.supervisor import Supervisor, reap
 from atma_sweep.sweep.scheduler import node_agent as nodes
 from atma_sweep.sweep.scheduler.base import Launch, OnThisMachine
 from atma_sweep.sweep.scheduler.node_agent import Node, given_up_after

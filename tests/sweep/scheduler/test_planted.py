@@ -27,8 +27,8 @@ from atma_sweep.sweep.errors import SweepError
 from atma_sweep.sweep.grid.cell import Cell
 from atma_sweep.sweep.grid.grid import load_grid
 from atma_sweep.sweep.grid.plugins import load_plugin
+from atma_sweep.sweep.orchestrator import launch, supervisor
 from atma_sweep.sweep.planning.planner import record
-from atma_sweep.sweep.run import launch, supervisor
 from atma_sweep.sweep.scheduler import source_snapshot
 from sqlalchemy import update
 

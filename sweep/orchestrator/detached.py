@@ -28,7 +28,7 @@ from ..errors import SweepError
 from ..machine.signals import Interrupted
 from ..scheduler import ray_connection, source_snapshot
 from ..scheduler.ray_connection import ray
-from . import launch, progress
+from . import display, launch
 from .launch import Request
 from .retries import SweepBroken
 
@@ -93,7 +93,7 @@ class Detached:
             os.chdir(order.folder)
         order.request.runs.mkdir(parents=True, exist_ok=True)
         with order.log.open("a") as file:
-            console = progress.Terminal(file=file, soft_wrap=True, width=200)
+            console = display.Terminal(file=file, soft_wrap=True, width=200)
 
             def tell(line: str) -> None:
                 console.print(line, highlight=False, markup=False)
@@ -125,7 +125,7 @@ class Detached:
         lines: list[str] = []
 
         def planned(plan: Any) -> None:
-            for line in progress.describe_plan(plan, order.sweep):
+            for line in display.describe_plan(plan, order.sweep):
                 lines.append(line)
                 tell(line)
             screen.expect(plan.expected)
@@ -135,7 +135,7 @@ class Detached:
             lines.append(line)
             tell(line)
 
-        with progress.Display(console, order.request.most) as screen:
+        with display.Display(console, order.request.most) as screen:
             try:
                 request = replace(order.request, again=self._again)
                 outcome = launch.run(request, store, screen, planned=planned, tell=told)

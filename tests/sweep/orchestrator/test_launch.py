@@ -23,7 +23,7 @@ from atma_sweep.results.store.store import open_store
 from atma_sweep.sweep.grid.grid import load_grid
 from atma_sweep.sweep.machine import processes as process
 from atma_sweep.sweep.machine.hardware import cores
-from atma_sweep.sweep.run.launch import Request, claim
+from atma_sweep.sweep.orchestrator.launch import Request, claim
 from bench import COMMAND, Bench, Curves
 from once import once
 from patience import PATIENCE_S

@@ -19,10 +19,10 @@ from atma_sweep.results.store.store import open_store
 from atma_sweep.sweep.grid.cell import Cell
 from atma_sweep.sweep.grid.grid import load_grid
 from atma_sweep.sweep.machine.processes import this_process
+from atma_sweep.sweep.orchestrator import launch
+from atma_sweep.sweep.orchestrator.launch import Request
+from atma_sweep.sweep.orchestrator.seeds import Seeds
 from atma_sweep.sweep.planning import waves
-from atma_sweep.sweep.run import launch
-from atma_sweep.sweep.run.launch import Request
-from atma_sweep.sweep.run.seeds import Seeds
 from bench import Bench
 from tiers import only_long
 

@@ -20,8 +20,8 @@ import pytest
 from atma_sweep.results.errors import CellAmbiguous, CellUnknown
 from atma_sweep.results.store.records import AXES, Attempt, CellRecord, Owner
 from atma_sweep.results.store.store import Store, open_store
-from atma_sweep.sweep.run import logs
-from atma_sweep.sweep.run.logs import JsonLines, LogMissing
+from atma_sweep.sweep.orchestrator import logs
+from atma_sweep.sweep.orchestrator.logs import JsonLines, LogMissing
 from patience import PATIENCE_S, until
 
 HERE = socket.gethostname()
@@ -225,7 +225,7 @@ def test_follow_ends_though_somebody_keeps_writing(path: Path, monkeypatch: pyte
 
 
 COMMAND = """
-import sys; from pathlib import Path; from atma_sweep.cli import main; from atma_sweep.sweep.run import logs
+import sys; from pathlib import Path; from atma_sweep.cli import main; from atma_sweep.sweep.orchestrator import logs
 
 def follow():
     logs.follow(Path(sys.argv[1]), lambda: True, sys.stdout, poll=0.02)

@@ -9,7 +9,7 @@ from typing import Any
 
 import pytest
 from atma_sweep.results import terminal
-from atma_sweep.sweep.run.progress import Display, Terminal
+from atma_sweep.sweep.orchestrator.display import Display, Terminal
 from patience import until
 
 

@@ -19,7 +19,7 @@ from ..planning.cost_estimate import Prices
 from ..planning.planner import Task
 from ..probes import requested
 from ..scheduler.base import Tell
-from .further import Fits
+from .task_source import Fits
 
 LOOK = "look"
 """Kind of the events that keep what was seen, and when."""

@@ -32,8 +32,8 @@ from ..scheduler import journalled, source_snapshot
 from ..scheduler.base import Executor, Opening, Tell
 from ..scheduler.registry import DEFAULT, EXECUTORS, open_executor
 from . import notify, supervisor
-from .further import Source
 from .supervisor import Listener, Supervisor
+from .task_source import Source
 from .trials import Trials
 
 if TYPE_CHECKING:

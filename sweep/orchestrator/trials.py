@@ -18,7 +18,7 @@ from ..planning import cost_estimate, planner
 from ..planning.cost_estimate import Prices
 from ..planning.planner import Task
 from ..planning.studies import Progress, told
-from .further import Fits
+from .task_source import Fits
 
 PRUNED_AT = "by {pruner}, with a loss of {loss:.4f} at validation {rung}"
 

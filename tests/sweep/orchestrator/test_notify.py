@@ -17,8 +17,8 @@ from atma_sweep.results.store.records import AXES, CellRecord, Owner
 from atma_sweep.results.store.store import open_store
 from atma_sweep.sweep.errors import SweepError
 from atma_sweep.sweep.machine.signals import Interrupted
-from atma_sweep.sweep.run import notify
-from atma_sweep.sweep.run.notify import Ending, checked
+from atma_sweep.sweep.orchestrator import notify
+from atma_sweep.sweep.orchestrator.notify import Ending, checked
 from bench import Bench
 from tiers import every_nth
 

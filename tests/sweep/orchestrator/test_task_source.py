@@ -11,10 +11,10 @@ from atma_sweep.results.store.records import Attempt, NewRevision
 from atma_sweep.results.store.store import Store, open_store
 from atma_sweep.sweep.grid.grid import load_grid
 from atma_sweep.sweep.machine import processes
+from atma_sweep.sweep.orchestrator import supervisor
+from atma_sweep.sweep.orchestrator.task_source import Fits
 from atma_sweep.sweep.planning import planner
 from atma_sweep.sweep.planning.planner import Task
-from atma_sweep.sweep.run import supervisor
-from atma_sweep.sweep.run.further import Fits
 from machine import Machine, Quiet
 
 

@@ -33,8 +33,8 @@ from ..machine.signals import Interrupted, Signals
 from ..planning.planner import Task
 from ..scheduler.base import Executor, Launch, OnThisMachine
 from ..scheduler.source_snapshot import takes_weights_hash
-from .further import Source
 from .retries import Retries
+from .task_source import Source
 
 LEASE_S = 60.0
 RENEW_S = 5.0

@@ -18,11 +18,11 @@ from atma_sweep.sweep.errors import SweepError
 from atma_sweep.sweep.grid.cell import Cell
 from atma_sweep.sweep.grid.grid import load_grid
 from atma_sweep.sweep.machine import processes
+from atma_sweep.sweep.orchestrator import launch, supervisor
+from atma_sweep.sweep.orchestrator.launch import Request
+from atma_sweep.sweep.orchestrator.trials import Trials
 from atma_sweep.sweep.planning import planner, target_machine
 from atma_sweep.sweep.planning.studies import Space, progress_of, space_of
-from atma_sweep.sweep.run import launch, supervisor
-from atma_sweep.sweep.run.launch import Request
-from atma_sweep.sweep.run.trials import Trials
 from machine import Killed, Machine, Quiet
 
 STEPS = 9

@@ -13,7 +13,7 @@ from pathlib import Path
 
 import pytest
 from atma_sweep.results.files import refusal
-from atma_sweep.sweep.run.progress import Heedless
+from atma_sweep.sweep.orchestrator.display import Heedless
 from bench import COMMAND, Bench
 from patience import PATIENCE_S
 

@@ -17,9 +17,9 @@ from atma_sweep.sweep.data.prepare import aside
 from atma_sweep.sweep.errors import MachineError
 from atma_sweep.sweep.grid.grid import load_grid
 from atma_sweep.sweep.machine import hardware
+from atma_sweep.sweep.orchestrator import launch, requirements
+from atma_sweep.sweep.orchestrator.launch import Outcome, Request
 from atma_sweep.sweep.planning import corpus_check
-from atma_sweep.sweep.run import launch, requirements
-from atma_sweep.sweep.run.launch import Outcome, Request
 
 Write = Callable[..., Path]
 Command = Callable[..., tuple[int, str, str]]
