@@ -8,7 +8,7 @@ from typing import Any, get_args
 import pytest
 import typer
 from atma_sweep import cli
-from atma_sweep.sweep.scheduler.registry import EXECUTORS
+from atma_sweep.sweep.executors.registry import EXECUTORS
 
 Command = Callable[..., tuple[int, str, str]]
 ODD = (

@@ -22,6 +22,7 @@ from ...results.store.records import Attempt
 from ...results.store.store import Store, open_store
 from ..config import Resources
 from ..errors import GridError, SweepError
+from ..executors.executor import LocalExecutor
 from ..grid.cell import Cell
 from ..grid.grid import Grid, load_grid
 from ..machine import hardware, processes
@@ -30,7 +31,6 @@ from ..orchestrator import launch
 from ..orchestrator.supervisor import LEASE_S
 from ..planning import corpus_check
 from ..planning.planner import Task, select
-from ..scheduler.base import LocalExecutor
 
 MPS = ("nvidia-cuda-mps", "nvidia-cuda-mps-control", "nvidia-cuda-mps-server")
 """Processes of it, as the kernel shows them: cut to fifteen letters, or whole."""

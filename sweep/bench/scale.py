@@ -22,6 +22,7 @@ from ...results.store.recorder import Recorder
 from ...results.store.records import Attempt, CurvePoint, Measurement
 from ...results.store.store import Store, open_store
 from ..config import Resources
+from ..executors.executor import Finished, Launch, OnThisMachine
 from ..grid.grid import Grid, load_grid
 from ..machine import processes
 from ..orchestrator import launch
@@ -29,7 +30,6 @@ from ..orchestrator.supervisor import LEASE_S, Supervisor
 from ..planning import corpus_check
 from ..planning.planner import Task
 from ..probes import requested
-from ..scheduler.base import Finished, Launch, OnThisMachine
 from . import scale_plan, scale_reports, scale_stop
 from .scale_exchange import exchanged
 

@@ -7,7 +7,7 @@ from typing import Annotated
 import typer
 
 from ..completion import grids
-from ..scheduler.registry import EXECUTORS
+from ..executors.registry import EXECUTORS
 
 GridName = Annotated[
     str,

@@ -12,10 +12,10 @@ from ...results.maintenance import check as maintenance
 from ...results.maintenance.finding import SEVERITIES, Finding
 from ..config import CellConfig
 from ..data import corpora
+from ..executors import source_snapshot
 from ..grid.axes import levels_of, synonyms_of
 from ..grid.cell import five_levels, possible_ids
 from ..openweight import config as openweight
-from ..scheduler import source_snapshot
 
 
 def identify(config: Any, claimed: str) -> str:

@@ -157,7 +157,7 @@ def _about_disk(runs: Path) -> dict[str, Any]:
 def _about_cluster(address: str, runs: Path) -> dict[str, Any]:
     """What its nodes say of themselves, or the error that keeps us out of it."""
     from ..errors import SweepError
-    from ..scheduler import ray_connection
+    from ..executors import ray_connection
 
     try:
         ray_connection.connect(address)

@@ -16,8 +16,8 @@ from pathlib import Path
 import psutil
 
 from ...results.counts import counted
+from ..executors import token_file
 from ..machine import hardware
-from ..scheduler import token_file
 from ..units import size
 from .context import Check, Context, Look, absent, bad, ok, version_of, warn
 from .disk import nearest_folder

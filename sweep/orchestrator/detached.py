@@ -25,9 +25,9 @@ from ...results.errors import Expected, StoreAway, StoreBusy, SweepBusy
 from ...results.store.store import Store, open_store
 from ..attempt.git import git_state
 from ..errors import SweepError
+from ..executors import ray_connection, source_snapshot
+from ..executors.ray_connection import ray
 from ..machine.signals import Interrupted
-from ..scheduler import ray_connection, source_snapshot
-from ..scheduler.ray_connection import ray
 from . import display, launch
 from .launch import Request
 from .retries import SweepBroken

@@ -18,13 +18,13 @@ from ..checkpoints import storage
 from ..checkpoints.weights import CheckpointError, damage
 from ..data import corpora
 from ..errors import GridError, SweepError
+from ..executors.executor import Opening
+from ..executors.registry import DEFAULT, open_executor
 from ..grid.cell import Cell
 from ..machine import processes
 from ..machine.signals import Interrupted
 from ..planning.planner import Task
 from ..probes import PROBES, bound, requested, with_settings
-from ..scheduler.base import Opening
-from ..scheduler.registry import DEFAULT, open_executor
 from . import supervisor
 from .launch import carry_out
 from .supervisor import Listener

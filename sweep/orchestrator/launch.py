@@ -22,15 +22,15 @@ from ..attempt import git
 from ..checkpoints import storage
 from ..checkpoints.weights import damage
 from ..errors import SweepError
+from ..executors import journaling, source_snapshot
+from ..executors.executor import Executor, Opening, Tell
+from ..executors.registry import DEFAULT, EXECUTORS, open_executor
 from ..grid.cell import Cell
 from ..grid.grid import Grid
 from ..machine import processes
 from ..planning import budget, corpus_check, cost_estimate, disk_usage, ordering, planner, target_machine, waves
 from ..planning.studies import Progress, Space, progress_of
 from ..probes import requested
-from ..scheduler import journalled, source_snapshot
-from ..scheduler.base import Executor, Opening, Tell
-from ..scheduler.registry import DEFAULT, EXECUTORS, open_executor
 from . import notify, supervisor
 from .supervisor import Listener, Supervisor
 from .task_source import Source
@@ -331,7 +331,7 @@ def carry_out(
     The executor holds the GPUs that they need until it is closed, so that attempts of these sweeps alone share them.
     Raises MachineError (also for a cell that no machine has room for), Interrupted, LostLease.
     """
-    executor = journalled.understood(executor, store, source)
+    executor = journaling.understood(executor, store, source)
     executor.admit([*(task.cell for _, _, share in shares for task in share), *likely])
     every = [(sweep, fence) for sweep, fence, _ in shares]
     for sweep, fence, share in shares:

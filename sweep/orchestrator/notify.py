@@ -24,7 +24,7 @@ from ...results.errors import Expected
 from ...results.store.records import CellState
 from ...results.text import sentence
 from ..errors import SweepError
-from ..scheduler.base import Tell
+from ..executors.executor import Tell
 
 PATIENCE_S = 5.0
 """For everything: counting, finding the host, connecting, and its answer."""

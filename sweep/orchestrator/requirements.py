@@ -13,6 +13,7 @@ from dataclasses import dataclass, field
 from typing import Any, Literal
 
 from ..config import Resources
+from ..executors.registry import EXECUTORS
 from ..grid.grid import Grid
 from ..machine import hardware
 from ..machine.allocation import Machine, is_type
@@ -22,7 +23,6 @@ from ..planning.cost_estimate import Bill
 from ..planning.disk_usage import Disk
 from ..planning.planner import Plan
 from ..planning.render import short
-from ..scheduler.registry import EXECUTORS
 from ..units import size
 from .launch import Request
 

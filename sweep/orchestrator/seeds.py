@@ -11,6 +11,7 @@ from ...results.stopping import words
 from ...results.stopping.look import Looked, finished, looked_at
 from ...results.store.records import Attempt
 from ...results.store.store import Store
+from ..executors.executor import Tell
 from ..grid import stopping
 from ..grid.cell import Cell
 from ..grid.grid import Grid
@@ -18,7 +19,6 @@ from ..planning import budget, cost_estimate, planner, waves
 from ..planning.cost_estimate import Prices
 from ..planning.planner import Task
 from ..probes import requested
-from ..scheduler.base import Tell
 from .task_source import Fits
 
 LOOK = "look"

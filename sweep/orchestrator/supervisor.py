@@ -26,13 +26,13 @@ from ..checkpoints.place import place_of
 from ..checkpoints.seal import sha256
 from ..config import CellConfig, Resources, without_newer
 from ..errors import MachineError
+from ..executors.executor import Executor, Launch, OnThisMachine
+from ..executors.source_snapshot import takes_weights_hash
 from ..grid.cell import Cell
 from ..machine import processes
 from ..machine.allocation import stands_back
 from ..machine.signals import Interrupted, Signals
 from ..planning.planner import Task
-from ..scheduler.base import Executor, Launch, OnThisMachine
-from ..scheduler.source_snapshot import takes_weights_hash
 from .retries import Retries
 from .task_source import Source
 

@@ -18,12 +18,12 @@ from atma_sweep.sweep.attempt import failures
 from atma_sweep.sweep.attempt.failures import EXIT_MACHINE, Policy, judge, not_started
 from atma_sweep.sweep.attempt.job import Job
 from atma_sweep.sweep.config import Resources
+from atma_sweep.sweep.executors.executor import Finished, Launch, OnThisMachine
 from atma_sweep.sweep.grid.cell import Cell
 from atma_sweep.sweep.machine import processes
 from atma_sweep.sweep.orchestrator import supervisor
 from atma_sweep.sweep.planning import planner
 from atma_sweep.sweep.planning.planner import Task
-from atma_sweep.sweep.scheduler.base import Finished, Launch, OnThisMachine
 from attempts import Room, room_of
 from patience import PATIENCE_S
 

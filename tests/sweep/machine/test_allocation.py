@@ -15,6 +15,7 @@ from atma_sweep.results.store.store import Store, open_store
 from atma_sweep.sweep.attempt.job import Job
 from atma_sweep.sweep.config import Resources
 from atma_sweep.sweep.errors import GridError, MachineError, SweepError
+from atma_sweep.sweep.executors.executor import Executor, Finished, Launch, LocalExecutor, OnThisMachine, hold
 from atma_sweep.sweep.grid.cell import Cell
 from atma_sweep.sweep.machine import allocation as room
 from atma_sweep.sweep.machine import hardware
@@ -25,7 +26,6 @@ from atma_sweep.sweep.machine.locks import GpuLocks
 from atma_sweep.sweep.orchestrator import supervisor
 from atma_sweep.sweep.planning import placement_check, planner
 from atma_sweep.sweep.planning.planner import Task
-from atma_sweep.sweep.scheduler.base import Executor, Finished, Launch, LocalExecutor, OnThisMachine, hold
 from bench import Bench
 from hypothesis import given, settings
 from hypothesis import strategies as st
@@ -317,7 +317,7 @@ def executor(name: str, here: Machine, monkeypatch: pytest.MonkeyPatch) -> Execu
     pytest.importorskip("ray")
     # set for good by whatever test of a cluster ran in this process; here Ray's daemons would ask for a token, and get none
     monkeypatch.delenv("RAY_AUTH_MODE", raising=False)
-    from atma_sweep.sweep.scheduler.ray_local import RayExecutor
+    from atma_sweep.sweep.executors.ray_local import RayExecutor
 
     place = RayExecutor()
     place.begin(here)

@@ -21,11 +21,11 @@ from atma_sweep.results.store import processes
 from atma_sweep.results.store.records import Attempt, Owner
 from atma_sweep.results.store.store import Store, open_store
 from atma_sweep.sweep.attempt.job import Job
+from atma_sweep.sweep.executors.executor import Finished, Launch, OnThisMachine
 from atma_sweep.sweep.grid.cell import Cell
 from atma_sweep.sweep.machine import processes as process
 from atma_sweep.sweep.orchestrator import control, launch, supervisor
 from atma_sweep.sweep.planning import planner
-from atma_sweep.sweep.scheduler.base import Finished, Launch, OnThisMachine
 from patience import PATIENCE_S, gone, until
 
 SILENT: Any = SimpleNamespace(**dict.fromkeys(("started", "running", "ended", "waiting"), lambda *_: None))
@@ -43,7 +43,7 @@ import sys
 from atma_sweep.results.errors import SweepBusy
 from atma_sweep.results.store.store import open_store
 from atma_sweep.sweep.machine import processes as process
-from atma_sweep.sweep.scheduler.base import OnThisMachine
+from atma_sweep.sweep.executors.executor import OnThisMachine
 store = open_store(sys.argv[1])
 try:
     store.acquire_sweep("s", process.this_process("launch"), 60.0, is_alive=process.is_alive)
@@ -236,7 +236,7 @@ def test_a_retry_that_is_asked_for_while_another_is_heard_is_not_lost(
 @pytest.mark.parametrize("trouble", ["silent", "blind", "full disk"])
 def test_a_node_that_failed_one_survey_is_asked_again(monkeypatch: pytest.MonkeyPatch, trouble: str) -> None:
     pytest.importorskip("ray")
-    from atma_sweep.sweep.scheduler import ray_cluster
+    from atma_sweep.sweep.executors import ray_cluster
 
     place: Any = ray_cluster.ClusterExecutor.__new__(ray_cluster.ClusterExecutor)
     told: list[str] = []

@@ -14,9 +14,9 @@ import pytest
 from atma_sweep.results.store.records import Owner
 from atma_sweep.sweep.attempt.failures import judge
 from atma_sweep.sweep.config import Resources
+from atma_sweep.sweep.executors.executor import Launch, environment, run_command
 from atma_sweep.sweep.machine import processes
 from atma_sweep.sweep.machine.hardware import cores
-from atma_sweep.sweep.scheduler.base import Launch, environment, run_command
 from patience import PATIENCE_S, gone
 
 
@@ -72,7 +72,7 @@ for pid in (os.getpid(), os.getppid()):
     process.end(pid, psutil.Process(pid).create_time(), grace=0.2)
 from pathlib import Path
 from types import SimpleNamespace
-from atma_sweep.sweep.scheduler.base import OnThisMachine
+from atma_sweep.sweep.executors.executor import OnThisMachine
 me = process.this_process("x")
 who = {"host": me.host, "pid_space": me.space}
 attempts = [

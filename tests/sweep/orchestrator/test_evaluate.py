@@ -30,10 +30,10 @@ from atma_sweep.sweep.attempt.load import NotTrained, Trained, WeightsGone
 from atma_sweep.sweep.config import Resources
 from atma_sweep.sweep.data.corpora import CorpusError, open_corpus
 from atma_sweep.sweep.errors import GridError
+from atma_sweep.sweep.executors.executor import Finished, Launch, OnThisMachine
 from atma_sweep.sweep.machine import processes
 from atma_sweep.sweep.orchestrator import evaluate, supervisor
 from atma_sweep.sweep.probes import PROBES
-from atma_sweep.sweep.scheduler.base import Finished, Launch, OnThisMachine
 from here import here
 from once import once
 from patience import PATIENCE_S, until

@@ -13,14 +13,14 @@ from typing import Any
 import psutil
 import pytest
 from atma_sweep.sweep.attempt.failures import EXIT_MACHINE
+from atma_sweep.sweep.executors.executor import LocalExecutor, _knows_spares
+from atma_sweep.sweep.executors.warm_pool import Spares
 from atma_sweep.sweep.machine import processes
-from atma_sweep.sweep.scheduler.base import LocalExecutor, _knows_spares
-from atma_sweep.sweep.scheduler.spares import Spares
 from bench import Bench
 from patience import PATIENCE_S
 
 READS = "import sys; print(sys.stdin.readline().strip(), flush=True); sys.stdin.read()"
-WARM = "from atma_sweep.sweep.scheduler.base import LocalExecutor; LocalExecutor.spares_without_gpu = True; from atma_sweep.cli import app; app()"
+WARM = "from atma_sweep.sweep.executors.executor import LocalExecutor; LocalExecutor.spares_without_gpu = True; from atma_sweep.cli import app; app()"
 
 
 @pytest.fixture

@@ -25,9 +25,9 @@ from ..machine import allocation
 from ..machine.allocation import Allocation, Rooms
 from ..planning import placement_check
 from . import ray_connection, source_snapshot
-from .base import Finished, Launch, Opening, Tell, device_for
 from .cluster import CLOSE_S, Agent
-from .journalled import APPLY_S, AT_ONCE, applied
+from .executor import Finished, Launch, Opening, Tell, device_for
+from .journaling import APPLY_S, AT_ONCE, applied
 from .node_agent import LEASE_S, given_up_after
 from .ray_connection import NodeFacts, ray
 

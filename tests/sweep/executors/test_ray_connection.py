@@ -8,13 +8,13 @@ from pathlib import Path
 
 import pytest
 from atma_sweep.sweep.errors import MachineError
-from atma_sweep.sweep.scheduler import source_snapshot
+from atma_sweep.sweep.executors import source_snapshot
 from bench import Bench
 
 pytest.importorskip("ray")
-from atma_sweep.sweep.scheduler import node_info as look
-from atma_sweep.sweep.scheduler import ray_connection
-from atma_sweep.sweep.scheduler.ray_connection import AddressWrong, NodeFacts
+from atma_sweep.sweep.executors import node_info as look
+from atma_sweep.sweep.executors import ray_connection
+from atma_sweep.sweep.executors.ray_connection import AddressWrong, NodeFacts
 
 Run = Callable[..., tuple[int, str, str]]
 

@@ -9,9 +9,9 @@ import pytest
 from atma_sweep import cli
 from atma_sweep.results.store.store import open_store
 from atma_sweep.sweep.errors import GridError, SweepError
-from atma_sweep.sweep.scheduler import registry
-from atma_sweep.sweep.scheduler.base import Executor, LocalExecutor, Opening
-from atma_sweep.sweep.scheduler.registry import DEFAULT, EXECUTORS, Kind, chosen, open_executor
+from atma_sweep.sweep.executors import registry
+from atma_sweep.sweep.executors.executor import Executor, LocalExecutor, Opening
+from atma_sweep.sweep.executors.registry import DEFAULT, EXECUTORS, Kind, chosen, open_executor
 from typer.testing import CliRunner
 
 ASKED = {name for name in vars(Executor) if not name.startswith("_")} | set(Executor.__annotations__)
@@ -21,7 +21,7 @@ ASKED = {name for name in vars(Executor) if not name.startswith("_")} | set(Exec
 def test_each_does_all_that_is_asked_of_one(name: str) -> None:
     pytest.importorskip("ray")
     module, attribute = EXECUTORS[name].target.split(":")
-    found = getattr(importlib.import_module(f"atma_sweep.sweep.scheduler.{module}"), attribute)
+    found = getattr(importlib.import_module(f"atma_sweep.sweep.executors.{module}"), attribute)
     assert found.name == name
     assert {"admit", "opened", "start", "writes_directly"} <= ASKED
     assert [member for member in ASKED if not hasattr(found, member)] == []

@@ -24,12 +24,12 @@ from atma_sweep.sweep.data.corpora import CorpusError
 from atma_sweep.sweep.data.prepare import prepare
 from atma_sweep.sweep.data.shards import write_shard
 from atma_sweep.sweep.errors import SweepError
+from atma_sweep.sweep.executors import source_snapshot
 from atma_sweep.sweep.grid.cell import Cell
 from atma_sweep.sweep.grid.grid import load_grid
 from atma_sweep.sweep.grid.plugins import load_plugin
 from atma_sweep.sweep.orchestrator import launch, supervisor
 from atma_sweep.sweep.planning.planner import record
-from atma_sweep.sweep.scheduler import source_snapshot
 from sqlalchemy import update
 
 OWNER = Owner(name="ada", host="here", pid=1, started=1.0)

@@ -34,7 +34,7 @@ except AuthenticationError:
 
 
 def test_the_lowest_ray_is_one_whose_defaults_were_tried() -> None:
-    from atma_sweep.sweep.scheduler.ray_local import TRIED
+    from atma_sweep.sweep.executors.ray_local import TRIED
 
     project = tomllib.loads((ROOT / "pyproject.toml").read_text())["project"]
     assert f"ray>={TRIED}" in project["dependencies"]
@@ -55,7 +55,7 @@ def deaf(code: str) -> subprocess.Popen[str]:
 def test_daemons_end_as_soon_as_ray_asks_them() -> None:
     """Nothing else ends them, since SIGTERM never reaches them; what was not asked lives, but for what it had started."""
     pytest.importorskip("ray")
-    from atma_sweep.sweep.scheduler.ray_local import _prompt_end
+    from atma_sweep.sweep.executors.ray_local import _prompt_end
 
     sleep = "import time; print(flush=True); time.sleep(3600)"
     parent = f"import subprocess, sys; p = subprocess.Popen([sys.executable, '-c', {sleep!r}]); print(p.pid, flush=True); p.wait()"
@@ -78,7 +78,7 @@ def test_daemons_end_as_soon_as_ray_asks_them() -> None:
 
 
 def test_a_worker_imports_little_for_its_task() -> None:
-    code = "import sys, atma_sweep.sweep.scheduler.ray_worker; print(*sys.modules)"
+    code = "import sys, atma_sweep.sweep.executors.ray_worker; print(*sys.modules)"
     loaded = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=True).stdout.split()
     assert {"sqlalchemy", "pydantic", "rich", "ray", "torch", "numpy"} & set(loaded) == set()
 

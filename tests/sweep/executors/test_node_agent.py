@@ -19,14 +19,14 @@ from atma_sweep.results.store.store import Store, open_store
 from atma_sweep.sweep.attempt.failures import NODE_LOST
 from atma_sweep.sweep.attempt.job import Job
 from atma_sweep.sweep.config import Resources
+from atma_sweep.sweep.executors import node_agent as nodes
+from atma_sweep.sweep.executors.executor import Launch, OnThisMachine
+from atma_sweep.sweep.executors.node_agent import Node, given_up_after
 from atma_sweep.sweep.grid.cell import Cell
 from atma_sweep.sweep.machine import processes
 from atma_sweep.sweep.machine.hardware import Gpu
 from atma_sweep.sweep.orchestrator.supervisor import Supervisor, reap
 from atma_sweep.sweep.planning import planner
-from atma_sweep.sweep.scheduler import node_agent as nodes
-from atma_sweep.sweep.scheduler.base import Launch, OnThisMachine
-from atma_sweep.sweep.scheduler.node_agent import Node, given_up_after
 from patience import PATIENCE_S, until
 
 JOB = """

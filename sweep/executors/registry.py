@@ -9,7 +9,7 @@ from typing import TYPE_CHECKING
 from ..errors import GridError, SweepError
 
 if TYPE_CHECKING:
-    from .base import Executor, Opening
+    from .executor import Executor, Opening
 
 
 @dataclass(frozen=True)

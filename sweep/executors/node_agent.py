@@ -23,7 +23,7 @@ from ..attempt.failures import OOM_KILLED, not_started, oom_kills
 from ..errors import MachineError
 from ..machine import allocation, hardware, processes
 from ..machine.locks import GpuLocks
-from .base import DUMP_S, Finished, Launch, environment, run_command
+from .executor import DUMP_S, Finished, Launch, environment, run_command
 
 LEASE_S = float(os.environ.get("ATMA_NODE_LEASE_S", 60.0))
 """How long attempts go on without a word from the supervisor."""

@@ -24,7 +24,7 @@ from ..machine.allocation import Allocation, Machine, Room, is_type
 from ..machine.locks import GpuLocks
 from ..planning import placement_check
 from . import source_snapshot
-from .spares import Spares
+from .warm_pool import Spares
 
 DUMP_S = 1.0
 """What a hanging process gets to write down where its threads stand."""

@@ -14,9 +14,9 @@ import pytest
 from atma_sweep.kernels.choice import sources
 from atma_sweep.model.resolve import check_model_config
 from atma_sweep.sweep.config import CellConfig, Resources
+from atma_sweep.sweep.executors.source_snapshot import PACKAGE, PARTS, fingerprint, folder, freeze, takes_weights_hash
 from atma_sweep.sweep.grid.grid import load_grid
 from atma_sweep.sweep.orchestrator.supervisor import as_told
-from atma_sweep.sweep.scheduler.source_snapshot import PACKAGE, PARTS, fingerprint, folder, freeze, takes_weights_hash
 
 from ...helpers.bench import Bench
 from ...helpers.patience import PATIENCE_S

@@ -14,10 +14,10 @@ from typing import Any, NamedTuple
 
 import old_code
 import pytest
+from atma_sweep.sweep.executors.cluster import Agent
+from atma_sweep.sweep.executors.executor import LocalExecutor
+from atma_sweep.sweep.executors.source_snapshot import PACKAGE, PARTS, fingerprint
 from atma_sweep.sweep.machine import processes
-from atma_sweep.sweep.scheduler.base import LocalExecutor
-from atma_sweep.sweep.scheduler.cluster import Agent
-from atma_sweep.sweep.scheduler.source_snapshot import PACKAGE, PARTS, fingerprint
 from old_code import COMMAND, COMMITS, with_code
 from patience import PATIENCE_S
 
@@ -26,7 +26,7 @@ from ...helpers.bench import Bench
 STEPS = 300
 AGENT = """
 import json
-from atma_sweep.sweep.scheduler.cluster import Agent
+from atma_sweep.sweep.executors.cluster import Agent
 print(json.dumps([Agent.__module__, Agent.__qualname__, [name for name in dir(Agent) if not name.startswith("_")]]))
 """
 """Where workers of a cluster look for the agent of their node, and what of it is called from elsewhere."""
@@ -142,6 +142,6 @@ def test_parts_of_a_snapshot_are_those_of_older_ones() -> None:
 @pytest.mark.thorough
 def test_the_agent_of_a_node_is_where_it_was(begun: Begun, tmp_path: Path) -> None:
     module, name, methods = json.loads(with_code(begun.package, tmp_path, "-c", AGENT))
-    assert [module, name] == ["atma_sweep.sweep.scheduler.cluster", "Agent"]
+    assert [module, name] == ["atma_sweep.sweep.executors.cluster", "Agent"]
     assert (Agent.__module__, Agent.__qualname__) == (module, name)
     assert {"hold", "poll", "start", "end", "close"} <= set(methods) <= set(dir(Agent))

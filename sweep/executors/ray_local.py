@@ -25,7 +25,7 @@ from ..machine import processes
 from ..machine.allocation import Allocation, Machine, Room
 from ..machine.locks import own_folder
 from ..machine.signals import held
-from .base import Finished, Launch, OnThisMachine, device_for, environment, run_command
+from .executor import Finished, Launch, OnThisMachine, device_for, environment, run_command
 from .ray_worker import run_attempt
 
 DAEMONS = ("raylet", "gcs_server")

@@ -16,7 +16,7 @@ from ..attempt.job import Job
 from ..config import Resources
 from ..grid.cell import Cell
 from . import source_snapshot
-from .base import Executor, Finished, Launch, LocalExecutor, Opening
+from .executor import Executor, Finished, Launch, LocalExecutor, Opening
 
 APPLY_S = 0.5
 """Between two looks at the journals."""
