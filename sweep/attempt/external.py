@@ -11,10 +11,10 @@ import torch
 from ...results.store.records import Measurement
 from ..data.corpora import open_corpus
 from ..errors import MachineError
-from ..openweight.checkpoint import need_transformers
-from ..openweight.config import OpenWeightConfig
-from ..openweight.subject import PAIRINGS, PIECE, Reader, load_model
-from ..openweight.words import Words
+from ..external_models.config import OpenWeightConfig
+from ..external_models.hub_checkpoint import need_transformers
+from ..external_models.hub_tokenizer import Words
+from ..external_models.subject import PAIRINGS, PIECE, Reader, load_model
 from . import provenance
 from .device import choose_device
 from .log import say

@@ -13,9 +13,9 @@ import torch
 from ...results.metrics import PEAK_MEMORY
 from ...results.store.records import Measurement
 from ...results.store.writer import AttemptWriter
+from ..external_models.config import config_of
 from ..grid.plugins import load_plugin, plugin_of
 from ..machine.hardware import peak_resident, reset_peak_resident
-from ..openweight.config import config_of
 from ..probes import PROBES, bound
 from ..probes.measure import measure
 from ..probes.subject import Subject

@@ -13,9 +13,9 @@ from ...results.maintenance.finding import SEVERITIES, Finding
 from ..config import CellConfig
 from ..data import corpora
 from ..executors import source_snapshot
+from ..external_models import config as openweight
 from ..grid.axes import levels_of, synonyms_of
 from ..grid.cell import five_levels, possible_ids
-from ..openweight import config as openweight
 
 
 def identify(config: Any, claimed: str) -> str:

@@ -15,10 +15,10 @@ from ..attempt import load
 from ..config import CellConfig
 from ..data import corpora
 from ..errors import GridError, SweepError
+from ..external_models.config import KEY, cell_of, record
+from ..external_models.hub_checkpoint import PREFIX, find
+from ..external_models.hub_tokenizer import check_whole
 from ..grid.cell import Cell
-from ..openweight.checkpoint import PREFIX, find
-from ..openweight.config import KEY, cell_of, record
-from ..openweight.words import check_whole
 from ..planning.planner import Task
 from ..probes import PROBES, requested
 from . import evaluate

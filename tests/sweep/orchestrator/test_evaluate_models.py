@@ -11,7 +11,7 @@ from pathlib import Path
 import pytest
 import torch
 from atma_sweep.sweep.data.corpora import open_corpus
-from atma_sweep.sweep.openweight.tiny import make
+from atma_sweep.sweep.external_models.tiny import make
 from bench import Bench
 from once import once
 

@@ -12,7 +12,7 @@ from ...model.config import Config, Int, knob
 from ...results.store.records import AXES, CellRecord
 from ..config import CellConfig, aside
 from ..grid.cell import Cell, canonical, slug_part
-from .checkpoint import Checkpoint
+from .hub_checkpoint import Checkpoint
 
 KEY = "open_weight"
 """The section of a stored config that says what model it is, and the option of a revision that lists such models."""

@@ -18,7 +18,7 @@ from ..data.tokenizer import Tokenizer, dtype_of, load_tokenizer
 from ..errors import MachineError, SweepError
 from ..probes.prompts import Prompt
 from ..probes.subject import Extent, Subject, never
-from .words import check_whole, passages, spread
+from .hub_tokenizer import check_whole, passages, spread
 
 PIECE = 2048
 """Tokens that go through the model at a time; what came before stands in its cache."""

@@ -15,10 +15,10 @@ from atma_sweep.sweep.config import CellConfig, EvalConfig, TrainConfig
 from atma_sweep.sweep.data.corpora import Corpus
 from atma_sweep.sweep.data.tokenizer import load_tokenizer
 from atma_sweep.sweep.errors import SweepError
-from atma_sweep.sweep.openweight import words as words_module
-from atma_sweep.sweep.openweight.subject import Native, OpenWeight, Paired, Reader
-from atma_sweep.sweep.openweight.tiny import save_tokenizer
-from atma_sweep.sweep.openweight.words import Words, passages, spread
+from atma_sweep.sweep.external_models import hub_tokenizer as words_module
+from atma_sweep.sweep.external_models.hub_tokenizer import Words, passages, spread
+from atma_sweep.sweep.external_models.subject import Native, OpenWeight, Paired, Reader
+from atma_sweep.sweep.external_models.tiny import save_tokenizer
 from atma_sweep.sweep.probes.measure import measure
 
 pytestmark = pytest.mark.thorough

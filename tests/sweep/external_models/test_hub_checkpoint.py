@@ -8,8 +8,8 @@ from pathlib import Path
 
 import pytest
 from atma_sweep.sweep.errors import MachineError
-from atma_sweep.sweep.openweight import checkpoint
-from atma_sweep.sweep.openweight.checkpoint import NoCheckpoint, NoWeights, find
+from atma_sweep.sweep.external_models import hub_checkpoint
+from atma_sweep.sweep.external_models.hub_checkpoint import NoCheckpoint, NoWeights, find
 
 pytestmark = pytest.mark.thorough
 
@@ -125,5 +125,5 @@ def test_a_model_that_is_not_here_says_what_to_download(tmp_path: Path, monkeypa
 
 
 def test_without_transformers_one_line_says_how_to_get_it(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(checkpoint.importlib.util, "find_spec", lambda name: None)
+    monkeypatch.setattr(hub_checkpoint.importlib.util, "find_spec", lambda name: None)
     assert told("hf:a/b", MachineError).endswith("pip install 'atma-sweep[hf]'")

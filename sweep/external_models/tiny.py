@@ -1,6 +1,6 @@
 """A tiny checkpoint with random weights in the hub's format, of any family of the paper's table: to try things without a download.
 
-python -m atma_sweep.sweep.openweight.tiny FOLDER [FAMILY]
+python -m atma_sweep.sweep.external_models.tiny FOLDER [FAMILY]
 """
 
 from __future__ import annotations
@@ -11,7 +11,7 @@ from pathlib import Path
 from typing import Any
 
 from ..data.byte_pairs import END, byte_pairs
-from .checkpoint import need_transformers
+from .hub_checkpoint import need_transformers
 
 VOCABULARY = 320
 TEXT = (

@@ -10,9 +10,9 @@ import numpy as np
 import pytest
 import torch
 from atma_sweep.sweep.errors import SweepError
-from atma_sweep.sweep.openweight.checkpoint import find
-from atma_sweep.sweep.openweight.subject import Reader, load_model
-from atma_sweep.sweep.openweight.tiny import FAMILIES, make
+from atma_sweep.sweep.external_models.hub_checkpoint import find
+from atma_sweep.sweep.external_models.subject import Reader, load_model
+from atma_sweep.sweep.external_models.tiny import FAMILIES, make
 from atma_sweep.sweep.probes.prompts import Prompt
 
 pytestmark = pytest.mark.thorough
