@@ -34,7 +34,7 @@ from .sweep.commands.removing import delete
 from .sweep.commands.removing import gc as collect
 from .sweep.completion import probes
 from .sweep.executors.registry import DEFAULT, chosen
-from .sweep.machine.signals import Signals, Stop
+from .sweep.host.signals import Signals, Stop
 
 LONGEST_WORD = 400
 """Letters of one in a message; a longer one is cut, since nobody reads it."""

@@ -19,7 +19,7 @@ from ..store.store import Store
 from ..text import without_passwords
 
 Holds = Callable[[Owner, datetime | None], bool]
-"""Whether an owner still has a sweep, given the end of its lease; see sweep/machine/processes.py."""
+"""Whether an owner still has a sweep, given the end of its lease; see sweep/host/processes.py."""
 What = Literal["sweep", "cell"]
 LONGEST_TAG = 40
 LONGEST_NOTE = 4000

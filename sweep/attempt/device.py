@@ -15,7 +15,7 @@ from ...kernels.choice import remember_passed, sources, version
 from ...model.backbone import Backbone, build
 from ..config import CellConfig
 from ..errors import SweepError
-from ..machine.hardware import no_gpu
+from ..host.hardware import no_gpu
 from .provenance import driver_version
 from .turns import Turn, kind_of
 

@@ -20,7 +20,7 @@ from ...results.store.records import AttemptState, CurvePoint
 from ...results.store.store import open_store
 from ...results.store.writer import AttemptWriter
 from ..errors import SweepError
-from ..machine import guard, processes
+from ..host import guard, processes
 from . import spare
 from .failures import EXIT_LOST, EXIT_MACHINE, EXIT_STOPPED, Failure, classify
 from .job import Job

@@ -15,7 +15,7 @@ from ...results.store.records import Measurement
 from ...results.store.writer import AttemptWriter
 from ..external_models.config import config_of
 from ..grid.plugins import load_plugin, plugin_of
-from ..machine.hardware import peak_resident, reset_peak_resident
+from ..host.hardware import peak_resident, reset_peak_resident
 from ..probes import PROBES, bound
 from ..probes.measure import measure
 from ..probes.subject import Subject

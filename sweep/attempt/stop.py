@@ -7,8 +7,8 @@ import signal
 import time
 from types import FrameType
 
-from ..machine import processes
-from ..machine.signals import STOPS
+from ..host import processes
+from ..host.signals import STOPS
 from .failures import EXIT_STOPPED
 
 TOLD_S = 1.0

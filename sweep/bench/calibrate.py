@@ -25,7 +25,7 @@ from ..attempt.device import WORKSPACE, choose_device, share_self_tests
 from ..errors import MachineError
 from ..grid.cell import Cell
 from ..grid.plugins import load_plugin
-from ..machine.processes import die_with
+from ..host.processes import die_with
 from ..planning.calibration import Calibration
 from ..planning.speed_model import Place
 from ..probes.subject import evaluating

@@ -16,8 +16,8 @@ from pathlib import Path
 from typing import Any, NamedTuple
 
 from ..errors import MachineError
-from ..machine.hardware import peak_resident
-from ..machine.processes import die_with
+from ..host.hardware import peak_resident
+from ..host.processes import die_with
 
 LOOK_S = 0.01
 MIB = 2**20

@@ -25,8 +25,8 @@ from ..errors import GridError, SweepError
 from ..executors.executor import LocalExecutor
 from ..grid.cell import Cell
 from ..grid.grid import Grid, load_grid
-from ..machine import hardware, processes
-from ..machine.hardware import cores
+from ..host import hardware, processes
+from ..host.hardware import cores
 from ..orchestrator import launch
 from ..orchestrator.supervisor import LEASE_S
 from ..planning import corpus_check

@@ -24,7 +24,7 @@ from ...results.store.store import Store, open_store
 from ..config import Resources
 from ..executors.executor import Finished, Launch, OnThisMachine
 from ..grid.grid import Grid, load_grid
-from ..machine import processes
+from ..host import processes
 from ..orchestrator import launch
 from ..orchestrator.supervisor import LEASE_S, Supervisor
 from ..planning import corpus_check

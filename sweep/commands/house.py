@@ -25,7 +25,7 @@ def sweeps(db: Db = None, as_json: AsJson = False) -> None:
     from ...results.maintenance.overview import Overview, overview
     from ...results.store.store import StoreMissing, open_store
     from ...results.terminal import terminal_width
-    from ..machine.processes import holds
+    from ..host.processes import holds
 
     try:
         found = overview(open_store(db), holds)
@@ -59,7 +59,7 @@ def rename(
     """
     from ...results.maintenance import labels
     from ...results.store.store import open_store
-    from ..machine.processes import holds
+    from ..host.processes import holds
     from ..orchestrator.control import person
 
     grid = labels.rename(open_store(db), sweep, new, holds=holds, who=person())

@@ -91,7 +91,7 @@ def delete(
     """
     from ...results.maintenance import deleting
     from ...results.store.store import open_store
-    from ..machine.processes import holds
+    from ..host.processes import holds
     from ..orchestrator.control import person
 
     if probe or metric or length:
@@ -126,7 +126,7 @@ def _measurements(
     from ...results.errors import StoreError
     from ...results.maintenance import deleting, forgetting, labels
     from ...results.store.store import open_store
-    from ..machine.processes import holds
+    from ..host.processes import holds
     from ..orchestrator.control import person
 
     store = open_store(db)

@@ -19,7 +19,7 @@ from ...results.files import refusing
 from ...results.late import Late
 from ...results.names import RULE, is_name, short
 from ..config import DataConfig
-from ..machine.hardware import cores
+from ..host.hardware import cores
 from . import computed, corpora
 from . import tokenizer as tokenizers
 from .corpora import Corpus, CorpusError

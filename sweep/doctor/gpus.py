@@ -12,8 +12,8 @@ from typing import Any
 import psutil
 
 from ...results.counts import counted
-from ..machine.hardware import precisions
-from ..machine.locks import GpuLocks
+from ..host.hardware import precisions
+from ..host.locks import GpuLocks
 from ..units import size
 from .context import (
     Check,

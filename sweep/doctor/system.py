@@ -17,7 +17,7 @@ import psutil
 
 from ...results.counts import counted
 from ..executors import token_file
-from ..machine import hardware
+from ..host import hardware
 from ..units import size
 from .context import Check, Context, Look, absent, bad, ok, version_of, warn
 from .disk import nearest_folder

@@ -6,7 +6,7 @@ import os
 import threading
 import time
 
-from ..machine import processes
+from ..host import processes
 from .node_agent import Node
 
 CLOSE_S = processes.GRACE_S + 5.0

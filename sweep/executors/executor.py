@@ -19,9 +19,9 @@ from ...results.store.records import Attempt
 from ...results.store.store import Store
 from ..config import Resources
 from ..grid.cell import Cell
-from ..machine import hardware, processes
-from ..machine.allocation import Allocation, Machine, Room, is_type
-from ..machine.locks import GpuLocks
+from ..host import hardware, processes
+from ..host.allocation import Allocation, Machine, Room, is_type
+from ..host.locks import GpuLocks
 from ..planning import placement_check
 from . import source_snapshot
 from .warm_pool import Spares

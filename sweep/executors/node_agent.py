@@ -21,8 +21,8 @@ import psutil
 
 from ..attempt.failures import OOM_KILLED, not_started, oom_kills
 from ..errors import MachineError
-from ..machine import allocation, hardware, processes
-from ..machine.locks import GpuLocks
+from ..host import allocation, hardware, processes
+from ..host.locks import GpuLocks
 from .executor import DUMP_S, Finished, Launch, environment, run_command
 
 LEASE_S = float(os.environ.get("ATMA_NODE_LEASE_S", 60.0))

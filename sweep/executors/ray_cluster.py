@@ -21,8 +21,8 @@ from ..attempt.job import Job
 from ..config import Resources
 from ..errors import MachineError
 from ..grid.cell import Cell
-from ..machine import allocation
-from ..machine.allocation import Allocation, Rooms
+from ..host import allocation
+from ..host.allocation import Allocation, Rooms
 from ..planning import placement_check
 from . import ray_connection, source_snapshot
 from .cluster import CLOSE_S, Agent

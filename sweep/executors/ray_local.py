@@ -21,10 +21,10 @@ from ray._raylet import AuthenticationTokenLoader  # type: ignore[attr-defined]
 from ..attempt.failures import not_started
 from ..config import Resources
 from ..errors import MachineError
-from ..machine import processes
-from ..machine.allocation import Allocation, Machine, Room
-from ..machine.locks import own_folder
-from ..machine.signals import held
+from ..host import processes
+from ..host.allocation import Allocation, Machine, Room
+from ..host.locks import own_folder
+from ..host.signals import held
 from .executor import Finished, Launch, OnThisMachine, device_for, environment, run_command
 from .ray_worker import run_attempt
 

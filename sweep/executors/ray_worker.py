@@ -6,7 +6,7 @@ import os
 from collections.abc import Mapping, Sequence
 from pathlib import Path
 
-from ..machine import processes
+from ..host import processes
 
 
 def run_attempt(command: Sequence[str], env: Mapping[str, str], folder: Path) -> int:

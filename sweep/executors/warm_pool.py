@@ -7,7 +7,7 @@ from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field
 from pathlib import Path
 
-from ..machine import processes
+from ..host import processes
 
 Start = Callable[[], subprocess.Popen[bytes]]
 

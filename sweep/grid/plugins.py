@@ -15,7 +15,7 @@ from ...model.resolve import NO_REGULARIZER
 from ..config import Plugin
 from ..data.registry import CORPORA
 from ..errors import GridError, SweepError
-from ..machine.signals import Stop
+from ..host.signals import Stop
 
 
 class Pluggable(NamedTuple):

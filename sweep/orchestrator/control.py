@@ -10,7 +10,7 @@ from typing import Literal
 
 from ...results.store.store import Store
 from ..errors import SweepError
-from ..machine import processes
+from ..host import processes
 
 Wish = Literal["pause", "resume", "finish", "cancel", "retry"]
 

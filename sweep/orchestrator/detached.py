@@ -27,7 +27,7 @@ from ..attempt.git import git_state
 from ..errors import SweepError
 from ..executors import ray_connection, source_snapshot
 from ..executors.ray_connection import ray
-from ..machine.signals import Interrupted
+from ..host.signals import Interrupted
 from . import display, launch
 from .launch import Request
 from .retries import SweepBroken

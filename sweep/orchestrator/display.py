@@ -20,7 +20,7 @@ from ...results.store.records import PRUNED, Attempt
 from ...results.streams import OutputClosed
 from ...results.text import paragraphs, plain
 from ..grid.cell import Cell
-from ..machine.signals import held
+from ..host.signals import held
 from ..planning.planner import Plan, Task
 from ..units import amount
 

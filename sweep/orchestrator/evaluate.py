@@ -21,8 +21,8 @@ from ..errors import GridError, SweepError
 from ..executors.executor import Opening
 from ..executors.registry import DEFAULT, open_executor
 from ..grid.cell import Cell
-from ..machine import processes
-from ..machine.signals import Interrupted
+from ..host import processes
+from ..host.signals import Interrupted
 from ..planning.planner import Task
 from ..probes import PROBES, bound, requested, with_settings
 from . import supervisor

@@ -27,7 +27,7 @@ from ..executors.executor import Executor, Opening, Tell
 from ..executors.registry import DEFAULT, EXECUTORS, open_executor
 from ..grid.cell import Cell
 from ..grid.grid import Grid
-from ..machine import processes
+from ..host import processes
 from ..planning import budget, corpus_check, cost_estimate, disk_usage, ordering, planner, target_machine, waves
 from ..planning.studies import Progress, Space, progress_of
 from ..probes import requested

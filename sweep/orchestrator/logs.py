@@ -16,7 +16,7 @@ from ...results.store.records import Attempt
 from ...results.store.store import Store
 from ...results.text import Out, without_passwords
 from ..errors import SweepError
-from ..machine import processes
+from ..host import processes
 
 LOG = "log.txt"
 POLL_S = 0.2

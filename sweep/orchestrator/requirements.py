@@ -15,8 +15,8 @@ from typing import Any, Literal
 from ..config import Resources
 from ..executors.registry import EXECUTORS
 from ..grid.grid import Grid
-from ..machine import hardware
-from ..machine.allocation import Machine, is_type
+from ..host import hardware
+from ..host.allocation import Machine, is_type
 from ..planning import corpus_check, cost_estimate
 from ..planning.corpus_check import Unprepared
 from ..planning.cost_estimate import Bill

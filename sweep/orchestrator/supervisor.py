@@ -29,9 +29,9 @@ from ..errors import MachineError
 from ..executors.executor import Executor, Launch, OnThisMachine
 from ..executors.source_snapshot import takes_weights_hash
 from ..grid.cell import Cell
-from ..machine import processes
-from ..machine.allocation import stands_back
-from ..machine.signals import Interrupted, Signals
+from ..host import processes
+from ..host.allocation import stands_back
+from ..host.signals import Interrupted, Signals
 from ..planning.planner import Task
 from .retries import Retries
 from .task_source import Source

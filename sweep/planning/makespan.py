@@ -7,9 +7,9 @@ from collections import deque
 from collections.abc import Sequence
 
 from ..config import Resources
-from ..machine import hardware
-from ..machine.allocation import Allocation, Machine, Room
-from ..machine.hardware import Gpu
+from ..host import hardware
+from ..host.allocation import Allocation, Machine, Room
+from ..host.hardware import Gpu
 
 PLENTY = 10**6
 """Cores, and GiB of memory, of machines whose GPUs are what attempts wait for."""

@@ -7,8 +7,8 @@ from collections.abc import Sequence
 from ...results.counts import counted
 from ..errors import MachineError, SweepError
 from ..grid.cell import Cell
-from ..machine.allocation import Machine, Room, is_type, need
-from ..machine.hardware import PRECISIONS, Gpu
+from ..host.allocation import Machine, Room, is_type, need
+from ..host.hardware import PRECISIONS, Gpu
 
 
 def check(cells: Sequence[Cell], *machines: Machine, held: Sequence[Gpu] = ()) -> None:

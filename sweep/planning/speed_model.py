@@ -14,7 +14,7 @@ from ...model.config import ModelConfigError
 from ...model.resolve import check_model_config
 from ...results.store.speeds import Timed
 from ..config import CellConfig
-from ..machine.allocation import is_type
+from ..host.allocation import is_type
 from ..probes import bound
 from ..training import flops
 from .calibration import Calibration

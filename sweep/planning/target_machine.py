@@ -8,8 +8,8 @@ from pathlib import Path
 from ...results.store.speeds import Timed
 from ...results.store.store import Store
 from ..grid.cell import Cell
-from ..machine import hardware
-from ..machine.allocation import is_type
+from ..host import hardware
+from ..host.allocation import is_type
 from ..training.flops import PEAK_BF16
 from . import calibration
 from .cost_estimate import Prices

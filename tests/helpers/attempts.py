@@ -20,7 +20,7 @@ from atma_sweep.sweep.attempt.runner import Work
 from atma_sweep.sweep.checkpoints import checkpoint, storage
 from atma_sweep.sweep.grid.cell import Cell
 from atma_sweep.sweep.grid.grid import load_grid
-from atma_sweep.sweep.machine import processes
+from atma_sweep.sweep.host import processes
 from atma_sweep.sweep.orchestrator.supervisor import Supervisor, freeze_plugins
 from atma_sweep.sweep.planning import corpus_check, planner
 from atma_sweep.sweep.probes import requested

@@ -13,7 +13,7 @@ from pathlib import Path
 from typing import IO
 
 import psutil
-from atma_sweep.sweep.machine.hardware import memory_gb
+from atma_sweep.sweep.host.hardware import memory_gb
 from here import here
 from patience import PATIENCE_S, until
 from sqlalchemy import NullPool, create_engine, text

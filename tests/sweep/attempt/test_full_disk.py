@@ -20,7 +20,7 @@ from atma_sweep.sweep.attempt.job import Job
 from atma_sweep.sweep.config import Resources
 from atma_sweep.sweep.executors.executor import Finished, Launch, OnThisMachine
 from atma_sweep.sweep.grid.cell import Cell
-from atma_sweep.sweep.machine import processes
+from atma_sweep.sweep.host import processes
 from atma_sweep.sweep.orchestrator import supervisor
 from atma_sweep.sweep.planning import planner
 from atma_sweep.sweep.planning.planner import Task

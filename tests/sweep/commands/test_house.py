@@ -13,7 +13,7 @@ from pathlib import Path
 import pytest
 from atma_sweep.results import open_store
 from atma_sweep.sweep.grid.grid import load_grid
-from atma_sweep.sweep.machine import processes
+from atma_sweep.sweep.host import processes
 from atma_sweep.sweep.planning import planner
 from synthetic import synthetic_sweep
 

@@ -332,8 +332,8 @@ def test_the_answer_about_fla_is_the_kernels_own() -> None:
 
 HOLDER = """
 import sys, time
-from atma_sweep.sweep.machine.locks import GpuLocks
-from atma_sweep.sweep.machine.hardware import Gpu
+from atma_sweep.sweep.host.locks import GpuLocks
+from atma_sweep.sweep.host.hardware import Gpu
 locks = GpuLocks()
 locks.take([Gpu("0", sys.argv[1], "first")])
 print(1, flush=True)

@@ -23,8 +23,8 @@ from atma_sweep.sweep.executors import node_agent as nodes
 from atma_sweep.sweep.executors.executor import Launch, OnThisMachine
 from atma_sweep.sweep.executors.node_agent import Node, given_up_after
 from atma_sweep.sweep.grid.cell import Cell
-from atma_sweep.sweep.machine import processes
-from atma_sweep.sweep.machine.hardware import Gpu
+from atma_sweep.sweep.host import processes
+from atma_sweep.sweep.host.hardware import Gpu
 from atma_sweep.sweep.orchestrator.supervisor import Supervisor, reap
 from atma_sweep.sweep.planning import planner
 from patience import PATIENCE_S, until

@@ -17,7 +17,7 @@ import pytest
 from atma_sweep.sweep.executors.cluster import Agent
 from atma_sweep.sweep.executors.executor import LocalExecutor
 from atma_sweep.sweep.executors.source_snapshot import PACKAGE, PARTS, fingerprint
-from atma_sweep.sweep.machine import processes
+from atma_sweep.sweep.host import processes
 from old_code import COMMAND, COMMITS, with_code
 from patience import PATIENCE_S
 

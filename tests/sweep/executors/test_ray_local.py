@@ -45,7 +45,7 @@ def test_the_lowest_ray_is_one_whose_defaults_were_tried() -> None:
 
 def deaf(code: str) -> subprocess.Popen[str]:
     """A Python process that has SIGTERM blocked, as Ray's daemons have theirs, once it has printed a line."""
-    from atma_sweep.sweep.machine.signals import held
+    from atma_sweep.sweep.host.signals import held
 
     with held():
         return subprocess.Popen([sys.executable, "-c", code], stdout=subprocess.PIPE, text=True)

@@ -15,7 +15,7 @@ import pytest
 from atma_sweep.sweep.attempt.failures import EXIT_MACHINE
 from atma_sweep.sweep.executors.executor import LocalExecutor, _knows_spares
 from atma_sweep.sweep.executors.warm_pool import Spares
-from atma_sweep.sweep.machine import processes
+from atma_sweep.sweep.host import processes
 from bench import Bench
 from patience import PATIENCE_S
 

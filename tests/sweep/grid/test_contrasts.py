@@ -15,7 +15,7 @@ from atma_sweep.results.store.store import Store, open_store
 from atma_sweep.sweep.errors import GridError
 from atma_sweep.sweep.grid.grid import load_grid
 from atma_sweep.sweep.grid.json_schema import grid_schema
-from atma_sweep.sweep.machine.processes import this_process
+from atma_sweep.sweep.host.processes import this_process
 from atma_sweep.sweep.orchestrator.launch import Request, claim
 from jsonschema import Draft202012Validator
 from ruamel.yaml import YAML

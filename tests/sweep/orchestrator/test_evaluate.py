@@ -31,7 +31,7 @@ from atma_sweep.sweep.config import Resources
 from atma_sweep.sweep.data.corpora import CorpusError, open_corpus
 from atma_sweep.sweep.errors import GridError
 from atma_sweep.sweep.executors.executor import Finished, Launch, OnThisMachine
-from atma_sweep.sweep.machine import processes
+from atma_sweep.sweep.host import processes
 from atma_sweep.sweep.orchestrator import evaluate, supervisor
 from atma_sweep.sweep.probes import PROBES
 from here import here

@@ -21,8 +21,8 @@ from atma_sweep.results.errors import SweepBusy
 from atma_sweep.results.store.records import Owner
 from atma_sweep.results.store.store import open_store
 from atma_sweep.sweep.grid.grid import load_grid
-from atma_sweep.sweep.machine import processes as process
-from atma_sweep.sweep.machine.hardware import cores
+from atma_sweep.sweep.host import processes as process
+from atma_sweep.sweep.host.hardware import cores
 from atma_sweep.sweep.orchestrator.launch import Request, claim
 from bench import COMMAND, Bench, Curves
 from once import once
@@ -348,7 +348,7 @@ def test_a_launch_that_is_refused_a_new_name_leaves_no_revision(bench: Bench, mo
                 assert claim(Request(grid=other, cells=[], runs=bench.folder), store, replace(me, started=1.0)) == 1
 
         monkeypatch.setattr(store, "read", disturbed)
-        monkeypatch.setattr("atma_sweep.sweep.machine.processes.is_alive", lambda owner: True)
+        monkeypatch.setattr("atma_sweep.sweep.host.processes.is_alive", lambda owner: True)
         with pytest.raises(SweepBusy):
             claim(Request(grid=grid, cells=[], runs=bench.folder), store, me)
     assert bench.sql("SELECT number, grid_text FROM revision") == [(1, other.document.text)]

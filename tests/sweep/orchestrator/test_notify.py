@@ -16,7 +16,7 @@ import pytest
 from atma_sweep.results.store.records import AXES, CellRecord, Owner
 from atma_sweep.results.store.store import open_store
 from atma_sweep.sweep.errors import SweepError
-from atma_sweep.sweep.machine.signals import Interrupted
+from atma_sweep.sweep.host.signals import Interrupted
 from atma_sweep.sweep.orchestrator import notify
 from atma_sweep.sweep.orchestrator.notify import Ending, checked
 from bench import Bench

@@ -16,7 +16,7 @@ from atma_sweep.sweep.config import DataConfig
 from atma_sweep.sweep.data.prepare import aside
 from atma_sweep.sweep.errors import MachineError
 from atma_sweep.sweep.grid.grid import load_grid
-from atma_sweep.sweep.machine import hardware
+from atma_sweep.sweep.host import hardware
 from atma_sweep.sweep.orchestrator import launch, requirements
 from atma_sweep.sweep.orchestrator.launch import Outcome, Request
 from atma_sweep.sweep.planning import corpus_check

@@ -18,7 +18,7 @@ from atma_sweep.results.store.records import Measurement
 from atma_sweep.results.store.store import open_store
 from atma_sweep.sweep.grid.cell import Cell
 from atma_sweep.sweep.grid.grid import load_grid
-from atma_sweep.sweep.machine.processes import this_process
+from atma_sweep.sweep.host.processes import this_process
 from atma_sweep.sweep.orchestrator import launch
 from atma_sweep.sweep.orchestrator.launch import Request
 from atma_sweep.sweep.orchestrator.seeds import Seeds

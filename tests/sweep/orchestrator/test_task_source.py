@@ -10,7 +10,7 @@ import pytest
 from atma_sweep.results.store.records import Attempt, NewRevision
 from atma_sweep.results.store.store import Store, open_store
 from atma_sweep.sweep.grid.grid import load_grid
-from atma_sweep.sweep.machine import processes
+from atma_sweep.sweep.host import processes
 from atma_sweep.sweep.orchestrator import supervisor
 from atma_sweep.sweep.orchestrator.task_source import Fits
 from atma_sweep.sweep.planning import planner

@@ -17,7 +17,7 @@ from atma_sweep.results.studies.study import Trial
 from atma_sweep.sweep.errors import SweepError
 from atma_sweep.sweep.grid.cell import Cell
 from atma_sweep.sweep.grid.grid import load_grid
-from atma_sweep.sweep.machine import processes
+from atma_sweep.sweep.host import processes
 from atma_sweep.sweep.orchestrator import launch, supervisor
 from atma_sweep.sweep.orchestrator.launch import Request
 from atma_sweep.sweep.orchestrator.trials import Trials

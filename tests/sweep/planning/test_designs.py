@@ -9,7 +9,7 @@ import pytest
 from atma_sweep.results.designs.record import design_of
 from atma_sweep.results.store.store import open_store
 from atma_sweep.sweep.grid.grid import load_grid
-from atma_sweep.sweep.machine.processes import this_process
+from atma_sweep.sweep.host.processes import this_process
 from atma_sweep.sweep.orchestrator.launch import Request, claim
 from atma_sweep.sweep.planning import designs
 from bench import Bench

@@ -21,7 +21,7 @@ from atma_sweep.sweep.attempt import probing as module
 from atma_sweep.sweep.attempt.job import Job
 from atma_sweep.sweep.attempt.runner import Work
 from atma_sweep.sweep.grid.axes import levels_of
-from atma_sweep.sweep.machine.hardware import peak_resident, reset_peak_resident
+from atma_sweep.sweep.host.hardware import peak_resident, reset_peak_resident
 from atma_sweep.sweep.probes import requested
 from atma_sweep.sweep.probes.needle import NeedleConfig, trials
 from sqlalchemy import select

@@ -17,9 +17,7 @@ from pathlib import Path
 
 import psutil
 
-from ...results.store.processes import find as find
-from ...results.store.processes import here as here
-from ...results.store.processes import space
+from ...results.store.processes import find, here, space
 from ...results.store.records import Owner
 
 GRACE_S = 10.0

@@ -15,8 +15,8 @@ from atma_sweep.results.store.records import Owner
 from atma_sweep.sweep.attempt.failures import judge
 from atma_sweep.sweep.config import Resources
 from atma_sweep.sweep.executors.executor import Launch, environment, run_command
-from atma_sweep.sweep.machine import processes
-from atma_sweep.sweep.machine.hardware import cores
+from atma_sweep.sweep.host import processes
+from atma_sweep.sweep.host.hardware import cores
 from patience import PATIENCE_S, gone
 
 
@@ -67,7 +67,7 @@ def test_end_leaves_a_process_with_another_start_time_alone() -> None:
 
 SUICIDE = """
 import os, psutil
-from atma_sweep.sweep.machine import processes as process
+from atma_sweep.sweep.host import processes as process
 for pid in (os.getpid(), os.getppid()):
     process.end(pid, psutil.Process(pid).create_time(), grace=0.2)
 from pathlib import Path
@@ -93,7 +93,7 @@ def test_nobody_ends_itself_or_those_it_descends_from() -> None:
 
 ORPHAN = """
 import os, subprocess, sys, time
-code = "import os, time; from atma_sweep.sweep.machine.processes import die_with; die_with(os.getppid()); print(os.getpid(), flush=True); time.sleep(3600)"
+code = "import os, time; from atma_sweep.sweep.host.processes import die_with; die_with(os.getppid()); print(os.getpid(), flush=True); time.sleep(3600)"
 subprocess.Popen([sys.executable, '-c', code])
 time.sleep(600)
 """
@@ -109,13 +109,13 @@ def test_a_child_ends_when_its_parent_is_killed() -> None:
 
 
 def test_a_child_whose_parent_died_before_it_looked_ends_at_once() -> None:
-    code = "from atma_sweep.sweep.machine.processes import die_with; import time; die_with(1 << 22); time.sleep(600)"
+    code = "from atma_sweep.sweep.host.processes import die_with; import time; die_with(1 << 22); time.sleep(600)"
     assert script(code).wait(PATIENCE_S) == -signal.SIGTERM
 
 
 LISTENS = """
 import signal, time
-from atma_sweep.sweep.machine import processes
+from atma_sweep.sweep.host import processes
 signal.signal(signal.SIGWINCH, lambda *_: print("alive", flush=True))
 def later(*_):
     processes.ECHO_S = 0.0
@@ -129,7 +129,7 @@ while True:
 """
 ASKED = {
     "job": "from atma_sweep.sweep.attempt.stop import StopFlag; StopFlag()",
-    "launch": "from atma_sweep.sweep.machine.signals import Signals; Signals().__enter__()",
+    "launch": "from atma_sweep.sweep.host.signals import Signals; Signals().__enter__()",
 }
 
 
@@ -188,9 +188,7 @@ def test_cores_are_those_of_this_process() -> None:
     if not hasattr(os, "sched_setaffinity"):
         assert cores() == os.cpu_count()
         return
-    code = (
-        "import os; os.sched_setaffinity(0, {0}); from atma_sweep.sweep.machine.hardware import cores; print(cores())"
-    )
+    code = "import os; os.sched_setaffinity(0, {0}); from atma_sweep.sweep.host.hardware import cores; print(cores())"
     assert line_of(script(code)) == "1"
     assert cores() == len(os.sched_getaffinity(0))
 

@@ -10,8 +10,8 @@ from pathlib import Path
 
 import pytest
 from atma_sweep.sweep.errors import MachineError
-from atma_sweep.sweep.machine.hardware import Gpu
-from atma_sweep.sweep.machine.locks import GpuLocks
+from atma_sweep.sweep.host.hardware import Gpu
+from atma_sweep.sweep.host.locks import GpuLocks
 from patience import PATIENCE_S
 
 GPUS = [Gpu("0", "GPU-aaaa", "first"), Gpu("1", "GPU-bbbb", "second")]
@@ -31,8 +31,8 @@ def line_of(child: subprocess.Popen[str]) -> str:
 HOLDER = """
 import sys, time
 from pathlib import Path
-from atma_sweep.sweep.machine.locks import GpuLocks
-from atma_sweep.sweep.machine.hardware import Gpu
+from atma_sweep.sweep.host.locks import GpuLocks
+from atma_sweep.sweep.host.hardware import Gpu
 locks = GpuLocks(Path(sys.argv[1]))
 print(len(locks.take([Gpu("0", "GPU-aaaa", "first")])), flush=True)
 time.sleep(600)
@@ -56,8 +56,8 @@ def test_a_gpu_belongs_to_one_process_until_it_dies(tmp_path: Path) -> None:
 OTHER_USER = """
 import os, sys
 from pathlib import Path
-from atma_sweep.sweep.machine.locks import GpuLocks
-from atma_sweep.sweep.machine.hardware import Gpu
+from atma_sweep.sweep.host.locks import GpuLocks
+from atma_sweep.sweep.host.hardware import Gpu
 os.setgroups([]); os.setgid(65534); os.setuid(65534)
 locks = GpuLocks(Path(sys.argv[1]))
 try:

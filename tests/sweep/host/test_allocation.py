@@ -17,12 +17,12 @@ from atma_sweep.sweep.config import Resources
 from atma_sweep.sweep.errors import GridError, MachineError, SweepError
 from atma_sweep.sweep.executors.executor import Executor, Finished, Launch, LocalExecutor, OnThisMachine, hold
 from atma_sweep.sweep.grid.cell import Cell
-from atma_sweep.sweep.machine import allocation as room
-from atma_sweep.sweep.machine import hardware
-from atma_sweep.sweep.machine import processes as process
-from atma_sweep.sweep.machine.allocation import PARTS, Allocation, Machine, Room, is_type
-from atma_sweep.sweep.machine.hardware import Gpu
-from atma_sweep.sweep.machine.locks import GpuLocks
+from atma_sweep.sweep.host import allocation as room
+from atma_sweep.sweep.host import hardware
+from atma_sweep.sweep.host import processes as process
+from atma_sweep.sweep.host.allocation import PARTS, Allocation, Machine, Room, is_type
+from atma_sweep.sweep.host.hardware import Gpu
+from atma_sweep.sweep.host.locks import GpuLocks
 from atma_sweep.sweep.orchestrator import supervisor
 from atma_sweep.sweep.planning import placement_check, planner
 from atma_sweep.sweep.planning.planner import Task

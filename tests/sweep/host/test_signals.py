@@ -16,7 +16,7 @@ from typing import Any
 
 import psutil
 import pytest
-from atma_sweep.sweep.machine import signals
+from atma_sweep.sweep.host import signals
 from bench import COMMAND, Bench
 from patience import PATIENCE_S, until
 from tiers import long_form, shared_out
@@ -212,7 +212,7 @@ def test_a_request_that_comes_in_a_callback_comes_again(number: signal.Signals) 
     """What a weak reference calls lets no exception out: it would be printed, and forgotten."""
     code = f"""
         import os, signal, time, weakref
-        from atma_sweep.sweep.machine.signals import Signals, Stop
+        from atma_sweep.sweep.host.signals import Signals, Stop
 
         # below nohup it would be ignored
         signal.signal({number.value}, signal.default_int_handler if {number.value} == 2 else signal.SIG_DFL)
@@ -242,7 +242,7 @@ def test_a_request_that_comes_in_a_callback_comes_again(number: signal.Signals) 
 BLOCKED = """
 import ctypes, subprocess, sys, threading
 from atma_sweep import cli
-from atma_sweep.sweep.machine import signals
+from atma_sweep.sweep.host import signals
 
 signals.GRACE_S = 0.2
 

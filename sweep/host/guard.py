@@ -21,7 +21,7 @@ LOOK_S = 0.5
 def start(parent: int, grace: float) -> None:
     """Has this process, an attempt started by `parent`, watched. It gets `grace` seconds to save itself."""
     subprocess.Popen(
-        [sys.executable, "-m", "atma_sweep.sweep.machine.guard", str(os.getpid()), str(parent), str(grace)],
+        [sys.executable, "-m", "atma_sweep.sweep.host.guard", str(os.getpid()), str(parent), str(grace)],
         stdin=subprocess.DEVNULL,
         stdout=subprocess.DEVNULL,
         stderr=subprocess.DEVNULL,

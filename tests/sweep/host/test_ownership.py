@@ -23,7 +23,7 @@ from atma_sweep.results.store.store import Store, open_store
 from atma_sweep.sweep.attempt.job import Job
 from atma_sweep.sweep.executors.executor import Finished, Launch, OnThisMachine
 from atma_sweep.sweep.grid.cell import Cell
-from atma_sweep.sweep.machine import processes as process
+from atma_sweep.sweep.host import processes as process
 from atma_sweep.sweep.orchestrator import control, launch, supervisor
 from atma_sweep.sweep.planning import planner
 from patience import PATIENCE_S, gone, until
@@ -42,7 +42,7 @@ JUDGE = """
 import sys
 from atma_sweep.results.errors import SweepBusy
 from atma_sweep.results.store.store import open_store
-from atma_sweep.sweep.machine import processes as process
+from atma_sweep.sweep.host import processes as process
 from atma_sweep.sweep.executors.executor import OnThisMachine
 store = open_store(sys.argv[1])
 try:
@@ -284,7 +284,7 @@ time.sleep(600)
 """
 ATTEMPT = """
 import os, signal, time
-from atma_sweep.sweep.machine import guard, processes as process
+from atma_sweep.sweep.host import guard, processes as process
 signal.signal(signal.SIGTERM, {hears})
 process.die_with(os.getppid())
 guard.start(os.getppid(), 1.0)
@@ -303,7 +303,7 @@ def test_a_frozen_attempt_whose_launch_was_killed_is_ended(hears: str) -> None:
 
     def guarded() -> bool:
         guards[:] = [
-            one for one in psutil.Process(attempt).children() if "atma_sweep.sweep.machine.guard" in one.cmdline()
+            one for one in psutil.Process(attempt).children() if "atma_sweep.sweep.host.guard" in one.cmdline()
         ]
         return guards != []
 
@@ -318,7 +318,7 @@ def test_a_frozen_attempt_whose_launch_was_killed_is_ended(hears: str) -> None:
 
 
 def test_a_guard_goes_with_its_attempt() -> None:
-    from atma_sweep.sweep.machine import guard
+    from atma_sweep.sweep.host import guard
 
     attempt = subprocess.Popen([sys.executable, "-c", "import time; time.sleep(1)"])
     guard.watch(attempt.pid, os.getpid(), 600.0)
