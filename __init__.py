@@ -7,7 +7,7 @@ from typing import TYPE_CHECKING
 if TYPE_CHECKING:
     from pathlib import Path
 
-    from .sweep.attempt.load import Trained
+    from .sweep.attempt.trained_cells import Trained
 
 __all__ = ["__version__", "load"]
 __version__ = "0.1.0"
@@ -37,6 +37,6 @@ def load(
     MachineError (no usable GPU, or a place of weights that cannot be reached); TypeError (an argument of another type).
     """
     # Imported only now, so that `import atma_sweep` loads nothing heavy.
-    from .sweep.attempt.load import load as load_cell
+    from .sweep.attempt.trained_cells import load as load_cell
 
     return load_cell(cell, db=db, runs=runs, sweep=sweep, device=device)

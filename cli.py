@@ -26,12 +26,12 @@ from .results.usage import OneLine, completion_line
 from .sweep.bench.commands import bench_app
 from .sweep.commands.data import data_app
 from .sweep.commands.database import db_app, export, import_
+from .sweep.commands.delete import delete
+from .sweep.commands.delete import gc as collect
 from .sweep.commands.generate import generate
-from .sweep.commands.house import note, rename, sweeps, tag
 from .sweep.commands.options import Budget, Executor, GridName, Name, Rate, Set
 from .sweep.commands.plan import plan
-from .sweep.commands.removing import delete
-from .sweep.commands.removing import gc as collect
+from .sweep.commands.sweeps import note, rename, sweeps, tag
 from .sweep.completion import probes
 from .sweep.executors.registry import DEFAULT, chosen
 from .sweep.host.signals import Signals, Stop

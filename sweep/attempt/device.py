@@ -16,8 +16,8 @@ from ...model.backbone import Backbone, build
 from ..config import CellConfig
 from ..errors import SweepError
 from ..host.hardware import no_gpu
+from .compile_lock import Turn, kind_of
 from .provenance import driver_version
-from .turns import Turn, kind_of
 
 PACKAGE = Path(__file__).parents[2]
 CUSTOM = "autograd_cache_allow_custom_autograd_functions"

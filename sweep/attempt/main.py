@@ -87,8 +87,8 @@ def _attempt(job: Job, runs: Path, writer: AttemptWriter, stop: StopFlag) -> int
     finish = partial(_finish, writer, began)
     # torch only now: the attempt is registered before its long import, and can be stopped during it
     from ..training.loop import Diverged, Stopped
-    from .external import External
-    from .runner import Work
+    from .cell_runner import Work
+    from .openweight_runner import External
 
     try:
         work = (External if job.kind == "external" else Work)(job, runs, writer, stop)

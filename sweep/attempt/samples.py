@@ -7,7 +7,7 @@ from collections.abc import Iterator
 from ...results.store.samples import Sample
 from ..config import SamplesConfig
 from ..probes.subject import Network
-from .writing import decoder_of, pieces
+from .generation import decoder_of, pieces
 
 
 def written(subject: Network, asked: SamplesConfig, *, seed: int, step: int) -> Iterator[Sample]:

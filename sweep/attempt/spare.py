@@ -10,7 +10,7 @@ import os
 import sys
 from pathlib import Path
 
-IMPORTS = ("torch._inductor.compile_fx", "torch._dynamo", "triton", "atma_sweep.sweep.attempt.runner")
+IMPORTS = ("torch._inductor.compile_fx", "torch._dynamo", "triton", "atma_sweep.sweep.attempt.cell_runner")
 """What a training on a GPU imports, the slowest first; none of them speaks to a GPU."""
 
 

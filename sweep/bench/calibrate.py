@@ -195,5 +195,7 @@ def _forward(runner: Runner) -> float:
 def _imports() -> float:
     """Seconds until the process of an attempt has loaded what it needs."""
     began = time.perf_counter()
-    subprocess.run([sys.executable, "-c", "import atma_sweep.sweep.attempt.runner"], check=True, capture_output=True)
+    subprocess.run(
+        [sys.executable, "-c", "import atma_sweep.sweep.attempt.cell_runner"], check=True, capture_output=True
+    )
     return time.perf_counter() - began

@@ -17,7 +17,7 @@ from ...model.cache import CacheFull
 from ...model.decode import Paged, as_used
 from ..attempt.device import network
 from ..grid.cell import Cell
-from . import one_token
+from . import single_token
 from .ceilings import Ceilings, ceilings
 
 BATCHES, CONTEXTS = (1, 8, 64, 512), (512, 4_096, 65_536)
@@ -73,13 +73,13 @@ def run(
     A network of softmax attention is timed again with that of each of `dense` (None: cuDNN's and FlashAttention's on a GPU).
     """
     if dense is None:
-        dense = one_token.DENSE if device.type == "cuda" else {}
+        dense = single_token.DENSE if device.type == "cuda" else {}
     limits = ceilings(device) if device.type == "cuda" else Ceilings(1.0, 1.0)
     rows = []
     for cell in cells:
         model = as_used(network(cell.config, device).eval())  # once, or each size copies the weights
         ways: list[tuple[str, SDPBackend | None]] = [(PAGES, None)]
-        ways += dense.items() if one_token.takes_dense(model) else []
+        ways += dense.items() if single_token.takes_dense(model) else []
         for context, texts, (attention, backend) in itertools.product(contexts, batches, ways):
             rows.append(Row(cell.slug, texts, context, None, attention=attention))
             _fill(rows[-1], model, backend, rounds, steps, limits)
@@ -93,7 +93,7 @@ def _fill(row: Row, model: Backbone, backend: SDPBackend | None, rounds: int, st
     """Times the row's size with the network's own attention or that of `backend`, or says why it does not fit."""
     tokens, on_gpu = row.context + steps, model.device.type == "cuda"
     try:
-        with nullcontext() if backend is None else one_token.dense_network(row.context, backend):
+        with nullcontext() if backend is None else single_token.dense_network(row.context, backend):
             paged = Paged(model, texts=row.texts, tokens=tokens, full_context=True, compiled=on_gpu)
             _time(row, paged, rounds, steps, limits)
     except torch.OutOfMemoryError:

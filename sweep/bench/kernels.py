@@ -26,10 +26,10 @@ from ...kernels.paged.pages import PAGE
 from ...kernels.row_linear.row_linear import row_linear
 from ...results.text import choice
 from ..errors import SweepError
-from . import gated, memories, one_token
+from . import gated, memories, single_token
 from .ceilings import Ceilings, Timing, ceilings, interleaved, recorded
-from .child import child_arguments, rows_of_child
 from .eager import peak_bytes, polar_attention_eager
+from .subprocess_usage import child_arguments, rows_of_child
 
 H, J, D = 8, 2, 128
 """Query heads, KV heads and head size of the 370M network."""
@@ -278,7 +278,7 @@ def _all(device: torch.device, selected: Sequence[str], without_fla: str | None)
     yield _polar_distractor(made)
     for inputs, outputs in ((WIDTH, 8 * WIDTH), (4 * WIDTH, WIDTH)):
         yield _fp8_linear(made, inputs, outputs)
-    for b, tokens in one_token.SIZES:
+    for b, tokens in single_token.SIZES:
         yield _one_token(made, b, tokens)
     yield _row_linear(made, WIDTH, 8 * WIDTH, "relu2")
     yield _row_linear(made, 4 * WIDTH, WIDTH, "none")
@@ -483,17 +483,17 @@ def _one_token(made: _Inputs, b: int, tokens: int) -> Case:
         return [made.normal(b, H, D, grad=False), *pools]
 
     found: dict[str, Callable[..., Any]] = {
-        "polar, pages": one_token.paged(b, tokens, made.device, made.per_head(grad=False)),
-        "softmax, pages": one_token.paged(b, tokens, made.device),
+        "polar, pages": single_token.paged(b, tokens, made.device, made.per_head(grad=False)),
+        "softmax, pages": single_token.paged(b, tokens, made.device),
     }
     size = f"B{b} T{tokens}"
-    for name, backend in one_token.DENSE.items():
-        why = one_token.why_not(backend, made.device, H, J, D)
+    for name, backend in single_token.DENSE.items():
+        why = single_token.why_not(backend, made.device, H, J, D)
         if why is None:
-            found[name] = one_token.dense(b, tokens, backend)
+            found[name] = single_token.dense(b, tokens, backend)
         else:
             size += f", without {name}: {why}"
-    rival = one_token.YARDSTICK if one_token.YARDSTICK in found else None
+    rival = single_token.YARDSTICK if single_token.YARDSTICK in found else None
     moved = 2.0 * 2 * b * tokens * J * D
     return Case("decode", size, inputs, found, 4.0 * D * b * H * tokens, moved, 0.0, rival, eager=tuple(found))
 

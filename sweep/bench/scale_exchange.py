@@ -6,7 +6,7 @@ import json
 import sys
 from pathlib import Path
 
-from .child import MIB, used
+from .subprocess_usage import MIB, used
 
 SCRIPT = """
 import json, sys, time

@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Iterator
 from pathlib import Path
 
-from .child import MIB, OURS, used
+from .subprocess_usage import MIB, OURS, used
 
 GRID = """\
 name: plan

@@ -5,7 +5,7 @@ from __future__ import annotations
 from pathlib import Path
 
 from ...results.store.store import Store
-from .child import MIB, OURS, used
+from .subprocess_usage import MIB, OURS, used
 
 COMMANDS = {
     "the figure of training losses": ("report", "--figure", "loss", "--out", "loss.svg"),

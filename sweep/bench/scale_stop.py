@@ -11,7 +11,7 @@ from pathlib import Path
 
 from ...results.store.store import StoreError, StoreMissing, open_store
 from ..errors import MachineError
-from .child import OURS
+from .subprocess_usage import OURS
 
 GRID = "name: stop\nextends: tiny\nset: {train.tokens: 15_360_000}\n"
 LOOK_S = 0.05

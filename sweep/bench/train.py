@@ -22,7 +22,7 @@ from ..data.batches import Batches
 from ..errors import GridError
 from ..grid.cell import Cell
 from ..grid.grid import load_grid
-from ..training import flops, replay
+from ..training import flops, optimizer_steps
 from ..training.loop import Pending, Point, Trainer
 from ..training.optimizers import Optimizers
 from .ceilings import Ceilings, ceilings
@@ -160,7 +160,7 @@ class Runner:
         began = time.perf_counter()
         self.model = network(config, device, training=True)
         parameters = sum(p.numel() for p in self.model.parameters())
-        graphs, why = replay.wanted(config.train, parameters, device)
+        graphs, why = optimizer_steps.wanted(config.train, parameters, device)
         self.steps = f"{'CUDA graphs' if graphs else 'as they come'}: {why}"
         if config.train.loss_on == "marked":
             self.steps += "; of a text that marks nothing, so the loss is of all targets"

@@ -16,7 +16,7 @@ from torch import Tensor, nn
 from ...model.backbone import Backbone
 from ...model.config import ModelConfig
 from . import storage
-from .names import KEPT, MODEL, OPTIMIZERS, PREFIX, WEIGHTS, name_of
+from .file_names import KEPT, MODEL, OPTIMIZERS, PREFIX, WEIGHTS, name_of
 from .seal import Damaged, Facts, facts_of
 from .weights import CheckpointError as CheckpointError
 from .weights import check_weights

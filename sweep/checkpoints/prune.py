@@ -22,8 +22,8 @@ from ...results.text import choice
 from ..errors import SweepError
 from ..units import size
 from . import storage
-from .names import DIGITS, KEPT, MODEL, OPTIMIZERS, PREFIX, WEIGHTS
-from .place import place_of
+from .address import place_of
+from .file_names import DIGITS, KEPT, MODEL, OPTIMIZERS, PREFIX, WEIGHTS
 from .seal import SEAL, Damaged, facts_of
 
 Keep = Literal["newest", "weights", "nothing"]

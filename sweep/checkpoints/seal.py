@@ -14,7 +14,7 @@ from pathlib import Path
 from typing import Any
 
 from ...results.files import sha256
-from .names import MODEL, OPTIMIZERS, name_of
+from .file_names import MODEL, OPTIMIZERS, name_of
 
 SEAL = "state.json"
 """Facts about a bundle; under sha256 the hash of each of its other files; under seal the hash of the rest."""

@@ -124,31 +124,31 @@ def data_prepare(
     from ..data.prepare import prepare as prepare_text
     from ..grid.plugins import load_plugins
     from ..orchestrator.display import Terminal
-    from . import prepare
+    from . import data_display
 
     loaded = load_plugins(plugin or [])
     root = runs_folder(runs, db, write=True) / "corpora"
     given = {
         "tokenizer": tokenizer,
-        "tokenizer_file": str(prepare.full(tokenizer_file)) if tokenizer_file else None,
+        "tokenizer_file": str(data_display.full(tokenizer_file)) if tokenizer_file else None,
         "end_of_text": end_of_text,
         "train_tokens": tokens,
         "validation_tokens": validation_tokens,
         "heldout_documents": heldout_documents,
-        "heldout": prepare.lender(heldout),
+        "heldout": data_display.lender(heldout),
         "heldout_tokens": heldout_tokens,
-        "path": str(prepare.full(path)) if path else None,
+        "path": str(data_display.full(path)) if path else None,
     }
     console = Terminal(stderr=as_json, soft_wrap=True)
     found = []
-    for data in prepare.chosen(grid, what, given, name, root, most, loaded):
-        with prepare.Preparing(console, data.corpus) as tell:
+    for data in data_display.chosen(grid, what, given, name, root, most, loaded):
+        with data_display.Preparing(console, data.corpus) as tell:
             found.append(prepare_text(data, root, name=name, tell=tell))
     rows = corpora.listing(root, only=found)
     if as_json:
         print_json(rows)
     else:
-        say("\n".join(prepare.table(cleaned(rows), root, terminal_width(sys.stdout))))
+        say("\n".join(data_display.table(cleaned(rows), root, terminal_width(sys.stdout))))
 
 
 @data_app.command("tokenizer")
@@ -178,9 +178,9 @@ def data_tokenizer(
     from ..data.byte_pairs import byte_pairs
     from ..data.sources import Files
     from ..orchestrator.display import Terminal
-    from . import prepare
+    from . import data_display
 
-    source = Files(prepare.full(text), setting="PATH")
+    source = Files(data_display.full(text), setting="PATH")
     source.key()  # says at once what is no text
     Terminal(soft_wrap=True).print(f"reading {text}; about a minute for 100 MB", highlight=False, markup=False)
     made = byte_pairs((one.text for one in source.documents()), size, single_digits=single_digits)
@@ -206,7 +206,7 @@ def data_list(
     from ..data import corpora
     from ..data.registry import every_kind
     from ..grid.plugins import load_plugins
-    from . import prepare
+    from . import data_display
 
     root = runs_folder(runs, db) / "corpora"
     load_plugins(plugin or [])
@@ -216,7 +216,7 @@ def data_list(
         lines = [f"{name:<20} {kind.description}" for name, kind in kinds.items()]
     else:
         rows = corpora.listing(root)
-        lines = prepare.table(cleaned(rows), root, terminal_width(sys.stdout))
+        lines = data_display.table(cleaned(rows), root, terminal_width(sys.stdout))
     if as_json:
         print_json(rows)
     else:

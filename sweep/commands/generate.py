@@ -81,8 +81,8 @@ def generate(
     Example:
       atma-sweep generate polar-baseline-d0-m1-w0-s0 --prompt "def "
     """
-    from ..attempt.load import load
-    from ..attempt.writing import SamplingError
+    from ..attempt.generation import SamplingError
+    from ..attempt.trained_cells import load
 
     place = device or _here()
     if not 0 < top_p <= 1:

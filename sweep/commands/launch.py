@@ -28,7 +28,7 @@ from ..planning.planner import Plan
 from ..planning.stop_outlook import Outlook
 from ..planning.studies import space_of
 from . import tuning
-from .prepare import Preparing
+from .data_display import Preparing
 
 
 @dataclass(frozen=True)

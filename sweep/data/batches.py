@@ -14,8 +14,8 @@ import numpy as np
 from ...results.late import Late
 from ..config import CellConfig
 from ..errors import SweepError
+from .computed_rows import Stream, pieces
 from .corpora import UNMARKED, Corpus
-from .rows import Stream, pieces
 
 if TYPE_CHECKING:
     import torch

@@ -8,9 +8,9 @@ from typing import Any
 
 from ..config import DataConfig
 from . import tokenizer as tokenizers
-from .kinds import CorpusKind
+from .computed_rows import Rows, Streams
+from .corpus_kind import CorpusKind
 from .registry import CORPORA
-from .rows import Rows, Streams
 from .sources import CorpusError
 
 LAYOUT = 1

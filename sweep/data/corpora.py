@@ -21,8 +21,8 @@ from ...results.text import did_you_mean
 from ..config import DataConfig
 from . import computed
 from . import tokenizer as tokenizers
+from .computed_rows import Stream, Streams
 from .registry import CORPORA, every_kind
-from .rows import Stream, Streams
 from .shards import PIECE, ShardError, facts, open_shard
 from .sources import CorpusError, Files, Source
 from .tokenizer import Tokenizer

@@ -24,8 +24,8 @@ from . import computed, corpora
 from . import tokenizer as tokenizers
 from .corpora import Corpus, CorpusError
 from .division import Division, PoolIndex, pieces
-from .ready import marks_of
 from .registry import CORPORA
+from .shard_files import marks_of
 from .shards import ShardError, ShardFacts, SplitWriter, facts, open_shard, write_shard
 from .sources import Source, Text, draw, name_digest
 from .tokenizer import Tokenizer

@@ -7,7 +7,7 @@ from typing import TYPE_CHECKING
 from ...model.registry import Registry
 
 if TYPE_CHECKING:
-    from .kinds import CorpusKind
+    from .corpus_kind import CorpusKind
 
 CORPORA: Registry[type[CorpusKind]] = Registry("corpus", __name__.rpartition(".")[0], {
     "stdlib": "known.stdlib:StandardLibrary",

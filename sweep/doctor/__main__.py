@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import sys
 
-from .answers import main
+from .worker import main
 
 if __name__ == "__main__":
     sys.exit(main())

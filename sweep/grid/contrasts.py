@@ -13,7 +13,7 @@ from ..probes import PROBES, requested
 from .axes import AXES, level_text
 from .cell import Cell
 from .measures import own_metrics
-from .yaml_source import Document
+from .yaml_document import Document
 
 KEY = "contrasts"
 KEYS = ("measure", "axis", "level", "reference", "within", "margin")

@@ -15,7 +15,7 @@ from ...results.designs.space import EXACT, Space, Term, closed, estimable, word
 from ...results.late import Late
 from ..errors import GridError
 from .contrasts import canonical, place, shown
-from .yaml_source import Document
+from .yaml_document import Document
 
 if TYPE_CHECKING:
     import numpy as np

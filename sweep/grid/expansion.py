@@ -19,7 +19,7 @@ from .cell import Cell, canonical, data_identity, five_levels, id_of_parts, mode
 from .named_corpus import Lookup
 from .named_levels import NamedLevels
 from .settings import Layer, Setting
-from .yaml_source import Document
+from .yaml_document import Document
 
 Combination = Mapping[str, Any]
 """Axis -> level, as written in the file."""

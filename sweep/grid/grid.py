@@ -17,7 +17,7 @@ from ...results.stopping.rule import Rule
 from ...results.studies.search import Search
 from ..config import Plugin
 from ..errors import GridError
-from . import axes, contrasts, designs, named_levels, searching, settings, stopping, tuning
+from . import axes, contrasts, designs, named_levels, search_section, settings, stop_section, tuning
 from .axes import level_text
 from .cell import Cell
 from .expansion import Combination, Expansion, Fingerprint
@@ -25,7 +25,7 @@ from .named_corpus import Lookup
 from .named_levels import NamedLevels
 from .plugins import PluginLeft, cause_of, load_plugin
 from .settings import Layer, Setting
-from .yaml_source import Document, TooManyValues, load, value_of
+from .yaml_document import Document, TooManyValues, load, value_of
 
 GRID_KEYS = (
     "name",
@@ -99,7 +99,9 @@ class Grid:
         """
         expansion = self.expansion(fingerprint, prepared)
         if self.search is not None:
-            return searching.ends(self.document, self.search, expansion, tuning.KEY if self.part else searching.KEY)
+            return search_section.ends(
+                self.document, self.search, expansion, tuning.KEY if self.part else search_section.KEY
+            )
         cells: list[Cell] = []
         seen: dict[str, Cell] = {}
         of_seeds = self._dropping(seeds=True)
@@ -132,7 +134,7 @@ class Grid:
             fingerprint=fingerprint,
             prepared=prepared,
             named=(self.named, self.besides),
-            varied="axes" if self.search is None else tuning.RANGES if self.part else searching.RANGES,
+            varied="axes" if self.search is None else tuning.RANGES if self.part else search_section.RANGES,
             settled={(self.tune.per, word): set_ for word, set_ in self.tuned.items()} if self.tune else {},
         )
 
@@ -286,7 +288,7 @@ def load_grid(
     if path is None:
         raise GridError(name, None, "", "no such grid file", shipped(), Path(name).stem)
     document = load(path)
-    searching.check_no_pruner(document)
+    search_section.check_no_pruner(document)
     _check_keys(document, GRID_KEYS)
     # Plugins first: their mixers are levels that the rest of the file may name.
     plugins = tuple(_plugins(document))
@@ -323,14 +325,16 @@ def load_grid(
     )
     allowed = MOST_CELLS if most is None else most
     grid.check_size(allowed)
-    if searching.KEY in document.data:
-        return replace(grid, search=searching.read(document, _section(document, searching.KEY, dict), grid.seeds))
+    if search_section.KEY in document.data:
+        return replace(
+            grid, search=search_section.read(document, _section(document, search_section.KEY, dict), grid.seeds)
+        )
     if tuning.KEY in document.data:
         asked = _section(document, tuning.KEY, dict)
         grid = replace(grid, tune=tuning.read(document, asked, every, grid.name, made, besides))
-    if stopping.KEY in document.data:
-        rule = stopping.read(document, _section(document, stopping.KEY, dict), every, grid.seeds)
-        grid = replace(grid, stop=rule, contrasts=stopping.with_contrast(grid.contrasts, rule, every))
+    if stop_section.KEY in document.data:
+        rule = stop_section.read(document, _section(document, stop_section.KEY, dict), every, grid.seeds)
+        grid = replace(grid, stop=rule, contrasts=stop_section.with_contrast(grid.contrasts, rule, every))
         grid.check_size(allowed)
     return replace(grid, chosen=_design(grid)) if designs.KEY in document.data else grid
 
@@ -479,7 +483,7 @@ def _exclude(document: Document, known: Mapping[str, list[Any]], seeds: Sequence
 
 def _check_seeds(document: Document, index: int, named: Sequence[Any], seeds: Sequence[int]) -> None:
     where = document.line("exclude", index, SEED), f"exclude[{index}].{SEED}"
-    for key in (designs.KEY, stopping.KEY):
+    for key in (designs.KEY, stop_section.KEY):
         if key in document.data:
             raise GridError(
                 document.path, *where, f"does not go with {key}, which has the same seeds for all; leave one out"

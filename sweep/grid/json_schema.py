@@ -10,7 +10,7 @@ from ...results.stopping.rule import FIRST, MOST, MOST_SEEDS, SPENDINGS
 from ..config import FORMER, CellConfig
 from ..data.registry import every_kind
 from ..probes import PROBES
-from . import axes, designs, named_levels, searching, stopping
+from . import axes, designs, named_levels, search_section, stop_section
 from .grid import shipped
 from .settings import COMPUTED
 
@@ -215,7 +215,7 @@ def _stop() -> dict[str, Any]:
         "type": "object",
         "description": "Seeds are added to the cells of this contrast until its interval is narrow enough (docs/designs.md).",
         "properties": properties,
-        "required": list(stopping.NEEDED),
+        "required": list(stop_section.NEEDED),
         "anyOf": [{"required": ["ci"]}, {"required": ["sure"]}],
         "additionalProperties": False,
     }
@@ -232,7 +232,7 @@ def _search() -> dict[str, Any]:
         "startup": "Trials at random before tpe or cmaes begins.",
         "population": "Trials of a generation of cmaes or nsga2.",
     }
-    whole = {"type": "integer", "maximum": searching.MOST_TRIALS}
+    whole = {"type": "integer", "maximum": search_section.MOST_TRIALS}
     number = {"type": ["number", "string"], "pattern": NUMBER}
     interval = {
         "type": "object",
@@ -242,13 +242,13 @@ def _search() -> dict[str, Any]:
     }
     levels = {"type": "array", "minItems": 2, "uniqueItems": True, "items": SCALAR}
     properties: dict[str, Any] = {name: {"description": words} for name, words in told.items()}
-    properties["sampler"] |= {"enum": list(searching.SAMPLERS)}
+    properties["sampler"] |= {"enum": list(search_section.SAMPLERS)}
     properties["trials"] |= whole | {"minimum": 1}
     properties["objective"] |= {
         "anyOf": [
             {"type": "string"},
             {"type": "array", "minItems": 1, "uniqueItems": True, "items": {"type": "string"}},
-            {"type": "object", "minProperties": 1, "additionalProperties": {"enum": list(searching.DIRECTIONS)}},
+            {"type": "object", "minProperties": 1, "additionalProperties": {"enum": list(search_section.DIRECTIONS)}},
         ]
     }
     properties["ranges"] |= {
@@ -258,7 +258,7 @@ def _search() -> dict[str, Any]:
         "patternProperties": {r"^(model|train)\..+$": {"anyOf": [interval, levels]}},
         "additionalProperties": False,
     }
-    properties["pruner"] |= {"enum": [*searching.PRUNERS, None]}
+    properties["pruner"] |= {"enum": [*search_section.PRUNERS, None]}
     properties["seed"] |= {"type": "integer", "minimum": 0}
     properties["startup"] |= whole | {"minimum": 1}
     properties["population"] |= whole | {"minimum": 2}

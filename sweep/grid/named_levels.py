@@ -21,7 +21,7 @@ from ..config import CellConfig
 from ..errors import GridError
 from . import axes, settings
 from .settings import Layer, Setting
-from .yaml_source import Document
+from .yaml_document import Document
 
 KEY = "levels"
 NAME = re.compile(r"[a-z][a-z0-9_]*")

@@ -20,7 +20,7 @@ from ..errors import GridError
 from ..probes import PROBES
 from . import axes
 from .plugins import PLUGGABLE
-from .yaml_source import Document
+from .yaml_document import Document
 
 COMPUTED = {
     "data.fingerprint": "is computed from the text; remove it",

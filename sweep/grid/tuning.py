@@ -11,8 +11,8 @@ from ...results.studies.search import Search
 from . import named_levels
 from .axes import level_text
 from .named_levels import NamedLevels
-from .searching import REASON, Asked
-from .yaml_source import Document
+from .search_section import REASON, Asked
+from .yaml_document import Document
 
 KEY = "tune"
 RANGES = f"{KEY}.ranges"

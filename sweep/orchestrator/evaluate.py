@@ -12,7 +12,7 @@ from pydantic import ValidationError
 
 from ...results.store.records import NewRevision, Value
 from ...results.store.store import Store
-from ..attempt import load
+from ..attempt import trained_cells
 from ..attempt.git import git_state
 from ..checkpoints import storage
 from ..checkpoints.weights import CheckpointError, damage
@@ -78,7 +78,7 @@ def plan(
         if length < 2:
             raise GridError("--length", None, str(length), "a context length is 2 tokens or more")
     # the cells first: their plugins may bring the probes
-    found = [load.kept(store, name, runs, sweep) for name in asked]
+    found = [trained_cells.kept(store, name, runs, sweep) for name in asked]
     for one in found:
         if (line := damage(storage.resolve(runs, one.weights), one.sha256)) is not None:
             raise CheckpointError(line)

@@ -11,7 +11,7 @@ from ...results.names import LONGEST, short
 from ...results.store.cell_status import Request, missing
 from ...results.store.records import CellRecord, NewRevision
 from ...results.store.store import Store, SweepUnknown
-from ..attempt import load
+from ..attempt import trained_cells
 from ..config import CellConfig
 from ..data import corpora
 from ..errors import GridError, SweepError
@@ -122,7 +122,7 @@ def _base(store: Store, sweep: str, runs: Path) -> CellConfig:
             f"the cells of sweep {sweep} read {len(texts)} different texts; launch those of one text as a sweep of their own, and name it "
             "with --sweep"
         )
-    return load.restored(ours[0], runs).config
+    return trained_cells.restored(ours[0], runs).config
 
 
 def _beside(

@@ -12,7 +12,7 @@ from ...results.stopping.look import Looked, finished, looked_at
 from ...results.store.records import Attempt
 from ...results.store.store import Store
 from ..executors.executor import Tell
-from ..grid import stopping
+from ..grid import stop_section
 from ..grid.cell import Cell
 from ..grid.grid import Grid
 from ..planning import budget, cost_estimate, planner, waves
@@ -50,7 +50,7 @@ class Seeds:
         self._grid, self._rule, self._store, self._fence = grid, grid.stop, store, fence
         self._plan, self._prices, self._allowed, self._tell = plan, prices, allowed, tell
         self._needed = waves.needed(grid, cells)
-        self._metric = stopping.about(self._rule.contrast)
+        self._metric = stop_section.about(self._rule.contrast)
         mine = {one.id for one in waves.at(self._needed, self._rule.seeds)}
         self._pending = {cell.id for cell in cells if cell.id in mine}
         """Cells of the contrast that are not known to be finished."""

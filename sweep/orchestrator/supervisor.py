@@ -22,7 +22,7 @@ from ...results.store.records import Attempt, CellState, Owner
 from ...results.store.store import Store
 from ..attempt.failures import EXIT_MACHINE, NODE_LOST, Failure, judge, oom_kills
 from ..attempt.job import Job
-from ..checkpoints.place import place_of
+from ..checkpoints.address import place_of
 from ..checkpoints.seal import sha256
 from ..config import CellConfig, Resources, without_newer
 from ..errors import MachineError

@@ -13,7 +13,7 @@ from ...results.store.records import AXES, CellState, RevisionRecord
 from ...results.store.store import Store
 from ..grid.cell import Cell
 from ..grid.grid import SEED, Grid
-from ..grid.yaml_source import TooManyValues, value_of
+from ..grid.yaml_document import TooManyValues, value_of
 from ..probes import requested
 from .planner import Plan
 

@@ -9,7 +9,7 @@ from pathlib import Path
 from ...model import outline
 from ...model.config import ModelConfig
 from ...results.counts import counted
-from ..checkpoints import names, storage
+from ..checkpoints import file_names, storage
 from ..grid.cell import Cell
 from ..units import size
 
@@ -110,9 +110,9 @@ def needed(cells: Sequence[Cell], runs: Path) -> Disk:
             counted[key] = sizes(config.model, narrow=narrow, optimizer=key[2])
         weights, optimizers = counted[key]
         whole = weights + optimizers
-        stays = {"nothing": 0, "weights": weights, "everything": weights + names.KEPT * whole}
+        stays = {"nothing": 0, "weights": weights, "everything": weights + file_names.KEPT * whole}
         each.append(stays[config.checkpoint.keep])
-        running = max(running, (names.KEPT + 1) * whole)
+        running = max(running, (file_names.KEPT + 1) * whole)
     place = storage.resolve(runs, storage.home(cells[0].config.checkpoint.path, "") if cells else "").rstrip("/")
     return Disk(
         cells=len(cells),

@@ -11,7 +11,7 @@ from ...results.counts import counted
 from ...results.errors import SweepUnknown
 from ...results.stopping import rule, words
 from ...results.store.store import Store
-from ..grid import stopping
+from ..grid import stop_section
 from ..grid.cell import Cell
 from ..grid.grid import Grid
 from . import cost_estimate, render, waves
@@ -38,7 +38,7 @@ class Outlook:
         """A sentence a line, without an end."""
         asked = self.grid.stop
         assert asked is not None
-        metric = stopping.about(asked.contrast)
+        metric = stop_section.about(asked.contrast)
         lines = [words.plan(asked, metric, self.configurations)]
         lines += [f"stop: {one}" for one in (words.told(self.looked, metric) if self.looked is not None else ())]
         if self.looked is None or self.looked.verdict == "open":

@@ -25,7 +25,7 @@ from ..errors import GridError, SweepError
 from ..grid.cell import Cell
 from ..grid.expansion import Expansion
 from ..grid.grid import Grid
-from ..grid.searching import KEY, RANGES
+from ..grid.search_section import KEY, RANGES
 from ..probes import requested
 
 DIGITS = 4

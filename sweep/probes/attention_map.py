@@ -109,7 +109,7 @@ class AttentionMap(Probe):
 
 def attention_maps(subject: Network, tokens_BT: Tensor, layers: list[int]) -> dict[int, np.ndarray] | str:
     """By layer: [heads, T, T] of a row of tokens; or why a mixer has none."""
-    from .watching import evaluations
+    from .hooks import evaluations
 
     mixes: list[Any] = [block.mix for block in subject.model.blocks]
     mixers = [mixes[layer].mixer for layer in layers]

@@ -21,7 +21,7 @@ from ...model.backbone import Backbone
 from ...model.memory.gated_delta import Delta, DeltaRates
 from ...model.memory.recurrent import Recurrent
 from ...model.pieces import spans
-from .watching import evaluations
+from .hooks import evaluations
 
 STATES = ("delta_norm", "hebbian_norm", "delta_norm_kept", "hebbian_norm_kept")
 """Metrics of the probe `state_norm`: trained retention first, then retention 1 (`kept`), where nothing is forgotten but what a write erases."""

@@ -16,8 +16,8 @@ from ..checkpoints.checkpoint import Checkpoint
 from ..config import TrainConfig
 from ..data.batches import Ahead, Batches, Marked
 from . import schedule
+from .optimizer_steps import AsItComes, Batch, Replayed, Steps, as_graphs, as_they_are
 from .optimizers import Optimizers
-from .replay import AsItComes, Batch, Replayed, Steps, as_graphs, as_they_are
 
 
 class Diverged(Exception):

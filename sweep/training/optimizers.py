@@ -11,7 +11,7 @@ import torch
 from torch import Tensor, nn
 
 from ..config import TrainConfig
-from .scaling import LossScale
+from .loss_scale import LossScale
 
 COEFFICIENTS = (2.0, -1.5, 0.5)
 """f(s) = 2 s - 1.5 s^3 + 0.5 s^5: fixed point 1 with slope 0, overshoot at most 1.0018."""

@@ -15,8 +15,8 @@ from typing import IO, Any
 from atma_sweep.results.store.recorder import Recorder
 from atma_sweep.results.store.records import Attempt, CurvePoint
 from atma_sweep.results.store.store import Store, open_store
+from atma_sweep.sweep.attempt.cell_runner import Work
 from atma_sweep.sweep.attempt.job import Job
-from atma_sweep.sweep.attempt.runner import Work
 from atma_sweep.sweep.checkpoints import checkpoint, storage
 from atma_sweep.sweep.grid.cell import Cell
 from atma_sweep.sweep.grid.grid import load_grid

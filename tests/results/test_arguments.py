@@ -11,7 +11,7 @@ import numpy as np
 import pytest
 from atma_sweep.results import open_store
 from atma_sweep.results.arguments import COUNT, FLAG, NUMBER, check_argument
-from atma_sweep.sweep.attempt.load import Trained
+from atma_sweep.sweep.attempt.trained_cells import Trained
 
 WRONG: list[tuple[Callable[..., Any], tuple[Any, ...], dict[str, Any], str]] = [
     (open_store, (5,), {}, "open_store: url_or_path must be a str or a path or None, got int 5"),

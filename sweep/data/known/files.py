@@ -5,7 +5,7 @@ from __future__ import annotations
 from pathlib import Path
 
 from ...config import DataConfig
-from ..kinds import CorpusKind
+from ..corpus_kind import CorpusKind
 from ..sources import CorpusError, Files, Source
 
 

@@ -7,8 +7,8 @@ from typing import Any, ClassVar
 
 from ...config import DataConfig
 from ...errors import MachineError
-from ..kinds import CorpusKind, Told
-from ..ready import key_of, shard_files
+from ..corpus_kind import CorpusKind, Told
+from ..shard_files import key_of, shard_files
 from ..shards import SHARD_TOKENS
 from ..sources import from_outside
 

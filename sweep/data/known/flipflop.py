@@ -14,8 +14,8 @@ import numpy as np
 from ....model.bounds import MAX_COMPUTED_ROW, MAX_COUNT, MAX_INT64
 from ....model.config import Config, Float, Int, knob
 from ...config import DataConfig
-from ..kinds import CorpusConfig, CorpusKind
-from ..rows import Drawn, Marks, Streams, entropy, shares
+from ..computed_rows import Drawn, Marks, Streams, entropy, shares
+from ..corpus_kind import CorpusConfig, CorpusKind
 from ..tokenizer import FLIPFLOP
 
 WRITE, READ, IGNORE, ZERO, ONE = (FLIPFLOP.index(letter) for letter in "wri01")

@@ -13,8 +13,8 @@ from pydantic import model_validator
 
 from ....model.bounds import MAX_COMPUTED_ROW, MAX_COUNT, MAX_INT64
 from ....model.config import Config, Float, Int, knob
-from ..kinds import CorpusConfig, CorpusKind
-from ..rows import Drawn, Marks, Streams, entropy, shares
+from ..computed_rows import Drawn, Marks, Streams, entropy, shares
+from ..corpus_kind import CorpusConfig, CorpusKind
 from ..tokenizer import Recall
 
 NAME = "mqar"

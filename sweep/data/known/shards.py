@@ -6,8 +6,8 @@ from pathlib import Path
 from typing import Any
 
 from ...config import DataConfig
-from ..kinds import CorpusKind, Told
-from ..ready import key_of, shard_files
+from ..corpus_kind import CorpusKind, Told
+from ..shard_files import key_of, shard_files
 from ..sources import CorpusError
 
 

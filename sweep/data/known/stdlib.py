@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from ...config import DataConfig
-from ..kinds import CorpusKind
+from ..corpus_kind import CorpusKind
 from ..sources import Source, Stdlib
 
 

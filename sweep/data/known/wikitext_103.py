@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from typing import ClassVar
 
-from ..kinds import HubCorpus
+from ..corpus_kind import HubCorpus
 from ..sources import HubSpec
 
 

@@ -20,8 +20,8 @@ from atma_sweep.results.store.recorder import Recorder
 from atma_sweep.results.store.schema import ProvenanceRow
 from atma_sweep.results.store.store import open_store
 from atma_sweep.results.weights import NO_HASH, WEIGHTS_SHA256
+from atma_sweep.sweep.attempt.cell_runner import Work
 from atma_sweep.sweep.attempt.job import Job
-from atma_sweep.sweep.attempt.runner import Work
 from atma_sweep.sweep.checkpoints.checkpoint import CheckpointError
 from atma_sweep.sweep.checkpoints.weights import damage
 from atma_sweep.sweep.grid.grid import load_grid

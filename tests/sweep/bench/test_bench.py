@@ -23,7 +23,7 @@ from atma_sweep.model.mixers.wall import Wall
 from atma_sweep.model.mixers.wall_outline import WallConfig
 from atma_sweep.model.registry import MEMORIES, MIXERS
 from atma_sweep.sweep.attempt.device import network
-from atma_sweep.sweep.bench import decode, kernels, memories, one_token, report, train
+from atma_sweep.sweep.bench import decode, kernels, memories, report, single_token, train
 from atma_sweep.sweep.bench.ceilings import Ceilings
 from atma_sweep.sweep.bench.eager import polar_attention_eager
 from atma_sweep.sweep.errors import GridError
@@ -111,12 +111,12 @@ def test_a_memory_that_is_timed_is_the_one_that_is_trained(op: str) -> None:
 def test_steps_of_decoding_that_are_timed_beside_each_other_are_of_the_same_numbers(tokens: int) -> None:
     """Over pages and over dense keys, whatever is behind the last token of a text."""
     q, k, v = torch.randn(3, 4, 16), *(torch.randn(3 * -(-tokens // 256), 256, 2, 16) for _ in range(2))
-    expected = one_token.paged(3, tokens, torch.device("cpu"))(q, k, v)
-    found = one_token.dense(3, tokens, SDPBackend.MATH)(q, k, v)
+    expected = single_token.paged(3, tokens, torch.device("cpu"))(q, k, v)
+    found = single_token.dense(3, tokens, SDPBackend.MATH)(q, k, v)
     assert found.shape == (3, 4, 16)
     assert (found - expected).abs().max() < 1e-5
     per_head = [torch.zeros(4) for _ in range(4)]
-    c, _ = one_token.paged(3, tokens, torch.device("cpu"), [*per_head, torch.zeros(4, 16)])(q, k, v)
+    c, _ = single_token.paged(3, tokens, torch.device("cpu"), [*per_head, torch.zeros(4, 16)])(q, k, v)
     assert c.norm(dim=-1).allclose(torch.ones(3, 4), atol=1e-5)
 
 
@@ -607,17 +607,17 @@ def test_others_attention_gives_the_logits_of_a_step() -> None:
     draw = torch.Generator().manual_seed(1)
     for parameter in model.parameters():  # those of a network that has not learned give no logits
         torch.nn.init.normal_(parameter, std=0.3, generator=draw)
-    assert one_token.takes_dense(model)
+    assert single_token.takes_dense(model)
     found = []
     for others in (False, True):
         paged = Paged(model, texts=3, tokens=600, full_context=True)
         draw = torch.Generator().manual_seed(3)
         slots = [paged.begin(torch.randint(0, 64, (299,), generator=draw))[0] for _ in range(3)]
-        context = one_token.dense_network(300, SDPBackend.MATH) if others else nullcontext()
+        context = single_token.dense_network(300, SDPBackend.MATH) if others else nullcontext()
         with context:
             found.append(paged.step(slots, torch.tensor([5, 6, 7])))
     assert torch.allclose(*found, atol=1e-5)
-    with one_token.dense_network(200, SDPBackend.MATH):
+    with single_token.dense_network(200, SDPBackend.MATH):
         assert not torch.allclose(found[0], paged.step(slots, torch.tensor([5, 6, 7])), atol=1e-3), "the swap is seen"
     polar = network(train.choose("quick", ["polar-baseline-d0-m1-w0"], [])[0].config, torch.device("cpu"))
-    assert not one_token.takes_dense(polar)
+    assert not single_token.takes_dense(polar)

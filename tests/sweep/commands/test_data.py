@@ -16,7 +16,7 @@ from typing import Any
 
 import pytest
 import tokenizers
-from atma_sweep.sweep.commands import prepare as preparing
+from atma_sweep.sweep.commands import data_display as preparing
 from atma_sweep.sweep.data import prepare
 from atma_sweep.sweep.data.corpora import open_corpus
 from atma_sweep.sweep.data.prepare import Told

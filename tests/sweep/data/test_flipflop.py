@@ -15,8 +15,8 @@ import torch
 from atma_sweep.sweep.config import DataConfig
 from atma_sweep.sweep.data import corpora
 from atma_sweep.sweep.data.batches import Batches, stream_rows
+from atma_sweep.sweep.data.computed_rows import Marks
 from atma_sweep.sweep.data.known.flipflop import FlipFlopRows, coin_flips, marks_of
-from atma_sweep.sweep.data.rows import Marks
 from atma_sweep.sweep.data.tokenizer import TokenizerError, load_tokenizer
 from atma_sweep.sweep.errors import GridError
 from atma_sweep.sweep.grid.cell import Cell

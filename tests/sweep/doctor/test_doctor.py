@@ -22,7 +22,7 @@ import pytest
 from atma_sweep.results.store.store import open_store
 from atma_sweep.sweep import doctor
 from atma_sweep.sweep.attempt import device
-from atma_sweep.sweep.doctor import Check, LookFailed, answers, gpus
+from atma_sweep.sweep.doctor import Check, LookFailed, gpus, worker
 from examined import PLAIN, TWO, cuda, gpu, said
 from patience import PATIENCE_S, until
 
@@ -176,7 +176,7 @@ def test_self_tests_run_side_by_side_and_none_is_lost(tmp_path: Path) -> None:
         until(lambda: len(list(marks.iterdir())) == 3, "the others", pause=0.01)
         return dict.fromkeys(part, (len(list(marks.iterdir())), os.getpid()))
 
-    found = answers.side_by_side(meets, [("a", "b"), ("c",), ("d",)])
+    found = worker.side_by_side(meets, [("a", "b"), ("c",), ("d",)])
     assert {count for count, _ in found.values()} == {3}
     assert found["a"] == found["b"]
     assert len({pid for _, pid in found.values()} - {os.getpid()}) == 3
@@ -187,23 +187,23 @@ def test_self_tests_run_side_by_side_and_none_is_lost(tmp_path: Path) -> None:
         return {}
 
     with pytest.raises(RuntimeError, match=r"^self-test of c: its process ended with exit code 7$"):
-        answers.side_by_side(dies, [("a", "b"), ("c",)])
+        worker.side_by_side(dies, [("a", "b"), ("c",)])
 
     def fails(part: tuple[str, ...]) -> dict[str, Any]:
         raise ValueError("two\nlines")
 
     with pytest.raises(RuntimeError, match=r"^self-test of a, b: ValueError: two lines$"):
-        answers.side_by_side(fails, [("a", "b")])
+        worker.side_by_side(fails, [("a", "b")])
 
 
 def test_every_op_of_the_network_has_its_self_test(monkeypatch: pytest.MonkeyPatch) -> None:
     """Asked on the CPU, where all take torch; what is told stands in the order of the report."""
     import torch
 
-    monkeypatch.setattr(answers, "_device", lambda: torch.device("cpu"))
+    monkeypatch.setattr(worker, "_device", lambda: torch.device("cpu"))
     monkeypatch.setattr(device, "share_compiled", lambda _: None)
-    found = answers._about_kernels()
-    ops = [op for part in answers.TESTED_TOGETHER for op in part]
+    found = worker._about_kernels()
+    ops = [op for part in worker.TESTED_TOGETHER for op in part]
     assert sorted(found) == sorted(ops)
     assert {backend for backend, _ in found.values()} == {"torch"}
 

@@ -15,8 +15,8 @@ from atma_sweep.results.store.recorder import Recorder
 from atma_sweep.results.store.records import CellRecord, Owner, Provenance
 from atma_sweep.results.store.schema import AttemptRow
 from atma_sweep.results.store.store import Store, open_store
-from atma_sweep.sweep.attempt import load
-from atma_sweep.sweep.checkpoints.place import place_of
+from atma_sweep.sweep.attempt import trained_cells
+from atma_sweep.sweep.checkpoints.address import place_of
 from atma_sweep.sweep.commands import verify
 from atma_sweep.sweep.config import CellConfig, DataConfig, Plugin
 from atma_sweep.sweep.data import corpora
@@ -140,14 +140,14 @@ def test_a_cell_is_what_its_id_says_before_its_plugin_runs(
     sign, plugin = bait
     config = cell.config.model_copy(update={"plugins": (plugin,), "seed": 5})
     wrong = record(Cell(cell.id, cell.slug, config, {}))
-    with pytest.raises(load.CellUnreadable, match="for another cell"):
-        load.restored(wrong, tmp_path / "atma-runs")
+    with pytest.raises(trained_cells.CellUnreadable, match="for another cell"):
+        trained_cells.restored(wrong, tmp_path / "atma-runs")
     stranger = dict(wrong.config) | {"model": dict(wrong.config["model"]) | {"attn_type": "theirs", "mixers": {}}}
-    with pytest.raises(load.CellUnreadable, match="no mixer named 'theirs'"):
-        load.restored(CellRecord(**{**vars(wrong), "config": stranger}), tmp_path / "atma-runs")
+    with pytest.raises(trained_cells.CellUnreadable, match="no mixer named 'theirs'"):
+        trained_cells.restored(CellRecord(**{**vars(wrong), "config": stranger}), tmp_path / "atma-runs")
     assert not sign.exists()
     right = record(Cell(cell.id, cell.slug, cell.config.model_copy(update={"plugins": (plugin,)}), {}))
-    assert load.restored(right, tmp_path / "atma-runs").id == cell.id
+    assert trained_cells.restored(right, tmp_path / "atma-runs").id == cell.id
     assert sign.exists()
 
 

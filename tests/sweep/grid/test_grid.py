@@ -18,7 +18,7 @@ from atma_sweep.sweep.errors import GridError
 from atma_sweep.sweep.grid.cell import Cell
 from atma_sweep.sweep.grid.grid import find_file, load_grid, parse_value, shipped
 from atma_sweep.sweep.grid.settings import flatten, unknown
-from atma_sweep.sweep.grid.yaml_source import Document, load
+from atma_sweep.sweep.grid.yaml_document import Document, load
 
 Write = Callable[..., Path]
 Cells = Callable[..., list[Cell]]

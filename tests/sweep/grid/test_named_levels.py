@@ -12,7 +12,7 @@ from atma_sweep.sweep.errors import GridError
 from atma_sweep.sweep.grid.grid import find_file, load_grid
 from atma_sweep.sweep.grid.json_schema import grid_schema
 from atma_sweep.sweep.grid.settings import flatten
-from atma_sweep.sweep.grid.yaml_source import load
+from atma_sweep.sweep.grid.yaml_document import load
 from atma_sweep.sweep.planning.planner import select
 
 Write = Callable[..., Path]

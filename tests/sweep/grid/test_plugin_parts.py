@@ -9,8 +9,8 @@ from pathlib import Path
 
 import atma_sweep
 import pytest
-from atma_sweep.sweep.attempt.load import restored
-from atma_sweep.sweep.attempt.runner import Work
+from atma_sweep.sweep.attempt.cell_runner import Work
+from atma_sweep.sweep.attempt.trained_cells import restored
 from atma_sweep.sweep.commands import verify
 from atma_sweep.sweep.errors import GridError
 from atma_sweep.sweep.grid.cell import Cell

@@ -26,7 +26,7 @@ from atma_sweep.results.store.recorder import Recorder
 from atma_sweep.results.store.records import Attempt, Measurement, Owner
 from atma_sweep.results.store.store import Store, SweepReadOnly, open_store
 from atma_sweep.sweep.attempt.job import Job
-from atma_sweep.sweep.attempt.load import NotTrained, Trained, WeightsGone
+from atma_sweep.sweep.attempt.trained_cells import NotTrained, Trained, WeightsGone
 from atma_sweep.sweep.config import Resources
 from atma_sweep.sweep.data.corpora import CorpusError, open_corpus
 from atma_sweep.sweep.errors import GridError

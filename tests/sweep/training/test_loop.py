@@ -14,7 +14,7 @@ import numpy as np
 import pytest
 import torch
 from atma_sweep.model.backbone import Auxiliary, Backbone
-from atma_sweep.sweep.attempt import runner
+from atma_sweep.sweep.attempt import cell_runner
 from atma_sweep.sweep.checkpoints import checkpoint
 from atma_sweep.sweep.config import TrainConfig
 from atma_sweep.sweep.data.batches import Batches
@@ -420,7 +420,7 @@ def test_a_stop_right_after_a_save_or_a_resumption_writes_nothing_again(network:
 def exactly() -> Iterator[Callable[[], None]]:
     """Switches deterministic operations on; off again after the test."""
     before = os.environ.get("CUBLAS_WORKSPACE_CONFIG")
-    yield runner.repeat_exactly
+    yield cell_runner.repeat_exactly
     torch.use_deterministic_algorithms(False)
     torch.backends.cudnn.deterministic = False
     os.environ.pop("CUBLAS_WORKSPACE_CONFIG", None)

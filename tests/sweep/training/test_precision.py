@@ -16,10 +16,10 @@ from atma_sweep.model.layers import Linear
 from atma_sweep.sweep.checkpoints import checkpoint
 from atma_sweep.sweep.config import CellConfig, TrainConfig
 from atma_sweep.sweep.data.batches import Batches
-from atma_sweep.sweep.training import replay, scaling
+from atma_sweep.sweep.training import loss_scale, optimizer_steps
 from atma_sweep.sweep.training.loop import Diverged, Stopped, Trainer
+from atma_sweep.sweep.training.loss_scale import LossScale
 from atma_sweep.sweep.training.optimizers import Optimizers, orthogonalise
-from atma_sweep.sweep.training.scaling import LossScale
 from pydantic import ValidationError
 from small_training import CPU, Watch, recipe, small_trainer, trained
 
@@ -33,7 +33,7 @@ LETTERS = np.frombuffer((Path(__file__).parents[3] / "LICENSE").read_bytes(), dt
 
 def test_the_scale_follows_torchs_own(monkeypatch: pytest.MonkeyPatch) -> None:
     """Gradients, skipped steps and scales of sixty steps in which now and then one is infinite or no number."""
-    monkeypatch.setattr(scaling, "AFTER", 5)
+    monkeypatch.setattr(loss_scale, "AFTER", 5)
     draw = torch.Generator().manual_seed(0)
     theirs = torch.amp.GradScaler("cpu", init_scale=2.0**16, growth_interval=5)
     ours = LossScale(CPU)
@@ -109,7 +109,7 @@ def test_a_step_that_overflows_is_skipped_counted_and_halves_the_scale(network: 
 def test_a_gradient_that_overflows_with_the_least_scale_has_diverged(
     network: Network, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(scaling, "LEAST", 2.0**14)
+    monkeypatch.setattr(loss_scale, "LEAST", 2.0**14)
     with pytest.raises(Diverged, match="gradient norm is not finite at step 3"):
         overflowing(network(), recipe(precision="fp16"), Overflowing((0, 1, 2, 3, 4))).run()
 
@@ -126,7 +126,7 @@ def test_pieces_that_are_done_again_skip_the_same_steps(network: Network) -> Non
         assert trainer.optimizers.scaling.skipped == 2
         weights.append(torch.cat([p.detach().flatten() for p in model.parameters()]))
     assert torch.equal(*weights)
-    wanted, why = replay.wanted(recipe(precision="fp16", graphs="on"), 1000, torch.device("cuda"))
+    wanted, why = optimizer_steps.wanted(recipe(precision="fp16", graphs="on"), 1000, torch.device("cuda"))
     assert (wanted, why) == (False, "loss scaling waits at every step for whether to skip it")
 
 
@@ -134,7 +134,7 @@ def test_pieces_that_are_done_again_skip_the_same_steps(network: Network) -> Non
 def test_a_resumed_training_has_scale_and_count(
     network: Network, tmp_path: Path, stop: int, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(scaling, "AFTER", 2)
+    monkeypatch.setattr(loss_scale, "AFTER", 2)
     config, steps = recipe(precision="fp16"), (1, 3)
     model = network()
     whole = overflowing(model, config, Overflowing(steps))

@@ -19,7 +19,7 @@ from typing import Any, ClassVar
 
 from ...model.config import Config
 from ..config import DataConfig
-from .rows import Streams
+from .computed_rows import Streams
 from .sources import Counted, Hub, HubSpec, Source, Text
 
 BYTES_PER_TOKEN = 3

@@ -134,7 +134,7 @@ def _tell(work: Callable[[Any], dict[str, Any]], part: Any, to: Any) -> None:
 
 def _about_disk(runs: Path) -> dict[str, Any]:
     """What the untrained cells of the default sweep need; cells that differ in their seed alone are counted together."""
-    from ..attempt.load import restored
+    from ..attempt.trained_cells import restored
     from ..planning.disk_usage import needed
 
     store = open_store()

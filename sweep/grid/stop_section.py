@@ -14,7 +14,7 @@ from ...results.stopping.rule import FIRST, MOST, MOST_SEEDS, OBRIEN_FLEMING, SP
 from ..errors import GridError
 from .contrasts import CALLED, Item, canonical, levels_of
 from .measures import NoMeasure, named, own_metrics
-from .yaml_source import Document
+from .yaml_document import Document
 
 KEY = "stop"
 KEYS = (

@@ -7,7 +7,7 @@ from pathlib import Path
 
 import psutil
 import pytest
-from atma_sweep.sweep.bench.child import rows_of_child, used
+from atma_sweep.sweep.bench.subprocess_usage import rows_of_child, used
 from atma_sweep.sweep.errors import MachineError
 from patience import PATIENCE_S
 
@@ -32,7 +32,7 @@ def test_a_command_that_fails_says_why(tmp_path):
 
 def module(folder: Path, monkeypatch: pytest.MonkeyPatch, code: str) -> str:
     """Name of a module with that code, which prints lines of JSON."""
-    head = "import os, subprocess, sys, time\nfrom atma_sweep.sweep.bench.child import child_arguments\nargs = child_arguments()\n"
+    head = "import os, subprocess, sys, time\nfrom atma_sweep.sweep.bench.subprocess_usage import child_arguments\nargs = child_arguments()\n"
     (folder / "rows_printer.py").write_text(head + code)
     monkeypatch.setenv("PYTHONPATH", os.pathsep.join([str(folder), os.environ.get("PYTHONPATH", "")]))
     return "rows_printer"

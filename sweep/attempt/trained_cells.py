@@ -95,7 +95,7 @@ class Trained:
         check_argument("generate", "top_p", top_p, NUMBER)
         check_argument("generate", "seed", seed, COUNT)
         check_argument("generate", "full_context", full_context, FLAG)
-        from .writing import pieces
+        from .generation import pieces
 
         return pieces(
             self.model,

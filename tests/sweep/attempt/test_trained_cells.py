@@ -20,8 +20,8 @@ from atma_sweep.model.mixers.softmax import NoPE
 from atma_sweep.results.errors import CellAmbiguous, CellUnknown, StoreMissing, SweepUnknown
 from atma_sweep.results.store.records import Owner
 from atma_sweep.results.store.store import Store, open_store
-from atma_sweep.sweep.attempt import load as loading
-from atma_sweep.sweep.attempt.load import CellUnreadable, NotTrained, WeightsGone
+from atma_sweep.sweep.attempt import trained_cells as loading
+from atma_sweep.sweep.attempt.trained_cells import CellUnreadable, NotTrained, WeightsGone
 from atma_sweep.sweep.checkpoints import checkpoint, storage
 from atma_sweep.sweep.checkpoints.checkpoint import CheckpointError
 from atma_sweep.sweep.config import DataConfig

@@ -13,8 +13,8 @@ from types import SimpleNamespace
 from typing import Any
 
 import pytest
-from atma_sweep.sweep.attempt import turns
-from atma_sweep.sweep.attempt.turns import Turn, kind_of
+from atma_sweep.sweep.attempt import compile_lock
+from atma_sweep.sweep.attempt.compile_lock import Turn, kind_of
 from atma_sweep.sweep.config import CellConfig
 from atma_sweep.sweep.grid.grid import load_grid
 from atma_sweep.sweep.training.loop import Stopped
@@ -23,7 +23,7 @@ from patience import PATIENCE_S
 HOLDER = """
 import sys, time
 from pathlib import Path
-from atma_sweep.sweep.attempt.turns import Turn
+from atma_sweep.sweep.attempt.compile_lock import Turn
 turn = Turn(Path(sys.argv[1]), "kind")
 turn.wait(lambda: None)
 print("compiling", flush=True)
@@ -66,7 +66,7 @@ def test_one_compiles_and_the_other_finds_it(tmp_path: Path) -> None:
         mine = Turn(tmp_path / "turns", "kind")
         waited = mine.wait(told(calls, let_go, 4))
         assert len(calls) >= 4
-        assert 4 * turns.EVERY_S <= waited < PATIENCE_S
+        assert 4 * compile_lock.EVERY_S <= waited < PATIENCE_S
         assert mine._file is not None
         mine.over()
         # from now on nobody waits, however many there are
@@ -127,7 +127,7 @@ def test_what_goes_wrong_meanwhile_is_not_swallowed(tmp_path: Path) -> None:
 
 
 def test_nobody_waits_for_ever(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(turns, "PATIENCE_S", 0.3)
+    monkeypatch.setattr(compile_lock, "PATIENCE_S", 0.3)
     with holder(tmp_path) as other:
         assert 0.3 < Turn(tmp_path, "kind").wait(lambda: None) < PATIENCE_S
         other.kill()
@@ -142,7 +142,7 @@ def test_where_nothing_can_be_locked_there_are_no_turns(tmp_path: Path, monkeypa
     def refuse(*_: Any) -> None:
         raise OSError(37, "No locks available")
 
-    monkeypatch.setattr(turns, "fcntl", SimpleNamespace(flock=refuse, LOCK_EX=2, LOCK_NB=4))
+    monkeypatch.setattr(compile_lock, "fcntl", SimpleNamespace(flock=refuse, LOCK_EX=2, LOCK_NB=4))
     turn = Turn(tmp_path, "kind")
     assert turn.wait(pytest.fail) < 1
     turn.over()

@@ -197,15 +197,15 @@ def gc(
       atma-sweep gc --yes
     """
     from ...results.store.store import open_store
-    from ..checkpoints import unowned
+    from ..checkpoints import garbage
 
     store = open_store(db)
-    found = unowned.find(store, runs_folder(runs, db), place or [])
+    found = garbage.find(store, runs_folder(runs, db), place or [])
     if not as_json:
         say("\n".join(cleaned(found).lines()))
     if found.things and not dry_run:
         agreed(yes=yes, as_json=as_json, done="removed")
-        found = unowned.remove(store, found)
+        found = garbage.remove(store, found)
         if not as_json:
             say("\n".join(cleaned(found).problems or ["removed"]))
     if as_json:

@@ -9,7 +9,7 @@ from pathlib import Path
 import pytest
 import yaml
 from atma_sweep.sweep.errors import GridError
-from atma_sweep.sweep.grid import yaml_source
+from atma_sweep.sweep.grid import yaml_document
 from atma_sweep.sweep.grid.grid import load_grid, parse_value
 from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
@@ -27,7 +27,7 @@ def bomb(levels: int, copies: int = 9) -> str:
 
 def refused(path: Path) -> str:
     with pytest.raises(GridError) as caught:
-        yaml_source.load(path)
+        yaml_document.load(path)
     return str(caught.value)
 
 
@@ -39,7 +39,7 @@ def test_aliases_of_aliases_stop_at_the_number_that_is_allowed(write: Write, lev
 
 
 def test_aliases_within_bounds_are_copies(write: Write) -> None:
-    document = yaml_source.load(write("a: &a {b: [1, 2]}\nc: [*a, *a]\n"))
+    document = yaml_document.load(write("a: &a {b: [1, 2]}\nc: [*a, *a]\n"))
     assert document.data == {"a": {"b": [1, 2]}, "c": [{"b": [1, 2]}] * 2}
     assert document.data["c"][0] is not document.data["c"][1]
     assert document.line("c", 1, "b", 0) == 1, "where it is written"
@@ -47,12 +47,12 @@ def test_aliases_within_bounds_are_copies(write: Write) -> None:
 
 def test_values_as_written_are_counted_before_all_are_composed(write: Write, monkeypatch: pytest.MonkeyPatch) -> None:
     composed: list[int] = []
-    compose = yaml_source.Composer.compose_node
+    compose = yaml_document.Composer.compose_node
     monkeypatch.setattr(
-        yaml_source.Composer, "compose_node", lambda self, *rest: (composed.append(1), compose(self, *rest))[1]
+        yaml_document.Composer, "compose_node", lambda self, *rest: (composed.append(1), compose(self, *rest))[1]
     )
-    monkeypatch.setattr(yaml_source, "MOST_VALUES", 50)
-    assert yaml_source.load(write(f"a: [{', '.join(['0'] * 46)}]\n")).data == {"a": [0] * 46}
+    monkeypatch.setattr(yaml_document, "MOST_VALUES", 50)
+    assert yaml_document.load(write(f"a: [{', '.join(['0'] * 46)}]\n")).data == {"a": [0] * 46}
     composed.clear()
     assert "more than 50 values" in refused(write(f"a: [{', '.join(['0'] * 5000)}]\n"))
     assert len(composed) == 50
@@ -71,7 +71,7 @@ def test_values_that_python_refuses_are_errors_of_the_file(write: Write, value: 
 
 
 def test_dates_are_text_as_written(write: Write) -> None:
-    assert yaml_source.load(write("a: 2020-13-45\nb: 2020-01-02T03:04:05Z\n")).data == {
+    assert yaml_document.load(write("a: 2020-13-45\nb: 2020-01-02T03:04:05Z\n")).data == {
         "a": "2020-13-45", "b": "2020-01-02T03:04:05Z",
     }  # fmt: skip
 
@@ -103,14 +103,14 @@ def test_merge_keys_are_those_of_yaml_1_1(write: Write, drawn: list[tuple[list[s
         if lines[-1].startswith("m"):
             lines[-1] += " {}"
     text = "\n".join(lines) + "\n"
-    document = yaml_source.load(write(text))
+    document = yaml_document.load(write(text))
     assert document.data == yaml.safe_load(text)
     for name, mapping in document.data.items():
         assert {key: document.line(name, key) for key in mapping} == mapping
 
 
 def test_merged_keys_stand_where_the_merge_does(write: Write) -> None:
-    document = yaml_source.load(write("a: &a {x: 1, y: 2, z: 3}\nb: {p: 0, <<: *a, y: 4, q: 5}\n"))
+    document = yaml_document.load(write("a: &a {x: 1, y: 2, z: 3}\nb: {p: 0, <<: *a, y: 4, q: 5}\n"))
     assert list(document.data["b"].items()) == [("p", 0), ("x", 1), ("z", 3), ("y", 4), ("q", 5)]
 
 
@@ -166,12 +166,12 @@ def test_what_a_grid_may_not_hold_is_one_line(write: Write, text: str, said: str
 
 def test_plain_tags_are_understood(write: Write) -> None:
     text = "a: !!str 5\nb: !!int '5'\nc: !!float 1\nd: !!seq [1]\ne: !!map {f: 1}\nh: !!bool 'true'\ni: !!null ''\n"
-    data = yaml_source.load(write(text)).data
+    data = yaml_document.load(write(text)).data
     assert data == {"a": "5", "b": 5, "c": 1.0, "d": [1], "e": {"f": 1}, "h": True, "i": None}
 
 
 def test_an_anchored_boolean_is_a_boolean(write: Write) -> None:
-    assert yaml_source.load(write("a: &a true\nb: *a\n")).data["b"] is True
+    assert yaml_document.load(write("a: &a true\nb: *a\n")).data["b"] is True
 
 
 @pytest.mark.parametrize(
@@ -196,7 +196,7 @@ def test_half_a_surrogate_pair_is_refused(write: Write, text: str, key: str, hal
 
 
 def test_characters_beyond_the_basic_plane_stay(write: Write) -> None:
-    assert yaml_source.load(write('name: g\ndescription: "\\U0001F600 😀"\n')).data["description"] == "😀 😀"
+    assert yaml_document.load(write('name: g\ndescription: "\\U0001F600 😀"\n')).data["description"] == "😀 😀"
 
 
 @pytest.mark.parametrize("number", ["9223372036854775808", "-9223372036854775809", "9" * 4000, "0x" + "f" * 4000])
@@ -205,5 +205,5 @@ def test_whole_numbers_beyond_64_bits_are_refused(write: Write, number: str) -> 
     message = refused(path)
     assert message.startswith(f"{path}:3: set.train.tokens: the whole number '{number[:60]}")
     assert message.endswith("is beyond 9223372036854775807; quote it where it is text")
-    assert yaml_source.load(write("seed: 9223372036854775807\n")).data == {"seed": 2**63 - 1}
-    assert yaml_source.load(write(f'commit: "{number}"\n')).data == {"commit": number}
+    assert yaml_document.load(write("seed: 9223372036854775807\n")).data == {"seed": 2**63 - 1}
+    assert yaml_document.load(write(f'commit: "{number}"\n')).data == {"commit": number}

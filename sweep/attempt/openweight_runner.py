@@ -16,9 +16,9 @@ from ..external_models.hub_checkpoint import need_transformers
 from ..external_models.hub_tokenizer import Words
 from ..external_models.subject import PAIRINGS, PIECE, Reader, load_model
 from . import provenance
+from .base_runner import Probing
 from .device import choose_device
 from .log import say
-from .probing import Probing
 
 
 class External(Probing):

@@ -15,8 +15,8 @@ from atma_sweep.model.backbone import Backbone
 from atma_sweep.sweep.checkpoints import checkpoint
 from atma_sweep.sweep.config import TrainConfig
 from atma_sweep.sweep.training.loop import Stopped, Trainer
+from atma_sweep.sweep.training.optimizer_steps import SMALL, Batch, Replayed, as_they_are, wanted
 from atma_sweep.sweep.training.optimizers import Muon, Optimizers
-from atma_sweep.sweep.training.replay import SMALL, Batch, Replayed, as_they_are, wanted
 from registries import PAIRS
 from small_training import Watch, recipe, small_trainer
 from taped import as_tapes

@@ -10,9 +10,9 @@ import pytest
 import torch
 from atma_sweep.model.backbone import build
 from atma_sweep.model.config import ModelConfig
-from atma_sweep.sweep.attempt import load as loading
-from atma_sweep.sweep.attempt.load import Trained
-from atma_sweep.sweep.attempt.writing import SamplingError
+from atma_sweep.sweep.attempt import trained_cells as loading
+from atma_sweep.sweep.attempt.generation import SamplingError
+from atma_sweep.sweep.attempt.trained_cells import Trained
 from atma_sweep.sweep.commands import generate as command
 from atma_sweep.sweep.data.tokenizer import Bytes
 
@@ -48,7 +48,7 @@ def test_text_is_what_the_network_says_token_by_token(trained: Any) -> None:
 def test_a_letter_of_several_bytes_comes_whole(trained: Any, monkeypatch: pytest.MonkeyPatch) -> None:
     cell = trained()
     said = [*"aé€".encode(), 0xE2, 0x82]
-    monkeypatch.setattr("atma_sweep.sweep.attempt.writing.write", lambda *args, **options: iter(said))
+    monkeypatch.setattr("atma_sweep.sweep.attempt.generation.write", lambda *args, **options: iter(said))
     assert list(cell.generate("")) == ["a", "é", "€", "�"]
 
 

@@ -22,17 +22,17 @@ from ..data.batches import marked_room, training_batches
 from ..data.corpora import Corpus, open_corpus
 from ..probes.perplexity import stream_loss
 from ..probes.subject import Network, evaluating
-from ..training import flops, replay
+from ..training import flops, optimizer_steps
 from ..training.loop import Pending, Point, Trainer
 from ..training.optimizers import Optimizers
 from . import provenance
+from .base_runner import Probing
+from .compile_lock import Turn
 from .device import choose_device, compiling_turn, network, repeat_exactly, share_compiled, share_self_tests
+from .generation import SamplingError
 from .job import Job
 from .log import say, told
-from .probing import Probing
 from .samples import written
-from .turns import Turn
-from .writing import SamplingError
 
 if TYPE_CHECKING:
     from .stop import StopFlag
@@ -87,7 +87,7 @@ class Work(Probing):
             "chunk_tokens": config.eval.chunk_tokens,
         }
         if self.job.kind == "train":
-            self._graphs, why = replay.wanted(config.train, count(model), device)
+            self._graphs, why = optimizer_steps.wanted(config.train, count(model), device)
             extra["steps"] = f"{'CUDA graphs' if self._graphs else 'as they come'}: {why}"
         self._origin = provenance.collect(
             self.job,

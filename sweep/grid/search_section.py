@@ -14,7 +14,7 @@ from .axes import level_text
 from .cell import Cell
 from .expansion import Expansion
 from .measures import Measure, NoMeasure, measure
-from .yaml_source import Document
+from .yaml_document import Document
 
 KEY = "search"
 KEYS = ("sampler", "trials", "objective", "ranges", "pruner", "seed", "startup", "population")

@@ -13,7 +13,7 @@ from atma_sweep.results.maintenance import deleting
 from atma_sweep.results.store.recorder import Recorder
 from atma_sweep.results.store.records import AXES, CellRecord, Owner, Provenance
 from atma_sweep.results.store.store import Store, open_store
-from atma_sweep.sweep.checkpoints import unowned
+from atma_sweep.sweep.checkpoints import garbage
 from atma_sweep.sweep.errors import SweepError
 from atma_sweep.sweep.grid.cell import Cell
 from atma_sweep.sweep.orchestrator.supervisor import freeze_plugins
@@ -84,23 +84,23 @@ def house(tmp_path: Path) -> Iterator[House]:
     made.store.close()
 
 
-def short(found: unowned.Collected, root: Path) -> dict[str, int]:
+def short(found: garbage.Collected, root: Path) -> dict[str, int]:
     return {str(Path(thing.address).relative_to(root)): thing.bytes for thing in found.things}
 
 
 def test_while_everything_is_owned_nothing_goes(house: House) -> None:
     before = house.files()
-    found = unowned.find(house.store, house.runs, [str(house.place)])
+    found = garbage.find(house.store, house.runs, [str(house.place)])
     assert (found.things, found.elsewhere) == ((), ())
-    assert unowned.find(house.store, house.runs).elsewhere == (str(house.place),)
-    unowned.remove(house.store, found)
+    assert garbage.find(house.store, house.runs).elsewhere == (str(house.place),)
+    garbage.remove(house.store, found)
     assert house.files() == before
 
 
 def test_what_was_deleted_goes_and_all_else_stays(house: House, tmp_path: Path) -> None:
     house.delete("old")
     before = house.files()
-    found = unowned.find(house.store, house.runs, [str(house.place)])
+    found = garbage.find(house.store, house.runs, [str(house.place)])
     a, b = "a" * 12, "b" * 12
     assert short(found, tmp_path) == {
         f"atma-runs/{a}/1": 1010,
@@ -110,29 +110,29 @@ def test_what_was_deleted_goes_and_all_else_stays(house: House, tmp_path: Path) 
         "atma-runs/launch-old.log": 9,
     }
     assert house.files() == before, "looking changes nothing"
-    done = unowned.remove(house.store, found)
+    done = garbage.remove(house.store, found)
     assert (done.bytes, done.problems) == (2536, [])
     gone = {name for name in before if f"/{a}/" in name or f"/{b}/" in name or "gone" in name or "launch-old" in name}
     assert house.files() == before - gone
     assert not (house.runs / a).exists()
-    assert unowned.find(house.store, house.runs, [str(house.place)]).things == ()
+    assert garbage.find(house.store, house.runs, [str(house.place)]).things == ()
     assert house.store.events()[-1].kind == "collected"
 
 
 def test_another_place_is_looked_into_when_it_is_named(house: House, tmp_path: Path) -> None:
     house.delete("old")
-    found = unowned.find(house.store, house.runs)
+    found = garbage.find(house.store, house.runs)
     assert not any(address.startswith("elsewhere") for address in short(found, tmp_path))
     assert found.elsewhere == (str(house.place),)
 
 
 def test_what_is_taken_up_meanwhile_stays(house: House) -> None:
     house.delete("old")
-    found = unowned.find(house.store, house.runs)
+    found = garbage.find(house.store, house.runs)
     house.store.record_revision("old", grid_text="x", grid_file="x", cells=[cell("a")])
     made = house.store.start_attempt("a" * 12, owner=OWNER, fence=1)
     assert made.run_dir == f"{'a' * 12}/1", "the number is free again"
-    done = unowned.remove(house.store, found)
+    done = garbage.remove(house.store, found)
     assert [line.split("/")[-2][:2] for line in done.problems] == ["aa"]
     assert (house.runs / made.run_dir / "log.txt").exists()
     assert not (house.runs / f"{'b' * 12}/1").exists()
@@ -142,9 +142,9 @@ def test_a_removal_that_was_cut_short_is_finished_by_the_next(house: House, tmp_
     house.delete("old")
     folder = house.runs / ("a" * 12)
     os.rename(folder / "1", folder / ".1.unowned")
-    found = unowned.find(house.store, house.runs)
+    found = garbage.find(house.store, house.runs)
     assert f"atma-runs/{'a' * 12}/.1.unowned" in short(found, tmp_path)
-    unowned.remove(house.store, found)
+    garbage.remove(house.store, found)
     assert not folder.exists()
 
 
@@ -152,10 +152,10 @@ def test_another_databases_folder_is_refused(house: House, tmp_path: Path) -> No
     other = open_store(tmp_path / "other.db", create=True)
     before = house.files()
     with pytest.raises(SweepError, match="none of the 4 attempts"):
-        unowned.find(other, house.runs)
+        garbage.find(other, house.runs)
     (house.runs / ".import-x").mkdir()
     with pytest.raises(SweepError, match="belongs to an import"):
-        unowned.find(house.store, house.runs)
+        garbage.find(house.store, house.runs)
     assert house.files() == before
     other.close()
 
@@ -168,9 +168,9 @@ def test_links_are_not_followed_and_what_is_young_stays(house: House, tmp_path: 
     os.symlink(away / "1", house.runs / ("a" * 12) / "2")
     for path in (house.runs / "plugins" / f"{'b' * 12}_gone.py", house.runs / "launch-old.log"):
         os.utime(path)
-    found = unowned.find(house.store, house.runs)
+    found = garbage.find(house.store, house.runs)
     assert set(short(found, tmp_path)) == {f"atma-runs/{letter * 12}/1" for letter in "ab"}
-    unowned.remove(house.store, found)
+    garbage.remove(house.store, found)
     assert (away / "1" / "weights.safetensors").exists()
     assert (house.runs / ("a" * 12) / "2").is_symlink()
 

@@ -12,11 +12,11 @@ import pytest
 import torch
 from atma_sweep.reports.live.status import cell_sheet
 from atma_sweep.results.store.recorder import Recorder
-from atma_sweep.sweep.attempt.runner import Work
-from atma_sweep.sweep.attempt.turns import Turn
+from atma_sweep.sweep.attempt.cell_runner import Work
+from atma_sweep.sweep.attempt.compile_lock import Turn
 from atma_sweep.sweep.checkpoints import checkpoint
 from atma_sweep.sweep.grid import validate
-from atma_sweep.sweep.training import loop, replay
+from atma_sweep.sweep.training import loop, optimizer_steps
 from attempts import STEPS, Flag, Room, serial
 from fsspec.implementations.memory import MemoryFileSystem
 from tiers import every_nth
@@ -80,7 +80,7 @@ def test_how_steps_are_queued_is_recorded_and_a_refusal_said_once(
     for ours, capture in ((room(), None), (room("train.graphs=on"), loop.as_they_are), (room(), refusing)):
         if capture is not None:
             monkeypatch.setattr(loop, "as_they_are", capture)
-            monkeypatch.setattr(replay, "wanted", lambda *_: (True, "asked for"))
+            monkeypatch.setattr(optimizer_steps, "wanted", lambda *_: (True, "asked for"))
         attempt = ours.run()
         found.append((ours.store.provenances([attempt.id])[attempt.id].extra["steps"], ours.curve(attempt)))
     assert [steps for steps, _ in found] == [
