@@ -14,12 +14,12 @@ from torch.nn import functional
 
 from ..kernels.conv.conv import choose_backend
 from ..kernels.norms import rms_norm
-from .cache import Kept, Pools, Room, Step, has_step
+from .branch import Mix
+from .chunking import in_pieces
 from .config import ModelConfig
+from .inference.kv_cache import Kept, Pools, Room, Step, has_step
 from .layers import Canon, Linear, RMSNorm, few, join
-from .mix import Mix
-from .outline import NO_MEMORY
-from .pieces import in_pieces
+from .parameter_shapes import NO_MEMORY
 from .registry import MEMORIES, MIXERS
 from .resolve import memory_settings, mixer_settings
 

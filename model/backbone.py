@@ -25,16 +25,16 @@ from ..kernels.sketch import sketch
 from . import registry
 from .attention import Attention, States
 from .bases import Position, Table
-from .cache import Ledger, Room, Step
-from .chance import generator, seed_of
-from .compiling import one_graph
+from .branch import Mix
+from .chunking import in_pieces
+from .compilation import one_graph
 from .config import ModelConfig
 from .gated_conv import GatedConv
+from .inference.kv_cache import Ledger, Room, Step
 from .layers import MLP, CausalConv, Linear, RMSNorm, TiedHead, drop, few
-from .mix import Mix
-from .outline import NO_POSITIONS, group_of, longest_text
-from .pieces import in_pieces
+from .parameter_shapes import NO_POSITIONS, group_of, longest_text
 from .resolve import NO_REGULARIZER, check_model_config, check_regularizer, position_settings
+from .rng import generator, seed_of
 
 
 class Parts(NamedTuple):

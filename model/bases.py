@@ -18,9 +18,9 @@ from typing import Any, ClassVar
 import torch
 from torch import Tensor, nn
 
-from .cache import Room
 from .config import ModelConfig
-from .parts import MemoryConfig, MemoryOutline, MixerConfig, MixerOutline, PositionConfig, PositionOutline
+from .inference.kv_cache import Room
+from .specs import MemoryConfig, MemoryOutline, MixerConfig, MixerOutline, PositionConfig, PositionOutline
 
 Before = Callable[[str], Tensor]
 """Name -> what was kept of the token before, [B, ...], zeros where there is none."""

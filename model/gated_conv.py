@@ -11,11 +11,11 @@ from torch import Tensor
 from ..kernels.conv.conv import choose_backend, gated_causal_conv
 from ..kernels.conv.step import gated_conv_step, tail_of
 from ..kernels.row_linear.row_linear import row_conv_step
-from .cache import Room, Step
+from .branch import Mix
+from .chunking import in_pieces
 from .config import ModelConfig
+from .inference.kv_cache import Room, Step
 from .layers import CausalConv, Linear, RMSNorm
-from .mix import Mix
-from .pieces import in_pieces
 
 
 class GatedConv(Mix):

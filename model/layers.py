@@ -18,7 +18,7 @@ from ..kernels.fp8.linear import fp8_gated_linear, fp8_linear
 from ..kernels.gates import squared_relu_gate, swish_gate
 from ..kernels.norms import rms_norm
 from ..kernels.row_linear.row_linear import row_linear
-from .cache import Room
+from .inference.kv_cache import Room
 
 
 class Linear(nn.Module):

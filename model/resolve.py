@@ -8,7 +8,7 @@ from pydantic import ValidationError
 
 from . import registry
 from .config import Config, ModelConfig, ModelConfigError
-from .outline import NO_MEMORY, NO_POSITIONS
+from .parameter_shapes import NO_MEMORY, NO_POSITIONS
 
 NO_REGULARIZER = "baseline"
 

@@ -138,7 +138,7 @@ def run(command_line: Callable[..., tuple[int, str, str]]) -> Callable[..., tupl
 @pytest.fixture
 def wake() -> Callable[[nn.Module], None]:
     """Adds seeded noise to every parameter of a network, so that no branch ends in a zero projection."""
-    from atma_sweep.model.chance import generator
+    from atma_sweep.model.rng import generator
 
     def add_noise(model: nn.Module) -> None:
         with torch.no_grad():

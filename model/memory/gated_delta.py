@@ -12,8 +12,8 @@ from ...kernels.gated_delta import channelwise
 from ...kernels.gated_delta.gated_delta import NORM_FLOOR, choose_backend, gated_delta
 from ...kernels.gated_delta.step import delta_step
 from ...kernels.norms import statistics_dtype
-from ..cache import Room
 from ..config import ModelConfig
+from ..inference.kv_cache import Room
 from ..layers import Linear, few, join
 from .gated_delta_outline import DeltaNetOutline, GatedDeltaConfig, GatedDeltaOutline, KDAConfig, KDAOutline
 from .recurrent import Recurrent

@@ -6,7 +6,7 @@ from typing import ClassVar
 
 from ..bounds import MAX_LENGTH
 from ..config import Config, Int, ModelConfig, knob
-from ..parts import MemoryConfig, MemoryOutline, Shapes, linear
+from ..specs import MemoryConfig, MemoryOutline, Shapes, linear
 
 
 class GatedDeltaConfig(MemoryConfig):

@@ -7,7 +7,7 @@ from typing import Any, ClassVar, Literal
 from ...kernels.omega.columns import columns
 from ..bounds import MAX_FLOAT, MAX_LENGTH, MAX_RATIO, MAX_WIDTH
 from ..config import Config, Flag, Float, Int, ModelConfig, knob
-from ..parts import MemoryConfig, MemoryOutline, Shapes, linear
+from ..specs import MemoryConfig, MemoryOutline, Shapes, linear
 
 MOST_COLUMNS = 1 << 16
 """Columns of a feature beyond which no memory is built."""

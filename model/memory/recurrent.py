@@ -12,10 +12,10 @@ from torch import Tensor
 
 from ...kernels.norms import rms_norm
 from ..bases import Memory
-from ..cache import Remembered, Room
+from ..chunking import spans
 from ..config import ModelConfig
+from ..inference.kv_cache import Remembered, Room
 from ..layers import Linear
-from ..pieces import spans
 
 
 class Recurrent(Memory):

@@ -16,10 +16,10 @@ from ...kernels.attention.forgetting import choose_backend, forgetting_attention
 from ...kernels.attention.relative import relative_attention
 from ...kernels.norms import statistics_dtype
 from ...kernels.paged.rows import row_attention, row_scores
-from ..cache import Kept
 from ..config import ModelConfig
+from ..inference.kv_cache import Kept
 from .biased_outline import ALiBiConfig, ALiBiOutline, CoPEConfig, CoPEOutline, RelConfig, RelOutline
-from .blocks import InBlocks
+from .query_blocks import InBlocks
 
 
 class ALiBi(ALiBiOutline, InBlocks):

@@ -12,11 +12,11 @@ from ...kernels.norms import statistics_dtype
 from ...kernels.paged.attention import paged_softmax
 from ...kernels.rotary import rotate
 from ..bases import Before
-from ..cache import Kept
 from ..config import ModelConfig
+from ..inference.kv_cache import Kept
 from ..layers import RMSNorm
-from .blocks import InBlocks
 from .diff_outline import DiffConfig, DiffOutline
+from .query_blocks import InBlocks
 
 
 class Diff(DiffOutline, InBlocks):

@@ -7,7 +7,7 @@ from typing import ClassVar, Literal
 from ...kernels.rotary_forms import check_rotary
 from ..bounds import MAX_FLOAT
 from ..config import Config, Float, ModelConfig, knob
-from ..parts import MixerConfig, MixerOutline, Shapes
+from ..specs import MixerConfig, MixerOutline, Shapes
 
 
 class DiffConfig(MixerConfig):

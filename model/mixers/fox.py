@@ -10,11 +10,11 @@ from torch import Tensor
 from ...kernels.attention.forgetting import choose_backend, forgetting_attention
 from ...kernels.paged.rows import row_scores
 from ..bases import Before
-from ..cache import Kept
 from ..config import ModelConfig
-from .blocks import InBlocks
+from ..inference.kv_cache import Kept
 from .fox_outline import FoXConfig, FoXOutline
 from .gates import Gate, faded, fall_of
+from .query_blocks import InBlocks
 
 
 class FoX(FoXOutline, InBlocks):

@@ -6,7 +6,7 @@ from typing import ClassVar
 
 from ..bounds import MAX_FLOAT
 from ..config import Config, Float, ModelConfig, knob
-from ..parts import MixerConfig, MixerOutline, Shapes, attention_flops, gate
+from ..specs import MixerConfig, MixerOutline, Shapes, attention_flops, gate
 
 
 class FoXConfig(MixerConfig):

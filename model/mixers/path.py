@@ -13,9 +13,9 @@ from ...kernels.conv.conv import causal_conv
 from ...kernels.norms import statistics_dtype
 from ..config import ModelConfig
 from ..layers import CausalConv, Linear
-from .blocks import InBlocks
 from .gates import Gate
 from .path_outline import PaTHConfig, PaTHOutline
+from .query_blocks import InBlocks
 
 
 class PaTH(PaTHOutline, InBlocks):

@@ -6,7 +6,7 @@ from typing import ClassVar
 
 from ..bounds import MAX_FLOAT, MAX_TAPS, MAX_WIDTH
 from ..config import Config, Float, Int, ModelConfig, knob
-from ..parts import MixerConfig, MixerOutline, Shapes, attention_flops, gate, linear
+from ..specs import MixerConfig, MixerOutline, Shapes, attention_flops, gate, linear
 
 CHUNK = 64
 """Tokens whose maps are taken as one, where work is counted."""

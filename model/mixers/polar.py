@@ -8,11 +8,11 @@ from torch import Tensor, nn
 from ...kernels.attention.polar import choose_backend, polar_attention, polar_distractor_loss
 from ...kernels.paged.attention import paged_polar
 from ...kernels.shapes import QUERY_BLOCK
-from ..cache import Kept
 from ..config import ModelConfig
+from ..inference.kv_cache import Kept
 from ..layers import Linear
-from .blocks import InBlocks
 from .polar_outline import PolarConfig, PolarOutline
+from .query_blocks import InBlocks
 
 
 class Polar(PolarOutline, InBlocks):

@@ -9,9 +9,9 @@ from ...kernels.attention.softmax import choose_backend, softmax_attention, soft
 from ...kernels.paged.attention import paged_softmax
 from ...kernels.rotary import rotate
 from ..bases import Before
-from ..cache import Kept
 from ..config import ModelConfig
-from .blocks import InBlocks
+from ..inference.kv_cache import Kept
+from .query_blocks import InBlocks
 from .softmax_outline import NoPEOutline, RoPEConfig, RoPEOutline, SoftmaxConfig
 
 

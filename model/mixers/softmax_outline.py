@@ -7,7 +7,7 @@ from typing import Any, ClassVar, Literal
 from ...kernels.rotary_forms import check_rotary
 from ..bounds import MAX_FLOAT
 from ..config import Config, Flag, Float, ModelConfig, knob
-from ..parts import MixerConfig, MixerOutline, Shapes, attention_flops
+from ..specs import MixerConfig, MixerOutline, Shapes, attention_flops
 
 
 class SoftmaxConfig(MixerConfig):

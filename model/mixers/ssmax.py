@@ -8,8 +8,8 @@ from torch import Tensor, nn
 from ...kernels.attention.softmax import softmax_attention, softmax_distractor_loss
 from ...kernels.norms import statistics_dtype
 from ...kernels.paged.attention import paged_softmax
-from ..cache import Kept
 from ..config import ModelConfig
+from ..inference.kv_cache import Kept
 from .softmax import NoPE
 from .ssmax_outline import SSMaxConfig, SSMaxOutline
 

@@ -6,7 +6,7 @@ from typing import ClassVar
 
 from ..bounds import MAX_FLOAT
 from ..config import Config, Float, ModelConfig, knob
-from ..parts import Shapes, attention_flops
+from ..specs import Shapes, attention_flops
 from .softmax_outline import NoPEOutline, SoftmaxConfig
 
 

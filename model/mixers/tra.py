@@ -9,10 +9,10 @@ from torch import Tensor
 
 from ...kernels.attention.threshold import choose_backend, distances, threshold_attention
 from ...kernels.paged.rows import row_attention, row_scores
-from ..cache import Kept
 from ..config import ModelConfig
-from .blocks import InBlocks
+from ..inference.kv_cache import Kept
 from .gates import Gate
+from .query_blocks import InBlocks
 from .tra_outline import TRAConfig, TRAOutline
 
 

@@ -14,10 +14,10 @@ from ...kernels.paged.rows import row_attention, row_scores
 from ...kernels.rotary import rotate
 from ...kernels.shapes import expand_kv
 from ..bases import Before
-from ..cache import Kept
 from ..config import ModelConfig
-from .blocks import InBlocks
+from ..inference.kv_cache import Kept
 from .gates import Gate, fall_of
+from .query_blocks import InBlocks
 from .wall_outline import WallConfig, WallOutline
 
 

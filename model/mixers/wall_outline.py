@@ -7,7 +7,7 @@ from typing import ClassVar, Literal
 from ...kernels.rotary_forms import check_rotary
 from ..bounds import MAX_FLOAT, MAX_WIDTH
 from ..config import Config, Float, Int, ModelConfig, PositiveOrNone, knob
-from ..parts import MixerConfig, MixerOutline, Shapes, attention_flops, gate
+from ..specs import MixerConfig, MixerOutline, Shapes, attention_flops, gate
 
 
 class WallConfig(MixerConfig):

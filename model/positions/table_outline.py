@@ -6,7 +6,7 @@ from typing import ClassVar
 
 from ..bounds import MAX_FLOAT, MAX_LENGTH
 from ..config import Config, Float, Int, ModelConfig, knob
-from ..parts import PositionConfig, PositionOutline, Shapes
+from ..specs import PositionConfig, PositionOutline, Shapes
 
 
 class TableConfig(PositionConfig):

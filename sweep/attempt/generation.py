@@ -8,8 +8,8 @@ from collections.abc import Iterable, Iterator
 import torch
 
 from ...model.backbone import Backbone
-from ...model.decode import Decoder, check_sampling, decoder, write
-from ...model.outline import longest_text
+from ...model.inference.decode import Decoder, check_sampling, decoder, write
+from ...model.parameter_shapes import longest_text
 from ..data.tokenizer import Tokenizer
 from ..errors import SweepError
 

@@ -13,8 +13,8 @@ import torch
 from torch.nn.attention import SDPBackend
 
 from ...model.backbone import Backbone
-from ...model.cache import CacheFull
-from ...model.decode import Paged, as_used
+from ...model.inference.decode import Paged, as_used
+from ...model.inference.kv_cache import CacheFull
 from ..attempt.device import network
 from ..grid.cell import Cell
 from . import single_token

@@ -9,7 +9,7 @@ from collections.abc import Iterable
 from pathlib import Path
 from typing import Any, NamedTuple
 
-from ...model.outline import NO_MEMORY, NO_POSITIONS
+from ...model.parameter_shapes import NO_MEMORY, NO_POSITIONS
 from ...model.registry import MEMORIES, MIXERS, POSITIONS, REGULARIZERS, Registry, registering_for
 from ...model.resolve import NO_REGULARIZER
 from ..config import Plugin

@@ -11,7 +11,7 @@ from typing import Any, NamedTuple
 
 from pydantic import BaseModel, ValidationError
 
-from ...model import outline, registry
+from ...model import parameter_shapes, registry
 from ...model.config import ModelConfig, ModelConfigError, quoted
 from ...model.resolve import check_model_config, memory_settings
 from .. import probes
@@ -227,14 +227,14 @@ def agreement(
             f"none of the {model.n_layers} blocks is global, so mixer {model.attn_type} has no place; "
             f"set model.attn_offset, which is {model.attn_offset}, below model.n_layers",
         )
-    longest = outline.longest_text(model)
+    longest = parameter_shapes.longest_text(model)
     if longest is not None and longest < train.seq_len:
         yield Problem(
             (f"model.position_settings.{model.positions}", "model.positions", "train.seq_len"),
             f"positions {model.positions} has {longest} places, fewer than train.seq_len ({train.seq_len}); "
             f"set model.position_settings.{model.positions}.length to as many as the longest text has",
         )
-    if model.memory != outline.NO_MEMORY:
+    if model.memory != parameter_shapes.NO_MEMORY:
         why = registry.MEMORIES.outline(model.memory).unfit(memory_settings(model), train.seq_len)
         if why is not None:
             section = f"model.memories.{model.memory}"

@@ -6,7 +6,7 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 from pathlib import Path
 
-from ...model import outline
+from ...model import parameter_shapes
 from ...model.config import ModelConfig
 from ...results.counts import counted
 from ..checkpoints import file_names, storage
@@ -81,7 +81,7 @@ def sizes(config: ModelConfig, *, narrow: bool, optimizer: str = "muon") -> tupl
     From the shapes that its parts say they have; else the network is built, without its numbers where that can be. Names
     and headers, some 400 bytes a tensor, are left out.
     """
-    parameters = outline.parameters(config)
+    parameters = parameter_shapes.parameters(config)
     if parameters is None:
         from ..checkpoints import checkpoint
 

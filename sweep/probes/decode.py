@@ -13,7 +13,7 @@ from ...results import metrics
 from .base import Probe, ProbeConfig, Result
 
 if TYPE_CHECKING:
-    from ...model.decode import Paged
+    from ...model.inference.decode import Paged
     from .subject import Network
 
 
@@ -41,7 +41,7 @@ class Decode(Probe):
         """Two numbers a length, in the order of `metrics`."""
         import torch
 
-        from ...model.decode import Paged, as_used
+        from ...model.inference.decode import Paged, as_used
 
         texts, new = self.settings.texts, 4 * self.settings.steps
         why = subject.model.why_no_step()

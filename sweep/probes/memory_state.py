@@ -18,9 +18,9 @@ from ...kernels.norms import statistics_dtype
 from ...kernels.shapes import expand_kv
 from ...model.attention import Attention
 from ...model.backbone import Backbone
+from ...model.chunking import spans
 from ...model.memory.gated_delta import Delta, DeltaRates
 from ...model.memory.recurrent import Recurrent
-from ...model.pieces import spans
 from .hooks import evaluations
 
 STATES = ("delta_norm", "hebbian_norm", "delta_norm_kept", "hebbian_norm_kept")

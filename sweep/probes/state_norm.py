@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Iterable, Iterator
 from typing import TYPE_CHECKING
 
-from ...model.outline import NO_MEMORY
+from ...model.parameter_shapes import NO_MEMORY
 from ...results import metrics
 from ...results.late import Late
 from .base import OverDocuments, Result

@@ -13,7 +13,7 @@ import torch
 from torch import Tensor
 
 from ...model.backbone import Backbone
-from ...model.outline import longest_text
+from ...model.parameter_shapes import longest_text
 from ...results.counts import counted
 from ...results.late import Late
 from ..config import CellConfig

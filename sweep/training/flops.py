@@ -5,9 +5,9 @@ from __future__ import annotations
 from typing import NamedTuple
 
 from ...model.config import ModelConfig
-from ...model.outline import NO_MEMORY
-from ...model.parts import own
+from ...model.parameter_shapes import NO_MEMORY
 from ...model.registry import MEMORIES, MIXERS
+from ...model.specs import own
 
 SMALL = 1e13
 """FLOPs of a micro-batch up to which `train.graphs: auto` captures: fewer, and queuing may take longer than the work.

@@ -11,7 +11,7 @@ import pytest
 import torch
 from atma_sweep.model.attention import Attention
 from atma_sweep.model.backbone import Auxiliary, Backbone
-from atma_sweep.model.outline import network_shapes, parameters
+from atma_sweep.model.parameter_shapes import network_shapes, parameters
 from registries import PAIRS, has_distractor
 from tiers import every_nth
 from torch import Tensor

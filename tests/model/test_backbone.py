@@ -8,8 +8,8 @@ from collections.abc import Callable
 import pytest
 import torch
 from atma_sweep.model.backbone import Auxiliary, Backbone, build, count_parameters
-from atma_sweep.model.chance import generator, seed_of
 from atma_sweep.model.config import ModelConfig
+from atma_sweep.model.rng import generator, seed_of
 from registries import PAIRS
 from torch import Tensor
 

@@ -15,8 +15,8 @@ import pytest
 import torch
 from atma_sweep.model.backbone import Backbone
 from atma_sweep.model.config import ModelConfig, ModelConfigError
-from atma_sweep.model.decode import Anew, Decoder, Paged
-from atma_sweep.model.outline import longest_text
+from atma_sweep.model.inference.decode import Anew, Decoder, Paged
+from atma_sweep.model.parameter_shapes import longest_text
 from atma_sweep.model.registry import MEMORIES, MIXERS, POSITIONS, SETTINGS
 from pydantic.fields import FieldInfo
 

@@ -13,7 +13,7 @@ from atma_sweep.model.backbone import Backbone
 from atma_sweep.model.bases import Mixer, MixerConfig
 from atma_sweep.model.config import ModelConfig
 from atma_sweep.model.mixers.polar import Polar
-from atma_sweep.model.outline import network_shapes, parameters
+from atma_sweep.model.parameter_shapes import network_shapes, parameters
 from atma_sweep.model.resolve import check_model_config
 from atma_sweep.sweep.checkpoints import checkpoint
 from atma_sweep.sweep.planning import disk_usage

@@ -11,11 +11,11 @@ import pytest
 import torch
 from atma_sweep.model import registry
 from atma_sweep.model.backbone import Auxiliary, Backbone, build
-from atma_sweep.model.chance import generator
 from atma_sweep.model.config import ModelConfig, ModelConfigError
-from atma_sweep.model.outline import longest_text, network_shapes, parameters
+from atma_sweep.model.parameter_shapes import longest_text, network_shapes, parameters
 from atma_sweep.model.positions.table_outline import TableOutline
 from atma_sweep.model.resolve import check_model_config
+from atma_sweep.model.rng import generator
 from torch import Tensor
 
 Awake = Callable[..., Backbone]

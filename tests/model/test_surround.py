@@ -12,7 +12,7 @@ import pytest
 import torch
 from atma_sweep.model.backbone import Auxiliary, Backbone, build
 from atma_sweep.model.config import ModelConfig
-from atma_sweep.model.outline import network_shapes, parameters
+from atma_sweep.model.parameter_shapes import network_shapes, parameters
 from atma_sweep.model.resolve import check_model_config
 from torch import Tensor
 from torch.nn import functional

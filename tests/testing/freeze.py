@@ -76,7 +76,8 @@ def _command_line() -> Any:
 
 def _network_modules() -> SimpleNamespace:
     """Return what the section `models` needs of the product, under names of our own."""
-    from atma_sweep.model import backbone, config, decode, registry
+    from atma_sweep.model import backbone, config, registry
+    from atma_sweep.model.inference import decode
     from atma_sweep.sweep.grid import grid
     from atma_sweep.sweep.training import flops
 

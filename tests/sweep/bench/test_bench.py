@@ -15,7 +15,7 @@ import pytest
 import torch
 from atma_sweep.kernels.attention.polar import polar_attention
 from atma_sweep.model.config import ModelConfig
-from atma_sweep.model.decode import Paged
+from atma_sweep.model.inference.decode import Paged
 from atma_sweep.model.mixers.biased import CoPE, CoPEConfig, Rel, RelConfig
 from atma_sweep.model.mixers.tra import TRA
 from atma_sweep.model.mixers.tra_outline import TRAConfig

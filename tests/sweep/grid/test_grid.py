@@ -11,7 +11,7 @@ from typing import Any
 import pytest
 import torch
 from atma_sweep.model.backbone import build, count_parameters
-from atma_sweep.model.outline import network_shapes, parameters
+from atma_sweep.model.parameter_shapes import network_shapes, parameters
 from atma_sweep.model.registry import MEMORIES, MIXERS
 from atma_sweep.results import paper
 from atma_sweep.sweep.errors import GridError

@@ -10,7 +10,7 @@ from typing import Any
 import torch
 from torch import Tensor, nn
 
-from .cache import Room, Step
+from .inference.kv_cache import Room, Step
 from .layers import Linear, RMSNorm
 
 

@@ -8,7 +8,7 @@ from typing import Any
 
 from . import registry
 from .config import ModelConfig
-from .parts import Outline, Shapes, linear, own
+from .specs import Outline, Shapes, linear, own
 
 NO_MEMORY = "none"
 NO_POSITIONS = "none"

@@ -12,7 +12,7 @@ import pytest
 import torch
 from atma_sweep.kernels.choice import use_plain_torch
 from atma_sweep.model.backbone import Auxiliary, Backbone, build
-from atma_sweep.model.compiling import MIXED, CompileError, one_graph
+from atma_sweep.model.compilation import MIXED, CompileError, one_graph
 from atma_sweep.model.config import ModelConfig
 from atma_sweep.model.registry import REGULARIZERS
 from registries import EVERY_MEMORY, PAIRS, has_distractor

@@ -16,12 +16,13 @@ from atma_sweep.kernels.conv import step as conv_step
 from atma_sweep.kernels.gated_delta import step as delta_step
 from atma_sweep.kernels.paged import attention as paged_attention
 from atma_sweep.kernels.row_linear import row_linear
-from atma_sweep.model import backbone, decode
+from atma_sweep.model import backbone
 from atma_sweep.model.backbone import Backbone, build
-from atma_sweep.model.cache import DUMMY, CacheFull
-from atma_sweep.model.compiling import CompileError, one_graph
+from atma_sweep.model.compilation import CompileError, one_graph
 from atma_sweep.model.config import ModelConfig
-from atma_sweep.model.decode import Anew, Paged, as_used, choose, decoder, write
+from atma_sweep.model.inference import decode
+from atma_sweep.model.inference.decode import Anew, Paged, as_used, choose, decoder, write
+from atma_sweep.model.inference.kv_cache import DUMMY, CacheFull
 from atma_sweep.model.mixers.softmax import NoPE
 from atma_sweep.model.registry import register_mixer
 from registries import PAIRS, scope

@@ -14,8 +14,8 @@ import numpy.typing as npt
 import torch
 from torch import Tensor
 
-from ..kernels.paged.attention import write_pages
-from ..kernels.paged.pages import DUMMY, PAGE, Texts
+from ...kernels.paged.attention import write_pages
+from ...kernels.paged.pages import DUMMY, PAGE, Texts
 
 Array = npt.NDArray[np.int64]
 

@@ -14,12 +14,12 @@ import torch
 from torch import Tensor
 from torch.utils._pytree import tree_leaves
 
-from .attention import States
-from .backbone import EAGER, Backbone, Parts
-from .cache import PAGE, Book, CacheFull, Remembered, Room
-from .chance import generator
-from .compiling import CompileError, one_graph
-from .layers import CausalConv, Linear, TiedHead
+from ..attention import States
+from ..backbone import EAGER, Backbone, Parts
+from ..compilation import CompileError, one_graph
+from ..layers import CausalConv, Linear, TiedHead
+from ..rng import generator
+from .kv_cache import PAGE, Book, CacheFull, Remembered, Room
 
 CHUNK = 8192
 """Tokens of a prompt that are worked through at a time."""
