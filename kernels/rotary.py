@@ -11,7 +11,7 @@ import torch
 from torch import Tensor
 
 from .norms import statistics_dtype
-from .rotary_forms import Kind, check_rotary
+from .rotary_kinds import Kind, check_rotary
 
 
 def frequencies(kind: Kind, head_dim: int, base: float, device: torch.device | str = "cpu") -> Tensor:

@@ -15,9 +15,9 @@ import torch
 from torch import Tensor, nn
 from torch.nn import functional
 
-from ..kernels.choice import Choice, version
 from ..kernels.cross_entropy import cross_entropy
 from ..kernels.cross_entropy.cross_entropy import CHUNK, linear_cross_entropy, linear_cross_entropy_sum, softcap
+from ..kernels.dispatch import Choice, version
 from ..kernels.fp8 import linear as fp8_linear
 from ..kernels.fp8 import rows as fp8_rows
 from ..kernels.row_linear.row_linear import choose_backend

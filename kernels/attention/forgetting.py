@@ -10,7 +10,7 @@ import functools
 import torch
 from torch import Tensor
 
-from ..choice import Choice, attention_choice, both_ways, constant, gluon_choice, worst
+from ..dispatch import Choice, attention_choice, both_ways, constant, gluon_choice, worst
 from ..shapes import check_qkv, check_window
 from . import ops
 from .scored import Span, dot_scores, running_sum, scored_attention

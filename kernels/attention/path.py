@@ -12,8 +12,8 @@ import torch
 from torch import Tensor
 from torch.nn import functional
 
-from ..choice import Choice, both_ways, constant, failure, plain_torch, version, why_no_fla, worst
-from ..fla_tiles import path, settle
+from ..dispatch import Choice, both_ways, constant, failure, plain_torch, version, why_no_fla, worst
+from ..fla_configs import path, settle
 from ..norms import statistics_dtype
 from ..shapes import check_qkv, check_window
 from .scored import Span, scored_attention

@@ -16,7 +16,7 @@ from torch import Tensor
 from torch.nn import functional
 from torch.utils.checkpoint import checkpoint
 
-from ..choice import Choice, attention_choice, constant, gluon_choice, worst
+from ..dispatch import Choice, attention_choice, constant, gluon_choice, worst
 from ..norms import statistics_dtype
 from ..shapes import QUERY_BLOCK, check_groups, check_qkv, check_window, visible_mask
 from . import ops

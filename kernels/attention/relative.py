@@ -10,10 +10,10 @@ import functools
 import torch
 from torch import Tensor
 
-from ..choice import Choice, attention_choice, both_ways, constant, worst
+from ..dispatch import Choice, attention_choice, both_ways, constant, worst
 from ..norms import statistics_dtype
 from ..shapes import check_qkv, check_window
-from .fourth_ops import attention_ops
+from .extra_input_ops import attention_ops
 from .ops import cut
 from .scored import Span, dot_scores, scored_attention
 from .softmax import LOG2E, factor_in_log2

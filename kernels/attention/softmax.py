@@ -13,7 +13,7 @@ from torch import Tensor
 from torch.nn import functional
 from torch.nn.attention import SDPBackend, sdpa_kernel
 
-from ..choice import Choice, attention_choice, both_ways, constant, failure, plain_torch, worst
+from ..dispatch import Choice, attention_choice, both_ways, constant, failure, plain_torch, worst
 from ..norms import statistics_dtype
 from ..shapes import QUERY_BLOCK, check_qkv, check_window, expand_kv, visible_mask
 from . import ops

@@ -11,10 +11,10 @@ from typing import Literal
 import torch
 from torch import Tensor
 
-from ..choice import Choice, attention_choice, both_ways, constant, worst
+from ..dispatch import Choice, attention_choice, both_ways, constant, worst
 from ..norms import statistics_dtype
 from ..shapes import check_qkv, check_window, expand_kv
-from .fourth_ops import attention_ops
+from .extra_input_ops import attention_ops
 from .ops import cut
 from .scored import Span, dot_scores, scored_attention
 from .softmax import LOG2E, factor_in_log2

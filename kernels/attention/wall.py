@@ -13,7 +13,7 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from ..choice import Choice, attention_choice, both_ways, constant, gluon_choice, worst
+from ..dispatch import Choice, attention_choice, both_ways, constant, gluon_choice, worst
 from ..norms import statistics_dtype
 from ..shapes import check_qkv, check_window, expand_kv
 from .ops import cut, why_not_gluon

@@ -13,7 +13,7 @@ import torch
 from torch import Tensor
 from torch.nn import functional
 
-from ..choice import Choice, constant, failure, triton_or_torch, why_no_triton, worst
+from ..dispatch import Choice, constant, failure, triton_or_torch, why_no_triton, worst
 from ..norms import rms_norm
 
 MOST_TAPS = 4

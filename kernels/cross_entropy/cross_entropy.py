@@ -15,7 +15,7 @@ from torch import Tensor
 from torch.nn import functional
 from torch.utils.checkpoint import checkpoint
 
-from ..choice import Choice, constant, failure, triton_or_torch, why_no_triton, worst
+from ..dispatch import Choice, constant, failure, triton_or_torch, why_no_triton, worst
 from ..norms import statistics_dtype
 
 CHUNK = 8192

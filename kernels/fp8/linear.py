@@ -11,7 +11,7 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from ..choice import Choice, failure, version, worst
+from ..dispatch import Choice, failure, version, worst
 from ..gates import squared_relu_gate_forward
 from .rows import E4M3, E5M2, LEAST, TOP, gate_backward, quantise, quantise_gradient
 

@@ -12,7 +12,7 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from ..choice import Choice, constant, failure, triton_or_torch, why_no_triton, worst
+from ..dispatch import Choice, constant, failure, triton_or_torch, why_no_triton, worst
 from ..gates import squared_relu_gate_backward
 
 E4M3, E5M2 = torch.float8_e4m3fn, torch.float8_e5m2

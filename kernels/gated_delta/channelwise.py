@@ -12,8 +12,8 @@ import torch
 from torch import Tensor
 from torch.nn import functional
 
-from ..choice import Choice, constant, failure, plain_torch, version
-from ..fla_tiles import channelwise, settle
+from ..dispatch import Choice, constant, failure, plain_torch, version
+from ..fla_configs import channelwise, settle
 from ..norms import statistics_dtype
 from ..shapes import check_qkv, expand_kv
 from .gated_delta import NORM_FLOOR, rule_error, running_sum, why_no_fla

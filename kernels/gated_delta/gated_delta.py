@@ -13,8 +13,8 @@ import torch
 from torch import Tensor
 from torch.nn import functional
 
-from .. import choice
-from ..choice import SIXTEEN_BITS, Choice, attention_choice, constant, plain_torch, version, worst
+from .. import dispatch
+from ..dispatch import SIXTEEN_BITS, Choice, attention_choice, constant, plain_torch, version, worst
 from ..norms import statistics_dtype
 from ..shapes import check_qkv, expand_kv
 from . import ops
@@ -93,7 +93,7 @@ def available(device: torch.device | str, dtype: torch.dtype, head_dim: int) -> 
 
 def why_no_fla(device: torch.device, dtype: torch.dtype) -> str | None:
     """Why flash-linear-attention cannot be taken for such tensors; None when it can."""
-    why = choice.why_no_fla(device, dtype)
+    why = dispatch.why_no_fla(device, dtype)
     if why is not None:
         return why
     major, minor = torch.cuda.get_device_capability(device)

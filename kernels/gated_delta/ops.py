@@ -8,7 +8,7 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from ..fla_tiles import gated, settle
+from ..fla_configs import gated, settle
 
 CHUNK = 64
 PLANES = 7

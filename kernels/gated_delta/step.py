@@ -13,7 +13,7 @@ import torch
 from torch import Tensor
 from torch.nn import functional
 
-from ..choice import Choice, attention_choice, constant, worst
+from ..dispatch import Choice, attention_choice, constant, worst
 from .gated_delta import NORM_FLOOR
 
 

@@ -14,10 +14,10 @@ import torch
 from torch import Tensor
 from torch.nn import functional
 
-from ..choice import Choice, constant, failure, triton_or_torch, why_no_triton, worst
+from ..dispatch import Choice, constant, failure, triton_or_torch, why_no_triton, worst
 from ..norms import statistics_dtype
 from . import ops
-from .rounds import Plan, Rated, Steps, gradients, readout, rounds, through
+from .chunk_loop import Plan, Rated, Steps, gradients, readout, rounds, through
 from .scan import scan
 from .tiles import CHANNELS, MOST_SEEN, MOST_TOKENS
 

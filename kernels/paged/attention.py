@@ -12,11 +12,11 @@ from torch import Tensor
 from torch.nn import functional
 
 from ..attention.polar import TINY
-from ..choice import Choice, attention_choice, constant, worst
+from ..dispatch import Choice, attention_choice, constant, worst
 from ..norms import statistics_dtype
 from .ops import attend, put
-from .pages import PAGE, Texts, check_step
-from .rows import row_attention, row_scores, row_sums, row_weights
+from .page_tables import PAGE, Texts, check_step
+from .single_query import row_attention, row_scores, row_sums, row_weights
 
 LEAST_PAGE = 16
 """Tokens of the smallest page that the kernels take: a block of keys lies in one page."""

@@ -13,8 +13,8 @@ import torch
 from torch import Tensor
 from torch.nn import functional
 
-from ..choice import Choice, constant, failure, triton_or_torch, why_no_triton, worst
 from ..conv.step import gated_conv_step
+from ..dispatch import Choice, constant, failure, triton_or_torch, why_no_triton, worst
 from ..gates import squared_relu_gate, swish_gate
 from ..norms import rms_norm
 

@@ -16,7 +16,7 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from ..choice import Choice, constant, failure, triton_or_torch, why_no_triton, worst
+from ..dispatch import Choice, constant, failure, triton_or_torch, why_no_triton, worst
 from ..norms import statistics_dtype
 
 

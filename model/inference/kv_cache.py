@@ -15,7 +15,7 @@ import torch
 from torch import Tensor
 
 from ...kernels.paged.attention import write_pages
-from ...kernels.paged.pages import DUMMY, PAGE, Texts
+from ...kernels.paged.page_tables import DUMMY, PAGE, Texts
 
 Array = npt.NDArray[np.int64]
 

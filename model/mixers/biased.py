@@ -15,7 +15,7 @@ from ...kernels.attention.contextual import contextual_attention, of_positions
 from ...kernels.attention.forgetting import choose_backend, forgetting_attention
 from ...kernels.attention.relative import relative_attention
 from ...kernels.norms import statistics_dtype
-from ...kernels.paged.rows import row_attention, row_scores
+from ...kernels.paged.single_query import row_attention, row_scores
 from ..config import ModelConfig
 from ..inference.kv_cache import Kept
 from .biased_outline import ALiBiConfig, ALiBiOutline, CoPEConfig, CoPEOutline, RelConfig, RelOutline

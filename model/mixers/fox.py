@@ -8,7 +8,7 @@ import torch
 from torch import Tensor
 
 from ...kernels.attention.forgetting import choose_backend, forgetting_attention
-from ...kernels.paged.rows import row_scores
+from ...kernels.paged.single_query import row_scores
 from ..bases import Before
 from ..config import ModelConfig
 from ..inference.kv_cache import Kept

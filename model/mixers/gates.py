@@ -8,7 +8,7 @@ from torch.nn import functional
 
 from ...kernels.attention.scored import running_sum
 from ...kernels.norms import statistics_dtype
-from ...kernels.paged.rows import row_attention
+from ...kernels.paged.single_query import row_attention
 from ..bases import Before
 from ..inference.kv_cache import Kept
 

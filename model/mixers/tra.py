@@ -8,7 +8,7 @@ import torch
 from torch import Tensor
 
 from ...kernels.attention.threshold import choose_backend, distances, threshold_attention
-from ...kernels.paged.rows import row_attention, row_scores
+from ...kernels.paged.single_query import row_attention, row_scores
 from ..config import ModelConfig
 from ..inference.kv_cache import Kept
 from .gates import Gate

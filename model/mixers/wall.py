@@ -10,7 +10,7 @@ from torch.nn import functional
 
 from ...kernels.attention.wall import choose_backend, wall_attention
 from ...kernels.norms import statistics_dtype
-from ...kernels.paged.rows import row_attention, row_scores
+from ...kernels.paged.single_query import row_attention, row_scores
 from ...kernels.rotary import rotate
 from ...kernels.shapes import expand_kv
 from ..bases import Before

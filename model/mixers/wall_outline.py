@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from typing import ClassVar, Literal
 
-from ...kernels.rotary_forms import check_rotary
+from ...kernels.rotary_kinds import check_rotary
 from ..bounds import MAX_FLOAT, MAX_WIDTH
 from ..config import Config, Float, Int, ModelConfig, PositiveOrNone, knob
 from ..specs import MixerConfig, MixerOutline, Shapes, attention_flops, gate

@@ -12,7 +12,7 @@ from typing import TYPE_CHECKING
 
 import torch
 
-from ...kernels.choice import use_plain_torch
+from ...kernels.dispatch import use_plain_torch
 from ...model.backbone import Backbone
 from ...results.store.records import CurvePoint, Measurement
 from ...results.store.writer import AttemptWriter

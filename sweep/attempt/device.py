@@ -11,7 +11,7 @@ from typing import Any
 
 import torch
 
-from ...kernels.choice import remember_passed, sources, version
+from ...kernels.dispatch import remember_passed, sources, version
 from ...model.backbone import Backbone, build
 from ..config import CellConfig
 from ..errors import SweepError

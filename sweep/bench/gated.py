@@ -17,7 +17,7 @@ from ...kernels.attention import wall as wall_op
 from ...kernels.attention.contextual import contextual_attention
 from ...kernels.attention.relative import relative_attention
 from ...kernels.attention.threshold import threshold_attention
-from ...kernels.choice import failure, worst
+from ...kernels.dispatch import failure, worst
 from ...kernels.shapes import expand_kv
 from ...model.mixers.wall import soft_clamp
 

@@ -16,13 +16,13 @@ import torch
 from torch import Tensor
 
 from ...kernels.attention import contextual, polar, relative, softmax, threshold
-from ...kernels.choice import Choice
 from ...kernels.conv import conv
 from ...kernels.cross_entropy import cross_entropy
+from ...kernels.dispatch import Choice
 from ...kernels.fp8 import linear as fp8_linear
 from ...kernels.gated_delta import gated_delta
 from ...kernels.norms import rms_norm
-from ...kernels.paged.pages import PAGE
+from ...kernels.paged.page_tables import PAGE
 from ...kernels.row_linear.row_linear import row_linear
 from ...results.text import choice
 from ..errors import SweepError

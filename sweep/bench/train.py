@@ -13,7 +13,7 @@ from typing import Any, NamedTuple
 import numpy as np
 import torch
 
-from ...kernels.choice import use_plain_torch
+from ...kernels.dispatch import use_plain_torch
 from ...model.backbone import Backbone
 from ...results.text import did_you_mean
 from ..attempt.device import WORKSPACE, network, share_compiled

@@ -79,7 +79,7 @@ def polar(t: int, d: int, window: int | None, dtype: torch.dtype) -> None:
 
 
 def polar_on_hopper(t: int, d: int, window: int | None, dtype: torch.dtype) -> None:
-    from atma_sweep.kernels.attention.gluon import entry
+    from atma_sweep.kernels.attention.gluon import launch as entry
 
     entry._processors = lambda _device: 132
     q, k, v = (made(t, d, dtype, heads) for heads in (H, J, J))
@@ -97,7 +97,8 @@ def forgetting(t: int, d: int, window: int | None, dtype: torch.dtype) -> None:
 
 
 def forgetting_on_hopper(t: int, d: int, window: int | None, dtype: torch.dtype) -> None:
-    from atma_sweep.kernels.attention.gluon import entry, forgetting
+    from atma_sweep.kernels.attention.gluon import forgetting
+    from atma_sweep.kernels.attention.gluon import launch as entry
 
     entry._processors = lambda _device: 132
     q, k, v = (made(t, d, dtype, heads) for heads in (H, J, J))
@@ -142,7 +143,7 @@ def wall(t: int, d: int, window: int | None, dtype: torch.dtype) -> None:
 
 
 def wall_on_hopper(t: int, d: int, window: int | None, dtype: torch.dtype) -> None:
-    from atma_sweep.kernels.attention.gluon import entry
+    from atma_sweep.kernels.attention.gluon import launch as entry
     from atma_sweep.kernels.attention.gluon import wall as kernels
 
     entry._processors = lambda _device: 132
@@ -272,7 +273,7 @@ def steps(t: int, d: int, window: int | None, dtype: torch.dtype) -> None:
     from atma_sweep.kernels.conv import step_triton as conv
     from atma_sweep.kernels.gated_delta import step_triton as delta
     from atma_sweep.kernels.paged import triton as paged
-    from atma_sweep.kernels.paged.pages import PAGE
+    from atma_sweep.kernels.paged.page_tables import PAGE
 
     q, k, v = (torch.empty(B, heads, d, dtype=dtype) for heads in (H, J, J))
     pool, tables = torch.empty(3, PAGE, J, d, dtype=dtype), torch.empty(B, t // PAGE + 1, dtype=torch.int32)

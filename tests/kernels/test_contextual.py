@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import pytest
 import torch
-from atma_sweep.kernels.attention import contextual, fourth_ops
+from atma_sweep.kernels.attention import contextual, extra_input_ops
 from atma_sweep.kernels.attention.contextual import choose_backend, contextual_attention
 from atma_sweep.kernels.attention.softmax import softmax_attention_reference
 from graded import check, distance, double, interpreted, normal, run, surrounded
@@ -59,7 +59,7 @@ def test_keys_beyond_one_stretch(keys: int, window: int | None, monkeypatch: pyt
     """The borders of a stretch of keys at a time: the same numbers to the bit."""
     args = inputs(133, 2, 1, 30, shut=1.5)
     whole = run(contextual_attention, args, window=window, backend="triton")
-    monkeypatch.setattr(fourth_ops.kernels("contextual"), "STRETCH", keys)
+    monkeypatch.setattr(extra_input_ops.kernels("contextual"), "STRETCH", keys)
     found = run(contextual_attention, args, window=window, backend="triton")
     assert all(torch.equal(a, b) for a, b in zip(found, whole, strict=True))
 

@@ -8,13 +8,13 @@ from typing import Any
 
 import pytest
 import torch
-from atma_sweep.kernels.choice import Choice
 from atma_sweep.kernels.cross_entropy import cross_entropy
 from atma_sweep.kernels.cross_entropy.cross_entropy import (
     linear_cross_entropy,
     linear_cross_entropy_reference,
     linear_cross_entropy_sum,
 )
+from atma_sweep.kernels.dispatch import Choice
 from tolerances import rounding_bound
 from torch import Tensor
 

@@ -7,7 +7,7 @@ from typing import Any
 
 import pytest
 import torch
-from atma_sweep.kernels.choice import SELF_TEST
+from atma_sweep.kernels.dispatch import SELF_TEST
 from atma_sweep.kernels.fp8 import linear as op
 from atma_sweep.kernels.fp8 import rows
 from atma_sweep.kernels.fp8.linear import fp8_gated_linear, fp8_linear, fp8_linear_reference, nearest

@@ -6,7 +6,7 @@ from typing import Any
 
 import pytest
 import torch
-from atma_sweep.kernels.choice import SELF_TEST, failure
+from atma_sweep.kernels.dispatch import SELF_TEST, failure
 from atma_sweep.kernels.omega.omega import Rates, State, choose_backend, omega, unit
 from graded import interpreted, normal
 from tiers import every_nth

@@ -10,7 +10,7 @@ from types import ModuleType
 
 import pytest
 import torch
-from atma_sweep.kernels import choice
+from atma_sweep.kernels import dispatch
 from atma_sweep.kernels.attention import ops, softmax
 from graded import interpreted
 
@@ -29,10 +29,10 @@ FAULTS = {
 @pytest.fixture(autouse=True)
 def untried() -> Iterator[None]:
     """Self-tests run anew, and the next test finds none tried."""
-    for cached in (choice.failure, softmax._error):
+    for cached in (dispatch.failure, softmax._error):
         cached.cache_clear()
     yield
-    for cached in (choice.failure, softmax._error):
+    for cached in (dispatch.failure, softmax._error):
         cached.cache_clear()
 
 
@@ -55,7 +55,7 @@ def changed_kernels(folder: Path, right: str, wrong: str) -> ModuleType:
 @pytest.mark.filterwarnings("ignore::RuntimeWarning")
 def test_a_self_test_passes_right_kernels() -> None:
     pytest.importorskip("triton")
-    assert choice.failure("softmax", softmax._error, *CASE) is None
+    assert dispatch.failure("softmax", softmax._error, *CASE) is None
 
 
 @interpreted
@@ -65,7 +65,7 @@ def test_a_self_test_refuses_a_small_fault(fault: str, tmp_path: Path, monkeypat
     pytest.importorskip("triton")
     module = changed_kernels(tmp_path, *FAULTS[fault])
     monkeypatch.setattr(ops, "kernels", lambda path: module)
-    why = choice.failure("softmax", softmax._error, *CASE)
+    why = dispatch.failure("softmax", softmax._error, *CASE)
     assert why is not None
     assert why.startswith("the self-test of softmax found a relative error of 0.")
 
@@ -82,10 +82,10 @@ def test_a_self_test_refuses_a_small_fault(fault: str, tmp_path: Path, monkeypat
     ],
 )
 def test_three_draws_decide_by_their_median(errors: list[float], passes: bool) -> None:
-    why = choice.failure("op", lambda *, seed: errors[seed])
+    why = dispatch.failure("op", lambda *, seed: errors[seed])
     assert (why is None) == passes
 
 
 def test_the_bound_is_that_of_bfloat16() -> None:
     """u = 2^-8; sixteen independent roundings in a row make 4 u, and a condition of 2 makes 8 u."""
-    assert choice.SELF_TEST == 8 * 2.0**-8
+    assert dispatch.SELF_TEST == 8 * 2.0**-8

@@ -19,7 +19,7 @@ from atma_sweep.kernels.norms import rms_norm_reference
 from atma_sweep.kernels.paged import attention as backends
 from atma_sweep.kernels.paged import ops
 from atma_sweep.kernels.paged.attention import paged_polar, paged_softmax, write_pages
-from atma_sweep.kernels.paged.pages import Texts
+from atma_sweep.kernels.paged.page_tables import Texts
 from tolerances import rounding_bound
 from torch import Tensor
 from torch.nn import functional

@@ -10,7 +10,7 @@ from typing import Any
 
 import pytest
 import torch
-from atma_sweep.kernels.choice import use_plain_torch
+from atma_sweep.kernels.dispatch import use_plain_torch
 from atma_sweep.model.backbone import Auxiliary, Backbone, build
 from atma_sweep.model.compilation import MIXED, CompileError, one_graph
 from atma_sweep.model.config import ModelConfig

@@ -11,7 +11,7 @@ import triton
 from torch import Tensor
 
 from ..forgetting_triton import sums_in_tiles
-from . import entry
+from . import launch
 from .forward import _forward_roles
 from .shared import _TILE, FORWARD_STAGES, HALF, TILE, _jit, gl
 
@@ -37,8 +37,8 @@ def forward(
     hi, lo, fade = sums_in_tiles(log_gate_BTH, TILE)
     o, lse = torch.empty_like(q), torch.empty_like(hi)
     tiles = b * h * triton.cdiv(t, TILE)
-    _forgetting_forward[(min(tiles, entry._processors(q.device)),)](
-        entry._flat(q, HALF), entry._flat(k, TILE), entry._flat(v, TILE), entry._flat(o, HALF), entry._columns(fade, TILE),
+    _forgetting_forward[(min(tiles, launch._processors(q.device)),)](
+        launch._flat(q, HALF), launch._flat(k, TILE), launch._flat(v, TILE), launch._flat(o, HALF), launch._columns(fade, TILE),
         hi, lo, lse, t, tiles, b * h, window or 0,
         H=h, G=h // k.shape[2], STAGES=FORWARD_STAGES, WINDOWED=window is not None, FACTOR=factor, num_warps=4,
     )  # fmt: skip

@@ -16,7 +16,7 @@ import triton
 from torch import Tensor
 
 from ..wall_triton import BLOCK, gated
-from . import entry
+from . import launch
 from .shared import (
     _HALF,
     _HIDDEN,
@@ -274,8 +274,8 @@ def forward(
     o = torch.empty_like(q)
     lse = torch.empty(b, h, t, device=q.device, dtype=torch.float32)
     tiles = b * h * triton.cdiv(t, TILE)
-    _wall_forward[(min(tiles, entry._processors(q.device)),)](
-        entry._flat(q_, HALF), entry._flat(k_, HALF), entry._flat(v, HALF), entry._flat(o, HALF), lse, total,
+    _wall_forward[(min(tiles, launch._processors(q.device)),)](
+        launch._flat(q_, HALF), launch._flat(k_, HALF), launch._flat(v, HALF), launch._flat(o, HALF), lse, total,
         t, total.shape[2], tiles, b * h, window or 0,
         H=h, J=j, Y=y, STAGES=STAGES, WINDOWED=window is not None, num_warps=4,
     )  # fmt: skip

@@ -11,8 +11,8 @@ from typing import Any
 
 import pytest
 import torch
-from atma_sweep.kernels.choice import Choice
 from atma_sweep.kernels.conv import step as conv_step
+from atma_sweep.kernels.dispatch import Choice
 from atma_sweep.kernels.gated_delta import step as delta_step
 from atma_sweep.kernels.paged import attention as paged_attention
 from atma_sweep.kernels.row_linear import row_linear

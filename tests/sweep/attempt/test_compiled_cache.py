@@ -13,7 +13,7 @@ from typing import Any
 import pytest
 import torch
 import torch._functorch.config as functorch
-from atma_sweep.kernels.choice import version
+from atma_sweep.kernels.dispatch import version
 from atma_sweep.sweep.attempt import device
 from atma_sweep.sweep.attempt.device import share_compiled, share_self_tests
 from patience import PATIENCE_S

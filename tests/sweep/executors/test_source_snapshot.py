@@ -11,7 +11,7 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-from atma_sweep.kernels.choice import sources
+from atma_sweep.kernels.dispatch import sources
 from atma_sweep.model.resolve import check_model_config
 from atma_sweep.sweep.config import CellConfig, Resources
 from atma_sweep.sweep.executors.source_snapshot import PACKAGE, PARTS, fingerprint, folder, freeze, takes_weights_hash

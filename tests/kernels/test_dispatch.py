@@ -13,11 +13,11 @@ from typing import Any
 
 import pytest
 import torch
-from atma_sweep.kernels import choice
+from atma_sweep.kernels import dispatch
 from atma_sweep.kernels.attention import forgetting, ops, polar, softmax, wall
-from atma_sweep.kernels.choice import Choice, attention_choice, constant, plain_torch, use_plain_torch, why_no_triton
 from atma_sweep.kernels.conv import conv
 from atma_sweep.kernels.cross_entropy import cross_entropy
+from atma_sweep.kernels.dispatch import Choice, attention_choice, constant, plain_torch, use_plain_torch, why_no_triton
 from atma_sweep.kernels.gated_delta import gated_delta
 
 CUDA, CPU, BF16 = torch.device("cuda"), torch.device("cpu"), torch.bfloat16
@@ -35,10 +35,10 @@ SELF_TESTS = (polar, softmax, gated_delta, conv, cross_entropy)
 
 @pytest.fixture(autouse=True)
 def as_before() -> Iterator[None]:
-    choice.failure.cache_clear()
+    dispatch.failure.cache_clear()
     yield
     use_plain_torch(False)
-    choice.failure.cache_clear()
+    dispatch.failure.cache_clear()
 
 
 @pytest.fixture
@@ -51,7 +51,7 @@ def hopper(monkeypatch: pytest.MonkeyPatch) -> None:
 def pretend(monkeypatch: pytest.MonkeyPatch, capability: tuple[int, int]) -> None:
     monkeypatch.setattr(torch.cuda, "get_device_capability", lambda device=None: capability)
     # the answer is kept for the process: not that of a GPU that does not exist
-    monkeypatch.setattr(choice, "_why_no_triton", choice._why_no_triton.__wrapped__)
+    monkeypatch.setattr(dispatch, "_why_no_triton", dispatch._why_no_triton.__wrapped__)
 
 
 def answers(found: float) -> Callable[..., float]:
@@ -129,9 +129,9 @@ def test_a_self_test_decides() -> None:
         asked.append((args, seed))
         return 0.004
 
-    assert attention_choice("op", CUDA, BF16, 64, error) == ("triton", f"Triton {choice.version('triton')}")
+    assert attention_choice("op", CUDA, BF16, 64, error) == ("triton", f"Triton {dispatch.version('triton')}")
     assert asked == [((CUDA, BF16, 64, "triton"), seed) for seed in range(3)]
-    assert attention_choice("op", CUDA, BF16, 64, answers(choice.SELF_TEST)).backend == "triton"
+    assert attention_choice("op", CUDA, BF16, 64, answers(dispatch.SELF_TEST)).backend == "triton"
     for wrong, told in ((0.5, "0.5"), (float("nan"), "nan"), (float("inf"), "inf")):
         found = attention_choice("op", CUDA, BF16, 64, answers(wrong))
         assert found == ("torch", f"the self-test of op found a relative error of {told}")
@@ -151,7 +151,7 @@ def test_a_self_test_that_cannot_run_says_why() -> None:
         found = attention_choice("op", CUDA, BF16, 64, error)
         assert found == ("torch", f"the self-test of op stopped with {told}")
     with pytest.raises(KeyboardInterrupt):
-        choice.failure("op", interrupted)
+        dispatch.failure("op", interrupted)
 
 
 def interrupted(*, seed: int) -> float:
@@ -190,15 +190,15 @@ def test_full_softmax_attention_beside_cudnn(monkeypatch: pytest.MonkeyPatch) ->
     assert full(CUDA, BF16) == ("cudnn", "cuDNN 91900")
     assert windowed(CUDA, BF16).backend == "triton"
     results["cudnn"] = 0.4
-    choice.failure.cache_clear()
+    dispatch.failure.cache_clear()
     assert full(CUDA, BF16).backend == "triton"
     assert full(CUDA, BF16).reason.endswith("the self-test of cuDNN attention found a relative error of 0.4")
     results["cudnn"] = RuntimeError("No available kernel.")
-    choice.failure.cache_clear()
+    dispatch.failure.cache_clear()
     assert full(CUDA, BF16).backend == "triton"
     assert full(CUDA, BF16).reason.endswith("cuDNN attention stopped with RuntimeError: No available kernel.")
     results["cudnn"] = 0.002
-    choice.failure.cache_clear()
+    dispatch.failure.cache_clear()
     torch.use_deterministic_algorithms(True)
     try:
         assert full(CUDA, BF16).backend == "triton"
@@ -218,7 +218,7 @@ def test_polar_on_hopper(monkeypatch: pytest.MonkeyPatch) -> None:
 
     monkeypatch.setattr(ops, "kernels", lambda path: SimpleNamespace(why_not=why_not))
     monkeypatch.setattr(polar, "_error", lambda device, dtype, d, backend, *, seed: results[backend])
-    ours = f"Triton {choice.version('triton')}"
+    ours = f"Triton {dispatch.version('triton')}"
     assert polar.choose_backend("cuda", BF16, 64) == ("gluon", ours)
     assert asked == [(CUDA, BF16, 64, None)]
     assert polar.choose_backend(CUDA, BF16, 64, 300).backend == "gluon"
@@ -226,12 +226,12 @@ def test_polar_on_hopper(monkeypatch: pytest.MonkeyPatch) -> None:
     assert polar.available(CUDA, BF16, 64) == ["gluon", "triton", "torch"]
     assert polar.available(CUDA, BF16, 64, 9) == ["triton", "torch"]
     results["gluon"] = float("nan")
-    choice.failure.cache_clear()
+    dispatch.failure.cache_clear()
     found = polar.choose_backend(CUDA, BF16, 64)
     assert found.backend == "triton"
     assert found.reason.endswith("the self-test of Gluon polar attention found a relative error of nan")
     results["triton"] = 1.0
-    choice.failure.cache_clear()
+    dispatch.failure.cache_clear()
     assert polar.available(CUDA, BF16, 64) == ["torch"]
     assert polar.available("cpu", BF16, 64) == ["torch"]
 
@@ -249,12 +249,12 @@ def test_attention_with_gates_on_hopper(
 
     monkeypatch.setattr(ops, "kernels", lambda path: SimpleNamespace(why_not=why_not))
     monkeypatch.setattr(op, "_error", lambda device, dtype, d, backend, *, seed: results[backend])
-    ours = f"Triton {choice.version('triton')}"
+    ours = f"Triton {dispatch.version('triton')}"
     assert op.choose_backend("cuda", BF16, 64, *more) == ("gluon", ours)
     assert op.choose_backend(CUDA, BF16, 64, *more, 300).backend == "gluon"
     assert op.choose_backend(CUDA, BF16, 64, *more, 9) == ("triton", f"{ours}; not Gluon: no room")
     results["gluon"] = 0.5
-    choice.failure.cache_clear()
+    dispatch.failure.cache_clear()
     found = op.choose_backend(CUDA, BF16, 64, *more)
     assert found.backend == "triton"
     assert found.reason.endswith(f"the self-test of Gluon {name} attention found a relative error of 0.5")
@@ -263,11 +263,11 @@ def test_attention_with_gates_on_hopper(
 
 def test_version_of_a_package(monkeypatch: pytest.MonkeyPatch) -> None:
     """From its metadata, or from the module where none came along."""
-    assert choice.version("torch") == importlib.metadata.version("torch")
+    assert dispatch.version("torch") == importlib.metadata.version("torch")
     monkeypatch.setitem(sys.modules, "atma_made_up", SimpleNamespace(__version__="3.1.4"))
-    assert choice.version("atma_made_up") == "3.1.4"
+    assert dispatch.version("atma_made_up") == "3.1.4"
     with pytest.raises(ModuleNotFoundError):
-        choice.version("atma_nowhere")
+        dispatch.version("atma_nowhere")
 
 
 @pytest.mark.gpu
@@ -294,10 +294,10 @@ def test_a_constant_is_marked_as_torch_marks_it() -> None:
 
 @pytest.fixture
 def notes(tmp_path: Path) -> Iterator[Path]:
-    choice.remember_passed(tmp_path / "passed")
+    dispatch.remember_passed(tmp_path / "passed")
     yield tmp_path / "passed"
-    choice.remember_passed(None)
-    choice.failure.cache_clear()
+    dispatch.remember_passed(None)
+    dispatch.failure.cache_clear()
 
 
 def test_a_self_test_that_passed_is_not_run_by_the_next_process(notes: Path, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -313,8 +313,8 @@ def test_a_self_test_that_passed_is_not_run_by_the_next_process(notes: Path, mon
         return error("other", *case, seed=seed)
 
     def anew(op: str, test: Callable[..., float], *case: Any) -> int:
-        choice.failure.cache_clear()
-        assert choice.failure(op, test, *case) is None
+        dispatch.failure.cache_clear()
+        assert dispatch.failure(op, test, *case) is None
         return len(ran)
 
     first = ("op", error, CUDA, BF16, 64)
@@ -324,9 +324,9 @@ def test_a_self_test_that_passed_is_not_run_by_the_next_process(notes: Path, mon
         [("op", error, CUDA, BF16, 128), ("op 2", *first[1:]), ("op", other, *first[2:])], 2
     ):
         assert (anew(*changed), anew(*changed)) == (count, count)
-    monkeypatch.setattr(choice, "_tested", lambda: ("as they are now",))
+    monkeypatch.setattr(dispatch, "_tested", lambda: ("as they are now",))
     assert (anew(*first), anew(*first)) == (5, 5)
-    choice.remember_passed(None)
+    dispatch.remember_passed(None)
     assert (anew(*first), anew(*first)) == (6, 7)
 
 
@@ -336,47 +336,47 @@ def test_what_fails_is_tried_again_by_the_next_process(notes: Path, wrong: float
 
     def error(*, seed: int) -> float:
         found = results[0]
-        if seed == choice.DRAWS - 1 or isinstance(found, Exception):
+        if seed == dispatch.DRAWS - 1 or isinstance(found, Exception):
             results.pop(0)
         if isinstance(found, Exception):
             raise found
         return found
 
-    assert choice.failure("op", error) is not None
+    assert dispatch.failure("op", error) is not None
     assert not notes.exists()
-    choice.failure.cache_clear()
-    assert choice.failure("op", error) is None
+    dispatch.failure.cache_clear()
+    assert dispatch.failure("op", error) is None
     assert len(list(notes.iterdir())) == 1
 
 
 def test_the_worst_of_several_errors_is_told_and_what_is_no_number_is_worse() -> None:
     wanted = [torch.tensor([3.0, 4.0]), torch.tensor([1.0])]
-    assert choice.worst([torch.tensor([3.0, 4.5]), torch.tensor([1.02])], wanted) == pytest.approx(0.1)
+    assert dispatch.worst([torch.tensor([3.0, 4.5]), torch.tensor([1.02])], wanted) == pytest.approx(0.1)
     for bad in range(2):
         found = [x.clone() for x in wanted]
         found[bad][0] = math.nan
-        assert math.isnan(choice.worst(found, wanted))
+        assert math.isnan(dispatch.worst(found, wanted))
 
 
 def test_a_note_that_cannot_be_written_costs_nothing(tmp_path: Path) -> None:
     (tmp_path / "file").touch()
-    choice.remember_passed(tmp_path / "file" / "passed")
+    dispatch.remember_passed(tmp_path / "file" / "passed")
     try:
-        assert choice.failure("op", answers(0.01)) is None
+        assert dispatch.failure("op", answers(0.01)) is None
     finally:
-        choice.remember_passed(None)
-        choice.failure.cache_clear()
+        dispatch.remember_passed(None)
+        dispatch.failure.cache_clear()
 
 
 def test_a_note_is_for_these_sources_and_versions(notes: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     read: list[Path] = []
     real = Path.read_bytes
     monkeypatch.setattr(Path, "read_bytes", lambda path: (read.append(path), real(path))[1])
-    choice.sources.cache_clear()
-    first = choice._note("op")
+    dispatch.sources.cache_clear()
+    first = dispatch._note("op")
     assert {path.name for path in read} >= {"choice.py", "polar.py", "fla_tiles.py", "rounds.py"}
     monkeypatch.setattr(torch.backends.cudnn, "version", lambda: 1)
-    assert choice._note("op") != first
+    assert dispatch._note("op") != first
 
 
 def test_the_hash_of_a_folder_is_that_of_its_files(tmp_path: Path) -> None:
@@ -385,7 +385,7 @@ def test_the_hash_of_a_folder_is_that_of_its_files(tmp_path: Path) -> None:
         (tmp_path / "within").mkdir(exist_ok=True)
         (tmp_path / name).write_text(text)
         (tmp_path / "other.txt").write_text(text)
-        choice.sources.cache_clear()
-        found.append(choice.sources(tmp_path))
+        dispatch.sources.cache_clear()
+        found.append(dispatch.sources(tmp_path))
         (tmp_path / name).unlink()
     assert len(set(found)) == 4
