@@ -10,10 +10,10 @@ from typing import Any
 from ..results import paper
 from ..results.counts import counted
 from ..results.errors import StoreError
-from ..results.files import make_folder, write
+from ..results.output_files import make_folder, write
+from ..results.sanitize import html_escaped, markdown_escaped, tex_escaped
 from ..results.store.store import Store
-from ..results.studies.records import search_of
-from ..results.text import html_escaped, markdown_escaped, tex_escaped
+from ..results.studies.study_store import search_of
 from .dashboard.page import write_dashboard
 from .data import Lengths, ReportError, gather, one_reading
 from .figures import FIGURES, figure_name, make_figure

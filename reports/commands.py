@@ -11,7 +11,7 @@ import typer
 from ..results import completion
 from ..results.completion import Offer, silent
 from ..results.options import BY_NAME, AsJson, Db, SweepName, print_json
-from ..results.text import cleaned, say
+from ..results.sanitize import cleaned, say
 from .figures import FIGURES
 from .listed import Listed
 from .tables import SECOND_VERSION, TABLES
@@ -38,7 +38,7 @@ def status(
       atma-sweep status --sweep quick --watch
     """
     from ..results import shipped
-    from ..results.known import nothing_launched, open_known
+    from ..results.builtin_sweeps import nothing_launched, open_known
     from ..results.paper import is_published
     from ..results.store.store import StoreMissing, open_store
 
@@ -85,7 +85,7 @@ def show(
     Example:
       atma-sweep show polar-baseline-d0-m1-w0-s0
     """
-    from ..results.known import open_known
+    from ..results.builtin_sweeps import open_known
     from .live.status import cell_sheet
 
     sheet = cell_sheet(open_known(db, sweep), cell, sweep)

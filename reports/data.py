@@ -11,13 +11,13 @@ from typing import Any, Literal
 
 from ..results import metrics
 from ..results.contrasts import Contrast, contrasts_of, weighted
-from ..results.designs.record import Design, design_of
+from ..results.designs.design_option import Design, design_of
 from ..results.forecast import Forecast, forecast_of
-from ..results.stopping.rule import Rule, rule_of
+from ..results.stopping.stopping_rule import Rule, rule_of
 from ..results.store.cell_status import Request, Standing, requests_of, standing
 from ..results.store.records import AXES, CellState, Provenance, Source, Value, extra_axes
 from ..results.store.store import Store
-from ..results.studies.tuned import Tuned, tuned_of
+from ..results.studies.tuning import Tuned, tuned_of
 from . import subset
 from .errors import ReportError as ReportError
 from .numbers import Column

@@ -8,16 +8,16 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
+from ..results.builtin_sweeps import open_known
 from ..results.counts import counted
-from ..results.files import format_of, is_standard, is_straight, replacing, told, write
-from ..results.known import open_known
 from ..results.names import file_name
 from ..results.options import as_text, print_json
+from ..results.output_files import format_of, is_standard, is_straight, replacing, told, write
 from ..results.paper import SWEEPS
+from ..results.sanitize import choice, cleaned, say
 from ..results.store.store import Store
 from ..results.streams import write_out
-from ..results.terminal import is_styled, terminal_width
-from ..results.text import choice, cleaned, say
+from ..results.terminal_table import is_styled, terminal_width
 from .data import Lengths, ReportError, gather, one_reading
 from .figures import FIGURES, figure_name, make_figure
 from .figures.look import Look, highlighted, wanted

@@ -12,9 +12,9 @@ from ..results import metrics
 from ..results.counts import counted
 from ..results.store.records import Attempt
 from ..results.store.store import Store
-from ..results.studies.records import search_of, trials_of
+from ..results.studies.optuna_study import Trial, best
 from ..results.studies.search import Choice, Search
-from ..results.studies.study import Trial, best
+from ..results.studies.study_store import search_of, trials_of
 from .data import ReportError, SweepData, gather
 from .numbers import length_name
 from .words import MEASURES

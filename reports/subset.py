@@ -7,8 +7,8 @@ from contextlib import contextmanager
 from contextvars import ContextVar
 
 from ..results.levels import level_word
+from ..results.sanitize import choice
 from ..results.store.records import AXES, CellState
-from ..results.text import choice
 from .errors import ReportError
 
 Words = tuple[str, ...]

@@ -18,9 +18,9 @@ __all__ = ["Store", "open_store"]
 def __getattr__(name: str) -> Any:
     # only now, so that a command that needs no database does not wait for SQLAlchemy
     if name in __all__:
-        from .store import store, transactions
+        from .store import database_connection, store
 
-        transactions.explain = _damage_of
+        database_connection.explain = _damage_of
         return getattr(store, name)
     raise AttributeError(f"module {__name__!r} has no attribute {name!r}")
 

@@ -7,7 +7,7 @@ from collections.abc import Mapping
 from dataclasses import dataclass
 from typing import Any
 
-from .stored import stored
+from .revision_options import stored
 
 OPTION = "price"
 """Under this key in a revision's options. What was predicted is no part of what was asked for."""

@@ -71,7 +71,7 @@ def runs_folder(runs: Path | None, db: str | None, *, write: bool = False) -> Pa
 
     where = (runs or default_runs(db)).absolute()
     if write:
-        from ..results.files import check_folder
+        from .output_files import check_folder
 
         check_folder(where, "--runs")
     return where

@@ -6,7 +6,7 @@ from collections.abc import Iterable
 from pathlib import Path
 
 from ..results.errors import Expected
-from ..results.text import did_you_mean, nearest
+from ..results.sanitize import did_you_mean, nearest
 
 
 class SweepError(Expected):

@@ -262,7 +262,7 @@ def test_reports_ask_the_store_and_know_no_rows() -> None:
 
 WRITES = {"write_text", "write_bytes", "mkdir", "makedirs", "rename", "savefig", "unlink"}
 WRITERS = {
-    "results/files.py",  # the one writer
+    "results/output_files.py",  # the one writer
     "results/exchange/bundles.py",  # members of a bundle that is open
     "results/store/copying.py",  # copies of databases
     "results/exchange/import_files.py",  # into the runs folder

@@ -10,9 +10,9 @@ import pytest
 import typer.main
 from atma_sweep import cli
 from atma_sweep.results import names
+from atma_sweep.results.sanitize import did_you_mean
 from atma_sweep.results.store.records import CellRecord
 from atma_sweep.results.store.store import open_store
-from atma_sweep.results.text import did_you_mean
 
 Run = Callable[..., tuple[int, str, str]]
 

@@ -7,8 +7,8 @@ from collections import Counter
 from collections.abc import Iterator, Mapping, Sequence
 from typing import Any
 
+from ...results.builtin_sweeps import with_known
 from ...results.counts import counted
-from ...results.known import with_known
 from ...results.store.store import Store
 from ..columns import AXIS_HEADINGS
 from ..data import ReportError, SweepData, gather

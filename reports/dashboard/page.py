@@ -23,9 +23,9 @@ from pathlib import Path
 from string import Template
 from typing import Any
 
-from ...results.files import replacing
+from ...results.output_files import replacing
+from ...results.sanitize import html_escaped
 from ...results.store.store import Store
-from ...results.text import html_escaped
 from ..data import Lengths, gather, one_reading
 from ..stats.effects import effects
 from .answer import answer_of

@@ -16,7 +16,7 @@ from xml.etree import ElementTree
 
 import pandas as pd
 
-from ...results.text import cleaned, plain
+from ...results.sanitize import cleaned, plain
 from ..data import ReportError
 from . import FIGURES, style
 from .base import Collected

@@ -14,8 +14,8 @@ from functools import cache
 from pathlib import Path
 from typing import Any
 
+from ...results.sanitize import choice, did_you_mean
 from ...results.store.records import AXES
-from ...results.text import choice, did_you_mean
 from ..data import ReportError, SweepData
 
 MM = 25.4  # millimetres of an inch

@@ -9,11 +9,11 @@ from typing import TYPE_CHECKING, Any
 import numpy as np
 import pandas as pd
 
+from ...results.builtin_sweeps import with_known
 from ...results.counts import counted
-from ...results.known import with_known
+from ...results.sanitize import choice
 from ...results.store.records import AXES, CellState
 from ...results.store.store import Store
-from ...results.text import choice
 from ..data import ReportError, SweepData, gather, level_of
 from ..listed import AGAINST
 from ..numbers import rounded

@@ -8,9 +8,9 @@ from typing import TYPE_CHECKING, Any
 
 import pandas as pd
 
+from ...results.sanitize import choice
 from ...results.store.store import Store
-from ...results.studies.records import search_of
-from ...results.text import choice
+from ...results.studies.study_store import search_of
 from ..data import Lengths, ReportError, SweepData, gather, level_of
 from ..numbers import Column
 from . import style

@@ -14,10 +14,10 @@ from ...results.store.cell_status import Standing, requests_of, standing
 from ...results.store.records import Attempt, CellRecord, CellState, CurvePoint, RevisionRecord, SweepSummary, Value
 from ...results.store.samples import Sample
 from ...results.store.store import Store
-from ...results.studies import words
-from ...results.studies.records import trials_of
+from ...results.studies import study_text
+from ...results.studies.optuna_study import Trial
 from ...results.studies.search import Search, search_from
-from ...results.studies.study import Trial
+from ...results.studies.study_store import trials_of
 from ..trials import DIGITS, ceilings, with_intervals
 
 CURVE_LINES = 12
@@ -74,7 +74,7 @@ class SweepStatus:
             "owner": self.summary.owner,
             "paused": asdict(self.pause) if self.pause else None,
             "cells": cells,
-            **({"study": words.as_json(self.search, self.trials)} if self.search is not None else {}),
+            **({"study": study_text.as_json(self.search, self.trials)} if self.search is not None else {}),
         }
 
     def text(self) -> str:
@@ -87,7 +87,7 @@ class SweepStatus:
             f"{summary.name}{tags} (revision {summary.revision}, {since}): {counted(len(self.cells), 'cell')}: {told}"
         ]
         lines += [f"  note: {summary.note}"] if summary.note else []
-        lines += [f"  {words.describe(self.search, self.trials)}"] if self.search is not None else []
+        lines += [f"  {study_text.describe(self.search, self.trials)}"] if self.search is not None else []
         if self.source is not None:
             lines.append("  numbers of the paper: nothing of it runs or ran here; atma-sweep report shows them")
         if summary.owner:

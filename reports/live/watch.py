@@ -16,11 +16,11 @@ from rich.table import Table
 from rich.text import Text
 from sqlalchemy.exc import DBAPIError
 
+from ...results.sanitize import cleaned, plain
 from ...results.store.cell_status import Standing, requests_of, standing
-from ...results.store.reading import Reads
 from ...results.store.records import CellState, Event
 from ...results.store.store import Store
-from ...results.text import cleaned, plain
+from ...results.store.store_reader import Reads
 from .status import duration, seconds_left
 
 LATE_S = 60.0

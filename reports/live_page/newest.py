@@ -13,8 +13,8 @@ from datetime import UTC, datetime
 from sqlalchemy.exc import DBAPIError
 
 from ...results.errors import Expected
+from ...results.sanitize import plain
 from ...results.store.store import Store
-from ...results.text import plain
 from ..dashboard.page import blocks_of
 
 LOOK_S = 1.0

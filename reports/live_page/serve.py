@@ -19,9 +19,9 @@ from pathlib import Path
 from types import FrameType
 from typing import TYPE_CHECKING
 
+from ...results.builtin_sweeps import open_known
 from ...results.errors import Expected
-from ...results.files import write
-from ...results.known import open_known
+from ...results.output_files import write
 from ...results.store.store import Store
 
 if TYPE_CHECKING:

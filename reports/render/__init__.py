@@ -8,8 +8,8 @@ from __future__ import annotations
 from pathlib import Path
 from types import ModuleType
 
-from ...results.files import is_straight
-from ...results.text import choice
+from ...results.output_files import is_straight
+from ...results.sanitize import choice
 from ..data import ReportError
 from ..table import Table
 from . import csv, html, json, latex, markdown, terminal

@@ -7,7 +7,7 @@ import textwrap
 from collections.abc import Iterable
 from typing import Any
 
-from ...results.text import tex_escaped
+from ...results.sanitize import tex_escaped
 from ..numbers import PLUS_MINUS
 from ..table import Table
 from .trace import TRACE, trace_in_comment, trace_text

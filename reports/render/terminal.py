@@ -2,19 +2,20 @@
 
 from __future__ import annotations
 
-from ...results import terminal
-from ...results.text import plain
+from ...results import terminal_table
+from ...results.sanitize import plain
 from ..table import Table
 from .trace import sources_in_words
 
 
 def text(table: Table, *, trace: bool = True, color: bool = False, width: int | None = None) -> str:
     rows = [[plain(one) for one in row] for row in table.rows]
-    drawn = terminal.lines(
+    drawn = terminal_table.lines(
         [plain(one) for one in table.columns], rows, table.text_columns, width, bold=table.best, color=color
     )
-    above = [line for text in (table.title, *table.above) for line in terminal.wrapped(plain(text), width)]
+    above = [line for text in (table.title, *table.above) for line in terminal_table.wrapped(plain(text), width)]
     below = [*table.notes, *([sources_in_words(table)] if trace else [])]
     return (
-        "\n".join([*above, *drawn, *(line for text in below for line in terminal.wrapped(plain(text), width))]) + "\n"
+        "\n".join([*above, *drawn, *(line for text in below for line in terminal_table.wrapped(plain(text), width))])
+        + "\n"
     )

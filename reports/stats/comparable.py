@@ -11,7 +11,7 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from functools import cached_property
 
-from ...results.left_out import LEFT_OUT
+from ...results.identity_defaults import LEFT_OUT
 from ...results.store.records import CellState, Provenance
 from ...results.store.store import Store
 from ..data import SweepData

@@ -13,7 +13,7 @@ from typing import Any
 import numpy as np
 
 from ...results.contrasts import Contrast
-from ...results.designs.record import Design
+from ...results.designs.design_option import Design
 from ..data import SweepData
 from ..numbers import Column
 from . import stopped

@@ -64,7 +64,7 @@ def importances(study: Study, objective: Objective, how: str) -> list[Importance
 
     Raises ModuleNotFoundError where fANOVA is asked for and scikit-learn is not there.
     """
-    from ...results.studies.study import made
+    from ...results.studies.optuna_study import made
 
     paths = study.moving()
     seen = made(study.search, study.done)

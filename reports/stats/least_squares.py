@@ -8,7 +8,7 @@ from dataclasses import dataclass
 import numpy as np
 from scipy import special
 
-from ...results.designs.space import Model, estimable
+from ...results.designs.design_space import Model, estimable
 
 LEAST_DF = 4
 """Degrees of freedom from which the spread of single cells can be told apart."""

@@ -11,8 +11,8 @@ from collections.abc import Sequence
 import numpy as np
 from scipy import special
 
-from ...results.stopping.spending import SPENDING, levels
-from ...results.stopping.words import NAMES
+from ...results.stopping.alpha_spending import SPENDING, levels
+from ...results.stopping.messages import NAMES
 
 LOOKS: tuple[tuple[int, ...], ...] = ((3, 4, 5, 6, 7, 8), (3, 5, 7, 8), (5, 10, 15, 20), tuple(range(3, 21)))
 """Seeds at which a sweep looks."""

@@ -14,8 +14,8 @@ from functools import cache
 import numpy as np
 from scipy import stats
 
-from ...results.designs import choice, exchange
-from ...results.designs.space import Model, Space, Term, closed, residual
+from ...results.designs import design_choice, point_exchange
+from ...results.designs.design_space import Model, Space, Term, closed, residual
 from ...results.paper import open_with_published as opened
 from ...results.paper import with_published
 from ...results.store.records import AXES
@@ -110,7 +110,7 @@ def optimal(interaction: bool) -> Draw:
 
     def draw(given: Published, random: np.random.Generator) -> np.ndarray:
         model = given.model if interaction else Model(given.space, tuple(given.space.terms(1)))
-        return exchange.improved(model.whitened, _beside(model), random.permutation(len(given.needle))[:40])
+        return point_exchange.improved(model.whitened, _beside(model), random.permutation(len(given.needle))[:40])
 
     return draw
 
@@ -132,7 +132,7 @@ def shipped(given: Published, random: np.random.Generator) -> np.ndarray:
 @cache
 def _forty(axes: tuple[tuple[str, tuple[str, ...]], ...]) -> np.ndarray:
     space = Space(dict(axes))
-    return space.points[choice.d_optimal(space, _terms(space), 40)[1]]
+    return space.points[design_choice.d_optimal(space, _terms(space), 40)[1]]
 
 
 METHODS: Mapping[str, Draw] = {

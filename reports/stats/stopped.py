@@ -7,8 +7,8 @@ from collections.abc import Sequence
 from dataclasses import replace
 
 from ...results.contrasts import reference_level
-from ...results.stopping import words
-from ...results.stopping.look import Looked, looked, runs_of
+from ...results.stopping import messages
+from ...results.stopping.interim_analysis import Looked, looked, runs_of
 from ..data import SweepData
 from .effect_rows import NONE, Effect
 from .multiple import holm
@@ -43,10 +43,10 @@ def notes(data: SweepData) -> list[str]:
         return []
     one = seen.rule.contrast
     metric = data.metric(one.probe, one.metric)
-    last, *rest = [f"{sentence[0].upper()}{sentence[1:]}." for sentence in words.told(seen, metric)]
+    last, *rest = [f"{sentence[0].upper()}{sentence[1:]}." for sentence in messages.told(seen, metric)]
     return [
-        f"Seeds were added for {words.subject(seen.rule)} until its interval {words.aim(seen.rule, metric)} "
-        f"({words.NAMES[seen.rule.spending]}). {' '.join([last, *rest])}",
+        f"Seeds were added for {messages.subject(seen.rule)} until its interval {messages.aim(seen.rule, metric)} "
+        f"({messages.NAMES[seen.rule.spending]}). {' '.join([last, *rest])}",
         "Low, High, p and p corr of that row are of the last look: they allow for every look, and speak of further seeds of these very "
         "configurations. Those of the other rows take the number of seeds for one that was fixed before.",
     ]

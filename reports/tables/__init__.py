@@ -89,7 +89,7 @@ def make_table(number: str | int, store: Store, sweep: str | None = None, **opti
     where all cells do.
     """
     # with what reads the database only now: TABLES stands in the help of the command line
-    from ...results.text import choice
+    from ...results.sanitize import choice
     from .. import subset
     from ..data import ReportError
     from ..stats.audit import homogeneity

@@ -12,8 +12,8 @@ from statistics import fmean
 from scipy import special
 
 from ...results import paper
+from ...results.builtin_sweeps import with_known
 from ...results.intervals import of_trials
-from ...results.known import with_known
 from ...results.store.records import AXES
 from ...results.store.store import Store
 from ..columns import AXIS_HEADINGS, further_metrics

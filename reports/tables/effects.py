@@ -11,7 +11,7 @@ from dataclasses import replace
 import numpy as np
 
 from ...results.counts import counted
-from ...results.designs import aliases
+from ...results.designs import aliasing
 from ...results.store.store import Store
 from ..columns import further_metrics, qualities
 from ..data import Lengths, SweepData, gather
@@ -329,10 +329,10 @@ def _averages(data: SweepData, strata: bool = True) -> list[str]:
     if design is None:
         return [STRATA_NOTE] if strata else []
     members = np.array(sorted({place for cell in data.cells if (place := data.place(design, cell)) is not None}))
-    told = aliases.told(design.model, members)
+    told = aliasing.told(design.model, members)
     return [
         f"A partial design ({design.method}, {len(members)} of {counted(len(design.space.points), 'combination')}): estimated together by least "
-        f"squares are the mean, {', '.join(map(aliases.words, design.terms))}. Other interactions are taken for nothing; where they are "
+        f"squares are the mean, {', '.join(map(aliasing.words, design.terms))}. Other interactions are taken for nothing; where they are "
         "not, they are part of what they are mixed with.",
         *(f"{one[0].upper()}{one[1:]}." for one in told),
     ]

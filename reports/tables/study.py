@@ -9,7 +9,7 @@ from typing import Any
 from ...results import metrics
 from ...results.counts import counted
 from ...results.store.store import Store
-from ...results.studies.study import Trial
+from ...results.studies.optuna_study import Trial
 from ..layout import NOTHING, Line, assemble
 from ..numbers import rounded
 from ..studies import WORDS, Objective, Spent, Study, level_text, spent, study_of

@@ -28,11 +28,11 @@ from sqlalchemy import JSON, Column, Double
 
 from ..counts import counted
 from ..errors import BundleError, StoreError, StoreTooNew
-from ..files import check_regular
+from ..output_files import check_regular
 from ..store.database import jsonable
 from ..store.recorder import finite
 from ..store.schema import HEAD, REVISIONS
-from .incoming import LINE, MEMBERS, OF_ATTEMPTS, Incoming, Misfit, Row, T, shown, text_ok
+from .row_validation import LINE, MEMBERS, OF_ATTEMPTS, Incoming, Misfit, Row, T, shown, text_ok
 
 FORMAT = 1
 WHAT = "atma-sweep bundle"

@@ -13,12 +13,12 @@ from sqlalchemy.orm import Session
 
 from ..counts import counted
 from ..errors import StoreError
-from ..files import replacing
+from ..output_files import replacing
 from ..store import queries
 from ..store.recorder import finite
 from ..weights import difference, recorded_hash
 from .bundles import LOG, WEIGHTS, BundleWriter, Summary, encoded, line_of, local_path
-from .incoming import MEMBERS, Row, T, columns_of_member
+from .row_validation import MEMBERS, Row, T, columns_of_member
 
 if TYPE_CHECKING:
     from ..store.store import Store

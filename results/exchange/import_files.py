@@ -10,7 +10,7 @@ from collections.abc import Callable, Iterable
 from pathlib import Path
 
 from ..errors import StoreError
-from ..files import sync
+from ..output_files import sync
 from .bundles import Bundle
 
 STAGING = ".import-"

@@ -30,7 +30,7 @@ from ..store import queries
 from ..store.database import jsonable
 from ..weights import recorded_hash
 from .bundles import Bundle, local_path, said
-from .incoming import OF_ATTEMPTS, Row, T, shown
+from .row_validation import OF_ATTEMPTS, Row, T, shown
 
 if TYPE_CHECKING:
     from ..store.store import Store

@@ -27,7 +27,7 @@ from ..store.store import Store
 from .bundles import WEIGHTS, Bundle, Limits, Summary, iso, local_path, opened, opened_bundle
 from .import_files import Files
 from .import_plan import COPY, Content, Identify, Plan, Planner
-from .incoming import MEMBERS, OF_ATTEMPTS, Row, T, columns_of_member
+from .row_validation import MEMBERS, OF_ATTEMPTS, Row, T, columns_of_member
 from .staging import Stage, StageLost
 
 BATCH = 500

@@ -15,12 +15,12 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from ..errors import StoreError
-from ..files import replacing
+from ..output_files import replacing
 from ..store.records import Attempt
 from ..store.store import Store
-from ..studies.records import search_of, trials_of
+from ..studies.optuna_study import Trial, made
 from ..studies.search import Search
-from ..studies.study import Trial, made
+from ..studies.study_store import search_of, trials_of
 
 if TYPE_CHECKING:
     from optuna.trial import FrozenTrial

@@ -14,7 +14,7 @@ from sqlalchemy import Column, ColumnElement, Index, Integer, MetaData, Table, e
 from sqlalchemy.orm import Session
 
 from ..store.store import Store
-from .incoming import OF_ATTEMPTS, T, columns_of_member, fields_of
+from .row_validation import OF_ATTEMPTS, T, columns_of_member, fields_of
 
 
 class StageLost(Exception):

@@ -12,13 +12,13 @@ from typing import IO, TYPE_CHECKING, Any, Literal, get_args
 from sqlalchemy import Boolean, Column, Double, Integer, select
 
 from ..errors import StoreError
-from ..files import replacing
+from ..output_files import replacing
+from ..sanitize import choice, csv_cell, json_safe
 from ..store import queries
 from ..store.database import jsonable
 from ..store.records import AXES
-from ..text import choice, csv_cell, json_safe
 from .bundles import encoded, iso, line_of
-from .incoming import T
+from .row_validation import T
 
 if TYPE_CHECKING:
     from ..store.store import Store

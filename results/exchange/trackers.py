@@ -12,8 +12,8 @@ from pathlib import Path
 from typing import Any
 
 from ..errors import StoreError
-from ..files import filling
 from ..names import file_name
+from ..output_files import filling
 from ..store.store import Store
 from .bundles import iso
 from .mlflow_files import export_mlflow

@@ -11,9 +11,9 @@ from pathlib import Path
 from sqlalchemy.engine import URL
 
 from ..errors import StoreError, StoreMissing
+from ..sanitize import is_secret
 from ..store.copying import copy_database, not_copied
 from ..store.database import file_of, make_engine, place, plain_errors, revision_of
-from ..text import is_secret
 
 
 def backup(url_or_path: str | Path | None, to: Path | None = None) -> Path:

@@ -13,12 +13,12 @@ from ..errors import StoreDamaged, StoreError, StoreMissing
 from ..store.database import file_of, make_engine, place, plain_errors, revision_of
 from ..store.schema import HEAD
 from . import rows, schema
+from .cell_ids import Identify, false_labels, identities
 from .clock import clock
 from .files import changed_weights, missing_files
 from .finding import SEVERITIES, Finding, unreadable
-from .identities import Identify, false_labels, identities
+from .host_checks import surroundings
 from .processes import dead
-from .surroundings import surroundings
 from .values import damaged_rows
 
 

@@ -8,11 +8,11 @@ from dataclasses import asdict, dataclass
 from datetime import datetime
 from typing import Any, Literal
 
-from .. import terminal
+from .. import terminal_table
 from ..store.cell_status import requests_of, standing
 from ..store.records import SweepSummary
 from ..store.store import Store
-from .labels import Holds
+from .names_tags_notes import Holds
 
 Origin = Literal["launched", "imported", "published"]
 HEADINGS = (
@@ -84,7 +84,7 @@ class Overview:
             )
             for one in self.sweeps
         ]
-        return terminal.lines(HEADINGS, rows, WORDS, width)
+        return terminal_table.lines(HEADINGS, rows, WORDS, width)
 
 
 def overview(store: Store, holds: Holds) -> Overview:

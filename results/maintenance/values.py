@@ -15,7 +15,7 @@ from sqlalchemy import JSON, Column, Connection, Engine, Integer, Table, text
 from sqlalchemy.exc import SQLAlchemyError
 
 from ..errors import RowDamaged
-from ..exchange.incoming import FIELDS, Field, by_type
+from ..exchange.row_validation import FIELDS, Field, by_type
 from ..store.database import shown
 from ..store.schema import Base
 from .finding import Finding, some

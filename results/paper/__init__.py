@@ -26,14 +26,13 @@ from functools import cache
 from pathlib import Path
 
 from ..names import PUBLISHED
+from ..store.database_connection import PATIENCE_S
 from ..store.records import AXES
 from ..store.store import Store, StoreMissing, open_store
-from ..store.transactions import PATIENCE_S
 from ..store.upgrading import create_scratch
 from .base import rows
 from .loading import NAMES, OWNER, holds, load_published
-from .rivals import SETS
-from .sheets import (
+from .published_sweeps import (
     ATLAS,
     DIGITS,
     LENGTHS,
@@ -46,6 +45,7 @@ from .sheets import (
     WALL,
     is_published_cell,
 )
+from .rivals import SETS
 
 __all__ = [
     "ATLAS",

@@ -11,12 +11,12 @@ from sqlalchemy import insert, select, update
 from sqlalchemy.orm import Session
 
 from ..errors import StoreError
-from ..store import attempt_queries, queries, sweeps
+from ..store import attempt_queries, queries, sweep_lease
 from ..store.records import CellRecord, NewRevision, Provenance
 from ..store.schema import AttemptRow, CurvePointRow, MeasurementRow, ProvenanceRow, RevisionRow, SweepRow
 from ..store.store import Store
 from .base import Sheet
-from .sheets import OPEN_WEIGHT, RIVALS, SWEEPS, options_of, sheet
+from .published_sweeps import OPEN_WEIGHT, RIVALS, SWEEPS, options_of, sheet
 
 GRID_FILE = "results/paper"
 OWNER = "published"
@@ -76,11 +76,11 @@ def _load(session: Session, name: str, alone: bool) -> bool:
         return False
     given = sheet(name)
     session.execute(update(SweepRow).where(SweepRow.name == name).values(read_only=False))
-    row = sweeps.opened(session, name)
+    row = sweep_lease.opened(session, name)
     options = options_of(name)
     text = f"# the numbers printed in {options['source']}{given.version}\n"
     revision = NewRevision(grid_text=text, grid_file=GRID_FILE, options=options, cells=given.cells)
-    sweeps.record(session, row, revision)
+    sweep_lease.record(session, row, revision)
     _fill(session, given, 1 + APART * NAMES.index(name) if alone else None)
     # before every launch, so that the default sweep stays the one that was launched last
     row.launched_at = datetime.fromtimestamp(0, UTC) + timedelta(milliseconds=SHOWN.index(name))

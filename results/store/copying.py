@@ -14,7 +14,7 @@ from sqlalchemy import Engine
 from sqlalchemy.engine import URL
 
 from ..errors import StoreError, WriteRefused
-from ..files import sync
+from ..output_files import sync
 from .database import damage, shown
 
 PART = ".part"

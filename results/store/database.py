@@ -41,7 +41,7 @@ from ..errors import (
     WriteRefused,
 )
 from ..names import DATABASE, short
-from ..text import HIDDEN, is_secret, without_passwords
+from ..sanitize import HIDDEN, is_secret, without_passwords
 from .schema import HEAD, REVISIONS
 
 BUSY_MS = 30_000

@@ -26,9 +26,9 @@ from sqlalchemy import func, select
 
 from . import queries
 from .cell_status import requests_of, standing
-from .reading import Snapshot
 from .records import AXES, CellState, extra_axes
 from .schema import AttemptRow, CurvePointRow, ExampleRow
+from .store_reader import Snapshot
 
 CELL = {"cell": "string", "slug": "string", "seed": "int64"} | dict.fromkeys(AXES, "string")
 STATE = {

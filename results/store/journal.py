@@ -18,11 +18,11 @@ from pathlib import Path
 from typing import Any
 
 from ..errors import LostLease
-from ..files import sync
+from ..output_files import sync
+from .attempt_writer import AttemptWriter
 from .recorder import Recorder, finite_fields
 from .records import AttemptState, CurvePoint, Example, Measurement, Phase, Provenance
 from .store import Store, never_running
-from .writer import AttemptWriter
 
 JOURNAL = "journal.jsonl"
 RECORDS: Mapping[str, Any] = {"curve": CurvePoint, "measurements": Measurement, "examples": Example}

@@ -13,7 +13,7 @@ from sqlalchemy.orm import Session
 
 from ..errors import CellAmbiguous, CellUnknown, StoreError, SweepUnknown
 from ..names import PUBLISHED, SHIPPED, short
-from ..text import did_you_mean
+from ..sanitize import did_you_mean
 from .records import (
     AXES,
     PRUNED,

@@ -16,11 +16,11 @@ from sqlalchemy.orm import Session, aliased
 
 from ..metrics import SAMPLES
 from . import attempt_queries, queries
+from .attempt_writer import AttemptWriter
 from .database import storable, upsert
 from .records import AttemptState, CurvePoint, Example, Measurement, Phase, Provenance
 from .schema import AttemptRow, CurvePointRow, EventRow, ExampleRow, MeasurementRow, ProvenanceRow
 from .store import Store, tell, touch
-from .writer import AttemptWriter
 
 MEASUREMENT_KEY = ("attempt_id", "probe", "metric", "length")
 EXAMPLE_KEY = (*MEASUREMENT_KEY, "item", "position")

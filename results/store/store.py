@@ -38,8 +38,8 @@ from ..errors import (
     SweepReadOnly,
     SweepUnknown,
 )
-from ..text import without_passwords
-from . import attempt_queries, queries, sweeps
+from ..sanitize import without_passwords
+from . import attempt_queries, queries, sweep_lease
 from .database import (
     check_revision,
     file_of,
@@ -50,10 +50,10 @@ from .database import (
     shown,
     storable,
 )
-from .reading import Reads, Snapshot
+from .database_connection import PATIENCE_S, Transactions
 from .records import PRUNED, Attempt, AttemptState, CellRecord, Kind, NewRevision, Owner
 from .schema import AttemptRow, EventRow, SweepRow, UtcNow
-from .transactions import PATIENCE_S, Transactions
+from .store_reader import Reads, Snapshot
 from .upgrading import create_database, upgrade_store
 
 if TYPE_CHECKING:
@@ -157,7 +157,7 @@ class Store(Transactions, Reads):
         given = NewRevision(
             grid_text=grid_text, grid_file=grid_file, options=options or {}, commit=commit, dirty=dirty, cells=cells
         )
-        return self.write(lambda session: sweeps.record(session, sweeps.opened(session, name), given))
+        return self.write(lambda session: sweep_lease.record(session, sweep_lease.opened(session, name), given))
 
     def set_read_only(self, name: str, read_only: bool = True) -> None:
         """Closes a sweep to launches (an import does so), or opens it again. Raises SweepUnknown."""
@@ -186,12 +186,12 @@ class Store(Transactions, Reads):
         Raises SweepBusy, SweepUnknown, SweepReadOnly.
         """
         while True:
-            seen = self.read(sweeps.seen, name, new=revision is not None)
+            seen = self.read(sweep_lease.seen, name, new=revision is not None)
             if seen.holder is not None and not seen.holder.same_process(owner):
                 alive = is_alive(seen.holder)
                 if alive or (alive is None and not seen.expired):
-                    raise SweepBusy(sweeps.busy(name, seen, known=alive is not None))
-            take = partial(sweeps.take, name=name, owner=owner, lease_seconds=lease_seconds, seen=seen)
+                    raise SweepBusy(sweep_lease.busy(name, seen, known=alive is not None))
+            take = partial(sweep_lease.take, name=name, owner=owner, lease_seconds=lease_seconds, seen=seen)
             fence = self.write(partial(take, revision=revision, forget=forget))
             if fence is not None:
                 return fence
@@ -200,7 +200,7 @@ class Store(Transactions, Reads):
         """Adds cells to the newest revision of a sweep that the caller holds, after those that it lists, in one transaction that is
         durable at its end; `price` takes the place of what the revision keeps as its forecast. Raises LostLease.
         """
-        self.write(lambda session: sweeps.extend(session, name, fence, cells, price), durable=True)
+        self.write(lambda session: sweep_lease.extend(session, name, fence, cells, price), durable=True)
 
     def renew_sweep(self, name: str, fence: int, lease_seconds: float) -> None:
         """Extends the lease from now. Raises LostLease when somebody else has taken the sweep since."""
@@ -226,11 +226,11 @@ class Store(Transactions, Reads):
         Wishes: `pause`, `finish`, `cancel` (true), `retry` (cell ids, beside those that are asked for already).
         Raises SweepUnknown.
         """
-        return self.write(lambda session: sweeps.ask(session, name, wishes))
+        return self.write(lambda session: sweep_lease.ask(session, name, wishes))
 
     def answered(self, name: str, *, retry: Collection[str]) -> None:
         """Takes these cells from those that are to be tried again; others that were asked for meanwhile stay."""
-        self.write(lambda session: sweeps.answered(session, name, retry))
+        self.write(lambda session: sweep_lease.answered(session, name, retry))
 
     def asked(self, name: str) -> dict[str, Any]:
         """What people ask of whoever runs the sweep. Raises SweepUnknown."""

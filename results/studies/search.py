@@ -7,7 +7,7 @@ from collections.abc import Mapping
 from dataclasses import asdict, dataclass
 from typing import Any, Literal, get_args
 
-from ..stored import stored
+from ..revision_options import stored
 
 OPTION = "search"
 """Under this key in a revision's options."""

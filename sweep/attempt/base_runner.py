@@ -11,8 +11,8 @@ from typing import TYPE_CHECKING
 import torch
 
 from ...results.metrics import PEAK_MEMORY
+from ...results.store.attempt_writer import AttemptWriter
 from ...results.store.records import Measurement
-from ...results.store.writer import AttemptWriter
 from ..external_models.config import config_of
 from ..grid.plugins import load_plugin, plugin_of
 from ..host.hardware import peak_resident, reset_peak_resident

@@ -14,8 +14,8 @@ import torch
 
 from ...kernels.dispatch import use_plain_torch
 from ...model.backbone import Backbone
+from ...results.store.attempt_writer import AttemptWriter
 from ...results.store.records import CurvePoint, Measurement
-from ...results.store.writer import AttemptWriter
 from ...results.weights import NO_HASH, WEIGHTS_SHA256
 from ..checkpoints import checkpoint, storage
 from ..data.batches import marked_room, training_batches

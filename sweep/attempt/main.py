@@ -14,11 +14,11 @@ from pathlib import Path
 from typing import Any
 
 from ...results.errors import Expected, LostLease
+from ...results.store.attempt_writer import AttemptWriter
 from ...results.store.journal import JOURNAL, JournalRecorder
 from ...results.store.recorder import Recorder
 from ...results.store.records import AttemptState, CurvePoint
 from ...results.store.store import open_store
-from ...results.store.writer import AttemptWriter
 from ..errors import SweepError
 from ..host import guard, processes
 from . import spare

@@ -14,11 +14,11 @@ from pathlib import Path
 from typing import Any, Literal
 
 from ...results.counts import counted
-from ...results.files import bytes_under
+from ...results.output_files import bytes_under
+from ...results.sanitize import choice
 from ...results.store.cell_status import Standing, requests_of, standing
 from ...results.store.records import Attempt, CellState
 from ...results.store.store import Store
-from ...results.text import choice
 from ..errors import SweepError
 from ..units import size
 from . import storage

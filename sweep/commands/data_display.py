@@ -12,7 +12,7 @@ from pydantic import ValidationError
 from rich.console import Console
 from rich.progress import BarColumn, Progress, TextColumn, TimeElapsedColumn
 
-from ...results import terminal
+from ...results import terminal_table
 from ...results.counts import counted
 from ..config import DataConfig, Plugin
 from ..data import corpora
@@ -183,5 +183,5 @@ def table(rows: Sequence[dict[str, Any]], root: Path, width: int | None = None) 
         )
     widths = [max(len(line[column]) for line in lines) for column in range(len(head))]
     if width is not None and sum(widths) + 2 * (len(head) - 1) > width:
-        return terminal.lines(head, lines[1:], len(head), width)
+        return terminal_table.lines(head, lines[1:], len(head), width)
     return ["  ".join(word.ljust(width) for word, width in zip(line, widths, strict=True)).rstrip() for line in lines]

@@ -10,7 +10,7 @@ import typer
 from ...results import completion
 from ...results.counts import counted
 from ...results.options import BY_NAME, MAX_NUMBER, AsJson, Db, Runs, SweepName, print_json, runs_folder
-from ...results.text import cleaned, plain, say
+from ...results.sanitize import cleaned, plain, say
 from ..completion import probes as probe_names
 
 db_app = typer.Typer(help="Look after the results database.", no_args_is_help=True)
@@ -84,12 +84,12 @@ def export(
     """
     from dataclasses import asdict
 
+    from ...results.builtin_sweeps import open_known
     from ...results.exchange.exporting import export_sweep
     from ...results.exchange.tables import ENDINGS, export_table
     from ...results.exchange.trackers import IN_FILES, TRACKERS
-    from ...results.files import format_of, is_standard
-    from ...results.known import open_known
     from ...results.names import file_name
+    from ...results.output_files import format_of, is_standard
     from ...results.store.store import StoreError
 
     store = open_known(db, sweep)
@@ -214,7 +214,7 @@ def db_forget(
     import sys
     from dataclasses import asdict
 
-    from ...results.maintenance.forgetting import forget, plan
+    from ...results.maintenance.measurement_deletion import forget, plan
     from ...results.store.store import StoreError, open_store
     from ..orchestrator.control import person
 

@@ -11,7 +11,7 @@ import typer
 
 from ...results import completion
 from ...results.options import MAX_NUMBER, AsJson, Db, Runs, print_json, runs_folder
-from ...results.text import cleaned, say
+from ...results.sanitize import cleaned, say
 from ..completion import probes as probe_names
 
 DryRun = Annotated[bool, typer.Option("--dry-run", help="Only show what would go.")]
@@ -89,7 +89,7 @@ def delete(
       atma-sweep delete polar-baseline-d0-m1-w0-s0 --yes
       atma-sweep delete quick --yes
     """
-    from ...results.maintenance import deleting
+    from ...results.maintenance import sweep_deletion
     from ...results.store.store import open_store
     from ..host.processes import holds
     from ..orchestrator.control import person
@@ -98,13 +98,13 @@ def delete(
         _measurements(names, probe or [], metric or [], length or [], dry_run, yes, no_backup, db, as_json)
         return
     store = open_store(db)
-    found = deleting.plan(store, names, holds=holds, runs=runs_folder(runs, db))
+    found = sweep_deletion.plan(store, names, holds=holds, runs=runs_folder(runs, db))
     if not as_json:
         say("\n".join(cleaned(found).lines()))
     if not dry_run and not found.nothing:
         agreed(yes=yes, as_json=as_json, done="deleted")
         found = replace(found, backup=_backup(db, no_backup, as_json))
-        found = deleting.delete_all(store, found, names, holds=holds, who=person())
+        found = sweep_deletion.delete_all(store, found, names, holds=holds, who=person())
         if not as_json:
             say("deleted")
     if as_json:
@@ -124,7 +124,7 @@ def _measurements(
 ) -> None:
     """Deletes numbers of one cell. Raises StoreError for several cells and for sweeps."""
     from ...results.errors import StoreError
-    from ...results.maintenance import deleting, forgetting, labels
+    from ...results.maintenance import measurement_deletion, names_tags_notes, sweep_deletion
     from ...results.store.store import open_store
     from ..host.processes import holds
     from ..orchestrator.control import person
@@ -132,20 +132,20 @@ def _measurements(
     store = open_store(db)
     if len(names) != 1:
         raise StoreError("--probe, --metric and --length mean numbers of one cell; name one cell")
-    kind, cell = store.read(lambda session: labels.meant(session, names[0], whole=True))
+    kind, cell = store.read(lambda session: names_tags_notes.meant(session, names[0], whole=True))
     if kind != "cell":
         raise StoreError(f"--probe, --metric and --length mean numbers of one cell, and {cell} is a sweep; name a cell")
-    store.write(lambda session: deleting.alone(session, cell, holds))
-    found = forgetting.plan(store, cell, probes=probes, lengths=lengths, metrics=metrics)
+    store.write(lambda session: sweep_deletion.alone(session, cell, holds))
+    found = measurement_deletion.plan(store, cell, probes=probes, lengths=lengths, metrics=metrics)
     copy = None
     if not as_json:
         say("\n".join(cleaned(found).lines()))
     if not dry and found.rows:
         agreed(yes=yes, as_json=as_json, done="deleted")
         copy = _backup(db, no_backup, as_json)
-        found = forgetting.forget(
+        found = measurement_deletion.forget(
             store, found, probes=probes, lengths=lengths, metrics=metrics, who=person(),
-            check=lambda session: deleting.alone(session, cell, holds),
+            check=lambda session: sweep_deletion.alone(session, cell, holds),
         )  # fmt: skip
         if not as_json:
             say("deleted")

@@ -9,7 +9,7 @@ import typer
 from ...model.bounds import MAX_FLOAT, MAX_INT64, MAX_WRITTEN
 from ...results import completion
 from ...results.options import BY_NAME, AsJson, Db, Runs, print_json
-from ...results.text import say
+from ...results.sanitize import say
 from ...results.weights import NO_HASH
 
 

@@ -11,10 +11,10 @@ from typing import NoReturn
 import typer
 from rich.console import Console
 
-from ...results.files import make_folder
 from ...results.options import print_json, runs_folder
+from ...results.output_files import make_folder
+from ...results.sanitize import say
 from ...results.store.store import Store, StoreMissing, open_store
-from ...results.text import say
 from ..errors import MachineError, SweepError
 from ..grid.grid import Grid, load_grid
 from ..orchestrator import display, launch, requirements

@@ -95,7 +95,7 @@ class Wanted:
 
 def carry_out(asked: Asked, wanted: Wanted, *, as_json: bool) -> None:
     """Plans, calibrates if that is asked for, prices and prints."""
-    from ...results.text import say
+    from ...results.sanitize import say
     from ..orchestrator import display, launch, requirements
     from ..planning import cost_estimate, difference, render, stop_outlook, target_machine
     from .launch import prospect
@@ -142,7 +142,7 @@ def _calibrate(request: Request, made: Plan, prices: Prices, unprepared: list[st
     """
     import sys
 
-    from ...results.files import make_folder
+    from ...results.output_files import make_folder
     from ..bench import calibrate
     from ..planning import calibration
 

@@ -9,7 +9,7 @@ import typer
 
 from ...results import completion
 from ...results.options import BY_NAME, AsJson, Db, print_json
-from ...results.text import cleaned, say
+from ...results.sanitize import cleaned, say
 
 
 def sweeps(db: Db = None, as_json: AsJson = False) -> None:
@@ -21,10 +21,10 @@ def sweeps(db: Db = None, as_json: AsJson = False) -> None:
     Example:
       atma-sweep sweeps
     """
-    from ...results.known import nothing_launched
+    from ...results.builtin_sweeps import nothing_launched
     from ...results.maintenance.overview import Overview, overview
     from ...results.store.store import StoreMissing, open_store
-    from ...results.terminal import terminal_width
+    from ...results.terminal_table import terminal_width
     from ..host.processes import holds
 
     try:
@@ -57,12 +57,12 @@ def rename(
       atma-sweep rename quick first-try
       atma-sweep rename first-try quick
     """
-    from ...results.maintenance import labels
+    from ...results.maintenance import names_tags_notes
     from ...results.store.store import open_store
     from ..host.processes import holds
     from ..orchestrator.control import person
 
-    grid = labels.rename(open_store(db), sweep, new, holds=holds, who=person())
+    grid = names_tags_notes.rename(open_store(db), sweep, new, holds=holds, who=person())
     if as_json:
         print_json({"sweep": new, "before": sweep, "grid_file": grid})
     else:
@@ -83,10 +83,10 @@ def tag(
       atma-sweep tag quick paper baseline
       atma-sweep tag quick baseline --remove
     """
-    from ...results.maintenance import labels
+    from ...results.maintenance import names_tags_notes
     from ...results.store.store import open_store
 
-    now = labels.tag(open_store(db), sweep, tags, remove=remove)
+    now = names_tags_notes.tag(open_store(db), sweep, tags, remove=remove)
     if as_json:
         print_json({"sweep": sweep, "tags": now})
     else:
@@ -115,10 +115,10 @@ def note(
       atma-sweep note quick "first try; the text was too short"
       atma-sweep note polar-baseline-d0-m1-w0-s0 "look at its gates"
     """
-    from ...results.maintenance import labels
+    from ...results.maintenance import names_tags_notes
     from ...results.store.store import open_store
 
-    kind, name, now = labels.note(open_store(db), what, text)
+    kind, name, now = names_tags_notes.note(open_store(db), what, text)
     if as_json:
         print_json({kind: name, "note": now})
     else:

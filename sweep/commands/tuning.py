@@ -8,7 +8,7 @@ from dataclasses import replace
 from rich.console import Console
 
 from ...results.store.store import Store
-from ...results.studies import tuned
+from ...results.studies import tuning
 from ..errors import SweepError
 from ..orchestrator.launch import Outcome, Request
 from ..planning import corpus_check
@@ -67,4 +67,4 @@ def carried_out(request: Request, store: Store, console: Console, stay: Stay) ->
     for word, progress in found.parts.items():
         console.print(f"tuned {word}: {progress.best()[0].removeprefix('best: ')}", highlight=False, markup=False)
     cells, _ = corpus_check.expand(found.settled, root)
-    return replace(request, grid=found.settled, cells=cells, options={tuned.OPTION: found.as_option(store)})
+    return replace(request, grid=found.settled, cells=cells, options={tuning.OPTION: found.as_option(store)})

@@ -7,9 +7,9 @@ from pathlib import Path
 from typing import Any
 
 from ...results.derived import Derived
-from ...results.files import sha256
 from ...results.maintenance import check as maintenance
 from ...results.maintenance.finding import SEVERITIES, Finding
+from ...results.output_files import sha256
 from ..config import CellConfig
 from ..data import corpora
 from ..executors import source_snapshot

@@ -11,7 +11,7 @@ from typing import TYPE_CHECKING, NamedTuple
 
 import numpy as np
 
-from ...results.late import Late
+from ...results.lazy_import import Late
 from ..config import CellConfig
 from ..errors import SweepError
 from .computed_rows import Stream, pieces

@@ -10,7 +10,7 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import TYPE_CHECKING, NamedTuple
 
-from ...results.late import Late
+from ...results.lazy_import import Late
 from ..config import DataConfig
 from .shards import PIECE
 from .sources import CorpusError, name_digest

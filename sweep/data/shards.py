@@ -12,7 +12,7 @@ from dataclasses import asdict, dataclass
 from pathlib import Path
 from typing import IO, TYPE_CHECKING, Any
 
-from ...results.late import Late
+from ...results.lazy_import import Late
 from ..errors import SweepError
 
 if TYPE_CHECKING:

@@ -11,7 +11,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, Protocol
 
-from ...results.late import Late
+from ...results.lazy_import import Late
 from ..errors import MachineError, SweepError
 
 if TYPE_CHECKING:

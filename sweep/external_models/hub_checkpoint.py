@@ -11,7 +11,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
-from ...results.text import nearest
+from ...results.sanitize import nearest
 from ..errors import MachineError, SweepError
 
 PREFIX = "hf:"

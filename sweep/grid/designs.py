@@ -9,10 +9,10 @@ from typing import TYPE_CHECKING, Any
 
 from ...results.contrasts import Contrast
 from ...results.counts import counted
-from ...results.designs import aliases, choice, regular
-from ...results.designs.record import METHODS, Design, as_options
-from ...results.designs.space import EXACT, Space, Term, closed, estimable, words
-from ...results.late import Late
+from ...results.designs import aliasing, design_choice, regular_fractions
+from ...results.designs.design_option import METHODS, Design, as_options
+from ...results.designs.design_space import EXACT, Space, Term, closed, estimable, words
+from ...results.lazy_import import Late
 from ..errors import GridError
 from .contrasts import canonical, place, shown
 from .yaml_document import Document
@@ -27,7 +27,7 @@ SIZES = ("fraction", "runs", "resolution")
 KEYS = (*SIZES, "method", "model")
 MODELS = {"main": 1, "two-way": 2}
 """Interactions of how many axes are estimated, besides those that declared contrasts need."""
-RESOLUTIONS = {name: number for number, name in enumerate(regular.ROMAN) if number > 2}
+RESOLUTIONS = {name: number for number, name in enumerate(regular_fractions.ROMAN) if number > 2}
 
 
 @dataclass(frozen=True)
@@ -43,10 +43,10 @@ class Chosen:
         return as_options(self.design) | {
             "aliases": [
                 {"first": list(a.first), "second": list(a.second), "correlation": a.correlation, "whole": a.whole}
-                for a in aliases.aliases(model, self.members)
+                for a in aliasing.aliases(model, self.members)
             ],
-            "d_efficiency": aliases.efficiency(model, self.members),
-            "widths": {one.axis: one.whole for one in aliases.widths(model, self.members)},
+            "d_efficiency": aliasing.efficiency(model, self.members),
+            "widths": {one.axis: one.whole for one in aliasing.widths(model, self.members)},
         }
 
     def told(self) -> list[str]:
@@ -61,8 +61,8 @@ class Chosen:
             what += "; no cell is left over to judge noise by, so that without further seeds there are no intervals"
         return [
             what,
-            *(f"design: {one}" for one in aliases.told(design.model, self.members)),
-            *(f"design: {one}" for one in aliases.precision(design.model, self.members)),
+            *(f"design: {one}" for one in aliasing.told(design.model, self.members)),
+            *(f"design: {one}" for one in aliasing.precision(design.model, self.members)),
         ]
 
 
@@ -200,22 +200,22 @@ class _Chooser:
         return self._d_optimal(self.asked.runs(), "runs")
 
     def _of_resolution(self, resolution: int) -> Chosen:
-        asked, axes = self.asked, regular.two_level(self.space)
+        asked, axes = self.asked, regular_fractions.two_level(self.space)
         if asked.method not in (None, "regular"):
             raise asked.error("a resolution is that of a regular fraction; leave method out, or give runs", "method")
         if self.space.exclude:
             raise asked.error(
                 "a regular fraction needs every combination, and the grid excludes some; give runs", "resolution"
             )
-        found = regular.smallest(self.space, resolution, self.terms)
+        found = regular_fractions.smallest(self.space, resolution, self.terms)
         if found is None:
-            name = regular.ROMAN[resolution] if resolution < len(regular.ROMAN) else str(resolution)
+            name = regular_fractions.ROMAN[resolution] if resolution < len(regular_fractions.ROMAN) else str(resolution)
             raise asked.error(
                 f"no fraction of resolution {name} of {len(axes)} two-level axes tells {_listed(self.terms)} apart; "
                 "give runs, or leave design out",
                 "resolution",
             )
-        return Chosen(*choice.regular_fraction(self.space, self.terms, found))
+        return Chosen(*design_choice.regular_fraction(self.space, self.terms, found))
 
     def _of_share(self, share: Fraction, key: str = "fraction") -> Chosen:
         asked = self.asked
@@ -224,9 +224,11 @@ class _Chooser:
         if asked.method != "d-optimal" and whole and not self.space.exclude:
             # beside axes with more levels a d-optimal design keeps main effects clearer than a fraction of resolution III
             two = all(len(levels) == 2 for levels in self.space.axes.values())
-            found = regular.best(self.space, halvings, self.terms, 3 if two or asked.method == "regular" else 4)
+            found = regular_fractions.best(
+                self.space, halvings, self.terms, 3 if two or asked.method == "regular" else 4
+            )
             if found is not None:
-                return Chosen(*choice.regular_fraction(self.space, self.terms, found))
+                return Chosen(*design_choice.regular_fraction(self.space, self.terms, found))
         if asked.method == "regular":
             raise asked.error(
                 f"there is no regular fraction of {share} that tells {_listed(self.terms)} apart: it needs a power of 1/2, enough "
@@ -249,7 +251,7 @@ class _Chooser:
                 f"give runs: {model.rank} or more",
                 key,
             )
-        return Chosen(*choice.d_optimal(self.space, self.terms, runs))
+        return Chosen(*design_choice.d_optimal(self.space, self.terms, runs))
 
 
 def _check_contrasts(

@@ -13,7 +13,7 @@ from typing import Any
 from ...grids import GRIDS as GRIDS
 from ...results.contrasts import Contrast
 from ...results.names import is_utf8, short, why_not
-from ...results.stopping.rule import Rule
+from ...results.stopping.stopping_rule import Rule
 from ...results.studies.search import Search
 from ..config import Plugin
 from ..errors import GridError

@@ -4,9 +4,9 @@ from __future__ import annotations
 
 from typing import Any
 
-from ...results.designs.record import METHODS
+from ...results.designs.design_option import METHODS
 from ...results.names import NAME, RESERVED, RULE
-from ...results.stopping.rule import FIRST, MOST, MOST_SEEDS, SPENDINGS
+from ...results.stopping.stopping_rule import FIRST, MOST, MOST_SEEDS, SPENDINGS
 from ..config import FORMER, CellConfig
 from ..data.registry import every_kind
 from ..probes import PROBES

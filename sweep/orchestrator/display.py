@@ -16,9 +16,9 @@ from rich.progress import BarColumn, MofNCompleteColumn, Progress, TaskID, TextC
 
 from ...results.counts import counted
 from ...results.errors import WriteRefused
+from ...results.sanitize import paragraphs, plain
 from ...results.store.records import PRUNED, Attempt
 from ...results.streams import OutputClosed
-from ...results.text import paragraphs, plain
 from ..grid.cell import Cell
 from ..host.signals import held
 from ..planning.planner import Plan, Task

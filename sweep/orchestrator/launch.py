@@ -11,9 +11,9 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from ...results import contrasts, forecast
-from ...results.designs import record
+from ...results.designs import design_option
 from ...results.errors import SweepBusy, SweepUnknown
-from ...results.stopping import rule
+from ...results.stopping import stopping_rule
 from ...results.store.cell_status import standing
 from ...results.store.records import CellState, NewRevision
 from ...results.store.store import Store
@@ -358,8 +358,8 @@ def claim(request: Request, store: Store, owner: processes.Owner) -> int:
             "set": {path: setting.value for path, setting in grid.command_line.items()},
             # absent where there is none, so that a sweep of before they existed is relaunched as the same revision
             **({contrasts.OPTION: contrasts.as_options(grid.contrasts)} if grid.contrasts else {}),
-            **({record.OPTION: record.as_options(grid.chosen.design)} if grid.chosen is not None else {}),
-            **({rule.OPTION: rule.as_option(grid.stop)} if grid.stop is not None else {}),
+            **({design_option.OPTION: design_option.as_options(grid.chosen.design)} if grid.chosen is not None else {}),
+            **({stopping_rule.OPTION: stopping_rule.as_option(grid.stop)} if grid.stop is not None else {}),
             **request.options,
             **({search.OPTION: search.as_options(grid.search)} if grid.search is not None else {}),
             # what it will be compared with by `report --table budget`; no part of what makes a revision another one

@@ -12,9 +12,9 @@ from collections.abc import Callable
 from pathlib import Path
 from typing import IO
 
+from ...results.sanitize import Out, without_passwords
 from ...results.store.records import Attempt
 from ...results.store.store import Store
-from ...results.text import Out, without_passwords
 from ..errors import SweepError
 from ..host import processes
 

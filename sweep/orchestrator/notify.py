@@ -21,8 +21,8 @@ from sqlalchemy.exc import SQLAlchemyError
 
 from ... import __version__
 from ...results.errors import Expected
+from ...results.sanitize import sentence
 from ...results.store.records import CellState
-from ...results.text import sentence
 from ..errors import SweepError
 from ..executors.executor import Tell
 

@@ -7,8 +7,8 @@ from typing import Any
 
 from ...results import forecast
 from ...results.counts import counted
-from ...results.stopping import words
-from ...results.stopping.look import Looked, finished, looked_at
+from ...results.stopping import messages
+from ...results.stopping.interim_analysis import Looked, finished, looked_at
 from ...results.store.records import Attempt
 from ...results.store.store import Store
 from ..executors.executor import Tell
@@ -89,9 +89,9 @@ class Seeds:
     def _wave(self, seen: Looked) -> list[Task]:
         """Notes the look, and adds the seeds that it asks for; no tasks where that is none, or all of them are trained already."""
         if seen.last is not None and seen.last.seeds == seen.asked:
-            self._note(words.found(self._rule, seen.last, self._metric))
+            self._note(messages.found(self._rule, seen.last, self._metric))
         if seen.further == seen.asked:
-            return self._end(words.ending(seen, self._metric))
+            return self._end(messages.ending(seen, self._metric))
         cells = waves.at(self._needed, self._rule.seeds[seen.asked : seen.further])
         known = {cell.id for cell in self.cells}
         cells = [cell for cell in cells if cell.id not in known]
@@ -124,7 +124,7 @@ class Seeds:
 
     def _note(self, found: str) -> None:
         self._tell(f"stop: {found}")
-        message = f"{words.subject(self._rule)}: {found}"[:500]
+        message = f"{messages.subject(self._rule)}: {found}"[:500]
         before = self._store.newest_event(self._grid.name, [LOOK])
         if before is None or before.message != message:
             self._store.add_event(LOOK, message, sweep=self._grid.name)

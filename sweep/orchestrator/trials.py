@@ -9,9 +9,9 @@ from dataclasses import replace
 
 from ...results.store.records import PRUNED, Attempt
 from ...results.store.store import Store
-from ...results.studies import records, study
-from ...results.studies.records import Studies
-from ...results.studies.study import Trial
+from ...results.studies import optuna_study, study_store
+from ...results.studies.optuna_study import Trial
+from ...results.studies.study_store import Studies
 from ..errors import GridError
 from ..grid.cell import Cell
 from ..planning import cost_estimate, planner
@@ -32,11 +32,11 @@ class Trials:
         sweep = progress.space.grid.name
         self._store, self._prices = store, prices
         self._studies = Studies(store, sweep, fence)
-        self._memory = records.memory_of(store, sweep)
+        self._memory = study_store.memory_of(store, sweep)
         self._trials = list(progress.trials)
         self._looked: dict[int, int] = {}
         """By attempt: how many validations were seen."""
-        self._write_back(records.trials_of(store, sweep))
+        self._write_back(study_store.trials_of(store, sweep))
         listed = {cell for cell, _ in store.members(sweep)}
         self._studies.enlist([planner.record(cell) for key, cell in progress.cells.items() if key not in listed])
 
@@ -85,7 +85,7 @@ class Trials:
     # --- proposing ------------------------------------------------------------------------------------------------------
 
     def _propose(self) -> list[Task]:
-        asked = study.ask(self._search, self._trials, self._memory)
+        asked = optuna_study.ask(self._search, self._trials, self._memory)
         trial = replace(asked.trial, params=self._space.tidy(asked.trial.params))
         try:
             cell = self._space.cell(trial.params)
@@ -101,7 +101,7 @@ class Trials:
         self._add(replace(trial, cell=cell.id), cell, asked)
         return self._tasks(cell)
 
-    def _add(self, trial: Trial, cell: Cell | None, asked: study.Asked) -> None:
+    def _add(self, trial: Trial, cell: Cell | None, asked: optuna_study.Asked) -> None:
         record = planner.record(cell) if cell is not None else None
         cost = cost_estimate.forecast([cell], self._prices) if cell is not None else None
         self._studies.propose(trial, record, asked.changed, asked.memory, cost)
@@ -169,7 +169,7 @@ class Trials:
         # one validation after the other, however many came since the last look: whoever looks more often decides the same
         for rung, loss in curve[len(trial.curve) :]:
             self._trials[trial.number] = replace(self._trials[trial.number], curve=curve[:rung])
-            ends, now = study.hopeless(self._search, self._trials, trial.number)
+            ends, now = optuna_study.hopeless(self._search, self._trials, trial.number)
             self._trials[trial.number] = now
             if ends:
                 # written when it has ended: a launch that is killed before has to come to the same verdict again

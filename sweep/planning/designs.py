@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Sequence
 
 from ...results.counts import counted
-from ...results.designs.record import design_of
+from ...results.designs.design_option import design_of
 from ...results.errors import SweepUnknown
 from ...results.store.store import Store
 from ..grid.cell import Cell

@@ -9,7 +9,7 @@ from typing import TYPE_CHECKING, Any
 
 from ...results.counts import counted
 from ...results.errors import SweepUnknown
-from ...results.stopping import rule, words
+from ...results.stopping import messages, stopping_rule
 from ...results.store.store import Store
 from ..grid import stop_section
 from ..grid.cell import Cell
@@ -18,7 +18,7 @@ from . import cost_estimate, render, waves
 from .cost_estimate import Bill
 
 if TYPE_CHECKING:
-    from ...results.stopping.look import Looked
+    from ...results.stopping.interim_analysis import Looked
 
 
 @dataclass(frozen=True)
@@ -39,8 +39,8 @@ class Outlook:
         asked = self.grid.stop
         assert asked is not None
         metric = stop_section.about(asked.contrast)
-        lines = [words.plan(asked, metric, self.configurations)]
-        lines += [f"stop: {one}" for one in (words.told(self.looked, metric) if self.looked is not None else ())]
+        lines = [messages.plan(asked, metric, self.configurations)]
+        lines += [f"stop: {one}" for one in (messages.told(self.looked, metric) if self.looked is not None else ())]
         if self.looked is None or self.looked.verdict == "open":
             most = render.short(self.most).removeprefix("price: ")
             lines.append(
@@ -52,7 +52,7 @@ class Outlook:
         """The same by names; widths in the number's own unit."""
         assert self.grid.stop is not None
         looks = self.looked.looks if self.looked is not None else ()
-        return rule.as_option(self.grid.stop) | {
+        return stopping_rule.as_option(self.grid.stop) | {
             "looks_after": list(self.grid.stop.looks),
             "configurations": self.configurations,
             "seeds_now": self.seeds,
@@ -86,7 +86,7 @@ def _known(value: float) -> float | None:
 
 def _looked(grid: Grid, store: Store | None) -> Looked | None:
     # SciPy, which other grids need not wait for
-    from ...results.stopping.look import looked_at
+    from ...results.stopping.interim_analysis import looked_at
 
     try:
         found = looked_at(store, grid.name) if store is not None else None

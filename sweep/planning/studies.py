@@ -15,9 +15,9 @@ from ...results.errors import SweepUnknown
 from ...results.store.cell_status import Standing, standing
 from ...results.store.records import CellState
 from ...results.store.store import Store
-from ...results.studies import records, words
+from ...results.studies import study_store, study_text
+from ...results.studies.optuna_study import Trial
 from ...results.studies.search import Choice, Range, Search
-from ...results.studies.study import Trial
 from ..data import corpora
 from ..data.corpora import Prepared
 from ..data.registry import CORPORA
@@ -108,7 +108,7 @@ class Progress:
     @property
     def left(self) -> int:
         """Trials that are still to be proposed."""
-        return words.left(self.space.search, self.trials)
+        return study_text.left(self.space.search, self.trials)
 
     @property
     def open(self) -> set[str]:
@@ -118,19 +118,19 @@ class Progress:
     @property
     def counts(self) -> Counter[str]:
         """Trials by where they stand."""
-        return words.standings(self.trials)
+        return study_text.standings(self.trials)
 
     def describe(self) -> str:
         """What is searched, and how many trials stand where, in a line."""
-        return words.describe(self.space.search, self.trials)
+        return study_text.describe(self.space.search, self.trials)
 
     def as_json(self) -> dict[str, Any]:
         """The same as plain values."""
-        return words.as_json(self.space.search, self.trials)
+        return study_text.as_json(self.space.search, self.trials)
 
     def best(self) -> list[str]:
         """The trials that none beats, a line each."""
-        from ...results.studies.study import best
+        from ...results.studies.optuna_study import best
 
         numbers = best(self.space.search, self.trials)
         return [f"best: {self._line(self.trials[number])}" for number in numbers]
@@ -155,7 +155,7 @@ def progress_of(space: Space, store: Store | None, *, again: bool = True, retrai
     Raises SweepError when the grid now makes other cells of its trials than it did when they were proposed.
     """
     try:
-        found = records.trials_of(store, space.grid.name) if store is not None else []
+        found = study_store.trials_of(store, space.grid.name) if store is not None else []
     except SweepUnknown:
         found = []
     if store is None or not found:

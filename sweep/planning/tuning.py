@@ -8,8 +8,8 @@ from pathlib import Path
 from typing import Any
 
 from ...results.store.store import Store
-from ...results.studies import tuned, words
-from ...results.studies.study import Trial
+from ...results.studies import study_text, tuning
+from ...results.studies.optuna_study import Trial
 from ..data.prepare import Tell
 from ..grid.grid import Grid
 from . import budget, corpus_check, cost_estimate
@@ -28,7 +28,8 @@ class Tuning:
     def best(self) -> dict[str, Trial]:
         """By level, its best trial so far; absent where none is done."""
         found = {
-            word: words.best_of_one(progress.space.search, progress.trials) for word, progress in self.parts.items()
+            word: study_text.best_of_one(progress.space.search, progress.trials)
+            for word, progress in self.parts.items()
         }
         return {word: trial for word, trial in found.items() if trial is not None}
 
@@ -50,7 +51,7 @@ class Tuning:
         for word, trial in self.best.items():
             cells = list(self.parts[word].cells.values())
             levels.append(
-                tuned.Level(
+                tuning.Level(
                     level=word, sweep=self.parts[word].space.grid.name, trial=trial.number, cell=trial.cell or "",
                     value=(trial.values or (0.0,))[0], settings=dict(trial.params),
                     hours=round(budget.spent(store, cells), 4),
@@ -58,11 +59,11 @@ class Tuning:
             )  # fmt: skip
         ends = next(iter(self.parts.values())).space.ends
         unit = cost_estimate.unit_of([Task(cell, "train", [], "new") for cell in ends])
-        found = tuned.Tuned(
+        found = tuning.Tuned(
             per=tune.per, trials=tune.search.trials, sampler=tune.search.sampler,
             objective=next(iter(tune.search.objectives)), unit=unit, levels=tuple(levels),
         )  # fmt: skip
-        return tuned.as_option(found)
+        return tuning.as_option(found)
 
 
 def tuning_of(

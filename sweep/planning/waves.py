@@ -19,7 +19,7 @@ def needed(grid: Grid, cells: Sequence[Cell]) -> list[Cell]:
     """
     if grid.stop is None:
         return []
-    from ...results.stopping.estimate import Estimator
+    from ...results.stopping.contrast_estimator import Estimator
 
     first = [cell for cell in cells if cell.config.seed == grid.seeds[0]]
     design = grid.chosen.design if grid.chosen is not None else None

@@ -12,7 +12,7 @@ from pydantic import Field
 from ...model.bounds import MAX_HEADS, MAX_LAYERS
 from ...model.config import Int, knob
 from ...results import metrics
-from ...results.late import Late
+from ...results.lazy_import import Late
 from .base import Probe, ProbeConfig, Result
 
 if TYPE_CHECKING:

@@ -9,7 +9,7 @@ from ...model.bounds import MAX_COUNT, MAX_LENGTH
 from ...model.config import Float, Int, knob
 from ...results import metrics
 from ...results.intervals import of_trials
-from ...results.late import Late
+from ...results.lazy_import import Late
 from ...results.metrics import Metric
 from ...results.store.records import Example, Measurement
 from ..data.known.flipflop import FlipFlopRows, coin_flips, marks_of, settings_of

@@ -13,7 +13,7 @@ from pydantic import Field, model_validator
 from ...model.bounds import MAX_COUNT, MAX_INT64, MAX_WIDTH
 from ...model.config import Int, knob
 from ...results import metrics
-from ...results.late import Late
+from ...results.lazy_import import Late
 from ...results.metrics import Metric
 from ..data.known.mqar import NAME as MQAR
 from ..data.known.mqar import MqarConfig, MqarRows, settings_of

@@ -9,7 +9,7 @@ from ...model.bounds import MAX_COUNT
 from ...model.config import Int, knob
 from ...results import metrics
 from ...results.intervals import of_trials
-from ...results.late import Late
+from ...results.lazy_import import Late
 from ...results.metrics import Metric
 from ..data.known.mqar import MqarRows, answers, settings_of
 from ..data.tokenizer import Recall

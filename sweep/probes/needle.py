@@ -12,7 +12,7 @@ from ...model.bounds import MAX_COUNT, MAX_DIGITS, MAX_INT64
 from ...model.config import Int, knob
 from ...results import metrics
 from ...results.intervals import of_trials
-from ...results.late import Late
+from ...results.lazy_import import Late
 from ...results.metrics import Metric
 from ...results.store.records import Measurement
 from .base import OverDocuments, ProbeConfig, Result

@@ -14,7 +14,7 @@ from ...model.bounds import MAX_COUNT, MAX_DIGITS, MAX_INT64
 from ...model.config import Float, Int, knob
 from ...results import metrics
 from ...results.intervals import of_trials
-from ...results.late import Late
+from ...results.lazy_import import Late
 from ...results.metrics import Metric
 from .base import OverDocuments, ProbeConfig, Result
 from .needle import constant_share, value_tokens

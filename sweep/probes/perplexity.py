@@ -10,7 +10,7 @@ from typing import TYPE_CHECKING, Any
 from ...model.bounds import MAX_COUNT
 from ...model.config import Int, knob
 from ...results import metrics
-from ...results.late import Late
+from ...results.lazy_import import Late
 from .base import OverDocuments, Probe, ProbeConfig, Result
 
 if TYPE_CHECKING:

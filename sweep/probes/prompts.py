@@ -5,7 +5,7 @@ from __future__ import annotations
 from dataclasses import dataclass
 from typing import TYPE_CHECKING
 
-from ...results.late import Late
+from ...results.lazy_import import Late
 
 if TYPE_CHECKING:
     import numpy as np

@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING, Self
 from ...model.bounds import MAX_LENGTH
 from ...model.config import Int, knob
 from ...results import metrics
-from ...results.late import Late
+from ...results.lazy_import import Late
 from ..config import EvalConfig
 from .base import WHO, OverDocuments, ProbeConfig, Result
 

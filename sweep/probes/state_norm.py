@@ -7,7 +7,7 @@ from typing import TYPE_CHECKING
 
 from ...model.parameter_shapes import NO_MEMORY
 from ...results import metrics
-from ...results.late import Late
+from ...results.lazy_import import Late
 from .base import OverDocuments, Result
 
 if TYPE_CHECKING:

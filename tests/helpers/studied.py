@@ -14,9 +14,9 @@ from atma_sweep.results.store.recorder import Recorder
 from atma_sweep.results.store.records import AXES, CellRecord, Measurement, NewRevision, Owner
 from atma_sweep.results.store.schema import AttemptRow
 from atma_sweep.results.store.store import Store
-from atma_sweep.results.studies.records import Studies
+from atma_sweep.results.studies.optuna_study import Trial
 from atma_sweep.results.studies.search import OPTION, Choice, Interval, Search, as_options
-from atma_sweep.results.studies.study import Trial
+from atma_sweep.results.studies.study_store import Studies
 from sqlalchemy import update
 
 FIGURES = ("history", "slices", "contours", "parallel", "importance", "front")

@@ -81,7 +81,7 @@ def test_what_is_written_can_be_checked(tmp_path: Path, command_line: Command) -
 
 
 def _published() -> Store:
-    from atma_sweep.results.known import open_known
+    from atma_sweep.results.builtin_sweeps import open_known
 
     return open_known(None, "printed-v2")
 

@@ -18,7 +18,7 @@ import pytest
 from atma_sweep.reports.render import render
 from atma_sweep.reports.table import Table
 from atma_sweep.reports.tables import make_table
-from atma_sweep.results import terminal
+from atma_sweep.results import terminal_table
 from atma_sweep.results.paper import open_published
 from atma_sweep.results.store.recorder import Recorder
 from atma_sweep.results.store.records import Measurement, Owner, Provenance
@@ -106,7 +106,7 @@ def test_what_is_left_out_or_folded_is_named(printed: Store) -> None:
     assert "3 columns hidden: Ndl@2K, Ndl@64K, MFU; --format csv or a wider terminal shows all." in narrow
     assert "hidden" not in fits(table, 80)
     some = [row for row in table.rows if row[0] == "polar"]
-    lines = terminal.lines(table.columns, some, table.text_columns, 60)
+    lines = terminal_table.lines(table.columns, some, table.text_columns, 60)
     assert "The same in every row: Type polar." in lines
     assert max(map(cell_len, lines)) <= 60
 
@@ -130,7 +130,7 @@ def test_what_fits_looks_as_it_does_in_a_file(printed: Store) -> None:
 def test_any_text_fits(signs: str) -> None:
     for words in (0, 1, 2, 3):
         for rows in ([[signs, "b", "1.25"]], [[signs, "b", "1.25"], ["a", signs, signs]] * 9):
-            for line in terminal.lines(["First", signs or "Second", "Third"], rows, words, 60):
+            for line in terminal_table.lines(["First", signs or "Second", "Third"], rows, words, 60):
                 assert cell_len(line) <= 60
 
 
@@ -146,8 +146,8 @@ def test_rows_stand_where_rich_puts_them(printed: Store) -> None:
     out = io.StringIO()
     Console(file=out, width=1000).print(whole)
     expected = [line.rstrip() for line in out.getvalue().splitlines()]
-    assert terminal.lines(table.columns, rows, table.text_columns, None) == expected
-    bold = terminal.lines(table.columns, rows, table.text_columns, None, bold=table.best, color=True)
+    assert terminal_table.lines(table.columns, rows, table.text_columns, None) == expected
+    bold = terminal_table.lines(table.columns, rows, table.text_columns, None, bold=table.best, color=True)
     assert [re.sub(r"\x1b\[\d*m", "", line) for line in bold] == expected
     marked = {text for line in bold for text in re.findall(r"\x1b\[1m(.*?)\x1b\[0m", line)}
     assert marked >= {table.rows[r][c] for r, c in table.best}
@@ -155,7 +155,7 @@ def test_rows_stand_where_rich_puts_them(printed: Store) -> None:
 
 def test_a_folded_row_stands_among_the_others() -> None:
     rows = [["a", "1.25"], ["word " * 8, "2.5"], ["b", "10.0"]]
-    assert terminal.lines(["Name", "Number"], rows, 1, 32)[2:] == [
+    assert terminal_table.lines(["Name", "Number"], rows, 1, 32)[2:] == [
         "a" + " " * 25 + "  1.25",
         "word word word word word" + "     2.5",
         "word word word",

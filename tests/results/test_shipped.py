@@ -16,8 +16,8 @@ import pytest
 from atma_sweep.reports.data import SweepData, gather, level_of
 from atma_sweep.reports.stats.multiple import holm
 from atma_sweep.results import shipped
+from atma_sweep.results.builtin_sweeps import open_known, with_known
 from atma_sweep.results.exchange.importing import import_bundle
-from atma_sweep.results.known import open_known, with_known
 from atma_sweep.results.names import SHIPPED
 from atma_sweep.results.store.records import CellState
 from atma_sweep.results.store.store import StoreMissing, SweepUnknown, open_store

@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING, Any
 import pandas as pd
 
 from ....results.store.store import Store
-from ....results.studies.study import Trial
+from ....results.studies.optuna_study import Trial
 from ...studies import Objective, Study, study_of, with_done
 from .. import style
 from ..base import Collected, collected

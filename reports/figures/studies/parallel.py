@@ -9,7 +9,7 @@ from typing import TYPE_CHECKING, Any
 import pandas as pd
 
 from ....results.store.store import Store
-from ....results.studies.study import Trial
+from ....results.studies.optuna_study import Trial
 from ...studies import Objective, Study, held_together, level_text, rung_note, study_of, with_done
 from .. import style
 from ..base import Collected, collected

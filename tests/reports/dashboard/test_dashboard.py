@@ -25,7 +25,7 @@ from atma_sweep.reports.data import ReportError, SweepData, gather, level_of
 from atma_sweep.reports.stats.effects import effects
 from atma_sweep.reports.tables import make_table
 from atma_sweep.results.errors import SweepUnknown
-from atma_sweep.results.paper.sheets import STEP_TOKENS, rows
+from atma_sweep.results.paper.published_sweeps import STEP_TOKENS, rows
 from atma_sweep.results.shipped import shared
 from atma_sweep.results.store.recorder import Recorder
 from atma_sweep.results.store.records import AXES, CurvePoint, Provenance

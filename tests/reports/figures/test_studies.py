@@ -19,8 +19,8 @@ from atma_sweep.reports.figures.files import drawn, rendered
 from atma_sweep.reports.figures.look import Look
 from atma_sweep.reports.figures.studies.parallel import folded
 from atma_sweep.results.store.store import Store
+from atma_sweep.results.studies.optuna_study import Trial
 from atma_sweep.results.studies.search import Choice, Interval, Search
-from atma_sweep.results.studies.study import Trial
 from here import here
 from pictures import check_words
 from studied import DEPTH, ENDS, FIGURES, KIND, ONE, RATE, TWO, loss, speed, trials_at_random

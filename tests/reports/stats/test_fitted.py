@@ -19,8 +19,8 @@ from atma_sweep.reports.stats.least_squares import Fit
 from atma_sweep.reports.stats.resampling import FITTED
 from atma_sweep.reports.tables import effects as tables
 from atma_sweep.results.contrasts import Contrast
-from atma_sweep.results.designs import choice
-from atma_sweep.results.designs.space import Model, Space, closed
+from atma_sweep.results.designs import design_choice
+from atma_sweep.results.designs.design_space import Model, Space, closed
 from atma_sweep.results.paper import with_published
 from atma_sweep.results.store.store import Store
 
@@ -37,7 +37,7 @@ def part(data: SweepData, runs: int = 40) -> SweepData:
     """The sweep as if only a design of so many cells had been launched."""
     space = Space({axis: tuple(data.levels(axis)) for axis in data.cells[0].levels})
     terms = closed([*space.terms(1), ("attn_type", "memory")])
-    design, members = choice.d_optimal(space, terms, runs)
+    design, members = design_choice.d_optimal(space, terms, runs)
     cells = [cell for cell in data.cells if space.index(cell.levels) in set(members.tolist())]
     kept = {cell.cell_id for cell in cells}
     values = {key: value for key, value in data.values.items() if key[0] in kept}

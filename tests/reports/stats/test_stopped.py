@@ -12,10 +12,10 @@ from atma_sweep.reports.stats.effects import contrasts, effects
 from atma_sweep.reports.stats.multiple import holm
 from atma_sweep.reports.tables import make_table
 from atma_sweep.results.contrasts import Contrast, as_options
-from atma_sweep.results.designs.record import Design
-from atma_sweep.results.designs.space import Space
-from atma_sweep.results.stopping.rule import Rule, as_option
-from atma_sweep.results.stopping.spending import critical
+from atma_sweep.results.designs.design_option import Design
+from atma_sweep.results.designs.design_space import Space
+from atma_sweep.results.stopping.alpha_spending import critical
+from atma_sweep.results.stopping.stopping_rule import Rule, as_option
 from atma_sweep.results.store.store import Store
 from scipy import stats
 

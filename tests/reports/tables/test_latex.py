@@ -10,8 +10,8 @@ from atma_sweep.reports.render import render
 from atma_sweep.reports.render.latex import PREAMBLE
 from atma_sweep.reports.tables import make_table
 from atma_sweep.results import paper
+from atma_sweep.results.sanitize import tex_escaped
 from atma_sweep.results.store.records import Measurement
-from atma_sweep.results.text import tex_escaped
 from patience import PATIENCE_S
 
 needs_pdflatex = pytest.mark.skipif(

@@ -14,7 +14,7 @@ from atma_sweep.reports.tables.printed import contradicted
 from atma_sweep.results import paper
 from atma_sweep.results.errors import StoreError, SweepReadOnly
 from atma_sweep.results.names import PUBLISHED
-from atma_sweep.results.paper.sheets import sheet
+from atma_sweep.results.paper.published_sweeps import sheet
 from atma_sweep.results.store.records import Owner
 from atma_sweep.results.store.store import Store, SweepUnknown, open_store
 

@@ -11,7 +11,7 @@ from atma_sweep.reports.render import render
 from atma_sweep.reports.table import Table
 from atma_sweep.reports.tables import make_table
 from atma_sweep.results.store.store import Store
-from atma_sweep.results.studies.study import Trial
+from atma_sweep.results.studies.optuna_study import Trial
 from here import here
 from studied import ENDS, ONE, RATE, SECONDS, TWO, loss, speed, trials_at_random
 

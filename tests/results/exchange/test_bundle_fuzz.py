@@ -18,7 +18,7 @@ from typing import Any
 import pytest
 from atma_sweep import cli
 from atma_sweep.results.errors import StoreError
-from atma_sweep.results.exchange import incoming
+from atma_sweep.results.exchange import row_validation
 from atma_sweep.results.exchange.exporting import export_sweep
 from atma_sweep.results.exchange.importing import import_bundle
 from atma_sweep.results.store.recorder import Recorder
@@ -219,7 +219,7 @@ VALUES = st.one_of(
         max_leaves=8,
     ),
 )
-PLACES = [(table, word) for table in incoming.MEMBERS for word in incoming.fields_of(table)]
+PLACES = [(table, word) for table in row_validation.MEMBERS for word in row_validation.fields_of(table)]
 
 
 def changed(members: dict[str, bytes], table: str, row: int, word: str, value: Any) -> dict[str, bytes]:
@@ -234,7 +234,7 @@ def changed(members: dict[str, bytes], table: str, row: int, word: str, value: A
 
 @pytest.mark.slow
 def test_the_bundle_itself_comes_in(victim: Victim, members: dict[str, bytes]) -> None:
-    assert all(members[f"{table}.jsonl"] for table in incoming.MEMBERS)
+    assert all(members[f"{table}.jsonl"] for table in row_validation.MEMBERS)
     assert victim.take(lambda file: packed(file, members))
     assert victim.ran == []
 

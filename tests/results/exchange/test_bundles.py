@@ -10,7 +10,7 @@ import zipfile
 
 import pytest
 from atma_sweep.results.errors import BundleError
-from atma_sweep.results.exchange import incoming
+from atma_sweep.results.exchange import row_validation
 from atma_sweep.results.exchange.bundles import Limits, opened_bundle
 from atma_sweep.results.exchange.import_plan import Content
 from atma_sweep.results.exchange.importing import import_bundle
@@ -134,10 +134,10 @@ def test_a_refusal_names_member_row_and_field(victim, tmp_path):
 
 def test_every_column_has_a_rule():
     """A column that is added needs a line in the schema of what may come in."""
-    for name in incoming.MEMBERS:
-        listed = {column.name for column in incoming.columns_of_member(name)}
-        assert listed <= incoming.FIELDS[name].keys(), name
-        assert incoming.FIELDS[name].keys() - listed <= {"sweep", "revision"}
+    for name in row_validation.MEMBERS:
+        listed = {column.name for column in row_validation.columns_of_member(name)}
+        assert listed <= row_validation.FIELDS[name].keys(), name
+        assert row_validation.FIELDS[name].keys() - listed <= {"sweep", "revision"}
 
 
 BOMBS = {

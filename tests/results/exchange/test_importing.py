@@ -7,7 +7,7 @@ import pytest
 from atma_sweep.results.errors import BundleError
 from atma_sweep.results.exchange.exporting import export_sweep
 from atma_sweep.results.exchange.importing import import_bundle
-from atma_sweep.results.maintenance.forgetting import forget, plan
+from atma_sweep.results.maintenance.measurement_deletion import forget, plan
 from atma_sweep.results.store.recorder import Recorder
 from atma_sweep.results.store.records import CurvePoint, Example, Measurement, Owner
 from atma_sweep.results.store.store import StoreError, SweepBusy, SweepUnknown

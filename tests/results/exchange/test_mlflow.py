@@ -9,7 +9,7 @@ from typing import Any
 
 import pytest
 from atma_sweep.results.exchange.trackers import TRACKERS, export_mlflow
-from atma_sweep.results.maintenance import labels
+from atma_sweep.results.maintenance import names_tags_notes
 from atma_sweep.results.store.recorder import Recorder
 from atma_sweep.results.store.records import AXES, CurvePoint, Example, Measurement, Owner
 from atma_sweep.results.store.store import Store, StoreError
@@ -40,9 +40,9 @@ def filled(store: Store, cells: Any, owner: Owner) -> Store:
         )
         recorder.examples([Example(probe="val", metric="val_loss", item=0, value=1.0)])
         store.finish_attempt(attempt.id, 1, state)  # type: ignore[arg-type]
-    labels.tag(store, "quick", ["paper"])
-    labels.note(store, "quick", "of a sweep\nin two lines")
-    labels.note(store, first.id, "of a cell")
+    names_tags_notes.tag(store, "quick", ["paper"])
+    names_tags_notes.note(store, "quick", "of a sweep\nin two lines")
+    names_tags_notes.note(store, first.id, "of a cell")
     return store
 
 

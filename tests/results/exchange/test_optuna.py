@@ -15,7 +15,7 @@ import pytest
 import studied
 from atma_sweep.results.exchange.optuna_files import export_optuna
 from atma_sweep.results.store.store import Store, open_store
-from atma_sweep.results.studies.study import Trial
+from atma_sweep.results.studies.optuna_study import Trial
 from here import here
 from optuna.distributions import CategoricalDistribution, FloatDistribution, IntDistribution
 from optuna.trial import TrialState

@@ -12,8 +12,8 @@ from datetime import UTC, datetime
 import psutil
 import pytest
 from atma_sweep.results.maintenance import check as runner
+from atma_sweep.results.maintenance import host_checks
 from atma_sweep.results.maintenance import schema as schema_findings
-from atma_sweep.results.maintenance import surroundings
 from atma_sweep.results.maintenance.backup import backup
 from atma_sweep.results.maintenance.check import check
 from atma_sweep.results.maintenance.finding import Finding
@@ -252,7 +252,7 @@ def test_a_disk_that_is_nearly_full(db, monkeypatch):
 
 @pytest.mark.parametrize("kind", ["nfs4", "9p"])
 def test_a_network_file_system(db, monkeypatch, kind):
-    monkeypatch.setattr(surroundings, "network_filesystem", lambda path, mounts: kind)
+    monkeypatch.setattr(host_checks, "network_filesystem", lambda path, mounts: kind)
     (finding,) = check(db)
     assert (finding.severity, kind in finding.what, "PostgreSQL" in finding.remedy) == ("error", True, True)
 

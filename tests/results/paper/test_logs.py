@@ -10,7 +10,7 @@ import numpy as np
 import pytest
 from atma_sweep.results import paper
 from atma_sweep.results.names import PUBLISHED
-from atma_sweep.results.paper import sheets
+from atma_sweep.results.paper import published_sweeps
 from atma_sweep.results.store.records import AXES, Provenance
 from atma_sweep.results.store.store import Store
 
@@ -157,14 +157,14 @@ def test_the_complete_table_rounds_the_logs_as_binary_numbers_fall() -> None:
 
 def test_a_change_of_the_numbers_is_another_edition() -> None:
     """Databases that hold older numbers are known by it: where this fails, raise the edition and write both down here."""
-    made = [(one.name, one.cells, one.values, one.curves, one.torch) for one in map(sheets.sheet, PUBLISHED)]
+    made = [(one.name, one.cells, one.values, one.curves, one.torch) for one in map(published_sweeps.sheet, PUBLISHED)]
 
     def digest(told: object) -> str:
         # a note is what somebody says of a cell of theirs
         return hashlib.sha256(repr(told).replace(", note=None", "").encode()).hexdigest()[:16]
 
-    assert (sheets.EDITION, digest(made[:3])) == (2, "dbb0622e8acceaa5")
-    editions = [sheets.options_of(name)["edition"] for name in PUBLISHED[3:]]
+    assert (published_sweeps.EDITION, digest(made[:3])) == (2, "dbb0622e8acceaa5")
+    editions = [published_sweeps.options_of(name)["edition"] for name in PUBLISHED[3:]]
     assert list(zip(editions, map(digest, made[3:]), strict=True)) == [
         (2, "1a0833bbd09b09e9"), (2, "e2ff4285f2a09e28"), (2, "564784b2c48f5638"),
     ]  # fmt: skip

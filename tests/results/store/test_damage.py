@@ -15,9 +15,9 @@ from typing import Any
 
 import pytest
 from atma_sweep.results.errors import StoreBusy, StoreError, WriteRefused
-from atma_sweep.results.files import refusal
 from atma_sweep.results.maintenance.check import check
-from atma_sweep.results.store import transactions, upgrading
+from atma_sweep.results.output_files import refusal
+from atma_sweep.results.store import database_connection, upgrading
 from atma_sweep.results.store.database import explain_driver_error, place
 from atma_sweep.results.store.store import Store, open_store
 from every_command import example_lines, fill_database, no_hang
@@ -229,7 +229,7 @@ def test_a_write_without_room_says_so_and_goes_on(
     cramped: tuple[Store, list[int]], caplog: pytest.LogCaptureFixture, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     store, most = cramped
-    monkeypatch.setattr(transactions, "TELL_S", 0.0)
+    monkeypatch.setattr(database_connection, "TELL_S", 0.0)
 
     def room(record: logging.LogRecord) -> bool:
         most[0] = 10_000
@@ -248,7 +248,7 @@ def test_a_write_that_never_finds_room_ends_with_3(cramped: tuple[Store, list[in
     with pytest.raises(StoreBusy, match="its disk is full or broken; make room and launch again") as error:
         cramped[0].write(grow, patience=0.2)
     assert error.value.exit_code == 3
-    assert transactions.TELL_S + 5.0 < 15, "the longest pause between two tries comes on top"
+    assert database_connection.TELL_S + 5.0 < 15, "the longest pause between two tries comes on top"
 
 
 @pytest.mark.thorough

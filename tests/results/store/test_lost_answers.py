@@ -14,7 +14,7 @@ import postgres
 import pytest
 from atma_sweep.results.exchange.exporting import export_sweep
 from atma_sweep.results.exchange.importing import import_bundle
-from atma_sweep.results.store import transactions
+from atma_sweep.results.store import database_connection
 from atma_sweep.results.store.recorder import Recorder
 from atma_sweep.results.store.records import CurvePoint, Example, Measurement, NewRevision, Owner, Provenance
 from atma_sweep.results.store.schema import Base, EventRow, UtcTime
@@ -186,7 +186,7 @@ def test_a_database_whose_making_is_not_answered_is_made(postgres_url: str) -> N
 
 def test_a_transaction_that_the_server_still_holds_open_is_ended(desk_on: Any, monkeypatch: pytest.MonkeyPatch) -> None:
     """Cut off by a network that tells nobody, it would keep its locks, and could be committed after all."""
-    monkeypatch.setattr(transactions, "SETTLE_S", 0.5)
+    monkeypatch.setattr(database_connection, "SETTLE_S", 0.5)
     with desk_on() as (desk, proxy):
         proxy.how, proxy.lose, proxy.late_s = "late", 1, 60.0
         desk.store.add_event("note", "once")

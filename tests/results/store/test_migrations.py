@@ -12,8 +12,8 @@ from atma_sweep.results.store.recorder import Recorder
 from atma_sweep.results.store.records import CurvePoint, Measurement, Provenance
 from atma_sweep.results.store.store import StoreError, StoreMissing, StoreTooNew, open_store, upgrade_store
 from atma_sweep.results.store.upgrading import MIGRATIONS
-from atma_sweep.results.studies.records import Studies
-from atma_sweep.results.studies.study import Trial
+from atma_sweep.results.studies.optuna_study import Trial
+from atma_sweep.results.studies.study_store import Studies
 from sqlalchemy import UniqueConstraint, create_engine, inspect
 
 TABLES = sorted(schema.Base.metadata.tables)

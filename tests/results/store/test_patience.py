@@ -9,7 +9,7 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-from atma_sweep.results.store import database, transactions
+from atma_sweep.results.store import database, database_connection
 from atma_sweep.results.store.records import Owner
 from atma_sweep.results.store.store import Store, StoreBusy, open_store
 from patience import until
@@ -34,7 +34,7 @@ class Clock:
 @pytest.fixture
 def clock(monkeypatch: pytest.MonkeyPatch) -> Clock:
     made = Clock()
-    monkeypatch.setattr(transactions, "time", made)
+    monkeypatch.setattr(database_connection, "time", made)
     return made
 
 

@@ -6,7 +6,7 @@ from datetime import UTC, datetime, timedelta
 from pathlib import Path
 
 import pytest
-from atma_sweep.results.store import sweeps
+from atma_sweep.results.store import sweep_lease
 from atma_sweep.results.store.recorder import Recorder
 from atma_sweep.results.store.records import AXES, CellRecord, Measurement, Owner
 from atma_sweep.results.store.store import (
@@ -292,7 +292,7 @@ def test_events(store, cells):
 
 def test_nothing_stays_of_a_transaction_that_raises(store, cells):
     def work(session):
-        launch_row = sweeps.opened(session, "half")
+        launch_row = sweep_lease.opened(session, "half")
         assert launch_row.id
         raise RuntimeError("on purpose")
 

@@ -7,7 +7,7 @@ from pathlib import Path
 
 import pytest
 from atma_sweep.results.contrasts import Contrast
-from atma_sweep.results.stopping.rule import Rule
+from atma_sweep.results.stopping.stopping_rule import Rule
 from atma_sweep.sweep.errors import GridError
 from atma_sweep.sweep.grid.grid import load_grid
 from atma_sweep.sweep.grid.json_schema import grid_schema

@@ -8,7 +8,7 @@ from types import SimpleNamespace
 from typing import Any
 
 import pytest
-from atma_sweep.results import terminal
+from atma_sweep.results import terminal_table
 from atma_sweep.sweep.orchestrator.display import Display, Terminal
 from patience import until
 
@@ -91,9 +91,9 @@ def test_a_terminal_that_wants_no_escape_codes_gets_none(
     monkeypatch.setenv("TERM", "xterm")
     monkeypatch.setenv(*setting)
     monkeypatch.setenv("TTY_COMPATIBLE", "")  # so that what is set below is undone
-    terminal.forgo_styles()
-    assert terminal.is_styled(Tty()) is styled
-    assert not terminal.is_styled(io.StringIO())
+    terminal_table.forgo_styles()
+    assert terminal_table.is_styled(Tty()) is styled
+    assert not terminal_table.is_styled(io.StringIO())
     out = Tty()
     with Display(Terminal(file=out), 4) as display:
         display.started(task("polar-s0"), attempt(0))

@@ -12,7 +12,7 @@ import numpy as np
 import pytest
 from atma_sweep.results.errors import LostLease
 from atma_sweep.results.forecast import forecast_of
-from atma_sweep.results.stopping.look import looked_at
+from atma_sweep.results.stopping.interim_analysis import looked_at
 from atma_sweep.results.store.recorder import Recorder
 from atma_sweep.results.store.records import Measurement
 from atma_sweep.results.store.store import open_store

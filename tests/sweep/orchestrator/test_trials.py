@@ -12,8 +12,8 @@ import pytest
 from atma_sweep.results.store.records import NewRevision
 from atma_sweep.results.store.store import Store, open_store
 from atma_sweep.results.studies import search as searches
-from atma_sweep.results.studies.records import Studies, trials_of
-from atma_sweep.results.studies.study import Trial
+from atma_sweep.results.studies.optuna_study import Trial
+from atma_sweep.results.studies.study_store import Studies, trials_of
 from atma_sweep.sweep.errors import SweepError
 from atma_sweep.sweep.grid.cell import Cell
 from atma_sweep.sweep.grid.grid import load_grid

@@ -6,7 +6,7 @@ from collections.abc import Callable
 from pathlib import Path
 
 import pytest
-from atma_sweep.results.designs.record import design_of
+from atma_sweep.results.designs.design_option import design_of
 from atma_sweep.results.store.store import open_store
 from atma_sweep.sweep.grid.grid import load_grid
 from atma_sweep.sweep.host.processes import this_process

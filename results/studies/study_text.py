@@ -1,0 +1,58 @@
+"""Where a study stands, in words."""
+
+from __future__ import annotations
+
+from collections import Counter
+from collections.abc import Sequence
+from typing import Any
+
+from ..counts import counted
+from .optuna_study import Trial
+from .search import Search
+
+WAYS = {"minimize": "less is better", "maximize": "more is better"}
+
+
+def left(search: Search, trials: Sequence[Trial]) -> int:
+    """Trials that are still to be proposed."""
+    return max(0, search.trials - len(trials))
+
+
+def standings(trials: Sequence[Trial]) -> Counter[str]:
+    """How many trials stand where."""
+    return Counter(trial.standing for trial in trials)
+
+
+def describe(search: Search, trials: Sequence[Trial]) -> str:
+    """What is searched, how many trials stand where, and the best of one objective, in a line."""
+    what = " and ".join(f"{name} ({WAYS[way]})" for name, way in search.objectives.items())
+    how = search.sampler + (f", pruner {search.pruner}" if search.pruner else "")
+    counts = sorted((word if word != "asked" else "not finished", count) for word, count in standings(trials).items())
+    told = [f"{count} {word}" for word, count in counts]
+    told += [f"{left(search, trials)} to propose"] if left(search, trials) else []
+    line = f"study of {counted(search.trials, 'trial')} ({how}) for {what}: {', '.join(told) or 'none'}"
+    first = best_of_one(search, trials)
+    return (
+        line if first is None or first.values is None else f"{line}; best {first.values[0]:.5g}, trial {first.number}"
+    )
+
+
+def best_of_one(search: Search, trials: Sequence[Trial]) -> Trial | None:
+    """The best trial of a study with one objective; the first of several that are as good."""
+    if len(search.objectives) > 1:
+        return None
+    sign = 1 if next(iter(search.objectives.values())) == "minimize" else -1
+    done = [trial for trial in trials if trial.standing == "done" and trial.values is not None]
+    return min(done, key=lambda trial: (sign * trial.values[0], trial.number), default=None)  # type: ignore[index]
+
+
+def as_json(search: Search, trials: Sequence[Trial]) -> dict[str, Any]:
+    """The same as plain values."""
+    return {
+        "sampler": search.sampler,
+        "pruner": search.pruner,
+        "objectives": dict(search.objectives),
+        "trials": search.trials,
+        "counts": dict(standings(trials)),
+        "left": left(search, trials),
+    }

@@ -1,0 +1,127 @@
+"""D-optimal designs against every subset there is, and what holds of them on any machine."""
+
+from __future__ import annotations
+
+from itertools import combinations
+
+import numpy as np
+import pytest
+from atma_sweep.results.designs import aliasing, design_choice, point_exchange
+from atma_sweep.results.designs.design_option import Design, as_options, design_of
+from atma_sweep.results.designs.design_space import Model, Space, closed, estimable, residual
+
+SMALL = Space({"mixer": ("a", "b", "c"), "memory": ("off", "on"), "window": ("off", "on")})
+HOLES = Space(SMALL.axes, ({"mixer": ("c",), "memory": ("on",)},))
+PAPER = Space(
+    {"mixer": ("p", "n", "r"), "reg": tuple("abcde"), "distractor": ("0", "1"), "memory": ("0", "1"), "window": ("0", "1")}
+)  # fmt: skip
+
+
+def determinant(model: Model, members: tuple[int, ...]) -> float:
+    rows = model.every[list(members)]
+    return float(np.linalg.det(rows.T @ rows))
+
+
+@pytest.mark.parametrize("space", [SMALL, HOLES], ids=["complete", "excluded"])
+@pytest.mark.parametrize("runs", [5, 6, 7, 8])
+def test_no_subset_is_better(space: Space, runs: int) -> None:
+    model = Model(space, tuple(space.terms(1)))
+    best = max(determinant(model, some) for some in combinations(range(len(space.points)), runs))
+    found = point_exchange.exchanged(model.whitened, np.zeros((len(space.points), 0)), runs, seed=3)
+    assert len(set(found.tolist())) == runs
+    assert determinant(model, tuple(found)) == pytest.approx(best)
+
+
+def test_an_orthogonal_array_is_found_where_there_is_one() -> None:
+    space = Space(dict.fromkeys("ABCDEFG", ("-", "+")))
+    model = Model(space, tuple(space.terms(1)))
+    found = point_exchange.exchanged(model.whitened, np.zeros((128, 0)), 8, seed=1)
+    rows = model.every[found]
+    assert np.allclose(rows.T @ rows, 8 * np.eye(8))
+
+
+def test_larger_designs_hold_smaller_ones() -> None:
+    terms = closed([*PAPER.terms(1), ("mixer", "memory")])
+    before: set[int] = set()
+    for runs in (12, 13, 20, 40, 60, 119, 120):
+        design, members = design_choice.d_optimal(PAPER, terms, runs)
+        assert len(set(members.tolist())) == runs == design.runs
+        assert before <= set(members.tolist())
+        assert np.linalg.matrix_rank(design.model.every[members]) == 12
+        before = set(members.tolist())
+    assert len(before) == 120
+
+
+def test_forty_of_the_published_cells_are_nearly_as_good_as_orthogonal_ones() -> None:
+    design, members = design_choice.d_optimal(PAPER, PAPER.terms(1), 40)
+    rows = design.model.every[members]
+    # by its definition, over the complete factorial's columns
+    by_hand = np.linalg.det(rows.T @ rows / 40) ** (1 / 10)
+    assert aliasing.efficiency(design.model, members) == pytest.approx(by_hand)
+    assert by_hand > 0.97
+    for one in aliasing.widths(design.model, members):
+        assert one.fewer == pytest.approx(3**0.5)
+        assert 1 <= one.balance < 1.05
+
+
+@pytest.mark.parametrize("seed", range(3))
+def test_the_choice_hangs_on_no_basis(seed: int) -> None:
+    """Linear algebra of another machine turns the basis, and its last digits differ."""
+    model = Model(PAPER, tuple(PAPER.terms(1)))
+    others = residual(Model(PAPER, tuple(PAPER.terms(2))).every[:, 1:], model.every)
+    random = np.random.default_rng(seed)
+    turn, _ = np.linalg.qr(random.normal(size=(10, 10)))
+    turned, _ = np.linalg.qr(random.normal(size=(others.shape[1],) * 2))
+    plain = point_exchange.order(model.whitened, others, 5, 60)
+    moved = point_exchange.order(
+        model.whitened @ turn * (1 + 1e-13 * random.normal(size=(120, 10))), others @ turned, 5, 60
+    )
+    assert plain.tolist() == moved.tolist()
+
+
+def test_differences_are_those_of_matched_pairs() -> None:
+    """Over all cells the weighted coefficients are the mean of the differences within configurations."""
+    random = np.random.default_rng(0)
+    values = random.normal(size=len(HOLES.points))
+    model = Model(HOLES, tuple(term for n in (1, 2, 3) for term in HOLES.terms(n)))
+    solved, *_ = np.linalg.lstsq(model.every, values, rcond=None)
+
+    def at(*levels: str) -> float:
+        place = HOLES.index(dict(zip(HOLES.axes, levels, strict=True)))
+        assert place is not None
+        return float(values[place])
+
+    pairs = [[at(mixer, "on", w) - at(mixer, "off", w) for w in ("off", "on")] for mixer in "ab"]
+    assert model.contrast("memory", "on", "off") @ solved == pytest.approx(np.mean(pairs))
+    inside = model.contrast("memory", "on", "off", {"mixer": "b"})
+    assert inside @ solved == pytest.approx(np.mean(pairs[1]))
+    both = model.contrasted({"memory": ("on", "off"), "window": ("on", "off")})
+    assert both @ solved == pytest.approx(np.mean([pair[1] - pair[0] for pair in pairs]))
+    assert not model.contrast("memory", "on", "off", {"mixer": "c"}).any()
+
+
+def test_what_can_be_estimated() -> None:
+    main = Model(SMALL, tuple(SMALL.terms(1)))
+    weights = main.contrast("memory", "on", "off")
+    same = np.flatnonzero(SMALL.points[:, 1] == SMALL.points[:, 2])  # memory on where window is
+    assert not estimable(main.every[same], weights)
+    assert estimable(main.every[same], main.contrast("mixer", "b", "a"))
+    told = "memory x window cannot be told from the mean; memory cannot be told from window; mixer x memory cannot be told from mixer x window"
+    assert aliasing.told(main, same)[0] == f"with these 6 cells, {told}"
+
+
+def test_a_revision_keeps_it() -> None:
+    design, _ = design_choice.d_optimal(HOLES, closed([*HOLES.terms(1), ("memory", "window")]), 7)
+    kept = design_of({"design": as_options(design)})
+    assert isinstance(kept, Design)
+    assert as_options(kept) == as_options(design)
+    assert (kept.space.points == HOLES.points).all()
+
+
+@pytest.mark.parametrize(
+    "wrong",
+    [None, 3, {}, {"axes": [["a", ["x"]]]}, {"axes": [[f"x{i}", list("abcdefgh")] for i in range(9)], "exclude": [], "terms": [["x0"]], "words": [], "runs": 3, "method": "regular"}],
+)  # fmt: skip
+def test_what_is_no_design_is_none(wrong: object) -> None:
+    assert design_of({"design": wrong}) is None
+    assert design_of(wrong) is None

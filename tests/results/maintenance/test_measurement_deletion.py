@@ -1,0 +1,114 @@
+"""Measurements that are deleted on purpose: which, what is said before, and what stays, on both kinds of database."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from typing import Any
+
+import pytest
+from atma_sweep.results.errors import StoreError, SweepReadOnly
+from atma_sweep.results.maintenance.measurement_deletion import Row, forget, plan
+from atma_sweep.results.store.cell_status import requests_of, standing
+from atma_sweep.results.store.recorder import Recorder
+from atma_sweep.results.store.records import CellRecord, Example, Measurement, Owner
+from atma_sweep.results.store.store import Store
+
+ASKED = {"requested": [["val", 0], ["clean", 64], ["clean", 128]]}
+Make = Callable[[int], list[CellRecord]]
+
+
+def values(length: int, value: float | None) -> list[Measurement]:
+    reason = None if value is not None else "too-few-docs: 0 of 2 held-out documents have that"
+    return [Measurement(probe="clean", metric="nats", length=length, value=value, reason=reason, unit="nats/token")]
+
+
+@pytest.fixture
+def measured(store: Store, cells: Make, owner: Owner) -> CellRecord:
+    """A cell of sweep `quick` that is done, was evaluated at a length that nothing can have, and twice at 64."""
+    first, other = cells(2)
+    store.record_revision("quick", grid_text="x", grid_file="x", options=ASKED, cells=[first, other])
+    for kind, found in (
+        ("train", [Measurement(probe="val", metric="val_loss", value=2.0), *values(64, 1.0), *values(128, 1.5)]),
+        ("evaluate", [*values(64, 1.25), *values(999_999_999, None)]),
+    ):
+        attempt = store.start_attempt(first.id, kind=kind, owner=owner, fence=1)  # type: ignore[arg-type]
+        recorder = Recorder(store, attempt.id, 1)
+        recorder.measurements(found)
+        recorder.examples([Example(probe="clean", metric="nats", length=64, item=item, value=1.0) for item in (0, 1)])
+        store.finish_attempt(attempt.id, 1, "done", weights="w" if kind == "train" else None)
+    return first
+
+
+def word(store: Store, cell: str) -> str:
+    return standing(store.states([cell])[cell], requests_of(store.revision("quick").options))
+
+
+def test_a_stranger_goes_and_all_else_stays(store: Store, measured: CellRecord) -> None:
+    before = store.measurements(measured.id)
+    found = plan(store, measured.slug, lengths=[999_999_999])
+    assert found.rows == [Row(probe="clean", length=999_999_999, measurements=1, attempts=1, examples=0)]
+    assert found.asked_by == {}
+    assert store.measurements(measured.id) == before, "a plan changes nothing"
+    done = forget(store, found, lengths=[999_999_999], who="ada on here")
+    assert done.deleted
+    assert store.measurements(measured.id) == [value for value in before if value.length != 999_999_999]
+    assert word(store, measured.id) == "done"
+    event = store.events(cell_id=measured.id)[-1]
+    assert (event.kind, event.message) == ("forgot", "1 number deleted by ada on here: clean at 999999999")
+
+
+def test_what_a_grid_asks_for_is_said_to_be_wanted_again(store: Store, measured: CellRecord) -> None:
+    found = plan(store, measured.id, probes=["clean"], lengths=[64])
+    assert found.rows == [Row(probe="clean", length=64, measurements=2, attempts=2, examples=4)]
+    assert found.asked_by == {"quick": "needs-eval"}
+    assert found.lines()[1:] == [
+        "  clean at 64: 2 numbers of 2 attempts, 4 items behind them",
+        "  sweep quick asks for it: there the cell becomes needs-eval, and the next launch measures it again",
+    ]
+    forget(store, found, probes=["clean"], lengths=[64], who="ada")
+    assert word(store, measured.id) == "needs-eval"
+    keys = {(value.probe, value.length) for value in store.measurements(measured.id)}
+    assert keys == {("val", 0), ("clean", 128), ("clean", 999_999_999)}, "no older number came back"
+    assert (
+        store.read(lambda session: session.connection().exec_driver_sql("SELECT count(*) FROM example").scalar()) == 0
+    )
+
+
+def test_without_weights_it_is_said_that_nothing_can_measure_it_again(store: Store, measured: CellRecord) -> None:
+    store.forget_weights(store.attempts(measured.id)[0].id)
+    found = plan(store, measured.id, probes=["val"])
+    assert found.asked_by == {"quick": "weights gone"}
+    assert "only after a launch with --retrain" in found.lines()[-1]
+
+
+def test_a_plan_that_is_out_of_date_deletes_nothing(store: Store, measured: CellRecord, owner: Owner) -> None:
+    found = plan(store, measured.id, probes=["clean"])
+    attempt = store.start_attempt(measured.id, kind="evaluate", owner=owner, fence=1)
+    Recorder(store, attempt.id, 1).measurements(values(256, 3.0))
+    assert plan(store, measured.id, probes=["clean"]).rows == found.rows, "what runs is left alone"
+    store.finish_attempt(attempt.id, 1, "done")
+    before = store.measurements(measured.id)
+    with pytest.raises(StoreError, match="changed meanwhile"):
+        forget(store, found, probes=["clean"], who="ada")
+    assert store.measurements(measured.id) == before
+
+
+@pytest.mark.parametrize(
+    ("asked", "said"),
+    [
+        ({}, "say which measurements"),
+        ({"lengths": [-1]}, "no measurement has such a length"),
+        ({"lengths": [2**40]}, "no measurement"),
+    ],
+)
+def test_what_cannot_be_meant_is_refused(store: Store, measured: CellRecord, asked: dict[str, Any], said: str) -> None:
+    with pytest.raises(StoreError, match=said):
+        plan(store, measured.id, **asked)
+
+
+def test_imported_numbers_stay(store: Store, measured: CellRecord) -> None:
+    store.set_read_only("quick")
+    with pytest.raises(SweepReadOnly, match="belongs to quick alone"):
+        plan(store, measured.id, probes=["clean"])
+    store.record_revision("mine", grid_text="x", grid_file="x", options={}, cells=[measured])
+    assert plan(store, measured.id, probes=["clean"], lengths=[128]).asked_by == {"quick": "needs-eval"}

@@ -1,0 +1,74 @@
+"""What finished trainings took, on both kinds of database."""
+
+from __future__ import annotations
+
+from datetime import timedelta
+
+from atma_sweep.results.store.recorder import Recorder
+from atma_sweep.results.store.records import AXES, CellRecord, CurvePoint, Measurement, Owner, Provenance
+from atma_sweep.results.store.schema import AttemptRow
+from atma_sweep.results.store.store import Store
+from atma_sweep.results.store.training_timings import MOST_ALIKE
+
+ME = Owner(name="ada", host="here", pid=1, started=0.0)
+
+
+def cell(index: int, width: int) -> CellRecord:
+    levels = dict(zip(AXES, ("polar", "baseline", "off", "on", "off"), strict=True))
+    config = {"model": {"d_model": width}, "train": {"micro_batch": 2}}
+    return CellRecord(id=f"{index:012x}", slug=f"c-s{index}", seed=index, levels=levels, config=config, tokens=9)
+
+
+def run(store: Store, one: CellRecord, *, state: str = "done", points: int = 3) -> int:
+    attempt = store.start_attempt(one.id, owner=ME, fence=1)
+    recorder = Recorder(store, attempt.id, 1)
+    recorder.provenance(Provenance(config=one.config, seed=0, gpu_name="NVIDIA H200", extra={"start_seconds": 4}))
+    recorder.curve(
+        [
+            CurvePoint(step=n, tokens=100 * n, wall_s=2.0 * n, train_loss=1.0, tokens_per_s=50.0 + n)
+            for n in range(1, points + 1)
+        ]
+    )
+    recorder.measurements(
+        [
+            Measurement(probe="val", metric=metric, value=1.0, unit="nats", seconds=seconds)
+            for metric, seconds in (("val_loss", 1.5), ("val_loss_full", 1.5), ("untimed", None))
+        ]
+    )
+    store.finish_attempt(attempt.id, 1, state)  # type: ignore[arg-type]
+    with store.transaction() as session:
+        row = session.get(AttemptRow, attempt.id)
+        assert row is not None
+        row.finished_at = row.started_at + timedelta(seconds=30)
+    return attempt.id
+
+
+def test_a_training_tells_its_times_and_only_finished_ones_do(store: Store) -> None:
+    cells = [cell(0, 16), cell(1, 16)]
+    store.record_revision("g", grid_text="a: 1\n", grid_file="g.yaml", cells=cells)
+    assert store.timed() == []
+    first = run(store, cells[0], points=5)
+    failed = run(store, cells[1], state="failed")
+    second = run(store, cells[1], points=1)
+    one, other = store.timed()
+    assert (one.attempt_id, one.gpu_name, one.host, one.start_s, one.elapsed_s) == (
+        first,
+        "NVIDIA H200",
+        "here",
+        4.0,
+        30.0,
+    )
+    assert (one.points, one.first, one.last, one.tokens_per_s) == (5, (100, 2.0), (500, 10.0), 55.0)
+    assert dict(one.probes) == {("val", 0): 1.5}
+    assert one.config == {"model": {"d_model": 16}, "train": {"micro_batch": 2}}
+    assert (one.whole, other.whole) == (True, False), "the second attempt may have gone on from the first"
+    assert (other.attempt_id, other.points, other.first, other.last) == (second, 1, (100, 2.0), (100, 2.0))
+    assert store.starts([first, failed, second]) == {first: 4.0, failed: 4.0, second: 4.0}
+
+
+def test_of_trainings_that_are_alike_the_newest_are_read(store: Store) -> None:
+    narrow = [cell(n, 16) for n in range(MOST_ALIKE + 3)]
+    wide = [cell(100 + n, 32) for n in range(2)]
+    store.record_revision("g", grid_text="a: 1\n", grid_file="g.yaml", cells=[*narrow, *wide])
+    made = [run(store, one) for one in (*wide, *narrow)]
+    assert [one.attempt_id for one in store.timed()] == [*made[:2], *made[-MOST_ALIKE:]]

@@ -1,0 +1,120 @@
+"""Studies in the database: what is written comes back, under the fence alone, and goes with its sweep."""
+
+from __future__ import annotations
+
+import json
+from dataclasses import replace
+from typing import Any
+
+import pytest
+from atma_sweep.results import forecast
+from atma_sweep.results.errors import LostLease
+from atma_sweep.results.forecast import Forecast
+from atma_sweep.results.maintenance import sweep_deletion
+from atma_sweep.results.store.records import NewRevision, Owner
+from atma_sweep.results.store.store import Store
+from atma_sweep.results.studies.optuna_study import Trial
+from atma_sweep.results.studies.search import OPTION, Choice, Interval, Search, as_options, search_from
+from atma_sweep.results.studies.study_store import Studies, memory_of, search_of, trials_of
+
+SEARCH = Search(
+    {"train.muon_lr": Interval(1e-3, 0.1, log=True), "model.n_layers": Interval(2, 8, step=2), "memory": Choice(("on", True))},
+    {"val.val_loss": "minimize", "throughput.tokens_per_s": "maximize"},
+    "nsga2", 30, None, 7, {"population": 4},
+)  # fmt: skip
+
+
+@pytest.fixture
+def studied(store: Store, cells: Any, owner: Owner) -> tuple[Studies, list[Any]]:
+    asked = NewRevision(
+        grid_text="x", grid_file="x.yaml", options=json.loads(json.dumps({OPTION: as_options(SEARCH)})), cells=[]
+    )
+    return Studies(store, "s", store.acquire_sweep("s", owner, 60.0, revision=asked)), cells(3)
+
+
+def test_a_search_comes_back_from_the_options_of_its_revision(studied: Any, store: Store) -> None:
+    found = search_of(store, "s")
+    assert found == SEARCH
+    assert list(found.ranges) == list(SEARCH.ranges)
+    whole = found.ranges["model.n_layers"]
+    assert isinstance(whole, Interval)
+    assert whole.whole
+
+
+@pytest.mark.parametrize(
+    ("key", "value"),
+    [("ranges", []), ("ranges", [["a", {"low": 2, "high": 1, "log": False, "step": None}]]), ("sampler", "grid"),
+     ("trials", "many"), ("objectives", [["a", "up"]]), ("pruner", "shears")],
+)  # fmt: skip
+def test_what_is_no_search_is_none(key: str, value: Any) -> None:
+    options = {OPTION: as_options(SEARCH)}
+    assert search_from(options) == SEARCH
+    options[OPTION][key] = value
+    assert search_from(options) is None
+    assert search_from({}) is search_from(None) is search_from({OPTION: 3}) is None
+
+
+def test_trials_come_back_as_they_were_told(studied: Any, store: Store) -> None:
+    studies, cells = studied
+    first = Trial(0, {"train.muon_lr": 1 / 3, "memory": True}, attrs={"a": [1.5]}, cell=cells[0].id)
+    studies.propose(first, cells[0], memory={"generation": 1})
+    assert (trials_of(store, "s"), memory_of(store, "s")) == ([first], {"generation": 1})
+    second = Trial(1, {"train.muon_lr": 0.1, "memory": "on"}, cell=cells[1].id)
+    first = replace(first, attrs={"b": 2})
+    studies.propose(second, cells[1], [first], {"generation": 2})
+    first = replace(first, standing="done", values=(1 / 7, 3.0), curve=((1, 0.1 + 0.2), (2, 1 / 3)))
+    second = replace(second, standing="failed", reason="no memory")
+    studies.tell(first, second)
+    same = Trial(2, first.params, "done", first.values, cell=cells[0].id)
+    nowhere = Trial(3, {"train.muon_lr": 9.0}, "failed", reason="makes no cell")
+    studies.propose(same, cells[0])
+    studies.propose(nowhere, None)
+    assert trials_of(store, "s") == [first, second, same, nowhere]
+    assert memory_of(store, "s") == {"generation": 2}, "what is not told stays"
+    assert [cell for cell, _ in store.members("s")] == [cells[0].id, cells[1].id], "a cell is listed once"
+    assert trials_of(store, "s", "other") == []
+
+
+def test_what_a_proposal_is_expected_to_take_is_kept_at_its_place(store: Store, cells: Any, owner: Owner) -> None:
+    def cost(hours: float) -> Forecast:
+        return Forecast("here", (0,), ({"FLOPs": (hours / 2, hours, 2 * hours)},))
+
+    known, first, second = cells(3)
+    given = {forecast.OPTION: forecast.as_option(cost(1.0))}
+    asked = NewRevision(grid_text="x", grid_file="x.yaml", options=given, cells=[known])
+    studies = Studies(store, "s", store.acquire_sweep("s", owner, 60.0, revision=asked))
+    for number, (cell, hours) in enumerate([(first, 2.0), (known, 9.0), (second, 3.0), (first, 9.0)]):
+        studies.propose(Trial(number, {"a": number}, cell=cell.id), cell, price=cost(hours))
+    found = forecast.forecast_of(store.revision("s").options)
+    assert found is not None
+    assert [cell for cell, _ in store.members("s")] == [known.id, first.id, second.id]
+    assert [found.cell(place)["FLOPs"][1] for place in range(3)] == [1.0, 2.0, 3.0]
+
+
+def test_only_who_holds_the_sweep_writes(studied: Any, store: Store) -> None:
+    studies, cells = studied
+    with pytest.raises(LostLease):
+        replace(studies, fence=studies.fence - 1).propose(Trial(0, {}, cell=cells[0].id), cells[0])
+    assert trials_of(store, "s") == store.members("s") == []
+
+
+def test_a_deleted_cell_is_asked_for_again_and_a_deleted_sweep_takes_its_study(studied: Any, store: Store) -> None:
+    studies, cells = studied
+    for number in range(2):
+        trial = Trial(number, {"a": number}, "done", (1.0,), ((1, 2.0),), cell=cells[number].id)
+        studies.propose(trial, cells[number])
+    store.release_sweep("s", studies.fence)
+
+    def delete(name: str) -> None:
+        sweep_deletion.delete_all(store, sweep_deletion.plan(store, [name], holds=lambda *a: False), [name], holds=lambda *a: False, who="ada")  # fmt: skip
+
+    delete(cells[1].id)
+    kept, gone = trials_of(store, "s")
+    assert kept.values == (1.0,)
+    assert gone == Trial(1, {"a": 1})
+    delete("s")
+    assert store.sweeps() == []
+    with store.transaction() as session:
+        from sqlalchemy import text
+
+        assert [session.scalar(text(f"SELECT COUNT(*) FROM {table}")) for table in ("study", "trial")] == [0, 0]

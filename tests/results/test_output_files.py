@@ -1,0 +1,312 @@
+"""The one writer: whole files, links, pipes, devices, and what cannot be written."""
+
+from __future__ import annotations
+
+import contextlib
+import errno
+import io
+import json
+import os
+import shutil
+import stat
+import subprocess
+import sys
+import threading
+import zipfile
+from pathlib import Path
+
+import pytest
+from atma_sweep.results import output_files
+from atma_sweep.results.errors import StoreError, WriteRefused
+from patience import PATIENCE_S
+
+HERE = [sys.executable, "-c"]
+WRITE = (
+    "from pathlib import Path; import sys; from atma_sweep.results import files; files.write(Path(sys.argv[1]), {!r})"
+)
+ENDINGS = {".md": "md", ".csv": "csv"}
+
+
+def test_what_a_folder_takes_while_files_go(tmp_path: Path) -> None:
+    (tmp_path / "kept").write_bytes(bytes(1001))
+    (tmp_path / "link").symlink_to(tmp_path / "kept")
+    link = (tmp_path / "link").lstat().st_size
+    assert [output_files.bytes_under(tmp_path / name) for name in ("kept", "link", "gone")] == [1001, link, 0]
+    ended = threading.Event()
+
+    def working() -> None:
+        while not ended.is_set():
+            (tmp_path / "a.part").mkdir()
+            (tmp_path / "a.part" / "x").touch()
+            shutil.rmtree(tmp_path / "a.part")
+
+    other = threading.Thread(target=working)
+    other.start()
+    try:
+        assert {output_files.bytes_under(tmp_path) for _ in range(300)} == {1001 + link}
+    finally:
+        ended.set()
+        other.join()
+
+
+def test_a_file_takes_its_place_whole(tmp_path: Path) -> None:
+    to = tmp_path / "out.txt"
+    to.write_text("old")
+    with contextlib.suppress(ZeroDivisionError), output_files.replacing(to) as stream:
+        stream.write(b"new")
+        stream.flush()
+        assert to.read_text() == "old"
+        raise ZeroDivisionError
+    assert to.read_text() == "old"
+    output_files.write(to, "grün")
+    assert to.read_bytes() == "grün".encode()
+    assert [path.name for path in tmp_path.iterdir()] == ["out.txt"]
+
+
+def test_the_mode_of_a_file_stays_and_a_new_one_has_the_usual(tmp_path: Path) -> None:
+    (tmp_path / "usual").touch()
+    output_files.write(tmp_path / "new", "x")
+    assert (tmp_path / "new").stat().st_mode == (tmp_path / "usual").stat().st_mode
+    (tmp_path / "own").touch(mode=0o600)
+    output_files.write(tmp_path / "own", "x")
+    assert stat.S_IMODE((tmp_path / "own").stat().st_mode) == 0o600
+
+
+def test_links_are_followed(tmp_path: Path) -> None:
+    (tmp_path / "far").mkdir()
+    (tmp_path / "far" / "file").write_text("old")
+    (tmp_path / "near").symlink_to("far/file")
+    (tmp_path / "again").symlink_to(tmp_path / "near")
+    (tmp_path / "dangling").symlink_to("far/new")
+    output_files.write(tmp_path / "again", "new")
+    output_files.write(tmp_path / "dangling", "made")
+    assert all((tmp_path / name).is_symlink() for name in ("near", "again", "dangling"))
+    assert {path.name: path.read_text() for path in (tmp_path / "far").iterdir()} == {"file": "new", "new": "made"}
+
+
+def test_a_pipe_gets_what_is_written_and_stays_one(tmp_path: Path) -> None:
+    os.mkfifo(tmp_path / "pipe")
+    (tmp_path / "link").symlink_to("pipe")
+    found: list[bytes] = []
+    reader = threading.Thread(target=lambda: found.append((tmp_path / "pipe").read_bytes()))
+    reader.start()
+    with output_files.replacing(tmp_path / "link") as stream, zipfile.ZipFile(stream, "w") as archive:
+        archive.writestr("a.txt", "through the pipe")
+    reader.join()
+    assert stat.S_ISFIFO((tmp_path / "pipe").stat().st_mode)
+    assert zipfile.ZipFile(io.BytesIO(found[0])).read("a.txt") == b"through the pipe"
+
+
+def test_a_device_is_written_to(tmp_path: Path) -> None:
+    (tmp_path / "null").symlink_to("/dev/null")
+    before = os.stat("/dev/null")
+    output_files.write(tmp_path / "null", "away")
+    output_files.write(Path("/dev/null"), "away")
+    assert os.path.samestat(before, os.stat("/dev/null"))
+    assert stat.S_ISCHR(before.st_mode)
+    with pytest.raises(WriteRefused, match="cannot write /dev/full: No space left on device; make room"):
+        output_files.write(Path("/dev/full"), "x")
+
+
+@pytest.mark.parametrize("to", ["-", "/dev/stdout", "/dev/fd/1", "/proc/self/fd/1", "link"])
+def test_standard_output(tmp_path: Path, to: str) -> None:
+    (tmp_path / "link").symlink_to("/dev/stdout")
+    code = "print('before'); " + WRITE.format("one\n") + "; print('after')"
+    done = subprocess.run([*HERE, code, to], cwd=tmp_path, capture_output=True, check=True)
+    assert done.stdout == b"before\none\nafter\n"
+    # behind what a file holds already, and in the order of the prints: it is the same open file
+    (tmp_path / "log").write_text("earlier\n")
+    with (tmp_path / "log").open("a") as log:
+        subprocess.run([*HERE, code, to], cwd=tmp_path, stdout=log, check=True)
+    assert (tmp_path / "log").read_text() == "earlier\nbefore\none\nafter\n"
+    assert sorted(path.name for path in tmp_path.iterdir()) == ["link", "log"]
+
+
+def test_a_full_standard_output_is_one_error_and_no_more(tmp_path: Path) -> None:
+    with open("/dev/full", "w") as full:
+        done = subprocess.run([*HERE, WRITE.format("x"), "-"], stdout=full, stderr=subprocess.PIPE, text=True)
+    assert done.returncode == 1
+    assert done.stderr.splitlines()[-1].endswith(
+        "cannot write standard output: No space left on device; make room, or name another place"
+    )
+
+
+@pytest.mark.parametrize(
+    ("to", "said", "code"),
+    [
+        ("none/out.csv", "there is no folder .*none; make it", 2),
+        ("file/out.csv", "file is no folder; name another", 2),
+        ("folder", "folder is a folder; name a file with --out", 2),
+        ("loop", "Too many levels of symbolic links", 2),
+        ("x" * 300, "File name too long", 2),
+        ("x" * 5000, "File name too long", 2),
+        ("/proc/out.csv", "cannot write /proc/out.csv: ", 2),
+        ("/sys/out.csv", "cannot write /sys/out.csv: (Permission denied|Read-only file system); ", 3),
+    ],
+)
+def test_what_cannot_be_written_is_one_line(tmp_path: Path, to: str, said: str, code: int) -> None:
+    (tmp_path / "folder").mkdir()
+    (tmp_path / "file").touch()
+    (tmp_path / "loop").symlink_to("loop")
+    before = sorted(tmp_path.rglob("*"))
+    with pytest.raises(StoreError, match=said) as error:
+        output_files.write(tmp_path / to, "x")
+    assert error.value.exit_code == code
+    assert len(str(error.value)) < 500
+    assert sorted(tmp_path.rglob("*")) == before
+
+
+@pytest.mark.parametrize("number", [errno.EACCES, errno.EROFS, errno.ENOSPC, errno.EDQUOT])
+def test_what_the_machine_refuses(tmp_path: Path, monkeypatch: pytest.MonkeyPatch, number: int) -> None:
+    """As root no permission is missing, so the lowest call says what it would say to others."""
+
+    def refuse(path: object, *rest: object, **more: object) -> int:
+        raise OSError(number, os.strerror(number), path)
+
+    (tmp_path / "out.csv").write_text("old")
+    monkeypatch.setattr(os, "open", refuse)
+    with pytest.raises(WriteRefused, match=f"cannot write {tmp_path}/out.csv: {os.strerror(number)}; ") as error:
+        output_files.write(tmp_path / "out.csv", "x")
+    monkeypatch.undo()
+    assert error.value.exit_code == 3
+    assert (tmp_path / "out.csv").read_text() == "old"
+
+
+def test_a_write_protected_file_is_left_alone(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    (tmp_path / "mine").write_text("old")
+    monkeypatch.setattr(os, "access", lambda path, mode: not (mode & os.W_OK))
+    with pytest.raises(WriteRefused, match="Permission denied; see to its permissions"):
+        output_files.write(tmp_path / "mine", "x")
+    assert (tmp_path / "mine").read_text() == "old"
+
+
+def test_the_format_is_said_or_the_ending_says_it(tmp_path: Path) -> None:
+    def asked(to: str | None, said: str | None = None) -> str:
+        return output_files.format_of(Path(to) if to else None, said, ENDINGS, "terminal")
+
+    assert asked(None) == asked("-") == asked("/dev/null") == "terminal"
+    assert asked("-", "md") == asked("x.txt", "md") == asked("x.MD") == asked(None, "md") == "md"
+    for to, said, why in [
+        ("x.docx", None, "'x.docx' has no ending that names a format; end it in .md, .csv, or add --format"),
+        ("table", None, "'table' has no ending that names a format"),
+        ("x.csv", "md", "'x.csv' ends as csv, but --format says md"),
+    ]:
+        with pytest.raises(StoreError, match=why):
+            asked(to, said)
+
+
+def test_folders(tmp_path: Path) -> None:
+    (tmp_path / "file").touch()
+    (tmp_path / "nowhere").symlink_to("gone")
+    output_files.make_folder(tmp_path / "new")
+    output_files.make_folder(tmp_path / "new")
+    output_files.make_folder(tmp_path / "a" / "b", parents=True)
+    assert (tmp_path / "a" / "b").is_dir()
+    for to, why in [
+        (tmp_path / "c" / "d", "there is no folder .*c; make it"),
+        (tmp_path / "file", "file is no folder"),
+        (tmp_path / "nowhere", "nowhere is a link to nothing"),
+        (Path("-"), "--out names a folder here"),
+        (tmp_path / ("x" * 5000), "File name too long"),
+    ]:
+        with pytest.raises(StoreError, match=why):
+            output_files.make_folder(to)
+    with (
+        pytest.raises(StoreError, match=r"there is no folder .*c; make it"),
+        output_files.filling(tmp_path / "c" / "d"),
+    ):
+        pass
+    with pytest.raises(StoreError, match="exists already"), output_files.filling(tmp_path / "new"):
+        pass
+    with output_files.filling(tmp_path / ("n" * 250)) as aside:
+        (aside / "one").touch()
+    assert os.listdir(tmp_path / ("n" * 250)) == ["one"]
+    with pytest.raises(StoreError, match="cannot make /proc/x"):
+        output_files.make_folder(Path("/proc/x"))
+
+
+def test_a_place_is_tried_before_long_work(tmp_path: Path) -> None:
+    (tmp_path / "file").touch()
+    (tmp_path / "nowhere").symlink_to("gone")
+    for to in ("new", "a/b/c", "."):
+        output_files.check_folder(tmp_path / to)
+    output_files.check_file(tmp_path / "new")
+    output_files.check_file(tmp_path / "file")
+    output_files.check_file(Path("/dev/null"))
+    for to, why, code in [
+        ("file", "file is no folder; name another with --runs", 2),
+        ("file/x", "Not a directory", 2),
+        ("nowhere/x", "nowhere is a link to nothing; name another with --runs", 2),
+        ("x" * 300, "File name too long", 2),
+        ("/sys/x/y", "cannot write /sys: (Permission denied|Read-only file system)", 3),
+    ]:
+        with pytest.raises(StoreError, match=why) as error:
+            output_files.check_folder(tmp_path / to, "--runs")
+        assert error.value.exit_code == code
+    with pytest.raises(WriteRefused, match=r"cannot write /sys: "):
+        output_files.check_file(Path("/sys/x"))
+    with pytest.raises(StoreError, match=r"there is no folder .*/no; make it"):
+        output_files.check_file(tmp_path / "no" / "x")
+    assert sorted(path.name for path in tmp_path.iterdir()) == ["file", "nowhere"]
+
+
+READ_ONLY = """
+import contextlib, io, json, sys
+from pathlib import Path
+from atma_sweep import cli
+from atma_sweep.results import open_store, paper
+
+Path("mine.txt").write_text("to be, or not to be, that is the question. " * 400)
+store = open_store("atma.db", create=True)
+paper.load_published(store)
+store.close()
+found = []
+for words in json.loads(sys.argv[1]):
+    sys.argv = ["atma-sweep", *words]
+    err, code = io.StringIO(), 0
+    try:
+        with contextlib.redirect_stderr(err), contextlib.redirect_stdout(io.TextIOWrapper(io.BytesIO())):
+            cli.main()
+    except SystemExit as end:
+        code = end.code
+    found.append([code, err.getvalue()])
+print(json.dumps(found))
+"""
+
+
+@pytest.mark.thorough
+def test_every_command_that_writes_says_so_in_one_line_when_it_may_not(tmp_path: Path) -> None:
+    """On a file system that is really mounted read-only."""
+    (tmp_path / "read-only").mkdir()
+    mount = 'mount -t tmpfs -o ro none read-only && exec "$@"'
+    within = [] if os.geteuid() == 0 else ["--user", "--map-root-user"]
+    inside = ["unshare", "--mount", *within, "sh", "-c", mount, "sh"]
+    if shutil.which("unshare") is None or subprocess.run([*inside, "true"], cwd=tmp_path).returncode:
+        pytest.skip("this machine lets nobody mount")
+    commands = [
+        ["report", "--sweep", "printed-v1", "--table", "6", "--out", "read-only/t.csv"],
+        ["report", "--sweep", "printed-v1", "--figure", "needle", "--out", "read-only/f.svg"],
+        ["report", "--sweep", "printed-v1", "--dashboard", "read-only/d.html"],
+        ["report", "--sweep", "printed-v1", "--all", "--out", "read-only/all"],
+        ["report", "--sweep", "printed-v1", "--all", "--out", "read-only"],
+        ["export", "--sweep", "printed-v1", "--out", "read-only/e.zip"],
+        ["export", "--sweep", "printed-v1", "--out", "read-only/e.csv"],
+        ["db", "backup", "--to", "read-only"],
+        ["schema", "--out", "read-only/s.json"],
+        ["data", "prepare", "mine.txt", "--runs", "read-only/runs"],
+        ["launch", "quick", "--executor", "local", "--runs", "read-only"],
+        ["launch", "quick", "--executor", "local", "--runs", "read-only/a/b"],
+    ]
+    done = subprocess.run(
+        [*inside, *HERE, READ_ONLY, json.dumps(commands)],
+        cwd=tmp_path,
+        capture_output=True,
+        text=True,
+        timeout=PATIENCE_S,
+    )
+    assert done.returncode == 0, done.stderr
+    for words, (code, err) in zip(commands, json.loads(done.stdout), strict=True):
+        assert (words, code, len(err.splitlines())) == (words, 3, 1)
+        assert err.startswith("atma-sweep: "), words
+        assert "read-only" in err, words
+        assert "Read-only file system" in err, words
