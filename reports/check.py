@@ -10,9 +10,9 @@ from typing import Any
 
 from ..results.errors import StoreError
 from ..results.store.store import Store
-from .data import ReportError
 from .render import SUFFIXES, WRITERS, render, trace_file
-from .render.csv import trace_beside
+from .render.csv_renderer import trace_beside
+from .sweep_data import ReportError
 from .table import Table
 from .tables import make_table
 
@@ -104,7 +104,7 @@ def files_in(folder: Path) -> list[Path]:
 
     A CSV of which only the trace is left is among them. Raises ReportError when there is none, or no folder to read.
     """
-    from .bundle import UNTRACED
+    from .report_folder import UNTRACED
 
     try:
         names = sorted(path.name for path in folder.iterdir() if path.is_file())
@@ -191,7 +191,7 @@ def _column(table: Table, index: int) -> str:
 
 def _figure_differences(content: bytes, format: str, trace: dict[str, Any], store: Store) -> list[str]:
     from .figures import make_figure
-    from .figures.look import look_of
+    from .figures.figure_options import look_of
 
     drawn_with, look = trace.pop("drawn_with", None), trace.pop("look", None)
     try:

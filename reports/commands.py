@@ -13,7 +13,7 @@ from ..results.completion import Offer, silent
 from ..results.options import BY_NAME, AsJson, Db, SweepName, print_json
 from ..results.sanitize import cleaned, say
 from .figures import FIGURES
-from .listed import Listed
+from .report_spec import Listed
 from .tables import SECOND_VERSION, TABLES
 
 
@@ -45,8 +45,8 @@ def status(
     if watch:
         from rich.console import Console
 
-        from .data import ReportError
         from .live.watch import watch as follow
+        from .sweep_data import ReportError
 
         if sweep is not None and is_published(sweep):
             raise ReportError(f"{sweep} holds numbers of the paper and nothing of it runs; leave --watch out")
@@ -258,7 +258,7 @@ def dashboard(
       atma-sweep dashboard --sweep quick --compare printed-v2
       atma-sweep dashboard --port 8000 --no-open
     """
-    from .live_page.serve import serve
+    from .live.serve import serve
 
     def tell(address: str) -> None:
         say(address)
@@ -329,7 +329,7 @@ def report(
         else:
             say("\n".join(f"{f'--{kind} {name}':<24} {shows}" for kind, name, shows in listing()))
         return
-    from .request import Request, carry_out, lengths_of
+    from .report_request import Request, carry_out, lengths_of
 
     asked = Request(
         table=table,

@@ -19,7 +19,7 @@ import click
 import pytest
 import typer.main
 from atma_sweep import cli
-from atma_sweep.reports import bundle
+from atma_sweep.reports import report_folder
 from atma_sweep.reports.figures import files
 from atma_sweep.results import usage
 from atma_sweep.results.store.records import CellRecord, Owner
@@ -57,7 +57,7 @@ def test_every_command_and_option_has_help(name: str) -> None:
 
 def test_the_guide_counts_the_formats_that_there_are() -> None:
     count = {2: "two", 3: "three", 4: "four", 5: "five", 6: "six"}
-    said = f"every table in {count[len(bundle.FILES)]} formats, every figure in {count[len(files.FORMATS)]}"
+    said = f"every table in {count[len(report_folder.FILES)]} formats, every figure in {count[len(files.FORMATS)]}"
     assert said in (ROOT / "docs" / "guide.md").read_text()
 
 

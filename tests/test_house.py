@@ -272,7 +272,7 @@ WRITERS = {
     "results/store/upgrading.py",  # removes a database that could not be made
     "results/store/journal.py",
     "reports/figures/files.py",  # into memory
-    "reports/request.py",  # removes the trace of an older file
+    "reports/report_request.py",  # removes the trace of an older file
 }
 
 

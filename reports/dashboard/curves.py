@@ -11,7 +11,7 @@ import numpy as np
 
 from ...results.store.records import Attempt
 from ...results.store.store import Store
-from ..data import SweepData
+from ..sweep_data import SweepData
 
 CURVE_POINTS = 240_000
 """Points of all training curves together; with more, each is thinned and the page says so."""

@@ -7,11 +7,11 @@ from collections.abc import Sequence
 from typing import Any
 
 from ...results.store.records import Key
-from ..data import WEIGHTED, SweepData
-from ..numbers import Column
+from ..number_format import Column
 from ..stats.effects import Effect
+from ..sweep_data import WEIGHTED, SweepData
 from ..tables.effects import table_of_effects
-from .answer import about
+from .main_results import about
 
 
 def effects_of(data: SweepData, found: Sequence[Effect]) -> dict[str, Any]:

@@ -26,13 +26,13 @@ from typing import Any
 from ...results.output_files import replacing
 from ...results.sanitize import html_escaped
 from ...results.store.store import Store
-from ..data import Lengths, gather, one_reading
 from ..stats.effects import effects
-from .answer import answer_of
-from .beside import beside_of, summary_of
-from .core import core
+from ..sweep_data import Lengths, gather, one_reading
+from .comparison import beside_of, summary_of
+from .core_block import core
 from .curves import curves_of, losses_of
 from .effects import effects_of
+from .main_results import answer_of
 
 SCRIPTS = (
     "view.js", "grid.js", "cells.js", "curves.js", "losses.js", "pictures.js", "answer.js", "effects.js",

@@ -9,11 +9,11 @@ from __future__ import annotations
 from collections.abc import Mapping, Sequence
 from typing import TYPE_CHECKING, Any
 
-from ..listed import Listed
+from ..report_spec import Listed
 
 if TYPE_CHECKING:
     from ...results.store.store import Store
-    from ..data import Lengths
+    from ..sweep_data import Lengths
     from .base import Collected
 
 FIGURES: dict[str, Listed] = {
@@ -70,7 +70,7 @@ def figure_name(name: str) -> str:
     """The name of the figure of that name or number. Raises ReportError."""
     # with what reads the database only now: FIGURES stands in the help of the command line
     from ...results.sanitize import choice
-    from ..data import ReportError
+    from ..sweep_data import ReportError
 
     numbers = {line.number: known for known, line in FIGURES.items() if line.number}
     found = numbers.get(name.lower(), name.lower())
@@ -97,8 +97,8 @@ def make_figure(
     figure that the data cannot give, SweepUnknown, StoreError.
     """
     from ...results.paper import is_published
-    from .. import subset
-    from ..data import ReportError
+    from .. import cell_filter
+    from ..sweep_data import ReportError
 
     found = figure_name(name)
     line = FIGURES[found]
@@ -113,12 +113,12 @@ def make_figure(
     if only and line.study:
         raise ReportError(f"figure {found} is about all trials of a study together; leave --only out")
     try:
-        with subset.only(store.revision(sweep, revision).sweep, only):
+        with cell_filter.only(store.revision(sweep, revision).sweep, only):
             made: Collected = line.load(__package__).collect(
                 store, sweep, revision=revision, **line.options({"lengths": lengths, **wanted})
             )
     except ReportError as error:
-        if sweep is None or not is_published(sweep) or isinstance(error, subset.SubsetError):
+        if sweep is None or not is_published(sweep) or isinstance(error, cell_filter.SubsetError):
             raise
         # nobody can launch or evaluate it
         raise ReportError(f"{str(error).partition(';')[0]}; it holds what is printed, and nothing else") from error

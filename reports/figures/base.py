@@ -11,9 +11,9 @@ import pandas as pd
 
 from ...results.store.records import AXES
 from ...results.store.store import Store
-from ..data import SweepData, level_of
-from ..layout import some_cells, sources_of
-from . import style
+from ..sweep_data import SweepData, level_of
+from ..table_builder import some_cells, sources_of
+from . import drawing
 
 LINE_AXES = ("memory", "window")
 """The axes that tell lines apart first, where they vary; further ones follow, these last:"""
@@ -116,7 +116,7 @@ def names_of(data: SweepData, without: Iterable[str] = ()) -> dict[str, str]:
     found = {}
     for cell in data.cells:
         levels = [(axis, level_of(cell, axis)) for axis in axes]
-        words = [style.shown(one, axis) for axis, one in levels if one not in ("off", "-")]
+        words = [drawing.shown(one, axis) for axis, one in levels if one not in ("off", "-")]
         found[cell.cell_id] = ", ".join([*words, *([f"seed {cell.seed}"] if seeds else [])])
     return found
 

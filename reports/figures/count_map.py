@@ -13,16 +13,16 @@ from ...results.counts import counted
 from ...results.paper import is_published
 from ...results.store.records import AXES
 from ...results.store.store import Store
-from ..data import ReportError, SweepData, gather, level_of
-from ..stats.initial import BETA, magnitude
-from . import style
+from ..stats.untrained_formulas import BETA, magnitude
+from ..sweep_data import ReportError, SweepData, gather, level_of
+from . import drawing
 from .base import Collected, collected
 
 if TYPE_CHECKING:
     from matplotlib.axes import Axes
     from matplotlib.figure import Figure
 
-    from .look import Look
+    from .figure_options import Look
 
 MOST_COUNT = 1000
 BAND = "#dfe9f2"
@@ -85,7 +85,7 @@ def _names(data: SweepData, cells: set[str]) -> dict[str, str]:
     seeds = len({cell.seed for cell in shown}) > 1
     found = {}
     for cell in shown:
-        words = [style.shown(level_of(cell, axis), axis) for axis in axes]
+        words = [drawing.shown(level_of(cell, axis), axis) for axis in axes]
         found[cell.cell_id] = ", ".join([*words, *([f"seed {cell.seed}"] if seeds else [])]) or cell.slug
     return found
 
@@ -95,8 +95,8 @@ def draw(made: Collected, look: Look) -> Figure:
     from matplotlib.patches import Patch
 
     frame = made.frame
-    figure = style.page(2.5, 4.6)
-    (axes,) = style.panels(figure, [""])
+    figure = drawing.page(2.5, 4.6)
+    (axes,) = drawing.panels(figure, [""])
     init = frame[frame["source"] == "init"]
     counts = init["m"].to_numpy(dtype=float)
     x = np.log1p(counts)
@@ -108,7 +108,7 @@ def draw(made: Collected, look: Look) -> Figure:
         if slopes:
             low, high = min(low for low, _ in slopes), max(high for _, high in slopes)
             axes.fill_between(x, magnitude(counts, low), magnitude(counts, high), color=BAND, linewidth=0, zorder=1)
-            handles[f"learned, single heads: β {low:.3f} to {high:.3f}"] = Patch(facecolor=BAND, edgecolor=style.GREY)
+            handles[f"learned, single heads: β {low:.3f} to {high:.3f}"] = Patch(facecolor=BAND, edgecolor=drawing.GREY)
     start = f"at the start: β {init['beta'].iloc[0]:.3f}"
     (line,) = axes.plot(x, init["mag"], color="#000000", zorder=4)
     if learned:
@@ -116,13 +116,13 @@ def draw(made: Collected, look: Look) -> Figure:
     else:
         axes.annotate(
             start, (x[-1], init["mag"].iloc[-1]), xytext=(-3, -22), textcoords="offset points", ha="right", va="top",
-            fontsize=style.size("legend.fontsize"),
+            fontsize=drawing.size("legend.fontsize"),
         )  # fmt: skip
-    several = len(learned) > len(style.INKS)
+    several = len(learned) > len(drawing.INKS)
     for place, curve in enumerate(learned):
-        how = style.look(place) | {"linestyle": style.DASHES[1 + place % 3], "markevery": 12 + place % 5}
+        how = drawing.look(place) | {"linestyle": drawing.DASHES[1 + place % 3], "markevery": 12 + place % 5}
         if several:
-            how = {"color": style.INKS[0], "linewidth": style.stroke(0.7), "alpha": 0.6}
+            how = {"color": drawing.INKS[0], "linewidth": drawing.stroke(0.7), "alpha": 0.6}
         (line,) = axes.plot(np.log1p(curve["m"]), curve["mag"], zorder=3, **how)
         name = f"learned, {counted(len(learned), 'cell')}" if several else _named(curve, made.about["names"])
         handles[name] = line
@@ -134,7 +134,7 @@ def draw(made: Collected, look: Look) -> Figure:
         _guide(axes, words, power, float(magnitude(1.0, init["beta"].iloc[0])))
     axes.set_xlabel("keys that share the weight alike, m")
     axes.set_ylabel("what they come to, mag")
-    return style.finished(figure, made.title, made.notes, handles, columns=2)
+    return drawing.finished(figure, made.title, made.notes, handles, columns=2)
 
 
 def _named(curve: pd.DataFrame, names: Mapping[str, str]) -> str:
@@ -146,8 +146,8 @@ def _guide(axes: Axes, words: str, power: float, first: float) -> None:
     m = np.geomspace(1, MOST_COUNT, 200)
     heights = first * m**power
     inside = heights <= 1
-    axes.plot(np.log1p(m[inside]), heights[inside], color=style.FAINT, linestyle=style.DASHES[1], zorder=2)
+    axes.plot(np.log1p(m[inside]), heights[inside], color=drawing.FAINT, linestyle=drawing.DASHES[1], zorder=2)
     axes.annotate(
         words, (math.log1p(m[inside][-1]), 1.0), xytext=(0, 2), textcoords="offset points", ha="center", va="bottom",
-        fontsize=style.size("small"), color=style.GREY, annotation_clip=False,
+        fontsize=drawing.size("small"), color=drawing.GREY, annotation_clip=False,
     )  # fmt: skip

@@ -8,10 +8,10 @@ import numpy as np
 import pandas as pd
 
 from ...results.store.store import Store
-from ..data import Lengths, ReportError, gather
-from ..stats.ceiling import needle_words
 from ..stats.effects import contrasts, effects, reference_level
-from . import style
+from ..stats.needle_baseline import needle_words
+from ..sweep_data import Lengths, ReportError, gather
+from . import drawing
 from .base import Collected, collected
 from .forest import (
     ROW,
@@ -29,7 +29,7 @@ from .forest import (
 if TYPE_CHECKING:
     from matplotlib.figure import Figure
 
-    from .look import Look
+    from .figure_options import Look
 
 MOST_LEVELS = 3
 """Of an axis whose levels are all held against each other; of a longer one the rows against its reference are drawn."""
@@ -90,8 +90,8 @@ def draw(made: Collected, look: Look) -> Figure:
     titles = list(dict.fromkeys(frame["measure"]))
     places = _places(whole)
     bottom = max(places.values()) + 0.7
-    figure = style.page(ROW * bottom + 1.0, 7.2 if len(titles) > 3 else 5.2)
-    grid = style.stacked(figure, len(titles), narrow=3, wide=4, sharey=True)
+    figure = drawing.page(ROW * bottom + 1.0, 7.2 if len(titles) > 3 else 5.2)
+    grid = drawing.stacked(figure, len(titles), narrow=3, wide=4, sharey=True)
     parts = frame[(frame["where"] != "") & ~frame["confirmatory"]]
     markers = _markers(parts, whole)
     for axes, title in zip(grid, titles, strict=True):
@@ -106,7 +106,7 @@ def draw(made: Collected, look: Look) -> Figure:
         axes.tick_params(axis="y", length=0)
         axes.spines["left"].set_visible(False)
     _labels(grid[0], places, bottom)
-    return style.finished(figure, made.title, made.notes, keys(whole) | _strata_keys(markers), columns=3)
+    return drawing.finished(figure, made.title, made.notes, keys(whole) | _strata_keys(markers), columns=3)
 
 
 Key = tuple[bool, str, str, str, str]
@@ -145,7 +145,7 @@ def _labels(axes: Any, places: dict[Key, float], bottom: float) -> None:
     for declared, axis, level, reference, where in places:
         text = against(axis, level, reference)
         inside = ", ".join(
-            style.shown(part.partition("=")[2], part.partition("=")[0]) for part in where.split(", ") if part
+            drawing.shown(part.partition("=")[2], part.partition("=")[0]) for part in where.split(", ") if part
         )
         words.append((f"{text} ({inside})" if inside else text) + (" *" if declared else ""))
     axes.set_yticks(list(places.values()), words)
@@ -158,13 +158,13 @@ def _strata_keys(markers: dict[str, str]) -> dict[str, Any]:
     found = {}
     for where, marker in markers.items():
         axis, _, level = where.partition("=")
-        found[style.shown(level, axis)] = Line2D(
+        found[drawing.shown(level, axis)] = Line2D(
             [],
             [],
             linestyle="none",
             marker=marker,
-            color=style.GREY,
-            markersize=style.stroke(3.0),
+            color=drawing.GREY,
+            markersize=drawing.stroke(3.0),
             markerfacecolor="white",
         )
     return found

@@ -17,10 +17,10 @@ from xml.etree import ElementTree
 import pandas as pd
 
 from ...results.sanitize import cleaned, plain
-from ..data import ReportError
-from . import FIGURES, style
+from ..sweep_data import ReportError
+from . import FIGURES, drawing
 from .base import Collected
-from .look import Look
+from .figure_options import Look
 from .redraw import versions
 
 FORMATS = ("svg", "pdf", "png")
@@ -62,7 +62,7 @@ def renderings(
         for format, place in PLACES.items():
             told[format][place] = trace_text(made, look)
     found = {}
-    with style.settings(look):
+    with drawing.settings(look):
         figure = drawn(made, look)
         for format in formats:
             out = io.BytesIO()
@@ -73,9 +73,9 @@ def renderings(
 
 def drawn(made: Collected, look: Look | None = None) -> Any:
     """The matplotlib Figure, laid out for good; to be called and used inside `style.settings(look)`."""
-    figure = FIGURES[made.name].load(str(__package__)).draw(_shown(made), look or style.current())
+    figure = FIGURES[made.name].load(str(__package__)).draw(_shown(made), look or drawing.current())
     # once: finding the places takes longer than drawing, and so they are the same in every format
-    style.settle(figure)
+    drawing.settle(figure)
     return figure
 
 

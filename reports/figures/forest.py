@@ -13,12 +13,12 @@ from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
-from ..columns import further_metrics
-from ..data import SweepData
-from ..numbers import Column, length_name
+from ..number_format import Column, length_name
+from ..placeholders import MEASURES
+from ..result_columns import further_metrics
 from ..stats.effects import Tested, measures
-from ..words import MEASURES
-from . import style
+from ..sweep_data import SweepData
+from . import drawing
 
 if TYPE_CHECKING:
     import pandas as pd
@@ -72,20 +72,20 @@ def lacking(rows: Sequence[Mapping[str, Any]], what: str) -> list[str]:
 def against(axis: str, level: str, reference: str) -> str:
     """A difference of levels in words: NoPE − PoLAR, and for a switch its axis alone: memory."""
     if (level, reference) == ("on", "off"):
-        return style.axis_name(axis)
+        return drawing.axis_name(axis)
     if (axis, reference) == ("reg_mode", "baseline"):
         return f"{level} regularizer"
     if axis in ("attn_type", "reg_mode"):
-        return f"{style.shown(level, axis)} − {style.shown(reference, axis)}"
-    return f"{style.axis_name(axis)} {level} − {reference}"
+        return f"{drawing.shown(level, axis)} − {drawing.shown(reference, axis)}"
+    return f"{drawing.axis_name(axis)} {level} − {reference}"
 
 
 def ink_of(row: Any) -> str:
     """The colour of a difference: good or bad where it is sure, else grey."""
     side = row["mean"] * (row["better"] or 0)
     if not row["sure"] or not side:
-        return style.GREY
-    return style.GOOD if side > 0 else style.BAD
+        return drawing.GREY
+    return drawing.GOOD if side > 0 else drawing.BAD
 
 
 def draw_rows(axes: Axes, rows: pd.DataFrame, heights: Sequence[float]) -> None:
@@ -93,10 +93,10 @@ def draw_rows(axes: Axes, rows: pd.DataFrame, heights: Sequence[float]) -> None:
     for (_, row), y in zip(rows.iterrows(), heights, strict=True):
         ink, pale = ink_of(row), 0.45 if row["mixed"] else 1.0
         if not np.isnan(row["low"]):
-            axes.hlines(y, row["low"], row["high"], color=ink, linewidth=style.stroke(1.3), alpha=pale)
+            axes.hlines(y, row["low"], row["high"], color=ink, linewidth=drawing.stroke(1.3), alpha=pale)
         axes.plot(
             row["mean"], y, marker="o", color=ink, markerfacecolor=ink if row["sure"] else "white", linestyle="none", zorder=3,
-            markersize=style.stroke(4.2), alpha=pale if row["sure"] else 1.0,
+            markersize=drawing.stroke(4.2), alpha=pale if row["sure"] else 1.0,
         )  # fmt: skip
 
 
@@ -106,7 +106,7 @@ def draw_strata(axes: Axes, rows: pd.DataFrame, heights: Sequence[float], marker
         ink = ink_of(row)
         axes.plot(
             row["mean"], y, marker=markers[row["where"]], color=ink, markerfacecolor=ink if row["sure"] else "white",
-            linestyle="none", markersize=style.stroke(3.0), markeredgewidth=style.stroke(0.7), zorder=4,
+            linestyle="none", markersize=drawing.stroke(3.0), markeredgewidth=drawing.stroke(0.7), zorder=4,
         )  # fmt: skip
 
 
@@ -114,7 +114,7 @@ def head_panel(axes: Axes, words: str, *, wrapped: bool = False) -> None:
     """The panel's title, with room below it for the side that is better; `wrapped` in two lines."""
     if wrapped:
         words = words.replace(", ", "\n") if ", " in words else words.replace(" ", "\n", 1)
-    axes.set_title(words, pad=1.5 * style.size("small") + 4)
+    axes.set_title(words, pad=1.5 * drawing.size("small") + 4)
 
 
 def frame_axes(axes: Axes, rows: pd.DataFrame, side: str = BETTER) -> None:
@@ -128,14 +128,14 @@ def frame_axes(axes: Axes, rows: pd.DataFrame, side: str = BETTER) -> None:
     low, high = min(low, ticks[0]), max(high, ticks[-1])
     axes.set_xlim(*((high, low) if better < 0 else (low, high)))
     axes.set_xticks(ticks, [f"{tick:g}".replace("-", "−") for tick in ticks])
-    style.after_layout(axes.figure, lambda: thin_labels(axes))  # type: ignore[arg-type]
-    axes.axvline(0, color="#000000", linewidth=style.stroke(0.7), zorder=1)
+    drawing.after_layout(axes.figure, lambda: thin_labels(axes))  # type: ignore[arg-type]
+    axes.axvline(0, color="#000000", linewidth=drawing.stroke(0.7), zorder=1)
     axes.grid(axis="y", visible=False)
     axes.set_xlabel(str(rows["unit"].iloc[0]))
     if better:
         axes.annotate(
             f"{side} →", (1, 1), xycoords="axes fraction", xytext=(0, 1.5), textcoords="offset points", ha="right",
-            va="bottom", fontsize=style.size("small"), color=style.GOOD,
+            va="bottom", fontsize=drawing.size("small"), color=drawing.GOOD,
         )  # fmt: skip
 
 
@@ -143,7 +143,7 @@ def thin_labels(axes: Axes) -> None:
     """Where the numbers below an axis would meet, leaves out every second one, zero never."""
     ticks, labels = list(axes.get_xticks()), axes.get_xticklabels()
     ends = sorted((box.x0, box.x1) for box in (label.get_window_extent() for label in labels))
-    if any(after[0] - before[1] < 0.3 * style.size("xtick.labelsize") for before, after in pairwise(ends)):
+    if any(after[0] - before[1] < 0.3 * drawing.size("xtick.labelsize") for before, after in pairwise(ends)):
         zero = ticks.index(0.0)
         axes.set_xticks(ticks, [one.get_text() if (i - zero) % 2 == 0 else "" for i, one in enumerate(labels)])
 
@@ -168,9 +168,9 @@ def keys(rows: pd.DataFrame, sides: tuple[str, str] = (BETTER, WORSE)) -> dict[s
 
     inks = [ink_of(row) for _, row in rows.iterrows()]
     found: dict[str, Any] = {}
-    for words, ink in zip(sides, (style.GOOD, style.BAD), strict=True):
+    for words, ink in zip(sides, (drawing.GOOD, drawing.BAD), strict=True):
         if ink in inks:
             found[words] = Line2D([], [], color=ink, marker="o")
     if not rows["sure"].all():
-        found[OPEN] = Line2D([], [], color=style.GREY, marker="o", markerfacecolor="white")
+        found[OPEN] = Line2D([], [], color=drawing.GREY, marker="o", markerfacecolor="white")
     return found

@@ -7,18 +7,18 @@ from typing import TYPE_CHECKING, Any
 import pandas as pd
 
 from ...results.store.store import Store
-from ..columns import qualities
-from ..data import Lengths, ReportError, gather
-from ..stats.ceiling import needle_words
+from ..result_columns import qualities
 from ..stats.effects import factors, interactions
-from . import style
+from ..stats.needle_baseline import needle_words
+from ..sweep_data import Lengths, ReportError, gather
+from . import drawing
 from .base import Collected, collected
 from .forest import ROW, against, draw_rows, fields_of, frame_axes, head_panel, keys, lacking
 
 if TYPE_CHECKING:
     from matplotlib.figure import Figure
 
-    from .look import Look
+    from .figure_options import Look
 
 MOST_ROWS = 10
 SIDES = ("better together", "worse together")
@@ -80,8 +80,8 @@ def draw(made: Collected, look: Look) -> Figure:
     frame = made.frame
     parts = {str(name): rows.head(MOST_ROWS) for name, rows in frame.groupby("measure", sort=False)}
     tall = max(len(rows) for rows in parts.values())
-    figure = style.page(ROW * tall + 0.9)
-    for axes, rows in zip(style.stacked(figure, len(parts)), parts.values(), strict=True):
+    figure = drawing.page(ROW * tall + 0.9)
+    for axes, rows in zip(drawing.stacked(figure, len(parts)), parts.values(), strict=True):
         head_panel(axes, str(rows["words"].iloc[0]))
         heights = list(range(len(rows)))
         draw_rows(axes, rows, heights)
@@ -90,4 +90,4 @@ def draw(made: Collected, look: Look) -> Figure:
         axes.set_ylim(tall - 0.4, -0.7)
         axes.tick_params(axis="y", length=0)
         axes.spines["left"].set_visible(False)
-    return style.finished(figure, made.title, made.notes, keys(pd.concat(list(parts.values())), SIDES))
+    return drawing.finished(figure, made.title, made.notes, keys(pd.concat(list(parts.values())), SIDES))

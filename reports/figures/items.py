@@ -10,12 +10,12 @@ import pandas as pd
 
 from ...results.counts import counted
 from ...results.store.store import Store
-from ..data import Lengths, ReportError, SweepData, gather
-from ..numbers import length_name, rounded
-from ..stats.ceiling import ceiling
+from ..number_format import length_name, rounded
 from ..stats.items import answers, items_of
-from ..stats.spread import STRATA
-from . import style
+from ..stats.needle_baseline import ceiling
+from ..stats.run_noise import STRATA
+from ..sweep_data import Lengths, ReportError, SweepData, gather
+from . import drawing
 from .base import Collected, collected, names_of, origins_in
 from .strata import words_of
 
@@ -23,7 +23,7 @@ if TYPE_CHECKING:
     from matplotlib.axes import Axes
     from matplotlib.figure import Figure
 
-    from .look import Look
+    from .figure_options import Look
 
 PROBE, METRIC = "needle", "digit_accuracy"
 NAMED = 32
@@ -32,7 +32,7 @@ NUMBERED = 24
 """Trials that are numbered below the map."""
 TALLEST = 8.0  # inches
 GAP = 0.6  # rows between strata
-NONE, ALL, MISSING = "#f1f1f1", style.GOOD, "#c9b8a8"
+NONE, ALL, MISSING = "#f1f1f1", drawing.GOOD, "#c9b8a8"
 
 
 def collect(
@@ -107,9 +107,9 @@ def draw(made: Collected, look: Look) -> Figure:
     lengths = list(dict.fromkeys(frame["length"]))
     named = len(cells) <= NAMED
     each = 0.15 if named else max(0.02, 0.11 * NAMED / len(cells))
-    figure = style.page(min(TALLEST, each * (max(places) + 1) + 0.75), style.WIDTH if len(lengths) > 1 else 4.8)
+    figure = drawing.page(min(TALLEST, each * (max(places) + 1) + 0.75), drawing.WIDTH if len(lengths) > 1 else 4.8)
     missing = False
-    grid = style.stacked(figure, len(lengths), sharey=True)
+    grid = drawing.stacked(figure, len(lengths), sharey=True)
     for axes, length in zip(grid, lengths, strict=True):
         here = frame[frame["length"] == length]
         missing |= _map(axes, here, cells, places)
@@ -119,8 +119,8 @@ def draw(made: Collected, look: Look) -> Figure:
     colours = {"none": NONE, "half": _colours()(0.5), "all digits right": ALL} | (
         {"no answer": MISSING} if missing else {}
     )
-    keys = {word: Patch(facecolor=ink, edgecolor=style.GREY, linewidth=0.5) for word, ink in colours.items()}
-    return style.finished(figure, made.title, made.notes, keys)
+    keys = {word: Patch(facecolor=ink, edgecolor=drawing.GREY, linewidth=0.5) for word, ink in colours.items()}
+    return drawing.finished(figure, made.title, made.notes, keys)
 
 
 def _colours() -> Any:
@@ -156,11 +156,11 @@ def _map(axes: Axes, here: pd.DataFrame, cells: pd.DataFrame, places: list[float
     for side in axes.spines.values():
         side.set_visible(False)
     for edge in np.arange(1, across) - 0.5:
-        axes.axvline(edge, color="#ffffff", linewidth=style.stroke(0.5), zorder=2)
+        axes.axvline(edge, color="#ffffff", linewidth=drawing.stroke(0.5), zorder=2)
     trials = here.drop_duplicates("column").sort_values("column")
     numbers = [str(one) for one in trials["trial"]] if across <= NUMBERED else []
     axes.set_xticks(trials["column"].to_list() if numbers else [], numbers)
-    axes.tick_params(axis="x", labelsize=style.size("small"))
+    axes.tick_params(axis="x", labelsize=drawing.size("small"))
     axes.set_xlabel("trial" if numbers else counted(across, "trial"))
     return bool(np.isnan(table).any())
 
@@ -172,7 +172,7 @@ def _means(axes: Axes, here: pd.DataFrame, cells: pd.DataFrame, places: list[flo
     for _, row in groups.agg(y=("y", "mean"), value=("value", "mean")).iterrows():
         axes.annotate(
             rounded(row["value"], 1, percent=True) + "%", (1, row["y"]), xycoords=("axes fraction", "data"),
-            xytext=(4, 0), textcoords="offset points", va="center", fontsize=style.size("small"), annotation_clip=False,
+            xytext=(4, 0), textcoords="offset points", va="center", fontsize=drawing.size("small"), annotation_clip=False,
         )  # fmt: skip
 
 

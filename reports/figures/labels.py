@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Sequence
 from typing import TYPE_CHECKING, Any, Literal
 
-from . import style
+from . import drawing
 
 if TYPE_CHECKING:
     from matplotlib.axes import Axes
@@ -99,8 +99,8 @@ def beside_points(
     taken = [text.get_window_extent(renderer) for text in axes.texts]
     for x, y, text in sorted(labels, key=lambda one: -one[1]):
         note = axes.annotate(
-            text, (x, y), xytext=(6, 0), textcoords="offset points", va="center", fontsize=style.size("small"), zorder=6,
-            bbox=style.backing(), arrowprops={"arrowstyle": "-", "linewidth": 0.4, "shrinkA": 0, "shrinkB": 4, "color": style.GREY},
+            text, (x, y), xytext=(6, 0), textcoords="offset points", va="center", fontsize=drawing.size("small"), zorder=6,
+            bbox=drawing.backing(), arrowprops={"arrowstyle": "-", "linewidth": 0.4, "shrinkA": 0, "shrinkB": 4, "color": drawing.GREY},
         )  # fmt: skip
         line = note.arrow_patch
         costs = {}

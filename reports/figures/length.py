@@ -7,16 +7,16 @@ from typing import TYPE_CHECKING, Any
 import pandas as pd
 
 from ...results.store.store import Store
-from ..data import Lengths, ReportError, gather
-from . import style
+from ..sweep_data import Lengths, ReportError, gather
+from . import drawing
 from .base import Collected, collected, line_axes, names_of, origins_in, training_lengths
-from .curves import draw_lines, looks, mark_beyond, mark_trained, robust_range
-from .lines import averaged_over, bars, length_label, lines_of, only, over_lengths, uneven
+from .length_frames import averaged_over, bars, length_label, lines_of, only, over_lengths, uneven
+from .line_drawing import draw_lines, looks, mark_beyond, mark_trained, robust_range
 
 if TYPE_CHECKING:
     from matplotlib.figure import Figure
 
-    from .look import Look
+    from .figure_options import Look
 
 
 PROBES = ("clean", "junk", "same_tail")
@@ -67,17 +67,17 @@ def draw(made: Collected, look: Look) -> Figure:
     """A row for clean and one for junk, a panel a mixer, a line a group of cells."""
     frame, trained = made.frame, made.about["trained"]
     names, probes = list(dict.fromkeys(frame["panel"])), list(dict.fromkeys(frame["probe"]))
-    figure = style.page(style.PANEL * len(probes) + 0.35, style.width_of(len(names)))
+    figure = drawing.page(drawing.PANEL * len(probes) + 0.35, drawing.width_of(len(names)))
     said = [WORDS.get(probe, probe) for probe in probes]
-    titles = [f"{style.shown(name)}, {probe}" for probe in said for name in names]
-    columns = style.columns_of(figure, len(names))
+    titles = [f"{drawing.shown(name)}, {probe}" for probe in said for name in names]
+    columns = drawing.columns_of(figure, len(names))
     if columns < len(names):
         # a row would hold panels of both probes: each probe gets rows of its own
-        titles = [f"{style.shown(name)}, {probe}" for name in names for probe in said]
+        titles = [f"{drawing.shown(name)}, {probe}" for name in names for probe in said]
     order = [(name, probe) for probe in probes for name in names]
     if columns < len(names):
         order = [(name, probe) for name in names for probe in probes]
-    group = style.panels(figure, titles, columns=columns if columns == len(names) else len(probes), sharex=True)
+    group = drawing.panels(figure, titles, columns=columns if columns == len(names) else len(probes), sharex=True)
     means, found = lines_of(frame), looks(frame, made.about["axes"])
     named = {cell: made.about["names"].get(cell, "") or "this cell" for cell in look.highlight}
     handles: dict[str, Any] = {}
@@ -85,10 +85,10 @@ def draw(made: Collected, look: Look) -> Figure:
         part = frame[frame["probe"] == probe]
         here, mean = (some[(some["panel"] == name) & (some["probe"] == probe)] for some in (frame, means))
         handles |= draw_lines(axes, here, mean, found, 1, named=named)
-        style.length_axis(axes, list(frame["length"]), trained, room=0.9)
+        drawing.length_axis(axes, list(frame["length"]), trained, room=0.9)
         axes.set_ylim(*limits(part, means))
         mark_trained(axes, trained, word=place == len(group) - 1)
         mark_beyond(axes, here, 1)
-    style.outer_labels(figure, length_label(trained), "loss, nats per token")
+    drawing.outer_labels(figure, length_label(trained), "loss, nats per token")
     words = [one["label"] for one in found.values()]
-    return style.finished(figure, made.title, made.notes, {word: handles[word] for word in words if word in handles})
+    return drawing.finished(figure, made.title, made.notes, {word: handles[word] for word in words if word in handles})

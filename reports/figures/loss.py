@@ -14,18 +14,18 @@ from ...results.counts import counted
 from ...results.sanitize import choice
 from ...results.store.records import AXES, CellState
 from ...results.store.store import Store
-from ..data import ReportError, SweepData, gather, level_of
-from ..listed import AGAINST
-from ..numbers import rounded
-from . import style
+from ..number_format import rounded
+from ..report_spec import AGAINST
+from ..sweep_data import ReportError, SweepData, gather, level_of
+from . import drawing
 from .base import Collected, collected, line_axes, names_of, origins_in
-from .curves import end_words, robust_range
+from .line_drawing import end_words, robust_range
 
 if TYPE_CHECKING:
     from matplotlib.axes import Axes
     from matplotlib.figure import Figure
 
-    from .look import Look
+    from .figure_options import Look
 
 CURVE = ("step", "tokens", "wall_s", "train_loss", "val_loss")
 TRAIN, VAL = CURVE.index("train_loss"), CURVE.index("val_loss")
@@ -150,7 +150,7 @@ def _published(sweep: str, store: Store, x: str) -> tuple[pd.DataFrame, list[str
     frame = _timed(_frame(data, curves, ()), x, sweep)
     vary = [axis for axis in (*AXES, *data.extra_axes()) if len(data.levels(axis)) > 1]
     words = {
-        cell.cell_id: ", ".join(style.shown(level_of(cell, axis), axis) for axis in vary) or "all cells"
+        cell.cell_id: ", ".join(drawing.shown(level_of(cell, axis), axis) for axis in vary) or "all cells"
         for cell in data.cells
     }
     frame["first"], frame["second"] = sweep, frame["cell"].map(words)
@@ -293,8 +293,8 @@ def draw(made: Collected, look: Look) -> Figure:
     found = looks(frame, made.about["axes"], made.about["beside"])
     handles, top = _handles(means, found), _top(frame, column)
     end = float(frame[x].max())
-    figure = style.page(2.5)
-    group = style.panels(figure, ["whole training", "its last half"] if end else [""], columns=2)
+    figure = drawing.page(2.5)
+    group = drawing.panels(figure, ["whole training", "its last half"] if end else [""], columns=2)
     for place, axes in enumerate(group):
         begin = 0.0 if place == 0 else (1 - LAST) * end
         _draw_cells(axes, frame, x, column, found, scale, named=look.highlight)
@@ -313,11 +313,11 @@ def draw(made: Collected, look: Look) -> Figure:
         elif made.about["log"]:
             axes.set_xscale("log")
             axes.set_yscale("log")
-            style.plain_log_ticks(axes)
+            drawing.plain_log_ticks(axes)
         axes.set_xlabel(unit)
     words = "validation loss, nats per token" if column == "val_loss" else "training loss, smoothed, nats per token"
-    style.vertical_label(figure, words)
-    return style.finished(figure, made.title, made.notes, handles, columns=3)
+    drawing.vertical_label(figure, words)
+    return drawing.finished(figure, made.title, made.notes, handles, columns=3)
 
 
 def _top(frame: pd.DataFrame, column: str) -> float | None:
@@ -336,12 +336,12 @@ def looks(frame: pd.DataFrame, axes: Sequence[str], beside: str | None = None) -
     sweep of which some are, whose words are its name and what tells them apart."""
     groups = list(frame[["first", "second"]].drop_duplicates().itertuples(index=False, name=None))
     firsts, seconds = (list(dict.fromkeys(one)) for one in zip(*groups, strict=True))
-    seconds = sorted(seconds, key=lambda one: -style.off_first(one))
+    seconds = sorted(seconds, key=lambda one: -drawing.off_first(one))
     found = {}
     for first, second in groups:
-        words = [style.shown(one, axis) for one, axis in zip((first, second), axes, strict=False)]
+        words = [drawing.shown(one, axis) for one, axis in zip((first, second), axes, strict=False)]
         words = [first, second] if first == beside else words
-        how = style.look(firsts.index(first), seconds.index(second))
+        how = drawing.look(firsts.index(first), seconds.index(second))
         found[first, second] = {**how, "label": ", ".join(words) or "all cells"}
     return found
 
@@ -362,7 +362,7 @@ def _handles(means: pd.DataFrame, found: dict[tuple[str, str], dict[str, Any]]) 
         handles[f"{found[key]['label']}: {rounded(ends[key], 3)}"] = Line2D([], [], **how)
     for key in (one for one in found if one not in ends):
         handles[f"{found[key]['label']}: diverged"] = Line2D(
-            [], [], color=found[key]["color"], linewidth=style.stroke(0.4)
+            [], [], color=found[key]["color"], linewidth=drawing.stroke(0.4)
         )
     return handles
 
@@ -380,7 +380,7 @@ def _draw_means(
             axes.fill_between(at, y - sd, y + sd, color=how["color"], alpha=0.16, linewidth=0, zorder=2)
         every = max(1, len(line) // 6)
         drawn = {name: value for name, value in how.items() if name != "label"}
-        axes.plot(at, y, **drawn, markevery=(place % every, every), zorder=3, linewidth=style.stroke(1.2))
+        axes.plot(at, y, **drawn, markevery=(place % every, every), zorder=3, linewidth=drawing.stroke(1.2))
 
 
 def _draw_cells(
@@ -393,7 +393,7 @@ def _draw_cells(
     known = frame[frame[column].notna()]
     for (first, second), group in known.groupby(["first", "second"], sort=False):
         curves = [one[[x, column]].to_numpy(dtype=float) / (scale, 1) for _, one in group.groupby("cell", sort=False)]
-        thin = {"linewidths": style.stroke(0.4), "alpha": 0.15 if named else 0.3, "zorder": 1.5}
+        thin = {"linewidths": drawing.stroke(0.4), "alpha": 0.15 if named else 0.3, "zorder": 1.5}
         axes.add_collection(
             LineCollection(curves, colors=found[str(first), str(second)]["color"], **thin), autolim=True
         )
@@ -406,7 +406,7 @@ def _draw_behind(
     """The smoothed training loss of every group, dotted and faint."""
     for (first, second), line in behind.groupby(["first", "second"], sort=False):
         how = {"color": found[str(first), str(second)]["color"], "linestyle": (0, (1, 1.5)), "alpha": 0.55}
-        axes.plot(line[x] / scale, line["value"], **how, linewidth=style.stroke(0.8), zorder=1)
+        axes.plot(line[x] / scale, line["value"], **how, linewidth=drawing.stroke(0.8), zorder=1)
 
 
 def _draw_named(
@@ -417,7 +417,7 @@ def _draw_named(
     for cell, label in named.items():
         one = frame[(frame["cell"] == cell) & frame[column].notna()]
         if len(one):
-            axes.plot(one[x] / scale, one[column], color="#000000", linewidth=style.stroke(1.1), zorder=3.5)
+            axes.plot(one[x] / scale, one[column], color="#000000", linewidth=drawing.stroke(1.1), zorder=3.5)
             told.append((float(one[x].iloc[-1]) / scale, float(one[column].iloc[-1]), label))
     if words and told:
         end_words(axes, told)

@@ -8,18 +8,18 @@ from typing import TYPE_CHECKING, Any
 import pandas as pd
 
 from ...results.store.store import Store
-from ..data import Lengths, ReportError, SweepData, gather
-from ..numbers import length_name, rounded
-from ..stats.ceiling import ceiling
-from . import style
+from ..number_format import length_name, rounded
+from ..stats.needle_baseline import ceiling
+from ..sweep_data import Lengths, ReportError, SweepData, gather
+from . import drawing
 from .base import Collected, collected, line_axes, names_of, origins_in, training_lengths
-from .curves import draw_lines, looks, mark_level, mark_trained
-from .lines import averaged_over, bars, length_label, lines_of, only, over_lengths, uneven
+from .length_frames import averaged_over, bars, length_label, lines_of, only, over_lengths, uneven
+from .line_drawing import draw_lines, looks, mark_level, mark_trained
 
 if TYPE_CHECKING:
     from matplotlib.figure import Figure
 
-    from .look import Look
+    from .figure_options import Look
 
 HEADROOM = 132  # percent at the top of the axes: room for words above the best line
 
@@ -79,15 +79,15 @@ def draw(made: Collected, look: Look) -> Figure:
     """A panel a mixer, a line a group of cells, the best cell and the highlighted ones by themselves."""
     frame, trained, ceilings = made.frame, made.about["trained"], made.about["ceilings"]
     names = list(dict.fromkeys(frame["panel"]))
-    figure = style.page(style.PANEL * style.rows_of(len(names)) + 0.35, style.width_of(len(names)))
+    figure = drawing.page(drawing.PANEL * drawing.rows_of(len(names)) + 0.35, drawing.width_of(len(names)))
     means, found = lines_of(frame), looks(frame, made.about["axes"])
     named = _named(made, look)
     handles: dict[str, Any] = {}
-    group = style.panels(figure, [style.shown(name) for name in names], sharex=True, sharey=True)
+    group = drawing.panels(figure, [drawing.shown(name) for name in names], sharex=True, sharey=True)
     for place, (axes, name) in enumerate(zip(group, names, strict=True)):
         here, mean = (some[some["panel"] == name] for some in (frame, means))
         handles |= draw_lines(axes, here, mean, found, 100, named=named)
-        style.length_axis(axes, list(frame["length"]), trained, room=0.9)
+        drawing.length_axis(axes, list(frame["length"]), trained, room=0.9)
         mark_trained(axes, trained, word=place == 0)
         axes.set_yticks(range(0, 101, 20 if look.scale >= 0.8 else 25))
         axes.set_ylim(-5, HEADROOM)
@@ -96,9 +96,9 @@ def draw(made: Collected, look: Look) -> Figure:
     if levels:
         highest = max(levels, key=float)
         mark_level(group, levels[highest], f"constant answer\n{highest}%")
-    style.outer_labels(figure, length_label(trained), "digits recalled, %")
+    drawing.outer_labels(figure, length_label(trained), "digits recalled, %")
     words = [one["label"] for one in found.values()]
-    return style.finished(figure, made.title, made.notes, {word: handles[word] for word in words if word in handles})
+    return drawing.finished(figure, made.title, made.notes, {word: handles[word] for word in words if word in handles})
 
 
 def _named(made: Collected, look: Look) -> dict[str, str]:

@@ -10,23 +10,23 @@ import pandas as pd
 
 from ...results.store.records import AXES
 from ...results.store.store import Store
-from ..columns import qualities, speed_of
-from ..data import Lengths, ReportError, SweepData, gather
-from ..layout import entry
-from ..numbers import Column, rounded
-from ..ranking import chance_text
-from ..stats.ceiling import ceiling, needle_words
+from ..best_values import chance_text
+from ..number_format import Column, rounded
+from ..result_columns import qualities, speed_of
+from ..stats.best_probability import front_probabilities, rivals
 from ..stats.effects import pareto
-from ..stats.membership import front_probabilities, rivals
-from . import labels, style
+from ..stats.needle_baseline import ceiling, needle_words
+from ..sweep_data import Lengths, ReportError, SweepData, gather
+from ..table_builder import entry
+from . import drawing, labels
 from .base import Collected, collected
-from .curves import mark_beyond, robust_range
+from .line_drawing import mark_beyond, robust_range
 
 if TYPE_CHECKING:
     from matplotlib.axes import Axes
     from matplotlib.figure import Figure
 
-    from .look import Look
+    from .figure_options import Look
 
 ROOM = 0.09  # of an axis, that stays free beside the outermost points
 LOWEST = -3.0  # percent at the foot of an axis of shares, whose line begins at 0
@@ -139,14 +139,14 @@ def draw(made: Collected, look: Look) -> Figure:
     frame = made.frame
     names = list(dict.fromkeys(frame["quality"]))
     looks = _looks(frame)
-    figure = style.page(2.9, style.width_of(len(names), 3.6))
+    figure = drawing.page(2.9, drawing.width_of(len(names), 3.6))
     width = figure.get_size_inches()[0]
     across = 2 if width / look.scale >= BESIDE else 1
     if across == 1:
         # one below the other: names beside points need room
         figure.set_size_inches(width, BELOW * len(names) * look.scale)
     several = any(one != "" for one in frame["rest"])
-    for axes, quality in zip(style.panels(figure, [""] * len(names), columns=across), names, strict=True):
+    for axes, quality in zip(drawing.panels(figure, [""] * len(names), columns=across), names, strict=True):
         here = frame[frame["quality"] == quality]
         _draw_points(axes, here, looks)
         kept = here[here["front"]].sort_values("speed")
@@ -157,8 +157,8 @@ def draw(made: Collected, look: Look) -> Figure:
         chosen = {made.about["names"].get(cell) for cell in look.highlight}
         marked = here[here["slug"].isin(chosen)]
         axes.plot(
-            marked["speed"], marked["value"], linestyle="none", marker="D", markersize=style.stroke(9), zorder=2.9,
-            markerfacecolor="none", markeredgecolor=style.BAD, markeredgewidth=style.stroke(1.4),
+            marked["speed"], marked["value"], linestyle="none", marker="D", markersize=drawing.stroke(9), zorder=2.9,
+            markerfacecolor="none", markeredgecolor=drawing.BAD, markeredgewidth=drawing.stroke(1.4),
         )  # fmt: skip
         named = kept.sort_values("p_front", ascending=False, kind="stable").head(MOST_NAMED)
         lacking = here[[(quality, name) in made.about["fewer"] for name in here["name"]]]
@@ -174,7 +174,7 @@ def draw(made: Collected, look: Look) -> Figure:
     }
     for level in list(made.about["constant"].values())[:1]:
         handles[f"constant answer {rounded(level, 1, percent=True)}%"] = Line2D([], [], **CONSTANT)
-    return style.finished(figure, made.title, made.notes, handles, columns=3)
+    return drawing.finished(figure, made.title, made.notes, handles, columns=3)
 
 
 def _label(one: Mapping[Any, Any], several: bool, fewer: str | None) -> str:
@@ -192,16 +192,18 @@ def _together(words: Sequence[str]) -> str:
 def _looks(frame: pd.DataFrame) -> dict[tuple[str, str], dict[str, Any]]:
     """By mixer and memory: the mark of its points, and its words (`label`)."""
     types = list(dict.fromkeys(frame["attn_type"]))
-    memories = sorted(dict.fromkeys(frame["memory"]), key=style.off_first)
+    memories = sorted(dict.fromkeys(frame["memory"]), key=drawing.off_first)
     found = {}
     for place, kind in enumerate(types):
         for memory in memories:
             if ((frame["attn_type"] == kind) & (frame["memory"] == memory)).any():
                 hollow = memory == memories[0] and len(memories) > 1
                 words = (
-                    f"{style.shown(kind)}, {style.shown(memory, 'memory')}" if len(memories) > 1 else style.shown(kind)
+                    f"{drawing.shown(kind)}, {drawing.shown(memory, 'memory')}"
+                    if len(memories) > 1
+                    else drawing.shown(kind)
                 )
-                found[kind, memory] = style.look(place, int(hollow)) | {"linestyle": "none", "label": words}
+                found[kind, memory] = drawing.look(place, int(hollow)) | {"linestyle": "none", "label": words}
     return found
 
 
@@ -212,7 +214,10 @@ def _draw_points(axes: Axes, here: pd.DataFrame, looks: Mapping[tuple[str, str],
         drawn = {name: value for name, value in how.items() if name != "label"}
         axes.plot(mine["speed"], mine["value"], **drawn, zorder=2.5)
         for front, part in mine.groupby("front", sort=False):
-            faint: dict[str, Any] = {"alpha": 0.9 if front else 0.25, "elinewidth": style.stroke(0.9 if front else 0.6)}
+            faint: dict[str, Any] = {
+                "alpha": 0.9 if front else 0.25,
+                "elinewidth": drawing.stroke(0.9 if front else 0.6),
+            }
             for axis, ends in _bars(part).items():
                 axes.errorbar(
                     part["speed"], part["value"], **{axis: ends}, fmt="none", ecolor=drawn["color"], zorder=2, **faint
@@ -234,11 +239,11 @@ def _bars(part: pd.DataFrame) -> dict[str, Any]:
 def _front(axes: Axes, kept: pd.DataFrame) -> None:
     """The steps of a front, and a ring around each of its points."""
     axes.step(
-        kept["speed"], kept["value"], where="pre", color=style.GREY, linewidth=style.stroke(0.9), zorder=1
+        kept["speed"], kept["value"], where="pre", color=drawing.GREY, linewidth=drawing.stroke(0.9), zorder=1
     )  # fmt: skip
     axes.plot(
-        kept["speed"], kept["value"], linestyle="none", marker="o", markersize=style.stroke(8), zorder=2.8,
-        markerfacecolor="none", markeredgecolor="#000000", markeredgewidth=style.stroke(1),
+        kept["speed"], kept["value"], linestyle="none", marker="o", markersize=drawing.stroke(8), zorder=2.8,
+        markerfacecolor="none", markeredgecolor="#000000", markeredgewidth=drawing.stroke(1),
     )  # fmt: skip
 
 
@@ -247,7 +252,7 @@ def _scale(axes: Axes, here: pd.DataFrame, quality: str, width: float) -> None:
     that of the panel in points."""
     low, high = float(here["speed"].min()), float(here["speed"].max())
     span = high - low or 0.2 * abs(high) or 1.0
-    name = 0.58 * style.size("small") * max(map(len, here["rest"])) / width
+    name = 0.58 * drawing.size("small") * max(map(len, here["rest"])) / width
     axes.set_xlim(max(low - ROOM * span, min(0.0, low)), high + min(0.6, ROOM + name) * span)
     share = quality.startswith("Ndl")
     if share:
@@ -261,7 +266,7 @@ def _scale(axes: Axes, here: pd.DataFrame, quality: str, width: float) -> None:
         else:
             axes.set_ylim(least, most)
             mark_beyond(axes, here.rename(columns={"slug": "cell"}), 2)
-    gap = " " if style.current().inches(style.WIDTH, style.WIDTH) / style.current().scale >= BESIDE else "\n"
+    gap = " " if drawing.current().inches(drawing.WIDTH, drawing.WIDTH) / drawing.current().scale >= BESIDE else "\n"
     words = ("%", "(more is better)") if share else ("nats per token", "(less is better)")
     axes.set_ylabel(f"{quality}, {gap.join(words)}")
     speed = here["speed_name"].iloc[0]
@@ -273,4 +278,4 @@ def _name_later(axes: Axes, words: Sequence[tuple[float, float, str]], here: pd.
     # those of the front count more
     every = [here, *([here[here["front"]]] * 3)]
     points = [point for part in every for point in zip(part["speed"], part["value"], strict=True)]
-    style.after_layout(axes.figure, lambda: labels.beside_points(axes, words, points))  # type: ignore[arg-type]
+    drawing.after_layout(axes.figure, lambda: labels.beside_points(axes, words, points))  # type: ignore[arg-type]

@@ -7,10 +7,10 @@ from typing import TYPE_CHECKING, Any
 import pandas as pd
 
 from ...results.store.store import Store
-from ..data import Lengths, ReportError, gather
-from ..stats.power import Plan, plans
-from ..stats.spread import detectable
-from . import style
+from ..stats.power_analysis import Plan, plans
+from ..stats.run_noise import detectable
+from ..sweep_data import Lengths, ReportError, gather
+from . import drawing
 from .base import Collected, collected
 from .forest import measure_words
 from .labels import at_ends
@@ -20,7 +20,7 @@ if TYPE_CHECKING:
     from matplotlib.axes import Axes
     from matplotlib.figure import Figure
 
-    from .look import Look
+    from .figure_options import Look
 
 FEWEST, MOST = 3, 256
 """Pairs over which the curves go: two pairs have a t that shows nothing."""
@@ -90,23 +90,23 @@ def draw(made: Collected, look: Look) -> Figure:
     """A panel a number, a line a stratum, named at its end; rings where the design stands."""
     frame = made.frame
     titles = list(dict.fromkeys(frame["measure"]))
-    figure = style.page(2.5, style.WIDTH if len(titles) > 1 else 4.6)
+    figure = drawing.page(2.5, drawing.WIDTH if len(titles) > 1 else 4.6)
     found = looks(strata_of(frame))
-    grid = style.stacked(figure, len(titles))
+    grid = drawing.stacked(figure, len(titles))
     named = {title: _named(frame[frame["measure"] == title]) for title in titles}
     for axes, title in zip(grid, titles, strict=True):
         _panel(axes, frame[frame["measure"] == title], found, set(named[title]["stratum"]))
     from matplotlib.lines import Line2D
 
-    key = Line2D([], [], linestyle="none", marker="o", color=style.GREY, markerfacecolor="white")
+    key = Line2D([], [], linestyle="none", marker="o", color=drawing.GREY, markerfacecolor="white")
     rings = {"the pairs that this grid has": key} if (frame["pairs"] == frame["design"]).any() else {}
-    finished = style.finished(figure, made.title, made.notes, rings)
+    finished = drawing.finished(figure, made.title, made.notes, rings)
     for axes, title in zip(grid, titles, strict=True):
         names = [
             (row["stratum"], row["detectable"], found[row["attn_type"], row["memory"]]["color"])
             for _, row in named[title].iterrows()
         ]
-        at_ends(axes, names, size=style.size("small"))
+        at_ends(axes, names, size=drawing.size("small"))
     return finished
 
 
@@ -126,7 +126,7 @@ def _panel(axes: Axes, here: pd.DataFrame, found: dict[Stratum, dict[str, Any]],
     unit = str(here["unit"].iloc[0])
     for _, line in here.groupby("stratum", sort=False):
         if line["stratum"].iloc[0] not in named:
-            axes.plot(line["pairs"], line["detectable"], color=style.FAINT, linewidth=style.stroke(0.6), zorder=2)
+            axes.plot(line["pairs"], line["detectable"], color=drawing.FAINT, linewidth=drawing.stroke(0.6), zorder=2)
             continue
         how = found[line["attn_type"].iloc[0], line["memory"].iloc[0]]
         axes.plot(line["pairs"], line["detectable"], color=how["color"], linestyle=how["linestyle"], zorder=3)
@@ -141,7 +141,7 @@ def _panel(axes: Axes, here: pd.DataFrame, found: dict[Stratum, dict[str, Any]],
     axes.set_yscale("log")
     axes.set_xlim(FEWEST, MOST)
     ticks = [4, 8, 16, 32, 64, 128, MOST]
-    axes.xaxis.set_major_locator(FixedLocator(ticks[:: 2 if len(ticks) * style.size("xtick.labelsize") > 60 else 1]))
+    axes.xaxis.set_major_locator(FixedLocator(ticks[:: 2 if len(ticks) * drawing.size("xtick.labelsize") > 60 else 1]))
     axes.xaxis.set_major_formatter(FuncFormatter(lambda x, _: f"{x:g}"))
     axes.xaxis.set_minor_locator(NullLocator())
     low, high = float(here["detectable"].min()) / 1.2, float(here["detectable"].max()) * 1.2
@@ -165,5 +165,5 @@ def _told(axes: Axes, here: pd.DataFrame, unit: str) -> None:
     pairs, amount = rings[["pairs", "detectable"]].iloc[-1]
     axes.annotate(
         f"{amount:.2g} {unit}\nwith {pairs:g} pairs", (pairs, amount), xytext=(5, 4), textcoords="offset points",
-        va="bottom", fontsize=style.size("small"), linespacing=1.1, bbox=style.backing(), zorder=5,
+        va="bottom", fontsize=drawing.size("small"), linespacing=1.1, bbox=drawing.backing(), zorder=5,
     )  # fmt: skip

@@ -11,20 +11,20 @@ import pandas as pd
 from ...results.sanitize import choice
 from ...results.store.store import Store
 from ...results.studies.study_store import search_of
-from ..data import Lengths, ReportError, SweepData, gather, level_of
-from ..numbers import Column
-from . import style
+from ..number_format import Column
+from ..sweep_data import Lengths, ReportError, SweepData, gather, level_of
+from . import drawing
 from .base import Collected, collected, names_of, origins_in
-from .curves import draw_lines, looks, robust_range
 from .forest import measure_words, shown_measures
-from .lines import bands, lines_of
+from .length_frames import bands, lines_of
+from .line_drawing import draw_lines, looks, robust_range
 from .scales import of_numbers, put_ticks, words
 
 if TYPE_CHECKING:
     from matplotlib.axes import Axes
     from matplotlib.figure import Figure
 
-    from .look import Look
+    from .figure_options import Look
 
 LINES = ("attn_type", "memory")
 """The axes that tell lines apart; over the others means are taken."""
@@ -88,7 +88,7 @@ def collect(
     if others:
         notes.append(f"Other axes of numbers, for --by: {', '.join(others)}.")
     return collected(
-        store, data, "response", f"Response to {style.axis_name(axis)}", frame, origins_in(frame),
+        store, data, "response", f"Response to {drawing.axis_name(axis)}", frame, origins_in(frame),
         notes=[note.strip() for note in notes if note], options={"by": by} if by else None, axis=axis, axes=lines,
         names=names_of(data, without=(axis, *lines)),
     )  # fmt: skip
@@ -135,7 +135,7 @@ def _rows(
 def _averaged(data: SweepData, axis: str, lines: Sequence[str]) -> str:
     told = (axis, *lines)
     ranked = ("attn_type", "distractor", "reg_mode", "memory", "window", *data.extra_axes())
-    names = [style.axis_name(one) for one in ranked if one not in told and len(data.levels(one)) > 1]
+    names = [drawing.axis_name(one) for one in ranked if one not in told and len(data.levels(one)) > 1]
     names += ["seed"] if len({cell.seed for cell in data.cells}) > 1 else []
     return f"Lines: means over {', '.join(names)}; dots: single cells. " if names else ""
 
@@ -145,9 +145,9 @@ def draw(made: Collected, look: Look) -> Figure:
     frame = made.frame
     titles = list(dict.fromkeys(frame["panel"]))
     told = frame.drop_duplicates("panel").set_index("panel")["words"]
-    figure = style.page(style.PANEL + 0.35, style.width_of(len(titles), 3.0) if len(titles) > 1 else 4.6)
-    grid = style.panels(
-        figure, [told[title] for title in titles], columns=3 if figure.get_figwidth() > style.NARROW else 2
+    figure = drawing.page(drawing.PANEL + 0.35, drawing.width_of(len(titles), 3.0) if len(titles) > 1 else 4.6)
+    grid = drawing.panels(
+        figure, [told[title] for title in titles], columns=3 if figure.get_figwidth() > drawing.NARROW else 2
     )
     means, found = _means(frame), looks(frame, made.about["axes"])
     named = {cell: made.about["names"].get(cell, "") or "this cell" for cell in look.highlight}
@@ -156,7 +156,7 @@ def draw(made: Collected, look: Look) -> Figure:
         here, mean = (some[some["panel"] == title].reset_index(drop=True) for some in (frame, means))
         handles |= _panel(axes, here, mean, found, named)
     order = [one["label"] for one in found.values()]
-    return style.finished(figure, made.title, made.notes, {word: handles[word] for word in order if word in handles})
+    return drawing.finished(figure, made.title, made.notes, {word: handles[word] for word in order if word in handles})
 
 
 def _panel(
@@ -169,7 +169,7 @@ def _panel(
     for name, how in found.items():
         dots = here[(here["line"] == name) & single]
         axes.plot(
-            dots["length"], scale * dots["value"], linestyle="none", marker="o", markersize=style.stroke(2.4), alpha=0.4,
+            dots["length"], scale * dots["value"], linestyle="none", marker="o", markersize=drawing.stroke(2.4), alpha=0.4,
             color=how["color"], markeredgewidth=0, zorder=2.4,
         )  # fmt: skip
     handles = draw_lines(axes, here, mean, found, scale, named=named, banded=True)
@@ -181,9 +181,9 @@ def _panel(
         axes.set_ylim(low - room, high + room)
     levels = sorted(set(here["length"]))
     of_numbers(levels).dress(axes, "x")
-    if len(levels) <= style.MOST_TICKS:
+    if len(levels) <= drawing.MOST_TICKS:
         put_ticks(axes.xaxis, {level: words(level) for level in levels})
-    axes.set_xlabel(style.axis_name(str(here["axis"].iloc[0])))
+    axes.set_xlabel(drawing.axis_name(str(here["axis"].iloc[0])))
     side = {1: "more is better", -1: "less is better"}.get(int(here["better"].iloc[0]), "")
     unit = str(here["unit"].iloc[0])
     axes.set_ylabel(f"{'nats per token' if unit == 'nats/token' else unit}{f' ({side})' if side else ''}")

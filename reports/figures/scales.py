@@ -8,8 +8,8 @@ from dataclasses import dataclass
 from itertools import pairwise
 from typing import TYPE_CHECKING, Any
 
-from ..numbers import large
-from . import style
+from ..number_format import large
+from . import drawing
 
 if TYPE_CHECKING:
     from matplotlib.axes import Axes
@@ -53,7 +53,7 @@ class Scale:
     def ticks(self, most: int = MOST) -> dict[float, str]:
         """Where ticks stand, and their words."""
         if self.levels:
-            return {float(place): style.shortened(level, LONGEST) for place, level in enumerate(self.levels)}
+            return {float(place): drawing.shortened(level, LONGEST) for place, level in enumerate(self.levels)}
         if self.at:
             return {tick: words(tick) for tick in self.at}
         return {
@@ -75,7 +75,7 @@ class Scale:
             limits(self.low - room, self.high + room)
         put_ticks(axis, self.ticks(most))
         if which == "x":
-            style.after_layout(axes.figure, lambda: thin_labels(axes))  # type: ignore[arg-type]
+            drawing.after_layout(axes.figure, lambda: thin_labels(axes))  # type: ignore[arg-type]
 
 
 def put_ticks(axis: Any, ticks: dict[float, str]) -> None:
@@ -162,7 +162,7 @@ def thin_labels(axes: Axes) -> None:
         for label, tick in zip(axes.get_xticklabels(), axes.get_xticks(), strict=True)
         if low <= tick <= high and label.get_text()
     ]
-    air = 0.5 * style.size("xtick.labelsize") * axes.figure.dpi / 72
+    air = 0.5 * drawing.size("xtick.labelsize") * axes.figure.dpi / 72
     while len(labels) > 1:
         ends = sorted((box.x0, box.x1) for box in (label.get_window_extent() for label in labels))
         if all(after[0] - before[1] >= air for before, after in pairwise(ends)):

@@ -8,10 +8,10 @@ import numpy as np
 import pandas as pd
 
 from ...results.store.store import Store
-from ..data import Lengths, ReportError, SweepData, gather
-from ..numbers import Column
-from ..stats.spread import Replicate, Spread, replicates
-from . import style
+from ..number_format import Column
+from ..stats.run_noise import Replicate, Spread, replicates
+from ..sweep_data import Lengths, ReportError, SweepData, gather
+from . import drawing
 from .base import Collected, collected, names_of, origins_in
 from .forest import measure_words, three_ticks
 from .strata import Stratum, in_order, looks, planned_measures, strata_of, words_of
@@ -20,7 +20,7 @@ if TYPE_CHECKING:
     from matplotlib.axes import Axes
     from matplotlib.figure import Figure
 
-    from .look import Look
+    from .figure_options import Look
 
 TALLEST = 8.0  # inches
 EACH = 0.085
@@ -91,14 +91,14 @@ def draw(made: Collected, look: Look) -> Figure:
     order = strata_of(frame)
     found = looks(order)
     lines = frame.groupby(["measure", "attn_type", "memory"])["group"].nunique().clip(upper=MOST_LINES).max()
-    figure = style.page(min(TALLEST, len(order) * (0.09 + EACH * int(lines)) + 1.0))
-    grid = style.stacked(figure, len(titles), narrow=2, wide=3, sharey=True)
+    figure = drawing.page(min(TALLEST, len(order) * (0.09 + EACH * int(lines)) + 1.0))
+    grid = drawing.stacked(figure, len(titles), narrow=2, wide=3, sharey=True)
     for axes, title in zip(grid, titles, strict=True):
         _panel(axes, frame[frame["measure"] == title], order, found)
     names = frame.drop_duplicates(["attn_type", "memory"]).set_index(["attn_type", "memory"])["stratum"]
     grid[0].set_yticks(range(len(order)), [names[one] for one in order])
     grid[0].set_ylim(len(order) - 0.45, -0.55)
-    return style.finished(figure, made.title, made.notes, {})
+    return drawing.finished(figure, made.title, made.notes, {})
 
 
 def _panel(axes: Axes, here: pd.DataFrame, order: list[Stratum], found: dict[Stratum, dict[str, Any]]) -> None:
@@ -112,7 +112,7 @@ def _panel(axes: Axes, here: pd.DataFrame, order: list[Stratum], found: dict[Str
     axes.set_title(str(here["words"].iloc[0]))
     axes.set_xlim(-end, end)
     axes.set_xticks(ticks, [f"{tick:g}".replace("-", "−") for tick in ticks])
-    axes.axvline(0, color="#000000", linewidth=style.stroke(0.7), zorder=1)
+    axes.axvline(0, color="#000000", linewidth=drawing.stroke(0.7), zorder=1)
     axes.grid(axis="y", visible=False)
     axes.tick_params(axis="y", length=0)
     axes.spines["left"].set_visible(False)
@@ -127,12 +127,12 @@ def _stratum(axes: Axes, part: pd.DataFrame, place: int, how: dict[str, Any]) ->
     heights = place + INSIDE * ((np.arange(len(groups)) + 0.5) / len(groups) - 0.5)
     for group, y in zip(groups, heights.tolist(), strict=True):
         runs = part[part["group"] == group]["difference"]
-        axes.hlines(y, runs.min(), runs.max(), color=how["color"], linewidth=style.stroke(0.7), alpha=0.6, zorder=2)
+        axes.hlines(y, runs.min(), runs.max(), color=how["color"], linewidth=drawing.stroke(0.7), alpha=0.6, zorder=2)
         axes.plot(
             runs, np.full(len(runs), y), linestyle="none", marker=how["marker"], color=how["color"], zorder=3,
-            markerfacecolor=how["markerfacecolor"], markersize=style.stroke(2.6), markeredgewidth=style.stroke(0.7),
+            markerfacecolor=how["markerfacecolor"], markersize=drawing.stroke(2.6), markeredgewidth=drawing.stroke(0.7),
         )  # fmt: skip
     axes.annotate(
         f"±{used:#.2g}".rstrip("."), (1, place), xycoords=("axes fraction", "data"), xytext=(4, 0), textcoords="offset points",
-        va="center", fontsize=style.size("small"), color=how["color"], annotation_clip=False,
+        va="center", fontsize=drawing.size("small"), color=how["color"], annotation_clip=False,
     )  # fmt: skip

@@ -10,18 +10,18 @@ import pandas as pd
 
 from ...results.paper import is_published
 from ...results.store.store import Store
-from ..data import Lengths, ReportError, SweepData, gather
-from ..stats.initial import HEAD_SIZE, state_norms
-from . import style
+from ..stats.untrained_formulas import HEAD_SIZE, state_norms
+from ..sweep_data import Lengths, ReportError, SweepData, gather
+from . import drawing
 from .base import Collected, collected, origins_in, training_lengths
 from .labels import at_ends
-from .lines import count_fewer, length_label, only, over_lengths, uneven
+from .length_frames import count_fewer, length_label, only, over_lengths, uneven
 
 if TYPE_CHECKING:
     from matplotlib.axes import Axes
     from matplotlib.figure import Figure
 
-    from .look import Look
+    from .figure_options import Look
 
 NORMS = ("delta_norm", "hebbian_norm", "delta_norm_kept", "hebbian_norm_kept")
 NORM_WORDS = {
@@ -88,7 +88,7 @@ def _measured(store: Store, data: SweepData, frame: pd.DataFrame) -> Collected:
     if len({memory[cell] for cell in frame["cell"]} - {"off"}) > 1:
         # states of different memories have no mean
         cells = zip(frame["panel"], frame["cell"], strict=True)
-        frame["panel"] = [f"{style.shown(mixer)}, {style.memory_name(memory[cell])}" for mixer, cell in cells]
+        frame["panel"] = [f"{drawing.shown(mixer)}, {drawing.memory_name(memory[cell])}" for mixer, cell in cells]
     return collected(
         store,
         data,
@@ -131,38 +131,40 @@ def draw(made: Collected, look: Look) -> Figure:
     means = norm_means(frame)
     names = list(dict.fromkeys(frame["panel"]))
     single = len(names) == 1
-    figure = style.page(2.2 * style.rows_of(len(names)) + 0.35, style.width_of(len(names)) if len(names) > 1 else 4.6)
-    titles = ["" if single else style.shown(name) for name in names]
+    figure = drawing.page(
+        2.2 * drawing.rows_of(len(names)) + 0.35, drawing.width_of(len(names)) if len(names) > 1 else 4.6
+    )
+    titles = ["" if single else drawing.shown(name) for name in names]
     handles: dict[str, Any] = {}
-    grid = style.panels(figure, titles, sharex=True, sharey=True)
+    grid = drawing.panels(figure, titles, sharex=True, sharey=True)
     for axes, name in zip(grid, names, strict=True):
         _lines(axes, frame[frame["panel"] == name], means[means["panel"] == name], handles)
-        style.length_axis(axes, list(frame["length"]), trained)
+        drawing.length_axis(axes, list(frame["length"]), trained)
         _heights(axes, frame["value"])
     for axes, name in zip(grid, names, strict=True):
         _guides(axes, means[means["panel"] == name])
-    style.outer_labels(figure, length_label(trained), "norm of the state")
+    drawing.outer_labels(figure, length_label(trained), "norm of the state")
     if single:
         last = means[means["length"] == means["length"].max()]
         ends = [
             (NORM_WORDS[row["metric"]], row["value"], handles[row["metric"]].get_color()) for _, row in last.iterrows()
         ]
         if set(last["metric"]) == set(means["metric"]):
-            at_ends(grid[0], ends, size=style.size("small"))
+            at_ends(grid[0], ends, size=drawing.size("small"))
             handles = {}
     ordered = {NORM_WORDS[metric]: handles[metric] for metric in NORMS if metric in handles}
-    return style.finished(figure, made.title, made.notes, ordered)
+    return drawing.finished(figure, made.title, made.notes, ordered)
 
 
 def _lines(axes: Axes, here: pd.DataFrame, means: pd.DataFrame, handles: dict[str, Any]) -> None:
     """The means of every metric, thick, over thin lines of single cells."""
     for place, metric in enumerate(NORMS):
         part = here[here["metric"] == metric]
-        how = style.look(place % 2, place // 2)
+        how = drawing.look(place % 2, place // 2)
         if part["cell"].nunique() > 1:
             thin = {name: how[name] for name in ("color", "linestyle")}
             for _, cell in part.groupby("cell", sort=False):
-                axes.plot(cell["length"], cell["value"], linewidth=style.stroke(0.5), alpha=0.35, **thin)
+                axes.plot(cell["length"], cell["value"], linewidth=drawing.stroke(0.5), alpha=0.35, **thin)
         mean = means[means["metric"] == metric].sort_values("length")
         if len(mean):
             (handles[metric],) = axes.plot(mean["length"], mean["value"], zorder=3, **how)
@@ -198,14 +200,14 @@ def _guides(axes: Axes, means: pd.DataFrame) -> None:
         x = np.geomspace(start["length"], lengths[-1], 100)
         y = start["value"] * (x / start["length"]) ** power
         seen = y <= high
-        axes.plot(x[seen], y[seen], color=style.FAINT, alpha=0.6, linewidth=style.stroke(4), zorder=1)
+        axes.plot(x[seen], y[seen], color=drawing.FAINT, alpha=0.6, linewidth=drawing.stroke(4), zorder=1)
         # the steeper one is named above its line, at the end; the other below its own, from the middle on
         steep = power == max(GUIDES.values())
         place = int(np.flatnonzero(seen)[-1]) if steep else len(x) // 2
         offset = (-4, 2) if seen.all() else (-10, -2)
         axes.annotate(
             words, (x[place], y[place]), xytext=offset if steep else (4, -4), textcoords="offset points",
-            ha="right" if steep else "left", va="bottom" if steep and seen.all() else "top", fontsize=style.size("small"),
-            color=style.GREY,
+            ha="right" if steep else "left", va="bottom" if steep and seen.all() else "top", fontsize=drawing.size("small"),
+            color=drawing.GREY,
         )  # fmt: skip
     axes.set_ylim(low, high)

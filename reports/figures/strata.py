@@ -7,10 +7,10 @@ from typing import Any
 
 import pandas as pd
 
-from ..data import SweepData
-from ..numbers import Column
-from ..stats.spread import STRATA, spreads
-from . import style
+from ..number_format import Column
+from ..stats.run_noise import STRATA, spreads
+from ..sweep_data import SweepData
+from . import drawing
 from .forest import shown_measures
 
 Stratum = tuple[str, ...]
@@ -27,12 +27,14 @@ def planned_measures(data: SweepData) -> list[Column]:
 def in_order(data: SweepData, found: Iterable[Stratum]) -> list[Stratum]:
     """These strata mixer by mixer as in the grid, those without memory first."""
     mixers = data.levels(STRATA[0])
-    return sorted(found, key=lambda one: (mixers.index(one[0]), style.off_first(one[1])))
+    return sorted(found, key=lambda one: (mixers.index(one[0]), drawing.off_first(one[1])))
 
 
 def words_of(data: SweepData, stratum: Stratum) -> str:
     """A stratum by what tells it apart: PoLAR, with memory."""
-    told = [style.shown(level, axis) for axis, level in zip(STRATA, stratum, strict=True) if len(data.levels(axis)) > 1]
+    told = [
+        drawing.shown(level, axis) for axis, level in zip(STRATA, stratum, strict=True) if len(data.levels(axis)) > 1
+    ]
     return ", ".join(told) or "all cells"
 
 
@@ -45,5 +47,5 @@ def strata_of(frame: pd.DataFrame) -> list[Stratum]:
 def looks(strata: Sequence[Stratum]) -> dict[Stratum, dict[str, Any]]:
     """By stratum: colour, mark and dashes, which differ between mixers and between with and without memory."""
     mixers = list(dict.fromkeys(one[0] for one in strata))
-    seconds = sorted({one[1] for one in strata}, key=style.off_first)
-    return {one: style.line_look(mixers.index(one[0]), seconds.index(one[1]), len(seconds)) for one in strata}
+    seconds = sorted({one[1] for one in strata}, key=drawing.off_first)
+    return {one: drawing.line_look(mixers.index(one[0]), seconds.index(one[1]), len(seconds)) for one in strata}

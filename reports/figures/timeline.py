@@ -10,15 +10,15 @@ import pandas as pd
 
 from ...results.paper import OWNER as PRINTED_BY
 from ...results.store.store import Store
-from ..data import ReportError, gather
-from . import style
+from ..sweep_data import ReportError, gather
+from . import drawing
 from .base import Collected, collected, origins_in
 
 if TYPE_CHECKING:
     from matplotlib.axes import Axes
     from matplotlib.figure import Figure
 
-    from .look import Look
+    from .figure_options import Look
 
 ENDS = {
     "done": "#56B4E9",
@@ -91,7 +91,7 @@ def distinct(slugs: Sequence[str]) -> dict[str, str]:
 def draw(made: Collected, look: Look) -> Figure:
     """A lane for each attempt that runs at once on a machine, a bar an attempt, with its cell's name or number in it."""
     frame = made.frame
-    unit, size = style.time_unit(float(frame["end"].max()))
+    unit, size = drawing.time_unit(float(frame["end"].max()))
     machines = frame.groupby(["host", "gpu"], sort=False)["lane"].max() + 1
     first_lane = dict(zip(machines.index, machines.cumsum() - machines, strict=True))
     total = int(machines.sum())
@@ -102,24 +102,24 @@ def draw(made: Collected, look: Look) -> Figure:
         left=frame["start"] / size,
         width=((frame["end"] - frame["start"]) / size).clip(lower=wide / 400),
     )
-    figure = style.page(min(8.0, 0.24 * max(total, 3 * len(machines))) + 0.55)
-    (axes,) = style.panels(figure, [""])
+    figure = drawing.page(min(8.0, 0.24 * max(total, 3 * len(machines))) + 0.55)
+    (axes,) = drawing.panels(figure, [""])
     _bars(axes, bars)
-    room = max(12, int(0.26 * figure.get_figwidth() * 72 / (0.6 * style.size("ytick.labelsize"))))
+    room = max(12, int(0.26 * figure.get_figwidth() * 72 / (0.6 * drawing.size("ytick.labelsize"))))
     words = [
-        "\n".join(style.shortened(part.removeprefix("NVIDIA "), room) for part in (host, gpu) if part)
+        "\n".join(drawing.shortened(part.removeprefix("NVIDIA "), room) for part in (host, gpu) if part)
         for host, gpu in machines.index
     ]
     axes.set_yticks([first_lane[key] + (count - 1) / 2 for key, count in machines.items()], words)
     for start in list(first_lane.values())[1:]:
-        axes.axhline(start - 0.5, color=style.GREY, linewidth=style.stroke(0.6))
+        axes.axhline(start - 0.5, color=drawing.GREY, linewidth=drawing.stroke(0.6))
     axes.set_ylim(total - 0.4, -0.75)
     axes.set_xlim(-0.01 * wide, 1.03 * wide)
     axes.locator_params(axis="x", nbins=5, min_n_ticks=3)
     axes.grid(axis="y", visible=False)
     axes.set_xlabel(f"{unit} since the first start")
     _explained(figure, axes, _key(bars, _names(figure, axes, bars)))
-    return style.finished(figure, made.title, made.notes, _states(bars))
+    return drawing.finished(figure, made.title, made.notes, _states(bars))
 
 
 def _explained(figure: Figure, axes: Axes, words: Sequence[str]) -> None:
@@ -127,7 +127,7 @@ def _explained(figure: Figure, axes: Axes, words: Sequence[str]) -> None:
     if not words:
         return
     width, height = figure.get_size_inches()
-    points = style.size("small")
+    points = drawing.size("small")
     lines, most = [""], int((width - 0.1) * 72 / (points * 0.62))
     for one in words:
         longer = f"{lines[-1]}   {one}" if lines[-1] else one
@@ -147,20 +147,20 @@ def _bars(axes: Axes, bars: pd.DataFrame) -> None:
     for state, part in bars.groupby("state", sort=False):
         axes.barh(
             part["y"], part["width"], left=part["left"], height=0.8, facecolor=ENDS[str(state)], edgecolor="#000000",
-            linewidth=style.stroke(0.5), hatch=_hatch(str(state)),
+            linewidth=drawing.stroke(0.5), hatch=_hatch(str(state)),
         )  # fmt: skip
     bad = bars[bars["state"].isin(BAD_ENDS)]
     if bad.empty:
         return
     axes.plot(
         bad["left"] + bad["width"], bad["y"] - 0.5, linestyle="none", marker="X", color=ENDS["failed"],
-        markeredgecolor="#ffffff", markersize=0.8 * style.size("ytick.labelsize"), zorder=7, clip_on=False,
+        markeredgecolor="#ffffff", markersize=0.8 * drawing.size("ytick.labelsize"), zorder=7, clip_on=False,
     )  # fmt: skip
 
 
 def _names(figure: Figure, axes: Axes, bars: pd.DataFrame) -> set[int]:
     """Writes a cell's name into its bar where it fits, else its number, upright if need be; returns the numbers to explain."""
-    points = style.size("small")
+    points = drawing.size("small")
     figure.draw_without_rendering()
     corners = axes.transData.transform(np.column_stack([bars["left"], bars["y"] - 0.4]))
     others = axes.transData.transform(np.column_stack([bars["left"] + bars["width"], bars["y"] + 0.4]))
@@ -177,7 +177,7 @@ def _names(figure: Figure, axes: Axes, bars: pd.DataFrame) -> set[int]:
             note = axes.text(
                 one["left"] + one["width"] / 2, one["y"], text, ha="center", va="center", fontsize=points, zorder=6,
                 rotation=turn, color="#ffffff" if one["state"] == "diverged" else "#000000",
-                bbox=style.backing() if _hatch(one["state"]) else None,
+                bbox=drawing.backing() if _hatch(one["state"]) else None,
             )  # fmt: skip
             box = note.get_window_extent(renderer)
             if box.width <= across and box.height <= down * 1.1:
@@ -212,7 +212,7 @@ def _states(bars: pd.DataFrame) -> dict[str, Any]:
     found: dict[str, Any] = {}
     for state, fill in ENDS.items():
         if state in counts:
-            patch = Patch(facecolor=fill, edgecolor="#000000", linewidth=style.stroke(0.5), hatch=_hatch(state))
+            patch = Patch(facecolor=fill, edgecolor="#000000", linewidth=drawing.stroke(0.5), hatch=_hatch(state))
             found[f"{state} ({counts[state]})"] = patch
     if counts.index.isin(BAD_ENDS).any():
         found["failed or diverged here"] = Line2D([], [], linestyle="none", marker="X", color=ENDS["failed"])
@@ -220,4 +220,4 @@ def _states(bars: pd.DataFrame) -> dict[str, Any]:
 
 
 def _hatch(state: str) -> str:
-    return style.HATCHES[list(ENDS).index(state)] if state != "diverged" else ""
+    return drawing.HATCHES[list(ENDS).index(state)] if state != "diverged" else ""

@@ -10,17 +10,17 @@ from types import ModuleType
 
 from ...results.output_files import is_straight
 from ...results.sanitize import choice
-from ..data import ReportError
+from ..sweep_data import ReportError
 from ..table import Table
-from . import csv, html, json, latex, markdown, terminal
+from . import csv_renderer, html_renderer, json_renderer, latex, markdown, terminal
 
 WRITERS: dict[str, ModuleType] = {
     "terminal": terminal,
     "md": markdown,
-    "csv": csv,
+    "csv": csv_renderer,
     "tex": latex,
-    "html": html,
-    "json": json,
+    "html": html_renderer,
+    "json": json_renderer,
 }
 """By format: the file, whose `text` writes a table, and whose `rows` and `trace_of` read it back (but from a terminal)."""
 FORMATS = tuple(WRITERS)
@@ -57,5 +57,5 @@ def files_of(table: Table, path: Path, format: str, *, trace: bool = True) -> di
     """
     found = {path: render(table, format, trace=trace)}
     if format == "csv" and trace and not is_straight(path):
-        found[trace_file(path)] = csv.trace_beside(table)
+        found[trace_file(path)] = csv_renderer.trace_beside(table)
     return found

@@ -8,7 +8,7 @@ from collections.abc import Iterable
 from typing import Any
 
 from ...results.sanitize import tex_escaped
-from ..numbers import PLUS_MINUS
+from ..number_format import PLUS_MINUS
 from ..table import Table
 from .trace import TRACE, trace_in_comment, trace_text
 

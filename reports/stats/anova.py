@@ -13,10 +13,10 @@ import numpy as np
 import pandas as pd
 from scipy import stats
 
-from ..data import ReportError, SweepData
-from ..numbers import Column
+from ..number_format import Column
+from ..sweep_data import ReportError, SweepData
 from .effects import NEAR, STRATA, factors, numbers_of
-from .permuted import Fit, fit
+from .permutation_anova import Fit, fit
 
 __all__ = ["COLUMNS", "Analysis", "analyses", "anova"]
 

@@ -11,8 +11,8 @@ from ...results.counts import counted
 from ...results.paper import OWNER
 from ...results.store.records import Attempt, CellState, Provenance
 from ...results.store.store import Store
-from .. import subset
-from ..data import Lengths, SweepData, gather, provenances_of_attempts
+from .. import cell_filter
+from ..sweep_data import Lengths, SweepData, gather, provenances_of_attempts
 
 SHOWN = 3  # different values named before the rest is counted
 OUTSIDE = (
@@ -82,7 +82,7 @@ def _everyone(store: Store, data: SweepData, attempts: list[Attempt]) -> list[At
     """The attempts of all cells of the sweep: those of cells that are not shown ran beside the others, too."""
     if not data.only:
         return attempts
-    with subset.only(data.sweep, ()):
+    with cell_filter.only(data.sweep, ()):
         return store.attempts_of({cell.cell_id for cell in gather(store, data.sweep, revision=data.revision).cells})
 
 

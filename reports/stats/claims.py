@@ -19,11 +19,11 @@ from scipy import special
 from ...results import metrics, paper
 from ...results.counts import counted
 from ...results.store.records import AXES, CellState
-from ..data import WEIGHTED, SweepData
-from ..numbers import length_name, rounded, signed
-from .ceiling import at_chance, ceiling
-from .effect_rows import FLOOR
-from .resampling import ALPHA, summaries
+from ..number_format import length_name, rounded, signed
+from ..sweep_data import WEIGHTED, SweepData
+from .effect_types import FLOOR
+from .needle_baseline import at_chance, ceiling
+from .paired_tests import ALPHA, summaries
 
 TRUE, WEAK, NOT_SHOWN, FALSE, DIFFERS = "true", "weak", "not shown", "false", "differs"
 SILENT, UNCHECKED = "cannot say", "unchecked"

@@ -20,11 +20,11 @@ import pandas as pd
 from scipy import special
 
 from ...results.contrasts import Contrast
-from ..data import SweepData
-from ..numbers import Column
-from . import fitted, stopped
-from .ceiling import with_floor
-from .design import (
+from ..number_format import Column
+from ..sweep_data import SweepData
+from . import partial_design_effects, stopping_rows
+from .effect_types import CONFIRMATORY, EQUIVALENT, FLOOR, NONE, Effect, Interaction, Tested
+from .matched_groups import (
     Contrasted,
     Numbers,
     combined,
@@ -39,10 +39,10 @@ from .design import (
     origins_of,
     reference_level,
 )
-from .design import within as standing
-from .effect_rows import CONFIRMATORY, EQUIVALENT, FLOOR, NONE, Effect, Interaction, Tested
-from .resampling import ALPHA, Summary, corrected_families, holm, summaries
-from .spread import NEAR, STRATA, Spread, detectable, seed_robustness, spread, spreads_by_configuration
+from .matched_groups import within as standing
+from .needle_baseline import with_floor
+from .paired_tests import ALPHA, Summary, corrected_families, holm, summaries
+from .run_noise import NEAR, STRATA, Spread, detectable, seed_robustness, spread, spreads_by_configuration
 
 __all__ = [
     "ALPHA", "CONFIRMATORY", "EQUIVALENT", "FLOOR", "NEAR", "Effect", "Interaction", "Spread", "Tested", "accuracies", "contrast_column", "contrasts", "detectable", "effects", "factors",
@@ -96,7 +96,7 @@ def effects(data: SweepData, columns: Sequence[Column] | None = None, *, within:
     measure by measure, over the whole sweep and `within` its strata. What has not a single pair is left out."""
     chosen = measures(data) if columns is None else columns
     if data.partial is not None:
-        return fitted.effects(data, chosen, within=within)
+        return partial_design_effects.effects(data, chosen, within=within)
     shown = {one.key for one in chosen}
     declared = [one for one in contrasts(data) if one.measure.key in shown and (within or not one.where)]
     taken = {_what(one.measure, one.axis, one.level, one.reference, one.where) for one in declared}
@@ -132,7 +132,7 @@ def interactions(data: SweepData, columns: Sequence[Column] | None = None) -> li
     the mixers between all of them, for other axes against the reference."""
     chosen = main_measures(data) if columns is None else columns
     if data.partial is not None:
-        return fitted.interactions(data, chosen)
+        return partial_design_effects.interactions(data, chosen)
     numbers = Numbers(data, chosen)
     rows: list[_Row] = []
     for count in (2, 3):
@@ -161,7 +161,7 @@ def contrasts(data: SweepData) -> list[Effect]:
     if not data.contrasts:
         return []
     if data.partial is not None:
-        return fitted.contrasts(data)
+        return partial_design_effects.contrasts(data)
     columns = [contrast_column(data, one) for one in data.contrasts]
     numbers = Numbers(data, columns)
     rows, empty = [], {}
@@ -184,7 +184,7 @@ def contrasts(data: SweepData) -> list[Effect]:
         _effect(row, about, margin=row.about["margin"], p_equivalence=equal.get(place, math.nan))
         for place, (row, about) in sorted(found.items())
     ]
-    return with_floor(data, stopped.applied(data, made))
+    return with_floor(data, stopping_rows.applied(data, made))
 
 
 def _declared(numbers: Numbers, place: int, one: Contrast, column: Column) -> _Row:

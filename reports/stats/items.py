@@ -17,10 +17,10 @@ import pandas as pd
 
 from ...results.store.records import Key
 from ...results.store.store import Store
-from ..data import ReportError, SweepData
-from ..numbers import Column, column_of, length_name
-from .design import Numbers, factors, level_pairs, within
-from .resampling import ALPHA, Summary, corrected, summaries
+from ..number_format import Column, column_of, length_name
+from ..sweep_data import ReportError, SweepData
+from .matched_groups import Numbers, factors, level_pairs, within
+from .paired_tests import ALPHA, Summary, corrected, summaries
 
 __all__ = ["ItemEffect", "Items", "answers", "item_effects", "item_measures", "items_of", "mcnemar"]
 

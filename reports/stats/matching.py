@@ -7,7 +7,7 @@ from dataclasses import dataclass
 from typing import Any
 
 from ...results.store.records import AXES, CellState
-from ..data import SweepData
+from ..sweep_data import SweepData
 
 NOT_THERE = ("none", "off", "-")
 """Levels of a part that a network does not have; a config that leaves the part out says the same."""

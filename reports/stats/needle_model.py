@@ -17,8 +17,8 @@ from statsmodels.genmod.generalized_linear_model import GLM
 from statsmodels.tools.sm_exceptions import ConvergenceWarning, PerfectSeparationWarning
 
 from ...results.counts import counted
-from ..data import SweepData
-from ..numbers import Column, column_of, length_name
+from ..number_format import Column, column_of, length_name
+from ..sweep_data import SweepData
 from .effects import STRATA, factors, numbers_of, reference_level
 
 __all__ = ["COLUMNS", "NeedleModel", "needle_columns", "needle_model"]

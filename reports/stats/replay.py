@@ -20,8 +20,8 @@ from ...results.paper import open_with_published as opened
 from ...results.paper import with_published
 from ...results.store.records import AXES
 from ...results.store.store import Store
-from ..data import SweepData, gather
-from .least_squares import Fit
+from ..sweep_data import SweepData, gather
+from .design_regression import Fit
 
 __all__ = ["METHODS", "Pruned", "Published", "Replayed", "main", "pruned", "published", "replayed"]
 

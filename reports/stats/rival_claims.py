@@ -12,11 +12,11 @@ from scipy import special
 
 from ...results import paper
 from ...results.store.records import CellState
-from ..data import SweepData, level_of
-from ..numbers import Column, column_of, length_name, rounded
+from ..number_format import Column, column_of, length_name, rounded
+from ..sweep_data import SweepData, level_of
 from .claims import CLAIMS, DIFFERS, FALSE, NOT_SHOWN, TRUE, Answer, Claim, Facts, Lacking
 from .matching import NOT_THERE
-from .resampling import ALPHA
+from .paired_tests import ALPHA
 
 SETS = paper.SETS
 THRESHOLD, ROTARY, NO_POSITION, FORGETTING, WALL = "tra", "rope", "nope", "fox", "wall"

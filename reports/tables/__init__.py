@@ -9,7 +9,7 @@ from __future__ import annotations
 from dataclasses import replace
 from typing import TYPE_CHECKING, Any
 
-from ..listed import Listed
+from ..report_spec import Listed
 
 if TYPE_CHECKING:
     from ...results.store.store import Store
@@ -90,9 +90,9 @@ def make_table(number: str | int, store: Store, sweep: str | None = None, **opti
     """
     # with what reads the database only now: TABLES stands in the help of the command line
     from ...results.sanitize import choice
-    from .. import subset
-    from ..data import ReportError
+    from .. import cell_filter
     from ..stats.audit import homogeneity
+    from ..sweep_data import ReportError
 
     name = table_name(str(number))
     if name not in TABLES:
@@ -109,7 +109,7 @@ def make_table(number: str | int, store: Store, sweep: str | None = None, **opti
     only = options.pop("only", None) or ()
     if only and name in WHOLE:
         raise ReportError(f"table {name} is about all cells of a sweep together; leave --only out")
-    with subset.only(store.revision(sweep, options.get("revision")).sweep, only):
+    with cell_filter.only(store.revision(sweep, options.get("revision")).sweep, only):
         made: Table = line.load(__package__)(store, sweep, **options)
         if not line.compares:
             return made

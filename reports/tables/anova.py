@@ -6,12 +6,12 @@ import math
 from collections.abc import Iterable
 
 from ...results.store.store import Store
-from ..data import Lengths, gather
-from ..layout import NOTHING, Line, assemble, p_value, sweep_note
-from ..numbers import BARE, rounded, squared
+from ..number_format import BARE, rounded, squared
 from ..stats.anova import analyses
 from ..stats.effects import main_measures, origins_of
+from ..sweep_data import Lengths, gather
 from ..table import Entry, Table
+from ..table_builder import NOTHING, Line, assemble, p_value, sweep_note
 
 HEADINGS = {"df": "df", "sum_sq": "Sum sq", "F": "F", "p": "p", "p_permuted": "p perm", "p_robust": "p Box", "omega_sq": "Omega sq", "partial_eta_sq": "Partial eta sq"}  # fmt: skip
 DECIMALS = {"df": 0, "sum_sq": 6, "F": 2, "omega_sq": 3, "partial_eta_sq": 3, "deviance": 2, "odds_ratio": 3, "low": 3, "high": 3}  # fmt: skip

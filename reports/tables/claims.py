@@ -6,13 +6,13 @@ from collections import Counter
 from dataclasses import replace
 
 from ...results.store.store import Store
-from ..data import Lengths, gather
-from ..layout import Line, assemble, sweep_note
 from ..stats.claims import SILENT, Facts
-from ..stats.resampling import ALPHA
+from ..stats.paired_tests import ALPHA
 from ..stats.rival_claims import sentences
+from ..sweep_data import Lengths, gather
 from ..table import Table
-from .recipe import titled
+from ..table_builder import Line, assemble, sweep_note
+from .plain_cells import titled
 
 ABOUT = (
     "Every verdict is worked out from the numbers of this sweep. 64K stands for its longest context length. Weak: of the test of "

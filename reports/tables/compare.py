@@ -16,19 +16,19 @@ from ...results.builtin_sweeps import with_known
 from ...results.intervals import of_trials
 from ...results.store.records import AXES
 from ...results.store.store import Store
-from ..columns import AXIS_HEADINGS, further_metrics
-from ..data import Lengths, ReportError, SweepData, gather
-from ..layout import Line, assemble, difference, entry, p_value, seed_notes, sweep_note
-from ..numbers import Column, column_of, length_name, rounded
-from ..stats.ceiling import needle_note
-from ..stats.comparable import Difference, Side, differences
+from ..number_format import Column, column_of, length_name, rounded
+from ..result_columns import AXIS_HEADINGS, further_metrics
+from ..stats.best_probability import spreads_by_stratum, stratum_of
 from ..stats.matching import Match, further_axes, matched
-from ..stats.membership import spreads_by_stratum, stratum_of
-from ..stats.resampling import ALPHA
-from ..stats.spread import Spread
+from ..stats.needle_baseline import needle_note
+from ..stats.paired_tests import ALPHA
+from ..stats.run_noise import Spread
+from ..stats.sweep_differences import Difference, Side, differences
+from ..sweep_data import Lengths, ReportError, SweepData, gather
 from ..table import Entry, Table
-from ..trials import trials_of
-from .printed import contradicted
+from ..table_builder import Line, assemble, difference, entry, p_value, seed_notes, sweep_note
+from ..trial_intervals import trials_of
+from .printed_discrepancies import contradicted
 from .rivals import facts_besides
 
 COLUMNS = (

@@ -8,12 +8,12 @@ from dataclasses import replace
 from ...results.metrics import Metric
 from ...results.store.records import AXES
 from ...results.store.store import Store
-from ..columns import AXIS_HEADINGS, complete_columns, further_metrics
-from ..data import Lengths, SweepData, gather
-from ..layout import Line, about_cell, assemble, entry, reference_note, seed_notes, sweep_note, word_notes
-from ..numbers import Column
-from ..stats.ceiling import needle_note
+from ..number_format import Column
+from ..result_columns import AXIS_HEADINGS, complete_columns, further_metrics
+from ..stats.needle_baseline import needle_note
+from ..sweep_data import Lengths, SweepData, gather
 from ..table import Table
+from ..table_builder import Line, about_cell, assemble, entry, reference_note, seed_notes, sweep_note, word_notes
 
 UNITS = (
     "Val, Clean and Junk: nats per token. MFU: by the paper's formula, in %. "

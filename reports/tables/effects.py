@@ -13,11 +13,9 @@ import numpy as np
 from ...results.counts import counted
 from ...results.designs import aliasing
 from ...results.store.store import Store
-from ..columns import further_metrics, qualities
-from ..data import Lengths, SweepData, gather
-from ..layout import DUST, NOTHING, Line, assemble, difference, p_value, sweep_note
-from ..numbers import BARE, Column, rounded
-from ..stats import stopped
+from ..number_format import BARE, Column, rounded
+from ..result_columns import further_metrics, qualities
+from ..stats import stopping_rows
 from ..stats.effects import (
     EQUIVALENT,
     Effect,
@@ -30,10 +28,12 @@ from ..stats.effects import (
     main_measures,
     measures,
 )
-from ..stats.resampling import METHODS
-from ..stats.spread import detectable, spreads
+from ..stats.paired_tests import METHODS
+from ..stats.run_noise import detectable, spreads
+from ..sweep_data import Lengths, SweepData, gather
 from ..table import Entry, Table
-from .first import NEAR, first_columns, first_effects, first_interactions
+from ..table_builder import DUST, NOTHING, Line, assemble, difference, p_value, sweep_note
+from .default_rows import NEAR, first_columns, first_effects, first_interactions
 
 UNITS = "Differences in nats per token, needle and MFU in points; n is configurations, never runs: the seeds of one are one observation."
 TESTS = (
@@ -208,7 +208,7 @@ def contrasts_table(
             "it, after Holm's correction. Verdict at 5%: not shown is neither a difference nor its absence; not asked: neither a "
             "cell nor the mean of a side has a needle accuracy above that of always the same digit by more than chance (5% over all cells, and "
             "over both means), so a difference says nothing of retrieval.",
-            *stopped.notes(data),
+            *stopping_rows.notes(data),
             *_averages(data, strata=False),
             *_two_seeds(found),
             *_missing(found),

@@ -7,9 +7,9 @@ from datetime import datetime
 from ...results.counts import counted
 from ...results.store.records import Attempt
 from ...results.store.store import Store
-from ..data import gather
-from ..layout import Line, assemble, sweep_note
+from ..sweep_data import gather
 from ..table import Table
+from ..table_builder import Line, assemble, sweep_note
 
 
 def failures(store: Store, sweep: str | None = None, *, revision: int | None = None) -> Table:

@@ -3,11 +3,11 @@
 from __future__ import annotations
 
 from ...results.store.store import Store
-from ..data import Lengths, SweepData, gather
-from ..layout import NOTHING, Line, assemble, difference, p_value, sweep_note
-from ..stats.ceiling import needle_note
 from ..stats.items import ItemEffect, item_effects
+from ..stats.needle_baseline import needle_note
+from ..sweep_data import Lengths, SweepData, gather
 from ..table import Entry, Table
+from ..table_builder import NOTHING, Line, assemble, difference, p_value, sweep_note
 
 ABOUT = (
     "Mean: difference of the levels over items, averaged over the pairs of configurations that differ in the axis alone; losses in "

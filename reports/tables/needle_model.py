@@ -3,11 +3,11 @@
 from __future__ import annotations
 
 from ...results.store.store import Store
-from ..data import Lengths, gather
-from ..layout import Line, assemble, sweep_note
 from ..stats.effects import origins_of
 from ..stats.needle_model import needle_columns, needle_model
+from ..sweep_data import Lengths, gather
 from ..table import Table
+from ..table_builder import Line, assemble, sweep_note
 from .anova import said, statistic
 
 HEADINGS = {"df": "df", "deviance": "Deviance", "F": "F", "p": "p", "odds_ratio": "Odds ratio", "low": "Low", "high": "High"}  # fmt: skip

@@ -11,14 +11,14 @@ from ...results import paper
 from ...results.contrasts import weighted
 from ...results.store.records import CellState
 from ...results.store.store import Store
-from ..data import Lengths, ReportError, SweepData, gather
-from ..layout import NO_CELL, Line, assemble, derived, entry, seed_notes, sweep_note, word_notes
-from ..numbers import Column, column_of, large, length_name
-from ..stats.ceiling import needle_note
+from ..number_format import Column, column_of, large, length_name
+from ..stats.needle_baseline import needle_note
+from ..sweep_data import Lengths, ReportError, SweepData, gather
 from ..table import Entry, Table
-from .beside import External, externals, notes_on
-from .printed import facts_of
-from .recipe import NATS, NEEDLE, OURS, chosen, memories, mixers, named, plain_levels, titled
+from ..table_builder import NO_CELL, Line, assemble, derived, entry, seed_notes, sweep_note, word_notes
+from .external_models import External, externals, notes_on
+from .plain_cells import NATS, NEEDLE, OURS, chosen, memories, mixers, named, plain_levels, titled
+from .printed_discrepancies import facts_of
 
 
 def _ends(data: SweepData) -> list[int]:

@@ -6,13 +6,13 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 
 from ...results.store.store import Store
-from ..data import Lengths, SweepData, gather
-from ..layout import Line, assemble, entry, reference_note, seed_notes, sweep_note, word_notes
-from ..numbers import Column, column_of, length_name
-from ..stats.ceiling import needle_note
+from ..number_format import Column, column_of, length_name
+from ..stats.needle_baseline import needle_note
+from ..sweep_data import Lengths, SweepData, gather
 from ..table import Table
-from .printed import contradicted
-from .recipe import NATS, NEEDLE, OURS, chosen, memories, mixers, named, ours_last, plain_levels, titled
+from ..table_builder import Line, assemble, entry, reference_note, seed_notes, sweep_note, word_notes
+from .plain_cells import NATS, NEEDLE, OURS, chosen, memories, mixers, named, ours_last, plain_levels, titled
+from .printed_discrepancies import contradicted
 
 UNITS = "clean: nats per token."
 

@@ -5,15 +5,15 @@ from __future__ import annotations
 from collections.abc import Mapping, Sequence
 
 from ...results.store.store import Store
-from ..columns import AXIS_HEADINGS, qualities, speed_of
-from ..data import Lengths, SweepData, gather
-from ..layout import NOTHING, Line, assemble, entry, seed_notes, sweep_note, word_notes
-from ..numbers import BARE, Column
-from ..ranking import chance_text
-from ..stats.ceiling import needle_note
+from ..best_values import chance_text
+from ..number_format import BARE, Column
+from ..result_columns import AXIS_HEADINGS, qualities, speed_of
+from ..stats.best_probability import Configuration, front_probabilities
 from ..stats.effects import pareto
-from ..stats.membership import Configuration, front_probabilities
+from ..stats.needle_baseline import needle_note
+from ..sweep_data import Lengths, SweepData, gather
 from ..table import Entry, Table
+from ..table_builder import NOTHING, Line, assemble, entry, seed_notes, sweep_note, word_notes
 
 LIKELY = 0.25  # a probability to be on a front that is told of a configuration off it
 NAMED = 3  # of those, in the notes

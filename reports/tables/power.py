@@ -5,11 +5,11 @@ from __future__ import annotations
 import math
 
 from ...results.store.store import Store
-from ..data import Lengths, gather
-from ..layout import NOTHING, Line, assemble, sweep_note
-from ..numbers import Column, rounded
-from ..stats.power import MOST, NATS, POINTS, Plan, plans
+from ..number_format import Column, rounded
+from ..stats.power_analysis import MOST, NATS, POINTS, Plan, plans
+from ..sweep_data import Lengths, gather
 from ..table import Entry, Table
+from ..table_builder import NOTHING, Line, assemble, sweep_note
 
 HEADINGS = tuple(f"{100 * points:g} pt / {nats:g}" for points, nats in zip(POINTS, NATS, strict=True))
 NOTES = (

@@ -6,10 +6,10 @@ from collections import defaultdict
 
 from ...results.store.records import Provenance
 from ...results.store.store import Store
-from ..data import gather, provenances_of_attempts
-from ..layout import Line, assemble, sweep_note
 from ..stats.audit import homogeneity
+from ..sweep_data import gather, provenances_of_attempts
 from ..table import Entry, Table
+from ..table_builder import Line, assemble, sweep_note
 
 SHORT = 12  # letters of a commit or a fingerprint
 PACKAGES = ("torch", "triton", "fla-core", "numpy")

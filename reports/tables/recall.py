@@ -4,10 +4,10 @@ from __future__ import annotations
 
 from ...results import metrics
 from ...results.store.store import Store
-from ..data import SweepData, gather
-from ..layout import Line, entry
-from ..numbers import column_of, rounded
+from ..number_format import column_of, rounded
+from ..sweep_data import SweepData, gather
 from ..table import Table
+from ..table_builder import Line, entry
 from .task_rows import Rows, of_seeds, of_sequences, rows_about, task_table, without_empty
 
 MQAR = "mqar"

@@ -6,10 +6,10 @@ from dataclasses import replace
 
 from ...results import paper
 from ...results.store.store import Store
-from ..data import gather
-from ..layout import Line, assemble, sweep_note
+from ..sweep_data import gather
 from ..table import Entry, Table
-from .recipe import titled
+from ..table_builder import Line, assemble, sweep_note
+from .plain_cells import titled
 
 
 def table5(store: Store, sweep: str | None = None, *, revision: int | None = None) -> Table:

@@ -11,10 +11,10 @@ from statistics import fmean, stdev
 from ...results import paper
 from ...results.store.records import CellState
 from ...results.store.store import Store
-from ..data import Lengths, SweepData, gather
-from ..layout import DUST, NOTHING, Line, derived, entry
-from ..numbers import BARE, Column, column_of, length_name, rounded
+from ..number_format import BARE, Column, column_of, length_name, rounded
+from ..sweep_data import Lengths, SweepData, gather
 from ..table import Entry, Table
+from ..table_builder import DUST, NOTHING, Line, derived, entry
 from .task_rows import (
     RATIO,
     WRONG,

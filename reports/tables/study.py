@@ -10,11 +10,11 @@ from ...results import metrics
 from ...results.counts import counted
 from ...results.store.store import Store
 from ...results.studies.optuna_study import Trial
-from ..layout import NOTHING, Line, assemble
-from ..numbers import rounded
-from ..studies import WORDS, Objective, Spent, Study, level_text, spent, study_of
+from ..number_format import rounded
+from ..study_data import WORDS, Objective, Spent, Study, level_text, spent, study_of
 from ..table import Entry, Table
-from .budget import share_of
+from ..table_builder import NOTHING, Line, assemble
+from .predicted_hours import share_of
 
 BEST = 10
 """Trials that are listed without --all-rows."""

@@ -16,15 +16,15 @@ from ...results import paper
 from ...results.intervals import of_trials
 from ...results.store.records import AXES, CellState
 from ...results.store.store import Store
-from ..columns import AXIS_HEADINGS
-from ..data import SweepData, level_of
-from ..layout import DUST, NOTHING, Line, assemble, seed_notes, sweep_note, word_notes
-from ..numbers import Column, rounded
-from ..stats.resampling import ALPHA
+from ..number_format import Column, rounded
+from ..result_columns import AXIS_HEADINGS
+from ..stats.paired_tests import ALPHA
+from ..sweep_data import SweepData, level_of
 from ..table import Entry, Table
-from ..trials import trials_of
-from .printed import facts_of
-from .recipe import titled
+from ..table_builder import DUST, NOTHING, Line, assemble, seed_notes, sweep_note, word_notes
+from ..trial_intervals import trials_of
+from .plain_cells import titled
+from .printed_discrepancies import facts_of
 
 SEEDS, SEQUENCES, WRONG, RATIO = "95% seeds", "95% sequences", "wrong reads", "longest/shortest"
 MEANT = {

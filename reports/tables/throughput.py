@@ -7,12 +7,12 @@ from dataclasses import replace
 
 from ...results.store.records import CellState
 from ...results.store.store import Store
-from ..data import SweepData, gather
-from ..layout import NO_CELL, NOTHING, Line, assemble, derived, entry, seed_notes, sweep_note, word_notes
-from ..numbers import column_of
+from ..number_format import column_of
+from ..sweep_data import SweepData, gather
 from ..table import Entry, Table
-from .printed import contradicted
-from .recipe import OURS, chosen, memories, mixers, named, plain_levels, titled
+from ..table_builder import NO_CELL, NOTHING, Line, assemble, derived, entry, seed_notes, sweep_note, word_notes
+from .plain_cells import OURS, chosen, memories, mixers, named, plain_levels, titled
+from .printed_discrepancies import contradicted
 
 STEP = column_of("throughput", "step_seconds", "Step s")
 MFU = column_of("throughput", "mfu_paper")

@@ -6,11 +6,11 @@ from pathlib import Path
 import pytest
 from atma_sweep.cli import app
 from atma_sweep.reports.check import check_file
-from atma_sweep.reports.data import ReportError
 from atma_sweep.reports.figures import make_figure
 from atma_sweep.reports.figures.files import FORMATS as PICTURES
 from atma_sweep.reports.figures.files import rendered
 from atma_sweep.reports.render import FORMATS, files_of, render, trace_file
+from atma_sweep.reports.sweep_data import ReportError
 from atma_sweep.reports.tables import make_table
 from atma_sweep.results.store.records import Measurement
 from tiers import every_nth

@@ -11,11 +11,11 @@ from typing import Any
 
 import numpy as np
 import pytest
-from atma_sweep.reports import layout
-from atma_sweep.reports.columns import complete_columns, every
+from atma_sweep.reports import table_builder
 from atma_sweep.reports.dashboard.page import blocks_of
-from atma_sweep.reports.data import gather
-from atma_sweep.reports.stats import flips, membership, multiple
+from atma_sweep.reports.result_columns import complete_columns, every
+from atma_sweep.reports.stats import best_probability, multiple_testing, sign_flip_test
+from atma_sweep.reports.sweep_data import gather
 from atma_sweep.reports.tables.complete import table6
 from atma_sweep.results.store.store import Store, open_store
 from sqlalchemy import event
@@ -85,14 +85,14 @@ def test_dashboard_reads_provenances_once(stores: dict[int, Store]) -> None:
 def test_dashboard_makes_no_json_of_effects(stores: dict[int, Store], monkeypatch: pytest.MonkeyPatch) -> None:
     """Only failures, whose tracebacks the page has, are made into JSON; there is one table of them."""
     numbers: list[str] = []
-    make = layout._raw
+    make = table_builder._raw
 
     def counted(trace: Any, *rest: Any) -> Any:
         numbers.append(trace["table"])
         return make(trace, *rest)
 
-    monkeypatch.setattr(layout, "_raw", counted)
-    monkeypatch.setattr(layout, "_trace", lambda *_: pytest.fail("a trace was made"))
+    monkeypatch.setattr(table_builder, "_raw", counted)
+    monkeypatch.setattr(table_builder, "_trace", lambda *_: pytest.fail("a trace was made"))
     blocks_of(stores[SIZES[0]])
     assert numbers == ["failures"]
 
@@ -100,22 +100,22 @@ def test_dashboard_makes_no_json_of_effects(stores: dict[int, Store], monkeypatc
 def test_rows_without_chances_are_the_same(stores: dict[int, Store], monkeypatch: pytest.MonkeyPatch) -> None:
     store = stores[SIZES[1]]
     complete = table6(store, seeds=True)
-    monkeypatch.setattr(membership, "_draws", lambda *_: pytest.fail("numbers were drawn"))
+    monkeypatch.setattr(best_probability, "_draws", lambda *_: pytest.fail("numbers were drawn"))
     plain = table6(store, seeds=True, has_chances=False)
     assert (plain.rows, plain.best) == (complete.rows, complete.best)
     assert complete.best
 
 
 def test_first_page_draws_what_table_6_drew_no_more(stores: dict[int, Store], monkeypatch: pytest.MonkeyPatch) -> None:
-    membership._best.cache_clear()
+    best_probability._best.cache_clear()
     drawn = []
-    draws = membership._draws
+    draws = best_probability._draws
 
     def counted(rivals: Any, *rest: Any) -> Any:
         drawn.append(tuple(rivals))
         return draws(rivals, *rest)
 
-    monkeypatch.setattr(membership, "_draws", counted)
+    monkeypatch.setattr(best_probability, "_draws", counted)
     blocks_of(stores[SIZES[0]])
     assert drawn
     assert len(drawn) == len(set(drawn))
@@ -127,28 +127,31 @@ def test_families_of_equal_size_share_their_signs(monkeypatch: pytest.MonkeyPatc
     for size, tests in ((20, 3), (24, 2), (20, 4), (9, 2)):
         samples = [draw.normal(0.3, 1, size) for _ in range(tests)]
         families.append((samples, [range(size)] * tests, [0.0] * tests))
-    alone = [multiple.max_t(*family) for family in families]
+    alone = [multiple_testing.max_t(*family) for family in families]
     sizes: list[int] = []
 
     def counted(n: int) -> Iterator[np.ndarray]:
         sizes.append(n)
-        return flips.signs(n)
+        return sign_flip_test.signs(n)
 
-    monkeypatch.setattr(multiple, "signs", counted)
-    assert multiple.max_t_of_families(families) == alone
+    monkeypatch.setattr(multiple_testing, "signs", counted)
+    assert multiple_testing.max_t_of_families(families) == alone
     assert sizes == [20, 24]  # nine are few enough to count every flip
 
 
 def test_random_signs_are_those_of_their_bits() -> None:
     """The signs of ten differences against bits unpacked one by one."""
-    chunk = next(flips.signs(10))
-    raw = np.random.default_rng((flips.RANDOM, 10)).bytes(flips.CHUNK * 2)
-    bits = [[raw[2 * row + column // 8] >> (7 - column % 8) & 1 for column in range(10)] for row in range(flips.CHUNK)]
+    chunk = next(sign_flip_test.signs(10))
+    raw = np.random.default_rng((sign_flip_test.RANDOM, 10)).bytes(sign_flip_test.CHUNK * 2)
+    bits = [
+        [raw[2 * row + column // 8] >> (7 - column % 8) & 1 for column in range(10)]
+        for row in range(sign_flip_test.CHUNK)
+    ]
     assert chunk.dtype == float
     assert chunk.tolist() == [[-1.0 if bit else 1.0 for bit in row] for row in bits]
 
 
-@pytest.mark.parametrize(("method", "n"), [(flips._drawn, 40), (flips._listed, 8)])
+@pytest.mark.parametrize(("method", "n"), [(sign_flip_test._drawn, 40), (sign_flip_test._listed, 8)])
 def test_ends_of_intervals_hold_no_draws(method: Any, n: int) -> None:
     """A view into all draws keeps ten megabytes for each of 64 samples."""
     _, low, high = method(np.random.default_rng(1).normal(size=(n, 3)))
@@ -159,16 +162,16 @@ def test_ends_of_intervals_hold_no_draws(method: Any, n: int) -> None:
 def test_best_is_the_share_of_draws_won() -> None:
     """Against the definition: in every draw the winners share one win."""
     rivals = [
-        membership.Rival(1.0, 0.5),
-        membership.Rival(1.2, 0.5, 6.0, ("a",)),
-        membership.Rival(5.0, 9.0, share=True),
+        best_probability.Rival(1.0, 0.5),
+        best_probability.Rival(1.2, 0.5, 6.0, ("a",)),
+        best_probability.Rival(5.0, 9.0, share=True),
     ]
     rivals.append(rivals[2])  # both are clipped at 1, so that draws tie
     shares = np.zeros(4)
     count = 0
-    for drawn in membership._draws(rivals):
+    for drawn in best_probability._draws(rivals):
         for row in drawn:
             winners = row == row.max()
             shares += winners / winners.sum()
             count += 1
-    assert membership.best(rivals, 1) == pytest.approx(shares / count, abs=1e-12)
+    assert best_probability.best(rivals, 1) == pytest.approx(shares / count, abs=1e-12)

@@ -12,17 +12,17 @@ import pandas as pd
 import pytest
 from atma_sweep.cli import app
 from atma_sweep.reports import figures, tables
-from atma_sweep.reports.bundle import write_all
 from atma_sweep.reports.check import check_file, files_in
-from atma_sweep.reports.data import ReportError, gather
-from atma_sweep.reports.figures import FIGURES, make_figure, style
+from atma_sweep.reports.figures import FIGURES, drawing, make_figure
 from atma_sweep.reports.figures.base import Collected, collected
+from atma_sweep.reports.figures.figure_options import Look
 from atma_sweep.reports.figures.files import renderings, trace_in
-from atma_sweep.reports.figures.look import Look
-from atma_sweep.reports.layout import Line, assemble
-from atma_sweep.reports.listed import Listed
 from atma_sweep.reports.render import FORMATS, SUFFIXES, files_of, render
+from atma_sweep.reports.report_folder import write_all
+from atma_sweep.reports.report_spec import Listed
+from atma_sweep.reports.sweep_data import ReportError, gather
 from atma_sweep.reports.table import Table
+from atma_sweep.reports.table_builder import Line, assemble
 from atma_sweep.reports.tables import TABLES, make_table
 from atma_sweep.results.store.store import Store
 from tiers import every_nth
@@ -106,10 +106,10 @@ def scratch_figure(store: Store, sweep: str | None = None, *, revision: int | No
 
 
 def draw_scratch(made: Collected, look: Look) -> Any:
-    figure = style.page(2.0)
-    (axes,) = style.panels(figure, [""])
+    figure = drawing.page(2.0)
+    (axes,) = drawing.panels(figure, [""])
     axes.plot(made.frame["seed"])
-    return style.finished(figure, made.title, made.notes, {})
+    return drawing.finished(figure, made.title, made.notes, {})
 
 
 @pytest.mark.thorough

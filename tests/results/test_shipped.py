@@ -13,8 +13,8 @@ from typing import Any
 
 import numpy as np
 import pytest
-from atma_sweep.reports.data import SweepData, gather, level_of
-from atma_sweep.reports.stats.multiple import holm
+from atma_sweep.reports.stats.multiple_testing import holm
+from atma_sweep.reports.sweep_data import SweepData, gather, level_of
 from atma_sweep.results import shipped
 from atma_sweep.results.builtin_sweeps import open_known, with_known
 from atma_sweep.results.exchange.importing import import_bundle

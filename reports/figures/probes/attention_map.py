@@ -8,17 +8,17 @@ import numpy as np
 import pandas as pd
 
 from ....results.store.store import Store
-from ...data import ReportError, SweepData, gather
-from .. import style
+from ...sweep_data import ReportError, SweepData, gather
+from .. import drawing
 from ..base import Collected, collected, origins_in
-from .maps import chosen, first_of_each, heat, scale, sheet, title, titles_of, told
-from .places import details
+from .heat_maps import chosen, first_of_each, heat, scale, sheet, title, titles_of, told
+from .item_frames import details
 
 if TYPE_CHECKING:
     from matplotlib.axes import Axes
     from matplotlib.figure import Figure
 
-    from ..look import Look
+    from ..figure_options import Look
 
 PROBE, METRIC = "attention_map", "keys"
 MOST = 12
@@ -41,7 +41,7 @@ def collect(store: Store, sweep: str | None = None, *, revision: int | None = No
     notes = ["Queries downwards, keys to the right."]
     mixers = {cell.levels["attn_type"] for cell in data.cells if cell.cell_id in measured}
     if normed := sorted(mixers & {"polar", "diff"}):
-        shown = " and ".join(style.shown(one) for one in normed)
+        shown = " and ".join(drawing.shown(one) for one in normed)
         notes.append(f"{shown}: rows divided by their sum, without the magnitude or norm that follows.")
     if len(first) > 1:
         notes.append(
@@ -83,14 +83,14 @@ def draw(made: Collected, look: Look) -> Figure:
     signed = least < -MANY
     norm: Any = Normalize(-max(-least, most), max(-least, most)) if signed else PowerNorm(0.5, 0, max(most, 1e-3))
     for axes, (_, table) in zip(group, maps, strict=True):
-        image = heat(axes, table, norm, colours=style.diverging() if signed else style.MAP, bad="#ffffff")
+        image = heat(axes, table, norm, colours=drawing.diverging() if signed else drawing.MAP, bad="#ffffff")
         _name(axes, len(table))
-    style.outer_labels(figure, "key", "query")
+    drawing.outer_labels(figure, "key", "query")
     ends = norm.vmin, norm.vmax
     ticks = [ends[0], 0.0, ends[1]] if signed else [0.0, 0.1 * ends[1], 0.4 * ends[1], ends[1]]
     scale(figure, group, image, "weight", ticks, [f"{one:.2g}" for one in ticks])
     words = f"{made.title}: {title(made, look, cells[0])}" if len(cells) == 1 else made.title
-    return style.finished(figure, words, made.notes, {})
+    return drawing.finished(figure, words, made.notes, {})
 
 
 def _shared(rows: pd.DataFrame) -> float:

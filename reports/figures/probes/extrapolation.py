@@ -8,18 +8,18 @@ import numpy as np
 import pandas as pd
 
 from ....results.store.store import Store
-from ...data import Lengths, ReportError, gather
-from .. import style
+from ...sweep_data import Lengths, ReportError, gather
+from .. import drawing
 from ..base import Collected, collected, names_of, origins_in, training_lengths
-from ..curves import mark_beyond, mark_trained, robust_range
-from ..lines import averaged_over, bars, length_label, lines_of, only, over_lengths, uneven
+from ..length_frames import averaged_over, bars, length_label, lines_of, only, over_lengths, uneven
+from ..line_drawing import mark_beyond, mark_trained, robust_range
 from .panels import draw_panels, leaving, side_by_side
 
 if TYPE_CHECKING:
     from matplotlib.axes import Axes
     from matplotlib.figure import Figure
 
-    from ..look import Look
+    from ..figure_options import Look
 
 PROBE, METRIC = "extrapolation", "perplexity"
 WIDE = 3.0
@@ -68,7 +68,7 @@ def draw(made: Collected, look: Look) -> Figure:
     low, high = limits(frame, means)
 
     def dress(axes: Axes, here: pd.DataFrame, last: bool) -> None:
-        style.length_axis(axes, list(frame["length"]), trained, room=0.5)
+        drawing.length_axis(axes, list(frame["length"]), trained, room=0.5)
         if wide(frame):
             _logarithmic(axes, high / low)
         axes.set_ylim(low, high)

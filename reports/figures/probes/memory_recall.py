@@ -8,18 +8,18 @@ import pandas as pd
 from scipy.special import stdtrit
 
 from ....results.store.store import Store
-from ...data import ReportError, SweepData, gather, level_of
-from .. import style
+from ...sweep_data import ReportError, SweepData, gather, level_of
+from .. import drawing
 from ..base import Collected, collected, names_of, origins_in
-from ..lines import averaged_over, bands, lines_of
+from ..length_frames import averaged_over, bands, lines_of
+from .item_frames import details
 from .panels import draw_panels
-from .places import details
 
 if TYPE_CHECKING:
     from matplotlib.axes import Axes
     from matplotlib.figure import Figure
 
-    from ..look import Look
+    from ..figure_options import Look
 
 PROBE = "memory_recall"
 PANELS = {"share": "the memory alone", "context_share": "in context"}
@@ -107,9 +107,9 @@ def draw(made: Collected, look: Look) -> Figure:
     def dress(axes: Axes, here: pd.DataFrame, last: bool) -> None:
         chance = 100 * here.groupby("length")["chance"].mean()
         axes.plot(
-            chance.index, chance, color=style.GREY, linestyle=(0, (1, 1.2)), linewidth=style.stroke(0.9), zorder=2.5
+            chance.index, chance, color=drawing.GREY, linestyle=(0, (1, 1.2)), linewidth=drawing.stroke(0.9), zorder=2.5
         )
-        style.length_axis(axes, list(frame["length"]))
+        drawing.length_axis(axes, list(frame["length"]))
         axes.set_ylim(-3, 103)
 
     labels = "pairs", "keys answered right, %"

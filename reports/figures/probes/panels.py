@@ -7,16 +7,16 @@ from typing import TYPE_CHECKING, Any
 
 import pandas as pd
 
-from ...data import SweepData
-from .. import style
+from ...sweep_data import SweepData
+from .. import drawing
 from ..base import Collected, groups_of, line_axes
-from ..curves import draw_lines, looks
+from ..line_drawing import draw_lines, looks
 
 if TYPE_CHECKING:
     from matplotlib.axes import Axes
     from matplotlib.figure import Figure
 
-    from ..look import Look
+    from ..figure_options import Look
 
 ONE_PANEL = 8
 """Lines that stand in one panel instead of a panel for each mixer."""
@@ -53,10 +53,11 @@ def draw_panels(
     `labels` are the words below and at the left."""
     names = list(dict.fromkeys(frame["panel"]))
     one = len(names) == 1
-    figure = style.page(
-        (2.6 if one else style.PANEL * style.rows_of(len(names))) + 0.35, 4.8 if one else style.width_of(len(names))
+    figure = drawing.page(
+        (2.6 if one else drawing.PANEL * drawing.rows_of(len(names))) + 0.35,
+        4.8 if one else drawing.width_of(len(names)),
     )
-    group = style.panels(figure, [style.shown(name) if name else "" for name in names], sharex=True, sharey=True)
+    group = drawing.panels(figure, [drawing.shown(name) if name else "" for name in names], sharex=True, sharey=True)
     found = looks(frame, made.about["axes"])
     named = {cell: made.about["names"].get(cell, "") or "this cell" for cell in look.highlight}
     handles: dict[str, Any] = {}
@@ -64,6 +65,6 @@ def draw_panels(
         here, mean = (some[some["panel"] == name] for some in (frame, means))
         handles |= draw_lines(axes, here, mean, found, scale, named=named, banded=banded)
         dress(axes, here, name == names[-1])
-    style.outer_labels(figure, *labels)
+    drawing.outer_labels(figure, *labels)
     words = [one["label"] for one in found.values()]
-    return style.finished(figure, made.title, made.notes, {word: handles[word] for word in words if word in handles})
+    return drawing.finished(figure, made.title, made.notes, {word: handles[word] for word in words if word in handles})

@@ -7,19 +7,19 @@ from typing import TYPE_CHECKING
 import pandas as pd
 
 from ....results.store.store import Store
-from ...data import Lengths, ReportError, SweepData, gather
-from ...numbers import length_name, rounded
-from .. import style
+from ...number_format import length_name, rounded
+from ...sweep_data import Lengths, ReportError, SweepData, gather
+from .. import drawing
 from ..base import Collected, collected, origins_in, training_lengths
-from ..lines import only
-from .maps import MOST, heat, scale, sheet, title, titles_of, written
-from .places import details
+from ..length_frames import only
+from .heat_maps import MOST, heat, scale, sheet, title, titles_of, written
+from .item_frames import details
 
 if TYPE_CHECKING:
     from matplotlib.axes import Axes
     from matplotlib.figure import Figure
 
-    from ..look import Look
+    from ..figure_options import Look
 
 PROBE, METRIC = "passkey", "digit_accuracy"
 WRITTEN = 5
@@ -110,21 +110,21 @@ def draw(made: Collected, look: Look) -> Figure:
         if len(lengths) <= WRITTEN and len(depths) <= 2 * WRITTEN:
             numbers = table.reindex(index=depths, columns=lengths).to_numpy(dtype=float)
             written(axes, numbers, [[f"{100 * one:.0f}" for one in row] for row in numbers], norm)
-    style.outer_labels(figure, "context length, tokens", "depth")
+    drawing.outer_labels(figure, "context length, tokens", "depth")
     ticks = [0, 0.25, 0.5, 0.75, 1]
     scale(
         figure, group, image, "digits recalled", ticks, [f"{100 * one:.0f}%" for one in ticks], made.about["constant"]
     )
-    return style.finished(figure, made.title, made.notes, {})
+    return drawing.finished(figure, made.title, made.notes, {})
 
 
 def _name(axes: Axes, lengths: list[int], depths: list[float], trained: int | None) -> None:
     """Names rows and columns, and draws a line after the training length."""
-    shown = style.thinned(range(len(lengths)), 4)
+    shown = drawing.thinned(range(len(lengths)), 4)
     axes.set_xticks(shown, [length_name(lengths[place]) for place in shown])
-    rows = style.thinned(range(len(depths)), 6)
+    rows = drawing.thinned(range(len(depths)), 6)
     axes.set_yticks(rows, [f"{100 * depths[place]:.3g}%" for place in rows])
     within = [place for place, length in enumerate(lengths) if trained and length <= trained]
     if within and len(within) < len(lengths):
-        axes.axvline(max(within) + 0.5, color="#ffffff", linewidth=style.stroke(2.4))
-        axes.axvline(max(within) + 0.5, color="#000000", linewidth=style.stroke(0.9), linestyle=(0, (2, 1.5)))
+        axes.axvline(max(within) + 0.5, color="#ffffff", linewidth=drawing.stroke(2.4))
+        axes.axvline(max(within) + 0.5, color="#000000", linewidth=drawing.stroke(0.9), linestyle=(0, (2, 1.5)))

@@ -10,19 +10,19 @@ import pandas as pd
 from scipy.special import stdtrit
 
 from ....results.store.store import Store
-from ...data import Lengths, ReportError, SweepData, gather
-from .. import style
+from ...sweep_data import Lengths, ReportError, SweepData, gather
+from .. import drawing
 from ..base import Collected, collected, names_of, origins_in, training_lengths
-from ..curves import mark_beyond, mark_trained, robust_range
-from ..lines import averaged_over, bands, lines_of, only
+from ..length_frames import averaged_over, bands, lines_of, only
+from ..line_drawing import mark_beyond, mark_trained, robust_range
+from .item_frames import longest, places
 from .panels import draw_panels, leaving, side_by_side
-from .places import longest, places
 
 if TYPE_CHECKING:
     from matplotlib.axes import Axes
     from matplotlib.figure import Figure
 
-    from ..look import Look
+    from ..figure_options import Look
 
 PROBE, METRIC = "position_nll", "nats"
 TOGETHER = 8
@@ -119,7 +119,7 @@ def draw(made: Collected, look: Look) -> Figure:
     means = whole_lines(frame)
 
     def dress(axes: Axes, here: pd.DataFrame, last: bool) -> None:
-        style.length_axis(axes, _ticks(frame), trained, room=0.1)
+        drawing.length_axis(axes, _ticks(frame), trained, room=0.1)
         axes.set_xlim(float(frame["length"].min()) / 2**0.25, float(frame["stop"].max()) * 2**0.25)
         axes.set_ylim(*limits(frame, means))
         mark_trained(axes, trained, word=last)

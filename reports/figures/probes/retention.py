@@ -9,18 +9,18 @@ import numpy as np
 import pandas as pd
 
 from ....results.store.store import Store
-from ...data import ReportError, SweepData, gather
-from ...numbers import length_name
-from .. import style
+from ...number_format import length_name
+from ...sweep_data import ReportError, SweepData, gather
+from .. import drawing
 from ..base import Collected, collected, origins_in
-from .maps import chosen, first_of_each, heat, scale, sheet, title, titles_of, told
-from .places import places
+from .heat_maps import chosen, first_of_each, heat, scale, sheet, title, titles_of, told
+from .item_frames import places
 
 if TYPE_CHECKING:
     from matplotlib.axes import Axes
     from matplotlib.figure import Figure
 
-    from ..look import Look
+    from ..figure_options import Look
 
 PROBE = "gates"
 PARTS = {"mixer": "retention", "memory": "memory"}
@@ -94,7 +94,7 @@ def draw(made: Collected, look: Look) -> Figure:
     ticks = [2.0**power for power in range(low, high + 1, step)]
     words = [length_name(int(one)) if one >= 1 else f"{one:.2g}" for one in ticks]
     scale(figure, group, image, "half-life, tokens", ticks, words)
-    return style.finished(figure, made.title, made.notes, {})
+    return drawing.finished(figure, made.title, made.notes, {})
 
 
 def _map(axes: Axes, rows: pd.DataFrame, norm: Any) -> Any:
@@ -118,7 +118,7 @@ def _map(axes: Axes, rows: pd.DataFrame, norm: Any) -> Any:
         ends = sorted({0, table.shape[1] - 1})
         axes.set_xticks(ends, [f"h{head}" for head in ends])
     for place in range(1, len(layers)):
-        axes.axhline(heads * place - 0.5, color="#ffffff", linewidth=style.stroke(1.2))
-    shown = style.thinned(range(len(layers)), 8)
+        axes.axhline(heads * place - 0.5, color="#ffffff", linewidth=drawing.stroke(1.2))
+    shown = drawing.thinned(range(len(layers)), 8)
     axes.set_yticks([middles[place] for place in shown], [f"L{layers[place]}" for place in shown])
     return image

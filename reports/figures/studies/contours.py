@@ -10,9 +10,9 @@ import numpy as np
 import pandas as pd
 
 from ....results.store.store import Store
-from ...data import ReportError
-from ...studies import Objective, Study, held_together, rung_note, study_of, with_done
-from .. import style
+from ...study_data import Objective, Study, held_together, rung_note, study_of, with_done
+from ...sweep_data import ReportError
+from .. import drawing
 from ..base import Collected, collected
 from ..scales import Scale, put_ticks, thin_labels
 from .settings import RING, colour_bar, colours, finer, jitter, place_of, ring_words, scale_of, value_range
@@ -21,7 +21,7 @@ if TYPE_CHECKING:
     from matplotlib.axes import Axes
     from matplotlib.figure import Figure
 
-    from ..look import Look
+    from ..figure_options import Look
 
 LEAST = 4
 """Trials: three make a single triangle."""
@@ -79,8 +79,8 @@ def draw(made: Collected, look: Look) -> Figure:
 
     frame, scales = made.frame, made.about["scales"]
     pairs = list(dict.fromkeys(zip(frame["x"], frame["y"], strict=True)))
-    figure = style.page((style.PANEL + 0.1) * style.rows_of(len(pairs)), style.width_of(len(pairs) + 1))
-    grid = style.panels(figure, [""] * len(pairs), columns=3 if figure.get_figwidth() > style.NARROW else 2)
+    figure = drawing.page((drawing.PANEL + 0.1) * drawing.rows_of(len(pairs)), drawing.width_of(len(pairs) + 1))
+    grid = drawing.panels(figure, [""] * len(pairs), columns=3 if figure.get_figwidth() > drawing.NARROW else 2)
     objective = Objective(place=0, name="", direction=made.about["direction"])
     norm = Normalize(*value_range(list(frame.drop_duplicates("number")["value"]), objective), clip=True)
     chart = colours(objective.sign)
@@ -88,7 +88,7 @@ def draw(made: Collected, look: Look) -> Figure:
         here = frame[(frame["x"] == x) & (frame["y"] == y)]
         _panel(axes, here, scales[x], scales[y], norm, chart)
     colour_bar(figure, grid, norm, chart, made.about["label"])
-    return style.finished(figure, made.title, made.notes, {made.about["ring"]: Line2D([], [], **RING)})
+    return drawing.finished(figure, made.title, made.notes, {made.about["ring"]: Line2D([], [], **RING)})
 
 
 def _panel(axes: Axes, here: pd.DataFrame, x: Scale, y: Scale, norm: Any, chart: Any) -> None:
@@ -100,10 +100,10 @@ def _panel(axes: Axes, here: pd.DataFrame, x: Scale, y: Scale, norm: Any, chart:
     )
     fine = finer(len(here))
     axes.scatter(
-        across, up, c=here["value"], cmap=chart, norm=norm, s=(fine * style.stroke(3.6)) ** 2, zorder=3, edgecolors="#000000",
-        linewidths=fine * style.stroke(0.5),
+        across, up, c=here["value"], cmap=chart, norm=norm, s=(fine * drawing.stroke(3.6)) ** 2, zorder=3, edgecolors="#000000",
+        linewidths=fine * drawing.stroke(0.5),
     )  # fmt: skip
-    axes.plot(across[here["best"]], up[here["best"]], markersize=style.stroke(7), zorder=4, **RING)
+    axes.plot(across[here["best"]], up[here["best"]], markersize=drawing.stroke(7), zorder=4, **RING)
     axes.grid(visible=False)
     for which, scale in (("x", x), ("y", y)):
         room = 0.5 / max(1, len(scale.levels) - 1) if scale.levels else 0.06
@@ -111,7 +111,7 @@ def _panel(axes: Axes, here: pd.DataFrame, x: Scale, y: Scale, norm: Any, chart:
         put_ticks(getattr(axes, f"{which}axis"), {scale.share(tick): words for tick, words in scale.ticks().items()})
     axes.set_xlabel(str(here["x_name"].iloc[0]))
     axes.set_ylabel(str(here["y_name"].iloc[0]))
-    style.after_layout(axes.figure, lambda: thin_labels(axes))  # type: ignore[arg-type]
+    drawing.after_layout(axes.figure, lambda: thin_labels(axes))  # type: ignore[arg-type]
 
 
 def _between(axes: Axes, here: pd.DataFrame, norm: Any, chart: Any) -> None:

@@ -8,9 +8,9 @@ from typing import TYPE_CHECKING, Any, Literal
 import pandas as pd
 
 from ....results.store.store import Store
-from ...data import ReportError
-from ...studies import Objective, Study, study_of, with_done
-from .. import labels, style
+from ...study_data import Objective, Study, study_of, with_done
+from ...sweep_data import ReportError
+from .. import drawing, labels
 from ..base import Collected, collected
 from ..scales import short_numbers
 from .settings import RING, room, upright, value_range
@@ -19,7 +19,7 @@ if TYPE_CHECKING:
     from matplotlib.axes import Axes
     from matplotlib.figure import Figure
 
-    from ..look import Look
+    from ..figure_options import Look
 
 MOST_NAMED = 12
 
@@ -62,14 +62,14 @@ def draw(made: Collected, look: Look) -> Figure:
 
     frame = made.frame
     pairs = list(dict.fromkeys(zip(frame["x"], frame["y"], strict=True)))
-    figure = style.page(2.8, 5.2 if len(pairs) == 1 else style.WIDTH)
-    for axes, (x, y) in zip(style.stacked(figure, len(pairs)), pairs, strict=True):
+    figure = drawing.page(2.8, 5.2 if len(pairs) == 1 else drawing.WIDTH)
+    for axes, (x, y) in zip(drawing.stacked(figure, len(pairs)), pairs, strict=True):
         _panel(axes, frame[(frame["x"] == x) & (frame["y"] == y)], stepped=len(pairs) == 1)
     handles = {
-        "trial": Line2D([], [], linestyle="none", marker="o", color=style.GREY),
+        "trial": Line2D([], [], linestyle="none", marker="o", color=drawing.GREY),
         "Pareto front": Line2D([], [], **RING),
     }
-    return style.finished(figure, made.title, made.notes, handles)
+    return drawing.finished(figure, made.title, made.notes, handles)
 
 
 def _panel(axes: Axes, here: pd.DataFrame, *, stepped: bool) -> None:
@@ -83,17 +83,17 @@ def _panel(axes: Axes, here: pd.DataFrame, *, stepped: bool) -> None:
         getattr(axes, f"set_{side}label")(words if side == "x" and stepped else upright(words))
         short_numbers(getattr(axes, f"{side}axis"))
     front = here[here["front"]].sort_values("x_value", kind="stable")
-    axes.plot(here["x_value"], here["y_value"], linestyle="none", marker="o", color=style.GREY, alpha=0.7, zorder=2)
+    axes.plot(here["x_value"], here["y_value"], linestyle="none", marker="o", color=drawing.GREY, alpha=0.7, zorder=2)
     axes.plot(front["x_value"], front["y_value"], linestyle="none", marker="o", color="#0072B2", zorder=3)
-    axes.plot(front["x_value"], front["y_value"], markersize=style.stroke(7), zorder=3.2, **RING)
+    axes.plot(front["x_value"], front["y_value"], markersize=drawing.stroke(7), zorder=3.2, **RING)
     if stepped:
         # what the front reaches: from a trial on, along x towards the worse side, nothing better in y
         where: Literal["pre", "post"] = "post" if int(here["x_sign"].iloc[0]) < 0 else "pre"
         axes.step(
-            front["x_value"], front["y_value"], where=where, color="#0072B2", linewidth=style.stroke(0.9), zorder=1.5
+            front["x_value"], front["y_value"], where=where, color="#0072B2", linewidth=drawing.stroke(0.9), zorder=1.5
         )
     told = front.iloc[:: max(1, -(-len(front) // MOST_NAMED))]
     named = [(float(one["x_value"]), float(one["y_value"]), f"#{one['number']}") for one in told.to_dict("records")]
     points = list(zip(here["x_value"], here["y_value"], strict=True))
-    style.after_layout(axes.figure, lambda: labels.beside_points(axes, named, points))  # type: ignore[arg-type]
+    drawing.after_layout(axes.figure, lambda: labels.beside_points(axes, named, points))  # type: ignore[arg-type]
     axes.locator_params(nbins=5)

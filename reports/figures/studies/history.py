@@ -9,10 +9,10 @@ import pandas as pd
 
 from ....results.store.store import Store
 from ....results.studies.optuna_study import Trial
-from ...studies import Objective, Study, study_of, with_done
-from .. import style
+from ...study_data import Objective, Study, study_of, with_done
+from .. import drawing
 from ..base import Collected, collected
-from ..curves import MOST_TOLD
+from ..line_drawing import MOST_TOLD
 from ..scales import short_numbers
 from .settings import room, upright, value_range
 
@@ -20,7 +20,7 @@ if TYPE_CHECKING:
     from matplotlib.axes import Axes
     from matplotlib.figure import Figure
 
-    from ..look import Look
+    from ..figure_options import Look
 
 LOOKS: dict[str, dict[str, Any]] = {
     "done": {"marker": "o", "color": "#0072B2"},
@@ -73,11 +73,11 @@ def draw(made: Collected, look: Look) -> Figure:
     """A panel an objective: a mark a trial, the best so far as steps."""
     frame = made.frame
     names = list(dict.fromkeys(frame["objective"]))
-    figure = style.page(2.4, 5.2 if len(names) == 1 else style.WIDTH)
+    figure = drawing.page(2.4, 5.2 if len(names) == 1 else drawing.WIDTH)
     handles: dict[str, Any] = {}
-    for axes, name in zip(style.stacked(figure, len(names)), names, strict=True):
+    for axes, name in zip(drawing.stacked(figure, len(names)), names, strict=True):
         handles |= _panel(axes, frame[frame["objective"] == name])
-    return style.finished(figure, made.title, made.notes, handles, columns=5)
+    return drawing.finished(figure, made.title, made.notes, handles, columns=5)
 
 
 def _panel(axes: Axes, here: pd.DataFrame) -> dict[str, Any]:
@@ -93,7 +93,12 @@ def _panel(axes: Axes, here: pd.DataFrame) -> dict[str, Any]:
         inside = part[(part["value"] >= low) & (part["value"] <= high)]
         if len(part):
             (handles[TOLD.get(standing, "done")],) = axes.plot(
-                inside["number"], inside["value"], linestyle="none", zorder=3, markeredgewidth=style.stroke(1.0), **how
+                inside["number"],
+                inside["value"],
+                linestyle="none",
+                zorder=3,
+                markeredgewidth=drawing.stroke(1.0),
+                **how,
             )
         _beyond(axes, part.drop(inside.index), how["color"])
     for standing in ("diverged", "failed"):
@@ -126,7 +131,7 @@ def _beyond(axes: Axes, part: pd.DataFrame, ink: str) -> None:
         for number, value in some[["number", "value"]].to_numpy() if len(some) <= MOST_TOLD else []:
             axes.annotate(
                 f"{value:.3g}", (number, 1 if up else 0), xycoords=("data", "axes fraction"), xytext=(0, -9 if up else 9),
-                textcoords="offset points", ha="center", va="center", color=ink, fontsize=style.size("small"),
+                textcoords="offset points", ha="center", va="center", color=ink, fontsize=drawing.size("small"),
             )  # fmt: skip
 
 

@@ -7,17 +7,17 @@ from typing import TYPE_CHECKING, Any
 import pandas as pd
 
 from ....results.store.store import Store
-from ...data import ReportError
 from ...stats.importance import LEAST, NAMES, deals, evaluator_here, importances
-from ...studies import held_together, rung_note, study_of, with_done
-from .. import style
+from ...study_data import held_together, rung_note, study_of, with_done
+from ...sweep_data import ReportError
+from .. import drawing
 from ..base import Collected, collected
 
 if TYPE_CHECKING:
     from matplotlib.axes import Axes
     from matplotlib.figure import Figure
 
-    from ..look import Look
+    from ..figure_options import Look
 
 ROW = 0.24  # inches of height that a setting gets
 CHANCE = "what chance stays below, 19 times of 20"
@@ -78,25 +78,25 @@ def draw(made: Collected, look: Look) -> Figure:
     frame = made.frame
     names = list(dict.fromkeys(frame["objective"]))
     rows = int(frame.groupby("objective").size().max())
-    figure = style.page(ROW * rows + 0.75, 5.2 if len(names) == 1 else style.WIDTH)
-    for axes, name in zip(style.stacked(figure, len(names)), names, strict=True):
+    figure = drawing.page(ROW * rows + 0.75, 5.2 if len(names) == 1 else drawing.WIDTH)
+    for axes, name in zip(drawing.stacked(figure, len(names)), names, strict=True):
         _panel(axes, frame[frame["objective"] == name])
         if len(names) > 1:
             axes.set_title(str(frame[frame["objective"] == name]["words"].iloc[0]))
-    mark = Line2D([], [], color="#000000", linestyle="none", marker="|", markeredgewidth=style.stroke(1.6))
-    return style.finished(figure, made.title, made.notes, {CHANCE: mark})
+    mark = Line2D([], [], color="#000000", linestyle="none", marker="|", markeredgewidth=drawing.stroke(1.6))
+    return drawing.finished(figure, made.title, made.notes, {CHANCE: mark})
 
 
 def _panel(axes: Axes, here: pd.DataFrame) -> None:
     places = range(len(here))
     inks = ["#0072B2" if sure else "#a9cbe2" for sure in here["sure"]]
     axes.barh(places, here["share"], height=0.62, color=inks, zorder=2)
-    for inside, how in ((True, {"marker": "|", "markeredgewidth": style.stroke(1.6)}), (False, {"marker": ">"})):
+    for inside, how in ((True, {"marker": "|", "markeredgewidth": drawing.stroke(1.6)}), (False, {"marker": ">"})):
         chosen = [
             (min(at, 100.0), place) for at, place in zip(here["chance"], places, strict=True) if (at <= 100) == inside
         ]
         for at, place in chosen:
-            size = style.stroke(9 if inside else 4)
+            size = drawing.stroke(9 if inside else 4)
             axes.plot(at, place, linestyle="none", color="#000000", markersize=size, zorder=3, clip_on=False, **how)
     axes.set_yticks(places, list(here["name"]))
     axes.set_ylim(len(here) - 0.45, -0.55)

@@ -10,8 +10,8 @@ import pandas as pd
 
 from ....results.store.store import Store
 from ....results.studies.optuna_study import Trial
-from ...studies import Objective, Study, held_together, level_text, rung_note, study_of, with_done
-from .. import style
+from ...study_data import Objective, Study, held_together, level_text, rung_note, study_of, with_done
+from .. import drawing
 from ..base import Collected, collected
 from ..scales import Scale, of_numbers
 from .settings import colour_bar, colours, finer, jitter, place_of, scale_of, value_range
@@ -20,7 +20,7 @@ if TYPE_CHECKING:
     from matplotlib.axes import Axes
     from matplotlib.figure import Figure
 
-    from ..look import Look
+    from ..figure_options import Look
 
 LEAST = 2
 SPREAD = 0.2  # of the room of a level, over which lines through it are spread
@@ -80,7 +80,7 @@ def draw(made: Collected, look: Look) -> Figure:
 
     frame, scales = made.frame, made.about["scales"]
     names = frame.drop_duplicates("axis")[["axis", "name"]].to_dict("records")
-    figure = style.page(2.6, max(5.2, min(style.WIDTH, EACH * 1.6 * len(names))))
+    figure = drawing.page(2.6, max(5.2, min(drawing.WIDTH, EACH * 1.6 * len(names))))
     axes = figure.subplots()
     objective = Objective(place=0, name="", direction=made.about["direction"])
     norm = Normalize(*value_range(list(frame.drop_duplicates("number")["value"]), objective), clip=True)
@@ -97,13 +97,13 @@ def draw(made: Collected, look: Look) -> Figure:
             # an edge keeps bright lines apart from the paper and from each other
             lines = [line for line in lines for _ in range(2)]
             inks = [ink for one in inks for ink in ("#000000", one)]
-        widths = [style.stroke(width + 1.0 * (best and place % 2 == 0)) for place in range(len(lines))]
+        widths = [drawing.stroke(width + 1.0 * (best and place % 2 == 0)) for place in range(len(lines))]
         axes.add_collection(
             LineCollection(lines, colors=inks, linewidths=widths, alpha=alpha, zorder=3 + best, joinstyle="round")
         )
     _frame(axes, [str(one["name"]) for one in names], [scales[str(one["axis"])] for one in names])
     colour_bar(figure, [axes], norm, chart, made.about["label"])
-    return style.finished(figure, made.title, made.notes, {})
+    return drawing.finished(figure, made.title, made.notes, {})
 
 
 def _aside(scale: Scale, number: int) -> float:
@@ -119,16 +119,16 @@ def _frame(axes: Axes, names: list[str], scales: list[Scale]) -> None:
     axes.set_yticks([])
     axes.tick_params(axis="x", length=0, labeltop=True, labelbottom=False)
     figure: Any = axes.figure
-    letters = int(0.8 * 72 * figure.get_figwidth() / len(names) / (0.6 * style.size("xtick.labelsize")))
+    letters = int(0.8 * 72 * figure.get_figwidth() / len(names) / (0.6 * drawing.size("xtick.labelsize")))
     axes.set_xticks(range(len(names)), [folded(name, letters) for name in names])
     for place, scale in enumerate(scales):
-        axes.axvline(place, 0.06 / 1.12, 1.06 / 1.12, color="#000000", linewidth=style.stroke(0.8), zorder=5)
+        axes.axvline(place, 0.06 / 1.12, 1.06 / 1.12, color="#000000", linewidth=drawing.stroke(0.8), zorder=5)
         for tick, words in scale.ticks(4).items():
             share = scale.share(tick)
-            axes.plot([place - 0.03, place], [share, share], color="#000000", linewidth=style.stroke(0.8), zorder=5)
+            axes.plot([place - 0.03, place], [share, share], color="#000000", linewidth=drawing.stroke(0.8), zorder=5)
             axes.annotate(
                 words, (place - 0.03, share), xytext=(-2, 0), textcoords="offset points", ha="right", va="center", zorder=6,
-                fontsize=style.size("small"), bbox=style.backing(),
+                fontsize=drawing.size("small"), bbox=drawing.backing(),
             )  # fmt: skip
 
 
@@ -139,4 +139,4 @@ def folded(name: str, most: int) -> str:
         if lines[-1] and len(lines[-1]) + len(part.rstrip()) > most:
             lines.append("")
         lines[-1] += part
-    return "\n".join(style.shortened(line.strip(), most + 4) for line in lines if line.strip())
+    return "\n".join(drawing.shortened(line.strip(), most + 4) for line in lines if line.strip())

@@ -6,9 +6,9 @@ import math
 from collections.abc import Mapping, Sequence
 from typing import TYPE_CHECKING, Any
 
-from ...studies import Objective, Study, level_text, same
-from .. import style
-from ..curves import robust_range
+from ...study_data import Objective, Study, level_text, same
+from .. import drawing
+from ..line_drawing import robust_range
 from ..scales import Scale, short_numbers
 
 if TYPE_CHECKING:
@@ -32,7 +32,7 @@ def scale_of(study: Study, path: str) -> Scale:
     if not isinstance(found, Interval):
         return Scale(
             levels=tuple(
-                style.shown(level_text(one), path) if path == "attn_type" else level_text(one)
+                drawing.shown(level_text(one), path) if path == "attn_type" else level_text(one)
                 for one in study.levels(path)
             )
         )
@@ -72,7 +72,7 @@ def colours(objective_sign: int) -> Any:
     """A colour map in which brighter is better."""
     from matplotlib import colormaps
 
-    return colormaps[style.MAP if objective_sign > 0 else f"{style.MAP}_r"]
+    return colormaps[drawing.MAP if objective_sign > 0 else f"{drawing.MAP}_r"]
 
 
 def colour_bar(figure: Figure, axes: Sequence[Axes], norm: Any, colour_map: Any, words: str) -> None:
@@ -83,7 +83,7 @@ def colour_bar(figure: Figure, axes: Sequence[Axes], norm: Any, colour_map: Any,
     spec = axes[0].get_subplotspec()
     rows = spec.get_gridspec().nrows if spec is not None else 1
     longest = max(map(len, upright(words).split("\n")))
-    needed = 0.56 * longest * style.size("axes.labelsize") / 72 / (0.85 * figure.get_figheight())
+    needed = 0.56 * longest * drawing.size("axes.labelsize") / 72 / (0.85 * figure.get_figheight())
     bar = figure.colorbar(
         ScalarMappable(norm, colour_map), ax=list(axes), pad=0.02, aspect=26, fraction=0.06, shrink=min(1.0, max(1 / rows, needed)),
         anchor=(0.0, 1.0),
@@ -99,7 +99,7 @@ def colour_bar(figure: Figure, axes: Sequence[Axes], norm: Any, colour_map: Any,
         """Until it is drawn a bar stands where the layout made room for it, not where its shape puts it."""
         bar.ax.apply_aspect(bar.ax.get_axes_locator()(bar.ax, None))  # type: ignore[arg-type]
 
-    style.after_layout(figure, place)
+    drawing.after_layout(figure, place)
 
 
 def upright(label: str) -> str:

@@ -8,8 +8,8 @@ from typing import TYPE_CHECKING, Any
 import pandas as pd
 
 from ....results.store.store import Store
-from ...studies import Objective, Study, held_together, level_text, rung_note, study_of, with_done
-from .. import style
+from ...study_data import Objective, Study, held_together, level_text, rung_note, study_of, with_done
+from .. import drawing
 from ..base import Collected, collected
 from ..scales import Scale, short_numbers
 from .settings import RING, colour_bar, finer, jitter, place_of, ring_words, room, scale_of, upright, value_range
@@ -18,7 +18,7 @@ if TYPE_CHECKING:
     from matplotlib.axes import Axes
     from matplotlib.figure import Figure
 
-    from ..look import Look
+    from ..figure_options import Look
 
 LEAST = 2
 WIDEST = 4
@@ -66,8 +66,8 @@ def draw(made: Collected, look: Look) -> Figure:
 
     frame = made.frame
     objectives, paths = (list(dict.fromkeys(frame[name])) for name in ("objective", "setting"))
-    figure = style.page(1.0, style.width_of(max(2, len(paths))))
-    narrow = figure.get_figwidth() < style.NARROW
+    figure = drawing.page(1.0, drawing.width_of(max(2, len(paths))))
+    narrow = figure.get_figwidth() < drawing.NARROW
     if len(objectives) > 1 and (narrow or len(paths) > WIDEST):
         # a row a setting, so that those of an objective stand one below the other
         pairs = [(objective, path) for path in paths for objective in objectives]
@@ -75,8 +75,8 @@ def draw(made: Collected, look: Look) -> Figure:
     else:
         pairs = [(objective, path) for objective in objectives for path in paths]
         columns = len(paths) if len(objectives) > 1 else _columns(len(paths), narrow)
-    figure.set_figheight((style.PANEL + 0.1) * style.rows_of(len(pairs), columns) * look.scale)
-    grid = style.panels(figure, [""] * len(pairs), columns=columns)
+    figure.set_figheight((drawing.PANEL + 0.1) * drawing.rows_of(len(pairs), columns) * look.scale)
+    grid = drawing.panels(figure, [""] * len(pairs), columns=columns)
     norm = Normalize(0, max(1, made.about["last"]))
     limits = {name: _limits(frame[frame["objective"] == name]) for name in objectives}
     for place, (axes, (objective, path)) in enumerate(zip(grid, pairs, strict=True)):
@@ -87,7 +87,7 @@ def draw(made: Collected, look: Look) -> Figure:
         else:
             axes.set_ylabel(upright(str(here["label"].iloc[0])))
     colour_bar(figure, grid, norm, _later(), "trial")
-    return style.finished(figure, made.title, made.notes, {made.about["ring"]: Line2D([], [], **RING)})
+    return drawing.finished(figure, made.title, made.notes, {made.about["ring"]: Line2D([], [], **RING)})
 
 
 def _columns(panels: int, narrow: bool) -> int:
@@ -115,9 +115,9 @@ def _panel(axes: Axes, here: pd.DataFrame, scale: Scale, norm: Any, limits: tupl
     low, high = limits
     axes.set_ylim(low, high)
     inside = here["value"].clip(low, high)
-    size = (finer(len(here)) * style.stroke(3.6)) ** 2
+    size = (finer(len(here)) * drawing.stroke(3.6)) ** 2
     axes.scatter(
-        places, inside, c=here["number"], cmap=_later(), norm=norm, s=size, zorder=3, linewidths=style.stroke(0.3),
+        places, inside, c=here["number"], cmap=_later(), norm=norm, s=size, zorder=3, linewidths=drawing.stroke(0.3),
         edgecolors="#ffffff",
     )  # fmt: skip
     beyond = (here["value"] < low) | (here["value"] > high)
@@ -125,9 +125,9 @@ def _panel(axes: Axes, here: pd.DataFrame, scale: Scale, norm: Any, limits: tupl
         up = value > high
         axes.plot(
             x, high if up else low, marker="^" if up else "v", color=_later()(norm(number)), clip_on=False, zorder=4,
-            markersize=style.stroke(3.6), linestyle="none",
+            markersize=drawing.stroke(3.6), linestyle="none",
         )  # fmt: skip
-    axes.plot(places[here["best"]], inside[here["best"]], markersize=style.stroke(6.5), zorder=4, **RING)
+    axes.plot(places[here["best"]], inside[here["best"]], markersize=drawing.stroke(6.5), zorder=4, **RING)
     scale.dress(axes, "x", 4)
     short_numbers(axes.yaxis)
     if scale.levels:

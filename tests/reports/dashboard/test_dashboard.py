@@ -18,11 +18,11 @@ import pytest
 from atma_sweep.cli import app
 from atma_sweep.reports.dashboard import curves as curves_module
 from atma_sweep.reports.dashboard import page as module
-from atma_sweep.reports.dashboard.care import care_of
+from atma_sweep.reports.dashboard.caveats import care_of
 from atma_sweep.reports.dashboard.curves import Series
 from atma_sweep.reports.dashboard.page import dashboard, unpacked
-from atma_sweep.reports.data import ReportError, SweepData, gather, level_of
 from atma_sweep.reports.stats.effects import effects
+from atma_sweep.reports.sweep_data import ReportError, SweepData, gather, level_of
 from atma_sweep.reports.tables import make_table
 from atma_sweep.results.errors import SweepUnknown
 from atma_sweep.results.paper.published_sweeps import STEP_TOKENS, rows

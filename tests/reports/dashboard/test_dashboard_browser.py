@@ -10,7 +10,7 @@ from typing import Any
 
 import pytest
 from atma_sweep.reports.dashboard import page as module
-from atma_sweep.reports.figures import style
+from atma_sweep.reports.figures import drawing
 from atma_sweep.results.store.recorder import Recorder
 from atma_sweep.results.store.records import AXES, CellRecord, CurvePoint, Measurement, Provenance
 from atma_sweep.results.store.store import Store, open_store
@@ -433,7 +433,7 @@ def test_the_shading_is_good_in_one_colour_whichever_sign_is_better(visit: Any, 
             cell = page.locator(f"#panel-cells tr[aria-rowindex='{place + 2}'] td.n").nth(index)
             assert kind in cell.get_attribute("class"), (column["heading"], kind)
     css = (Path(module.__file__).parent / "templates" / "dashboard.css").read_text()
-    for name, color in (("good", style.GOOD), ("poor", style.BAD)):
+    for name, color in (("good", drawing.GOOD), ("poor", drawing.BAD)):
         assert f"--{name}: light-dark({color.lower()}," in css
 
 

@@ -10,11 +10,11 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-from atma_sweep.reports.data import ReportError
-from atma_sweep.reports.figures import FIGURES, make_figure, style
+from atma_sweep.reports.figures import FIGURES, drawing, make_figure
+from atma_sweep.reports.figures.figure_options import wanted
 from atma_sweep.reports.figures.files import drawn, rendered
-from atma_sweep.reports.figures.look import wanted
 from atma_sweep.reports.figures.state_norm import NORMS
+from atma_sweep.reports.sweep_data import ReportError
 from atma_sweep.results.store.recorder import Recorder
 from atma_sweep.results.store.records import AXES, CellRecord, CurvePoint, Example, Measurement, Owner
 from atma_sweep.results.store.store import Store, open_store
@@ -169,13 +169,13 @@ def test_a_picture_without_a_warning_or_one_line_that_says_why(
 def test_a_loss_that_diverged_flattens_no_other(poor: Store) -> None:
     made = make_figure("loss", poor, "seeds-missing")
     assert "1 diverged and stand in no mean." in made.notes
-    with style.settings():
+    with drawing.settings():
         figure = drawn(made)
     assert [axes.get_ylim()[1] < 13 for axes in figure.axes] == [True, True]
     told = {text.get_text() for text in figure.legends[0].get_texts()}
     # polar without memory: seeds 0 and 1 of three, at 3.3 and 3.4
     assert "PoLAR, no memory: 3.350" in told
-    with style.settings():
+    with drawing.settings():
         every = drawn(make_figure("loss", poor, "all-diverged"))
     assert every.axes[0].get_ylim()[1] == pytest.approx(1.1 * 11)
     assert all(text.get_text().endswith(": diverged") for text in every.legends[0].get_texts())

@@ -8,12 +8,12 @@ from statistics import fmean, stdev
 from typing import Any
 
 import pytest
-from atma_sweep.reports.data import ReportError
 from atma_sweep.reports.figures import FIGURES, make_figure
 from atma_sweep.reports.figures.base import Collected, digest
-from atma_sweep.reports.figures.lines import lines_of
+from atma_sweep.reports.figures.length_frames import lines_of
 from atma_sweep.reports.figures.loss import smoothed
-from atma_sweep.reports.stats.initial import state_norms
+from atma_sweep.reports.stats.untrained_formulas import state_norms
+from atma_sweep.reports.sweep_data import ReportError
 from atma_sweep.results import paper
 from atma_sweep.results.store.recorder import Recorder
 from atma_sweep.results.store.records import CurvePoint, Measurement, Owner, Provenance

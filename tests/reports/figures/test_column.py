@@ -6,10 +6,10 @@ from typing import Any
 
 import numpy as np
 import pytest
-from atma_sweep.reports.figures import make_figure, style
+from atma_sweep.reports.figures import drawing, make_figure
 from atma_sweep.reports.figures.base import Collected
+from atma_sweep.reports.figures.figure_options import Look
 from atma_sweep.reports.figures.files import drawn
-from atma_sweep.reports.figures.look import Look
 from atma_sweep.reports.figures.timeline import distinct
 from atma_sweep.results.store.records import Owner
 from atma_sweep.results.store.schema import AttemptRow
@@ -23,7 +23,7 @@ START = datetime(2026, 1, 2, 3, 4, tzinfo=UTC)
 
 
 def figure_of(made: Collected, look: Look = COLUMN) -> Any:
-    with style.settings(look):
+    with drawing.settings(look):
         return drawn(made, look)
 
 
@@ -40,14 +40,14 @@ def test_a_small_sweep_fits_a_column(every: Store, name: str) -> None:
 class TestStart:
     def test_guides_grow_as_the_count_and_as_its_root(self, published: Store) -> None:
         axes = figure_of(make_figure("state-norm", published, "printed-v2")).axes[0]
-        guides = [line for line in axes.lines if line.get_color() == style.FAINT]
+        guides = [line for line in axes.lines if line.get_color() == drawing.FAINT]
         slopes = [float(np.polyfit(np.log(line.get_xdata()), np.log(line.get_ydata()), 1)[0]) for line in guides]
         assert slopes == pytest.approx([1.0, 0.5])
         assert {"∝ N", "∝ √N"} <= {text.get_text() for text in axes.texts}
 
     def test_the_map_stays_below_both_of_its_guides_in_the_end(self, published: Store) -> None:
         axes = figure_of(make_figure("count-map", published, "printed-v2")).axes[0]
-        guides = [line for line in axes.lines if line.get_color() == style.FAINT]
+        guides = [line for line in axes.lines if line.get_color() == drawing.FAINT]
         slopes = [
             float(np.polyfit(np.log(np.expm1(line.get_xdata())), np.log(line.get_ydata()), 1)[0]) for line in guides
         ]

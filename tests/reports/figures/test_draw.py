@@ -15,12 +15,12 @@ from typing import Any
 import matplotlib
 import pytest
 from atma_sweep.cli import app
-from atma_sweep.reports.bundle import write_all
-from atma_sweep.reports.data import ReportError
-from atma_sweep.reports.figures import FIGURES, make_figure, redraw, style
+from atma_sweep.reports.figures import FIGURES, drawing, make_figure, redraw
 from atma_sweep.reports.figures.base import Collected
 from atma_sweep.reports.figures.files import FORMATS, drawn, renderings, trace_in
-from atma_sweep.reports.figures.lines import lines_of
+from atma_sweep.reports.figures.length_frames import lines_of
+from atma_sweep.reports.report_folder import write_all
+from atma_sweep.reports.sweep_data import ReportError
 from atma_sweep.results.errors import StoreError
 from atma_sweep.results.store.records import Measurement
 from atma_sweep.results.store.store import Store
@@ -33,7 +33,7 @@ LEVELS = [(kind, memory) for kind in ("polar", "nope", "a-mixer-of-a-long-name")
 
 
 def figure_of(made: Collected) -> Any:
-    with style.settings():
+    with drawing.settings():
         return drawn(made)
 
 
@@ -67,8 +67,8 @@ class TestReadable:
         assert sum(axes.axison for axes in figure.axes) == {"needle": 1, "length": 2, "pareto": 2}[name]
 
     def test_the_check_itself_sees_words_that_meet(self) -> None:
-        with style.settings():
-            figure = style.page(2.0)
+        with drawing.settings():
+            figure = drawing.page(2.0)
             figure.text(0.4, 0.5, "words that meet")
             figure.text(0.45, 0.5, "other words")
             with pytest.raises(AssertionError, match="'words that meet' meets 'other words'"):
@@ -78,9 +78,9 @@ class TestReadable:
         def lightness(ink: str) -> float:
             return sum(w * int(ink[i : i + 2], 16) for w, i in ((0.299, 1), (0.587, 3), (0.114, 5)))
 
-        greys = [lightness(ink) for ink in style.INKS]
+        greys = [lightness(ink) for ink in drawing.INKS]
         assert all(abs(a - b) > 35 for a, b in pairwise(greys))
-        looks = [style.look(first, second) for first in range(7) for second in range(4)]
+        looks = [drawing.look(first, second) for first in range(7) for second in range(4)]
         assert len({(one["marker"], str(one["linestyle"]), one["color"]) for one in looks}) == 28
         assert len({(one["marker"], str(one["linestyle"])) for one in looks}) == 28, "without colour too"
 
@@ -103,7 +103,7 @@ class TestLegends:
     def test_mixers_are_named_below_and_the_front_beside_its_points(self, every: Store) -> None:
         made = make_figure("pareto", every)
         figure = figure_of(made)
-        mixers = [f"{style.shown(kind)}, {style.shown(memory, 'memory')}" for kind, memory in LEVELS]
+        mixers = [f"{drawing.shown(kind)}, {drawing.shown(memory, 'memory')}" for kind, memory in LEVELS]
         assert legend_of(figure) == mixers
         for axes, quality in zip(figure.axes, dict.fromkeys(made.frame["quality"]), strict=True):
             front = made.frame[(made.frame["quality"] == quality) & made.frame["front"]]
@@ -127,7 +127,7 @@ class TestLegends:
         order = sorted(LEVELS, key=lambda one: one in gone)
         found = legend_of(figure_of(made))
         assert [one.rpartition(":")[0] for one in found] == [
-            f"{style.shown(kind)}, {style.shown(memory, 'memory')}" for kind, memory in order
+            f"{drawing.shown(kind)}, {drawing.shown(memory, 'memory')}" for kind, memory in order
         ]
         assert [one.endswith(": diverged") for one in found] == [one in gone for one in order]
         assert len(legend_of(figure_of(make_figure("state-norm", every)))) == 4
@@ -204,7 +204,7 @@ class TestFiles:
         )
         path = os.pathsep.join(p for p in sys.path if p)
         subprocess.run([sys.executable, "-c", code], check=True, env=os.environ | {"PYTHONPATH": path})
-        for file in Path(style.__file__).parent.glob("*.py"):
+        for file in Path(drawing.__file__).parent.glob("*.py"):
             tree = ast.parse(file.read_text())
             taken = {
                 alias.name

@@ -9,13 +9,13 @@ import matplotlib.colors as colors
 import numpy as np
 import pandas as pd
 import pytest
-from atma_sweep.reports.data import ReportError, gather
-from atma_sweep.reports.figures import make_figure, style
+from atma_sweep.reports.figures import drawing, make_figure
 from atma_sweep.reports.figures.base import Collected
+from atma_sweep.reports.figures.figure_options import Look
 from atma_sweep.reports.figures.files import drawn
 from atma_sweep.reports.figures.forest import against, three_ticks
-from atma_sweep.reports.figures.look import Look
 from atma_sweep.reports.stats.effects import effects, interactions
+from atma_sweep.reports.sweep_data import ReportError, gather
 from atma_sweep.results import paper
 from atma_sweep.results.store.records import AXES, CellRecord, Measurement
 from atma_sweep.results.store.store import Store
@@ -26,7 +26,7 @@ SWITCHES = ("off", "on")
 
 
 def figure_of(made: Collected, look: Look = COLUMN) -> Any:
-    with style.settings(look):
+    with drawing.settings(look):
         return drawn(made, look)
 
 
@@ -92,10 +92,10 @@ class TestSmall:
             points = [line for line in axes.lines if line.get_marker() == "o"]
             for line, (_, row) in zip(points, rows.iterrows(), strict=True):
                 gain = row["mean"] * (-1 if name == "Val" else 1)
-                expected = style.GREY if not row["sure"] else style.GOOD if gain > 0 else style.BAD
+                expected = drawing.GREY if not row["sure"] else drawing.GOOD if gain > 0 else drawing.BAD
                 assert colors.same_color(line.get_color(), expected)
                 seen.add(expected)
-        assert seen == {style.GREY, style.GOOD, style.BAD}
+        assert seen == {drawing.GREY, drawing.GOOD, drawing.BAD}
 
     @pytest.mark.thorough
     def test_the_interaction_itself_the_largest_first(self, grid: Store) -> None:

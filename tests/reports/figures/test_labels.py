@@ -2,9 +2,9 @@
 
 import numpy as np
 import pytest
-from atma_sweep.reports.figures import style
-from atma_sweep.reports.figures.curves import MEANS, end_words, mark_level
+from atma_sweep.reports.figures import drawing
 from atma_sweep.reports.figures.labels import apart, within
+from atma_sweep.reports.figures.line_drawing import MEANS, end_words, mark_level
 from scipy.optimize import minimize
 
 
@@ -36,13 +36,13 @@ def test_labels_stay_between_their_bounds() -> None:
 
 def test_words_at_the_end_of_a_line_leave_all_lines_free_where_there_is_room_above() -> None:
     """A long text at the end of a line that falls steeply: the room lies far above its end."""
-    figure = style.page(2.0, 3.0)
+    figure = drawing.page(2.0, 3.0)
     axes = figure.add_subplot()
     axes.set_ylim(-5, 130)
     x = np.linspace(0, 5, 6)
     drawn = [axes.plot(x, 55 * np.exp(-fall * x) + 5)[0] for fall in (0.17, 0.3, 0.6)]
     end_words(axes, [(5.0, float(55 * np.exp(-0.85) + 5), "best cell: 28.5%\nzipfian, with distractor loss, seed 0")])
-    style.settle(figure)
+    drawing.settle(figure)
     (words,) = axes.texts
     box = words.get_window_extent()
     for line in drawn:
@@ -54,7 +54,7 @@ def test_words_at_the_end_of_a_line_leave_all_lines_free_where_there_is_room_abo
 @pytest.mark.parametrize("beside", [0.0, 60.0])
 def test_words_at_a_level_hide_no_mean(beside: float) -> None:
     """Means of which one lies wherever the words could stand: none are written. Thin lines of single cells may be written over."""
-    figure = style.page(2.0, 3.0)
+    figure = drawing.page(2.0, 3.0)
     axes = figure.add_subplot()
     axes.set_ylim(-5, 130)
     x = np.linspace(0, 5, 6)
@@ -62,6 +62,6 @@ def test_words_at_a_level_hide_no_mean(beside: float) -> None:
         axes.plot(x, np.full(6, height + beside), zorder=MEANS)
         axes.plot(x, np.full(6, height + 2), zorder=1)
     mark_level([axes], 12.8, "constant answer\n12.8%")
-    style.settle(figure)
+    drawing.settle(figure)
     assert len(axes.texts) == (beside > 0)
     assert len(axes.lines) == 7, "the level itself is drawn either way"

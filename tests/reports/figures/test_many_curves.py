@@ -8,11 +8,11 @@ from typing import Any
 import numpy as np
 import pytest
 from atma_sweep.reports.dashboard.page import dashboard
-from atma_sweep.reports.data import ReportError, gather, one_reading
+from atma_sweep.reports.figures import drawing, make_figure
 from atma_sweep.reports.figures import loss as loss_figure
-from atma_sweep.reports.figures import make_figure, style
 from atma_sweep.reports.figures.files import drawn
 from atma_sweep.reports.figures.loss import kept
+from atma_sweep.reports.sweep_data import ReportError, gather, one_reading
 from atma_sweep.results import paper
 from atma_sweep.results.store.recorder import Recorder
 from atma_sweep.results.store.records import CurvePoint, Measurement, Owner
@@ -171,7 +171,7 @@ def test_without_validation_the_smoothed_training_loss_is_drawn_and_said(empty: 
     curves(empty, "s", [cell(0)], {cell(0).id: {1: 9.0, 2: 8.0}}, train=True)
     made = make_figure("loss", empty, "s")
     assert made.notes == ("No validation loss is stored.", "Lines: training loss, not smoothed, of so few points.")
-    with style.settings():
+    with drawing.settings():
         assert drawn(made).get_supylabel() == "training loss, smoothed, nats per token"
 
 
@@ -188,7 +188,7 @@ def test_lines_are_coloured_by_the_axis_of_choice(published: Store) -> None:
     for key, values in expected.items():
         assert found[key]["value"] == pytest.approx(np.mean(values), abs=1e-6)
         assert found[key]["sd"] == pytest.approx(np.std(values, ddof=1), abs=1e-6)
-    with style.settings():
+    with drawing.settings():
         words = [text.get_text() for text in drawn(made).legends[0].get_texts()]
     assert words == ["with memory: 3.160", "no memory: 3.241"]
 
@@ -209,7 +209,7 @@ def test_an_axis_that_tells_nothing_apart_is_one_line(many: Store, by: str, why:
 @pytest.mark.thorough
 def test_logarithmic_axes_on_request(many: Store) -> None:
     made = make_figure("loss", many, "s", options={"log": True})
-    with style.settings():
+    with drawing.settings():
         first, second = drawn(made).axes[:2]
     assert [first.get_xscale(), first.get_yscale(), second.get_yscale()] == ["log", "log", "linear"]
     assert "Logarithmic axes leave out" in made.notes[-1]
@@ -217,7 +217,7 @@ def test_logarithmic_axes_on_request(many: Store) -> None:
 
 @pytest.mark.thorough
 def test_the_second_panel_shows_the_last_half_closer(published: Store) -> None:
-    with style.settings():
+    with drawing.settings():
         whole, last = drawn(make_figure("loss", published, "printed-v2")).axes[:2]
     assert whole.get_ylim()[1] > 10 > 3.8 > last.get_ylim()[1] > 3.34
     assert last.get_xlim()[0] == pytest.approx(0.5 * 996.1, rel=0.05)
@@ -264,7 +264,7 @@ def test_against_time_a_curve_goes_by_its_seconds_and_a_mean_ends_with_its_first
         0: (8.0, 2),
         5: (4.0, 2),
     }
-    with style.settings():
+    with drawing.settings():
         axes = drawn(made).axes
     assert {one.get_xlabel() for one in axes} == {"seconds of training"}
     assert any("interruptions left out" in note for note in made.notes)
@@ -280,7 +280,7 @@ def test_published_points_stand_beside_curves_where_their_time_is_known(empty: S
     # five and a half after two and a half hours, 4.9 after half the time
     assert sorted(zip(beside["wall_s"], beside["val_loss"], strict=True)) == [(4500, 4.9), (9000, 5.5)]
     assert set(made.trace["cells"]) == {cell(0).id}, "what is this sweep's is traced"
-    with style.settings():
+    with drawing.settings():
         figure = drawn(made)
     words = [text.get_text() for text in figure.legends[0].get_texts()]
     assert words == ["all cells: 4.000", "printed-atlas, no memory: 4.900", "printed-atlas, ATLAS: 5.500"]

@@ -10,11 +10,11 @@ from xml.etree import ElementTree
 import matplotlib.colors as colors
 import numpy as np
 import pytest
-from atma_sweep.reports.data import ReportError
-from atma_sweep.reports.figures import make_figure, style
+from atma_sweep.reports.figures import drawing, make_figure
 from atma_sweep.reports.figures.base import Collected
+from atma_sweep.reports.figures.figure_options import Look
 from atma_sweep.reports.figures.files import drawn, rendered
-from atma_sweep.reports.figures.look import Look
+from atma_sweep.reports.sweep_data import ReportError
 from atma_sweep.reports.tables import make_table
 from atma_sweep.results import paper
 from atma_sweep.results.store.records import Measurement
@@ -27,7 +27,7 @@ NEEDLE = ("Ndl@64K", "polar", "on")
 
 
 def figure_of(made: Collected, look: Look = COLUMN) -> Any:
-    with style.settings(look):
+    with drawing.settings(look):
         return drawn(made, look)
 
 
@@ -173,7 +173,7 @@ class TestItems:
         assert np.ma.filled(table, np.nan) == pytest.approx(expected, nan_ok=True)
         assert int(np.ma.count_masked(table)) == 1, "the trial that nobody asked of one seed"
         assert made.frame["value"].max() == 1.0
-        assert colors.same_color(axes.images[0].cmap(1.0), style.GOOD)
+        assert colors.same_color(axes.images[0].cmap(1.0), drawing.GOOD)
         words = [legend.get_text() for legend in figure.legends[0].get_texts()]
         assert words == ["none", "half", "all digits right", "no answer"]
         labels = [label.get_text() for label in axes.get_yticklabels()]

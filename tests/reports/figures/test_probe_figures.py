@@ -9,13 +9,13 @@ from typing import Any
 import numpy as np
 import pandas as pd
 import pytest
-from atma_sweep.reports.data import gather
-from atma_sweep.reports.figures import make_figure, style
+from atma_sweep.reports.figures import drawing, make_figure
 from atma_sweep.reports.figures.base import Collected
+from atma_sweep.reports.figures.figure_options import Look, highlighted
 from atma_sweep.reports.figures.files import drawn
-from atma_sweep.reports.figures.look import Look, highlighted
 from atma_sweep.reports.figures.probes.attention_map import _shared
 from atma_sweep.reports.figures.probes.position_nll import whole_lines
+from atma_sweep.reports.sweep_data import gather
 from atma_sweep.results.store.recorder import Recorder
 from atma_sweep.results.store.records import Example, Measurement, Owner
 from atma_sweep.results.store.store import Store
@@ -28,7 +28,7 @@ Run = Callable[..., Any]
 
 
 def figure_of(made: Collected, look: Look = COLUMN) -> Any:
-    with style.settings(look):
+    with drawing.settings(look):
         return drawn(made, look)
 
 
@@ -242,7 +242,7 @@ class TestMemoryRecall:
         inks = {line.get_color() for line in context.lines if len(line.get_xdata()) <= 2}
         assert len(inks) == 5 + 1, "every memory has a colour of its own, and so has chance"
         assert not set(made.frame[made.frame["first"] == "off"]["panel"]) - {"in context"}
-        chance = next(line for line in alone.lines if line.get_color() == style.GREY)
+        chance = next(line for line in alone.lines if line.get_color() == drawing.GREY)
         assert list(zip(chance.get_xdata(), chance.get_ydata(), strict=True)) == [(2, 50), (4, 25), (8, 12.5)]
 
 

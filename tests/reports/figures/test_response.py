@@ -7,12 +7,12 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-from atma_sweep.reports.data import ReportError
-from atma_sweep.reports.figures import make_figure, style
+from atma_sweep.reports.figures import drawing, make_figure
+from atma_sweep.reports.figures.figure_options import Look
 from atma_sweep.reports.figures.files import drawn
-from atma_sweep.reports.figures.look import Look
 from atma_sweep.reports.figures.response import number
 from atma_sweep.reports.figures.scales import Scale, of_numbers, round_numbers
+from atma_sweep.reports.sweep_data import ReportError
 from atma_sweep.results.store.store import Store
 from here import here
 from hypothesis import given
@@ -25,7 +25,7 @@ COLUMN = Look(style="nature", width_mm=89.0, title=False)
 
 
 def figure_of(made: Any, look: Look = COLUMN) -> Any:
-    with style.settings(look):
+    with drawing.settings(look):
         return drawn(made, look)
 
 

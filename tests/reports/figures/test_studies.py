@@ -12,12 +12,12 @@ from typing import Any
 import pytest
 import studied
 from atma_sweep.reports.check import check_file
-from atma_sweep.reports.data import ReportError
-from atma_sweep.reports.figures import make_figure, style
+from atma_sweep.reports.figures import drawing, make_figure
 from atma_sweep.reports.figures.base import Collected
+from atma_sweep.reports.figures.figure_options import Look
 from atma_sweep.reports.figures.files import drawn, rendered
-from atma_sweep.reports.figures.look import Look
 from atma_sweep.reports.figures.studies.parallel import folded
+from atma_sweep.reports.sweep_data import ReportError
 from atma_sweep.results.store.store import Store
 from atma_sweep.results.studies.optuna_study import Trial
 from atma_sweep.results.studies.search import Choice, Interval, Search
@@ -31,7 +31,7 @@ PAIRS = [(name, sweep) for name in FIGURES for sweep in ("tuned", "both") if (na
 
 
 def figure_of(made: Collected, look: Look = COLUMN) -> Any:
-    with style.settings(look):
+    with drawing.settings(look):
         return drawn(made, look)
 
 
@@ -275,7 +275,7 @@ def test_what_a_study_cannot_show_is_one_line(poor: Store, tmp_path: Path) -> No
 def test_a_folder_of_a_sweep_that_is_no_study_does_not_speak_of_studies(
     poor: Store, tmp_path: Path, shown: Callable[[str], Store]
 ) -> None:
-    from atma_sweep.reports.bundle import write_all
+    from atma_sweep.reports.report_folder import write_all
 
     wanted = ("history", "timeline")
     plain = write_all(poor, "grid", out=tmp_path / "plain", formats=["csv"], figures=wanted)

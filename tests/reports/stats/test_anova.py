@@ -9,12 +9,12 @@ import pandas as pd
 import patsy
 import pytest
 import statsmodels.formula.api as smf
-from atma_sweep.reports.data import ReportError, gather
-from atma_sweep.reports.numbers import Column
+from atma_sweep.reports.number_format import Column
 from atma_sweep.reports.render import render
 from atma_sweep.reports.stats import effects as ef
-from atma_sweep.reports.stats import permuted
+from atma_sweep.reports.stats import permutation_anova
 from atma_sweep.reports.stats.anova import analyses, anova
+from atma_sweep.reports.sweep_data import ReportError, gather
 from atma_sweep.reports.tables import make_table
 from atma_sweep.results.store.records import Measurement
 from scipy import stats
@@ -108,7 +108,7 @@ class TestPublished:
         terms = {(name,): some for name, some in main.items()}
         for a, b in itertools.combinations(FIVE, 2):
             terms[a, b] = crossed_columns(main[a], main[b])
-        found = permuted.fit(terms, y)
+        found = permutation_anova.fit(terms, y)
         left, strata = found.residuals[:, 0], frame.reset_index().groupby(["attn_type", "memory"]).indices
         assert found.residual_df == 81
         assert stats.shapiro(left).pvalue == pytest.approx(3.2e-6, rel=0.1, abs=0)
@@ -118,7 +118,7 @@ class TestPublished:
         assert (spread["polar", "on"], spread["rope", "on"]) == pytest.approx((17.0, 4.0), abs=0.05)
         for third in ("distractor", "window"):
             terms["attn_type", "memory", third] = crossed_columns(terms["attn_type", "memory"], main[third])
-        more = permuted.fit(terms, y)
+        more = permutation_anova.fit(terms, y)
         f = (found.residual[0] - more.residual[0]) / 4 / (more.residual[0] / 77)
         assert (f, stats.f.sf(f, 4, 77)) == pytest.approx((2.67, 0.038), abs=0.005)
 
@@ -150,9 +150,9 @@ class TestModel:
         fitted = less @ np.linalg.lstsq(less, y, rcond=None)[0]
         left = y - fitted
         shares = [f(fitted + left[list(order)]) >= f(y) - 1e-9 for order in itertools.permutations(range(7))]
-        found = permuted.fit({("a",): a[:, None], ("b",): b[:, None]}, y[:, None])
+        found = permutation_anova.fit({("a",): a[:, None], ("b",): b[:, None]}, y[:, None])
         assert found.p_permuted[0, 0] == pytest.approx(np.mean(shares), abs=0.03)
-        assert found.permutations == permuted.MOST
+        assert found.permutations == permutation_anova.MOST
 
     def test_robust_p_by_definition(self):
         """F over HC2's expectation, with Box's degrees of freedom from the matrices themselves; of one degree of freedom the
@@ -162,7 +162,7 @@ class TestModel:
         frame["value"] = draw.normal(0, 1, 28) * np.where(frame["u"] == "a", 4, 0.5) + (frame["u"] == "b")
         u = np.array([[1.0, 0], [0, 1], [-1, -1]])[pd.factorize(frame["u"])[0]]
         v = np.array([[1.0], [-1]])[pd.factorize(frame["v"])[0]]
-        found = permuted.fit({("u",): u, ("v",): v}, frame[["value"]].to_numpy())
+        found = permutation_anova.fit({("u",): u, ("v",): v}, frame[["value"]].to_numpy())
         one, y = np.ones((28, 1)), frame["value"].to_numpy()
 
         def hat(*parts: np.ndarray) -> np.ndarray:
@@ -197,9 +197,9 @@ class TestModel:
         unlike = {("polar", "on"): 17.0, ("polar", "off"): 4, ("nope", "on"): 7, ("nope", "off"): 2}
         sd = [unlike.get(key, 0.1) for key in zip(frame["attn_type"], frame["memory"], strict=True)]
         noise = np.random.default_rng(0).normal(size=(120, 400))
-        monkeypatch.setattr(permuted, "permutations_for", lambda *_: 1)
+        monkeypatch.setattr(permutation_anova, "permutations_for", lambda *_: 1)
         for spread, most in ((np.array(sd)[:, None], 0.085), (1.0, 0.06)):
-            found = permuted.fit(terms, noise * spread)
+            found = permutation_anova.fit(terms, noise * spread)
             wrong = (found.p_robust < 0.05).mean(axis=1)
             assert wrong.mean() == pytest.approx(0.05, abs=0.015)
             assert wrong.max() < most + 2.5 * math.sqrt(0.05 * 0.95 / 400)
@@ -208,12 +208,12 @@ class TestModel:
         """Of 300 measures in which nothing happens, with exponential noise."""
         draw = np.random.default_rng(9)
         x = np.tile([1.0, -1.0], 12)
-        found = permuted.fit({("x",): x[:, None]}, draw.exponential(1, (24, 300)))
+        found = permutation_anova.fit({("x",): x[:, None]}, draw.exponential(1, (24, 300)))
         assert (found.p_permuted < 0.05).mean() == pytest.approx(0.05, abs=0.035)
 
     def test_large_designs_get_fewer_permutations(self):
-        assert permuted.permutations_for(120, 82, 200) == permuted.MOST
-        assert permuted.permutations_for(4_000, 300, 500) == permuted.LEAST
+        assert permutation_anova.permutations_for(120, 82, 200) == permutation_anova.MOST
+        assert permutation_anova.permutations_for(4_000, 300, 500) == permutation_anova.LEAST
 
 
 @pytest.fixture

@@ -10,10 +10,10 @@ from statistics import fmean, stdev
 import atma_sweep
 import pandas as pd
 import pytest
-from atma_sweep.reports.data import gather, level_of
 from atma_sweep.reports.render import render
 from atma_sweep.reports.stats.claims import CLAIMS, SILENT, Facts
-from atma_sweep.reports.stats.effect_rows import FLOOR
+from atma_sweep.reports.stats.effect_types import FLOOR
+from atma_sweep.reports.sweep_data import gather, level_of
 from atma_sweep.reports.tables import make_table
 from atma_sweep.results.shipped import shared
 from atma_sweep.results.store.records import Measurement, Source

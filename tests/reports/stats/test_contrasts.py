@@ -10,8 +10,8 @@ from typing import Any
 
 import numpy as np
 import pytest
-from atma_sweep.reports.data import SweepData, gather
 from atma_sweep.reports.stats.effects import FLOOR, Effect, contrasts, effects
+from atma_sweep.reports.sweep_data import SweepData, gather
 from atma_sweep.reports.tables import make_table
 from atma_sweep.results.contrasts import Contrast, as_options
 from atma_sweep.results.paper import rows

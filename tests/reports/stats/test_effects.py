@@ -7,10 +7,10 @@ from fractions import Fraction
 import numpy as np
 import pandas as pd
 import pytest
-from atma_sweep.reports.data import ReportError, gather
-from atma_sweep.reports.numbers import Column
+from atma_sweep.reports.number_format import Column
 from atma_sweep.reports.stats import effects as ef
-from atma_sweep.reports.stats.resampling import corrected, summaries
+from atma_sweep.reports.stats.paired_tests import corrected, summaries
+from atma_sweep.reports.sweep_data import ReportError, gather
 from atma_sweep.reports.tables import make_table
 from atma_sweep.results.paper import rows
 from atma_sweep.results.store.records import AXES, Measurement

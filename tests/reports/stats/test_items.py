@@ -9,8 +9,8 @@ from typing import Any
 
 import numpy as np
 import pytest
-from atma_sweep.reports.data import ReportError, SweepData, gather
 from atma_sweep.reports.stats.items import answers, item_effects, items_of, mcnemar
+from atma_sweep.reports.sweep_data import ReportError, SweepData, gather
 from atma_sweep.reports.tables import make_table
 from atma_sweep.results.store.recorder import Recorder
 from atma_sweep.results.store.records import CellRecord, Example, Measurement, Owner

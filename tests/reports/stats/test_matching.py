@@ -1,10 +1,10 @@
 """The shipped grids of the rivals' experiments against the published sweeps: every configuration has its partner, and no other."""
 
 import pytest
-from atma_sweep.reports.data import gather
 from atma_sweep.reports.stats.audit import flat
-from atma_sweep.reports.stats.comparable import IDLE
 from atma_sweep.reports.stats.matching import matched
+from atma_sweep.reports.stats.sweep_differences import IDLE
+from atma_sweep.reports.sweep_data import gather
 from atma_sweep.results.store.store import Store
 from atma_sweep.sweep.grid.grid import load_grid
 from atma_sweep.sweep.planning.planner import record

@@ -6,9 +6,9 @@ import warnings
 
 import numpy as np
 import pytest
-from atma_sweep.reports.data import gather
 from atma_sweep.reports.render import render
 from atma_sweep.reports.stats import needle_model as nm
+from atma_sweep.reports.sweep_data import gather
 from atma_sweep.reports.tables import make_table
 from atma_sweep.results.store.records import Measurement
 from scipy import stats

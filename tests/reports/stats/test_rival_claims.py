@@ -4,12 +4,12 @@ from typing import Any
 
 import numpy as np
 import pytest
-from atma_sweep.reports.data import ReportError, gather
 from atma_sweep.reports.figures import FIGURES, make_figure
-from atma_sweep.reports.numbers import column_of
+from atma_sweep.reports.number_format import column_of
+from atma_sweep.reports.stats.best_probability import rivals
 from atma_sweep.reports.stats.claims import CLAIMS, Facts
-from atma_sweep.reports.stats.membership import rivals
 from atma_sweep.reports.stats.rival_claims import sentences
+from atma_sweep.reports.sweep_data import ReportError, gather
 from atma_sweep.reports.tables import make_table
 from atma_sweep.results.store.recorder import Recorder
 from atma_sweep.results.store.records import Measurement, Owner

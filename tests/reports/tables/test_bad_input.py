@@ -8,8 +8,8 @@ from collections.abc import Iterator
 from pathlib import Path
 
 import pytest
-from atma_sweep.reports.data import ReportError
 from atma_sweep.reports.render import render
+from atma_sweep.reports.sweep_data import ReportError
 from atma_sweep.reports.table import Table
 from atma_sweep.reports.tables import make_table
 from atma_sweep.results.store.recorder import Recorder

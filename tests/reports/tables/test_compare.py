@@ -6,8 +6,8 @@ from dataclasses import replace
 
 import pytest
 from atma_sweep.cli import app
-from atma_sweep.reports.data import ReportError, gather
 from atma_sweep.reports.stats.audit import homogeneity
+from atma_sweep.reports.sweep_data import ReportError, gather
 from atma_sweep.reports.tables import make_table
 from atma_sweep.reports.tables.compare import compare
 from atma_sweep.results.store.recorder import Recorder

@@ -5,9 +5,9 @@ import shutil
 import subprocess
 
 import pytest
-from atma_sweep.reports.bundle import write_all
 from atma_sweep.reports.render import render
 from atma_sweep.reports.render.latex import PREAMBLE
+from atma_sweep.reports.report_folder import write_all
 from atma_sweep.reports.tables import make_table
 from atma_sweep.results import paper
 from atma_sweep.results.sanitize import tex_escaped

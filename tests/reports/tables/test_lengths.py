@@ -10,10 +10,10 @@ from typing import Any
 import pytest
 from atma_sweep.reports.check import check_file
 from atma_sweep.reports.dashboard.page import dashboard
-from atma_sweep.reports.data import ReportError, gather
 from atma_sweep.reports.figures import FIGURES, make_figure
 from atma_sweep.reports.figures.files import rendered
 from atma_sweep.reports.render import render
+from atma_sweep.reports.sweep_data import ReportError, gather
 from atma_sweep.reports.tables import make_table
 from atma_sweep.results.store.recorder import Recorder
 from atma_sweep.results.store.records import Measurement, Owner, Provenance

@@ -7,8 +7,8 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-from atma_sweep.reports.data import ReportError
 from atma_sweep.reports.render import FORMATS, render
+from atma_sweep.reports.sweep_data import ReportError
 from atma_sweep.reports.tables import make_table
 from atma_sweep.reports.tables.compare import compare
 from atma_sweep.results.store.recorder import Recorder

@@ -3,7 +3,7 @@
 from collections.abc import Callable
 
 import pytest
-from atma_sweep.reports.data import ReportError
+from atma_sweep.reports.sweep_data import ReportError
 from atma_sweep.reports.tables import TABLES, make_table, table_name
 from atma_sweep.results.store.store import Store
 

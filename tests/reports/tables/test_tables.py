@@ -10,9 +10,9 @@ from fractions import Fraction
 from html.parser import HTMLParser
 
 import pytest
-from atma_sweep.reports.data import ReportError
-from atma_sweep.reports.numbers import length_name, reason_code, rounded
+from atma_sweep.reports.number_format import length_name, reason_code, rounded
 from atma_sweep.reports.render import FORMATS, render
+from atma_sweep.reports.sweep_data import ReportError
 from atma_sweep.reports.table import tidy
 from atma_sweep.reports.tables import make_table
 from atma_sweep.reports.tables.complete import table6

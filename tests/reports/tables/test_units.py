@@ -4,7 +4,7 @@ import csv
 import io
 
 import pytest
-from atma_sweep.reports.numbers import squared
+from atma_sweep.reports.number_format import squared
 from atma_sweep.reports.render import render
 from atma_sweep.reports.tables import make_table
 from atma_sweep.results.metrics import METRICS

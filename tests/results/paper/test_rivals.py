@@ -6,9 +6,9 @@ import re
 from pathlib import Path
 
 import pytest
-from atma_sweep.reports.data import SweepData, gather
-from atma_sweep.reports.layout import entry
-from atma_sweep.reports.numbers import Column, column_of
+from atma_sweep.reports.number_format import Column, column_of
+from atma_sweep.reports.sweep_data import SweepData, gather
+from atma_sweep.reports.table_builder import entry
 from atma_sweep.results import paper
 from atma_sweep.results.store.records import CellState
 

@@ -7,7 +7,7 @@ from collections.abc import Callable
 from typing import Any
 
 import pytest
-from atma_sweep.reports.dashboard.core import _thinned
+from atma_sweep.reports.dashboard.core_block import _thinned
 from atma_sweep.reports.dashboard.page import blocks_of
 from atma_sweep.reports.live.status import cell_sheet
 from atma_sweep.results.store.samples import Sample

@@ -7,7 +7,7 @@ from collections.abc import Callable
 from pathlib import Path
 
 import pytest
-from atma_sweep.reports.data import gather
+from atma_sweep.reports.sweep_data import gather
 from atma_sweep.results.contrasts import Contrast, as_options, contrasts_of
 from atma_sweep.results.exchange.exporting import export_sweep
 from atma_sweep.results.exchange.importing import import_bundle

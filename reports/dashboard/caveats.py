@@ -1,0 +1,136 @@
+"""What to be careful about, true of the sweep at hand: what differs, what is missing, and what its numbers cannot say."""
+
+from __future__ import annotations
+
+from collections import Counter
+from collections.abc import Iterator, Mapping, Sequence
+from typing import Any
+
+from ...results.counts import counted
+from ..figures.drawing import shown
+from ..number_format import Column, rounded
+from ..stats.needle_baseline import ceiling
+from ..stats.run_noise import NEAR, barely_acts, summed
+from ..sweep_data import SweepData, level_of
+from ..tables.printed_discrepancies import contradicted
+
+DUST = 1e-9  # of a share
+SURE = 0.95  # a probability of being the best from which on nothing is said of it
+NAMED = 3  # of a kind of line, before the rest is counted
+NONE = "baseline"  # the level without a regularizer
+NEEDLE = ("needle", "digit_accuracy")
+
+
+def care_of(data: SweepData, audit: Sequence[str], *, running: bool = False) -> list[str]:
+    """What needs no statistics: what differs between the cells besides their axes, seeds, missing cells, the recipe."""
+    lines = [f"{line[:1].upper()}{line[1:]}." for line in audit]
+    if running:
+        lines.append("The sweep runs: what stands here is of the cells that are done by now.")
+    lines += _seeds(data)
+    counts = Counter(data.word(cell) for cell in data.cells)
+    lacking = {word: count for word, count in counts.items() if word != "done"}
+    if lacking:
+        told = ", ".join(f"{count} {word}" for word, count in lacking.items())
+        lines.append(f"{sum(lacking.values())} of {counted(len(data.cells), 'cell')} lack numbers ({told}): pairs with them are left out of effects.")  # fmt: skip
+    if near := _near(data):
+        where = _where_summed(data)
+        lines.append(
+            f"The loss{where} is a sum over tokens, regularizers are means: {', '.join(near)} weigh about a millionth of it"
+            f"{', and' if where else ', so'} cells{' there' if where else ''} that differ in them alone, or have none, are runs of "
+            "the same thing, no treatments."
+        )
+    if found := contradicted(data):
+        lines.append(f"{len(found)} printed numbers contradict their authors\u2019 own logs; effects and intervals are of the logs.")  # fmt: skip
+    return lines
+
+
+def _near(data: SweepData) -> list[str]:
+    """The regularizers whose weight is nearly nothing beside a loss that is a sum."""
+    found = {}
+    for cell in data.cells:
+        if cell.levels[NEAR] != NONE and barely_acts(data, cell):
+            found[cell.levels[NEAR]] = shown(cell.levels[NEAR], NEAR)
+    return list(found.values())
+
+
+def _where_summed(data: SweepData) -> str:
+    """Of which cells the loss is a sum, where it is not of all: those of a level if there is such a level, else how many."""
+    sums = [cell for cell in data.cells if summed(data, cell)]
+    if len(sums) == len(data.cells):
+        return ""
+    for axis in data.extra_axes():
+        levels = {level_of(cell, axis) for cell in sums}
+        if not any(level_of(cell, axis) in levels for cell in data.cells if not summed(data, cell)):
+            return f" of {' and '.join(shown(level, axis) for level in sorted(levels))}"
+    return f" of {len(sums)} of {counted(len(data.cells), 'cell')}"
+
+
+def _seeds(data: SweepData) -> Iterator[str]:
+    if data.printed_runs:
+        yield f"Numbers are means over up to {counted(data.printed_runs, 'run')}, whose own numbers are not printed."
+        return
+    sizes = [len(cells) for cells in data.configurations().values()]
+    once = sizes.count(1)
+    if once and once == len(sizes):
+        yield "One run of each configuration (n = 1): nothing here says how another seed would come out."
+    elif once:
+        yield f"{once} of {counted(len(sizes), 'configuration')} have one run, the others up to {counted(max(sizes), 'seed')}: they weigh the same in every effect."
+
+
+def careful(
+    data: SweepData, columns: Sequence[Column], best: Mapping[str, Any], forest: Mapping[str, Any]
+) -> list[str]:
+    """What follows from the numbers of these main measures, their ranking and their forest."""
+    needles = [column for column in columns if (column.probe, column.metric) == NEEDLE]
+    return [
+        *(line for column in needles for line in _retrieved(data, column)),
+        *_crowned(best),
+        *_mixed(forest),
+        *_flattered(forest),
+        *([] if data.contrasts or not forest["rows"] else ["The grid declares no contrasts: every effect is exploratory, found by looking."]),
+    ]  # fmt: skip
+
+
+def _retrieved(data: SweepData, column: Column) -> Iterator[str]:
+    """How many cells answer the needle no better than the best constant answer does."""
+    level = ceiling(data, column.length)
+    known = data.numbers(data.cells, column)
+    below = sum(value <= level + DUST for value in known) if level is not None else 0
+    if level is None or not below:
+        return
+    what = f"get no more than the best constant answer ({rounded(level, 1, percent=True)}%)"
+    if below == len(known):
+        yield f"{column.heading}: all {counted(below, 'cell')} {what}: none is seen to retrieve anything."
+    else:
+        yield f"{column.heading}: {below} of {counted(len(known), 'cell')} {what}: differences between them are not of retrieval."
+
+
+def _crowned(best: Mapping[str, Any]) -> Iterator[str]:
+    """Firsts that are not surely the best."""
+    firsts = [(measure["heading"], measure["rows"][0]["chance"]) for measure in best["measures"] if measure["rows"]]
+    told = [f"{heading} {100 * chance:.0f}%" for heading, chance in firsts if chance is not None and chance < SURE]
+    if told:
+        yield f"The first of a ranking need not be the best; the probability that it is: {', '.join(told)}."
+
+
+def _mixed(forest: Mapping[str, Any]) -> Iterator[str]:
+    """Rows over the whole sweep that average worlds that differ."""
+    told: dict[str, list[str]] = {}
+    for row in forest["rows"]:
+        if row["mixed"] and not row["where"]:
+            heading = forest["measures"][row["measure"]]["heading"]
+            told.setdefault(heading, []).append(f"{row['level']} against {row['reference']} (I2 {row['i2']:.0%})")
+    for heading, rows in told.items():
+        yield f"{heading}: {'; '.join(rows)}: here the average over mixers, or over memories, speaks of none of them; look at each."
+
+
+def _flattered(forest: Mapping[str, Any]) -> Iterator[str]:
+    """Effects that lack diverged runs, with what they would be at worst."""
+    told = [
+        f"{forest['measures'][row['measure']]['heading']}, {row['level']} against {row['reference']}: {row['mean_text']}, at worst {row['worst']}"
+        for row in forest["rows"]
+        if row["worst"] is not None and not row["where"]
+    ]
+    if told:
+        more = f"; and {len(told) - NAMED} more" if len(told) > NAMED else ""
+        yield f"Diverged runs are in no pair, which flatters their levels. With the worst number in their place: {'; '.join(told[:NAMED])}{more}."

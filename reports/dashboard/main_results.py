@@ -1,0 +1,243 @@
+"""What came out of a sweep, for the first page: the best configurations, what every level does, and the needle over lengths."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Mapping, Sequence
+from typing import Any
+
+from scipy import stats
+
+from ...results.counts import counted
+from ...results.store.records import CellState
+from ...results.store.store import Store
+from ..figures.base import training_lengths
+from ..figures.drawing import axis_name, shown
+from ..figures.length_frames import BARS, lines_of, only, over_lengths
+from ..number_format import Column, rounded
+from ..result_columns import complete_columns, further_metrics
+from ..stats.best_probability import Rival, best_probabilities, means, rivals
+from ..stats.effects import ALPHA, Effect, contrasts, effects, factors, reference_level, spread
+from ..stats.needle_baseline import ceiling, needle_words, yardstick
+from ..sweep_data import SweepData, level_of
+from ..table_builder import DUST, difference, entry, p_value
+from .caveats import careful
+
+PLAIN = ("off", "baseline")
+RANKED = 5  # configurations that the first page names of each measure
+NEEDLE = ("needle", "digit_accuracy")
+
+
+def answer_of(store: Store, data: SweepData, found: Sequence[Effect] | None = None) -> dict[str, Any]:
+    """Best configurations, forest and needle picture; each with the reason where there is nothing to show.
+
+    `found`: effects that are worked out already, those of the main measures among them; None: they are worked out here.
+    """
+    columns = main_columns(data)
+    forest = forest_of(data, columns, found)
+    best = best_of(data, columns)
+    return {
+        "best": best,
+        "declared": declared_of(data),
+        "forest": forest,
+        "needle": needle_of(store, data),
+        "care": careful(data, columns, best, forest),
+    }
+
+
+def main_columns(data: SweepData) -> list[Column]:
+    """The numbers that decide: needle and clean loss at the longest length, validation loss; those that any cell has."""
+    by_probe = {
+        column.probe: column for column in complete_columns(data)
+    }  # the last of a probe is at the longest length
+    wanted = [by_probe[probe] for probe in ("needle", "val", "clean") if probe in by_probe]
+    further = {probe for probe, _ in further_metrics(data)}
+    wanted += [column for probe, column in by_probe.items() if probe in further and column.direction]
+    return [column for column in wanted if any(data.numbers(data.cells, column))]
+
+
+def about(column: Column) -> dict[str, Any]:
+    """A measure, as the page prints it."""
+    unit = "%" if column.percent else column.unit
+    return {"heading": column.heading, "unit": unit, "percent": column.percent, "better": column.direction}
+
+
+# --- the best -------------------------------------------------------------------------------------------------------
+
+
+def best_of(data: SweepData, columns: Sequence[Column]) -> dict[str, Any]:
+    """By measure the best configurations, each with a 95% interval by the spread between runs that ought to agree."""
+    groups = data.configurations()
+    measures = [about(column) | _ranking(data, groups, column) for column in columns]
+    why = None if measures else "No cell has a number yet."
+    return {"measures": measures, "why": why}
+
+
+def _ranking(data: SweepData, groups: Mapping[tuple[str, ...], Sequence[CellState]], column: Column) -> dict[str, Any]:
+    found = means(data, column)
+    against = rivals(data, column) or {}
+    chances = best_probabilities(data, column)
+    ranked = sorted(found, key=lambda key: -column.direction * found[key][0])[:RANKED]
+    rows = []
+    for key in ranked:
+        value, cells = found[key][0], groups[key]
+        low, high = interval(against[key]) if key in against else (None, None)
+        rows.append(
+            {
+                "cells": [cell.cell_id for cell in cells],
+                "words": _words(data, cells[0]),
+                "text": entry(data, cells, column).text,
+                "value": value,
+                "low": low,
+                "high": high,
+                "interval": _range_text(column, low, high),
+                "chance": chances.get(key),
+            }
+        )
+    tied = sum(value == found[ranked[0]][0] for value, _ in found.values())
+    if 1 < len(found) == tied:
+        same = rounded(round(found[ranked[0]][0], DUST), column.decimals, percent=column.percent)
+        told = f"All {counted(tied, 'configuration')} have the same number, {same}: none is the best."
+        return {"rows": [], "of": tied, "how": told}
+    shared = f"{counted(tied, 'configuration')} share the first place. " if tied > 1 else ""
+    known = spread(data, column)
+    how = {
+        None: "Neither seeds nor near-replicates tell how far a number would come out again: no interval.",
+        "seeds": "Intervals and probabilities: from the spread between the seeds of the same mixer and memory.",
+    }
+    near = "Intervals and probabilities: from the spread between near-replicates (regularizers alone differ) of the same mixer and memory."
+    constant = f" {needle_words(data)}" if (column.probe, column.metric) == NEEDLE else ""
+    return {"rows": rows, "of": len(found), "how": shared + how.get(known.kind if known else None, near) + constant}
+
+
+def interval(rival: Rival) -> tuple[float | None, float | None]:
+    """95% by the spread of its stratum: value ± t sd / sqrt(seeds), within 0 and 1 for a share; None where sd is not known."""
+    if not math.isfinite(rival.sd) or not rival.sd:
+        return None, None
+    t = float(stats.t.ppf(1 - ALPHA / 2, rival.df)) if math.isfinite(rival.df) else float(stats.norm.ppf(1 - ALPHA / 2))
+    half = t * rival.sd / math.sqrt(max(1, rival.seeds))
+    low, high = rival.value - half, rival.value + half
+    return (max(0.0, low), min(1.0, high)) if rival.share else (low, high)
+
+
+def _words(data: SweepData, cell: CellState) -> list[str]:
+    """The levels of every axis that varies, as figures name them; what is off or plain is not named."""
+    levels = [(axis, level_of(cell, axis)) for axis in factors(data)]
+    return [shown(level, axis) for axis, level in levels if level not in PLAIN] or [
+        "plain" if levels else "the only configuration"
+    ]
+
+
+def _range_text(column: Column, low: float | None, high: float | None) -> str:
+    if low is None or high is None:
+        return ""
+    return " to ".join(rounded(round(value, DUST), column.decimals, percent=column.percent) for value in (low, high))
+
+
+# --- what the levels do -----------------------------------------------------------------------------------------------
+
+
+def forest_of(data: SweepData, columns: Sequence[Column], found: Sequence[Effect] | None = None) -> dict[str, Any]:
+    """The effects on the main measures, over the whole sweep and within every mixer."""
+    known = effects(data, columns) if found is None else found
+    keys = {column.key: place for place, column in enumerate(columns)}
+    rows = []
+    for one in known:
+        measure = keys.get(one.measure.key)
+        # of levels that are neither plain nor mixers, the page of effects has the differences among each other
+        told = one.axis == "attn_type" or one.reference == reference_level(data.levels(one.axis)) or one.confirmatory
+        if measure is not None and told:
+            rows.append(
+                {
+                    "measure": measure,
+                    "axis": axis_name(one.axis),
+                    "level": shown(one.level, one.axis),
+                    "reference": shown(one.reference, one.axis),
+                    "where": _within(one.where),
+                    "pairs": one.pairs,
+                    **effect_numbers(one),
+                }
+            )
+    why = None
+    if not rows:
+        why = (
+            "No axis varies: the sweep has one configuration."
+            if not factors(data)
+            else "No two cells with numbers agree on all axes but one: there is no pair to compare yet."
+        )
+    return {"measures": [about(column) for column in columns], "rows": rows, "why": why}
+
+
+def declared_of(data: SweepData) -> list[list[str]]:
+    """The contrasts that the grid was launched to see: measure, difference, interval, corrected p, pairs, what it came to."""
+    rows = []
+    for one in contrasts(data):
+        where = _within(one.where)
+        what = f"{axis_name(one.axis)}: {shown(one.level, one.axis)} against {shown(one.reference, one.axis)}"
+        mean, low, high = (difference(one.measure, "", value).text for value in (one.mean, one.low, one.high))
+        unit = "points" if one.measure.percent else one.measure.unit
+        p = "-" if math.isnan(one.p_corrected) else p_value("p", one.p_corrected).text
+        pairs = f"{one.pairs} of {one.expected}"
+        rows.append(
+            [
+                one.measure.heading,
+                what + (f", {where}" if where else ""),
+                f"{mean} {unit}",
+                f"{low} to {high}",
+                p,
+                pairs,
+                one.verdict,
+            ]
+        )
+    return rows
+
+
+def _within(where: str) -> str:
+    """The stratum of an effect in words; nothing for the whole sweep."""
+    parts = (part.partition("=") for part in where.split(",") if part)
+    return ", ".join(shown(level.strip(), axis.strip()) for axis, _, level in parts)
+
+
+def effect_numbers(one: Effect) -> dict[str, Any]:
+    """Mean and interval, as numbers in the unit that is printed and as text."""
+    scale = 100 if one.measure.percent else 1
+    numbers = {"mean": one.mean, "low": one.low, "high": one.high}
+    told = {name: None if math.isnan(value) else scale * value for name, value in numbers.items()}
+    text = {f"{name}_text": difference(one.measure, "", value).text for name, value in numbers.items()}
+    i2 = None if math.isnan(one.i2) else round(one.i2, 4)
+    worst = None if math.isnan(one.worst) else difference(one.measure, "", one.worst).text
+    return told | text | {"sure": one.sure, "mixed": one.mixed, "i2": i2, "declared": one.confirmatory, "worst": worst}
+
+
+# --- the needle over lengths ------------------------------------------------------------------------------------------
+
+
+def needle_of(store: Store, data: SweepData) -> dict[str, Any]:
+    """Means over the cells of a line at every context length, in %, with their intervals; a panel a mixer."""
+    frame = over_lengths(data, training_lengths(store, data), *NEEDLE)
+    if frame.empty:
+        return {"panels": [], "why": "No cell has needle accuracies yet."}
+    means = lines_of(frame)
+    panels: dict[str, dict[str, Any]] = {}
+    for key, line in means.groupby(["panel", "line"], sort=False):
+        panel, name = (str(part) for part in key)
+        points = [_point(row) for row in line.sort_values("length").to_dict("records")]
+        panels.setdefault(panel, {"title": shown(panel), "lines": []})["lines"].append({"name": name, "points": points})
+    trained = only([int(length) for length in frame["trained"]])
+    lengths = sorted({int(length) for length in frame["length"]})
+    ceilings = [[length, 100 * share] for length in lengths if (share := ceiling(data, length)) is not None]
+    told = [note for note in dict.fromkeys(BARS.get(str(kind), "") for kind in means["interval"]) if note]
+    return {
+        "panels": list(panels.values()),
+        "trained": trained,
+        "ceiling": ceilings,
+        "note": f"Points: means over the cells of a line. Bars: {'; '.join(told)}." if told else "",
+        "yardstick": yardstick(data, lengths),
+        "why": None,
+    }
+
+
+def _point(row: Mapping[Any, Any]) -> list[Any]:
+    """[length, mean, low, high, cells], shares in %."""
+    value, low, high = (None if math.isnan(row[name]) else round(100 * row[name], 6) for name in ("value", "low", "high"))  # fmt: skip
+    return [int(row["length"]), value, low, high, int(row["cells"])]

@@ -1,0 +1,126 @@
+"""What was asked of a sweep, how far it is, and what to be careful about: the parts of the first page that need no statistics."""
+
+from __future__ import annotations
+
+from collections import Counter
+from collections.abc import Iterable, Mapping, Sequence
+from math import prod
+from typing import Any
+
+from ...results.counts import counted
+from ...results.store.records import RevisionRecord
+from ...results.store.store import Store
+from ..figures.drawing import axis_name, shown
+from ..live.status import duration, source_of
+from ..live.watch import snapshot
+from ..number_format import large, length_name
+from ..stats.effects import factors
+from ..sweep_data import SweepData
+
+WAYS = {"optimizer": "optimizer {}", "schedule": "{} schedule", "loss_reduction": "loss as a {}", "matrix_lr": "rate {:g}", "muon_lr": "rate {:g}"}  # fmt: skip
+"""How settings of the training are told, those that all cells share."""
+
+
+def asked_of(store: Store, data: SweepData, launched: RevisionRecord) -> dict[str, Any]:
+    """The axes with their levels, and facts about model, training, evaluation and machine that hold for all cells."""
+    axes = [
+        {"name": axis, "words": axis_name(axis), "levels": [shown(level, axis) for level in data.levels(axis)]}
+        for axis in factors(data)
+    ]
+    configs = list(data.configs.values())
+    seeds = sorted({cell.seed for cell in data.cells})
+    lengths = sorted({length for some in data.asked.values() for length in some})
+    printed = source_of(launched)
+    once = (
+        f"means over {counted(data.printed_runs, 'run')}, as printed"
+        if data.printed_runs
+        else "one run of each configuration"
+    )
+    facts = [
+        ("Cells", _cells(data, axes, len(seeds))),
+        ("Model", _model(data)),
+        ("Training", _training(data, configs)),
+        ("Recipe", _recipe(configs)),
+        ("Seeds", ", ".join(map(str, seeds)) if len(seeds) > 1 else once),
+        ("Read at", f"{', '.join(map(length_name, lengths))} tokens of context" if lengths else ""),
+        ("GPU or device", _counted(source.gpu for source in data.sources.values() if source.gpu)),
+        ("Source", f"numbers printed in {printed}; nothing of it ran here" if printed else ""),
+    ]
+    return {"axes": axes, "facts": [[name, text] for name, text in facts if text]}
+
+
+def _cells(data: SweepData, axes: Sequence[Mapping[str, Any]], seeds: int) -> str:
+    sizes = [len(axis["levels"]) for axis in axes] + ([seeds] if seeds > 1 else [])
+    count = len(data.cells)
+    if len(sizes) > 1 and prod(sizes) == count:
+        return f"{' × '.join(map(str, sizes))} = {count}, every combination"
+    return f"{count}, of {counted(prod(sizes), 'combination')}" if prod(sizes) > count else str(count)
+
+
+def _model(data: SweepData) -> str:
+    sizes = sorted({v.value for k, v in data.values.items() if k[1:3] == ("throughput", "parameters") and v.value})
+    if not sizes:
+        return ""
+    ends = list(dict.fromkeys(large(size) for size in (sizes[0], sizes[-1])))
+    return f"{' to '.join(ends)} parameters"
+
+
+def _shared(configs: Sequence[Mapping[str, Any]], section: str, name: str) -> Any:
+    """The setting that all cells have in common, else None."""
+    found = {str(config.get(section, {}).get(name)): config.get(section, {}).get(name) for config in configs}
+    return next(iter(found.values())) if len(found) == 1 else None
+
+
+def _training(data: SweepData, configs: Sequence[Mapping[str, Any]]) -> str:
+    tokens = sorted({cell.tokens_total for cell in data.cells})
+    told = [f"{' to '.join(dict.fromkeys(large(t) for t in (tokens[0], tokens[-1])))} tokens each"] if tokens else []
+    corpus, tokenizer, row = (
+        _shared(configs, *path) for path in (("data", "corpus"), ("data", "tokenizer"), ("train", "seq_len"))
+    )
+    told += [f"of {corpus}"] if corpus else []
+    told += [f"({tokenizer} tokenizer)"] if tokenizer else []
+    told += [f"in rows of {length_name(int(row))}"] if row else []
+    return " ".join(told)
+
+
+def _recipe(configs: Sequence[Mapping[str, Any]]) -> str:
+    shared = {name: _shared(configs, "train", name) for name in WAYS}
+    idle = "muon_lr" if shared["optimizer"] == "adamw" else "matrix_lr"
+    known = [name for name in WAYS if shared[name] not in (None, {}) and name != idle]
+    return ", ".join(WAYS[name].format(shared[name]) for name in known)
+
+
+def _counted(words: Iterable[str]) -> str:
+    found = Counter(words)
+    if len(found) == 1:
+        return next(iter(found))
+    return ", ".join(f"{word} ({count})" for word, count in found.most_common())
+
+
+def progress_of(store: Store, data: SweepData) -> dict[str, Any]:
+    """How many cells stand where, in the order of the work, what runs, and the seconds that are left where that is known."""
+    seen = snapshot(store, data.sweep)
+    counts = Counter(data.word(cell) for cell in data.cells)
+    first = [word for word in ("done", "running", "new") if counts[word]]
+    running = [
+        {
+            "slug": row["slug"],
+            "doing": _doing(row),
+            "left": duration(row["seconds_left"]) if row["seconds_left"] is not None else None,
+        }
+        for row in seen["running"]
+    ]
+    left = seen["seconds_left"]
+    return {
+        "counts": [[word, counts[word]] for word in [*first, *sorted(counts.keys() - set(first))]],
+        "running": running,
+        "left": duration(left) if left is not None else None,
+        "runs": bool(seen["owned"]),
+    }
+
+
+def _doing(row: Mapping[str, Any]) -> str:
+    if row["kind"] != "train" or row["phase"] != "training":
+        return str(row["phase"] or "starting")
+    loss = f", loss {row['loss']:.3f}" if row["loss"] is not None else ""
+    return f"step {row['step']} of {row['steps_total'] or '?'}{loss}"

@@ -1,0 +1,84 @@
+"""What the server answers, all of it below the token: the page, whether there is something new, newer data, and curves.
+
+Every answer is made in a thread of Starlette's pool, off the event loop.
+"""
+
+from __future__ import annotations
+
+import threading
+from functools import lru_cache
+from importlib import resources
+
+from starlette.applications import Starlette
+from starlette.requests import Request
+from starlette.responses import JSONResponse, PlainTextResponse, Response
+from starlette.routing import Route
+from starlette.types import Receive, Scope, Send
+
+from ..dashboard.page import library, page_of
+from .access_guard import Guard
+from .page_cache import Newest, joined
+
+CHUNK_BYTES = 65_536
+"""Bytes of a long answer that wait for a slow client, rather than all of it for each."""
+
+
+class LongResponse(Response):
+    """A response that is sent in parts, each after the client has read most of the part before."""
+
+    async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
+        """Send the response."""
+        await send({"type": "http.response.start", "status": self.status_code, "headers": self.raw_headers})
+        for start in range(0, len(self.body), CHUNK_BYTES):
+            part = self.body[start : start + CHUNK_BYTES]
+            await send({"type": "http.response.body", "body": part, "more_body": True})
+        await send({"type": "http.response.body", "body": b""})
+
+
+def app_of(newest: Newest, *, port: int, token: str) -> Guard:
+    """The pages of a sweep behind the guard, as an ASGI application."""
+    return Guard(pages_of(newest, token), port=port, token=token)
+
+
+def pages_of(newest: Newest, token: str) -> Starlette:
+    """The ASGI application of a page: GET /TOKEN/, state, data and VERSION/BLOCK below it, and nothing else."""
+    page_lock = threading.Lock()
+
+    @lru_cache(maxsize=1)
+    def page(version: int) -> bytes:
+        # what is read at once stands in the page; curves are fetched one by one
+        build = newest.of(version) or newest.build
+        blocks = {name: block for name, block in build.blocks.items() if not name.startswith("curve-")}
+        told = b'{"version":%d}' % build.version
+        script = resources.files(__package__).joinpath("live.js").read_text(encoding="utf-8")
+        given = [*blocks.items(), ("live", told), ("library", library().encode())]
+        return page_of(build.title, given, more_script=script, connect="'self'").encode()
+
+    def show(request: Request) -> Response:
+        with page_lock:  # clients that come together wait for one page instead of making one each
+            html = page(newest.build.version)
+        return LongResponse(html, media_type="text/html")
+
+    def state(request: Request) -> Response:
+        return JSONResponse(newest.look())
+
+    def data(request: Request) -> Response:
+        return LongResponse(joined(newest.build), media_type="application/json")
+
+    def block(request: Request) -> Response:
+        # compared as text: int() refuses a number of thousands of digits
+        version = request.path_params["version"]
+        build = next((build for build in newest.builds if str(build.version) == version), None)
+        found = build.blocks.get(request.path_params["name"]) if build else None
+        if found is None:
+            return PlainTextResponse("no such data any more\n", 404)
+        return LongResponse(found, media_type="application/octet-stream")
+
+    below = f"/{token}"
+    routes = [
+        Route(f"{below}/", show, methods=["GET"]),
+        Route(f"{below}/state", state, methods=["GET"]),
+        Route(f"{below}/data", data, methods=["GET"]),
+        Route(f"{below}/{{version:str}}/{{name:str}}", block, methods=["GET"]),
+    ]
+    return Starlette(routes=routes)

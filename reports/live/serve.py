@@ -1,0 +1,155 @@
+"""`atma-sweep dashboard`: the page of a sweep on 127.0.0.1, until Ctrl-C."""
+
+from __future__ import annotations
+
+import errno
+import html
+import os
+import secrets
+import signal
+import socket
+import sys
+import tempfile
+import threading
+import webbrowser
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
+from functools import partial
+from pathlib import Path
+from types import FrameType
+from typing import TYPE_CHECKING
+
+from ...results.builtin_sweeps import open_known
+from ...results.errors import Expected
+from ...results.output_files import write
+from ...results.store.store import Store
+
+if TYPE_CHECKING:
+    import uvicorn
+    from starlette.types import ASGIApp
+
+LOOPBACK = "127.0.0.1"
+PATIENCE_S = 10.0
+"""A page is rather told that the database is locked than kept waiting."""
+SEND_BUFFER_BYTES = 262_144
+"""Bytes that the kernel holds for a client that does not read; its default grows to megabytes per connection."""
+
+
+class PortTaken(Expected):
+    """The port cannot be had."""
+
+    exit_code = 3
+
+
+def serve(
+    sweep: str | None,
+    db: str | None,
+    *,
+    compare: str | None = None,
+    port: int = 0,
+    browser: bool = True,
+    tell: Callable[[str], None] = print,
+) -> None:
+    """Serves the page of a sweep (None: the one launched last), and gives its address to `tell`; returns after Ctrl-C.
+
+    `compare` puts another sweep beside it; `port` 0 is any that is free. The database is opened for reading alone. Another
+    request to stop than Ctrl-C reaches its handler once the server has ended. The address is told before the page is
+    prepared, which takes seconds; requests wait for it.
+    Raises PortTaken, SweepUnknown and StoreError before the address is told; after it ReportError, and StoreError again.
+    """
+    with listening(port) as ears:
+        store = open_known(db, sweep, patience=PATIENCE_S, read_only=True)
+        name = sweep or store.default_sweep()
+        store.mark(name)  # raises SweepUnknown
+        bound, token = ears.getsockname()[1], secrets.token_urlsafe(32)
+        address = f"http://{LOOPBACK}:{bound}/{token}/"
+        tell(address)
+        from .access_guard import Guard
+        from .connections import Server, config_of  # imports uvicorn, which takes a quarter of a second
+        from .preparing import PreparedApp
+
+        pages = PreparedApp(partial(_prepare, store, name, compare, token))
+        server = Server(config_of(Guard(pages, port=bound, token=token)))
+        pages.start(on_failure=partial(setattr, server, "should_exit", True))
+        with ended_by_signals(server), opened(address if browser else None) as note:
+            if note:
+                print(note, file=sys.stderr)
+            server.run(sockets=[ears])
+        pages.raise_failure()
+
+
+def _prepare(store: Store, sweep: str, compare: str | None, token: str) -> ASGIApp:
+    """Import what makes the page, and make its first version. Raises SweepUnknown, StoreError, ReportError."""
+    from ..dashboard.page import blocks_of
+    from .app import pages_of
+    from .page_cache import Newest
+
+    return pages_of(Newest(store, sweep, partial(blocks_of, compare=compare)), token)
+
+
+@contextmanager
+def ended_by_signals(server: uvicorn.Server) -> Iterator[None]:
+    """Ctrl-C, SIGTERM and SIGHUP end the server; the handlers that were there before hear of the latter two afterwards.
+
+    A handler that raises must not be called while the server runs: asyncio swallows what is raised inside a callback.
+    """
+    if threading.current_thread() is not threading.main_thread():
+        yield
+        return
+    came: list[int] = []
+
+    def end(number: int, frame: FrameType | None) -> None:
+        server.force_exit = bool(came)
+        server.should_exit = True
+        came.append(number)
+
+    heard = [signal.SIGINT, *(number for number in (signal.SIGTERM, signal.SIGHUP) if _matters(number))]
+    before = {number: signal.signal(number, end) for number in heard}
+    try:
+        yield
+    finally:
+        for number, handler in before.items():
+            signal.signal(number, handler)
+    if came and came[0] != signal.SIGINT:
+        signal.raise_signal(came[0])
+
+
+def _matters(number: int) -> bool:
+    return signal.getsignal(number) is not signal.SIG_IGN  # nohup ignores SIGHUP
+
+
+@contextmanager
+def listening(port: int) -> Iterator[socket.socket]:
+    """A socket of the loopback that listens already, so that a browser may come before the server runs. Raises PortTaken."""
+    ears = socket.socket(socket.AF_INET, socket.SOCK_STREAM)
+    try:
+        ears.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
+        ears.setsockopt(socket.SOL_SOCKET, socket.SO_SNDBUF, SEND_BUFFER_BYTES)  # which connections inherit
+        try:
+            ears.bind((LOOPBACK, port))
+            ears.listen(64)
+        except OSError as error:
+            what = "is taken" if error.errno == errno.EADDRINUSE else f"cannot be had: {error.strerror}"
+            raise PortTaken(f"port {port} of {LOOPBACK} {what}; name another with --port, or leave it out") from error
+        yield ears
+    finally:
+        ears.close()
+
+
+@contextmanager
+def opened(address: str | None) -> Iterator[str | None]:
+    """Opens the address in the browser, if there is one to see; gives a note where there is not.
+
+    The browser gets the name of a file that leads there and that only its user can read: arguments of a program can be
+    read by everybody on the machine, and the token is in the address.
+    """
+    if address is None:
+        yield None
+        return
+    if sys.platform == "linux" and not any(map(os.environ.get, ("DISPLAY", "WAYLAND_DISPLAY", "BROWSER"))):
+        yield "no browser to open here; open the address yourself"
+        return
+    with tempfile.TemporaryDirectory(prefix="atma-page-") as folder:  # mode 0700
+        file = Path(folder) / "open.html"
+        write(file, f'<meta http-equiv="refresh" content="0;url={html.escape(address)}">')
+        yield None if webbrowser.open(file.as_uri()) else "no browser could be opened; open the address yourself"

@@ -1,0 +1,233 @@
+"""Every table and figure of a sweep in every format and its dashboard, in one folder, with an index of what is there."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Any
+
+from ..results import paper
+from ..results.counts import counted
+from ..results.errors import StoreError
+from ..results.output_files import make_folder, write
+from ..results.sanitize import html_escaped, markdown_escaped, tex_escaped
+from ..results.store.store import Store
+from ..results.studies.study_store import search_of
+from .dashboard.page import write_dashboard
+from .figures import FIGURES, figure_name, make_figure
+from .figures.base import Collected
+from .figures.figure_options import Look, highlighted
+from .figures.files import FORMATS, renderings
+from .render import SUFFIXES, files_of
+from .render.latex import PREAMBLE
+from .sweep_data import Lengths, ReportError, gather, one_reading
+from .table import Table
+from .tables import TABLES, make_table
+
+CSS = (
+    "body{font:15px/1.5 system-ui,sans-serif;color:#1b1b1f;background:#fff;max-width:48rem;margin:2rem auto;padding:0 1rem}"
+    "h1{font-size:1.4rem}ul{padding-left:1.2rem}li{margin:.2rem 0}a{color:#0b57c4}"
+    "img{max-width:100%;height:auto}figure{margin:2rem 0}figcaption{color:#585b66}"
+)
+DASHBOARD = "dashboard.html"
+MANY_ROWS = 200
+"""A table of more goes to the end of the appendix."""
+UNTRACED = ("index.md", "index.html", "appendix.tex", DASHBOARD)
+"""What lies in the folder besides tables and figures."""
+FILES = {format: suffix for suffix, format in SUFFIXES.items()}
+
+
+@dataclass
+class Written:
+    """What `write_all` left in a folder: its files, and why a table or figure is not among them."""
+
+    files: list[Path] = field(default_factory=list)
+    left_out: dict[str, str] = field(default_factory=dict)
+
+
+def file_name(name: str) -> str:
+    """`table-6` for a numbered table, its name for another."""
+    return f"table-{name}" if name.isdigit() else name
+
+
+@one_reading()
+def write_all(
+    store: Store,
+    sweep: str | None = None,
+    *,
+    out: Path,
+    formats: Sequence[str] = tuple(FILES),
+    reference: str = paper.SWEEPS[1],
+    seeds: bool = False,
+    all_rows: bool = False,
+    figures: Sequence[str] = tuple(FIGURES),
+    lengths: Lengths = None,
+    look: Look | None = None,
+    highlight: Sequence[str] = (),
+    options: Mapping[str, Any] | None = None,
+) -> Written:
+    """Writes every table of the sweep in these formats and these figures as SVG, PDF and PNG, with index.md and index.html;
+    with "tex" appendix.tex, a LaTeX document of them all, with "html" the dashboard. What cannot be made is named in the
+    index with the reason. Files are replaced. `lengths` are shown beside the context lengths that the launch asked for. Every figure
+    has the `look` (None: that of a paper, without titles, which captions say), and of `options` (by, log) those that it takes;
+    `highlight` names cells that stand out.
+
+    Raises ReportError (an unknown format), SweepUnknown, StoreError and WriteRefused (the folder, or a file in it).
+    """
+    unknown = [format for format in formats if format not in FILES]
+    if unknown:
+        raise ReportError(f"--all writes files of {', '.join(FILES)}, not {', '.join(unknown)}")
+    data = gather(store, sweep, lengths=lengths)
+    name = data.sweep
+    look = highlighted(look or Look(title=False), data, highlight)
+    make_folder(out)
+    written = Written()
+    # what is about studies is not lacking in a sweep that is none
+    searched = search_of(store, name) is not None
+    figures = [one for one in figures if searched or not FIGURES[figure_name(one)].study]
+    tables: dict[str, Table] = {}
+    wanted = {"reference": reference, "seeds": seeds, "all_rows": all_rows, "lengths": lengths}
+    for number, line in TABLES.items():
+        if (number == "compare" and name == reference) or (line.study and not searched):
+            continue
+        if line.of and not data.has_any(line.of):
+            written.left_out[number] = f"sweep {name} has no number of {' or '.join(line.of)}"
+            continue
+        try:
+            tables[number] = make_table(number, store, name, **line.options(wanted))
+        except (ReportError, StoreError) as error:
+            written.left_out[number] = str(error)
+            continue
+        for format in formats:
+            for path, text in files_of(tables[number], out / f"{file_name(number)}{FILES[format]}", format).items():
+                _write(path, text, written)
+    pictures = _write_figures(store, name, figures, out, written, {"lengths": lengths, **(options or {})}, look)
+    if "tex" in formats:
+        _write(out / "appendix.tex", _document(tables, pictures), written)
+    if "html" in formats:
+        write_dashboard(store, out / DASHBOARD, name, lengths=lengths)
+        written.files.append(out / DASHBOARD)
+    _write(out / "index.md", _index_markdown(name, tables, pictures, formats, written.left_out), written)
+    _write(out / "index.html", _index_html(name, tables, pictures, formats, written.left_out), written)
+    return written
+
+
+def _write_figures(
+    store: Store,
+    sweep: str,
+    names: Sequence[str],
+    out: Path,
+    written: Written,
+    wanted: Mapping[str, Any],
+    look: Look,
+) -> dict[str, Collected]:
+    found = {}
+    for name in names:
+        options = FIGURES[figure_name(name)].options(wanted)
+        try:
+            made = make_figure(name, store, sweep, lengths=options.pop("lengths", None), options=options)
+            contents = renderings(made, FORMATS, look=look)
+        except (ReportError, StoreError) as error:
+            written.left_out[f"figure {name}"] = str(error)
+            continue
+        found[made.name] = made
+        for format, content in contents.items():
+            _write(out / f"figure-{made.name}.{format}", content, written)
+    return found
+
+
+def _write(path: Path, content: str | bytes, written: Written) -> None:
+    write(path, content)
+    written.files.append(path)
+
+
+def _document(tables: dict[str, Table], pictures: dict[str, Collected]) -> str:
+    # what goes over many pages stands behind what is looked at first
+    short = [number for number, table in tables.items() if len(table.rows) <= MANY_ROWS]
+    parts = [rf"\input{{{file_name(number)}}}" for number in short]
+    parts += [figure_float(made) for made in pictures.values()]
+    parts += [rf"\input{{{file_name(number)}}}" for number in tables if number not in short]
+    body = "\n\\clearpage\n".join(parts)
+    head = [
+        "% run pdflatex twice: long tables learn the widths of their columns in the first run",
+        "\\documentclass{article}",
+        r"\usepackage[margin=15mm,landscape]{geometry}",
+        r"\usepackage[export]{adjustbox}",
+        # letters that stay sharp, where the machine has them
+        r"\IfFileExists{lmodern.sty}{\usepackage{lmodern}}{}",
+    ]
+    head.append(PREAMBLE)
+    lists = r"\listoftables\listoffigures\clearpage"
+    return "\n".join([*head, r"\begin{document}", lists, body, r"\end{document}"]) + "\n"
+
+
+def figure_float(made: Collected) -> str:
+    """The figure as a float of LaTeX, from its PDF, with the notes as its caption, and the label fig:NAME."""
+    # as large as drawn, unless the page is smaller
+    size = r"[max width=\linewidth,max totalheight=0.85\textheight]"
+    title, notes = tex_escaped(f"{made.title}."), tex_escaped(" ".join(made.notes))
+    lines = [
+        r"\begin{figure}[htbp]\centering",
+        rf"\includegraphics{size}{{figure-{made.name}.pdf}}",
+        rf"\caption[{{{tex_escaped(made.title)}}}]{{\textbf{{{title}}}{' ' + notes if notes else ''}}}",
+        rf"\label{{fig:{made.name}}}",
+        r"\end{figure}",
+    ]
+    return "\n".join(lines)
+
+
+def _rows(table: Table) -> str:
+    return counted(len(table.rows), "row")
+
+
+def _index_markdown(
+    name: str,
+    tables: dict[str, Table],
+    pictures: dict[str, Collected],
+    formats: Sequence[str],
+    left_out: dict[str, str],
+) -> str:
+    lines = [f"# Tables and figures of sweep {markdown_escaped(name)}", ""]
+    if "html" in formats:
+        lines.append(f"- The sweep as one page to explore: [dashboard]({DASHBOARD})")
+    for number, table in tables.items():
+        links = ", ".join(f"[{format}]({file_name(number)}{FILES[format]})" for format in formats)
+        lines.append(f"- {markdown_escaped(table.title)}: {_rows(table)}: {links}")
+    for number, picture in pictures.items():
+        links = ", ".join(f"[{format}](figure-{number}.{format})" for format in FORMATS)
+        lines.append(f"- {markdown_escaped(picture.title)}: {links}")
+    lines += [f"- {number} left out: {markdown_escaped(why)}" for number, why in left_out.items()]
+    return "\n".join(lines) + "\n"
+
+
+def _index_html(
+    name: str,
+    tables: dict[str, Table],
+    pictures: dict[str, Collected],
+    formats: Sequence[str],
+    left_out: dict[str, str],
+) -> str:
+    rows = (
+        [f'<li>The sweep as one page to explore: <a href="{DASHBOARD}">dashboard</a></li>'] if "html" in formats else []
+    )
+    for number, table in tables.items():
+        links = " ".join(f'<a href="{file_name(number)}{FILES[format]}">{format}</a>' for format in formats)
+        rows.append(f"<li>{html_escaped(table.title)}: {_rows(table)}: {links}</li>")
+    rows += [f"<li>{number} left out: {html_escaped(why)}</li>" for number, why in left_out.items()]
+    shown = []
+    for number, picture in pictures.items():
+        links = " ".join(f'<a href="figure-{number}.{format}">{format}</a>' for format in FORMATS)
+        words = html_escaped(picture.title)
+        notes = html_escaped(" ".join(picture.notes))
+        shown.append(
+            f'<figure><img src="figure-{number}.png" alt="{words}. {notes}">'
+            f"<figcaption><b>{words}.</b> {notes} {links}</figcaption></figure>"
+        )
+    title = f"Tables and figures of sweep {html_escaped(name)}"
+    return (
+        f'<!doctype html>\n<html lang="en">\n<head><meta charset="utf-8"><title>{title}</title>'
+        '<meta name="viewport" content="width=device-width,initial-scale=1">'
+        f"<style>{CSS}</style></head>\n"
+        f"<body>\n<h1>{title}</h1>\n<ul>\n" + "\n".join(rows) + "\n</ul>\n" + "\n".join(shown) + "\n</body>\n</html>\n"
+    )

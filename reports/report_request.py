@@ -1,0 +1,257 @@
+"""What `report` is asked for, and how it is carried out: one request, of which each part writes one kind of thing."""
+
+from __future__ import annotations
+
+import functools
+import sys
+from dataclasses import dataclass
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+from ..results.builtin_sweeps import open_known
+from ..results.counts import counted
+from ..results.names import file_name
+from ..results.options import as_text, print_json
+from ..results.output_files import format_of, is_standard, is_straight, replacing, told, write
+from ..results.paper import SWEEPS
+from ..results.sanitize import choice, cleaned, say
+from ..results.store.store import Store
+from ..results.streams import write_out
+from ..results.terminal_table import is_styled, terminal_width
+from .cell_filter import only
+from .figures import FIGURES, figure_name, make_figure
+from .figures.figure_options import Look, highlighted, wanted
+from .render import SUFFIXES, files_of, render, trace_file
+from .report_spec import AGAINST
+from .sweep_data import Lengths, ReportError, gather, one_reading
+from .table import Table
+from .tables import TABLES, make_table, table_name
+
+if TYPE_CHECKING:
+    from .figures.base import Collected
+
+
+@dataclass(frozen=True, kw_only=True)
+class Request:
+    """The words of one `report`, each as its option says; `lengths` are those of --length."""
+
+    table: str | None = None
+    figure: str | None = None
+    compare: str | None = None
+    check: tuple[Path, ...] = ()
+    all: bool = False
+    dashboard: Path | None = None
+    sweep: str | None = None
+    db: str | None = None
+    format: str | None = None
+    out: Path | None = None
+    seeds: bool = False
+    all_rows: bool = False
+    lengths: Lengths = None
+    only: tuple[str, ...] = ()
+    trace: bool = True
+    as_json: bool = False
+    style: str | None = None
+    width: str | None = None
+    title: bool | None = None
+    highlight: tuple[str, ...] = ()
+    by: str | None = None
+    log: bool = False
+    against: str | None = None
+
+    def __post_init__(self) -> None:
+        if self.table:
+            object.__setattr__(self, "table", table_name(self.table))
+        if not (self.table or self.figure or self.compare or self.all or self.check or self.dashboard):
+            raise ReportError(
+                "say what to report: --table 6, --figure needle, --dashboard FILE.html, --compare printed-v2, "
+                "--all --out FOLDER or --check FILE; --list lists tables and figures"
+            )
+        of_figures = {
+            "style": self.style,
+            "width": self.width,
+            "highlight": self.highlight,
+            "by": self.by,
+            "log": self.log,
+            "against": self.against,
+        }
+        of_figures["title" if self.title else "no-title"] = self.title is not None
+        if self.all_rows and not self.all and self.table not in (having := _with_all_rows()):
+            raise ReportError(
+                f"--all-rows is about the tables {' and '.join(having)}; give --table {having[0]} with it"
+            )
+        if self.only and (self.all or self.dashboard or self.check or self.compare):
+            raise ReportError("--only is about one table or figure; give it with --table or --figure alone")
+        given = [name for name, value in of_figures.items() if value]
+        if self.against is not None and self.against not in AGAINST:
+            raise ReportError(f"--against {self.against[:40]}: {choice(self.against, AGAINST)}")
+        if given and not (self.figure or self.all):
+            raise ReportError(f"--{given[0]} is about figures; give --figure NAME or --all with it")
+
+
+def _with_all_rows() -> list[str]:
+    return [name for name, line in TABLES.items() if "all_rows" in line.takes]
+
+
+def lengths_of(words: list[str]) -> Lengths:
+    """What --length means: every measured length, or those that are named. Raises ReportError."""
+    wrong = [word for word in words if word != "all" and not (word.isascii() and word.isdigit() and len(word) < 20)]
+    if wrong:
+        raise ReportError(f"--length takes a number of tokens, or all, not {wrong[0][:40]!r}")
+    return "all" if "all" in words else [int(word) for word in words]
+
+
+@one_reading()
+def carry_out(asked: Request) -> bool:
+    """Writes or checks what is asked for. Returns whether every checked file says what the database says.
+
+    Raises ReportError, SweepUnknown, StoreError and WriteRefused.
+    """
+    if asked.check:
+        return _check(asked)
+    store = open_known(asked.db, asked.sweep)
+    if asked.dashboard is not None:
+        _write_dashboard(asked, store, asked.dashboard)
+    if asked.all:
+        _write_all(asked, store)
+    elif asked.figure:
+        _write_figure(asked, store, asked.figure)
+    elif asked.table or (asked.compare and asked.dashboard is None):
+        _write_table(asked, store)
+    return True
+
+
+def _check(asked: Request) -> bool:
+    from .check import check_file, files_in, sweep_of
+
+    for file in asked.check:
+        if not file.exists() and not trace_file(file).exists():
+            raise ReportError(f"{file}: no such file or folder; name what report --out or report --all wrote")
+    named = [one for file in asked.check for one in (files_in(file) if file.is_dir() else [file])]
+    store_of = functools.cache(lambda sweep: open_known(asked.db, sweep))
+    known: dict[str, Any] = {}
+    rows = [{"file": str(file), "problems": check_file(file, store_of(sweep_of(file)), known=known)} for file in named]
+    if asked.as_json:
+        print_json(rows)
+    else:
+        for row in rows:
+            say("\n".join(cleaned(row["problems"] or [f"{row['file']}: as the database says"])))
+    return not any(row["problems"] for row in rows)
+
+
+def _write_dashboard(asked: Request, store: Store, file: Path) -> None:
+    from .dashboard.page import write_dashboard
+
+    format_of(file, None, {".html": "html", ".htm": "html"}, "html", option="")
+    size = write_dashboard(store, file, asked.sweep, lengths=asked.lengths, compare=asked.compare)
+    if asked.as_json:
+        print_json({"file": str(file), "bytes": size}, err=is_standard(file))
+    say(f"wrote {told(file)} ({size / 1e6:.1f} MB); open it in a browser, no network needed", err=True)
+
+
+def _write_all(asked: Request, store: Store) -> None:
+    from .report_folder import write_all
+
+    if asked.out is None:
+        raise ReportError("--all writes many files; say where with --out FOLDER")
+    reference = asked.compare or SWEEPS[-1]
+    written = write_all(
+        store,
+        asked.sweep,
+        out=asked.out,
+        reference=reference,
+        seeds=asked.seeds,
+        all_rows=asked.all_rows,
+        lengths=asked.lengths,
+        # beside a caption, a title would say it twice
+        look=wanted(asked.style, asked.width, bool(asked.title)),
+        highlight=asked.highlight,
+        options={"by": asked.by, "log": asked.log, "against": asked.against},
+    )
+    for name, why in written.left_out.items():
+        say(f"left out {name}: {why}", err=True)
+    say(f"wrote {counted(len(written.files), 'file')} in {asked.out}; start at {asked.out / 'index.html'}", err=True)
+
+
+def _write_figure(asked: Request, store: Store, name: str) -> None:
+    from .figures.base import caption
+    from .figures.files import FORMATS, rendered
+
+    with_others = [one for one, line in FIGURES.items() if "compare" in line.takes]
+    if asked.table or (asked.compare and figure_name(name) not in with_others):
+        besides = "" if asked.table else f"; figures that --compare draws into: {', '.join(with_others)}"
+        raise ReportError(f"a table and a figure are two files; ask for one of them at a time, or for --all{besides}")
+    endings = {".json": "json"} if asked.as_json else {f".{format}": format for format in FORMATS}
+    format = format_of(asked.out, "json" if asked.as_json else asked.format, endings, "svg")
+    if format not in FORMATS and not asked.as_json:
+        raise ReportError(f"a figure is written as {', '.join(FORMATS)}, not {format!r}; {choice(format, FORMATS)}")
+    look = wanted(asked.style, asked.width, asked.title)
+    options = {"by": asked.by, "log": asked.log, "against": asked.against, "compare": asked.compare}
+
+    def make() -> tuple[Collected, Look]:
+        made = make_figure(name, store, asked.sweep, lengths=asked.lengths, options=options, only=asked.only)
+        if not asked.highlight:
+            return made, look
+        if "highlight" not in FIGURES[made.name].takes:
+            having = ", ".join(name for name, line in FIGURES.items() if "highlight" in line.takes)
+            raise ReportError(f"figure {made.name} shows no single cells to --highlight; those that do: {having}")
+        with only(made.trace["sweep"], asked.only):
+            return made, highlighted(look, gather(store, made.trace["sweep"]), asked.highlight)
+
+    out = asked.out
+    if out is None:
+        made, look = make()
+        if asked.as_json:
+            print_json(made.as_json())
+            return
+        out = Path(f"{file_name(made.trace['sweep'])}-{made.name}.{format}")
+        write(out, rendered(made, format, look=look, trace=asked.trace))
+    else:
+        # opened first, as of a table
+        with replacing(out) as stream:
+            made, look = make()
+            content = (
+                as_text(made.as_json()).encode()
+                if asked.as_json
+                else rendered(made, format, look=look, trace=asked.trace)
+            )
+            stream.write(content)
+    if not look.title and not asked.as_json:
+        say(f"caption: {caption(made)}", err=True)
+    say(f"wrote {told(out)}", err=True)
+
+
+def _write_table(asked: Request, store: Store) -> None:
+    format = format_of(asked.out, "json" if asked.as_json else asked.format, SUFFIXES, "terminal")
+    if asked.out is None:
+        color = format == "terminal" and is_styled(sys.stdout)
+        text = render(_table(asked, store), format, trace=asked.trace, color=color, width=terminal_width(sys.stdout))
+        write_out(text)
+        return
+    # opened first: that it cannot be written is no news for after the work
+    with replacing(asked.out) as stream:
+        written = files_of(_table(asked, store), asked.out, format, trace=asked.trace)
+        stream.write(written.pop(asked.out).encode())
+    for beside, text in written.items():
+        write(beside, text)
+    if format == "csv" and not asked.trace and not is_straight(asked.out):
+        # that of an older file of the same name says nothing about this one
+        trace_file(asked.out).unlink(missing_ok=True)
+    say(f"wrote {told(asked.out)}", err=True)
+
+
+def _table(asked: Request, store: Store) -> Table:
+    """The table that is asked for: by --table, or that of --compare, which keeps what --table prints."""
+    name = "compare" if asked.compare else str(asked.table)
+    kept = asked.table if asked.table != "compare" else None
+    wanted = {
+        "seeds": asked.seeds,
+        "all_rows": asked.all_rows,
+        "reference": asked.compare,
+        "table": kept if asked.compare else None,
+    }
+    line = TABLES.get(name)
+    options = line.options(wanted) if line else {}
+    if asked.lengths:
+        options["lengths"] = asked.lengths
+    return make_table(name, store, asked.sweep, **options, **({"only": asked.only} if asked.only else {}))

@@ -1,0 +1,84 @@
+"""The columns that tables, statistics and figures share: the numbers of the complete results."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import replace
+
+from ..results.metrics import METRICS, Metric
+from .number_format import Column, column_of, length_name
+from .sweep_data import WEIGHTED, SweepData
+
+AXIS_HEADINGS = ("Type", "Reg", "Dist", "Mem", "Win")
+STANDING = ("val", "clean", "junk", "same_tail", "needle", "throughput")
+"""Probes and parts of a training whose columns the complete results name one by one."""
+Over = Callable[[SweepData, Mapping[str, Sequence[int]], Column], list[Column]]
+NO_LENGTHS = [(-1, "shortest"), (-1, "longest")]
+
+
+def ends(data: SweepData, lengths: Mapping[str, Sequence[int]], one: Column) -> list[Column]:
+    """The column at the shortest and at the longest context length: one where there is one (-1 where none is known yet)."""
+    known = sorted(lengths.get(one.probe, ())) or data.lengths(one.probe, one.metric)
+    named = [(length, length_name(length)) for length in dict.fromkeys((known[0], known[-1]))] if known else NO_LENGTHS
+    return [replace(one, heading=f"{one.heading}@{name}", length=length) for length, name in named]
+
+
+def longest(data: SweepData, lengths: Mapping[str, Sequence[int]], one: Column) -> list[Column]:
+    """The column at the longest context length alone."""
+    return ends(data, lengths, one)[-1:]
+
+
+def every(data: SweepData, lengths: Mapping[str, Sequence[int]], one: Column) -> list[Column]:
+    """The column at every context length and, where there are several, averaged over them, each weighted by itself."""
+    known = sorted(lengths.get(one.probe, ())) or data.lengths(one.probe, one.metric)
+    found = [replace(one, heading=f"{one.heading}@{length_name(length)}", length=length) for length in known]
+    if len(known) > 1:
+        found.append(replace(one, heading=f"{one.heading} avg", metric=one.metric + WEIGHTED))
+    return found
+
+
+def complete_columns(
+    data: SweepData, lengths: Mapping[str, Sequence[int]] | None = None, over: Over = ends
+) -> list[Column]:
+    """The eight numbers of the complete results, five where there is one context length; after the junk loss that of the same last
+    tokens, where the grid asks for it; before MFU those of further probes, where they were measured and their metric has a heading."""
+    # `over` says at which lengths a number that has them is shown
+    asked = data.requested_lengths() if lengths is None else lengths
+    columns = [
+        column_of("val", "val_loss"),
+        *over(data, asked, column_of("clean", "nats")),
+        *over(data, asked, column_of("junk", "nats")),
+        *(over(data, asked, column_of("same_tail", "nats")) if data.lengths("same_tail", "nats") else ()),
+        *over(data, asked, column_of("needle", "digit_accuracy")),
+        column_of("throughput", "mfu_paper"),
+    ]
+    taken = {column.heading.partition("@")[0] for column in columns}
+    further: list[Column] = []
+    for probe, about in further_metrics(data):
+        one = column_of(probe, about, f"{probe}.{about.name}" if about.heading in taken else about.heading)
+        taken.add(one.heading)
+        further += over(data, asked, one) if any(data.lengths(probe, about.name)) else [one]
+    return [*columns[:-1], *further, columns[-1]]
+
+
+def further_metrics(data: SweepData) -> list[tuple[str, Metric]]:
+    """The metrics with a heading, each with its probe, that a sweep has besides those of STANDING: of probes of the package, then
+    of others."""
+    known = [(probe, about) for (probe, _), about in METRICS.items() if probe not in STANDING]
+    measured = [(probe, data.metric(probe, about.name)) for probe, about in known if data.lengths(probe, about.name)]
+    return [(probe, about) for probe, about in [*measured, *data.strange()] if about.heading]
+
+
+def qualities(data: SweepData) -> list[Column]:
+    """What speed is held against: validation loss, and needle accuracy at the longest length."""
+    columns = complete_columns(data)
+    needle = [column for column in columns if column.probe == "needle"][-1]
+    return [next(column for column in columns if column.metric == "val_loss"), needle]
+
+
+def speed_of(data: SweepData, heading: str) -> Column:
+    """Tokens a second under this heading; MFU under its own where the sweep has no tokens a second."""
+    found = column_of("throughput", "tokens_per_s", heading)
+    if data.is_measured(found.probe, found.metric):
+        return found
+    return next(column for column in complete_columns(data) if column.metric == "mfu_paper")

@@ -1,0 +1,202 @@
+"""Tests and intervals of matched differences, for many effects at once.
+
+The unit is a configuration: the levels of all axes but the one in question. Its seeds are no further configurations.
+docs/statistics.md has the formulas, their sources, and how often the intervals hold the truth.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Hashable, Sequence
+from dataclasses import dataclass
+
+import numpy as np
+from scipy import special
+
+from .crossed_interval import crossed, student
+from .multiple_testing import Family, holm, max_t_of_families
+from .sign_flip_test import ALPHA, EXACT, FLIPS, LEAST, tested
+
+__all__ = [
+    "ALPHA", "EXACT", "FITTED", "FLIPS", "LEAST", "LOOKS", "METHODS", "TIE", "Summary", "corrected", "holm", "summaries",
+]  # fmt: skip
+
+TIE = 1e-9
+"""A difference of at most this share of the numbers behind it is none: what is left of a subtraction of equals."""
+FITTED = "least-squares"
+LOOKS = "looks"
+METHODS = {
+    "sign-flip": f"permutation of signs over configurations, exact up to {EXACT}, and its inversion",
+    "t": f"Student's t over fewer than {LEAST} configurations",
+    "crossed": "configurations crossed with seeds, Satterthwaite's and a generalized p",
+    "seeds": "Student's t over the seeds of the only configuration, so of no other",
+    FITTED: "least squares over the cells of a partial design, with variances that bear unequal spread (HC3) where there are cells to spare, else the pooled one",
+    LOOKS: "Student's t over the seeds of the very configurations listed, at the level that the looks of the rule `stop` leave",
+    "none": "no test: one run, or no variance to judge by",
+}
+"""How an interval and its p were made."""
+
+Differences = Sequence[float] | np.ndarray
+
+
+@dataclass(frozen=True, kw_only=True)
+class Summary:
+    """What matched differences come to.
+
+    `n` configurations with up to `seeds` runs each; mean, median, and counts above, below and at zero are over the means of
+    configurations. `low`, `high` and `p` (of a mean of zero) belong together: the 95% interval leaves out zero if and only
+    if p < 0.05; all three are NaN by the method `none`. `p_sign` is the exact sign test's, ties left out. `method` is one of METHODS.
+    """
+
+    n: int
+    seeds: int
+    mean: float
+    median: float
+    up: int
+    down: int
+    ties: int
+    low: float
+    high: float
+    p: float
+    p_sign: float
+    method: str
+
+
+def summaries(samples: Sequence[Differences], scales: Sequence[float] | None = None) -> list[Summary]:
+    """One summary a sample, in the order given.
+
+    A sample is an array [configurations], or [configurations, seeds] with NaN where a run is missing. `scales` are the
+    largest numbers, in size, that the differences of each sample were taken from: differences within TIE of them are ties. Left out,
+    the largest difference itself stands for them, which cannot tell where all are ties.
+    """
+    scales = [0.0] * len(samples) if scales is None else scales
+    tables = [_cleaned(sample, scale) for sample, scale in zip(samples, scales, strict=True)]
+    means = [_means(table, scale) for table, scale in zip(tables, scales, strict=True)]
+    found: list[tuple[str, float, float, float]] = [_by_model(table, d) for table, d in zip(tables, means, strict=True)]
+    sizes: dict[int, list[int]] = {}
+    for place, (method, *_) in enumerate(found):
+        if method == "sign-flip":
+            sizes.setdefault(len(means[place]), []).append(place)
+    for places in sizes.values():
+        p, low, high = tested(np.stack([means[place] for place in places], axis=1))
+        for column, place in enumerate(places):
+            found[place] = ("sign-flip", float(low[column]), float(high[column]), float(p[column]))
+    return [_summary(table, d, some) for table, d, some in zip(tables, means, found, strict=True)]
+
+
+def corrected(
+    samples: Sequence[Differences],
+    summed: Sequence[Summary],
+    keys: Sequence[Sequence[Hashable]] | None = None,
+    scales: Sequence[float] | None = None,
+) -> list[float]:
+    """The p values of a family, corrected for its size, in the order given; NaN where a member has none.
+
+    Westfall and Young's maxT where every member is tested by flips of signs, Holm's otherwise. `keys` name the configuration
+    of every row of each sample, as its flips are common to all members that have it; left out, rows at one place belong together where
+    all samples have the same number of them, else Holm's is used.
+    """
+    return corrected_families([(samples, summed, keys, scales)])[0]
+
+
+FamilyOfTests = tuple[
+    Sequence[Differences], Sequence[Summary], Sequence[Sequence[Hashable]] | None, Sequence[float] | None
+]
+"""The arguments of `corrected`."""
+
+
+def corrected_families(families: Sequence[FamilyOfTests]) -> list[list[float]]:
+    """Return the p values of `corrected` of every family, each given by its arguments: together they take a fraction of the time."""
+    tests = [[test for test, one in enumerate(summed) if one.method != "none"] for _, summed, _, _ in families]
+    by_flips = [_flips_of(*family, some) for family, some in zip(families, tests, strict=True)]
+    flipped = iter(max_t_of_families([family for family in by_flips if family is not None]))
+    p_values = []
+    for (_, summed, _, _), some, family in zip(families, tests, by_flips, strict=True):
+        p_of_tests = holm([summed[test].p for test in some]) if family is None else next(flipped)
+        by_test = dict(zip(some, p_of_tests, strict=True))
+        p_values.append([by_test.get(test, math.nan) for test in range(len(summed))])
+    return p_values
+
+
+def _flips_of(
+    samples: Sequence[Differences],
+    summed: Sequence[Summary],
+    keys: Sequence[Sequence[Hashable]] | None,
+    scales: Sequence[float] | None,
+    tests: Sequence[int],
+) -> Family | None:
+    """Return the tests of a family as `max_t` takes them; None where it cannot take them."""
+    if not tests or not all(summed[place].method == "sign-flip" for place in tests):
+        return None
+    if keys is None and len({len(samples[place]) for place in tests}) == 1:
+        keys = [range(len(sample)) for sample in samples]
+    if keys is None:
+        return None
+    scales = [0.0] * len(samples) if scales is None else scales
+    tables = [_cleaned(samples[place], scales[place], rows=False) for place in tests]
+    known = [np.isfinite(table).any(axis=1) for table in tables]
+    d = [_means(table[rows], scales[place]) for table, rows, place in zip(tables, known, tests, strict=True)]
+    named = [
+        [key for key, there in zip(keys[place], rows, strict=True) if there]
+        for rows, place in zip(known, tests, strict=True)
+    ]
+    return d, named, [summed[place].p for place in tests]
+
+
+def _signs_alone(up: int, down: int) -> float:
+    return min(1.0, 2 * float(special.bdtr(min(up, down), up + down, 0.5))) if up + down else 1.0
+
+
+def _cleaned(sample: Differences, scale: float, *, rows: bool = True) -> np.ndarray:
+    """A sample as [configurations, seeds] with ties as 0 and, with `rows`, without rows and columns that hold nothing."""
+    table = np.array(sample, dtype=float)
+    table = table[:, None] if table.ndim == 1 else table
+    there = np.isfinite(table)
+    largest = max(scale, float(np.abs(table[there]).max())) if there.any() else scale
+    table[there & (np.abs(np.where(there, table, 0.0)) <= TIE * largest)] = 0.0
+    table[~there] = math.nan
+    return table[there.any(axis=1)][:, there.any(axis=0)] if rows and not there.all() else table
+
+
+def _means(table: np.ndarray, scale: float) -> np.ndarray:
+    """The mean of each configuration over its seeds."""
+    if table.shape[1] == 1 or not table.size:
+        return table.reshape(len(table), -1)[:, 0] if table.size else np.zeros(0)
+    there = np.isfinite(table)
+    values = np.where(there, table, 0.0)
+    d = values.sum(axis=1) / there.sum(axis=1)
+    return np.where(np.abs(d) <= TIE * max(scale, float(np.abs(values).max())), 0.0, d)
+
+
+def _by_model(table: np.ndarray, d: np.ndarray) -> tuple[str, float, float, float]:
+    """Method, low, high and p of a sample; NaN for `sign-flip`, which many samples do at once."""
+    several = bool((np.isfinite(table).sum(axis=1) > 1).any()) if table.size else False
+    method, found = "sign-flip", (math.nan, math.nan, math.nan)
+    if several and len(d) == 1:
+        method, found = "seeds", student(table[np.isfinite(table)])
+    elif several and (known := crossed(table)) is not None:
+        method, found = "crossed", known
+    elif len(d) < LEAST:
+        method, found = "t", student(d)
+    if method != "sign-flip" and math.isnan(found[2]):
+        method = "none"
+    return method, *found
+
+
+def _summary(table: np.ndarray, d: np.ndarray, found: tuple[str, float, float, float]) -> Summary:
+    method, low, high, p = found
+    up, down = int((d > 0).sum()), int((d < 0).sum())
+    return Summary(
+        n=len(d),
+        seeds=int(np.isfinite(table).sum(axis=1).max()) if table.size else 0,
+        mean=float(d.mean()) if len(d) else math.nan,
+        median=float(np.median(d)) if len(d) else math.nan,
+        up=up,
+        down=down,
+        ties=len(d) - up - down,
+        low=low,
+        high=high,
+        p=p,
+        p_sign=_signs_alone(up, down),
+        method=method,
+    )

@@ -1,0 +1,340 @@
+"""From the values of a snapshot to entries, and from entries to a table: means over seeds, best values, the trace."""
+
+from __future__ import annotations
+
+import math
+import statistics
+from collections import Counter
+from collections.abc import Iterable, Mapping, Sequence
+from dataclasses import dataclass, field, replace
+from functools import partial
+from itertools import chain
+from typing import Any
+
+from ..results.counts import counted
+from ..results.store.records import CellState, Source, Value
+from .best_values import Grid, Place, Rank, notes_of, ranked
+from .cell_filter import told
+from .number_format import BARE, PLUS_MINUS, Column, reason_code, rounded, signed
+from .placeholders import UNMEASURED, word_of
+from .stats.needle_baseline import about_needle, below_note, needle_note, yardstick
+from .sweep_data import REFERENCES, SweepData
+from .table import Entry, Table
+
+NO_CELL = "no cell"
+"""Printed where a table asks for a combination of levels that the sweep does not list."""
+NOTHING = "-"
+"""Printed where there is nothing to say."""
+SMALL_P = 1e-4
+DUST = 12  # decimals that a computed number is held to before it is rounded half up
+
+
+@dataclass(frozen=True, kw_only=True)
+class Line:
+    """A row of a table: its words, the cells (or cells with attempts) it speaks of besides those of its numbers, its numbers,
+    and what JSON says of it besides."""
+
+    words: tuple[str, ...]
+    entries: tuple[Entry, ...] = ()
+    cells: Sequence[CellState] = ()
+    origins: tuple[tuple[str, int | None], ...] = ()
+    about: Mapping[str, Any] = field(default_factory=dict)
+
+
+def entry(data: SweepData, cells: Sequence[CellState], column: Column, table: str | None = None) -> Entry:
+    """The number of one cell, or mean and sample standard deviation over cells that differ in their seed alone, or over the runs
+    that a printed mean is of.
+
+    With `table`, a published number stands as that table of the paper prints it. A mean over fewer cells than there are
+    says how many; nothing is left blank.
+    """
+    values = [data.given(cell, column, table) for cell in cells]
+    have = [value for value in values if value is not None and value.value is not None]
+    numbers = [value.value for value in have if value.value is not None]
+    words = [] if numbers else _words(data, cells, column, values)
+    first = next((value for value in values if value is not None), None)
+    sources = {value.source for value in have}
+    about: dict[str, Any] = {
+        "heading": column.heading,
+        "probe": column.probe,
+        "metric": column.metric,
+        "length": column.length if column.length >= 0 else None,
+        "direction": column.direction,
+        "unit": first.unit if first else None,
+        "source": next(iter(sources)) if len(sources) == 1 else None,
+        "origins": tuple(
+            (cell.cell_id, value.attempt_id if value is not None else None)
+            for cell, value in zip(cells, values, strict=True)
+        ),
+    }
+    if not numbers:
+        text = "/".join(dict.fromkeys(words)) or NO_CELL
+        return Entry(text=text, reason=first.reason if first else None, seeds=0, **about)
+    mean = statistics.fmean(numbers) if len(numbers) > 1 else numbers[0]
+    # a mean of tidy numbers is tidy again only after its floating-point dust is gone
+    text = rounded(mean if len(numbers) == 1 else round(mean, DUST), column.decimals, percent=column.percent)
+    sd, seeds = statistics.stdev(numbers) if len(numbers) > 1 else None, len(numbers)
+    if len(cells) == 1:
+        about |= {"n": have[0].n, "low": have[0].low, "high": have[0].high}
+        printed = data.printed_spread(cells[0], column)
+        seeds, sd = printed if printed is not None else (1, None)
+    if sd is not None:
+        text += PLUS_MINUS + rounded(sd, column.decimals, percent=column.percent)
+    if len(numbers) < len(cells):
+        text += f" (n={len(numbers)})"
+    return Entry(text=text, value=mean, sd=sd, seeds=seeds, **about)
+
+
+def _words(data: SweepData, cells: Sequence[CellState], column: Column, values: Sequence[Value | None]) -> list[str]:
+    """What stands for the number that no cell has, cell by cell."""
+    return [word_of(data, cell, column, value) for cell, value in zip(cells, values, strict=True)]
+
+
+def derived(
+    data: SweepData,
+    column: Column,
+    value: float | None,
+    parts: Sequence[Entry],
+    word: str = "n/a",
+    *,
+    sd: float | None = None,
+) -> Entry:
+    """An entry worked out from others, with its standard deviation `sd` where that is known.
+
+    The first part that has no number says why there is none; parts that are means over fewer cells than there are say how many.
+    """
+    lacking = next((part for part in parts if part.value is None), None)
+    text = word
+    if value is not None:
+        text = rounded(round(value, DUST), column.decimals, percent=column.percent)
+        if sd is not None:
+            text += PLUS_MINUS + rounded(sd, column.decimals, percent=column.percent)
+        text += _counted(parts)
+    elif lacking is not None:
+        text = lacking.text
+    return Entry(
+        text=text,
+        heading=column.heading,
+        probe=column.probe,
+        metric=column.metric,
+        length=column.length,
+        direction=column.direction,
+        value=value,
+        unit=column.unit or None,
+        reason=lacking.reason if lacking else None,
+        sd=sd,
+        origins=tuple(dict.fromkeys(origin for part in parts for origin in part.origins)),
+    )
+
+
+def p_value(heading: str, p: float) -> Entry:
+    """The entry of a probability; NaN where there is none."""
+    if math.isnan(p):
+        return Entry(text=NOTHING, heading=heading, unit=BARE)
+    return Entry(text=f"<{SMALL_P:.4f}" if p < SMALL_P else rounded(p, 4), heading=heading, value=p, unit=BARE)
+
+
+def difference(column: Column, heading: str, value: float | None) -> Entry:
+    """The entry of a difference in a column's number, with its sign; None or NaN where there is none."""
+    base = Entry(
+        text=NOTHING,
+        heading=heading,
+        probe=column.probe,
+        metric=column.metric,
+        length=column.length,
+        unit=column.unit or None,
+    )
+    if value is None or math.isnan(value):
+        return base
+    return replace(base, text=signed(round(value, DUST), column.decimals, percent=column.percent), value=value)
+
+
+def _counted(parts: Sequence[Entry]) -> str:
+    """How many cells stand behind means of which at least one lacks some; nothing where all are there."""
+    if all(part.seeds >= len(part.cells) for part in parts):
+        return ""
+    fewest, most = min(part.seeds for part in parts), max(part.seeds for part in parts)
+    return f" (n={fewest})" if fewest == most else f" (n={fewest} to {most})"
+
+
+def sources_of(attempts: Iterable[int], sources: Mapping[int, Source]) -> list[dict[str, Any]]:
+    """The attempts by the commit and the GPU that they ran on."""
+    groups: dict[Source, list[int]] = {}
+    for attempt in sorted(set(attempts)):
+        groups.setdefault(sources.get(attempt, Source()), []).append(attempt)
+    return [
+        {"commit": source.commit, "dirty": source.dirty, "gpu": source.gpu, "attempts": found}
+        for source, found in groups.items()
+    ]
+
+
+def _raw_entry(one: Entry) -> dict[str, Any]:
+    # without the origins, which are thousands in an effect of a large sweep, and are told below
+    row = {name: value for name, value in vars(one).items() if name not in ("text", "origins")}
+    row["printed"] = one.text
+    attempts = list(one.attempts)
+    return row | {
+        "attempt_id": attempts[0] if len(attempts) == 1 else None,
+        "cells": list(one.cells),
+        "attempts": attempts,
+    }
+
+
+def assemble(
+    data: SweepData,
+    number: str,
+    title: str,
+    headings: Sequence[str],
+    lines: Sequence[Line],
+    *,
+    numbers: Sequence[str] = (),
+    notes: Sequence[str] = (),
+    rank: Rank = "none",
+    unlisted: Sequence[Sequence[Entry]] = (),
+    options: Mapping[str, Any] | None = None,
+    sources: Mapping[int, Source] | None = None,
+    has_chances: bool = True,
+) -> Table:
+    """The table of these lines: `headings` above the words, `numbers` above the entries.
+
+    With `rank` the best numbers stand in bold, and in the notes (with `has_chances`) how probable it is that they are, held
+    against `unlisted` rows too. Where a number is a needle accuracy, or a difference of some, the notes say what a constant answer scores.
+    """
+    words = (word for line in lines for word in line.words)
+    if about_needle((one for line in lines for one in line.entries), words) and yardstick(data) not in " ".join(notes):
+        notes = [*notes, " ".join(filter(None, (needle_note(data), below_note(data))))]
+    grid, contests = ranked(data, [line.entries for line in lines], rank, unlisted, has_chances=has_chances)
+    if has_chances:
+        names = _names(lines, grid, rank)
+        notes = [*notes, *notes_of(contests, rank, names, [" ".join(line.words) for line in lines])]
+    behind = data.sources if sources is None else sources
+    made: dict[str, Any] = {
+        "table": number,
+        "sweep": data.sweep,
+        "revision": data.revision,
+        "options": dict(options or {})
+        | ({"lengths": "all" if data.everything else list(data.also)} if data.beyond else {})
+        | ({"only": list(data.only)} if data.only else {}),
+    }
+    return Table(
+        number=number,
+        title=title + some_cells(data),
+        columns=(*headings, *numbers),
+        text_columns=len(headings),
+        rows=tuple((*line.words, *(one.text for one in row)) for line, row in zip(lines, grid, strict=True)),
+        raw_of=partial(_raw, made, headings, lines, grid, behind),
+        trace_of=partial(_trace, made, lines, grid, behind),
+        notes=tuple(notes),
+        entries=grid,
+    )
+
+
+def _origins(line: Line, row: Sequence[Entry]) -> dict[tuple[str, int | None], None]:
+    """Return the (cell, attempt) pairs of a row, each once, in the order of its numbers."""
+    return dict.fromkeys(chain(line.origins, *(one.origins for one in row)))
+
+
+def _trace(
+    made: Mapping[str, Any], lines: Sequence[Line], grid: Grid, sources: Mapping[int, Source]
+) -> Mapping[str, Any]:
+    """Return the trace of a table: `made`, the attempts of every cell, and their sources."""
+    cells: dict[str, set[int]] = {}
+    for line, row in zip(lines, grid, strict=True):
+        for cell in line.cells:
+            cells.setdefault(cell.cell_id, set())
+        for name, attempt in _origins(line, row):
+            attempts = cells.setdefault(name, set())
+            if attempt is not None:
+                attempts.add(attempt)
+    every = (attempt for attempts in cells.values() for attempt in attempts)
+    by_cell = {name: sorted(attempts) for name, attempts in cells.items()}
+    return {**made, "cells": by_cell, "sources": sources_of(every, sources)}
+
+
+def _raw(
+    made: Mapping[str, Any],
+    headings: Sequence[str],
+    lines: Sequence[Line],
+    grid: Grid,
+    sources: Mapping[int, Source],
+) -> tuple[dict[str, Any], ...]:
+    """Return the rows of a table as JSON has them."""
+    rows = []
+    for line, row in zip(lines, grid, strict=True):
+        about = {"sweep": made["sweep"], "revision": made["revision"]}
+        about |= {"row": dict(zip(headings, line.words, strict=True))}
+        mine = sources_of((attempt for _, attempt in _origins(line, row) if attempt is not None), sources)
+        trace = {**made, "sources": mine}
+        rows.append(about | dict(line.about) | {"values": [_raw_entry(one) for one in row], "trace": trace})
+    return tuple(rows)
+
+
+def _names(lines: Sequence[Line], grid: Sequence[Sequence[Entry]], rank: Rank) -> dict[Place, str]:
+    """What the notes call a number: down a column its configuration, along a row its heading and the row."""
+    found = {}
+    for r, (line, row) in enumerate(zip(lines, grid, strict=True)):
+        cell = line.cells[0] if line.cells else None
+        name = cell.slug.removesuffix(f"-s{cell.seed}") if cell else " ".join(line.words)
+        for c, one in enumerate(row):
+            found[r, c] = name if rank == "column" else one.heading
+    return found
+
+
+def about_cell(data: SweepData, cell: CellState) -> dict[str, Any]:
+    """What JSON says of a row that is one cell: the database's column names."""
+    state = {
+        "axes": dict(cell.axes),
+        "state": cell.state,
+        "standing": data.standing(cell),
+        # the training, which an evaluation beyond the grid leaves as it is
+        "attempt_id": cell.trained_attempt_id or cell.attempt_id,
+    }
+    return {"cell": cell.cell_id, "slug": cell.slug, "seed": cell.seed} | dict(cell.levels) | state
+
+
+def some_cells(data: SweepData) -> str:
+    """For a title: which cells alone it is about; nothing where it is all of them."""
+    return f", {told(data.only)} alone" if data.only else ""
+
+
+def sweep_note(data: SweepData) -> str:
+    """Which sweep this is and how far it is, and what was tuned before it."""
+    note = f"Sweep {data.sweep}, revision {data.revision}{some_cells(data)}: {data.done} of {counted(len(data.cells), 'cell')} done."
+    return note if data.tuned is None else f"{note} {data.tuned.note}"
+
+
+def reference_note(data: SweepData) -> list[str]:
+    """The corpus entropies, where they are known."""
+    known = [
+        f"{name} {' / '.join(rounded(number, 3) for number in data.references[metric])}"
+        for metric, name in REFERENCES.items()
+        if metric in data.references
+    ]
+    return [f"For comparison, of the corpus in nats per token: {', '.join(known)}."] if known else []
+
+
+def word_notes(grid: Iterable[Sequence[Entry]]) -> list[str]:
+    """What the words that stand for numbers mean, with how often each does."""
+    entries = [one for row in grid for one in row if one.value is None]
+    reasons = Counter(one.reason for one in entries if one.reason)
+    notes = []
+    for reason, count in sorted(reasons.items()):
+        code = reason_code(reason)
+        notes.append(f"{code} ({counted(count, 'value')}): {reason.removeprefix(code).lstrip(': ') or code}.")
+    if any(one.text == NO_CELL for one in entries):
+        notes.append(f"{NO_CELL}: the sweep does not list that combination.")
+    if any(one.text == UNMEASURED for one in entries):
+        notes.append(f"{UNMEASURED}: the grid does not ask for it; evaluate measures it, and report --length shows it.")
+    if any(not one.reason and one.text not in (NO_CELL, NOTHING, UNMEASURED) for one in entries):
+        notes.append("A word in place of a number is the state of a cell that has none yet.")
+    return notes
+
+
+def seed_notes(grid: Iterable[Sequence[Entry]], n: int) -> list[str]:
+    """What the plus-minus sign and a count mean, where there are `n` seeds."""
+    if n < 2:
+        return []
+    told = f"ean ± sample standard deviation over up to {counted(n, 'seed')}"
+    if not any(PLUS_MINUS in one.text for row in grid for one in row):
+        told = f"eans over up to {counted(n, 'seed')}"
+    return [f"M{told}; (n=k) where only k of them have the number."]

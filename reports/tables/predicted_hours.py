@@ -1,0 +1,199 @@
+"""The table `budget`: what a launch predicted that its cells would take, and what they took."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, fields, replace
+from typing import Any
+
+from ...results import paper
+from ...results.store.records import Attempt, CellState
+from ...results.store.store import Store
+from ..sweep_data import SweepData, gather
+from ..table import Table
+from ..table_builder import NOTHING, Line, assemble, sweep_note
+
+HEADINGS = (
+    "Cells like", "Done", "Predicted h", "From", "By FLOPs", "Calibrated", "Took h", "Ratio", "Start", "Training", "Probing",
+    "Rest", "Lost",
+)  # fmt: skip
+SOURCES = ("measured", "calibrated", "FLOPs")
+"""Of a prediction, the best first."""
+
+
+@dataclass(frozen=True)
+class Took:
+    """Hours of GPUs, or of cores, by what they went to; together all that attempts of a cell took."""
+
+    start: float = 0.0
+    training: float = 0.0
+    probing: float = 0.0
+    rest: float = 0.0
+    """Of attempts that finished: until their process tells the time, validation, checkpoints."""
+    lost: float = 0.0
+    """Attempts that did not finish, but for the training that a later one went on from."""
+
+    @property
+    def total(self) -> float:
+        """All of it."""
+        return sum(getattr(self, field.name) for field in fields(self))
+
+
+def budget(store: Store, sweep: str | None = None, *, revision: int | None = None) -> Table:
+    """Predicted against actual hours, of cells that were predicted alike, and of all of them.
+
+    Both are of the cells that are done, so that they can be compared; what is lost to failures and restarts is of all.
+    """
+    data = gather(store, sweep, revision=revision)
+    attempts: dict[str, list[Attempt]] = {cell.cell_id: [] for cell in data.cells}
+    for attempt in store.attempts_of(attempts):
+        attempts[attempt.cell_id].append(attempt)
+    took = _took(store, data, attempts)
+    groups: dict[object, list[CellState]] = {}
+    published = paper.is_published(data.sweep)
+    for cell in () if published else data.cells:
+        known = data.forecast.of[cell.position] if data.forecast and cell.position < len(data.forecast.of) else None
+        groups.setdefault(cell.slug.removesuffix(f"-s{cell.seed}") if known is None else known, []).append(cell)
+    lines = [_line(data, cells, took, _name(cells)) for cells in groups.values()]
+    if len(lines) > 1:
+        lines.append(_line(data, data.cells, took, "all"))
+    origins = {cell: tuple((cell, one.id) for one in some) for cell, some in attempts.items()}
+    lines = [
+        replace(line, origins=tuple(pair for cell in line.cells for pair in origins[cell.cell_id])) for line in lines
+    ]
+    place = f" on {data.forecast.place}" if data.forecast is not None else ""
+    notes = [
+        sweep_note(data),
+        f"Hours{place}, times the GPUs, or where there are none the cores, that an attempt has. Predicted, by the best "
+        "source that the first launch of the revision had, took and their ratio are of the cells that are done. By FLOPs: "
+        "low, likely and high. Start: from the process's first lines to the built network. Rest: what comes before that, validation and "
+        "checkpoints. Lost: attempts that did not finish, but for the steps "
+        "that a later one went on from.",
+    ]
+    if data.forecast is None:
+        notes.append("Nobody says what published cells took." if published else "The launch kept no prediction.")
+    title = f"Budget, sweep {data.sweep}, revision {data.revision}"
+    sources = store.sources([one.id for some in attempts.values() for one in some])
+    return assemble(data, "budget", title, HEADINGS, lines, notes=notes, sources=sources)
+
+
+def _name(cells: Sequence[CellState]) -> str:
+    stems = dict.fromkeys(cell.slug.removesuffix(f"-s{cell.seed}") for cell in cells)
+    first = next(iter(stems))
+    return first if len(stems) == 1 else f"{first} and {len(stems) - 1} more"
+
+
+def _line(data: SweepData, cells: Sequence[CellState], took: Mapping[str, Took], name: str) -> Line:
+    done = [cell for cell in cells if data.standing(cell) == "done"]
+    predicted = {source: _predicted(data, done, source) for source in SOURCES}
+    best = _best(data, done)
+    actual = _sum([took[cell.cell_id] for cell in done])
+    lost = _sum([took[cell.cell_id] for cell in cells]).lost
+    ratio = actual.total / best if best else None
+    sources = dict.fromkeys(source for cell in done if (source := next(iter(_of(data, cell)), None)) is not None)
+    by_flops, calibrated = predicted["FLOPs"], predicted["calibrated"]
+    words = (
+        name,
+        f"{len(done)} of {len(cells)}",
+        _text(best),
+        ", ".join(sources) or NOTHING,
+        NOTHING if by_flops is None else f"{_text(by_flops[0])} {_text(by_flops[1])} {_text(by_flops[2])}",
+        _text(calibrated[1] if calibrated is not None else None),
+        _text(actual.total if done else None),
+        NOTHING if ratio is None else f"{ratio:.2f}",
+        *(_text(number if done else None) for number in (actual.start, actual.training, actual.probing, actual.rest)),
+        _text(lost),
+    )
+    about: dict[str, Any] = {
+        "done": len(done),
+        "cells": len(cells),
+        "predicted_hours": best,
+        "took_hours": actual.total,
+    }
+    about |= {f"predicted_{source.lower()}": predicted[source] for source in SOURCES}
+    about |= {f"{field.name}_hours": getattr(actual, field.name) for field in fields(actual)} | {"lost_hours": lost}
+    return Line(words=words, cells=list(cells), about=about | {"ratio": ratio, "sources": list(sources)})
+
+
+def _text(hours: float | None) -> str:
+    return NOTHING if hours is None else f"{hours:,.0f}" if hours >= 1000 else f"{hours:.3g}"
+
+
+def _of(data: SweepData, cell: CellState) -> dict[str, tuple[float, float, float]]:
+    """What was predicted of a cell, the best source first."""
+    known = data.forecast.cell(cell.position) if data.forecast is not None else {}
+    return {source: known[source] for source in SOURCES if source in known}
+
+
+def _best(data: SweepData, cells: Sequence[CellState]) -> float | None:
+    """The sum of what the best source of each said as likely; None unless each has one."""
+    found = [next(iter(_of(data, cell).values()), None) for cell in cells]
+    return sum(one[1] for one in found if one is not None) if found and None not in found else None
+
+
+def _predicted(data: SweepData, cells: Sequence[CellState], source: str) -> tuple[float, float, float] | None:
+    """What one source said of all these cells: low, likely, high; None unless it knew each."""
+    found = [known[source] for cell in cells if source in (known := _of(data, cell))]
+    if not found or len(found) < len(cells):
+        return None
+    low, likely, high = (sum(one[place] for one in found) for place in range(3))
+    return low, likely, high
+
+
+def _sum(some: Sequence[Took]) -> Took:
+    return Took(**{field.name: sum(getattr(one, field.name) for one in some) for field in fields(Took)})
+
+
+# --- what it took -------------------------------------------------------------------------------------------------------
+
+
+def _took(store: Store, data: SweepData, attempts: Mapping[str, Sequence[Attempt]]) -> dict[str, Took]:
+    """By cell."""
+    ended = [one.id for some in attempts.values() for one in some if one.state == "done"]
+    starts = store.starts(ended)
+    probing: dict[str, dict[int, dict[tuple[str, int], float]]] = {}
+    trained: dict[str, dict[int, float]] = {}
+    for (cell, probe, metric, length), value in data.values.items():
+        if value.seconds is not None:
+            # each number of a probe carries the time of the whole probe at that length
+            probing.setdefault(cell, {}).setdefault(value.attempt_id, {})[probe, length] = value.seconds
+        if (probe, metric) == ("throughput", "train_seconds") and value.value is not None:
+            trained.setdefault(cell, {})[value.attempt_id] = value.value
+    found = {}
+    for cell, some in attempts.items():
+        probes = {attempt: sum(times.values()) for attempt, times in probing.get(cell, {}).items()}
+        share = share_of(data.configs.get(cell, {}))
+        found[cell] = _of_cell(some, starts, probes, trained.get(cell, {}), share)
+    return found
+
+
+def _of_cell(
+    attempts: Sequence[Attempt],
+    starts: Mapping[int, float],
+    probes: Mapping[int, float],
+    trained: Mapping[int, float],
+    share: float,
+) -> Took:
+    start = training = probing = rest = lost = carried = 0.0
+    for one in attempts:
+        elapsed = one.elapsed_s
+        if one.state == "running":
+            continue
+        if one.state != "done":
+            lost += elapsed
+            continue
+        mine = starts.get(one.id, 0.0), trained.get(one.id, 0.0), probes.get(one.id, 0.0)
+        # training seconds go on counting from a checkpoint, so what exceeds this attempt's own time was done before it
+        carried += max(0.0, sum(mine) - elapsed)
+        rest += max(0.0, elapsed - sum(mine))
+        start, training, probing = start + mine[0], training + mine[1], probing + mine[2]
+    kept = min(carried, lost)
+    # where clocks disagree by more than was lost, the training takes the difference, so that the sum stays what it took
+    hours = [seconds * share / 3600 for seconds in (start, training - (carried - kept), probing, rest, lost - kept)]
+    return Took(*hours)
+
+
+def share_of(config: Mapping[str, Any]) -> float:
+    """GPUs of an attempt, or cores where it has none."""
+    resources = config.get("resources", {})
+    return float(resources.get("gpus") or resources.get("cpus") or 1)

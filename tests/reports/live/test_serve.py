@@ -1,0 +1,228 @@
+"""`atma-sweep dashboard` as a process: it tells its address, answers, and ends with Ctrl-C without a word of Python's."""
+
+from __future__ import annotations
+
+import os
+import shutil
+import signal
+import socket
+import stat
+import subprocess
+import sys
+import threading
+import urllib.request
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
+from pathlib import Path
+from typing import Any
+
+import pytest
+import uvicorn
+from atma_sweep.reports.errors import ReportError
+from atma_sweep.reports.live import connections
+from atma_sweep.reports.live import serve as module
+from atma_sweep.results.store.store import open_store
+from bench import COMMAND
+from patience import PATIENCE_S
+from synthetic import synthetic_sweep
+
+Run = Callable[..., tuple[int, str, str]]
+
+
+@pytest.fixture
+def folder(blank: Path, tmp_path: Path) -> Path:
+    store = open_store(shutil.copy(blank, tmp_path / "atma.db"))
+    synthetic_sweep(store, 2, 5)
+    store.close()
+    return tmp_path
+
+
+def hear() -> None:
+    """Signals as in a terminal, even where the tests run below nohup."""
+    for number in (signal.SIGINT, signal.SIGTERM, signal.SIGHUP):
+        signal.signal(number, signal.SIG_DFL)
+
+
+@contextmanager
+def started(folder: Path, *words: str) -> Iterator[tuple[subprocess.Popen[str], str]]:
+    command = [*COMMAND, "dashboard", "--no-open", *words]
+    process = subprocess.Popen(
+        command, cwd=folder, stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True, preexec_fn=hear
+    )
+    try:
+        assert process.stdout is not None
+        yield process, process.stdout.readline().strip()
+    finally:
+        process.kill()
+        process.communicate()
+
+
+@pytest.mark.parametrize(
+    ("number", "code", "last"),
+    [
+        pytest.param(signal.SIGINT, 0, "ended: the page is served no more", marks=pytest.mark.thorough),
+        pytest.param(signal.SIGTERM, 143, "stopped by SIGTERM", marks=pytest.mark.thorough),
+        pytest.param(signal.SIGHUP, 129, "stopped by SIGHUP", marks=pytest.mark.thorough),
+    ],
+)
+def test_it_ends_when_it_is_asked_to(folder: Path, number: int, code: int, last: str) -> None:
+    with started(folder) as (process, address):
+        page = urllib.request.urlopen(address, timeout=PATIENCE_S)
+        assert b"big, revision 1" in page.read()
+        kept = socket.create_connection(("127.0.0.1", int(address.split(":")[2].split("/")[0])))
+        process.send_signal(number)
+        _, err = process.communicate(timeout=PATIENCE_S)
+        kept.close()
+    assert process.returncode == code
+    assert "Traceback" not in err
+    assert err.splitlines()[-1].endswith(last)
+
+
+@pytest.mark.thorough
+def test_two_have_two_ports_and_two_tokens(folder: Path) -> None:
+    with started(folder) as (_, first), started(folder) as (_, second):
+        ports, tokens = ({address.split("/")[part] for address in (first, second)} for part in (2, 3))
+        assert len(ports) == len(tokens) == 2
+        assert min(map(len, tokens)) >= 43  # 32 bytes
+
+
+def test_a_port_that_is_taken_is_one_line(command_line: Run) -> None:
+    with socket.socket() as taken:
+        taken.bind(("127.0.0.1", 0))
+        taken.listen()
+        port = taken.getsockname()[1]
+        code, out, err = command_line("dashboard", "--sweep", "printed-v2", "--port", str(port), "--no-open")
+    assert (code, out) == (3, "")
+    assert err == f"atma-sweep: port {port} of 127.0.0.1 is taken; name another with --port, or leave it out\n"
+
+
+@pytest.mark.parametrize(
+    ("words", "code", "said"),
+    [
+        (["--db", "none.db"], 2, "there is no database"),
+        (["--sweep", "quick"], 2, "there is no database"),
+        (["--port", "70000"], 2, "'--port': Input should be less than or equal to 65535"),
+        (["--port", "-1"], 2, "'--port': Input should be greater than or equal to 0"),
+    ],
+)
+def test_bad_input_is_one_line(command_line: Run, words: list[str], code: int, said: str) -> None:
+    found, out, err = command_line("dashboard", "--no-open", *words)
+    assert (found, out, len(err.splitlines())) == (code, "", 1)
+    assert said in err
+
+
+def test_a_database_without_a_sweep_is_one_line(command_line: Run, tmp_path: Path) -> None:
+    open_store(tmp_path / "atma.db", create=True).close()
+    code, out, err = command_line("dashboard", "--no-open")
+    assert (code, out, err) == (2, "", "atma-sweep: the database holds no sweep yet; launch a grid first\n")
+
+
+def test_the_browser_is_sent_by_a_file_that_others_cannot_read(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Not by its arguments, which everybody on the machine can read."""
+    seen: list[str] = []
+    monkeypatch.setenv("DISPLAY", ":7")
+    monkeypatch.setattr(module.webbrowser, "open", lambda url: seen.append(url) is None)
+    with module.opened("http://127.0.0.1:1/secret/") as note:
+        assert note is None
+        (url,) = seen
+        assert url.startswith("file://")
+        assert "secret" not in url
+        file = Path(url.removeprefix("file://"))
+        assert "url=http://127.0.0.1:1/secret/" in file.read_text()
+        assert stat.S_IMODE(file.parent.stat().st_mode) == 0o700
+        assert file.parent.stat().st_uid == os.getuid()
+    assert not file.parent.exists()
+
+
+def test_without_a_screen_no_open_takes_over_the_terminal(monkeypatch: pytest.MonkeyPatch) -> None:
+    for name in ("DISPLAY", "WAYLAND_DISPLAY", "BROWSER"):
+        monkeypatch.delenv(name, raising=False)
+    monkeypatch.setattr(module.sys, "platform", "linux")
+    monkeypatch.setattr(module.webbrowser, "open", lambda url: pytest.fail("a browser was opened"))
+    with module.opened("http://127.0.0.1:1/secret/") as note:
+        assert note == "no browser to open here; open the address yourself"
+
+
+def test_address_is_printed_before_the_page_is_made(folder: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Preparing takes seconds; here it waits for the address, so that the other order would wait forever."""
+    addresses: list[str] = []
+    printed = threading.Event()
+    prepare = module._prepare
+
+    def wait_and_prepare(*arguments: Any) -> Any:
+        assert printed.wait(PATIENCE_S)
+        return prepare(*arguments)
+
+    monkeypatch.setattr(module, "_prepare", wait_and_prepare)
+    answers: list[bytes] = []
+    servers: list[connections.Server] = []
+    run = connections.Server.run
+
+    def run_and_remember(server: connections.Server, **options: Any) -> None:
+        servers.append(server)
+        run(server, **options)
+
+    monkeypatch.setattr(connections.Server, "run", run_and_remember)
+
+    def read() -> None:
+        printed.wait(PATIENCE_S)
+        answers.append(urllib.request.urlopen(addresses[0], timeout=PATIENCE_S).read())
+        servers[0].should_exit = True
+
+    def tell(address: str) -> None:
+        addresses.append(address)
+        printed.set()
+
+    reader = threading.Thread(target=read)
+    reader.start()
+    module.serve(None, str(folder / "atma.db"), browser=False, tell=tell)
+    reader.join(PATIENCE_S)
+    assert b"big, revision 1" in answers[0]
+
+
+def test_a_page_that_cannot_be_prepared_ends_the_server(folder: Path) -> None:
+    addresses: list[str] = []
+    with pytest.raises(ReportError, match="that is the sweep of the page itself"):
+        module.serve("big", str(folder / "atma.db"), compare="big", browser=False, tell=addresses.append)
+    assert len(addresses) == 1
+
+
+def test_the_server_starts_without_what_makes_the_page() -> None:
+    """NumPy, pandas and SciPy take most of the time before the first page."""
+    heavy = "{'numpy', 'pandas', 'scipy', 'uvicorn'}"
+    code = f"import sys, atma_sweep.reports.live.serve; print(sorted(sys.modules.keys() & {heavy}))"
+    result = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=True)
+    assert result.stdout == "[]\n"
+
+
+@pytest.mark.thorough
+def test_it_runs_beside_other_threads_and_another_sweep(folder: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Off the main thread, where no signal is heard: for whoever starts it from a notebook; with the paper's numbers beside."""
+    told = threading.Event()
+    addresses: list[str] = []
+    servers: list[connections.Server] = []
+    make = connections.Server
+
+    def kept(config: uvicorn.Config) -> connections.Server:
+        servers.append(make(config))
+        return servers[-1]
+
+    monkeypatch.setattr(connections, "Server", kept)
+
+    def tell(address: str) -> None:
+        addresses.append(address)
+        told.set()
+
+    thread = threading.Thread(
+        target=module.serve,
+        args=(None, str(folder / "atma.db")),
+        kwargs={"compare": "printed-v2", "browser": False, "tell": tell},
+    )
+    thread.start()
+    assert told.wait(PATIENCE_S)
+    page = urllib.request.urlopen(addresses[0], timeout=PATIENCE_S).read()
+    assert b"big, revision 1" in page
+    assert b'id="beside"' in page
+    servers[0].should_exit = True
+    thread.join(PATIENCE_S)
+    assert not thread.is_alive()
