@@ -6,8 +6,8 @@ from pathlib import Path
 
 import pytest
 
-from ..helpers.bench import Bench, Curves
-from ..helpers.once import once
+from ..testing.bench import Bench, Curves
+from ..testing.once import once
 from .storm import CELLS, FEW, bench_in
 
 

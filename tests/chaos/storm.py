@@ -19,8 +19,8 @@ from pathlib import Path
 
 import psutil
 
-from ..helpers.bench import Bench, Curves
-from ..helpers.patience import PATIENCE_S, until
+from ..testing.bench import Bench, Curves
+from ..testing.patience import PATIENCE_S, until
 
 EVERY = 7
 """Steps between checkpoints in the bench's grid."""

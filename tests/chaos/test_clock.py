@@ -10,8 +10,8 @@ from pathlib import Path
 
 import pytest
 
-from ..helpers.bench import COMMAND, Bench, Curves
-from ..helpers.patience import PATIENCE_S
+from ..testing.bench import COMMAND, Bench, Curves
+from ..testing.patience import PATIENCE_S
 from .storm import FEW, calm
 
 pytestmark = [pytest.mark.slow, pytest.mark.thorough]

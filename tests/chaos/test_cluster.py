@@ -19,10 +19,10 @@ import postgres
 import psutil
 import pytest
 
-from ..helpers import nodes as machines
-from ..helpers.bench import Bench, Curves, OnServer
-from ..helpers.nodes import HEAD, ClusterBench, Nodes
-from ..helpers.patience import until
+from ..testing import nodes as machines
+from ..testing.bench import Bench, Curves, OnServer
+from ..testing.nodes import HEAD, ClusterBench, Nodes
+from ..testing.patience import until
 from .storm import EVERY, calm, lost
 
 pytestmark = [

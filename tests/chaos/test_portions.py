@@ -13,9 +13,9 @@ from pathlib import Path
 import psutil
 import pytest
 
-from ..helpers.bench import Bench
-from ..helpers.patience import PATIENCE_S, until
-from ..helpers.tiers import only_long
+from ..testing.bench import Bench
+from ..testing.patience import PATIENCE_S, until
+from ..testing.tiers import only_long
 
 pytestmark = [pytest.mark.slow, pytest.mark.thorough]
 SCRIPT = Path(__file__).parents[2] / ".ci" / "gpu"

@@ -11,8 +11,8 @@ from pathlib import Path
 import postgres
 import pytest
 
-from ..helpers.bench import Bench, Curves, OnServer
-from ..helpers.proxy import Proxy
+from ..testing.bench import Bench, Curves, OnServer
+from ..testing.proxy import Proxy
 from .storm import EVERY, FEW, TOKENS, calm
 
 pytestmark = [

@@ -10,9 +10,9 @@ from pathlib import Path
 
 import pytest
 
-from ..helpers import slurm as daemons
-from ..helpers.bench import Bench, Curves
-from ..helpers.patience import until
+from ..testing import slurm as daemons
+from ..testing.bench import Bench, Curves
+from ..testing.patience import until
 from .storm import EVERY, lost
 
 PROGRAM = f'#!/bin/sh\nexec {sys.executable} -m atma_sweep.cli "$@"\n'

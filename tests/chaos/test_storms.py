@@ -13,9 +13,9 @@ from pathlib import Path
 
 import pytest
 
-from ..helpers.bench import Bench, Curves
-from ..helpers.patience import PATIENCE_S
-from ..helpers.tiers import long_form, only_long
+from ..testing.bench import Bench, Curves
+from ..testing.patience import PATIENCE_S
+from ..testing.tiers import long_form, only_long
 from .storm import A_STORM, CELLS, EVERY, FEW, Storm, Tally, bench_in, calm, family, first
 
 pytestmark = [pytest.mark.slow, pytest.mark.thorough]

@@ -1,6 +1,6 @@
 """Databases, bundles and journals of earlier commits are read with the numbers that those commits printed of them.
 
-fixtures/<commit>/ was written by the code of that commit, by `python tests/helpers/old_code.py`: atma.sql.gz is its database as SQL, bundle.zip
+fixtures/<commit>/ was written by the code of that commit, by `python tests/testing/old_code.py`: atma.sql.gz is its database as SQL, bundle.zip
 its export of that, journal.jsonl.gz the first attempt once more as a node of a cluster runs it, printed.json and measurements.csv what it
 printed of the database. Every later release has to read them.
 """

@@ -17,7 +17,7 @@ from atma_sweep.sweep.attempt.failures import NODE_LOST, OOM_KILLED, POLICIES, a
 from atma_sweep.sweep.orchestrator.retries import Retries
 from atma_sweep.sweep.planning.planner import Task
 
-from ...helpers.bench import Bench
+from ...testing.bench import Bench
 
 
 @pytest.mark.parametrize(

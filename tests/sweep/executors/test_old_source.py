@@ -21,7 +21,7 @@ from atma_sweep.sweep.host import processes
 from old_code import COMMAND, COMMITS, with_code
 from patience import PATIENCE_S
 
-from ...helpers.bench import Bench
+from ...testing.bench import Bench
 
 STEPS = 300
 AGENT = """

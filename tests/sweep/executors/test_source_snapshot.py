@@ -18,8 +18,8 @@ from atma_sweep.sweep.executors.source_snapshot import PACKAGE, PARTS, fingerpri
 from atma_sweep.sweep.grid.grid import load_grid
 from atma_sweep.sweep.orchestrator.supervisor import as_told
 
-from ...helpers.bench import Bench
-from ...helpers.patience import PATIENCE_S
+from ...testing.bench import Bench
+from ...testing.patience import PATIENCE_S
 
 
 @pytest.fixture

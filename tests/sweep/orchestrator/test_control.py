@@ -10,8 +10,8 @@ from pathlib import Path
 
 import pytest
 
-from ...helpers.bench import Bench
-from ...helpers.patience import PATIENCE_S
+from ...testing.bench import Bench
+from ...testing.patience import PATIENCE_S
 
 pytestmark = pytest.mark.slow
 LONG = 128 * 400

@@ -1,6 +1,6 @@
 """Earlier commits of this package, from the repository's history: as a package that a process can run, and what they wrote.
 
-`python tests/helpers/old_code.py` writes the fixtures of tests/results/test_old_code.py that are missing, by running the code of each
+`python tests/testing/old_code.py` writes the fixtures of tests/results/test_old_code.py that are missing, by running the code of each
 commit; an existing one is never written again, since it stands for files that people have.
 """
 
