@@ -19,11 +19,11 @@ __all__ = [
 
 _LAZY = {
     "Mixer": "bases",
-    "MixerConfig": "parts",
+    "MixerConfig": "specs",
     "Memory": "bases",
-    "MemoryConfig": "parts",
+    "MemoryConfig": "specs",
     "Position": "bases",
-    "PositionConfig": "parts",
+    "PositionConfig": "specs",
 }
 
 

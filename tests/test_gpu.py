@@ -134,7 +134,7 @@ def test_two_halves_of_a_gpu_run_at_once_and_say_so(tmp_path: Path) -> None:
 
 def trained(folder: Path, *how: str, stop: int = 0, exactly: bool) -> Any:
     """What tests/testing/repeat.py prints, in a process of its own as every attempt is."""
-    script = Path(__file__).parent / "helpers" / "repeat.py"
+    script = Path(__file__).parent / "testing" / "repeat.py"
     command = [sys.executable, str(script), str(folder), str(stop), str(int(exactly)), "cuda", *how]
     done = subprocess.run(command, capture_output=True, text=True, timeout=PATIENCE_S)
     assert done.returncode == 0, done.stdout + done.stderr

@@ -15,7 +15,7 @@ from torch import Tensor
 
 def kernels(path: str) -> Any:
     """The module of that path, imported when it first runs: Triton is not installed everywhere."""
-    return importlib.import_module({"triton": ".triton", "gluon": ".gluon.entry"}[path], __package__)
+    return importlib.import_module({"triton": ".triton", "gluon": ".gluon.launch"}[path], __package__)
 
 
 def why_not_gluon(device: torch.device, dtype: torch.dtype, head_dim: int, window: int | None) -> str | None:

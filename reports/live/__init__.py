@@ -1,1 +1,1 @@
-"""A sweep as it goes: `status`, `show`, `status --watch`. Imports neither torch, ray nor pandas."""
+"""A sweep as it goes: `status`, `show`, `status --watch`, and its page served to this machine. Imports neither torch, ray nor pandas."""

@@ -26,8 +26,8 @@ TABLES: dict[str, Listed] = {
     "open-weight": Listed(
         "open_weight:open_weight", "beside open-weight models, bits per token", number="v2:5", of=LOSSES
     ),
-    "budgets": Listed("budgets:budgets", "training budgets", number="v2:4", takes=(), compares=False),
-    "budget": Listed("budget:budget", "predicted hours against those that it took", takes=(), compares=False),
+    "budgets": Listed("training_budgets:budgets", "training budgets", number="v2:4", takes=(), compares=False),
+    "budget": Listed("predicted_hours:budget", "predicted hours against those that it took", takes=(), compares=False),
     "flipflop": Listed("rivals:flipflop", "the flip-flop task", takes=(), of=("flipflop",)),
     "mqar": Listed("recall:mqar", "associative recall", takes=(), of=("mqar",)),
     "extrapolation": Listed("rivals:extrapolation", "perplexity over context lengths", of=("extrapolation",)),

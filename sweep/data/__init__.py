@@ -6,7 +6,13 @@ from .registry import register_corpus
 
 __all__ = ["CorpusConfig", "CorpusKind", "Rows", "Streams", "Text", "register_corpus"]
 
-_LAZY = {"CorpusConfig": "kinds", "CorpusKind": "kinds", "Rows": "rows", "Streams": "rows", "Text": "sources"}
+_LAZY = {
+    "CorpusConfig": "corpus_kind",
+    "CorpusKind": "corpus_kind",
+    "Rows": "computed_rows",
+    "Streams": "computed_rows",
+    "Text": "sources",
+}
 
 
 def __getattr__(name: str) -> object:

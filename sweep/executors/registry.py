@@ -30,7 +30,7 @@ class Kind:
 
 EXECUTORS: dict[str, Kind] = {
     "ray": Kind("ray_local:RayExecutor", "a Ray of this machine's own", with_address="cluster", packages=("ray",)),
-    "local": Kind("base:LocalExecutor", "this machine without Ray"),
+    "local": Kind("executor:LocalExecutor", "this machine without Ray"),
     "cluster": Kind("ray_cluster:ClusterExecutor", "the Ray cluster at --address", "cluster", True, ("ray",)),
 }
 DEFAULT = "ray"

@@ -15,7 +15,7 @@ from ..testing.patience import PATIENCE_S
 from .storm import FEW, calm
 
 pytestmark = [pytest.mark.slow, pytest.mark.thorough]
-SOURCE = Path(__file__).parent.parent / "helpers" / "clock.c"
+SOURCE = Path(__file__).parent.parent / "testing" / "clock.c"
 
 
 @pytest.mark.skipif(shutil.which("cc") is None, reason="needs a C compiler")

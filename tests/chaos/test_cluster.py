@@ -1,6 +1,6 @@
 """Nodes that die or are cut off, launches and supervisors that are killed: each cell is measured once, as undisturbed.
 
-Every node has its own network, name and processes; see helpers/nodes.py. Long form: ATMA_LONG=1, which takes minutes more.
+Every node has its own network, name and processes; see testing/nodes.py. Long form: ATMA_LONG=1, which takes minutes more.
 """
 
 from __future__ import annotations

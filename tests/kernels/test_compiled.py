@@ -12,7 +12,7 @@ from tiers import long_form
 
 pytest.importorskip("triton")
 
-SCRIPT = Path(__file__).parents[1] / "helpers" / "compiled.py"
+SCRIPT = Path(__file__).parents[1] / "testing" / "compiled.py"
 KERNELS = {
     "softmax": {"_forward", "_row_products", "_dq", "_dkv"},
     "polar": {"_forward", "_rows", "_dq", "_dkv"},

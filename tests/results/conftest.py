@@ -1,4 +1,4 @@
-"""Databases to test on: SQLite, and PostgreSQL where there is one (see helpers/postgres.py)."""
+"""Databases to test on: SQLite, and PostgreSQL where there is one (see testing/postgres.py)."""
 
 import contextlib
 from collections.abc import Callable, Iterator

@@ -327,7 +327,7 @@ def errors(place: Path) -> dict[str, Any]:
             target.write_bytes((shared[text[1:]] if text[:1] == "@" and text[1:] in shared else text).encode("latin1"))
         calls.append(Call(name, ("plan", *case["arguments"]), folder))
     _warm(Call("quick", ("plan", "quick"), place / "warm"))
-    results = run_all(calls, limit_s=20)
+    results = run_all(calls, limit_s=120)
     cases = {}
     for call in calls:
         result = results[call.name]

@@ -1,0 +1,1 @@
+"""Decoding: key-value caches, steps of one token, generation."""
