@@ -1,9 +1,9 @@
 """The documents: every link leads somewhere, and every part of the network has its place in docs/mechanisms.md."""
 
-import ast
 import re
 from pathlib import Path
 
+import layers
 import pytest
 from atma_sweep.model import registry
 from atma_sweep.sweep.probes import PROBES
@@ -96,48 +96,8 @@ def test_every_page_is_linked_from_the_readme_or_from_one_that_is() -> None:
     assert set(PAGES) - known == {ROOT / "CHANGELOG.md"}
 
 
-TOPS = ("sweep", "reports", "results", "model", "kernels")
-
-
-def picture() -> dict[str, list[str]]:
-    """What docs/architecture.md draws: by room of the root the rooms in it, from top to bottom."""
-    text = (ROOT / "docs" / "architecture.md").read_text().split("```text\n")[1].split("```")[0]
-    rooms: dict[str, list[str]] = {}
-    for line in text.splitlines():
-        name = re.match(r"(?:[│ ] {3})?[├└]── (\w+)/", line)
-        if name and line[0] in "├└":
-            rooms[name[1]] = []
-        elif name:
-            rooms[list(rooms)[-1]].append(name[1])
-    return rooms
-
-
-def test_the_picture_shows_every_room_and_no_other() -> None:
-    drawn = picture()
-    assert set(drawn) == {*TOPS, "grids"}
-    for top in TOPS:
-        there = {file.parent.name for file in (ROOT / top).glob("*/__init__.py")}
-        assert set(drawn[top]) == there, f"docs/architecture.md draws {top}/ otherwise"
-    assert (ROOT / "grids/base").is_dir()
-
-
-@pytest.mark.parametrize("top", TOPS)
-def test_in_the_picture_imports_run_downwards(top: str) -> None:
-    """Between the rooms of a room; tests/test_house.py holds the same between the rooms of the root, and for single files."""
-    order = picture()[top]
-    wrong = []
-    for height, room in enumerate(order):
-        for file in (ROOT / top / room).rglob("*.py"):
-            package = file.relative_to(ROOT).parent.parts
-            for node in ast.walk(ast.parse(file.read_text())):
-                if not isinstance(node, ast.ImportFrom) or not node.level:
-                    continue
-                base = (*package[: len(package) - node.level + 1], *(node.module or "").split("."))
-                for path in [base, *((*base, one.name) for one in node.names)]:
-                    path = tuple(part for part in path if part)
-                    if len(path) > 1 and path[0] == top and path[1] in order[:height]:
-                        wrong.append(f"{file.relative_to(ROOT)}:{node.lineno} imports {path[1]}/, which stands higher")
-    assert wrong == []
+def test_architecture_draws_the_layers_in_force() -> None:
+    assert layers.PAGE.read_text() == layers.page(), "draw it anew: python -m tests.testing.layers"
 
 
 PATH = re.compile(r"`((?:sweep|model|kernels|results|reports|grids|tests|docs|\.ci)/[\w./-]+|cli\.py)`")

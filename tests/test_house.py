@@ -14,26 +14,13 @@ from graphlib import CycleError, TopologicalSorter
 from pathlib import Path
 
 import pytest
+from layers import table
 from patience import PATIENCE_S
 from ruamel.yaml import YAML
 
 ROOT = Path(__file__).resolve().parent.parent
 SHAPES = ROOT / "kernels" / "shapes.py"
-ROOMS = ("cli", "sweep", "model", "kernels", "results", "reports")
-MAY_IMPORT = {
-    "cli": {"sweep", "reports", "results", "model", "kernels"},
-    "sweep": {"model", "results", "kernels"},
-    "model": {"kernels"},
-    "kernels": set(),
-    "results": set(),
-    "reports": {"results"},
-}
-NEVER = {
-    "reports": {"torch", "ray", "triton", "fla"},
-    "results": {"torch", "ray", "triton", "fla", "matplotlib"},
-    "model": {"ray", "sqlalchemy"},
-    "kernels": {"ray", "sqlalchemy"},
-}
+ROOMS = tuple(table())
 
 
 @cache
@@ -95,28 +82,12 @@ def test_imports_run_one_way(room: str) -> None:
             seen += 1
             own = parts[0] == "atma_sweep"
             target = parts[1] if own and len(parts) > 1 else None
-            if target in ROOMS and target != room and target not in MAY_IMPORT[room]:
+            if target in ROOMS and target != room and target not in table()[room].imports:
                 wrong.append(f"{file.relative_to(ROOT)}:{line} imports {'.'.join(parts)}")
-            if not own and parts[0] in NEVER.get(room, ()):
+            if not own and parts[0] in table()[room].never:
                 wrong.append(f"{file.relative_to(ROOT)}:{line} imports {parts[0]}")
     assert wrong == []
     assert seen > 5
-
-
-FLOORS = (
-    ("errors.py", "units.py", "config.py"),
-    ("machine", "checkpoints"),
-    ("data",),
-    ("training", "probes"),
-    ("grid", "completion.py"),
-    ("openweight",),
-    ("attempt", "plan"),
-    ("scheduler", "job.py"),
-    ("run",),
-    ("bench", "doctor"),
-    ("commands",),
-)
-"""The rooms of sweep/, the lowest first. Whatever a room imports lies on a floor below it, never beside it or above."""
 
 
 def found_in(parts: tuple[str, ...]) -> Path:
@@ -189,19 +160,25 @@ def test_no_circle_of_imports_between_rooms() -> None:
     assert circle(between_rooms()) == []
 
 
-def test_rooms_of_the_sweep_stand_on_floors() -> None:
-    floor = {room: height for height, rooms in enumerate(FLOORS) for room in rooms}
-    up = []
-    seen = set()
+@pytest.mark.parametrize("room", ROOMS[1:])
+def test_packages_of_a_folder_stand_in_layers(room: str) -> None:
+    """Files directly in a folder are bound only where the table names them, and bind no package then."""
+    height = table()[room].height
+    found: dict[str, set[str]] = {}
     for name, targets in arrows().items():
-        room, *rest = name.split("/")[1:] or [""]
-        if not name.startswith("sweep/") or (not rest and room == "__init__.py"):
-            continue
-        seen.add(room)
-        theirs = {target: target.split("/")[1] for target in targets if target.startswith("sweep/")}
-        up += [f"{name} imports {t}" for t, other in theirs.items() if other != room and floor[other] >= floor[room]]
-    assert up == []
-    assert seen == set(floor)
+        if name.startswith(f"{room}/"):
+            theirs = {target.split("/")[1] for target in targets if target.startswith(f"{room}/")}
+            found.setdefault(name.split("/")[1], set()).update(theirs)
+    packages = {name for name in found if not name.endswith(".py")}
+    assert set(table()[room].packages) == packages, "docs/layers.toml names other packages than there are"
+    assert set(height) <= set(found)
+    wrong = [
+        f"{room}/{name} imports {room}/{target}"
+        for name in height
+        for target in found[name] & set(height) - {name}
+        if height[target] >= height[name]
+    ]
+    assert wrong == []
 
 
 def test_no_file_reaches_for_what_is_private_to_another() -> None:
@@ -249,7 +226,7 @@ def test_whatever_ends_a_command_with_a_code_is_expected() -> None:
 def test_only_the_scheduler_imports_ray() -> None:
     users = {file.relative_to(ROOT) for file in sources() for _, parts in imports(file) if parts[0] == "ray"}
     apart = {Path(name) for name in watched(r"sweep/orchestrator/detached\.py")}
-    assert {user.parent for user in users - apart} == {Path("sweep/scheduler")}
+    assert {user.parent for user in users - apart} == {Path("sweep/executors")}
 
 
 def test_reports_ask_the_store_and_know_no_rows() -> None:

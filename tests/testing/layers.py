@@ -1,0 +1,81 @@
+"""The table of layers in docs/layers.toml, and the drawing that docs/architecture.md makes of it.
+
+`python -m tests.testing.layers` puts the drawing of today's packages into docs/architecture.md.
+"""
+
+from __future__ import annotations
+
+import ast
+import tomllib
+from dataclasses import dataclass
+from functools import cache
+from pathlib import Path
+
+ROOT = Path(__file__).resolve().parents[2]
+PAGE = ROOT / "docs" / "architecture.md"
+BEGIN, END = "```text\n", "```"
+
+
+@dataclass(frozen=True)
+class Folder:
+    """A folder of the root: what it may import, and its packages and single files from the highest layer to the lowest."""
+
+    imports: frozenset[str]
+    never: frozenset[str]
+    layers: tuple[tuple[str, ...], ...]
+
+    @property
+    def packages(self) -> list[str]:
+        """The packages of all layers, the highest first."""
+        return [name for layer in self.layers for name in layer if not name.endswith(".py")]
+
+    @property
+    def height(self) -> dict[str, int]:
+        """The layer of each package or file, the lowest being 0."""
+        return {name: height for height, layer in enumerate(reversed(self.layers)) for name in layer}
+
+
+@cache
+def table() -> dict[str, Folder]:
+    """Return the folders of the root by name, as docs/layers.toml has them."""
+    folders = tomllib.loads((ROOT / "docs" / "layers.toml").read_text(encoding="utf-8"))
+    return {
+        name: Folder(
+            frozenset(said.get("imports", ())),
+            frozenset(said.get("never", ())),
+            tuple(map(tuple, said.get("layers", ()))),
+        )
+        for name, said in folders.items()
+    }
+
+
+def summary(package: Path) -> str:
+    """Return the first line of a package's docstring without its full stop."""
+    text = ast.get_docstring(ast.parse((package / "__init__.py").read_text(encoding="utf-8"))) or ""
+    return text.split("\n")[0].rstrip(".")
+
+
+def drawing() -> str:
+    """Return the tree of packages, the highest layer first, each with the first line of its docstring."""
+    rows: list[tuple[str, str]] = [("cli.py", "parses the words of a command, calls one function, prints"), ("│", "")]
+    for name, folder in table().items():
+        if name == "cli":
+            continue
+        rows.append((f"├── {name}/", summary(ROOT / name)))
+        for package in folder.packages:
+            branch = "└" if package == folder.packages[-1] else "├"
+            rows.append((f"│   {branch}── {package}/", summary(ROOT / name / package)))
+        rows.append(("│", ""))
+    rows.append(("└── grids/", summary(ROOT / "grids")))
+    width = max(len(name) for name, _ in rows) + 2
+    return "".join(f"{f'{name:<{width}}{text}'.rstrip()}\n" for name, text in rows)
+
+
+def page() -> str:
+    """Return docs/architecture.md with the drawing of today's packages."""
+    before, _, rest = PAGE.read_text(encoding="utf-8").partition(BEGIN)
+    return before + BEGIN + drawing() + END + rest.partition(END)[2]
+
+
+if __name__ == "__main__":
+    PAGE.write_text(page(), encoding="utf-8")
