@@ -22,7 +22,7 @@ from patience import PATIENCE_S
 
 HERE = [sys.executable, "-c"]
 WRITE = (
-    "from pathlib import Path; import sys; from atma_sweep.results import files; files.write(Path(sys.argv[1]), {!r})"
+    "from pathlib import Path; import sys; from atma_sweep.results import output_files; output_files.write(Path(sys.argv[1]), {!r})"
 )
 ENDINGS = {".md": "md", ".csv": "csv"}
 

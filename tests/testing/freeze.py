@@ -118,7 +118,8 @@ def mask(text: str, *folders: Path) -> str:
         text = re.sub(rf"(?<![\w-]){re.escape(host)}(?![\w-])", "<host>", text)
     for pattern, replacement in (
         (r"\d+(\.\d+)? [KMGT]iB free", "<free> free"),
-        (r'("free_bytes": |"free": )\d+', r"\1<free>"),
+        (r'("free_bytes": |"free": |"disk_bytes_free": )\d+', r"\1<free>"),
+        (r'("\w+_at": )"[^"]+"', r"\1<time>"),
         (r"(?:about |more than )?\d+ (seconds?|s|minutes?|min|hours?|h|days?|d|weeks?|months?) ago", "<age> ago"),
         (r'("\w*age_s"|"silent_s"): [\d.]+', r"\1: <age>"),
         (r"(?:the CPU of )[\w.-]+", "the CPU of <host>"),

@@ -219,7 +219,7 @@ KILLED = """
 import os, signal, sys
 from sqlalchemy import event
 from sqlalchemy.engine import Engine
-from atma_sweep.results.maintenance import deleting
+from atma_sweep.results.maintenance import sweep_deletion
 from atma_sweep.results.store.store import open_store
 
 at, seen = int(sys.argv[2]), [0]
@@ -233,8 +233,8 @@ def count(connection, cursor, statement, *rest):
 
 store = open_store(sys.argv[1])
 holds = lambda owner, until: False
-found = deleting.plan(store, ["one"], holds=holds)
-deleting.delete_all(store, found, ["one"], holds=holds, who="ada")
+found = sweep_deletion.plan(store, ["one"], holds=holds)
+sweep_deletion.delete_all(store, found, ["one"], holds=holds, who="ada")
 print(seen[0])
 """
 

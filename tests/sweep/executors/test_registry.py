@@ -28,7 +28,7 @@ def test_each_does_all_that_is_asked_of_one(name: str) -> None:
 
 
 def test_a_line_in_the_registry_is_enough(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setitem(registry.EXECUTORS, "mine", Kind("base:LocalExecutor", "somewhere"))
+    monkeypatch.setitem(registry.EXECUTORS, "mine", Kind("executor:LocalExecutor", "somewhere"))
     assert chosen("mine") == "mine"
     opening = Opening(open_store(tmp_path / "atma.db", create=True), tmp_path, print)
     assert isinstance(open_executor("mine", opening), LocalExecutor)
