@@ -16,12 +16,23 @@ import typer
 from . import __version__
 from .model.bounds import MAX_LENGTH
 from .reports.commands import dashboard, report, show, status
-from .results import completion
+from .results.console import completion
+from .results.console.command_line import (
+    BY_NAME,
+    MAX_NUMBER,
+    Address,
+    AsJson,
+    Cells,
+    Db,
+    Runs,
+    SweepName,
+    print_json,
+    runs_folder,
+)
+from .results.console.streams import OutputClosed, open_standard_streams, write_out
+from .results.console.terminal_table import forgo_styles
+from .results.console.text import Printed, cleaned, say, sentence
 from .results.errors import Expected
-from .results.options import BY_NAME, MAX_NUMBER, Address, AsJson, Cells, Db, Runs, SweepName, print_json, runs_folder
-from .results.sanitize import Printed, cleaned, say, sentence
-from .results.streams import OutputClosed, open_standard_streams, write_out
-from .results.terminal_table import forgo_styles
 from .results.usage import OneLine, completion_line
 from .sweep.bench.commands import bench_app
 from .sweep.commands.data import data_app
@@ -456,7 +467,7 @@ def schema(
     Example:
       atma-sweep schema --out schema.json
     """
-    from .results.output_files import format_of, write
+    from .results.console.output_files import format_of, write
     from .sweep.grid.json_schema import grid_schema
 
     text = json.dumps(grid_schema(), indent=1) + "\n"
@@ -479,7 +490,7 @@ def reference(
     Example:
       atma-sweep reference --out docs/cli.md
     """
-    from .results.output_files import write
+    from .results.console.output_files import write
     from .sweep.commands.reference import page
 
     text = page(typer.main.get_command(app))
@@ -547,8 +558,8 @@ def _foreseen(error: Exception) -> Expected | None:
         from .results.errors import PackageMissing
 
         return PackageMissing(error.name)
+    from .results.console.output_files import refusal
     from .results.maintenance.values import damage_of
-    from .results.output_files import refusal
     from .results.store.database import damage_behind, explain_driver_error, open_engines
 
     return refusal(error) or explain_driver_error(error) or damage_behind() or damage_of(open_engines())

@@ -6,8 +6,8 @@ from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
 from contextvars import ContextVar
 
+from ..results.console.text import choice
 from ..results.levels import level_word
-from ..results.sanitize import choice
 from ..results.store.records import AXES, CellState
 from .errors import ReportError
 

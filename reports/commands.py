@@ -8,10 +8,10 @@ from typing import Annotated, Literal
 
 import typer
 
-from ..results import completion
-from ..results.completion import Offer, silent
-from ..results.options import BY_NAME, AsJson, Db, SweepName, print_json
-from ..results.sanitize import cleaned, say
+from ..results.console import completion
+from ..results.console.command_line import BY_NAME, AsJson, Db, SweepName, print_json
+from ..results.console.completion import Offer, silent
+from ..results.console.text import cleaned, say
 from .figures import FIGURES
 from .report_spec import Listed
 from .tables import SECOND_VERSION, TABLES

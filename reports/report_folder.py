@@ -8,10 +8,10 @@ from pathlib import Path
 from typing import Any
 
 from ..results import paper
+from ..results.console.output_files import make_folder, write
+from ..results.console.text import html_escaped, markdown_escaped, tex_escaped
 from ..results.counts import counted
 from ..results.errors import StoreError
-from ..results.output_files import make_folder, write
-from ..results.sanitize import html_escaped, markdown_escaped, tex_escaped
 from ..results.store.store import Store
 from ..results.studies.study_store import search_of
 from .dashboard.page import write_dashboard

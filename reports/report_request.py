@@ -9,15 +9,15 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from ..results.builtin_sweeps import open_known
+from ..results.console.command_line import as_text, print_json
+from ..results.console.output_files import format_of, is_standard, is_straight, replacing, told, write
+from ..results.console.streams import write_out
+from ..results.console.terminal_table import is_styled, terminal_width
+from ..results.console.text import choice, cleaned, say
 from ..results.counts import counted
 from ..results.names import file_name
-from ..results.options import as_text, print_json
-from ..results.output_files import format_of, is_standard, is_straight, replacing, told, write
 from ..results.paper import SWEEPS
-from ..results.sanitize import choice, cleaned, say
 from ..results.store.store import Store
-from ..results.streams import write_out
-from ..results.terminal_table import is_styled, terminal_width
 from .cell_filter import only
 from .figures import FIGURES, figure_name, make_figure
 from .figures.figure_options import Look, highlighted, wanted

@@ -5,8 +5,8 @@ from __future__ import annotations
 from pathlib import Path
 
 from . import paper, shipped
+from .console.text import did_you_mean
 from .names import PUBLISHED, SHIPPED, short
-from .sanitize import did_you_mean
 from .store.database_connection import PATIENCE_S
 from .store.store import Store, StoreMissing, SweepUnknown, open_store
 

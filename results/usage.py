@@ -11,7 +11,7 @@ from typing import Any
 import typer
 from typer.core import TyperGroup
 
-from .sanitize import did_you_mean, nearest, say, sentence
+from .console.text import did_you_mean, nearest, say, sentence
 
 NAME = "atma-sweep"
 COMPLETE = "_ATMA_SWEEP_COMPLETE"

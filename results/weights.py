@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Mapping
 from pathlib import Path
 
-from .output_files import sha256
+from .console.output_files import sha256
 
 WEIGHTS_SHA256 = "weights_sha256"
 """Key of a provenance's `extra`: SHA-256 of the weights that its attempt kept, hex."""

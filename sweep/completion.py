@@ -8,7 +8,7 @@ from pathlib import Path
 import typer
 
 from ..grids import GRIDS
-from ..results.completion import Offer, silent
+from ..results.console.completion import Offer, silent
 
 
 @silent

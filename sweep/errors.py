@@ -5,8 +5,8 @@ from __future__ import annotations
 from collections.abc import Iterable
 from pathlib import Path
 
+from ..results.console.text import did_you_mean, nearest
 from ..results.errors import Expected
-from ..results.sanitize import did_you_mean, nearest
 
 
 class SweepError(Expected):

@@ -239,13 +239,13 @@ def test_reports_ask_the_store_and_know_no_rows() -> None:
 
 WRITES = {"write_text", "write_bytes", "mkdir", "makedirs", "rename", "savefig", "unlink"}
 WRITERS = {
-    "results/output_files.py",  # the one writer
+    "results/console/output_files.py",  # the one writer
     "results/exchange/bundles.py",  # members of a bundle that is open
     "results/store/copying.py",  # copies of databases
     "results/exchange/import_files.py",  # into the runs folder
     "results/exchange/trackers.py",  # into a folder of files.filling
     "results/exchange/mlflow_files.py",  # the same
-    "results/streams.py",  # /dev/null in place of a closed stream
+    "results/console/streams.py",  # /dev/null in place of a closed stream
     "results/store/upgrading.py",  # removes a database that could not be made
     "results/store/journal.py",
     "reports/figures/files.py",  # into memory

@@ -10,7 +10,7 @@ import pytest
 import typer.main
 from atma_sweep import cli
 from atma_sweep.results import names
-from atma_sweep.results.sanitize import did_you_mean
+from atma_sweep.results.console.text import did_you_mean
 from atma_sweep.results.store.records import CellRecord
 from atma_sweep.results.store.store import open_store
 

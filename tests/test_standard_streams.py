@@ -9,7 +9,7 @@ from collections.abc import Callable
 from pathlib import Path
 
 import pytest
-from atma_sweep.results.streams import NEAREST_ASCII, OutputClosed, nearest_ascii, write_out
+from atma_sweep.results.console.streams import NEAREST_ASCII, OutputClosed, nearest_ascii, write_out
 from atma_sweep.sweep.orchestrator.display import Terminal
 from bench import Bench
 from every_command import example_lines, fill_database, no_hang, paths, unread_output

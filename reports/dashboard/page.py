@@ -23,8 +23,8 @@ from pathlib import Path
 from string import Template
 from typing import Any
 
-from ...results.output_files import replacing
-from ...results.sanitize import html_escaped
+from ...results.console.output_files import replacing
+from ...results.console.text import html_escaped
 from ...results.store.store import Store
 from ..stats.effects import effects
 from ..sweep_data import Lengths, gather, one_reading

@@ -69,7 +69,7 @@ FIGURES: dict[str, Listed] = {
 def figure_name(name: str) -> str:
     """The name of the figure of that name or number. Raises ReportError."""
     # with what reads the database only now: FIGURES stands in the help of the command line
-    from ...results.sanitize import choice
+    from ...results.console.text import choice
     from ..sweep_data import ReportError
 
     numbers = {line.number: known for known, line in FIGURES.items() if line.number}

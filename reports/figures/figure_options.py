@@ -14,7 +14,7 @@ from functools import cache
 from pathlib import Path
 from typing import Any
 
-from ...results.sanitize import choice, did_you_mean
+from ...results.console.text import choice, did_you_mean
 from ...results.store.records import AXES
 from ..sweep_data import ReportError, SweepData
 

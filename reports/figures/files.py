@@ -16,7 +16,7 @@ from xml.etree import ElementTree
 
 import pandas as pd
 
-from ...results.sanitize import cleaned, plain
+from ...results.console.text import cleaned, plain
 from ..sweep_data import ReportError
 from . import FIGURES, drawing
 from .base import Collected

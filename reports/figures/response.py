@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING, Any
 
 import pandas as pd
 
-from ...results.sanitize import choice
+from ...results.console.text import choice
 from ...results.store.store import Store
 from ...results.studies.study_store import search_of
 from ..number_format import Column

@@ -12,8 +12,8 @@ from datetime import UTC, datetime
 
 from sqlalchemy.exc import DBAPIError
 
+from ...results.console.text import plain
 from ...results.errors import Expected
-from ...results.sanitize import plain
 from ...results.store.store import Store
 from ..dashboard.page import blocks_of
 

@@ -20,8 +20,8 @@ from types import FrameType
 from typing import TYPE_CHECKING
 
 from ...results.builtin_sweeps import open_known
+from ...results.console.output_files import write
 from ...results.errors import Expected
-from ...results.output_files import write
 from ...results.store.store import Store
 
 if TYPE_CHECKING:

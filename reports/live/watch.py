@@ -16,7 +16,7 @@ from rich.table import Table
 from rich.text import Text
 from sqlalchemy.exc import DBAPIError
 
-from ...results.sanitize import cleaned, plain
+from ...results.console.text import cleaned, plain
 from ...results.store.cell_status import Standing, requests_of, standing
 from ...results.store.records import CellState, Event
 from ...results.store.store import Store

@@ -8,8 +8,8 @@ from __future__ import annotations
 from pathlib import Path
 from types import ModuleType
 
-from ...results.output_files import is_straight
-from ...results.sanitize import choice
+from ...results.console.output_files import is_straight
+from ...results.console.text import choice
 from ..sweep_data import ReportError
 from ..table import Table
 from . import csv_renderer, html_renderer, json_renderer, latex, markdown, terminal

@@ -7,7 +7,7 @@ import io
 import json
 from typing import Any
 
-from ...results.sanitize import csv_cell
+from ...results.console.text import csv_cell
 from ..table import Table
 
 

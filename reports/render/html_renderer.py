@@ -8,7 +8,7 @@ import json
 from collections.abc import Iterable
 from typing import Any
 
-from ...results.sanitize import html_escaped
+from ...results.console.text import html_escaped
 from ..table import Table
 from .trace import trace_text
 

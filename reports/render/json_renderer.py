@@ -5,7 +5,7 @@ from __future__ import annotations
 import json
 from typing import Any
 
-from ...results.sanitize import json_safe
+from ...results.console.text import json_safe
 from ..table import Table
 
 

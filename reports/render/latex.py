@@ -7,7 +7,7 @@ import textwrap
 from collections.abc import Iterable
 from typing import Any
 
-from ...results.sanitize import tex_escaped
+from ...results.console.text import tex_escaped
 from ..number_format import PLUS_MINUS
 from ..table import Table
 from .trace import TRACE, trace_in_comment, trace_text

@@ -5,7 +5,7 @@ from __future__ import annotations
 import re
 from typing import Any
 
-from ...results.sanitize import markdown_escaped
+from ...results.console.text import markdown_escaped
 from ..table import Table
 from .trace import TRACE, trace_in_comment, trace_text
 

@@ -2,8 +2,8 @@
 
 from __future__ import annotations
 
-from ...results import terminal_table
-from ...results.sanitize import plain
+from ...results.console import terminal_table
+from ...results.console.text import plain
 from ..table import Table
 from .trace import sources_in_words
 

@@ -89,7 +89,7 @@ def make_table(number: str | int, store: Store, sweep: str | None = None, **opti
     where all cells do.
     """
     # with what reads the database only now: TABLES stands in the help of the command line
-    from ...results.sanitize import choice
+    from ...results.console.text import choice
     from .. import cell_filter
     from ..stats.audit import homogeneity
     from ..sweep_data import ReportError

@@ -26,9 +26,9 @@ from typing import IO, Any
 
 from sqlalchemy import JSON, Column, Double
 
+from ..console.output_files import check_regular
 from ..counts import counted
 from ..errors import BundleError, StoreError, StoreTooNew
-from ..output_files import check_regular
 from ..store.database import jsonable
 from ..store.recorder import finite
 from ..store.schema import HEAD, REVISIONS

@@ -11,9 +11,9 @@ from typing import TYPE_CHECKING, Any
 from sqlalchemy import Column, CursorResult, Table, select
 from sqlalchemy.orm import Session
 
+from ..console.output_files import replacing
 from ..counts import counted
 from ..errors import StoreError
-from ..output_files import replacing
 from ..store import queries
 from ..store.recorder import finite
 from ..weights import difference, recorded_hash

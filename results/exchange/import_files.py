@@ -9,8 +9,8 @@ import tempfile
 from collections.abc import Callable, Iterable
 from pathlib import Path
 
+from ..console.output_files import sync
 from ..errors import StoreError
-from ..output_files import sync
 from .bundles import Bundle
 
 STAGING = ".import-"

@@ -15,7 +15,7 @@ from datetime import datetime
 from pathlib import Path
 from typing import Any
 
-from ..output_files import filling
+from ..console.output_files import filling
 from ..store.store import Store
 from .runs import CURVE, Run, runs_of
 

@@ -14,8 +14,8 @@ from datetime import datetime
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
+from ..console.output_files import replacing
 from ..errors import StoreError
-from ..output_files import replacing
 from ..store.records import Attempt
 from ..store.store import Store
 from ..studies.optuna_study import Trial, made

@@ -11,9 +11,9 @@ from typing import IO, TYPE_CHECKING, Any, Literal, get_args
 
 from sqlalchemy import Boolean, Column, Double, Integer, select
 
+from ..console.output_files import replacing
+from ..console.text import choice, csv_cell, json_safe
 from ..errors import StoreError
-from ..output_files import replacing
-from ..sanitize import choice, csv_cell, json_safe
 from ..store import queries
 from ..store.database import jsonable
 from ..store.records import AXES

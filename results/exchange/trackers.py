@@ -11,9 +11,9 @@ from collections.abc import Callable, Mapping
 from pathlib import Path
 from typing import Any
 
+from ..console.output_files import filling
 from ..errors import StoreError
 from ..names import file_name
-from ..output_files import filling
 from ..store.store import Store
 from .bundles import iso
 from .mlflow_files import export_mlflow

@@ -10,8 +10,8 @@ from pathlib import Path
 
 from sqlalchemy.engine import URL
 
+from ..console.text import is_secret
 from ..errors import StoreError, StoreMissing
-from ..sanitize import is_secret
 from ..store.copying import copy_database, not_copied
 from ..store.database import file_of, make_engine, place, plain_errors, revision_of
 

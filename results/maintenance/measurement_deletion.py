@@ -12,11 +12,11 @@ from typing import Any
 from sqlalchemy import delete, func, insert, select
 from sqlalchemy.orm import Session
 
+from ..console.text import did_you_mean
 from ..counts import counted
 from ..errors import StoreError, SweepReadOnly
 from ..metrics import METRICS
 from ..names import short
-from ..sanitize import did_you_mean
 from ..store import queries
 from ..store.cell_status import Standing, requests_of, standing
 from ..store.database import storable

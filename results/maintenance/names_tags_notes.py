@@ -9,9 +9,9 @@ from typing import Literal
 from sqlalchemy import insert, select
 from sqlalchemy.orm import Session
 
+from ..console.text import without_passwords
 from ..errors import CellUnknown, StoreError, SweepBusy
 from ..names import NAME, PUBLISHED, short, why_not
-from ..sanitize import without_passwords
 from ..store import queries
 from ..store.database import storable
 from ..store.records import Owner

@@ -8,7 +8,7 @@ from dataclasses import asdict, dataclass
 from datetime import datetime
 from typing import Any, Literal
 
-from .. import terminal_table
+from ..console import terminal_table
 from ..store.cell_status import requests_of, standing
 from ..store.records import SweepSummary
 from ..store.store import Store

@@ -15,9 +15,9 @@ from typing import Any
 from sqlalchemy import CursorResult, and_, delete, func, or_, select, update
 from sqlalchemy.orm import Session
 
+from ..console.output_files import bytes_under
 from ..counts import counted
 from ..errors import CellTaken, StoreError
-from ..output_files import bytes_under
 from ..store import queries
 from ..store.attempt_queries import attempts_of
 from ..store.processes import SILENCE_S, find, here

@@ -13,8 +13,8 @@ from pathlib import Path
 from sqlalchemy import Engine
 from sqlalchemy.engine import URL
 
+from ..console.output_files import sync
 from ..errors import StoreError, WriteRefused
-from ..output_files import sync
 from .database import damage, shown
 
 PART = ".part"

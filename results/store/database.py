@@ -30,6 +30,7 @@ from sqlalchemy.engine import URL, make_url
 from sqlalchemy.exc import ArgumentError, DBAPIError, OperationalError
 from sqlalchemy.orm import Session
 
+from ..console.text import HIDDEN, is_secret, without_passwords
 from ..errors import (
     StoreAway,
     StoreBusy,
@@ -41,7 +42,6 @@ from ..errors import (
     WriteRefused,
 )
 from ..names import DATABASE, short
-from ..sanitize import HIDDEN, is_secret, without_passwords
 from .schema import HEAD, REVISIONS
 
 BUSY_MS = 30_000

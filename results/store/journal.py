@@ -17,8 +17,8 @@ from functools import partial
 from pathlib import Path
 from typing import Any
 
+from ..console.output_files import sync
 from ..errors import LostLease
-from ..output_files import sync
 from .attempt_writer import AttemptWriter
 from .recorder import Recorder, finite_fields
 from .records import AttemptState, CurvePoint, Example, Measurement, Phase, Provenance

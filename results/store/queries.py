@@ -11,9 +11,9 @@ from typing import Any, TypeVar
 from sqlalchemy import String, and_, case, cast, func, select
 from sqlalchemy.orm import Session
 
+from ..console.text import did_you_mean
 from ..errors import CellAmbiguous, CellUnknown, StoreError, SweepUnknown
 from ..names import PUBLISHED, SHIPPED, short
-from ..sanitize import did_you_mean
 from .records import (
     AXES,
     PRUNED,

@@ -23,6 +23,7 @@ from sqlalchemy.exc import IntegrityError
 from sqlalchemy.orm import Session
 
 from ..arguments import COUNT, FLAG, NUMBER, PATH, TEXT, check_argument
+from ..console.text import without_passwords
 from ..errors import (
     AttemptUnknown,
     CellAmbiguous,
@@ -38,7 +39,6 @@ from ..errors import (
     SweepReadOnly,
     SweepUnknown,
 )
-from ..sanitize import without_passwords
 from . import attempt_queries, queries, sweep_lease
 from .database import (
     check_revision,

@@ -7,7 +7,7 @@ import sys
 from datetime import UTC, datetime
 from typing import Any
 
-from ...results.streams import UnfailingFile
+from ...results.console.streams import UnfailingFile
 
 MOST = 1000
 """Validations that are told of one training, evenly spread: a log stays below some hundred KiB however long it takes."""

@@ -24,7 +24,7 @@ from ...kernels.gated_delta import gated_delta
 from ...kernels.norms import rms_norm
 from ...kernels.paged.page_tables import PAGE
 from ...kernels.row_linear.row_linear import row_linear
-from ...results.sanitize import choice
+from ...results.console.text import choice
 from ..errors import SweepError
 from . import gated, memories, single_token
 from .ceilings import Ceilings, Timing, ceilings, interleaved, recorded

@@ -14,7 +14,7 @@ from typing import Any, Protocol
 import torch
 
 from ...kernels.dispatch import version
-from ...results.output_files import check_file, format_of, is_standard, write
+from ...results.console.output_files import check_file, format_of, is_standard, write
 from ..attempt.git import git_state
 from ..errors import MachineError
 

@@ -15,7 +15,7 @@ import torch
 
 from ...kernels.dispatch import use_plain_torch
 from ...model.backbone import Backbone
-from ...results.sanitize import did_you_mean
+from ...results.console.text import did_you_mean
 from ..attempt.device import WORKSPACE, network, share_compiled
 from ..config import TrainConfig
 from ..data.batches import Batches

@@ -19,11 +19,11 @@ from typing import Any, Literal
 from sqlalchemy import func, select
 from sqlalchemy.orm import Session
 
+from ...results.console.output_files import bytes_under
 from ...results.counts import counted
 from ...results.exchange.bundles import local_path
 from ...results.exchange.import_files import STAGING
 from ...results.names import file_name
-from ...results.output_files import bytes_under
 from ...results.store.schema import AttemptRow, CellRow, EventRow, ProvenanceRow, SweepRow
 from ...results.store.store import Store
 from ..errors import SweepError

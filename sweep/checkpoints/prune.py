@@ -13,9 +13,9 @@ from dataclasses import asdict, dataclass
 from pathlib import Path
 from typing import Any, Literal
 
+from ...results.console.output_files import bytes_under
+from ...results.console.text import choice
 from ...results.counts import counted
-from ...results.output_files import bytes_under
-from ...results.sanitize import choice
 from ...results.store.cell_status import Standing, requests_of, standing
 from ...results.store.records import Attempt, CellState
 from ...results.store.store import Store

@@ -13,7 +13,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
-from ...results.output_files import sha256
+from ...results.console.output_files import sha256
 from .file_names import MODEL, OPTIMIZERS, name_of
 
 SEAL = "state.json"

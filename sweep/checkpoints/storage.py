@@ -18,7 +18,7 @@ from collections.abc import Callable, Iterator, Mapping
 from pathlib import Path
 from typing import Any
 
-from ...results.output_files import sha256, sync
+from ...results.console.output_files import sha256, sync
 from ..errors import MachineError, SweepError
 from .seal import SEAL, at_once, written
 

@@ -9,9 +9,9 @@ from typing import Annotated, Any
 import typer
 
 from ...model.bounds import MAX_COUNT, MAX_LENGTH, MAX_TOKENS
-from ...results.options import AsJson, Cells, Db, Runs, print_json, runs_folder
-from ...results.sanitize import cleaned, say
-from ...results.terminal_table import terminal_width
+from ...results.console.command_line import AsJson, Cells, Db, Runs, print_json, runs_folder
+from ...results.console.terminal_table import terminal_width
+from ...results.console.text import cleaned, say
 from ..completion import grids
 
 Plugins = Annotated[
@@ -174,7 +174,7 @@ def data_tokenizer(
     Example:
       atma-sweep data tokenizer texts --size 4096 --out bpe.json
     """
-    from ...results.output_files import write
+    from ...results.console.output_files import write
     from ..data.byte_pairs import byte_pairs
     from ..data.sources import Files
     from ..orchestrator.display import Terminal

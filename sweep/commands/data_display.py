@@ -12,7 +12,7 @@ from pydantic import ValidationError
 from rich.console import Console
 from rich.progress import BarColumn, Progress, TextColumn, TimeElapsedColumn
 
-from ...results import terminal_table
+from ...results.console import terminal_table
 from ...results.counts import counted
 from ..config import DataConfig, Plugin
 from ..data import corpora

@@ -7,10 +7,10 @@ from typing import Annotated, Any
 
 import typer
 
-from ...results import completion
+from ...results.console import completion
+from ...results.console.command_line import BY_NAME, MAX_NUMBER, AsJson, Db, Runs, SweepName, print_json, runs_folder
+from ...results.console.text import cleaned, plain, say
 from ...results.counts import counted
-from ...results.options import BY_NAME, MAX_NUMBER, AsJson, Db, Runs, SweepName, print_json, runs_folder
-from ...results.sanitize import cleaned, plain, say
 from ..completion import probes as probe_names
 
 db_app = typer.Typer(help="Look after the results database.", no_args_is_help=True)
@@ -85,11 +85,11 @@ def export(
     from dataclasses import asdict
 
     from ...results.builtin_sweeps import open_known
+    from ...results.console.output_files import format_of, is_standard
     from ...results.exchange.exporting import export_sweep
     from ...results.exchange.tables import ENDINGS, export_table
     from ...results.exchange.trackers import IN_FILES, TRACKERS
     from ...results.names import file_name
-    from ...results.output_files import format_of, is_standard
     from ...results.store.store import StoreError
 
     store = open_known(db, sweep)

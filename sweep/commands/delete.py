@@ -9,9 +9,9 @@ from typing import Annotated
 
 import typer
 
-from ...results import completion
-from ...results.options import MAX_NUMBER, AsJson, Db, Runs, print_json, runs_folder
-from ...results.sanitize import cleaned, say
+from ...results.console import completion
+from ...results.console.command_line import MAX_NUMBER, AsJson, Db, Runs, print_json, runs_folder
+from ...results.console.text import cleaned, say
 from ..completion import probes as probe_names
 
 DryRun = Annotated[bool, typer.Option("--dry-run", help="Only show what would go.")]

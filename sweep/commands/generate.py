@@ -7,9 +7,9 @@ from typing import Annotated, Literal
 import typer
 
 from ...model.bounds import MAX_FLOAT, MAX_INT64, MAX_WRITTEN
-from ...results import completion
-from ...results.options import BY_NAME, AsJson, Db, Runs, print_json
-from ...results.sanitize import say
+from ...results.console import completion
+from ...results.console.command_line import BY_NAME, AsJson, Db, Runs, print_json
+from ...results.console.text import say
 from ...results.weights import NO_HASH
 
 

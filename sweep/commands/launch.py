@@ -11,9 +11,9 @@ from typing import NoReturn
 import typer
 from rich.console import Console
 
-from ...results.options import print_json, runs_folder
-from ...results.output_files import make_folder
-from ...results.sanitize import say
+from ...results.console.command_line import print_json, runs_folder
+from ...results.console.output_files import make_folder
+from ...results.console.text import say
 from ...results.store.store import Store, StoreMissing, open_store
 from ..errors import MachineError, SweepError
 from ..grid.grid import Grid, load_grid

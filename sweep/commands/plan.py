@@ -8,8 +8,8 @@ from typing import TYPE_CHECKING, Annotated, Any
 import typer
 
 from ...model.bounds import MAX_CPUS, MAX_WATTS
+from ...results.console.command_line import AsJson, Cells, Db, Runs, print_json
 from ...results.counts import counted
-from ...results.options import AsJson, Cells, Db, Runs, print_json
 from .options import GridName, Name, Rate, Set
 
 if TYPE_CHECKING:
@@ -95,7 +95,7 @@ class Wanted:
 
 def carry_out(asked: Asked, wanted: Wanted, *, as_json: bool) -> None:
     """Plans, calibrates if that is asked for, prices and prints."""
-    from ...results.sanitize import say
+    from ...results.console.text import say
     from ..orchestrator import display, launch, requirements
     from ..planning import cost_estimate, difference, render, stop_outlook, target_machine
     from .launch import prospect
@@ -142,7 +142,7 @@ def _calibrate(request: Request, made: Plan, prices: Prices, unprepared: list[st
     """
     import sys
 
-    from ...results.output_files import make_folder
+    from ...results.console.output_files import make_folder
     from ..bench import calibrate
     from ..planning import calibration
 

@@ -6,7 +6,7 @@ import inspect
 from collections.abc import Iterator
 from typing import Any
 
-from ...results import options
+from ...results.console import command_line
 from ...results.usage import NAME
 
 HEAD = f"""\
@@ -15,7 +15,12 @@ HEAD = f"""\
 This page is made from the commands. After a change of one: `{NAME} reference --out docs/cli.md`.
 
 """
-COMMON = {"db": options.Db, "runs": options.Runs, "as_json": options.AsJson, "sweep": options.SweepName}
+COMMON = {
+    "db": command_line.Db,
+    "runs": command_line.Runs,
+    "as_json": command_line.AsJson,
+    "sweep": command_line.SweepName,
+}
 """By parameter: options that mean the same in every command that has them, and are told of once."""
 EXIT_CODES = f"""\
 ## Exit codes

@@ -7,9 +7,9 @@ from typing import Annotated
 
 import typer
 
-from ...results import completion
-from ...results.options import BY_NAME, AsJson, Db, print_json
-from ...results.sanitize import cleaned, say
+from ...results.console import completion
+from ...results.console.command_line import BY_NAME, AsJson, Db, print_json
+from ...results.console.text import cleaned, say
 
 
 def sweeps(db: Db = None, as_json: AsJson = False) -> None:
@@ -22,9 +22,9 @@ def sweeps(db: Db = None, as_json: AsJson = False) -> None:
       atma-sweep sweeps
     """
     from ...results.builtin_sweeps import nothing_launched
+    from ...results.console.terminal_table import terminal_width
     from ...results.maintenance.overview import Overview, overview
     from ...results.store.store import StoreMissing, open_store
-    from ...results.terminal_table import terminal_width
     from ..host.processes import holds
 
     try:

@@ -6,10 +6,10 @@ from collections.abc import Callable, Iterator, Mapping
 from pathlib import Path
 from typing import Any
 
+from ...results.console.output_files import sha256
 from ...results.derived import Derived
 from ...results.maintenance import check as maintenance
 from ...results.maintenance.finding import SEVERITIES, Finding
-from ...results.output_files import sha256
 from ..config import CellConfig
 from ..data import corpora
 from ..executors import source_snapshot

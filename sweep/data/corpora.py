@@ -15,9 +15,9 @@ from dataclasses import asdict, dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
+from ...results.console.text import did_you_mean
 from ...results.lazy_import import Late
 from ...results.names import is_name
-from ...results.sanitize import did_you_mean
 from ..config import DataConfig
 from . import computed
 from . import tokenizer as tokenizers

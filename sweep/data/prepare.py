@@ -15,9 +15,9 @@ from datetime import UTC, datetime
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
+from ...results.console.output_files import refusing
 from ...results.lazy_import import Late
 from ...results.names import RULE, is_name, short
-from ...results.output_files import refusing
 from ..config import DataConfig
 from ..host.hardware import cores
 from . import computed, corpora

@@ -11,7 +11,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
-from ...results.sanitize import nearest
+from ...results.console.text import nearest
 from ..errors import MachineError, SweepError
 
 PREFIX = "hf:"

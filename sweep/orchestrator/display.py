@@ -14,11 +14,11 @@ from rich.console import Console
 from rich.markup import escape
 from rich.progress import BarColumn, MofNCompleteColumn, Progress, TaskID, TextColumn, TimeElapsedColumn
 
+from ...results.console.streams import OutputClosed
+from ...results.console.text import paragraphs, plain
 from ...results.counts import counted
 from ...results.errors import WriteRefused
-from ...results.sanitize import paragraphs, plain
 from ...results.store.records import PRUNED, Attempt
-from ...results.streams import OutputClosed
 from ..grid.cell import Cell
 from ..host.signals import held
 from ..planning.planner import Plan, Task

@@ -12,7 +12,7 @@ from collections.abc import Callable
 from pathlib import Path
 from typing import IO
 
-from ...results.sanitize import Out, without_passwords
+from ...results.console.text import Out, without_passwords
 from ...results.store.records import Attempt
 from ...results.store.store import Store
 from ..errors import SweepError

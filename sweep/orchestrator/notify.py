@@ -20,8 +20,8 @@ from urllib.parse import urlsplit
 from sqlalchemy.exc import SQLAlchemyError
 
 from ... import __version__
+from ...results.console.text import sentence
 from ...results.errors import Expected
-from ...results.sanitize import sentence
 from ...results.store.records import CellState
 from ..errors import SweepError
 from ..executors.executor import Tell

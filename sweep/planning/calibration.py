@@ -7,7 +7,7 @@ from collections.abc import Iterable
 from dataclasses import asdict, dataclass, fields
 from pathlib import Path
 
-from ...results.output_files import write
+from ...results.console.output_files import write
 
 FILE = "calibration.json"
 

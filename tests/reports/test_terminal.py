@@ -18,7 +18,7 @@ import pytest
 from atma_sweep.reports.render import render
 from atma_sweep.reports.table import Table
 from atma_sweep.reports.tables import make_table
-from atma_sweep.results import terminal_table
+from atma_sweep.results.console import terminal_table
 from atma_sweep.results.paper import open_published
 from atma_sweep.results.store.recorder import Recorder
 from atma_sweep.results.store.records import Measurement, Owner, Provenance

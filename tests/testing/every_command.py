@@ -15,9 +15,9 @@ from typing import Any
 import pytest
 import typer
 from atma_sweep import cli
+from atma_sweep.results.console.streams import NEAREST_ASCII, OutputFile
 from atma_sweep.results.store.records import AXES, CellRecord
 from atma_sweep.results.store.store import open_store
-from atma_sweep.results.streams import NEAREST_ASCII, OutputFile
 from atma_sweep.sweep.commands.reference import examples
 from synthetic import synthetic_sweep
 

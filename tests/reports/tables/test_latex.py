@@ -10,7 +10,7 @@ from atma_sweep.reports.render.latex import PREAMBLE
 from atma_sweep.reports.report_folder import write_all
 from atma_sweep.reports.tables import make_table
 from atma_sweep.results import paper
-from atma_sweep.results.sanitize import tex_escaped
+from atma_sweep.results.console.text import tex_escaped
 from atma_sweep.results.store.records import Measurement
 from patience import PATIENCE_S
 

@@ -14,9 +14,9 @@ from pathlib import Path
 from typing import Any
 
 import pytest
+from atma_sweep.results.console.output_files import refusal
 from atma_sweep.results.errors import StoreBusy, StoreError, WriteRefused
 from atma_sweep.results.maintenance.check import check
-from atma_sweep.results.output_files import refusal
 from atma_sweep.results.store import database_connection, upgrading
 from atma_sweep.results.store.database import explain_driver_error, place
 from atma_sweep.results.store.store import Store, open_store

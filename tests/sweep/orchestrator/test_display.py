@@ -8,7 +8,7 @@ from types import SimpleNamespace
 from typing import Any
 
 import pytest
-from atma_sweep.results import terminal_table
+from atma_sweep.results.console import terminal_table
 from atma_sweep.sweep.orchestrator.display import Display, Terminal
 from patience import until
 

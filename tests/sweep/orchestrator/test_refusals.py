@@ -12,7 +12,7 @@ from collections.abc import Callable
 from pathlib import Path
 
 import pytest
-from atma_sweep.results.output_files import refusal
+from atma_sweep.results.console.output_files import refusal
 from atma_sweep.sweep.orchestrator.display import Heedless
 from bench import COMMAND, Bench
 from patience import PATIENCE_S

@@ -16,7 +16,7 @@ import zipfile
 from pathlib import Path
 
 import pytest
-from atma_sweep.results import output_files
+from atma_sweep.results.console import output_files
 from atma_sweep.results.errors import StoreError, WriteRefused
 from patience import PATIENCE_S
 

@@ -16,8 +16,8 @@ from collections.abc import Iterator, Mapping
 from pathlib import Path
 from typing import IO, Any
 
-from .errors import StoreError, WriteRefused
-from .names import short
+from ..errors import StoreError, WriteRefused
+from ..names import short
 from .streams import OutputClosed
 
 STANDARD = Path("-")

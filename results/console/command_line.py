@@ -67,7 +67,7 @@ def print_json(value: Any, *, err: bool = False) -> None:
 
 def runs_folder(runs: Path | None, db: str | None, *, write: bool = False) -> Path:
     """The folder for artifacts; with `write` only one that can be made and written to, else StoreError or WriteRefused."""
-    from .store.store import default_runs
+    from ..store.store import default_runs
 
     where = (runs or default_runs(db)).absolute()
     if write:

@@ -11,7 +11,7 @@ from html.parser import HTMLParser
 from xml.etree import ElementTree
 
 import pytest
-from atma_sweep.results import sanitize
+from atma_sweep.results.console import text
 from hypothesis import example, given
 from hypothesis import strategies as st
 
@@ -29,30 +29,30 @@ def steering(found: str, kept: str = "") -> list[str]:
 @example(NASTY)
 def test_nothing_steers(said: str) -> None:
     for exit in (
-        sanitize.plain,
-        sanitize.sentence,
-        sanitize.html_escaped,
-        sanitize.markdown_escaped,
-        sanitize.tex_escaped,
+        text.plain,
+        text.sentence,
+        text.html_escaped,
+        text.markdown_escaped,
+        text.tex_escaped,
     ):
         assert steering(exit(said)) == [], exit
-    for exit in (sanitize.paragraphs, sanitize.printed, sanitize.csv_cell):
+    for exit in (text.paragraphs, text.printed, text.csv_cell):
         assert steering(exit(said), "\n\t") == [], exit
-    assert steering(sanitize.json_safe(json.dumps(said, ensure_ascii=False)), "\n") == []
+    assert steering(text.json_safe(json.dumps(said, ensure_ascii=False)), "\n") == []
     # what was cleaned stays so
-    assert sanitize.plain(sanitize.plain(said)) == sanitize.plain(said)
+    assert text.plain(text.plain(said)) == text.plain(said)
 
 
 @given(st.text("abc é中½ ±-.,:;()!?", max_size=40))
 def test_what_is_harmless_is_left_alone(said: str) -> None:
-    assert sanitize.plain(said) == sanitize.paragraphs(said) == sanitize.printed(said) == said
+    assert text.plain(said) == text.paragraphs(said) == text.printed(said) == said
 
 
 @given(ANYTHING)
 def test_xml_and_html_are_well_formed(said: str) -> None:
-    safe = sanitize.html_escaped(said)
+    safe = text.html_escaped(said)
     root = ElementTree.fromstring(f'<x y="{safe}">{safe}</x>')
-    assert (root.text or "") == root.attrib["y"] == sanitize.plain(said)
+    assert (root.text or "") == root.attrib["y"] == text.plain(said)
 
     class Tags(HTMLParser):
         def handle_starttag(self, tag: str, attrs: object) -> None:
@@ -67,9 +67,9 @@ def test_xml_and_html_are_well_formed(said: str) -> None:
 @given(st.lists(ANYTHING, min_size=1, max_size=4))
 def test_a_cell_of_csv_is_one_cell_and_no_formula(row: list[str]) -> None:
     out = io.StringIO()
-    csv.writer(out, lineterminator="\n").writerow(map(sanitize.csv_cell, row))
+    csv.writer(out, lineterminator="\n").writerow(map(text.csv_cell, row))
     ((*read,),) = csv.reader(io.StringIO(out.getvalue()), strict=True)
-    assert read == [sanitize.csv_cell(cell) for cell in row]
+    assert read == [text.csv_cell(cell) for cell in row]
     for cell in read:
         if cell.lstrip(" \n")[:1] in tuple("=+-@\t"):
             assert cell in "+-" or re.fullmatch(
@@ -96,13 +96,13 @@ def test_a_cell_of_csv_is_one_cell_and_no_formula(row: list[str]) -> None:
     ],
 )
 def test_what_a_spreadsheet_would_calculate_gets_an_apostrophe(said: str, cell: str) -> None:
-    assert sanitize.csv_cell(said) == cell
+    assert text.csv_cell(said) == cell
 
 
 @given(ANYTHING)
 @example("---- and ,,,,,")
 def test_latex_has_no_special_sign_and_joins_nothing(said: str) -> None:
-    safe = sanitize.tex_escaped(said)
+    safe = text.tex_escaped(said)
     rest = re.sub(r"\\text\w+\{\}|\\[&%$#_{}]|\[U\+[0-9A-F]+\]", "", safe).replace("-{}", "-").replace(",{}", ",")
     assert not set(rest) & set("\\&%$#_{}~^<>|\"'`\n\r\t")
     assert "--" not in safe
@@ -111,7 +111,7 @@ def test_latex_has_no_special_sign_and_joins_nothing(said: str) -> None:
 
 @given(ANYTHING)
 def test_markdown_has_no_markup(said: str) -> None:
-    safe = sanitize.markdown_escaped(said)
+    safe = text.markdown_escaped(said)
     assert not re.search(r"(?<!\\)(?:\\\\)*[`*_\[\]|~$]", safe)
     assert not set(safe) & set("<>\n")
 
@@ -123,7 +123,7 @@ def test_markdown_has_no_markup(said: str) -> None:
 )
 def test_json_keeps_every_value(value: object) -> None:
     written = json.dumps(value, ensure_ascii=False, indent=1)
-    assert json.loads(sanitize.json_safe(written)) == json.loads(written)
+    assert json.loads(text.json_safe(written)) == json.loads(written)
 
 
 WORD = st.text(st.characters(min_codepoint=33, max_codepoint=126, exclude_characters="*@ '\""), min_size=4, max_size=20)
@@ -136,9 +136,9 @@ WORD = st.text(st.characters(min_codepoint=33, max_codepoint=126, exclude_charac
 )
 def test_the_password_of_an_address_is_hidden(user: str, password: str, host: str) -> None:
     address = f"postgresql+psycopg://{user}:{password}@{host}:5432/runs?sslmode=require"
-    found = sanitize.without_passwords(f"cannot use {address} as a database")
+    found = text.without_passwords(f"cannot use {address} as a database")
     assert found == f"cannot use postgresql+psycopg://{user}:***@{host}:5432/runs?sslmode=require as a database"
-    for exit in (sanitize.plain, sanitize.sentence, sanitize.paragraphs, sanitize.printed, sanitize.csv_cell):
+    for exit in (text.plain, text.sentence, text.paragraphs, text.printed, text.csv_cell):
         assert password not in exit(address).replace(user, "").replace(host, "").replace(
             exit("5432/runs?sslmode=require"), ""
         )
@@ -158,12 +158,12 @@ def test_the_password_of_an_address_is_hidden(user: str, password: str, host: st
     ],
 )
 def test_passwords(said: str, left: str) -> None:
-    assert sanitize.without_passwords(said) == left
+    assert text.without_passwords(said) == left
 
 
 def test_a_log_loses_colours_and_movements_but_no_word() -> None:
     said = "\x1b[1;31mred\x1b[0m \x1b]8;;http://x\x1b\\link\x1b]8;;\x07 50%\r100%\r\ndone\x1b[2K\x1b(B\x1b7\x07\n\tend"
-    assert sanitize.printed(said) == "red link 50%\n100%\ndone\ufffd\n\tend"
+    assert text.printed(said) == "red link 50%\n100%\ndone\ufffd\n\tend"
 
 
 @pytest.mark.parametrize(
@@ -171,4 +171,4 @@ def test_a_log_loses_colours_and_movements_but_no_word() -> None:
     [("htlm", "choose one of: csv, html; did you mean html?"), ("xyz", "choose one of: csv, html")],
 )
 def test_a_choice_names_the_nearest(word: str, said: str) -> None:
-    assert sanitize.choice(word, ["csv", "html"]) == said
+    assert text.choice(word, ["csv", "html"]) == said

@@ -16,7 +16,7 @@ import sys
 import unicodedata
 from typing import Any, TextIO
 
-from .errors import WriteRefused
+from ..errors import WriteRefused
 
 NEAREST_ASCII = "atma-sweep-nearest-ascii"
 """Name of the error handler that encodes what an encoding lacks as `nearest_ascii` does."""

@@ -15,8 +15,8 @@ from typing import Any
 
 import typer
 
-from .metrics import METRICS
-from .names import DATABASE, PUBLISHED, SHIPPED
+from ..metrics import METRICS
+from ..names import DATABASE, PUBLISHED, SHIPPED
 
 READERS = ("dashboard", "export", "report", "show", "status")
 """Commands that know the sweeps which come along."""
