@@ -24,8 +24,10 @@ from .results.console.command_line import (
     AsJson,
     Cells,
     Db,
+    OneLine,
     Runs,
     SweepName,
+    completion_line,
     print_json,
     runs_folder,
 )
@@ -33,7 +35,6 @@ from .results.console.streams import OutputClosed, open_standard_streams, write_
 from .results.console.terminal_table import forgo_styles
 from .results.console.text import Printed, cleaned, say, sentence
 from .results.errors import Expected
-from .results.usage import OneLine, completion_line
 from .sweep.bench.commands import bench_app
 from .sweep.commands.data import data_app
 from .sweep.commands.database import db_app, export, import_

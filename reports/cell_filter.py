@@ -7,7 +7,7 @@ from contextlib import contextmanager
 from contextvars import ContextVar
 
 from ..results.console.text import choice
-from ..results.levels import level_word
+from ..results.names import level_word
 from ..results.store.records import AXES, CellState
 from .errors import ReportError
 

@@ -9,8 +9,7 @@ from typing import Any
 
 from ..results import paper
 from ..results.console.output_files import make_folder, write
-from ..results.console.text import html_escaped, markdown_escaped, tex_escaped
-from ..results.counts import counted
+from ..results.console.text import counted, html_escaped, markdown_escaped, tex_escaped
 from ..results.errors import StoreError
 from ..results.store.store import Store
 from ..results.studies.study_store import search_of

@@ -13,8 +13,7 @@ from ..results.console.command_line import as_text, print_json
 from ..results.console.output_files import format_of, is_standard, is_straight, replacing, told, write
 from ..results.console.streams import write_out
 from ..results.console.terminal_table import is_styled, terminal_width
-from ..results.console.text import choice, cleaned, say
-from ..results.counts import counted
+from ..results.console.text import choice, cleaned, counted, say
 from ..results.names import file_name
 from ..results.paper import SWEEPS
 from ..results.store.store import Store

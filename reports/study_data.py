@@ -9,7 +9,7 @@ from functools import cached_property
 from typing import Any
 
 from ..results import metrics
-from ..results.counts import counted
+from ..results.console.text import counted
 from ..results.store.records import Attempt
 from ..results.store.store import Store
 from ..results.studies.optuna_study import Trial, best

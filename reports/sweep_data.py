@@ -14,8 +14,18 @@ from ..results.contrasts import Contrast, contrasts_of, weighted
 from ..results.designs.design_option import Design, design_of
 from ..results.forecast import Forecast, forecast_of
 from ..results.stopping.stopping_rule import Rule, rule_of
-from ..results.store.cell_status import Request, Standing, requests_of, standing
-from ..results.store.records import AXES, CellState, Provenance, Source, Value, extra_axes
+from ..results.store.records import (
+    AXES,
+    CellState,
+    Provenance,
+    Request,
+    Source,
+    Standing,
+    Value,
+    extra_axes,
+    requests_of,
+    standing,
+)
 from ..results.store.store import Store
 from ..results.studies.tuning import Tuned, tuned_of
 from . import cell_filter

@@ -11,7 +11,7 @@ from functools import partial
 from itertools import chain
 from typing import Any
 
-from ..results.counts import counted
+from ..results.console.text import counted
 from ..results.store.records import CellState, Source, Value
 from .best_values import Grid, Place, Rank, notes_of, ranked
 from .cell_filter import told

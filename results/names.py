@@ -1,4 +1,4 @@
-"""What a sweep or a corpus may be called, and what a file is called after one: the only place that decides either."""
+"""Names of sweeps and corpora, of files called after them, and of levels: the only place that decides them."""
 
 from __future__ import annotations
 
@@ -56,3 +56,12 @@ def file_name(name: str) -> str:
         return name
     plain = re.sub(r"[^A-Za-z0-9._+=@-]+", "_", name)[:SHOWN].lstrip("._+=@-") or "unnamed"
     return f"{plain}-{hashlib.sha256(name.encode('utf-8', 'surrogatepass')).hexdigest()[:8]}"
+
+
+SWITCHES = {"true": "on", "yes": "on", "on": "on", "false": "off", "no": "off", "off": "off"}
+
+
+def level_word(level: object) -> str:
+    """YAML's true/false and yes/no read as on/off, in any case; any other scalar as its text."""
+    text = str(level)
+    return SWITCHES.get(text.lower(), text)

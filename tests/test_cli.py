@@ -21,7 +21,7 @@ import typer.main
 from atma_sweep import cli
 from atma_sweep.reports import report_folder
 from atma_sweep.reports.figures import files
-from atma_sweep.results import usage
+from atma_sweep.results.console import command_line
 from atma_sweep.results.store.records import CellRecord, Owner
 from atma_sweep.results.store.store import open_store
 from tiers import every_nth
@@ -368,7 +368,7 @@ def test_what_typer_would_leave_as_it_is_needs_no_conversion(monkeypatch: pytest
     known: list[dict[str, Any]] = []
     for lazily in (True, False):
         if not lazily:
-            monkeypatch.setattr(usage, "_spared", lambda command, ctx: None)
+            monkeypatch.setattr(command_line, "_spared", lambda command, ctx: None)
 
         def status(**given: Any) -> None:
             known.append(given)

@@ -241,12 +241,10 @@ WRITES = {"write_text", "write_bytes", "mkdir", "makedirs", "rename", "savefig",
 WRITERS = {
     "results/console/output_files.py",  # the one writer
     "results/exchange/bundles.py",  # members of a bundle that is open
-    "results/store/copying.py",  # copies of databases
+    "results/store/upgrading.py",  # copies of databases; removes one that could not be made
     "results/exchange/import_files.py",  # into the runs folder
     "results/exchange/trackers.py",  # into a folder of files.filling
-    "results/exchange/mlflow_files.py",  # the same
     "results/console/streams.py",  # /dev/null in place of a closed stream
-    "results/store/upgrading.py",  # removes a database that could not be made
     "results/store/journal.py",
     "reports/figures/files.py",  # into memory
     "reports/report_request.py",  # removes the trace of an older file

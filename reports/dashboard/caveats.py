@@ -6,7 +6,7 @@ from collections import Counter
 from collections.abc import Iterator, Mapping, Sequence
 from typing import Any
 
-from ...results.counts import counted
+from ...results.console.text import counted
 from ..figures.drawing import shown
 from ..number_format import Column, rounded
 from ..stats.needle_baseline import ceiling

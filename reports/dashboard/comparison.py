@@ -8,7 +8,7 @@ from collections.abc import Iterator, Mapping, Sequence
 from typing import Any
 
 from ...results.builtin_sweeps import with_known
-from ...results.counts import counted
+from ...results.console.text import counted
 from ...results.store.store import Store
 from ..live.status import source_of
 from ..number_format import rounded

@@ -8,7 +8,7 @@ from typing import Any
 
 from scipy import stats
 
-from ...results.counts import counted
+from ...results.console.text import counted
 from ...results.store.records import CellState
 from ...results.store.store import Store
 from ..figures.base import training_lengths

@@ -7,7 +7,7 @@ from collections.abc import Iterable, Mapping, Sequence
 from math import prod
 from typing import Any
 
-from ...results.counts import counted
+from ...results.console.text import counted
 from ...results.store.records import RevisionRecord
 from ...results.store.store import Store
 from ..figures.drawing import axis_name, shown

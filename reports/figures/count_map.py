@@ -9,7 +9,7 @@ from typing import TYPE_CHECKING, Any
 import numpy as np
 import pandas as pd
 
-from ...results.counts import counted
+from ...results.console.text import counted
 from ...results.paper import is_published
 from ...results.store.records import AXES
 from ...results.store.store import Store

@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING, Any
 import numpy as np
 import pandas as pd
 
-from ...results.counts import counted
+from ...results.console.text import counted
 from ...results.store.store import Store
 from ..number_format import length_name, rounded
 from ..stats.items import answers, items_of

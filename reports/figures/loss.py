@@ -10,8 +10,7 @@ import numpy as np
 import pandas as pd
 
 from ...results.builtin_sweeps import with_known
-from ...results.console.text import choice
-from ...results.counts import counted
+from ...results.console.text import choice, counted
 from ...results.store.records import AXES, CellState
 from ...results.store.store import Store
 from ..number_format import rounded

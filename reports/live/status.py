@@ -9,10 +9,20 @@ from dataclasses import asdict, dataclass
 from datetime import datetime
 from typing import Any
 
-from ...results.counts import counted
-from ...results.store.cell_status import Standing, requests_of, standing
-from ...results.store.records import Attempt, CellRecord, CellState, CurvePoint, RevisionRecord, SweepSummary, Value
-from ...results.store.samples import Sample
+from ...results.console.text import counted
+from ...results.store.attempt_queries import Sample
+from ...results.store.records import (
+    Attempt,
+    CellRecord,
+    CellState,
+    CurvePoint,
+    RevisionRecord,
+    Standing,
+    SweepSummary,
+    Value,
+    requests_of,
+    standing,
+)
 from ...results.store.store import Store
 from ...results.studies import study_text
 from ...results.studies.optuna_study import Trial

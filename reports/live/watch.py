@@ -17,8 +17,7 @@ from rich.text import Text
 from sqlalchemy.exc import DBAPIError
 
 from ...results.console.text import cleaned, plain
-from ...results.store.cell_status import Standing, requests_of, standing
-from ...results.store.records import CellState, Event
+from ...results.store.records import CellState, Event, Standing, requests_of, standing
 from ...results.store.store import Store
 from ...results.store.store_reader import Reads
 from .status import duration, seconds_left

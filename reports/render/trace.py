@@ -6,7 +6,7 @@ import json
 import re
 from typing import Any
 
-from ...results.counts import counted
+from ...results.console.text import counted
 from ..table import Table
 
 TRACE = "atma-sweep-trace:"

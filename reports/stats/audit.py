@@ -7,7 +7,7 @@ from collections.abc import Callable, Iterable, Mapping, Sequence
 from itertools import accumulate
 from typing import Any
 
-from ...results.counts import counted
+from ...results.console.text import counted
 from ...results.paper import OWNER
 from ...results.store.records import Attempt, CellState, Provenance
 from ...results.store.store import Store

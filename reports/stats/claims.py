@@ -17,7 +17,7 @@ import numpy as np
 from scipy import special
 
 from ...results import metrics, paper
-from ...results.counts import counted
+from ...results.console.text import counted
 from ...results.store.records import AXES, CellState
 from ..number_format import length_name, rounded, signed
 from ..sweep_data import WEIGHTED, SweepData

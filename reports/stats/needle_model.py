@@ -16,7 +16,7 @@ from statsmodels.genmod.families import Binomial
 from statsmodels.genmod.generalized_linear_model import GLM
 from statsmodels.tools.sm_exceptions import ConvergenceWarning, PerfectSeparationWarning
 
-from ...results.counts import counted
+from ...results.console.text import counted
 from ..number_format import Column, column_of, length_name
 from ..sweep_data import SweepData
 from .effects import STRATA, factors, numbers_of, reference_level

@@ -10,7 +10,7 @@ from dataclasses import replace
 
 import numpy as np
 
-from ...results.counts import counted
+from ...results.console.text import counted
 from ...results.designs import aliasing
 from ...results.store.store import Store
 from ..number_format import BARE, Column, rounded

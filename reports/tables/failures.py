@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from datetime import datetime
 
-from ...results.counts import counted
+from ...results.console.text import counted
 from ...results.store.records import Attempt
 from ...results.store.store import Store
 from ..sweep_data import gather

@@ -7,7 +7,7 @@ from dataclasses import replace
 from typing import Any
 
 from ...results import metrics
-from ...results.counts import counted
+from ...results.console.text import counted
 from ...results.store.store import Store
 from ...results.studies.optuna_study import Trial
 from ..number_format import rounded

@@ -1,21 +1,26 @@
-"""Options that several commands share, and how they print JSON. Imports nothing heavy."""
+"""Options that several commands share, how they print JSON, and the one line that answers a mistake. Imports nothing heavy."""
 
 from __future__ import annotations
 
+import contextlib
 import json
+import os
+import sys
+from collections.abc import Sequence
 from pathlib import Path
 from typing import Annotated, Any
 
 import typer
+from typer.core import TyperGroup
 
 from . import completion
 from .streams import write_out
+from .text import did_you_mean, nearest, say, sentence
 
 MAX_CELLS = 10**7
 """Cells of a grid; a database of 10,000 is measured."""
 MAX_NUMBER = 2**31 - 1
 """Attempts, lines and context lengths that are looked for."""
-
 Db = Annotated[
     str | None,
     typer.Option(
@@ -52,7 +57,6 @@ SweepName = Annotated[
         autocompletion=completion.sweeps,
     ),
 ]
-
 BY_NAME = "by id or slug, with or without its seed, or by the beginning of either"
 """The names of a cell that `find_cell` understands, for help texts."""
 
@@ -75,3 +79,143 @@ def runs_folder(runs: Path | None, db: str | None, *, write: bool = False) -> Pa
 
         check_folder(where, "--runs")
     return where
+
+
+NAME = "atma-sweep"
+COMPLETE = "_ATMA_SWEEP_COMPLETE"
+"""Variable in which a shell says that it asks for completions, as typer derives it from the name."""
+# newer releases of typer carry a click of their own, so that the classes of the package click are not always those raised
+_MISTAKE: type[Exception] = next(one for one in typer.BadParameter.__mro__ if one.__name__ == "ClickException")
+_GIVEN_UP: type[BaseException] = typer.Abort
+
+
+class _AsGiven:
+    """What typer makes of an option's value, without pydantic where there is nothing to make: none, the default, or text."""
+
+    def coerce(self, value: Any, param: Any, ctx: Any) -> Any:
+        """As the object in typer whose place it takes."""
+        if getattr(ctx, "resilient_parsing", False):
+            return value  # a completion reads words as they stand
+        several = param.multiple or param.nargs == -1
+        text = param.type_descriptor.annotation is str and isinstance(value, str)
+        if not several and (value is None or text or (value == param.default and isinstance(value, int | float))):
+            return value
+        param._runtime_param = None  # typer then makes its own
+        return param.get_runtime_param().coerce(value, param=param, ctx=ctx)
+
+
+def _spared(command: Any, ctx: Any) -> None:
+    """Has the options of a command converted so; releases of typer that have no such thing convert by themselves."""
+    for param in command.get_params(ctx):
+        if getattr(param, "_runtime_param", command) is None and hasattr(param, "type_descriptor"):
+            param._runtime_param = _AsGiven()
+
+
+class OneLine(TyperGroup):
+    """The outermost group of commands: prints one line on standard error for a mistake in the words of a command."""
+
+    def get_command(self, ctx: Any, cmd_name: str) -> Any:
+        """As typer's, without its import of pydantic for options that are not given: that takes `status` a tenth of its time."""
+        command = super().get_command(ctx, cmd_name)
+        if command is not None:
+            _spared(command, ctx)
+        return command
+
+    def parse_args(self, ctx: Any, args: list[str]) -> list[str]:
+        """As typer's, for the options before the command."""
+        _spared(self, ctx)
+        return super().parse_args(ctx, args)
+
+    def main(
+        self,
+        args: Sequence[str] | None = None,
+        prog_name: str | None = None,
+        complete_var: str | None = None,
+        standalone_mode: bool = True,
+        windows_expand_args: bool = True,
+        **extra: Any,
+    ) -> Any:
+        """As typer's. Ends with exit code 2 for a mistake."""
+        if os.environ.get(COMPLETE):
+            # a message would be printed into the line that is being typed
+            with contextlib.suppress(Exception):
+                super().main(args, prog_name or NAME, complete_var, windows_expand_args=windows_expand_args, **extra)
+            sys.exit(0)
+        try:
+            code = super().main(
+                args,
+                prog_name or NAME,
+                complete_var,
+                standalone_mode=False,
+                windows_expand_args=windows_expand_args,
+                **extra,
+            )
+        except _MISTAKE as error:
+            if not standalone_mode:
+                raise
+            said = told(error)
+            if said:
+                say(f"{NAME}: {said}", err=True)
+            sys.exit(error.exit_code)  # type: ignore[attr-defined]
+        except _GIVEN_UP:
+            if not standalone_mode:
+                raise
+            say(f"{NAME}: stopped", err=True)
+            sys.exit(130)
+        if standalone_mode:
+            sys.exit(code if isinstance(code, int) else 0)
+        return code
+
+
+def completion_line() -> list[str]:
+    """Return the words of the line that a shell asks completions for, without the program; none for an ordinary call."""
+    if not os.environ.get(COMPLETE):
+        return []
+    return (os.environ.get("COMP_WORDS") or os.environ.get("_TYPER_COMPLETE_ARGS", "")).split()[1:]
+
+
+def told(error: Any) -> str:
+    """The mistake, what was perhaps meant, and where to read more; "" where help is what was asked for and given."""
+    if type(error).__name__ == "NoArgsIsHelpError":
+        return ""
+    ctx = getattr(error, "ctx", None)
+    said = sentence(getattr(error, "message", "") if hasattr(error, "possibilities") else error.format_message())
+    said = said.replace("Value error, ", "").partition(". Did you mean ")[0].rstrip(".") + (
+        _meant(error, ctx) if ctx is not None else ""
+    )
+    return said if ctx is None else f"{said} ({_path(ctx)} --help)"
+
+
+def _path(ctx: Any) -> str:
+    words = [] if ctx.parent is None else [*_path(ctx.parent).split(), ctx.info_name]
+    return " ".join(words or [NAME])
+
+
+def _meant(error: Any, ctx: Any) -> str:
+    """What is near to the word that is not known: an option, a command, or a choice."""
+    option = getattr(error, "option_name", None)
+    if option is not None and hasattr(error, "possibilities"):
+        elsewhere = [name for name, command in _commands(ctx).items() if option in _options(command)]
+        if elsewhere:
+            return f"; write it after the command, as in {_path(ctx)} {elsewhere[0]} {option}"
+        near = nearest(option.strip("-"), [name.strip("-") for name in _options(ctx.command) if name.startswith("--")])
+        return f"; did you mean --{near}?" if near and option.startswith("--") else ""
+    param = getattr(error, "param", None)
+    kind = getattr(param, "type_descriptor", None) or getattr(param, "type", None)
+    choices = getattr(kind, "choices", None)
+    if choices:
+        value = error.message.partition("'")[2].partition("'")[0]
+        return did_you_mean(value, [str(getattr(choice, "value", choice)) for choice in choices])
+    if error.message.startswith("No such command"):
+        # the context is that of the group whose command it would be
+        return did_you_mean(error.message.partition("'")[2].partition("'")[0], _commands(ctx))
+    return ""
+
+
+def _commands(ctx: Any) -> dict[str, Any]:
+    found: dict[str, Any] = getattr(ctx.command, "commands", {})
+    return found
+
+
+def _options(command: Any) -> list[str]:
+    return [name for one in command.params for name in (*one.opts, *one.secondary_opts) if name.startswith("-")]

@@ -9,7 +9,7 @@ from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from typing import Any
 
-from ..counts import counted
+from .text import counted
 
 GAPS = (2, 1)
 """Columns of the terminal between two columns of a table: the first that fits, and the last where columns are hidden."""

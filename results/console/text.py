@@ -1,4 +1,4 @@
-"""Text that came from outside, made fit for where it goes: one function for each kind of exit.
+"""Text that came from outside, made fit for where it goes: one function for each kind of exit; and words for messages.
 
 A name, a level, a host, the cause of a failure, a path, an attempt's log: a grid, a plugin, another machine or a bundle
 may have put anything into them. Nothing of it may move a terminal's cursor, end a comment, become a formula of a
@@ -39,7 +39,6 @@ _UNFINISHED = re.compile(
 _BREAK = re.compile(r"[\n\r\t\v\f\x1c-\x1e\x85\u2028\u2029]+")
 _LINE_END = re.compile(r"\r+\n|[\r\v\f\x85\u2028\u2029]")
 _STEERING = frozenset(("Cc", "Cf", "Cs", "Co", "Cn", "Zl", "Zp"))
-
 _MARKDOWN = re.compile(r"([\\`*_\[\]|~$])")
 _FORMULA = ("=", "+", "-", "@", "\t", "\uff1d", "\uff0b", "\uff0d", "\uff20")  # the last four: full width
 _NUMBER = re.compile(r"[+-]?(?:\d+\.?\d*|\.\d+)(?:[eE][+-]?\d+)?(?: ± \d+(?:\.\d+)?)?(?: \(n=\d+\))?|[+-]")
@@ -254,3 +253,14 @@ def choice(word: str, allowed: Iterable[str]) -> str:
     """For the end of an error about a word that is none of the allowed: these, and the nearest."""
     known = list(allowed)
     return f"choose one of: {', '.join(known)}{did_you_mean(word, known)}"
+
+
+def counted(number: int, noun: str, plural: str | None = None) -> str:
+    """Return the number and its noun, the noun in the plural unless the number is 1: `1 cell`, `1,200 cells`.
+
+    Args:
+        number: How many there are; thousands are set apart by commas.
+        noun: What is counted, in the singular.
+        plural: Its plural, for a noun that does more than take an s.
+    """
+    return f"{number:,} {noun if number == 1 else plural or f'{noun}s'}"

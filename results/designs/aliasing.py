@@ -8,7 +8,7 @@ from dataclasses import dataclass
 from itertools import combinations
 from typing import TYPE_CHECKING
 
-from ..counts import counted
+from ..console.text import counted
 from ..lazy_import import Late
 from .design_space import EXACT, Model, Space, Term, estimable, term_columns, words
 

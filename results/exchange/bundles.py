@@ -27,7 +27,7 @@ from typing import IO, Any
 from sqlalchemy import JSON, Column, Double
 
 from ..console.output_files import check_regular
-from ..counts import counted
+from ..console.text import counted
 from ..errors import BundleError, StoreError, StoreTooNew
 from ..store.database import jsonable
 from ..store.recorder import finite

@@ -12,7 +12,7 @@ from sqlalchemy import Column, CursorResult, Table, select
 from sqlalchemy.orm import Session
 
 from ..console.output_files import replacing
-from ..counts import counted
+from ..console.text import counted
 from ..errors import StoreError
 from ..store import queries
 from ..store.recorder import finite

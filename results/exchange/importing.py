@@ -16,7 +16,7 @@ from sqlalchemy import update as sql_update
 from sqlalchemy.exc import DataError, DBAPIError, IntegrityError
 from sqlalchemy.orm import Session
 
-from ..counts import counted
+from ..console.text import counted
 from ..derived import Derive
 from ..errors import BundleError, StoreError, WriteRefused
 from ..names import short, why_not

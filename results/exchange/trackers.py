@@ -1,24 +1,72 @@
-"""A sweep for experiment trackers: event files of TensorBoard, offline runs of Weights & Biases, files of MLflow, one run a cell;
-a study as a database of Optuna's.
+"""A sweep for experiment trackers: event files of TensorBoard, offline runs of Weights & Biases, a database of MLflow's, one run a
+cell; a study as a database of Optuna's.
 
-The packages of the first two are optional and imported only here. Nothing is sent anywhere: `wandb sync FOLDER/wandb/*` does that
+The packages of the first three are optional and imported only here. Nothing is sent anywhere: `wandb sync FOLDER/wandb/*` does that
 later.
 """
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping
+import json
+import logging
+import os
+import re
+from collections import Counter
+from collections.abc import Callable, Iterator, Mapping
+from dataclasses import dataclass, fields
+from datetime import datetime
 from pathlib import Path
 from typing import Any
 
 from ..console.output_files import filling
 from ..errors import StoreError
 from ..names import file_name
+from ..store.records import CellRecord, CurvePoint, Value
 from ..store.store import Store
 from .bundles import iso
-from .mlflow_files import export_mlflow
 from .optuna_files import export_optuna
-from .runs import CURVE, Run, runs_of
+
+CURVE = tuple(field.name for field in fields(CurvePoint) if field.name != "step")
+
+
+@dataclass(frozen=True, kw_only=True)
+class Run:
+    """A cell with its curve and its newest values. `name` is its slug, with the id where several cells share that."""
+
+    name: str
+    cell: CellRecord
+    state: str
+    began: datetime | None
+    ended: datetime | None
+    curve: tuple[CurvePoint, ...]
+    values: tuple[Value, ...]
+
+    def facts(self) -> dict[str, Any]:
+        """What the cell is: id, state, seed, levels, the grid's axes and tokens."""
+        facts = {"cell": self.cell.id, "state": self.state, "seed": self.cell.seed, "tokens": self.cell.tokens}
+        return facts | dict(self.cell.levels) | dict(self.cell.axes)
+
+
+def runs_of(store: Store, sweep: str) -> Iterator[Run]:
+    """The cells of the newest revision in the grid's order; the curve is that of frames.Frames.curves."""
+    states = store.cell_states(sweep)
+    values: dict[str, list[Value]] = {state.cell_id: [] for state in states}
+    for value in store.values(sweep):
+        values[value.cell_id].append(value)
+    named = Counter(state.slug for state in states)
+    for state in states:
+        shown = state.trained_attempt_id or state.attempt_id
+        attempt = store.attempt(shown) if shown is not None else None
+        plain = file_name(state.slug)
+        yield Run(
+            name=plain if named[state.slug] == 1 else f"{plain}-{state.cell_id}",
+            cell=store.cell(state.cell_id),
+            state=state.state,
+            began=attempt.started_at if attempt is not None else None,
+            ended=attempt.finished_at if attempt is not None else None,
+            curve=tuple(store.curve(shown)) if shown is not None else (),
+            values=tuple(values[state.cell_id]),
+        )
 
 
 def export_tensorboard(store: Store, sweep: str, out: Path) -> int:
@@ -125,6 +173,98 @@ def _log(run: Run, found: Any) -> None:
 
 def _missing(what: str, package: str, error: ImportError) -> StoreError:
     return StoreError(f"{what} files need a package ({error}); install it with: pip install '{package}'")
+
+
+MLFLOW_BATCH = {"metrics": 1000, "params": 100, "tags": 100}
+"""Items that MLflow takes in one call, by kind."""
+STATUS = {"done": "FINISHED", "failed": "FAILED", "diverged": "FAILED", "interrupted": "KILLED", "running": "RUNNING"}
+"""MLflow's status by the state of a cell; of a new one SCHEDULED."""
+LONGEST_NAME, LONGEST_VALUE = 250, 6000
+"""Letters of a parameter, as MLflow limits them."""
+
+
+def export_mlflow(store: Store, sweep: str, out: Path) -> int:
+    """Writes a folder with MLflow's database `mlflow.db`, in it one experiment with one run a cell; returns how many runs.
+
+    Run name: the cell's slug. Parameters: id, seed, levels, axes and tokens, and under `config.` the cell's complete config.
+    Metrics: `curve/NAME` by step, at the times they were trained, and `PROBE/METRIC` by context length (0: not about one).
+    Tags: `cell` (its id), `state`, and as `reason.PROBE.METRIC.LENGTH` why a number could not be had. What somebody wrote about
+    sweep or cell is the description. Raises StoreError as export_tensorboard does.
+    """
+    os.environ["MLFLOW_DISABLE_TELEMETRY"] = "true"  # it would tell its makers of every run
+    try:
+        from mlflow import MlflowClient
+    except ImportError as error:
+        raise _missing("MLflow", "mlflow-skinny>=3.10", error) from error
+    logging.getLogger("mlflow").setLevel(logging.WARNING)
+    count, summary = 0, store.sweep(sweep)
+    with filling(out) as folder:
+        client = MlflowClient(tracking_uri=f"sqlite:///{folder / 'mlflow.db'}")
+        tags = {f"tag.{name}": "true" for name in summary.tags} | {"sweep": sweep, "revision": str(summary.revision)}
+        tags |= {"mlflow.note.content": summary.note} if summary.note else {}
+        artifacts = (Path(os.path.abspath(out)) / "artifacts").as_uri()
+        experiment = client.create_experiment(sweep, artifact_location=artifacts, tags=tags)
+        for run in runs_of(store, sweep):
+            _log_to_mlflow(client, experiment, run)
+            count += 1
+    return count
+
+
+def _log_to_mlflow(client: Any, experiment: str, run: Run) -> None:
+    """Write one run into MLflow's database."""
+    from mlflow.entities import Metric, Param, RunTag
+
+    began, ended = _ms(run.began), _ms(run.ended)
+    facts = {name: str(value) for name, value in run.facts().items()}
+    facts |= {f"config.{name}": value for name, value in _flat(run.cell.config)}
+    tags = {"cell": run.cell.id, "state": run.state}
+    tags |= {"mlflow.note.content": run.cell.note} if run.cell.note else {}
+    metrics = [
+        Metric(f"curve/{_word(name)}", value, began + round(1000 * point.wall_s), point.step)
+        for point in run.curve
+        for name in CURVE
+        if (value := getattr(point, name)) is not None
+    ]
+    for one in run.values:
+        probe, metric = _word(one.probe), _word(one.metric)
+        if one.value is not None:
+            metrics.append(Metric(f"{probe}/{metric}", one.value, ended or began, one.length))
+        else:
+            tags[f"reason.{probe}.{metric}.{one.length}"] = one.reason or ""
+    items = {
+        "metrics": metrics,
+        "params": [Param(_word(name), value[:LONGEST_VALUE]) for name, value in facts.items()],
+        "tags": [RunTag(_word(name), value[:LONGEST_VALUE]) for name, value in tags.items()],
+    }
+    id_ = client.create_run(experiment, start_time=began, run_name=run.name).info.run_id
+    for kind, size in MLFLOW_BATCH.items():
+        for start in range(0, len(items[kind]), size):
+            client.log_batch(id_, **{kind: items[kind][start : start + size]})
+    status = STATUS.get(run.state, "SCHEDULED")
+    if ended:
+        client.set_terminated(id_, status, ended)
+    else:
+        client.update_run(id_, status)
+
+
+def _ms(moment: datetime | None) -> int:
+    """Milliseconds since the epoch; 0 for a time that there is not."""
+    return round(1000 * moment.timestamp()) if moment is not None else 0
+
+
+def _word(text: str) -> str:
+    """The text as MLflow lets a name be."""
+    word = re.sub(r"[^A-Za-z0-9_. -]", "_", text)[:LONGEST_NAME]
+    return word if word.strip(". ") else "_"
+
+
+def _flat(config: Mapping[str, Any], path: str = "") -> Iterator[tuple[str, str]]:
+    """Every setting by its dotted path, as JSON unless it is text."""
+    for name, value in config.items():
+        if isinstance(value, Mapping) and value:
+            yield from _flat(value, f"{path}{name}.")
+        else:
+            yield f"{path}{name}", value if isinstance(value, str) else json.dumps(value)
 
 
 TRACKERS: Mapping[str, Callable[[Store, str, Path], int]] = {

@@ -12,8 +12,8 @@ from sqlalchemy.engine import URL
 
 from ..console.text import is_secret
 from ..errors import StoreError, StoreMissing
-from ..store.copying import copy_database, not_copied
 from ..store.database import file_of, make_engine, place, plain_errors, revision_of
+from ..store.upgrading import copy_database, not_copied
 
 
 def backup(url_or_path: str | Path | None, to: Path | None = None) -> Path:

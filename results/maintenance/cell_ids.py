@@ -8,7 +8,7 @@ from typing import Any
 from sqlalchemy import Connection, select
 
 from .. import paper
-from ..counts import counted
+from ..console.text import counted
 from ..derived import Derive, Derived, axis_contradictions, column_contradictions
 from ..store.schema import Base
 from .finding import Finding, some

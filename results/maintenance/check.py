@@ -12,13 +12,11 @@ from ..derived import Derive
 from ..errors import StoreDamaged, StoreError, StoreMissing
 from ..store.database import file_of, make_engine, place, plain_errors, revision_of
 from ..store.schema import HEAD
-from . import rows, schema
+from . import integrity
 from .cell_ids import Identify, false_labels, identities
-from .clock import clock
 from .files import changed_weights, missing_files
 from .finding import SEVERITIES, Finding, unreadable
-from .host_checks import surroundings
-from .processes import dead
+from .host_checks import clock, dead, surroundings
 from .values import damaged_rows
 
 
@@ -68,10 +66,10 @@ def _inside(
     try:
         with engine.execution_options(begin="BEGIN").connect() as connection:
             found = revision_of(connection)
-            findings = [*rows.integrity(connection, file_of(url)), *schema.release(found)]
+            findings = [*integrity.integrity(connection, file_of(url)), *integrity.release(found)]
             if found != HEAD:
                 return findings
-            findings += schema.schema(connection)
+            findings += integrity.schema(connection)
             if any(finding.what.startswith("the table") for finding in findings):
                 return findings  # without a table or column nothing else can be asked
             damaged: list[Finding] = []
@@ -82,8 +80,8 @@ def _inside(
 
             steps: list[Callable[[], list[Finding]]] = [
                 values,
-                lambda: rows.duplicates(connection),
-                lambda: rows.orphans(connection),
+                lambda: integrity.duplicates(connection),
+                lambda: integrity.orphans(connection),
                 lambda: dead(connection),
                 lambda: clock(connection),
                 lambda: missing_files(connection, runs) if runs is not None else [],

@@ -7,7 +7,7 @@ from pathlib import Path
 
 from sqlalchemy import Connection, select
 
-from ..counts import counted
+from ..console.text import counted
 from ..exchange.bundles import local_path
 from ..exchange.import_files import STAGING
 from ..store.schema import Base

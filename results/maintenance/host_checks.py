@@ -1,13 +1,19 @@
-"""What is wrong with the place that a SQLite database lies in: its file system, its room, what killed backups left."""
+"""The machine of a database: file system, free space, left-over backups, the clock, and attempts whose process is gone."""
 
 from __future__ import annotations
 
 import shutil
+from datetime import datetime, timedelta
 from pathlib import Path
 
-from ..store.copying import PART
+from sqlalchemy import Connection, String, func, select, type_coerce
+
+from ..console.text import counted
 from ..store.database import network_filesystem
-from .finding import Finding
+from ..store.records import find, here
+from ..store.schema import Base, UtcNow, UtcTime
+from ..store.upgrading import PART
+from .finding import Finding, some
 
 LOW_BYTES = 2**30
 """Less free space than this beside the database is worth a warning; a tenth of it is an error."""
@@ -44,3 +50,49 @@ def surroundings(path: Path) -> list[Finding]:
             )
         )
     return findings
+
+
+CLOCK_SLACK = timedelta(seconds=5)
+TIME_LIKE = "____-__-__T__:__:__.___Z"
+
+
+def clock(connection: Connection) -> list[Finding]:
+    """The newest time in any table against the database's clock."""
+    now = connection.scalar(select(UtcNow()))
+    newest: tuple[datetime, str] | None = None
+    for name, table in Base.metadata.tables.items():
+        for column in table.columns:
+            if isinstance(column.type, UtcTime) and column.name != "lease_until":
+                latest = connection.scalar(select(func.max(column)).where(type_coerce(column, String).like(TIME_LIKE)))
+                if latest is not None and (newest is None or latest > newest[0]):
+                    newest = latest, f"{name}.{column.name}"
+    assert now is not None
+    if newest is None or newest[0] <= now + CLOCK_SLACK:
+        return []
+    return [
+        Finding(
+            severity="warning",
+            what=f"the clock says {now:%Y-%m-%d %H:%M:%S} UTC, and {newest[1]} {newest[0]:%Y-%m-%d %H:%M:%S}",
+            remedy="set the clock (timedatectl), or wait until it has caught up: leases and ages go by it",
+        )
+    ]
+
+
+def dead(connection: Connection) -> list[Finding]:
+    """Attempts marked running whose process, on this host, is gone."""
+    attempt = Base.metadata.tables["attempt"].c
+    query = select(attempt.cell_id, attempt.number, attempt.pid, attempt.pid_started, attempt.host, attempt.pid_space)
+    gone = [
+        f"{row.cell_id} attempt {row.number} (pid {row.pid})"
+        for row in connection.execute(query.where(attempt.state == "running"))
+        if here(row.host, row.pid_space) and find(row.pid, row.pid_started) is None
+    ]
+    if not gone:
+        return []
+    return [
+        Finding(
+            severity="warning",
+            what=f"marked running, and the process is gone: {counted(len(gone), 'attempt')}: {some(gone)}",
+            remedy="launch the grid again; it marks them interrupted and goes on from their checkpoints",
+        )
+    ]

@@ -12,15 +12,13 @@ from typing import Any
 from sqlalchemy import delete, func, insert, select
 from sqlalchemy.orm import Session
 
-from ..console.text import did_you_mean
-from ..counts import counted
+from ..console.text import counted, did_you_mean
 from ..errors import StoreError, SweepReadOnly
 from ..metrics import METRICS
 from ..names import short
 from ..store import queries
-from ..store.cell_status import Standing, requests_of, standing
 from ..store.database import storable
-from ..store.records import CellState
+from ..store.records import CellState, Standing, requests_of, standing
 from ..store.schema import (
     AttemptRow,
     EventRow,

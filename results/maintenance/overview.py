@@ -9,8 +9,7 @@ from datetime import datetime
 from typing import Any, Literal
 
 from ..console import terminal_table
-from ..store.cell_status import requests_of, standing
-from ..store.records import SweepSummary
+from ..store.records import SweepSummary, requests_of, standing
 from ..store.store import Store
 from .names_tags_notes import Holds
 

@@ -16,12 +16,11 @@ from sqlalchemy import CursorResult, and_, delete, func, or_, select, update
 from sqlalchemy.orm import Session
 
 from ..console.output_files import bytes_under
-from ..counts import counted
+from ..console.text import counted
 from ..errors import CellTaken, StoreError
 from ..store import queries
 from ..store.attempt_queries import attempts_of
-from ..store.processes import SILENCE_S, find, here
-from ..store.records import Attempt
+from ..store.records import SILENCE_S, Attempt, find, here
 from ..store.schema import (
     AttemptRow,
     CellRow,

@@ -13,8 +13,7 @@ from scipy import special
 from ..contrasts import weighted
 from ..designs.design_option import Design, design_of
 from ..lazy_import import Late
-from ..store.cell_status import Request, requests_of, standing
-from ..store.records import CellState, Value
+from ..store.records import CellState, Request, Value, requests_of, standing
 from ..store.store import Store
 from ..store.store_reader import Reads
 from .alpha_spending import levels, repeated

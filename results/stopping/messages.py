@@ -6,7 +6,7 @@ import math
 from collections.abc import Iterator
 from typing import TYPE_CHECKING
 
-from ..counts import counted
+from ..console.text import counted
 from ..metrics import Metric
 from .stopping_rule import Rule
 

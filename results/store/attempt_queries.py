@@ -1,17 +1,33 @@
-"""Reading attempts and their numbers. As in queries.py, every function takes an open session and none of them writes."""
+"""Reading attempts: their numbers, curves, written samples, and what finished trainings took.
+
+As in queries.py, every function takes an open session and none of them writes.
+"""
 
 from __future__ import annotations
 
-from collections.abc import Collection, Sequence
+from collections.abc import Collection, Mapping, Sequence
+from dataclasses import dataclass
+from datetime import datetime
 from typing import Any
 
-from sqlalchemy import func, select
+from sqlalchemy import and_, func, select
 from sqlalchemy.orm import Session
 
 from ..errors import AttemptUnknown
+from ..metrics import SAMPLES
+from .database import storable
 from .queries import columns_of, in_parts, membership, read_records, revision_row, sweep_row
-from .records import Attempt, CurvePoint, Event, Provenance, Source, Value
-from .schema import AttemptRow, CurvePointRow, EventRow, MeasurementRow, ProvenanceRow, RevisionCellRow
+from .records import Attempt, CurvePoint, Event, Example, Provenance, Source, Value
+from .schema import (
+    AttemptRow,
+    CellRow,
+    CurvePointRow,
+    EventRow,
+    ExampleRow,
+    MeasurementRow,
+    ProvenanceRow,
+    RevisionCellRow,
+)
 
 
 def attempt(session: Session, attempt_id: int) -> Attempt:
@@ -161,3 +177,186 @@ def events(
     if cell_id is not None:
         query = query.where(EventRow.cell_id == cell_id)
     return read_records(session, Event, query.limit(limit) if limit is not None else query)[::-1]
+
+
+METRIC = "text"
+
+
+@dataclass(frozen=True, kw_only=True)
+class Sample:
+    """What the network wrote behind one prompt after `step` steps; `item` numbers the prompts of a step."""
+
+    step: int
+    item: int
+    prompt: str
+    text: str
+
+    def as_example(self) -> Example:
+        """The same as the database holds it."""
+        detail = {"prompt": storable(self.prompt), "text": storable(self.text)}
+        return Example(probe=SAMPLES, metric=METRIC, length=self.step, item=self.item, value=None, detail=detail)
+
+
+def samples(session: Session, attempts: Collection[int]) -> dict[int, list[Sample]]:
+    """By attempt, in the order of steps and prompts; attempts without any are absent."""
+    columns = (ExampleRow.attempt_id, ExampleRow.length, ExampleRow.item, ExampleRow.detail)
+    asked = select(*columns).where(ExampleRow.probe == SAMPLES, ExampleRow.metric == METRIC)
+    found: dict[int, list[Sample]] = {}
+    for part in in_parts(sorted(attempts)):
+        rows = session.execute(asked.where(ExampleRow.attempt_id.in_(part)).order_by(*columns[:3]))
+        for attempt, step, item, detail in rows:
+            told = detail or {}
+            one = Sample(step=step, item=item, prompt=str(told.get("prompt", "")), text=str(told.get("text", "")))
+            found.setdefault(attempt, []).append(one)
+    return found
+
+
+MOST_ALIKE = 8
+"""Of trainings with the same network, losses and batch on the same kind of machine, the newest; older ones add little."""
+
+
+@dataclass(frozen=True, kw_only=True)
+class Timed:
+    """One finished training. Times in seconds; `wall_s` of a curve point is training alone, without validation."""
+
+    attempt_id: int
+    config: Mapping[str, Any]
+    """What it ran with, as its provenance keeps it."""
+    gpu_name: str | None
+    host: str
+    start_s: float | None
+    """From the start of the process to the built network."""
+    elapsed_s: float
+    whole: bool
+    """It is the cell's first attempt, so that all of its training lies in `elapsed_s`."""
+    points: int
+    """Of the curve; each had a validation."""
+    first: tuple[int, float]
+    """Tokens and wall_s at the first point."""
+    last: tuple[int, float]
+    tokens_per_s: float | None
+    """Over the last interval of the curve."""
+    probes: Mapping[tuple[str, int], float]
+    """By probe and context length."""
+    neighbours: int = 0
+    """Other attempts that were on its GPU at the same time, at most."""
+    steps: str = ""
+    """Whether they were replayed as CUDA graphs or queued as they came, and why; "" of one from before there were both."""
+
+
+def timed(session: Session) -> list[Timed]:
+    """The newest finished trainings of every network, kind of losses, micro-batch and machine, MOST_ALIKE of each."""
+    kept = _newest(session)
+    ids = [row.id for row in kept]
+    curves = _curves(session, ids)
+    probes: dict[int, dict[tuple[str, int], float]] = {}
+    for part in in_parts(ids):
+        query = select(
+            MeasurementRow.attempt_id, MeasurementRow.probe, MeasurementRow.length, func.max(MeasurementRow.seconds)
+        ).where(MeasurementRow.attempt_id.in_(part), MeasurementRow.seconds.is_not(None))
+        query = query.group_by(MeasurementRow.attempt_id, MeasurementRow.probe, MeasurementRow.length)
+        for attempt, probe, length, seconds in session.execute(query):
+            probes.setdefault(attempt, {})[probe, length] = float(seconds or 0.0)
+    found = []
+    for row in kept:
+        if row.id not in curves or row.finished_at is None:
+            continue
+        points, first, last, rate = curves[row.id]
+        found.append(
+            Timed(
+                attempt_id=row.id,
+                config=row.config,
+                gpu_name=row.gpu_name,
+                host=row.host,
+                start_s=_start(row.extra),
+                elapsed_s=_seconds(row.started_at, row.finished_at),
+                whole=row.number == 1,
+                points=points,
+                first=first,
+                last=last,
+                tokens_per_s=rate,
+                probes=probes.get(row.id, {}),
+                neighbours=row.co_tenants or 0,
+                steps=_steps(row.extra),
+            )
+        )
+    return found
+
+
+def starts(session: Session, attempt_ids: Collection[int]) -> dict[int, float]:
+    """By attempt: seconds from the start of its process to the built network, for those that told."""
+    found = {}
+    for part in in_parts(attempt_ids):
+        query = select(ProvenanceRow.attempt_id, ProvenanceRow.extra).where(ProvenanceRow.attempt_id.in_(part))
+        for attempt, extra in session.execute(query):
+            if isinstance(seconds := _start(extra), float):
+                found[attempt] = seconds
+    return found
+
+
+def _start(extra: object) -> float | None:
+    told = extra.get("start_seconds") if isinstance(extra, Mapping) else None
+    return float(told) if isinstance(told, int | float) else None
+
+
+def _steps(extra: object) -> str:
+    return str(extra.get("steps", "")) if isinstance(extra, Mapping) else ""
+
+
+def _seconds(begun: datetime, ended: datetime) -> float:
+    return (ended - begun).total_seconds()
+
+
+def _newest(session: Session) -> list[Any]:
+    alike = (
+        CellRow.config["model"].as_string(), CellRow.reg_mode, CellRow.distractor,
+        CellRow.config[("train", "micro_batch")].as_string(), ProvenanceRow.gpu_name, AttemptRow.host,
+    )  # fmt: skip
+    age = func.row_number().over(partition_by=alike, order_by=AttemptRow.id.desc()).label("age")
+    ranked = (
+        select(AttemptRow.id, age)
+        .join(CellRow, CellRow.id == AttemptRow.cell_id)
+        .join(ProvenanceRow, ProvenanceRow.attempt_id == AttemptRow.id)
+        .where(AttemptRow.kind == "train", AttemptRow.state == "done")
+        .subquery()
+    )
+    columns = (AttemptRow.id, AttemptRow.number, AttemptRow.host, AttemptRow.started_at, AttemptRow.finished_at)
+    query = (
+        select(*columns, ProvenanceRow.config, ProvenanceRow.gpu_name, ProvenanceRow.co_tenants, ProvenanceRow.extra)
+        .join(ranked, and_(ranked.c.id == AttemptRow.id, ranked.c.age <= MOST_ALIKE))
+        .join(ProvenanceRow, ProvenanceRow.attempt_id == AttemptRow.id)
+    )
+    return list(session.execute(query.order_by(AttemptRow.id)))
+
+
+Ends = tuple[int, tuple[int, float], tuple[int, float], float | None]
+
+
+def _curves(session: Session, ids: list[int]) -> dict[int, Ends]:
+    """By attempt: how many points its curve has, the first and the last of them, and the speed at the last."""
+    found = {}
+    point = CurvePointRow
+    for part in in_parts(ids):
+        ends = (
+            select(
+                point.attempt_id,
+                func.count().label("points"),
+                func.min(point.step).label("low"),
+                func.max(point.step).label("high"),
+            )
+            .where(point.attempt_id.in_(part))
+            .group_by(point.attempt_id)
+            .subquery()
+        )
+        query = select(point.attempt_id, ends.c.points, point.tokens, point.wall_s, point.tokens_per_s).join(
+            ends, and_(ends.c.attempt_id == point.attempt_id, point.step.in_((ends.c.low, ends.c.high)))
+        )
+        rows: dict[int, list[Any]] = {}
+        for row in session.execute(query.order_by(point.attempt_id, point.step)):
+            rows.setdefault(row.attempt_id, []).append(row)
+        for attempt, some in rows.items():
+            first, last = some[0], some[-1]
+            found[attempt] = (
+                last.points, (first.tokens, first.wall_s), (last.tokens, last.wall_s), last.tokens_per_s
+            )  # fmt: skip
+    return found

@@ -19,8 +19,7 @@ from typing import Any
 
 from ..console.output_files import sync
 from ..errors import LostLease
-from .attempt_writer import AttemptWriter
-from .recorder import Recorder, finite_fields
+from .recorder import AttemptWriter, Recorder, finite_fields
 from .records import AttemptState, CurvePoint, Example, Measurement, Phase, Provenance
 from .store import Store, never_running
 

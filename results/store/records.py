@@ -1,20 +1,27 @@
-"""Plain values that go into and come out of the database. Frozen, keyword-only, free of SQLAlchemy.
+"""Plain values that go into and come out of the database, and what follows from them: a cell's standing, whether an owner lives.
+
+Frozen, keyword-only, free of SQLAlchemy.
 
 Times are aware UTC datetimes, durations seconds, sizes bytes, losses nats per token, accuracies and MFU fractions.
 """
 
 from __future__ import annotations
 
+import os
+import socket
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
 from datetime import datetime
-from typing import Any, Literal
+from pathlib import Path
+from typing import TYPE_CHECKING, Any, Literal
 
 from ..weights import recorded_hash
 
+if TYPE_CHECKING:
+    import psutil
+
 AXES = ("attn_type", "reg_mode", "distractor", "memory", "window")
 """The five factors that are columns of `cell` and of the view `results`; further ones live in the JSON `axes`."""
-
 Kind = Literal["train", "evaluate", "external"]
 """external: an evaluation of a model from elsewhere, which nobody here has trained."""
 Phase = Literal["starting", "training", "probing"]
@@ -30,7 +37,7 @@ Key = tuple[str, str, int]
 class Owner:
     """A process that owns a sweep or an attempt. `started` is its creation time (seconds since the epoch, from psutil),
     which tells it from a later process with the same pid. `space` is the boot and the PID namespace in which `pid` means
-    something (see processes.space); None where that is not known."""
+    something (see `space` below); None where that is not known."""
 
     name: str
     host: str
@@ -337,3 +344,79 @@ class Event:
     sweep_id: int | None
     cell_id: str | None
     attempt_id: int | None
+
+
+Standing = Literal[
+    "new", "running", "done", "failed", "diverged", "interrupted", "pruned", "needs-eval", "weights gone"
+]
+Request = tuple[str, int]
+"""(probe, context length; 0 when the probe is not about a length)."""
+
+
+def missing(state: CellState, requested: Iterable[Request]) -> list[Request]:
+    """Requested (probe, length) pairs that have neither a value nor a recorded reason, in the order asked."""
+    have = {(probe, length) for probe, _, length in state.measured}
+    return [request for request in requested if request not in have]
+
+
+def standing(state: CellState, requested: Iterable[Request]) -> Standing:
+    """Done means trained, with a value or a recorded reason at every requested (probe, length).
+
+    A trained cell that lacks a measurement needs an evaluation; without kept weights it is `weights gone`. Those of a model
+    from elsewhere are kept by others.
+    """
+    if state.state == "running" or state.trained_attempt_id is None:
+        return state.state
+    if not missing(state, requested):
+        return "done"
+    return "needs-eval" if state.weights or state.kind == "external" else "weights gone"
+
+
+def requests_of(options: object) -> list[Request]:
+    """The requested pairs that a launch stored with its revision."""
+    found = options.get("requested", []) if isinstance(options, dict) else []
+    return [(str(probe), int(length)) for probe, length in found]
+
+
+BOOT = Path("/proc/sys/kernel/random/boot_id")
+SILENCE_S = 300.0
+"""An attempt on another host, where we cannot look, counts as dead after this long without a word."""
+
+
+def space() -> str | None:
+    """The boot and the PID namespace of this process, in which its pid means something; None where there is no /proc.
+
+    Containers may share their host's name, and a restarted machine has the one that it had before.
+    """
+    try:
+        return f"{BOOT.read_text().strip()} {os.readlink('/proc/self/ns/pid')}"
+    except OSError:
+        return None
+
+
+def here(host: str | None, told: str | None) -> bool:
+    """Whether a pid that was told with that host and space can be looked up from here.
+
+    Where a space is not known, as from an older release, the name of the host decides.
+    """
+    ours = space()
+    return host == socket.gethostname() and (told is None or ours is None or told == ours)
+
+
+def find(pid: int | None, started: float | None) -> psutil.Process | None:
+    """The live process with that pid and creation time; None when it is gone or the pid belongs to another by now.
+
+    One that we may not look at is taken for the one that is meant.
+    """
+    if pid is None or started is None:
+        return None
+    import psutil  # only where a process is looked up
+
+    try:
+        process = psutil.Process(pid)
+        same = abs(process.create_time() - started) < 1.0 and process.status() != psutil.STATUS_ZOMBIE
+    except psutil.NoSuchProcess:
+        return None
+    except psutil.AccessDenied:
+        return process
+    return process if same else None

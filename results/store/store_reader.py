@@ -9,7 +9,8 @@ from typing import TYPE_CHECKING, Any, TypeVar
 
 from sqlalchemy.orm import Session
 
-from . import attempt_queries, queries, training_timings
+from . import attempt_queries, queries
+from .attempt_queries import Sample, Timed, samples
 from .records import (
     Attempt,
     CellRecord,
@@ -23,8 +24,6 @@ from .records import (
     SweepSummary,
     Value,
 )
-from .samples import Sample, samples
-from .training_timings import Timed
 
 if TYPE_CHECKING:
     import numpy as np
@@ -65,11 +64,11 @@ class Reads(ABC):
 
     def timed(self) -> list[Timed]:
         """What the newest finished trainings of each kind took, whichever sweeps list them."""
-        return self.read(training_timings.timed)
+        return self.read(attempt_queries.timed)
 
     def starts(self, attempt_ids: Collection[int]) -> dict[int, float]:
         """By attempt: seconds from the start of its process to the built network, for those that told."""
-        return self.read(training_timings.starts, attempt_ids)
+        return self.read(attempt_queries.starts, attempt_ids)
 
     def cell_states(
         self, sweep: str | None = None, *, revision: int | None = None, orphans: bool = False
@@ -175,25 +174,25 @@ class Snapshot(Reads):
     def curve_arrays(
         self, attempt_ids: Iterable[int], columns: Sequence[str], *, having: Sequence[str] = ()
     ) -> Iterator[tuple[int, np.ndarray]]:
-        """See curve_arrays.curve_arrays."""
-        from .curve_arrays import curve_arrays  # numpy takes as long to import as everything else together
+        """See frames.curve_arrays."""
+        from .frames import curve_arrays  # numpy takes as long to import as everything else together
 
         return curve_arrays(self.session, attempt_ids, columns, having=having)
 
     def item_means(self, attempt_ids: Collection[int], measure: Key) -> np.ndarray:
-        """See item_arrays.item_means."""
-        from .item_arrays import item_means
+        """See frames.item_means."""
+        from .frames import item_means
 
         return item_means(self.session, attempt_ids, measure)
 
     def item_places(self, attempt_ids: Collection[int], measure: Key) -> np.ndarray:
-        """See item_arrays.item_places."""
-        from .item_arrays import item_places
+        """See frames.item_places."""
+        from .frames import item_places
 
         return item_places(self.session, attempt_ids, measure)
 
     def item_details(self, attempt_ids: Collection[int], measure: Key) -> list[tuple[Any, ...]]:
-        """See item_arrays.item_details."""
-        from .item_arrays import item_details
+        """See frames.item_details."""
+        from .frames import item_details
 
         return item_details(self.session, attempt_ids, measure)

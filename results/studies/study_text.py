@@ -6,7 +6,7 @@ from collections import Counter
 from collections.abc import Sequence
 from typing import Any
 
-from ..counts import counted
+from ..console.text import counted
 from .optuna_study import Trial
 from .search import Search
 

@@ -7,7 +7,7 @@ from collections.abc import Mapping
 from dataclasses import asdict, dataclass
 from typing import Any
 
-from ..counts import counted
+from ..console.text import counted
 from ..revision_options import stored
 
 OPTION = "tuned"

@@ -11,7 +11,7 @@ from typing import TYPE_CHECKING
 import torch
 
 from ...results.metrics import PEAK_MEMORY
-from ...results.store.attempt_writer import AttemptWriter
+from ...results.store.recorder import AttemptWriter
 from ...results.store.records import Measurement
 from ..external_models.config import config_of
 from ..grid.plugins import load_plugin, plugin_of

@@ -14,7 +14,7 @@ import torch
 
 from ...kernels.dispatch import use_plain_torch
 from ...model.backbone import Backbone
-from ...results.store.attempt_writer import AttemptWriter
+from ...results.store.recorder import AttemptWriter
 from ...results.store.records import CurvePoint, Measurement
 from ...results.weights import NO_HASH, WEIGHTS_SHA256
 from ..checkpoints import checkpoint, storage

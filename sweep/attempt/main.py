@@ -14,9 +14,8 @@ from pathlib import Path
 from typing import Any
 
 from ...results.errors import Expected, LostLease
-from ...results.store.attempt_writer import AttemptWriter
 from ...results.store.journal import JOURNAL, JournalRecorder
-from ...results.store.recorder import Recorder
+from ...results.store.recorder import AttemptWriter, Recorder
 from ...results.store.records import AttemptState, CurvePoint
 from ...results.store.store import open_store
 from ..errors import SweepError

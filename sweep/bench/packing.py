@@ -17,7 +17,7 @@ from statistics import fmean
 
 import psutil
 
-from ...results.counts import counted
+from ...results.console.text import counted
 from ...results.store.records import Attempt
 from ...results.store.store import Store, open_store
 from ..config import Resources

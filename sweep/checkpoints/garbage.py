@@ -20,7 +20,7 @@ from sqlalchemy import func, select
 from sqlalchemy.orm import Session
 
 from ...results.console.output_files import bytes_under
-from ...results.counts import counted
+from ...results.console.text import counted
 from ...results.exchange.bundles import local_path
 from ...results.exchange.import_files import STAGING
 from ...results.names import file_name

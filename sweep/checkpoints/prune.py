@@ -14,10 +14,8 @@ from pathlib import Path
 from typing import Any, Literal
 
 from ...results.console.output_files import bytes_under
-from ...results.console.text import choice
-from ...results.counts import counted
-from ...results.store.cell_status import Standing, requests_of, standing
-from ...results.store.records import Attempt, CellState
+from ...results.console.text import choice, counted
+from ...results.store.records import Attempt, CellState, Standing, requests_of, standing
 from ...results.store.store import Store
 from ..errors import SweepError
 from ..units import size

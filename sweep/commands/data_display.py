@@ -13,7 +13,7 @@ from rich.console import Console
 from rich.progress import BarColumn, Progress, TextColumn, TimeElapsedColumn
 
 from ...results.console import terminal_table
-from ...results.counts import counted
+from ...results.console.text import counted
 from ..config import DataConfig, Plugin
 from ..data import corpora
 from ..data.corpora import CorpusError

@@ -9,8 +9,7 @@ import typer
 
 from ...results.console import completion
 from ...results.console.command_line import BY_NAME, MAX_NUMBER, AsJson, Db, Runs, SweepName, print_json, runs_folder
-from ...results.console.text import cleaned, plain, say
-from ...results.counts import counted
+from ...results.console.text import cleaned, counted, plain, say
 from ..completion import probes as probe_names
 
 db_app = typer.Typer(help="Look after the results database.", no_args_is_help=True)
@@ -73,8 +72,8 @@ def export(
 ) -> None:
     """Write a sweep into one file (a bundle) that import takes in elsewhere, or into files of another program.
 
-    --to tensorboard, wandb and mlflow write curves and measurements, one run a cell, offline; the first two need the extra
-    "exporters". MLFLOW_ALLOW_FILE_STORE=true mlflow ui --backend-store-uri FOLDER shows the last. --to optuna writes a study's
+    --to tensorboard, wandb and mlflow write curves and measurements, one run a cell, offline; they need the extra
+    "exporters". mlflow ui --backend-store-uri sqlite:///FOLDER/mlflow.db shows the last. --to optuna writes a study's
     trials as a database of Optuna's, which optuna-dashboard sqlite:///FILE opens.
 
     \b

@@ -9,7 +9,7 @@ import typer
 
 from ...model.bounds import MAX_CPUS, MAX_WATTS
 from ...results.console.command_line import AsJson, Cells, Db, Runs, print_json
-from ...results.counts import counted
+from ...results.console.text import counted
 from .options import GridName, Name, Rate, Set
 
 if TYPE_CHECKING:

@@ -7,7 +7,7 @@ from collections.abc import Iterator
 from typing import Any
 
 from ...results.console import command_line
-from ...results.usage import NAME
+from ...results.console.command_line import NAME
 
 HEAD = f"""\
 # Commands

@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Sequence
 from typing import Any
 
-from ...results.counts import counted
+from ...results.console.text import counted
 from .context import Check, Context, Look, absent, answer, bad, ok
 
 CLUSTER_SECONDS = 200.0

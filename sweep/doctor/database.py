@@ -12,7 +12,7 @@ from urllib.parse import quote
 from sqlalchemy import func, select, text
 from sqlalchemy.orm import Session
 
-from ...results.counts import counted
+from ...results.console.text import counted
 from ...results.errors import StoreError, StoreMissing
 from ...results.store import queries
 from ...results.store.database import plain_errors

@@ -9,7 +9,7 @@ from pathlib import Path
 
 import psutil
 
-from ...results.counts import counted
+from ...results.console.text import counted
 from ...results.store.database import NETWORK_FILESYSTEMS
 from ..checkpoints import storage
 from ..units import size

@@ -11,7 +11,7 @@ from typing import Any
 
 import psutil
 
-from ...results.counts import counted
+from ...results.console.text import counted
 from ..host.hardware import precisions
 from ..host.locks import GpuLocks
 from ..units import size

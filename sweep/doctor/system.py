@@ -15,7 +15,7 @@ from pathlib import Path
 
 import psutil
 
-from ...results.counts import counted
+from ...results.console.text import counted
 from ..executors import token_file
 from ..host import hardware
 from ..units import size

@@ -12,7 +12,7 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
-from ...results.counts import counted
+from ...results.console.text import counted
 from ...results.store.journal import JOURNAL, Reader
 from ...results.store.records import Attempt
 from ...results.store.store import Store

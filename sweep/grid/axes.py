@@ -8,7 +8,7 @@ from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any
 
 from ...model import registry
-from ...results.levels import level_word
+from ...results.names import level_word
 
 if TYPE_CHECKING:
     from ..config import CellConfig

@@ -7,8 +7,8 @@ from dataclasses import dataclass
 from fractions import Fraction
 from typing import TYPE_CHECKING, Any
 
+from ...results.console.text import counted
 from ...results.contrasts import Contrast
-from ...results.counts import counted
 from ...results.designs import aliasing, design_choice, regular_fractions
 from ...results.designs.design_option import METHODS, Design, as_options
 from ...results.designs.design_space import EXACT, Space, Term, closed, estimable, words

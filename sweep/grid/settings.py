@@ -12,8 +12,7 @@ from typing import Any, get_args
 from pydantic import BaseModel
 
 from ...model import registry
-from ...results.levels import level_word
-from ...results.names import is_utf8, short
+from ...results.names import is_utf8, level_word, short
 from ..config import FORMER, CellConfig
 from ..data.registry import CORPORA
 from ..errors import GridError

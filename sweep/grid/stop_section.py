@@ -9,7 +9,7 @@ from typing import Any
 
 from ...results import metrics
 from ...results.contrasts import Contrast, reference_level
-from ...results.levels import level_word
+from ...results.names import level_word
 from ...results.stopping.stopping_rule import FIRST, MOST, MOST_SEEDS, OBRIEN_FLEMING, SPENDINGS, Rule
 from ..errors import GridError
 from .contrasts import CALLED, Item, canonical, levels_of

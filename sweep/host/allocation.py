@@ -6,7 +6,7 @@ import re
 from collections.abc import Iterable
 from dataclasses import dataclass
 
-from ...results.counts import counted
+from ...results.console.text import counted
 from ..config import Resources
 from . import hardware
 from .hardware import Gpu

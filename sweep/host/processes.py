@@ -17,8 +17,7 @@ from pathlib import Path
 
 import psutil
 
-from ...results.store.processes import find, here, space
-from ...results.store.records import Owner
+from ...results.store.records import Owner, find, here, space
 
 GRACE_S = 10.0
 """Seconds that a process gets between SIGTERM and SIGKILL."""

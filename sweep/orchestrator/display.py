@@ -15,8 +15,7 @@ from rich.markup import escape
 from rich.progress import BarColumn, MofNCompleteColumn, Progress, TaskID, TextColumn, TimeElapsedColumn
 
 from ...results.console.streams import OutputClosed
-from ...results.console.text import paragraphs, plain
-from ...results.counts import counted
+from ...results.console.text import counted, paragraphs, plain
 from ...results.errors import WriteRefused
 from ...results.store.records import PRUNED, Attempt
 from ..grid.cell import Cell

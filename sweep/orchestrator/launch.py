@@ -14,8 +14,7 @@ from ...results import contrasts, forecast
 from ...results.designs import design_option
 from ...results.errors import SweepBusy, SweepUnknown
 from ...results.stopping import stopping_rule
-from ...results.store.cell_status import standing
-from ...results.store.records import CellState, NewRevision
+from ...results.store.records import CellState, NewRevision, standing
 from ...results.store.store import Store
 from ...results.studies import search
 from ..attempt import git

@@ -8,8 +8,7 @@ from pathlib import Path
 from typing import Any
 
 from ...results.names import LONGEST, short
-from ...results.store.cell_status import Request, missing
-from ...results.store.records import CellRecord, NewRevision
+from ...results.store.records import CellRecord, NewRevision, Request, missing
 from ...results.store.store import Store, SweepUnknown
 from ..attempt import trained_cells
 from ..config import CellConfig

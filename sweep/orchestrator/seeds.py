@@ -6,7 +6,7 @@ from collections.abc import Callable, Mapping, Sequence
 from typing import Any
 
 from ...results import forecast
-from ...results.counts import counted
+from ...results.console.text import counted
 from ...results.stopping import messages
 from ...results.stopping.interim_analysis import Looked, finished, looked_at
 from ...results.store.records import Attempt

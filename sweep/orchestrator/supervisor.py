@@ -16,9 +16,7 @@ from typing import Any, Protocol, cast
 
 from ...results.errors import CellTaken, LostLease
 from ...results.store import journal
-from ...results.store.cell_status import Standing, missing, standing
-from ...results.store.processes import SILENCE_S
-from ...results.store.records import Attempt, CellState, Owner
+from ...results.store.records import SILENCE_S, Attempt, CellState, Owner, Standing, missing, standing
 from ...results.store.store import Store
 from ..attempt.failures import EXIT_MACHINE, NODE_LOST, Failure, judge, oom_kills
 from ..attempt.job import Job

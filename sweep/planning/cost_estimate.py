@@ -9,7 +9,7 @@ from functools import cached_property
 from typing import Any
 
 from ...results.forecast import Forecast
-from ...results.store.cell_status import Request
+from ...results.store.records import Request
 from ..config import CellConfig
 from ..grid.cell import Cell
 from ..probes import bound, requested

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 
-from ...results.counts import counted
+from ...results.console.text import counted
 from ...results.designs.design_option import design_of
 from ...results.errors import SweepUnknown
 from ...results.store.store import Store

@@ -8,7 +8,7 @@ from pathlib import Path
 
 from ...model import parameter_shapes
 from ...model.config import ModelConfig
-from ...results.counts import counted
+from ...results.console.text import counted
 from ..checkpoints import file_names, storage
 from ..grid.cell import Cell
 from ..units import size

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 
-from ...results.counts import counted
+from ...results.console.text import counted
 from ..errors import MachineError, SweepError
 from ..grid.cell import Cell
 from ..host.allocation import Machine, Room, is_type, need

@@ -7,9 +7,8 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from typing import TYPE_CHECKING, Any
 
-from ...results.counts import counted
-from ...results.store.cell_status import Request, Standing, missing, standing
-from ...results.store.records import CellRecord, CellState
+from ...results.console.text import counted
+from ...results.store.records import CellRecord, CellState, Request, Standing, missing, standing
 from ..config import CellConfig
 from ..errors import GridError
 from ..grid.axes import level_text

@@ -5,7 +5,7 @@ from __future__ import annotations
 import hashlib
 from collections.abc import Callable
 
-from ...results.counts import counted
+from ...results.console.text import counted
 from ..config import CellConfig
 from ..grid.cell import canonical, model_identity, train_identity
 

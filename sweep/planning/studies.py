@@ -12,8 +12,7 @@ from pathlib import Path
 from typing import Any
 
 from ...results.errors import SweepUnknown
-from ...results.store.cell_status import Standing, standing
-from ...results.store.records import CellState
+from ...results.store.records import CellState, Standing, standing
 from ...results.store.store import Store
 from ...results.studies import study_store, study_text
 from ...results.studies.optuna_study import Trial

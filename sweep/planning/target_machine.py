@@ -5,8 +5,8 @@ from __future__ import annotations
 from collections.abc import Sequence
 from pathlib import Path
 
+from ...results.store.attempt_queries import Timed
 from ...results.store.store import Store
-from ...results.store.training_timings import Timed
 from ..grid.cell import Cell
 from ..host import hardware
 from ..host.allocation import is_type

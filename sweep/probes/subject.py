@@ -14,7 +14,7 @@ from torch import Tensor
 
 from ...model.backbone import Backbone
 from ...model.parameter_shapes import longest_text
-from ...results.counts import counted
+from ...results.console.text import counted
 from ...results.lazy_import import Late
 from ..config import CellConfig
 from ..data.batches import stream_rows

@@ -5,7 +5,7 @@ from __future__ import annotations
 from pathlib import Path
 
 import pytest
-from atma_sweep.results.counts import counted
+from atma_sweep.results.console.text import counted
 from atma_sweep.sweep.grid.grid import load_grid
 from atma_sweep.sweep.orchestrator.display import describe_plan
 from atma_sweep.sweep.planning import corpus_check, planner

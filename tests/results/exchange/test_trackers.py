@@ -7,7 +7,7 @@ from dataclasses import replace
 
 import numpy as np
 import pytest
-from atma_sweep.results.exchange.trackers import export_tensorboard, export_wandb
+from atma_sweep.results.exchange.trackers import export_mlflow, export_tensorboard, export_wandb
 from atma_sweep.results.store.records import AXES
 from atma_sweep.results.store.store import StoreError
 from histories import at, files, launch, rows, run
@@ -105,6 +105,9 @@ class TestTensorboard:
         monkeypatch.setitem(sys.modules, "wandb", None)
         with pytest.raises(StoreError, match="pip install 'wandb"):
             export_wandb(filled, "quick", tmp_path / "x")
+        monkeypatch.setitem(sys.modules, "mlflow", None)
+        with pytest.raises(StoreError, match="pip install 'mlflow-skinny"):
+            export_mlflow(filled, "quick", tmp_path / "x")
         assert not (tmp_path / "x").exists()
 
 

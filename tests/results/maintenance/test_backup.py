@@ -14,7 +14,7 @@ import psutil
 import pytest
 from atma_sweep.results.maintenance.backup import backup
 from atma_sweep.results.maintenance.check import check
-from atma_sweep.results.store import copying, schema
+from atma_sweep.results.store import schema, upgrading
 from atma_sweep.results.store.records import Owner
 from atma_sweep.results.store.store import StoreError, StoreMissing, open_store
 from patience import PATIENCE_S
@@ -82,13 +82,13 @@ class TestBackup:
         assert len(set(made)) == 5
 
     def test_a_name_that_is_taken_meanwhile_is_left_alone(self, db, tmp_path, monkeypatch):
-        real = copying._verified
+        real = upgrading._verified
 
         def slow(part):
             (tmp_path / "mine").write_text("somebody's")
             real(part)
 
-        monkeypatch.setattr(copying, "_verified", slow)
+        monkeypatch.setattr(upgrading, "_verified", slow)
         with pytest.raises(StoreError, match="cannot be copied"):
             backup(db, tmp_path / "mine")
 
@@ -99,11 +99,11 @@ class TestBackup:
         with pytest.raises(StoreError, match="exists already"):
             backup(db, tmp_path / "mine")
         assert (tmp_path / "mine").read_text() == "somebody's"
-        monkeypatch.setattr(copying, "_verified", real)
+        monkeypatch.setattr(upgrading, "_verified", real)
         assert dump(backup(db, tmp_path / "other")) == dump(db)
 
     def test_a_damaged_copy_is_refused(self, db, tmp_path, monkeypatch):
-        real = copying._verified
+        real = upgrading._verified
 
         def damage(part):
             data = bytearray(part.read_bytes())
@@ -111,7 +111,7 @@ class TestBackup:
             part.write_bytes(data)
             real(part)
 
-        monkeypatch.setattr(copying, "_verified", damage)
+        monkeypatch.setattr(upgrading, "_verified", damage)
         with pytest.raises(StoreError, match="db check"):
             backup(db, tmp_path / "copy")
         assert not [path for path in tmp_path.iterdir() if "copy" in path.name]

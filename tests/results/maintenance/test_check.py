@@ -13,7 +13,7 @@ import psutil
 import pytest
 from atma_sweep.results.maintenance import check as runner
 from atma_sweep.results.maintenance import host_checks
-from atma_sweep.results.maintenance import schema as schema_findings
+from atma_sweep.results.maintenance import integrity as schema_findings
 from atma_sweep.results.maintenance.backup import backup
 from atma_sweep.results.maintenance.check import check
 from atma_sweep.results.maintenance.finding import Finding

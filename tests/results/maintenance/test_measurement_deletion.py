@@ -8,9 +8,8 @@ from typing import Any
 import pytest
 from atma_sweep.results.errors import StoreError, SweepReadOnly
 from atma_sweep.results.maintenance.measurement_deletion import Row, forget, plan
-from atma_sweep.results.store.cell_status import requests_of, standing
 from atma_sweep.results.store.recorder import Recorder
-from atma_sweep.results.store.records import CellRecord, Example, Measurement, Owner
+from atma_sweep.results.store.records import CellRecord, Example, Measurement, Owner, requests_of, standing
 from atma_sweep.results.store.store import Store
 
 ASKED = {"requested": [["val", 0], ["clean", 64], ["clean", 128]]}

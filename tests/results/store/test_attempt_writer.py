@@ -16,9 +16,8 @@ from typing import Any
 
 import numpy as np
 import pytest
-from atma_sweep.results.store.attempt_writer import AttemptWriter
 from atma_sweep.results.store.journal import JournalRecorder, Reader
-from atma_sweep.results.store.recorder import Recorder
+from atma_sweep.results.store.recorder import AttemptWriter, Recorder
 from atma_sweep.results.store.records import CurvePoint, Example, Measurement, Owner, Provenance
 from atma_sweep.results.store.schema import Base, UtcTime
 from atma_sweep.results.store.store import LostLease, Store

@@ -11,9 +11,8 @@ from typing import Any
 
 import numpy as np
 import pytest
-from atma_sweep.results.store.attempt_writer import AttemptWriter
 from atma_sweep.results.store.journal import JOURNAL, JournalRecorder, Reader, settle
-from atma_sweep.results.store.recorder import Recorder
+from atma_sweep.results.store.recorder import AttemptWriter, Recorder
 from atma_sweep.results.store.records import Attempt, CurvePoint, Example, Measurement, Provenance
 from atma_sweep.results.store.schema import CurvePointRow, EventRow, ExampleRow, MeasurementRow, ProvenanceRow
 from atma_sweep.results.store.store import LostLease, Store, open_store

@@ -4,11 +4,11 @@ from __future__ import annotations
 
 from datetime import timedelta
 
+from atma_sweep.results.store.attempt_queries import MOST_ALIKE
 from atma_sweep.results.store.recorder import Recorder
 from atma_sweep.results.store.records import AXES, CellRecord, CurvePoint, Measurement, Owner, Provenance
 from atma_sweep.results.store.schema import AttemptRow
 from atma_sweep.results.store.store import Store
-from atma_sweep.results.store.training_timings import MOST_ALIKE
 
 ME = Owner(name="ada", host="here", pid=1, started=0.0)
 

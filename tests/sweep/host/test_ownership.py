@@ -17,7 +17,7 @@ from typing import Any
 import psutil
 import pytest
 from atma_sweep.results.maintenance import check
-from atma_sweep.results.store import processes
+from atma_sweep.results.store import records
 from atma_sweep.results.store.records import Attempt, Owner
 from atma_sweep.results.store.store import Store, open_store
 from atma_sweep.sweep.attempt.job import Job
@@ -97,7 +97,7 @@ def test_a_pid_counts_within_its_boot_and_namespace_alone(monkeypatch: pytest.Mo
     # an owner that an older release wrote, or one seen from a system without /proc, is judged by its host's name
     assert process.is_alive(replace(dead, space=None)) is False
     assert me.same_process(replace(me, space=None))
-    monkeypatch.setattr(processes, "BOOT", Path("/nowhere/boot_id"))
+    monkeypatch.setattr(records, "BOOT", Path("/nowhere/boot_id"))
     assert process.this_process("test").space is None
     assert process.is_alive(dead) is False
 
