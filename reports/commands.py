@@ -39,8 +39,9 @@ def status(
     """
     from ..results import shipped
     from ..results.builtin_sweeps import nothing_launched, open_known
+    from ..results.errors import StoreMissing
     from ..results.paper import is_published
-    from ..results.store.store import StoreMissing, open_store
+    from ..results.store.store import open_store
 
     if watch:
         from rich.console import Console

@@ -6,9 +6,10 @@ from pathlib import Path
 
 from . import paper, shipped
 from .console.text import did_you_mean
+from .errors import StoreMissing, SweepUnknown
 from .names import PUBLISHED, SHIPPED, short
 from .store.database_connection import PATIENCE_S
-from .store.store import Store, StoreMissing, SweepUnknown, open_store
+from .store.store import Store, open_store
 
 
 def with_known(store: Store, sweep: str) -> Store:
@@ -32,13 +33,14 @@ def open_known(
     Opened, and raises, as open_store does; StoreMissing names the sweeps that need no database.
     """
     try:
-        if sweep is None or not shipped.comes_along(sweep):
-            return paper.open_with_published(db, sweep, patience=patience, read_only=read_only)
-        return with_known(open_store(db, patience=patience, read_only=read_only), sweep)
+        store = open_store(db, patience=patience, read_only=read_only)
     except StoreMissing as error:
-        if sweep is not None and shipped.comes_along(sweep):
-            return shipped.shared(sweep)
+        if paper.is_published(sweep):
+            return paper.shared_published(str(sweep))
+        if shipped.comes_along(sweep):
+            return shipped.shared(str(sweep))
         raise StoreMissing(f"{error}{_offer(sweep)}") from error
+    return with_known(store, str(sweep)) if paper.is_published(sweep) or shipped.comes_along(sweep) else store
 
 
 def _offer(sweep: str | None) -> str:

@@ -230,7 +230,7 @@ def test_only_the_scheduler_imports_ray() -> None:
 
 
 def test_reports_ask_the_store_and_know_no_rows() -> None:
-    names = ("schema", "queries", "attempt_queries", "database", "upgrading", "copying")
+    names = ("schema", "queries", "attempt_queries", "database", "upgrading")
     inside = watched(*(rf"results/store/{name}\.py" for name in names))
     found = {name: targets & inside for name, targets in arrows().items() if name.startswith("reports/")}
     assert {name: targets for name, targets in found.items() if targets} == {}

@@ -9,8 +9,7 @@ from typing import Any
 
 from ... import __version__
 from ...results.paper import OWNER
-from ...results.store.attempt_queries import Sample
-from ...results.store.records import Attempt, Provenance
+from ...results.store.records import Attempt, Provenance, Sample
 from ...results.store.store import Store
 from ..live.status import source_of
 from ..result_columns import complete_columns, further_metrics

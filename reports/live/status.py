@@ -10,13 +10,13 @@ from datetime import datetime
 from typing import Any
 
 from ...results.console.text import counted
-from ...results.store.attempt_queries import Sample
 from ...results.store.records import (
     Attempt,
     CellRecord,
     CellState,
     CurvePoint,
     RevisionRecord,
+    Sample,
     Standing,
     SweepSummary,
     Value,

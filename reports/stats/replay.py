@@ -14,9 +14,9 @@ from functools import cache
 import numpy as np
 from scipy import stats
 
+from ...results.builtin_sweeps import open_known as opened
 from ...results.designs import design_choice, point_exchange
 from ...results.designs.design_space import Model, Space, Term, closed, residual
-from ...results.paper import open_with_published as opened
 from ...results.paper import with_published
 from ...results.store.records import AXES
 from ...results.store.store import Store

@@ -18,20 +18,13 @@ Losses are nats per token (the open-weight table: bits per token), accuracies an
 
 from __future__ import annotations
 
-import shutil
-import tempfile
-import weakref
-from collections.abc import Collection
-from functools import cache
-from pathlib import Path
+from functools import cache, partial
 
 from ..names import PUBLISHED
-from ..store.database_connection import PATIENCE_S
 from ..store.records import AXES
-from ..store.store import Store, StoreMissing, open_store
-from ..store.upgrading import create_scratch
+from ..store.store import Store, scratch_store
 from .base import rows
-from .loading import NAMES, OWNER, holds, load_published
+from .loading import OWNER, holds, load_published
 from .published_sweeps import (
     ATLAS,
     DIGITS,
@@ -65,29 +58,15 @@ __all__ = [
     "is_published_cell",
     "load_published",
     "open_published",
-    "open_with_published",
     "rows",
+    "shared_published",
     "with_published",
 ]
 
 
 def open_published() -> Store:
     """A temporary database with the published sweeps; its file is removed when the store is no longer used."""
-    return _temporary(NAMES)
-
-
-def _temporary(names: Collection[str]) -> Store:
-    folder = tempfile.mkdtemp(prefix="atma-published-")
-    try:
-        file = Path(folder) / "published.db"
-        create_scratch(file)
-        store = open_store(file)
-        weakref.finalize(store, shutil.rmtree, folder, ignore_errors=True)
-        load_published(store, names, alone=True)
-    except BaseException:
-        shutil.rmtree(folder, ignore_errors=True)
-        raise
-    return store
+    return scratch_store("published", partial(load_published, alone=True))
 
 
 def with_published(store: Store, sweep: str) -> Store:
@@ -97,39 +76,22 @@ def with_published(store: Store, sweep: str) -> Store:
     one's own has a published name, from a time when it could.
     """
     if is_published(sweep):
-        return store if holds(store, sweep) else _shared(sweep)
+        return store if holds(store, sweep) else shared_published(sweep)
     store.revision(sweep)  # raises SweepUnknown
     return store
 
 
-def open_with_published(
-    db: str | Path | None, sweep: str | None, *, patience: float = PATIENCE_S, read_only: bool = False
-) -> Store:
-    """The database; when a published sweep is asked for that it lacks, or there is no database, a temporary one with those.
-
-    Opened, and raises, as open_store does.
-    """
-    try:
-        store = open_store(db, patience=patience, read_only=read_only)
-        return store if sweep is None or not is_published(sweep) else with_published(store, sweep)
-    except StoreMissing:
-        if sweep is None or not is_published(sweep):
-            raise
-        return _shared(sweep)
-
-
-def is_published(sweep: str) -> bool:
+def is_published(sweep: str | None) -> bool:
     """Whether it is the name of one of this module's sweeps."""
     return sweep in PUBLISHED
 
 
 @cache
 def _scratch() -> Store:
-    return _temporary(())
+    return scratch_store("published", lambda store: None)
 
 
-def _shared(sweep: str) -> Store:
+def shared_published(sweep: str) -> Store:
     """The temporary database of this process, in which a sweep is put when it is first asked for."""
-    store = _scratch()
-    load_published(store, [sweep], alone=True)
-    return store
+    load_published(_scratch(), [sweep], alone=True)
+    return _scratch()

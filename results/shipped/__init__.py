@@ -5,15 +5,11 @@ They are what docs/replication.md is made of. A sweep of the same name in a data
 
 from __future__ import annotations
 
-import shutil
-import tempfile
-import weakref
 from functools import cache
 from pathlib import Path
 
 from ..names import SHIPPED
-from ..store.store import Store, open_store
-from ..store.upgrading import create_scratch
+from ..store.store import Store, scratch_store
 
 
 def bundle_of(sweep: str) -> Path:
@@ -31,14 +27,4 @@ def shared(sweep: str) -> Store:
     """A temporary database of this process with one of these sweeps alone; its file is removed at the end."""
     from ..exchange.importing import import_bundle  # only here, so that other commands start without it
 
-    folder = tempfile.mkdtemp(prefix="atma-shipped-")
-    try:
-        file = Path(folder) / "shipped.db"
-        create_scratch(file)
-        store = open_store(file)
-        weakref.finalize(store, shutil.rmtree, folder, ignore_errors=True)
-        import_bundle(store, bundle_of(sweep))
-    except BaseException:
-        shutil.rmtree(folder, ignore_errors=True)
-        raise
-    return store
+    return scratch_store("shipped", lambda store: import_bundle(store, bundle_of(sweep)))

@@ -5,19 +5,19 @@ As in queries.py, every function takes an open session and none of them writes.
 
 from __future__ import annotations
 
-from collections.abc import Collection, Mapping, Sequence
-from dataclasses import dataclass
+import math
+from collections.abc import Collection, Iterable, Iterator, Mapping, Sequence
 from datetime import datetime
-from typing import Any
+from itertools import chain
+from typing import TYPE_CHECKING, Any
 
-from sqlalchemy import and_, func, select
+from sqlalchemy import and_, bindparam, func, literal, select
 from sqlalchemy.orm import Session
 
 from ..errors import AttemptUnknown
 from ..metrics import SAMPLES
-from .database import storable
 from .queries import columns_of, in_parts, membership, read_records, revision_row, sweep_row
-from .records import Attempt, CurvePoint, Event, Example, Provenance, Source, Value
+from .records import SAMPLE_METRIC, Attempt, CurvePoint, Event, Key, Provenance, Sample, Source, Timed, Value
 from .schema import (
     AttemptRow,
     CellRow,
@@ -28,6 +28,9 @@ from .schema import (
     ProvenanceRow,
     RevisionCellRow,
 )
+
+if TYPE_CHECKING:
+    import numpy as np
 
 
 def attempt(session: Session, attempt_id: int) -> Attempt:
@@ -179,28 +182,10 @@ def events(
     return read_records(session, Event, query.limit(limit) if limit is not None else query)[::-1]
 
 
-METRIC = "text"
-
-
-@dataclass(frozen=True, kw_only=True)
-class Sample:
-    """What the network wrote behind one prompt after `step` steps; `item` numbers the prompts of a step."""
-
-    step: int
-    item: int
-    prompt: str
-    text: str
-
-    def as_example(self) -> Example:
-        """The same as the database holds it."""
-        detail = {"prompt": storable(self.prompt), "text": storable(self.text)}
-        return Example(probe=SAMPLES, metric=METRIC, length=self.step, item=self.item, value=None, detail=detail)
-
-
 def samples(session: Session, attempts: Collection[int]) -> dict[int, list[Sample]]:
     """By attempt, in the order of steps and prompts; attempts without any are absent."""
     columns = (ExampleRow.attempt_id, ExampleRow.length, ExampleRow.item, ExampleRow.detail)
-    asked = select(*columns).where(ExampleRow.probe == SAMPLES, ExampleRow.metric == METRIC)
+    asked = select(*columns).where(ExampleRow.probe == SAMPLES, ExampleRow.metric == SAMPLE_METRIC)
     found: dict[int, list[Sample]] = {}
     for part in in_parts(sorted(attempts)):
         rows = session.execute(asked.where(ExampleRow.attempt_id.in_(part)).order_by(*columns[:3]))
@@ -213,35 +198,6 @@ def samples(session: Session, attempts: Collection[int]) -> dict[int, list[Sampl
 
 MOST_ALIKE = 8
 """Of trainings with the same network, losses and batch on the same kind of machine, the newest; older ones add little."""
-
-
-@dataclass(frozen=True, kw_only=True)
-class Timed:
-    """One finished training. Times in seconds; `wall_s` of a curve point is training alone, without validation."""
-
-    attempt_id: int
-    config: Mapping[str, Any]
-    """What it ran with, as its provenance keeps it."""
-    gpu_name: str | None
-    host: str
-    start_s: float | None
-    """From the start of the process to the built network."""
-    elapsed_s: float
-    whole: bool
-    """It is the cell's first attempt, so that all of its training lies in `elapsed_s`."""
-    points: int
-    """Of the curve; each had a validation."""
-    first: tuple[int, float]
-    """Tokens and wall_s at the first point."""
-    last: tuple[int, float]
-    tokens_per_s: float | None
-    """Over the last interval of the curve."""
-    probes: Mapping[tuple[str, int], float]
-    """By probe and context length."""
-    neighbours: int = 0
-    """Other attempts that were on its GPU at the same time, at most."""
-    steps: str = ""
-    """Whether they were replayed as CUDA graphs or queued as they came, and why; "" of one from before there were both."""
 
 
 def timed(session: Session) -> list[Timed]:
@@ -360,3 +316,78 @@ def _curves(session: Session, ids: list[int]) -> dict[int, Ends]:
                 last.points, (first.tokens, first.wall_s), (last.tokens, last.wall_s), last.tokens_per_s
             )  # fmt: skip
     return found
+
+
+# --- curves and items as arrays: a sweep has millions of them, and an object of Python for each row costs more than a drawing ---
+
+COLUMNS = 4
+
+
+def item_places(session: Session, attempts: Collection[int], measure: Key) -> np.ndarray:
+    """[places of all items of all attempts, 4] as float64: attempt, item, position and value, in that order; a value that is
+    missing is NaN."""
+    probe, metric, length = measure
+    one = (ExampleRow.attempt_id, ExampleRow.item, ExampleRow.position)
+    asked = select(*one, ExampleRow.value)
+    asked = asked.where(ExampleRow.probe == probe, ExampleRow.metric == metric, ExampleRow.length == length)
+    return _fetched(session, asked.order_by(*one), attempts)
+
+
+def item_details(session: Session, attempts: Collection[int], measure: Key) -> list[tuple[Any, ...]]:
+    """Attempt, item, position, value and detail of every place that has a detail, in that order."""
+    probe, metric, length = measure
+    one = (ExampleRow.attempt_id, ExampleRow.item, ExampleRow.position)
+    asked = select(*one, ExampleRow.value, ExampleRow.detail).where(ExampleRow.detail.is_not(None)).order_by(*one)
+    asked = asked.where(ExampleRow.probe == probe, ExampleRow.metric == metric, ExampleRow.length == length)
+    parts = (asked.where(ExampleRow.attempt_id.in_(part)) for part in in_parts(sorted(attempts)))
+    return [tuple(row) for part in parts for row in session.execute(part)]
+
+
+def item_means(session: Session, attempts: Collection[int], measure: Key) -> np.ndarray:
+    """[items of all attempts, 4] as float64: attempt, item, and the mean and the least over the item's positions.
+
+    In the order of attempts and items. An item that lacks a value at any position is left out.
+    """
+    probe, metric, length = measure
+    value, one = ExampleRow.value, (ExampleRow.attempt_id, ExampleRow.item)
+    asked = select(*one, func.avg(value), func.min(value))
+    asked = asked.where(ExampleRow.probe == probe, ExampleRow.metric == metric, ExampleRow.length == length)
+    asked = asked.group_by(*one).having(func.count() == func.count(value)).order_by(*one)
+    return _fetched(session, asked, attempts)
+
+
+def _fetched(session: Session, asked: Any, attempts: Collection[int]) -> np.ndarray:
+    """What these COLUMNS columns are of these attempts, as float64; NULL is NaN."""
+    import numpy as np  # takes as long as everything else together
+
+    parts = []
+    for part in in_parts(sorted(attempts)):
+        cursor = session.connection().execute(asked.where(ExampleRow.attempt_id.in_(part))).cursor
+        rows = cursor.fetchall() if cursor is not None else []
+        flat = (math.nan if one is None else one for one in chain.from_iterable(rows))
+        parts.append(np.fromiter(flat, dtype=np.float64, count=len(rows) * COLUMNS))
+    return np.concatenate(parts).reshape(-1, COLUMNS) if parts else np.empty((0, COLUMNS))
+
+
+def curve_arrays(
+    session: Session, attempts: Iterable[int], columns: Sequence[str], *, having: Sequence[str] = ()
+) -> Iterator[tuple[int, np.ndarray]]:
+    """(attempt, its points by step as float64 [points, columns], NaN for NULL) for each attempt that has any, in turn.
+
+    `columns` are fields of CurvePoint; points where one of `having` is NULL are left out.
+    """
+    import numpy as np
+
+    table = CurvePointRow.__table__.columns
+    # infinities stand for NULL on the way, since none is ever stored: numpy takes floats far faster than objects
+    read = [func.coalesce(table[name], literal(math.inf)) if table[name].nullable else table[name] for name in columns]
+    query: Any = select(*read).where(CurvePointRow.attempt_id == bindparam("attempt"))
+    query = query.where(*(table[name].is_not(None) for name in having)).order_by(CurvePointRow.step)
+    connection = session.connection()
+    for attempt in attempts:
+        cursor = connection.execute(query, {"attempt": attempt}).cursor
+        rows = cursor.fetchall() if cursor is not None else []
+        if rows:
+            flat = np.fromiter(chain.from_iterable(rows), dtype=np.float64, count=len(rows) * len(columns))
+            flat[np.isinf(flat)] = np.nan
+            yield attempt, flat.reshape(-1, len(columns))

@@ -1,8 +1,5 @@
 """A sweep as tidy pandas frames: one row a cell, a value, a point of a training curve, or an item of a probe.
 
-Below them curves and items as plain NumPy arrays, from the driver's own cursor: a sweep has millions of them, and an object of
-Python's for each row costs more than all the rest of a drawing.
-
     from atma_sweep.results import open_store
 
     frames = open_store("atma.db").frames("quick")
@@ -20,20 +17,15 @@ Types: text is `string`, levels are text, whole numbers are `int64` where every 
 
 from __future__ import annotations
 
-import math
-from collections.abc import Callable, Collection, Iterable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from contextlib import AbstractContextManager
-from itertools import chain
 from typing import Any
 
-import numpy as np
 import pandas as pd
-from sqlalchemy import bindparam, func, literal, select
-from sqlalchemy.orm import Session
+from sqlalchemy import func, select
 
 from . import queries
-from .queries import in_parts
-from .records import AXES, CellState, Key, extra_axes, requests_of, standing
+from .records import AXES, CellState, extra_axes, requests_of, standing
 from .schema import AttemptRow, CurvePointRow, ExampleRow
 from .store_reader import Snapshot
 
@@ -228,72 +220,3 @@ def _series(values: list[Any], kind: str) -> pd.Series[Any]:
     if kind.startswith("datetime"):
         return pd.Series(pd.to_datetime(values, utc=True)).astype(kind)  # type: ignore[call-overload]
     return pd.Series(values, dtype=kind)
-
-
-COLUMNS = 4
-
-
-def item_places(session: Session, attempts: Collection[int], measure: Key) -> np.ndarray:
-    """[places of all items of all attempts, 4] as float64: attempt, item, position and value, in that order; a value that is
-    missing is NaN."""
-    probe, metric, length = measure
-    one = (ExampleRow.attempt_id, ExampleRow.item, ExampleRow.position)
-    asked = select(*one, ExampleRow.value)
-    asked = asked.where(ExampleRow.probe == probe, ExampleRow.metric == metric, ExampleRow.length == length)
-    return _fetched(session, asked.order_by(*one), attempts)
-
-
-def item_details(session: Session, attempts: Collection[int], measure: Key) -> list[tuple[Any, ...]]:
-    """Attempt, item, position, value and detail of every place that has a detail, in that order."""
-    probe, metric, length = measure
-    one = (ExampleRow.attempt_id, ExampleRow.item, ExampleRow.position)
-    asked = select(*one, ExampleRow.value, ExampleRow.detail).where(ExampleRow.detail.is_not(None)).order_by(*one)
-    asked = asked.where(ExampleRow.probe == probe, ExampleRow.metric == metric, ExampleRow.length == length)
-    parts = (asked.where(ExampleRow.attempt_id.in_(part)) for part in in_parts(sorted(attempts)))
-    return [tuple(row) for part in parts for row in session.execute(part)]
-
-
-def item_means(session: Session, attempts: Collection[int], measure: Key) -> np.ndarray:
-    """[items of all attempts, 4] as float64: attempt, item, and the mean and the least over the item's positions.
-
-    In the order of attempts and items. An item that lacks a value at any position is left out.
-    """
-    probe, metric, length = measure
-    value, one = ExampleRow.value, (ExampleRow.attempt_id, ExampleRow.item)
-    asked = select(*one, func.avg(value), func.min(value))
-    asked = asked.where(ExampleRow.probe == probe, ExampleRow.metric == metric, ExampleRow.length == length)
-    asked = asked.group_by(*one).having(func.count() == func.count(value)).order_by(*one)
-    return _fetched(session, asked, attempts)
-
-
-def _fetched(session: Session, asked: Any, attempts: Collection[int]) -> np.ndarray:
-    """What these COLUMNS columns are of these attempts, as float64; NULL is NaN."""
-    parts = []
-    for part in in_parts(sorted(attempts)):
-        cursor = session.connection().execute(asked.where(ExampleRow.attempt_id.in_(part))).cursor
-        rows = cursor.fetchall() if cursor is not None else []
-        flat = (math.nan if one is None else one for one in chain.from_iterable(rows))
-        parts.append(np.fromiter(flat, dtype=np.float64, count=len(rows) * COLUMNS))
-    return np.concatenate(parts).reshape(-1, COLUMNS) if parts else np.empty((0, COLUMNS))
-
-
-def curve_arrays(
-    session: Session, attempts: Iterable[int], columns: Sequence[str], *, having: Sequence[str] = ()
-) -> Iterator[tuple[int, np.ndarray]]:
-    """(attempt, its points by step as float64 [points, columns], NaN for NULL) for each attempt that has any, in turn.
-
-    `columns` are fields of CurvePoint; points where one of `having` is NULL are left out.
-    """
-    table = CurvePointRow.__table__.columns
-    # infinities stand for NULL on the way, since none is ever stored: numpy takes floats far faster than objects
-    read = [func.coalesce(table[name], literal(math.inf)) if table[name].nullable else table[name] for name in columns]
-    query: Any = select(*read).where(CurvePointRow.attempt_id == bindparam("attempt"))
-    query = query.where(*(table[name].is_not(None) for name in having)).order_by(CurvePointRow.step)
-    connection = session.connection()
-    for attempt in attempts:
-        cursor = connection.execute(query, {"attempt": attempt}).cursor
-        rows = cursor.fetchall() if cursor is not None else []
-        if rows:
-            flat = np.fromiter(chain.from_iterable(rows), dtype=np.float64, count=len(rows) * len(columns))
-            flat[np.isinf(flat)] = np.nan
-            yield attempt, flat.reshape(-1, len(columns))

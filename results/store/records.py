@@ -15,6 +15,7 @@ from datetime import datetime
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, Literal
 
+from ..metrics import SAMPLES
 from ..weights import recorded_hash
 
 if TYPE_CHECKING:
@@ -29,6 +30,8 @@ AttemptState = Literal["running", "done", "failed", "diverged", "interrupted"]
 CellStateWord = Literal["new", "running", "done", "failed", "diverged", "interrupted", "pruned"]
 PRUNED = "pruned"
 """Of a cell whose newest attempt was ended early by a study that gave it up; the class of failure of that attempt."""
+SAMPLE_METRIC = "text"
+"""The metric under which a written sample is kept, as an item without a number."""
 Key = tuple[str, str, int]
 """What a measurement is about: (probe, metric, context length; 0 when it is not about a length)."""
 
@@ -289,6 +292,52 @@ class CurvePoint:
     mfu_paper: float | None = None
     mfu: float | None = None
     peak_memory: int | None = None
+
+
+@dataclass(frozen=True, kw_only=True)
+class Sample:
+    """What the network wrote behind one prompt after `step` steps; `item` numbers the prompts of a step."""
+
+    step: int
+    item: int
+    prompt: str
+    text: str
+
+    def as_example(self) -> Example:
+        """The same as the database holds it."""
+        from .database import storable  # which needs SQLAlchemy
+
+        detail = {"prompt": storable(self.prompt), "text": storable(self.text)}
+        return Example(probe=SAMPLES, metric=SAMPLE_METRIC, length=self.step, item=self.item, value=None, detail=detail)
+
+
+@dataclass(frozen=True, kw_only=True)
+class Timed:
+    """One finished training. Times in seconds; `wall_s` of a curve point is training alone, without validation."""
+
+    attempt_id: int
+    config: Mapping[str, Any]
+    """What it ran with, as its provenance keeps it."""
+    gpu_name: str | None
+    host: str
+    start_s: float | None
+    """From the start of the process to the built network."""
+    elapsed_s: float
+    whole: bool
+    """It is the cell's first attempt, so that all of its training lies in `elapsed_s`."""
+    points: int
+    """Of the curve; each had a validation."""
+    first: tuple[int, float]
+    """Tokens and wall_s at the first point."""
+    last: tuple[int, float]
+    tokens_per_s: float | None
+    """Over the last interval of the curve."""
+    probes: Mapping[tuple[str, int], float]
+    """By probe and context length."""
+    neighbours: int = 0
+    """Other attempts that were on its GPU at the same time, at most."""
+    steps: str = ""
+    """Whether they were replayed as CUDA graphs or queued as they came, and why; "" of one from before there were both."""
 
 
 @dataclass(frozen=True, kw_only=True)

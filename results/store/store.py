@@ -10,6 +10,9 @@ Every method waits while the database is locked or its server away, up to `patie
 
 from __future__ import annotations
 
+import shutil
+import tempfile
+import weakref
 from collections.abc import Callable, Collection, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from datetime import timedelta
@@ -25,19 +28,11 @@ from sqlalchemy.orm import Session
 from ..arguments import COUNT, FLAG, NUMBER, PATH, TEXT, check_argument
 from ..console.text import without_passwords
 from ..errors import (
-    AttemptUnknown,
-    CellAmbiguous,
     CellTaken,
-    CellUnknown,
     LostLease,
-    StoreBusy,
     StoreError,
     StoreMissing,
-    StoreOutdated,
-    StoreTooNew,
     SweepBusy,
-    SweepReadOnly,
-    SweepUnknown,
 )
 from . import attempt_queries, queries, sweep_lease
 from .database import (
@@ -54,29 +49,11 @@ from .database_connection import PATIENCE_S, Transactions
 from .records import PRUNED, Attempt, AttemptState, CellRecord, Kind, NewRevision, Owner
 from .schema import AttemptRow, EventRow, SweepRow, UtcNow
 from .store_reader import Reads, Snapshot
-from .upgrading import create_database, upgrade_store
+from .upgrading import create_database, create_scratch
 
 if TYPE_CHECKING:
     from .frames import Frames
 
-__all__ = [
-    "AttemptUnknown",
-    "CellAmbiguous",
-    "CellTaken",
-    "CellUnknown",
-    "LostLease",
-    "Store",
-    "StoreBusy",
-    "StoreError",
-    "StoreMissing",
-    "StoreOutdated",
-    "StoreTooNew",
-    "SweepBusy",
-    "SweepReadOnly",
-    "SweepUnknown",
-    "open_store",
-    "upgrade_store",
-]
 
 IsAlive = Callable[[Owner], bool | None]
 
@@ -123,6 +100,21 @@ def open_store(
             check_revision(found, shown(url))
     except BaseException:
         store.close()
+        raise
+    return store
+
+
+def scratch_store(name: str, fill: Callable[[Store], object]) -> Store:
+    """Make a temporary database and fill it; its file is removed when the store is no longer used."""
+    folder = tempfile.mkdtemp(prefix=f"atma-{name}-")
+    try:
+        file = Path(folder) / f"{name}.db"
+        create_scratch(file)
+        store = open_store(file)
+        weakref.finalize(store, shutil.rmtree, folder, ignore_errors=True)
+        fill(store)
+    except BaseException:
+        shutil.rmtree(folder, ignore_errors=True)
         raise
     return store
 

@@ -10,7 +10,7 @@ from typing import TYPE_CHECKING, Any, TypeVar
 from sqlalchemy.orm import Session
 
 from . import attempt_queries, queries
-from .attempt_queries import Sample, Timed, samples
+from .attempt_queries import samples
 from .records import (
     Attempt,
     CellRecord,
@@ -20,8 +20,10 @@ from .records import (
     Key,
     Provenance,
     RevisionRecord,
+    Sample,
     Source,
     SweepSummary,
+    Timed,
     Value,
 )
 
@@ -174,25 +176,17 @@ class Snapshot(Reads):
     def curve_arrays(
         self, attempt_ids: Iterable[int], columns: Sequence[str], *, having: Sequence[str] = ()
     ) -> Iterator[tuple[int, np.ndarray]]:
-        """See frames.curve_arrays."""
-        from .frames import curve_arrays  # numpy takes as long to import as everything else together
-
-        return curve_arrays(self.session, attempt_ids, columns, having=having)
+        """See attempt_queries.curve_arrays."""
+        return attempt_queries.curve_arrays(self.session, attempt_ids, columns, having=having)
 
     def item_means(self, attempt_ids: Collection[int], measure: Key) -> np.ndarray:
-        """See frames.item_means."""
-        from .frames import item_means
-
-        return item_means(self.session, attempt_ids, measure)
+        """See attempt_queries.item_means."""
+        return attempt_queries.item_means(self.session, attempt_ids, measure)
 
     def item_places(self, attempt_ids: Collection[int], measure: Key) -> np.ndarray:
-        """See frames.item_places."""
-        from .frames import item_places
-
-        return item_places(self.session, attempt_ids, measure)
+        """See attempt_queries.item_places."""
+        return attempt_queries.item_places(self.session, attempt_ids, measure)
 
     def item_details(self, attempt_ids: Collection[int], measure: Key) -> list[tuple[Any, ...]]:
-        """See frames.item_details."""
-        from .frames import item_details
-
-        return item_details(self.session, attempt_ids, measure)
+        """See attempt_queries.item_details."""
+        return attempt_queries.item_details(self.session, attempt_ids, measure)

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Iterator
 
-from ...results.store.attempt_queries import Sample
+from ...results.store.records import Sample
 from ..config import SamplesConfig
 from ..probes.subject import Network
 from .generation import decoder_of, pieces

@@ -9,7 +9,8 @@ from collections.abc import Iterator
 from contextlib import closing
 from pathlib import Path
 
-from ...results.store.store import StoreError, StoreMissing, open_store
+from ...results.errors import StoreError, StoreMissing
+from ...results.store.store import open_store
 from ..errors import MachineError
 from .subprocess_usage import OURS
 

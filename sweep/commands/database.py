@@ -23,7 +23,7 @@ def db_upgrade(db: Db = None, as_json: AsJson = False) -> None:
     Example:
       atma-sweep db upgrade
     """
-    from ...results.store.store import upgrade_store
+    from ...results.store.upgrading import upgrade_store
 
     backup = upgrade_store(db)
     if as_json:
@@ -85,11 +85,11 @@ def export(
 
     from ...results.builtin_sweeps import open_known
     from ...results.console.output_files import format_of, is_standard
+    from ...results.errors import StoreError
     from ...results.exchange.exporting import export_sweep
     from ...results.exchange.tables import ENDINGS, export_table
     from ...results.exchange.trackers import IN_FILES, TRACKERS
     from ...results.names import file_name
-    from ...results.store.store import StoreError
 
     store = open_known(db, sweep)
     name = sweep or store.default_sweep()
@@ -213,8 +213,9 @@ def db_forget(
     import sys
     from dataclasses import asdict
 
+    from ...results.errors import StoreError
     from ...results.maintenance.measurement_deletion import forget, plan
-    from ...results.store.store import StoreError, open_store
+    from ...results.store.store import open_store
     from ..orchestrator.control import person
 
     store = open_store(db)

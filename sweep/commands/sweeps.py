@@ -23,8 +23,9 @@ def sweeps(db: Db = None, as_json: AsJson = False) -> None:
     """
     from ...results.builtin_sweeps import nothing_launched
     from ...results.console.terminal_table import terminal_width
+    from ...results.errors import StoreMissing
     from ...results.maintenance.overview import Overview, overview
-    from ...results.store.store import StoreMissing, open_store
+    from ...results.store.store import open_store
     from ..host.processes import holds
 
     try:

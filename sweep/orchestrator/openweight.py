@@ -7,9 +7,10 @@ from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import Any
 
+from ...results.errors import SweepUnknown
 from ...results.names import LONGEST, short
 from ...results.store.records import CellRecord, NewRevision, Request, missing
-from ...results.store.store import Store, SweepUnknown
+from ...results.store.store import Store
 from ..attempt import trained_cells
 from ..config import CellConfig
 from ..data import corpora

@@ -12,7 +12,7 @@ from pydantic import ValidationError
 
 from ...model.config import ModelConfigError
 from ...model.resolve import check_model_config
-from ...results.store.attempt_queries import Timed
+from ...results.store.records import Timed
 from ..config import CellConfig
 from ..host.allocation import is_type
 from ..probes import bound

@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Sequence
 from pathlib import Path
 
-from ...results.store.attempt_queries import Timed
+from ...results.store.records import Timed
 from ...results.store.store import Store
 from ..grid.cell import Cell
 from ..host import hardware

@@ -17,10 +17,11 @@ from atma_sweep.reports.stats.multiple_testing import holm
 from atma_sweep.reports.sweep_data import SweepData, gather, level_of
 from atma_sweep.results import shipped
 from atma_sweep.results.builtin_sweeps import open_known, with_known
+from atma_sweep.results.errors import StoreMissing, SweepUnknown
 from atma_sweep.results.exchange.importing import import_bundle
 from atma_sweep.results.names import SHIPPED
 from atma_sweep.results.store.records import CellState
-from atma_sweep.results.store.store import StoreMissing, SweepUnknown, open_store
+from atma_sweep.results.store.store import open_store
 from atma_sweep.sweep.grid.grid import load_grid
 from reads import sweeps_read
 

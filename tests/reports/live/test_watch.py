@@ -15,9 +15,10 @@ from typing import Any
 
 import pytest
 from atma_sweep.reports.live import watch as view
+from atma_sweep.results.errors import SweepUnknown
 from atma_sweep.results.store.recorder import Recorder
 from atma_sweep.results.store.records import AXES, CellRecord, Measurement, Owner, Provenance
-from atma_sweep.results.store.store import Store, SweepUnknown, open_store
+from atma_sweep.results.store.store import Store, open_store
 from patience import PATIENCE_S
 from rich.console import Console
 from sqlalchemy import text

@@ -12,11 +12,11 @@ from atma_sweep.reports.sweep_data import gather
 from atma_sweep.reports.tables import make_table
 from atma_sweep.reports.tables.printed_discrepancies import contradicted
 from atma_sweep.results import paper
-from atma_sweep.results.errors import StoreError, SweepReadOnly
+from atma_sweep.results.errors import StoreError, SweepReadOnly, SweepUnknown
 from atma_sweep.results.names import PUBLISHED
 from atma_sweep.results.paper.published_sweeps import sheet
 from atma_sweep.results.store.records import Owner
-from atma_sweep.results.store.store import Store, SweepUnknown, open_store
+from atma_sweep.results.store.store import Store, open_store
 
 COMPLETE = {"v1": "table6_complete", "v2": "table8_complete"}
 NUMBERS = ("val_loss", "clean_2k", "clean_64k", "junk_2k", "junk_64k", "needle_2k", "needle_64k", "mfu")

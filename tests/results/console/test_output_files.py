@@ -21,9 +21,7 @@ from atma_sweep.results.errors import StoreError, WriteRefused
 from patience import PATIENCE_S
 
 HERE = [sys.executable, "-c"]
-WRITE = (
-    "from pathlib import Path; import sys; from atma_sweep.results import output_files; output_files.write(Path(sys.argv[1]), {!r})"
-)
+WRITE = "from pathlib import Path; import sys; from atma_sweep.results.console import output_files; output_files.write(Path(sys.argv[1]), {!r})"
 ENDINGS = {".md": "md", ".csv": "csv"}
 
 

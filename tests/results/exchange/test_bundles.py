@@ -9,12 +9,12 @@ import tracemalloc
 import zipfile
 
 import pytest
-from atma_sweep.results.errors import BundleError
+from atma_sweep.results.errors import BundleError, StoreTooNew
 from atma_sweep.results.exchange import row_validation
 from atma_sweep.results.exchange.bundles import Limits, opened_bundle
 from atma_sweep.results.exchange.import_plan import Content
 from atma_sweep.results.exchange.importing import import_bundle
-from atma_sweep.results.store.store import StoreTooNew, open_store
+from atma_sweep.results.store.store import open_store
 from bundles import packed, unpacked
 from histories import bundle, files, halves, run, whole
 

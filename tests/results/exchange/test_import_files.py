@@ -8,11 +8,11 @@ import subprocess
 import sys
 
 import pytest
-from atma_sweep.results.errors import WriteRefused
+from atma_sweep.results.errors import StoreError, WriteRefused
 from atma_sweep.results.exchange import import_files
 from atma_sweep.results.exchange.exporting import export_sweep
 from atma_sweep.results.exchange.importing import import_bundle
-from atma_sweep.results.store.store import StoreError, open_store
+from atma_sweep.results.store.store import open_store
 from histories import bundle, cells_of, files, launch, natural, run, whole
 
 pytestmark = pytest.mark.usefixtures("here")

@@ -4,13 +4,12 @@ import random
 from dataclasses import replace
 
 import pytest
-from atma_sweep.results.errors import BundleError
+from atma_sweep.results.errors import BundleError, StoreError, SweepBusy, SweepUnknown
 from atma_sweep.results.exchange.exporting import export_sweep
 from atma_sweep.results.exchange.importing import import_bundle
 from atma_sweep.results.maintenance.measurement_deletion import forget, plan
 from atma_sweep.results.store.recorder import Recorder
 from atma_sweep.results.store.records import CurvePoint, Example, Measurement, Owner
-from atma_sweep.results.store.store import StoreError, SweepBusy, SweepUnknown
 from histories import T, at, bundle, cells_of, launch, natural, rows, run, view, whole
 from sqlalchemy import delete, select
 from tiers import shared_out

@@ -8,11 +8,12 @@ from pathlib import Path
 from typing import Any
 
 import pytest
+from atma_sweep.results.errors import StoreError
 from atma_sweep.results.exchange.trackers import TRACKERS, export_mlflow
 from atma_sweep.results.maintenance import names_tags_notes
 from atma_sweep.results.store.recorder import Recorder
 from atma_sweep.results.store.records import AXES, CurvePoint, Example, Measurement, Owner
-from atma_sweep.results.store.store import Store, StoreError
+from atma_sweep.results.store.store import Store
 
 pytestmark = [
     pytest.mark.slow,

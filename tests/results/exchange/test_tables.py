@@ -6,9 +6,9 @@ from pathlib import Path
 
 import pandas as pd
 import pytest
+from atma_sweep.results.errors import StoreError, SweepUnknown
 from atma_sweep.results.exchange import tables
 from atma_sweep.results.exchange.tables import export_table
-from atma_sweep.results.store.store import StoreError, SweepUnknown
 from histories import T, launch, run
 
 pytestmark = pytest.mark.usefixtures("here")

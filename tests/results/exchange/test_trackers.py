@@ -7,9 +7,9 @@ from dataclasses import replace
 
 import numpy as np
 import pytest
+from atma_sweep.results.errors import StoreError
 from atma_sweep.results.exchange.trackers import export_mlflow, export_tensorboard, export_wandb
 from atma_sweep.results.store.records import AXES
-from atma_sweep.results.store.store import StoreError
 from histories import at, files, launch, rows, run
 
 pytestmark = [pytest.mark.usefixtures("here"), pytest.mark.parametrize("backend", ["sqlite"], indirect=True)]

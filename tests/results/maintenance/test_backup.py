@@ -12,11 +12,12 @@ from pathlib import Path
 
 import psutil
 import pytest
+from atma_sweep.results.errors import StoreError, StoreMissing
 from atma_sweep.results.maintenance.backup import backup
 from atma_sweep.results.maintenance.check import check
 from atma_sweep.results.store import schema, upgrading
 from atma_sweep.results.store.records import Owner
-from atma_sweep.results.store.store import StoreError, StoreMissing, open_store
+from atma_sweep.results.store.store import open_store
 from patience import PATIENCE_S
 
 FORK = multiprocessing.get_context("fork")

@@ -11,6 +11,7 @@ from datetime import UTC, datetime
 
 import psutil
 import pytest
+from atma_sweep.results.errors import StoreError, StoreMissing
 from atma_sweep.results.maintenance import check as runner
 from atma_sweep.results.maintenance import host_checks
 from atma_sweep.results.maintenance import integrity as schema_findings
@@ -19,7 +20,7 @@ from atma_sweep.results.maintenance.check import check
 from atma_sweep.results.maintenance.finding import Finding
 from atma_sweep.results.store import schema
 from atma_sweep.results.store.records import Owner
-from atma_sweep.results.store.store import StoreError, StoreMissing, open_store
+from atma_sweep.results.store.store import open_store
 from tiers import every_nth
 
 FORK = multiprocessing.get_context("fork")

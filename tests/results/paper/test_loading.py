@@ -9,8 +9,9 @@ from typing import Any
 import pytest
 from atma_sweep.reports.tables import make_table
 from atma_sweep.results import paper
+from atma_sweep.results.builtin_sweeps import open_known
 from atma_sweep.results.paper import loading
-from atma_sweep.results.store.store import Store, open_store
+from atma_sweep.results.store.store import Store, open_store, scratch_store
 from tiers import every_nth
 
 Told = dict[tuple[str, str, str, int], float | None]
@@ -118,7 +119,7 @@ def test_a_temporary_database_has_the_tables_of_any_other(tmp_path: Path) -> Non
             return {name: sorted(database.execute(columns, (name,)).fetchall()) for name in names}
 
     whole = open_store(tmp_path / "atma.db", create=True)
-    made = paper.open_with_published(tmp_path / "none.db", "printed-v2-open-weight")
+    made = open_known(tmp_path / "none.db", "printed-v2-open-weight")
     assert schema(made) == schema(whole)
     assert "printed-v2-open-weight" in [summary.name for summary in made.sweeps()]
 
@@ -127,7 +128,7 @@ def test_attempts_have_the_same_ids_whichever_sweep_is_read_first() -> None:
     """So that a file's trace, which names them, holds for `report --check` in another process."""
     found = []
     for names in (("printed-v2",), ("printed-v1", "printed-v2")):
-        store = paper._temporary(())
+        store = scratch_store("published", lambda store: None)
         for name in names:
             loading.load_published(store, [name], alone=True)
         found.append({cell.slug: cell.attempt_id for cell in store.cell_states("printed-v2")})

@@ -10,6 +10,7 @@ from atma_sweep.reports.number_format import Column, column_of
 from atma_sweep.reports.sweep_data import SweepData, gather
 from atma_sweep.reports.table_builder import entry
 from atma_sweep.results import paper
+from atma_sweep.results.builtin_sweeps import open_known
 from atma_sweep.results.store.records import CellState
 
 NAMES = {"NoPE": "nope", "APE": "nope-ape", "REL": "rel", "RoPE": "rope", "Label": "nope-label", "FoT": "fox",
@@ -36,7 +37,7 @@ def tra(tmp_path_factory: pytest.TempPathFactory) -> SweepData:
 
 def published_alone(folder: Path, sweep: str) -> SweepData:
     """Where there is no database, the sweep that is asked for is loaded and no other."""
-    return gather(paper.open_with_published(folder / "none.db", sweep), sweep)
+    return gather(open_known(folder / "none.db", sweep), sweep)
 
 
 def cell(data: SweepData, slug: str) -> CellState:

@@ -16,11 +16,12 @@ from typing import Any
 
 import numpy as np
 import pytest
+from atma_sweep.results.errors import LostLease
 from atma_sweep.results.store.journal import JournalRecorder, Reader
 from atma_sweep.results.store.recorder import AttemptWriter, Recorder
 from atma_sweep.results.store.records import CurvePoint, Example, Measurement, Owner, Provenance
 from atma_sweep.results.store.schema import Base, UtcTime
-from atma_sweep.results.store.store import LostLease, Store
+from atma_sweep.results.store.store import Store
 from sqlalchemy import select
 
 NAN, INF = math.nan, math.inf

@@ -4,9 +4,10 @@ import multiprocessing
 from contextlib import contextmanager
 
 import pytest
+from atma_sweep.results.errors import SweepBusy
 from atma_sweep.results.store.records import NewRevision, Owner
 from atma_sweep.results.store.schema import CellRow, RevisionRow, SweepRow
-from atma_sweep.results.store.store import Store, SweepBusy, open_store
+from atma_sweep.results.store.store import Store, open_store
 from patience import PATIENCE_S
 from sqlalchemy import select
 from sqlalchemy.engine import make_url

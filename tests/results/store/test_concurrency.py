@@ -8,10 +8,11 @@ import threading
 import time
 
 import pytest
+from atma_sweep.results.errors import CellTaken, StoreBusy, SweepBusy
 from atma_sweep.results.store.recorder import Recorder
 from atma_sweep.results.store.records import CurvePoint, Measurement, Owner
 from atma_sweep.results.store.schema import EventRow, MeasurementRow, SweepRow
-from atma_sweep.results.store.store import CellTaken, StoreBusy, SweepBusy, open_store
+from atma_sweep.results.store.store import open_store
 from patience import PATIENCE_S
 from sqlalchemy import func, insert, select
 

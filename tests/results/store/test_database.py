@@ -8,9 +8,10 @@ from dataclasses import fields
 from pathlib import Path
 
 import pytest
+from atma_sweep.results.errors import StoreError, StoreMissing, StoreOutdated, StoreTooNew
 from atma_sweep.results.store import records, schema
 from atma_sweep.results.store.database import network_filesystem, place, shown
-from atma_sweep.results.store.store import Store, StoreError, StoreMissing, StoreOutdated, StoreTooNew, open_store
+from atma_sweep.results.store.store import Store, open_store
 
 MOUNTS = """\
 22 1 0:21 / / rw,relatime shared:1 - ext4 /dev/root rw

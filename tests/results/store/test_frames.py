@@ -11,10 +11,10 @@ from pathlib import Path
 import pandas as pd
 import pytest
 from atma_sweep.results import open_store
+from atma_sweep.results.errors import StoreError, SweepUnknown
 from atma_sweep.results.store import frames as module
 from atma_sweep.results.store.frames import CELL, CURVE, EXAMPLE, STATE, VALUE
 from atma_sweep.results.store.records import AXES
-from atma_sweep.results.store.store import StoreError, SweepUnknown
 from histories import at, launch, run
 from sqlalchemy import text
 

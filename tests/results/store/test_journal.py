@@ -11,11 +11,12 @@ from typing import Any
 
 import numpy as np
 import pytest
+from atma_sweep.results.errors import LostLease
 from atma_sweep.results.store.journal import JOURNAL, JournalRecorder, Reader, settle
 from atma_sweep.results.store.recorder import AttemptWriter, Recorder
 from atma_sweep.results.store.records import Attempt, CurvePoint, Example, Measurement, Provenance
 from atma_sweep.results.store.schema import CurvePointRow, EventRow, ExampleRow, MeasurementRow, ProvenanceRow
-from atma_sweep.results.store.store import LostLease, Store, open_store
+from atma_sweep.results.store.store import Store, open_store
 from sqlalchemy import func, select
 
 NUMBERS = (MeasurementRow, ExampleRow, CurvePointRow, ProvenanceRow, EventRow)

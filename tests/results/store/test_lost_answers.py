@@ -12,13 +12,14 @@ from typing import Any
 
 import postgres
 import pytest
+from atma_sweep.results.errors import CellTaken, LostLease, StoreBusy
 from atma_sweep.results.exchange.exporting import export_sweep
 from atma_sweep.results.exchange.importing import import_bundle
 from atma_sweep.results.store import database_connection
 from atma_sweep.results.store.recorder import Recorder
 from atma_sweep.results.store.records import CurvePoint, Example, Measurement, NewRevision, Owner, Provenance
 from atma_sweep.results.store.schema import Base, EventRow, UtcTime
-from atma_sweep.results.store.store import CellTaken, LostLease, Store, StoreBusy, open_store
+from atma_sweep.results.store.store import Store, open_store
 from proxy import Proxy
 from sqlalchemy import func, select
 from tiers import every_nth

@@ -7,11 +7,12 @@ import pytest
 from alembic.autogenerate import compare_metadata
 from alembic.migration import MigrationContext
 from alembic.script import ScriptDirectory
+from atma_sweep.results.errors import StoreError, StoreMissing, StoreTooNew
 from atma_sweep.results.store import schema
 from atma_sweep.results.store.recorder import Recorder
 from atma_sweep.results.store.records import CurvePoint, Measurement, Provenance
-from atma_sweep.results.store.store import StoreError, StoreMissing, StoreTooNew, open_store, upgrade_store
-from atma_sweep.results.store.upgrading import MIGRATIONS
+from atma_sweep.results.store.store import open_store
+from atma_sweep.results.store.upgrading import MIGRATIONS, upgrade_store
 from atma_sweep.results.studies.optuna_study import Trial
 from atma_sweep.results.studies.study_store import Studies
 from sqlalchemy import UniqueConstraint, create_engine, inspect

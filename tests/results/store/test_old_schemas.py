@@ -19,11 +19,12 @@ import time
 from pathlib import Path
 
 import pytest
+from atma_sweep.results.errors import StoreError
 from atma_sweep.results.maintenance.check import check
 from atma_sweep.results.store.database import make_engine, place
 from atma_sweep.results.store.schema import HEAD, REVISIONS
-from atma_sweep.results.store.store import StoreError, open_store, upgrade_store
-from atma_sweep.results.store.upgrading import MIGRATIONS, migrate
+from atma_sweep.results.store.store import open_store
+from atma_sweep.results.store.upgrading import MIGRATIONS, migrate, upgrade_store
 from patience import PATIENCE_S
 from sqlalchemy import MetaData, event, insert, select
 from sqlalchemy.engine import Engine

@@ -9,9 +9,10 @@ from pathlib import Path
 from typing import Any
 
 import pytest
+from atma_sweep.results.errors import StoreBusy
 from atma_sweep.results.store import database, database_connection
 from atma_sweep.results.store.records import Owner
-from atma_sweep.results.store.store import Store, StoreBusy, open_store
+from atma_sweep.results.store.store import Store, open_store
 from patience import until
 from sqlalchemy import text
 

@@ -19,7 +19,7 @@ from pathlib import Path
 import numpy as np
 import postgres
 import pytest
-from atma_sweep.results.errors import StoreAway
+from atma_sweep.results.errors import CellTaken, LostLease, StoreAway, StoreBusy, StoreError, SweepBusy
 from atma_sweep.results.exchange.exporting import export_sweep
 from atma_sweep.results.exchange.importing import import_bundle
 from atma_sweep.results.maintenance import backup, check
@@ -27,7 +27,7 @@ from atma_sweep.results.store.database import is_away, place
 from atma_sweep.results.store.recorder import Recorder
 from atma_sweep.results.store.records import CellRecord, CurvePoint, Example, Measurement, Owner, Provenance
 from atma_sweep.results.store.schema import AttemptRow, EventRow, ExampleRow, SweepRow
-from atma_sweep.results.store.store import CellTaken, LostLease, Store, StoreBusy, StoreError, SweepBusy, open_store
+from atma_sweep.results.store.store import Store, open_store
 from patience import PATIENCE_S, gone
 from sqlalchemy import create_engine, inspect, select, text, update
 from sqlalchemy.engine import make_url

@@ -6,10 +6,7 @@ from datetime import UTC, datetime, timedelta
 from pathlib import Path
 
 import pytest
-from atma_sweep.results.store import sweep_lease
-from atma_sweep.results.store.recorder import Recorder
-from atma_sweep.results.store.records import AXES, CellRecord, Measurement, Owner
-from atma_sweep.results.store.store import (
+from atma_sweep.results.errors import (
     AttemptUnknown,
     CellAmbiguous,
     CellTaken,
@@ -19,8 +16,11 @@ from atma_sweep.results.store.store import (
     SweepBusy,
     SweepReadOnly,
     SweepUnknown,
-    open_store,
 )
+from atma_sweep.results.store import sweep_lease
+from atma_sweep.results.store.recorder import Recorder
+from atma_sweep.results.store.records import AXES, CellRecord, Measurement, Owner
+from atma_sweep.results.store.store import open_store
 from sqlalchemy import text
 
 OTHER = Owner(name="bob", host="there", pid=202, started=2.5)

@@ -10,7 +10,7 @@ import pytest
 from atma_sweep.reports.dashboard.core_block import _thinned
 from atma_sweep.reports.dashboard.page import blocks_of
 from atma_sweep.reports.live.status import cell_sheet
-from atma_sweep.results.store.attempt_queries import Sample
+from atma_sweep.results.store.records import Sample
 from atma_sweep.sweep.attempt.trained_cells import load
 from atma_sweep.sweep.config import CellConfig
 from atma_sweep.sweep.errors import SweepError

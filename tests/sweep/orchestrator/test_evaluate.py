@@ -22,9 +22,10 @@ import numpy as np
 import psutil
 import pytest
 import torch
+from atma_sweep.results.errors import SweepReadOnly
 from atma_sweep.results.store.recorder import Recorder
 from atma_sweep.results.store.records import Attempt, Measurement, Owner
-from atma_sweep.results.store.store import Store, SweepReadOnly, open_store
+from atma_sweep.results.store.store import Store, open_store
 from atma_sweep.sweep.attempt.job import Job
 from atma_sweep.sweep.attempt.trained_cells import NotTrained, Trained, WeightsGone
 from atma_sweep.sweep.config import Resources
