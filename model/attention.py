@@ -12,7 +12,7 @@ import torch
 from torch import Tensor
 from torch.nn import functional
 
-from ..kernels.conv.conv import choose_backend
+from ..kernels.conv.op import choose_backend
 from ..kernels.norms import rms_norm
 from .branch import Mix
 from .chunking import in_pieces

@@ -15,13 +15,13 @@ import torch
 from torch import Tensor, nn
 from torch.nn import functional
 
-from ..kernels.cross_entropy import cross_entropy
-from ..kernels.cross_entropy.cross_entropy import CHUNK, linear_cross_entropy, linear_cross_entropy_sum, softcap
+from ..kernels.cross_entropy import op as cross_entropy
+from ..kernels.cross_entropy.op import CHUNK, linear_cross_entropy, linear_cross_entropy_sum, softcap
 from ..kernels.dispatch import Choice, version
-from ..kernels.fp8 import linear as fp8_linear
+from ..kernels.fp8 import op as fp8_linear
 from ..kernels.fp8 import rows as fp8_rows
-from ..kernels.row_linear.row_linear import choose_backend
-from ..kernels.sketch import sketch
+from ..kernels.row_linear.op import choose_backend
+from ..kernels.sketch import op as sketch
 from . import registry
 from .attention import Attention, States
 from .bases import Position, Table

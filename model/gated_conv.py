@@ -8,9 +8,9 @@ from __future__ import annotations
 import torch
 from torch import Tensor
 
-from ..kernels.conv.conv import choose_backend, gated_causal_conv
-from ..kernels.conv.step import gated_conv_step, tail_of
-from ..kernels.row_linear.row_linear import row_conv_step
+from ..kernels.conv.op import choose_backend, gated_causal_conv
+from ..kernels.conv_step.op import gated_conv_step, tail_of
+from ..kernels.row_linear.op import row_conv_step
 from .branch import Mix
 from .chunking import in_pieces
 from .config import ModelConfig

@@ -12,12 +12,12 @@ import torch
 from torch import Tensor, nn
 from torch.nn import functional
 
-from ..kernels.conv.conv import canon
-from ..kernels.conv.step import canon_step, tail_of
-from ..kernels.fp8.linear import fp8_gated_linear, fp8_linear
+from ..kernels.conv.op import canon
+from ..kernels.conv_step.op import canon_step, tail_of
+from ..kernels.fp8.op import fp8_gated_linear, fp8_linear
 from ..kernels.gates import squared_relu_gate, swish_gate
 from ..kernels.norms import rms_norm
-from ..kernels.row_linear.row_linear import row_linear
+from ..kernels.row_linear.op import row_linear
 from .inference.kv_cache import Room
 
 

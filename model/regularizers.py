@@ -14,7 +14,7 @@ import torch
 from torch import Tensor
 
 from ..kernels.norms import statistics_dtype
-from ..kernels.sketch.sketch import gram, sketch
+from ..kernels.sketch.op import gram, sketch
 
 STRONG_POINTS, STRONG_LIMIT = 17, 5.0
 """`strong` compares characteristic functions at 17 points on [-5, 5]."""

@@ -17,8 +17,8 @@ from typing import Any
 
 import pytest
 import torch
-from atma_sweep.kernels.fp8 import linear as fp8_linear
-from atma_sweep.kernels.gated_delta.gated_delta import choose_backend, gated_delta, gated_delta_reference, why_no_fla
+from atma_sweep.kernels.fp8 import op as fp8_linear
+from atma_sweep.kernels.gated_delta.op import choose_backend, gated_delta, gated_delta_reference, why_no_fla
 from atma_sweep.model.backbone import Auxiliary, build
 from atma_sweep.model.config import ModelConfig
 from patience import PATIENCE_S

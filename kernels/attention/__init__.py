@@ -1,1 +1,4 @@
-"""Attention over all keys or a window: Polar and softmax, naive, in Triton and in Gluon."""
+"""Causal attention, one package per operation; scored.py holds the plain torch path that most of them share.
+
+Imports only modules directly under kernels/. Start with softmax/op.py; launcher.py and torch_ops.py hold what the kernels share.
+"""

@@ -14,8 +14,8 @@ from torch import Tensor
 
 
 def kernels(name: str) -> Any:
-    """The module of kernels NAME_triton, imported when they first run: Triton is not installed everywhere."""
-    return importlib.import_module(f".{name}_triton", __package__)
+    """The module of kernels of NAME, imported when they first run: Triton is not installed everywhere."""
+    return importlib.import_module(f".{name}.triton", __package__)
 
 
 def attention_ops(name: str) -> tuple[Any, Any]:

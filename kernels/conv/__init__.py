@@ -1,1 +1,1 @@
-"""Depthwise causal convolutions."""
+"""Depthwise causal convolutions: the ops and their Triton kernels."""

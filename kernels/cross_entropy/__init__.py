@@ -1,1 +1,1 @@
-"""Head, soft cap and cross-entropy in one op."""
+"""Head, soft cap and cross-entropy in one op, and its Triton kernel."""

@@ -1,1 +1,1 @@
-"""The gated delta rule."""
+"""Gated delta rule: the op, its custom ops, and Triton kernels."""

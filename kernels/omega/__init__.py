@@ -1,1 +1,1 @@
-"""Memories that learn the pairs of a sliding window by the gradient of its loss."""
+"""Omega memory: the op, a step-by-step reference, custom ops, and Triton kernels."""

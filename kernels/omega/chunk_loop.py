@@ -14,7 +14,7 @@ from typing import Any, Literal
 import torch
 from torch import Tensor
 
-from ..gated_delta.gated_delta import running_sum
+from ..gated_delta.op import running_sum
 from .newton_schulz import orthogonalised
 
 Steps = Literal["none", "chunk", "token"]

@@ -1,1 +1,1 @@
-"""Attention of one new token a text over keys and values that lie in pages."""
+"""Attention of one new token per text over keys and values in pages: the ops and their Triton kernels."""

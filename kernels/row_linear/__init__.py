@@ -1,1 +1,1 @@
-"""Products of a few rows with a matrix, which cost what reading the matrix does."""
+"""Products of one row with a matrix: the ops and their Triton kernels."""

@@ -1,1 +1,1 @@
-"""Projections on a few directions."""
+"""Projections on a few directions: the op and its Triton kernels."""

@@ -14,7 +14,7 @@ import numpy.typing as npt
 import torch
 from torch import Tensor
 
-from ...kernels.paged.attention import write_pages
+from ...kernels.paged.op import write_pages
 from ...kernels.paged.page_tables import DUMMY, PAGE, Texts
 
 Array = npt.NDArray[np.int64]

@@ -8,9 +8,9 @@ import torch
 from torch import Tensor
 from torch.nn import functional
 
-from ...kernels.gated_delta import channelwise
-from ...kernels.gated_delta.gated_delta import NORM_FLOOR, choose_backend, gated_delta
-from ...kernels.gated_delta.step import delta_step
+from ...kernels.channelwise_delta import op as channelwise
+from ...kernels.delta_step.op import delta_step
+from ...kernels.gated_delta.op import NORM_FLOOR, choose_backend, gated_delta
 from ...kernels.norms import statistics_dtype
 from ..config import ModelConfig
 from ..inference.kv_cache import Room

@@ -10,7 +10,7 @@ from torch.nn import functional
 
 from ...kernels.norms import statistics_dtype
 from ...kernels.omega import features
-from ...kernels.omega.omega import Rates, State, answer, choose_backend, first_state, omega, unit
+from ...kernels.omega.op import Rates, State, answer, choose_backend, first_state, omega, unit
 from ...kernels.shapes import expand_kv
 from ..config import ModelConfig
 from ..layers import Linear

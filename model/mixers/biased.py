@@ -10,10 +10,11 @@ from bisect import bisect_left
 import torch
 from torch import Tensor, nn
 
-from ...kernels.attention import contextual, relative
-from ...kernels.attention.contextual import contextual_attention, of_positions
-from ...kernels.attention.forgetting import choose_backend, forgetting_attention
-from ...kernels.attention.relative import relative_attention
+from ...kernels.attention.contextual import op as contextual
+from ...kernels.attention.contextual.op import contextual_attention, of_positions
+from ...kernels.attention.forgetting.op import choose_backend, forgetting_attention
+from ...kernels.attention.relative import op as relative
+from ...kernels.attention.relative.op import relative_attention
 from ...kernels.norms import statistics_dtype
 from ...kernels.paged.single_query import row_attention, row_scores
 from ..config import ModelConfig

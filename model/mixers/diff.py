@@ -7,9 +7,9 @@ import math
 import torch
 from torch import Tensor, nn
 
-from ...kernels.attention.softmax import choose_backend, softmax_attention
+from ...kernels.attention.softmax.op import choose_backend, softmax_attention
 from ...kernels.norms import statistics_dtype
-from ...kernels.paged.attention import paged_softmax
+from ...kernels.paged.op import paged_softmax
 from ...kernels.rotary import rotate
 from ..bases import Before
 from ..config import ModelConfig

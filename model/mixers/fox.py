@@ -7,7 +7,7 @@ from typing import ClassVar
 import torch
 from torch import Tensor
 
-from ...kernels.attention.forgetting import choose_backend, forgetting_attention
+from ...kernels.attention.forgetting.op import choose_backend, forgetting_attention
 from ...kernels.paged.single_query import row_scores
 from ..bases import Before
 from ..config import ModelConfig

@@ -8,8 +8,8 @@ import torch
 from torch import Tensor
 from torch.nn import functional
 
-from ...kernels.attention.path import choose_backend, path_attention
-from ...kernels.conv.conv import causal_conv
+from ...kernels.attention.path.op import choose_backend, path_attention
+from ...kernels.conv.op import causal_conv
 from ...kernels.norms import statistics_dtype
 from ..config import ModelConfig
 from ..layers import CausalConv, Linear

@@ -5,8 +5,8 @@ from __future__ import annotations
 import torch
 from torch import Tensor, nn
 
-from ...kernels.attention.polar import choose_backend, polar_attention, polar_distractor_loss
-from ...kernels.paged.attention import paged_polar
+from ...kernels.attention.polar.op import choose_backend, polar_attention, polar_distractor_loss
+from ...kernels.paged.op import paged_polar
 from ...kernels.shapes import QUERY_BLOCK
 from ..config import ModelConfig
 from ..inference.kv_cache import Kept

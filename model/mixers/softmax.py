@@ -5,8 +5,8 @@ from __future__ import annotations
 import torch
 from torch import Tensor
 
-from ...kernels.attention.softmax import choose_backend, softmax_attention, softmax_distractor_loss
-from ...kernels.paged.attention import paged_softmax
+from ...kernels.attention.softmax.op import choose_backend, softmax_attention, softmax_distractor_loss
+from ...kernels.paged.op import paged_softmax
 from ...kernels.rotary import rotate
 from ..bases import Before
 from ..config import ModelConfig

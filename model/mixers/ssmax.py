@@ -5,9 +5,9 @@ from __future__ import annotations
 import torch
 from torch import Tensor, nn
 
-from ...kernels.attention.softmax import softmax_attention, softmax_distractor_loss
+from ...kernels.attention.softmax.op import softmax_attention, softmax_distractor_loss
 from ...kernels.norms import statistics_dtype
-from ...kernels.paged.attention import paged_softmax
+from ...kernels.paged.op import paged_softmax
 from ..config import ModelConfig
 from ..inference.kv_cache import Kept
 from .softmax import NoPE

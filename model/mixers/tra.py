@@ -7,7 +7,7 @@ from typing import ClassVar
 import torch
 from torch import Tensor
 
-from ...kernels.attention.threshold import choose_backend, distances, threshold_attention
+from ...kernels.attention.threshold.op import choose_backend, distances, threshold_attention
 from ...kernels.paged.single_query import row_attention, row_scores
 from ..config import ModelConfig
 from ..inference.kv_cache import Kept

@@ -8,7 +8,7 @@ import torch
 from torch import Tensor
 from torch.nn import functional
 
-from ...kernels.attention.wall import choose_backend, wall_attention
+from ...kernels.attention.wall.op import choose_backend, wall_attention
 from ...kernels.norms import statistics_dtype
 from ...kernels.paged.single_query import row_attention, row_scores
 from ...kernels.rotary import rotate

@@ -8,7 +8,7 @@ import torch
 from torch import Tensor
 from torch.nn import functional
 
-from ...kernels.attention.polar import TINY
+from ...kernels.attention.polar.op import TINY
 from ...kernels.shapes import expand_kv, visible_mask
 
 SQUARES = 7

@@ -12,11 +12,11 @@ import torch
 from torch import Tensor
 from torch.nn import functional
 
-from ...kernels.attention import forgetting as forgetting_op
-from ...kernels.attention import wall as wall_op
-from ...kernels.attention.contextual import contextual_attention
-from ...kernels.attention.relative import relative_attention
-from ...kernels.attention.threshold import threshold_attention
+from ...kernels.attention.contextual.op import contextual_attention
+from ...kernels.attention.forgetting import op as forgetting_op
+from ...kernels.attention.relative.op import relative_attention
+from ...kernels.attention.threshold.op import threshold_attention
+from ...kernels.attention.wall import op as wall_op
 from ...kernels.dispatch import failure, worst
 from ...kernels.shapes import expand_kv
 from ...model.mixers.wall import soft_clamp

@@ -15,16 +15,20 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from ...kernels.attention import contextual, polar, relative, softmax, threshold
-from ...kernels.conv import conv
-from ...kernels.cross_entropy import cross_entropy
+from ...kernels.attention.contextual import op as contextual
+from ...kernels.attention.polar import op as polar
+from ...kernels.attention.relative import op as relative
+from ...kernels.attention.softmax import op as softmax
+from ...kernels.attention.threshold import op as threshold
+from ...kernels.conv import op as conv
+from ...kernels.cross_entropy import op as cross_entropy
 from ...kernels.dispatch import Choice
-from ...kernels.fp8 import linear as fp8_linear
-from ...kernels.gated_delta import gated_delta
+from ...kernels.fp8 import op as fp8_linear
+from ...kernels.gated_delta import op as gated_delta
 from ...kernels.norms import rms_norm
 from ...kernels.paged.page_tables import PAGE
-from ...kernels.row_linear.row_linear import row_linear
 from ...results.console.text import choice
+from ...kernels.row_linear.op import row_linear
 from ..errors import SweepError
 from . import gated, memories, single_token
 from .ceilings import Ceilings, Timing, ceilings, interleaved, recorded

@@ -9,9 +9,10 @@ import torch
 from torch import Tensor
 from torch.nn import functional
 
-from ...kernels.gated_delta import channelwise, gated_delta
+from ...kernels.channelwise_delta import op as channelwise
+from ...kernels.gated_delta import op as gated_delta
 from ...kernels.norms import statistics_dtype
-from ...kernels.omega.omega import Rates, Steps, choose_backend, first_state, omega, unit
+from ...kernels.omega.op import Rates, Steps, choose_backend, first_state, omega, unit
 from ...kernels.shapes import expand_kv
 from ...model.memory.gated_delta import GAMMA_OFFSET
 from ...model.memory.gated_delta_outline import KDAConfig

@@ -11,7 +11,7 @@ from torch import Tensor
 from torch.nn.attention import SDPBackend, sdpa_kernel
 from torch.nn.functional import scaled_dot_product_attention
 
-from ...kernels.paged.attention import paged_polar, paged_softmax
+from ...kernels.paged.op import paged_polar, paged_softmax
 from ...kernels.paged.page_tables import PAGE, Texts
 from ...model.bases import Mixer
 from ...model.mixers import softmax as softmax_mixers

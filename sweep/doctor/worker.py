@@ -19,7 +19,7 @@ from .context import version_of
 def _about_torch() -> dict[str, Any]:
     import torch
 
-    from ...kernels.gated_delta.gated_delta import fla_is_right
+    from ...kernels.gated_delta.op import fla_is_right
 
     triton = version_of("triton") or "0"
     said: dict[str, Any] = {"torch": torch.__version__, "cuda": torch.version.cuda, "error": None, "gpus": []}
@@ -51,10 +51,11 @@ def _about_kernels() -> dict[str, Any]:
     """
     import torch
 
-    from ...kernels.attention import polar, softmax
-    from ...kernels.conv import conv
-    from ...kernels.cross_entropy import cross_entropy
-    from ...kernels.gated_delta import gated_delta
+    from ...kernels.attention.polar import op as polar
+    from ...kernels.attention.softmax import op as softmax
+    from ...kernels.conv import op as conv
+    from ...kernels.cross_entropy import op as cross_entropy
+    from ...kernels.gated_delta import op as gated_delta
     from ...model.config import ModelConfig
     from ..attempt.device import share_compiled
 

@@ -11,7 +11,7 @@ import torch
 from torch import Tensor
 
 from ...kernels.norms import statistics_dtype
-from ...kernels.omega.omega import unit
+from ...kernels.omega.op import unit
 from ...kernels.shapes import expand_kv
 from ...model.memory.recurrent import Recurrent
 from .memory_state import Seen, memories_of, watched

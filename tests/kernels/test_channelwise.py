@@ -4,13 +4,13 @@ from __future__ import annotations
 
 import pytest
 import torch
-from atma_sweep.kernels.gated_delta.channelwise import (
+from atma_sweep.kernels.channelwise_delta.op import (
     channelwise_delta,
     channelwise_delta_reference,
     choose_backend,
     fla_forward,
 )
-from atma_sweep.kernels.gated_delta.gated_delta import gated_delta_reference
+from atma_sweep.kernels.gated_delta.op import gated_delta_reference
 from torch import Tensor
 from torch.nn import functional
 

@@ -13,8 +13,8 @@ from typing import Any
 
 import pytest
 import torch
-from atma_sweep.kernels.conv import conv
-from atma_sweep.kernels.conv.conv import canon, causal_conv_reference, gated_causal_conv
+from atma_sweep.kernels.conv import op as conv
+from atma_sweep.kernels.conv.op import canon, causal_conv_reference, gated_causal_conv
 from atma_sweep.kernels.norms import rms_norm_reference
 from patience import PATIENCE_S
 from tiers import every_nth

@@ -8,8 +8,8 @@ from typing import Any
 
 import pytest
 import torch
-from atma_sweep.kernels.cross_entropy import cross_entropy
-from atma_sweep.kernels.cross_entropy.cross_entropy import (
+from atma_sweep.kernels.cross_entropy import op as cross_entropy
+from atma_sweep.kernels.cross_entropy.op import (
     linear_cross_entropy,
     linear_cross_entropy_reference,
     linear_cross_entropy_sum,

@@ -14,11 +14,15 @@ from typing import Any
 import pytest
 import torch
 from atma_sweep.kernels import dispatch
-from atma_sweep.kernels.attention import forgetting, ops, polar, softmax, wall
-from atma_sweep.kernels.conv import conv
-from atma_sweep.kernels.cross_entropy import cross_entropy
+from atma_sweep.kernels.attention import torch_ops
+from atma_sweep.kernels.attention.forgetting import op as forgetting
+from atma_sweep.kernels.attention.polar import op as polar
+from atma_sweep.kernels.attention.softmax import op as softmax
+from atma_sweep.kernels.attention.wall import op as wall
+from atma_sweep.kernels.conv import op as conv
+from atma_sweep.kernels.cross_entropy import op as cross_entropy
 from atma_sweep.kernels.dispatch import Choice, attention_choice, constant, plain_torch, use_plain_torch, why_no_triton
-from atma_sweep.kernels.gated_delta import gated_delta
+from atma_sweep.kernels.gated_delta import op as gated_delta
 
 CUDA, CPU, BF16 = torch.device("cuda"), torch.device("cpu"), torch.bfloat16
 CHOOSERS: dict[str, Callable[..., Choice]] = {
@@ -45,7 +49,7 @@ def as_before() -> Iterator[None]:
 def hopper(monkeypatch: pytest.MonkeyPatch) -> None:
     """A GPU of compute capability 9.0, as far as questions go, whose Gluon kernels are not asked."""
     pretend(monkeypatch, (9, 0))
-    monkeypatch.setattr(ops, "kernels", lambda path: SimpleNamespace(why_not=lambda *args: "not asked"))
+    monkeypatch.setattr(torch_ops, "kernels", lambda path: SimpleNamespace(why_not=lambda *args: "not asked"))
 
 
 def pretend(monkeypatch: pytest.MonkeyPatch, capability: tuple[int, int]) -> None:
@@ -216,7 +220,7 @@ def test_polar_on_hopper(monkeypatch: pytest.MonkeyPatch) -> None:
         asked.append(args)
         return "no room" if args[3] == 9 else None
 
-    monkeypatch.setattr(ops, "kernels", lambda path: SimpleNamespace(why_not=why_not))
+    monkeypatch.setattr(torch_ops, "kernels", lambda path: SimpleNamespace(why_not=why_not))
     monkeypatch.setattr(polar, "_error", lambda device, dtype, d, backend, *, seed: results[backend])
     ours = f"Triton {dispatch.version('triton')}"
     assert polar.choose_backend("cuda", BF16, 64) == ("gluon", ours)
@@ -247,7 +251,7 @@ def test_attention_with_gates_on_hopper(
     def why_not(*args: Any) -> str | None:
         return "no room" if args == (CUDA, BF16, 64, 9) else None
 
-    monkeypatch.setattr(ops, "kernels", lambda path: SimpleNamespace(why_not=why_not))
+    monkeypatch.setattr(torch_ops, "kernels", lambda path: SimpleNamespace(why_not=why_not))
     monkeypatch.setattr(op, "_error", lambda device, dtype, d, backend, *, seed: results[backend])
     ours = f"Triton {dispatch.version('triton')}"
     assert op.choose_backend("cuda", BF16, 64, *more) == ("gluon", ours)

@@ -8,9 +8,8 @@ from typing import Any
 import pytest
 import torch
 from atma_sweep.kernels.dispatch import SELF_TEST
-from atma_sweep.kernels.fp8 import linear as op
-from atma_sweep.kernels.fp8 import rows
-from atma_sweep.kernels.fp8.linear import fp8_gated_linear, fp8_linear, fp8_linear_reference, nearest
+from atma_sweep.kernels.fp8 import op, rows
+from atma_sweep.kernels.fp8.op import fp8_gated_linear, fp8_linear, fp8_linear_reference, nearest
 from atma_sweep.kernels.fp8.rows import E4M3, E5M2, TOP, quantise
 from atma_sweep.kernels.gates import squared_relu_gate, squared_relu_gate_backward
 from atma_sweep.kernels.norms import rms_norm

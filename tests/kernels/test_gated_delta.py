@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import pytest
 import torch
-from atma_sweep.kernels.gated_delta.gated_delta import (
+from atma_sweep.kernels.gated_delta.op import (
     choose_backend,
     fla_is_right,
     gated_delta,

@@ -12,7 +12,7 @@ from typing import Any
 
 import pytest
 import torch
-from atma_sweep.kernels.gated_delta.gated_delta import _chunked, gated_delta_reference
+from atma_sweep.kernels.gated_delta.op import _chunked, gated_delta_reference
 from tiers import every_nth
 from tolerances import rounding_bound
 from torch import Tensor

@@ -7,13 +7,13 @@ from typing import Any
 
 import pytest
 import torch
-from atma_sweep.kernels.gated_delta.gated_delta import gated_delta_reference
+from atma_sweep.kernels.gated_delta.op import gated_delta_reference
 from atma_sweep.kernels.omega import features
 from atma_sweep.kernels.omega import scan as scanned
 from atma_sweep.kernels.omega.columns import columns
 from atma_sweep.kernels.omega.newton_schulz import Orthogonalised, orthogonalised
-from atma_sweep.kernels.omega.omega import Rates, answer, first_state, omega, unit
-from atma_sweep.kernels.omega.omega_reference import omega_reference
+from atma_sweep.kernels.omega.op import Rates, answer, first_state, omega, unit
+from atma_sweep.kernels.omega.reference import omega_reference
 from torch import Tensor
 
 B, H, F, X = 2, 3, 5, 4

@@ -7,7 +7,7 @@ from typing import Any
 import pytest
 import torch
 from atma_sweep.kernels.dispatch import SELF_TEST, failure
-from atma_sweep.kernels.omega.omega import Rates, State, choose_backend, omega, unit
+from atma_sweep.kernels.omega.op import Rates, State, choose_backend, omega, unit
 from graded import interpreted, normal
 from tiers import every_nth
 from tolerances import rounding_bound
@@ -143,7 +143,7 @@ def test_orthogonal_steps_of_float16_operands_pass_the_self_test(x: int) -> None
 
     Of twelve draws the errors are 0.006 to 0.018, in another order of additions other ones: the median of three decides.
     """
-    from atma_sweep.kernels.omega import omega as file
+    from atma_sweep.kernels.omega import op as file
 
     assert failure("omega", file._error, torch.device("cpu"), torch.bfloat16, x, 16, 64, "chunk", True) is None
 
@@ -174,7 +174,7 @@ def test_no_size_of_values_or_gradients_leaves_float16(scale: float, of: str) ->
 @pytest.mark.thorough
 @pytest.mark.parametrize(("orthogonal", "slow"), [("none", False), ("none", True), ("chunk", True)])
 def test_ops_keep_the_rules_of_torch(orthogonal: str, slow: bool) -> None:
-    from atma_sweep.kernels.omega import ops
+    from atma_sweep.kernels.omega import torch_op
 
     n, c, seen, g, x = 2, 4, 6, 2, 16
     q, k, v = (normal(1, tokens, g, x, seed=i).requires_grad_() for i, tokens in enumerate((8, 10, 10)))
@@ -185,12 +185,12 @@ def test_ops_keep_the_rules_of_torch(orthogonal: str, slow: bool) -> None:
     old, to = (normal(n, g, seed=i).sigmoid().requires_grad_() for i in (7, 8))
     squares = [normal(g, x, x, seed=i).requires_grad_() for i in (9, 10)]
     rest = (kept, felt, step if plain and slow else None, share, old if slow else None, None if plain else to)
-    said = torch.library.opcheck(ops.forward, (q, k, v, *rest, *squares))
+    said = torch.library.opcheck(torch_op.forward, (q, k, v, *rest, *squares))
     assert set(said.values()) == {"SUCCESS"}, said
-    y, last, momentum, *saved = (x.detach() for x in ops.forward(q, k, v, *rest, *squares))
+    y, last, momentum, *saved = (x.detach() for x in torch_op.forward(q, k, v, *rest, *squares))
     flat = [None if x is None else x.detach() for x in (v, *rest)]
     args = (y, last, momentum if slow else None, *saved[:2], *flat, *saved[2:])
-    assert set(torch.library.opcheck(ops.backward, args).values()) == {"SUCCESS"}
+    assert set(torch.library.opcheck(torch_op.backward, args).values()) == {"SUCCESS"}
 
 
 def test_what_the_kernels_do_not_take_is_told() -> None:

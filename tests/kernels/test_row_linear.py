@@ -9,8 +9,8 @@ import pytest
 import torch
 from atma_sweep.kernels.gates import squared_relu_gate_reference, swish_gate_reference
 from atma_sweep.kernels.norms import rms_norm_reference
-from atma_sweep.kernels.row_linear import row_linear as module
-from atma_sweep.kernels.row_linear.row_linear import choose_backend, row_conv_step, row_linear
+from atma_sweep.kernels.row_linear import op as module
+from atma_sweep.kernels.row_linear.op import choose_backend, row_conv_step, row_linear
 from torch import Tensor
 
 TRUE = "test_schema", "test_faketensor", "test_aot_dispatch_static"

@@ -11,7 +11,8 @@ from types import ModuleType
 import pytest
 import torch
 from atma_sweep.kernels import dispatch
-from atma_sweep.kernels.attention import ops, softmax
+from atma_sweep.kernels.attention import torch_ops
+from atma_sweep.kernels.attention.softmax import op as softmax
 from graded import interpreted
 
 CASE = (torch.device("cpu"), torch.float16, 16, "triton")
@@ -38,7 +39,7 @@ def untried() -> Iterator[None]:
 
 def changed_kernels(folder: Path, right: str, wrong: str) -> ModuleType:
     """Return the module of the attention kernels with one text of its source changed."""
-    original = ops.kernels("triton")
+    original = torch_ops.kernels("triton")
     source = Path(original.__file__).read_text()
     assert right in source
     path = folder / "changed.py"
@@ -64,7 +65,7 @@ def test_a_self_test_passes_right_kernels() -> None:
 def test_a_self_test_refuses_a_small_fault(fault: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     pytest.importorskip("triton")
     module = changed_kernels(tmp_path, *FAULTS[fault])
-    monkeypatch.setattr(ops, "kernels", lambda path: module)
+    monkeypatch.setattr(torch_ops, "kernels", lambda path: module)
     why = dispatch.failure("softmax", softmax._error, *CASE)
     assert why is not None
     assert why.startswith("the self-test of softmax found a relative error of 0.")

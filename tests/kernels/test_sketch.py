@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import pytest
 import torch
-from atma_sweep.kernels.sketch.sketch import choose_backend, gram, pieces, sketch, sketch_reference
+from atma_sweep.kernels.sketch.op import choose_backend, gram, pieces, sketch, sketch_reference
 from tiers import every_nth
 from tolerances import rounding_bound
 from torch import Tensor

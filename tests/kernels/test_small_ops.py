@@ -6,9 +6,9 @@ import math
 
 import pytest
 import torch
-from atma_sweep.kernels.conv.conv import causal_conv, causal_conv_reference
-from atma_sweep.kernels.cross_entropy import cross_entropy
-from atma_sweep.kernels.cross_entropy.cross_entropy import linear_cross_entropy, linear_cross_entropy_reference, softcap
+from atma_sweep.kernels.conv.op import causal_conv, causal_conv_reference
+from atma_sweep.kernels.cross_entropy import op as cross_entropy
+from atma_sweep.kernels.cross_entropy.op import linear_cross_entropy, linear_cross_entropy_reference, softcap
 from atma_sweep.kernels.gates import squared_relu_gate, squared_relu_gate_reference, swish_gate, swish_gate_reference
 from atma_sweep.kernels.norms import EPS_FLOAT32, rms_norm, rms_norm_reference
 from atma_sweep.kernels.rotary import apply_rotary, apply_rotary_reference, frequencies, rotary_tables

@@ -7,18 +7,18 @@ from typing import Any
 
 import pytest
 import torch
-from atma_sweep.kernels.attention.polar_reference import polar_attention_reference
-from atma_sweep.kernels.conv import step as conv
-from atma_sweep.kernels.conv.conv import causal_conv_reference
-from atma_sweep.kernels.conv.step import canon_step, conv_step, gated_conv_step, tail_of
-from atma_sweep.kernels.gated_delta import step as delta
-from atma_sweep.kernels.gated_delta.channelwise import channelwise_delta_reference
-from atma_sweep.kernels.gated_delta.gated_delta import gated_delta_reference
-from atma_sweep.kernels.gated_delta.step import delta_step
+from atma_sweep.kernels.attention.polar.reference import polar_attention_reference
+from atma_sweep.kernels.channelwise_delta.op import channelwise_delta_reference
+from atma_sweep.kernels.conv.op import causal_conv_reference
+from atma_sweep.kernels.conv_step import op as conv
+from atma_sweep.kernels.conv_step.op import canon_step, conv_step, gated_conv_step, tail_of
+from atma_sweep.kernels.delta_step import op as delta
+from atma_sweep.kernels.delta_step.op import delta_step
+from atma_sweep.kernels.gated_delta.op import gated_delta_reference
 from atma_sweep.kernels.norms import rms_norm_reference
-from atma_sweep.kernels.paged import attention as backends
-from atma_sweep.kernels.paged import ops
-from atma_sweep.kernels.paged.attention import paged_polar, paged_softmax, write_pages
+from atma_sweep.kernels.paged import op as backends
+from atma_sweep.kernels.paged import torch_op
+from atma_sweep.kernels.paged.op import paged_polar, paged_softmax, write_pages
 from atma_sweep.kernels.paged.page_tables import Texts
 from tolerances import rounding_bound
 from torch import Tensor
@@ -290,9 +290,9 @@ def test_the_ops_say_truly_what_they_return_and_change() -> None:
         (conv.gated_step, (x, tails, slots, w)),
         (conv.heads_step, (x, tails, slots, w, 2, 1, 8, True)),
         (delta.step, (q, k, v, -gamma.abs(), gamma.sigmoid(), states, slots)),
-        (ops.put, (k, v, *where)),
-        (ops.attend, (q, *where, [], 0.25, 0, 0.0)),
-        (ops.attend, (q, *where, [base, base, base, base, v_null], 0.25, 7, 1e-30)),
+        (torch_op.put, (k, v, *where)),
+        (torch_op.attend, (q, *where, [], 0.25, 0, 0.0)),
+        (torch_op.attend, (q, *where, [base, base, base, base, v_null], 0.25, 7, 1e-30)),
     ]  # fmt: skip
     for op, args in cases:
         torch.library.opcheck(op, args, test_utils=("test_schema", "test_faketensor", "test_aot_dispatch_static"))

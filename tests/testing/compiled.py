@@ -62,7 +62,7 @@ def made(t: int, d: int, dtype: torch.dtype, heads: int = H) -> torch.Tensor:
 
 
 def softmax(t: int, d: int, window: int | None, dtype: torch.dtype) -> None:
-    from atma_sweep.kernels.attention import triton as kernels
+    from atma_sweep.kernels.attention.softmax import triton as kernels
 
     q, k, v = (made(t, d, dtype, heads) for heads in (H, J, J))
     o, lse = kernels.softmax_forward(q, k, v, window=window)
@@ -70,7 +70,7 @@ def softmax(t: int, d: int, window: int | None, dtype: torch.dtype) -> None:
 
 
 def polar(t: int, d: int, window: int | None, dtype: torch.dtype) -> None:
-    from atma_sweep.kernels.attention import triton as kernels
+    from atma_sweep.kernels.attention.softmax import triton as kernels
 
     q, k, v = (made(t, d, dtype, heads) for heads in (H, J, J))
     null, beta, v_null = torch.empty(t, H), torch.empty(H), torch.empty(H, d)
@@ -79,7 +79,7 @@ def polar(t: int, d: int, window: int | None, dtype: torch.dtype) -> None:
 
 
 def polar_on_hopper(t: int, d: int, window: int | None, dtype: torch.dtype) -> None:
-    from atma_sweep.kernels.attention.gluon import launch as entry
+    from atma_sweep.kernels.attention.polar import gluon as entry
 
     entry._processors = lambda _device: 132
     q, k, v = (made(t, d, dtype, heads) for heads in (H, J, J))
@@ -89,7 +89,7 @@ def polar_on_hopper(t: int, d: int, window: int | None, dtype: torch.dtype) -> N
 
 
 def forgetting(t: int, d: int, window: int | None, dtype: torch.dtype) -> None:
-    from atma_sweep.kernels.attention import forgetting_triton as kernels
+    from atma_sweep.kernels.attention.forgetting import triton as kernels
 
     q, k, v = (made(t, d, dtype, heads) for heads in (H, J, J))
     o, lse, *halves = kernels.forward(q, k, v, torch.empty(B, t, H), factor=0.1, window=window)
@@ -97,17 +97,17 @@ def forgetting(t: int, d: int, window: int | None, dtype: torch.dtype) -> None:
 
 
 def forgetting_on_hopper(t: int, d: int, window: int | None, dtype: torch.dtype) -> None:
-    from atma_sweep.kernels.attention.gluon import forgetting
-    from atma_sweep.kernels.attention.gluon import launch as entry
+    from atma_sweep.kernels.attention.forgetting import gluon
+    from atma_sweep.kernels.attention.polar import gluon as entry
 
     entry._processors = lambda _device: 132
     q, k, v = (made(t, d, dtype, heads) for heads in (H, J, J))
     for reach in {window, None}:  # a window has code of its own
-        forgetting.forward(q, k, v, torch.empty(B, t, H), factor=0.1, window=reach)
+        gluon.forward(q, k, v, torch.empty(B, t, H), factor=0.1, window=reach)
 
 
 def threshold(t: int, d: int, window: int | None, dtype: torch.dtype) -> None:
-    from atma_sweep.kernels.attention import threshold_triton as kernels
+    from atma_sweep.kernels.attention.threshold import triton as kernels
 
     q, k, v = (made(t, d, dtype, heads) for heads in (H, J, J))
     decay = torch.empty(B, H, t)
@@ -116,7 +116,7 @@ def threshold(t: int, d: int, window: int | None, dtype: torch.dtype) -> None:
 
 
 def contextual(t: int, d: int, window: int | None, dtype: torch.dtype) -> None:
-    from atma_sweep.kernels.attention import contextual_triton as kernels
+    from atma_sweep.kernels.attention.contextual import triton as kernels
 
     q, k, v, z = made(t, d, dtype), made(t, d, dtype, J), made(t, d, dtype, J), torch.empty(B, H, t, 64)
     for reach in {window, None}:
@@ -125,7 +125,7 @@ def contextual(t: int, d: int, window: int | None, dtype: torch.dtype) -> None:
 
 
 def relative(t: int, d: int, window: int | None, dtype: torch.dtype) -> None:
-    from atma_sweep.kernels.attention import relative_triton as kernels
+    from atma_sweep.kernels.attention.relative import triton as kernels
 
     q, k, v, bias = made(t, d, dtype), made(t, d, dtype, J), made(t, d, dtype, J), torch.empty(H, 513)
     for reach in {window, None}:
@@ -134,7 +134,7 @@ def relative(t: int, d: int, window: int | None, dtype: torch.dtype) -> None:
 
 
 def wall(t: int, d: int, window: int | None, dtype: torch.dtype) -> None:
-    from atma_sweep.kernels.attention import wall_triton as kernels
+    from atma_sweep.kernels.attention.wall import triton as kernels
 
     for heads in (H, J):  # gates of a query head's own, and of a key head
         q, k, v, gates = made(t, d, dtype), made(t, d, dtype, J), made(t, d, dtype, J), made(t, d, F32, heads)
@@ -143,8 +143,8 @@ def wall(t: int, d: int, window: int | None, dtype: torch.dtype) -> None:
 
 
 def wall_on_hopper(t: int, d: int, window: int | None, dtype: torch.dtype) -> None:
-    from atma_sweep.kernels.attention.gluon import launch as entry
-    from atma_sweep.kernels.attention.gluon import wall as kernels
+    from atma_sweep.kernels.attention.polar import gluon as entry
+    from atma_sweep.kernels.attention.wall import gluon as kernels
 
     entry._processors = lambda _device: 132
     for heads in (H, J):
@@ -190,18 +190,18 @@ def as_fla_asks() -> None:
 
 def gated_delta_fla(t: int, d: int, _window: int | None, dtype: torch.dtype) -> None:
     as_fla_asks()
-    from atma_sweep.kernels.gated_delta import ops
+    from atma_sweep.kernels.gated_delta import torch_op
 
     q, k, v, gates = made(t, d, dtype), made(t, d, dtype), made(t, d, dtype), torch.empty(B, t, H)
     for first in (None, torch.empty(B, H, d, d)):
-        r, last, *saved = ops.fla_forward(q, k, v, gates, gates, first)
+        r, last, *saved = torch_op.fla_forward(q, k, v, gates, gates, first)
         for g_last in (None, last):
-            ops.fla_backward(r, g_last, v, gates, first, *saved)
+            torch_op.fla_backward(r, g_last, v, gates, first, *saved)
 
 
 def channelwise_fla(t: int, d: int, _window: int | None, dtype: torch.dtype) -> None:
     as_fla_asks()
-    from atma_sweep.kernels.gated_delta import channelwise
+    from atma_sweep.kernels.channelwise_delta import op as channelwise
 
     q, k, v, gamma = made(t, d, dtype), made(t, d, dtype), made(t, d, dtype), made(t, d, F32)
     beta, state = torch.empty(B, t, H), torch.empty(B, H, d, d)
@@ -212,7 +212,7 @@ def channelwise_fla(t: int, d: int, _window: int | None, dtype: torch.dtype) -> 
 
 def path_fla(t: int, d: int, _window: int | None, dtype: torch.dtype) -> None:
     as_fla_asks()
-    from atma_sweep.kernels.attention import path
+    from atma_sweep.kernels.attention.path import op as path
 
     q, k, v = (made(t, d, dtype, heads) for heads in (H, J, J))
     w, beta = made(t, d, F32, J), torch.empty(B, t, J)
@@ -220,7 +220,7 @@ def path_fla(t: int, d: int, _window: int | None, dtype: torch.dtype) -> None:
 
 
 def omega(t: int, d: int, _window: int | None, dtype: torch.dtype) -> None:
-    from atma_sweep.kernels.omega import ops
+    from atma_sweep.kernels.omega import torch_op
 
     square = torch.empty(B * H, d, d)
     # the defaults of omega and of atlas, and a momentum without orthogonal steps
@@ -231,8 +231,8 @@ def omega(t: int, d: int, _window: int | None, dtype: torch.dtype) -> None:
         rates = (kept, None if orthogonal else felt, kept if slow and not orthogonal else None)
         rest = (share, one) if slow else (None, None)
         given = (v, *rates, *rest, one if orthogonal else None)
-        y, last, momentum, q, k, *saved = ops.forward(q, k, *given, square, square)
-        ops.backward(y, last, momentum if slow else None, q, k, *given, *saved)
+        y, last, momentum, q, k, *saved = torch_op.forward(q, k, *given, square, square)
+        torch_op.backward(y, last, momentum if slow else None, q, k, *given, *saved)
 
 
 def convolutions(t: int, d: int, _window: int | None, dtype: torch.dtype) -> None:
@@ -270,8 +270,8 @@ def sketch(t: int, d: int, _window: int | None, dtype: torch.dtype) -> None:
 
 
 def steps(t: int, d: int, window: int | None, dtype: torch.dtype) -> None:
-    from atma_sweep.kernels.conv import step_triton as conv
-    from atma_sweep.kernels.gated_delta import step_triton as delta
+    from atma_sweep.kernels.conv_step import triton as conv
+    from atma_sweep.kernels.delta_step import triton as delta
     from atma_sweep.kernels.paged import triton as paged
     from atma_sweep.kernels.paged.page_tables import PAGE
 

@@ -1,1 +1,1 @@
-"""Polar attention's heavy kernels and forgetting attention's forward for Hopper, in Triton's Gluon."""
+"""Device code in Triton's Gluon, for Hopper, that polar and forgetting attention share."""

@@ -11,11 +11,11 @@ from typing import Any
 
 import pytest
 import torch
-from atma_sweep.kernels.conv import step as conv_step
+from atma_sweep.kernels.conv_step import op as conv_step
+from atma_sweep.kernels.delta_step import op as delta_step
 from atma_sweep.kernels.dispatch import Choice
-from atma_sweep.kernels.gated_delta import step as delta_step
-from atma_sweep.kernels.paged import attention as paged_attention
-from atma_sweep.kernels.row_linear import row_linear
+from atma_sweep.kernels.paged import op as paged_attention
+from atma_sweep.kernels.row_linear import op as row_linear
 from atma_sweep.model import backbone
 from atma_sweep.model.backbone import Backbone, build
 from atma_sweep.model.compilation import CompileError, one_graph

@@ -7,7 +7,7 @@ from typing import Any
 
 import pytest
 import torch
-from atma_sweep.kernels.attention.softmax import softmax_attention_reference
+from atma_sweep.kernels.attention.softmax.op import softmax_attention_reference
 from atma_sweep.model.config import ModelConfig
 from atma_sweep.model.mixers.biased import ALiBi, slopes
 from atma_sweep.model.mixers.biased_outline import ALiBiConfig

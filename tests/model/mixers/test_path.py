@@ -6,7 +6,7 @@ from typing import Any
 
 import pytest
 import torch
-from atma_sweep.kernels.attention.path import path_attention
+from atma_sweep.kernels.attention.path.op import path_attention
 from atma_sweep.model.config import ModelConfig
 from atma_sweep.model.mixers.path import PaTH
 from atma_sweep.model.mixers.path_outline import PaTHConfig

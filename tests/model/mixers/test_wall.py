@@ -7,8 +7,8 @@ from typing import Any
 
 import pytest
 import torch
-from atma_sweep.kernels.attention.softmax import softmax_attention_reference
-from atma_sweep.kernels.attention.wall import wall_attention
+from atma_sweep.kernels.attention.softmax.op import softmax_attention_reference
+from atma_sweep.kernels.attention.wall.op import wall_attention
 from atma_sweep.kernels.rotary import apply_rotary_reference
 from atma_sweep.model.config import ModelConfig
 from atma_sweep.model.mixers.wall import Wall, soft_clamp

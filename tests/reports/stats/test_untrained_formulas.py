@@ -7,7 +7,7 @@ from typing import Any
 import numpy as np
 import pytest
 import torch
-from atma_sweep.kernels.gated_delta.gated_delta import gated_delta
+from atma_sweep.kernels.gated_delta.op import gated_delta
 from atma_sweep.model.backbone import Backbone, build
 from atma_sweep.model.config import ModelConfig
 from atma_sweep.model.memory import gated_delta as memory_file

@@ -13,7 +13,7 @@ from typing import Any
 
 import pytest
 import torch
-from atma_sweep.kernels.attention.polar import polar_attention
+from atma_sweep.kernels.attention.polar.op import polar_attention
 from atma_sweep.model.config import ModelConfig
 from atma_sweep.model.inference.decode import Paged
 from atma_sweep.model.mixers.biased import CoPE, CoPEConfig, Rel, RelConfig

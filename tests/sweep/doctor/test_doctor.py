@@ -324,7 +324,7 @@ def test_triton_and_fla(driver: Any, look: Any, monkeypatch: pytest.MonkeyPatch)
 
 
 def test_the_answer_about_fla_is_the_kernels_own() -> None:
-    from atma_sweep.kernels.gated_delta.gated_delta import fla_is_right
+    from atma_sweep.kernels.gated_delta.op import fla_is_right
 
     verdicts = [fla_is_right((9, 0), version) for version in ("3.3.1", "3.4.0", "3.7.0", "3.7.1")]
     assert verdicts == [True, False, False, True], "what the docstring and the texts of doctor say"

@@ -8,7 +8,7 @@ from typing import Any
 
 import pytest
 import torch
-from atma_sweep.kernels.attention import softmax
+from atma_sweep.kernels.attention.softmax import op as softmax
 from atma_sweep.model.backbone import build
 from atma_sweep.model.config import ModelConfig
 from atma_sweep.sweep.probes.measure import measure

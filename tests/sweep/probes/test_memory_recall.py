@@ -10,7 +10,7 @@ import numpy as np
 import pytest
 import torch
 from atma_sweep.kernels.omega import features
-from atma_sweep.kernels.omega.omega import Rates, first_state
+from atma_sweep.kernels.omega.op import Rates, first_state
 from atma_sweep.model.config import ModelConfig
 from atma_sweep.model.memory.gated_delta import DeltaRates
 from atma_sweep.model.registry import MEMORIES, register_memory

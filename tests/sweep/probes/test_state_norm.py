@@ -8,7 +8,7 @@ import numpy as np
 import pytest
 import torch
 from atma_sweep.kernels.omega import features
-from atma_sweep.kernels.omega.omega_reference import omega_reference
+from atma_sweep.kernels.omega.reference import omega_reference
 from atma_sweep.model.attention import Attention
 from atma_sweep.model.backbone import Backbone
 from atma_sweep.model.memory.gated_delta import GatedDelta

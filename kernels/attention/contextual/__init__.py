@@ -1,0 +1,1 @@
+"""Attention with contextual positions (CoPE): the op and its Triton kernels."""

@@ -1,0 +1,86 @@
+"""Attention with contextual positions, CoPE (docs/mechanisms.md, "Other position schemes").
+
+B batch, T length, H query heads, J KV heads, X head size, P positions, M queries of a block, S the keys in its reach.
+"""
+
+from __future__ import annotations
+
+import functools
+
+import torch
+from torch import Tensor
+
+from ...dispatch import Choice, attention_choice, both_ways, constant, worst
+from ...shapes import check_qkv, check_window
+from ..extra_input_ops import attention_ops
+from ..scored import Span, dot_scores, scored_attention
+from ..softmax.op import LOG2E, factor_in_log2
+from ..torch_ops import cut
+
+MOST = 128
+"""Positions that the kernels' pass for queries has room for."""
+
+_forward, _backward = attention_ops("contextual")
+"""The fourth is z = q·vectors [B, H, T, P], in log 2."""
+
+
+def contextual_attention(
+    q_BTHX: Tensor,
+    k_BTJX: Tensor,
+    v_BTJX: Tensor,
+    vectors_PX: Tensor,
+    *,
+    scale: float | None = None,
+    window: int | None = None,
+    query_block: int | None = None,
+    backend: str | None = None,
+) -> Tensor:
+    """softmax of s + q·e(p), times v, where s = scale q·k and p sums sigmoid(s) over the keys from j to i, both included.
+
+    e is linear between the `vectors` of whole positions, and the last one's from P - 1 on. q [B, T, H, X], k and v
+    [B, T, J, X] of one type, `vectors` [P, X] of the statistics' type; returns [B, T, H, X] of q's type. Gradients flow through
+    the gates. `backend` None is what `choose_backend` says. Raises ValueError when shapes or types disagree.
+    """
+    _, t, heads, _, d = check_qkv(q_BTHX, k_BTJX, v_BTJX)
+    check_window(window)
+    backend = backend or choose_backend(q_BTHX.device, q_BTHX.dtype, d, len(vectors_PX)).backend
+    if backend == "triton":
+        z_BHTP = torch.einsum("bthx,px->bhtp", q_BTHX.to(vectors_PX.dtype), vectors_PX) * LOG2E
+        y: Tensor = _forward(q_BTHX, k_BTJX, v_BTJX, z_BHTP, factor_in_log2(d, scale), cut(window, t))[0]
+        return y
+
+    def logits(span: Span) -> Tensor:
+        scores = dot_scores(q_BTHX, k_BTJX, span, scale)
+        return scores + of_positions(q_BTHX[:, span.queries].to(scores.dtype), scores, span.seen_MS, vectors_PX)
+
+    return scored_attention(v_BTJX, heads, logits, window=window, query_block=query_block)
+
+
+@constant
+def choose_backend(device: torch.device | str, dtype: torch.dtype, head_dim: int, positions: int) -> Choice:
+    """What `contextual_attention` takes for such tensors and that many positions."""
+    if positions > MOST:
+        return Choice("torch", f"the kernels hold {MOST} positions, these are {positions}")
+    return attention_choice("contextual attention", torch.device(device), dtype, head_dim, _error)
+
+
+@functools.cache
+def _error(device: torch.device, dtype: torch.dtype, head_dim: int, backend: str, *, seed: int) -> float:
+    """Largest relative error of the result and of its gradients, against "torch" in float32."""
+    # odd, longer than three tiles, a window that ends inside one, and positions that end in the second
+    t, window, positions = 197, 150, 40
+    draw = torch.Generator().manual_seed(seed)
+    made = [torch.randn(1, t, heads, head_dim, generator=draw).to(device, dtype) for heads in (2, 1, 1)]
+    vectors = (torch.randn(positions, head_dim, generator=draw) / 8).to(device)
+    attention = functools.partial(contextual_attention, window=window)
+    return worst(*both_ways(attention, backend, dtype, made, [vectors]))
+
+
+def of_positions(q_BMHX: Tensor, scores_BHMS: Tensor, seen_MS: Tensor, vectors_PX: Tensor) -> Tensor:
+    """q·e(p), [B, H, M, S]; `seen` may also be that of each text, [B, 1, M, S]."""
+    gates = torch.where(seen_MS, scores_BHMS.sigmoid(), 0.0)
+    position = gates.flip(-1).cumsum(-1).flip(-1).clamp(max=len(vectors_PX) - 1)
+    below = position.detach().floor()
+    along = torch.einsum("bmhx,px->bhmp", q_BMHX, vectors_PX.to(q_BMHX.dtype))
+    low, high = along.gather(-1, below.long()), along.gather(-1, position.detach().ceil().long())
+    return low + (position - below) * (high - low)

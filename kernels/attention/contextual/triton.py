@@ -1,0 +1,376 @@
+"""Triton kernels of contextual positions, for every NVIDIA GPU from Ampere on (docs/kernels.md, "Contextual positions").
+
+B batch, T length, H query heads, J KV heads, G = H / J, X head size, P positions, M queries of a tile, S its keys.
+Units of log 2: s = factor q·k, gate = 1 / (1 + 2^-s), weight = 2^(s + z(p) - lse), where p sums the gates from the key to the query, at
+most P - 1, and z(p) lies between the row's numbers z of the whole positions around it. So a row is walked from its query back to
+its first key with `met`, the sum so far. Once all rows of a tile have met P - 1, every further key has the last position: what is
+left is softmax attention with one number a row.
+
+Backward, with dl = weight (g.v - g.o) and slope = z above p less z below it, both of the keys before the last position alone:
+    dp = dl slope,  ds = dl + gate (1 - gate) (sum of dp over the key and all farther ones),
+so the pass for queries walks a row twice: as far as gates are counted for the sum of its dp, then all of it. The pass for keys goes
+the other way, and needs `met` and the sum that is left at each tile of keys. They are kept for `STRETCH` keys at a time, so that
+memory grows with T alone; the row walks that a further stretch takes again are those of the pass for queries. No atomics: every
+number repeats bit for bit, and every kernel multiplies q by k in the same order, so that all of them see the same positions.
+
+Products of n scores, 2 n X each: forward 2, dq 3 and where gates are counted 2 more, dk and dv 4.
+"""
+
+from __future__ import annotations
+
+from typing import Any
+
+import torch
+import triton
+import triton.language as tl
+from torch import Tensor
+
+from ..launcher import row_products
+from ..softmax.triton import LN2, Tiles, bounds, flat, precision, query_bounds, visible, with_tile
+
+STRETCH = 4096
+"""Keys whose borders are kept at a time."""
+
+_LN2 = tl.constexpr(LN2)
+
+
+@triton.jit
+def _scores(
+    q, k_desc, p_M, b, j, n, T, window,
+    BN: tl.constexpr, X: tl.constexpr, MASKED: tl.constexpr, WINDOWED: tl.constexpr,
+    PRECISION: tl.constexpr, FACTOR: tl.constexpr,
+):  # fmt: skip
+    """k, scores, and which pairs are seen."""
+    k = k_desc.load([b, n, j * X]).reshape(BN, X)
+    s = tl.dot(q, k.T, input_precision=PRECISION) * FACTOR
+    seen = tl.full(s.shape, True, tl.int1)
+    if MASKED:
+        seen = visible(p_M, n + tl.arange(0, BN), T, window, WINDOWED)
+    return k, s, seen
+
+
+@triton.jit
+def _gates(s, seen):
+    return tl.where(seen, 1.0 / (1.0 + tl.exp2(-s)), 0.0)
+
+
+@triton.jit
+def _positions(z_ptr, met, gate, P: tl.constexpr):
+    """(p where it may be beyond the last position, z(p), the slope there); z_ptr [M] points at rows of P numbers."""
+    beyond = met[:, None] + tl.cumsum(gate, 1, reverse=True)
+    p = tl.minimum(beyond, P - 1.0)
+    below = tl.floor(p)
+    low = tl.load(z_ptr[:, None] + below.to(tl.int32))
+    high = tl.load(z_ptr[:, None] + tl.ceil(p).to(tl.int32))
+    return beyond, low + (p - below) * (high - low), tl.where(beyond <= P - 1.0, high - low, 0.0)
+
+
+@triton.jit
+def _through_gates(dp, gate, left):
+    """What a gate adds to ds: dp of its key and of all farther ones, where `left` [M] is all that is not nearer than the tile."""
+    farther = left[:, None] - tl.cumsum(dp, 1, reverse=True) + dp
+    return gate * (1.0 - gate) * farther * _LN2
+
+
+@triton.jit
+def _forward_keys(
+    acc, top, total, met, q, z_ptr, z_last, inside, p_M, k_desc, v_desc, b, j, start, stop, T, window,
+    P: tl.constexpr, BN: tl.constexpr, X: tl.constexpr, MASKED: tl.constexpr, WINDOWED: tl.constexpr,
+    PRECISION: tl.constexpr, FACTOR: tl.constexpr,
+):  # fmt: skip
+    """The tiles stop - 1, ..., start."""
+    for step in tl.range(0, stop - start):
+        n = (stop - 1 - step) * BN
+        _k, s, seen = _scores(q, k_desc, p_M, b, j, n, T, window, BN, X, MASKED, WINDOWED, PRECISION, FACTOR)
+        a = s + z_last[:, None]
+        if tl.min(tl.where(inside, met, P), 0) < P - 1:
+            gate = _gates(s, seen)
+            _beyond, z, _slope = _positions(z_ptr, met, gate, P)
+            a = s + z
+            met += tl.sum(gate, 1)
+        if MASKED:
+            a = tl.where(seen, a, float("-inf"))
+        v = v_desc.load([b, n, j * X]).reshape(BN, X)
+        acc, top, total = with_tile(acc, top, total, a, v, PRECISION)
+    return acc, top, total, met
+
+
+@triton.jit
+def _forward(
+    q_desc, k_desc, v_desc, o_desc, z_ptr, lse_ptr, T, window,
+    P: tl.constexpr, H: tl.constexpr, G: tl.constexpr, X: tl.constexpr, BM: tl.constexpr, BN: tl.constexpr,
+    WINDOWED: tl.constexpr, PRECISION: tl.constexpr, FACTOR: tl.constexpr,
+):  # fmt: skip
+    # the longest rows first
+    m0 = (tl.num_programs(0) - 1 - tl.program_id(0)) * BM
+    b = tl.program_id(1) // H
+    h = tl.program_id(1) % H
+    j = h // G
+    p_M = m0 + tl.arange(0, BM)
+    inside = p_M < T
+    at = (b * H + h) * T + p_M
+    # rows behind the last read the last one's numbers
+    row_ptr = z_ptr + ((b * H + h).to(tl.int64) * T + tl.minimum(p_M, T - 1)) * P
+    z_last = tl.load(row_ptr + P - 1)
+    q = q_desc.load([b, m0, h * X]).reshape(BM, X)
+    acc = tl.zeros([BM, X], tl.float32)
+    top = tl.full([BM], float("-inf"), tl.float32)
+    total = tl.zeros([BM], tl.float32)
+    met = tl.zeros([BM], tl.float32)
+    first, whole_from, whole_to, last = bounds(m0, T, window, BM, BN, WINDOWED)
+    acc, top, total, met = _forward_keys(
+        acc, top, total, met, q, row_ptr, z_last, inside, p_M, k_desc, v_desc, b, j, whole_to, last, T, window,
+        P, BN, X, True, WINDOWED, PRECISION, FACTOR)  # fmt: skip
+    acc, top, total, met = _forward_keys(
+        acc, top, total, met, q, row_ptr, z_last, inside, p_M, k_desc, v_desc, b, j, whole_from, whole_to, T, window,
+        P, BN, X, False, WINDOWED, PRECISION, FACTOR)  # fmt: skip
+    if WINDOWED:
+        acc, top, total, met = _forward_keys(
+            acc, top, total, met, q, row_ptr, z_last, inside, p_M, k_desc, v_desc, b, j, first, whole_from, T, window,
+            P, BN, X, True, WINDOWED, PRECISION, FACTOR)  # fmt: skip
+    # rows behind the last may see no key
+    total = tl.where(inside, total, 1.0)
+    tl.store(lse_ptr + at, top + tl.log2(total), mask=inside)
+    o_desc.store([b, m0, h * X], (acc / total[:, None]).to(o_desc.dtype).reshape(1, BM, X))
+
+
+@triton.jit
+def _counted(
+    q, g, z_ptr, lse, delta, inside, p_M, k_desc, v_desc, b, j, first, last, T, window,
+    P: tl.constexpr, BN: tl.constexpr, X: tl.constexpr, WINDOWED: tl.constexpr, PRECISION: tl.constexpr, FACTOR: tl.constexpr,
+):  # fmt: skip
+    """Sum of dp over a row's keys [M]: as far back as any row of the tile counts gates."""
+    met = tl.zeros(lse.shape, tl.float32)
+    left = tl.zeros(lse.shape, tl.float32)
+    tile = last - 1
+    least = 0.0
+    while (tile >= first) & (least < P - 1):
+        n = tile * BN
+        _k, s, seen = _scores(q, k_desc, p_M, b, j, n, T, window, BN, X, True, WINDOWED, PRECISION, FACTOR)
+        gate = _gates(s, seen)
+        _beyond, z, slope = _positions(z_ptr, met, gate, P)
+        weight = tl.where(seen, tl.exp2(s + z - lse[:, None]), 0.0)
+        v = v_desc.load([b, n, j * X]).reshape(BN, X)
+        dl = weight * (tl.dot(g, v.T, input_precision=PRECISION) - delta[:, None])
+        left += tl.sum(dl * slope, 1)
+        met += tl.sum(gate, 1)
+        least = tl.min(tl.where(inside, met, P), 0)
+        tile -= 1
+    return left
+
+
+@triton.jit
+def _dq_keys(
+    dq, dz, rest, met, left, q, g, z_ptr, z_last, lse, delta, inside, p_M, k_desc, v_desc, met_ptr, left_ptr, at, b, j,
+    start, stop, T, window, low, high, stride,
+    P: tl.constexpr, BP: tl.constexpr, BN: tl.constexpr, X: tl.constexpr, MASKED: tl.constexpr, WINDOWED: tl.constexpr,
+    PRECISION: tl.constexpr, FACTOR: tl.constexpr, LEARNS: tl.constexpr,
+):  # fmt: skip
+    for step in tl.range(0, stop - start):
+        tile = stop - 1 - step
+        n = tile * BN
+        if (tile >= low) & (tile < high):
+            tl.store(met_ptr + (tile - low).to(tl.int64) * stride + at, met, mask=inside)
+            tl.store(left_ptr + (tile - low).to(tl.int64) * stride + at, left, mask=inside)
+        counts = tl.min(tl.where(inside, met, P), 0) < P - 1
+        if LEARNS or counts:
+            k, s, seen = _scores(q, k_desc, p_M, b, j, n, T, window, BN, X, MASKED, WINDOWED, PRECISION, FACTOR)
+            v = v_desc.load([b, n, j * X]).reshape(BN, X)
+            dweight = tl.dot(g, v.T, input_precision=PRECISION) - delta[:, None]
+            ds = tl.zeros(s.shape, tl.float32)
+            if counts:
+                gate = _gates(s, seen)
+                beyond, z, slope = _positions(z_ptr, met, gate, P)
+                dl = tl.where(seen, tl.exp2(s + z - lse[:, None]), 0.0) * dweight
+                dp = dl * slope
+                if LEARNS:
+                    ds = dl + _through_gates(dp, gate, left)
+                    p = tl.minimum(beyond, P - 1.0)
+                    first = tl.min(tl.min(tl.where(seen, tl.floor(p), P), 1), 0).to(tl.int32)
+                    behind = tl.max(tl.max(tl.where(seen, tl.ceil(p), -1.0), 1), 0).to(tl.int32) + 1
+                    for one in tl.range(first, behind):
+                        share = tl.maximum(1.0 - tl.abs(p - one), 0.0)
+                        dz += tl.where((tl.arange(0, BP) == one)[None, :], tl.sum(dl * share, 1)[:, None], 0.0)
+                left -= tl.sum(dp, 1)
+                met += tl.sum(gate, 1)
+            else:
+                weight = tl.exp2(s + z_last[:, None] - lse[:, None])
+                if MASKED:
+                    weight = tl.where(seen, weight, 0.0)
+                ds = weight * dweight
+                rest += tl.sum(ds, 1)
+            if LEARNS:
+                dq = tl.dot(ds.to(k.dtype), k, dq, input_precision=PRECISION)
+    return dq, dz, rest, met, left
+
+
+@triton.jit
+def _dq(
+    q_desc, k_desc, v_desc, g_desc, dq_desc, z_ptr, lse_ptr, delta_ptr, dz_ptr, met_ptr, left_ptr, T, window, low, high, stride,
+    P: tl.constexpr, BP: tl.constexpr, H: tl.constexpr, G: tl.constexpr, X: tl.constexpr, BM: tl.constexpr, BN: tl.constexpr,
+    WINDOWED: tl.constexpr, PRECISION: tl.constexpr, FACTOR: tl.constexpr, LEARNS: tl.constexpr,
+):  # fmt: skip
+    """With LEARNS dq and dz [B, H, T, P]; `met` and what is left of the sum of dp at the tiles low <= . < high, [tiles, B, H, T]."""
+    m0 = (tl.num_programs(0) - 1 - tl.program_id(0)) * BM
+    b = tl.program_id(1) // H
+    h = tl.program_id(1) % H
+    j = h // G
+    p_M = m0 + tl.arange(0, BM)
+    inside = p_M < T
+    at = (b * H + h) * T + p_M
+    row = ((b * H + h).to(tl.int64) * T + tl.minimum(p_M, T - 1)) * P
+    z_last = tl.load(z_ptr + row + P - 1)
+    q = q_desc.load([b, m0, h * X]).reshape(BM, X)
+    g = g_desc.load([b, m0, h * X]).reshape(BM, X)
+    lse = tl.load(lse_ptr + at, mask=inside, other=0.0)
+    delta = tl.load(delta_ptr + at, mask=inside, other=0.0)
+    dq = tl.zeros([BM, X], tl.float32)
+    dz = tl.zeros([BM, BP], tl.float32)
+    rest = tl.zeros([BM], tl.float32)
+    met = tl.zeros([BM], tl.float32)
+    first, whole_from, whole_to, last = bounds(m0, T, window, BM, BN, WINDOWED)
+    left = _counted(
+        q, g, z_ptr + row, lse, delta, inside, p_M, k_desc, v_desc, b, j, first, last, T, window,
+        P, BN, X, WINDOWED, PRECISION, FACTOR)  # fmt: skip
+    dq, dz, rest, met, left = _dq_keys(
+        dq, dz, rest, met, left, q, g, z_ptr + row, z_last, lse, delta, inside, p_M, k_desc, v_desc, met_ptr, left_ptr, at, b, j,
+        whole_to, last, T, window, low, high, stride, P, BP, BN, X, True, WINDOWED, PRECISION, FACTOR, LEARNS)  # fmt: skip
+    dq, dz, rest, met, left = _dq_keys(
+        dq, dz, rest, met, left, q, g, z_ptr + row, z_last, lse, delta, inside, p_M, k_desc, v_desc, met_ptr, left_ptr, at, b, j,
+        whole_from, whole_to, T, window, low, high, stride, P, BP, BN, X, False, WINDOWED, PRECISION, FACTOR, LEARNS)  # fmt: skip
+    if WINDOWED:
+        dq, dz, rest, met, left = _dq_keys(
+            dq, dz, rest, met, left, q, g, z_ptr + row, z_last, lse, delta, inside, p_M, k_desc, v_desc, met_ptr, left_ptr, at, b, j,
+            first, whole_from, T, window, low, high, stride, P, BP, BN, X, True, WINDOWED, PRECISION, FACTOR, LEARNS)  # fmt: skip
+    if LEARNS:
+        dq_desc.store([b, m0, h * X], (dq * (_LN2 * FACTOR)).to(dq_desc.dtype).reshape(1, BM, X))
+        of_P = tl.arange(0, BP)
+        dz += tl.where((of_P == P - 1)[None, :], rest[:, None], 0.0)
+        tl.store(dz_ptr + row[:, None] + of_P[None, :], dz * _LN2, mask=inside[:, None] & (of_P < P)[None, :])
+
+
+@triton.jit
+def _dkv_queries(
+    dk, dv, k_desc, v, q_desc, g_desc, z_ptr, lse_ptr, delta_ptr, met_ptr, left_ptr, b, h, j, n0, start, stop, T, window,
+    P: tl.constexpr, H: tl.constexpr, BM: tl.constexpr, BN: tl.constexpr, X: tl.constexpr, MASKED: tl.constexpr,
+    WINDOWED: tl.constexpr, PRECISION: tl.constexpr, FACTOR: tl.constexpr,
+):  # fmt: skip
+    for m in tl.range(start, stop, BM):
+        p_M = m + tl.arange(0, BM)
+        inside = p_M < T
+        at = (b * H + h) * T + p_M
+        row_ptr = z_ptr + ((b * H + h).to(tl.int64) * T + tl.minimum(p_M, T - 1)) * P
+        q = q_desc.load([b, m, h * X]).reshape(BM, X)
+        g = g_desc.load([b, m, h * X]).reshape(BM, X)
+        lse = tl.load(lse_ptr + at, mask=inside, other=0.0)
+        delta = tl.load(delta_ptr + at, mask=inside, other=0.0)
+        met = tl.load(met_ptr + at, mask=inside, other=P)
+        _k, s, seen = _scores(q, k_desc, p_M, b, j, n0, T, window, BN, X, MASKED, WINDOWED, PRECISION, FACTOR)
+        if MASKED:
+            seen = seen & inside[:, None]
+        dweight = tl.dot(g, v.T, input_precision=PRECISION) - delta[:, None]
+        if tl.min(met, 0) < P - 1:
+            left = tl.load(left_ptr + at, mask=inside, other=0.0)
+            gate = _gates(s, seen)
+            _beyond, z, slope = _positions(row_ptr, met, gate, P)
+            weight = tl.where(seen, tl.exp2(s + z - lse[:, None]), 0.0)
+            dl = weight * dweight
+            dp = dl * slope
+            ds = dl + _through_gates(dp, gate, left)
+        else:
+            weight = tl.exp2(s + tl.load(row_ptr + P - 1)[:, None] - lse[:, None])
+            if MASKED:
+                weight = tl.where(seen, weight, 0.0)
+            ds = weight * dweight
+        dv = tl.dot(weight.to(g.dtype).T, g, dv, input_precision=PRECISION)
+        dk = tl.dot(ds.to(q.dtype).T, q, dk, input_precision=PRECISION)
+    return dk, dv
+
+
+@triton.jit
+def _dkv(
+    q_desc, k_desc, v_desc, g_desc, dk_desc, dv_desc, z_ptr, lse_ptr, delta_ptr, met_ptr, left_ptr, T, window, low, stride,
+    P: tl.constexpr, H: tl.constexpr, G: tl.constexpr, X: tl.constexpr, BM: tl.constexpr, BN: tl.constexpr,
+    WINDOWED: tl.constexpr, PRECISION: tl.constexpr, FACTOR: tl.constexpr,
+):  # fmt: skip
+    """The tiles of keys from `low` on, whose borders lie at met_ptr and left_ptr."""
+    tile = low + tl.program_id(0)
+    n0 = tile * BN
+    b = tl.program_id(1) // (H // G)
+    j = tl.program_id(1) % (H // G)
+    v = v_desc.load([b, n0, j * X]).reshape(BN, X)
+    dk = tl.zeros([BN, X], tl.float32)
+    dv = tl.zeros([BN, X], tl.float32)
+    first, whole_from, whole_to, end = query_bounds(n0, T, window, BM, BN, WINDOWED)
+    border = (tile - low).to(tl.int64) * stride
+    met_ptr += border
+    left_ptr += border
+    for g in tl.range(0, G):
+        h = j * G + g
+        dk, dv = _dkv_queries(dk, dv, k_desc, v, q_desc, g_desc, z_ptr, lse_ptr, delta_ptr, met_ptr, left_ptr, b, h, j, n0,
+                              first, whole_from, T, window, P, H, BM, BN, X, True, WINDOWED, PRECISION, FACTOR)  # fmt: skip
+        dk, dv = _dkv_queries(dk, dv, k_desc, v, q_desc, g_desc, z_ptr, lse_ptr, delta_ptr, met_ptr, left_ptr, b, h, j, n0,
+                              whole_from, whole_to, T, window, P, H, BM, BN, X, False, WINDOWED, PRECISION, FACTOR)  # fmt: skip
+        dk, dv = _dkv_queries(dk, dv, k_desc, v, q_desc, g_desc, z_ptr, lse_ptr, delta_ptr, met_ptr, left_ptr, b, h, j, n0,
+                              whole_to, end, T, window, P, H, BM, BN, X, True, WINDOWED, PRECISION, FACTOR)  # fmt: skip
+    dk_desc.store([b, n0, j * X], (dk * (_LN2 * FACTOR)).to(dk_desc.dtype).reshape(1, BN, X))
+    dv_desc.store([b, n0, j * X], dv.to(dv_desc.dtype).reshape(1, BN, X))
+
+
+# --- launches -----------------------------------------------------------------------------------------------------
+
+
+def tiles_for(kernel: str, d: int, dtype: torch.dtype) -> Tiles:
+    """Fixed by the sizes, so that every process rounds alike. The keys of a tile are the same in every kernel."""
+    if dtype == torch.float32 or d > 128:
+        return Tiles(32, 32, 4, 1)
+    # four warps spill a kilobyte a thread
+    return Tiles(64, 64, 8, 2 if kernel == "forward" else 1)
+
+
+def forward(
+    q: Tensor, k: Tensor, v: Tensor, z_BHTP: Tensor, *, factor: float, window: int | None
+) -> tuple[Tensor, Tensor]:
+    """(o [B, T, H, X] in q's type, lse [B, H, T] float32 in units of log 2); inputs contiguous, z float32."""
+    (b, t, h, d), j = q.shape, k.shape[2]
+    o = torch.empty_like(q)
+    lse = torch.empty(b, h, t, device=q.device, dtype=torch.float32)
+    bm, bn, warps, stages = tiles_for("forward", d, q.dtype)
+    _forward[(triton.cdiv(t, bm), b * h)](
+        flat(q, bm, d), flat(k, bn, d), flat(v, bn, d), flat(o, bm, d), z_BHTP, lse, t, window or 0,
+        BM=bm, BN=bn, num_warps=warps, num_stages=stages, **_shared(q, z_BHTP, h // j, factor, window),
+    )  # fmt: skip
+    return o, lse
+
+
+def backward(
+    g_o: Tensor, q: Tensor, k: Tensor, v: Tensor, z_BHTP: Tensor, o: Tensor, lse: Tensor, *,
+    factor: float, window: int | None,
+) -> tuple[Tensor, Tensor, Tensor, Tensor]:  # fmt: skip
+    """Gradients of (q, k, v, z) from that of o; z and lse in units of log 2 as `forward` has them; inputs contiguous."""
+    (b, t, h, d), j = q.shape, k.shape[2]
+    shared = _shared(q, z_BHTP, h // j, factor, window)
+    dq, dk, dv, dz = (torch.empty_like(x) for x in (q, k, v, z_BHTP))
+    delta = row_products(g_o, o)
+    bm, bn, warps, stages = tiles_for("dq", d, q.dtype)
+    tiles, stretch, stride = triton.cdiv(t, bn), STRETCH // bn, b * h * t
+    met, left = torch.empty(2, min(tiles, stretch), b, h, t, device=q.device, dtype=torch.float32)
+    for high in range(tiles, 0, -stretch):
+        low = max(0, high - stretch)
+        _dq[(triton.cdiv(t, bm), b * h)](
+            flat(q, bm, d), flat(k, bn, d), flat(v, bn, d), flat(g_o, bm, d), flat(dq, bm, d), z_BHTP, lse, delta, dz, met, left,
+            t, window or 0, low, high, stride, BP=triton.next_power_of_2(shared["P"]), BM=bm, BN=bn, LEARNS=high == tiles,
+            num_warps=warps, num_stages=stages, **shared,
+        )  # fmt: skip
+        _dkv[(high - low, b * j)](
+            flat(q, bm, d), flat(k, bn, d), flat(v, bn, d), flat(g_o, bm, d), flat(dk, bn, d), flat(dv, bn, d), z_BHTP, lse, delta,
+            met, left, t, window or 0, low, stride, BM=bm, BN=bn, num_warps=warps, num_stages=stages, **shared,
+        )  # fmt: skip
+    return dq, dk, dv, dz
+
+
+def _shared(q: Tensor, z_BHTP: Tensor, groups: int, factor: float, window: int | None) -> dict[str, Any]:
+    return {
+        "P": z_BHTP.shape[3], "H": q.shape[2], "G": groups, "X": q.shape[3], "WINDOWED": window is not None,
+        "PRECISION": precision(q.dtype), "FACTOR": factor,
+    }  # fmt: skip

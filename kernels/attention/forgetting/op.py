@@ -1,0 +1,84 @@
+"""Forgetting attention: softmax whose scores fade with every gate between key and query (docs/mechanisms.md, "Forgetting attention").
+
+B batch, T length, H query heads, J KV heads, X head size, M queries of a block, S the keys in its reach.
+"""
+
+from __future__ import annotations
+
+import functools
+
+import torch
+from torch import Tensor
+
+from ...dispatch import Choice, attention_choice, both_ways, constant, gluon_choice, worst
+from ...shapes import check_qkv, check_window
+from .. import torch_ops
+from ..scored import Span, dot_scores, running_sum, scored_attention
+from ..softmax.op import factor_in_log2
+
+
+def forgetting_attention(
+    q_BTHX: Tensor,
+    k_BTJX: Tensor,
+    v_BTJX: Tensor,
+    log_gate_BTH: Tensor,
+    *,
+    scale: float | None = None,
+    window: int | None = None,
+    query_block: int | None = None,
+    backend: str | None = None,
+) -> Tensor:
+    """softmax of scale q·k_j + sum of log_gate over j < u <= i, over the keys i - window < j <= i, times v.
+
+    q [B, T, H, X], k and v [B, T, J, X] of one type; log_gate <= 0 of any float type, [B, T, H] or [1, T, H] for all rows
+    of a batch. Returns [B, T, H, X] of q's type. The sums are kept in float64, so that they differ rightly where they are
+    large. `scale` None is 1/sqrt(X), `backend` None what `choose_backend` says; "gluon" has a forward of its own and the
+    backward of "triton". Raises ValueError when shapes or types
+    disagree.
+    """
+    b, t, h, _, d = check_qkv(q_BTHX, k_BTJX, v_BTJX)
+    check_window(window)
+    if log_gate_BTH.shape not in ((b, t, h), (1, t, h)):
+        raise ValueError(f"q has shape {tuple(q_BTHX.shape)}, but log_gate {tuple(log_gate_BTH.shape)}")
+    backend = backend or choose_backend(q_BTHX.device, q_BTHX.dtype, d, window).backend
+    if backend != "torch":
+        factor = factor_in_log2(d, scale)
+        # the kernels divide by it
+        q, factor = (q_BTHX, factor) if factor else (q_BTHX * 0, 1.0)
+        gate = log_gate_BTH if log_gate_BTH.dtype == torch.float64 else log_gate_BTH.float()
+        window = torch_ops.cut(window, t)
+        y: Tensor = torch_ops.forgetting_forward(q, k_BTJX, v_BTJX, gate.expand(b, t, h), factor, window, backend)[0]
+        return y
+    f_BHT = running_sum(log_gate_BTH).transpose(1, 2)
+
+    def logits(span: Span) -> Tensor:
+        fade_BHMS = f_BHT[:, :, span.queries, None] - f_BHT[:, :, None, span.keys]
+        scores = dot_scores(q_BTHX, k_BTJX, span, scale)
+        # hidden pairs would grow, and may overflow
+        return scores + torch.where(span.seen_MS, fade_BHMS, 0.0).to(scores.dtype)
+
+    return scored_attention(v_BTJX, h, logits, window=window, query_block=query_block)
+
+
+@constant
+def choose_backend(device: torch.device | str, dtype: torch.dtype, head_dim: int, window: int | None = None) -> Choice:
+    """What `forgetting_attention` takes for such tensors: "gluon" on Hopper, "triton" from Ampere on, "torch" elsewhere."""
+    device, op = torch.device(device), "forgetting attention"
+    ours = attention_choice(op, device, dtype, head_dim, _error)
+
+    def why_not() -> str | None:
+        return torch_ops.why_not_gluon(device, dtype, head_dim, window)
+
+    return gluon_choice(op, ours, why_not, device, dtype, head_dim, _error)
+
+
+@functools.cache
+def _error(device: torch.device, dtype: torch.dtype, head_dim: int, backend: str, *, seed: int) -> float:
+    """Largest relative error of the result and of its gradients, against "torch" in float32."""
+    # odd, longer than three tiles, and a window that ends inside one
+    t, window = 397, 150
+    draw = torch.Generator().manual_seed(seed)
+    made = [torch.randn(1, t, heads, head_dim, generator=draw).to(device, dtype) for heads in (2, 1, 1)]
+    gate = -torch.rand(1, t, 2, generator=draw).to(device) / 8
+    attention = functools.partial(forgetting_attention, window=window)
+    return worst(*both_ways(attention, backend, dtype, made, [gate]))

@@ -1,0 +1,97 @@
+"""Triton kernels of forgetting attention: the sums of its gates; the rest is softmax attention's kernels (docs/kernels.md, "Forgetting attention").
+
+B batch, T length, H query heads, J KV heads, X head size. A row of sums is added up in float64, block by block, and handed
+over as two float32 numbers.
+"""
+
+from __future__ import annotations
+
+import torch
+import triton
+import triton.language as tl
+from torch import Tensor
+
+from ..launcher import row_products
+from ..softmax.triton import LOG2E, Halves, softmax_forward, weights_backward
+
+BLOCK = 1024
+"""Tokens whose gates are added up at once."""
+
+_LOG2E = tl.constexpr(LOG2E)
+
+
+@triton.jit
+def _sums(gate_ptr, hi_ptr, lo_ptr, fade_ptr, T, FADES, H: tl.constexpr, BLOCK: tl.constexpr, TILE: tl.constexpr):
+    b = tl.program_id(0) // H
+    h = tl.program_id(0) % H
+    before = tl.zeros([BLOCK], tl.float64)
+    for start in tl.range(0, T, BLOCK):
+        t = start + tl.arange(0, BLOCK)
+        gate = tl.load(gate_ptr + (b * T + t) * H + h, mask=t < T, other=0.0).to(tl.float64)
+        gate = gate * tl.full([BLOCK], _LOG2E, tl.float64)
+        f = before + tl.cumsum(gate, 0)
+        hi = f.to(tl.float32)
+        at = (b * H + h) * T + t
+        tl.store(hi_ptr + at, hi, mask=t < T)
+        tl.store(lo_ptr + at, (f - hi.to(tl.float64)).to(tl.float32), mask=t < T)
+        if TILE:
+            # behind the last token F stays as it is
+            tiles = tl.reshape(f, [BLOCK // TILE, TILE])
+            first = tl.sum(tl.where(tl.arange(0, TILE)[None, :] == 0, tiles, 0.0), 1)
+            fade = tl.reshape((first[:, None] - tiles).to(tl.float32), [BLOCK])
+            tl.store(fade_ptr + (b * H + h) * FADES + t, fade, mask=t < FADES)
+        before += tl.sum(gate, 0)
+
+
+@triton.jit
+def _sums_from_the_end(df_ptr, d_gate_ptr, T, N, H: tl.constexpr, BLOCK: tl.constexpr):
+    b = tl.program_id(0) // H
+    h = tl.program_id(0) % H
+    behind = tl.zeros([BLOCK], tl.float64)
+    for n in tl.range(0, N):
+        t = (N - 1 - n) * BLOCK + tl.arange(0, BLOCK)
+        df = tl.load(df_ptr + (b * H + h) * T + t, mask=t < T, other=0.0).to(tl.float64)
+        total = tl.sum(df, 0)
+        later = behind + total - tl.cumsum(df, 0) + df
+        tl.store(d_gate_ptr + (b * T + t) * H + h, later.to(tl.float32), mask=t < T)
+        behind += total
+
+
+def sums(log_gate_BTH: Tensor) -> Halves:
+    """Their running sums in units of log 2, [B, H, T]."""
+    b, t, h = log_gate_BTH.shape
+    hi, lo = (torch.empty(b, h, t, device=log_gate_BTH.device, dtype=torch.float32) for _ in range(2))
+    _sums[(b * h,)](log_gate_BTH, hi, lo, lo, t, 0, H=h, BLOCK=BLOCK, TILE=0, num_warps=4)
+    return hi, lo
+
+
+def sums_in_tiles(log_gate_BTH: Tensor, tile: int) -> tuple[Tensor, Tensor, Tensor]:
+    """`sums`, then F of the first token of a token's tile less F of its own, float32 [B, H, T up to a multiple of 4]."""
+    b, t, h = log_gate_BTH.shape
+    device = log_gate_BTH.device
+    hi, lo = (torch.empty(b, h, t, device=device, dtype=torch.float32) for _ in range(2))
+    fade = torch.empty(b, h, t + -t % 4, device=device, dtype=torch.float32)
+    _sums[(b * h,)](log_gate_BTH, hi, lo, fade, t, fade.shape[2], H=h, BLOCK=BLOCK, TILE=tile, num_warps=4)
+    return hi, lo, fade
+
+
+def forward(
+    q: Tensor, k: Tensor, v: Tensor, log_gate_BTH: Tensor, *, factor: float, window: int | None
+) -> tuple[Tensor, Tensor, Tensor, Tensor]:
+    """(o [B, T, H, X], lse [B, H, T], and the two parts of F) of the scores factor qk + F_i - F_j in units of log 2."""
+    halves = sums(log_gate_BTH)
+    return *softmax_forward(q, k, v, window=window, forgotten=halves, factor=factor), *halves
+
+
+def backward(
+    g_o: Tensor, q: Tensor, k: Tensor, v: Tensor, o: Tensor, lse: Tensor, halves: Halves, *, factor: float,
+    window: int | None,
+) -> tuple[Tensor, Tensor, Tensor, Tensor]:  # fmt: skip
+    """Gradients of q, k, v and of the log gates, the last float32 [B, T, H]."""
+    b, t, h, _ = q.shape
+    dq, dk, dv, df = weights_backward(
+        q, k, v, g_o, lse, -row_products(g_o, o), None, window=window, forgotten=halves, factor=factor
+    )  # fmt: skip
+    d_gate = torch.empty(b, t, h, device=q.device, dtype=torch.float32)
+    _sums_from_the_end[(b * h,)](df, d_gate, t, triton.cdiv(t, BLOCK), H=h, BLOCK=BLOCK, num_warps=4)
+    return dq, dk, dv, d_gate

@@ -1,0 +1,1 @@
+"""PaTH attention: torch, and flash-linear-attention's kernels."""

@@ -1,0 +1,181 @@
+"""PaTH attention: what lies between key and query turns the query, a Householder map a token (docs/mechanisms.md, "PaTH attention").
+
+B batch, T length, H query heads, J KV heads, X head size, N chunks of C tokens, M queries of a block, S the keys in its reach.
+"""
+
+from __future__ import annotations
+
+import functools
+from typing import Any
+
+import torch
+from torch import Tensor
+from torch.nn import functional
+
+from ...dispatch import Choice, both_ways, constant, failure, plain_torch, version, why_no_fla, worst
+from ...fla_configs import path, settle
+from ...norms import statistics_dtype
+from ...shapes import check_qkv, check_window
+from ..scored import Span, scored_attention
+
+CHUNK = 64
+"""Tokens whose maps are taken as one."""
+SIZES = (16, 32, 64, 128)
+"""Head sizes that fla has kernels for."""
+
+
+def path_attention(
+    q_BTHX: Tensor,
+    k_BTJX: Tensor,
+    v_BTJX: Tensor,
+    w_BTJX: Tensor,
+    beta_BTJ: Tensor,
+    *,
+    scale: float | None = None,
+    window: int | None = None,
+    query_block: int | None = None,
+    chunk: int = CHUNK,
+    backend: str | None = None,
+) -> Tensor:
+    """softmax of scale q_iᵀ A_i ... A_{j+1} k_j, A_t = I - beta_t w_t w_tᵀ, over the keys i - window < j <= i, times v.
+
+    q [B, T, H, X], k and v [B, T, J, X] of one type; w, of unit length, and beta in (0, 2) of any float type. Returns [B, T, H, X]
+    of q's type. `scale` None is 1/sqrt(X). `backend` None is what `choose_backend` says: "fla" (CUDA, 16 bits, no
+    window) or "torch", where a product of maps is worked out `chunk` tokens at a time. Raises ValueError when shapes
+    or types disagree.
+    """
+    b, t, h, j, d = check_qkv(q_BTHX, k_BTJX, v_BTJX)
+    check_window(window)
+    if w_BTJX.shape != k_BTJX.shape or beta_BTJ.shape != (b, t, j):
+        raise ValueError(
+            f"k has shape {tuple(k_BTJX.shape)}, but w {tuple(w_BTJX.shape)}, beta {tuple(beta_BTJ.shape)}"
+        )
+    scale = d**-0.5 if scale is None else scale
+    if window is not None and window >= t:
+        window = None
+    backend = backend or choose_backend(q_BTHX.device, q_BTHX.dtype, d, windowed=window is not None).backend
+    if backend == "fla":
+        if window is not None:
+            raise ValueError("backend fla has no window; use torch")
+        y: Tensor = fla_forward(q_BTHX, k_BTJX, v_BTJX, w_BTJX.float(), beta_BTJ.float(), scale)
+        return y
+    maps = _Maps(k_BTJX, w_BTJX, beta_BTJ, min(chunk, t), statistics_dtype(q_BTHX.dtype))
+
+    def logits(span: Span) -> Tensor:
+        return maps.scores(q_BTHX[:, span.queries], span) * scale
+
+    return scored_attention(v_BTJX, h, logits, window=window, query_block=query_block)
+
+
+class _Maps:
+    """The products of the maps of each chunk, A_last ... A_first = I - Wᵀ U, and of those behind each key."""
+
+    def __init__(self, k_BTJX: Tensor, w_BTJX: Tensor, beta_BTJ: Tensor, chunk: int, dtype: torch.dtype) -> None:
+        self.chunk = chunk
+        self.w, self.k, beta = (self._chunks(x.to(dtype)) for x in (w_BTJX, k_BTJX, beta_BTJ.unsqueeze(-1)))
+        scaled = beta * self.w
+        # behind[t, j] = beta_t w_t . k_j for t > j: a key's own map does not move it
+        behind = (scaled @ self.k.mT).tril(-1)
+        solved = torch.linalg.solve_triangular(
+            (scaled @ self.w.mT).tril(-1), torch.cat([scaled, behind], -1), upper=False, unitriangular=True
+        )
+        self.u, self.moved = solved.split([self.w.shape[-1], chunk], -1)
+
+    def _chunks(self, x_BTJX: Tensor) -> Tensor:
+        """[B, J, N, C, X]; the tokens added at the end have no map."""
+        missing = -x_BTJX.shape[1] % self.chunk
+        return functional.pad(x_BTJX, (0, 0, 0, 0, 0, missing)).transpose(1, 2).unflatten(2, (-1, self.chunk))
+
+    def scores(self, q_BMHX: Tensor, span: Span) -> Tensor:
+        """[B, H, M, S], from the last chunk back to the first: q is turned by each chunk that it leaves behind."""
+        kv_heads, queries = self.w.shape[1], span.stop - span.start
+        q = q_BMHX.to(self.w.dtype).transpose(1, 2).unflatten(1, (kv_heads, -1)).flatten(2, 3)
+        found = []
+        place = torch.arange(span.start, span.stop, device=q.device).repeat(q.shape[2] // queries)
+        for n in range((span.stop - 1) // self.chunk, span.first // self.chunk - 1, -1):
+            first = n * self.chunk
+            token = torch.arange(first, first + self.chunk, device=q.device)
+            along = (q @ self.w[:, :, n].mT).masked_fill(token > place[:, None], 0.0)
+            scores = q @ self.k[:, :, n].mT - along @ self.moved[:, :, n]
+            q = q - along @ self.u[:, :, n]
+            found.append(scores[..., max(0, span.first - first) : span.stop - first])
+        return torch.cat(found[::-1], -1).unflatten(2, (-1, queries)).flatten(1, 2)
+
+
+@constant
+def choose_backend(device: torch.device | str, dtype: torch.dtype, head_dim: int, *, windowed: bool) -> Choice:
+    """What `path_attention` takes for such tensors, with a window shorter than T or without."""
+    device = torch.device(device)
+    why = _why_no_fla(device, dtype, head_dim, windowed)
+    why = why or failure("path attention", _error, device, dtype, head_dim, "fla")
+    return Choice("fla", f"fla {version('fla-core')}") if why is None else Choice("torch", why)
+
+
+def _why_no_fla(device: torch.device, dtype: torch.dtype, head_dim: int, windowed: bool) -> str | None:
+    if plain_torch():
+        return "asked for by train.kernels"
+    why = why_no_fla(device, dtype)
+    if why is None and windowed:
+        why = "fla has no window here"
+    if why is None and head_dim not in SIZES:
+        why = f"fla needs a head_dim of {', '.join(map(str, SIZES))}, got {head_dim}"
+    return why
+
+
+@functools.cache
+def _error(device: torch.device, dtype: torch.dtype, head_dim: int, backend: str, *, seed: int) -> float:
+    """Largest relative error of the result and of its gradients, against "torch" in float32."""
+    draw = torch.Generator().manual_seed(seed)
+    made = [torch.randn(1, 131, heads, head_dim, generator=draw).to(device, dtype) for heads in (2, 1, 1)]
+    w = functional.normalize(torch.randn(1, 131, 1, head_dim, generator=draw), dim=-1).to(device)
+    beta = (2 * torch.rand(1, 131, 1, generator=draw)).to(device)
+    return worst(*both_ways(path_attention, backend, dtype, made, [w, beta]))
+
+
+@torch.library.custom_op("atma::path_fla_forward", mutates_args=())
+def fla_forward(q: Tensor, k: Tensor, v: Tensor, w: Tensor, beta: Tensor, scale: float) -> Tensor:
+    """o [B, T, H, X] of flash-linear-attention's kernels, which are compiled at their first call."""
+    with torch.no_grad():
+        return _fla([q, k, v, w, beta], scale)
+
+
+@fla_forward.register_fake
+def _(q: Tensor, k: Tensor, v: Tensor, w: Tensor, beta: Tensor, scale: float) -> Tensor:
+    return q.new_empty(q.shape)
+
+
+@torch.library.custom_op("atma::path_fla_backward", mutates_args=())
+def fla_backward(
+    g_o: Tensor, q: Tensor, k: Tensor, v: Tensor, w: Tensor, beta: Tensor, scale: float
+) -> tuple[Tensor, Tensor, Tensor, Tensor, Tensor]:
+    """Gradients of q, k, v, w and beta. The forward runs again, so that nothing but fla's public function is called."""
+    args = [x.detach().requires_grad_() for x in (q, k, v, w, beta)]
+    with torch.enable_grad():
+        found = torch.autograd.grad(_fla(args, scale), args, g_o.contiguous())
+    dq, dk, dv, dw, d_beta = (g.to(x.dtype).contiguous() for g, x in zip(found, args, strict=True))
+    return dq, dk, dv, dw, d_beta
+
+
+@fla_backward.register_fake
+def _(g_o: Tensor, q: Tensor, k: Tensor, v: Tensor, w: Tensor, beta: Tensor, scale: float) -> tuple[Tensor, ...]:
+    return tuple(x.new_empty(x.shape) for x in (q, k, v, w, beta))
+
+
+def _fla(tensors: list[Tensor], scale: float) -> Tensor:
+    from fla.ops.path_attn import parallel_path_attn
+
+    settle(path, tensors[0].size(-1))
+    o: Tensor = parallel_path_attn(*(x.contiguous() for x in tensors), scale=scale)[0]
+    return o.to(tensors[0].dtype).contiguous()
+
+
+def _save(ctx: Any, inputs: tuple[Any, ...], output: Tensor) -> None:
+    *tensors, ctx.scale = inputs
+    ctx.save_for_backward(*tensors)
+
+
+def _gradients(ctx: Any, g_o: Tensor) -> tuple[Tensor | None, ...]:
+    return *fla_backward(g_o, *ctx.saved_tensors, ctx.scale), None
+
+
+fla_forward.register_autograd(_gradients, setup_context=_save)

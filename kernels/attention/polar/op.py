@@ -1,0 +1,301 @@
+"""Polar attention: direction and magnitude separately, with a null key (docs/mechanisms.md, "Polar attention").
+
+B batch, T length, H query heads, J KV heads, G = H/J queries per KV head, X head size, S keys in reach of a query
+block, N real keys a query sees, R distractors. docs/kernels.md, "Polar attention over real keys only", derives what `_Core` computes:
+the softmax runs over real keys only and the null is folded in last, so nothing underflows.
+"""
+
+from __future__ import annotations
+
+import functools
+import math
+from typing import Any
+
+import torch
+from torch import Tensor
+from torch.nn import functional
+from torch.utils.checkpoint import checkpoint
+
+from ...dispatch import Choice, attention_choice, constant, gluon_choice, worst
+from ...norms import statistics_dtype
+from ...shapes import QUERY_BLOCK, check_groups, check_qkv, check_window, visible_mask
+from .. import torch_ops
+
+MASKED = -1e30
+"""Score of a key out of sight: finite, because -inf times a temperature gives NaN gradients."""
+TINY = 1e-6
+"""Floor of ||s|| in c = s / max(||s||, TINY)."""
+LOG2E = math.log2(math.e)
+
+
+def polar_attention(
+    q_BTHX: Tensor,
+    k_BTJX: Tensor,
+    v_BTJX: Tensor,
+    null_base_H: Tensor,
+    null_slope_H: Tensor,
+    len_gain_H: Tensor,
+    mag_beta_H: Tensor,
+    v_null_HX: Tensor,
+    *,
+    window: int | None = None,
+    n_eff_floor: float = 1e-30,
+    exact_floor: bool = True,
+    query_block: int = QUERY_BLOCK,
+    backend: str | None = None,
+) -> tuple[Tensor, Tensor]:
+    """Direction c [B, T, H, X] in q's type and magnitude [B, T, H] in float32 (float64 for float64).
+
+    q [B, T, H, X], k and v [B, T, J, X] of one type; the parameters are raw (softplus is applied here), any float type.
+    Query head h uses KV head h // (H / J). `window` counts the query's own key. `n_eff_floor` bounds Q2 from below in
+    units of the largest weight, null included; `exact_floor` False differentiates as if it never bound (docs/mechanisms.md,
+    "Polar attention"), as the published runs did. `backend` None is what `choose_backend` says. "torch" works through
+    `query_block` queries at a time with the keys they can see, forward and backward, so no T x T matrix exists beyond
+    that; the kernels keep none at all. Raises ValueError when shapes or types disagree.
+    """
+    _, t, h, _, d = check_qkv(q_BTHX, k_BTJX, v_BTJX)
+    check_window(window)
+    _check_heads(h, null_base_H, null_slope_H, len_gain_H, mag_beta_H)
+    if v_null_HX.shape != (h, d):
+        raise ValueError(f"v_null has shape {tuple(v_null_HX.shape)}, but q has {h} heads of size {d}")
+    dtype = statistics_dtype(q_BTHX.dtype)
+    temp_TH, null_TH = _schedules(t, window, null_base_H, null_slope_H, len_gain_H, dtype)
+    beta_H = functional.softplus(mag_beta_H.to(dtype))
+    score_null_TH = temp_TH * null_TH
+    backend = backend or choose_backend(q_BTHX.device, q_BTHX.dtype, d, window).backend
+    if backend != "torch":
+        q = _in_log2(q_BTHX, temp_TH)
+        args = (q, k_BTJX, v_BTJX, score_null_TH * LOG2E, beta_H, v_null_HX.to(dtype))
+        c, mag, *_ = torch_ops.polar_forward(
+            *args, torch_ops.cut(window, t), float(n_eff_floor), exact_floor, 0, backend
+        )
+        return c, mag
+    q_scaled = q_BTHX.to(dtype) * (temp_TH * d**-0.5).unsqueeze(-1)
+    k, v = k_BTJX.to(dtype), v_BTJX.to(dtype)
+    options = (window, float(n_eff_floor), exact_floor, query_block)
+    c, mag = _Core.apply(q_scaled, k, v, score_null_TH, beta_H, v_null_HX.to(dtype), *options)
+    return c.to(q_BTHX.dtype), mag
+
+
+def polar_distractor_loss(
+    q_BTHX: Tensor,
+    k_r_BRJX: Tensor,
+    len_gain_H: Tensor,
+    null_base_H: Tensor,
+    null_slope_H: Tensor,
+    *,
+    query_block: int = 512,
+    backend: str | None = None,
+) -> Tensor:
+    """Mean over B, H, T of the weight on R distractor keys when only they and the null compete (docs/mechanisms.md, "Polar attention").
+
+    q [B, T, H, X], k_r [B, R, J, X]; parameters raw. n is the full causal count, window or not. Scalar float32
+    (float64 for float64). The keys get no gradient from the kernels, and must not ask for one. In "torch" longer inputs
+    than `query_block` are done in blocks that the backward computes again; no [B, H, T, R] tensor exists in either.
+    Raises ValueError when shapes disagree.
+    """
+    b, t, h, d = q_BTHX.shape
+    j = k_r_BRJX.shape[2]
+    if k_r_BRJX.shape[0] != b or k_r_BRJX.shape[3] != d:
+        raise ValueError(f"q has shape {tuple(q_BTHX.shape)}, but the distractor keys {tuple(k_r_BRJX.shape)}")
+    check_groups(h, j)
+    _check_heads(h, null_base_H, null_slope_H, len_gain_H)
+    dtype = statistics_dtype(q_BTHX.dtype)
+    temp_TH, null_TH = _schedules(t, None, null_base_H, null_slope_H, len_gain_H, dtype)
+    backend = backend or choose_backend(q_BTHX.device, q_BTHX.dtype, d).backend
+    if backend != "torch" and k_r_BRJX.shape[1] > 0:
+        lse_BHT, _ = torch_ops.log_sum(_in_log2(q_BTHX, temp_TH), k_r_BRJX, "triton")
+        return torch.sigmoid(lse_BHT / LOG2E - (temp_TH * null_TH).t()).mean()
+    q_scaled = q_BTHX.to(dtype) * (temp_TH * d**-0.5).unsqueeze(-1)
+    k_r_BJXR = k_r_BRJX.to(dtype).permute(0, 2, 3, 1)
+    score_null_TH = temp_TH * null_TH
+    if t <= query_block:
+        return _distractor_weight(q_scaled, k_r_BJXR, score_null_TH) / (b * t * h)
+    total = torch.zeros((), dtype=dtype, device=q_BTHX.device)
+    for q, null in zip(q_scaled.split(query_block, 1), score_null_TH.split(query_block), strict=True):
+        total = total + checkpoint(_distractor_weight, q, k_r_BJXR, null, use_reentrant=False)
+    return total / (b * t * h)
+
+
+@constant
+def choose_backend(device: torch.device | str, dtype: torch.dtype, head_dim: int, window: int | None = None) -> Choice:
+    """What `polar_attention` takes for such tensors: "gluon" on Hopper, "triton" from Ampere on, "torch" elsewhere.
+
+    Each is tried once on a small input, forward and backward, before it is believed.
+    """
+    device = torch.device(device)
+    ours = attention_choice("polar attention", device, dtype, head_dim, _error)
+
+    def why_not() -> str | None:
+        return torch_ops.why_not_gluon(device, dtype, head_dim, window)
+
+    return gluon_choice("polar attention", ours, why_not, device, dtype, head_dim, _error)
+
+
+def available(device: torch.device | str, dtype: torch.dtype, head_dim: int, window: int | None = None) -> list[str]:
+    """Every backend that is right for such tensors, the chosen one first."""
+    chosen = choose_backend(device, dtype, head_dim, window).backend
+    return {"gluon": ["gluon", "triton", "torch"], "triton": ["triton", "torch"]}.get(chosen, ["torch"])
+
+
+@functools.cache
+def _error(device: torch.device, dtype: torch.dtype, head_dim: int, backend: str, *, seed: int) -> float:
+    """Largest relative error of the result and of its gradients, against "torch" in float32."""
+    # odd, longer than two tiles, and a window that ends inside one
+    t, h, j, window = 397, 2, 1, 150
+    draw = torch.Generator().manual_seed(seed)
+    shapes = [(1, t, h, head_dim), (1, t, j, head_dim), (1, t, j, head_dim), (h,), (h,), (h,), (h,), (h, head_dim)]
+    made = [torch.randn(shape, generator=draw).to(device) for shape in shapes]
+    found = []
+    for name, kind in ((backend, dtype), ("torch", torch.float32)):
+        args = [x.to(dtype).to(kind) if x.ndim == 4 else x for x in made]
+        args = [x.detach().requires_grad_() for x in args]
+        with torch.enable_grad():
+            c, mag = polar_attention(*args, window=window, backend=name)
+            grads = torch.autograd.grad((c.float() * made[0]).sum() + mag.sum(), args[:3])
+        found.append([c, mag, *grads])
+    return worst(*found)
+
+
+def _in_log2(q_BTHX: Tensor, temp_TH: Tensor) -> Tensor:
+    """q scaled for the kernels, rounded once."""
+    return (q_BTHX.to(temp_TH.dtype) * (temp_TH * (LOG2E * q_BTHX.shape[-1] ** -0.5)).unsqueeze(-1)).to(q_BTHX.dtype)
+
+
+def _distractor_weight(q_BTHX: Tensor, k_r_BJXR: Tensor, score_null_TH: Tensor) -> Tensor:
+    b, t, h, d = q_BTHX.shape
+    j = k_r_BJXR.shape[1]
+    score_BJMR = q_BTHX.view(b, t, j, h // j, d).permute(0, 2, 3, 1, 4).reshape(b, j, -1, d) @ k_r_BJXR
+    lse_BHT = torch.logsumexp(score_BJMR, -1).view(b, h, t)
+    return torch.sigmoid(lse_BHT - score_null_TH.t()).sum()
+
+
+def _schedules(
+    t: int, window: int | None, null_base_H: Tensor, null_slope_H: Tensor, len_gain_H: Tensor, dtype: torch.dtype
+) -> tuple[Tensor, Tensor]:
+    """Temperature and null score per query position and head, [T, H] each, from the visible count n."""
+    n_T1 = torch.arange(1, t + 1, dtype=dtype, device=null_base_H.device).unsqueeze(1)
+    if window is not None:
+        n_T1 = n_T1.clamp(max=window)
+    temp_TH = 1 + functional.softplus(len_gain_H.to(dtype)) * n_T1.log()
+    null_TH = null_base_H.to(dtype) + functional.softplus(null_slope_H.to(dtype)) * n_T1.log1p().sqrt()
+    return temp_TH, null_TH
+
+
+class _Core(torch.autograd.Function):
+    """(scaled q, k, v, null score, beta, v_null) -> (c, mag), everything in the statistics' type.
+
+    The backward computes the weights of each query block again instead of keeping them.
+    """
+
+    @staticmethod
+    def forward(
+        ctx: Any, q: Tensor, k: Tensor, v: Tensor, null_TH: Tensor, beta_H: Tensor, v_null_HX: Tensor,
+        window: int | None, floor: float, exact_floor: bool, query_block: int,
+    ) -> tuple[Tensor, Tensor]:  # fmt: skip
+        b, t, h, d = q.shape
+        j = k.shape[2]
+        q_BJGTX = q.reshape(b, t, j, h // j, d).permute(0, 2, 3, 1, 4).contiguous()
+        k_BJTX, v_BJTX = k.transpose(1, 2).contiguous(), v.transpose(1, 2).contiguous()
+        o = torch.empty_like(q_BJGTX)
+        lse, n_eff = o.new_empty(o.shape[:4]), o.new_empty(o.shape[:4])
+        for start, stop, first in _blocks(t, window, query_block):
+            scores = _scores(q_BJGTX, k_BJTX, start, stop, first, window)
+            weight = torch.softmax(scores, -1)
+            o[..., start:stop, :] = _rows(weight @ v_BJTX[:, :, first:stop], h // j)
+            # The largest weight is exp(largest score - lse), and at least 1/n.
+            lse[..., start:stop] = _rows(scores.amax(-1) - weight.amax(-1).log(), h // j)
+            n_eff[..., start:stop] = _rows(torch.linalg.vector_norm(weight, dim=-1).pow(-2), h // j)
+        null = null_TH.t().reshape(1, j, h // j, t)
+        # Both from their own sigmoid: 1 - w_null would lose the digits of a small real share.
+        w_null, w_real = torch.sigmoid(null - lse), torch.sigmoid(lse - null)
+        # Q2 >= floor in units of the largest weight: n_eff <= exp(2 (lse - largest)) / floor. With a real key largest,
+        # Q2 >= 1, so only the null can make it bind.
+        cap = (2 * (lse - null)).exp() / floor
+        bound = n_eff > cap
+        n_eff = torch.where(bound, cap, n_eff)
+        if not exact_floor:
+            bound = torch.zeros_like(bound)
+        v_null = v_null_HX.reshape(j, h // j, 1, d)
+        s = o.mul_(w_real.unsqueeze(-1)).addcmul_(w_null.unsqueeze(-1), v_null)
+        length = torch.linalg.vector_norm(s, dim=-1)
+        c = s / length.clamp(min=TINY).unsqueeze(-1)
+        grow = torch.log1p(n_eff * w_real)
+        mag = torch.tanh(beta_H.view(j, h // j, 1) * grow)
+        ctx.save_for_backward(
+            q_BJGTX, k_BJTX, v_BJTX, v_null, beta_H, c, length, n_eff, bound, w_null, w_real, grow, mag
+        )
+        ctx.options = window, query_block
+        return _heads_last(c), _heads_last(mag)
+
+    @staticmethod
+    def backward(ctx: Any, *grads: Tensor) -> tuple[Tensor | None, ...]:
+        q, k, v, v_null, beta_H, c, length, n_eff, bound, w_null, w_real, grow, mag = ctx.saved_tensors
+        window, query_block = ctx.options
+        b, j, g, t, d = q.shape
+        gc = grads[0].reshape(b, t, j, g, d).permute(0, 2, 3, 1, 4)
+        gmag = grads[1].reshape(b, t, j, g).permute(0, 2, 3, 1) * (1 - mag * mag)
+        # Below TINY the direction is s / TINY, so nothing is projected away and a delta term remains.
+        tiny = length < TINY
+        along = torch.where(tiny, 0, (gc * c).sum(-1))
+        gs = (gc - along.unsqueeze(-1) * c) / length.clamp(min=TINY).unsqueeze(-1)
+        delta = torch.where(tiny, (gs * c).sum(-1) * TINY, 0)
+        m = torch.expm1(grow)
+        kappa = gmag * beta_H.view(j, g, 1) * m / (1 + m)
+        g_null = w_null * ((gs * v_null).sum(-1) - delta) - kappa * torch.where(bound, 2 + w_null, w_null)
+        g_o = w_real.unsqueeze(-1) * gs
+        g_lse = kappa * (2 + w_null) - w_real * delta
+        g_square = torch.where(bound, 0, -2 * kappa * n_eff)
+        dq, dk, dv = torch.empty_like(q), torch.zeros_like(k), torch.zeros_like(v)
+        for start, stop, first in _blocks(t, window, query_block):
+            rows = slice(start, stop)
+            weight = torch.softmax(_scores(q, k, start, stop, first, window), -1)
+            g_o_rows = g_o[..., rows, :].reshape(b, j, -1, d)
+            da = g_o_rows @ v[:, :, first:stop].transpose(-1, -2)
+            da.add_(_flat(g_lse, rows)).addcmul_(weight, _flat(g_square, rows)).mul_(weight)
+            dv[:, :, first:stop] += weight.transpose(-1, -2) @ g_o_rows
+            dk[:, :, first:stop] += da.transpose(-1, -2) @ q[..., rows, :].reshape(b, j, -1, d)
+            dq[..., rows, :] = _rows(da @ k[:, :, first:stop], g)
+        g_null_TH = g_null.sum(0).reshape(j * g, t).t()
+        g_beta_H = (gmag * grow).sum((0, 3)).reshape(-1)
+        g_v_null = (w_null.unsqueeze(-1) * gs).sum((0, 3)).reshape(j * g, d)
+        return _heads_last(dq), dk.transpose(1, 2), dv.transpose(1, 2), g_null_TH, g_beta_H, g_v_null, *[None] * 4
+
+
+def _blocks(t: int, window: int | None, query_block: int) -> list[tuple[int, int, int]]:
+    """(first query, end, first key in reach) of each block of queries."""
+    if query_block < 1:
+        raise ValueError(f"query_block must be at least 1, got {query_block}")
+    starts = range(0, t, query_block)
+    return [(i, min(i + query_block, t), 0 if window is None else max(0, i - window + 1)) for i in starts]
+
+
+def _scores(q: Tensor, k: Tensor, start: int, stop: int, first: int, window: int | None) -> Tensor:
+    """Masked scores [B, J, G * rows, S] of the queries start .. stop - 1 with the keys first .. stop - 1."""
+    b, j, g, _, d = q.shape
+    a = q[..., start:stop, :].reshape(b, j, -1, d) @ k[:, :, first:stop].transpose(-1, -2)
+    hidden = ~visible_mask(start, stop, first, window, q.device)
+    a.view(b, j, g, stop - start, -1).masked_fill_(hidden, MASKED)
+    return a
+
+
+def _rows(x: Tensor, g: int) -> Tensor:
+    """[B, J, G * rows, ...] -> [B, J, G, rows, ...]."""
+    return x.unflatten(2, (g, -1))
+
+
+def _flat(x_BJGT: Tensor, rows: slice) -> Tensor:
+    """[B, J, G, T] -> [B, J, G * rows, 1]."""
+    return x_BJGT[..., rows].reshape(*x_BJGT.shape[:2], -1, 1)
+
+
+def _heads_last(x: Tensor) -> Tensor:
+    """[B, J, G, T, ...] -> [B, T, J * G, ...]."""
+    b, j, g, t = x.shape[:4]
+    return x.permute(0, 3, 1, 2, *range(4, x.ndim)).reshape(b, t, j * g, *x.shape[4:])
+
+
+def _check_heads(heads: int, *parameters: Tensor) -> None:
+    for parameter in parameters:
+        if parameter.shape != (heads,):
+            raise ValueError(f"q has {heads} heads, but a parameter has shape {tuple(parameter.shape)}")

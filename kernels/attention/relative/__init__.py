@@ -1,0 +1,1 @@
+"""Attention with a learned relative bias: the op and its Triton kernels."""

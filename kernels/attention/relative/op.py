@@ -1,0 +1,79 @@
+"""Attention with a learned number for each head and distance (docs/mechanisms.md, "Other position schemes").
+
+B batch, T length, H query heads, J KV heads, X head size, R reach, M queries of a block, S the keys in its reach.
+"""
+
+from __future__ import annotations
+
+import functools
+
+import torch
+from torch import Tensor
+
+from ...dispatch import Choice, attention_choice, both_ways, constant, worst
+from ...norms import statistics_dtype
+from ...shapes import check_qkv, check_window
+from ..extra_input_ops import attention_ops
+from ..scored import Span, dot_scores, scored_attention
+from ..softmax.op import LOG2E, factor_in_log2
+from ..torch_ops import cut
+
+_forward, _backward = attention_ops("relative")
+"""The fourth is bias [H, R + 1], in log 2."""
+
+
+def relative_attention(
+    q_BTHX: Tensor,
+    k_BTJX: Tensor,
+    v_BTJX: Tensor,
+    bias_HR: Tensor,
+    *,
+    scale: float | None = None,
+    window: int | None = None,
+    query_block: int | None = None,
+    backend: str | None = None,
+) -> Tensor:
+    """softmax of scale q·k + bias[h, min(i - j, R)] over the keys i - window < j <= i, times v.
+
+    q [B, T, H, X], k and v [B, T, J, X] of one type; bias [H, R + 1], the numbers of distances 0 to R and beyond. Returns
+    [B, T, H, X] of q's type. `scale` None is 1/sqrt(X), `backend` None what `choose_backend` says. Raises ValueError when shapes
+    or types disagree.
+    """
+    _, t, heads, _, d = check_qkv(q_BTHX, k_BTJX, v_BTJX)
+    check_window(window)
+    if bias_HR.ndim != 2 or len(bias_HR) != heads:
+        raise ValueError(f"q has shape {tuple(q_BTHX.shape)}, but bias {tuple(bias_HR.shape)}")
+    bias_HR = bias_HR.to(statistics_dtype(q_BTHX.dtype))
+    backend = backend or choose_backend(q_BTHX.device, q_BTHX.dtype, d).backend
+    if backend == "triton":
+        y: Tensor = _forward(q_BTHX, k_BTJX, v_BTJX, bias_HR * LOG2E, factor_in_log2(d, scale), cut(window, t))[0]
+        return y
+    reach = bias_HR.shape[1] - 1
+
+    def logits(span: Span) -> Tensor:
+        scores = dot_scores(q_BTHX, k_BTJX, span, scale)
+        m, s = span.seen_MS.shape
+        # one number a diagonal, so that its gradient is a sum along it: from the last key at the first query on
+        diagonals = torch.arange(m + s - 1, device=scores.device) + (span.start - span.stop + 1)
+        along = bias_HR[:, diagonals.clamp(0, reach)]
+        return scores + along.unfold(-1, s, 1).flip(-1)
+
+    return scored_attention(v_BTJX, heads, logits, window=window, query_block=query_block)
+
+
+@constant
+def choose_backend(device: torch.device | str, dtype: torch.dtype, head_dim: int) -> Choice:
+    """What `relative_attention` takes for such tensors."""
+    return attention_choice("relative attention", torch.device(device), dtype, head_dim, _error)
+
+
+@functools.cache
+def _error(device: torch.device, dtype: torch.dtype, head_dim: int, backend: str, *, seed: int) -> float:
+    """Largest relative error of the result and of its gradients, against "torch" in float32."""
+    # odd, longer than three tiles, a window that ends inside one, and a reach that ends in the second
+    t, window, reach = 197, 150, 100
+    draw = torch.Generator().manual_seed(seed)
+    made = [torch.randn(1, t, heads, head_dim, generator=draw).to(device, dtype) for heads in (2, 1, 1)]
+    bias = torch.randn(2, reach + 1, generator=draw).to(device)
+    attention = functools.partial(relative_attention, window=window)
+    return worst(*both_ways(attention, backend, dtype, made, [bias]))

@@ -1,0 +1,280 @@
+"""Triton kernels of learned relative bias, for every NVIDIA GPU from Ampere on (docs/kernels.md, "Relative bias").
+
+B batch, T length, H query heads, J KV heads, G = H / J, X head size, R reach, M queries of a tile, S its keys, as many.
+Units of log 2: weight = 2^(factor q·k + bias of min(i - j, R) - lse). A tile whose keys all lie R or more away adds one number; any other
+reads a number a pair, of which 2 M - 1 differ. Their gradient is a sum along each diagonal of ds: rows are shifted so that diagonals
+become columns, and the columns' sums of each tile go into memory of its own, to be added up outside. No atomics: every number
+repeats bit for bit.
+
+Products of n scores, 2 n X each: forward 2, dq 3, dk and dv 4.
+"""
+
+from __future__ import annotations
+
+from typing import Any
+
+import torch
+import triton
+import triton.language as tl
+from torch import Tensor
+
+from ..launcher import row_products
+from ..softmax.triton import LN2, Tiles, bounds, flat, precision, query_bounds, visible, with_tile
+
+_LN2 = tl.constexpr(LN2)
+
+
+@triton.jit
+def _logits(
+    q, k_desc, bias_ptr, p_M, b, j, m0, n, T, window,
+    R: tl.constexpr, BN: tl.constexpr, X: tl.constexpr, MASKED: tl.constexpr, WINDOWED: tl.constexpr,
+    PRECISION: tl.constexpr, FACTOR: tl.constexpr,
+):  # fmt: skip
+    """k and the logits; `bias_ptr` points at the head's R + 1 numbers."""
+    k = k_desc.load([b, n, j * X]).reshape(BN, X)
+    n_S = n + tl.arange(0, BN)
+    a = tl.dot(q, k.T, input_precision=PRECISION) * FACTOR
+    if m0 - (n + BN - 1) < R:
+        distance = tl.minimum(tl.maximum(p_M[:, None] - n_S[None, :], 0), R)
+        a += tl.load(bias_ptr + distance)
+    else:
+        a += tl.load(bias_ptr + R)
+    if MASKED:
+        a = tl.where(visible(p_M, n_S, T, window, WINDOWED), a, float("-inf"))
+    return k, a
+
+
+@triton.jit
+def _forward_keys(
+    acc, top, total, q, bias_ptr, p_M, k_desc, v_desc, b, j, m0, start, stop, T, window,
+    R: tl.constexpr, BN: tl.constexpr, X: tl.constexpr, MASKED: tl.constexpr, WINDOWED: tl.constexpr,
+    PRECISION: tl.constexpr, FACTOR: tl.constexpr,
+):  # fmt: skip
+    """The tiles stop - 1, ..., start."""
+    for step in tl.range(0, stop - start):
+        n = (stop - 1 - step) * BN
+        _k, a = _logits(q, k_desc, bias_ptr, p_M, b, j, m0, n, T, window, R, BN, X, MASKED, WINDOWED, PRECISION, FACTOR)
+        v = v_desc.load([b, n, j * X]).reshape(BN, X)
+        acc, top, total = with_tile(acc, top, total, a, v, PRECISION)
+    return acc, top, total
+
+
+@triton.jit
+def _forward(
+    q_desc, k_desc, v_desc, o_desc, bias_ptr, lse_ptr, T, window,
+    R: tl.constexpr, H: tl.constexpr, G: tl.constexpr, X: tl.constexpr, BM: tl.constexpr, BN: tl.constexpr,
+    WINDOWED: tl.constexpr, PRECISION: tl.constexpr, FACTOR: tl.constexpr,
+):  # fmt: skip
+    # the longest rows first
+    m0 = (tl.num_programs(0) - 1 - tl.program_id(0)) * BM
+    b = tl.program_id(1) // H
+    h = tl.program_id(1) % H
+    j = h // G
+    p_M = m0 + tl.arange(0, BM)
+    inside = p_M < T
+    bias_ptr += h * (R + 1)
+    q = q_desc.load([b, m0, h * X]).reshape(BM, X)
+    acc = tl.zeros([BM, X], tl.float32)
+    top = tl.full([BM], float("-inf"), tl.float32)
+    total = tl.zeros([BM], tl.float32)
+    first, whole_from, whole_to, last = bounds(m0, T, window, BM, BN, WINDOWED)
+    acc, top, total = _forward_keys(
+        acc, top, total, q, bias_ptr, p_M, k_desc, v_desc, b, j, m0, whole_to, last, T, window,
+        R, BN, X, True, WINDOWED, PRECISION, FACTOR)  # fmt: skip
+    acc, top, total = _forward_keys(
+        acc, top, total, q, bias_ptr, p_M, k_desc, v_desc, b, j, m0, whole_from, whole_to, T, window,
+        R, BN, X, False, WINDOWED, PRECISION, FACTOR)  # fmt: skip
+    if WINDOWED:
+        acc, top, total = _forward_keys(
+            acc, top, total, q, bias_ptr, p_M, k_desc, v_desc, b, j, m0, first, whole_from, T, window,
+            R, BN, X, True, WINDOWED, PRECISION, FACTOR)  # fmt: skip
+    # rows behind the last may see no key
+    total = tl.where(inside, total, 1.0)
+    tl.store(lse_ptr + (b * H + h) * T + p_M, top + tl.log2(total), mask=inside)
+    o_desc.store([b, m0, h * X], (acc / total[:, None]).to(o_desc.dtype).reshape(1, BM, X))
+
+
+@triton.jit
+def _along_diagonals(ds, out_ptr, BN: tl.constexpr):
+    """Sums of ds [BN, BN] over i - j = d, for -BN < d < BN, to out[BN + d]."""
+    row = tl.arange(0, BN)[:, None]
+    x = tl.arange(0, BN)[None, :]
+    below = tl.gather(ds, tl.maximum(row - x, 0), 1)
+    tl.store(out_ptr + BN + tl.arange(0, BN), tl.sum(tl.where(row >= x, below, 0.0), 0))
+    above = tl.gather(ds, tl.minimum(row + x, BN - 1), 1)
+    at = tl.arange(0, BN)
+    tl.store(out_ptr + BN - at, tl.sum(tl.where(row + x < BN, above, 0.0), 0), mask=at > 0)
+
+
+@triton.jit
+def _dq_keys(
+    dq, rest, q, g, bias_ptr, lse, delta, p_M, k_desc, v_desc, parts_ptr, b, j, m0, start, stop, T, window,
+    R: tl.constexpr, BN: tl.constexpr, X: tl.constexpr, MASKED: tl.constexpr, WINDOWED: tl.constexpr,
+    PRECISION: tl.constexpr, FACTOR: tl.constexpr,
+):  # fmt: skip
+    for step in tl.range(0, stop - start):
+        n = (stop - 1 - step) * BN
+        k, a = _logits(q, k_desc, bias_ptr, p_M, b, j, m0, n, T, window, R, BN, X, MASKED, WINDOWED, PRECISION, FACTOR)
+        v = v_desc.load([b, n, j * X]).reshape(BN, X)
+        ds = tl.exp2(a - lse[:, None]) * (tl.dot(g, v.T, input_precision=PRECISION) - delta[:, None])
+        dq = tl.dot(ds.to(k.dtype), k, dq, input_precision=PRECISION)
+        if m0 - (n + BN - 1) < R:
+            _along_diagonals(ds, parts_ptr + (m0 - n) // BN * (2 * BN), BN)
+        else:
+            rest += tl.sum(ds, 1)
+    return dq, rest
+
+
+@triton.jit
+def _dq(
+    q_desc, k_desc, v_desc, g_desc, dq_desc, bias_ptr, lse_ptr, delta_ptr, parts_ptr, rest_ptr, T, window,
+    R: tl.constexpr, NEAR: tl.constexpr, H: tl.constexpr, G: tl.constexpr, X: tl.constexpr, BM: tl.constexpr, BN: tl.constexpr,
+    WINDOWED: tl.constexpr, PRECISION: tl.constexpr, FACTOR: tl.constexpr,
+):  # fmt: skip
+    """dq; parts [B, H, tiles, NEAR, 2 S], the diagonals' sums of the tiles at distance 0, 1, ...; rest [B, H, T], of keys beyond."""
+    tile = tl.num_programs(0) - 1 - tl.program_id(0)
+    m0 = tile * BM
+    b = tl.program_id(1) // H
+    h = tl.program_id(1) % H
+    j = h // G
+    p_M = m0 + tl.arange(0, BM)
+    inside = p_M < T
+    at = (b * H + h) * T + p_M
+    bias_ptr += h * (R + 1)
+    parts_ptr += ((b * H + h).to(tl.int64) * tl.num_programs(0) + tile) * (NEAR * 2 * BN)
+    q = q_desc.load([b, m0, h * X]).reshape(BM, X)
+    g = g_desc.load([b, m0, h * X]).reshape(BM, X)
+    # rows behind the last weigh nothing
+    lse = tl.load(lse_ptr + at, mask=inside, other=float("inf"))
+    delta = tl.load(delta_ptr + at, mask=inside, other=0.0)
+    dq = tl.zeros([BM, X], tl.float32)
+    rest = tl.zeros([BM], tl.float32)
+    first, whole_from, whole_to, last = bounds(m0, T, window, BM, BN, WINDOWED)
+    dq, rest = _dq_keys(dq, rest, q, g, bias_ptr, lse, delta, p_M, k_desc, v_desc, parts_ptr, b, j, m0, whole_to, last, T, window,
+                        R, BN, X, True, WINDOWED, PRECISION, FACTOR)  # fmt: skip
+    dq, rest = _dq_keys(dq, rest, q, g, bias_ptr, lse, delta, p_M, k_desc, v_desc, parts_ptr, b, j, m0, whole_from, whole_to, T, window,
+                        R, BN, X, False, WINDOWED, PRECISION, FACTOR)  # fmt: skip
+    if WINDOWED:
+        dq, rest = _dq_keys(dq, rest, q, g, bias_ptr, lse, delta, p_M, k_desc, v_desc, parts_ptr, b, j, m0, first, whole_from, T,
+                            window, R, BN, X, True, WINDOWED, PRECISION, FACTOR)  # fmt: skip
+    tl.store(rest_ptr + at, rest, mask=inside)
+    dq_desc.store([b, m0, h * X], (dq * (_LN2 * FACTOR)).to(dq_desc.dtype).reshape(1, BM, X))
+
+
+@triton.jit
+def _dkv_queries(
+    dk, dv, k_desc, v, q_desc, g_desc, bias_ptr, lse_ptr, delta_ptr, b, h, j, n0, start, stop, T, window,
+    R: tl.constexpr, H: tl.constexpr, BM: tl.constexpr, BN: tl.constexpr, X: tl.constexpr, MASKED: tl.constexpr,
+    WINDOWED: tl.constexpr, PRECISION: tl.constexpr, FACTOR: tl.constexpr,
+):  # fmt: skip
+    for m in tl.range(start, stop, BM):
+        p_M = m + tl.arange(0, BM)
+        inside = p_M < T
+        at = (b * H + h) * T + p_M
+        q = q_desc.load([b, m, h * X]).reshape(BM, X)
+        g = g_desc.load([b, m, h * X]).reshape(BM, X)
+        lse = tl.load(lse_ptr + at, mask=inside, other=float("inf"))
+        delta = tl.load(delta_ptr + at, mask=inside, other=0.0)
+        _k, a = _logits(q, k_desc, bias_ptr + h * (R + 1), p_M, b, j, m, n0, T, window, R, BN, X,
+                        MASKED, WINDOWED, PRECISION, FACTOR)  # fmt: skip
+        p = tl.exp2(a - lse[:, None])
+        dv = tl.dot(p.to(g.dtype).T, g, dv, input_precision=PRECISION)
+        ds = p * (tl.dot(g, v.T, input_precision=PRECISION) - delta[:, None])
+        dk = tl.dot(ds.to(q.dtype).T, q, dk, input_precision=PRECISION)
+    return dk, dv
+
+
+@triton.jit
+def _dkv(
+    q_desc, k_desc, v_desc, g_desc, dk_desc, dv_desc, bias_ptr, lse_ptr, delta_ptr, T, window,
+    R: tl.constexpr, H: tl.constexpr, G: tl.constexpr, X: tl.constexpr, BM: tl.constexpr, BN: tl.constexpr,
+    WINDOWED: tl.constexpr, PRECISION: tl.constexpr, FACTOR: tl.constexpr,
+):  # fmt: skip
+    n0 = tl.program_id(0) * BN
+    b = tl.program_id(1) // (H // G)
+    j = tl.program_id(1) % (H // G)
+    v = v_desc.load([b, n0, j * X]).reshape(BN, X)
+    dk = tl.zeros([BN, X], tl.float32)
+    dv = tl.zeros([BN, X], tl.float32)
+    first, whole_from, whole_to, end = query_bounds(n0, T, window, BM, BN, WINDOWED)
+    for g in tl.range(0, G):
+        h = j * G + g
+        dk, dv = _dkv_queries(dk, dv, k_desc, v, q_desc, g_desc, bias_ptr, lse_ptr, delta_ptr, b, h, j, n0,
+                              first, whole_from, T, window, R, H, BM, BN, X, True, WINDOWED, PRECISION, FACTOR)  # fmt: skip
+        dk, dv = _dkv_queries(dk, dv, k_desc, v, q_desc, g_desc, bias_ptr, lse_ptr, delta_ptr, b, h, j, n0,
+                              whole_from, whole_to, T, window, R, H, BM, BN, X, False, WINDOWED, PRECISION, FACTOR)  # fmt: skip
+        dk, dv = _dkv_queries(dk, dv, k_desc, v, q_desc, g_desc, bias_ptr, lse_ptr, delta_ptr, b, h, j, n0,
+                              whole_to, end, T, window, R, H, BM, BN, X, True, WINDOWED, PRECISION, FACTOR)  # fmt: skip
+    dk_desc.store([b, n0, j * X], (dk * (_LN2 * FACTOR)).to(dk_desc.dtype).reshape(1, BN, X))
+    dv_desc.store([b, n0, j * X], dv.to(dv_desc.dtype).reshape(1, BN, X))
+
+
+# --- launches -----------------------------------------------------------------------------------------------------
+
+
+def tiles_for(kernel: str, d: int, dtype: torch.dtype) -> Tiles:
+    """Fixed by the sizes, so that every process rounds alike. A tile has as many queries as keys."""
+    if dtype == torch.float32 or d > 128:
+        return Tiles(32, 32, 4, 1)
+    return {"forward": Tiles(64, 64, 4, 2), "dq": Tiles(64, 64, 8, 1), "dkv": Tiles(64, 64, 4, 1)}[kernel]
+
+
+def forward(
+    q: Tensor, k: Tensor, v: Tensor, bias_HR: Tensor, *, factor: float, window: int | None
+) -> tuple[Tensor, Tensor]:
+    """(o [B, T, H, X] in q's type, lse [B, H, T] float32 in units of log 2); inputs contiguous, bias [H, R + 1] float32."""
+    (b, t, h, d), j = q.shape, k.shape[2]
+    o = torch.empty_like(q)
+    lse = torch.empty(b, h, t, device=q.device, dtype=torch.float32)
+    bm, bn, warps, stages = tiles_for("forward", d, q.dtype)
+    _forward[(triton.cdiv(t, bm), b * h)](
+        flat(q, bm, d), flat(k, bn, d), flat(v, bn, d), flat(o, bm, d), bias_HR, lse, t, window or 0,
+        BM=bm, BN=bn, num_warps=warps, num_stages=stages, **_shared(q, bias_HR, h // j, factor, window),
+    )  # fmt: skip
+    return o, lse
+
+
+def backward(
+    g_o: Tensor, q: Tensor, k: Tensor, v: Tensor, bias_HR: Tensor, o: Tensor, lse: Tensor, *,
+    factor: float, window: int | None,
+) -> tuple[Tensor, Tensor, Tensor, Tensor]:  # fmt: skip
+    """Gradients of (q, k, v, bias) from that of o; bias and lse in units of log 2 as `forward` has them; inputs contiguous."""
+    (b, t, h, d), j = q.shape, k.shape[2]
+    shared = _shared(q, bias_HR, h // j, factor, window)
+    dq, dk, dv, delta = torch.empty_like(q), torch.empty_like(k), torch.empty_like(v), row_products(g_o, o)
+    bm, bn, warps, stages = tiles_for("dq", d, q.dtype)
+    tiles = triton.cdiv(t, bm)
+    # tiles m0 - n0 = 0, bn, 2 bn, ... whose least distance, m0 - n0 - (bn - 1), is below the reach
+    near = min(tiles, (shared["R"] + bn - 2) // bn + 1)
+    parts = torch.zeros(b, h, tiles, near, 2 * bn, device=q.device, dtype=torch.float32)
+    rest = torch.empty(b, h, t, device=q.device, dtype=torch.float32)
+    _dq[(tiles, b * h)](
+        flat(q, bm, d), flat(k, bn, d), flat(v, bn, d), flat(g_o, bm, d), flat(dq, bm, d), bias_HR, lse, delta, parts, rest,
+        t, window or 0, NEAR=near, BM=bm, BN=bn, num_warps=warps, num_stages=stages, **shared,
+    )  # fmt: skip
+    bm, bn, warps, stages = tiles_for("dkv", d, q.dtype)
+    _dkv[(triton.cdiv(t, bn), b * j)](
+        flat(q, bm, d), flat(k, bn, d), flat(v, bn, d), flat(g_o, bm, d), flat(dk, bn, d), flat(dv, bn, d), bias_HR, lse, delta,
+        t, window or 0, BM=bm, BN=bn, num_warps=warps, num_stages=stages, **shared,
+    )  # fmt: skip
+    return dq, dk, dv, _of_distances(parts.sum((0, 2)), rest.sum((0, 2)), bias_HR) * LN2
+
+
+def _of_distances(parts_HNS: Tensor, rest_H: Tensor, bias_HR: Tensor) -> Tensor:
+    """[H, R + 1] from the diagonals' sums: tile n's column S + x belongs to the distance n S + x, of which none is below 0."""
+    near, columns = parts_HNS.shape[1:]
+    s = columns // 2
+    at = parts_HNS[..., s:]
+    # the next tile's columns below S reach back
+    at = at + torch.nn.functional.pad(parts_HNS[:, 1:, :s], (0, 0, 0, 1))
+    found = at.flatten(1)
+    reach = bias_HR.shape[1] - 1
+    own = torch.nn.functional.pad(found[:, :reach], (0, max(0, reach - near * s)))
+    return torch.cat([own, (found[:, reach:].sum(1) + rest_H)[:, None]], 1)
+
+
+def _shared(q: Tensor, bias_HR: Tensor, groups: int, factor: float, window: int | None) -> dict[str, Any]:
+    return {
+        "R": bias_HR.shape[1] - 1, "H": q.shape[2], "G": groups, "X": q.shape[3], "WINDOWED": window is not None,
+        "PRECISION": precision(q.dtype), "FACTOR": factor,
+    }  # fmt: skip

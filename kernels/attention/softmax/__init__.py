@@ -1,0 +1,1 @@
+"""Softmax attention: the op, and the Triton kernels that polar and forgetting attention build on."""

@@ -1,0 +1,196 @@
+"""Causal softmax attention, with an optional sliding window, and its distractor loss (docs/mechanisms.md, "Softmax attention").
+
+B batch, T length, H query heads, J KV heads (J divides H), X head size, R distractors.
+"""
+
+from __future__ import annotations
+
+import functools
+import math
+
+import torch
+from torch import Tensor
+from torch.nn import functional
+from torch.nn.attention import SDPBackend, sdpa_kernel
+
+from ...dispatch import Choice, attention_choice, both_ways, constant, failure, plain_torch, worst
+from ...norms import statistics_dtype
+from ...shapes import QUERY_BLOCK, check_qkv, check_window, expand_kv, visible_mask
+from .. import torch_ops
+
+LOG2E = math.log2(math.e)
+
+
+def softmax_attention(
+    q_BTHX: Tensor,
+    k_BTJX: Tensor,
+    v_BTJX: Tensor,
+    *,
+    scale: float | None = None,
+    window: int | None = None,
+    query_block: int | None = None,
+    backend: str | None = None,
+) -> Tensor:
+    """softmax(scale q kᵀ) v over the keys i - window < j <= i; query head h uses KV head h // (H / J).
+
+    q [B, T, H, X], k and v [B, T, J, X] of one type; returns [B, T, H, X] of that type. `scale` None is 1/sqrt(X).
+    `backend` None is what `choose_backend` says: "cudnn" (full attention only), our "triton" kernels, or "torch". There,
+    with a window shorter than T, blocks of `query_block` queries (None: 1024) read only the keys they can see, and a
+    given `query_block` also bounds full attention where torch has no kernel for it that makes no T x T scores.
+    Raises ValueError when shapes or types disagree.
+    """
+    _, t, h, j, d = check_qkv(q_BTHX, k_BTJX, v_BTJX)
+    check_window(window)
+    full = window is None or window >= t
+    backend = backend or choose_backend(q_BTHX.device, q_BTHX.dtype, d, windowed=not full).backend
+    if backend == "triton":
+        q = in_log2(q_BTHX, scale)
+        return torch_ops.softmax_forward(q, k_BTJX, v_BTJX, torch_ops.cut(window, t), 0, backend)[0]
+    q_BHTX = q_BTHX.transpose(1, 2)
+    if backend == "cudnn" and full:
+        with sdpa_kernel(SDPBackend.CUDNN_ATTENTION):
+            y = functional.scaled_dot_product_attention(
+                q_BHTX, k_BTJX.transpose(1, 2), v_BTJX.transpose(1, 2), is_causal=True, scale=scale, enable_gqa=j != h
+            )
+        return y.transpose(1, 2)
+    if full and (query_block is None or query_block >= t or _is_fused(q_BTHX, k_BTJX)):
+        k_BJTX, v_BJTX = k_BTJX.transpose(1, 2), v_BTJX.transpose(1, 2)
+        y = functional.scaled_dot_product_attention(
+            q_BHTX, k_BJTX, v_BJTX, is_causal=True, scale=scale, enable_gqa=j != h
+        )
+        return y.transpose(1, 2)
+    # Masked attention has no fast grouped kernel, so the KV heads are expanded here.
+    k_BHTX, v_BHTX = expand_kv(k_BTJX, h).transpose(1, 2), expand_kv(v_BTJX, h).transpose(1, 2)
+    blocks = []
+    for start in range(0, t, query_block or QUERY_BLOCK):
+        stop = min(start + (query_block or QUERY_BLOCK), t)
+        first = 0 if window is None else max(0, start - window + 1)
+        mask = visible_mask(start, stop, first, window, q_BTHX.device)
+        k, v = k_BHTX[:, :, first:stop], v_BHTX[:, :, first:stop]
+        blocks.append(
+            functional.scaled_dot_product_attention(q_BHTX[:, :, start:stop], k, v, attn_mask=mask, scale=scale)
+        )
+    return torch.cat(blocks, 2).transpose(1, 2)
+
+
+@constant
+def choose_backend(device: torch.device | str, dtype: torch.dtype, head_dim: int, *, windowed: bool) -> Choice:
+    """What `softmax_attention` takes for such tensors, with a window shorter than T or without."""
+    device = torch.device(device)
+    ours = attention_choice("softmax", device, dtype, head_dim, _error)
+    if windowed or device.type != "cuda" or plain_torch() or ours.backend == "torch":
+        return ours
+    return _full_choice(device, dtype, head_dim, ours)
+
+
+def _full_choice(device: torch.device, dtype: torch.dtype, head_dim: int, ours: Choice) -> Choice:
+    """cuDNN for Hopper and later, unless it has to repeat bit for bit."""
+    major, minor = torch.cuda.get_device_capability(device)
+    if major < 9:
+        return Choice("torch", f"torch's own choice on compute capability {major}.{minor}")
+    if torch.are_deterministic_algorithms_enabled():
+        return ours
+    why = failure("cuDNN attention", _error, device, dtype, head_dim, "cudnn")
+    if why is not None:
+        return Choice(ours.backend, f"{ours.reason}; not cuDNN: {why}")
+    return Choice("cudnn", f"cuDNN {torch.backends.cudnn.version()}")
+
+
+@functools.cache
+def _error(device: torch.device, dtype: torch.dtype, head_dim: int, backend: str, *, seed: int) -> float:
+    """Largest relative error of the result and of its gradients, against "torch" in float32."""
+    draw = torch.Generator().manual_seed(seed)
+    made = [torch.randn(1, 131, heads, head_dim, generator=draw).to(device, dtype) for heads in (2, 1, 1)]
+    attention = functools.partial(softmax_attention, window=None if backend == "cudnn" else 70)
+    return worst(*both_ways(attention, backend, dtype, made))
+
+
+def in_log2(q_BTHX: Tensor, scale: float | None) -> Tensor:
+    """q scaled for the kernels, rounded once."""
+    return (q_BTHX.to(statistics_dtype(q_BTHX.dtype)) * factor_in_log2(q_BTHX.shape[-1], scale)).to(q_BTHX.dtype)
+
+
+def factor_in_log2(head_dim: int, scale: float | None) -> float:
+    """What q·k is multiplied with so that weights are 2^(product - lse); `scale` None is 1/sqrt(X)."""
+    return LOG2E * (head_dim**-0.5 if scale is None else scale)
+
+
+def _is_fused(q_BTHX: Tensor, k_BTJX: Tensor) -> bool:
+    """Whether torch takes full causal attention of grouped heads in memory that grows with T alone.
+
+    On the CPU it does for every float type. On CUDA only its flash kernel does, which wants 16 bits and capability 8.0.
+    """
+    if q_BTHX.device.type != "cuda":
+        return q_BTHX.device.type == "cpu"
+    q, k = q_BTHX.transpose(1, 2), k_BTJX.transpose(1, 2)
+    params = torch.backends.cuda.SDPAParams(q, k, k, None, 0.0, True, q.shape[1] != k.shape[1])
+    return bool(torch.backends.cuda.can_use_flash_attention(params))
+
+
+def softmax_distractor_loss(
+    q_BTHX: Tensor,
+    k_BTJX: Tensor,
+    v_BTJX: Tensor,
+    k_r_BRJX: Tensor,
+    v_r_BRJX: Tensor,
+    y_clean_BTHX: Tensor,
+    *,
+    scale: float | None = None,
+    window: int | None = None,
+    query_block: int = 1024,
+    backend: str | None = None,
+) -> Tensor:
+    """Mean squared difference between `y_clean` and the output when every query also sees all R distractors.
+
+    Shapes as in `softmax_attention`, distractors [B, R, J, X]; scalar float32 (float64 for float64). Nothing is
+    detached here. R = 0 gives 0. The kernels attend to reals and distractors apart: with their log-sums l_c and l_r and
+    a = sigmoid(l_r - l_c), the output with distractors is y_clean + a (o_r - y_clean), so no [B, H, T, R] tensor exists.
+    Raises ValueError when shapes or types disagree.
+    """
+    b, t, h, j, d = check_qkv(q_BTHX, k_BTJX, v_BTJX)
+    check_window(window)
+    r = k_r_BRJX.shape[1]
+    if k_r_BRJX.shape != (b, r, j, d) or v_r_BRJX.shape != (b, r, j, d):
+        raise ValueError(
+            f"k is {tuple(k_BTJX.shape)}, but the distractors are {tuple(k_r_BRJX.shape)}, {tuple(v_r_BRJX.shape)}"
+        )
+    dtype = statistics_dtype(q_BTHX.dtype)
+    if r == 0:
+        return torch.zeros((), dtype=dtype, device=q_BTHX.device)
+    if (backend or choose_backend(q_BTHX.device, q_BTHX.dtype, d, windowed=True).backend) == "triton":
+        q = in_log2(q_BTHX, scale)
+        _, clean_BHT = torch_ops.softmax_forward(q, k_BTJX, v_BTJX, torch_ops.cut(window, t), 0, "triton")
+        drawn_BTHX, drawn_BHT = torch_ops.softmax_forward(q, k_r_BRJX, v_r_BRJX, 0, r, "triton")
+        share_BTH1 = torch.sigmoid((drawn_BHT - clean_BHT) / LOG2E).transpose(1, 2).unsqueeze(-1)
+        return (share_BTH1 * (drawn_BTHX.to(dtype) - y_clean_BTHX.to(dtype))).square().mean()
+    q_BHTX = q_BTHX.transpose(1, 2)
+    k_BHTX, v_BHTX = expand_kv(k_BTJX, h).transpose(1, 2), expand_kv(v_BTJX, h).transpose(1, 2)
+    k_r, v_r = expand_kv(k_r_BRJX, h).transpose(1, 2), expand_kv(v_r_BRJX, h).transpose(1, 2)
+    total = torch.zeros((), dtype=dtype, device=q_BTHX.device)
+    for start in range(0, t, query_block):
+        stop = min(start + query_block, t)
+        first = 0 if window is None else max(0, start - window + 1)
+        real = visible_mask(start, stop, first, window, q_BTHX.device)
+        mask = torch.cat([real.new_ones(stop - start, r), real], 1)
+        k = torch.cat([k_r, k_BHTX[:, :, first:stop]], 2)
+        v = torch.cat([v_r, v_BHTX[:, :, first:stop]], 2)
+        y = functional.scaled_dot_product_attention(q_BHTX[:, :, start:stop], k, v, attn_mask=mask, scale=scale)
+        total = total + (y.transpose(1, 2).to(dtype) - y_clean_BTHX[:, start:stop].to(dtype)).square().sum()
+    return total / y_clean_BTHX.numel()
+
+
+def softmax_attention_reference(
+    q_BTHX: Tensor, k_BTJX: Tensor, v_BTJX: Tensor, *, scale: float | None = None, window: int | None = None
+) -> Tensor:
+    """The same, one query at a time."""
+    _, t, h, _, d = check_qkv(q_BTHX, k_BTJX, v_BTJX)
+    k_BTHX, v_BTHX = expand_kv(k_BTJX, h), expand_kv(v_BTJX, h)
+    scale = d**-0.5 if scale is None else scale
+    rows = []
+    for i in range(t):
+        first = 0 if window is None else max(0, i + 1 - window)
+        score_BSH = (q_BTHX[:, i : i + 1] * k_BTHX[:, first : i + 1]).sum(-1) * scale
+        weight_BSH = torch.exp(score_BSH - score_BSH.amax(1, keepdim=True))
+        weight_BSH = weight_BSH / weight_BSH.sum(1, keepdim=True)
+        rows.append((weight_BSH.unsqueeze(-1) * v_BTHX[:, first : i + 1]).sum(1))
+    return torch.stack(rows, 1)

@@ -1,0 +1,577 @@
+"""Plain Triton kernels of polar and of softmax attention, for every NVIDIA GPU from Ampere on (docs/mechanisms.md, "Polar attention" and "Softmax attention").
+
+B batch, T length, H query heads, J KV heads, G = H / J, X head size, M queries of a tile, S its keys.
+Scores are in units of log 2: the caller scales queries by log2(e) times the factor of the scores (polar: temp / sqrt(X))
+and null scores by temp log2(e), so that weights are 2^(q'k - lse). Query i stands at position `offset` + i of the keys;
+an offset of TK or more shows every key to every query.
+
+The forward of polar keeps per row the log-sum of the real keys `lse`, their participation ratio `n_eff`, and
+`inverse` = 1 / |s|. Negative `n_eff` marks a row whose ratio is bound by the floor, negative `inverse` one whose |s| is
+below TINY. Its backward, with r = 1 - w_null, P = 2^(q'k - lse), kappa = g_mag (1 - mag^2) beta m / (1 + m) and
+g = (r / |s|) (gc - (gc.c) c):
+    da = P (g.v + kappa (2 + w_null) - 2 kappa n_eff P),  dv = sum P g,  dk = ln2 sum da q',  dq' = ln2 sum da k,
+    d null = (w_null / r) g.v_null - kappa w_null.
+Softmax is the same with g = g_o and da = P (g_o.v - g_o.o + g_lse). So `_dq` and `_dkv` serve both: a row brings what is
+added to g.v and what multiplies P. No atomics: every number repeats bit for bit.
+
+Matrix products of n scores, 2 n X each: forward 2, dq 3, dkv 4. Bytes: q, k, v, the result and 12 a row forward; twice
+that and dq, dk, dv backward. In bf16 the norm of the error is at most twice that of the naive formula in bf16.
+"""
+
+from __future__ import annotations
+
+from typing import Any, NamedTuple
+
+import torch
+import triton
+import triton.language as tl
+from torch import Tensor
+from triton.tools.tensor_descriptor import TensorDescriptor
+
+from ..launcher import row_products
+
+TINY = 1e-6
+LN2 = 0.6931471805599453
+LOG2E = 1.4426950408889634
+HIDDEN = -1e30
+
+_LN2 = tl.constexpr(LN2)
+_TINY = tl.constexpr(TINY)
+_HIDDEN = tl.constexpr(HIDDEN)
+
+
+@triton.jit
+def visible(p_M, n_S, TK, window, WINDOWED: tl.constexpr):
+    # queries may stand behind the last key
+    seen = n_S[None, :] <= tl.minimum(p_M, TK - 1)[:, None]
+    if WINDOWED:
+        seen = seen & (n_S[None, :] > p_M[:, None] - window)
+    return seen
+
+
+@triton.jit
+def bounds(m0, T, window, BM: tl.constexpr, BN: tl.constexpr, WINDOWED: tl.constexpr):
+    """Tiles of keys [first, last) of a tile of queries; from `whole_to` on and before `whole_from` some pairs are hidden."""
+    last = tl.cdiv(tl.minimum(m0 + BM, T), BN)
+    whole_to = (m0 + 1) // BN
+    first = 0
+    whole_from = 0
+    if WINDOWED:
+        first = tl.maximum(0, m0 - window + 1) // BN
+        whole_from = tl.maximum(first, tl.cdiv(tl.maximum(0, m0 + BM - window), BN))
+    whole_to = tl.maximum(whole_to, first)
+    whole_from = tl.minimum(whole_from, whole_to)
+    return first, whole_from, whole_to, last
+
+
+@triton.jit
+def query_bounds(n0, T, window, BM: tl.constexpr, BN: tl.constexpr, WINDOWED: tl.constexpr):
+    """Queries first <= . < end that see a key of a tile; those of whole_from <= . < whole_to, in whole tiles, see all of them."""
+    # queries at m see key n when n <= m < n + window
+    first = n0 // BM * BM
+    end = T
+    whole_from = tl.cdiv(n0 + BN - 1, BM) * BM
+    whole_to = T // BM * BM
+    if WINDOWED:
+        end = tl.minimum(T, n0 + BN - 1 + window)
+        whole_to = tl.minimum(whole_to, (n0 + window) // BM * BM)
+    whole_from = tl.maximum(first, tl.minimum(whole_from, tl.cdiv(end, BM) * BM))
+    whole_to = tl.maximum(whole_from, tl.minimum(whole_to, tl.cdiv(end, BM) * BM))
+    return first, whole_from, whole_to, end
+
+
+@triton.jit
+def with_tile(acc, top, total, a, v, PRECISION: tl.constexpr):
+    """A row's sums with a tile of keys more, whose logits are a, -inf where hidden, even for all that a row has seen."""
+    higher = tl.maximum(top, tl.max(a, 1))
+    base = tl.where(higher == float("-inf"), 0.0, higher)
+    shrink = tl.exp2(top - base)
+    p = tl.exp2(a - base[:, None])
+    total = total * shrink + tl.sum(p, 1)
+    acc = tl.dot(p.to(v.dtype), v, acc * shrink[:, None], input_precision=PRECISION)
+    return acc, higher, total
+
+
+@triton.jit
+def _forgotten(hi_ptr, lo_ptr, row, n, from_hi, from_lo, T):
+    """F at the anchor less F at n, where F = hi + lo: the two parts apart, so that nothing is lost where F is large."""
+    hi = tl.load(hi_ptr + row + n, mask=n < T, other=0.0)
+    lo = tl.load(lo_ptr + row + n, mask=n < T, other=0.0)
+    return (from_hi - hi) + (from_lo - lo)
+
+
+@triton.jit
+def log1p(x):
+    return tl.where(x < 1e-3, x * (1.0 - x * (0.5 - x * 0.33333334)), tl.log(1.0 + x))
+
+
+@triton.jit
+def tanh(x):
+    # x >= 0; the fraction loses the digits of a small x
+    square = x * x
+    e = tl.exp(-2.0 * x)
+    return tl.where(x < 0.05, x * (1.0 - square * (0.33333334 - square * 0.13333334)), (1.0 - e) / (1.0 + e))
+
+
+@triton.jit
+def _forward_keys(
+    acc, top, total, square, q, p_M, k_desc, v_desc, hi_ptr, lo_ptr, row, from_hi, from_lo, b, j, start, stop, TK, window,
+    BN: tl.constexpr, X: tl.constexpr, MASKED: tl.constexpr, WINDOWED: tl.constexpr, PRECISION: tl.constexpr,
+    POLAR: tl.constexpr, FORGETS: tl.constexpr, FACTOR: tl.constexpr,
+):  # fmt: skip
+    for n in tl.range(start, stop, BN):
+        k = k_desc.load([b, n, j * X]).reshape(BN, X)
+        s = tl.dot(q, k.T, input_precision=PRECISION)
+        if FORGETS:
+            s = s * FACTOR + _forgotten(hi_ptr, lo_ptr, row, n + tl.arange(0, BN), from_hi, from_lo, TK)[None, :]
+        if MASKED:
+            s = tl.where(visible(p_M, n + tl.arange(0, BN), TK, window, WINDOWED), s, _HIDDEN)
+        higher = tl.maximum(top, tl.max(s, 1))
+        shrink = tl.exp2(top - higher)
+        p = tl.exp2(s - higher[:, None])
+        total = total * shrink + tl.sum(p, 1)
+        if POLAR:
+            square = square * shrink * shrink + tl.sum(p * p, 1)
+        v = v_desc.load([b, n, j * X]).reshape(BN, X)
+        acc = tl.dot(p.to(v.dtype), v, acc * shrink[:, None], input_precision=PRECISION)
+        top = higher
+    return acc, top, total, square
+
+
+@triton.jit
+def _forward(
+    q_desc, k_desc, v_desc, c_desc, null_ptr, v_null_ptr, beta_ptr, floor_ptr, mag_ptr, lse_ptr, n_eff_ptr, inverse_ptr,
+    hi_ptr, lo_ptr, TQ, TK, offset, window,
+    H: tl.constexpr, G: tl.constexpr, X: tl.constexpr, BM: tl.constexpr, BN: tl.constexpr,
+    WINDOWED: tl.constexpr, PRECISION: tl.constexpr, POLAR: tl.constexpr, FORGETS: tl.constexpr,
+    FACTOR: tl.constexpr,
+):  # fmt: skip
+    # the longest rows first
+    m0 = (tl.num_programs(0) - 1 - tl.program_id(0)) * BM
+    b = tl.program_id(1) // H
+    h = tl.program_id(1) % H
+    j = h // G
+    i_M = m0 + tl.arange(0, BM)
+    p_M = offset + i_M
+    q = q_desc.load([b, m0, h * X]).reshape(BM, X)
+    acc = tl.zeros([BM, X], tl.float32)
+    top = tl.full([BM], float("-inf"), tl.float32)
+    total = tl.zeros([BM], tl.float32)
+    square = tl.zeros([BM], tl.float32)
+    end = tl.minimum(TK, offset + tl.minimum(m0 + BM, TQ))
+    first = 0
+    whole_from = 0
+    if WINDOWED:
+        first = tl.maximum(0, offset + m0 - window + 1) // BN * BN
+        whole_from = tl.maximum(first, tl.cdiv(tl.maximum(0, offset + m0 + BM - window), BN) * BN)
+        whole_from = tl.minimum(whole_from, tl.cdiv(end, BN) * BN)
+    whole_to = tl.maximum(whole_from, tl.minimum(offset + m0 + 1, TK) // BN * BN)
+    row = (b * H + h) * TK
+    from_hi = 0.0
+    from_lo = 0.0
+    if FORGETS:  # F counts from the tile's first query
+        from_hi = tl.load(hi_ptr + row + m0)
+        from_lo = tl.load(lo_ptr + row + m0)
+    if WINDOWED:
+        acc, top, total, square = _forward_keys(
+            acc, top, total, square, q, p_M, k_desc, v_desc, hi_ptr, lo_ptr, row, from_hi, from_lo, b, j, first, whole_from, TK, window,
+            BN, X, True, WINDOWED, PRECISION, POLAR, FORGETS, FACTOR)  # fmt: skip
+    acc, top, total, square = _forward_keys(
+        acc, top, total, square, q, p_M, k_desc, v_desc, hi_ptr, lo_ptr, row, from_hi, from_lo, b, j, whole_from, whole_to, TK, window,
+        BN, X, False, WINDOWED, PRECISION, POLAR, FORGETS, FACTOR)  # fmt: skip
+    acc, top, total, square = _forward_keys(
+        acc, top, total, square, q, p_M, k_desc, v_desc, hi_ptr, lo_ptr, row, from_hi, from_lo, b, j, whole_to, end, TK, window,
+        BN, X, True, WINDOWED, PRECISION, POLAR, FORGETS, FACTOR)  # fmt: skip
+
+    inside = i_M < TQ
+    at = (b * H + h) * TQ + i_M
+    lse = top + tl.log2(total)  # with gates less F of the row over that of the tile's first
+    tl.store(lse_ptr + at, lse, mask=inside)
+    if POLAR:
+        null = tl.load(null_ptr + i_M * H + h, mask=inside, other=0.0)
+        beta = tl.load(beta_ptr + h)
+        floor = tl.load(floor_ptr)
+        n_eff = total * total / square
+        d = lse - null
+        r = 1.0 / (1.0 + tl.exp2(-d))
+        w = 1.0 / (1.0 + tl.exp2(d))
+        cap = tl.exp2(2.0 * d) / floor
+        bound = n_eff > cap
+        n_eff = tl.where(bound, cap, n_eff)
+        v_null = tl.load(v_null_ptr + h * X + tl.arange(0, X))
+        s = acc * (r / total)[:, None] + w[:, None] * v_null[None, :]
+        length = tl.sqrt(tl.sum(s * s, 1))
+        inverse = 1.0 / tl.maximum(length, _TINY)
+        tl.store(n_eff_ptr + at, tl.where(bound, -n_eff, n_eff), mask=inside)
+        tl.store(inverse_ptr + at, tl.where(length < _TINY, -inverse, inverse), mask=inside)
+        mag = tanh(beta * log1p(n_eff * r))
+        tl.store(mag_ptr + (b * TQ + i_M) * H + h, mag, mask=inside)
+        out = s * inverse[:, None]
+    else:
+        out = acc / total[:, None]
+    c_desc.store([b, m0, h * X], out.to(c_desc.dtype).reshape(1, BM, X))
+
+
+@triton.jit
+def _rows(
+    c_ptr, gc_ptr, g_mag_ptr, null_ptr, v_null_ptr, beta_ptr, lse_ptr, n_eff_ptr, inverse_ptr,
+    g_ptr, add_ptr, twice_ptr, d_null_ptr, d_beta_ptr, d_v_null_ptr, TQ,
+    H: tl.constexpr, X: tl.constexpr, BM: tl.constexpr,
+):  # fmt: skip
+    """The part of the backward that belongs to a row alone."""
+    i_M = tl.program_id(0) * BM + tl.arange(0, BM)
+    b = tl.program_id(1) // H
+    h = tl.program_id(1) % H
+    inside = i_M < TQ
+    d_X = tl.arange(0, X)
+    place = ((b * TQ + i_M) * H + h)[:, None] * X + d_X[None, :]
+    c = tl.load(c_ptr + place, mask=inside[:, None], other=0.0).to(tl.float32)
+    gc = tl.load(gc_ptr + place, mask=inside[:, None], other=0.0).to(tl.float32)
+    at = (b * H + h) * TQ + i_M
+    lse = tl.load(lse_ptr + at, mask=inside, other=0.0)
+    n_eff = tl.load(n_eff_ptr + at, mask=inside, other=1.0)
+    inverse = tl.load(inverse_ptr + at, mask=inside, other=0.0)
+    null = tl.load(null_ptr + i_M * H + h, mask=inside, other=0.0)
+    g_mag = tl.load(g_mag_ptr + (b * TQ + i_M) * H + h, mask=inside, other=0.0)
+    beta = tl.load(beta_ptr + h)
+    v_null = tl.load(v_null_ptr + h * X + d_X)
+    bound, tiny = n_eff < 0, inverse < 0
+    n_eff, inverse = tl.abs(n_eff), tl.abs(inverse)
+    d = lse - null
+    r = 1.0 / (1.0 + tl.exp2(-d))
+    w = 1.0 / (1.0 + tl.exp2(d))
+    m = n_eff * r
+    grow = log1p(m)
+    mag = tanh(beta * grow)
+    g_mag = g_mag * (1.0 - mag * mag)
+    kappa = g_mag * beta * m / (1.0 + m)
+    # below TINY c is s / TINY and nothing is projected away: a delta term remains
+    along = tl.where(tiny, 0.0, tl.sum(gc * c, 1))
+    gs = gc - along[:, None] * c
+    delta = tl.where(tiny, tl.sum(gs * c, 1), 0.0)
+    real, scale_null = r * inverse, w * inverse
+    to_null = tl.sum(gs * v_null[None, :], 1)
+    d_null = scale_null * to_null - w * delta - kappa * tl.where(bound, 2.0 + w, w)
+    add = kappa * (2.0 + w) - r * delta
+    tl.store(g_ptr + place, (real[:, None] * gs).to(g_ptr.dtype.element_ty), mask=inside[:, None])
+    tl.store(add_ptr + at, add, mask=inside)
+    tl.store(twice_ptr + at, tl.where(bound, 0.0, -2.0 * kappa * n_eff), mask=inside)
+    tl.store(d_null_ptr + at, d_null, mask=inside)
+    part = tl.program_id(0) * tl.num_programs(1) + tl.program_id(1)
+    tl.store(d_beta_ptr + part, tl.sum(tl.where(inside, g_mag * grow, 0.0)))
+    tl.store(d_v_null_ptr + part * X + d_X, tl.sum(tl.where(inside[:, None], scale_null[:, None] * gs, 0.0), 0))
+
+
+@triton.jit
+def _dq_keys(
+    dq, over, q, g, lse, add, twice, p_M, k_desc, v_desc, hi_ptr, lo_ptr, row, from_hi, from_lo, b, j, start, stop, TK, window,
+    BN: tl.constexpr, X: tl.constexpr, MASKED: tl.constexpr, WINDOWED: tl.constexpr, PRECISION: tl.constexpr,
+    POLAR: tl.constexpr, FORGETS: tl.constexpr, FACTOR: tl.constexpr,
+):  # fmt: skip
+    for n in tl.range(start, stop, BN):
+        k = k_desc.load([b, n, j * X]).reshape(BN, X)
+        v = v_desc.load([b, n, j * X]).reshape(BN, X)
+        # the accumulator starts at -lse: one subtraction an element less
+        s = tl.dot(q, k.T, tl.broadcast_to(-lse[:, None], [q.shape[0], BN]), input_precision=PRECISION)
+        if FORGETS:
+            s = s * FACTOR + _forgotten(hi_ptr, lo_ptr, row, n + tl.arange(0, BN), from_hi, from_lo, TK)[None, :]
+        p = tl.exp2(s)
+        if MASKED:
+            p = tl.where(visible(p_M, n + tl.arange(0, BN), TK, window, WINDOWED), p, 0.0)
+        dp = tl.dot(g, v.T, tl.broadcast_to(add[:, None], [q.shape[0], BN]), input_precision=PRECISION)
+        da = p * (dp + twice[:, None] * p) if POLAR else p * dp
+        dq = tl.dot(da.to(k.dtype), k, dq, input_precision=PRECISION)
+        if FORGETS:
+            over += tl.sum(da, 1)
+    return dq, over
+
+
+@triton.jit
+def _dq(
+    q_desc, k_desc, v_desc, g_desc, dq_desc, lse_ptr, add_ptr, twice_ptr, hi_ptr, lo_ptr, exact_ptr, TQ, TK,
+    offset, window, H: tl.constexpr, G: tl.constexpr, X: tl.constexpr, BM: tl.constexpr, BN: tl.constexpr,
+    WINDOWED: tl.constexpr, PRECISION: tl.constexpr, POLAR: tl.constexpr, FORGETS: tl.constexpr,
+    FACTOR: tl.constexpr, TILE: tl.constexpr,
+):  # fmt: skip
+    m0 = (tl.num_programs(0) - 1 - tl.program_id(0)) * BM
+    b = tl.program_id(1) // H
+    h = tl.program_id(1) % H
+    j = h // G
+    i_M = m0 + tl.arange(0, BM)
+    p_M = offset + i_M
+    inside = i_M < TQ
+    at = (b * H + h) * TQ + i_M
+    q = q_desc.load([b, m0, h * X]).reshape(BM, X)
+    g = g_desc.load([b, m0, h * X]).reshape(BM, X)
+    lse = tl.load(lse_ptr + at, mask=inside, other=-_HIDDEN)
+    add = tl.load(add_ptr + at, mask=inside, other=0.0)
+    twice = tl.load(twice_ptr + at, mask=inside, other=0.0) if POLAR else 0.0
+    end = tl.minimum(TK, offset + tl.minimum(m0 + BM, TQ))
+    first = 0
+    whole_from = 0
+    if WINDOWED:
+        first = tl.maximum(0, offset + m0 - window + 1) // BN * BN
+        whole_from = tl.maximum(first, tl.cdiv(tl.maximum(0, offset + m0 + BM - window), BN) * BN)
+        whole_from = tl.minimum(whole_from, tl.cdiv(end, BN) * BN)
+    whole_to = tl.maximum(whole_from, tl.minimum(offset + m0 + 1, TK) // BN * BN)
+    row = (b * H + h) * TK
+    from_hi = 0.0
+    from_lo = 0.0
+    if FORGETS:
+        from_hi = tl.load(hi_ptr + row + m0)
+        from_lo = tl.load(lo_ptr + row + m0)
+        # what the product's accumulator starts from is multiplied with it
+        lse = (lse + _forgotten(hi_ptr, lo_ptr, row, i_M // TILE * TILE, from_hi, from_lo, TK)) / FACTOR
+    dq = tl.zeros([BM, X], tl.float32)
+    over = tl.zeros([BM], tl.float32)
+    if WINDOWED:
+        dq, over = _dq_keys(dq, over, q, g, lse, add, twice, p_M, k_desc, v_desc, hi_ptr, lo_ptr, row, from_hi, from_lo, b, j, first, whole_from, TK, window,
+                      BN, X, True, WINDOWED, PRECISION, POLAR, FORGETS, FACTOR)  # fmt: skip
+    dq, over = _dq_keys(dq, over, q, g, lse, add, twice, p_M, k_desc, v_desc, hi_ptr, lo_ptr, row, from_hi, from_lo, b, j, whole_from, whole_to, TK, window,
+                  BN, X, False, WINDOWED, PRECISION, POLAR, FORGETS, FACTOR)  # fmt: skip
+    dq, over = _dq_keys(dq, over, q, g, lse, add, twice, p_M, k_desc, v_desc, hi_ptr, lo_ptr, row, from_hi, from_lo, b, j, whole_to, end, TK, window,
+                  BN, X, True, WINDOWED, PRECISION, POLAR, FORGETS, FACTOR)  # fmt: skip
+    if FORGETS:  # a row of da sums to 0, but `add` was taken from an output that is rounded
+        tl.store(exact_ptr + at, add - over, mask=inside)
+    dq_desc.store([b, m0, h * X], (dq * (_LN2 * FACTOR)).to(dq_desc.dtype).reshape(1, BM, X))
+
+
+@triton.jit
+def _dkv_queries(
+    dk, dv, df, k, v, n_S, q_desc, g_desc, lse_ptr, add_ptr, twice_ptr, hi_ptr, lo_ptr, f_S, from_hi, from_lo, b, h,
+    start, stop, TQ, TK, offset, window, H: tl.constexpr, BM: tl.constexpr, X: tl.constexpr, MASKED: tl.constexpr, WINDOWED: tl.constexpr,
+    PRECISION: tl.constexpr, POLAR: tl.constexpr, FORGETS: tl.constexpr, FACTOR: tl.constexpr, TILE: tl.constexpr,
+):  # fmt: skip
+    for m in tl.range(start, stop, BM):
+        i_M = m + tl.arange(0, BM)
+        inside = i_M < TQ
+        at = (b * H + h) * TQ + i_M
+        q = q_desc.load([b, m, h * X]).reshape(BM, X)
+        lse = tl.load(lse_ptr + at, mask=inside, other=-_HIDDEN)
+        if FORGETS:
+            lse = (lse + _forgotten(hi_ptr, lo_ptr, (b * H + h) * TK, m // TILE * TILE, from_hi, from_lo, TK)) / FACTOR
+        s_SM = tl.dot(k, q.T, tl.broadcast_to(-lse[None, :], [k.shape[0], BM]), input_precision=PRECISION)
+        if FORGETS:
+            s_SM = s_SM * FACTOR + f_S[:, None]
+        p_SM = tl.exp2(s_SM)
+        if MASKED:
+            p_SM = tl.where(visible(offset + i_M, n_S, TK, window, WINDOWED).T, p_SM, 0.0)
+        g = g_desc.load([b, m, h * X]).reshape(BM, X)
+        dv = tl.dot(p_SM.to(g.dtype), g, dv, input_precision=PRECISION)
+        add = tl.load(add_ptr + at, mask=inside, other=0.0)
+        dp_SM = tl.dot(v, g.T, tl.broadcast_to(add[None, :], [k.shape[0], BM]), input_precision=PRECISION)
+        if POLAR:
+            twice = tl.load(twice_ptr + at, mask=inside, other=0.0)
+            da = p_SM * (dp_SM + twice[None, :] * p_SM)
+        else:
+            da = p_SM * dp_SM
+        dk = tl.dot(da.to(q.dtype), q, dk, input_precision=PRECISION)
+        if FORGETS:
+            df -= tl.sum(da, 1)
+    return dk, dv, df
+
+
+@triton.jit
+def _dkv(
+    q_desc, k_desc, v_desc, g_desc, dk_desc, dv_desc, lse_ptr, add_ptr, twice_ptr, hi_ptr, lo_ptr, df_ptr, TQ, TK, offset,
+    window, H: tl.constexpr, G: tl.constexpr, X: tl.constexpr, BM: tl.constexpr, BN: tl.constexpr,
+    WINDOWED: tl.constexpr, PRECISION: tl.constexpr, POLAR: tl.constexpr, FORGETS: tl.constexpr,
+    FACTOR: tl.constexpr, TILE: tl.constexpr,
+):  # fmt: skip
+    n0 = tl.program_id(0) * BN
+    b = tl.program_id(1) // (H // G)
+    j = tl.program_id(1) % (H // G)
+    n_S = n0 + tl.arange(0, BN)
+    k = k_desc.load([b, n0, j * X]).reshape(BN, X)
+    v = v_desc.load([b, n0, j * X]).reshape(BN, X)
+    dk = tl.zeros([BN, X], tl.float32)
+    dv = tl.zeros([BN, X], tl.float32)
+    # queries at m see key n when n <= offset + m < n + window
+    first = tl.maximum(0, n0 - offset) // BM * BM
+    end = TQ
+    whole_from = tl.cdiv(tl.maximum(0, n0 + BN - 1 - offset), BM) * BM
+    whole_to = TQ
+    if WINDOWED:
+        end = tl.minimum(TQ, tl.maximum(0, n0 + BN - 1 + window - offset))
+        whole_to = tl.maximum(0, n0 + window - offset) // BM * BM
+    whole_from = tl.maximum(first, tl.minimum(whole_from, tl.cdiv(end, BM) * BM))
+    whole_to = tl.maximum(whole_from, tl.minimum(whole_to, tl.cdiv(end, BM) * BM))
+    for g in tl.range(0, G):
+        h = j * G + g
+        df = tl.zeros([BN], tl.float32)
+        f_S = df
+        from_hi = 0.0
+        from_lo = 0.0
+        if FORGETS:  # F counts from the tile's first key
+            row = (b * H + h) * TK
+            from_hi = tl.load(hi_ptr + row + n0)
+            from_lo = tl.load(lo_ptr + row + n0)
+            f_S = _forgotten(hi_ptr, lo_ptr, row, n_S, from_hi, from_lo, TK)
+        dk, dv, df = _dkv_queries(dk, dv, df, k, v, n_S, q_desc, g_desc, lse_ptr, add_ptr, twice_ptr, hi_ptr, lo_ptr,
+                              f_S, from_hi, from_lo, b, h,
+                              first, whole_from, TQ, TK, offset, window, H, BM, X, True, WINDOWED, PRECISION, POLAR, FORGETS, FACTOR, TILE)  # fmt: skip
+        dk, dv, df = _dkv_queries(dk, dv, df, k, v, n_S, q_desc, g_desc, lse_ptr, add_ptr, twice_ptr, hi_ptr, lo_ptr,
+                              f_S, from_hi, from_lo, b, h,
+                              whole_from, whole_to, TQ, TK, offset, window, H, BM, X, False, WINDOWED, PRECISION, POLAR, FORGETS, FACTOR, TILE)  # fmt: skip
+        if WINDOWED:
+            dk, dv, df = _dkv_queries(dk, dv, df, k, v, n_S, q_desc, g_desc, lse_ptr, add_ptr, twice_ptr, hi_ptr, lo_ptr,
+                              f_S, from_hi, from_lo, b, h,
+                                  whole_to, end, TQ, TK, offset, window, H, BM, X, True, WINDOWED, PRECISION, POLAR, FORGETS, FACTOR, TILE)  # fmt: skip
+        if FORGETS:
+            tl.store(df_ptr + (b * H + h) * TK + n_S, df, mask=n_S < TK)
+    dk_desc.store([b, n0, j * X], (dk * (_LN2 * FACTOR)).to(dk_desc.dtype).reshape(1, BN, X))
+    dv_desc.store([b, n0, j * X], dv.to(dv_desc.dtype).reshape(1, BN, X))
+
+
+# --- launches -----------------------------------------------------------------------------------------------------
+
+
+class Tiles(NamedTuple):
+    """How one kernel is cut."""
+
+    rows: int
+    keys: int
+    warps: int
+    stages: int
+
+
+def tiles_for(kernel: str, keys: int, d: int, dtype: torch.dtype, forgets: bool = False) -> Tiles:
+    """Fixed by the sizes, never by the clock, so that every process rounds alike. Measured on an H200, see docs."""
+    if dtype == torch.float32 or d > 128:
+        return Tiles(32, 32, 4, 1)
+    if keys >= 8192:
+        return {"forward": Tiles(128, 128, 8, 3), "dq": Tiles(128, 64, 8, 3), "dkv": Tiles(64, 128, 8, 3)}[kernel]
+    if forgets:
+        return {"forward": Tiles(128, 128, 8, 3), "dq": Tiles(64, 64, 4, 2), "dkv": Tiles(64, 64, 4, 2)}[kernel]
+    return {"forward": Tiles(64, 64, 4, 3), "dq": Tiles(128, 64, 8, 3), "dkv": Tiles(64, 64, 4, 2)}[kernel]
+
+
+def polar_forward(
+    q: Tensor, k: Tensor, v: Tensor, null_TH: Tensor, beta_H: Tensor, v_null_HX: Tensor, *,
+    window: int | None, floor: float, offset: int = 0,
+) -> tuple[Tensor, Tensor, Tensor, Tensor, Tensor]:  # fmt: skip
+    """(c [B, T, H, X] in q's type, mag [B, T, H], lse, n_eff, inverse [B, H, T], all float32); inputs contiguous."""
+    b, t, h, _ = q.shape
+    c = torch.empty_like(q)
+    mag = torch.empty(b, t, h, device=q.device, dtype=torch.float32)
+    lse, n_eff, inverse = (torch.empty(b, h, t, device=q.device, dtype=torch.float32) for _ in range(3))
+    floor_ = torch.full((), floor, device=q.device)
+    rest = (null_TH, v_null_HX, beta_H, floor_, mag, lse, n_eff, inverse)
+    _launch_forward(q, k, v, c, rest, window, offset, polar=True)
+    return c, mag, lse, n_eff, inverse
+
+
+Halves = tuple[Tensor, Tensor]
+"""Two float32 numbers whose sum is the float64 one."""
+
+
+def softmax_forward(
+    q: Tensor, k: Tensor, v: Tensor, *, window: int | None, offset: int = 0, forgotten: Halves | None = None,
+    factor: float = 1.0,
+) -> tuple[Tensor, Tensor]:  # fmt: skip
+    """(o [B, T, H, X] in q's type, lse [B, H, T] float32 in units of log 2); inputs contiguous.
+
+    `forgotten` F [B, H, T], in units of log 2, adds F_i - F_j to the score of query i and key j; then the offset is 0, the
+    factor of the scores, other than 0, may be left to the kernels as `factor`, and lse is for `weights_backward`
+    alone: less F of the row over that of its tile's first.
+    """
+    b, t, h, _ = q.shape
+    o = torch.empty_like(q)
+    lse = torch.empty(b, h, t, device=q.device, dtype=torch.float32)
+    _launch_forward(q, k, v, o, (lse,) * 8, window, offset, polar=False, forgotten=forgotten, factor=factor)
+    return o, lse
+
+
+def _launch_forward(
+    q: Tensor, k: Tensor, v: Tensor, out: Tensor, rest: tuple[Tensor, ...], window: int | None, offset: int, *,
+    polar: bool, forgotten: Halves | None = None, factor: float = 1.0,
+) -> None:  # fmt: skip
+    (b, t, h, d), (tk, j) = q.shape, k.shape[1:3]
+    bm, bn, warps, stages = tiles_for("forward", tk, d, q.dtype, forgotten is not None)
+    _forward[(triton.cdiv(t, bm), b * h)](
+        flat(q, bm, d), flat(k, bn, d), flat(v, bn, d), flat(out, bm, d), *rest,
+        *(forgotten or rest[-2:]), t, tk, offset, window or 0, H=h, G=h // j, X=d, BM=bm, BN=bn,
+        WINDOWED=window is not None, PRECISION=precision(q.dtype), POLAR=polar, FORGETS=forgotten is not None,
+        FACTOR=factor, num_warps=warps, num_stages=stages,
+    )  # fmt: skip
+
+
+def polar_backward(
+    gc: Tensor, g_mag: Tensor, q: Tensor, k: Tensor, v: Tensor, null_TH: Tensor, beta_H: Tensor, v_null_HX: Tensor,
+    c: Tensor, lse: Tensor, n_eff: Tensor, inverse: Tensor, *, window: int | None, offset: int = 0,
+) -> tuple[Tensor, Tensor, Tensor, Tensor, Tensor, Tensor]:  # fmt: skip
+    """Gradients of (q', k, v, null_TH, beta_H, v_null_HX) from those of c and mag; null_TH in units of log 2."""
+    g, add, twice, d_null, d_beta, d_v_null = polar_rows(gc, g_mag, null_TH, beta_H, v_null_HX, c, lse, n_eff, inverse)
+    dq, dk, dv, _ = weights_backward(q, k, v, g, lse, add, twice, window=window, offset=offset)
+    return dq, dk, dv, d_null, d_beta, d_v_null
+
+
+def polar_rows(
+    gc: Tensor, g_mag: Tensor, null_TH: Tensor, beta_H: Tensor, v_null_HX: Tensor, c: Tensor, lse: Tensor,
+    n_eff: Tensor, inverse: Tensor,
+) -> tuple[Tensor, Tensor, Tensor, Tensor, Tensor, Tensor]:  # fmt: skip
+    """What a row brings to `weights_backward` (g, add, twice), and the gradients of null_TH, beta_H and v_null_HX."""
+    b, t, h, d = gc.shape
+    g, (add, twice, d_null) = torch.empty_like(gc), (torch.empty_like(lse) for _ in range(3))
+    rows = 32
+    parts = triton.cdiv(t, rows)
+    d_beta = torch.empty(parts, b, h, device=gc.device, dtype=torch.float32)
+    d_v_null = torch.empty(parts, b, h, d, device=gc.device, dtype=torch.float32)
+    _rows[(parts, b * h)](
+        c, gc, g_mag, null_TH, v_null_HX, beta_H, lse, n_eff, inverse, g, add, twice, d_null, d_beta, d_v_null, t,
+        H=h, X=d, BM=rows, num_warps=4,
+    )  # fmt: skip
+    return g, add, twice, d_null.sum(0).t().contiguous() * LN2, d_beta.sum((0, 1)), d_v_null.sum((0, 1))
+
+
+def softmax_backward(
+    g_o: Tensor, g_lse: Tensor, q: Tensor, k: Tensor, v: Tensor, o: Tensor, lse: Tensor, *,
+    window: int | None, offset: int = 0,
+) -> tuple[Tensor, Tensor, Tensor]:  # fmt: skip
+    """Gradients of (q', k, v) from those of o and of lse (in units of log 2)."""
+    add = g_lse * LOG2E - row_products(g_o, o)
+    return weights_backward(q, k, v, g_o, lse, add, None, window=window, offset=offset)[:3]
+
+
+def weights_backward(
+    q: Tensor, k: Tensor, v: Tensor, g: Tensor, lse: Tensor, add: Tensor, twice: Tensor | None, *,
+    window: int | None, offset: int = 0, forgotten: Halves | None = None, factor: float = 1.0,
+) -> tuple[Tensor, Tensor, Tensor, Tensor]:  # fmt: skip
+    """Gradients of (q', k, v, F) where da = P (g.v + add + twice P) and dv = sum P g; add and twice float32 [B, H, T].
+
+    `twice` None is 0. The last, of F in natural units, is unwritten without F. A row's own F adds the same to all of
+    its scores, so only keys have a gradient of it.
+    """
+    (b, t, h, d), (tk, j) = q.shape, k.shape[1:3]
+    forgets, halves = forgotten is not None, forgotten or (lse, lse)
+    df = torch.empty(lse.shape if forgets else (1,), device=q.device)
+    # the pass for queries tells that for keys by how much `add` is off: gradients of gates sum what cancels
+    exact = torch.empty_like(add) if forgets else add
+    shared: dict[str, Any] = {
+        "H": h, "G": h // j, "X": d, "WINDOWED": window is not None, "PRECISION": precision(q.dtype), "POLAR": twice is not None,
+        "FORGETS": forgets, "FACTOR": factor,
+        "TILE": tiles_for("forward", tk, d, q.dtype, forgets).rows,
+    }  # fmt: skip
+    twice = lse if twice is None else twice
+    dq, dk, dv = torch.empty_like(q), torch.empty_like(k), torch.empty_like(v)
+    sizes = (t, tk, offset, window or 0)
+    bm, bn, warps, stages = tiles_for("dq", tk, d, q.dtype, forgets)
+    _dq[(triton.cdiv(t, bm), b * h)](
+        flat(q, bm, d), flat(k, bn, d), flat(v, bn, d), flat(g, bm, d), flat(dq, bm, d),
+        lse, add, twice, *halves, exact, *sizes, BM=bm, BN=bn, num_warps=warps, num_stages=stages, **shared,
+    )  # fmt: skip
+    bm, bn, warps, stages = tiles_for("dkv", tk, d, q.dtype, forgets)
+    _dkv[(triton.cdiv(tk, bn), b * j)](
+        flat(q, bm, d), flat(k, bn, d), flat(v, bn, d), flat(g, bm, d), flat(dk, bn, d), flat(dv, bn, d),
+        lse, exact, twice, *halves, df, *sizes, BM=bm, BN=bn, num_warps=warps, num_stages=stages, **shared,
+    )  # fmt: skip
+    return dq, dk, dv, df
+
+
+def flat(x: Tensor, rows: int, d: int) -> TensorDescriptor:
+    """[B, T, H, X] as [B, T, H * X], read and written in blocks of `rows` positions of one head."""
+    return TensorDescriptor.from_tensor(x.view(*x.shape[:2], -1), [1, rows, d])
+
+
+def precision(dtype: torch.dtype) -> str:
+    return "ieee" if dtype == torch.float32 else "tf32"

@@ -1,0 +1,1 @@
+"""Threshold relative attention: the op and its Triton kernels."""

@@ -1,0 +1,132 @@
+"""Threshold relative attention: only keys with a positive score count, and only they are counted (docs/mechanisms.md, "Threshold relative attention").
+
+B batch, T length, H query heads, J KV heads, X head size, M queries of a block, S the keys in its reach.
+"""
+
+from __future__ import annotations
+
+import functools
+from typing import Literal
+
+import torch
+from torch import Tensor
+
+from ...dispatch import Choice, attention_choice, both_ways, constant, worst
+from ...norms import statistics_dtype
+from ...shapes import check_qkv, check_window, expand_kv
+from ..extra_input_ops import attention_ops
+from ..scored import Span, dot_scores, scored_attention
+from ..softmax.op import LOG2E, factor_in_log2
+from ..torch_ops import cut
+
+Empty = Literal["zero", "uniform"]
+
+
+_forward, _backward = attention_ops("threshold")
+"""The fourth is the decay [B, H, T], in log 2; lse is -inf where nothing survives."""
+
+
+def threshold_attention(
+    q_BTHX: Tensor,
+    k_BTJX: Tensor,
+    v_BTJX: Tensor,
+    log_decay_BTH: Tensor,
+    *,
+    scale: float | None = None,
+    window: int | None = None,
+    empty: Empty = "zero",
+    query_block: int | None = None,
+    backend: str | None = None,
+) -> Tensor:
+    """softmax over the keys with s = scale q·k > 0 of s + D log_decay, times v; [B, T, H, X] of q's type.
+
+    q [B, T, H, X], k and v [B, T, J, X] of one type; log_decay <= 0 [B, T, H] of any float type belongs to the query.
+    D counts the surviving keys from j to i, both included: the nearest survivor has D = 1. D and the survival itself have
+    no gradient. A row without a survivor gives 0, or with `empty` "uniform" the mean of the values that it sees.
+    `backend` None is what `choose_backend` says. Raises ValueError when shapes or types disagree.
+    """
+    b, t, h, _, d = check_qkv(q_BTHX, k_BTJX, v_BTJX)
+    check_window(window)
+    if log_decay_BTH.shape != (b, t, h):
+        raise ValueError(f"q has shape {tuple(q_BTHX.shape)}, but log_decay {tuple(log_decay_BTH.shape)}")
+    dtype = statistics_dtype(q_BTHX.dtype)
+    decay = log_decay_BTH.to(dtype)
+    backend = backend or choose_backend(q_BTHX.device, q_BTHX.dtype, d).backend
+    if backend == "triton":
+        decay_BHT = decay.transpose(1, 2) * LOG2E
+        y, lse_BHT = _forward(q_BTHX, k_BTJX, v_BTJX, decay_BHT, factor_in_log2(d, scale), cut(window, t))
+        none_BTH1 = lse_BHT.isinf().transpose(1, 2)[..., None]
+    else:
+        y = scored_attention(
+            v_BTJX,
+            h,
+            lambda span: _logits(q_BTHX, k_BTJX, decay, span, scale),
+            window=window,
+            query_block=query_block,
+        )
+        none_BTH1 = None
+    if empty == "zero":
+        return y
+    if none_BTH1 is None:
+        none_BTH1 = _rows_without(q_BTHX, k_BTJX, scale, window, query_block)
+    return torch.where(none_BTH1, expand_kv(_mean_seen(v_BTJX, window), h), y)
+
+
+@constant
+def choose_backend(device: torch.device | str, dtype: torch.dtype, head_dim: int) -> Choice:
+    """What `threshold_attention` takes for such tensors."""
+    return attention_choice("threshold attention", torch.device(device), dtype, head_dim, _error)
+
+
+@functools.cache
+def _error(device: torch.device, dtype: torch.dtype, head_dim: int, backend: str, *, seed: int) -> float:
+    """Largest relative error of the result and of its gradients, against "torch" in float32, where no score is near 0."""
+    draw = torch.Generator().manual_seed(seed)
+    t = 131
+    # scores of one size and random sign, so that no rounding changes who survives
+    axis_X = 0.35 * torch.randn(head_dim, generator=draw)
+    q, k = (torch.randn(1, t, heads, 1, generator=draw).sign() * axis_X for heads in (2, 1))
+    k, v = k + 0.2 * torch.randn(k.shape, generator=draw), torch.randn(k.shape, generator=draw)
+    gate = -torch.rand(1, t, 2, generator=draw)
+    made = [x.to(device, dtype) for x in (q, k, v)]
+    attention = functools.partial(threshold_attention, window=70)
+    return worst(*both_ways(attention, backend, dtype, made, [gate.to(device)]))
+
+
+def survivors(q_BTHX: Tensor, k_BTJX: Tensor, span: Span, scale: float | None = None) -> tuple[Tensor, Tensor]:
+    """(scores, and whether the query sees the key and gives it a positive one) [B, H, M, S]."""
+    scores = dot_scores(q_BTHX, k_BTJX, span, scale)
+    return scores, (scores > 0) & span.seen_MS
+
+
+def distances(keep: Tensor) -> Tensor:
+    """Survivors from each key to the end of the row, itself included: float, [..., S]."""
+    return keep.to(torch.float32).flip(-1).cumsum(-1).flip(-1)
+
+
+def _logits(q_BTHX: Tensor, k_BTJX: Tensor, decay_BTH: Tensor, span: Span, scale: float | None) -> Tensor:
+    scores, keep = survivors(q_BTHX, k_BTJX, span, scale)
+    decay_BHM1 = decay_BTH[:, span.queries].transpose(1, 2)[..., None]
+    return torch.where(keep, scores + distances(keep).to(scores.dtype) * decay_BHM1, -torch.inf)
+
+
+def _rows_without(q_BTHX: Tensor, k_BTJX: Tensor, scale: float | None, window: int | None, block: int | None) -> Tensor:
+    """bool [B, T, H, 1]: rows in which no key survives."""
+
+    def kept(span: Span) -> Tensor:
+        scores, keep = survivors(q_BTHX, k_BTJX, span, scale)
+        return torch.where(keep, torch.zeros_like(scores), -torch.inf)
+
+    with torch.no_grad():
+        ones = torch.ones_like(k_BTJX[..., :1])
+        return scored_attention(ones, q_BTHX.shape[2], kept, window=window, query_block=block) == 0
+
+
+def _mean_seen(v_BTJX: Tensor, window: int | None) -> Tensor:
+    """Mean of the values that each position sees."""
+    t = v_BTJX.shape[1]
+    total = v_BTJX.to(statistics_dtype(v_BTJX.dtype)).cumsum(1)
+    if window is not None and window < t:
+        total = torch.cat([total[:, :window], total[:, window:] - total[:, :-window]], 1)
+    count = torch.arange(1, t + 1, device=v_BTJX.device).clamp(max=window or t)
+    return (total / count[:, None, None]).to(v_BTJX.dtype)

@@ -1,0 +1,331 @@
+"""Triton kernels of threshold relative attention, for every NVIDIA GPU from Ampere on (docs/kernels.md, "Threshold relative attention").
+
+B batch, T length, H query heads, J KV heads, G = H / J, X head size, M queries of a tile, S its keys.
+Units of log 2: s = factor q·k, weight = 2^(s + D decay - lse) for keys with s > 0, where D counts the survivors from the key to
+the query. So a row is walked from its query back to its first key with `count`, the survivors met so far; inside a tile
+the count is a product of the 0/1 matrix of survivors with a triangle of ones, exact in float32.
+
+The backward of keys goes the other way and needs each row's count at each tile of keys. These are kept for `STRETCH` keys
+at a time, 4 STRETCH / S bytes a row: the memory grows with T alone. No atomics: every number repeats bit for bit, and
+every kernel multiplies q by k in the same order, so that all of them see the same survivors.
+
+Products of n scores, 2 n X each, and 2 n S for the count: forward 2 + 1, dq 3 + 1, dk and dv 4 + 1, and beyond STRETCH
+keys 1 + 1 more.
+"""
+
+from __future__ import annotations
+
+from typing import Any
+
+import torch
+import triton
+import triton.language as tl
+from torch import Tensor
+
+from ..launcher import row_products
+from ..softmax.triton import LN2, Tiles, bounds, flat, precision, query_bounds, with_tile
+
+STRETCH = 4096
+"""Keys whose counts are kept at a time."""
+
+_LN2 = tl.constexpr(LN2)
+
+
+@triton.jit
+def _survivors(
+    q, k_desc, p_M, b, j, n, T, window, upper,
+    BN: tl.constexpr, X: tl.constexpr, MASKED: tl.constexpr, WINDOWED: tl.constexpr,
+    PRECISION: tl.constexpr, FACTOR: tl.constexpr,
+):  # fmt: skip
+    """k, scores, survivors, and survivors from each key to the tile's end."""
+    k = k_desc.load([b, n, j * X]).reshape(BN, X)
+    s = tl.dot(q, k.T, input_precision=PRECISION) * FACTOR
+    keep = s > 0.0
+    if MASKED:
+        n_S = n + tl.arange(0, BN)
+        keep = keep & (n_S[None, :] <= tl.minimum(p_M, T - 1)[:, None])
+        if WINDOWED:
+            keep = keep & (n_S[None, :] > p_M[:, None] - window)
+    local = tl.dot(keep.to(upper.dtype), upper, input_precision=PRECISION)
+    return k, s, keep, local
+
+
+@triton.jit
+def _upper(BN: tl.constexpr, dtype: tl.constexpr):
+    row = tl.arange(0, BN)
+    return (row[:, None] >= row[None, :]).to(dtype)
+
+
+@triton.jit
+def _forward_keys(
+    acc, top, total, count, q, decay, p_M, k_desc, v_desc, b, j, start, stop, T, window, upper,
+    BN: tl.constexpr, X: tl.constexpr, MASKED: tl.constexpr, WINDOWED: tl.constexpr,
+    PRECISION: tl.constexpr, FACTOR: tl.constexpr,
+):  # fmt: skip
+    """The tiles stop - 1, ..., start."""
+    for step in tl.range(0, stop - start):
+        n = (stop - 1 - step) * BN
+        _, s, keep, local = _survivors(
+            q, k_desc, p_M, b, j, n, T, window, upper, BN, X, MASKED, WINDOWED, PRECISION, FACTOR
+        )
+        a = tl.where(keep, s + (count[:, None] + local) * decay[:, None], float("-inf"))
+        count += tl.sum(keep.to(tl.float32), 1)
+        v = v_desc.load([b, n, j * X]).reshape(BN, X)
+        acc, top, total = with_tile(acc, top, total, a, v, PRECISION)
+    return acc, top, total, count
+
+
+@triton.jit
+def _forward(
+    q_desc, k_desc, v_desc, o_desc, decay_ptr, lse_ptr, T, window,
+    H: tl.constexpr, G: tl.constexpr, X: tl.constexpr, BM: tl.constexpr, BN: tl.constexpr,
+    WINDOWED: tl.constexpr, PRECISION: tl.constexpr, FACTOR: tl.constexpr,
+):  # fmt: skip
+    # the longest rows first
+    m0 = (tl.num_programs(0) - 1 - tl.program_id(0)) * BM
+    b = tl.program_id(1) // H
+    h = tl.program_id(1) % H
+    j = h // G
+    p_M = m0 + tl.arange(0, BM)
+    inside = p_M < T
+    at = (b * H + h) * T + p_M
+    q = q_desc.load([b, m0, h * X]).reshape(BM, X)
+    decay = tl.load(decay_ptr + at, mask=inside, other=0.0)
+    upper = _upper(BN, q.dtype)
+    acc = tl.zeros([BM, X], tl.float32)
+    top = tl.full([BM], float("-inf"), tl.float32)
+    total = tl.zeros([BM], tl.float32)
+    count = tl.zeros([BM], tl.float32)
+    first, whole_from, whole_to, last = bounds(m0, T, window, BM, BN, WINDOWED)
+    acc, top, total, count = _forward_keys(
+        acc, top, total, count, q, decay, p_M, k_desc, v_desc, b, j, whole_to, last, T, window, upper,
+        BN, X, True, WINDOWED, PRECISION, FACTOR)  # fmt: skip
+    acc, top, total, count = _forward_keys(
+        acc, top, total, count, q, decay, p_M, k_desc, v_desc, b, j, whole_from, whole_to, T, window, upper,
+        BN, X, False, WINDOWED, PRECISION, FACTOR)  # fmt: skip
+    if WINDOWED:
+        acc, top, total, count = _forward_keys(
+            acc, top, total, count, q, decay, p_M, k_desc, v_desc, b, j, first, whole_from, T, window, upper,
+            BN, X, True, WINDOWED, PRECISION, FACTOR)  # fmt: skip
+    some = total > 0.0
+    whole = tl.where(some, total, 1.0)
+    tl.store(lse_ptr + at, tl.where(some, top + tl.log2(whole), float("-inf")), mask=inside)
+    o_desc.store([b, m0, h * X], (acc / whole[:, None]).to(o_desc.dtype).reshape(1, BM, X))
+
+
+@triton.jit
+def _dq_keys(
+    dq, d_decay, count, q, g, decay, lse, delta, p_M, k_desc, v_desc, counts_ptr, at, b, j, start, stop, T, window, upper,
+    stride, BN: tl.constexpr, X: tl.constexpr, MASKED: tl.constexpr, WINDOWED: tl.constexpr,
+    PRECISION: tl.constexpr, FACTOR: tl.constexpr,
+    KEPT: tl.constexpr,
+):  # fmt: skip
+    for step in tl.range(0, stop - start):
+        tile = stop - 1 - step
+        n = tile * BN
+        if KEPT:
+            tl.store(counts_ptr + tile.to(tl.int64) * stride + at, count, mask=p_M < T)
+        k, s, keep, local = _survivors(
+            q, k_desc, p_M, b, j, n, T, window, upper, BN, X, MASKED, WINDOWED, PRECISION, FACTOR
+        )
+        met = count[:, None] + local
+        p = tl.where(keep, tl.exp2(s + met * decay[:, None] - lse[:, None]), 0.0)
+        count += tl.sum(keep.to(tl.float32), 1)
+        v = v_desc.load([b, n, j * X]).reshape(BN, X)
+        ds = p * (tl.dot(g, v.T, input_precision=PRECISION) - delta[:, None])
+        dq = tl.dot(ds.to(k.dtype), k, dq, input_precision=PRECISION)
+        d_decay += tl.sum(ds * met, 1)
+    return dq, d_decay, count
+
+
+@triton.jit
+def _dq(
+    q_desc, k_desc, v_desc, g_desc, dq_desc, decay_ptr, lse_ptr, delta_ptr, d_decay_ptr, counts_ptr, T, window, stride,
+    H: tl.constexpr, G: tl.constexpr, X: tl.constexpr, BM: tl.constexpr, BN: tl.constexpr,
+    WINDOWED: tl.constexpr, PRECISION: tl.constexpr, FACTOR: tl.constexpr, KEPT: tl.constexpr,
+):  # fmt: skip
+    """dq and d decay; with KEPT also the count at each tile of keys, [tiles, B, H, T]."""
+    m0 = (tl.num_programs(0) - 1 - tl.program_id(0)) * BM
+    b = tl.program_id(1) // H
+    h = tl.program_id(1) % H
+    j = h // G
+    p_M = m0 + tl.arange(0, BM)
+    inside = p_M < T
+    at = (b * H + h) * T + p_M
+    q = q_desc.load([b, m0, h * X]).reshape(BM, X)
+    g = g_desc.load([b, m0, h * X]).reshape(BM, X)
+    decay = tl.load(decay_ptr + at, mask=inside, other=0.0)
+    lse = tl.load(lse_ptr + at, mask=inside, other=0.0)
+    lse = tl.where(lse == float("-inf"), 0.0, lse)
+    delta = tl.load(delta_ptr + at, mask=inside, other=0.0)
+    upper = _upper(BN, q.dtype)
+    dq = tl.zeros([BM, X], tl.float32)
+    d_decay = tl.zeros([BM], tl.float32)
+    count = tl.zeros([BM], tl.float32)
+    first, whole_from, whole_to, last = bounds(m0, T, window, BM, BN, WINDOWED)
+    dq, d_decay, count = _dq_keys(
+        dq, d_decay, count, q, g, decay, lse, delta, p_M, k_desc, v_desc, counts_ptr, at, b, j, whole_to, last, T, window,
+        upper, stride, BN, X, True, WINDOWED, PRECISION, FACTOR, KEPT)  # fmt: skip
+    dq, d_decay, count = _dq_keys(
+        dq, d_decay, count, q, g, decay, lse, delta, p_M, k_desc, v_desc, counts_ptr, at, b, j, whole_from, whole_to, T,
+        window, upper, stride, BN, X, False, WINDOWED, PRECISION, FACTOR, KEPT)  # fmt: skip
+    if WINDOWED:
+        dq, d_decay, count = _dq_keys(
+            dq, d_decay, count, q, g, decay, lse, delta, p_M, k_desc, v_desc, counts_ptr, at, b, j, first, whole_from, T,
+            window, upper, stride, BN, X, True, WINDOWED, PRECISION, FACTOR, KEPT)  # fmt: skip
+    dq_desc.store([b, m0, h * X], (dq * (_LN2 * FACTOR)).to(dq_desc.dtype).reshape(1, BM, X))
+    tl.store(d_decay_ptr + at, d_decay * _LN2, mask=inside)
+
+
+@triton.jit
+def _count(
+    q_desc, k_desc, count_ptr, counts_ptr, T, window, low, high, stride,
+    H: tl.constexpr, G: tl.constexpr, X: tl.constexpr, BM: tl.constexpr, BN: tl.constexpr,
+    WINDOWED: tl.constexpr, PRECISION: tl.constexpr, FACTOR: tl.constexpr,
+):  # fmt: skip
+    """The counts at the tiles high - 1, ..., low of keys, going on from `count` [B, H, T], which it takes further."""
+    m0 = (tl.num_programs(0) - 1 - tl.program_id(0)) * BM
+    b = tl.program_id(1) // H
+    h = tl.program_id(1) % H
+    j = h // G
+    p_M = m0 + tl.arange(0, BM)
+    inside = p_M < T
+    at = (b * H + h) * T + p_M
+    q = q_desc.load([b, m0, h * X]).reshape(BM, X)
+    upper = _upper(BN, q.dtype)
+    count = tl.load(count_ptr + at, mask=inside, other=0.0)
+    first, _whole_from, _whole_to, last = bounds(m0, T, window, BM, BN, WINDOWED)
+    first = tl.maximum(first, low)
+    last = tl.minimum(last, high)
+    for step in tl.range(0, last - first):
+        tile = last - 1 - step
+        tl.store(counts_ptr + (tile - low).to(tl.int64) * stride + at, count, mask=inside)
+        _k, _s, keep, _local = _survivors(
+            q, k_desc, p_M, b, j, tile * BN, T, window, upper, BN, X, True, WINDOWED, PRECISION, FACTOR
+        )
+        count += tl.sum(keep.to(tl.float32), 1)
+    tl.store(count_ptr + at, count, mask=inside)
+
+
+@triton.jit
+def _dkv_queries(
+    dk, dv, k_desc, v, q_desc, g_desc, decay_ptr, lse_ptr, delta_ptr, counts_ptr, b, h, j, n0, start, stop, T, window,
+    upper, H: tl.constexpr, BM: tl.constexpr, BN: tl.constexpr, X: tl.constexpr, MASKED: tl.constexpr,
+    WINDOWED: tl.constexpr, PRECISION: tl.constexpr, FACTOR: tl.constexpr,
+):  # fmt: skip
+    for m in tl.range(start, stop, BM):
+        p_M = m + tl.arange(0, BM)
+        inside = p_M < T
+        at = (b * H + h) * T + p_M
+        q = q_desc.load([b, m, h * X]).reshape(BM, X)
+        g = g_desc.load([b, m, h * X]).reshape(BM, X)
+        decay = tl.load(decay_ptr + at, mask=inside, other=0.0)
+        lse = tl.load(lse_ptr + at, mask=inside, other=0.0)
+        lse = tl.where(lse == float("-inf"), 0.0, lse)
+        delta = tl.load(delta_ptr + at, mask=inside, other=0.0)
+        count = tl.load(counts_ptr + at, mask=inside, other=0.0)
+        _, s, keep, local = _survivors(
+            q, k_desc, p_M, b, j, n0, T, window, upper, BN, X, MASKED, WINDOWED, PRECISION, FACTOR)  # fmt: skip
+        if MASKED:
+            keep = keep & inside[:, None]
+        p = tl.where(keep, tl.exp2(s + (count[:, None] + local) * decay[:, None] - lse[:, None]), 0.0)
+        dv = tl.dot(p.to(g.dtype).T, g, dv, input_precision=PRECISION)
+        ds = p * (tl.dot(g, v.T, input_precision=PRECISION) - delta[:, None])
+        dk = tl.dot(ds.to(q.dtype).T, q, dk, input_precision=PRECISION)
+    return dk, dv
+
+
+@triton.jit
+def _dkv(
+    q_desc, k_desc, v_desc, g_desc, dk_desc, dv_desc, decay_ptr, lse_ptr, delta_ptr, counts_ptr, T, window, low, stride,
+    H: tl.constexpr, G: tl.constexpr, X: tl.constexpr, BM: tl.constexpr, BN: tl.constexpr,
+    WINDOWED: tl.constexpr, PRECISION: tl.constexpr, FACTOR: tl.constexpr,
+):  # fmt: skip
+    """The tiles of keys from `low` on, whose counts lie at counts_ptr."""
+    tile = low + tl.program_id(0)
+    n0 = tile * BN
+    b = tl.program_id(1) // (H // G)
+    j = tl.program_id(1) % (H // G)
+    v = v_desc.load([b, n0, j * X]).reshape(BN, X)
+    upper = _upper(BN, v.dtype)
+    dk = tl.zeros([BN, X], tl.float32)
+    dv = tl.zeros([BN, X], tl.float32)
+    first, whole_from, whole_to, end = query_bounds(n0, T, window, BM, BN, WINDOWED)
+    counts_ptr += (tile - low).to(tl.int64) * stride
+    for g in tl.range(0, G):
+        h = j * G + g
+        dk, dv = _dkv_queries(dk, dv, k_desc, v, q_desc, g_desc, decay_ptr, lse_ptr, delta_ptr, counts_ptr, b, h, j, n0,
+                              first, whole_from, T, window, upper, H, BM, BN, X, True, WINDOWED, PRECISION, FACTOR)  # fmt: skip
+        dk, dv = _dkv_queries(dk, dv, k_desc, v, q_desc, g_desc, decay_ptr, lse_ptr, delta_ptr, counts_ptr, b, h, j, n0,
+                              whole_from, whole_to, T, window, upper, H, BM, BN, X, False, WINDOWED, PRECISION, FACTOR)  # fmt: skip
+        dk, dv = _dkv_queries(dk, dv, k_desc, v, q_desc, g_desc, decay_ptr, lse_ptr, delta_ptr, counts_ptr, b, h, j, n0,
+                              whole_to, end, T, window, upper, H, BM, BN, X, True, WINDOWED, PRECISION, FACTOR)  # fmt: skip
+    dk_desc.store([b, n0, j * X], (dk * (_LN2 * FACTOR)).to(dk_desc.dtype).reshape(1, BN, X))
+    dv_desc.store([b, n0, j * X], dv.to(dv_desc.dtype).reshape(1, BN, X))
+
+
+# --- launches -----------------------------------------------------------------------------------------------------
+
+
+def tiles_for(kernel: str, d: int, dtype: torch.dtype) -> Tiles:
+    """Fixed by the sizes, so that every process rounds alike. The keys of a tile are the same in every kernel."""
+    if dtype == torch.float32 or d > 128:
+        return Tiles(32, 32, 4, 1)
+    return {"forward": Tiles(64, 64, 4, 2), "dq": Tiles(64, 64, 4, 2), "dkv": Tiles(128, 64, 8, 2)}[kernel]
+
+
+def forward(
+    q: Tensor, k: Tensor, v: Tensor, decay_BHT: Tensor, *, factor: float, window: int | None
+) -> tuple[Tensor, Tensor]:
+    """(o [B, T, H, X] in q's type, lse [B, H, T] float32 in units of log 2); inputs contiguous."""
+    (b, t, h, d), j = q.shape, k.shape[2]
+    o = torch.empty_like(q)
+    lse = torch.empty(b, h, t, device=q.device, dtype=torch.float32)
+    bm, bn, warps, stages = tiles_for("forward", d, q.dtype)
+    _forward[(triton.cdiv(t, bm), b * h)](
+        flat(q, bm, d), flat(k, bn, d), flat(v, bn, d), flat(o, bm, d), decay_BHT, lse, t, window or 0,
+        BM=bm, BN=bn, num_warps=warps, num_stages=stages, **_shared(q, h // j, factor, window),
+    )  # fmt: skip
+    return o, lse
+
+
+def backward(
+    g_o: Tensor, q: Tensor, k: Tensor, v: Tensor, decay_BHT: Tensor, o: Tensor, lse: Tensor, *,
+    factor: float, window: int | None,
+) -> tuple[Tensor, Tensor, Tensor, Tensor]:  # fmt: skip
+    """Gradients of (q, k, v, decay) from that of o; decay and lse in units of log 2 as `forward` has them; inputs contiguous."""
+    (b, t, h, d), j = q.shape, k.shape[2]
+    shared = _shared(q, h // j, factor, window)
+    dq, dk, dv = torch.empty_like(q), torch.empty_like(k), torch.empty_like(v)
+    d_decay = torch.empty_like(decay_BHT)
+    delta = row_products(g_o, o)
+    bm, bn, warps, stages = tiles_for("dq", d, q.dtype)
+    tiles, stretch, stride = triton.cdiv(t, bn), STRETCH // bn, b * h * t
+    counts = torch.empty(min(tiles, stretch), b, h, t, device=q.device, dtype=torch.float32)
+    _dq[(triton.cdiv(t, bm), b * h)](
+        flat(q, bm, d), flat(k, bn, d), flat(v, bn, d), flat(g_o, bm, d), flat(dq, bm, d),
+        decay_BHT, lse, delta, d_decay, counts, t, window or 0, stride,
+        BM=bm, BN=bn, KEPT=tiles <= stretch, num_warps=warps, num_stages=stages, **shared,
+    )  # fmt: skip
+    count = torch.zeros_like(decay_BHT)
+    for high in range(tiles, 0, -stretch):
+        low = max(0, high - stretch)
+        if tiles > stretch:
+            bm, bn, warps, stages = tiles_for("dq", d, q.dtype)
+            _count[(triton.cdiv(t, bm), b * h)](
+                flat(q, bm, d), flat(k, bn, d), count, counts, t, window or 0, low, high, stride,
+                BM=bm, BN=bn, num_warps=warps, num_stages=stages, **shared,
+            )  # fmt: skip
+        bm, bn, warps, stages = tiles_for("dkv", d, q.dtype)
+        _dkv[(high - low, b * j)](
+            flat(q, bm, d), flat(k, bn, d), flat(v, bn, d), flat(g_o, bm, d), flat(dk, bn, d), flat(dv, bn, d),
+            decay_BHT, lse, delta, counts, t, window or 0, low, stride,
+            BM=bm, BN=bn, num_warps=warps, num_stages=stages, **shared,
+        )  # fmt: skip
+    return dq, dk, dv, d_decay
+
+
+def _shared(q: Tensor, groups: int, factor: float, window: int | None) -> dict[str, Any]:
+    return {
+        "H": q.shape[2], "G": groups, "X": q.shape[3], "WINDOWED": window is not None, "PRECISION": precision(q.dtype), "FACTOR": factor
+    }  # fmt: skip

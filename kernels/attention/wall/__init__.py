@@ -1,0 +1,1 @@
+"""Wall attention: the op, its Triton kernels, and a forward in Gluon for Hopper."""

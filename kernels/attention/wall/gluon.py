@@ -1,0 +1,282 @@
+"""Wall attention's forward in Gluon (docs/kernels.md, "Wall attention"); the backward is plain Triton's.
+
+Polar's loader and two warpgroups over tiles of 128 queries, but keys in blocks of 64, whose gates q' and k' are cut at. A
+warpgroup's 64 queries are such a block too, so one vector of rates [X] multiplies them for a block of keys,
+
+    rate = 2^(E before the queries' block - E at the end of the keys' block),
+
+which going down from one block of keys to the next is multiplied by what the block lets fall. Each thread keeps one channel of
+it; shared memory hands it round in 16 bits, as it is multiplied with queries that stay in registers.
+"""
+
+from __future__ import annotations
+
+import torch
+import triton
+from torch import Tensor
+
+from ..gluon.shared import (
+    _HALF,
+    _HIDDEN,
+    _TILE,
+    HALF,
+    TILE,
+    _barrier,
+    _barriers,
+    _jit,
+    _pass_over,
+    _rounds,
+    _turn,
+    fence_async_shared,
+    gl,
+    mbarrier,
+    tma,
+    warpgroup_mma,
+    warpgroup_mma_wait,
+)
+from ..polar import gluon
+from .triton import BLOCK, gated
+
+STAGES = 4
+assert BLOCK == HALF, "a warpgroup's queries are one block of gates"
+
+
+@_jit
+def _tile(t, TQ, window, H: gl.constexpr, BH, WINDOWED: gl.constexpr):
+    """(b, h, first row, first block of keys that it sees)."""
+    m0 = (gl.cdiv(TQ, _TILE) - 1 - t // BH) * _TILE
+    first = 0
+    if WINDOWED:
+        first = gl.maximum(m0 - window + 1, 0) // _HALF
+    return t % BH // H, t % BH % H, m0, first
+
+
+@_jit
+def _load(
+    q_desc, k_desc, v_desc, q_smem, k_smem, v_smem, q_full, q_empty, k_full, k_empty, v_full, v_empty, TQ, tiles, BH, window,
+    H: gl.constexpr, J: gl.constexpr, Y: gl.constexpr, STAGES: gl.constexpr, WINDOWED: gl.constexpr,
+):  # fmt: skip
+    X: gl.constexpr = q_desc.block_type.shape[2]
+    steps = 0
+    for r in range(_rounds(tiles)):
+        b, h, m0, first = _tile(_turn(r), TQ, window, H, BH, WINDOWED)
+        mbarrier.wait(q_empty.index(0), (r & 1) ^ 1)
+        mbarrier.expect(q_full.index(0), 2 * q_desc.block_type.nbytes)
+        for half in gl.static_range(2):
+            tma.async_copy_global_to_shared(
+                q_desc, [b, m0 + half * _HALF, h * X], q_full.index(0), q_smem.index(half))  # fmt: skip
+        top = m0 // _HALF + 1
+        for i in range(top - first + 1):
+            n = (top - i) * _HALF
+            stage = steps % STAGES
+            free = ((steps // STAGES) & 1) ^ 1
+            mbarrier.wait(k_empty.index(stage), free)
+            mbarrier.expect(k_full.index(stage), k_desc.block_type.nbytes)
+            tma.async_copy_global_to_shared(
+                k_desc, [b, n, h // (H // Y) * X], k_full.index(stage), k_smem.index(stage))  # fmt: skip
+            mbarrier.wait(v_empty.index(stage), free)
+            mbarrier.expect(v_full.index(stage), v_desc.block_type.nbytes)
+            tma.async_copy_global_to_shared(
+                v_desc, [b, n, h // (H // J) * X], v_full.index(stage), v_smem.index(stage))  # fmt: skip
+            steps += 1
+
+
+@_jit
+def _scaled(q, rate_smem):
+    """q [64, X] times the rates that lie in shared memory, two channels at once."""
+    rate = rate_smem.load(gl.SliceLayout(0, q.type.layout))
+    rate, q = gl.broadcast(rate[None, :], q)
+    return gl.inline_asm_elementwise(
+        "mul.rn.bf16x2 $0, $1, $2;", "=r,r,r", [q, rate], dtype=gl.bfloat16, is_pure=True, pack=2)  # fmt: skip
+
+
+@_jit
+def _keys(
+    acc, p, top, total, rate, q, rates, k_smem, v_smem, k_full, k_empty, v_full, v_empty, rate_smem, anchor, steps, count, block, low,
+    PART: gl.constexpr, MASKED: gl.constexpr, STAGES: gl.constexpr, X: gl.constexpr, S_MMA: gl.constexpr, O_MMA: gl.constexpr,
+):  # fmt: skip
+    """`count` more blocks of keys, from `block` down; the product with v lags one block behind the scores.
+
+    rate: that of `block`, which lies in rate_smem too, in this part's buffer `steps % 2`; rates: log2 of what block 0 lets fall, X a block.
+    """
+    O_ROW: gl.constexpr = gl.SliceLayout(1, O_MMA)
+    for i in range(count):
+        stage = steps % STAGES
+        fallen = gl.load(rates + (block - i) * X)
+        scaled = _scaled(q, rate_smem.index(2 * PART + steps % 2))
+        mbarrier.wait(k_full.index(stage), (steps // STAGES) & 1)
+        k = k_smem.index(stage).reshape([_HALF, X]).permute([1, 0])
+        blank = gl.zeros([_HALF, _HALF], gl.float32, S_MMA)
+        s = warpgroup_mma(scaled, k, blank, use_acc=False, is_async=True)
+        last = (steps - 1) % STAGES
+        mbarrier.wait(v_full.index(last), ((steps - 1) // STAGES) & 1)
+        acc = warpgroup_mma(p, v_smem.index(last).reshape([_HALF, X]), acc, is_async=True)
+        rate = rate * gl.exp2(fallen)
+        rate_smem.index(2 * PART + (steps + 1) % 2).store(rate.to(gl.bfloat16))
+        s = warpgroup_mma_wait(1, deps=[s])
+        if MASKED:
+            # the window's lower edge: key > row - window
+            row = gl.arange(0, _HALF, gl.SliceLayout(1, S_MMA))
+            key = gl.arange(0, _HALF, gl.SliceLayout(0, S_MMA))
+            s = gl.where(key[None, :] - row[:, None] > low - (block - i) * _HALF, s, _HIDDEN)
+        higher = gl.maximum(top, gl.max(s, 1))
+        shrink = gl.exp2(top - higher)
+        e = gl.exp2(s - higher[:, None])
+        total = total * shrink + gl.sum(e, 1)
+        top = higher
+        next_p = gl.convert_layout(e.to(p.dtype), p.type.layout)
+        # nobody reads it: a store of what all exponentials entered keeps the assembler from waiting ahead of them
+        anchor.store(total)
+        acc = warpgroup_mma_wait(0, deps=[acc])
+        _barrier()
+        mbarrier.arrive(k_empty.index(stage))
+        mbarrier.arrive(v_empty.index(last))
+        acc = acc * gl.convert_layout(shrink, O_ROW)[:, None]
+        p = next_p
+        steps += 1
+    return acc, p, top, total, rate, steps
+
+
+@_jit
+def _rows(
+    o_desc, lse_ptr, total_ptr, q_smem, k_smem, v_smem, o_smem, rate_smem, anchor_smem, q_full, q_empty, k_full, k_empty, v_full,
+    v_empty, TQ, N, tiles, BH, window,
+    H: gl.constexpr, Y: gl.constexpr, STAGES: gl.constexpr, WINDOWED: gl.constexpr, PART: gl.constexpr,
+):  # fmt: skip
+    """Rows 64 PART to 64 PART + 63 of every tile."""
+    X: gl.constexpr = o_desc.block_type.shape[2]
+    DTYPE: gl.constexpr = o_desc.dtype
+    S_MMA: gl.constexpr = gl.NVMMADistributedLayout([3, 0], [4, 1], [16, _HALF, 16])
+    O_MMA: gl.constexpr = gl.NVMMADistributedLayout([3, 0], [4, 1], [16, X, 16])
+    Q_DOT: gl.constexpr = gl.DotOperandLayout(0, S_MMA, 2)
+    P_DOT: gl.constexpr = gl.DotOperandLayout(0, O_MMA, 2)
+    O_ROW: gl.constexpr = gl.SliceLayout(1, O_MMA)
+    CHANNELS: gl.constexpr = gl.BlockedLayout([1], [32], [4], [0])
+    row = gl.arange(0, _HALF, gl.SliceLayout(1, S_MMA))
+    key = gl.arange(0, _HALF, gl.SliceLayout(0, S_MMA))
+    o_part = o_smem.index(PART)
+    anchor = anchor_smem.index(PART)
+    steps = 0
+    for r in range(_rounds(tiles)):
+        b, h, m0, first = _tile(_turn(r), TQ, window, H, BH, WINDOWED)
+        own = m0 // _HALF + PART
+        rates = total_ptr + (b * Y + h // (H // Y)) * N * X + gl.arange(0, X, CHANNELS)
+        # behind the last token there is a block of queries that has no gates, and that nobody reads
+        fallen = gl.load(rates + gl.minimum(own, N - 1) * X)
+        mbarrier.wait(q_full.index(0), r & 1)
+        q = q_smem.index(PART).reshape([_HALF, X]).load(Q_DOT)
+        if PART == 0:
+            # the upper half's own block
+            _pass_over(k_full, k_empty, steps, 1, STAGES)
+            steps = _pass_over(v_full, v_empty, steps, 1, STAGES)
+        rate_smem.index(2 * PART + steps % 2).store(gl.exp2(-fallen).to(gl.bfloat16))
+        _barrier()
+        mbarrier.arrive(q_empty.index(0))
+        stage = steps % STAGES
+        scaled = _scaled(q, rate_smem.index(2 * PART + steps % 2))
+        mbarrier.wait(k_full.index(stage), (steps // STAGES) & 1)
+        k = k_smem.index(stage).reshape([_HALF, X]).permute([1, 0])
+        blank = gl.zeros([_HALF, _HALF], gl.float32, S_MMA)
+        s = warpgroup_mma(scaled, k, blank, use_acc=False, is_async=True)
+        # the block before it begins where this one's sums do
+        rate = gl.full([X], 1.0, gl.float32, CHANNELS)
+        rate_smem.index(2 * PART + (steps + 1) % 2).store(rate.to(gl.bfloat16))
+        s = warpgroup_mma_wait(0, deps=[s])
+        _barrier()
+        mbarrier.arrive(k_empty.index(stage))
+        s = gl.where(key[None, :] <= row[:, None], s, _HIDDEN)
+        top = gl.max(s, 1)
+        e = gl.exp2(s - top[:, None])
+        total = gl.sum(e, 1)
+        p = gl.convert_layout(e.to(DTYPE), P_DOT)
+        acc = gl.zeros([_HALF, X], gl.float32, O_MMA)
+        steps += 1
+        whole, last = 0, 0
+        low = own * _HALF - window
+        if WINDOWED:
+            last = gl.maximum(low + 1, 0) // _HALF
+            whole = gl.cdiv(gl.maximum(low + _HALF, 0), _HALF)
+        acc, p, top, total, rate, steps = _keys(
+            acc, p, top, total, rate, q, rates, k_smem, v_smem, k_full, k_empty, v_full, v_empty, rate_smem, anchor,
+            steps, own - whole, own - 1, low, PART, False, STAGES, X, S_MMA, O_MMA)  # fmt: skip
+        if WINDOWED:
+            acc, p, top, total, rate, steps = _keys(
+                acc, p, top, total, rate, q, rates, k_smem, v_smem, k_full, k_empty, v_full, v_empty, rate_smem, anchor,
+                steps, whole - last, whole - 1, low, PART, True, STAGES, X, S_MMA, O_MMA)  # fmt: skip
+        stage = (steps - 1) % STAGES
+        mbarrier.wait(v_full.index(stage), ((steps - 1) // STAGES) & 1)
+        acc = warpgroup_mma(p, v_smem.index(stage).reshape([_HALF, X]), acc, is_async=True)
+        at = own * _HALF + gl.arange(0, _HALF, gl.SliceLayout(1, S_MMA))
+        gl.store(lse_ptr + (b * H + h) * TQ + at, top + gl.log2(total), mask=at < TQ)
+        share = gl.convert_layout(1.0 / total, O_ROW)
+        acc = warpgroup_mma_wait(0, deps=[acc])
+        _barrier()
+        mbarrier.arrive(v_empty.index(stage))
+        if WINDOWED and PART == 1:
+            # what only the lower half sees
+            _pass_over(k_full, k_empty, steps, last - first, STAGES)
+            steps = _pass_over(v_full, v_empty, steps, last - first, STAGES)
+        # the last tile has left the buffer
+        tma.store_wait(0)
+        _barrier()
+        o_part.reshape([_HALF, X]).store((acc * share[:, None]).to(DTYPE))
+        fence_async_shared()
+        _barrier()
+        tma.async_copy_shared_to_global(o_desc, [b, own * _HALF, h * X], o_part)
+    tma.store_wait(0)
+
+
+@_jit
+def _part(PART: gl.constexpr, H: gl.constexpr, Y: gl.constexpr, STAGES: gl.constexpr, WINDOWED: gl.constexpr, rows):
+    _rows(*rows, H, Y, STAGES, WINDOWED, PART)
+
+
+@_jit
+def _wall_forward(
+    q_desc, k_desc, v_desc, o_desc, lse_ptr, total_ptr, TQ, N, tiles, BH, window,
+    H: gl.constexpr, J: gl.constexpr, Y: gl.constexpr, STAGES: gl.constexpr, WINDOWED: gl.constexpr,
+):  # fmt: skip
+    """One warp that loads, two warpgroups of 64 rows."""
+    X: gl.constexpr = q_desc.block_type.shape[2]
+    q_smem = gl.allocate_shared_memory(q_desc.dtype, [2, 1, _HALF, X], q_desc.layout)
+    o_smem = gl.allocate_shared_memory(o_desc.dtype, [2, 1, _HALF, X], o_desc.layout)
+    k_smem = gl.allocate_shared_memory(k_desc.dtype, [STAGES, 1, _HALF, X], k_desc.layout)
+    v_smem = gl.allocate_shared_memory(v_desc.dtype, [STAGES, 1, _HALF, X], v_desc.layout)
+    rate_smem = gl.allocate_shared_memory(gl.bfloat16, [4, X], gl.SwizzledSharedLayout(1, 1, 1, [0]))
+    anchor_smem = gl.allocate_shared_memory(gl.float32, [2, _HALF], gl.SwizzledSharedLayout(1, 1, 1, [0]))
+    q_full, q_empty = _barriers(1, 2)
+    k_full, k_empty = _barriers(STAGES, 2)
+    v_full, v_empty = _barriers(STAGES, 2)
+    fence_async_shared()
+    _barrier()
+    rows = (o_desc, lse_ptr, total_ptr, q_smem, k_smem, v_smem, o_smem, rate_smem, anchor_smem,
+            q_full, q_empty, k_full, k_empty, v_full, v_empty, TQ, N, tiles, BH, window)  # fmt: skip
+    gl.warp_specialize(
+        [
+            (_part, (0, H, Y, STAGES, WINDOWED, rows)),
+            (_part, (1, H, Y, STAGES, WINDOWED, rows)),
+            (_load, (q_desc, k_desc, v_desc, q_smem, k_smem, v_smem, q_full, q_empty, k_full, k_empty, v_full, v_empty,
+                     TQ, tiles, BH, window, H, J, Y, STAGES, WINDOWED)),
+        ],
+        [4, 1],
+        [240, 24],
+    )  # fmt: skip
+
+
+def forward(
+    q: Tensor, k: Tensor, v: Tensor, f: Tensor, *, factor: float, window: int | None
+) -> tuple[Tensor, Tensor, Tensor, Tensor, Tensor]:
+    """As in `.triton`, in bfloat16. Raises ValueError for a window below `TILE`, which could cut inside a diagonal block."""
+    if window is not None and window < TILE:
+        raise ValueError(f"window {window} is below {TILE}; these kernels mask the diagonal's blocks by order alone")
+    (b, t, h, _), j, y = q.shape, k.shape[2], f.shape[2]
+    q_, k_, total, edges = gated(q, k, f, factor)
+    o = torch.empty_like(q)
+    lse = torch.empty(b, h, t, device=q.device, dtype=torch.float32)
+    tiles = b * h * triton.cdiv(t, TILE)
+    _wall_forward[(min(tiles, gluon._processors(q.device)),)](
+        gluon._flat(q_, HALF), gluon._flat(k_, HALF), gluon._flat(v, HALF), gluon._flat(o, HALF), lse, total,
+        t, total.shape[2], tiles, b * h, window or 0,
+        H=h, J=j, Y=y, STAGES=STAGES, WINDOWED=window is not None, num_warps=4,
+    )  # fmt: skip
+    return o, lse, q_, k_, edges

@@ -1,0 +1,192 @@
+"""Wall attention: every channel of a score fades with its own gates between key and query (docs/mechanisms.md, "Wall attention").
+
+B batch, T length, H query heads, J KV heads, P gate heads (H or J), X head size, M queries of a block, S the keys in reach.
+"""
+
+from __future__ import annotations
+
+import functools
+import importlib
+import math
+from typing import Any
+
+import torch
+from torch import Tensor
+
+from ...dispatch import Choice, attention_choice, both_ways, constant, gluon_choice, worst
+from ...norms import statistics_dtype
+from ...shapes import check_qkv, check_window, expand_kv
+from ..scored import Span, running_sum, scored_attention
+from ..torch_ops import cut, why_not_gluon
+
+LOG2E = math.log2(math.e)
+DIRECT = 32
+"""Queries whose scores with each other are worked out channel by channel."""
+STEEPEST = 1.19
+"""Largest fall of a log gate that the kernels hold: 64 of them stay within 2^110."""
+
+
+def wall_attention(
+    q_BTHX: Tensor,
+    k_BTJX: Tensor,
+    v_BTJX: Tensor,
+    log_gate_BTPX: Tensor,
+    *,
+    scale: float | None = None,
+    window: int | None = None,
+    query_block: int | None = None,
+    steepest: float | None = None,
+    backend: str | None = None,
+) -> Tensor:
+    """softmax of scale sum_x q_ix k_jx exp(sum of log_gate_x over j < u <= i), over the keys i - window < j <= i, times v.
+
+    q [B, T, H, X], k and v [B, T, J, X] of one type; log_gate <= 0 of any float type has a head for each of q's, or for each
+    of k's. Returns [B, T, H, X] of q's type. `scale` None is 1/sqrt(X), `backend` None what `choose_backend` says. No
+    log_gate lies below -`steepest` (None: nothing is known of them); the kernels take gates of at least -1.19; "gluon" has a
+    forward of its own and the backward of "triton". The sums are kept in float64. Raises ValueError when shapes or types disagree.
+    """
+    b, t, h, j, d = check_qkv(q_BTHX, k_BTJX, v_BTJX)
+    check_window(window)
+    y = log_gate_BTPX.shape[2] if log_gate_BTPX.ndim == 4 else 0
+    if log_gate_BTPX.shape != (b, t, y, d) or y not in (h, j):
+        raise ValueError(f"q has shape {tuple(q_BTHX.shape)}, but log_gate {tuple(log_gate_BTPX.shape)}")
+    scale = d**-0.5 if scale is None else scale
+    dtype = statistics_dtype(q_BTHX.dtype)
+    backend = backend or choose_backend(q_BTHX.device, q_BTHX.dtype, d, steepest, window).backend
+    if backend != "torch":
+        f, window = log_gate_BTPX.to(dtype), cut(window, t)
+        result: Tensor = _forward(q_BTHX, k_BTJX, v_BTJX, f, scale * LOG2E, window, backend)[0]
+        return result
+    q, k = q_BTHX.to(dtype) * scale, k_BTJX.to(dtype)
+    p_BTPX = running_sum(log_gate_BTPX)
+    return scored_attention(v_BTJX, h, lambda span: _logits(q, k, p_BTPX, span), window=window, query_block=query_block)
+
+
+@constant
+def choose_backend(
+    device: torch.device | str,
+    dtype: torch.dtype,
+    head_dim: int,
+    steepest: float | None = None,
+    window: int | None = None,
+) -> Choice:
+    """What `wall_attention` takes for such tensors, whose log gates are at least -`steepest`: "gluon" on Hopper, "triton" from Ampere on."""
+    if steepest is None or steepest > STEEPEST:
+        said = "no limit" if steepest is None else f"the limit {steepest:g}"
+        return Choice("torch", f"the kernels take gates that fall by at most {STEEPEST} a token, these have {said}")
+    if dtype == torch.float16:
+        return Choice(
+            "torch", "inside a block of tokens q and k are scaled by up to 2^80, which leaves the range of float16"
+        )
+    device, op = torch.device(device), "wall attention"
+    ours = attention_choice(op, device, dtype, head_dim, _error)
+    return gluon_choice(
+        op, ours, lambda: why_not_gluon(device, dtype, head_dim, window), device, dtype, head_dim, _error
+    )  # fmt: skip
+
+
+@functools.cache
+def _error(device: torch.device, dtype: torch.dtype, head_dim: int, backend: str, *, seed: int) -> float:
+    """Largest relative error of the result and of its gradients, against "torch" in float32."""
+    # odd, longer than three tiles, and a window that ends inside one
+    t, window = 397, 150
+    draw = torch.Generator().manual_seed(seed)
+    made = [torch.randn(1, t, heads, head_dim, generator=draw).to(device, dtype) for heads in (2, 1, 1)]
+    gates = [(-torch.rand(1, t, heads, head_dim, generator=draw) / 4).to(device) for heads in (2, 1)]
+    attention = functools.partial(wall_attention, window=window)
+    apart, tied = (both_ways(attention, backend, dtype, made, [gate]) for gate in gates)
+    return worst(apart[0] + tied[0], apart[1] + tied[1])
+
+
+def _logits(q_BTHX: Tensor, k_BTJX: Tensor, p_BTPX: Tensor, span: Span) -> Tensor:
+    """[B, H, M, S]; what a span hides may be any finite number."""
+    far = _before(q_BTHX, k_BTJX, p_BTPX, span.start, span.stop, span.first)
+    near = []
+    for start in range(span.start, span.stop, DIRECT):
+        stop = min(start + DIRECT, span.stop)
+        left = _before(q_BTHX, k_BTJX, p_BTPX, start, stop, span.start)
+        right = _among(q_BTHX[:, start:stop], k_BTJX[:, start:stop], p_BTPX[:, start:stop])
+        near.append(torch.cat([left, right, right.new_zeros(*right.shape[:3], span.stop - stop)], -1))
+    return torch.cat([far, torch.cat(near, 2)], -1)
+
+
+def _before(q_BTHX: Tensor, k_BTJX: Tensor, p_BTPX: Tensor, start: int, stop: int, first: int) -> Tensor:
+    """Scores of the queries start <= i < stop with the keys first <= j < start: both exponents are at most 0."""
+    anchor = p_BTPX[:, start : start + 1]
+    dtype, heads = q_BTHX.dtype, q_BTHX.shape[2]
+    grown = torch.exp((p_BTPX[:, start:stop] - anchor).to(dtype))
+    faded = torch.exp((anchor - p_BTPX[:, first:start]).to(dtype))
+    q = q_BTHX[:, start:stop] * expand_kv(grown, heads)
+    # gates of KV heads need no keys of query heads
+    k = expand_kv(k_BTJX[:, first:start], p_BTPX.shape[2]) * faded
+    return torch.einsum("bmpgx,bspx->bpgms", q.unflatten(2, (k.shape[2], -1)), k).flatten(1, 2)
+
+
+def _among(q_BMHX: Tensor, k_BMJX: Tensor, p_BMPX: Tensor) -> Tensor:
+    """Scores of a few queries with their own keys, channel by channel."""
+    seen = torch.ones(q_BMHX.shape[1], q_BMHX.shape[1], dtype=torch.bool, device=q_BMHX.device).tril()
+    fall = (p_BMPX[:, :, None] - p_BMPX[:, None]).to(q_BMHX.dtype)
+    # hidden pairs would grow, and infinity times 0 is no number
+    fade = torch.where(seen[:, :, None, None], fall, 0.0).exp()
+    k = expand_kv(k_BMJX, p_BMPX.shape[2])
+    q = q_BMHX.unflatten(2, (k.shape[2], -1))
+    return torch.einsum("bmpgx,bspx,bmspx->bpgms", q, k, fade).flatten(1, 2)
+
+
+def _kernels(path: str = "triton") -> Any:
+    """The forward of that path; the backward is plain Triton's."""
+    return importlib.import_module(f".{path}", __package__)
+
+
+@torch.library.custom_op("atma::wall_forward", mutates_args=())
+def _forward(
+    q: Tensor, k: Tensor, v: Tensor, f: Tensor, factor: float, window: int, path: str
+) -> tuple[Tensor, Tensor, Tensor, Tensor, Tensor]:
+    """(o, lse, q', k', E) of triton.forward; only o has a gradient."""
+    found: tuple[Tensor, Tensor, Tensor, Tensor, Tensor] = _kernels(path).forward(
+        *(x.contiguous() for x in (q, k, v, f)), factor=factor, window=window or None
+    )
+    return found
+
+
+@_forward.register_fake
+def _(q: Tensor, k: Tensor, v: Tensor, f: Tensor, factor: float, window: int, path: str) -> tuple[Tensor, ...]:
+    (b, t, h, d), y = q.shape, f.shape[2]
+    blocks = -(-t // 64)
+    return (
+        q.new_empty(q.shape), q.new_empty(b, h, t, dtype=torch.float32), q.new_empty(q.shape), k.new_empty(b, t, y, d),
+        q.new_empty(2, b, y, blocks + 1, d, dtype=torch.float32),
+    )  # fmt: skip
+
+
+@torch.library.custom_op("atma::wall_backward", mutates_args=())
+def _backward(
+    g_o: Tensor, q_: Tensor, k_: Tensor, v: Tensor, f: Tensor, o: Tensor, lse: Tensor, edges: Tensor, factor: float,
+    window: int,
+) -> tuple[Tensor, Tensor, Tensor, Tensor]:  # fmt: skip
+    """Gradients of q, k, v and f, of their types."""
+    found: tuple[Tensor, Tensor, Tensor, Tensor] = _kernels().backward(
+        g_o.contiguous(), q_, k_, v.contiguous(), f.contiguous(), o, lse, edges, factor=factor, window=window or None
+    )
+    return found
+
+
+@_backward.register_fake
+def _(g_o: Tensor, q_: Tensor, k_: Tensor, v: Tensor, f: Tensor, o: Tensor, lse: Tensor, edges: Tensor, factor: float,
+      window: int) -> tuple[Tensor, ...]:  # fmt: skip
+    return q_.new_empty(q_.shape), v.new_empty(v.shape), v.new_empty(v.shape), f.new_empty(f.shape)
+
+
+def _save(ctx: Any, inputs: tuple[Any, ...], output: tuple[Tensor, ...]) -> None:
+    _, _, v, f, *ctx.options, _ = inputs
+    o, lse, q_, k_, edges = output
+    ctx.save_for_backward(q_, k_, v, f, o, lse, edges)
+    ctx.mark_non_differentiable(lse, q_, k_, edges)
+    ctx.set_materialize_grads(True)
+
+
+def _gradients(ctx: Any, g_o: Tensor, *_: Any) -> tuple[Tensor | None, ...]:
+    return *_backward(g_o, *ctx.saved_tensors, *ctx.options), None, None, None
+
+
+_forward.register_autograd(_gradients, setup_context=_save)

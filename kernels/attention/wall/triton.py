@@ -1,0 +1,456 @@
+"""Triton kernels of wall attention, for every NVIDIA GPU from Ampere on (docs/kernels.md, "Wall attention").
+
+B batch, T length, H query heads, J KV heads, Y gate heads (H, or J when tied), X head size, M queries of a tile, S its keys.
+Units of log 2. P_t is the sum of a channel's log gates up to t, and a score is sum_x q_ix k_jx 2^(P_ix - P_jx). P falls
+without end, so it is cut at blocks of `BLOCK` tokens: with E_b the sum up to the end of block b,
+
+    q'_i = factor q_i 2^(P_i - E_b(i)-1),  k'_j = k_j 2^(E_b(j) - P_j),  score = sum_x q'_ix 2^(E_b(i)-1 - E_b(j))_x k'_jx.
+
+q' and k' are no larger than q and k. The vector in the middle is the only thing that a tile of scores multiplies by; on the
+diagonal it is a sum over BLOCK gates, so it stays within 2^(BLOCK g_max / ln 2) (2^80 for the mixer's 0.86) and bf16 holds it.
+`_gate` makes q' and k', the three kernels in the middle are those of softmax attention with that vector, `_ungate` gives back the
+gradients of q, k and the gates: dP = q dq - k dk = q' dq' - k' dk', summed from the end, since shifting P changes nothing.
+The sums of whole blocks come from the kernels in the middle, in float32; only what lies within a block is
+added up from dq' and dk' as they are written. No atomics: every number repeats bit for bit.
+
+Products of n scores, 2 n X each: forward 2, dq 3, dk and dv 4.
+"""
+
+from __future__ import annotations
+
+from typing import Any
+
+import torch
+import triton
+import triton.language as tl
+from torch import Tensor
+
+from ..launcher import row_products
+from ..softmax.triton import HIDDEN, LN2, LOG2E, Tiles, flat, precision, visible
+
+BLOCK = 64
+"""Tokens whose gates one exponent sums at most."""
+MANY = 32
+"""Blocks whose gates are added up at once."""
+CHANNELS = 32
+"""Channels of a program that makes q' and k' or gives back the gradients: what belongs to one stays in registers."""
+
+_LN2 = tl.constexpr(LN2)
+_LOG2E = tl.constexpr(LOG2E)
+_HIDDEN = tl.constexpr(HIDDEN)
+
+
+@triton.jit
+def _sums(f_ptr, b, y, t0, d_C, T, Y: tl.constexpr, X: tl.constexpr, BLOCK: tl.constexpr):
+    """(sum of the gates of a block up to each token [BLOCK, C], of all of it [C], in log 2; places, which exist)."""
+    t_S = t0 + tl.arange(0, BLOCK)
+    inside = t_S < T
+    place = ((b * T + t_S) * Y + y)[:, None] * X + d_C[None, :]
+    f = tl.load(f_ptr + place, mask=inside[:, None], other=0.0) * _LOG2E
+    return tl.cumsum(f, 0), tl.sum(f, 0), place, inside
+
+
+@triton.jit
+def _gate(
+    q_ptr, k_ptr, f_ptr, q_out, k_out, total_ptr, T, N,
+    H: tl.constexpr, J: tl.constexpr, Y: tl.constexpr, X: tl.constexpr, BLOCK: tl.constexpr, FACTOR: tl.constexpr, C: tl.constexpr,
+):  # fmt: skip
+    n = tl.program_id(0)
+    b = tl.program_id(1) // Y
+    y = tl.program_id(1) % Y
+    d_C = tl.program_id(2) * C + tl.arange(0, C)
+    local, total, place, inside = _sums(f_ptr, b, y, n * BLOCK, d_C, T, Y, X, BLOCK)
+    tl.store(total_ptr + ((b * Y + y) * N + n) * X + d_C, total)
+    t_S = n * BLOCK + tl.arange(0, BLOCK)
+    j = y // (Y // J)
+    k = tl.load(k_ptr + ((b * T + t_S) * J + j)[:, None] * X + d_C[None, :], mask=inside[:, None], other=0.0)
+    faded = k.to(tl.float32) * tl.exp2(total[None, :] - local)
+    tl.store(k_out + place, faded.to(k_out.dtype.element_ty), mask=inside[:, None])
+    grown = tl.exp2(local) * FACTOR
+    for g in tl.range(0, H // Y):
+        at = ((b * T + t_S) * H + y * (H // Y) + g)[:, None] * X + d_C[None, :]
+        q = tl.load(q_ptr + at, mask=inside[:, None], other=0.0)
+        tl.store(q_out + at, (q.to(tl.float32) * grown).to(q_out.dtype.element_ty), mask=inside[:, None])
+
+
+@triton.jit
+def _edges(total_ptr, hi_ptr, lo_ptr, N, X: tl.constexpr, C: tl.constexpr, MANY: tl.constexpr):
+    """Sums of the blocks before each block and before the end, in float64, as two float32 numbers."""
+    row = tl.program_id(0)
+    d_C = tl.program_id(1) * C + tl.arange(0, C)
+    first = row * (N + 1) * X + d_C
+    tl.store(hi_ptr + first, tl.zeros([C], tl.float32))
+    tl.store(lo_ptr + first, tl.zeros([C], tl.float32))
+    before = tl.zeros([C], tl.float64)
+    for start in tl.range(0, N, MANY):
+        n = start + tl.arange(0, MANY)
+        inside = (n < N)[:, None]
+        total = tl.load(total_ptr + (row * N + n)[:, None] * X + d_C[None, :], mask=inside, other=0.0).to(tl.float64)
+        edge = before[None, :] + tl.cumsum(total, 0)
+        hi = edge.to(tl.float32)
+        place = (row * (N + 1) + n + 1)[:, None] * X + d_C[None, :]
+        tl.store(hi_ptr + place, hi, mask=inside)
+        tl.store(lo_ptr + place, (edge - hi.to(tl.float64)).to(tl.float32), mask=inside)
+        before += tl.sum(total, 0)
+
+
+@triton.jit
+def _later(
+    of_q_ptr,
+    of_k_ptr,
+    later_ptr,
+    N,
+    H: tl.constexpr,
+    Y: tl.constexpr,
+    X: tl.constexpr,
+    C: tl.constexpr,
+    MANY: tl.constexpr,
+):
+    """Sum over all blocks behind each block of what queries add and keys take away."""
+    b = tl.program_id(0) // Y
+    y = tl.program_id(0) % Y
+    d_C = tl.program_id(1) * C + tl.arange(0, C)
+    behind = tl.zeros([C], tl.float64)
+    rounds = tl.cdiv(N, MANY)
+    for i in tl.range(0, rounds):
+        n = (rounds - 1 - i) * MANY + tl.arange(0, MANY)
+        inside = (n < N)[:, None]
+        at = ((b * Y + y) * N + n)[:, None] * X + d_C[None, :]
+        along = -tl.load(of_k_ptr + at, mask=inside, other=0.0).to(tl.float64)
+        for g in tl.range(0, H // Y):
+            of_head = ((b * H + y * (H // Y) + g) * N + n)[:, None] * X + d_C[None, :]
+            along += tl.load(of_q_ptr + of_head, mask=inside, other=0.0).to(tl.float64)
+        total = behind + tl.sum(along, 0)
+        tl.store(later_ptr + at, (total[None, :] - tl.cumsum(along, 0)).to(tl.float32), mask=inside)
+        behind = total
+
+
+@triton.jit
+def _ungate(
+    q_ptr, k_ptr, dq_ptr, dk_ptr, dv_ptr, f_ptr, later_ptr, df_ptr, dk_out, dv_out, T, N,
+    H: tl.constexpr, J: tl.constexpr, Y: tl.constexpr, X: tl.constexpr, BLOCK: tl.constexpr, FACTOR: tl.constexpr, C: tl.constexpr,
+):  # fmt: skip
+    """dq' becomes dq in place; dk' and dv of the gate heads of a KV head become its dk and dv; df [B, T, Y, X]."""
+    n = tl.program_id(0)
+    b = tl.program_id(1) // J
+    j = tl.program_id(1) % J
+    t_S = n * BLOCK + tl.arange(0, BLOCK)
+    d_C = tl.program_id(2) * C + tl.arange(0, C)
+    out = ((b * T + t_S) * J + j)[:, None] * X + d_C[None, :]
+    dk_sum = tl.zeros([BLOCK, C], tl.float32)
+    dv_sum = tl.zeros([BLOCK, C], tl.float32)
+    for one in tl.range(0, Y // J):
+        y = j * (Y // J) + one
+        local, total, place, inside = _sums(f_ptr, b, y, n * BLOCK, d_C, T, Y, X, BLOCK)
+        k = tl.load(k_ptr + place, mask=inside[:, None], other=0.0).to(tl.float32)
+        dk = tl.load(dk_ptr + place, mask=inside[:, None], other=0.0).to(tl.float32)
+        along = -k * dk
+        dk_sum += dk * tl.exp2(total[None, :] - local)
+        if Y > J:
+            dv_sum += tl.load(dv_ptr + place, mask=inside[:, None], other=0.0).to(tl.float32)
+        grown = tl.exp2(local) * FACTOR
+        for g in tl.range(0, H // Y):
+            at = ((b * T + t_S) * H + y * (H // Y) + g)[:, None] * X + d_C[None, :]
+            q = tl.load(q_ptr + at, mask=inside[:, None], other=0.0).to(tl.float32)
+            dq = tl.load(dq_ptr + at, mask=inside[:, None], other=0.0).to(tl.float32)
+            along += q * dq
+            tl.store(dq_ptr + at, (dq * grown).to(dq_ptr.dtype.element_ty), mask=inside[:, None])
+        later = tl.load(later_ptr + ((b * Y + y) * N + n) * X + d_C)
+        from_here = (tl.sum(along, 0) + later)[None, :] - tl.cumsum(along, 0) + along
+        tl.store(df_ptr + place, from_here, mask=inside[:, None])
+    tl.store(dk_out + out, dk_sum.to(dk_out.dtype.element_ty), mask=(t_S < T)[:, None])
+    if Y > J:
+        tl.store(dv_out + out, dv_sum.to(dv_out.dtype.element_ty), mask=(t_S < T)[:, None])
+
+
+@triton.jit
+def _edge(hi_ptr, lo_ptr, row, n, X: tl.constexpr):
+    """E before block n, [X], in two parts."""
+    at = (row + n) * X + tl.arange(0, X)
+    return tl.load(hi_ptr + at), tl.load(lo_ptr + at)
+
+
+@triton.jit
+def _between(hi_ptr, lo_ptr, row, hi, lo, n, N, X: tl.constexpr):
+    """2^(E - E before block n) [X], where E = hi + lo; that of the last edge where there is no such block."""
+    hi_n, lo_n = _edge(hi_ptr, lo_ptr, row, tl.minimum(n, N), X)
+    return tl.exp2((hi - hi_n) + (lo - lo_n))
+
+
+@triton.jit
+def _forward_keys(
+    acc, top, total, q, p_M, k_desc, v_desc, hi_ptr, lo_ptr, row, hi, lo, b, y, j, start, stop, T, window, N,
+    BN: tl.constexpr, X: tl.constexpr, MASKED: tl.constexpr, WINDOWED: tl.constexpr, PRECISION: tl.constexpr,
+):  # fmt: skip
+    # loaded a step ahead: beside the products the compiler would otherwise make them wait for each other
+    rate = _between(hi_ptr, lo_ptr, row, hi, lo, start // BN + 1, N, X)
+    for n in tl.range(start, stop, BN):
+        k = k_desc.load([b, n, y * X]).reshape(BN, X)
+        s = tl.dot((q * rate[None, :]).to(k.dtype), k.T, input_precision=PRECISION)
+        rate = _between(hi_ptr, lo_ptr, row, hi, lo, n // BN + 2, N, X)
+        if MASKED:
+            s = tl.where(visible(p_M, n + tl.arange(0, BN), T, window, WINDOWED), s, _HIDDEN)
+        higher = tl.maximum(top, tl.max(s, 1))
+        shrink = tl.exp2(top - higher)
+        p = tl.exp2(s - higher[:, None])
+        total = total * shrink + tl.sum(p, 1)
+        v = v_desc.load([b, n, j * X]).reshape(BN, X)
+        acc = tl.dot(p.to(v.dtype), v, acc * shrink[:, None], input_precision=PRECISION)
+        top = higher
+    return acc, top, total
+
+
+@triton.jit
+def _reach(m0, T, window, BM: tl.constexpr, BN: tl.constexpr, WINDOWED: tl.constexpr):
+    """Keys first <= n < end of a tile of queries; those of whole_from <= n < whole_to every query of it sees."""
+    end = tl.minimum(m0 + BM, T)
+    first = 0
+    whole_from = 0
+    if WINDOWED:
+        first = tl.maximum(0, m0 - window + 1) // BN * BN
+        whole_from = tl.maximum(first, tl.cdiv(tl.maximum(0, m0 + BM - window), BN) * BN)
+        whole_from = tl.minimum(whole_from, tl.cdiv(end, BN) * BN)
+    whole_to = tl.maximum(whole_from, tl.minimum(m0 + 1, T) // BN * BN)
+    return first, whole_from, whole_to, end
+
+
+@triton.jit
+def _forward(
+    q_desc, k_desc, v_desc, o_desc, hi_ptr, lo_ptr, lse_ptr, T, window, N,
+    H: tl.constexpr, J: tl.constexpr, Y: tl.constexpr, X: tl.constexpr, BM: tl.constexpr, BN: tl.constexpr,
+    WINDOWED: tl.constexpr, PRECISION: tl.constexpr,
+):  # fmt: skip
+    # the longest rows first
+    m0 = (tl.num_programs(0) - 1 - tl.program_id(0)) * BM
+    b = tl.program_id(1) // H
+    h = tl.program_id(1) % H
+    y = h // (H // Y)
+    j = h // (H // J)
+    p_M = m0 + tl.arange(0, BM)
+    row = (b * Y + y) * (N + 1)
+    hi, lo = _edge(hi_ptr, lo_ptr, row, m0 // BN, X)
+    q = q_desc.load([b, m0, h * X]).reshape(BM, X)
+    acc = tl.zeros([BM, X], tl.float32)
+    top = tl.full([BM], float("-inf"), tl.float32)
+    total = tl.zeros([BM], tl.float32)
+    first, whole_from, whole_to, end = _reach(m0, T, window, BM, BN, WINDOWED)
+    if WINDOWED:
+        acc, top, total = _forward_keys(
+            acc, top, total, q, p_M, k_desc, v_desc, hi_ptr, lo_ptr, row, hi, lo, b, y, j, first, whole_from, T, window, N,
+            BN, X, True, WINDOWED, PRECISION)  # fmt: skip
+    acc, top, total = _forward_keys(
+        acc, top, total, q, p_M, k_desc, v_desc, hi_ptr, lo_ptr, row, hi, lo, b, y, j, whole_from, whole_to, T, window, N,
+        BN, X, False, WINDOWED, PRECISION)  # fmt: skip
+    acc, top, total = _forward_keys(
+        acc, top, total, q, p_M, k_desc, v_desc, hi_ptr, lo_ptr, row, hi, lo, b, y, j, whole_to, end, T, window, N,
+        BN, X, True, WINDOWED, PRECISION)  # fmt: skip
+    tl.store(lse_ptr + (b * H + h) * T + p_M, top + tl.log2(total), mask=p_M < T)
+    o_desc.store([b, m0, h * X], (acc / total[:, None]).to(o_desc.dtype).reshape(1, BM, X))
+
+
+@triton.jit
+def _dq_keys(
+    dq, q, g, lse, add, p_M, k_desc, v_desc, hi_ptr, lo_ptr, row, hi, lo, b, y, j, start, stop, T, window, N,
+    BN: tl.constexpr, X: tl.constexpr, MASKED: tl.constexpr, WINDOWED: tl.constexpr, PRECISION: tl.constexpr,
+):  # fmt: skip
+    for n in tl.range(start, stop, BN):
+        k = k_desc.load([b, n, y * X]).reshape(BN, X)
+        v = v_desc.load([b, n, j * X]).reshape(BN, X)
+        rate = _between(hi_ptr, lo_ptr, row, hi, lo, n // BN + 1, N, X)
+        # accumulators start at what would be added
+        start_MS = tl.broadcast_to(-lse[:, None], [q.shape[0], BN])
+        s = tl.dot((q * rate[None, :]).to(k.dtype), k.T, start_MS, input_precision=PRECISION)
+        if MASKED:
+            s = tl.where(visible(p_M, n + tl.arange(0, BN), T, window, WINDOWED), s, _HIDDEN)
+        p = tl.exp2(s)
+        add_MS = tl.broadcast_to(add[:, None], [q.shape[0], BN])
+        da = p * tl.dot(g, v.T, add_MS, input_precision=PRECISION)
+        dq += tl.dot(da.to(k.dtype), k, input_precision=PRECISION) * rate[None, :]
+    return dq
+
+
+@triton.jit
+def _dq(
+    q_desc, k_desc, v_desc, g_desc, dq_desc, hi_ptr, lo_ptr, lse_ptr, add_ptr, along_ptr, T, window, N,
+    H: tl.constexpr, J: tl.constexpr, Y: tl.constexpr, X: tl.constexpr, BM: tl.constexpr, BN: tl.constexpr,
+    WINDOWED: tl.constexpr, PRECISION: tl.constexpr,
+):  # fmt: skip
+    m0 = (tl.num_programs(0) - 1 - tl.program_id(0)) * BM
+    b = tl.program_id(1) // H
+    h = tl.program_id(1) % H
+    y = h // (H // Y)
+    j = h // (H // J)
+    p_M = m0 + tl.arange(0, BM)
+    inside = p_M < T
+    row = (b * Y + y) * (N + 1)
+    hi, lo = _edge(hi_ptr, lo_ptr, row, m0 // BN, X)
+    q = q_desc.load([b, m0, h * X]).reshape(BM, X)
+    g = g_desc.load([b, m0, h * X]).reshape(BM, X)
+    at = (b * H + h) * T + p_M
+    lse = tl.load(lse_ptr + at, mask=inside, other=-_HIDDEN)
+    add = tl.load(add_ptr + at, mask=inside, other=0.0)
+    dq = tl.zeros([BM, X], tl.float32)
+    first, whole_from, whole_to, end = _reach(m0, T, window, BM, BN, WINDOWED)
+    if WINDOWED:
+        dq = _dq_keys(dq, q, g, lse, add, p_M, k_desc, v_desc, hi_ptr, lo_ptr, row, hi, lo, b, y, j, first, whole_from,
+                      T, window, N, BN, X, True, WINDOWED, PRECISION)  # fmt: skip
+    dq = _dq_keys(dq, q, g, lse, add, p_M, k_desc, v_desc, hi_ptr, lo_ptr, row, hi, lo, b, y, j, whole_from, whole_to,
+                  T, window, N, BN, X, False, WINDOWED, PRECISION)  # fmt: skip
+    dq = _dq_keys(dq, q, g, lse, add, p_M, k_desc, v_desc, hi_ptr, lo_ptr, row, hi, lo, b, y, j, whole_to, end,
+                  T, window, N, BN, X, True, WINDOWED, PRECISION)  # fmt: skip
+    dq *= _LN2
+    tl.store(along_ptr + ((b * H + h) * N + m0 // BN) * X + tl.arange(0, X), tl.sum(q.to(tl.float32) * dq, 0))
+    dq_desc.store([b, m0, h * X], dq.to(dq_desc.dtype).reshape(1, BM, X))
+
+
+@triton.jit
+def _dkv_queries(
+    dk, dv, k, v, n_S, q_desc, g_desc, hi_ptr, lo_ptr, lse_ptr, add_ptr, row, hi, lo, b, h, start, stop, T, window, N,
+    H: tl.constexpr, BM: tl.constexpr, BN: tl.constexpr, X: tl.constexpr, MASKED: tl.constexpr, WINDOWED: tl.constexpr,
+    PRECISION: tl.constexpr,
+):  # fmt: skip
+    for m in tl.range(start, stop, BM):
+        i_M = m + tl.arange(0, BM)
+        inside = i_M < T
+        at = (b * H + h) * T + i_M
+        q = q_desc.load([b, m, h * X]).reshape(BM, X)
+        g = g_desc.load([b, m, h * X]).reshape(BM, X)
+        lse = tl.load(lse_ptr + at, mask=inside, other=-_HIDDEN)
+        add = tl.load(add_ptr + at, mask=inside, other=0.0)
+        hi_m, lo_m = _edge(hi_ptr, lo_ptr, row, m // BN, X)
+        faded = (q * tl.exp2((hi_m - hi) + (lo_m - lo))[None, :]).to(k.dtype)
+        start_SM = tl.broadcast_to(-lse[None, :], [k.shape[0], BM])
+        s_SM = tl.dot(k, faded.T, start_SM, input_precision=PRECISION)
+        if MASKED:
+            s_SM = tl.where(visible(i_M, n_S, T, window, WINDOWED).T, s_SM, _HIDDEN)
+        p_SM = tl.exp2(s_SM)
+        dv = tl.dot(p_SM.to(g.dtype), g, dv, input_precision=PRECISION)
+        add_SM = tl.broadcast_to(add[None, :], [k.shape[0], BM])
+        da = p_SM * tl.dot(v, g.T, add_SM, input_precision=PRECISION)
+        dk = tl.dot(da.to(k.dtype), faded, dk, input_precision=PRECISION)
+    return dk, dv
+
+
+@triton.jit
+def _dkv(
+    q_desc, k_desc, v_desc, g_desc, dk_desc, dv_desc, hi_ptr, lo_ptr, lse_ptr, add_ptr, along_ptr, T, window, N,
+    H: tl.constexpr, J: tl.constexpr, Y: tl.constexpr, X: tl.constexpr, BM: tl.constexpr, BN: tl.constexpr,
+    WINDOWED: tl.constexpr, PRECISION: tl.constexpr,
+):  # fmt: skip
+    n0 = tl.program_id(0) * BN
+    b = tl.program_id(1) // Y
+    y = tl.program_id(1) % Y
+    j = y // (Y // J)
+    n_S = n0 + tl.arange(0, BN)
+    row = (b * Y + y) * (N + 1)
+    hi, lo = _edge(hi_ptr, lo_ptr, row, tl.program_id(0) + 1, X)
+    k = k_desc.load([b, n0, y * X]).reshape(BN, X)
+    v = v_desc.load([b, n0, j * X]).reshape(BN, X)
+    dk = tl.zeros([BN, X], tl.float32)
+    dv = tl.zeros([BN, X], tl.float32)
+    first = n0 // BM * BM
+    end = T
+    whole_from = tl.cdiv(n0 + BN - 1, BM) * BM
+    whole_to = T
+    if WINDOWED:
+        end = tl.minimum(T, n0 + BN - 1 + window)
+        whole_to = (n0 + window) // BM * BM
+    whole_from = tl.maximum(first, tl.minimum(whole_from, tl.cdiv(end, BM) * BM))
+    whole_to = tl.maximum(whole_from, tl.minimum(whole_to, tl.cdiv(end, BM) * BM))
+    for g in tl.range(0, H // Y):
+        h = y * (H // Y) + g
+        dk, dv = _dkv_queries(dk, dv, k, v, n_S, q_desc, g_desc, hi_ptr, lo_ptr, lse_ptr, add_ptr, row, hi, lo, b, h,
+                              first, whole_from, T, window, N, H, BM, BN, X, True, WINDOWED, PRECISION)  # fmt: skip
+        dk, dv = _dkv_queries(dk, dv, k, v, n_S, q_desc, g_desc, hi_ptr, lo_ptr, lse_ptr, add_ptr, row, hi, lo, b, h,
+                              whole_from, whole_to, T, window, N, H, BM, BN, X, False, WINDOWED, PRECISION)  # fmt: skip
+        if WINDOWED:
+            dk, dv = _dkv_queries(dk, dv, k, v, n_S, q_desc, g_desc, hi_ptr, lo_ptr, lse_ptr, add_ptr, row, hi, lo, b, h,
+                                  whole_to, end, T, window, N, H, BM, BN, X, True, WINDOWED, PRECISION)  # fmt: skip
+    dk *= _LN2
+    at = ((b * Y + y) * N + tl.program_id(0)) * X + tl.arange(0, X)
+    tl.store(along_ptr + at, tl.sum(k.to(tl.float32) * dk, 0))
+    dk_desc.store([b, n0, y * X], dk.to(dk_desc.dtype).reshape(1, BN, X))
+    dv_desc.store([b, n0, y * X], dv.to(dv_desc.dtype).reshape(1, BN, X))
+
+
+# --- launches -----------------------------------------------------------------------------------------------------
+
+
+def tiles_for(kernel: str, d: int, dtype: torch.dtype) -> Tiles:
+    """Keys in tiles of one block, queries too, but in the pass for keys in a part of it."""
+    if dtype == torch.float32 or d > 128:
+        rows, stages = {"forward": (BLOCK, 1), "dq": (BLOCK, 1), "dkv": (BLOCK // 2, 1)}[kernel]
+    else:
+        rows, stages = {"forward": (BLOCK, 3), "dq": (BLOCK, 2), "dkv": (BLOCK, 2)}[kernel]
+    return Tiles(rows, BLOCK, 4, stages)
+
+
+def gated(q: Tensor, k: Tensor, f: Tensor, factor: float) -> tuple[Tensor, Tensor, Tensor, Tensor]:
+    """(q', k' [B, T, Y, X], the sums of the gates of each block [B, Y, N, X], E as `forward` gives it), all in log 2."""
+    (b, t, h, d), j, y = q.shape, k.shape[2], f.shape[2]
+    n = triton.cdiv(t, BLOCK)
+    q_, k_ = torch.empty_like(q), torch.empty(b, t, y, d, device=k.device, dtype=k.dtype)
+    total = torch.empty(b, y, n, d, device=q.device, dtype=torch.float32)
+    c = min(CHANNELS, d)
+    _gate[(n, b * y, d // c)](
+        q, k, f, q_, k_, total, t, n, H=h, J=j, Y=y, X=d, BLOCK=BLOCK, FACTOR=factor, C=c, num_warps=4
+    )  # fmt: skip
+    edges = torch.empty(2, b, y, n + 1, d, device=q.device, dtype=torch.float32)
+    _edges[(b * y, d // c)](total, edges[0], edges[1], n, X=d, C=c, MANY=MANY, num_warps=4)
+    return q_, k_, total, edges
+
+
+def forward(
+    q: Tensor, k: Tensor, v: Tensor, f: Tensor, *, factor: float, window: int | None
+) -> tuple[Tensor, Tensor, Tensor, Tensor, Tensor]:
+    """(o [B, T, H, X], lse [B, H, T], q', k' [B, T, Y, X], E [2, B, Y, N + 1, X], float32 numbers whose sum it is).
+
+    f [B, T, Y, X] are natural log gates in float32, `factor` that of the scores in units of log 2; inputs contiguous.
+    """
+    (b, t, h, d), j, y = q.shape, k.shape[2], f.shape[2]
+    q_, k_, total, edges = gated(q, k, f, factor)
+    n = total.shape[2]
+    o = torch.empty_like(q)
+    lse = torch.empty(b, h, t, device=q.device, dtype=torch.float32)
+    bm, bn, warps, stages = tiles_for("forward", d, q.dtype)
+    _forward[(triton.cdiv(t, bm), b * h)](
+        flat(q_, bm, d), flat(k_, bn, d), flat(v, bn, d), flat(o, bm, d), edges[0], edges[1], lse, t, window or 0, n,
+        BM=bm, BN=bn, num_warps=warps, num_stages=stages, **_shared(q, j, y, window),
+    )  # fmt: skip
+    return o, lse, q_, k_, edges
+
+
+def backward(
+    g_o: Tensor, q_: Tensor, k_: Tensor, v: Tensor, f: Tensor, o: Tensor, lse: Tensor, edges: Tensor, *,
+    factor: float, window: int | None,
+) -> tuple[Tensor, Tensor, Tensor, Tensor]:  # fmt: skip
+    """Gradients of (q, k, v) in their types and of f in float32, from q' and k' of `forward`."""
+    (b, t, h, d), j, y = q_.shape, v.shape[2], f.shape[2]
+    shared, n = _shared(q_, j, y, window), edges.shape[3] - 1
+    add = -row_products(g_o, o)
+    dq, dk, dv, df = (torch.empty_like(x) for x in (q_, k_, k_, f))
+    of_q, of_k = (torch.empty(b, heads, n, d, device=q_.device, dtype=torch.float32) for heads in (h, y))
+    bm, bn, warps, stages = tiles_for("dkv", d, q_.dtype)
+    _dkv[(n, b * y)](
+        flat(q_, bm, d), flat(k_, bn, d), flat(v, bn, d), flat(g_o, bm, d), flat(dk, bn, d), flat(dv, bn, d), edges[0],
+        edges[1], lse, add, of_k, t, window or 0, n, BM=bm, BN=bn, num_warps=warps, num_stages=stages, **shared,
+    )  # fmt: skip
+    bm, bn, warps, stages = tiles_for("dq", d, q_.dtype)
+    _dq[(n, b * h)](
+        flat(q_, bm, d), flat(k_, bn, d), flat(v, bn, d), flat(g_o, bm, d), flat(dq, bm, d), edges[0], edges[1], lse, add,
+        of_q, t, window or 0, n, BM=bm, BN=bn, num_warps=warps, num_stages=stages, **shared,
+    )  # fmt: skip
+    c, later = min(CHANNELS, d), torch.empty_like(of_k)
+    _later[(b * y, d // c)](of_q, of_k, later, n, H=h, Y=y, X=d, C=c, MANY=MANY, num_warps=4)
+    dk_, dv_ = (dk, dv) if y == j else (torch.empty_like(v) for _ in range(2))
+    _ungate[(n, b * j, d // c)](
+        q_, k_, dq, dk, dv, f, later, df, dk_, dv_, t, n, H=h, J=j, Y=y, X=d, BLOCK=BLOCK, FACTOR=factor, C=c, num_warps=4
+    )  # fmt: skip
+    return dq, dk_, dv_, df
+
+
+def _shared(q: Tensor, kv_heads: int, gate_heads: int, window: int | None) -> dict[str, Any]:
+    return {
+        "H": q.shape[2], "J": kv_heads, "Y": gate_heads, "X": q.shape[3], "WINDOWED": window is not None,
+        "PRECISION": precision(q.dtype),
+    }  # fmt: skip

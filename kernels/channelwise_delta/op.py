@@ -1,0 +1,202 @@
+"""The delta rule with a retention for each channel of the keys, as in Kimi Linear (docs/mechanisms.md, "Delta rules").
+
+B batch, T length, H heads, X head size, J KV heads (J divides H), C chunk, N chunks. The state is [B, H, X_v, X_k].
+"""
+
+from __future__ import annotations
+
+import functools
+from typing import Any
+
+import torch
+from torch import Tensor
+from torch.nn import functional
+
+from ..dispatch import Choice, constant, failure, plain_torch, version
+from ..fla_configs import channelwise, settle
+from ..gated_delta.op import NORM_FLOOR, rule_error, running_sum, why_no_fla
+from ..norms import statistics_dtype
+from ..shapes import check_qkv, expand_kv
+
+SIZES = (16, 32, 64, 128, 256)
+"""Head sizes that fla has kernels for."""
+
+
+def channelwise_delta(
+    q_BTHX: Tensor,
+    k_BTJX: Tensor,
+    v_BTJX: Tensor,
+    log_gamma_BTHX: Tensor,
+    beta_BTH: Tensor,
+    *,
+    chunk: int = 16,
+    initial_state: Tensor | None = None,
+    backend: str | None = None,
+) -> tuple[Tensor, Tensor]:
+    """(readout r [B, T, H, X] in q's type, the last state [B, H, X_v, X_k] in float32, float64 for float64).
+
+    M <- M diag(gamma); u = beta (v - M k); M <- M + u kᵀ; r = M q, with k and q scaled to unit length here. Shapes and types
+    as in `gated_delta`, but log_gamma <= 0 is [B, T, H, X]. `backend` None is what `choose_backend` says: "fla" (CUDA, 16
+    bits) or "torch", which solves `chunk` tokens together. Raises ValueError when shapes do not fit.
+    """
+    b, t, h, _, d = check_qkv(q_BTHX, k_BTJX, v_BTJX)
+    if log_gamma_BTHX.shape != (b, t, h, d) or beta_BTH.shape != (b, t, h):
+        raise ValueError(
+            f"q has shape {tuple(q_BTHX.shape)}, but log_gamma {tuple(log_gamma_BTHX.shape)} and beta {tuple(beta_BTH.shape)}"
+        )
+    if initial_state is not None and initial_state.shape != (b, h, d, d):
+        raise ValueError(f"initial_state has shape {tuple(initial_state.shape)}, expected [{b}, {h}, {d}, {d}]")
+    dtype = statistics_dtype(q_BTHX.dtype)
+    state = q_BTHX.new_zeros(b, h, d, d, dtype=dtype) if initial_state is None else initial_state.to(dtype)
+    q, k = (functional.normalize(x.to(dtype), dim=-1, eps=NORM_FLOOR) for x in (q_BTHX, expand_kv(k_BTJX, h)))
+    v, decay, beta = expand_kv(v_BTJX, h).to(dtype), log_gamma_BTHX.to(dtype), beta_BTH.to(dtype)
+    backend = backend or choose_backend(q_BTHX.device, q_BTHX.dtype, d).backend
+    if backend == "fla":
+        narrow = (x.to(q_BTHX.dtype) for x in (q, k, v))
+        r, state, *_ = fla_forward(*narrow, decay, beta, state)
+        return r, state
+    r, state = _chunked(q, k, v, decay, beta, chunk, state)
+    return r.to(q_BTHX.dtype), state
+
+
+@constant
+def choose_backend(device: torch.device | str, dtype: torch.dtype, head_dim: int) -> Choice:
+    """What `channelwise_delta` takes for such tensors."""
+    device = torch.device(device)
+    why = "asked for by train.kernels" if plain_torch() else _why_no_fla(device, dtype, head_dim)
+    why = why or failure("channelwise delta", _error, device, dtype, head_dim, "fla")
+    return Choice("fla", f"fla {version('fla-core')}") if why is None else Choice("torch", why)
+
+
+def _why_no_fla(device: torch.device, dtype: torch.dtype, head_dim: int) -> str | None:
+    if device.type == "cuda" and head_dim not in SIZES:
+        return f"fla needs a head_dim of {', '.join(map(str, SIZES))}, got {head_dim}"
+    return why_no_fla(device, dtype)
+
+
+@functools.cache
+def _error(device: torch.device, dtype: torch.dtype, head_dim: int, backend: str, *, seed: int) -> float:
+    """As `rule_error` says it, of `channelwise_delta`."""
+    return rule_error(channelwise_delta, (1, 131, 2, head_dim), device, dtype, head_dim, backend, seed)
+
+
+def channelwise_delta_reference(
+    q_BTHX: Tensor, k_BTJX: Tensor, v_BTJX: Tensor, log_gamma_BTHX: Tensor, beta_BTH: Tensor
+) -> tuple[Tensor, Tensor]:
+    """Step by step: (readout, last state)."""
+    _, t, h, _, _ = check_qkv(q_BTHX, k_BTJX, v_BTJX)
+    q, k = functional.normalize(q_BTHX, dim=-1), functional.normalize(expand_kv(k_BTJX, h), dim=-1)
+    v = expand_kv(v_BTJX, h)
+    state = torch.einsum("bhv,bhk->bhvk", v[:, 0], k[:, 0]) * 0
+    readouts = []
+    for i in range(t):
+        state = state * log_gamma_BTHX[:, i].exp()[..., None, :]
+        missing = v[:, i] - torch.einsum("bhvk,bhk->bhv", state, k[:, i])
+        state = state + torch.einsum("bh,bhv,bhk->bhvk", beta_BTH[:, i], missing, k[:, i])
+        readouts.append(torch.einsum("bhvk,bhk->bhv", state, q[:, i]))
+    return torch.stack(readouts, 1), state
+
+
+def _chunked(
+    q: Tensor, k: Tensor, v: Tensor, decay: Tensor, beta_BTH: Tensor, chunk: int, state: Tensor
+) -> tuple[Tensor, Tensor]:
+    """As `gated_delta` does it; what fades is in the middle of each product of two keys, so that no exponent exceeds 0."""
+    b, t, h, d = q.shape
+    chunk = min(chunk, t)
+    n = -(-t // chunk)
+
+    def chunks(x_BTHX: Tensor) -> Tensor:
+        """[B, T, H, X] -> [B, H, N, C, X]; zeros at the end neither decay nor write."""
+        padded = functional.pad(x_BTHX, (0, 0, 0, 0, 0, n * chunk - t)) if n * chunk > t else x_BTHX
+        return padded.reshape(b, n, chunk, h, -1).permute(0, 3, 1, 2, 4).contiguous()
+
+    q, k, v, decay, beta = (chunks(x) for x in (q, k, v, decay, beta_BTH.unsqueeze(-1)))
+    exactly = decay.device.type == "cuda" and torch.are_deterministic_algorithms_enabled()
+    decay = running_sum(decay.mT).mT if exactly else decay.cumsum(-2)
+    later = torch.ones(chunk, chunk, dtype=torch.bool, device=q.device).triu(1)[..., None]
+    fade = (decay.unsqueeze(-2) - decay.unsqueeze(-3)).masked_fill(later, -torch.inf).exp()
+    of_keys = torch.einsum("bhnpx,bhnsx,bhnpsx->bhnps", k, k, fade)
+    of_queries = torch.einsum("bhnpx,bhnsx,bhnpsx->bhnps", q, k, fade)
+    grown = decay.exp()
+    solved = torch.linalg.solve_triangular(
+        beta * of_keys, torch.cat([beta * v, beta * grown * k], -1), upper=False, unitriangular=True
+    )
+    own, carried = solved.split(d, -1)
+    last = decay[..., -1:, :]
+    kept, ends = last.exp(), k * (last - decay).exp()
+    reads = []
+    for i in range(n):
+        write = own[:, :, i] - carried[:, :, i] @ state.mT
+        reads.append((grown[:, :, i] * q[:, :, i]) @ state.mT + of_queries[:, :, i] @ write)
+        state = kept[:, :, i] * state + write.mT @ ends[:, :, i]
+    r_BTHX = torch.stack(reads, 2).permute(0, 2, 3, 1, 4).reshape(b, n * chunk, h, d)[:, :t]
+    return r_BTHX, state
+
+
+# --- flash-linear-attention: keys and values already expanded to every head, states [X_v, X_k] ------------------------
+
+TOGETHER = 64
+"""Tokens that fla's kernels solve together."""
+
+
+@torch.library.custom_op("atma::channelwise_delta_fla_forward", mutates_args=())
+def fla_forward(
+    q: Tensor, k: Tensor, v: Tensor, log_gamma: Tensor, beta: Tensor, state: Tensor
+) -> tuple[Tensor, Tensor, Tensor, Tensor, Tensor]:
+    """(readout, last state, and the three tensors that `fla_backward` needs beside its inputs)."""
+    from fla.ops.kda.chunk_fwd import chunk_kda_fwd
+
+    settle(channelwise, q.size(-1))
+    q, k, v, log_gamma, beta, state = (x.contiguous() for x in (q, k, v, log_gamma, beta, state))
+    r, last, decay, of_queries, of_keys, *_ = chunk_kda_fwd(
+        q=q, k=k, v=v, g=log_gamma, beta=beta, scale=1.0, initial_state=state, output_final_state=True,
+        state_v_first=True,
+    )  # fmt: skip
+    return r.to(q.dtype), last, decay, of_queries, of_keys
+
+
+@fla_forward.register_fake
+def _(q: Tensor, k: Tensor, v: Tensor, log_gamma: Tensor, beta: Tensor, state: Tensor) -> tuple[Tensor, ...]:
+    inside = k.new_empty(*k.shape[:3], TOGETHER)
+    row = q.new_empty(q.shape)
+    return row, state.new_empty(state.shape), log_gamma.new_empty(q.shape), inside, torch.empty_like(inside)
+
+
+@torch.library.custom_op("atma::channelwise_delta_fla_backward", mutates_args=())
+def fla_backward(
+    g_r: Tensor, g_last: Tensor | None, q: Tensor, k: Tensor, v: Tensor, beta: Tensor, state: Tensor, decay: Tensor,
+    of_queries: Tensor, of_keys: Tensor,
+) -> tuple[Tensor, Tensor, Tensor, Tensor, Tensor, Tensor]:  # fmt: skip
+    """Gradients of q, k, v, log_gamma, beta and the first state."""
+    from fla.ops.kda.chunk_bwd import chunk_kda_bwd
+
+    settle(channelwise, q.size(-1))
+    q, k, v, beta, state, g_r = (x.contiguous() for x in (q, k, v, beta, state, g_r))
+    dq, dk, dv, d_beta, d_gamma, d_state, *_ = chunk_kda_bwd(
+        q=q, k=k, v=v, beta=beta, Aqk=of_queries, Akk=of_keys, scale=1.0, initial_state=state, do=g_r,
+        dht=None if g_last is None else g_last.contiguous(), g=decay, state_v_first=True,
+    )  # fmt: skip
+    return dq.to(q.dtype), dk.to(k.dtype), dv.to(v.dtype), d_gamma.float(), d_beta.float(), d_state.float()
+
+
+@fla_backward.register_fake
+def _(
+    g_r: Tensor, g_last: Tensor | None, q: Tensor, k: Tensor, v: Tensor, beta: Tensor, state: Tensor, decay: Tensor,
+    of_queries: Tensor, of_keys: Tensor,
+) -> tuple[Tensor, ...]:  # fmt: skip
+    return tuple(x.new_empty(x.shape) for x in (q, k, v, decay, beta, state))
+
+
+def _save(ctx: Any, inputs: tuple[Any, ...], output: tuple[Tensor, ...]) -> None:
+    q, k, v, _, beta, state = inputs
+    ctx.save_for_backward(q, k, v, beta, state, *output[2:])
+    ctx.mark_non_differentiable(*output[2:])
+    ctx.set_materialize_grads(False)
+
+
+def _gradients(ctx: Any, g_r: Tensor | None, g_last: Tensor | None, *_: Any) -> tuple[Tensor, ...]:
+    q = ctx.saved_tensors[0]
+    return tuple(fla_backward(torch.zeros_like(q) if g_r is None else g_r, g_last, *ctx.saved_tensors))
+
+
+fla_forward.register_autograd(_gradients, setup_context=_save)

@@ -1,0 +1,1 @@
+"""One decoding step of the causal convolutions: the ops and their Triton kernels."""

@@ -1,0 +1,170 @@
+"""Causal convolutions one token at a time, from the inputs before it (docs/decoding.md).
+
+B texts, C channels, W taps, E channels of x, H query heads, J KV heads, X head size, R texts that a table has rows for.
+"""
+
+from __future__ import annotations
+
+import functools
+import importlib
+from typing import Any
+
+import torch
+from torch import Tensor
+
+from ..dispatch import Choice, constant, failure, triton_or_torch, why_no_triton, worst
+from ..norms import rms_norm
+
+
+def conv_step(
+    x_BC: Tensor,
+    tails_RWC: Tensor,
+    slots_B: Tensor,
+    w_CW: Tensor,
+    residual: bool = False,
+    *,
+    backend: str | None = None,
+) -> Tensor:
+    """What `causal_conv` gives at the token after those whose inputs are in the table, [B, C] of x's type.
+
+    `tails` [R, W - 1, C] holds the last W - 1 inputs of each text, zeros before its start, and has x among them afterwards;
+    `slots` int64 says which row each text has, `backend` None is what `choose_backend` says. Raises ValueError when shapes
+    disagree.
+    """
+    taps = w_CW.shape[1]
+    if x_BC.ndim != 2 or tails_RWC.shape[1:] != (taps - 1, x_BC.shape[1]) or w_CW.shape[0] != x_BC.shape[1]:
+        raise ValueError(
+            f"x must be [B, C], w [C, W] and the tails [R, W - 1, C], got {tuple(x_BC.shape)}, {tuple(w_CW.shape)}, {tuple(tails_RWC.shape)}"
+        )
+    if (backend or choose_backend(x_BC.device, x_BC.dtype).backend) == "triton":
+        y: Tensor = plain_step(x_BC, tails_RWC, slots_B, w_CW, residual)
+        return y
+    seen_BWC = torch.cat([tails_RWC[slots_B], x_BC[:, None]], 1)
+    tails_RWC.index_copy_(0, slots_B, seen_BWC[:, 1:])
+    w_WC = w_CW.t()
+    y_BC = x_BC * (w_WC[-1] + 1 if residual else w_WC[-1])
+    for back in range(1, taps):
+        y_BC.addcmul_(seen_BWC[:, taps - 1 - back], w_WC[taps - 1 - back])
+    return y_BC
+
+
+def gated_conv_step(
+    x_BE: Tensor, tails_RWC: Tensor, slots_B: Tensor, w_CW: Tensor, *, backend: str | None = None
+) -> Tensor:
+    """What `gated_causal_conv` gives at the next token, [B, C] of x's type: c conv(b u) of x = [b | c | u]; the tails hold b u.
+
+    Otherwise as `conv_step`.
+    """
+    if (backend or choose_backend(x_BE.device, x_BE.dtype).backend) == "triton":
+        y: Tensor = gated_step(x_BE, tails_RWC, slots_B, w_CW)
+        return y
+    b, c, u = x_BE.chunk(3, -1)
+    return c * conv_step(b * u, tails_RWC, slots_B, w_CW, backend=backend)
+
+
+def canon_step(
+    x_BE: Tensor,
+    tails_RWC: Tensor,
+    slots_B: Tensor,
+    w_CW: Tensor,
+    heads: tuple[int, int, int],
+    *,
+    norm: bool,
+    backend: str | None = None,
+) -> Tensor:
+    """What `canon` gives at the next token of q, k and v side by side, [B, C] of x's type with C = (H + 2 J) X.
+
+    x [B, E] begins with the H query heads, each `apart` channels after the one before it and X of them long, then come J heads of
+    keys and J of values; `heads` is (H, J, apart), and what stands between query heads or behind the values is not read. With
+    `norm` queries and keys are normed, and the tails hold them so. Otherwise as `conv_step`.
+    """
+    h, j, apart = heads
+    x = w_CW.shape[0] // (h + 2 * j)
+    if w_CW.shape[0] != (h + 2 * j) * x or x_BE.shape[1] < h * apart + 2 * j * x or apart < x:
+        raise ValueError(
+            f"x has {x_BE.shape[1]} channels, the filters {w_CW.shape[0]}, for {h} query heads {apart} apart and {j} KV heads"
+        )
+    if (backend or choose_backend(x_BE.device, x_BE.dtype).backend) == "triton":
+        y: Tensor = heads_step(x_BE, tails_RWC, slots_B, w_CW, h, j, apart, norm)
+        return y
+    q, k, v, _ = x_BE.split([h * apart, j * x, j * x, x_BE.shape[1] - h * apart - 2 * j * x], -1)
+    q, k, v = q.unflatten(-1, (h, apart))[..., :x], k.unflatten(-1, (j, x)), v.unflatten(-1, (j, x))
+    if norm:
+        q, k = rms_norm(q), rms_norm(k)
+    return conv_step(torch.cat([q, k, v], 1).flatten(1), tails_RWC, slots_B, w_CW, residual=True, backend=backend)
+
+
+def tail_of(x_TC: Tensor, taps: int) -> Tensor:
+    """The last W - 1 inputs of a text, [W - 1, C], zeros before its start."""
+    wanted = taps - 1
+    last = x_TC[max(0, len(x_TC) - wanted) :]
+    return torch.cat([last.new_zeros(wanted - len(last), x_TC.shape[1]), last])
+
+
+@constant
+def choose_backend(device: torch.device | str, dtype: torch.dtype) -> Choice:
+    """What `conv_step` takes for such tensors."""
+    device = torch.device(device)
+    return triton_or_torch(why_no_triton(device, dtype) or failure("the convolution step", _error, device, dtype))
+
+
+@functools.cache
+def _error(device: torch.device, dtype: torch.dtype, *, seed: int) -> float:
+    """Largest relative error of a few outputs and of the tails after them, against "torch" in float32."""
+    draw = torch.Generator().manual_seed(seed)
+    x, w = (torch.randn(shape, generator=draw).to(device, dtype) for shape in ((3, 2, 900), (300, 4)))
+    slots = torch.tensor([2, 0], device=device)
+    found = []
+    for name, kind in (("triton", dtype), ("torch", torch.float32)):
+        plain, gated, heads = (torch.zeros(3, 3, 300, dtype=kind, device=device) for _ in range(3))
+        parts = []
+        for row in x.to(kind):
+            parts.append(conv_step(row[:, :300], plain, slots, w.to(kind), residual=True, backend=name))
+            parts.append(gated_conv_step(row, gated, slots, w.to(kind), backend=name))
+            parts.append(canon_step(row, heads, slots, w.to(kind), (3, 1, 120), norm=True, backend=name))
+        found.append([*parts, plain[slots], gated[slots], heads[slots]])
+    return worst(*found)
+
+
+def _kernels() -> Any:
+    return importlib.import_module(".triton", __package__)
+
+
+@torch.library.custom_op("atma::conv_step", mutates_args=("tails_RWC",))
+def plain_step(x_BC: Tensor, tails_RWC: Tensor, slots_B: Tensor, w_CW: Tensor, residual: bool) -> Tensor:
+    """As `conv_step`."""
+    y: Tensor = _kernels().step(x_BC, tails_RWC, slots_B, w_CW, residual=residual)
+    return y
+
+
+@torch.library.custom_op("atma::gated_conv_step", mutates_args=("tails_RWC",))
+def gated_step(x_BE: Tensor, tails_RWC: Tensor, slots_B: Tensor, w_CW: Tensor) -> Tensor:
+    """As `gated_conv_step`."""
+    y: Tensor = _kernels().gated(x_BE, tails_RWC, slots_B, w_CW)
+    return y
+
+
+@torch.library.custom_op("atma::canon_step", mutates_args=("tails_RWC",))
+def heads_step(
+    x_BE: Tensor, tails_RWC: Tensor, slots_B: Tensor, w_CW: Tensor, heads: int, kv_heads: int, apart: int, norm: bool
+) -> Tensor:
+    """As `canon_step`."""
+    y: Tensor = _kernels().heads(x_BE, tails_RWC, slots_B, w_CW, heads, kv_heads, apart, norm=norm)
+    return y
+
+
+@plain_step.register_fake
+def _(x_BC: Tensor, tails_RWC: Tensor, slots_B: Tensor, w_CW: Tensor, residual: bool) -> Tensor:
+    return x_BC.new_empty(x_BC.shape)
+
+
+@gated_step.register_fake
+def _(x_BE: Tensor, tails_RWC: Tensor, slots_B: Tensor, w_CW: Tensor) -> Tensor:
+    return x_BE.new_empty(x_BE.shape[0], w_CW.shape[0])
+
+
+@heads_step.register_fake
+def _(
+    x_BE: Tensor, tails_RWC: Tensor, slots_B: Tensor, w_CW: Tensor, heads: int, kv_heads: int, apart: int, norm: bool
+) -> Tensor:
+    return x_BE.new_empty(x_BE.shape[0], w_CW.shape[0])

@@ -1,0 +1,233 @@
+"""Gated delta rule, the recurrence of the memory (docs/mechanisms.md, "Gated delta memory").
+
+B batch, T length, H heads, X head size, J KV heads (J divides H), C chunk, N chunks. The state is [B, H, X_v, X_k].
+"""
+
+from __future__ import annotations
+
+import functools
+from collections.abc import Callable
+from typing import Any
+
+import torch
+from torch import Tensor
+from torch.nn import functional
+
+from .. import dispatch
+from ..dispatch import SIXTEEN_BITS, Choice, attention_choice, constant, plain_torch, version, worst
+from ..norms import statistics_dtype
+from ..shapes import check_qkv, expand_kv
+from . import torch_op
+
+NORM_FLOOR = 1e-12
+"""Keys and queries are divided by max(their length, this), so a zero key writes nothing."""
+
+
+def gated_delta(
+    q_BTHX: Tensor,
+    k_BTJX: Tensor,
+    v_BTJX: Tensor,
+    log_gamma_BTH: Tensor,
+    beta_BTH: Tensor,
+    *,
+    chunk: int = 64,
+    initial_state: Tensor | None = None,
+    return_state: bool = False,
+    backend: str | None = None,
+) -> Tensor | tuple[Tensor, Tensor]:
+    """Readout r [B, T, H, X] in q's type; with `return_state` also the last state [B, H, X_v, X_k] in float32.
+
+    M <- gamma M; u = beta (v - M k); M <- M + u kᵀ; r = M q, with k and q scaled to unit length here. q [B, T, H, X],
+    k and v [B, T, J, X] of one type; log_gamma <= 0 and beta in (0, 1), both [B, T, H]. Solve and state are float32
+    (float64 for float64). `backend` None is what `choose_backend` says: "triton", our kernels (CUDA, 16-bit), "fla" (the
+    same), both in chunks of 64 whatever `chunk` says, or "torch" (any device, any `chunk`). Raises ValueError when shapes, types or the backend do not fit.
+    """
+    b, t, h, _, d = check_qkv(q_BTHX, k_BTJX, v_BTJX)
+    for name, gate in (("log_gamma", log_gamma_BTH), ("beta", beta_BTH)):
+        if gate.shape != (b, t, h):
+            raise ValueError(f"{name} has shape {tuple(gate.shape)}, but q needs [{b}, {t}, {h}]")
+    if initial_state is not None and initial_state.shape != (b, h, d, d):
+        raise ValueError(f"initial_state has shape {tuple(initial_state.shape)}, expected [{b}, {h}, {d}, {d}]")
+    if chunk < 1:
+        raise ValueError(f"chunk must be at least 1, got {chunk}")
+    backend = backend or choose_backend(q_BTHX.device, q_BTHX.dtype, d).backend
+    if backend == "triton":
+        gates = (log_gamma_BTH.float(), beta_BTH.float())
+        first = None if initial_state is None else initial_state.float()
+        r, state, *_ = torch_op.forward(q_BTHX, k_BTJX, v_BTJX, *gates, first)
+    elif backend == "torch":
+        r, state = _chunked(q_BTHX, k_BTJX, v_BTJX, log_gamma_BTH, beta_BTH, chunk, initial_state)
+    elif backend == "fla":
+        r, state = _fla(q_BTHX, k_BTJX, v_BTJX, log_gamma_BTH, beta_BTH, initial_state)
+    else:
+        raise ValueError(f"unknown backend {backend!r}; allowed: triton, fla, torch")
+    return (r, state) if return_state else r
+
+
+@constant
+def choose_backend(device: torch.device | str, dtype: torch.dtype, head_dim: int) -> Choice:
+    """What `gated_delta` takes for such tensors: our "triton" kernels, else "fla", else "torch".
+
+    Ours are tried once on a small input, forward and backward, before they are believed. fla is taken by its version:
+    where it is wrong, its backward alone is.
+    """
+    device = torch.device(device)
+    ours = attention_choice("gated delta", device, dtype, head_dim, _error)
+    if ours.backend == "triton" or device.type != "cuda" or plain_torch():
+        return ours
+    why = why_no_fla(device, dtype)
+    return (
+        Choice("fla", f"fla {version('fla-core')}; {ours.reason}")
+        if why is None
+        else Choice("torch", f"{ours.reason}; {why}")
+    )
+
+
+def available(device: torch.device | str, dtype: torch.dtype, head_dim: int) -> list[str]:
+    """Every backend that is right for such tensors, the chosen one first."""
+    found = [choose_backend(device, dtype, head_dim).backend]
+    if why_no_fla(torch.device(device), dtype) is None:
+        found.append("fla")
+    return list(dict.fromkeys([*found, "torch"]))
+
+
+def why_no_fla(device: torch.device, dtype: torch.dtype) -> str | None:
+    """Why flash-linear-attention cannot be taken for such tensors; None when it can."""
+    why = dispatch.why_no_fla(device, dtype)
+    if why is not None:
+        return why
+    major, minor = torch.cuda.get_device_capability(device)
+    if not fla_is_right((major, minor), version("triton")):
+        return f"fla gives wrong gradients on compute capability {major}.{minor} with Triton {version('triton')}"
+    return None
+
+
+@functools.cache
+def _error(device: torch.device, dtype: torch.dtype, head_dim: int, backend: str, *, seed: int) -> float:
+    """As `rule_error` says it, of `gated_delta`."""
+    return rule_error(
+        functools.partial(gated_delta, return_state=True), (1, 131, 2), device, dtype, head_dim, backend, seed
+    )
+
+
+def rule_error(
+    rule: Callable[..., Any], gamma: tuple[int, ...], device: torch.device, dtype: torch.dtype, head_dim: int, backend: str,
+    seed: int,
+) -> float:  # fmt: skip
+    """Largest relative error of a delta rule's readout and gradients, against its "torch" in float32.
+
+    The rule returns (readout, state); `gamma` is the shape of its retention for one row of 131 tokens and 2 heads.
+    """
+    draw = torch.Generator().manual_seed(seed)
+    shapes = [(1, 131, 2, head_dim), (1, 131, 1, head_dim), (1, 131, 1, head_dim), gamma, (1, 131, 2)]
+    made = [torch.randn(shape, generator=draw).to(device) for shape in shapes]
+    found = []
+    for name, kind in ((backend, dtype), ("torch", torch.float32)):
+        q, k, v = (x.to(dtype).to(kind).requires_grad_() for x in made[:3])
+        log_gamma, beta = (x.clone().requires_grad_() for x in made[3:])
+        with torch.enable_grad():
+            r, _ = rule(q, k, v, functional.logsigmoid(log_gamma + 3.9), beta.sigmoid(), backend=name)
+            grads = torch.autograd.grad((r.float() * made[0]).sum(), (q, k, v, log_gamma, beta))
+        found.append([r, *grads])
+    return worst(*found)
+
+
+def fla_is_right(capability: tuple[int, int], triton: str) -> bool:
+    """False for Hopper with Triton 3.4.0 up to, not including, 3.7.1: fla's backward is miscompiled there."""
+    version = tuple(int(part) for part in triton.split("+")[0].split(".")[:3] if part.isdigit())
+    return not (capability[0] == 9 and (3, 4, 0) <= version < (3, 7, 1))
+
+
+def gated_delta_reference(
+    q_BTHX: Tensor,
+    k_BTJX: Tensor,
+    v_BTJX: Tensor,
+    log_gamma_BTH: Tensor,
+    beta_BTH: Tensor,
+    *,
+    initial_state: Tensor | None = None,
+    normalize: bool = True,
+) -> tuple[Tensor, Tensor]:
+    """Step by step: (readout, last state). `normalize` False leaves keys and queries as they are (diagnostics)."""
+    b, t, h, _, d = check_qkv(q_BTHX, k_BTJX, v_BTJX)
+    dtype = statistics_dtype(q_BTHX.dtype)
+    q, k, v = q_BTHX.to(dtype), expand_kv(k_BTJX, h).to(dtype), expand_kv(v_BTJX, h).to(dtype)
+    if normalize:
+        q, k = functional.normalize(q, dim=-1, eps=NORM_FLOOR), functional.normalize(k, dim=-1, eps=NORM_FLOOR)
+    state = q.new_zeros(b, h, d, d) if initial_state is None else initial_state.to(dtype)
+    readouts = []
+    for i in range(t):
+        state = state * log_gamma_BTH[:, i].to(dtype).exp()[..., None, None]
+        missing = v[:, i] - torch.einsum("bhvk,bhk->bhv", state, k[:, i])
+        state = state + torch.einsum("bhv,bhk->bhvk", beta_BTH[:, i].to(dtype).unsqueeze(-1) * missing, k[:, i])
+        readouts.append(torch.einsum("bhvk,bhk->bhv", state, q[:, i]))
+    return torch.stack(readouts, 1).to(q_BTHX.dtype), state
+
+
+def running_sum(x: Tensor) -> Tensor:
+    """cumsum over the last axis, [..., C], as a product with a triangle of ones.
+
+    For deterministic runs: the order in which torch's own adds on CUDA may change, so torch then refuses it.
+    """
+    return x @ torch.ones(x.shape[-1], x.shape[-1], dtype=x.dtype, device=x.device).triu()
+
+
+def _chunked(
+    q_BTHX: Tensor, k_BTJX: Tensor, v_BTJX: Tensor, log_gamma_BTH: Tensor, beta_BTH: Tensor, chunk: int,
+    initial_state: Tensor | None,
+) -> tuple[Tensor, Tensor]:  # fmt: skip
+    b, t, h, d = q_BTHX.shape
+    dtype = statistics_dtype(q_BTHX.dtype)
+    chunk = min(chunk, t)
+    n = -(-t // chunk)
+
+    def chunks(x_BTHX: Tensor) -> Tensor:
+        """[B, T, H, X] -> [B, H, N, C, X]; zeros at the end neither decay nor write."""
+        padded = functional.pad(x_BTHX, (0, 0, 0, 0, 0, n * chunk - t)) if n * chunk > t else x_BTHX
+        return padded.reshape(b, n, chunk, h, -1).permute(0, 3, 1, 2, 4).contiguous()
+
+    q = chunks(functional.normalize(q_BTHX.to(dtype), dim=-1, eps=NORM_FLOOR))
+    k = chunks(expand_kv(functional.normalize(k_BTJX.to(dtype), dim=-1, eps=NORM_FLOOR), h))
+    v = chunks(expand_kv(v_BTJX.to(dtype), h))
+    decay = chunks(log_gamma_BTH.to(dtype).unsqueeze(-1)).squeeze(-1)
+    exactly = decay.device.type == "cuda" and torch.are_deterministic_algorithms_enabled()
+    decay = running_sum(decay) if exactly else decay.cumsum(-1)
+    beta = chunks(beta_BTH.to(dtype).unsqueeze(-1))
+
+    # ratio[p, s] = g_p / g_s for s <= p, masked before exp so that the other half cannot overflow.
+    later = torch.ones(chunk, chunk, dtype=torch.bool, device=q.device).triu(1)
+    ratio = (decay.unsqueeze(-1) - decay.unsqueeze(-2)).masked_fill(later, -torch.inf).exp()
+    k_t = k.transpose(-1, -2)
+    grown = decay.exp().unsqueeze(-1)
+    # (I + beta A) U = beta (V - g K M0ᵀ): solve for both terms at once; the unit diagonal is implied and not read.
+    solved = torch.linalg.solve_triangular(
+        beta * ratio * (k @ k_t), torch.cat([beta * v, beta * grown * k], -1), upper=False, unitriangular=True
+    )
+    own, carried = solved.split(d, -1)
+    last = decay[..., -1:]
+    kept = last.exp().unsqueeze(-1)
+    k_end_t = (k * (last - decay).exp().unsqueeze(-1)).transpose(-1, -2)
+    state = q.new_zeros(b, h, d, d) if initial_state is None else initial_state.to(dtype).transpose(-1, -2)
+    states, writes = [], []
+    for i in range(n):
+        write = own[:, :, i] - carried[:, :, i] @ state
+        states.append(state)
+        writes.append(write)
+        state = kept[:, :, i] * state + k_end_t[:, :, i] @ write
+    r = (grown * q) @ torch.stack(states, 2) + (ratio * (q @ k_t)) @ torch.stack(writes, 2)
+    r_BTHX = r.permute(0, 2, 3, 1, 4).reshape(b, n * chunk, h, d)[:, :t]
+    return r_BTHX.to(q_BTHX.dtype), state.transpose(-1, -2)
+
+
+def _fla(
+    q_BTHX: Tensor, k_BTJX: Tensor, v_BTJX: Tensor, log_gamma_BTH: Tensor, beta_BTH: Tensor,
+    initial_state: Tensor | None,
+) -> tuple[Tensor, Tensor]:  # fmt: skip
+    if q_BTHX.device.type != "cuda" or q_BTHX.dtype not in SIXTEEN_BITS:
+        raise ValueError(f"backend fla needs 16-bit CUDA tensors, got {q_BTHX.dtype} on {q_BTHX.device}; use torch")
+    h = q_BTHX.shape[2]
+    # fla keeps the state as [X_k, X_v]
+    state = None if initial_state is None else initial_state.float().transpose(-1, -2).contiguous()
+    k, v = expand_kv(k_BTJX, h), expand_kv(v_BTJX, h)
+    r_BTHX, last, *_ = torch_op.fla_forward(q_BTHX, k, v, log_gamma_BTH.float(), beta_BTH.float(), state)
+    return r_BTHX, last.transpose(-1, -2)

@@ -1,0 +1,141 @@
+"""A projection of one row, with the norm before it and the gate or the sum behind it in one pass over its matrix (docs/decoding.md).
+
+B texts, D inputs, E outputs, C channels, W taps, R texts that a table has rows for.
+"""
+
+from __future__ import annotations
+
+import functools
+import importlib
+from typing import Any
+
+import torch
+from torch import Tensor
+from torch.nn import functional
+
+from ..conv_step.op import gated_conv_step
+from ..dispatch import Choice, constant, failure, triton_or_torch, why_no_triton, worst
+from ..gates import squared_relu_gate, swish_gate
+from ..norms import rms_norm
+
+MOST_ROWS = 1
+"""Rows that are few. With two or more, the matrix units, cuBLAS and what the compiler fuses around it are faster (docs/speed.md, "Decoding")."""
+GATES = {"none": 0, "relu2": 1, "swiglu": 2}
+
+
+def row_linear(
+    x_BD: Tensor,
+    w_ED: Tensor,
+    bias_E: Tensor | None = None,
+    *,
+    norm_D: Tensor | None = None,
+    eps: float = 0.0,
+    gate: str = "none",
+    under_BE: Tensor | None = None,
+    backend: str | None = None,
+) -> Tensor:
+    """under + gate(rms_norm(x) wᵀ + bias), [B, E] of x's type, or [B, E / 2] with the gate "relu2" or "swiglu"; each part only where it is given.
+
+    `norm` [D] is the norm's weight, `eps` its epsilon; gates read [a | g] as `kernels.gates` has them. x, w and under have one type.
+    `backend` None is what `choose_backend` says; "triton" takes one row. Raises ValueError when shapes or types disagree.
+    """
+    if x_BD.ndim != 2 or w_ED.ndim != 2 or x_BD.shape[1] != w_ED.shape[1] or x_BD.dtype != w_ED.dtype:
+        raise ValueError(
+            f"x must be [B, D] and w [E, D] of one type, got {tuple(x_BD.shape)} {x_BD.dtype} and {tuple(w_ED.shape)} {w_ED.dtype}"
+        )
+    if _by_kernel(x_BD, backend):
+        y: Tensor = fused(x_BD, w_ED, bias_E, norm_D, eps, GATES[gate], under_BE)
+        return y
+    y = functional.linear(x_BD if norm_D is None else rms_norm(x_BD, norm_D, eps), w_ED, bias_E)
+    if gate != "none":
+        y = squared_relu_gate(y) if gate == "relu2" else swish_gate(y)
+    return y if under_BE is None else under_BE + y
+
+
+def row_conv_step(
+    x_BD: Tensor,
+    w_ED: Tensor,
+    bias_E: Tensor | None,
+    norm_D: Tensor,
+    eps: float,
+    tails_RWC: Tensor,
+    slots_B: Tensor,
+    filters_CW: Tensor,
+    *,
+    backend: str | None = None,
+) -> Tensor:
+    """`gated_conv_step` of rms_norm(x) wᵀ + bias, [B, C], as a block with a convolution begins; the tails are changed in place."""
+    if _by_kernel(x_BD, backend):
+        y: Tensor = fused_conv(x_BD, w_ED, bias_E, norm_D, eps, tails_RWC, slots_B, filters_CW)
+        return y
+    x_BE = row_linear(x_BD, w_ED, bias_E, norm_D=norm_D, eps=eps, backend=backend)
+    return gated_conv_step(x_BE, tails_RWC, slots_B, filters_CW, backend=backend)
+
+
+def _by_kernel(x_BD: Tensor, backend: str | None) -> bool:
+    backend = backend or choose_backend(x_BD.device, x_BD.dtype, len(x_BD)).backend
+    if backend == "triton" and len(x_BD) > MOST_ROWS:
+        raise ValueError(f"the kernel is for one row, got {len(x_BD)}")
+    return backend == "triton"
+
+
+@constant
+def choose_backend(device: torch.device | str, dtype: torch.dtype, rows: int) -> Choice:
+    """What `row_linear` takes for so many rows."""
+    if rows > MOST_ROWS:
+        return Choice("torch", f"the kernel is for one row, got {rows}")
+    device = torch.device(device)
+    return triton_or_torch(why_no_triton(device, dtype) or failure("the product of one row", _error, device, dtype))
+
+
+@functools.cache
+def _error(device: torch.device, dtype: torch.dtype, *, seed: int) -> float:
+    """Largest relative error against "torch" in float32."""
+    draw = torch.Generator().manual_seed(seed)
+    shapes = (1, 600), (150, 600), (150,), (600,), (1, 150), (50, 3)
+    x, w, bias, norm, under, filters = (torch.randn(shape, generator=draw).to(device, dtype) for shape in shapes)
+    found = []
+    slots = torch.tensor([2], device=device)
+    for name, kind in (("triton", dtype), ("torch", torch.float32)):
+        tails = torch.zeros(6, 2, 50, dtype=kind, device=device)
+        whole: Any = x.to(kind), w.to(kind), bias.to(kind)
+        conv = whole[0], whole[1], None, norm.float(), 1e-6, tails, slots, filters.to(kind)
+        parts = [part for _ in range(2) for part in (row_conv_step(*conv, backend=name), tails[slots].clone())]
+        for gate in ("relu2", "swiglu"):
+            parts.append(row_linear(*whole, norm_D=norm.float(), eps=1e-6, gate=gate, backend=name))
+        parts.append(row_linear(*whole, under_BE=under.to(kind), backend=name))
+        found.append(parts)
+    return worst(*found)
+
+
+@torch.library.custom_op("atma::row_linear", mutates_args=())
+def fused(
+    x_BD: Tensor, w_ED: Tensor, bias_E: Tensor | None, norm_D: Tensor | None, eps: float, gate: int,
+    under_BE: Tensor | None,
+) -> Tensor:  # fmt: skip
+    """As `row_linear`; the gate by its number."""
+    y: Tensor = importlib.import_module(".triton", __package__).product(x_BD, w_ED, bias_E, norm_D, eps, gate, under_BE)
+    return y
+
+
+@fused.register_fake
+def _(x_BD: Tensor, w_ED: Tensor, bias_E: Tensor | None, norm_D: Tensor | None, eps: float, gate: int,
+      under_BE: Tensor | None) -> Tensor:  # fmt: skip
+    return x_BD.new_empty(x_BD.shape[0], w_ED.shape[0] // (2 if gate else 1))
+
+
+@torch.library.custom_op("atma::row_conv_step", mutates_args=("tails_RWC",))
+def fused_conv(
+    x_BD: Tensor, w_ED: Tensor, bias_E: Tensor | None, norm_D: Tensor, eps: float, tails_RWC: Tensor, slots_B: Tensor,
+    filters_CW: Tensor,
+) -> Tensor:  # fmt: skip
+    """As `row_conv_step`."""
+    kernels = importlib.import_module(".triton", __package__)
+    y: Tensor = kernels.conv_step(x_BD, w_ED, bias_E, norm_D, eps, tails_RWC, slots_B, filters_CW)
+    return y
+
+
+@fused_conv.register_fake
+def _(x_BD: Tensor, w_ED: Tensor, bias_E: Tensor | None, norm_D: Tensor, eps: float, tails_RWC: Tensor,
+      slots_B: Tensor, filters_CW: Tensor) -> Tensor:  # fmt: skip
+    return x_BD.new_empty(x_BD.shape[0], filters_CW.shape[0])

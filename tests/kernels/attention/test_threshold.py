@@ -1,0 +1,300 @@
+"""Threshold relative attention: one query at a time in float64, the identities of its formula, and its Triton kernels.
+
+Survival is a sign, so what is compared across roundings has no score near 0: `apart` draws such inputs.
+"""
+
+from __future__ import annotations
+
+from typing import Any
+
+import pytest
+import torch
+from atma_sweep.kernels.attention.forgetting.op import forgetting_attention
+from atma_sweep.kernels.attention.threshold import op as threshold
+from atma_sweep.kernels.attention.threshold.op import distances, threshold_attention
+from graded import NEAR, NEAR_GRADIENT, double, interpreted, normal, run
+from tiers import every_nth, shared_out
+from torch import Tensor
+from torch.nn import functional
+
+pytestmark = pytest.mark.filterwarnings("ignore:overflow encountered", "ignore:invalid value encountered")
+MARGIN = 1e-2
+"""No score of `apart` is nearer to 0."""
+
+
+def inputs(t: int, h: int, j: int, *, b: int = 1, d: int = 8) -> list[Tensor]:
+    """q, k, v and the log decay, float32 numbers in float64."""
+    made = [normal(b, t, heads, d, seed=seed) for seed, heads in enumerate((h, j, j))]
+    made.append(functional.logsigmoid(normal(b, t, h, seed=3)))
+    return [x.double().requires_grad_() for x in made]
+
+
+def apart(t: int, h: int, j: int, *, b: int = 1, d: int = 16) -> list[Tensor]:
+    """Float32 inputs whose scores are odd numbers of steps from 0, give or take less than one."""
+    q, k, v, decay = (x.detach().float() for x in inputs(t, h, j, b=b, d=d))
+    for x in (q, k):
+        x[..., :7] = x[..., :7].sign() * 0.3 * d**0.25
+        x[..., 7:] = x[..., 7:].clamp(-2, 2) * (0.15 * d**0.25 / (d - 7) ** 0.5)
+    scores = torch.einsum("bthx,bshx->bhts", q, k.repeat_interleave(h // j, 2)) * d**-0.5
+    assert scores.abs().min() > MARGIN
+    return [x.requires_grad_() for x in (q, k, v, decay)]
+
+
+def naive(
+    q: Tensor, k: Tensor, v: Tensor, decay: Tensor, *, scale: float | None = None, window: int | None = None,
+    empty: str = "zero",
+) -> Tensor:  # fmt: skip
+    """Query by query, from its own key back, counting survivors as they are met."""
+    b, t, h, d = q.shape
+    share, scale = h // k.shape[2], d**-0.5 if scale is None else scale
+    rows = []
+    for row in range(b):
+        for i in range(t):
+            for head in range(h):
+                keys, values = k[row, :, head // share], v[row, :, head // share]
+                seen = [j for j in range(i, -1, -1) if window is None or j > i - window]
+                logits, met = [], []
+                for j in seen:
+                    s = scale * (q[row, i, head] * keys[j]).sum()
+                    if s > 0:
+                        met.append(j)
+                        logits.append(s + len(met) * decay[row, i, head])
+                if met:
+                    rows.append(torch.softmax(torch.stack(logits), 0) @ values[met])
+                else:
+                    # part of every graph, with gradient 0
+                    rows.append(values[seen].mean(0) if empty == "uniform" else 0 * values[i])
+    return torch.stack(rows).view(b, t, h, d) + 0 * (q.sum() + k.sum() + decay.sum())
+
+
+def near(ours: list[Tensor], theirs: list[Tensor], *, result: float, gradient: float) -> None:
+    """The result absolutely, gradients relative to their largest, at least 0.2."""
+    for index, (a, b) in enumerate(zip(ours, theirs, strict=True)):
+        assert a.shape == b.shape
+        assert torch.isfinite(a).all()
+        off = (a.double() - b).abs().max().item()
+        assert off <= (gradient * max(0.2, b.abs().max().item()) if index else result), (index, off)
+
+
+# --- the formula --------------------------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize(("t", "h", "j", "window", "scale", "empty"), shared_out([
+    (13, 4, 2, None, None, "zero"), (11, 3, 1, 4, 0.7, "uniform"),
+    (1, 3, 3, None, None, "uniform"), (17, 2, 1, 1, None, "uniform"), (23, 4, 4, 40, -0.3, "zero"),
+    (19, 6, 2, 7, None, "zero"),
+], lambda case: case[0] in (13, 11)))  # fmt: skip
+def test_one_query_at_a_time(t: int, h: int, j: int, window: int | None, scale: float | None, empty: Any) -> None:
+    args = inputs(t, h, j, b=1 if h > 3 else 2)
+    options = {"window": window, "scale": scale, "empty": empty}
+    near(run(threshold_attention, args, **options), run(naive, args, **options), result=1e-13, gradient=1e-12)
+
+
+def test_survivors_and_distances_as_the_paper_prints_them() -> None:
+    met = torch.tensor([[1, 0, 0, 0], [1, 0, 0, 0], [0, 1, 1, 0], [1, 0, 1, 0]], dtype=torch.float64)
+    printed = torch.tensor([[1, 0, 0, 0], [1, 0, 0, 0], [0, 2, 1, 0], [2, 0, 1, 0]], dtype=torch.float64)
+    assert torch.equal(distances(met > 0) * met, printed)
+    # the same through the attention: survivors have one score, so ln weight tells the distance but for a constant
+    ones = torch.eye(4, dtype=torch.float64)[None, :, None]
+    decay = torch.full((1, 4, 1), -0.7, dtype=torch.float64)
+    weight = threshold_attention((met * 2 - 1)[None, :, None], ones, ones, decay)[0, :, 0]
+    assert torch.equal(weight > 0, met > 0)
+    ahead = torch.where(met > 0, weight.clamp(min=1e-300).log() / -0.7, torch.inf)
+    found = torch.where(met > 0, ahead - ahead.amin(-1, keepdim=True) + 1, 0.0)
+    assert (found - printed).abs().max() <= 1e-12
+
+
+@pytest.mark.parametrize(("empty", "window"), every_nth([("uniform", 3), ("zero", None)], 2))
+def test_gradients_by_differences(empty: Any, window: int | None) -> None:
+    """Of every input at once, in rows with and without survivors; no difference carries a score over 0."""
+    args = [x.detach().double().requires_grad_() for x in apart(5, 2, 1, d=8)]
+    assert torch.autograd.gradcheck(
+        lambda *args: threshold_attention(*args, window=window, empty=empty), args, eps=1e-6, atol=1e-8, fast_mode=True
+    )
+
+
+@pytest.mark.parametrize("window", every_nth([6, None], 2))
+def test_blocks_of_queries_change_nothing(window: int | None) -> None:
+    args = inputs(19, 4, 2)
+    whole = run(threshold_attention, args, window=window, empty="uniform")
+    for block in (1, 5, 18):
+        found = run(threshold_attention, args, window=window, empty="uniform", query_block=block)
+        near(found, whole, result=1e-13, gradient=1e-12)
+
+
+def test_keys_with_no_positive_score_change_nothing_wherever_they_stand() -> None:
+    q, k, v, decay = inputs(12, 2, 1)
+    # a last channel that is 1 in every query scores the strangers alone
+    q, k = (functional.pad(x.detach(), (0, 1), value=value) for x, value in ((q, 1.0), (k, 0.0)))
+    v = functional.pad(v.detach(), (0, 1))
+    draw = torch.Generator().manual_seed(4)
+    place = torch.rand(40, generator=draw).argsort()[:12].sort().values
+    k2, v2 = torch.zeros(1, 40, 1, 9, dtype=torch.float64), 1e3 * normal(1, 40, 1, 9, seed=5).double()
+    k2[..., ::2, :, -1] = -5.0  # every other one scores below 0, the rest exactly 0
+    q2, decay2 = normal(1, 40, 2, 9, seed=6).double(), -torch.ones(1, 40, 2, dtype=torch.float64)
+    q2[..., -1] = 1.0
+    for wide, own in ((q2, q), (k2, k), (v2, v), (decay2, decay)):
+        wide[:, place] = own.detach()
+    found = threshold_attention(q2, k2, v2, decay2)[:, place]
+    assert (found - threshold_attention(q, k, v, decay)).abs().max() <= 1e-13
+
+
+def test_with_positive_queries_and_keys_it_is_alibi() -> None:
+    q, k, v, _ = inputs(21, 4, 2)
+    q, k = q.detach().abs(), k.detach().abs()
+    log_decay = torch.tensor([-0.1, -0.5, -1.0, -3.0], dtype=torch.float64)
+    gate = log_decay.expand(1, 21, 4)
+    ours = threshold_attention(q, k, v, gate)
+    place = torch.arange(21.0, dtype=torch.float64)
+    scores = torch.einsum("bthx,bshx->bhts", q, k.repeat_interleave(2, 2)) * 8**-0.5
+    bias = log_decay[:, None, None] * (place[:, None] - place)
+    weight = torch.softmax((scores + bias).masked_fill(place > place[:, None], -torch.inf), -1)
+    assert (ours - torch.einsum("bhts,bshx->bthx", weight, v.repeat_interleave(2, 2))).abs().max() <= 1e-13
+    # so it is forgetting attention with constant gates, through another implementation and with a window too
+    theirs = forgetting_attention(q, k, v, gate, window=5)
+    assert (threshold_attention(q, k, v, gate, window=5) - theirs).abs().max() <= 1e-13
+
+
+@pytest.mark.parametrize("window", [None, 6])
+def test_the_ends_of_decay(window: int | None) -> None:
+    """Without decay softmax over the survivors; with all of it the nearest survivor, whatever the scores."""
+    q, k, v, decay = (x.detach() for x in inputs(25, 4, 2))
+    v_BHTX = v.repeat_interleave(2, 2).transpose(1, 2)
+    scores = torch.einsum("bthx,bshx->bhts", q, k.repeat_interleave(2, 2)) * 8**-0.5
+    seen = torch.ones(25, 25, dtype=torch.bool).tril()
+    seen = seen if window is None else seen.triu(1 - window)
+    keep = seen & (scores > 0)
+    assert not keep.any(-1).all()
+    softmax = torch.softmax(scores.masked_fill(~keep, -torch.inf), -1).nan_to_num(0.0)
+    ours = threshold_attention(q, k, v, 0 * decay, window=window).transpose(1, 2)
+    assert (ours - softmax @ v_BHTX).abs().max() <= 1e-13
+    nearest = torch.where(keep, torch.arange(25), -1).amax(-1)
+    expected = torch.where(
+        nearest[..., None] < 0, 0.0, v_BHTX.gather(2, nearest.clamp(min=0)[..., None].expand(v_BHTX.shape))
+    )
+    assert torch.equal(threshold_attention(q, k, v, 0 * decay - 1e4, window=window).transpose(1, 2), expected)
+
+
+@pytest.mark.parametrize(("backend", "empty"), shared_out(
+    [("torch", "zero"), ("torch", "uniform"), ("triton", "uniform"), ("triton", "zero")], lambda case: case != ("triton", "zero")
+))  # fmt: skip
+def test_queries_without_survivors_learn_nothing(backend: str, empty: Any) -> None:
+    if backend == "triton" and torch.cuda.is_available():
+        pytest.skip("on a GPU the kernels are compiled, see below")
+    q, k, v, decay = apart(27, 2, 1)
+    with torch.no_grad():
+        q[..., :] = q.abs()
+        k[..., :] = k.abs()
+        q[:, 20:23] *= -1
+    y, dq, dk, dv, d_decay = run(threshold_attention, [q, k, v, decay], backend=backend, empty=empty)
+    mean = torch.stack([v[:, : i + 1].mean(1) for i in range(20, 23)], 1).expand(-1, -1, 2, -1)
+    assert (y[:, 20:23] - (mean if empty == "uniform" else 0.0)).abs().max() <= (1e-6 if empty == "uniform" else 0.0)
+    for x in (dq, d_decay):
+        assert torch.equal(x[:, 20:23], torch.zeros_like(x[:, 20:23]))
+        assert x[:, 19].abs().min() > 0
+    # nor do keys from them: a weight on these rows alone leaves keys as they are
+    weight = torch.zeros_like(q)
+    weight[:, 20:23] = 1.0
+    again = threshold_attention(q, k, v, decay, backend=backend, empty=empty)
+    dk, dv = torch.autograd.grad(again, (k, v), weight)
+    assert torch.equal(dk, torch.zeros_like(dk))
+    assert dv.any() == (empty == "uniform")
+
+
+def test_errors_name_both_numbers() -> None:
+    q, k, v, decay = inputs(5, 4, 2)
+    with pytest.raises(ValueError, match=r"\(1, 5, 4, 8\).*log_decay \(1, 5, 2\)"):
+        threshold_attention(q, k, v, decay[..., :2])
+    with pytest.raises(ValueError, match=r"\(1, 5, 4, 8\).*\(1, 4, 2, 8\)"):
+        threshold_attention(q, k[:, 1:], v[:, 1:], decay)
+    with pytest.raises(ValueError, match=r"at least 1 .*got 0"):
+        threshold_attention(q, k, v, decay, window=0)
+
+
+# --- the kernels in Triton's interpreter --------------------------------------------------------------------------
+
+
+@interpreted
+@pytest.mark.usefixtures("unwritten_memory_is_nan")
+@pytest.mark.parametrize(("t", "h", "j", "window", "empty"), shared_out([
+    (70, 2, 1, None, "zero"), (67, 2, 2, 34, "uniform"),
+    (1, 3, 1, None, "zero"), (33, 4, 4, 1, "zero"), (97, 3, 1, 97, "uniform"), (97, 8, 2, 33, "zero"),
+    (150, 2, 1, 100, "zero"), (259, 1, 1, None, "zero"), (64, 2, 2, 64, "uniform"), (96, 2, 1, 31, "zero"),
+], lambda case: case[0] == 67))  # fmt: skip
+def test_kernels_are_near_float64(t: int, h: int, j: int, window: int | None, empty: Any) -> None:
+    args = apart(t, h, j, b=2 if t < 70 else 1)
+    options = {"window": window, "empty": empty}
+    ours = run(threshold_attention, args, backend="triton", **options)
+    near(ours, run(threshold_attention, double(args), backend="torch", **options), result=NEAR, gradient=NEAR_GRADIENT)
+
+
+@interpreted
+@pytest.mark.usefixtures("unwritten_memory_is_nan")
+@pytest.mark.parametrize(("keys", "window"), every_nth([(64, None), (32, 60), (32, None), (64, 33)], 4))
+def test_keys_beyond_one_stretch(keys: int, window: int | None, monkeypatch: pytest.MonkeyPatch) -> None:
+    """The counts of a stretch of keys at a time: the same numbers to the bit."""
+    from atma_sweep.kernels.attention.threshold import triton
+
+    args = apart(70, 2, 1)
+    whole = run(threshold_attention, args, window=window, backend="triton")
+    monkeypatch.setattr(triton, "STRETCH", keys)
+    found = run(threshold_attention, args, window=window, backend="triton")
+    assert all(torch.equal(a, b) for a, b in zip(found, whole, strict=True))
+    near(found, run(threshold_attention, double(args), window=window), result=NEAR, gradient=NEAR_GRADIENT)
+
+
+def surrounded(x: Tensor) -> Tensor:
+    """The same contiguous numbers with NaN before and behind."""
+    buffer = torch.full((x.shape[0] + 2, *x.shape[1:]), torch.nan)
+    buffer[1:-1] = x.detach()
+    return buffer[1:-1].requires_grad_()
+
+
+def strided(x: Tensor) -> Tensor:
+    """The same numbers, heads before tokens."""
+    return x.detach().transpose(1, 2).contiguous().transpose(1, 2).requires_grad_()
+
+
+@pytest.mark.thorough
+@interpreted
+@pytest.mark.parametrize("window", [20, None])
+def test_neither_neighbours_nor_strides_nor_another_run_matter(window: int | None) -> None:
+    args = apart(37, 2, 1)
+    clean = run(threshold_attention, args, window=window, backend="triton")
+    for other in (args, [surrounded(x) for x in args], [strided(x) for x in args]):
+        found = run(threshold_attention, other, window=window, backend="triton")
+        assert all(torch.equal(a, b) for a, b in zip(found, clean, strict=True))
+
+
+@pytest.mark.thorough
+@interpreted
+@pytest.mark.parametrize("name", ["forward", "backward"])
+def test_ops_keep_the_rules_of_torch(name: str) -> None:
+    """Nothing changed in place, shapes and types without data, gradients, and the same in a compiled graph."""
+    q, k, v, decay = apart(5, 4, 2)
+    decay = decay.detach().mT.contiguous().requires_grad_()
+    o, lse = (x.detach() for x in threshold._forward(q, k, v, decay, 0.3, 3))
+    if name == "forward":
+        found = torch.library.opcheck(threshold._forward, (q, k, v, decay, 0.3, 3))
+    else:
+        found = torch.library.opcheck(threshold._backward, (o, *(x.detach() for x in (q, k, v, decay)), o, lse, 0.3, 3))
+    assert set(found.values()) == {"SUCCESS"}, found
+
+
+# --- on a GPU -----------------------------------------------------------------------------------------------------
+
+
+@pytest.mark.gpu
+@pytest.mark.parametrize("d", [64, 128])
+@pytest.mark.parametrize(("t", "window"), [(397, None), (397, 150), (4500, None)])
+def test_in_bf16_it_is_near_float64_and_repeats(t: int, window: int | None, d: int) -> None:
+    """4,500 tokens are more than one stretch of keys."""
+    args = [x.detach().cuda() for x in apart(t, 4, 2, b=2 if t < 1000 else 1, d=d)]
+    args = [x.to(torch.bfloat16 if x.ndim == 4 else x.dtype).requires_grad_() for x in args]
+    ours, again = (run(threshold_attention, args, window=window, backend="triton") for _ in range(2))
+    exact = run(threshold_attention, double(args), window=window, backend="torch")
+    for name, a, same, b in zip(("y", "q", "k", "v", "decay"), ours, again, exact, strict=True):
+        assert torch.equal(a, same), name
+        off = float((a.double() - b).norm() / b.norm())
+        print(f"{name}: {off:.2e}")
+        assert off <= 3e-2, name
