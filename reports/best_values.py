@@ -15,8 +15,8 @@ from .sweep_data import WEIGHTED, SweepData
 from .table import Entry
 
 if TYPE_CHECKING:
-    from .stats.best_probability import Rival, Stratum
-    from .stats.run_noise import Spread
+    from .stats.noise.best_probability import Rival, Stratum
+    from .stats.noise.run_noise import Spread
 
 Rank = Literal["column", "row", "none"]
 Grid = tuple[tuple[Entry, ...], ...]
@@ -88,7 +88,7 @@ def ranked(
 
 
 def _contest(known: _Spreads | None, shown: Mapping[Place, Entry], others: Sequence[Entry]) -> Contest:
-    from .stats.best_probability import best
+    from .stats.noise.best_probability import best
 
     entries = list(shown.values())
     numbered = [one for one in (*entries, *others) if one.value is not None]
@@ -123,8 +123,8 @@ class _Spreads:
 
     def spread_of(self, one: Entry) -> tuple[Stratum, Spread] | None:
         """Return the spread of a number with its stratum; None for a number of another sweep and where none is known."""
-        from .stats.best_probability import spreads_by_stratum, stratum_of
-        from .stats.run_noise import printed
+        from .stats.noise.best_probability import spreads_by_stratum, stratum_of
+        from .stats.noise.run_noise import printed
 
         column, scale = self._behind(one)
         if column not in self._known:
@@ -140,7 +140,7 @@ class _Spreads:
 
     def rival(self, one: Entry, spread: tuple[Stratum, Spread] | None) -> Rival:
         """Return a number with its spread; without one where that is None."""
-        from .stats.best_probability import Rival
+        from .stats.noise.best_probability import Rival
 
         if spread is None:
             return Rival(self._value(one), 0.0)
@@ -150,7 +150,7 @@ class _Spreads:
 
     def luck(self, best: Sequence[Entry], entries: Sequence[Entry], values: Sequence[float]) -> Luck | None:
         """Of the near-replicates in the stratum of the best numbers: they are what those are chosen from."""
-        from .stats.best_probability import luck
+        from .stats.noise.best_probability import luck
 
         spreads = [(told[1].used, told) for one in best if (told := self.spread_of(one)) and told[1].kind != "seeds"]
         if not spreads or max(values) <= min(values):
@@ -236,7 +236,7 @@ def _weight(one: Contest) -> float:
 
 def _luck_note(lucky: Sequence[Contest]) -> str:
     """Where chance makes most of what lies between the worst and the best number."""
-    from .stats.run_noise import STRATA
+    from .stats.noise.run_noise import STRATA
 
     told: dict[str, list[str]] = {}
     for one in lucky:

@@ -19,7 +19,7 @@ from ..results.paper import SWEEPS
 from ..results.store.store import Store
 from .cell_filter import only
 from .figures import FIGURES, figure_name, make_figure
-from .figures.figure_options import Look, highlighted, wanted
+from .figures.canvas.figure_options import Look, highlighted, wanted
 from .render import SUFFIXES, files_of, render, trace_file
 from .report_spec import AGAINST
 from .sweep_data import Lengths, ReportError, gather, one_reading
@@ -174,7 +174,7 @@ def _write_all(asked: Request, store: Store) -> None:
 
 def _write_figure(asked: Request, store: Store, name: str) -> None:
     from .figures.base import caption
-    from .figures.files import FORMATS, rendered
+    from .figures.canvas.files import FORMATS, rendered
 
     with_others = [one for one, line in FIGURES.items() if "compare" in line.takes]
     if asked.table or (asked.compare and figure_name(name) not in with_others):

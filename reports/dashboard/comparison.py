@@ -13,7 +13,7 @@ from ...results.store.store import Store
 from ..live.status import source_of
 from ..number_format import rounded
 from ..result_columns import AXIS_HEADINGS
-from ..stats.paired_tests import ALPHA
+from ..stats.significance.paired_tests import ALPHA
 from ..stats.sweep_differences import Side
 from ..sweep_data import ReportError, SweepData, gather
 from ..table_builder import difference

@@ -15,12 +15,12 @@ from ..live.status import source_of
 from ..result_columns import complete_columns, further_metrics
 from ..stats.audit import homogeneity
 from ..stats.needle_baseline import ceiling, needle_words
+from ..stats.trial_intervals import DIGITS
 from ..sweep_data import SweepData, provenances_of_attempts
 from ..table import Entry, Table
 from ..tables.complete import table6
 from ..tables.failures import failures
 from ..tables.provenance import provenance
-from ..trial_intervals import DIGITS
 from .caveats import care_of
 from .curves import Curve, curve_facts
 from .setup_and_progress import asked_of, progress_of

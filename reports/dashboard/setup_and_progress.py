@@ -10,7 +10,7 @@ from typing import Any
 from ...results.console.text import counted
 from ...results.store.records import RevisionRecord
 from ...results.store.store import Store
-from ..figures.drawing import axis_name, shown
+from ..figures.canvas.drawing import axis_name, shown
 from ..live.status import duration, source_of
 from ..live.watch import snapshot
 from ..number_format import large, length_name

@@ -45,11 +45,11 @@ FIGURES: dict[str, Listed] = {
     "response": Listed(
         "response", "how numbers follow an axis whose levels are numbers", takes=("lengths", "by", "highlight")
     ),
-    "effects": Listed("effects", "what every level does, with intervals"),
-    "interactions": Listed("interactions", "what two levels do together"),
-    "power": Listed("power", "how small a difference so many pairs show"),
-    "seeds": Listed("seeds", "how far runs that ought to agree lie apart"),
-    "items": Listed("items", "who answers which trial of the needle"),
+    "effects": Listed("comparisons.effects", "what every level does, with intervals"),
+    "interactions": Listed("comparisons.interactions", "what two levels do together"),
+    "power": Listed("comparisons.power", "how small a difference so many pairs show"),
+    "seeds": Listed("comparisons.seeds", "how far runs that ought to agree lie apart"),
+    "items": Listed("comparisons.items", "who answers which trial of the needle"),
     "pareto": Listed("pareto", "quality against speed", takes=("lengths", "highlight")),
     "timeline": Listed("timeline", "which machine ran what when", takes=()),
     "history": Listed("studies.history", "trials of a study, and the best so far", takes=(), study=True),

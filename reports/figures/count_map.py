@@ -15,14 +15,14 @@ from ...results.store.records import AXES
 from ...results.store.store import Store
 from ..stats.untrained_formulas import BETA, magnitude
 from ..sweep_data import ReportError, SweepData, gather, level_of
-from . import drawing
 from .base import Collected, collected
+from .canvas import drawing
 
 if TYPE_CHECKING:
     from matplotlib.axes import Axes
     from matplotlib.figure import Figure
 
-    from .figure_options import Look
+    from .canvas.figure_options import Look
 
 MOST_COUNT = 1000
 BAND = "#dfe9f2"

@@ -8,15 +8,15 @@ import pandas as pd
 
 from ...results.store.store import Store
 from ..sweep_data import Lengths, ReportError, gather
-from . import drawing
 from .base import Collected, collected, line_axes, names_of, origins_in, training_lengths
-from .length_frames import averaged_over, bars, length_label, lines_of, only, over_lengths, uneven
-from .line_drawing import draw_lines, looks, mark_beyond, mark_trained, robust_range
+from .canvas import drawing
+from .canvas.length_frames import averaged_over, bars, length_label, lines_of, only, over_lengths, uneven
+from .canvas.line_drawing import draw_lines, looks, mark_beyond, mark_trained, robust_range
 
 if TYPE_CHECKING:
     from matplotlib.figure import Figure
 
-    from .figure_options import Look
+    from .canvas.figure_options import Look
 
 
 PROBES = ("clean", "junk", "same_tail")

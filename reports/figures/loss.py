@@ -16,15 +16,15 @@ from ...results.store.store import Store
 from ..number_format import rounded
 from ..report_spec import AGAINST
 from ..sweep_data import ReportError, SweepData, gather, level_of
-from . import drawing
 from .base import Collected, collected, line_axes, names_of, origins_in
-from .line_drawing import end_words, robust_range
+from .canvas import drawing
+from .canvas.line_drawing import end_words, robust_range
 
 if TYPE_CHECKING:
     from matplotlib.axes import Axes
     from matplotlib.figure import Figure
 
-    from .figure_options import Look
+    from .canvas.figure_options import Look
 
 CURVE = ("step", "tokens", "wall_s", "train_loss", "val_loss")
 TRAIN, VAL = CURVE.index("train_loss"), CURVE.index("val_loss")

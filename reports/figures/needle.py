@@ -11,15 +11,15 @@ from ...results.store.store import Store
 from ..number_format import length_name, rounded
 from ..stats.needle_baseline import ceiling
 from ..sweep_data import Lengths, ReportError, SweepData, gather
-from . import drawing
 from .base import Collected, collected, line_axes, names_of, origins_in, training_lengths
-from .length_frames import averaged_over, bars, length_label, lines_of, only, over_lengths, uneven
-from .line_drawing import draw_lines, looks, mark_level, mark_trained
+from .canvas import drawing
+from .canvas.length_frames import averaged_over, bars, length_label, lines_of, only, over_lengths, uneven
+from .canvas.line_drawing import draw_lines, looks, mark_level, mark_trained
 
 if TYPE_CHECKING:
     from matplotlib.figure import Figure
 
-    from .figure_options import Look
+    from .canvas.figure_options import Look
 
 HEADROOM = 132  # percent at the top of the axes: room for words above the best line
 

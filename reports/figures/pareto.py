@@ -13,20 +13,20 @@ from ...results.store.store import Store
 from ..best_values import chance_text
 from ..number_format import Column, rounded
 from ..result_columns import qualities, speed_of
-from ..stats.best_probability import front_probabilities, rivals
 from ..stats.effects import pareto
 from ..stats.needle_baseline import ceiling, needle_words
+from ..stats.noise.best_probability import front_probabilities, rivals
 from ..sweep_data import Lengths, ReportError, SweepData, gather
 from ..table_builder import entry
-from . import drawing, labels
 from .base import Collected, collected
-from .line_drawing import mark_beyond, robust_range
+from .canvas import drawing, labels
+from .canvas.line_drawing import mark_beyond, robust_range
 
 if TYPE_CHECKING:
     from matplotlib.axes import Axes
     from matplotlib.figure import Figure
 
-    from .figure_options import Look
+    from .canvas.figure_options import Look
 
 ROOM = 0.09  # of an axis, that stays free beside the outermost points
 LOWEST = -3.0  # percent at the foot of an axis of shares, whose line begins at 0

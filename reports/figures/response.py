@@ -13,18 +13,18 @@ from ...results.store.store import Store
 from ...results.studies.study_store import search_of
 from ..number_format import Column
 from ..sweep_data import Lengths, ReportError, SweepData, gather, level_of
-from . import drawing
 from .base import Collected, collected, names_of, origins_in
-from .forest import measure_words, shown_measures
-from .length_frames import bands, lines_of
-from .line_drawing import draw_lines, looks, robust_range
-from .scales import of_numbers, put_ticks, words
+from .canvas import drawing
+from .canvas.length_frames import bands, lines_of
+from .canvas.line_drawing import draw_lines, looks, robust_range
+from .canvas.scales import of_numbers, put_ticks, words
+from .comparisons.forest import measure_words, shown_measures
 
 if TYPE_CHECKING:
     from matplotlib.axes import Axes
     from matplotlib.figure import Figure
 
-    from .figure_options import Look
+    from .canvas.figure_options import Look
 
 LINES = ("attn_type", "memory")
 """The axes that tell lines apart; over the others means are taken."""

@@ -12,16 +12,16 @@ from ...results.paper import is_published
 from ...results.store.store import Store
 from ..stats.untrained_formulas import HEAD_SIZE, state_norms
 from ..sweep_data import Lengths, ReportError, SweepData, gather
-from . import drawing
 from .base import Collected, collected, origins_in, training_lengths
-from .labels import at_ends
-from .length_frames import count_fewer, length_label, only, over_lengths, uneven
+from .canvas import drawing
+from .canvas.labels import at_ends
+from .canvas.length_frames import count_fewer, length_label, only, over_lengths, uneven
 
 if TYPE_CHECKING:
     from matplotlib.axes import Axes
     from matplotlib.figure import Figure
 
-    from .figure_options import Look
+    from .canvas.figure_options import Look
 
 NORMS = ("delta_norm", "hebbian_norm", "delta_norm_kept", "hebbian_norm_kept")
 NORM_WORDS = {

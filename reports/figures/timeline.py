@@ -11,14 +11,14 @@ import pandas as pd
 from ...results.paper import OWNER as PRINTED_BY
 from ...results.store.store import Store
 from ..sweep_data import ReportError, gather
-from . import drawing
 from .base import Collected, collected, origins_in
+from .canvas import drawing
 
 if TYPE_CHECKING:
     from matplotlib.axes import Axes
     from matplotlib.figure import Figure
 
-    from .figure_options import Look
+    from .canvas.figure_options import Look
 
 ENDS = {
     "done": "#56B4E9",

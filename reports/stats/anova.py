@@ -16,7 +16,7 @@ from scipy import stats
 from ..number_format import Column
 from ..sweep_data import ReportError, SweepData
 from .effects import NEAR, STRATA, factors, numbers_of
-from .permutation_anova import Fit, fit
+from .significance.permutation_anova import Fit, fit
 
 __all__ = ["COLUMNS", "Analysis", "analyses", "anova"]
 

@@ -11,8 +11,8 @@ from dataclasses import dataclass
 
 import numpy as np
 
-from .paired_tests import Summary, corrected, summaries
-from .sign_flip_test import ALPHA, rejected
+from .significance.paired_tests import Summary, corrected, summaries
+from .significance.sign_flip_test import ALPHA, rejected
 
 __all__ = ["FAMILIES", "SETTINGS", "Family", "Setting", "covered", "family_wise", "main"]
 

@@ -7,7 +7,7 @@ from collections.abc import Mapping
 from dataclasses import dataclass
 
 from ..number_format import Column
-from .paired_tests import ALPHA, Summary
+from .significance.paired_tests import ALPHA, Summary
 
 __all__ = ["CONFIRMATORY", "EQUIVALENT", "FLOOR", "NONE", "Effect", "Interaction", "Tested"]
 

@@ -22,7 +22,7 @@ from scipy import special
 from ...results.contrasts import Contrast
 from ..number_format import Column
 from ..sweep_data import SweepData
-from . import partial_design_effects, stopping_rows
+from .designs import partial_design_effects, stopping_rows
 from .effect_types import CONFIRMATORY, EQUIVALENT, FLOOR, NONE, Effect, Interaction, Tested
 from .matched_groups import (
     Contrasted,
@@ -41,8 +41,8 @@ from .matched_groups import (
 )
 from .matched_groups import within as standing
 from .needle_baseline import with_floor
-from .paired_tests import ALPHA, Summary, corrected_families, holm, summaries
-from .run_noise import NEAR, STRATA, Spread, detectable, seed_robustness, spread, spreads_by_configuration
+from .noise.run_noise import NEAR, STRATA, Spread, detectable, seed_robustness, spread, spreads_by_configuration
+from .significance.paired_tests import ALPHA, Summary, corrected_families, holm, summaries
 
 __all__ = [
     "ALPHA", "CONFIRMATORY", "EQUIVALENT", "FLOOR", "NEAR", "Effect", "Interaction", "Spread", "Tested", "accuracies", "contrast_column", "contrasts", "detectable", "effects", "factors",

@@ -19,7 +19,7 @@ if TYPE_CHECKING:
     from optuna.importance import BaseImportanceEvaluator
     from optuna.trial import FrozenTrial
 
-    from ..study_data import Objective, Study
+    from .study_data import Objective, Study
 
 FANOVA, PED_ANOVA = "fanova", "ped-anova"
 NAMES = {FANOVA: "fANOVA", PED_ANOVA: "PED-ANOVA"}

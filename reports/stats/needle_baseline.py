@@ -14,9 +14,9 @@ from ...results.contrasts import Contrast
 from ..number_format import length_name, rounded
 from ..sweep_data import WEIGHTED, SweepData, level_of
 from ..table import Entry
-from ..trial_intervals import CONSTANT, DIGITS, ceilings, trials_of
 from .effect_types import Effect
-from .paired_tests import ALPHA
+from .significance.paired_tests import ALPHA
+from .trial_intervals import CONSTANT, DIGITS, ceilings, trials_of
 
 __all__ = [
     "about_needle",

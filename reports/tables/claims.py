@@ -6,9 +6,9 @@ from collections import Counter
 from dataclasses import replace
 
 from ...results.store.store import Store
-from ..stats.claims import SILENT, Facts
-from ..stats.paired_tests import ALPHA
-from ..stats.rival_claims import sentences
+from ..stats.claims.paper_claims import SILENT, Facts
+from ..stats.claims.rival_claims import sentences
+from ..stats.significance.paired_tests import ALPHA
 from ..sweep_data import Lengths, gather
 from ..table import Table
 from ..table_builder import Line, assemble, sweep_note

@@ -15,7 +15,7 @@ from ...results.designs import aliasing
 from ...results.store.store import Store
 from ..number_format import BARE, Column, rounded
 from ..result_columns import further_metrics, qualities
-from ..stats import stopping_rows
+from ..stats.designs import stopping_rows
 from ..stats.effects import (
     EQUIVALENT,
     Effect,
@@ -28,8 +28,8 @@ from ..stats.effects import (
     main_measures,
     measures,
 )
-from ..stats.paired_tests import METHODS
-from ..stats.run_noise import detectable, spreads
+from ..stats.noise.run_noise import detectable, spreads
+from ..stats.significance.paired_tests import METHODS
 from ..sweep_data import Lengths, SweepData, gather
 from ..table import Entry, Table
 from ..table_builder import DUST, NOTHING, Line, assemble, difference, p_value, sweep_note

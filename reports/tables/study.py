@@ -11,7 +11,7 @@ from ...results.console.text import counted
 from ...results.store.store import Store
 from ...results.studies.optuna_study import Trial
 from ..number_format import rounded
-from ..study_data import WORDS, Objective, Spent, Study, level_text, spent, study_of
+from ..stats.study_data import WORDS, Objective, Spent, Study, level_text, spent, study_of
 from ..table import Entry, Table
 from ..table_builder import NOTHING, Line, assemble
 from .predicted_hours import share_of

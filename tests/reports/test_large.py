@@ -14,7 +14,8 @@ import pytest
 from atma_sweep.reports import table_builder
 from atma_sweep.reports.dashboard.page import blocks_of
 from atma_sweep.reports.result_columns import complete_columns, every
-from atma_sweep.reports.stats import best_probability, multiple_testing, sign_flip_test
+from atma_sweep.reports.stats.noise import best_probability
+from atma_sweep.reports.stats.significance import multiple_testing, sign_flip_test
 from atma_sweep.reports.sweep_data import gather
 from atma_sweep.reports.tables.complete import table6
 from atma_sweep.results.store.store import Store, open_store

@@ -9,8 +9,8 @@ import pandas as pd
 
 from ....results.store.store import Store
 from ...sweep_data import ReportError, SweepData, gather
-from .. import drawing
 from ..base import Collected, collected, origins_in
+from ..canvas import drawing
 from .heat_maps import chosen, first_of_each, heat, scale, sheet, title, titles_of, told
 from .item_frames import details
 
@@ -18,7 +18,7 @@ if TYPE_CHECKING:
     from matplotlib.axes import Axes
     from matplotlib.figure import Figure
 
-    from ..figure_options import Look
+    from ..canvas.figure_options import Look
 
 PROBE, METRIC = "attention_map", "keys"
 MOST = 12

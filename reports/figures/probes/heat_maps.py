@@ -9,14 +9,14 @@ import numpy as np
 import pandas as pd
 
 from ...sweep_data import SweepData
-from .. import drawing
 from ..base import Collected, names_of
+from ..canvas import drawing
 
 if TYPE_CHECKING:
     from matplotlib.axes import Axes
     from matplotlib.figure import Figure
 
-    from ..figure_options import Look
+    from ..canvas.figure_options import Look
 
 MOST = 12
 """Cells that are drawn where none is asked for by name."""

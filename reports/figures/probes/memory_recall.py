@@ -9,9 +9,9 @@ from scipy.special import stdtrit
 
 from ....results.store.store import Store
 from ...sweep_data import ReportError, SweepData, gather, level_of
-from .. import drawing
 from ..base import Collected, collected, names_of, origins_in
-from ..length_frames import averaged_over, bands, lines_of
+from ..canvas import drawing
+from ..canvas.length_frames import averaged_over, bands, lines_of
 from .item_frames import details
 from .panels import draw_panels
 
@@ -19,7 +19,7 @@ if TYPE_CHECKING:
     from matplotlib.axes import Axes
     from matplotlib.figure import Figure
 
-    from ..figure_options import Look
+    from ..canvas.figure_options import Look
 
 PROBE = "memory_recall"
 PANELS = {"share": "the memory alone", "context_share": "in context"}

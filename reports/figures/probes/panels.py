@@ -8,15 +8,15 @@ from typing import TYPE_CHECKING, Any
 import pandas as pd
 
 from ...sweep_data import SweepData
-from .. import drawing
 from ..base import Collected, groups_of, line_axes
-from ..line_drawing import draw_lines, looks
+from ..canvas import drawing
+from ..canvas.line_drawing import draw_lines, looks
 
 if TYPE_CHECKING:
     from matplotlib.axes import Axes
     from matplotlib.figure import Figure
 
-    from ..figure_options import Look
+    from ..canvas.figure_options import Look
 
 ONE_PANEL = 8
 """Lines that stand in one panel instead of a panel for each mixer."""

@@ -9,9 +9,9 @@ import pandas as pd
 from ....results.store.store import Store
 from ...number_format import length_name, rounded
 from ...sweep_data import Lengths, ReportError, SweepData, gather
-from .. import drawing
 from ..base import Collected, collected, origins_in, training_lengths
-from ..length_frames import only
+from ..canvas import drawing
+from ..canvas.length_frames import only
 from .heat_maps import MOST, heat, scale, sheet, title, titles_of, written
 from .item_frames import details
 
@@ -19,7 +19,7 @@ if TYPE_CHECKING:
     from matplotlib.axes import Axes
     from matplotlib.figure import Figure
 
-    from ..figure_options import Look
+    from ..canvas.figure_options import Look
 
 PROBE, METRIC = "passkey", "digit_accuracy"
 WRITTEN = 5

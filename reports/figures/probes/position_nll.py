@@ -11,10 +11,10 @@ from scipy.special import stdtrit
 
 from ....results.store.store import Store
 from ...sweep_data import Lengths, ReportError, SweepData, gather
-from .. import drawing
 from ..base import Collected, collected, names_of, origins_in, training_lengths
-from ..length_frames import averaged_over, bands, lines_of, only
-from ..line_drawing import mark_beyond, mark_trained, robust_range
+from ..canvas import drawing
+from ..canvas.length_frames import averaged_over, bands, lines_of, only
+from ..canvas.line_drawing import mark_beyond, mark_trained, robust_range
 from .item_frames import longest, places
 from .panels import draw_panels, leaving, side_by_side
 
@@ -22,7 +22,7 @@ if TYPE_CHECKING:
     from matplotlib.axes import Axes
     from matplotlib.figure import Figure
 
-    from ..figure_options import Look
+    from ..canvas.figure_options import Look
 
 PROBE, METRIC = "position_nll", "nats"
 TOGETHER = 8

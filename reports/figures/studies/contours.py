@@ -10,18 +10,18 @@ import numpy as np
 import pandas as pd
 
 from ....results.store.store import Store
-from ...study_data import Objective, Study, held_together, rung_note, study_of, with_done
+from ...stats.study_data import Objective, Study, held_together, rung_note, study_of, with_done
 from ...sweep_data import ReportError
-from .. import drawing
 from ..base import Collected, collected
-from ..scales import Scale, put_ticks, thin_labels
+from ..canvas import drawing
+from ..canvas.scales import Scale, put_ticks, thin_labels
 from .settings import RING, colour_bar, colours, finer, jitter, place_of, ring_words, scale_of, value_range
 
 if TYPE_CHECKING:
     from matplotlib.axes import Axes
     from matplotlib.figure import Figure
 
-    from ..figure_options import Look
+    from ..canvas.figure_options import Look
 
 LEAST = 4
 """Trials: three make a single triangle."""

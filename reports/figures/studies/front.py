@@ -8,18 +8,18 @@ from typing import TYPE_CHECKING, Any, Literal
 import pandas as pd
 
 from ....results.store.store import Store
-from ...study_data import Objective, Study, study_of, with_done
+from ...stats.study_data import Objective, Study, study_of, with_done
 from ...sweep_data import ReportError
-from .. import drawing, labels
 from ..base import Collected, collected
-from ..scales import short_numbers
+from ..canvas import drawing, labels
+from ..canvas.scales import short_numbers
 from .settings import RING, room, upright, value_range
 
 if TYPE_CHECKING:
     from matplotlib.axes import Axes
     from matplotlib.figure import Figure
 
-    from ..figure_options import Look
+    from ..canvas.figure_options import Look
 
 MOST_NAMED = 12
 

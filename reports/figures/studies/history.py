@@ -9,18 +9,18 @@ import pandas as pd
 
 from ....results.store.store import Store
 from ....results.studies.optuna_study import Trial
-from ...study_data import Objective, Study, study_of, with_done
-from .. import drawing
+from ...stats.study_data import Objective, Study, study_of, with_done
 from ..base import Collected, collected
-from ..line_drawing import MOST_TOLD
-from ..scales import short_numbers
+from ..canvas import drawing
+from ..canvas.line_drawing import MOST_TOLD
+from ..canvas.scales import short_numbers
 from .settings import room, upright, value_range
 
 if TYPE_CHECKING:
     from matplotlib.axes import Axes
     from matplotlib.figure import Figure
 
-    from ..figure_options import Look
+    from ..canvas.figure_options import Look
 
 LOOKS: dict[str, dict[str, Any]] = {
     "done": {"marker": "o", "color": "#0072B2"},

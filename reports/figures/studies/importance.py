@@ -8,16 +8,16 @@ import pandas as pd
 
 from ....results.store.store import Store
 from ...stats.importance import LEAST, NAMES, deals, evaluator_here, importances
-from ...study_data import held_together, rung_note, study_of, with_done
+from ...stats.study_data import held_together, rung_note, study_of, with_done
 from ...sweep_data import ReportError
-from .. import drawing
 from ..base import Collected, collected
+from ..canvas import drawing
 
 if TYPE_CHECKING:
     from matplotlib.axes import Axes
     from matplotlib.figure import Figure
 
-    from ..figure_options import Look
+    from ..canvas.figure_options import Look
 
 ROW = 0.24  # inches of height that a setting gets
 CHANCE = "what chance stays below, 19 times of 20"

@@ -10,17 +10,17 @@ import pandas as pd
 
 from ....results.store.store import Store
 from ....results.studies.optuna_study import Trial
-from ...study_data import Objective, Study, held_together, level_text, rung_note, study_of, with_done
-from .. import drawing
+from ...stats.study_data import Objective, Study, held_together, level_text, rung_note, study_of, with_done
 from ..base import Collected, collected
-from ..scales import Scale, of_numbers
+from ..canvas import drawing
+from ..canvas.scales import Scale, of_numbers
 from .settings import colour_bar, colours, finer, jitter, place_of, scale_of, value_range
 
 if TYPE_CHECKING:
     from matplotlib.axes import Axes
     from matplotlib.figure import Figure
 
-    from ..figure_options import Look
+    from ..canvas.figure_options import Look
 
 LEAST = 2
 SPREAD = 0.2  # of the room of a level, over which lines through it are spread

@@ -6,10 +6,10 @@ import math
 from collections.abc import Mapping, Sequence
 from typing import TYPE_CHECKING, Any
 
-from ...study_data import Objective, Study, level_text, same
-from .. import drawing
-from ..line_drawing import robust_range
-from ..scales import Scale, short_numbers
+from ...stats.study_data import Objective, Study, level_text, same
+from ..canvas import drawing
+from ..canvas.line_drawing import robust_range
+from ..canvas.scales import Scale, short_numbers
 
 if TYPE_CHECKING:
     from matplotlib.axes import Axes

@@ -8,17 +8,17 @@ from typing import TYPE_CHECKING, Any
 import pandas as pd
 
 from ....results.store.store import Store
-from ...study_data import Objective, Study, held_together, level_text, rung_note, study_of, with_done
-from .. import drawing
+from ...stats.study_data import Objective, Study, held_together, level_text, rung_note, study_of, with_done
 from ..base import Collected, collected
-from ..scales import Scale, short_numbers
+from ..canvas import drawing
+from ..canvas.scales import Scale, short_numbers
 from .settings import RING, colour_bar, finer, jitter, place_of, ring_words, room, scale_of, upright, value_range
 
 if TYPE_CHECKING:
     from matplotlib.axes import Axes
     from matplotlib.figure import Figure
 
-    from ..figure_options import Look
+    from ..canvas.figure_options import Look
 
 LEAST = 2
 WIDEST = 4

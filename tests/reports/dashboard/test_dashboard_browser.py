@@ -10,7 +10,7 @@ from typing import Any
 
 import pytest
 from atma_sweep.reports.dashboard import page as module
-from atma_sweep.reports.figures import drawing
+from atma_sweep.reports.figures.canvas import drawing
 from atma_sweep.results.store.recorder import Recorder
 from atma_sweep.results.store.records import AXES, CellRecord, CurvePoint, Measurement, Provenance
 from atma_sweep.results.store.store import Store, open_store

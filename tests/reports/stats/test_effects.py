@@ -9,7 +9,7 @@ import pandas as pd
 import pytest
 from atma_sweep.reports.number_format import Column
 from atma_sweep.reports.stats import effects as ef
-from atma_sweep.reports.stats.paired_tests import corrected, summaries
+from atma_sweep.reports.stats.significance.paired_tests import corrected, summaries
 from atma_sweep.reports.sweep_data import ReportError, gather
 from atma_sweep.reports.tables import make_table
 from atma_sweep.results.paper import rows

@@ -12,7 +12,7 @@ import pytest
 from atma_sweep.reports.figures import make_figure
 from atma_sweep.reports.stats import importance
 from atma_sweep.reports.stats.importance import FANOVA, PED_ANOVA, importances
-from atma_sweep.reports.study_data import Study, study_of
+from atma_sweep.reports.stats.study_data import Study, study_of
 from atma_sweep.reports.sweep_data import ReportError
 from atma_sweep.results.store.store import Store
 from studied import DECAY, ENDS, ONE, RATE, loss, record, trials_at_random

@@ -9,7 +9,7 @@ from pathlib import Path
 
 import pytest
 from atma_sweep.reports.dashboard.page import dashboard, unpacked
-from atma_sweep.reports.figures.effects import collect
+from atma_sweep.reports.figures.comparisons.effects import collect
 from atma_sweep.reports.stats.audit import homogeneity
 from atma_sweep.reports.sweep_data import gather
 from atma_sweep.reports.tables import make_table

@@ -1,0 +1,506 @@
+"""One look for all figures: readable in grey and by the colour-blind, the same bytes every time.
+
+Matplotlib is imported only inside functions, and never pyplot: a figure is an object of its own. What matplotlib keeps
+in its global settings is changed only inside `settings`, by one thread at a time, and put back.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import math
+import textwrap
+import threading
+import weakref
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from typing import TYPE_CHECKING, Any
+
+from ...number_format import length_name
+from .figure_options import STYLES, Look
+
+if TYPE_CHECKING:
+    from matplotlib.axes import Axes
+    from matplotlib.figure import Figure
+
+INKS = ("#0072B2", "#E69F00", "#000000", "#D55E00", "#56B4E9", "#009E73", "#CC79A7")
+"""The colours of Okabe and Ito without yellow, which paper swallows; neighbours differ in lightness too."""
+DASHES: tuple[Any, ...] = ("-", (0, (5, 1.8)), (0, (1.4, 1.4)), (0, (6, 1.6, 1.4, 1.6)))
+MARKERS = ("o", "s", "^", "D", "v", "P", "X")
+HATCHES = ("", "////", "....", "xxxx", "\\\\\\\\", "++++")
+MAP = "cividis"
+"""Colours of heat maps: lightness rises all the way, and the colour-blind see the same order."""
+FAINT, GREY = "#b8b8b8", "#707070"
+PANEL = 2.0  # inches of height that a row of panels gets
+WIDTH = 7.2  # inches of a page between its margins
+MOST_TICKS = 7
+PLACES = 9  # decimals of a place, as parts of the figure's size
+NARROW = 5.0  # inches of width below which panels stand over each other
+LEAST = 0.95  # inches of width that a panel gets at least, at the letters of the style `paper`
+
+GOOD, BAD, NEUTRAL = "#0072B2", "#D55E00", "#f4f4f4"
+"""The two ends of every diverging map, whichever sign is the better one, and what lies between them."""
+
+LEVELS = {
+    ("attn_type", "polar"): "PoLAR",
+    ("attn_type", "nope"): "NoPE",
+    ("attn_type", "rope"): "RoPE",
+    ("attn_type", "alibi"): "ALiBi",
+    ("attn_type", "tra"): "TRA",
+    ("attn_type", "wall"): "Wall",
+    ("attn_type", "fox"): "FoX",
+    ("attn_type", "cope"): "CoPE",
+    ("attn_type", "diff"): "Diff",
+    ("attn_type", "rel"): "REL",
+    ("reg_mode", "baseline"): "no regularizer",
+    ("distractor", "on"): "with distractor loss",
+    ("distractor", "off"): "no distractor loss",
+    ("memory", "on"): "with memory",
+    ("memory", "off"): "no memory",
+    ("memory", "deltanet"): "DeltaNet",
+    ("memory", "kda"): "KDA",
+    ("memory", "omega"): "Omega",
+    ("memory", "atlas"): "ATLAS",
+    ("window", "on"): "with window",
+    ("window", "off"): "no window",
+}
+"""By axis and level: how a figure names it. What stands here not, a stranger's level, is shown as it is."""
+AXIS_WORDS = {
+    "attn_type": "mixer",
+    "reg_mode": "regularizer",
+    "distractor": "distractor loss",
+    "model.positions": "positions",
+}
+LETTERS = "abcdefghijklmnopqrstuvwxyz"
+
+_SHARED: dict[str, Any] = {
+    "axes.spines.top": False,
+    "axes.spines.right": False,
+    "axes.grid": True,
+    "axes.axisbelow": True,
+    "grid.color": "#e3e3e3",
+    "grid.linewidth": 0.6,
+    "axes.linewidth": 0.7,
+    "hatch.linewidth": 0.6,
+    "legend.frameon": False,
+    "legend.handlelength": 3.2,
+    "svg.hashsalt": "atma-sweep",
+    # letters, which a reader can search, and a drawing program can edit
+    "svg.fonttype": "none",
+    "pdf.fonttype": 42,
+}
+
+_alone = threading.RLock()
+_looks: list[Look] = [Look()]
+
+
+@contextlib.contextmanager
+def settings(look: Look | None = None) -> Iterator[None]:
+    """The settings of a look inside, for one thread at a time; before and after, those of the program around us.
+
+    Raises ReportError for a font that this machine lacks.
+    """
+    import matplotlib
+
+    look = look or Look()
+    with _alone, matplotlib.rc_context():
+        matplotlib.rcdefaults()
+        given: Any = matplotlib.rcParams
+        given.update(_settings(look))
+        _looks.append(look)
+        try:
+            yield
+        finally:
+            _looks.pop()
+
+
+def current() -> Look:
+    """The look of the `settings` around; the usual one outside of any."""
+    return _looks[-1]
+
+
+def _settings(look: Look) -> dict[str, Any]:
+    how = look.of
+    sizes = {
+        "font.family": [look.family()],
+        "font.size": how.text,
+        "axes.titlesize": how.title,
+        "axes.labelsize": how.text,
+        "xtick.labelsize": how.ticks,
+        "ytick.labelsize": how.ticks,
+        "legend.fontsize": (how.text + how.ticks) / 2,
+        "figure.titlesize": how.title + 1,
+        "lines.linewidth": how.stroke,
+        "lines.markersize": how.marker,
+        "lines.markeredgewidth": how.stroke / 1.5,
+    }
+    return _SHARED | sizes | dict(how.more) | dict(look.own)
+
+
+def size(name: str) -> float:
+    """Points of a setting such as legend.fontsize, inside `settings`; `note` and `small` are those of notes and of numbers
+    beside a point."""
+    import matplotlib
+    from matplotlib.font_manager import FontProperties
+
+    if name in ("note", "small"):
+        return current().of.note if name == "note" else max(5.0, 0.86 * size("xtick.labelsize"))
+    parameters: Any = matplotlib.rcParams
+    return float(FontProperties(size=parameters[name]).get_size_in_points())
+
+
+def stroke(points: float) -> float:
+    """The width of a line that has so many points in the style `paper`."""
+    import matplotlib
+
+    return points * float(matplotlib.rcParams["lines.linewidth"]) / STYLES["paper"].stroke
+
+
+def shown(level: str, axis: str = "attn_type") -> str:
+    """How a level is named in a figure: PoLAR, with memory; one that the package does not know as it is, after its axis where
+    it would say nothing alone."""
+    known = LEVELS.get((axis, level))
+    if known is not None:
+        return known
+    return level if axis in ("attn_type", "reg_mode") else f"{AXIS_WORDS.get(axis, axis)} {level}"
+
+
+def memory_name(level: str) -> str:
+    """How a memory is named beside others, where "with memory" would not say which."""
+    return "gated delta" if level == "on" else shown(level, "memory")
+
+
+def axis_name(axis: str) -> str:
+    """How an axis is named in a figure."""
+    return AXIS_WORDS.get(axis, axis)
+
+
+def diverging() -> Any:
+    """The colour map from BAD over NEUTRAL to GOOD: 0 is bad, 1 is good, wherever more is better or less."""
+    from matplotlib.colors import LinearSegmentedColormap
+
+    return LinearSegmentedColormap.from_list("good", [BAD, NEUTRAL, GOOD])
+
+
+def page(height: float, width: float = WIDTH) -> Figure:
+    """An empty figure whose parts find their places by themselves: inches in the style `paper`; another look has its own
+    width, and heights in proportion to its letters."""
+    from matplotlib.backends.backend_agg import FigureCanvasAgg
+    from matplotlib.figure import Figure
+
+    figure = Figure(figsize=(current().inches(width, WIDTH), height * current().scale), layout="constrained")
+    FigureCanvasAgg(figure)
+    return figure
+
+
+def look(first: int, second: int = 0) -> dict[str, Any]:
+    """How a line is drawn: `first` chooses colour and marker, `second` dashes and whether markers are filled."""
+    ink = INKS[first % len(INKS)]
+    return {
+        "color": ink,
+        "linestyle": DASHES[(second + first // len(INKS)) % len(DASHES)],
+        "marker": MARKERS[(first + first // len(INKS)) % len(MARKERS)],
+        "markerfacecolor": "white" if second % 2 else ink,
+        "markeredgecolor": ink,
+    }
+
+
+TWINS = (("#0072B2", "#56B4E9"), ("#D55E00", "#E69F00"), ("#000000", "#8c8c8c"), ("#009E73", "#6fcfb0"))
+"""Colours of lines that two axes tell apart: one of the pair by the second axis, the pair by the first."""
+
+
+def line_look(first: int, second: int, seconds: int, firsts: int = 1) -> dict[str, Any]:
+    """How a line of two axes is drawn, of which they have so many levels: its colour, its mark and its dashes are its own
+    as long as there are enough of them."""
+    place = first * seconds + second
+    fits = seconds <= 2 and first < len(TWINS) and firsts <= len(TWINS)
+    ink = TWINS[first][second] if fits else INKS[place % len(INKS)]
+    return {
+        "color": ink,
+        "linestyle": DASHES[place % len(DASHES)],
+        "marker": MARKERS[place % len(MARKERS)],
+        "markerfacecolor": "white" if second % 2 else ink,
+        "markeredgecolor": ink,
+    }
+
+
+def panels(figure: Figure, titles: Sequence[str], *, columns: int = 3, **sharing: Any) -> list[Axes]:
+    """One pair of axes for each title, row by row, with a letter where there are several; places that are left over stay empty.
+
+    On a narrow page fewer than `columns` stand in a row, and the figure grows by the rows that this makes.
+    """
+    width, height = figure.get_size_inches()
+    planned = rows_of(len(titles), columns)
+    across = columns_of(figure, len(titles), columns)
+    down = math.ceil(len(titles) / across)
+    figure.set_size_inches(width, height * down / max(1, planned))
+    grid = figure.subplots(down, across, squeeze=False, **sharing)
+    flat = list(grid.flat)
+    room = max(8, int(0.85 * width / across * 72 / (0.6 * size("axes.titlesize"))))
+    for place, (axes, title) in enumerate(zip(flat, titles, strict=False)):
+        axes.set_title("\n".join(textwrap.wrap(title, room)))
+        if len(titles) > 1:
+            letter(axes, place)
+    for place in range(len(titles), len(flat)):
+        flat[place].set_axis_off()
+        # the panel above has none below it that would carry its labels
+        flat[place - across].tick_params(labelbottom=True)
+    return flat[: len(titles)]
+
+
+def stacked(figure: Figure, count: int, *, narrow: int = 1, wide: int = 2, **sharing: Any) -> list[Axes]:
+    """Axes of so many panels, each with its letter: `wide` of them side by side, on a narrow page `narrow`; the figure grows by
+    the rows that this makes."""
+    width, height = figure.get_size_inches()
+    across = min(count, narrow if width < NARROW else wide)
+    down = -(-count // across)
+    figure.set_size_inches(width, height * down)
+    grid = list(figure.subplots(down, across, squeeze=False, **sharing).flat)
+    for place, axes in enumerate(grid):
+        if place >= count:
+            axes.set_axis_off()
+        elif count > 1:
+            letter(axes, place)
+    return grid[:count]
+
+
+def letter(axes: Axes, place: int) -> None:
+    """Writes the letter of the panel at this place left above it: (a), or a bold a."""
+    if not current().of.letters or place >= len(LETTERS):
+        return
+    points = size("axes.titlesize") + (1 if current().of.letters == "{}" else 0)
+    axes.annotate(
+        current().of.letters.format(LETTERS[place]), (0, 1), xycoords="axes fraction", xytext=(-2, 4),
+        textcoords="offset points", ha="right", va="baseline", fontsize=points, weight="bold",
+    )  # fmt: skip
+
+
+def columns_of(figure: Figure, count: int, most: int = 3) -> int:
+    """How many of so many panels stand side by side in a figure, each as wide as it needs at least."""
+    fitting = int(figure.get_size_inches()[0] / (LEAST * current().scale))
+    return max(1, min(most, max(1, count), fitting))
+
+
+def rows_of(count: int, columns: int = 3) -> int:
+    """How many rows so many panels take."""
+    return math.ceil(count / min(columns, max(1, count)))
+
+
+def thinned(values: Sequence[int], most: int = MOST_TICKS) -> list[int]:
+    """At most so many of the sorted values, evenly taken, the last among them."""
+    step = math.ceil(len(values) / most)
+    return sorted(values)[::-1][::step][::-1] if values else []
+
+
+def length_axis(axes: Axes, lengths: Sequence[int], trained: int | None = None, *, room: float = 0.25) -> None:
+    """A horizontal axis of context lengths in steps of two, which begins and ends `room` octaves beside them; with `trained`,
+    as multiples of that length above them."""
+    from matplotlib.ticker import FixedLocator, NullLocator
+
+    every = sorted(set(lengths))
+
+    def name(length: int) -> str:
+        return length_name(length) if trained is None else f"{_times(length / trained)}\n{length_name(length)}"
+
+    axes.set_xscale("log", base=2)
+    if every:
+        wide = 1.0 if len(every) == 1 else room
+        axes.set_xlim(every[0] / 2**wide, every[-1] * 2**wide)
+    shown = thinned(every, min(MOST_TICKS, _fitting(axes, [name(length) for length in every])))
+    axes.xaxis.set_major_locator(FixedLocator(shown))
+    axes.xaxis.set_minor_locator(FixedLocator(every) if len(shown) < len(every) else NullLocator())
+    axes.xaxis.set_minor_formatter("")
+    axes.set_xticklabels([name(length) for length in shown])
+
+
+def _fitting(axes: Axes, labels: Sequence[str]) -> int:
+    """How many of these labels stand below the axes side by side, by a rough measure."""
+    figure, place = axes.figure, axes.get_subplotspec()
+    columns = place.get_gridspec().ncols if place is not None else 1
+    width = 72 * figure.get_size_inches()[0] / columns  # type: ignore[union-attr]
+    longest = max((len(line) for label in labels for line in label.split("\n")), default=1)
+    return max(1, int((0.86 * width - 12) / (size("xtick.labelsize") * (0.64 * longest + 0.5))))
+
+
+def plain_log_ticks(axes: Axes) -> None:
+    """Ticks of logarithmic axes as plain numbers, at 1, 2 and 5."""
+    from matplotlib.ticker import FuncFormatter, LogLocator, NullLocator
+
+    for axis, most in ((axes.xaxis, 5), (axes.yaxis, 8)):
+        axis.set_major_locator(LogLocator(base=10, subs=(1, 2, 5), numticks=most))
+        axis.set_minor_locator(NullLocator())
+        axis.set_major_formatter(FuncFormatter(lambda value, _: f"{value:g}"))
+
+
+def _times(ratio: float) -> str:
+    return f"{ratio:g}×" if ratio >= 1 and float(ratio).is_integer() else f"{ratio:.2g}×"
+
+
+def finished(
+    figure: Figure, title: str, notes: Sequence[str], handles: Mapping[str, Any], *, columns: int = 4
+) -> Figure:
+    """The figure with its legend below, for which it grows; where the look has titles, with the title above and the notes
+    below."""
+    width, height = figure.get_size_inches()
+    titled = current().title
+    head = textwrap.wrap(title, _signs(width, size("figure.titlesize"), 0.66)) if titled else []
+    foot = textwrap.wrap(" ".join(notes), _signs(width, size("note"), 0.61)) if titled else []
+    strip = (len(foot) * size("note") * 1.3 + 5) / 72 if foot else 0.0
+    keys, below = None, strip
+    if handles:
+        across = _across(list(handles), width, columns)
+        keys = figure.legend(list(handles.values()), list(handles), loc="lower center", ncols=across, borderaxespad=0.2)
+        # the layout gives it no room of its own above a note, so that its room is measured here
+        keys.set_in_layout(False)
+        renderer = figure.canvas.get_renderer()  # type: ignore[attr-defined]
+        below += keys.get_window_extent(renderer).height / figure.dpi + 0.04
+    height += below + 1.2 * size("figure.titlesize") / 72 * len(head)
+    figure.set_size_inches(width, height)
+    if head:
+        figure.suptitle("\n".join(head), x=0.06 / width, ha="left", weight="bold")
+    if keys is not None:
+        keys.set_bbox_to_anchor((0.5, strip / height), figure.transSubfigure)
+    engine: Any = figure.get_layout_engine()
+    engine.set(w_pad=0.06, h_pad=0.05, rect=(0, below / height, 1, 1 - below / height))
+    if foot:
+        note = figure.text(
+            0.06 / width,
+            3 / 72 / height,
+            "\n".join(foot),
+            fontsize=size("note"),
+            color=GREY,
+            va="bottom",
+            linespacing=1.25,
+        )
+        note.set_in_layout(False)
+    return figure
+
+
+def _signs(width: float, points: float, each: float) -> int:
+    """How many letters of that size stand in a line of a figure, each so much of the size wide."""
+    return max(20, int((width - 0.1) * 72 / (points * each)))
+
+
+def _across(labels: Sequence[str], width: float, most: int) -> int:
+    """How many columns a legend gets: as many as fit, with as few places left over as that allows."""
+    if not labels:
+        return 1
+    each = size("legend.fontsize") / 72 * (0.595 * max(map(len, labels)) + 5.3)
+    fitting = max(1, min(most, len(labels), int(width / each)))
+    return math.ceil(len(labels) / math.ceil(len(labels) / fitting))
+
+
+def width_of(count: int, each: float = 2.6, columns: int = 3) -> float:
+    """Inches of width for so many panels: the whole page for as many as stand in a row, less for fewer."""
+    return min(WIDTH, max(5.2, each * min(count, columns)))
+
+
+def outer_labels(figure: Figure, horizontal: str, vertical: str) -> None:
+    """The same words for all axes, once below and once at the left."""
+    vertical_label(figure, vertical)
+    bottom: dict[Any, Axes] = {}
+    for axes in figure.axes:
+        if axes.axison:
+            bottom[axes.get_subplotspec().colspan.start] = axes  # type: ignore[union-attr]
+    middle = bottom[sorted(bottom)[len(bottom) // 2]] if len(bottom) % 2 else None
+    for axes in bottom.values():
+        axes.tick_params(labelbottom=True)
+    if middle is not None:
+        middle.set_xlabel(horizontal)
+    else:
+        bottom[sorted(bottom)[0]].set_xlabel(horizontal, loc="left")
+
+
+def vertical_label(figure: Figure, words: str) -> None:
+    """The same words for all axes, at the left."""
+    figure.supylabel(words, fontsize=size("axes.labelsize"))
+
+
+_later: weakref.WeakKeyDictionary[Figure, list[Callable[[], None]]] = weakref.WeakKeyDictionary()
+
+
+def after_layout(figure: Figure, act: Callable[[], None]) -> None:
+    """Has this done once every axes has found its place: for words that look for room among what is drawn."""
+    _later.setdefault(figure, []).append(act)
+
+
+def settle(figure: Figure) -> None:
+    """Lays the figure out for good, and puts the words beside all axes at the middle of the axes, not of the page."""
+    figure.draw_without_rendering()
+    figure.set_layout_engine("none")
+    _snap(figure)
+    for act in _later.pop(figure, []):
+        act()
+    words = getattr(figure, "_supylabel", None)
+    if words is not None:
+        boxes = [axes.get_position() for axes in figure.axes if axes.axison]
+        words.set_y((min(box.y0 for box in boxes) + max(box.y1 for box in boxes)) / 2)
+
+
+def _snap(figure: Figure) -> None:
+    """Rounds every place: the layout's solver adds in an order of its own, so that last digits vary, of which ids are made."""
+    for part in figure.subfigs:
+        box = part.bbox_relative
+        box.p0, box.p1 = box.p0.round(PLACES), box.p1.round(PLACES)
+        _snap(part)  # type: ignore[arg-type]
+    for axes in figure.get_axes():
+        if axes.figure is figure:
+            x, y, width, height = (round(one, PLACES) for one in axes.get_position(original=True).bounds)
+            axes.set_position((x, y, width, height))
+
+
+def same_height(group: Sequence[Axes]) -> None:
+    """Gives all of them the vertical range that holds what each of them shows."""
+    low, high = min(axes.get_ylim()[0] for axes in group), max(axes.get_ylim()[1] for axes in group)
+    for axes in group:
+        axes.set_ylim(low, high)
+
+
+def shortened(text: str, most: int) -> str:
+    """The text, or its beginning with an ellipsis."""
+    return text if len(text) <= most else text[: most - 1] + "…"
+
+
+def spread_labels(
+    figure: Figure, axes: Axes, labels: Sequence[tuple[str, float, float]], points: Sequence[tuple[float, float]]
+) -> None:
+    """Writes each text beside its point (x, y), at that of sixteen places where it meets no other text and the fewest points."""
+    import matplotlib
+
+    near = ((6, 4), (6, -9), (-11, 4), (-11, -9), (-2, 8), (-2, -13), (10, -2), (-15, -2))
+    ways = (*near, *((2 * x, 2 * y) for x, y in near))
+    figure.draw_without_rendering()
+    renderer = figure.canvas.get_renderer()  # type: ignore[attr-defined]
+    dots = axes.transData.transform(points)
+    half = figure.dpi * float(matplotlib.rcParams["lines.markersize"]) / 72 / 2
+    taken: list[Any] = []
+    for text, x, y in labels:
+        note = axes.annotate(text, (x, y), xytext=near[0], textcoords="offset points", fontsize=size("xtick.labelsize"))
+        note.set_bbox(backing())
+
+        def box(way: tuple[int, int], note: Any = note) -> Any:
+            note.set_position(way)
+            return note.get_window_extent(renderer)
+
+        def cost(way: tuple[int, int], box: Any = box) -> tuple[int, int]:
+            found = box(way)
+            padded = found.expanded((found.width + 2 * half) / found.width, (found.height + 2 * half) / found.height)
+            return sum(found.overlaps(other) for other in taken), padded.count_contains(dots)
+
+        taken.append(box(min(ways, key=cost)))
+
+
+def backing() -> dict[str, Any]:
+    """What keeps letters readable over lines; an outline would make them drawings, which nobody can edit or search."""
+    return {"facecolor": "white", "edgecolor": "none", "alpha": 0.75, "pad": 0.4}
+
+
+def time_unit(seconds: float) -> tuple[str, float]:
+    """The unit that so many seconds are told in, and its size in seconds."""
+    for unit, size in (("days", 86_400.0), ("hours", 3600.0), ("minutes", 60.0)):
+        if seconds >= 2 * size:
+            return unit, size
+    return "seconds", 1.0
+
+
+def off_first(level: str) -> int:
+    """A key to sort levels by, so that "off" looks alike in every figure."""
+    return 0 if level == "off" else 1

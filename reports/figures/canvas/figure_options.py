@@ -1,0 +1,247 @@
+"""How a figure is to look: the venue's style, its width, whether it says its title, and which cells stand out.
+
+A look is plain data, so that a figure's trace holds it and `report --check` can draw the same picture again.
+"""
+
+from __future__ import annotations
+
+import json
+import math
+import re
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, field, replace
+from functools import cache
+from pathlib import Path
+from typing import Any
+
+from ....results.store.records import AXES
+from ...sweep_data import ReportError
+from ...sweep_data import SweepData
+
+MM = 25.4  # millimetres of an inch
+UNITS = {"mm": 1.0, "cm": 10.0, "in": MM, "pt": MM / 72}
+NARROWEST, WIDEST = 40.0, 600.0  # millimetres: below, no words fit; above, no page is
+LENGTH = re.compile(r"(\d+(?:\.\d*)?|\.\d+)\s*(mm|cm|in|pt)")
+OWN = (".mplstyle",)
+OWN_PARTS = ("axes", "font", "grid", "hatch", "legend", "lines", "mathtext", "patch", "text", "xtick", "ytick")
+OWN_NOT = ("axes.prop_cycle", "text.usetex", "text.latex.preamble", "axes.formatter.use_mathtext")
+"""Settings that a style file may not set: colours are ours to tell apart, and LaTeX would run what a file says."""
+MOST_HINTS = 5
+
+
+@dataclass(frozen=True, kw_only=True)
+class Style:
+    """A venue: its letters (the first font of `fonts` that the machine has), sizes in points, lines, and width."""
+
+    fonts: tuple[str, ...]
+    beside: str
+    """What an SVG names after these fonts, for a machine that has none of them."""
+    text: float
+    title: float
+    ticks: float
+    note: float
+    stroke: float = 1.5
+    """Points of a line's width; thinner lines are thinner in proportion."""
+    marker: float = 4.0
+    width_mm: float | None = None
+    """Width of every figure; None: each as wide as it needs, at most a page."""
+    letters: str = "({})"
+    """How the letter of a panel is written; empty: not at all."""
+    titled: bool = True
+    """Whether a figure says its title and notes; a journal has them in the caption."""
+    more: Mapping[str, Any] = field(default_factory=dict)
+
+
+SANS = ("Arial", "Helvetica", "Liberation Sans", "Nimbus Sans", "TeX Gyre Heros", "DejaVu Sans")
+STYLES: dict[str, Style] = {
+    # DejaVu Sans and STIX come with matplotlib, so every machine draws the same
+    "paper": Style(fonts=("DejaVu Sans",), beside="Verdana, sans-serif", text=8.0, title=8.5, ticks=7.0, note=6.8),
+    "nature": Style(
+        fonts=SANS, beside="sans-serif", text=6.5, title=7.0, ticks=6.0, note=5.5, stroke=1.0, marker=3.0,
+        width_mm=89.0, letters="{}", titled=False, more={"axes.linewidth": 0.5, "grid.linewidth": 0.4},
+    ),
+    "neurips": Style(
+        fonts=("STIXGeneral",), beside="'Times New Roman', Times, serif", text=9.0, title=9.5, ticks=8.0, note=7.5,
+        stroke=1.3, width_mm=5.5 * MM, titled=False, more={"mathtext.fontset": "stix"},
+    ),
+    "screen": Style(
+        fonts=("DejaVu Sans",), beside="Verdana, sans-serif", text=14.0, title=15.0, ticks=12.0, note=10.5,
+        stroke=2.6, marker=7.0, width_mm=10 * MM, letters="", more={"axes.linewidth": 1.2, "grid.linewidth": 1.0},
+    ),
+}  # fmt: skip
+"""By name. nature: one column, 5 to 7 points; neurips: its text width and a Times; screen: for slides."""
+
+
+@dataclass(frozen=True, kw_only=True)
+class Look:
+    """How a figure is drawn. `draw(made, look)` gets it; outside of a figure's own file, `style` reads it.
+
+    `highlight`: ids of the cells that stand out. `title`: whether title and notes are in the picture.
+    """
+
+    style: str = "paper"
+    width_mm: float | None = None
+    title: bool = True
+    highlight: tuple[str, ...] = ()
+    own: Mapping[str, Any] = field(default_factory=dict)
+    """Settings of matplotlib from a style file of one's own, over those of the style."""
+    font: str | None = None
+    """The font to draw with; None: the first of the style's that this machine has."""
+
+    @property
+    def of(self) -> Style:
+        """The style of that name."""
+        return STYLES[self.style]
+
+    @property
+    def scale(self) -> float:
+        """Size of the letters beside those of the style `paper`; heights grow with it."""
+        return self.of.text / STYLES["paper"].text
+
+    def inches(self, wanted: float, page: float) -> float:
+        """Width of a figure that would like to be `wanted` inches wide, on a page of so many."""
+        fixed = self.width_mm or self.of.width_mm
+        return fixed / MM if fixed else min(wanted, page)
+
+    def family(self) -> str:
+        """The font that the letters come from. Raises ReportError where one is asked for that this machine lacks."""
+        if self.font is None:
+            return first_font(self.of.fonts)
+        if self.font not in installed():
+            raise ReportError(f"the font {self.font} is not installed here; install it, or draw the figure again")
+        return self.font
+
+    def as_json(self) -> dict[str, Any]:
+        """What a trace says of it; `look_of` reads it back."""
+        told = {"style": self.style, "title": self.title, "font": self.family()}
+        more = {"width_mm": self.width_mm, "highlight": list(self.highlight), "own": dict(self.own)}
+        return told | {name: value for name, value in more.items() if value}
+
+
+def look_of(told: Any) -> Look:
+    """The look that a trace tells; the usual one where it tells none. Raises ReportError for what no look is."""
+    if told is None:
+        return Look()
+    try:
+        own = {name: checked(name, value) for name, value in told.get("own", {}).items()}
+        given = {name: told[name] for name in ("style", "title", "font", "width_mm") if name in told}
+        found = Look(**given, highlight=tuple(map(str, told.get("highlight", ()))), own=own)
+        good = found.style in STYLES and isinstance(found.title, bool) and isinstance(found.font, str | None)
+        good = good and (found.width_mm is None or NARROWEST <= float(found.width_mm) <= WIDEST)
+    except (AttributeError, TypeError, ValueError) as error:
+        raise ReportError(f"its look cannot be read ({error}); draw the figure again") from error
+    if not good:
+        raise ReportError("its look cannot be read; draw the figure again")
+    return found
+
+
+@cache
+def installed() -> frozenset[str]:
+    """The fonts that matplotlib finds on this machine."""
+    from matplotlib import font_manager
+
+    return frozenset(font_manager.get_font_names())
+
+
+@cache
+def first_font(fonts: tuple[str, ...]) -> str:
+    """The first of these that the machine has; the last comes with matplotlib."""
+    return next((font for font in fonts[:-1] if font in installed()), fonts[-1])
+
+
+def wanted(style: str | None = None, width: str | None = None, title: bool | None = None) -> Look:
+    """The look of these words of the command line: a style or a file of one, and a width such as 89mm. Raises ReportError."""
+    name, own = style or "paper", {}
+    if Path(name).suffix in OWN:
+        name, own = "paper", own_style(Path(name))
+    elif name not in STYLES:
+        raise ReportError(f"there is no style {name!r}; {choice(name, STYLES)}; or a file that ends in {OWN[0]}")
+    titled = STYLES[name].titled if title is None else title
+    return Look(style=name, width_mm=None if width is None else millimetres(width), title=titled, own=own)
+
+
+def millimetres(text: str) -> float:
+    """89mm, 8.9 cm, 3.5in or 252pt in millimetres. Raises ReportError."""
+    found = LENGTH.fullmatch(text.strip().lower())
+    if found is None:
+        raise ReportError(f"--width takes a number and mm, cm, in or pt, such as 89mm, not {text[:40]!r}")
+    width = float(found[1]) * UNITS[found[2]]
+    if not NARROWEST <= width <= WIDEST:
+        raise ReportError(
+            f"--width {text}: a figure is {NARROWEST:g} to {WIDEST:g} mm wide; 89mm is a journal's column"
+        )
+    return round(width, 4)
+
+
+def own_style(file: Path) -> dict[str, Any]:
+    """The settings of a style file of matplotlib's, a `name: value` a line. Raises ReportError naming the line."""
+    try:
+        lines = file.read_text(encoding="utf-8").splitlines()
+    except (OSError, UnicodeDecodeError) as error:
+        raise ReportError(f"cannot read the style {file}: {error}") from error
+    found = {}
+    for number, line in enumerate(lines, 1):
+        bare = line.split("#")[0].strip() if '"' not in line else line.strip()
+        if not bare:
+            continue
+        name, colon, value = (part.strip() for part in bare.partition(":"))
+        if not colon:
+            raise ReportError(f"{file}, line {number}: a style file has a setting a line, such as font.size: 7")
+        try:
+            found[name] = checked(name, value.strip('"'))
+        except ValueError as error:
+            raise ReportError(f"{file}, line {number}: {error}") from error
+    return found
+
+
+def checked(name: str, value: Any) -> Any:
+    """The value as matplotlib takes it, as plain data. Raises ValueError for what a figure of ours does not take."""
+    import matplotlib
+
+    if name.partition(".")[0] not in OWN_PARTS or name in OWN_NOT or name not in matplotlib.rcParamsDefault:
+        known = [one for one in matplotlib.rcParamsDefault if one.partition(".")[0] in OWN_PARTS and one not in OWN_NOT]
+        raise ValueError(f"{name} is no setting of a style here{did_you_mean(name, known)}")
+    parameters: Any = matplotlib.RcParams()
+    try:
+        parameters[name] = value
+    except ValueError as error:
+        raise ValueError(" ".join(str(error).split())) from error
+    taken = json.loads(json.dumps(parameters[name]))
+    if isinstance(taken, float) and not math.isfinite(taken):
+        raise ValueError(f"{name} takes a number")
+    return taken
+
+
+def highlighted(look: Look, data: SweepData, words: Sequence[str]) -> Look:
+    """The look with these cells standing out: each word a slug, the beginning of an id, or levels such as polar,memory=on.
+
+    Raises ReportError for a word that no cell of the sweep fits.
+    """
+    cells = [cell for word in words for cell in _named(data, word)]
+    return replace(look, highlight=tuple(dict.fromkeys(cells)))
+
+
+def _named(data: SweepData, word: str) -> list[str]:
+    found = [cell.cell_id for cell in data.cells if word in (cell.cell_id, cell.slug)]
+    found = found or [cell.cell_id for cell in data.cells if len(word) > 3 and cell.cell_id.startswith(word)]
+    found = found or _of_levels(data, word)
+    if found:
+        return found
+    slugs = [cell.slug for cell in data.cells]
+    more = ", ..." if len(slugs) > MOST_HINTS else ""
+    hint = did_you_mean(word, slugs) or f"; cells are {', '.join(slugs[:MOST_HINTS])}{more}"
+    raise ReportError(
+        f"--highlight {word[:60]}: no cell of sweep {data.sweep} has that slug, id or levels (polar,memory=on){hint}"
+    )
+
+
+def _of_levels(data: SweepData, word: str) -> list[str]:
+    """The cells that stand at all of these levels: `axis=level`, or a level that names its axis by itself."""
+    parts = [part.strip() for part in word.split(",") if part.strip()]
+
+    def stands(cell: Any, part: str) -> bool:
+        axis, equals, level = part.partition("=")
+        levels = {**cell.axes, **{name: cell.levels[name] for name in AXES}, "seed": str(cell.seed)}
+        return levels.get(axis) == level if equals else part in levels.values() and part not in ("on", "off")
+
+    return [cell.cell_id for cell in data.cells if parts and all(stands(cell, part) for part in parts)]

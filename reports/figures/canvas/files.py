@@ -1,0 +1,143 @@
+"""A figure as SVG, PDF or PNG: the same bytes from the same data, with a trace that a program can read back.
+
+The trace is JSON in one line: in SVG and PNG the description, in PDF the subject. Words are letters in SVG and PDF, not outlines.
+"""
+
+from __future__ import annotations
+
+import io
+import json
+import re
+import zlib
+from collections.abc import Sequence
+from dataclasses import replace
+from typing import Any
+from xml.etree import ElementTree
+
+import pandas as pd
+
+from . import drawing
+from ...sweep_data import ReportError
+from .. import FIGURES
+from ..base import Collected
+from .figure_options import Look
+from .redraw import versions
+
+FORMATS = ("svg", "pdf", "png")
+PLACES = {"svg": "Description", "pdf": "Subject", "png": "Description"}
+DOTS = 300  # dots an inch of a PNG
+TRACE = "atma-sweep-trace:"
+DESCRIPTION = "{http://purl.org/dc/elements/1.1/}description"
+PDF_ESCAPE = re.compile(rb"\\(.)", re.DOTALL)
+
+
+def trace_text(made: Collected, look: Look) -> str:
+    """The trace, how it looks, and what the figure is drawn with, in one line of ASCII."""
+    told = {**made.trace, "look": look.as_json(), "drawn_with": versions()}
+    return f"{TRACE} {json.dumps(told, separators=(',', ':'), ensure_ascii=True, allow_nan=False)}"
+
+
+def rendered(made: Collected, format: str = "svg", *, look: Look | None = None, trace: bool = True) -> bytes:
+    """The picture as a file's content. Raises ReportError for an unknown format."""
+    return renderings(made, [format], look=look, trace=trace)[format]
+
+
+def renderings(
+    made: Collected, formats: Sequence[str] = FORMATS, *, look: Look | None = None, trace: bool = True
+) -> dict[str, bytes]:
+    """The picture as the content of a file of each of these formats, drawn once, each with the trace unless that is unwanted.
+
+    Raises ReportError for an unknown format, and for a font that this machine lacks.
+    """
+    for format in formats:
+        if format not in FORMATS:
+            raise ReportError(f"a figure is written as {', '.join(FORMATS)}, not {format!r}; give --out FILE.svg")
+    look = look or Look()
+    told: dict[str, dict[str, Any]] = {
+        "svg": {"Title": plain(made.title), "Creator": "atma-sweep", "Date": None},
+        "pdf": {"Title": plain(made.title), "Creator": "atma-sweep", "CreationDate": None},
+        "png": {"Title": plain(made.title), "Software": "atma-sweep"},
+    }
+    if trace:
+        for format, place in PLACES.items():
+            told[format][place] = trace_text(made, look)
+    found = {}
+    with drawing.settings(look):
+        figure = drawn(made, look)
+        for format in formats:
+            out = io.BytesIO()
+            figure.savefig(out, format=format, metadata=told[format], dpi=DOTS if format == "png" else 72)
+            found[format] = _with_families(out.getvalue(), look) if format == "svg" else out.getvalue()
+    return found
+
+
+def drawn(made: Collected, look: Look | None = None) -> Any:
+    """The matplotlib Figure, laid out for good; to be called and used inside `style.settings(look)`."""
+    figure = FIGURES[made.name].load(str(__package__)).draw(_shown(made), look or drawing.current())
+    # once: finding the places takes longer than drawing, and so they are the same in every format
+    drawing.settle(figure)
+    return figure
+
+
+def _with_families(svg: bytes, look: Look) -> bytes:
+    """The SVG with every font of the style named, for a reader's machine that lacks the one it is drawn with."""
+    fonts = dict.fromkeys((look.family(), *look.of.fonts))
+    families = ", ".join((*(f"'{font}'" for font in fonts), look.of.beside))
+    return svg.replace(f"font-family: '{look.family()}'".encode(), f"font-family: {families}".encode())
+
+
+def _drawable(text: str) -> str:
+    # XML forbids control characters, and two dollars would begin a formula of matplotlib's
+    return plain(text).replace("$", r"\$")
+
+
+def _shown(made: Collected) -> Collected:
+    """The figure with its words as they can be drawn."""
+    frame = made.frame.copy(deep=False)
+    for name in frame.columns:
+        if not pd.api.types.is_numeric_dtype(frame[name]):
+            frame[name] = frame[name].map(lambda one: cleaned(one, _drawable))
+    title, notes, about = cleaned((made.title, made.notes, dict(made.about)), _drawable)
+    return replace(made, title=title, notes=notes, frame=frame, about=about)
+
+
+def trace_in(content: bytes, format: str) -> dict[str, Any]:
+    """The trace that a rendering carries. Raises ReportError where there is none that we can read."""
+    readers = {"svg": _svg_text, "pdf": _pdf_text, "png": _png_text}
+    if format not in readers:
+        raise ReportError(f"a figure is written as {', '.join(FORMATS)}, not {format!r}")
+    try:
+        text = readers[format](content)
+        found = json.loads(text.removeprefix(TRACE)) if text is not None and text.startswith(TRACE) else None
+    except (ValueError, zlib.error):
+        found = None
+    if not isinstance(found, dict):
+        raise ReportError(f"this {format} carries no trace of ours")
+    return found
+
+
+def _svg_text(content: bytes) -> str | None:
+    try:
+        return ElementTree.fromstring(content).findtext(f".//{DESCRIPTION}")
+    except ElementTree.ParseError:
+        return None
+
+
+def _pdf_text(content: bytes) -> str | None:
+    start = content.find(b"/Subject (")
+    if start < 0:
+        return None
+    found = re.match(rb"/Subject \(((?:\\.|[^\\()])*)\)", content[start:], re.DOTALL)
+    return PDF_ESCAPE.sub(rb"\1", found[1]).decode("ascii") if found else None
+
+
+def _png_text(content: bytes) -> str | None:
+    place = 8
+    while place + 8 <= len(content):
+        size, kind = int.from_bytes(content[place : place + 4], "big"), content[place + 4 : place + 8]
+        data = content[place + 8 : place + 8 + size]
+        if kind in (b"tEXt", b"zTXt") and data.startswith(b"Description\0"):
+            text = data.partition(b"\0")[2]
+            return (zlib.decompress(text[1:]) if kind == b"zTXt" else text).decode("latin-1")
+        place += 12 + size
+    return None

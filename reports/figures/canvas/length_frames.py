@@ -1,0 +1,142 @@
+"""Numbers over context lengths: the tidy frame of them, the means of their lines, and how both are drawn."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from typing import TYPE_CHECKING, Any
+
+import pandas as pd
+from scipy.special import stdtrit
+
+from ....results import metrics
+from ...number_format import length_name
+from ...sweep_data import SweepData
+from ..base import GROUP, groups_of, line_axes
+from . import drawing
+
+if TYPE_CHECKING:
+    from matplotlib.axes import Axes
+
+
+def over_lengths(data: SweepData, trained: dict[str, int], probe: str, metric: str) -> pd.DataFrame:
+    """One row a cell and context length that has the number.
+
+    Columns: cell, attempt, configuration (the levels of every axis, which seeds share), panel, first, second, line, probe,
+    metric, length (tokens), trained (tokens of a training row, the shortest length where the config does not say), ratio of
+    the two, value, n (answers or tokens), low, high (of an accuracy: the 95% interval of its trials).
+    """
+    lengths = data.lengths(probe, metric, unasked=True)
+    groups = groups_of(data)
+    configurations = {cell.cell_id: ", ".join(key) for key, cells in data.configurations().items() for cell in cells}
+    rows = []
+    for cell in data.cells:
+        base = trained.get(cell.cell_id, min((length for length in lengths if length), default=1))
+        for length in lengths:
+            value = data.values.get((cell.cell_id, probe, metric, length))
+            if not length or value is None or value.value is None:
+                continue
+            about: dict[str, Any] = {"cell": cell.cell_id, "attempt": value.attempt_id, **groups[cell.cell_id]}
+            about |= {"configuration": configurations[cell.cell_id]}
+            about |= {"probe": probe, "metric": metric, "length": length, "trained": base, "ratio": length / base}
+            rows.append(about | {"value": value.value, "n": value.n, "low": value.low, "high": value.high})
+    columns = ["cell", "attempt", "configuration", *GROUP, "probe", "metric", "length", "trained", "ratio", "value"]
+    frame = pd.DataFrame(rows, columns=[*columns, "n", "low", "high"])
+    return frame.astype({"value": float, "n": float, "low": float, "high": float})
+
+
+BARS = {
+    "configurations": "95% t intervals between the configurations of a line, the seeds of each averaged first",
+    "seeds": "95% t intervals between the seeds of a line of one configuration",
+    "trials": "95% Wilson intervals over the trials of a line of one cell",
+}
+"""What the interval of a line is about, in the words of a note."""
+LINE = [*GROUP, "probe", "metric"]
+
+
+def lines_of(frame: pd.DataFrame) -> pd.DataFrame:
+    """One row a line and length of `over_lengths`: value (mean over configurations, the seeds of each averaged first), cells,
+    configurations, of (cells that the line has at any length), low and high, a 95% interval, and interval, a key of BARS or
+    nothing.
+
+    The unit is the configuration: the interval is Student's t from the spread between them, so it tells how far the mean
+    would be off for other configurations like these, and counts neither digits nor seeds as if they were independent. A
+    line of one configuration has that between its seeds; a line of one cell that cell's own, of its trials. NaN where there
+    is none. The interval of a share ends at 0 and 1.
+    """
+    keys = [*LINE, "length"]
+    columns = [*keys, "value", "cells", "configurations", "of", "low", "high", "interval"]
+    if frame.empty:
+        return pd.DataFrame(columns=columns)
+    grouped = frame.groupby([*keys, "configuration"], sort=False)
+    inner = grouped.agg(value=("value", "mean"), sd=("value", "std"), cells=("cell", "size"), low=("low", "first"), high=("high", "first"))  # fmt: skip
+    outer = inner.reset_index().groupby(keys, sort=False)
+    found = outer.agg(
+        value=("value", "mean"), between=("value", "std"), within=("sd", "first"), cells=("cells", "sum"),
+        configurations=("value", "size"), low=("low", "first"), high=("high", "first"),
+    ).reset_index()  # fmt: skip
+    several, seeds = found["configurations"] > 1, (found["configurations"] == 1) & (found["cells"] > 1)
+    n = found["configurations"].where(several, found["cells"])
+    sd = found["between"].where(several, found["within"])
+    # one value has no spread: a single degree of freedom only keeps its quantile from being undefined
+    half = stdtrit((n - 1).clip(lower=1), 0.975) * sd / n**0.5
+    spread = several | seeds
+    shares = [metrics.metric(probe, name).percent for probe, name in zip(found["probe"], found["metric"], strict=True)]
+    for side, sign in (("low", -1), ("high", 1)):
+        ends = found["value"] + sign * half
+        found[side] = found[side].where(~spread, ends.where(~pd.Series(shares), ends.clip(0, 1)))
+    found["interval"] = [
+        "configurations" if a else "seeds" if b else "trials" if c else ""
+        for a, b, c in zip(several, seeds, found["low"].notna(), strict=True)
+    ]
+    whole = frame.groupby(LINE)["cell"].nunique().reset_index(name="of")
+    return found.merge(whole, on=LINE, how="left")[columns]
+
+
+def bars(means: pd.DataFrame) -> str:
+    """What the bars of these lines of `lines_of` are, as a sentence of a note; nothing where there are none."""
+    told = [words for kind, words in BARS.items() if (means["interval"] == kind).any()]
+    return f"Bars: {'; '.join(told)}. " if told else ""
+
+
+def bands(means: pd.DataFrame, trials: str) -> str:
+    """What the bands of these lines are, as a sentence of a note; `trials`: those of a line of one cell."""
+    told = [words for kind, words in (BARS | {"trials": trials}).items() if (means["interval"] == kind).any()]
+    return f"Band: {'; '.join(told)}. " if told else ""
+
+
+def uneven(means: pd.DataFrame) -> list[str]:
+    """The note on means of `lines_of` over fewer cells than their line has elsewhere; none where all have as many."""
+    fewer = means[means["cells"] < means["of"]]
+    if fewer.empty:
+        return []
+    told = list(dict.fromkeys(f"{length_name(int(length))}" for length in sorted(fewer["length"])))
+    return [f"n=k (at {', '.join(told)}): a mean over k cells, fewer than the line has at other lengths."]
+
+
+def averaged_over(data: SweepData, axes: Sequence[str] | None = None) -> str:
+    """What differs between the cells of one line, in words; `axes` are those that tell lines apart, if not as in `groups_of`."""
+    told = ("attn_type", *line_axes(data)) if axes is None else axes
+    every = ("attn_type",) if axes is not None else ()
+    every = (*every, "distractor", "reg_mode", "memory", "window")
+    others = [axis for axis in every if len(data.levels(axis)) > 1]
+    names = [axis for axis in (*others, *data.extra_axes()) if axis not in told]
+    names += ["seed"] if len({cell.seed for cell in data.cells}) > 1 else []
+    return f"Thick lines: means over {', '.join(names)}; thin lines: single cells. " if names else ""
+
+
+def only(values: Sequence[int]) -> int | None:
+    found = set(values)
+    return found.pop() if len(found) == 1 else None
+
+
+def count_fewer(axes: Axes, means: pd.DataFrame, ink: str, scale: float = 1) -> None:
+    """Writes n beside every mean that is over fewer cells than its line has elsewhere."""
+    for _, one in means[means["cells"] < means["of"]].iterrows():
+        axes.annotate(
+            f"n={int(one['cells'])}", (one["length"], scale * one["value"]), xytext=(0, 5), textcoords="offset points",
+            ha="center", fontsize=drawing.size("small"), color=ink, zorder=4, bbox=drawing.backing(),
+        )  # fmt: skip
+
+
+def length_label(trained: int | None) -> str:
+    return "context length, tokens" + (" and multiples of the training length" if trained else "")

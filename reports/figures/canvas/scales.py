@@ -1,0 +1,172 @@
+"""Axes of settings: numbers, even or even in the logarithm, and levels of which none lies between two others."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Sequence
+from dataclasses import dataclass
+from itertools import pairwise
+from typing import TYPE_CHECKING, Any
+
+from ...number_format import large
+from . import drawing
+
+if TYPE_CHECKING:
+    from matplotlib.axes import Axes
+
+FEWEST, MOST = 3, 5
+"""Ticks of an axis of numbers, where its range has so many that are round."""
+ROOM = 0.05
+"""Of its length, that an axis grows by at both ends."""
+WIDE = 8.0
+"""How many times the lowest number the highest is, from where on an axis of positive numbers is logarithmic."""
+LARGE = 1e4
+LONGEST = 12  # letters of a level beside an axis
+DECADES = (12, 6, 4, 3, 2)
+"""Of ten between two ticks of a logarithmic axis, the widest steps first; then these multiples of every power of ten:"""
+MULTIPLES = ((1.0,), (1.0, 3.0), (1.0, 2.0, 5.0), (1.0, 1.5, 2.0, 3.0, 5.0, 7.0), tuple(map(float, range(1, 10))))
+
+
+@dataclass(frozen=True)
+class Scale:
+    """An axis of numbers from `low` to `high`, or of `levels`, whose places are 0, 1, 2, ..."""
+
+    low: float = 0.0
+    high: float = 1.0
+    log: bool = False
+    whole: bool = False
+    """Whether only whole numbers are on it."""
+    levels: tuple[str, ...] = ()
+    at: tuple[float, ...] = ()
+    """Where ticks stand; empty: at round numbers."""
+
+    def share(self, place: float) -> float:
+        """How far along the axis a place is, from 0 to 1."""
+        if self.levels:
+            return place / (len(self.levels) - 1) if len(self.levels) > 1 else 0.5
+        if self.low == self.high:
+            return 0.5
+        if self.log:
+            return math.log(place / self.low) / math.log(self.high / self.low)
+        return (place - self.low) / (self.high - self.low)
+
+    def ticks(self, most: int = MOST) -> dict[float, str]:
+        """Where ticks stand, and their words."""
+        if self.levels:
+            return {float(place): drawing.shortened(level, LONGEST) for place, level in enumerate(self.levels)}
+        if self.at:
+            return {tick: words(tick) for tick in self.at}
+        return {
+            tick: words(tick) for tick in round_numbers(self.low, self.high, log=self.log, whole=self.whole, most=most)
+        }
+
+    def dress(self, axes: Axes, which: str, most: int = MOST) -> None:
+        """Gives that axis, `x` or `y`, its scale, its limits and its ticks."""
+        axis: Any = getattr(axes, f"{which}axis")
+        limits = getattr(axes, f"set_{which}lim")
+        if self.log and not self.levels:
+            getattr(axes, f"set_{which}scale")("log")
+            room = (self.high / self.low) ** ROOM if self.high > self.low else 2.0
+            limits(self.low / room, self.high * room)
+        elif self.levels:
+            limits(-0.5, len(self.levels) - 0.5)
+        else:
+            room = ROOM * (self.high - self.low) or 0.05 * abs(self.high) or 1.0
+            limits(self.low - room, self.high + room)
+        put_ticks(axis, self.ticks(most))
+        if which == "x":
+            drawing.after_layout(axes.figure, lambda: thin_labels(axes))  # type: ignore[arg-type]
+
+
+def put_ticks(axis: Any, ticks: dict[float, str]) -> None:
+    """Gives an axis these ticks and no others."""
+    from matplotlib.ticker import FixedFormatter, FixedLocator, NullLocator
+
+    axis.set_major_locator(FixedLocator(list(ticks)))
+    axis.set_minor_locator(NullLocator())
+    axis.set_major_formatter(FixedFormatter(list(ticks.values())))
+
+
+def of_numbers(numbers: Sequence[float]) -> Scale:
+    """The scale of these numbers: logarithmic where they are positive and far apart."""
+    low, high = min(numbers), max(numbers)
+    return Scale(low, high, log=low > 0 and high >= WIDE * low, whole=all(float(one).is_integer() for one in numbers))
+
+
+def words(tick: float) -> str:
+    """A number beside an axis: 0.003, 16384, 20K."""
+    size = abs(tick)
+    short = size >= LARGE and float(f"{size:.3g}") == size
+    text = large(size) if short else f"{size:.0f}" if size >= 1 and size.is_integer() else f"{size:g}"
+    return f"−{text}" if tick < 0 else text
+
+
+def short_numbers(axis: Any) -> None:
+    """Has large numbers beside an axis written so, wherever its ticks come to stand."""
+    from matplotlib.ticker import FuncFormatter
+
+    if max(map(abs, axis.get_view_interval())) >= LARGE:
+        axis.set_major_formatter(FuncFormatter(lambda tick, _: words(float(f"{tick:.10g}"))))
+
+
+def round_numbers(low: float, high: float, *, log: bool = False, whole: bool = False, most: int = MOST) -> list[float]:
+    """Round numbers from `low` to `high`, three to `most` where there are so many; the ends themselves where there are fewer
+    than two."""
+    if log and low > 0:
+        found = _logarithmic(low, high, whole, most)
+        if len(found) >= FEWEST:
+            return found
+    return _even(low, high, whole, most) or sorted({low, high})
+
+
+def _logarithmic(low: float, high: float, whole: bool, most: int) -> list[float]:
+    first, last = math.floor(math.log10(low)), math.ceil(math.log10(high))
+    best: list[float] = []
+    ways = [((1.0,), step) for step in DECADES] + [(one, 1) for one in MULTIPLES]
+    for multiples, step in ways:
+        powers = [power for power in range(first, last + 1) if power % step == 0]
+        every = [float(f"{multiple}e{power}") for power in powers for multiple in multiples]
+        kept = [one for one in every if _inside(one, low, high) and (not whole or one.is_integer())]
+        if len(kept) >= FEWEST and (len(kept) <= most or not best):
+            return kept
+        best = kept
+    return []
+
+
+def _even(low: float, high: float, whole: bool, most: int) -> list[float]:
+    span = high - low
+    if span <= 0:
+        return [low]
+    for power in range(math.floor(math.log10(span)), math.floor(math.log10(span)) - 3, -1):
+        for step in (5.0, 2.0, 1.0):
+            each = step * 10.0**power
+            if whole and each < 1:
+                return [float(one) for one in range(math.ceil(low), math.floor(high) + 1)]
+            start, end = math.ceil(low / each - 1e-9), math.floor(high / each + 1e-9)
+            if end - start + 1 >= FEWEST:
+                # a step of two fifths of a power of ten would not be round; so many are rare, and are thinned
+                found = [float(f"{place * each:.12g}") for place in range(start, end + 1)]
+                return found if len(found) <= most else found[:: -(-len(found) // most)]
+    return []
+
+
+def _inside(one: float, low: float, high: float) -> bool:
+    return low * (1 - 1e-9) <= one <= high * (1 + 1e-9)
+
+
+def thin_labels(axes: Axes) -> None:
+    """Where the words below an axis would meet, leaves out every second one until none do."""
+    low, high = sorted(axes.get_xlim())
+    labels = [
+        label
+        for label, tick in zip(axes.get_xticklabels(), axes.get_xticks(), strict=True)
+        if low <= tick <= high and label.get_text()
+    ]
+    air = 0.5 * drawing.size("xtick.labelsize") * axes.figure.dpi / 72
+    while len(labels) > 1:
+        ends = sorted((box.x0, box.x1) for box in (label.get_window_extent() for label in labels))
+        if all(after[0] - before[1] >= air for before, after in pairwise(ends)):
+            return
+        for label in labels[1::2]:
+            label.set_visible(False)
+        labels = labels[::2]

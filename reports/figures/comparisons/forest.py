@@ -1,0 +1,176 @@
+"""Differences with their intervals, row by row: how the figures of effects and of interactions are drawn.
+
+Better lies to the right and has one colour, worse the other, whether more of the number is better or less: the axis of a loss
+runs backwards. A mark is filled where the difference is sure after the correction for its family.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Mapping, Sequence
+from itertools import pairwise
+from typing import TYPE_CHECKING, Any
+
+import numpy as np
+
+from ...number_format import Column, length_name
+from ...placeholders import MEASURES
+from ...result_columns import further_metrics
+from ...stats.effects import Tested, measures
+from ...sweep_data import SweepData
+from ..canvas import drawing
+
+if TYPE_CHECKING:
+    import pandas as pd
+    from matplotlib.axes import Axes
+
+LEAST_TICKS = 3
+MOST_MEASURES = 3
+SLACK = 0.12  # of its range that an axis grows by for a round number
+ROW = 0.15  # inches of height that a row gets in the style `paper`
+BETTER, WORSE, OPEN = "better", "worse", "not sure"
+
+
+def shown_measures(data: SweepData) -> list[Column]:
+    """Validation loss, and the clean loss, the needle and numbers of further probes, at the longest length
+    and at those that are asked for besides; where a sweep has none of these, the first of its numbers."""
+    known = measures(data)
+    found = [column for column in known if column.metric == "val_loss"]
+    own = ((probe, about.name) for probe, about in further_metrics(data))
+    for probe, metric in (("clean", "nats"), ("needle", "digit_accuracy"), *own):
+        some = [column for column in known if (column.probe, column.metric) == (probe, metric)]
+        asked = [column for column in some if column.length not in data.also] or some
+        found += [*asked[-1:], *(column for column in some if column.length in data.also and column not in asked[-1:])]
+    return found or known[:MOST_MEASURES]
+
+
+def measure_words(column: Column) -> str:
+    """What a panel is about: needle, 64K."""
+    known = MEASURES.get(column.metric) or MEASURES.get(f"{column.probe}.{column.metric}")
+    if known is None:
+        return column.heading
+    return f"{known}, {length_name(column.length)}" if column.length else known
+
+
+def fields_of(one: Tested) -> dict[str, Any]:
+    """What a row of the frame says of a difference: measure (heading), words, unit, better (1, -1 or 0), where, mean, low and
+    high (95%, NaN where there is none), p (corrected), sure, i2, mixed, confirmatory; shares in points."""
+    scale, unit = (100, "points") if one.measure.percent else (1, one.measure.unit)
+    about: dict[str, Any] = {"measure": one.measure.heading, "words": measure_words(one.measure), "unit": unit}
+    about |= {"better": one.measure.direction, "where": one.where}
+    about |= {"mean": scale * one.mean, "low": scale * one.low, "high": scale * one.high, "p": one.p_corrected}
+    about |= {"sure": one.sure, "i2": one.i2, "mixed": one.mixed, "confirmatory": one.confirmatory}
+    return about
+
+
+def lacking(rows: Sequence[Mapping[str, Any]], what: str) -> list[str]:
+    """The note on differences without an interval, where there are any."""
+    none = any(math.isnan(row["low"]) for row in rows)
+    return [f"Without a bar: too few {what} for an interval."] if none else []
+
+
+def against(axis: str, level: str, reference: str) -> str:
+    """A difference of levels in words: NoPE − PoLAR, and for a switch its axis alone: memory."""
+    if (level, reference) == ("on", "off"):
+        return drawing.axis_name(axis)
+    if (axis, reference) == ("reg_mode", "baseline"):
+        return f"{level} regularizer"
+    if axis in ("attn_type", "reg_mode"):
+        return f"{drawing.shown(level, axis)} − {drawing.shown(reference, axis)}"
+    return f"{drawing.axis_name(axis)} {level} − {reference}"
+
+
+def ink_of(row: Any) -> str:
+    """The colour of a difference: good or bad where it is sure, else grey."""
+    side = row["mean"] * (row["better"] or 0)
+    if not row["sure"] or not side:
+        return drawing.GREY
+    return drawing.GOOD if side > 0 else drawing.BAD
+
+
+def draw_rows(axes: Axes, rows: pd.DataFrame, heights: Sequence[float]) -> None:
+    """An interval and a mark for every row at its height; a row that averages strata that differ is pale."""
+    for (_, row), y in zip(rows.iterrows(), heights, strict=True):
+        ink, pale = ink_of(row), 0.45 if row["mixed"] else 1.0
+        if not np.isnan(row["low"]):
+            axes.hlines(y, row["low"], row["high"], color=ink, linewidth=drawing.stroke(1.3), alpha=pale)
+        axes.plot(
+            row["mean"], y, marker="o", color=ink, markerfacecolor=ink if row["sure"] else "white", linestyle="none", zorder=3,
+            markersize=drawing.stroke(4.2), alpha=pale if row["sure"] else 1.0,
+        )  # fmt: skip
+
+
+def draw_strata(axes: Axes, rows: pd.DataFrame, heights: Sequence[float], markers: Mapping[str, Any]) -> None:
+    """A small mark for every row of a stratum, whose marker is that of its `where`."""
+    for (_, row), y in zip(rows.iterrows(), heights, strict=True):
+        ink = ink_of(row)
+        axes.plot(
+            row["mean"], y, marker=markers[row["where"]], color=ink, markerfacecolor=ink if row["sure"] else "white",
+            linestyle="none", markersize=drawing.stroke(3.0), markeredgewidth=drawing.stroke(0.7), zorder=4,
+        )  # fmt: skip
+
+
+def head_panel(axes: Axes, words: str, *, wrapped: bool = False) -> None:
+    """The panel's title, with room below it for the side that is better; `wrapped` in two lines."""
+    if wrapped:
+        words = words.replace(", ", "\n") if ", " in words else words.replace(" ", "\n", 1)
+    axes.set_title(words, pad=1.5 * drawing.size("small") + 4)
+
+
+def frame_axes(axes: Axes, rows: pd.DataFrame, side: str = BETTER) -> None:
+    """Zero, the side that is better (in these words), at least three ticks, and the unit below."""
+    ends = rows[["mean", "low", "high"]].to_numpy(dtype=float)
+    low, high = min(0.0, float(np.nanmin(ends))), max(0.0, float(np.nanmax(ends)))
+    room = 0.07 * (high - low) or 1.0
+    low, high = low - room, high + room
+    ticks = three_ticks(low, high)
+    better = int(rows["better"].iloc[0])
+    low, high = min(low, ticks[0]), max(high, ticks[-1])
+    axes.set_xlim(*((high, low) if better < 0 else (low, high)))
+    axes.set_xticks(ticks, [f"{tick:g}".replace("-", "−") for tick in ticks])
+    drawing.after_layout(axes.figure, lambda: thin_labels(axes))  # type: ignore[arg-type]
+    axes.axvline(0, color="#000000", linewidth=drawing.stroke(0.7), zorder=1)
+    axes.grid(axis="y", visible=False)
+    axes.set_xlabel(str(rows["unit"].iloc[0]))
+    if better:
+        axes.annotate(
+            f"{side} →", (1, 1), xycoords="axes fraction", xytext=(0, 1.5), textcoords="offset points", ha="right",
+            va="bottom", fontsize=drawing.size("small"), color=drawing.GOOD,
+        )  # fmt: skip
+
+
+def thin_labels(axes: Axes) -> None:
+    """Where the numbers below an axis would meet, leaves out every second one, zero never."""
+    ticks, labels = list(axes.get_xticks()), axes.get_xticklabels()
+    ends = sorted((box.x0, box.x1) for box in (label.get_window_extent() for label in labels))
+    if any(after[0] - before[1] < 0.3 * drawing.size("xtick.labelsize") for before, after in pairwise(ends)):
+        zero = ticks.index(0.0)
+        axes.set_xticks(ticks, [one.get_text() if (i - zero) % 2 == 0 else "" for i, one in enumerate(labels)])
+
+
+def three_ticks(low: float, high: float) -> list[float]:
+    """Three or four round numbers over this range, which they may leave a little, zero among them."""
+    span = high - low
+    low, high = low - SLACK * span, high + SLACK * span
+    exponent = math.floor(math.log10(span))
+    for power in (exponent, exponent - 1, exponent - 2):
+        for step in (5.0, 2.0, 1.0):
+            each = step * 10.0**power
+            first, last = math.ceil(low / each), math.floor(high / each)
+            if last - first + 1 >= LEAST_TICKS:
+                return [float(f"{place * each:.12g}") for place in range(first, last + 1)]
+    raise AssertionError("a hundredth of the range fits into it three times")
+
+
+def keys(rows: pd.DataFrame, sides: tuple[str, str] = (BETTER, WORSE)) -> dict[str, Any]:
+    """What the marks mean, in these words, as far as they occur."""
+    from matplotlib.lines import Line2D
+
+    inks = [ink_of(row) for _, row in rows.iterrows()]
+    found: dict[str, Any] = {}
+    for words, ink in zip(sides, (drawing.GOOD, drawing.BAD), strict=True):
+        if ink in inks:
+            found[words] = Line2D([], [], color=ink, marker="o")
+    if not rows["sure"].all():
+        found[OPEN] = Line2D([], [], color=drawing.GREY, marker="o", markerfacecolor="white")
+    return found

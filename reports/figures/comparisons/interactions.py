@@ -1,0 +1,93 @@
+"""The figure `interactions`: what two levels do together beyond what each does alone."""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING, Any
+
+import pandas as pd
+
+from ....results.store.store import Store
+from ...result_columns import qualities
+from ...stats.effects import factors, interactions
+from ...stats.needle_baseline import needle_words
+from ...sweep_data import Lengths, ReportError, gather
+from ..base import Collected, collected
+from ..canvas import drawing
+from .forest import ROW, against, draw_rows, fields_of, frame_axes, head_panel, keys, lacking
+
+if TYPE_CHECKING:
+    from matplotlib.figure import Figure
+
+    from ..canvas.figure_options import Look
+
+MOST_ROWS = 10
+SIDES = ("better together", "worse together")
+
+
+def collect(
+    store: Store, sweep: str | None = None, *, revision: int | None = None, lengths: Lengths = None
+) -> Collected:
+    """Every interaction of two axes on validation loss and on needle accuracy at the longest length, over the whole sweep: how much
+    more a level does at a level of a second axis than at that axis's reference.
+
+    One row an interaction, the largest of a measure first: axes, levels, references (two each, joined by " x "), fours, what
+    `forest.fields_of` says, and words_row, what it is called.
+    """
+    data = gather(store, sweep, revision=revision, lengths=lengths)
+    if len(factors(data)) < 2:
+        raise ReportError(f"fewer than two axes of sweep {data.sweep} vary; an interaction needs two")
+    rows: list[dict[str, Any]] = []
+    origins: list[tuple[str, int | None]] = []
+    for one in interactions(data, qualities(data)):
+        if len(one.axes) != 2 or one.where:
+            continue
+        pairs = list(zip(one.axes, one.levels, one.references, strict=True))
+        about: dict[str, Any] = {"axes": " x ".join(one.axes), "levels": " x ".join(one.levels)}
+        about |= {"references": " x ".join(one.references), "fours": one.fours, "words_row": _words(pairs)}
+        rows.append(about | fields_of(one))
+        origins += one.origins
+    if not rows:
+        raise ReportError(
+            f"sweep {data.sweep} has no four measured cells that differ in two axes alone, in validation loss or the needle; measure "
+            "more cells"
+        )
+    frame = pd.DataFrame(rows)
+    frame = frame.assign(size=frame["mean"].abs()).sort_values("size", ascending=False, kind="stable")
+    order = {name: place for place, name in enumerate(column.heading for column in qualities(data))}
+    frame = frame.sort_values("measure", key=lambda names: names.map(order), kind="stable")
+    frame = frame.drop(columns="size").reset_index(drop=True)
+    most = int(frame["measure"].value_counts().max())
+    notes = [
+        "Differences of differences over matched fours of configurations with their 95% intervals, the largest first: what both do "
+        "together beyond the sum of each alone. Filled: differs from zero after the correction for all tests of its number and axes "
+        "(p < 0.05). Better is right; the axis of a loss runs backwards. Pale: an average over strata that differ."
+    ]
+    if any(name.startswith("Ndl") for name in frame["measure"]):
+        notes.append(needle_words(data))
+    notes += lacking(rows, "fours")
+    if most > MOST_ROWS:
+        notes.append(f"The {MOST_ROWS} largest of {most}; all, and those of three axes: --table interactions.")
+    return collected(store, data, "interactions", "What two levels do together", frame, origins, notes=notes)
+
+
+def _words(pairs: list[tuple[str, str, str]]) -> str:
+    words = [against(*pair) for pair in pairs]
+    return " × ".join(f"({text})" if "−" in text else text for text in words)
+
+
+def draw(made: Collected, look: Look) -> Figure:
+    """A panel a measure, a row an interaction, the largest on top."""
+    frame = made.frame
+    parts = {str(name): rows.head(MOST_ROWS) for name, rows in frame.groupby("measure", sort=False)}
+    tall = max(len(rows) for rows in parts.values())
+    figure = drawing.page(ROW * tall + 0.9)
+    for axes, rows in zip(drawing.stacked(figure, len(parts)), parts.values(), strict=True):
+        head_panel(axes, str(rows["words"].iloc[0]))
+        heights = list(range(len(rows)))
+        draw_rows(axes, rows, heights)
+        frame_axes(axes, rows, SIDES[0])
+        axes.set_yticks(heights, list(rows["words_row"]))
+        axes.set_ylim(tall - 0.4, -0.7)
+        axes.tick_params(axis="y", length=0)
+        axes.spines["left"].set_visible(False)
+    return drawing.finished(figure, made.title, made.notes, keys(pd.concat(list(parts.values())), SIDES))

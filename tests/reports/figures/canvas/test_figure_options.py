@@ -1,0 +1,292 @@
+"""A figure in the dress of a venue: its width in millimetres, letters that are letters, fonts inside, and the trace of it all."""
+
+import contextlib
+import json
+import re
+import shutil
+import subprocess
+from pathlib import Path
+from typing import Any
+
+import pytest
+from atma_sweep.cli import app
+from atma_sweep.reports.check import check_file
+from atma_sweep.reports.figures import FIGURES, make_figure
+from atma_sweep.reports.figures.canvas import drawing
+from atma_sweep.reports.figures.canvas.figure_options import (
+    STYLES,
+    Look,
+    highlighted,
+    look_of,
+    millimetres,
+    own_style,
+    wanted,
+)
+from atma_sweep.reports.figures.canvas.files import rendered, renderings, trace_in
+from atma_sweep.reports.report_folder import write_all
+from atma_sweep.reports.sweep_data import ReportError, gather
+from atma_sweep.results.store.store import Store
+from hypothesis import given
+from hypothesis import strategies as st
+from tiers import every_nth
+from typer.testing import CliRunner
+
+MM = 72 / 25.4  # points
+
+
+def report(*words: str) -> Any:
+    return CliRunner().invoke(app, ["report", *words])
+
+
+def width_of(content: bytes, format: str) -> float:
+    """Millimetres of a picture's width, as its file says."""
+    if format == "svg":
+        found = re.search(rb'<svg [^>]*?width="([\d.]+)pt"', content)
+    else:
+        found = re.search(rb"/MediaBox \[\s*0 0 ([\d.]+) ", content)
+    assert found is not None
+    return float(found[1]) / MM
+
+
+class TestWidth:
+    @pytest.mark.parametrize(
+        ("text", "mm"),
+        [("89mm", 89), ("8.9cm", 89), ("3.5in", 88.9), ("252pt", 88.9), ("183 mm", 183), (" 5.5IN", 139.7)],
+    )
+    def test_units(self, text: str, mm: float) -> None:
+        assert millimetres(text) == pytest.approx(mm, abs=1e-3)
+
+    @pytest.mark.parametrize(
+        "text", ["89", "mm", "-89mm", "nan mm", "1e3mm", "8,9cm", "89px", "", "9" * 99 + "in", "3mm"]
+    )
+    def test_what_is_no_width_is_one_line(self, text: str) -> None:
+        with pytest.raises(ReportError, match=r"^--width [^\n]*$"):
+            millimetres(text)
+
+    @given(st.text(max_size=12))
+    def test_any_text_is_a_width_or_one_line(self, text: str) -> None:
+        with contextlib.suppress(ReportError):
+            assert 40 <= millimetres(text) <= 600
+
+    @pytest.mark.parametrize(
+        ("name", "width", "mm"),
+        every_nth([("nature", None, 89), ("nature", "183mm", 183), ("neurips", None, 139.7), ("paper", "89mm", 89)], 4),
+    )
+    def test_files_are_as_wide_as_asked_to_a_tenth_of_a_millimetre(
+        self, every: Store, name: str, width: str | None, mm: float
+    ) -> None:
+        look = wanted(name, width)
+        for format, content in renderings(make_figure("length", every), ["svg", "pdf"], look=look).items():
+            assert width_of(content, format) == pytest.approx(mm, abs=0.1)
+
+
+class TestLetters:
+    @pytest.mark.thorough
+    def test_words_are_text_in_svg(self, every: Store) -> None:
+        svg = rendered(make_figure("pareto", every), look=wanted("nature")).decode()
+        words = re.findall(r"<text [^>]*>([^<]+)</text>", svg)
+        assert {"a", "b"} <= set(words)
+        assert any("tokens/s" in word for word in words)
+        assert "font-family: 'Arial', 'Helvetica'" in svg or ", 'Arial', 'Helvetica'" in svg
+        # no letter is an outline: the only shapes that are used again are marks and ticks
+        assert not re.search(r'<use xlink:href="#(?!m[0-9a-f]{10})', svg)
+
+    @pytest.mark.skipif(shutil.which("pdffonts") is None, reason="needs pdffonts: apt-get install poppler-utils")
+    @pytest.mark.parametrize("name", every_nth(["nature", "neurips"], 2))
+    def test_fonts_are_inside_the_pdf(self, every: Store, tmp_path: Path, name: str) -> None:
+        (tmp_path / "x.pdf").write_bytes(rendered(make_figure("length", every), "pdf", look=wanted(name)))
+        told = subprocess.run(["pdffonts", tmp_path / "x.pdf"], capture_output=True, text=True, check=True).stdout
+        rows = told.splitlines()[2:]
+        assert rows
+        for row in rows:
+            assert "Type 3" not in row
+            assert re.search(r"(TrueType|CID \w+)\s.*\byes\s+yes\b", row), row
+        if name == "neurips":
+            assert "STIXGeneral" in told
+
+    @pytest.mark.thorough
+    def test_sizes_of_nature_are_five_to_eight_points(self, every: Store) -> None:
+        svg = rendered(make_figure("needle", every), look=wanted("nature")).decode()
+        sizes = {float(size) for size in re.findall(r"<text [^>]*?(?:font-size: |font: (?:\w+ )?)([\d.]+)px", svg)}
+        assert sizes
+        assert all(5 <= size <= 7 for size in sizes - {8.0}), "eight is that of the panels' letters"
+
+    @pytest.mark.thorough
+    def test_screen_is_larger_than_paper(self, every: Store) -> None:
+        made = make_figure("needle", every)
+        paper, screen = (rendered(made, look=wanted(name)) for name in ("paper", "screen"))
+        assert width_of(screen, "svg") > width_of(paper, "svg")
+        assert STYLES["screen"].text > STYLES["paper"].text
+
+
+class TestNames:
+    def test_levels_have_display_names(self) -> None:
+        assert [drawing.shown(one) for one in ("polar", "nope", "rope")] == ["PoLAR", "NoPE", "RoPE"]
+        assert [drawing.shown(one, "memory") for one in ("on", "off")] == ["with memory", "no memory"]
+
+    def test_a_strangers_level_stands_as_it_is(self) -> None:
+        assert drawing.shown("my_mixer") == "my_mixer"
+        assert drawing.shown("0.3", "train.lr") == "train.lr 0.3"
+        assert drawing.shown("titans", "memory") == "memory titans"
+
+    def test_good_and_bad_are_the_ends_of_one_map(self) -> None:
+        from matplotlib.colors import to_hex
+
+        ends = drawing.diverging()
+        assert (to_hex(ends(1.0)).upper(), to_hex(ends(0.0)).upper()) == (drawing.GOOD, drawing.BAD)
+
+
+class TestHighlight:
+    def test_by_slug_id_and_levels(self, every: Store) -> None:
+        data = gather(every)
+        ids = {cell.slug: cell.cell_id for cell in data.cells}
+
+        def named(*words: str) -> tuple[str, ...]:
+            return highlighted(Look(), data, words).highlight
+
+        assert named("slug-2") == (ids["slug-2"],)
+        assert named(ids["slug-2"]) == (ids["slug-2"],)
+        polar = [cell.cell_id for cell in data.cells if cell.levels["attn_type"] == "polar"]
+        assert named("polar") == tuple(polar)
+        assert named("polar,memory=on") == (ids["slug-2"],)
+        assert named("slug-1", "slug-1", "slug-2") == (ids["slug-1"], ids["slug-2"])
+
+    @pytest.mark.parametrize("word", ["slug-22", "", ",", "memory=maybe", "on", "=", "pola\n"])
+    def test_an_unknown_cell_is_one_line_with_hints(self, every: Store, word: str) -> None:
+        with pytest.raises(ReportError) as error:
+            highlighted(Look(), gather(every), [word])
+        assert "no cell of sweep all" in str(error.value)
+        assert "slug-" in str(error.value)
+
+    def test_a_figure_without_cells_says_which_have_them(self, every: Store, tmp_path: Path, monkeypatch: Any) -> None:
+        monkeypatch.chdir(tmp_path)
+        found = report("--figure", "effects", "--db", "empty.db", "--highlight", "slug-1")
+        assert isinstance(found.exception, ReportError)
+        told = str(found.exception).partition("those that do: ")[2].split(", ")
+        assert {"needle", "length", "loss", "pareto"} <= set(told) <= set(FIGURES) - {"effects"}
+
+    @pytest.mark.thorough
+    def test_it_changes_the_picture(self, every: Store) -> None:
+        for name in ("needle", "length", "loss", "pareto"):
+            made = make_figure(name, every)
+            look = highlighted(Look(), gather(every), ["slug-3"])
+            assert rendered(made, look=look, trace=False) != rendered(made, trace=False), name
+
+
+class TestOwnStyle:
+    def test_a_file_of_settings(self, every: Store, tmp_path: Path) -> None:
+        file = tmp_path / "mine.mplstyle"
+        file.write_text('# mine\nfont.size: 6.25  # small\nxtick.labelsize: 5.25\naxes.labelcolor: "#112233"\n')
+        look = wanted(str(file))
+        assert dict(look.own) == {"font.size": 6.25, "xtick.labelsize": 5.25, "axes.labelcolor": "#112233"}
+        svg = rendered(make_figure("length", every), look=look)
+        assert b"font-size: 5.25px" in svg
+        assert trace_in(svg, "svg")["look"]["own"] == dict(look.own)
+
+    @pytest.mark.parametrize(
+        ("line", "why"),
+        [
+            ("font.sise: 7", r"line 2: font\.sise is no setting of a style here; did you mean font\.size\?"),
+            ("font.size: large enough", r"line 2: .*font\.size"),
+            ("font.size", "line 2: a style file has a setting a line"),
+            ("text.usetex: True", "line 2: text.usetex is no setting of a style here"),
+            ("text.latex.preamble: x", "line 2: text.latex.preamble is no setting"),
+            ("backend: Qt5Agg", "line 2: backend is no setting"),
+            ("font.size: nan", "line 2: .*font.size"),
+        ],
+    )
+    def test_what_is_no_setting_is_one_line(self, tmp_path: Path, line: str, why: str) -> None:
+        file = tmp_path / "mine.mplstyle"
+        file.write_text(f"\n{line}\n")
+        with pytest.raises(ReportError, match=why) as error:
+            own_style(file)
+        assert "\n" not in str(error.value)
+
+    def test_an_unknown_style_is_told_the_nearest(self) -> None:
+        with pytest.raises(
+            ReportError, match=r"there is no style 'natur'; .*did you mean nature\?; or a file that ends"
+        ):
+            wanted("natur")
+        with pytest.raises(ReportError, match="cannot read the style"):
+            wanted("nothing.mplstyle")
+
+
+class TestTrace:
+    def test_a_look_is_read_back(self) -> None:
+        look = Look(style="nature", width_mm=89.0, title=False, highlight=("a", "b"), own={"font.size": 7.0})
+        told = look.as_json()
+        assert look_of(json.loads(json.dumps(told))) == Look(**{**vars(look), "font": told["font"]})
+        assert look_of(None) == Look()
+
+    @pytest.mark.parametrize(
+        "told",
+        [1, [], "x", {"style": "x"}, {"style": []}, {"width_mm": "x"}, {"width_mm": 1e9}, {"title": 1}, {"font": 3},
+         {"own": {"text.usetex": True}}, {"own": 3}, {"own": {"font.size": []}}, {"highlight": 3}],
+    )  # fmt: skip
+    def test_a_look_that_is_none_is_one_line(self, told: Any) -> None:
+        with pytest.raises(ReportError, match=r"^its look cannot be read[^\n]*draw the figure again$"):
+            look_of(told)
+
+    @pytest.mark.thorough
+    def test_check_draws_it_again_as_it_was(self, every: Store, tmp_path: Path, monkeypatch: Any) -> None:
+        monkeypatch.chdir(tmp_path)
+        words = (
+            "--figure",
+            "length",
+            "--db",
+            "empty.db",
+            "--style",
+            "nature",
+            "--width",
+            "183mm",
+            "--highlight",
+            "slug-3",
+        )
+        found = report(*words, "--out", "x.svg")
+        assert found.exit_code == 0
+        assert found.stderr.startswith("caption: Loss over context length, sweep all, revision 1. ")
+        assert check_file("x.svg", every) == []
+        other = Path("x.svg").read_text().replace('"width_mm":183.0', '"width_mm":89.0')
+        Path("y.svg").write_text(other)
+        assert any("it does not show what the database says" in line for line in check_file("y.svg", every))
+        Path("z.svg").write_text(other.replace('"font":"', '"font":"No such '))
+        (line,) = check_file("z.svg", every)
+        assert "its figure cannot be drawn any more: the font No such" in line
+
+    @pytest.mark.thorough
+    def test_no_title_means_none(self, every: Store) -> None:
+        made = make_figure("length", every)
+        bare, titled = (rendered(made, look=Look(title=on), trace=False).decode() for on in (False, True))
+        words = [" ".join(re.findall(r"<text [^>]*>([^<]+)</text>", svg)) for svg in (bare, titled)]
+        assert "sweep all" in words[1]
+        assert "sweep all" not in words[0]
+        assert made.notes[0][:20] not in words[0]
+
+
+@pytest.mark.parametrize(
+    "words", [("--style", "nature"), ("--width", "89mm"), ("--no-title",), ("--log",), ("--by", "seed")]
+)
+def test_a_look_needs_a_figure(words: tuple[str, ...]) -> None:
+    found = report("--table", "6", *words)
+    assert isinstance(found.exception, ReportError)
+    assert str(found.exception) == f"{words[0]} is about figures; give --figure NAME or --all with it"
+
+
+def test_an_option_that_a_figure_does_not_take(every: Store, tmp_path: Path, monkeypatch: Any) -> None:
+    monkeypatch.chdir(tmp_path)
+    found = report("--figure", "needle", "--by", "memory", "--db", "empty.db")
+    assert isinstance(found.exception, ReportError)
+    assert str(found.exception) == "figure needle takes no --by; those that do: loss, response"
+
+
+@pytest.mark.thorough
+def test_the_folder_has_one_style_and_captions(every: Store, tmp_path: Path) -> None:
+    write_all(every, out=tmp_path, formats=["tex"], figures=("length",), look=wanted("nature", title=False))
+    assert width_of((tmp_path / "figure-length.svg").read_bytes(), "svg") == pytest.approx(89, abs=0.1)
+    document = (tmp_path / "appendix.tex").read_text()
+    assert r"\label{fig:length}" in document
+    made = make_figure("length", every)
+    assert rf"\caption[{{{made.title}}}]{{\textbf{{{made.title}.}} {made.notes[0].strip()}" in document
+    page = (tmp_path / "index.html").read_text()
+    assert f"<figcaption><b>{made.title}.</b> {made.notes[0]}" in page
+    assert check_file(tmp_path / "figure-length.svg", every) == []

@@ -1,0 +1,67 @@
+"""Words at the ends of lines: apart, in order, and no further from their lines than that takes."""
+
+import numpy as np
+import pytest
+from atma_sweep.reports.figures.canvas import drawing
+from atma_sweep.reports.figures.canvas.labels import apart, within
+from atma_sweep.reports.figures.canvas.line_drawing import MEANS, end_words, mark_level
+from scipy.optimize import minimize
+
+
+@pytest.mark.parametrize("seed", range(5))
+def test_labels_move_as_little_as_keeps_them_apart(seed: int) -> None:
+    chance = np.random.default_rng(seed)
+    places = chance.uniform(0, 5, 6)
+    found = np.array(apart(list(places), 1.0))
+    order = np.argsort(places)
+    assert (np.diff(found[order]) >= 1 - 1e-9).all()
+    best = minimize(
+        lambda moved: float(((moved - np.sort(places)) ** 2).sum()),
+        np.arange(6.0),
+        constraints=[{"type": "ineq", "fun": lambda moved: np.diff(moved) - 1}],
+    )
+    assert ((found - places) ** 2).sum() == pytest.approx(best.fun, abs=1e-5)
+
+
+def test_labels_that_are_apart_stay() -> None:
+    assert apart([3.0, 1.0, 2.0], 0.5) == [3.0, 1.0, 2.0]
+    assert apart([], 1.0) == []
+
+
+def test_labels_stay_between_their_bounds() -> None:
+    assert within([-2.0, 0.0, 2.0, 9.0], 2.0, 0.0, 10.0) == [0.0, 2.0, 4.0, 9.0]
+    assert within([6.0, 12.0, 10.0], 2.0, 0.0, 10.0) == [6.0, 10.0, 8.0]
+    assert within([3.0, 5.0], 2.0, 0.0, 10.0) == [3.0, 5.0]
+
+
+def test_words_at_the_end_of_a_line_leave_all_lines_free_where_there_is_room_above() -> None:
+    """A long text at the end of a line that falls steeply: the room lies far above its end."""
+    figure = drawing.page(2.0, 3.0)
+    axes = figure.add_subplot()
+    axes.set_ylim(-5, 130)
+    x = np.linspace(0, 5, 6)
+    drawn = [axes.plot(x, 55 * np.exp(-fall * x) + 5)[0] for fall in (0.17, 0.3, 0.6)]
+    end_words(axes, [(5.0, float(55 * np.exp(-0.85) + 5), "best cell: 28.5%\nzipfian, with distractor loss, seed 0")])
+    drawing.settle(figure)
+    (words,) = axes.texts
+    box = words.get_window_extent()
+    for line in drawn:
+        points = line.get_path().interpolated(50).transformed(line.get_transform()).vertices
+        assert box.count_contains(points) == 0
+    assert axes.get_window_extent().y1 >= box.y1
+
+
+@pytest.mark.parametrize("beside", [0.0, 60.0])
+def test_words_at_a_level_hide_no_mean(beside: float) -> None:
+    """Means of which one lies wherever the words could stand: none are written. Thin lines of single cells may be written over."""
+    figure = drawing.page(2.0, 3.0)
+    axes = figure.add_subplot()
+    axes.set_ylim(-5, 130)
+    x = np.linspace(0, 5, 6)
+    for height in (6, 12, 18):
+        axes.plot(x, np.full(6, height + beside), zorder=MEANS)
+        axes.plot(x, np.full(6, height + 2), zorder=1)
+    mark_level([axes], 12.8, "constant answer\n12.8%")
+    drawing.settle(figure)
+    assert len(axes.texts) == (beside > 0)
+    assert len(axes.lines) == 7, "the level itself is drawn either way"

@@ -1,0 +1,151 @@
+"""A figure that was changed by hand is no longer what is drawn, whatever its trace says."""
+
+import json
+import re
+import zlib
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import pytest
+from atma_sweep.reports.check import check_file
+from atma_sweep.reports.figures import make_figure
+from atma_sweep.reports.figures.canvas import redraw
+from atma_sweep.reports.figures.canvas.files import FORMATS, renderings, trace_in
+from atma_sweep.results.store.store import Store, open_store
+from matplotlib.figure import Figure
+from tiers import every_nth
+
+
+@pytest.fixture(scope="module")
+def pictures(filled: Path) -> dict[str, bytes]:
+    return renderings(make_figure("length", open_store(filled), "quick"), FORMATS)
+
+
+@pytest.fixture
+def problems(store: Store, tmp_path: Path) -> Callable[[bytes, str], list[str]]:
+    def check(content: bytes, format: str) -> list[str]:
+        path = tmp_path / f"figure.{format}"
+        path.write_bytes(content)
+        return check_file(path, store)
+
+    return check
+
+
+def replaced(content: bytes, old: str, new: str, count: int = 1) -> bytes:
+    changed, found = re.subn(old.encode(), new.encode(), content, count=count, flags=re.DOTALL)
+    assert found
+    return changed
+
+
+CHANGES = {
+    "a point of a line": (r'(clip-path="url\(#[^"]*\)" )?(<g id="line2d_40">.*?<path d="M )(\d+)', r"\g<1>\g<2>1\g<3>"),
+    "a colour": (r"stroke: #0072b2", r"stroke: #0072b3"),
+    "a shifted group": (r'<g id="axes_1">', r'<g id="axes_1" transform="translate(0 3)">'),
+    "a scaled picture": (r'viewBox="0 0 (\d+)', r'viewBox="0 9 \g<1>'),
+    "a glyph of a word": (r"(<text [^>]*>)[^<]", r"\g<1>9"),
+    "one element less": (r"<use [^>]*/>", ""),
+    "one element more": (r"</svg>", r'<rect width="9" height="9"/></svg>'),
+    "a style sheet": (r"<svg ", r'<?xml-stylesheet href="data:text/css,path{display:none}"?><svg '),
+    "a style": (r"</style>", r"path{display:none}</style>"),
+    "a link to another marker": (r'(<use xlink:href="#)m[0-9a-f]+', r"\g<1>m0000000000"),
+}
+
+
+@pytest.mark.parametrize("what", every_nth(CHANGES, 6))
+def test_what_was_changed_by_hand_is_found(pictures: dict[str, bytes], problems: Any, what: str) -> None:
+    assert problems(pictures["svg"], "svg") == []
+    changed = replaced(pictures["svg"], *CHANGES[what])
+    # neither the trace nor what is well-formed has suffered
+    assert trace_in(changed, "svg") == trace_in(pictures["svg"], "svg")
+    (line,) = problems(changed, "svg")
+    assert line.startswith("figure.svg: it does not show what the database says: ")
+    assert line.endswith("; draw it again with --figure length")
+
+
+def test_what_nobody_sees_does_not_matter(pictures: dict[str, bytes], problems: Any) -> None:
+    svg = pictures["svg"]
+    names = sorted(set(re.findall(rb'id="([mp][0-9a-f]{10})"', svg)))
+    assert names
+    for name in names:
+        svg = svg.replace(name, name[::-1])
+    assert problems(svg, "svg") == []
+    nudged = re.sub(rb"(L \d+\.\d{4})\d\d", rb"\g<1>99", svg)
+    assert nudged != svg
+    assert problems(nudged, "svg") == []
+    assert problems(svg.replace(b"<!-- ", b"<!-- x"), "svg") == []
+
+
+@pytest.mark.thorough
+def test_a_pdf_and_a_png_are_drawn_again_too(pictures: dict[str, bytes], problems: Any) -> None:
+    pdf = pictures["pdf"]
+    page, drawn, first = path_of(pdf)
+    moved = zlib.compress(drawn.replace(first[0], b"\n%d%b" % (int(first[1]) + 2, first[2]), 1))
+    (line,) = problems(pdf.replace(page, moved + b"\n"), "pdf")
+    assert "it does not show what the database says: the content of object" in line
+    # packed otherwise, it is the same picture
+    assert problems(pdf.replace(page, zlib.compress(drawn, 1) + b"\n"), "pdf") == []
+    assert problems(pictures["png"], "png") == []
+    assert redraw.difference(repainted(pictures["png"]), pictures["png"], "png") == (
+        "1 dots have another colour, the first at column 7, row 5"
+    )
+    assert "it cannot be read as png" in str(redraw.difference(b"x" + pictures["png"], pictures["png"], "png"))
+
+
+def path_of(pdf: bytes) -> tuple[bytes, bytes, re.Match[bytes]]:
+    """The stream of a PDF that draws lines, packed and unpacked, and a point of a line in it."""
+    for page in re.findall(rb"stream\r?\n(.*?)endstream", pdf, re.DOTALL):
+        drawn = zlib.decompressobj().decompress(page) if page.startswith(b"x") else b""
+        first = re.search(rb"\n(\d+)(\.\d+ \d+\.\d+ l\n)", drawn)
+        if first is not None:
+            return page, drawn, first
+    raise AssertionError("nothing is drawn")
+
+
+def repainted(png: bytes) -> bytes:
+    import io
+
+    from PIL import Image
+
+    picture = Image.open(io.BytesIO(png)).convert("RGBA")
+    picture.putpixel((7, 5), (200, 0, 0, 255))
+    out = io.BytesIO()
+    picture.save(out, "png")
+    return out.getvalue()
+
+
+@pytest.mark.thorough
+def test_dust_of_the_layouts_solver_changes_no_byte(
+    pictures: dict[str, bytes], filled: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """It adds in an order that depends on where objects lie in memory: in one of some renderings the last digits differ."""
+    laid_out = Figure.draw_without_rendering
+
+    def dusty(figure: Figure) -> None:
+        laid_out(figure)
+        for place, axes in enumerate(figure.axes):
+            x, y, width, height = axes.get_position(original=True).bounds
+            dust = 1e-15 * (place + 1)
+            axes.set_position((x + dust, y - dust, width - dust, height + dust))
+
+    monkeypatch.setattr(Figure, "draw_without_rendering", dusty)
+    again = renderings(make_figure("length", open_store(filled), "quick"), FORMATS)
+    assert {format: content == again[format] for format, content in pictures.items()} == dict.fromkeys(FORMATS, True)
+
+
+@pytest.mark.thorough
+def test_another_matplotlib_is_said(pictures: dict[str, bytes], problems: Any) -> None:
+    here = trace_in(pictures["svg"], "svg")["drawn_with"]
+    assert here == redraw.versions()
+    told = json.dumps(here, separators=(",", ":"))
+    other = pictures["svg"].replace(told.encode(), b'{"matplotlib":"3.9.0","freetype":"2.6.1"}')
+    assert other != pictures["svg"]
+    # the same picture is the same picture
+    assert problems(other, "svg") == []
+    (line,) = problems(replaced(other, *CHANGES["a colour"]), "svg")
+    assert "it was drawn with matplotlib 3.9.0 and freetype 2.6.1, here is matplotlib" in line
+    assert "only its numbers could be compared, and they are the same" in line
+    older = pictures["svg"].replace(b',"drawn_with":' + told.encode(), b"")
+    assert problems(older, "svg") == []
+    (line,) = problems(replaced(older, *CHANGES["a colour"]), "svg")
+    assert "it was drawn with an unknown matplotlib, here is" in line

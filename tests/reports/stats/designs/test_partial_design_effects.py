@@ -1,0 +1,211 @@
+"""Effects of a partial design: forty of the published cells, held against statsmodels and against the whole grid."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Iterator
+from dataclasses import replace
+from typing import Any
+
+import numpy as np
+import pandas as pd
+import pytest
+import statsmodels.formula.api as smf
+from atma_sweep.reports.stats.anova import analyses
+from atma_sweep.reports.stats.designs.design_regression import Fit
+from atma_sweep.reports.stats.effects import FLOOR, contrasts, effects, interactions
+from atma_sweep.reports.stats.matched_groups import contrast_column, numbers_of
+from atma_sweep.reports.stats.significance.paired_tests import FITTED
+from atma_sweep.reports.sweep_data import SweepData, gather, one_reading
+from atma_sweep.reports.tables import effects as tables
+from atma_sweep.results.contrasts import Contrast
+from atma_sweep.results.designs import design_choice
+from atma_sweep.results.designs.design_space import Model, Space, closed
+from atma_sweep.results.paper import with_published
+from atma_sweep.results.store.store import Store
+
+NEEDLE = {"probe": "needle", "metric": "digit_accuracy", "length": 65536}
+DECLARED = (
+    Contrast(**NEEDLE, axis="memory", level="on", within={"attn_type": "polar"}),  # type: ignore[arg-type]
+    Contrast(**NEEDLE, axis="memory", level="on", within={"attn_type": "rope"}, margin=0.1),  # type: ignore[arg-type]
+    Contrast(**NEEDLE, axis="window", level="on", margin=0.5),  # type: ignore[arg-type]
+)
+FORMULA = "value ~ C(attn_type) * C(memory) + C(reg_mode) + C(distractor) + C(window)"
+
+
+def part(data: SweepData, runs: int = 40) -> SweepData:
+    """The sweep as if only a design of so many cells had been launched."""
+    space = Space({axis: tuple(data.levels(axis)) for axis in data.cells[0].levels})
+    terms = closed([*space.terms(1), ("attn_type", "memory")])
+    design, members = design_choice.d_optimal(space, terms, runs)
+    cells = [cell for cell in data.cells if space.index(cell.levels) in set(members.tolist())]
+    kept = {cell.cell_id for cell in cells}
+    values = {key: value for key, value in data.values.items() if key[0] in kept}
+    return replace(data, cells=cells, values=values, design=design, contrasts=DECLARED)
+
+
+@pytest.fixture(scope="module")
+def whole(published: Store) -> SweepData:
+    return gather(with_published(published, "printed-v2"), "printed-v2")
+
+
+@pytest.fixture(scope="module")
+def forty(whole: SweepData) -> SweepData:
+    return part(whole)
+
+
+@pytest.fixture(scope="module")
+def by_hand(forty: SweepData) -> Any:
+    """What statsmodels makes of the same forty cells."""
+    frame = numbers_of(forty, contrast_column(forty, DECLARED[0]))
+    assert len(frame) == 40
+    return smf.ols(FORMULA, frame).fit()
+
+
+def difference(whole: SweepData, axis: str, pair: tuple[str, str], **within: str) -> np.ndarray:
+    """The mean difference over the configurations of the whole grid, as weights of statsmodels' coefficients."""
+    every = pd.DataFrame([cell.levels for cell in whole.cells]).assign(value=0.0)
+    inside = every
+    for name, word in within.items():
+        inside = inside[inside[name] == word]
+    # beside all cells, so that every level has its column
+    rows = [
+        smf.ols(FORMULA, pd.concat([every, inside.assign(**{axis: word})])).exog[len(every) :].mean(axis=0)
+        for word in pair
+    ]
+    return np.asarray(rows[0] - rows[1])
+
+
+@pytest.mark.parametrize(
+    ("axis", "pair", "within"),
+    [
+        ("memory", ("on", "off"), {}),
+        ("memory", ("on", "off"), {"attn_type": "polar"}),
+        ("attn_type", ("rope", "nope"), {}),
+        ("reg_mode", ("strong", "baseline"), {}),
+    ],
+)
+def test_estimates_are_those_of_statsmodels(
+    forty: SweepData, whole: SweepData, by_hand: Any, axis: str, pair: tuple[str, str], within: dict[str, str]
+) -> None:
+    column = contrast_column(forty, DECLARED[0])
+    where = ", ".join(f"{name}={word}" for name, word in within.items())
+    (mine,) = [
+        one
+        for one in effects(forty, [column])
+        if (one.axis, one.level, one.reference, one.where) == (axis, *pair, where)
+    ]
+    robust = by_hand.get_robustcov_results("HC3", use_t=True)
+    theirs = robust.t_test(difference(whole, axis, pair, **within))
+    low, high = np.ravel(theirs.conf_int())
+    assert (mine.mean, mine.low, mine.high) == pytest.approx((theirs.effect[0], low, high))
+    assert mine.p == pytest.approx(float(theirs.pvalue), rel=1e-6, abs=1e-12)
+    assert (mine.method, mine.pairs, mine.expected) == (FITTED, 40, 40)
+
+
+def test_the_pooled_variance_is_statsmodels_own() -> None:
+    """With too few cells to spare for HC3."""
+    space = Space({"a": ("0", "1"), "b": ("0", "1"), "c": ("0", "1")})
+    model, members = Model(space, tuple(space.terms(1))), np.array([0, 1, 2, 4, 7, 3])
+    values = np.random.default_rng(1).normal(size=6)
+    fit = Fit(model, members, values)
+    assert not fit.robust
+    frame = pd.DataFrame(space.points[members], columns=list("abc")).assign(value=values)
+    theirs = smf.ols("value ~ a + b + c", frame).fit()
+    mine = fit.estimate(model.contrast("b", "1", "0"))
+    assert (mine.value, mine.error, mine.p) == pytest.approx((theirs.params["b"], theirs.bse["b"], theirs.pvalues["b"]))
+    assert (mine.low, mine.high) == pytest.approx(tuple(theirs.conf_int().loc["b"]))
+
+
+def test_a_contrast_of_cells_that_know_nothing_is_not_asked_of_a_part_either(forty: SweepData) -> None:
+    """Though the fit takes in others that do."""
+    rope = Contrast(
+        probe="needle", metric="digit_accuracy", length=65536, axis="memory", level="on", within={"attn_type": "rope"}
+    )
+    polar = replace(rope, within={"attn_type": "polar"})
+    assert [one.verdict for one in contrasts(replace(forty, contrasts=(rope, polar)))] == [FLOOR, "differs"]
+
+
+def test_forty_cells_say_what_all_do(forty: SweepData, whole: SweepData) -> None:
+    polar, rope, window = contrasts(forty)
+    full = [one.mean for one in contrasts(replace(whole, contrasts=DECLARED))]
+    assert polar.sure
+    assert polar.low <= full[0] <= polar.high
+    assert window.low <= full[2] <= window.high
+    assert window.verdict == "equivalent"
+    assert rope.pairs == 40
+    assert [one.confirmatory for one in (polar, rope, window)] == [True] * 3
+    assert {one.axes for one in interactions(forty, [polar.measure])} == {("attn_type", "memory")}
+
+
+def test_a_completed_design_is_matched_pairs_as_ever(whole: SweepData) -> None:
+    complete = part(whole, 120)
+    assert complete.partial is None
+    bare = replace(complete, design=None)
+    column = contrast_column(whole, DECLARED[0])
+    assert repr(effects(complete, [column])) == repr(effects(bare, [column]))
+
+
+def test_what_a_design_cannot_tell_has_no_number(whole: SweepData) -> None:
+    polar = part(whole)
+    some = [cell for cell in polar.cells if (cell.levels["memory"] == "on") == (cell.levels["window"] == "on")]
+    found = effects(replace(polar, cells=some), [contrast_column(whole, DECLARED[0])])
+    assert not {one.axis for one in found if not one.confirmatory} & {"memory", "window"}
+    assert {one.axis for one in found} >= {"attn_type"}
+    declared = contrasts(replace(polar, cells=some))
+    assert [one.verdict for one in declared] == ["no pairs"] * 3
+    assert all(math.isnan(one.mean) for one in declared)
+
+
+def test_seeds_of_a_cell_are_one_observation(forty: SweepData) -> None:
+    """Twice the same numbers narrow nothing."""
+    twins = [replace(cell, cell_id=f"{cell.cell_id}t", seed=1) for cell in forty.cells]
+    more = {(f"{key[0]}t", *key[1:]): replace(value, cell_id=f"{key[0]}t") for key, value in forty.values.items()}
+    both = replace(forty, cells=[*forty.cells, *twins], values={**forty.values, **more})
+    column = contrast_column(forty, DECLARED[0])
+    one, two = effects(forty, [column])[0], effects(both, [column])[0]
+    assert (one.mean, one.low, one.high, one.n) == pytest.approx((two.mean, two.low, two.high, two.n))
+    assert (one.seeds, two.seeds) == (1, 2)
+
+
+def test_the_analysis_of_variance_has_the_terms_of_the_design(forty: SweepData) -> None:
+    (found,) = analyses(forty, [contrast_column(forty, DECLARED[0])])
+    assert list(found.frame["term"]) == ["attn_type", "reg_mode", "distractor", "memory", "window", "attn_type x memory", "residual"]  # fmt: skip
+
+
+@pytest.fixture
+def stored(forty: SweepData, monkeypatch: pytest.MonkeyPatch) -> Iterator[Any]:
+    monkeypatch.setattr(tables, "gather", lambda *_, **__: forty)
+    with one_reading():
+        yield None
+
+
+def test_main_effects_alone_have_no_interactions(whole: SweepData, monkeypatch: pytest.MonkeyPatch) -> None:
+    data = part(whole)
+    assert data.design is not None
+    bare = replace(data, design=replace(data.design, terms=tuple(data.design.space.terms(1))), contrasts=())
+    monkeypatch.setattr(tables, "gather", lambda *_, **__: bare)
+    table = tables.interactions_table(None)  # type: ignore[arg-type]
+    assert table.rows == ()
+    assert (
+        "The design estimates no interaction; contrasts with `within`, or `model: two-way`, ask for some."
+        in table.notes
+    )
+
+
+def test_tables_name_the_aliases(stored: Any) -> None:
+    table = tables.effects_table(stored)
+    assert table.title.startswith("Effects of levels by least squares")
+    assert table.columns[4] == "Cells"
+    assert "Up" not in table.columns
+    notes = " ".join(table.notes)
+    assert (
+        "A partial design (d-optimal, 40 of 120 combinations): estimated together by least squares are the mean, attn_type,"
+        in notes
+    )
+    assert "With these 40 cells, mixed in part (correlation above 0.5): " in notes
+    assert "HC3" in notes
+    assert "matched" not in table.title
+    for other in (tables.interactions_table(stored), tables.contrasts_table(stored)):
+        assert "With these 40 cells, " in " ".join(other.notes)
+        assert "Cells" in other.columns

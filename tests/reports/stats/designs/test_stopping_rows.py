@@ -1,0 +1,100 @@
+"""The row of the contrast that seeds were added for: the interval and p of its last look, by SciPy, and why seeds ended."""
+
+from __future__ import annotations
+
+import math
+from dataclasses import replace
+
+import numpy as np
+import pytest
+from atma_sweep.reports.stats.effects import contrasts, effects
+from atma_sweep.reports.stats.significance.multiple_testing import holm
+from atma_sweep.reports.sweep_data import SweepData, gather
+from atma_sweep.reports.tables import make_table
+from atma_sweep.results.contrasts import Contrast, as_options
+from atma_sweep.results.designs.design_option import Design
+from atma_sweep.results.designs.design_space import Space
+from atma_sweep.results.stopping.alpha_spending import critical
+from atma_sweep.results.stopping.stopping_rule import Rule, as_option
+from atma_sweep.results.store.store import Store
+from scipy import stats
+
+MEMORY = Contrast(probe="val", metric="val_loss", length=0, axis="memory", level="on", reference="off", margin=2.0)
+MIXER = Contrast(probe="needle", metric="digit_accuracy", length=64, axis="attn_type", level="nope", reference="polar")
+RULE = Rule(contrast=MEMORY, width=0.001, seeds=(0, 1, 2, 3, 4))
+
+
+@pytest.fixture
+def data(replicated: Store) -> SweepData:
+    declared = (replace(MEMORY, reference=None), MIXER)
+    return replace(gather(replicated, "twice"), contrasts=declared, stop=RULE)
+
+
+def of_seeds(data: SweepData) -> list[float]:
+    """What memory is worth at each seed, mean over both mixers."""
+    found: dict[int, list[float]] = {}
+    for cell in data.cells:
+        number = data.values[cell.cell_id, "val", "val_loss", 0].value
+        assert number is not None
+        found.setdefault(cell.seed, []).append(number * (2 if cell.levels["memory"] == "on" else -2) / 4)
+    return [sum(some) for some in found.values()]
+
+
+def test_the_row_is_that_of_the_last_look(data: SweepData) -> None:
+    d = of_seeds(data)
+    own, other = contrasts(data)
+    level = 2 * stats.norm.sf(critical([3 / 5])[0])
+    low, high = stats.t.interval(1 - level, 2, np.mean(d), stats.sem(d))
+    assert (own.mean, own.low, own.high) == pytest.approx((np.mean(d), low, high))
+    assert (own.method, own.seeds, own.pairs) == ("looks", 3, 2)
+    plain = contrasts(replace(data, stop=None))
+    assert (other.mean, other.low, other.high, other.p) == (plain[1].mean, plain[1].low, plain[1].high, plain[1].p)
+    assert [own.p_corrected, other.p_corrected] == holm([own.p, other.p])
+    assert (own.p < 0.05) == (low > 0 or high < 0)
+    # memory is worth 1, so well within 2 of nothing
+    assert own.p_equivalence < 0.05
+    declared = [row for row in effects(data) if row.confirmatory]
+    assert (declared[0].low, declared[0].high) == (own.low, own.high), "the table of effects says the same"
+
+
+def test_before_the_first_look_nothing_is_said(data: SweepData) -> None:
+    early = replace(data, cells=[cell for cell in data.cells if cell.seed < 2])
+    own, _ = contrasts(early)
+    assert math.isnan(own.p)
+    assert math.isnan(own.p_equivalence)
+    assert own.method == "none"
+
+
+@pytest.mark.thorough
+def test_a_contrast_of_another_launch_is_left_alone(data: SweepData) -> None:
+    moved = replace(data, stop=replace(RULE, contrast=replace(MEMORY, within={"attn_type": "polar"})))
+    assert contrasts(moved) == contrasts(replace(data, stop=None))
+
+
+def test_the_table_says_how_often_at_which_level_and_why_it_ended(replicated: Store) -> None:
+    cells = [replicated.cell(state.cell_id) for state in replicated.cell_states("twice")]
+    axes = {state.cell_id: state.axes for state in replicated.cell_states("twice")}
+    options = dict(replicated.revision("twice").options)
+    for width, told in (
+        (9.0, "Stopped after 3 seeds: "),
+        (0.0001, "Not decided: no interval is at most 0.00010 nats wide yet, and further seeds were not started; launch again to go on."),
+    ):  # fmt: skip
+        options |= {"contrasts": as_options((MEMORY,)), "stop": as_option(replace(RULE, width=width))}
+        replicated.record_revision("twice", grid_text="x", grid_file="x", options=options, cells=[replace(cell, axes=axes[cell.id]) for cell in cells])  # fmt: skip
+        notes = " ".join(make_table("contrasts", replicated, "twice").notes)
+        assert "Look 1 of at most 3, after 3 of at most 5 seeds: -1.0" in notes
+        assert "at level 0.76% in place of 5%" in notes
+        assert told in notes
+
+
+@pytest.mark.thorough
+def test_of_a_partial_design_the_row_is_least_squares_seed_by_seed(data: SweepData) -> None:
+    space = Space({"attn_type": ("polar", "nope"), "memory": ("off", "on")})
+    design = Design(method="d-optimal", runs=3, space=space, terms=(("attn_type",), ("memory",)))
+    three = replace(data, design=design, cells=[cell for cell in data.cells if cell.levels["attn_type"] == "polar" or cell.levels["memory"] == "off"])  # fmt: skip
+    assert three.partial is not None
+    own = contrasts(three)[0]
+    # without interaction nope says nothing of the memory: what it is worth in polar, 1 and 0.01 a seed
+    assert (own.method, own.mean) == ("looks", pytest.approx(-1.0))
+    level = 2 * stats.norm.sf(critical([3 / 5])[0])
+    assert (own.low, own.high) == pytest.approx(stats.t.interval(1 - level, 2, -1, stats.sem([-1.01, -1, -0.99])))

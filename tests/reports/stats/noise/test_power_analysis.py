@@ -1,0 +1,71 @@
+"""The pairs that a difference takes: against statsmodels, against counting up, and by simulation."""
+
+from __future__ import annotations
+
+import math
+
+import numpy as np
+import pytest
+from atma_sweep.reports.stats.noise.power_analysis import MOST, pairs_needed, plans
+from atma_sweep.reports.stats.noise.run_noise import detectable, factor
+from atma_sweep.reports.sweep_data import gather
+from atma_sweep.reports.tables import make_table
+from atma_sweep.results.store.store import Store
+from scipy import stats
+from statsmodels.stats.power import TTestPower
+
+
+def needed(sd: float, df: int, difference: float) -> int:
+    (found,) = pairs_needed(np.array([sd]), np.array([df]), np.array([difference])).tolist()
+    return int(found)
+
+
+def test_ten_points_on_polar_with_memory() -> None:
+    """sd 19.9 points with 16 degrees of freedom: the usual 2 ((t + t) sd / 10)^2 says 71, and leaves out that the pairs' own
+    spread is an estimate too."""
+    usual = 2 * ((stats.t.ppf(0.975, 16) + stats.t.ppf(0.8, 16)) * 19.907 / 10) ** 2
+    assert math.ceil(usual) == 71
+    assert needed(19.907, 16, 10) == 72
+
+
+@pytest.mark.parametrize(("pairs", "df"), [(2, 4), (3, 12), (10, 3), (72, 16)])
+def test_the_power_by_simulation(pairs: int, df: int) -> None:
+    """Student's t over pairs of runs whose true sd is what an estimate of 1 with `df` degrees of freedom leaves open."""
+    draw, many = np.random.default_rng(pairs), 200_000
+    true = np.sqrt(df / draw.chisquare(df, many))
+    mean = factor(pairs, df) + true * math.sqrt(2 / pairs) * draw.normal(size=many)
+    own = true * np.sqrt(2 * draw.chisquare(pairs - 1, many) / (pairs - 1))
+    seen = mean > stats.t.ppf(0.975, pairs - 1) * own / math.sqrt(pairs)
+    assert abs(float(seen.mean()) - 0.8) < 0.005
+
+
+@pytest.mark.parametrize("ratio", [0.2, 0.5, 1.0])
+def test_a_known_spread_against_statsmodels(ratio: float) -> None:
+    known = TTestPower().solve_power(ratio / math.sqrt(2), power=0.8, alpha=0.05)
+    assert needed(1, 10**7, ratio) == math.ceil(known)
+
+
+@pytest.mark.parametrize(("ratio", "df"), [(0.5, 3), (1.0, 12), (2.0, 12), (6.0, 4), (0.0001, 12)])
+def test_the_fewest_by_counting_up(ratio: float, df: int) -> None:
+    found = needed(1, df, ratio)
+    if found > MOST:
+        assert factor(MOST, df) > ratio
+        return
+    assert found == next(n for n in range(2, 10_000) if factor(n, df) <= ratio)
+
+
+@pytest.mark.thorough
+def test_the_published_sweep(published: Store) -> None:
+    found = {(one.measure.heading, *one.stratum): one for one in plans(gather(published, "printed-v2"))}
+    polar = found["Ndl@64K", "polar", "on"]
+    assert (polar.pairs, polar.differences) == (10, (0.05, 0.1, 0.2)), "distractor: ten pairs of configurations"
+    for share, n in zip(polar.differences, polar.needed, strict=True):
+        assert n is not None
+        assert detectable(polar.spread, n) <= share < detectable(polar.spread, n - 1)
+    assert polar.one > polar.all > 0.1, "the design's own pairs do not show ten points"
+    assert found["Val", "polar", "on"].differences == (0.01, 0.02, 0.05)
+    assert not any(heading == "MFU" for heading, *_ in found)
+    table = make_table("power", published, "printed-v2")
+    row = next(row for row in table.rows if row[:3] == ("Ndl@64K", "polar", "on"))
+    assert row[-2:] == tuple(str(n) for n in polar.needed[1:])
+    assert len(table.trace["cells"]) == 120

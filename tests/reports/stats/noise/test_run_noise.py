@@ -1,0 +1,110 @@
+"""The spread between runs that ought to agree, against plain Python over the printed numbers, and against closed forms."""
+
+from __future__ import annotations
+
+import math
+import statistics
+from collections import defaultdict
+from collections.abc import Callable
+from typing import Any
+
+import pytest
+from atma_sweep.reports.number_format import Column
+from atma_sweep.reports.stats.noise.run_noise import Spread, detectable, factor, spread, spreads
+from atma_sweep.reports.sweep_data import SweepData, gather
+from atma_sweep.results.paper import rows
+from atma_sweep.results.store.records import CellRecord, Measurement
+from atma_sweep.results.store.store import Store
+from scipy import stats
+from statsmodels.stats.power import TTestPower
+
+NEEDLE = Column("Ndl@64K", "needle", "digit_accuracy", 1, percent=True, length=65536)
+VAL = Column("Val", "val", "val_loss", 3)
+MFU = Column("MFU", "throughput", "mfu_paper", 1, percent=True)
+MODES = ("baseline", "weak", "strong", "discrete", "zipfian")
+
+
+@pytest.fixture(scope="module")
+def paper(published: Store) -> SweepData:
+    return gather(published, "printed-v2")
+
+
+def by_hand(mixer: str, memory: str, *, without: str = "") -> tuple[float, int]:
+    """Pooled standard deviation of needle hits at 64K, in points, and its degrees of freedom."""
+    groups: dict[tuple[str, str], list[float]] = defaultdict(list)
+    for row in rows("lengths"):
+        if (row["length"], row["attn_type"], row["memory"]) == ("65536", mixer, memory) and row["reg_mode"] != without:
+            groups[row["distractor"], row["window"]].append(round(float(row["needle"]) / 1.25) * 1.25)
+    squares = sum((len(some) - 1) * statistics.variance(some) for some in groups.values())
+    df = sum(len(some) - 1 for some in groups.values())
+    return math.sqrt(squares / df), df
+
+
+def test_strata_are_told_apart(paper: SweepData) -> None:
+    """One sd of 9.2 points for all would understate polar + memory by half, and give rope one that it does not have."""
+    found = spreads(paper, NEEDLE)
+    assert len(found) == 6
+    for (mixer, memory), one in found.items():
+        sd, df = by_hand(mixer, memory, without="strong")
+        assert (one.kind, one.df, one.groups) == ("near-replicates", df, 4)
+        assert 100 * one.sd == pytest.approx(sd, abs=1e-9)
+        assert one == spread(paper, NEEDLE, {"attn_type": mixer, "memory": memory})
+    with_strong = [f"{by_hand(*stratum)[0]:.1f}" for stratum in (("polar", "on"), ("nope", "on"), ("rope", "off"))]
+    assert with_strong == ["19.9", "7.5", "0.0"], "as worked out apart from this package"
+    assert found["polar", "on"].sd > 2 * found["nope", "on"].sd > found["rope", "off"].sd == 0
+
+
+def test_an_accuracy_varies_at_least_by_its_trials(paper: SweepData) -> None:
+    """Rope is right in no trial of 20 cells: its rate is not known to be zero. Jeffreys: (hits + 1/2) / (trials + 1)."""
+    found = spreads(paper, NEEDLE)["rope", "on"]
+    share = 0.5 / (20 * 16 + 1)
+    assert found.floor == pytest.approx(math.sqrt(share * (1 - share) / 16))
+    assert found.used == found.floor > found.sd == 0
+    for key, one in spreads(paper, NEEDLE).items():
+        here = [
+            float(row["needle"]) / 100
+            for row in rows("lengths")
+            if (row["length"], row["attn_type"], row["memory"]) == ("65536", *key)
+        ]
+        share = (16 * sum(here) + 0.5) / (16 * len(here) + 1)
+        assert one.floor == pytest.approx(math.sqrt(share * (1 - share) / 16), rel=1e-6)
+    assert spreads(paper, VAL)["rope", "on"].floor == 0
+
+
+def test_regularizers_cost_speed(paper: SweepData) -> None:
+    assert spread(paper, MFU) is None
+    assert spreads(paper, MFU) == {}
+
+
+@pytest.mark.parametrize(
+    ("reduction", "modes", "df"), [("sum", MODES, 3), ("mean", MODES, None), ("sum", ("baseline", "strong"), None)]
+)
+def test_regularizers_are_treatments_beside_a_mean_loss(
+    empty: Store, make: Any, run: Callable[..., None], reduction: str, modes: tuple[str, ...], df: int | None
+) -> None:
+    cell, _ = make
+    cells = []
+    for index, mode in enumerate(modes):
+        bare = cell(index + 1, reg_mode=mode)
+        config = {"train": {"loss_reduction": reduction, "regularizer": mode}}
+        cells.append(CellRecord(**{**vars(bare), "config": config}))
+    empty.record_revision("s", grid_text="x", grid_file="x", cells=cells)
+    for place, one in enumerate(cells):
+        run(empty, one.id, "done", [Measurement(probe="val", metric="val_loss", value=3 + place / 7)])
+    found = spread(gather(empty), VAL)
+    assert (found.df if found else None) == df
+
+
+def test_one_pair_is_held_against_the_spread() -> None:
+    sd, df = by_hand("polar", "on")
+    t = stats.t.ppf(0.975, df) + stats.t.ppf(0.8, df)
+    assert detectable(Spread("near-replicates", sd, df, 4), 1) == pytest.approx(t * sd * math.sqrt(2))
+    assert f"{t * sd * math.sqrt(2):.0f}" == "84", "points: nothing less shows in one pair of polar with memory"
+
+
+@pytest.mark.parametrize("pairs", [2, 3, 6, 10, 20, 65, 400])
+def test_a_known_spread_gives_the_power_of_the_paired_t_test(pairs: int) -> None:
+    """With no doubt about the sd, statsmodels has the same test."""
+    known = TTestPower().solve_power(nobs=pairs, power=0.8, alpha=0.05) * math.sqrt(2)
+    assert factor(pairs, 10**7) == pytest.approx(known, rel=1e-4)
+    assert factor(pairs, 12) > factor(pairs, 10**7)

@@ -1,0 +1,364 @@
+"""Tests and intervals of matched differences: by hand, against scipy, by enumeration, and many at once against one by one."""
+
+import itertools
+import math
+import tracemalloc
+from collections import defaultdict
+from dataclasses import asdict
+from fractions import Fraction
+from functools import cache, partial
+
+import numpy as np
+import pytest
+from atma_sweep.reports.stats import effects as ef
+from atma_sweep.reports.stats.significance import paired_tests as rs
+from atma_sweep.reports.stats.significance import sign_flip_test
+from atma_sweep.reports.sweep_data import gather
+from atma_sweep.results.paper import rows as printed_rows
+from atma_sweep.results.store.records import AXES
+from scipy import stats
+
+
+def every_sign(n: int) -> np.ndarray:
+    return np.array(list(itertools.product((-1, 1), repeat=n)))
+
+
+def sign_flip(d) -> float:
+    return float(sign_flip_test.rejected(np.array(d, dtype=float)[:, None])[0])
+
+
+def sign_test(d) -> float:
+    (found,) = rs.summaries([d])
+    return found.p_sign
+
+
+def test_sign_test_by_hand():
+    assert sign_test([1] * 20) == pytest.approx(2 / 2**20)
+    # 1 of 5 or fewer, or 4 of 5 or more: 2 (1 + 5) / 32
+    assert sign_test([1, 2, 3, 4, -5, 0, 0]) == pytest.approx(12 / 32)
+    assert sign_test([0, 0]) == sign_test([]) == 1.0
+
+
+def test_permutation_by_hand():
+    # of the 8 sign patterns of 1, 2, 3 only +++ and --- reach a sum of 6
+    assert sign_flip([1, 2, 3]) == 2 / 8
+    # -1+2+3 = 4: +++, ---, -++ and +-- reach it
+    assert sign_flip([-1, 2, 3]) == 4 / 8
+    assert sign_flip([0.0, 0.0]) == 1.0
+    assert sign_flip([5.0]) == 1.0
+
+
+@pytest.mark.parametrize("n", [1, 2, 5, 9, 10])
+def test_permutation_against_every_pattern(n):
+    d = np.random.default_rng(n).normal(0.4, 1, n)
+    sums = [abs(sum(s * x for s, x in zip(signs, d, strict=True))) for signs in itertools.product((-1, 1), repeat=n)]
+    assert sign_flip(d) == pytest.approx(np.mean([total >= abs(d.sum()) - 1e-12 for total in sums]))
+
+
+def test_permutation_against_scipy():
+    d = np.random.default_rng(0).normal(0.3, 1, 12)
+    found = stats.permutation_test((d,), np.mean, permutation_type="samples", n_resamples=np.inf)
+    assert sign_flip(d) == pytest.approx(found.pvalue, abs=1e-12)
+    many = np.random.default_rng(1).normal(0.2, 1, 60)
+    t = stats.ttest_1samp(many, 0).pvalue
+    assert sign_flip(many) == pytest.approx(t, abs=0.02)
+    assert sign_flip(many) == sign_flip(many)
+
+
+class TestInterval:
+    @pytest.mark.parametrize("n", [6, 7, 10, sign_flip_test.LISTED])
+    def test_it_is_what_the_test_does_not_reject(self, n):
+        """Every flip of the differences less theta, on both sides of both ends."""
+        d = np.random.default_rng(n).gamma(2.0, 1.0, n)
+        (found,) = rs.summaries([d])
+        signs, gap = every_sign(n), 1e-6 * np.ptp(d)
+
+        def p(theta: float) -> float:
+            return float((np.abs(signs @ (d - theta)) >= abs((d - theta).sum()) - 1e-12).mean())
+
+        assert p(found.low + gap) >= 0.05 > p(found.low - gap)
+        assert p(found.high - gap) >= 0.05 > p(found.high + gap)
+        assert found.p == pytest.approx(p(0))
+        assert (found.method, found.n, found.seeds) == ("sign-flip", n, 1)
+
+    @pytest.mark.parametrize("n", [sign_flip_test.LISTED + 1, 21, sign_flip_test.EXACT])
+    def test_two_halves_find_the_same_ends(self, n):
+        """`sign_flip` counts flips without looking for an end; it was compared with every pattern."""
+        d = np.random.default_rng(n).normal(0.5, 1, n)
+        d[:3] = 0.25  # ties
+        (found,) = rs.summaries([d])
+        gap = 3e-6 * np.ptp(d)
+        for end, side in ((found.low, 1), (found.high, -1)):
+            assert sign_flip(d - end - side * gap) >= 0.05 > sign_flip(d - end + side * gap)
+
+    @pytest.mark.parametrize("n", [sign_flip_test.EXACT + 1, 250])
+    def test_draws_find_the_same_ends(self, n):
+        d = np.random.default_rng(n).normal(0.5, 1, n)
+        (found,) = rs.summaries([d])
+        for end, side in ((found.low, 1), (found.high, -1)):
+            assert sign_flip(d - end - side * 1e-9) >= 0.05 > sign_flip(d - end + side * 1e-9)
+        t = stats.t.interval(0.95, n - 1, d.mean(), stats.sem(d))
+        assert (found.low, found.high) == pytest.approx(t, abs=0.2 * stats.sem(d))
+
+    def test_six_differences_by_hand(self):
+        # of 64 flips 2 are beyond all others: p = 2/64, and what leaves all on one side is rejected
+        (found,) = rs.summaries([[1.0, 2.0, 3.0, 4.0, 5.0, 9.0]])
+        assert (found.low, found.high, found.p) == (1.0, 9.0, 2 / 64)
+
+    def test_zero_is_left_out_where_p_is_below_five_percent(self):
+        draw = np.random.default_rng(8)
+        samples = [draw.normal(shift, 1, n) for n in (2, 5, 6, 9, 14, 17, 22, 31) for shift in np.linspace(0, 1.5, 8)]
+        samples += [np.round(one, 0) for one in samples]
+        samples += [draw.normal(shift, 1, (6, 3)) for shift in np.linspace(0, 1.5, 8)]
+        found = [one for one in rs.summaries(samples) if one.method != "none"]
+        assert [one.p < 0.05 for one in found] == [one.low > 0 or one.high < 0 for one in found]
+        assert 30 < sum(one.p < 0.05 for one in found) < len(found) - 30
+
+    def test_below_six_it_is_students(self):
+        d = [1.0, 2.0, 4.0, 3.5, 0.5]
+        (found,) = rs.summaries([d])
+        assert found.method == "t"
+        assert found.p == pytest.approx(stats.ttest_1samp(d, 0).pvalue)
+        assert (found.low, found.high) == pytest.approx(stats.t.interval(0.95, 4, np.mean(d), stats.sem(d)))
+
+
+class TestDegenerate:
+    def test_one_difference_or_none_has_no_test(self):
+        for found in rs.summaries([[], [1.0], [math.nan, 1.0], [2.0, 2.0, 2.0], [0.0, 0.0]]):
+            assert found.method == "none"
+            assert all(math.isnan(x) for x in (found.low, found.high, found.p))
+
+    def test_a_constant_measure(self):
+        (found,) = rs.summaries([np.zeros(8)])
+        assert (found.low, found.high, found.p, found.ties, found.p_sign) == (0.0, 0.0, 1.0, 8, 1.0)
+        (found,) = rs.summaries([np.full(20, 0.1)])
+        assert (found.low, found.high) == pytest.approx((0.1, 0.1))
+        assert found.p == 2 / 2**20
+
+    def test_a_constant_difference_over_seeds(self):
+        (found,) = rs.summaries([np.full((6, 3), 0.5)])
+        assert found.method == "none"
+
+
+class TestTies:
+    def test_dust_is_no_sign(self):
+        dust = 0.1 + 0.2 - 0.3
+        (found,) = rs.summaries([[dust, -dust, 0.5, 0.25, 1.0, 2.0]])
+        assert (found.up, found.down, found.ties) == (4, 0, 2)
+        # where all of them are dust, only the numbers behind them tell
+        (found,) = rs.summaries([[dust] * 7], [0.3])
+        assert (found.up, found.ties, found.p) == (0, 7, 1.0)
+
+    def test_the_published_validation_losses_against_exact_fractions(self, published):
+        data = gather(published, "printed-v2")
+        found = self.compared(data, "v2", [one for one in ef.measures(data) if one.metric == "val_loss"])
+        # of 1e-16, five of which stood on the wrong side
+        assert found["Val", ("attn_type", "window"), ("nope", "on"), ("polar", "off"), ""] == (5, 14, 1)
+
+    @pytest.mark.thorough
+    @pytest.mark.parametrize("version", ["v1", "v2"])
+    def test_every_published_row_against_exact_fractions(self, published, version):
+        data = gather(published, f"printed-{version}")
+        measures = ef.measures(data)
+        assert len(measures) == 23
+        found = self.compared(data, version, measures)
+        assert {row[0] for row in found} == {one.heading for one in measures}
+
+    def compared(self, data, version, columns):
+        """Ups, downs and ties of all effects and interactions by the row they stand in, each held against those of the text of
+        the CSV; where strata are of one size, and numbers have few digits, the exact p of the permutation too."""
+        exact = exact_numbers(version)
+        keys = [tuple(row[axis] for axis in AXES) for row in printed_rows(f"complete-{version}")]
+        corners = cache(partial(corners_of, keys))
+        checked = {}
+        for one in [*ef.effects(data, columns), *ef.interactions(data, columns)]:
+            pairs, numbers = ends_of(one), exact[one.measure.probe, one.measure.metric, one.measure.length]
+            row = (one.measure.heading, tuple(pairs), *zip(*pairs.values(), strict=True), one.where)
+            signs = [math.prod(some) for some in itertools.product((1, -1), repeat=len(pairs))]
+            found = [
+                sum(sign * numbers[corner] for sign, corner in zip(signs, some, strict=True))
+                for some in corners(tuple(pairs.items()), one.where)
+            ]
+            counts = sum(d > 0 for d in found), sum(d < 0 for d in found), sum(d == 0 for d in found)
+            assert (one.up, one.down, one.ties) == counts, row
+            listed = version == "v2" and one.method == "sign-flip" and one.n <= rs.EXACT
+            if listed and one.measure.probe not in ("clean", "junk"):
+                assert one.p == pytest.approx(exact_p(found), rel=1e-12), row
+            assert row not in checked
+            checked[row] = counts
+        return checked
+
+
+def ends_of(one):
+    """(level, reference) of the axes of an effect or interaction."""
+    if isinstance(one, ef.Effect):
+        return {one.axis: (one.level, one.reference)}
+    return dict(zip(one.axes, zip(one.levels, one.references, strict=True), strict=True))
+
+
+def corners_of(keys, pairs, where):
+    """Of every configuration at these levels the cells whose numbers make its difference, where all of them are there."""
+    axes = [AXES.index(axis) for axis, _ in pairs]
+    at = [(AXES.index(axis), level) for axis, level in (part.split("=") for part in where.split(", ") if part)]
+    at += [(axis, level) for axis, (_, (level, _)) in zip(axes, pairs, strict=True)]
+    found = []
+    for key in keys:
+        if all(key[axis] == level for axis, level in at):
+            some = []
+            for words in itertools.product(*(pair for _, pair in pairs)):
+                there = dict(zip(axes, words, strict=True))
+                some.append(tuple(there.get(axis, level) for axis, level in enumerate(key)))
+            if set(some) <= set(keys):
+                found.append(some)
+    return found
+
+
+def exact_numbers(version):
+    """Every measure of the published cells as the CSV write it, as whole numbers of the smallest share of it."""
+    exact = defaultdict(dict)
+    for row in printed_rows(f"complete-{version}"):
+        exact["val", "val_loss", 0][tuple(row[axis] for axis in AXES)] = Fraction(row["val_loss"])
+    for row in printed_rows("runs"):
+        exact["throughput", "mfu_paper", 0][tuple(row[axis] for axis in AXES)] = Fraction(row["mfu"])
+    for row in printed_rows("lengths"):
+        key, length = tuple(row[axis] for axis in AXES), int(row["length"])
+        # digits of 80, written with the dust of single precision
+        needle = round(float(row["needle"]) * 80 / 100)
+        for probe, metric, number in (("clean", "nats", row["clean"]), ("junk", "nats", row["junk"]), ("needle", "digit_accuracy", needle)):  # fmt: skip
+            exact[probe, metric, length][key] = Fraction(number)
+            average = exact[probe, f"{metric}_weighted", 0]
+            average[key] = average.get(key, 0) + length * Fraction(number)
+    whole = {measure: math.lcm(*(x.denominator for x in numbers.values())) for measure, numbers in exact.items()}
+    return {m: {key: int(x * whole[m]) for key, x in numbers.items()} for m, numbers in exact.items()}
+
+
+def exact_p(found):
+    """The share of flips of signs whose sum is at least as large, counted sum by sum in whole numbers."""
+    step = math.gcd(*found) or 1
+    sizes = [abs(d) // step for d in found]
+    counts = np.zeros(sum(sizes) + 1, dtype=np.int64)
+    counts[0] = 1
+    for size in sizes:
+        counts[size:] += counts[: len(counts) - size].copy()
+    sums = np.abs(2 * np.arange(len(counts)) - sum(sizes))
+    return int(counts[sums >= abs(sum(found)) // step].sum()) / (1 << len(found))
+
+
+class TestSeeds:
+    @pytest.mark.parametrize("seeds", [2, 3, 5])
+    def test_balanced_against_the_textbook(self, seeds):
+        """Cornfield and Tukey's mean squares and Satterthwaite's t by hand, the generalized p from a million draws."""
+        draw = np.random.default_rng(seeds)
+        d = draw.normal(0.4, 1, (6, seeds)) + draw.normal(0, 1, (6, 1)) + draw.normal(0, 1.5, (1, seeds))
+        rows, columns, mean = d.mean(axis=1), d.mean(axis=0), d.mean()
+        a, b = seeds * rows.var(ddof=1), 6 * columns.var(ddof=1)
+        rest = 5 * (seeds - 1)
+        e = ((d - rows[:, None] - columns + mean) ** 2).sum() / rest
+        assert b > e
+        variance = (a + b - e) / (6 * seeds)
+        df = (a + b - e) ** 2 / (a**2 / 5 + b**2 / (seeds - 1) + e**2 / rest)
+        ones, others = 5 * a / draw.chisquare(5, 10**6), (seeds - 1) * b / draw.chisquare(seeds - 1, 10**6)
+        spread = np.sqrt((ones + np.maximum(0, others - e)) / (6 * seeds))
+
+        def p(distance: float) -> float:
+            known, generalized = (
+                2 * stats.t.sf(distance / math.sqrt(variance), df),
+                2 * stats.norm.sf(distance / spread),
+            )
+            return known + (generalized.mean() - known) / (2 * seeds - 3)
+
+        (found,) = rs.summaries([d])
+        assert (found.method, found.n, found.seeds) == ("crossed", 6, seeds)
+        assert found.mean == pytest.approx(mean)
+        assert found.p == pytest.approx(p(abs(mean)), abs=0.002)
+        half = (found.high - found.low) / 2
+        assert (found.low + found.high) / 2 == pytest.approx(mean)
+        assert p(half) == pytest.approx(0.05, abs=0.002)
+
+    def test_two_seeds_do_not_hide_what_they_share(self):
+        """By Satterthwaite alone, 12% of such intervals miss the truth: two seeds often agree by chance."""
+        draw = np.random.default_rng(3)
+        samples = [draw.normal(size=(8, 2)) + draw.normal(size=(1, 2)) for _ in range(400)]
+        assert np.mean([one.p < 0.05 for one in rs.summaries(samples)]) < 0.06
+
+    def test_estimates_that_nearly_cancel_leave_a_finite_interval(self):
+        """Seeds that differ as much as chance has it, and configurations that hardly do: of 0.002 degrees of freedom, by Satterthwaite."""
+        e = np.random.default_rng(0).normal(size=(5, 3))
+        e = e - e.mean(axis=1, keepdims=True) - e.mean(axis=0) + e.mean()
+        b = np.array([-1.0, 0, 1]) * math.sqrt(1.001 * (e**2).sum() / 8 / 5)
+        (found,) = rs.summaries([e + b + 0.001 * np.arange(5)[:, None]])
+        assert found.method == "crossed"
+        assert 0 < found.high - found.low < 10
+
+    def test_missing_runs_against_expected_squares(self):
+        """Over many draws from known variances, the variance of the mean is what is estimated on average, but for what is
+        cut at zero."""
+        draw = np.random.default_rng(4)
+        holes = np.ones((7, 4))
+        holes[0, 1:3] = holes[3, 0] = holes[5, 3] = holes[6, 1] = math.nan
+        means, halves = [], []
+        for _ in range(600):
+            d = draw.normal(size=(7, 4)) + draw.normal(size=(7, 1)) + 2 * draw.normal(size=(1, 4))
+            (found,) = rs.summaries([d * holes])
+            means.append(found.mean)
+            halves.append(abs(found.mean) <= (found.high - found.low) / 2)
+        assert np.mean(halves) == pytest.approx(0.95, abs=0.03)
+
+    def test_one_run_each_is_no_crossing(self):
+        d = np.random.default_rng(1).normal(1, 1, 8)
+        table = np.full((8, 8), math.nan)
+        np.fill_diagonal(table, d)
+        assert rs.summaries([table])[0] == rs.summaries([d])[0]
+
+    def test_a_single_configuration_speaks_of_its_seeds(self):
+        d = np.array([[1.0, 2.0, 4.0, 3.0]])
+        (found,) = rs.summaries([d])
+        assert (found.method, found.n, found.seeds) == ("seeds", 1, 4)
+        assert found.p == pytest.approx(stats.ttest_1samp(d[0], 0).pvalue)
+
+    def test_seeds_that_never_meet_are_averaged(self):
+        table = np.full((6, 4), math.nan)
+        table[:3, :2], table[3:, 2:] = np.arange(6).reshape(3, 2) + 1.0, np.arange(6).reshape(3, 2) + 3.0
+        (found,) = rs.summaries([table])
+        assert (found.method, found.n, found.seeds) == ("sign-flip", 6, 2)
+        assert found.mean == pytest.approx(np.nanmean(table))
+
+    def test_five_seeds_are_not_five_configurations(self):
+        """Effects that differ by two standard deviations between configurations; seeds as pairs hold the truth in 65%."""
+        draw = np.random.default_rng(11)
+        samples = [draw.normal(size=(8, 5)) + 2 * draw.normal(size=(8, 1)) for _ in range(600)]
+        held = [one.low <= 0 <= one.high for one in rs.summaries(samples)]
+        assert 0.93 <= np.mean(held) <= 0.97
+
+
+@pytest.mark.parametrize("n", [rs.EXACT + 1, 200, 333])
+def test_draws_are_fair(n):
+    signs = np.concatenate(list(sign_flip_test.signs(n)))
+    assert signs.shape == (rs.FLIPS, n)
+    assert set(np.unique(signs)) == {-1.0, 1.0}
+    assert np.abs(signs.mean(axis=0)).max() < 5 / math.sqrt(rs.FLIPS)
+
+
+def test_many_at_once_are_what_each_is_alone():
+    draw = np.random.default_rng(5)
+    samples = [draw.normal(0.1, 1, n) for n in (3, 40, 1, 0, 40, 250, 8, 8, 16, 250)]
+    samples += [draw.normal(0.1, 1, (4, 3)), draw.normal(0.1, 1, (4, 2))]
+    for one, d in zip(rs.summaries(samples), samples, strict=True):
+        (alone,) = rs.summaries([d])
+        # a product of matrices adds up in an order that depends on their shape
+        assert one.method == alone.method
+        known, expected = ([x for x in asdict(some).values() if x != some.method] for some in (one, alone))
+        assert known == pytest.approx(expected, nan_ok=True, rel=1e-9)
+        assert (one.n, one.up + one.down) == (len(d), len(d))
+        assert one.mean == pytest.approx(d.mean() if len(d) else math.nan, nan_ok=True)
+    assert rs.summaries([]) == []
+
+
+def test_memory_does_not_grow_with_the_draws():
+    """20,000 flips of 2,000 differences are 320 MB; never all of them exist."""
+    d = np.random.default_rng(0).normal(size=2000)
+    tracemalloc.start()
+    rs.summaries([d, -d])
+    peak = tracemalloc.get_traced_memory()[1]
+    tracemalloc.stop()
+    assert peak < 100e6
