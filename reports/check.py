@@ -21,7 +21,7 @@ Grid = list[list[str]]
 
 
 def _pictures() -> tuple[str, ...]:
-    from .figures.canvas.files import FORMATS
+    from .figures.files import FORMATS
 
     return FORMATS
 
@@ -80,7 +80,7 @@ def _trace_beside(path: Path) -> dict[str, Any]:
 
 
 def _figure_trace(content: bytes, format: str, name: str) -> dict[str, Any]:
-    from .figures.canvas.files import trace_in as figure_trace
+    from .figures.files import trace_in as figure_trace
 
     try:
         found = figure_trace(content, format)
@@ -221,8 +221,8 @@ def _figure_differences(content: bytes, format: str, trace: dict[str, Any], stor
 
 
 def _picture_differences(content: bytes, format: str, made: Any, look: Any, drawn_with: Any) -> list[str]:
-    from .figures.canvas import redraw
-    from .figures.canvas.files import rendered
+    from .figures import redraw
+    from .figures.files import rendered
 
     found = redraw.difference(content, rendered(made, format, look=look), format)
     if found is None:

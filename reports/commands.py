@@ -259,7 +259,7 @@ def dashboard(
       atma-sweep dashboard --sweep quick --compare printed-v2
       atma-sweep dashboard --port 8000 --no-open
     """
-    from .live.serve import serve
+    from .dashboard.server.serve import serve
 
     def tell(address: str) -> None:
         say(address)

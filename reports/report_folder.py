@@ -15,9 +15,9 @@ from ..results.store.store import Store
 from ..results.studies.study_store import search_of
 from .dashboard.page import write_dashboard
 from .figures import FIGURES, figure_name, make_figure
-from .figures.base import Collected
+from .figures.canvas.base import Collected
 from .figures.canvas.figure_options import Look, highlighted
-from .figures.canvas.files import FORMATS, renderings
+from .figures.files import FORMATS, renderings
 from .render import SUFFIXES, files_of
 from .render.latex import PREAMBLE
 from .sweep_data import Lengths, ReportError, gather, one_reading

@@ -27,7 +27,7 @@ from .table import Table
 from .tables import TABLES, make_table, table_name
 
 if TYPE_CHECKING:
-    from .figures.base import Collected
+    from .figures.canvas.base import Collected
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -173,8 +173,8 @@ def _write_all(asked: Request, store: Store) -> None:
 
 
 def _write_figure(asked: Request, store: Store, name: str) -> None:
-    from .figures.base import caption
-    from .figures.canvas.files import FORMATS, rendered
+    from .figures.canvas.base import caption
+    from .figures.files import FORMATS, rendered
 
     with_others = [one for one, line in FIGURES.items() if "compare" in line.takes]
     if asked.table or (asked.compare and figure_name(name) not in with_others):

@@ -31,7 +31,7 @@ from ..results.studies.tuning import Tuned, tuned_of
 from . import cell_filter
 from .errors import ReportError as ReportError
 from .number_format import Column
-from .stats.trial_intervals import with_intervals
+from .stats.significance.trial_intervals import with_intervals
 
 REFERENCES = {"unigram_entropy": "unigram entropy", "bigram_entropy": "bigram entropy"}
 """Metrics of the probe `corpus` that tables give as a yardstick, in nats per token."""

@@ -17,7 +17,7 @@ from .best_values import Grid, Place, Rank, notes_of, ranked
 from .cell_filter import told
 from .number_format import BARE, PLUS_MINUS, Column, reason_code, rounded, signed
 from .placeholders import UNMEASURED, word_of
-from .stats.needle_baseline import about_needle, below_note, needle_note, yardstick
+from .stats.effects.needle_baseline import about_needle, below_note, needle_note, yardstick
 from .sweep_data import REFERENCES, SweepData
 from .table import Entry, Table
 

@@ -22,7 +22,6 @@ from atma_sweep import cli
 from atma_sweep.reports import report_folder
 from atma_sweep.reports.figures import files
 from atma_sweep.results.console import command_line
-from atma_sweep.reports.figures.canvas import files
 from atma_sweep.results.store.records import CellRecord, Owner
 from atma_sweep.results.store.store import open_store
 from tiers import every_nth

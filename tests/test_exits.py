@@ -13,7 +13,7 @@ from xml.etree import ElementTree
 import pandas as pd
 import pytest
 from atma_sweep.reports.figures import FIGURES, make_figure
-from atma_sweep.reports.figures.canvas.files import rendered
+from atma_sweep.reports.figures.files import rendered
 from atma_sweep.results.errors import StoreError
 from atma_sweep.results.maintenance.backup import dump_command
 from atma_sweep.results.store.database import place, shown

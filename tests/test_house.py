@@ -246,7 +246,7 @@ WRITERS = {
     "results/exchange/trackers.py",  # into a folder of files.filling
     "results/console/streams.py",  # /dev/null in place of a closed stream
     "results/store/journal.py",
-    "reports/figures/canvas/files.py",  # into memory
+    "reports/figures/files.py",  # into memory
     "reports/report_request.py",  # removes the trace of an older file
 }
 

@@ -9,7 +9,7 @@ from typing import Any
 from ...results.console.text import counted
 from ..figures.canvas.drawing import shown
 from ..number_format import Column, rounded
-from ..stats.needle_baseline import ceiling
+from ..stats.effects.needle_baseline import ceiling
 from ..stats.noise.run_noise import NEAR, barely_acts, summed
 from ..sweep_data import SweepData, level_of
 from ..tables.printed_discrepancies import contradicted

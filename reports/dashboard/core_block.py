@@ -14,8 +14,8 @@ from ...results.store.store import Store
 from ..live.status import source_of
 from ..result_columns import complete_columns, further_metrics
 from ..stats.audit import homogeneity
-from ..stats.needle_baseline import ceiling, needle_words
-from ..stats.trial_intervals import DIGITS
+from ..stats.effects.needle_baseline import ceiling, needle_words
+from ..stats.significance.trial_intervals import DIGITS
 from ..sweep_data import SweepData, provenances_of_attempts
 from ..table import Entry, Table
 from ..tables.complete import table6

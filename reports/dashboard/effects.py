@@ -8,7 +8,7 @@ from typing import Any
 
 from ...results.store.records import Key
 from ..number_format import Column
-from ..stats.effects import Effect
+from ..stats.effects.effects import Effect
 from ..sweep_data import WEIGHTED, SweepData
 from ..tables.effects import table_of_effects
 from .main_results import about

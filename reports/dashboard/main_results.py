@@ -11,13 +11,13 @@ from scipy import stats
 from ...results.console.text import counted
 from ...results.store.records import CellState
 from ...results.store.store import Store
-from ..figures.base import training_lengths
+from ..figures.canvas.base import training_lengths
 from ..figures.canvas.drawing import axis_name, shown
 from ..figures.canvas.length_frames import BARS, lines_of, only, over_lengths
 from ..number_format import Column, rounded
 from ..result_columns import complete_columns, further_metrics
-from ..stats.effects import ALPHA, Effect, contrasts, effects, factors, reference_level, spread
-from ..stats.needle_baseline import ceiling, needle_words, yardstick
+from ..stats.effects.effects import ALPHA, Effect, contrasts, effects, factors, reference_level, spread
+from ..stats.effects.needle_baseline import ceiling, needle_words, yardstick
 from ..stats.noise.best_probability import Rival, best_probabilities, means, rivals
 from ..sweep_data import SweepData, level_of
 from ..table_builder import DUST, difference, entry, p_value

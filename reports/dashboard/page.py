@@ -26,7 +26,7 @@ from typing import Any
 from ...results.console.output_files import replacing
 from ...results.console.text import html_escaped
 from ...results.store.store import Store
-from ..stats.effects import effects
+from ..stats.effects.effects import effects
 from ..sweep_data import Lengths, gather, one_reading
 from .comparison import beside_of, summary_of
 from .core_block import core

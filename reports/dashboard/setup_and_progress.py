@@ -14,7 +14,7 @@ from ..figures.canvas.drawing import axis_name, shown
 from ..live.status import duration, source_of
 from ..live.watch import snapshot
 from ..number_format import large, length_name
-from ..stats.effects import factors
+from ..stats.effects.effects import factors
 from ..sweep_data import SweepData
 
 WAYS = {"optimizer": "optimizer {}", "schedule": "{} schedule", "loss_reduction": "loss as a {}", "matrix_lr": "rate {:g}", "muon_lr": "rate {:g}"}  # fmt: skip

@@ -14,7 +14,7 @@ from ..report_spec import Listed
 if TYPE_CHECKING:
     from ...results.store.store import Store
     from ..sweep_data import Lengths
-    from .base import Collected
+    from .canvas.base import Collected
 
 FIGURES: dict[str, Listed] = {
     "needle": Listed("needle", "needle accuracy over context length", number="1", takes=("lengths", "highlight")),

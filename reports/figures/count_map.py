@@ -15,8 +15,8 @@ from ...results.store.records import AXES
 from ...results.store.store import Store
 from ..stats.untrained_formulas import BETA, magnitude
 from ..sweep_data import ReportError, SweepData, gather, level_of
-from .base import Collected, collected
 from .canvas import drawing
+from .canvas.base import Collected, collected
 
 if TYPE_CHECKING:
     from matplotlib.axes import Axes

@@ -16,8 +16,8 @@ from ...results.store.store import Store
 from ..number_format import rounded
 from ..report_spec import AGAINST
 from ..sweep_data import ReportError, SweepData, gather, level_of
-from .base import Collected, collected, line_axes, names_of, origins_in
 from .canvas import drawing
+from .canvas.base import Collected, collected, line_axes, names_of, origins_in
 from .canvas.line_drawing import end_words, robust_range
 
 if TYPE_CHECKING:

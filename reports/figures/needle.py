@@ -9,10 +9,10 @@ import pandas as pd
 
 from ...results.store.store import Store
 from ..number_format import length_name, rounded
-from ..stats.needle_baseline import ceiling
+from ..stats.effects.needle_baseline import ceiling
 from ..sweep_data import Lengths, ReportError, SweepData, gather
-from .base import Collected, collected, line_axes, names_of, origins_in, training_lengths
 from .canvas import drawing
+from .canvas.base import Collected, collected, line_axes, names_of, origins_in, training_lengths
 from .canvas.length_frames import averaged_over, bars, length_label, lines_of, only, over_lengths, uneven
 from .canvas.line_drawing import draw_lines, looks, mark_level, mark_trained
 

@@ -13,13 +13,13 @@ from ...results.store.store import Store
 from ..best_values import chance_text
 from ..number_format import Column, rounded
 from ..result_columns import qualities, speed_of
-from ..stats.effects import pareto
-from ..stats.needle_baseline import ceiling, needle_words
+from ..stats.effects.effects import pareto
+from ..stats.effects.needle_baseline import ceiling, needle_words
 from ..stats.noise.best_probability import front_probabilities, rivals
 from ..sweep_data import Lengths, ReportError, SweepData, gather
 from ..table_builder import entry
-from .base import Collected, collected
 from .canvas import drawing, labels
+from .canvas.base import Collected, collected
 from .canvas.line_drawing import mark_beyond, robust_range
 
 if TYPE_CHECKING:

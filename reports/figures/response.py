@@ -13,8 +13,8 @@ from ...results.store.store import Store
 from ...results.studies.study_store import search_of
 from ..number_format import Column
 from ..sweep_data import Lengths, ReportError, SweepData, gather, level_of
-from .base import Collected, collected, names_of, origins_in
 from .canvas import drawing
+from .canvas.base import Collected, collected, names_of, origins_in
 from .canvas.length_frames import bands, lines_of
 from .canvas.line_drawing import draw_lines, looks, robust_range
 from .canvas.scales import of_numbers, put_ticks, words

@@ -12,8 +12,8 @@ from ...results.paper import is_published
 from ...results.store.store import Store
 from ..stats.untrained_formulas import HEAD_SIZE, state_norms
 from ..sweep_data import Lengths, ReportError, SweepData, gather
-from .base import Collected, collected, origins_in, training_lengths
 from .canvas import drawing
+from .canvas.base import Collected, collected, origins_in, training_lengths
 from .canvas.labels import at_ends
 from .canvas.length_frames import count_fewer, length_label, only, over_lengths, uneven
 

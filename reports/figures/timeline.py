@@ -11,8 +11,8 @@ import pandas as pd
 from ...results.paper import OWNER as PRINTED_BY
 from ...results.store.store import Store
 from ..sweep_data import ReportError, gather
-from .base import Collected, collected, origins_in
 from .canvas import drawing
+from .canvas.base import Collected, collected, origins_in
 
 if TYPE_CHECKING:
     from matplotlib.axes import Axes

@@ -1,1 +1,5 @@
-"""A sweep as it goes: `status`, `show`, `status --watch`, and its page served to this machine. Imports neither torch, ray nor pandas."""
+"""A sweep as it goes, as text: status, show and status --watch. Imports neither torch, ray nor pandas.
+
+Imported by: commands.py and the dashboard.
+Start at status.py.
+"""

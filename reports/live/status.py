@@ -28,7 +28,7 @@ from ...results.studies import study_text
 from ...results.studies.optuna_study import Trial
 from ...results.studies.search import Search, search_from
 from ...results.studies.study_store import trials_of
-from ..stats.trial_intervals import DIGITS, ceilings, with_intervals
+from ..stats.significance.trial_intervals import DIGITS, ceilings, with_intervals
 
 CURVE_LINES = 12
 RATES = ("embedding_lr", "head_lr", "scalar_lr")

@@ -15,7 +15,7 @@ from scipy import stats
 
 from ..number_format import Column
 from ..sweep_data import ReportError, SweepData
-from .effects import NEAR, STRATA, factors, numbers_of
+from .effects.effects import NEAR, STRATA, factors, numbers_of
 from .significance.permutation_anova import Fit, fit
 
 __all__ = ["COLUMNS", "Analysis", "analyses", "anova"]

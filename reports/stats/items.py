@@ -19,7 +19,7 @@ from ...results.store.records import Key
 from ...results.store.store import Store
 from ..number_format import Column, column_of, length_name
 from ..sweep_data import ReportError, SweepData
-from .matched_groups import Numbers, factors, level_pairs, within
+from .effects.matched_groups import Numbers, factors, level_pairs, within
 from .significance.paired_tests import ALPHA, Summary, corrected, summaries
 
 __all__ = ["ItemEffect", "Items", "answers", "item_effects", "item_measures", "items_of", "mcnemar"]

@@ -19,7 +19,7 @@ from statsmodels.tools.sm_exceptions import ConvergenceWarning, PerfectSeparatio
 from ...results.console.text import counted
 from ..number_format import Column, column_of, length_name
 from ..sweep_data import SweepData
-from .effects import STRATA, factors, numbers_of, reference_level
+from .effects.effects import STRATA, factors, numbers_of, reference_level
 
 __all__ = ["COLUMNS", "NeedleModel", "needle_columns", "needle_model"]
 

@@ -8,7 +8,7 @@ from collections.abc import Iterable
 from ...results.store.store import Store
 from ..number_format import BARE, rounded, squared
 from ..stats.anova import analyses
-from ..stats.effects import main_measures, origins_of
+from ..stats.effects.effects import main_measures, origins_of
 from ..sweep_data import Lengths, gather
 from ..table import Entry, Table
 from ..table_builder import NOTHING, Line, assemble, p_value, sweep_note

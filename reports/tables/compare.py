@@ -18,13 +18,13 @@ from ...results.store.records import AXES
 from ...results.store.store import Store
 from ..number_format import Column, column_of, length_name, rounded
 from ..result_columns import AXIS_HEADINGS, further_metrics
+from ..stats.effects.needle_baseline import needle_note
 from ..stats.matching import Match, further_axes, matched
-from ..stats.needle_baseline import needle_note
 from ..stats.noise.best_probability import spreads_by_stratum, stratum_of
 from ..stats.noise.run_noise import Spread
 from ..stats.significance.paired_tests import ALPHA
+from ..stats.significance.trial_intervals import trials_of
 from ..stats.sweep_differences import Difference, Side, differences
-from ..stats.trial_intervals import trials_of
 from ..sweep_data import Lengths, ReportError, SweepData, gather
 from ..table import Entry, Table
 from ..table_builder import Line, assemble, difference, entry, p_value, seed_notes, sweep_note

@@ -10,7 +10,7 @@ from ...results.store.records import AXES
 from ...results.store.store import Store
 from ..number_format import Column
 from ..result_columns import AXIS_HEADINGS, complete_columns, further_metrics
-from ..stats.needle_baseline import needle_note
+from ..stats.effects.needle_baseline import needle_note
 from ..sweep_data import Lengths, SweepData, gather
 from ..table import Table
 from ..table_builder import Line, about_cell, assemble, entry, reference_note, seed_notes, sweep_note, word_notes

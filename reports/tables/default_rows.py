@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Sequence
 
 from ..number_format import Column
-from ..stats.effects import Effect, Interaction, Tested, contrast_column, first_measures, reference_level
+from ..stats.effects.effects import Effect, Interaction, Tested, contrast_column, first_measures, reference_level
 from ..sweep_data import SweepData
 
 __all__ = ["NEAR", "first_columns", "first_effects", "first_interactions"]

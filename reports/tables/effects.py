@@ -15,8 +15,8 @@ from ...results.designs import aliasing
 from ...results.store.store import Store
 from ..number_format import BARE, Column, rounded
 from ..result_columns import further_metrics, qualities
-from ..stats.designs import stopping_rows
-from ..stats.effects import (
+from ..stats.effects import stopping_rows
+from ..stats.effects.effects import (
     EQUIVALENT,
     Effect,
     Interaction,

@@ -3,8 +3,8 @@
 from __future__ import annotations
 
 from ...results.store.store import Store
+from ..stats.effects.needle_baseline import needle_note
 from ..stats.items import ItemEffect, item_effects
-from ..stats.needle_baseline import needle_note
 from ..sweep_data import Lengths, SweepData, gather
 from ..table import Entry, Table
 from ..table_builder import NOTHING, Line, assemble, difference, p_value, sweep_note

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from ...results.store.store import Store
-from ..stats.effects import origins_of
+from ..stats.effects.effects import origins_of
 from ..stats.needle_model import needle_columns, needle_model
 from ..sweep_data import Lengths, gather
 from ..table import Table

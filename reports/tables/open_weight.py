@@ -12,7 +12,7 @@ from ...results.contrasts import weighted
 from ...results.store.records import CellState
 from ...results.store.store import Store
 from ..number_format import Column, column_of, large, length_name
-from ..stats.needle_baseline import needle_note
+from ..stats.effects.needle_baseline import needle_note
 from ..sweep_data import Lengths, ReportError, SweepData, gather
 from ..table import Entry, Table
 from ..table_builder import NO_CELL, Line, assemble, derived, entry, seed_notes, sweep_note, word_notes

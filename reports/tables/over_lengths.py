@@ -7,7 +7,7 @@ from dataclasses import dataclass
 
 from ...results.store.store import Store
 from ..number_format import Column, column_of, length_name
-from ..stats.needle_baseline import needle_note
+from ..stats.effects.needle_baseline import needle_note
 from ..sweep_data import Lengths, SweepData, gather
 from ..table import Table
 from ..table_builder import Line, assemble, entry, reference_note, seed_notes, sweep_note, word_notes

@@ -8,8 +8,8 @@ from ...results.store.store import Store
 from ..best_values import chance_text
 from ..number_format import BARE, Column
 from ..result_columns import AXIS_HEADINGS, qualities, speed_of
-from ..stats.effects import pareto
-from ..stats.needle_baseline import needle_note
+from ..stats.effects.effects import pareto
+from ..stats.effects.needle_baseline import needle_note
 from ..stats.noise.best_probability import Configuration, front_probabilities
 from ..sweep_data import Lengths, SweepData, gather
 from ..table import Entry, Table

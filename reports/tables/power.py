@@ -6,7 +6,7 @@ import math
 
 from ...results.store.store import Store
 from ..number_format import Column, rounded
-from ..stats.noise.power_analysis import MOST, NATS, POINTS, Plan, plans
+from ..stats.power_analysis import MOST, NATS, POINTS, Plan, plans
 from ..sweep_data import Lengths, gather
 from ..table import Entry, Table
 from ..table_builder import NOTHING, Line, assemble, sweep_note

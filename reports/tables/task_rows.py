@@ -19,7 +19,7 @@ from ...results.store.store import Store
 from ..number_format import Column, rounded
 from ..result_columns import AXIS_HEADINGS
 from ..stats.significance.paired_tests import ALPHA
-from ..stats.trial_intervals import trials_of
+from ..stats.significance.trial_intervals import trials_of
 from ..sweep_data import SweepData, level_of
 from ..table import Entry, Table
 from ..table_builder import DUST, NOTHING, Line, assemble, seed_notes, sweep_note, word_notes

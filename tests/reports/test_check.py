@@ -7,8 +7,8 @@ import pytest
 from atma_sweep.cli import app
 from atma_sweep.reports.check import check_file
 from atma_sweep.reports.figures import make_figure
-from atma_sweep.reports.figures.canvas.files import FORMATS as PICTURES
-from atma_sweep.reports.figures.canvas.files import rendered
+from atma_sweep.reports.figures.files import FORMATS as PICTURES
+from atma_sweep.reports.figures.files import rendered
 from atma_sweep.reports.render import FORMATS, files_of, render, trace_file
 from atma_sweep.reports.sweep_data import ReportError
 from atma_sweep.reports.tables import make_table

@@ -120,7 +120,7 @@ def test_an_interaction_takes_the_seeds_that_all_four_have(empty: Store, make: M
 def texts(made: Any, wanted: str) -> int:
     """How often a picture says that."""
     from atma_sweep.reports.figures.canvas import drawing
-    from atma_sweep.reports.figures.canvas.files import drawn
+    from atma_sweep.reports.figures.files import drawn
     from matplotlib.text import Text
 
     with drawing.settings():

@@ -14,10 +14,10 @@ from atma_sweep.cli import app
 from atma_sweep.reports import figures, tables
 from atma_sweep.reports.check import check_file, files_in
 from atma_sweep.reports.figures import FIGURES, make_figure
-from atma_sweep.reports.figures.base import Collected, collected
 from atma_sweep.reports.figures.canvas import drawing
+from atma_sweep.reports.figures.canvas.base import Collected, collected
 from atma_sweep.reports.figures.canvas.figure_options import Look
-from atma_sweep.reports.figures.canvas.files import renderings, trace_in
+from atma_sweep.reports.figures.files import renderings, trace_in
 from atma_sweep.reports.render import FORMATS, SUFFIXES, files_of, render
 from atma_sweep.reports.report_folder import write_all
 from atma_sweep.reports.report_spec import Listed

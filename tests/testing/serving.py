@@ -9,10 +9,10 @@ from collections.abc import Iterator
 from contextlib import contextmanager
 from dataclasses import dataclass
 
-from atma_sweep.reports.live.app import app_of
-from atma_sweep.reports.live.connections import Server, config_of
-from atma_sweep.reports.live.page_cache import Newest
-from atma_sweep.reports.live.serve import listening
+from atma_sweep.reports.dashboard.server.app import app_of
+from atma_sweep.reports.dashboard.server.connections import Server, config_of
+from atma_sweep.reports.dashboard.server.page_cache import Newest
+from atma_sweep.reports.dashboard.server.serve import listening
 from atma_sweep.results.store.store import Store
 from patience import PATIENCE_S
 

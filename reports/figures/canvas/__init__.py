@@ -1,5 +1,5 @@
-"""Drawing that figures share: style, options, labels, axes, lines over lengths, files and reading them back.
+"""What figures share: the collected frame, style, options, labels, axes and lines over lengths.
 
 Imported by: figures, and the commands that write or check one.
-Start at drawing.py.
+Start at base.py and drawing.py.
 """

@@ -11,8 +11,8 @@ from scipy.special import stdtrit
 from ....results import metrics
 from ...number_format import length_name
 from ...sweep_data import SweepData
-from ..base import GROUP, groups_of, line_axes
 from . import drawing
+from .base import GROUP, groups_of, line_axes
 
 if TYPE_CHECKING:
     from matplotlib.axes import Axes

@@ -8,11 +8,11 @@ import numpy as np
 import pandas as pd
 
 from ....results.store.store import Store
-from ...stats.effects import contrasts, effects, reference_level
-from ...stats.needle_baseline import needle_words
+from ...stats.effects.effects import contrasts, effects, reference_level
+from ...stats.effects.needle_baseline import needle_words
 from ...sweep_data import Lengths, ReportError, gather
-from ..base import Collected, collected
 from ..canvas import drawing
+from ..canvas.base import Collected, collected
 from .forest import (
     ROW,
     against,

@@ -16,7 +16,7 @@ import numpy as np
 from ...number_format import Column, length_name
 from ...placeholders import MEASURES
 from ...result_columns import further_metrics
-from ...stats.effects import Tested, measures
+from ...stats.effects.effects import Tested, measures
 from ...sweep_data import SweepData
 from ..canvas import drawing
 

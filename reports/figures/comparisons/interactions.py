@@ -8,11 +8,11 @@ import pandas as pd
 
 from ....results.store.store import Store
 from ...result_columns import qualities
-from ...stats.effects import factors, interactions
-from ...stats.needle_baseline import needle_words
+from ...stats.effects.effects import factors, interactions
+from ...stats.effects.needle_baseline import needle_words
 from ...sweep_data import Lengths, ReportError, gather
-from ..base import Collected, collected
 from ..canvas import drawing
+from ..canvas.base import Collected, collected
 from .forest import ROW, against, draw_rows, fields_of, frame_axes, head_panel, keys, lacking
 
 if TYPE_CHECKING:

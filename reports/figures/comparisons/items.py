@@ -13,17 +13,14 @@ from ...number_format import length_name
 from ...number_format import rounded
 from ...stats.items import answers
 from ...stats.items import items_of
-from ...stats.needle_baseline import ceiling
 from ...stats.noise.run_noise import STRATA
 from ...sweep_data import Lengths
 from ...sweep_data import ReportError
 from ...sweep_data import SweepData
 from ...sweep_data import gather
-from ..base import Collected
-from ..base import collected
-from ..base import names_of
-from ..base import origins_in
+from ...stats.effects.needle_baseline import ceiling
 from ..canvas import drawing
+from ..canvas.base import Collected, collected, names_of, origins_in
 from .strata import words_of
 
 if TYPE_CHECKING:

@@ -7,11 +7,11 @@ from typing import TYPE_CHECKING, Any
 import pandas as pd
 
 from ....results.store.store import Store
-from ...stats.noise.power_analysis import Plan, plans
 from ...stats.noise.run_noise import detectable
+from ...stats.power_analysis import Plan, plans
 from ...sweep_data import Lengths, ReportError, gather
-from ..base import Collected, collected
 from ..canvas import drawing
+from ..canvas.base import Collected, collected
 from ..canvas.labels import at_ends
 from .forest import measure_words
 from .strata import Stratum, in_order, looks, planned_measures, strata_of, words_of

@@ -11,8 +11,8 @@ from ....results.store.store import Store
 from ...number_format import Column
 from ...stats.noise.run_noise import Replicate, Spread, replicates
 from ...sweep_data import Lengths, ReportError, SweepData, gather
-from ..base import Collected, collected, names_of, origins_in
 from ..canvas import drawing
+from ..canvas.base import Collected, collected, names_of, origins_in
 from .forest import measure_words, three_ticks
 from .strata import Stratum, in_order, looks, planned_measures, strata_of, words_of
 

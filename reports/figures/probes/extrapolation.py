@@ -9,8 +9,8 @@ import pandas as pd
 
 from ....results.store.store import Store
 from ...sweep_data import Lengths, ReportError, gather
-from ..base import Collected, collected, names_of, origins_in, training_lengths
 from ..canvas import drawing
+from ..canvas.base import Collected, collected, names_of, origins_in, training_lengths
 from ..canvas.length_frames import averaged_over, bars, length_label, lines_of, only, over_lengths, uneven
 from ..canvas.line_drawing import mark_beyond, mark_trained, robust_range
 from .panels import draw_panels, leaving, side_by_side

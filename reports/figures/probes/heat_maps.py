@@ -9,8 +9,8 @@ import numpy as np
 import pandas as pd
 
 from ...sweep_data import SweepData
-from ..base import Collected, names_of
 from ..canvas import drawing
+from ..canvas.base import Collected, names_of
 
 if TYPE_CHECKING:
     from matplotlib.axes import Axes

@@ -9,8 +9,8 @@ from scipy.special import stdtrit
 
 from ....results.store.store import Store
 from ...sweep_data import ReportError, SweepData, gather, level_of
-from ..base import Collected, collected, names_of, origins_in
 from ..canvas import drawing
+from ..canvas.base import Collected, collected, names_of, origins_in
 from ..canvas.length_frames import averaged_over, bands, lines_of
 from .item_frames import details
 from .panels import draw_panels

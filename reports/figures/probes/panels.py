@@ -8,8 +8,8 @@ from typing import TYPE_CHECKING, Any
 import pandas as pd
 
 from ...sweep_data import SweepData
-from ..base import Collected, groups_of, line_axes
 from ..canvas import drawing
+from ..canvas.base import Collected, groups_of, line_axes
 from ..canvas.line_drawing import draw_lines, looks
 
 if TYPE_CHECKING:

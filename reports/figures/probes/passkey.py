@@ -9,8 +9,8 @@ import pandas as pd
 from ....results.store.store import Store
 from ...number_format import length_name, rounded
 from ...sweep_data import Lengths, ReportError, SweepData, gather
-from ..base import Collected, collected, origins_in, training_lengths
 from ..canvas import drawing
+from ..canvas.base import Collected, collected, origins_in, training_lengths
 from ..canvas.length_frames import only
 from .heat_maps import MOST, heat, scale, sheet, title, titles_of, written
 from .item_frames import details

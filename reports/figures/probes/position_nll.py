@@ -11,8 +11,8 @@ from scipy.special import stdtrit
 
 from ....results.store.store import Store
 from ...sweep_data import Lengths, ReportError, SweepData, gather
-from ..base import Collected, collected, names_of, origins_in, training_lengths
 from ..canvas import drawing
+from ..canvas.base import Collected, collected, names_of, origins_in, training_lengths
 from ..canvas.length_frames import averaged_over, bands, lines_of, only
 from ..canvas.line_drawing import mark_beyond, mark_trained, robust_range
 from .item_frames import longest, places

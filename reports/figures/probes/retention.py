@@ -11,8 +11,8 @@ import pandas as pd
 from ....results.store.store import Store
 from ...number_format import length_name
 from ...sweep_data import ReportError, SweepData, gather
-from ..base import Collected, collected, origins_in
 from ..canvas import drawing
+from ..canvas.base import Collected, collected, origins_in
 from .heat_maps import chosen, first_of_each, heat, scale, sheet, title, titles_of, told
 from .item_frames import places
 

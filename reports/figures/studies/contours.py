@@ -12,8 +12,8 @@ import pandas as pd
 from ....results.store.store import Store
 from ...stats.study_data import Objective, Study, held_together, rung_note, study_of, with_done
 from ...sweep_data import ReportError
-from ..base import Collected, collected
 from ..canvas import drawing
+from ..canvas.base import Collected, collected
 from ..canvas.scales import Scale, put_ticks, thin_labels
 from .settings import RING, colour_bar, colours, finer, jitter, place_of, ring_words, scale_of, value_range
 

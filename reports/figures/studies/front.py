@@ -10,8 +10,8 @@ import pandas as pd
 from ....results.store.store import Store
 from ...stats.study_data import Objective, Study, study_of, with_done
 from ...sweep_data import ReportError
-from ..base import Collected, collected
 from ..canvas import drawing, labels
+from ..canvas.base import Collected, collected
 from ..canvas.scales import short_numbers
 from .settings import RING, room, upright, value_range
 

@@ -10,8 +10,8 @@ import pandas as pd
 from ....results.store.store import Store
 from ....results.studies.optuna_study import Trial
 from ...stats.study_data import Objective, Study, study_of, with_done
-from ..base import Collected, collected
 from ..canvas import drawing
+from ..canvas.base import Collected, collected
 from ..canvas.line_drawing import MOST_TOLD
 from ..canvas.scales import short_numbers
 from .settings import room, upright, value_range

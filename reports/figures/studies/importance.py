@@ -10,8 +10,8 @@ from ....results.store.store import Store
 from ...stats.importance import LEAST, NAMES, deals, evaluator_here, importances
 from ...stats.study_data import held_together, rung_note, study_of, with_done
 from ...sweep_data import ReportError
-from ..base import Collected, collected
 from ..canvas import drawing
+from ..canvas.base import Collected, collected
 
 if TYPE_CHECKING:
     from matplotlib.axes import Axes

@@ -11,8 +11,8 @@ import pandas as pd
 from ....results.store.store import Store
 from ....results.studies.optuna_study import Trial
 from ...stats.study_data import Objective, Study, held_together, level_text, rung_note, study_of, with_done
-from ..base import Collected, collected
 from ..canvas import drawing
+from ..canvas.base import Collected, collected
 from ..canvas.scales import Scale, of_numbers
 from .settings import colour_bar, colours, finer, jitter, place_of, scale_of, value_range
 

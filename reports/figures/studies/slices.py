@@ -9,8 +9,8 @@ import pandas as pd
 
 from ....results.store.store import Store
 from ...stats.study_data import Objective, Study, held_together, level_text, rung_note, study_of, with_done
-from ..base import Collected, collected
 from ..canvas import drawing
+from ..canvas.base import Collected, collected
 from ..canvas.scales import Scale, short_numbers
 from .settings import RING, colour_bar, finer, jitter, place_of, ring_words, room, scale_of, upright, value_range
 

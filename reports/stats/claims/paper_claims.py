@@ -25,11 +25,11 @@ from ...number_format import rounded
 from ...number_format import signed
 from ...sweep_data import WEIGHTED
 from ...sweep_data import SweepData
-from ..effect_types import FLOOR
-from ..needle_baseline import at_chance
-from ..needle_baseline import ceiling
 from ..significance.paired_tests import ALPHA
 from ..significance.paired_tests import summaries
+from ..effects.effect_types import FLOOR
+from ..effects.needle_baseline import at_chance
+from ..effects.needle_baseline import ceiling
 
 TRUE, WEAK, NOT_SHOWN, FALSE, DIFFERS = "true", "weak", "not shown", "false", "differs"
 SILENT, UNCHECKED = "cannot say", "unchecked"

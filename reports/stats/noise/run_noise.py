@@ -22,7 +22,7 @@ from ....results.store.records import AXES, CellState, Value
 from ...number_format import Column
 from ...sweep_data import WEIGHTED, ReportError, SweepData, level_of
 from ..significance.paired_tests import ALPHA
-from ..trial_intervals import trials_of
+from ..significance.trial_intervals import trials_of
 
 __all__ = [
     "NEAR",

@@ -13,7 +13,7 @@ import pytest
 from atma_sweep.reports.figures import FIGURES, make_figure
 from atma_sweep.reports.figures.canvas import drawing
 from atma_sweep.reports.figures.canvas.figure_options import wanted
-from atma_sweep.reports.figures.canvas.files import drawn, rendered
+from atma_sweep.reports.figures.files import drawn, rendered
 from atma_sweep.reports.figures.state_norm import NORMS
 from atma_sweep.reports.sweep_data import ReportError
 from atma_sweep.results.store.recorder import Recorder

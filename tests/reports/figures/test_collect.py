@@ -9,7 +9,7 @@ from typing import Any
 
 import pytest
 from atma_sweep.reports.figures import FIGURES, make_figure
-from atma_sweep.reports.figures.base import Collected, digest
+from atma_sweep.reports.figures.canvas.base import Collected, digest
 from atma_sweep.reports.figures.canvas.length_frames import lines_of
 from atma_sweep.reports.figures.loss import smoothed
 from atma_sweep.reports.stats.untrained_formulas import state_norms

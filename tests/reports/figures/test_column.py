@@ -7,10 +7,10 @@ from typing import Any
 import numpy as np
 import pytest
 from atma_sweep.reports.figures import make_figure
-from atma_sweep.reports.figures.base import Collected
 from atma_sweep.reports.figures.canvas import drawing
+from atma_sweep.reports.figures.canvas.base import Collected
 from atma_sweep.reports.figures.canvas.figure_options import Look
-from atma_sweep.reports.figures.canvas.files import drawn
+from atma_sweep.reports.figures.files import drawn
 from atma_sweep.reports.figures.timeline import distinct
 from atma_sweep.results.store.records import Owner
 from atma_sweep.results.store.schema import AttemptRow

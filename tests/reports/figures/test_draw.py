@@ -15,11 +15,11 @@ from typing import Any
 import matplotlib
 import pytest
 from atma_sweep.cli import app
-from atma_sweep.reports.figures import FIGURES, make_figure
-from atma_sweep.reports.figures.base import Collected
-from atma_sweep.reports.figures.canvas import drawing, redraw
-from atma_sweep.reports.figures.canvas.files import FORMATS, drawn, renderings, trace_in
+from atma_sweep.reports.figures import FIGURES, make_figure, redraw
+from atma_sweep.reports.figures.canvas import drawing
+from atma_sweep.reports.figures.canvas.base import Collected
 from atma_sweep.reports.figures.canvas.length_frames import lines_of
+from atma_sweep.reports.figures.files import FORMATS, drawn, renderings, trace_in
 from atma_sweep.reports.report_folder import write_all
 from atma_sweep.reports.sweep_data import ReportError
 from atma_sweep.results.errors import StoreError
@@ -176,7 +176,7 @@ class TestFiles:
         assert here == again
         code = (
             "import sys; from pathlib import Path; from atma_sweep.results.store.store import open_store; "
-            "from atma_sweep.reports.figures import make_figure; from atma_sweep.reports.figures.canvas.files import renderings\n"
+            "from atma_sweep.reports.figures import make_figure; from atma_sweep.reports.figures.files import renderings\n"
             "made = make_figure('needle', open_store(sys.argv[1]))\n"
             "for format, content in renderings(made).items(): Path(sys.argv[2], 'x.' + format).write_bytes(content)"
         )

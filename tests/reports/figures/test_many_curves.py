@@ -11,7 +11,7 @@ from atma_sweep.reports.dashboard.page import dashboard
 from atma_sweep.reports.figures import loss as loss_figure
 from atma_sweep.reports.figures import make_figure
 from atma_sweep.reports.figures.canvas import drawing
-from atma_sweep.reports.figures.canvas.files import drawn
+from atma_sweep.reports.figures.files import drawn
 from atma_sweep.reports.figures.loss import kept
 from atma_sweep.reports.sweep_data import ReportError, gather, one_reading
 from atma_sweep.results import paper

@@ -11,10 +11,10 @@ import matplotlib.colors as colors
 import numpy as np
 import pytest
 from atma_sweep.reports.figures import make_figure
-from atma_sweep.reports.figures.base import Collected
 from atma_sweep.reports.figures.canvas import drawing
+from atma_sweep.reports.figures.canvas.base import Collected
 from atma_sweep.reports.figures.canvas.figure_options import Look
-from atma_sweep.reports.figures.canvas.files import drawn, rendered
+from atma_sweep.reports.figures.files import drawn, rendered
 from atma_sweep.reports.sweep_data import ReportError
 from atma_sweep.reports.tables import make_table
 from atma_sweep.results import paper

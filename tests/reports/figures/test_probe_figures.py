@@ -10,10 +10,10 @@ import numpy as np
 import pandas as pd
 import pytest
 from atma_sweep.reports.figures import make_figure
-from atma_sweep.reports.figures.base import Collected
 from atma_sweep.reports.figures.canvas import drawing
+from atma_sweep.reports.figures.canvas.base import Collected
 from atma_sweep.reports.figures.canvas.figure_options import Look, highlighted
-from atma_sweep.reports.figures.canvas.files import drawn
+from atma_sweep.reports.figures.files import drawn
 from atma_sweep.reports.figures.probes.attention_map import _shared
 from atma_sweep.reports.figures.probes.position_nll import whole_lines
 from atma_sweep.reports.sweep_data import gather

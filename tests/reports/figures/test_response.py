@@ -10,8 +10,8 @@ import pytest
 from atma_sweep.reports.figures import make_figure
 from atma_sweep.reports.figures.canvas import drawing
 from atma_sweep.reports.figures.canvas.figure_options import Look
-from atma_sweep.reports.figures.canvas.files import drawn
 from atma_sweep.reports.figures.canvas.scales import Scale, of_numbers, round_numbers
+from atma_sweep.reports.figures.files import drawn
 from atma_sweep.reports.figures.response import number
 from atma_sweep.reports.sweep_data import ReportError
 from atma_sweep.results.store.store import Store

@@ -13,10 +13,10 @@ import pytest
 import studied
 from atma_sweep.reports.check import check_file
 from atma_sweep.reports.figures import make_figure
-from atma_sweep.reports.figures.base import Collected
 from atma_sweep.reports.figures.canvas import drawing
+from atma_sweep.reports.figures.canvas.base import Collected
 from atma_sweep.reports.figures.canvas.figure_options import Look
-from atma_sweep.reports.figures.canvas.files import drawn, rendered
+from atma_sweep.reports.figures.files import drawn, rendered
 from atma_sweep.reports.figures.studies.parallel import folded
 from atma_sweep.reports.sweep_data import ReportError
 from atma_sweep.results.store.store import Store

@@ -11,7 +11,7 @@ import pytest
 from atma_sweep.reports.check import check_file
 from atma_sweep.reports.dashboard.page import dashboard
 from atma_sweep.reports.figures import FIGURES, make_figure
-from atma_sweep.reports.figures.canvas.files import rendered
+from atma_sweep.reports.figures.files import rendered
 from atma_sweep.reports.render import render
 from atma_sweep.reports.sweep_data import ReportError, gather
 from atma_sweep.reports.tables import make_table

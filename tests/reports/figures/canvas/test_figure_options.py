@@ -22,7 +22,7 @@ from atma_sweep.reports.figures.canvas.figure_options import (
     own_style,
     wanted,
 )
-from atma_sweep.reports.figures.canvas.files import rendered, renderings, trace_in
+from atma_sweep.reports.figures.files import rendered, renderings, trace_in
 from atma_sweep.reports.report_folder import write_all
 from atma_sweep.reports.sweep_data import ReportError, gather
 from atma_sweep.results.store.store import Store

@@ -10,12 +10,12 @@ import numpy as np
 import pandas as pd
 import pytest
 from atma_sweep.reports.figures import make_figure
-from atma_sweep.reports.figures.base import Collected
 from atma_sweep.reports.figures.canvas import drawing
+from atma_sweep.reports.figures.canvas.base import Collected
 from atma_sweep.reports.figures.canvas.figure_options import Look
-from atma_sweep.reports.figures.canvas.files import drawn
 from atma_sweep.reports.figures.comparisons.forest import against, three_ticks
-from atma_sweep.reports.stats.effects import effects, interactions
+from atma_sweep.reports.figures.files import drawn
+from atma_sweep.reports.stats.effects.effects.effects import effects, interactions
 from atma_sweep.reports.sweep_data import ReportError, gather
 from atma_sweep.results import paper
 from atma_sweep.results.store.records import AXES, CellRecord, Measurement

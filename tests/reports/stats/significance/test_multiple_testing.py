@@ -6,7 +6,7 @@ import math
 import numpy as np
 import pytest
 from atma_sweep.reports.number_format import Column
-from atma_sweep.reports.stats import effects as ef
+from atma_sweep.reports.stats.effects.effects import effects as ef
 from atma_sweep.reports.stats.significance import paired_tests as rs
 from atma_sweep.reports.sweep_data import gather
 from statsmodels.stats.multitest import multipletests

@@ -6,8 +6,8 @@ import math
 from collections.abc import Mapping
 from dataclasses import dataclass
 
-from ..number_format import Column
-from .significance.paired_tests import ALPHA, Summary
+from ...number_format import Column
+from ..significance.paired_tests import ALPHA, Summary
 
 __all__ = ["CONFIRMATORY", "EQUIVALENT", "FLOOR", "NONE", "Effect", "Interaction", "Tested"]
 

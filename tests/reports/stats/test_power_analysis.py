@@ -6,8 +6,8 @@ import math
 
 import numpy as np
 import pytest
-from atma_sweep.reports.stats.noise.power_analysis import MOST, pairs_needed, plans
 from atma_sweep.reports.stats.noise.run_noise import detectable, factor
+from atma_sweep.reports.stats.power_analysis import MOST, pairs_needed, plans
 from atma_sweep.reports.sweep_data import gather
 from atma_sweep.reports.tables import make_table
 from atma_sweep.results.store.store import Store

@@ -8,7 +8,7 @@ import numpy as np
 import pandas as pd
 import pytest
 from atma_sweep.reports.number_format import Column
-from atma_sweep.reports.stats import effects as ef
+from atma_sweep.reports.stats.effects.effects import effects as ef
 from atma_sweep.reports.stats.significance.paired_tests import corrected, summaries
 from atma_sweep.reports.sweep_data import ReportError, gather
 from atma_sweep.reports.tables import make_table

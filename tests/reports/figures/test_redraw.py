@@ -9,9 +9,8 @@ from typing import Any
 
 import pytest
 from atma_sweep.reports.check import check_file
-from atma_sweep.reports.figures import make_figure
-from atma_sweep.reports.figures.canvas import redraw
-from atma_sweep.reports.figures.canvas.files import FORMATS, renderings, trace_in
+from atma_sweep.reports.figures import make_figure, redraw
+from atma_sweep.reports.figures.files import FORMATS, renderings, trace_in
 from atma_sweep.results.store.store import Store, open_store
 from matplotlib.figure import Figure
 from tiers import every_nth

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import pytest
-from atma_sweep.reports.stats.trial_intervals import with_intervals
+from atma_sweep.reports.stats.significance.trial_intervals import with_intervals
 from atma_sweep.results.store.records import Value
 from statsmodels.stats.proportion import proportion_confint
 

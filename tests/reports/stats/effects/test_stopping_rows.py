@@ -7,7 +7,7 @@ from dataclasses import replace
 
 import numpy as np
 import pytest
-from atma_sweep.reports.stats.effects import contrasts, effects
+from atma_sweep.reports.stats.effects.effects.effects import contrasts, effects
 from atma_sweep.reports.stats.significance.multiple_testing import holm
 from atma_sweep.reports.sweep_data import SweepData, gather
 from atma_sweep.reports.tables import make_table

@@ -9,8 +9,8 @@ from collections.abc import Callable, Mapping
 from pathlib import Path
 
 import pytest
-from atma_sweep.reports.live import page_cache as module
-from atma_sweep.reports.live.page_cache import Newest
+from atma_sweep.reports.dashboard.server import page_cache as module
+from atma_sweep.reports.dashboard.server.page_cache import Newest
 from atma_sweep.results.errors import StoreBusy
 from atma_sweep.results.store.recorder import Recorder
 from atma_sweep.results.store.records import CurvePoint, Measurement

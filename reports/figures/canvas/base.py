@@ -9,11 +9,11 @@ from typing import Any
 
 import pandas as pd
 
-from ...results.store.records import AXES
-from ...results.store.store import Store
-from ..sweep_data import SweepData, level_of
-from ..table_builder import some_cells, sources_of
-from .canvas import drawing
+from ....results.store.records import AXES
+from ....results.store.store import Store
+from ...sweep_data import SweepData, level_of
+from ...table_builder import some_cells, sources_of
+from . import drawing
 
 LINE_AXES = ("memory", "window")
 """The axes that tell lines apart first, where they vary; further ones follow, these last:"""

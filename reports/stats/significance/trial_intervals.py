@@ -6,9 +6,9 @@ from __future__ import annotations
 from collections.abc import Iterable, Mapping
 from dataclasses import replace
 
-from ...results import metrics, paper
-from ...results.intervals import of_trials
-from ...results.store.records import Value
+from ....results import metrics, paper
+from ....results.intervals import of_trials
+from ....results.store.records import Value
 
 Place = tuple[str, str, str, int]
 """(cell, probe, metric, length)."""

@@ -16,11 +16,11 @@ from xml.etree import ElementTree
 
 import pandas as pd
 
-from . import drawing
-from ...sweep_data import ReportError
-from .. import FIGURES
-from ..base import Collected
-from .figure_options import Look
+from ..sweep_data import ReportError
+from . import FIGURES
+from .canvas import drawing
+from .canvas.base import Collected
+from .canvas.figure_options import Look
 from .redraw import versions
 
 FORMATS = ("svg", "pdf", "png")

@@ -18,9 +18,9 @@ from typing import Any
 
 import pytest
 import uvicorn
+from atma_sweep.reports.dashboard.server import connections
+from atma_sweep.reports.dashboard.server import serve as module
 from atma_sweep.reports.errors import ReportError
-from atma_sweep.reports.live import connections
-from atma_sweep.reports.live import serve as module
 from atma_sweep.results.store.store import open_store
 from bench import COMMAND
 from patience import PATIENCE_S
@@ -190,7 +190,7 @@ def test_a_page_that_cannot_be_prepared_ends_the_server(folder: Path) -> None:
 def test_the_server_starts_without_what_makes_the_page() -> None:
     """NumPy, pandas and SciPy take most of the time before the first page."""
     heavy = "{'numpy', 'pandas', 'scipy', 'uvicorn'}"
-    code = f"import sys, atma_sweep.reports.live.serve; print(sorted(sys.modules.keys() & {heavy}))"
+    code = f"import sys, atma_sweep.reports.dashboard.server.serve; print(sorted(sys.modules.keys() & {heavy}))"
     result = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=True)
     assert result.stdout == "[]\n"
 

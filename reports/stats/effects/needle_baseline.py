@@ -9,14 +9,14 @@ from statistics import fmean
 
 from scipy import special
 
-from ...results import metrics, paper
-from ...results.contrasts import Contrast
-from ..number_format import length_name, rounded
-from ..sweep_data import WEIGHTED, SweepData, level_of
-from ..table import Entry
+from ....results import metrics, paper
+from ....results.contrasts import Contrast
+from ...number_format import length_name, rounded
+from ...sweep_data import WEIGHTED, SweepData, level_of
+from ...table import Entry
+from ..significance.paired_tests import ALPHA
+from ..significance.trial_intervals import CONSTANT, DIGITS, ceilings, trials_of
 from .effect_types import Effect
-from .significance.paired_tests import ALPHA
-from .trial_intervals import CONSTANT, DIGITS, ceilings, trials_of
 
 __all__ = [
     "about_needle",

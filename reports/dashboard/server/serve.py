@@ -19,10 +19,9 @@ from pathlib import Path
 from types import FrameType
 from typing import TYPE_CHECKING
 
-from ...results.builtin_sweeps import open_known
-from ...results.console.output_files import write
-from ...results.errors import Expected
-from ...results.store.store import Store
+from ....results.builtin_sweeps import open_known
+from ....results.errors import Expected
+from ....results.store.store import Store
 
 if TYPE_CHECKING:
     import uvicorn
@@ -80,7 +79,7 @@ def serve(
 
 def _prepare(store: Store, sweep: str, compare: str | None, token: str) -> ASGIApp:
     """Import what makes the page, and make its first version. Raises SweepUnknown, StoreError, ReportError."""
-    from ..dashboard.page import blocks_of
+    from ..page import blocks_of
     from .app import pages_of
     from .page_cache import Newest
 

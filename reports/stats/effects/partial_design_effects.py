@@ -16,14 +16,14 @@ from ....results.contrasts import Contrast
 from ....results.designs.design_option import Design
 from ...number_format import Column
 from ...sweep_data import SweepData
-from ..effect_types import CONFIRMATORY, NONE, Effect, Interaction
-from ..matched_groups import Numbers, contrast_column, level_pairs, reference_level
-from ..needle_baseline import with_floor
 from ..noise.run_noise import STRATA
 from ..significance.multiple_testing import holm
 from ..significance.paired_tests import FITTED
 from . import stopping_rows
 from .design_regression import Estimate, Fit
+from .effect_types import CONFIRMATORY, NONE, Effect, Interaction
+from .matched_groups import Numbers, contrast_column, level_pairs, reference_level
+from .needle_baseline import with_floor
 
 __all__ = ["contrasts", "effects", "interactions"]
 

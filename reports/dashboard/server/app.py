@@ -15,7 +15,7 @@ from starlette.responses import JSONResponse, PlainTextResponse, Response
 from starlette.routing import Route
 from starlette.types import Receive, Scope, Send
 
-from ..dashboard.page import library, page_of
+from ..page import library, page_of
 from .access_guard import Guard
 from .page_cache import Newest, joined
 

@@ -19,10 +19,12 @@ import numpy as np
 import pandas as pd
 from scipy import special
 
-from ...results.contrasts import Contrast
-from ..number_format import Column
-from ..sweep_data import SweepData
-from .designs import partial_design_effects, stopping_rows
+from ....results.contrasts import Contrast
+from ...number_format import Column
+from ...sweep_data import SweepData
+from ..noise.run_noise import NEAR, STRATA, Spread, detectable, seed_robustness, spread, spreads_by_configuration
+from ..significance.paired_tests import ALPHA, Summary, corrected_families, holm, summaries
+from . import partial_design_effects, stopping_rows
 from .effect_types import CONFIRMATORY, EQUIVALENT, FLOOR, NONE, Effect, Interaction, Tested
 from .matched_groups import (
     Contrasted,
@@ -41,8 +43,6 @@ from .matched_groups import (
 )
 from .matched_groups import within as standing
 from .needle_baseline import with_floor
-from .noise.run_noise import NEAR, STRATA, Spread, detectable, seed_robustness, spread, spreads_by_configuration
-from .significance.paired_tests import ALPHA, Summary, corrected_families, holm, summaries
 
 __all__ = [
     "ALPHA", "CONFIRMATORY", "EQUIVALENT", "FLOOR", "NEAR", "Effect", "Interaction", "Spread", "Tested", "accuracies", "contrast_column", "contrasts", "detectable", "effects", "factors",

@@ -7,10 +7,10 @@ from dataclasses import dataclass
 
 import numpy as np
 
-from ...number_format import Column
-from ...sweep_data import SweepData
-from ..matched_groups import Numbers, factors, level_pairs, main_measures, numbers_of, origins_of, within
-from .run_noise import POWER, STRATA, Spread, detectable, power_of, spreads
+from ..number_format import Column
+from ..sweep_data import SweepData
+from .effects.matched_groups import Numbers, factors, level_pairs, main_measures, numbers_of, origins_of, within
+from .noise.run_noise import POWER, STRATA, Spread, detectable, power_of, spreads
 
 __all__ = ["MOST", "NATS", "POINTS", "Plan", "pairs_needed", "plans"]
 

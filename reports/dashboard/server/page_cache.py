@@ -12,10 +12,9 @@ from datetime import UTC, datetime
 
 from sqlalchemy.exc import DBAPIError
 
-from ...results.console.text import plain
-from ...results.errors import Expected
-from ...results.store.store import Store
-from ..dashboard.page import blocks_of
+from ....results.errors import Expected
+from ....results.store.store import Store
+from ..page import blocks_of
 
 LOOK_S = 1.0
 """The database is asked for changes once in this time, however many pages ask."""

@@ -14,7 +14,7 @@ from collections.abc import Iterator
 from pathlib import Path
 
 import pytest
-from atma_sweep.reports.live import connections as module
+from atma_sweep.reports.dashboard.server import connections as module
 from atma_sweep.results.store.store import open_store
 from attacks import DIGITS, is_closed, odd_requests, open_connections, status_of
 from patience import PATIENCE_S, until
@@ -186,7 +186,7 @@ def test_lack_of_descriptors_is_reported_once(capfd: pytest.CaptureFixture[str])
 SERVER = """
 import resource, sys
 resource.setrlimit(resource.RLIMIT_NOFILE, (int(sys.argv[2]), int(sys.argv[2])))
-from atma_sweep.reports.live.serve import serve
+from atma_sweep.reports.dashboard.server.serve import serve
 serve(None, sys.argv[1], browser=False, tell=lambda address: print(address, flush=True))
 """
 
