@@ -1,4 +1,4 @@
-"""Some cells of a sweep alone: what `report --only` keeps."""
+"""Errors of reports, and some cells of a sweep alone: what `report --only` keeps."""
 
 from __future__ import annotations
 
@@ -8,13 +8,17 @@ from contextvars import ContextVar
 
 from ..results.console.text import choice
 from ..results.names import level_word
+from ..results.errors import Expected
 from ..results.store.records import AXES, CellState
-from .errors import ReportError
 
 Words = tuple[str, ...]
 """As `--only` is given: axis=level,level each; a cell is kept that all of them let through."""
 
 _asked: ContextVar[tuple[str, Words] | None] = ContextVar("asked", default=None)
+
+
+class ReportError(Expected):
+    """A report that cannot be made as asked."""
 
 
 class SubsetError(ReportError):

@@ -29,7 +29,7 @@ from ..results.store.records import (
 from ..results.store.store import Store
 from ..results.studies.tuning import Tuned, tuned_of
 from . import cell_filter
-from .errors import ReportError as ReportError
+from .cell_filter import ReportError as ReportError
 from .number_format import Column
 from .stats.significance.trial_intervals import with_intervals
 
@@ -56,7 +56,7 @@ def level_of(cell: CellState, axis: str) -> str:
 @dataclass(frozen=True, kw_only=True)
 class SweepData:
     """A revision of a sweep with the newest value of every (cell, probe, metric, length), accuracies with the interval of
-    their trials (trials.py).
+    their trials (trial_intervals.py).
 
     `references` holds, by metric of REFERENCES, the distinct values among the cells (one, unless corpora differ).
     """

@@ -16,7 +16,7 @@ from ..results.store.records import CellState, Source, Value
 from .best_values import Grid, Place, Rank, notes_of, ranked
 from .cell_filter import told
 from .number_format import BARE, PLUS_MINUS, Column, reason_code, rounded, signed
-from .placeholders import UNMEASURED, word_of
+from .result_columns import UNMEASURED, word_of
 from .stats.effects.needle_baseline import about_needle, below_note, needle_note, yardstick
 from .sweep_data import REFERENCES, SweepData
 from .table import Entry, Table

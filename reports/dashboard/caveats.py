@@ -12,7 +12,7 @@ from ..number_format import Column, rounded
 from ..stats.effects.needle_baseline import ceiling
 from ..stats.noise.run_noise import NEAR, barely_acts, summed
 from ..sweep_data import SweepData, level_of
-from ..tables.printed_discrepancies import contradicted
+from ..tables.paper_rows import contradicted
 
 DUST = 1e-9  # of a share
 SURE = 0.95  # a probability of being the best from which on nothing is said of it

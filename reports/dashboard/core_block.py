@@ -19,8 +19,7 @@ from ..stats.significance.trial_intervals import DIGITS
 from ..sweep_data import SweepData, provenances_of_attempts
 from ..table import Entry, Table
 from ..tables.complete import table6
-from ..tables.failures import failures
-from ..tables.provenance import provenance
+from ..tables.run_records import failures, provenance
 from .caveats import care_of
 from .curves import Curve, curve_facts
 from .setup_and_progress import asked_of, progress_of

@@ -21,7 +21,7 @@ from ...results.paper import with_published
 from ...results.store.records import AXES
 from ...results.store.store import Store
 from ..sweep_data import SweepData, gather
-from .effects.design_regression import Fit
+from .effects.partial_design_effects import Fit
 
 __all__ = ["METHODS", "Pruned", "Published", "Replayed", "main", "pruned", "published", "replayed"]
 

@@ -18,10 +18,10 @@ from ...results.studies.search import Search
 from ...results.studies.study_store import search_of
 from ...results.studies.study_store import trials_of
 from ..number_format import length_name
-from ..placeholders import MEASURES
 from ..sweep_data import ReportError
 from ..sweep_data import SweepData
 from ..sweep_data import gather
+from ..result_columns import MEASURES
 
 ENOUGH = 10
 """Trials that are done, of which figures show the ends however many were pruned."""

@@ -17,21 +17,23 @@ if TYPE_CHECKING:
 
 LOSSES = ("clean", "junk", "needle")
 TABLES: dict[str, Listed] = {
-    "1": Listed("over_lengths:table1", "attention alone, over context lengths", of=LOSSES),
-    "2": Listed("over_lengths:table2", "what memory adds, over context lengths", of=LOSSES),
-    "3": Listed("over_lengths:table3", "window and distractor on top of memory", of=LOSSES),
-    "4": Listed("throughput:table4", "training throughput", number="v2:6", takes=(), of=("throughput",)),
-    "5": Listed("regularizers:table5", "regularizer modes", number="v2:7", takes=(), compares=False),
+    "1": Listed("paper_tables:table1", "attention alone, over context lengths", of=LOSSES),
+    "2": Listed("paper_tables:table2", "what memory adds, over context lengths", of=LOSSES),
+    "3": Listed("paper_tables:table3", "window and distractor on top of memory", of=LOSSES),
+    "4": Listed("paper_tables:table4", "training throughput", number="v2:6", takes=(), of=("throughput",)),
+    "5": Listed("paper_tables:table5", "regularizer modes", number="v2:7", takes=(), compares=False),
     "6": Listed("complete:table6", "complete results", number="v2:8", takes=("lengths", "seeds", "orphans")),
     "open-weight": Listed(
         "open_weight:open_weight", "beside open-weight models, bits per token", number="v2:5", of=LOSSES
     ),
-    "budgets": Listed("training_budgets:budgets", "training budgets", number="v2:4", takes=(), compares=False),
-    "budget": Listed("predicted_hours:budget", "predicted hours against those that it took", takes=(), compares=False),
-    "flipflop": Listed("rivals:flipflop", "the flip-flop task", takes=(), of=("flipflop",)),
-    "mqar": Listed("recall:mqar", "associative recall", takes=(), of=("mqar",)),
-    "extrapolation": Listed("rivals:extrapolation", "perplexity over context lengths", of=("extrapolation",)),
-    "downstream": Listed("rivals:downstream", "four questionnaires and their average", takes=(), of=("downstream",)),
+    "budgets": Listed("open_weight:budgets", "training budgets", number="v2:4", takes=(), compares=False),
+    "budget": Listed("run_records:budget", "predicted hours against those that it took", takes=(), compares=False),
+    "flipflop": Listed("task_tables:flipflop", "the flip-flop task", takes=(), of=("flipflop",)),
+    "mqar": Listed("task_tables:mqar", "associative recall", takes=(), of=("mqar",)),
+    "extrapolation": Listed("task_tables:extrapolation", "perplexity over context lengths", of=("extrapolation",)),
+    "downstream": Listed(
+        "task_tables:downstream", "four questionnaires and their average", takes=(), of=("downstream",)
+    ),
     "effects": Listed(
         "effects:effects_table", "effect of every level, by matched pairs", takes=("lengths", "all_rows")
     ),
@@ -42,9 +44,7 @@ TABLES: dict[str, Listed] = {
     "power": Listed("power:power_table", "pairs that a difference takes to be seen"),
     "items": Listed("items:items_table", "effects by document, row and trial"),
     "anova": Listed("anova:anova_table", "type-III analysis of variance"),
-    "needle-model": Listed(
-        "needle_model:needle_model_table", "binomial model of the needle, in trials", of=("needle",)
-    ),
+    "needle-model": Listed("anova:needle_model_table", "binomial model of the needle, in trials", of=("needle",)),
     "pareto": Listed("pareto:pareto_table", "quality against speed", of=("throughput",)),
     "study": Listed(
         "study:study_table",
@@ -53,9 +53,9 @@ TABLES: dict[str, Listed] = {
         compares=False,
         study=True,
     ),
-    "failures": Listed("failures:failures", "attempts that did not finish", takes=(), compares=False),
-    "provenance": Listed("provenance:provenance", "where the numbers come from", takes=(), compares=False),
-    "claims": Listed("claims:claims_table", "sentences of the paper against the numbers"),
+    "failures": Listed("run_records:failures", "attempts that did not finish", takes=(), compares=False),
+    "provenance": Listed("run_records:provenance", "where the numbers come from", takes=(), compares=False),
+    "claims": Listed("compare:claims_table", "sentences of the paper against the numbers"),
     "compare": Listed("compare:compare_table", "measured beside published", takes=("lengths", "reference", "table")),
 }
 """By number or name: the function, what the table shows, the options that it takes, and whether it compares numbers."""

@@ -1,4 +1,4 @@
-"""Measured numbers beside published ones, with the difference and what is known of the spread between runs."""
+"""The tables `compare` and `claims`: a sweep beside another number by number, and beside the sentences of the papers."""
 
 from __future__ import annotations
 
@@ -18,18 +18,19 @@ from ...results.store.records import AXES
 from ...results.store.store import Store
 from ..number_format import Column, column_of, length_name, rounded
 from ..result_columns import AXIS_HEADINGS, further_metrics
+from ..stats.claims.paper_claims import SILENT, Facts
+from ..stats.claims.rival_claims import sentences
 from ..stats.effects.needle_baseline import needle_note
-from ..stats.matching import Match, further_axes, matched
 from ..stats.noise.best_probability import spreads_by_stratum, stratum_of
 from ..stats.noise.run_noise import Spread
 from ..stats.significance.paired_tests import ALPHA
 from ..stats.significance.trial_intervals import trials_of
-from ..stats.sweep_differences import Difference, Side, differences
+from ..stats.sweep_differences import Difference, Match, Side, differences, further_axes, matched
 from ..sweep_data import Lengths, ReportError, SweepData, gather
 from ..table import Entry, Table
 from ..table_builder import Line, assemble, difference, entry, p_value, seed_notes, sweep_note
-from .printed_discrepancies import contradicted
-from .rivals import facts_besides
+from .paper_rows import contradicted, titled
+from .task_tables import facts_besides
 
 COLUMNS = (
     column_of("val", "val_loss"),
@@ -91,14 +92,14 @@ class Compared:
 def compare(
     store: Store, sweep: str | None = None, reference: str = paper.SWEEPS[1], *, revision: int | None = None
 ) -> list[Comparison]:
-    """Every number that both sweeps have of a common configuration (stats/matching.py).
+    """Every number that both sweeps have of a common configuration (stats/sweep_differences.py).
 
     The published side is the authors' log where there is one, else the printed number. The limit is t(0.975, df) sd
     sqrt(1/k + 1/m) for the means of k and m seeds, with the spread between runs of that mixer and memory in the reference
     (of one's own where it has none), an accuracy's never below what its trials alone explain, and never less than a printed
     digit. Where a mean is printed with the standard deviation of its m runs, the limit is Welch's of both sides' own spreads,
     of the printed one alone beside a single seed; where that is 0, what the trials of a seed explain. A number that the sweeps' differences touch is not judged
-    (stats/comparable.py).
+    (stats/sweep_differences.py).
     Raises SweepUnknown, ReportError (nothing in common).
     """
     data = gather(store, sweep, revision=revision)
@@ -364,3 +365,38 @@ def _line(one: Comparison, axes: Sequence[str], tested: bool) -> Line:
     about = dict(zip((*AXES, *axes), (*one.levels, *one.further), strict=True))
     about |= {"measure": column.heading, "verdict": one.verdict}
     return Line(words=words, entries=entries, about=about | {"flags": list(one.flags)})
+
+
+# --- sentences of the papers ------------------------------------------------------------------------------------------
+
+
+ABOUT_CLAIMS = (
+    "Every verdict is worked out from the numbers of this sweep. 64K stands for its longest context length. Weak: of the test of "
+    f"signs and Student's t one alone is below {ALPHA}; not shown: neither. Differs: the sweep has another number. Not asked: "
+    "neither a cell that is compared nor the mean of a side answers more of the needle's digits than always the same digit does by more "
+    "than chance (5% over all cells, and over all means). Needle in %, losses in nats per token."
+)
+
+
+def claims_table(
+    store: Store, sweep: str | None = None, *, revision: int | None = None, lengths: Lengths = None
+) -> Table:
+    """The sentences of the paper, each with a verdict and the numbers that decide it; of what a sweep has no cell for, that."""
+    data = gather(store, sweep, revision=revision, lengths=lengths)
+    lines = []
+    counts: Counter[str] = Counter()
+    asked = sentences(Facts(data))
+    for claim in asked:
+        facts = Facts(data)
+        answer = claim.asked_of(facts)
+        silent = answer.verdict == SILENT
+        counts["cannot be said" if silent else answer.verdict] += 1
+        about = {"claim": claim.name, "verdict": answer.verdict, "numbers": dict(answer.numbers)}
+        origins = () if silent else tuple(facts.read)
+        words = (claim.sentence, answer.verdict, answer.told)
+        lines.append(Line(words=words, origins=origins, about=about))
+    told = ", ".join(f"{count} {verdict}" for verdict, count in counts.most_common())
+    notes = [sweep_note(data), f"{len(asked)} sentences: {told}.", ABOUT_CLAIMS]
+    title = titled("claims", "Sentences of the paper against the numbers", data)
+    made = assemble(data, "claims", title, ("Sentence", "Verdict", "Numbers"), lines, notes=notes)
+    return replace(made, paged=True)

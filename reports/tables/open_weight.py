@@ -1,24 +1,23 @@
-"""The table `open-weight`: losses in bits per token and needle accuracy beside open-weight models."""
+"""The tables `open-weight` and `budgets`: open-weight models, as printed and as measured here, beside the cells of a sweep."""
 
 from __future__ import annotations
 
 import math
 from collections import ChainMap
-from collections.abc import Sequence
-from dataclasses import replace
+from collections.abc import Iterable, Iterator, Mapping, Sequence
+from dataclasses import dataclass, replace
+from typing import Any
 
 from ...results import paper
 from ...results.contrasts import weighted
 from ...results.store.records import CellState
 from ...results.store.store import Store
-from ..number_format import Column, column_of, large, length_name
+from ..number_format import Column, column_of, large, length_name, rounded
 from ..stats.effects.needle_baseline import needle_note
 from ..sweep_data import Lengths, ReportError, SweepData, gather
 from ..table import Entry, Table
 from ..table_builder import NO_CELL, Line, assemble, derived, entry, seed_notes, sweep_note, word_notes
-from .external_models import External, externals, notes_on
-from .plain_cells import NATS, NEEDLE, OURS, chosen, memories, mixers, named, plain_levels, titled
-from .printed_discrepancies import facts_of
+from .paper_rows import NATS, NEEDLE, OURS, chosen, facts_of, memories, mixers, named, plain_levels, titled
 
 
 def _ends(data: SweepData) -> list[int]:
@@ -134,3 +133,168 @@ def _own_rows(data: SweepData, columns: Sequence[Column]) -> list[Line]:
                 entries = tuple(_own_entry(data, cells, column, lengths) for column in columns)
                 lines.append(Line(words=words, entries=entries, cells=cells, about={"model": name}))
     return lines
+
+
+# --- models measured here ---------------------------------------------------------------------------------------------
+
+
+KEY = "open_weight"
+"""Section of a stored config that says which model a cell is, and option of a revision that lists such cells."""
+MARK = " (external)"
+
+
+@dataclass(frozen=True)
+class External:
+    """A model measured here; nobody here has trained it."""
+
+    data: SweepData
+    """Of the sweep that lists it."""
+    cell: CellState
+    model: Mapping[str, Any]
+    """Name, revision, dtype, pairing, context, ..., as stored."""
+
+    @property
+    def native(self) -> bool:
+        """Whether its texts were cut by its own tokens, the published way."""
+        return self.model.get("pairing") == "native"
+
+    @property
+    def label(self) -> str:
+        """Its name as a table prints it."""
+        ways = [str(self.model.get("dtype")), *(["native pairing"] if self.native else [])]
+        return f"{self.model.get('name')}, {', '.join(ways)}{MARK}"
+
+    @property
+    def params(self) -> str:
+        """Its parameters, counted."""
+        found = self.data.value(self.cell.cell_id, "throughput", "parameters", 0)
+        return large(found.value) if found is not None and found.value is not None else "-"
+
+    @property
+    def context(self) -> int | None:
+        """Tokens that it was trained to read, as its config says."""
+        found = self.model.get("context")
+        return found if isinstance(found, int) else None
+
+    @property
+    def budget(self) -> Mapping[str, str]:
+        """What the paper prints of its training, by its name; empty for a model that the paper has not."""
+        name = str(self.model.get("name")).rpartition("/")[2]
+        return next((row for row in paper.rows("budgets") if row["model"] == name), {})
+
+    @property
+    def about(self) -> dict[str, Any]:
+        """What JSON says of its row."""
+        known = {name: self.model.get(name) for name in ("name", "revision", "dtype", "pairing", "context")}
+        return {
+            "model": self.label,
+            "external": True,
+            **known,
+            **{k: v for k, v in self.budget.items() if k != "model"},
+        }
+
+
+def externals(store: Store, data: SweepData) -> list[External]:
+    """Those that read the text that the sweep's own cells read, whichever sweep they were measured beside."""
+    texts = set(map(_text, data.configs.values())) - {None}
+    if not texts or paper.is_published(data.sweep):
+        return []
+    return [one for one in _all(store) if _text(one.data.configs[one.cell.cell_id]) in texts]
+
+
+def _all(store: Store) -> Iterator[External]:
+    for summary in store.sweeps():
+        if summary.read_only and paper.is_published(summary.name):
+            continue
+        if KEY not in store.revision(summary.name).options:
+            continue
+        data = gather(store, summary.name)
+        for cell in data.cells:
+            model = data.setting(cell, KEY)
+            if isinstance(model, Mapping) and cell.trained_attempt_id is not None:
+                yield External(data, cell, model)
+
+
+def _text(config: Mapping[str, Any]) -> str | None:
+    found = (config.get("data") or {}).get("fingerprint")
+    return str(found) if found else None
+
+
+def notes_on(found: Sequence[External], lengths: Sequence[int]) -> list[str]:
+    """What a reader of their rows has to know."""
+    if not found:
+        return []
+    notes = [f"{MARK.strip()}: a model from elsewhere, measured here on this sweep's text."]
+    if any(one.native for one in found):
+        notes.append("Native pairing: texts cut by the model's own tokens, the published way; bits per token of GPT-2.")
+    far = [one for one in found if one.context and lengths and one.context < lengths[-1]]
+    if far:
+        told = ", ".join(f"{one.model.get('name')} ({length_name(one.context or 0)})" for one in far)
+        notes.append(f"Measured beyond the context that they were trained for: {told}.")
+    return notes
+
+
+# --- training budgets -------------------------------------------------------------------------------------------------
+
+
+ZETTA = 1e21
+
+
+def budgets(store: Store, sweep: str | None = None, *, revision: int | None = None) -> Table:
+    """Training budgets of the open-weight models as printed, and of the sweep's own: 6 x parameters x tokens FLOPs.
+
+    A ZF is 1e21 floating-point operations.
+    """
+    data = gather(store, sweep, revision=revision)
+    if paper.is_published(data.sweep) and data.sweep not in (paper.SWEEPS[1], paper.OPEN_WEIGHT):
+        raise ReportError(f"{data.sweep} has no table of budgets; ask for --sweep {paper.SWEEPS[1]}")
+    other_store = paper.with_published(store, paper.OPEN_WEIGHT)
+    other = gather(other_store, paper.OPEN_WEIGHT)
+    printed = {row["model"] for row in paper.rows("budgets")}
+    lines = []
+    for cell in other.cells:
+        facts = facts_of(other_store, cell.cell_id)
+        if facts["model"] in printed:
+            words = tuple(facts[name] for name in ("model", "params", "train_tokens", "native_ctx", "train_flops"))
+            lines.append(Line(words=words, cells=[cell], about=facts))
+    lines += map(_external_budget, found := externals(store, data))
+    if not paper.is_published(data.sweep):
+        lines.append(_own_budget(store, data))
+    title = titled("budgets", "Training budgets", data)
+    notes = [sweep_note(data), "Training FLOPs: 6 x parameters x tokens; ZF: 1e21."]
+    if found:
+        notes.append(
+            f"{MARK.strip()}: measured here; parameters counted, context as its config says, the rest as printed."
+        )
+    headings = ("Model", "Params", "Train tokens", "Native context", "Train FLOPs")
+    return assemble(data, "budgets", title, headings, lines, notes=notes)
+
+
+def _external_budget(one: External) -> Line:
+    context = length_name(one.context) if one.context else "-"
+    printed = [one.budget.get(name, "-") for name in ("train_tokens", "train_flops")]
+    return Line(words=(one.label, one.params, printed[0], context, printed[1]), cells=[one.cell], about=one.about)
+
+
+def _range(texts: Iterable[str], unit: str = "") -> str:
+    """One text, or the first and the last of several; a shared unit is printed once."""
+    found = list(dict.fromkeys(texts))
+    return (f"{found[0]}–{found[-1]}" if len(found) > 1 else found[0] if found else "-") + (unit if found else "")
+
+
+def _own_budget(store: Store, data: SweepData) -> Line:
+    sizes = {key[0]: value.value for key, value in data.values.items() if key[1:3] == ("throughput", "parameters")}
+    known = [(size, cell.tokens_total) for cell in data.cells if (size := sizes.get(cell.cell_id)) is not None]
+    known.sort(key=lambda pair: pair[0] * pair[1])
+    contexts = {store.cell(cell.cell_id).config.get("train", {}).get("seq_len") for cell in data.cells[:1]}
+    flops = [rounded(6 * size * tokens / ZETTA, 4) for size, tokens in known]
+    if known and not float(flops[-1]):
+        flops = [f"{6 * size * tokens / ZETTA:.2e}" for size, tokens in known]
+    words = (
+        f"sweep {data.sweep}",
+        _range(large(size) for size in sorted(size for size, _ in known)),
+        _range(large(tokens) for tokens in sorted({cell.tokens_total for cell in data.cells})),
+        _range(length_name(length) for length in contexts if length),
+        _range(flops, " ZF"),
+    )
+    return Line(words=words, cells=list(data.cells), about={"model": words[0]})

@@ -14,7 +14,7 @@ from ..number_format import rounded
 from ..stats.study_data import WORDS, Objective, Spent, Study, level_text, spent, study_of
 from ..table import Entry, Table
 from ..table_builder import NOTHING, Line, assemble
-from .predicted_hours import share_of
+from .run_records import share_of
 
 BEST = 10
 """Trials that are listed without --all-rows."""

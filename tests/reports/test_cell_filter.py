@@ -9,7 +9,7 @@ from pathlib import Path
 import pytest
 from atma_sweep.reports import cell_filter
 from atma_sweep.reports.figures import make_figure
-from atma_sweep.reports.stats.effects.effects.effects import effects
+from atma_sweep.reports.stats.effects.effects import effects
 from atma_sweep.reports.sweep_data import ReportError, gather, one_reading
 from atma_sweep.reports.tables import WHOLE, make_table
 from atma_sweep.results.store.store import Store

@@ -15,7 +15,7 @@ from atma_sweep.reports import table_builder
 from atma_sweep.reports.dashboard.page import blocks_of
 from atma_sweep.reports.result_columns import complete_columns, every
 from atma_sweep.reports.stats.noise import best_probability
-from atma_sweep.reports.stats.significance import multiple_testing, sign_flip_test
+from atma_sweep.reports.stats.significance import paired_tests, sign_flip_test
 from atma_sweep.reports.sweep_data import gather
 from atma_sweep.reports.tables.complete import table6
 from atma_sweep.results.store.store import Store, open_store
@@ -128,15 +128,15 @@ def test_families_of_equal_size_share_their_signs(monkeypatch: pytest.MonkeyPatc
     for size, tests in ((20, 3), (24, 2), (20, 4), (9, 2)):
         samples = [draw.normal(0.3, 1, size) for _ in range(tests)]
         families.append((samples, [range(size)] * tests, [0.0] * tests))
-    alone = [multiple_testing.max_t(*family) for family in families]
+    alone = [paired_tests.max_t(*family) for family in families]
     sizes: list[int] = []
 
     def counted(n: int) -> Iterator[np.ndarray]:
         sizes.append(n)
         return sign_flip_test.signs(n)
 
-    monkeypatch.setattr(multiple_testing, "signs", counted)
-    assert multiple_testing.max_t_of_families(families) == alone
+    monkeypatch.setattr(paired_tests, "signs", counted)
+    assert paired_tests.max_t_of_families(families) == alone
     assert sizes == [20, 24]  # nine are few enough to count every flip
 
 

@@ -13,7 +13,7 @@ from typing import Any
 
 import numpy as np
 import pytest
-from atma_sweep.reports.stats.significance.multiple_testing import holm
+from atma_sweep.reports.stats.significance.paired_tests import holm
 from atma_sweep.reports.sweep_data import SweepData, gather, level_of
 from atma_sweep.results import shipped
 from atma_sweep.results.builtin_sweeps import open_known, with_known

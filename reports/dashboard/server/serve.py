@@ -64,8 +64,8 @@ def serve(
         address = f"http://{LOOPBACK}:{bound}/{token}/"
         tell(address)
         from .access_guard import Guard
+        from .app import PreparedApp
         from .connections import Server, config_of  # imports uvicorn, which takes a quarter of a second
-        from .preparing import PreparedApp
 
         pages = PreparedApp(partial(_prepare, store, name, compare, token))
         server = Server(config_of(Guard(pages, port=bound, token=token)))

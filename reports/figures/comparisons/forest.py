@@ -14,8 +14,7 @@ from typing import TYPE_CHECKING, Any
 import numpy as np
 
 from ...number_format import Column, length_name
-from ...placeholders import MEASURES
-from ...result_columns import further_metrics
+from ...result_columns import MEASURES, further_metrics
 from ...stats.effects.effects import Tested, measures
 from ...sweep_data import SweepData
 from ..canvas import drawing

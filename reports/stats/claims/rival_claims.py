@@ -14,8 +14,8 @@ from ....results import paper
 from ....results.store.records import CellState
 from ...number_format import Column, column_of, length_name, rounded
 from ...sweep_data import SweepData, level_of
-from ..matching import NOT_THERE
 from ..significance.paired_tests import ALPHA
+from ..sweep_differences import NOT_THERE
 from .paper_claims import CLAIMS, DIFFERS, FALSE, NOT_SHOWN, TRUE, Answer, Claim, Facts, Lacking
 
 SETS = paper.SETS

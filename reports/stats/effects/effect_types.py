@@ -65,7 +65,7 @@ class Effect(Tested):
     p_equivalence: float = math.nan
     """Of the difference lying within the margin (two one-sided tests), corrected for all that have one."""
     floor: bool = False
-    """Of a declared contrast: whether neither of its sides retrieves anything (ceiling.py)."""
+    """Of a declared contrast: whether neither of its sides retrieves anything (needle_baseline.py)."""
 
     @property
     def verdict(self) -> str:

@@ -1,5 +1,5 @@
 """What the levels do, alone and together: mean differences over matched pairs, fours and eights, with their tests; of a partial
-design, in which these are few, by least squares (fitted.py).
+design, in which these are few, by least squares (partial_design_effects.py).
 
 The unit is the *configuration*: the levels of all other axes. Its seeds are one observation each of it, never configurations
 of their own, and an interval is about the configurations that the grid lists and others like them. The tests made together, a
@@ -55,7 +55,7 @@ __all__ = [
 
 
 def accuracies(data: SweepData) -> pd.DataFrame:
-    """Every accuracy of the sweep with the 95% interval of its trials (trials.py); `n` counts answers.
+    """Every accuracy of the sweep with the 95% interval of its trials (trial_intervals.py); `n` counts answers.
 
     Columns: cell, attempt, probe, metric, length, value, n, low, high; shares as fractions. An accuracy without a sample
     count has no interval (NaN).

@@ -17,8 +17,7 @@ import numpy as np
 from ....results.contrasts import Contrast, reference_level
 from ....results.store.records import AXES
 from ...number_format import Column, column_of, length_name
-from ...placeholders import word_of
-from ...result_columns import complete_columns, ends, every, longest
+from ...result_columns import complete_columns, ends, every, longest, word_of
 from ...sweep_data import WEIGHTED, SweepData, level_of
 
 if TYPE_CHECKING:

@@ -10,8 +10,7 @@ from ....results.contrasts import reference_level
 from ....results.stopping import messages
 from ....results.stopping.interim_analysis import Looked, looked, runs_of
 from ...sweep_data import SweepData
-from ..significance.multiple_testing import holm
-from ..significance.paired_tests import LOOKS
+from ..significance.paired_tests import LOOKS, holm
 from .effect_types import NONE, Effect
 
 __all__ = ["applied", "notes"]

@@ -21,7 +21,7 @@ from atma_sweep.reports.dashboard import page as module
 from atma_sweep.reports.dashboard.caveats import care_of
 from atma_sweep.reports.dashboard.curves import Series
 from atma_sweep.reports.dashboard.page import dashboard, unpacked
-from atma_sweep.reports.stats.effects.effects.effects import effects
+from atma_sweep.reports.stats.effects.effects import effects
 from atma_sweep.reports.sweep_data import ReportError, SweepData, gather, level_of
 from atma_sweep.reports.tables import make_table
 from atma_sweep.results.errors import SweepUnknown

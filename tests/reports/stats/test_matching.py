@@ -2,8 +2,7 @@
 
 import pytest
 from atma_sweep.reports.stats.audit import flat
-from atma_sweep.reports.stats.matching import matched
-from atma_sweep.reports.stats.sweep_differences import IDLE
+from atma_sweep.reports.stats.sweep_differences import IDLE, matched
 from atma_sweep.reports.sweep_data import gather
 from atma_sweep.results.store.store import Store
 from atma_sweep.sweep.grid.grid import load_grid

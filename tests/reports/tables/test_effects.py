@@ -9,7 +9,7 @@ import pytest
 from atma_sweep.cli import app
 from atma_sweep.reports.check import check_file
 from atma_sweep.reports.render import files_of
-from atma_sweep.reports.stats.effects.effects.effects import Effect, Interaction, effects, interactions, measures
+from atma_sweep.reports.stats.effects.effects import Effect, Interaction, effects, interactions, measures
 from atma_sweep.reports.sweep_data import ReportError, gather
 from atma_sweep.reports.table import Table
 from atma_sweep.reports.tables import make_table

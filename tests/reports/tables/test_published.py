@@ -10,7 +10,7 @@ import pytest
 from atma_sweep.reports.render import render
 from atma_sweep.reports.sweep_data import gather
 from atma_sweep.reports.tables import make_table
-from atma_sweep.reports.tables.printed_discrepancies import contradicted
+from atma_sweep.reports.tables.paper_rows import contradicted
 from atma_sweep.results import paper
 from atma_sweep.results.errors import StoreError, SweepReadOnly, SweepUnknown
 from atma_sweep.results.names import PUBLISHED

@@ -18,9 +18,9 @@ from typing import Any
 
 import pytest
 import uvicorn
+from atma_sweep.reports.cell_filter import ReportError
 from atma_sweep.reports.dashboard.server import connections
 from atma_sweep.reports.dashboard.server import serve as module
-from atma_sweep.reports.errors import ReportError
 from atma_sweep.results.store.store import open_store
 from bench import COMMAND
 from patience import PATIENCE_S

@@ -15,7 +15,7 @@ from atma_sweep.reports.figures.canvas.base import Collected
 from atma_sweep.reports.figures.canvas.figure_options import Look
 from atma_sweep.reports.figures.comparisons.forest import against, three_ticks
 from atma_sweep.reports.figures.files import drawn
-from atma_sweep.reports.stats.effects.effects.effects import effects, interactions
+from atma_sweep.reports.stats.effects.effects import effects, interactions
 from atma_sweep.reports.sweep_data import ReportError, gather
 from atma_sweep.results import paper
 from atma_sweep.results.store.records import AXES, CellRecord, Measurement

@@ -11,8 +11,8 @@ import atma_sweep
 import pandas as pd
 import pytest
 from atma_sweep.reports.render import render
-from atma_sweep.reports.stats.claims.paper_claims.paper_claims import CLAIMS, SILENT, Facts
-from atma_sweep.reports.stats.effects.effects.effect_types import FLOOR
+from atma_sweep.reports.stats.claims.paper_claims import CLAIMS, SILENT, Facts
+from atma_sweep.reports.stats.effects.effect_types import FLOOR
 from atma_sweep.reports.sweep_data import gather, level_of
 from atma_sweep.reports.tables import make_table
 from atma_sweep.results.shipped import shared

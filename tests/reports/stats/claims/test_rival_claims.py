@@ -6,8 +6,8 @@ import numpy as np
 import pytest
 from atma_sweep.reports.figures import FIGURES, make_figure
 from atma_sweep.reports.number_format import column_of
-from atma_sweep.reports.stats.claims.paper_claims.paper_claims import CLAIMS, Facts
-from atma_sweep.reports.stats.claims.paper_claims.rival_claims import sentences
+from atma_sweep.reports.stats.claims.paper_claims import CLAIMS, Facts
+from atma_sweep.reports.stats.claims.rival_claims import sentences
 from atma_sweep.reports.stats.noise.best_probability import rivals
 from atma_sweep.reports.sweep_data import ReportError, gather
 from atma_sweep.reports.tables import make_table

@@ -10,7 +10,7 @@ from typing import Any
 
 import numpy as np
 import pytest
-from atma_sweep.reports.stats.effects.effects.effects import FLOOR, Effect, contrasts, effects
+from atma_sweep.reports.stats.effects.effects import FLOOR, Effect, contrasts, effects
 from atma_sweep.reports.sweep_data import SweepData, gather
 from atma_sweep.reports.tables import make_table
 from atma_sweep.results.contrasts import Contrast, as_options

@@ -8,7 +8,7 @@ from itertools import product
 import pytest
 from atma_sweep.reports.figures import make_figure
 from atma_sweep.reports.live.status import cell_sheet
-from atma_sweep.reports.stats.effects.effects.needle_baseline import (
+from atma_sweep.reports.stats.effects.needle_baseline import (
     about_needle,
     below_note,
     ceiling,

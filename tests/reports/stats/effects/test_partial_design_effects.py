@@ -12,9 +12,9 @@ import pandas as pd
 import pytest
 import statsmodels.formula.api as smf
 from atma_sweep.reports.stats.anova import analyses
-from atma_sweep.reports.stats.effects.effects.design_regression import Fit
-from atma_sweep.reports.stats.effects.effects.effects import FLOOR, contrasts, effects, interactions
-from atma_sweep.reports.stats.effects.effects.matched_groups import contrast_column, numbers_of
+from atma_sweep.reports.stats.effects.effects import FLOOR, contrasts, effects, interactions
+from atma_sweep.reports.stats.effects.matched_groups import contrast_column, numbers_of
+from atma_sweep.reports.stats.effects.partial_design_effects import Fit
 from atma_sweep.reports.stats.significance.paired_tests import FITTED
 from atma_sweep.reports.sweep_data import SweepData, gather, one_reading
 from atma_sweep.reports.tables import effects as tables

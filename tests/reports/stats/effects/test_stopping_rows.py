@@ -7,8 +7,8 @@ from dataclasses import replace
 
 import numpy as np
 import pytest
-from atma_sweep.reports.stats.effects.effects.effects import contrasts, effects
-from atma_sweep.reports.stats.significance.multiple_testing import holm
+from atma_sweep.reports.stats.effects.effects import contrasts, effects
+from atma_sweep.reports.stats.significance.paired_tests import holm
 from atma_sweep.reports.sweep_data import SweepData, gather
 from atma_sweep.reports.tables import make_table
 from atma_sweep.results.contrasts import Contrast, as_options

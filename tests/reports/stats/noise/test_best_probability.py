@@ -12,7 +12,7 @@ from atma_sweep.reports.number_format import column_of
 from atma_sweep.reports.render import render
 from atma_sweep.reports.render.csv_renderer import trace_beside
 from atma_sweep.reports.result_columns import complete_columns, qualities, speed_of
-from atma_sweep.reports.stats.effects.effects.effects import pareto
+from atma_sweep.reports.stats.effects.effects import pareto
 from atma_sweep.reports.stats.noise.best_probability import (
     Rival,
     best,

@@ -1,0 +1,112 @@
+"""The cells that the small tables of the paper are about, in any sweep, and what the paper prints besides numbers of cells.
+
+They stand at the plain recipe: the regularizer `baseline` where the sweep has it (else its first), other switches off
+unless the table is about them. A sweep of published numbers gives the rows and columns that were printed; where they contradict
+the authors' logs, docs/mechanisms.md says so ("Decisions").
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterable
+from dataclasses import dataclass
+
+from ...results.store.records import AXES, CellState
+from ...results.store.store import Store
+from ..number_format import length_name, rounded
+from ..sweep_data import SweepData
+
+OURS = "polar"
+NATS, NEEDLE = ("clean", "nats"), ("needle", "digit_accuracy")
+
+
+def plain_levels(data: SweepData, **levels: str) -> dict[str, str]:
+    """The plain recipe with the given levels."""
+    modes = data.levels("reg_mode")
+    mode = "baseline" if "baseline" in modes or not modes else modes[0]
+    return {"reg_mode": mode, "distractor": "off", "memory": "off", "window": "off"} | levels
+
+
+def chosen(data: SweepData, levels: dict[str, str]) -> dict[tuple[str, ...], list[CellState]]:
+    """The cells at these levels, by their levels of the extra axes; several of one group differ in their seed."""
+    found: dict[tuple[str, ...], list[CellState]] = {}
+    for key, cells in data.configurations().items():
+        if all(cells[0].levels[axis] == level for axis, level in levels.items()):
+            found.setdefault(key[len(AXES) :], []).extend(cells)
+    return found
+
+
+def memories(data: SweepData) -> list[str]:
+    """The levels of memory but `off`; `on` where the sweep has none."""
+    return [level for level in data.levels("memory") if level != "off"] or ["on"]
+
+
+def mixers(data: SweepData) -> list[str]:
+    """The levels of attn_type by name."""
+    return sorted(data.levels("attn_type"))
+
+
+def ours_last(names: Iterable[str]) -> list[str]:
+    """The names with our own mixer at the end, as the paper has it."""
+    return sorted(names, key=lambda name: (name == OURS, name))
+
+
+def named(mixer: str, memory: str, one_memory: bool) -> str:
+    if memory == "off":
+        return mixer
+    return f"{mixer} + memory" if one_memory else f"{mixer} + {memory}"
+
+
+def titled(number: str, title: str, data: SweepData) -> str:
+    name = f"Table {number}. " if number.isdigit() else ""
+    return f"{name}{title}, sweep {data.sweep}, revision {data.revision}"
+
+
+# --- what the paper prints besides ------------------------------------------------------------------------------------
+
+
+@dataclass(frozen=True)
+class Contradiction:
+    """A printed number and the logged one, in the unit of the metric (shares as fractions)."""
+
+    table: str
+    cell: str
+    slug: str
+    probe: str
+    metric: str
+    length: int
+    printed: float
+    logged: float
+
+    @property
+    def text(self) -> str:
+        """In a few words, shares in %."""
+        percent = self.metric in ("digit_accuracy", "mfu_paper")
+        printed, logged = (rounded(value, 2, percent=percent) for value in (self.printed, self.logged))
+        at = f" at {length_name(self.length)}" if self.length else ""
+        return f"Table {self.table} prints {printed}, the log gives {logged}{at}"
+
+
+def _half_digit(metric: str, table: str) -> float:
+    """Half of the last digit that the table prints of such a number, in the metric's unit."""
+    if metric == "digit_accuracy":
+        return 0.0005 if table == "6" else 0.005
+    return 0.0005 if metric in ("mfu_paper", "val_loss") else 0.005
+
+
+def contradicted(data: SweepData, table: str | None = None) -> list[Contradiction]:
+    """The published numbers that rounding alone does not lead to from the log, of one table or of all."""
+    slugs = {cell.cell_id: cell.slug for cell in data.cells}
+    found = []
+    for (cell, number, probe, metric, length), value in data.printed.items():
+        logged = data.values.get((cell, probe, metric, length))
+        if table not in (None, number) or logged is None or logged.value is None or value.value is None:
+            continue
+        if abs(value.value - logged.value) > _half_digit(metric, number) * (1 + 1e-6):
+            found.append(Contradiction(number, cell, slugs[cell], probe, metric, length, value.value, logged.value))
+    return sorted(found, key=lambda one: (one.table, one.slug, one.probe, one.metric, one.length))
+
+
+def facts_of(store: Store, cell: str) -> dict[str, str]:
+    """What is printed of a published model besides its numbers, by name."""
+    found = store.cell(cell).config.get("published", {})
+    return {name: str(text) for name, text in found.items()}

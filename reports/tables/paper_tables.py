@@ -1,0 +1,243 @@
+"""Tables 1 to 5: mixers, memory, window and distractor over context lengths, training throughput, and regularizer modes."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass, replace
+
+from ...results import paper
+from ...results.store.records import CellState
+from ...results.store.store import Store
+from ..number_format import Column, column_of, length_name
+from ..stats.effects.needle_baseline import needle_note
+from ..sweep_data import Lengths, SweepData, gather
+from ..table import Entry, Table
+from ..table_builder import (
+    NO_CELL,
+    NOTHING,
+    Line,
+    assemble,
+    derived,
+    entry,
+    reference_note,
+    seed_notes,
+    sweep_note,
+    word_notes,
+)
+from .paper_rows import (
+    NATS,
+    NEEDLE,
+    OURS,
+    chosen,
+    contradicted,
+    memories,
+    mixers,
+    named,
+    ours_last,
+    plain_levels,
+    titled,
+)
+
+UNITS = "clean: nats per token."
+
+
+@dataclass(frozen=True)
+class Series:
+    """A column of a table over lengths: the levels that its cells stand at, and what is measured."""
+
+    heading: str
+    levels: dict[str, str]
+    what: tuple[str, str]
+
+
+def _column(series: Series, length: int) -> Column:
+    return column_of(*series.what, series.heading, decimals=0 if series.what == NEEDLE else 2, length=length)
+
+
+def over_lengths(data: SweepData, number: str, title: str, series: Sequence[Series]) -> Table:
+    """A table with a row for every length and, where further axes vary, every combination of their levels."""
+    where = [chosen(data, one.levels) for one in series]
+    printed = {key for key in data.printed if key[1] == number}
+    lengths = sorted({length for one in series for length in data.lengths(*one.what)})
+    asked = data.requested_lengths()
+    lengths = sorted({*lengths, *(length for one in series for length in asked.get(one.what[0], ()))})
+    if printed:
+        shown = [
+            any(
+                (c.cell_id, *key[1:4]) == key[:4] and key[2:4] == one.what
+                for key in printed
+                for cs in cells.values()
+                for c in cs
+            )
+            for one, cells in zip(series, where, strict=True)
+        ]
+        series = [one for one, kept in zip(series, shown, strict=True) if kept]
+        where = [cells for cells, kept in zip(where, shown, strict=True) if kept]
+        lengths = sorted({key[4] for key in printed})
+    extra = data.extra_axes()
+    groups = list(dict.fromkeys(key for cells in where for key in cells)) or [("-",) * len(extra)]
+    lines = []
+    for group in groups:
+        for length in lengths:
+            cells = [found.get(group, []) for found in where]
+            entries = tuple(
+                entry(data, some, _column(one, length), number) for one, some in zip(series, cells, strict=True)
+            )
+            about = {"length": length}
+            lines.append(Line(words=(length_name(length), *group), entries=entries, about=about))
+    grid = [line.entries for line in lines]
+    n = max((len(some) for found in where for some in found.values()), default=0)
+    notes = [
+        sweep_note(data),
+        f"{UNITS} {needle_note(data, 'needle')}",
+        *seed_notes(grid, n),
+        *reference_note(data),
+        *word_notes(grid),
+    ]
+    notes += [f"{one.slug}: {one.text}." for one in contradicted(data, number)]
+    if not lines:
+        notes.append("There is no context length yet: nothing was measured or asked for.")
+    headings = ("Length", *extra)
+    numbers = [one.heading for one in series]
+    return assemble(
+        data, number, titled(number, title, data), headings, lines, numbers=numbers, notes=notes, rank="row"
+    )
+
+
+def table1(store: Store, sweep: str | None = None, *, revision: int | None = None, lengths: Lengths = None) -> Table:
+    """Attention alone: clean loss and needle accuracy of every mixer without memory, over context lengths."""
+    data = gather(store, sweep, revision=revision, lengths=lengths)
+    series = [
+        Series(f"{mixer} {what[0]}", plain_levels(data, attn_type=mixer), what)
+        for what in (NATS, NEEDLE)
+        for mixer in mixers(data)
+    ]
+    return over_lengths(data, "1", "Attention alone, without memory", series)
+
+
+def table2(store: Store, sweep: str | None = None, *, revision: int | None = None, lengths: Lengths = None) -> Table:
+    """What memory adds: needle accuracy of our mixer alone and of every mixer with memory, and the latter's clean loss."""
+    data = gather(store, sweep, revision=revision, lengths=lengths)
+    names, known = ours_last(mixers(data)), memories(data)
+    one = len(known) == 1
+    pairs = [(mixer, memory) for memory in known for mixer in names]
+    alone = [(OURS, "off")] if OURS in names else []
+    series = [
+        Series(f"{named(mixer, memory, one)} {what[0]}", plain_levels(data, attn_type=mixer, memory=memory), what)
+        for what, some in ((NEEDLE, [*alone, *pairs]), (NATS, pairs))
+        for mixer, memory in some
+    ]
+    return over_lengths(data, "2", "What memory adds", series)
+
+
+def _main_mixer(data: SweepData) -> str:
+    names = data.levels("attn_type")
+    return OURS if OURS in names or not names else names[0]
+
+
+def table3(store: Store, sweep: str | None = None, *, revision: int | None = None, lengths: Lengths = None) -> Table:
+    """Window and distractor: needle accuracy with memory, and with each of the two added to it."""
+    data = gather(store, sweep, revision=revision, lengths=lengths)
+    mixer, memory = _main_mixer(data), memories(data)[0]
+    base = {"attn_type": mixer, "memory": memory}
+    series = [
+        Series(f"{mixer} + memory", plain_levels(data, **base), NEEDLE),
+        Series("+ distractor", plain_levels(data, **base, distractor="on"), NEEDLE),
+        Series("+ window", plain_levels(data, **base, window="on"), NEEDLE),
+    ]
+    return over_lengths(data, "3", "Window and distractor on top of memory, needle", series)
+
+
+# --- table 4 ----------------------------------------------------------------------------------------------------------
+
+
+STEP = column_of("throughput", "step_seconds", "Step s")
+MFU = column_of("throughput", "mfu_paper")
+DROP = column_of("throughput", "mfu_drop", "Drop")
+SPEED = column_of("throughput", "tokens_per_s", "Tokens/s")
+HONEST = column_of("throughput", "mfu", "MFU honest")
+PEAK = column_of("throughput", "train_seconds", "Train s")
+
+
+def _step_seconds(data: SweepData, cells: Sequence[CellState], number: str) -> Entry:
+    """Seconds of one optimizer step: as published, else training seconds by steps, averaged over seeds."""
+    given = entry(data, cells, STEP, number)
+    steps = cells[0].steps_total if cells else None
+    if given.value is not None or not steps:
+        return given
+    whole = entry(data, cells, PEAK)
+    sd = whole.sd / steps if whole.sd is not None else None
+    made = derived(data, STEP, whole.value / steps if whole.value is not None else None, [whole], sd=sd)
+    return replace(made, seeds=whole.seeds)
+
+
+def table4(store: Store, sweep: str | None = None, *, revision: int | None = None) -> Table:
+    """Training throughput: seconds of a step, MFU by the paper's formula, and its drop against the mixer alone."""
+    data = gather(store, sweep, revision=revision)
+    known, number = memories(data), "4"
+    printed = {key[0] for key in data.printed if key[1] == number}
+    measured = [
+        column for column in (SPEED, HONEST) if any(k[1:3] == (column.probe, column.metric) for k in data.values)
+    ]
+    lines = []
+    for mixer in sorted(mixers(data), key=lambda name: (name != OURS, name)):
+        rows = [(mixer, plain_levels(data, attn_type=mixer))]
+        for memory in known:
+            name = named(mixer, memory, len(known) == 1)
+            rows.append((name, plain_levels(data, attn_type=mixer, memory=memory)))
+            rows.append((f"{name} + distractor", plain_levels(data, attn_type=mixer, memory=memory, distractor="on")))
+        alone: dict[tuple[str, ...], Entry] = {}
+        for name, levels in rows:
+            groups = chosen(data, levels) or {("-",) * len(data.extra_axes()): []}
+            for group, cells in groups.items():
+                if printed and not any(cell.cell_id in printed for cell in cells):
+                    continue
+                share = entry(data, cells, MFU, number)
+                first = alone.setdefault(group, share) if levels["memory"] == "off" else alone.get(group)
+                line = [_step_seconds(data, cells, number), share, _drop(data, first, share)]
+                line += [entry(data, cells, column) for column in measured]
+                lines.append(Line(words=(name, *group), entries=tuple(line), cells=cells))
+    grid = [line.entries for line in lines]
+    notes = [
+        sweep_note(data),
+        "Step s: seconds of an optimizer step. MFU: in %, by the paper's formula, which counts the embedding and attention in "
+        "every layer. Drop: of that MFU against the mixer alone, in %.",
+        *(["MFU honest: in %, of the operations that are really done."] if HONEST in measured else []),
+        *seed_notes(grid, max((len(line.cells) for line in lines), default=0)),
+        *word_notes(grid),
+        *(f"{one.slug}: {one.text}." for one in contradicted(data, number)),
+    ]
+    headings = [column.heading for column in (STEP, MFU, DROP, *measured)]
+    title = titled(number, "Training throughput", data)
+    return assemble(
+        data, number, title, ("Configuration", *data.extra_axes()), lines, numbers=headings, notes=notes, rank="column"
+    )
+
+
+def _drop(data: SweepData, alone: Entry | None, share: Entry) -> Entry:
+    if alone is share:
+        return Entry(text=NOTHING, heading=DROP.heading, probe=DROP.probe, metric=DROP.metric)
+    parts = [share] if alone is None else [alone, share]
+    if alone is None or not alone.value or share.value is None:
+        return derived(data, DROP, None, parts, NO_CELL if alone is None else "n/a")
+    return derived(data, DROP, 1 - share.value / alone.value, parts)
+
+
+# --- table 5 ----------------------------------------------------------------------------------------------------------
+
+
+def table5(store: Store, sweep: str | None = None, *, revision: int | None = None) -> Table:
+    """Regularizer modes: what each asks for, and how many cells of the sweep train with it."""
+    data = gather(store, sweep, revision=revision)
+    objectives = {row["mode"]: row["objective"] for row in paper.rows("regularizers")}
+    lines = []
+    for mode in data.levels("reg_mode"):
+        cells = [cell for cell in data.cells if cell.levels["reg_mode"] == mode]
+        done = sum(data.standing(cell) == "done" for cell in cells)
+        objective = objectives.get(mode, "not in the paper")
+        count = Entry(text=str(len(cells)), heading="Cells", value=float(len(cells)))
+        lines.append(
+            Line(words=(mode, objective), entries=(count, replace(count, text=str(done), heading="Done", value=float(done))), cells=cells)
+        )  # fmt: skip
+    title = titled("5", "Regularizer modes", data)
+    return assemble(data, "5", title, ("Mode", "Objective"), lines, numbers=("Cells", "Done"), notes=[sweep_note(data)])

@@ -1,0 +1,342 @@
+"""The tables of tasks, which rivals' papers print: flip-flop, recall, perplexity over lengths, questionnaires (docs/recipes.md, docs/memories.md).
+
+A row is a configuration. A mean over seeds stands with their standard deviation, and Student's t interval of the seeds; where a
+share is of sequences, Wilson's interval of the sequences of one seed stands beside it, since every seed is asked the same.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Sequence
+from dataclasses import dataclass, replace
+from statistics import fmean, stdev
+
+from scipy import special
+
+from ...results import metrics, paper
+from ...results.intervals import of_trials
+from ...results.store.records import AXES, CellState
+from ...results.store.store import Store
+from ..number_format import BARE, Column, column_of, length_name, rounded
+from ..result_columns import AXIS_HEADINGS
+from ..stats.significance.paired_tests import ALPHA
+from ..stats.significance.trial_intervals import trials_of
+from ..sweep_data import Lengths, SweepData, gather, level_of
+from ..table import Entry, Table
+from ..table_builder import DUST, NOTHING, Line, assemble, derived, entry, seed_notes, sweep_note, word_notes
+from .paper_rows import facts_of, titled
+
+FLIPFLOP, EXTRAPOLATION, DOWNSTREAM = "flipflop", "extrapolation", "downstream"
+PERPLEXITY = "perplexity"
+TASKS = ("hellaswag", "arc_c", "mmlu", "winogrande")
+AVERAGE = "average"
+HEADINGS = {"iid": "IID", "sparse": "Sparse", "dense": "Dense"}
+SETS = (
+    "IID, Sparse, Dense: sequences in which every bit that is read is right, in %, of the test sets like training, with fewer and "
+    "with more reads."
+)
+
+
+def flipflop(store: Store, sweep: str | None = None, *, revision: int | None = None) -> Table:
+    """Sequences of the flip-flop task without an error, in the three test sets, with the intervals of seeds and of sequences."""
+    data = gather(store, sweep, revision=revision)
+    rows = rows_about(data, FLIPFLOP)
+    shares = {name: column_of(FLIPFLOP, f"exact_{name}", heading) for name, heading in HEADINGS.items()}
+    lines = []
+    for cells in rows.groups:
+        found: list[Entry] = []
+        for name, column in shares.items():
+            mean = entry(data, cells, column)
+            wrong = column_of(FLIPFLOP, f"error_{name}", f"{column.heading} {WRONG}", decimals=2)
+            found += [mean, of_seeds(mean, column), of_sequences(data, cells, mean), entry(data, cells, wrong)]
+        lines.append(Line(words=rows.words(cells), entries=tuple(found), cells=cells))
+    notes = [SETS, *_coins(data, rows)]
+    return task_table(
+        store, rows, FLIPFLOP, "The flip-flop task", without_empty(lines, tuple(HEADINGS.values())), notes
+    )
+
+
+def extrapolation(
+    store: Store, sweep: str | None = None, *, revision: int | None = None, lengths: Lengths = None
+) -> Table:
+    """Perplexity over context lengths, and how many times that of the shortest the perplexity of the longest is."""
+    data = gather(store, sweep, revision=revision, lengths=lengths)
+    rows = rows_about(data, EXTRAPOLATION)
+    known = sorted({*data.lengths(EXTRAPOLATION, PERPLEXITY), *data.requested_lengths().get(EXTRAPOLATION, ())})
+    about = data.metric(EXTRAPOLATION, PERPLEXITY)
+    columns = [column_of(EXTRAPOLATION, about, f"PPL@{length_name(n)}", decimals=2, length=n) for n in known if n]
+    lines = []
+    for cells in rows.groups:
+        found: list[Entry] = []
+        for column in columns:
+            mean = entry(data, cells, column)
+            found += [mean, of_seeds(mean, column)]
+        if len(columns) > 1:
+            found += _ratio(data, cells, columns[0], columns[-1])
+        lines.append(Line(words=rows.words(cells), entries=tuple(found), cells=cells))
+    notes = ["PPL@L: exp of the mean cross-entropy over windows of L tokens.", *_trained(data, rows)]
+    kept = tuple(column.heading for column in columns)
+    return task_table(store, rows, EXTRAPOLATION, "Perplexity over context lengths", without_empty(lines, kept), notes)
+
+
+def downstream(store: Store, sweep: str | None = None, *, revision: int | None = None) -> Table:
+    """Four questionnaires and their average."""
+    data = gather(store, sweep, revision=revision)
+    rows = rows_about(data, DOWNSTREAM)
+    columns = [column_of(DOWNSTREAM, data.metric(DOWNSTREAM, name), decimals=1) for name in TASKS]
+    average = column_of(DOWNSTREAM, data.metric(DOWNSTREAM, AVERAGE), "Avg", decimals=1)
+    lines, differing = [], []
+    for cells in rows.groups:
+        found = [entry(data, cells, column) for column in columns]
+        known = [one.value for one in found if one.value is not None]
+        mean = derived(data, average, fmean(known) if len(known) == len(found) else None, found)
+        printed = entry(data, cells, average)
+        if printed.value is not None and mean.value is not None and printed.text != mean.text:
+            exact = rounded(round(mean.value, DUST), 3, percent=True)
+            differing.append(f"{named(rows.words(cells))} {printed.text}, of the four as printed {exact}")
+        found.append(printed if printed.value is not None else mean)
+        lines.append(Line(words=rows.words(cells), entries=tuple(found), cells=cells))
+    notes = ["Questions answered rightly, in %. Avg: mean of the four."]
+    if differing:
+        notes.append(f"An average that is not the four's to the digit: {'; '.join(differing)}.")
+    if rows.groups and all(one.seeds < 2 for line in lines for one in line.entries):
+        notes.append("One run a configuration: how far runs lie apart is not known.")
+    return task_table(store, rows, DOWNSTREAM, "Downstream tasks", lines, [*notes, *facts_besides(data.sweep)])
+
+
+def _coins(data: SweepData, rows: Rows) -> list[str]:
+    """What fair coins would get right of the very sequences, and how many those are."""
+    told = []
+    for name, heading in HEADINGS.items():
+        values = [
+            data.values.get((cell.cell_id, FLIPFLOP, f"coin_{name}", 0)) for cells in rows.groups for cell in cells
+        ]
+        known = {_small(value.value): value.n for value in values if value is not None and value.value is not None}
+        told += [f"{heading} {share}" + (f" of {n:,}" if n else "") for share, n in known.items()]
+    if told:
+        return [f"Fair coins get exactly right: {', '.join(told)} sequences."]
+    if data.sweep == paper.TRA:
+        shares = {
+            heading: _small(_coin_level(ignore)) for heading, ignore in zip(HEADINGS.values(), IGNORED, strict=True)
+        }
+        return [
+            f"Fair coins get exactly right, by the task's definition: {', '.join(f'{a} {b}' for a, b in shares.items())}."
+        ]
+    return []
+
+
+IGNORED = (0.8, 0.98, 0.1)
+"""Probability of an instruction to ignore in the three test sets of the threshold paper."""
+FREE_PAIRS = 254
+"""Of the 256 pairs of a sequence: the first always writes, the last always reads."""
+
+
+def _coin_level(ignore: float) -> float:
+    """Mean of 2^-reads over sequences whose free pairs read with probability (1 - ignore) / 2 each."""
+    return 0.5 * (1 - (1 - ignore) / 4) ** FREE_PAIRS
+
+
+def _small(share: float) -> str:
+    return f"{100 * share:.1f}%" if share >= 0.001 else f"{share:.0e}"
+
+
+def _trained(data: SweepData, rows: Rows) -> list[str]:
+    """The tokens of a training row."""
+    known = {data.setting(cell, "train.seq_len") for cells in rows.groups for cell in cells}
+    lengths = sorted(int(length) for length in known if length)
+    return [f"Trained on rows of {' or '.join(f'{length:,}' for length in lengths)} tokens."] if lengths else []
+
+
+def facts_besides(sweep: str) -> list[str]:
+    """Return what a rival prints besides the numbers of its sweep: one line per place where it stands."""
+    facts: list[tuple[str, str]] = []
+    if sweep == paper.WALL:
+        facts += [(row["where"], f"{row['setting']}: {row['printed']}") for row in paper.rows("wall-settings")]
+        facts += [
+            (row["where"], f"HellaSwag of {row['name']}: {row['hellaswag']}") for row in paper.rows("wall-hellaswag")
+        ]
+        facts += [
+            (row["where"], f"{row['model']} {row['setting']}: {row['printed']}") for row in paper.rows("wall-recipes")
+        ]
+    if sweep == paper.ATLAS:
+        facts += [(row["where"], f"{row['setting']}: {row['printed']}") for row in paper.rows("atlas-settings")]
+    return [
+        f"Printed there besides ({source}): {'; '.join(fact for where, fact in facts if where == source)}."
+        for source in dict.fromkeys(where for where, _ in facts)
+    ]
+
+
+def _ratio(data: SweepData, cells: Sequence[CellState], first: Column, last: Column) -> list[Entry]:
+    """Last over first seed by seed: mean and standard deviation, and Student's t interval."""
+    column = replace(first, heading=RATIO, unit=BARE, length=0, metric="")
+    pairs = [(data.numbers([cell], last), data.numbers([cell], first)) for cell in cells]
+    found = [a[0] / b[0] for a, b in pairs if a and b]
+    parts = [entry(data, cells, one) for one in (first, last)]
+    spread = stdev(found) if len(found) > 1 else None
+    made = derived(data, column, fmean(found) if found else None, parts, NOTHING, sd=spread)
+    made = replace(made, probe="", direction=-1, length=None, seeds=len(found))
+    return [made, of_seeds(made, column)]
+
+
+# --- associative recall -----------------------------------------------------------------------------------------------
+
+
+MQAR = "mqar"
+SHARES = {"accuracy": "Answers", "exact": "Rows"}
+MQAR_MEANT = "Answers: questions answered rightly, in %; Rows: rows without a wrong answer, in %; Loss: nats an answer, where answers alone are trained on."
+
+
+def mqar(store: Store, sweep: str | None = None, *, revision: int | None = None) -> Table:
+    """Questions answered rightly, rows without an error, and the loss of the answers."""
+    data = gather(store, sweep, revision=revision)
+    rows = rows_about(data, MQAR)
+    shares = [column_of(MQAR, name, heading) for name, heading in SHARES.items()]
+    loss = column_of("val", "val_loss", "Loss")
+    lines = []
+    for cells in rows.groups:
+        found = []
+        for column in shares:
+            mean = entry(data, cells, column)
+            found += [mean, of_seeds(mean, column), of_sequences(data, cells, mean)]
+        found.append(entry(data, cells, loss))
+        lines.append(Line(words=rows.words(cells), entries=tuple(found), cells=cells))
+    kept = without_empty(lines, tuple(SHARES.values()))
+    return task_table(store, rows, MQAR, "Associative recall", kept, [MQAR_MEANT, *_guesses(data, rows)])
+
+
+def _guesses(data: SweepData, rows: Rows) -> list[str]:
+    """What whoever guesses among the values is expected to score."""
+    told = set()
+    for cell in (cell for cells in rows.groups for cell in cells):
+        value = data.values.get((cell.cell_id, MQAR, "accuracy", 0))
+        if value is not None:
+            told.add(metrics.metric(MQAR, "accuracy", value.description).chance)
+    shares = sorted(share for share in told if share is not None)
+    return (
+        [f"A guess among the values is right in {' or '.join(rounded(one, 1, percent=True) for one in shares)} %."]
+        if shares
+        else []
+    )
+
+
+# --- rows, headings and intervals that tables of tasks share ----------------------------------------------------------
+
+
+SEEDS, SEQUENCES, WRONG, RATIO = "95% seeds", "95% sequences", "wrong reads", "longest/shortest"
+MEANT = {
+    SEEDS: "Student's t of the mean over seeds",
+    SEQUENCES: "Wilson's of the sequences that one seed is asked",
+    WRONG: "share of reads, in %",
+    RATIO: "perplexity at the longest length over that at the shortest, seed by seed",
+}
+"""What the headings of further columns end in, and what that means."""
+
+
+@dataclass(frozen=True)
+class Rows:
+    """The configurations that a table is about, and the axes that tell them apart."""
+
+    data: SweepData
+    groups: Sequence[Sequence[CellState]]
+
+    @property
+    def axes(self) -> list[str]:
+        every = (*AXES, *self.data.extra_axes())
+        levels = {axis: {level_of(cells[0], axis) for cells in self.groups} for axis in every}
+        return [axis for axis in every if axis == AXES[0] or len(levels[axis]) > 1]
+
+    @property
+    def headings(self) -> tuple[str, ...]:
+        named = dict(zip(AXES, AXIS_HEADINGS, strict=True))
+        return tuple(named.get(axis, axis) for axis in self.axes)
+
+    def words(self, cells: Sequence[CellState]) -> tuple[str, ...]:
+        return tuple(level_of(cells[0], axis) for axis in self.axes)
+
+    @property
+    def seeds(self) -> int:
+        return max((len(cells) for cells in self.groups), default=0)
+
+
+def rows_about(data: SweepData, probe: str) -> Rows:
+    """The configurations with a number of the probe; all of them where the sweep asks for it."""
+    have = {cell for cell, of, *_ in data.values if of == probe}
+    asked = any(name == probe for name, _ in data.requested)
+    groups = data.configurations().values()
+    return Rows(data, [cells for cells in groups if asked or any(cell.cell_id in have for cell in cells)])
+
+
+def task_table(store: Store, rows: Rows, name: str, title: str, lines: Sequence[Line], notes: Sequence[str]) -> Table:
+    """The table of the task of a probe of that name, with what its headings mean and how far seeds lie apart."""
+    data, grid = rows.data, [line.entries for line in lines]
+    published = paper.is_published(data.sweep)
+    runs = max((one.seeds for row in grid for one in row), default=0)
+    if published and runs > 1:
+        told = any(one.sd is not None for row in grid for one in row)
+        spread = [f"Mean{' ± standard deviation' if told else 's'} over {runs} runs, as printed."]
+    else:
+        spread = seed_notes(grid, rows.seeds)
+    numbers = [one.heading for one in grid[0]] if grid else []
+    meant = [f"{end}: {words}" for end, words in MEANT.items() if any(heading.endswith(end) for heading in numbers)]
+    words = word_notes([one for one in row if one.low is None] for row in grid)
+    said = [sweep_note(data), *(notes if lines else []), *([f"{'; '.join(meant)}."] if meant else []), *spread, *words]
+    said += _names(store, rows) if published else []
+    if not lines:
+        said.append(f"Nothing of the probe {name} was measured or asked for.")
+    return assemble(
+        data, name, titled(name, title, data), rows.headings, lines, numbers=numbers, notes=said, rank="column"
+    )
+
+
+def without_empty(lines: Sequence[Line], kept: Sequence[str]) -> list[Line]:
+    """The lines without the columns in which none says anything, but for those that are always there."""
+    if not lines:
+        return []
+    places = [
+        place
+        for place, one in enumerate(lines[0].entries)
+        if one.heading in kept
+        or any(line.entries[place].value is not None or line.entries[place].low is not None for line in lines)
+    ]
+    return [replace(line, entries=tuple(line.entries[place] for place in places)) for line in lines]
+
+
+def _names(store: Store, rows: Rows) -> list[str]:
+    """What the paper calls the configurations, where it calls them otherwise."""
+    told = []
+    for cells in rows.groups:
+        name, words = facts_of(store, cells[0].cell_id).get("name", ""), rows.words(cells)
+        if name and name.lower() != words[0].lower():
+            told.append(f"{named(words)} is {name}")
+    return [f"Names there: {', '.join(dict.fromkeys(told))}."] if told else []
+
+
+def named(words: Sequence[str]) -> str:
+    """A configuration in a sentence."""
+    return " ".join(word for word in words if word not in ("none", NOTHING))
+
+
+def of_seeds(mean: Entry, column: Column) -> Entry:
+    """Student's t interval of the mean over seeds; of a share within 0 and 1."""
+    base = Entry(text=NOTHING, heading=f"{mean.heading} {SEEDS}", unit=mean.unit, origins=mean.origins)
+    if mean.value is None or mean.sd is None or mean.seeds < 2:
+        return base
+    reach = float(special.stdtrit(mean.seeds - 1, 1 - ALPHA / 2)) * mean.sd / math.sqrt(mean.seeds)
+    low, high = mean.value - reach, mean.value + reach
+    return _interval(base, column, *((max(0.0, low), min(1.0, high)) if column.percent else (low, high)))
+
+
+def of_sequences(data: SweepData, cells: Sequence[CellState], mean: Entry) -> Entry:
+    """Wilson's interval of the mean share, of as many sequences as the fewest that a seed was asked."""
+    column = Column("", mean.probe, mean.metric, 2, True)
+    base = Entry(text=NOTHING, heading=f"{mean.heading} {SEQUENCES}", unit=mean.unit, origins=mean.origins)
+    given = (data.given(cell, column) for cell in cells)
+    counts = [n for value in given if value is not None and (n := trials_of(value, data.values))]
+    if mean.value is None or not counts:
+        return base
+    return replace(_interval(base, column, *of_trials(mean.value, min(counts))), n=min(counts))
+
+
+def _interval(base: Entry, column: Column, low: float, high: float) -> Entry:
+    words = (rounded(round(end, DUST), column.decimals, percent=column.percent) for end in (low, high))
+    return replace(base, text=f"[{', '.join(words)}]", low=low, high=high)
