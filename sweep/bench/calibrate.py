@@ -26,8 +26,7 @@ from ..errors import MachineError
 from ..grid.cell import Cell
 from ..grid.plugins import load_plugin
 from ..host.processes import die_with
-from ..planning.calibration import Calibration
-from ..planning.speed_model import Place
+from ..planning.speed_model import Calibration, Place
 from ..probes.subject import evaluating
 from .train import Runner
 

@@ -29,7 +29,7 @@ from ..host import hardware, processes
 from ..host.hardware import cores
 from ..orchestrator import launch
 from ..orchestrator.supervisor import LEASE_S
-from ..planning import corpus_check
+from ..planning import admission
 from ..planning.planner import Task, select
 
 MPS = ("nvidia-cuda-mps", "nvidia-cuda-mps-control", "nvidia-cuda-mps-server")
@@ -155,7 +155,7 @@ def _expanded(grid: str, sets: Sequence[str], runs: Path) -> tuple[Grid, list[Ce
     loaded = load_grid(grid, sets=list(sets), rename="bench")
     if loaded.search is not None or loaded.tune is not None:
         raise GridError("GRID", None, grid, "a study has no cells before it runs; give a factorial", [], grid)
-    return loaded, corpus_check.expand(loaded, runs / "corpora")[0]
+    return loaded, admission.expand(loaded, runs / "corpora")[0]
 
 
 def run(

@@ -27,7 +27,7 @@ from ..grid.grid import Grid, load_grid
 from ..host import processes
 from ..orchestrator import launch
 from ..orchestrator.supervisor import LEASE_S, Supervisor
-from ..planning import corpus_check
+from ..planning import admission
 from ..planning.planner import Task
 from ..probes import requested
 from . import scale_plan, scale_reports, scale_stop
@@ -121,11 +121,11 @@ def run(cells: int, points: int, folder: Path, *, tell: Callable[[str], None] = 
     runs = folder / "runs"
     tell("preparing the text")
     most = 2 * cells + COMBINATIONS
-    corpus_check.expand(load_grid(file, most=most), runs / "corpora")
+    admission.expand(load_grid(file, most=most), runs / "corpora")
 
     def expanded() -> tuple[Grid, list[Any]]:
         grid = load_grid(file, most=most)
-        return grid, corpus_check.expand(grid, runs / "corpora")[0]
+        return grid, admission.expand(grid, runs / "corpora")[0]
 
     began = time.perf_counter()
     grid, made = expanded()

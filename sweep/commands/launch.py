@@ -22,11 +22,10 @@ from ..orchestrator import display, launch, requirements
 from ..orchestrator.launch import Outcome, Request
 from ..orchestrator.notify import checked
 from ..orchestrator.requirements import Lack, Refusal
-from ..planning import corpus_check, cost_estimate, designs, render, stop_outlook, target_machine
-from ..planning.budget import hours_of, rate_of
-from ..planning.cost_estimate import Bill
+from ..planning import admission, cost_estimate, difference, render, replicates
+from ..planning.cost_estimate import Bill, hours_of, rate_of
 from ..planning.planner import Plan
-from ..planning.stop_outlook import Outlook
+from ..planning.replicates import Outlook
 from ..planning.studies import space_of
 from . import tuning
 from .data_display import Preparing
@@ -73,7 +72,7 @@ def carry_out(asked: Asked, *, dry_run: bool, as_json: bool) -> bool:
     if dry_run:
         request, known = ahead.request, ahead.store
         billed = _billed(asked, ahead)
-        outlook = stop_outlook.outlook(
+        outlook = replicates.outlook(
             request.grid, request.cells, known, lambda cells: billed(launch.plan(replace(request, cells=cells), known))
         )
         bill = billed(ahead.made.with_proposals())
@@ -110,8 +109,8 @@ def carry_out(asked: Asked, *, dry_run: bool, as_json: bool) -> bool:
 
 def _billed(options: Asked, ahead: Prospect) -> Callable[[Plan], Bill]:
     """Return the pricing of plans on this machine's GPUs."""
-    prices = target_machine.prices(ahead.request.like, ahead.request.runs, ahead.store)
-    return lambda plan: cost_estimate.bill(plan, prices, gpus=target_machine.gpus_here(), rate=rate_of(options.rate))
+    prices = cost_estimate.machine_prices(ahead.request.like, ahead.request.runs, ahead.store)
+    return lambda plan: cost_estimate.bill(plan, prices, gpus=cost_estimate.gpus_here(), rate=rate_of(options.rate))
 
 
 def _refuse(options: Asked, ahead: Prospect, lacking: Sequence[Lack], as_json: bool) -> NoReturn:
@@ -135,7 +134,7 @@ def requested(asked: Asked, console: Console, *, dry: bool) -> tuple[Request, li
     grid = load_grid(asked.grid, sets=asked.sets, rename=asked.name, most=asked.most)
     runs = runs_folder(asked.runs, asked.db, write=not dry)
     with Preparing(console, "text") as tell:
-        cells, remarks = corpus_check.expand(grid, runs / "corpora", dry=dry, download=asked.prepare, tell=tell)
+        cells, remarks = admission.expand(grid, runs / "corpora", dry=dry, download=asked.prepare, tell=tell)
     space = space_of(grid, cells, runs / "corpora")
     if space is not None and (asked.only or hours is not None):
         raise SweepError(
@@ -172,7 +171,7 @@ def prospect(asked: Asked, console: Console) -> Prospect:
         launch.check_text(one, dry=True)
     made = launch.plan(request, store)
     made = made if studies is None else replace(made, before=list(studies.parts.values()))
-    remarks = [*unprepared, *lines, *designs.told(request.grid, request.cells, store)]
+    remarks = [*unprepared, *lines, *difference.describe_design(request.grid, request.cells, store)]
     return Prospect(request, store, made, unprepared, remarks)
 
 
@@ -207,7 +206,7 @@ def stay(request: Request, store: Store, console: Console) -> Outcome:
             tell(line)
         screen.expect(plan.expected, plan.tokens)
 
-    for line in designs.told(request.grid, launch.seeded(request, store).cells, store):
+    for line in difference.describe_design(request.grid, launch.seeded(request, store).cells, store):
         tell(line)
     with display.Display(console, request.most) as screen:
         return launch.run(request, store, screen, planned=planned, tell=tell)
@@ -247,7 +246,7 @@ def show_plan(
                 **(plan.disk.as_json() if plan.disk is not None else {}),
                 **({"study": plan.study.as_json()} if plan.study is not None else {}),
                 **({"design": grid.chosen.as_json()} if grid.chosen is not None else {}),
-                **stop_outlook.as_json(outlook),
+                **replicates.as_json(outlook),
                 "price": cost_estimate.as_json(bill),
                 "remarks": [*plan.damaged, *remarks],
                 "lacks": [lack.as_json() for lack in lacking],

@@ -74,7 +74,7 @@ def plan(
       atma-sweep plan quick
       atma-sweep plan full --gpus 8 --gpu H200 --rate 2.50/h
     """
-    from ..planning.budget import rate_of
+    from ..planning.cost_estimate import rate_of
     from .launch import Asked
 
     asked = Asked(grid, set_ or [], only or [], name, "local", None, False, retrain, "new", most, runs, db)
@@ -97,23 +97,23 @@ def carry_out(asked: Asked, wanted: Wanted, *, as_json: bool) -> None:
     """Plans, calibrates if that is asked for, prices and prints."""
     from ...results.console.text import say
     from ..orchestrator import display, launch, requirements
-    from ..planning import cost_estimate, difference, render, stop_outlook, target_machine
+    from ..planning import cost_estimate, difference, render, replicates
     from .launch import prospect
 
     ahead = prospect(asked, display.Terminal(stderr=True, soft_wrap=True))
     request, store, made = ahead.request, ahead.store, ahead.made
     between = difference.between(request.grid, made, made.cells if made.study is not None else request.cells, store)
-    prices = target_machine.prices(request.like, request.runs, store, gpu=wanted.gpu)
+    prices = cost_estimate.machine_prices(request.like, request.runs, store, gpu=wanted.gpu)
     if wanted.calibrate:
         _calibrate(request, made.with_proposals(), prices, ahead.unprepared)
-        prices = target_machine.prices(request.like, request.runs, store, gpu=wanted.gpu)
-    count = wanted.gpus if wanted.gpus is not None else target_machine.gpus_here()
+        prices = cost_estimate.machine_prices(request.like, request.runs, store, gpu=wanted.gpu)
+    count = wanted.gpus if wanted.gpus is not None else cost_estimate.gpus_here()
 
     def billed(plan: Plan) -> cost_estimate.Bill:
         return cost_estimate.bill(plan, prices, gpus=count, watts=wanted.watts, rate=wanted.rate)
 
     bill = billed(made.with_proposals())
-    outlook = stop_outlook.outlook(
+    outlook = replicates.outlook(
         request.grid, request.cells, store, lambda cells: billed(launch.plan(replace(request, cells=cells), store))
     )
     # whoever names other GPUs does not ask about this machine
@@ -121,7 +121,7 @@ def carry_out(asked: Asked, wanted: Wanted, *, as_json: bool) -> None:
     if as_json:
         found: dict[str, Any] = {"sweep": request.grid.name, "counts": made.counts, "tokens": made.tokens}
         disk = made.disk.as_json() if made.disk is not None else {}
-        found |= {**render.difference_json(between), **stop_outlook.as_json(outlook)}
+        found |= {**render.difference_json(between), **replicates.as_json(outlook)}
         found |= {"study": made.study.as_json()} if made.study is not None else {}
         found |= {"price": cost_estimate.as_json(bill) | disk, "remarks": [*made.damaged, *ahead.remarks]}
         print_json(found | {"lacks": [lack.as_json() for lack in lacking]})
@@ -144,7 +144,7 @@ def _calibrate(request: Request, made: Plan, prices: Prices, unprepared: list[st
 
     from ...results.console.output_files import make_folder
     from ..bench import calibrate
-    from ..planning import calibration
+    from ..planning import speed_model
 
     speeds = prices.speeds
     kinds = {
@@ -160,4 +160,4 @@ def _calibrate(request: Request, made: Plan, prices: Prices, unprepared: list[st
     for line in unprepared if kinds else ():
         tell(line)
     for like, cell in reversed(kinds.items()):
-        calibration.keep(request.runs, [calibrate.timed(cell, like, speeds.place, tell=tell)])
+        speed_model.keep_calibrations(request.runs, [calibrate.timed(cell, like, speeds.place, tell=tell)])

@@ -11,7 +11,7 @@ from ...results.store.store import Store
 from ...results.studies import tuning
 from ..errors import SweepError
 from ..orchestrator.launch import Outcome, Request
-from ..planning import corpus_check
+from ..planning import admission
 from ..planning.studies import Progress
 from ..planning.tuning import Tuning, tuning_of
 
@@ -28,7 +28,7 @@ def planned(request: Request, store: Store | None) -> tuple[Request, Tuning | No
         told.append(
             "tune: the ids of the factorial's cells are provisional; they follow from the best trial of each study"
         )
-    cells, _ = corpus_check.expand(found.settled, request.runs / "corpora", dry=True)
+    cells, _ = admission.expand(found.settled, request.runs / "corpora", dry=True)
     return replace(request, grid=found.settled, cells=cells), found, told
 
 
@@ -66,5 +66,5 @@ def carried_out(request: Request, store: Store, console: Console, stay: Stay) ->
         raise SweepError(f"no trial of {name} was measured, so that there is no best setting; widen or mend tune.ranges under another name")  # fmt: skip
     for word, progress in found.parts.items():
         console.print(f"tuned {word}: {progress.best()[0].removeprefix('best: ')}", highlight=False, markup=False)
-    cells, _ = corpus_check.expand(found.settled, root)
+    cells, _ = admission.expand(found.settled, root)
     return replace(request, grid=found.settled, cells=cells, options={tuning.OPTION: found.as_option(store)})

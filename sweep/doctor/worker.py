@@ -136,7 +136,7 @@ def _tell(work: Callable[[Any], dict[str, Any]], part: Any, to: Any) -> None:
 def _about_disk(runs: Path) -> dict[str, Any]:
     """What the untrained cells of the default sweep need; cells that differ in their seed alone are counted together."""
     from ..attempt.trained_cells import restored
-    from ..planning.disk_usage import needed
+    from ..planning.admission import disk_needed
 
     store = open_store()
     sweep = store.default_sweep()
@@ -151,7 +151,7 @@ def _about_disk(runs: Path) -> dict[str, Any]:
         if key not in alike:
             alike[key] = restored(record, runs)
         cells.append(alike[key])
-    found = needed(cells, runs)
+    found = disk_needed(cells, runs)
     return {"sweep": sweep, "cells": len(cells), "place": found.place, **found.as_json()}
 
 

@@ -22,7 +22,7 @@ from ..grid.cell import Cell
 from ..host import hardware, processes
 from ..host.allocation import Allocation, Machine, Room, is_type
 from ..host.locks import GpuLocks
-from ..planning import placement_check
+from ..planning import admission
 from . import source_snapshot
 from .warm_pool import Spares
 
@@ -179,14 +179,14 @@ def hold(cells: Sequence[Cell], locks: GpuLocks) -> Machine:
     kinds = {cell.config.resources.gpu_type for cell in cells if cell.config.resources.gpus}
     if not kinds:
         here = Machine.here()
-        placement_check.check(cells, here)
+        admission.check_placement(cells, here)
         return here
     every = hardware.gpus()
     # before any lock is taken: what does not fit the whole machine will not when another sweep has ended
-    placement_check.check(cells, Machine.here(every))
+    admission.check_placement(cells, Machine.here(every))
     taken = locks.take([gpu for gpu in every if any(is_type(gpu.name, kind) for kind in kinds)])
     here = Machine.here(taken)
-    placement_check.check(cells, here, held=[gpu for gpu in every if gpu not in taken])
+    admission.check_placement(cells, here, held=[gpu for gpu in every if gpu not in taken])
     return here
 
 

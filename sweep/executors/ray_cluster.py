@@ -23,7 +23,7 @@ from ..errors import MachineError
 from ..grid.cell import Cell
 from ..host import allocation
 from ..host.allocation import Allocation, Rooms
-from ..planning import placement_check
+from ..planning import admission
 from . import ray_connection, source_snapshot
 from .cluster import CLOSE_S, Agent
 from .executor import Finished, Launch, Opening, Tell, device_for
@@ -295,7 +295,7 @@ class ClusterExecutor:
                     causes += [f"{link.node.host}: {why}"] if why else []
         for cause in causes:
             self._tell(f"node {cause}")
-        placement_check.check(cells, *(link.machine for link in links))
+        admission.check_placement(cells, *(link.machine for link in links))
 
     def fits(self, resources: Resources) -> bool:
         """Whether a node has that much left."""

@@ -27,7 +27,7 @@ from ..executors.registry import DEFAULT, EXECUTORS, open_executor
 from ..grid.cell import Cell
 from ..grid.grid import Grid
 from ..host import processes
-from ..planning import budget, corpus_check, cost_estimate, disk_usage, ordering, planner, target_machine, waves
+from ..planning import admission, cost_estimate, ordering, planner, replicates
 from ..planning.studies import Progress, Space, progress_of
 from ..probes import requested
 from . import notify, supervisor
@@ -126,16 +126,16 @@ def plan(request: Request, store: Store | None) -> planner.Plan:
     tasks = ordering.ordered(made.tasks, chosen, list(request.grid.axes), states, finished, request.grid.contrasts)
     made = replace(made, tasks=tasks)
     if request.budget is not None:
-        known = target_machine.prices(request.cells, runs, store)
-        used = budget.spent(store, request.cells)
-        fitting, told = budget.within(made, request.budget, used, known, request.grid.contrasts, finished)
+        known = cost_estimate.machine_prices(request.cells, runs, store)
+        used = cost_estimate.hours_spent(store, request.cells)
+        fitting, told = cost_estimate.within_budget(made, request.budget, used, known, request.grid.contrasts, finished)
         made = replace(made, tasks=fitting, budget=told)
-    return replace(made, disk=disk_usage.needed([task.cell for task in made.training], runs))
+    return replace(made, disk=admission.disk_needed([task.cell for task in made.training], runs))
 
 
 def seeded(request: Request, store: Store | None) -> Request:
     """The request with the cells at further seeds that its grid's `stop` begins with, or has asked for so far. Raises GridError."""
-    return replace(request, cells=waves.so_far(request.grid, request.cells, store))
+    return replace(request, cells=replicates.with_further_seeds(request.grid, request.cells, store))
 
 
 def _of_study(request: Request, space: Space, store: Store | None) -> planner.Plan:
@@ -149,7 +149,7 @@ def _of_study(request: Request, space: Space, store: Store | None) -> planner.Pl
         made, damaged=damaged, tasks=[task for task in made.tasks if task.cell.id in study.open], study=study
     )
     training = made.with_proposals().training
-    return replace(made, disk=disk_usage.needed([task.cell for task in training], request.runs))
+    return replace(made, disk=admission.disk_needed([task.cell for task in training], request.runs))
 
 
 def _states(
@@ -186,7 +186,9 @@ def check_text(request: Request, *, dry: bool = False) -> None:
 
     Raises GridError for an `only` that means none, CorpusError and ShardError for text that is too short or damaged.
     """
-    corpus_check.check(request.chosen if request.space is None else request.like, request.runs / "corpora", dry=dry)
+    admission.check_corpora(
+        request.chosen if request.space is None else request.like, request.runs / "corpora", dry=dry
+    )
 
 
 def run(
@@ -241,7 +243,7 @@ def run(
         further: dict[str, Source] = {sweep: seeds} if seeds is not None else {}
         likely: Sequence[Cell] = seeds.likely if seeds is not None else ()
         if plan_.study is not None:
-            trials = Trials(plan_.study, store, fence, target_machine.prices(request.like, runs, store))
+            trials = Trials(plan_.study, store, fence, cost_estimate.machine_prices(request.like, runs, store))
             further, likely = {sweep: trials}, request.like
         tasks = plan_.tasks or (seeds.further(lambda resources: True) if seeds is not None else [])
         if tasks or (plan_.study is not None and plan_.study.left):
@@ -271,7 +273,7 @@ def _seeds(request: Request, store: Store, fence: int, tell: Tell) -> Seeds | No
         return plan(replace(request, cells=cells, budget=None), store).tasks
 
     def prices(cells: Sequence[Cell]) -> cost_estimate.Prices:
-        return target_machine.prices(cells, request.runs, store)
+        return cost_estimate.machine_prices(cells, request.runs, store)
 
     return Seeds(
         request.grid, request.cells, store, fence, plan=tasks, prices=prices, allowed=request.budget, tell=tell
@@ -363,7 +365,7 @@ def claim(request: Request, store: Store, owner: processes.Owner) -> int:
             **({search.OPTION: search.as_options(grid.search)} if grid.search is not None else {}),
             # what it will be compared with by `report --table budget`; no part of what makes a revision another one
             forecast.OPTION: forecast.as_option(
-                cost_estimate.forecast(request.cells, target_machine.prices(request.like, request.runs, store))
+                cost_estimate.forecast(request.cells, cost_estimate.machine_prices(request.like, request.runs, store))
             ),
         },
         commit=commit,

@@ -17,10 +17,9 @@ from ..executors.registry import EXECUTORS
 from ..grid.grid import Grid
 from ..host import hardware
 from ..host.allocation import Machine, is_type
-from ..planning import corpus_check, cost_estimate
-from ..planning.corpus_check import Unprepared
+from ..planning import admission, cost_estimate
+from ..planning.admission import Disk, Unprepared
 from ..planning.cost_estimate import Bill
-from ..planning.disk_usage import Disk
 from ..planning.planner import Plan
 from ..planning.render import short
 from ..units import size
@@ -65,7 +64,7 @@ def lacks(request: Request, plan: Plan) -> list[Lack]:
     if not tasks:
         return []
     executor, cells = EXECUTORS[request.executor], [task.cell for task in tasks]
-    lacking = [_text(text) for text in corpus_check.unprepared(cells, request.grid, request.runs / "corpora")]
+    lacking = [_text(text) for text in admission.unprepared(cells, request.grid, request.runs / "corpora")]
     if executor.needs_address:
         return lacking + _packages(executor.packages)
     gpus = hardware.gpu_names() if any(cell.config.resources.gpus for cell in cells) else []
@@ -194,7 +193,7 @@ def remarks(lines: Sequence[str], lacking: Sequence[Lack]) -> list[str]:
     A shortage of disk stands in the plan's own line on the disk.
     """
     if any(lack.kind == "text" for lack in lacking):
-        lines = [*(remark for remark in lines if corpus_check.UNPREPARED not in remark), UNCHECKED]
+        lines = [*(remark for remark in lines if admission.UNPREPARED not in remark), UNCHECKED]
     return [*lines, *describe([lack for lack in lacking if lack.kind != "disk"])]
 
 

@@ -15,7 +15,7 @@ from ..executors.executor import Tell
 from ..grid import stop_section
 from ..grid.cell import Cell
 from ..grid.grid import Grid
-from ..planning import budget, cost_estimate, planner, waves
+from ..planning import cost_estimate, planner, replicates
 from ..planning.cost_estimate import Prices
 from ..planning.planner import Task
 from ..probes import requested
@@ -49,9 +49,9 @@ class Seeds:
         """How it ended, a sentence each."""
         self._grid, self._rule, self._store, self._fence = grid, grid.stop, store, fence
         self._plan, self._prices, self._allowed, self._tell = plan, prices, allowed, tell
-        self._needed = waves.needed(grid, cells)
+        self._needed = replicates.contrast_cells(grid, cells)
         self._metric = stop_section.about(self._rule.contrast)
-        mine = {one.id for one in waves.at(self._needed, self._rule.seeds)}
+        mine = {one.id for one in replicates.at_seeds(self._needed, self._rule.seeds)}
         self._pending = {cell.id for cell in cells if cell.id in mine}
         """Cells of the contrast that are not known to be finished."""
         self._requested = sorted({pair for cell in cells for pair in requested(cell.config.eval)})
@@ -92,12 +92,12 @@ class Seeds:
             self._note(messages.found(self._rule, seen.last, self._metric))
         if seen.further == seen.asked:
             return self._end(messages.ending(seen, self._metric))
-        cells = waves.at(self._needed, self._rule.seeds[seen.asked : seen.further])
+        cells = replicates.at_seeds(self._needed, self._rule.seeds[seen.asked : seen.further])
         known = {cell.id for cell in self.cells}
         cells = [cell for cell in cells if cell.id not in known]
         tasks, prices = self._plan(cells), self._prices(cells)
         if self._allowed is not None:
-            used = budget.spent(self._store, self.cells)
+            used = cost_estimate.hours_spent(self._store, self.cells)
             cost = sum(prices.of(task).hours.likely for task in tasks)
             if used + cost > self._allowed:
                 unit = cost_estimate.unit_of(tasks)

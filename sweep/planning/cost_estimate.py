@@ -1,24 +1,33 @@
-"""What a plan costs: hours of GPUs or cores, when it would be through, electricity, disk and money."""
+"""The cost of a plan: hours of GPUs or cores on a machine, its end, electricity and money, and what a budget of hours allows."""
 
 from __future__ import annotations
 
-from collections import Counter
-from collections.abc import Mapping, Sequence
+import contextlib
+import heapq
+from collections import Counter, deque
+from collections.abc import Collection, Iterable, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from functools import cached_property
+from pathlib import Path
 from typing import Any
 
+from ...results.contrasts import Contrast
 from ...results.forecast import Forecast
 from ...results.store.records import Request
 from ..config import CellConfig
+from ...results.store.store import Store
+from ..config import Resources
+from ..errors import SweepError
 from ..grid.cell import Cell
+from ..host import hardware
+from ..host.allocation import Allocation, Machine, Room, is_type
+from ..host.hardware import Gpu
 from ..probes import bound, requested
 from ..training import flops
-from . import makespan
-from .planner import Plan, Task
-from .power import board_watts
-from .speed_model import SOURCES, Source, Speed, Speeds, validated
-from .three_point import NOTHING, Span, total
+from ..training.flops import PEAK_BF16
+from .ordering import blocks
+from .planner import Budget, Plan, Task
+from .speed_model import NOTHING, SOURCES, Place, Source, Span, Speed, Speeds, read_calibrations, total, validated
 
 PARTS = ("start", "compile", "training", "validation", "probing")
 """Of an attempt, in its order."""
@@ -212,7 +221,7 @@ def bill(plan: Plan, prices: Prices, *, gpus: int, watts: float | None = None, r
     tally = list(_tally(costs).values())
     hours = _sum([cost.hours.times(count) for cost, count in tally])
     work = [(cost.seconds.likely, task.cell.config.resources) for task, cost in zip(tasks, costs, strict=True)]
-    ends = makespan.finish(work, gpus)
+    ends = makespan(work, gpus)
     scale = hours if hours.likely else _sum([cost.seconds.times(count) for cost, count in tally])
     finish = scale.times(ends / scale.likely) if scale.likely else NOTHING
     board = board_watts(prices.speeds.place.gpu) if on_gpus else None
@@ -289,3 +298,160 @@ def as_json(bill: Bill) -> dict[str, Any]:
             vars(group) | {"seconds": group.seconds.as_json(1), "hours": group.hours.as_json()} for group in bill.groups
         ],
     }
+
+
+BOARD_WATTS: dict[str, float] = {
+    "A100-SXM4-40GB": 400, "A100-SXM4-80GB": 400, "A100-PCIE-40GB": 250, "A100 80GB PCIe": 300,
+    "L4": 72, "L40S": 350, "H100 80GB HBM3": 700, "H100 PCIe": 350, "H100 NVL": 400,
+    "H200": 700, "H200 NVL": 600, "B200": 1000, "GB200": 1200, "GeForce RTX 4090": 450,
+}  # fmt: skip
+"""By name as the CUDA driver reports it, "NVIDIA " left out; the datasheets that flops.PEAK_BF16 names."""
+
+
+def board_watts(gpu_name: str | None) -> float | None:
+    """Of a GPU by its driver's name, None for one that is not in the table."""
+    return BOARD_WATTS.get((gpu_name or "").removeprefix("NVIDIA "))
+
+
+PLENTY = 10**6
+"""Cores, and GiB of memory, of machines whose GPUs are what attempts wait for."""
+
+
+def makespan(work: Sequence[tuple[float, Resources]], gpus: int) -> float:
+    """Seconds until the last of these attempts has ended; each is given with its own seconds, in the order of starting.
+
+    On the CPU they share this machine's cores and memory; those on GPUs share `gpus` of these, and nothing else.
+    """
+    if not work:
+        return 0.0
+    sizes = {id(resources): resources for _, resources in work}
+    kinds = {key: resources.model_copy(update={"gpu_type": None}) for key, resources in sizes.items()}
+    if any(resources.gpus for resources in kinds.values()):
+        cores, memory = PLENTY, float(PLENTY)
+    else:  # a cell that is too large for this machine is meant for another
+        cores = max(hardware.cores(), *(one.cpus for one in kinds.values()), 1)
+        memory = max(hardware.memory_gb(), *(one.memory_gb or 0.0 for one in kinds.values()), 0.0)
+    room = Room(Machine(cores, memory, tuple(Gpu(str(n), str(n), "a GPU") for n in range(max(gpus, 1)))))
+    waiting: dict[Resources, deque[tuple[int, float]]] = {}
+    for place, (seconds, resources) in enumerate(work):
+        waiting.setdefault(kinds[id(resources)], deque()).append((place, seconds))
+    running: list[tuple[float, int, Allocation]] = []
+    now = 0.0
+    while True:
+        crowded: set[Resources] = set()
+        while heads := [(queue[0], kind) for kind, queue in waiting.items() if queue and kind not in crowded]:
+            (place, seconds), kind = min(heads, key=lambda head: head[0])
+            given = room.place(kind)
+            if given is None:
+                crowded.add(kind)
+                continue
+            waiting[kind].popleft()
+            room.take(given)
+            heapq.heappush(running, (now + seconds, place, given))
+        if not running:
+            return now
+        now, _, given = heapq.heappop(running)
+        room.give(given)
+
+
+ASSUMED_GPU = "NVIDIA H200"
+
+
+def machine_prices(cells: Sequence[Cell], runs: Path, store: Store | None, *, gpu: str | None = None) -> Prices:
+    """Prices of these cells on `gpu`, a GPU's name or a word of it; without it on what the cells or this machine say."""
+    timed = store.timed() if store is not None else []
+    return Prices(Speeds(_place(cells, timed, gpu), timed, read_calibrations(runs)))
+
+
+def gpus_here() -> int:
+    """GPUs of this machine, at least 1: whoever has none plans for another machine."""
+    return max(1, len(hardware.driver_gpus()))
+
+
+def _place(cells: Sequence[Cell], timed: Sequence[Timed], gpu: str | None) -> Place:
+    resources = {id(cell.config.resources): cell.config.resources for cell in cells}.values()
+    if not any(one.gpus for one in resources):
+        return Place(None)
+    if gpu is not None:
+        return Place(_whole_name(gpu, timed))
+    here = hardware.driver_gpus()
+    word = next((one.gpu_type for one in resources if one.gpu_type is not None), None)
+    if word is not None:
+        return Place(next((name for name in here if is_type(name, word)), None) or _whole_name(word, timed))
+    if here:
+        return Place(here[0])
+    measured = next((one.gpu_name for one in reversed(timed) if one.gpu_name is not None), None)
+    if measured is not None:
+        return Place(measured, "as the attempts in the database; --gpu names another")
+    return Place(ASSUMED_GPU, "assumed; --gpu names another")
+
+
+def _whole_name(word: str, timed: Sequence[Timed]) -> str:
+    """The name of a GPU as its driver has it: of one that was measured, else of one whose peak is known, else the word."""
+    known = [one.gpu_name.removeprefix("NVIDIA ") for one in reversed(timed) if one.gpu_name is not None]
+    known += [name for peak in PEAK_BF16 for name in peak.names]
+    short = word.removeprefix("NVIDIA ")
+    exact = next((name for name in known if name.lower() == short.lower()), None)
+    return exact or next((name for name in known if is_type(name, short)), None) or short
+
+
+def rate_of(text: str | None) -> float | None:
+    """Money of an hour. Raises SweepError for what is none."""
+    if text is None:
+        return None
+    number, _, hour = text.strip().lstrip("$€£").partition("/")
+    with contextlib.suppress(ValueError):
+        if hour.strip() in ("", "h", "hour") and 0 < float(number) < float("inf"):
+            return float(number)
+    raise SweepError(f"--rate {text!r} must be an amount above 0 of money an hour, such as 2.50/h")
+
+
+def hours_of(text: str, rate: float | None) -> float:
+    """The hours that `--budget 40h` means, or with a rate `100$`. Raises SweepError."""
+    word = text.strip()
+    money = word.strip("$€£") != word
+    number = word.strip("$€£ ").removesuffix("h").strip()
+    try:
+        amount = float(number)
+    except ValueError:
+        amount = 0.0
+    if not 0 < amount < float("inf") or (money and "h" in word):
+        raise SweepError(f"--budget {text!r} must be hours above 0, such as 40h, or with --rate money, such as 100$")
+    if money and rate is None:
+        raise SweepError(f"--budget {text} is money; say what an hour costs with --rate, such as --rate 2.50/h")
+    return amount / rate if money and rate is not None else amount
+
+
+def hours_spent(store: Store | None, cells: Sequence[Cell]) -> float:
+    """Hours that attempts of these cells took so far; those that came with a bundle cost nothing here."""
+    if store is None:
+        return 0.0
+    shares = {cell.id: cell.config.resources.gpus or float(cell.config.resources.cpus) for cell in cells}
+    total = 0.0
+    for attempt in store.attempts_of(shares):
+        if not attempt.imported:
+            end = attempt.finished_at or attempt.heartbeat_at
+            total += (end - attempt.started_at).total_seconds() / 3600 * shares[attempt.cell_id]
+    return total
+
+
+def within_budget(
+    plan: Plan, allowed: float, used: float, prices: Prices, contrasts: Iterable[Contrast], finished: Collection[str]
+) -> tuple[list[Task], Budget]:
+    """The tasks that fit, in the order of what they tell, and what is left.
+
+    A block that does not fit is left, and a smaller one after it may still be taken.
+    """
+    costs = {id(task): prices.of(task).hours.likely for task in plan.tasks}
+    room = max(0.0, allowed - used)
+    taken: list[Task] = []
+    left: list[Task] = []
+    for block in blocks(plan.tasks, plan.cells, contrasts, finished):
+        cost = sum(costs[id(task)] for task in block)
+        if cost <= room:
+            room -= cost
+            taken += block
+        else:
+            left += block
+    hours, rest = (sum(costs[id(task)] for task in some) for some in (taken, left))
+    return taken, Budget(allowed, unit_of(plan.tasks), used, len(taken), hours, left, rest)

@@ -8,6 +8,8 @@ from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Any
 
+from ...results.counts import counted
+from ...results.designs.design_option import design_of
 from ...results.errors import SweepUnknown
 from ...results.store.records import AXES, CellState, RevisionRecord
 from ...results.store.store import Store
@@ -212,3 +214,28 @@ def _had(store: Store, orphans: Sequence[CellState], axis: str) -> str | None:
         found = [flat(config).get(axis) for config in configs.values()]
         levels = {one if isinstance(one, str) else json.dumps(one) for one in found if one is not None}
     return levels.pop() if len(levels) == 1 else None
+
+
+def describe_design(grid: Grid, cells: Sequence[Cell], store: Store | None) -> list[str]:
+    """Sentences of the grid's design, a line each; of one that leaves out cells of the design launched before, how many."""
+    found = grid.chosen.told() if grid.chosen is not None else []
+    return [*found, *_left(grid.name, cells, store)]
+
+
+def _left(sweep: str, cells: Sequence[Cell], store: Store | None) -> list[str]:
+    try:
+        last = store.revision(sweep) if store is not None else None
+    except SweepUnknown:
+        last = None
+    if store is None or last is None or design_of(last.options) is None:
+        return []
+    before = {state.cell_id for state in store.cell_states(sweep, revision=last.number)}
+    gone = len(before - {cell.id for cell in cells})
+    if not gone:
+        return [
+            f"design: all {counted(len(before), 'cell')} of the design launched before are among these {len(cells)}"
+        ]
+    return [
+        f"design: {gone} of the {counted(len(before), 'cell')} of the design launched before are not among these {len(cells)}; they stay in the "
+        "database (report --orphans). Designs hold smaller ones of the same grid, contrasts, method and model"
+    ]

@@ -15,7 +15,7 @@ from ..grid.axes import level_text
 from ..grid.cell import Cell
 from ..grid.grid import Grid
 from ..probes import requested
-from .disk_usage import Disk
+from .admission import Disk
 
 if TYPE_CHECKING:
     from .studies import Progress

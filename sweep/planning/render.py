@@ -7,7 +7,7 @@ from typing import Any
 
 from .cost_estimate import PARTS, Bill
 from .difference import Difference, Key
-from .three_point import Span
+from .speed_model import Span
 
 WORDS = {
     "needs-eval": "needs evaluation",

@@ -1,12 +1,15 @@
-"""How fast cells go on a machine: as attempts like them were measured, as a calibration found, or as their FLOPs say."""
+"""The speed of cells on a machine: as attempts like them were measured, as a calibration found, or as their FLOPs say."""
 
 from __future__ import annotations
 
+import hashlib
+import json
 import socket
-from collections.abc import Iterable, Mapping, Sequence
-from dataclasses import dataclass, field
+from collections.abc import Callable, Iterable, Mapping, Sequence
+from dataclasses import asdict, dataclass, field, fields
+from pathlib import Path
 from statistics import median
-from typing import Any, Literal
+from typing import Literal
 
 from pydantic import ValidationError
 
@@ -14,12 +17,148 @@ from ...model.config import ModelConfigError
 from ...model.resolve import check_model_config
 from ...results.store.records import Timed
 from ..config import CellConfig
-from ..host.allocation import is_type
+from ..grid.cell import canonical, model_identity, train_identity
 from ..probes import bound
 from ..training import flops
-from .calibration import Calibration
-from .speed_class import Likeness
-from .three_point import Span
+
+
+@dataclass(frozen=True, slots=True)
+class Span:
+    """A likely amount between a low and a high one."""
+
+    low: float
+    likely: float
+    high: float
+
+    @classmethod
+    def exactly(cls, amount: float) -> Span:
+        """One that is known."""
+        return cls(amount, amount, amount)
+
+    @classmethod
+    def seen(cls, amounts: Iterable[float], margin: float) -> Span:
+        """Around those that were seen, at least one: their median, from the smallest to the largest, `margin` wider."""
+        found = sorted(amounts)
+        return cls(found[0] * (1 - margin), median(found), found[-1] * (1 + margin))
+
+    def plus(self, other: Span) -> Span:
+        """The sum, both low or both high at once."""
+        return Span(self.low + other.low, self.likely + other.likely, self.high + other.high)
+
+    def times(self, factor: float) -> Span:
+        """So many of it."""
+        return Span(self.low * factor, self.likely * factor, self.high * factor)
+
+    def by(self, other: Span) -> Span:
+        """The product of two."""
+        return Span(self.low * other.low, self.likely * other.likely, self.high * other.high)
+
+    def as_json(self, digits: int = 4) -> dict[str, float]:
+        """The three numbers by name."""
+        return {name: round(getattr(self, name), digits) for name in ("low", "likely", "high")}
+
+
+NOTHING = Span(0.0, 0.0, 0.0)
+
+
+def total(spans: Iterable[Span]) -> Span:
+    """The sum of all of them."""
+    found = NOTHING
+    for one in spans:
+        found = found.plus(one)
+    return found
+
+
+CALIBRATION_FILE = "calibration.json"
+
+
+@dataclass(frozen=True, kw_only=True)
+class Calibration:
+    """How fast one cell, and every one that is alike, went. Seconds."""
+
+    like: str
+    """As likeness.Likeness tells it."""
+    device: str
+    """As price.Place names it."""
+    slug: str
+    """The cell that was timed."""
+    step_s: float
+    """Of one optimizer step."""
+    low_s: float
+    high_s: float
+    """The quickest and the slowest."""
+    start_s: float
+    """Imports, and building the network."""
+    compile_s: float
+    """What the first two steps took beyond others: compiling, and capturing."""
+    validation_token_s: float
+    """Of a token, forward, as a validation does it."""
+
+
+def read_calibrations(runs: Path) -> list[Calibration]:
+    """All that was found so far; none without a file, and none of one that is not ours."""
+    try:
+        found = json.loads((runs / CALIBRATION_FILE).read_text())
+    except (OSError, ValueError):
+        return []
+    names = {field.name: field.type for field in fields(Calibration)}
+    known = []
+    for one in found if isinstance(found, list) else []:
+        if not isinstance(one, dict) or set(one) != set(names):
+            continue
+        texts = all(isinstance(one[name], str) for name in ("like", "device", "slug"))
+        rest = all(type(one[name]) in (int, float) and one[name] >= 0 for name in names if name.endswith("_s"))
+        if texts and rest and one["step_s"] > 0:
+            known.append(Calibration(**one))
+    return known
+
+
+def keep_calibrations(runs: Path, new: Iterable[Calibration]) -> None:
+    """Adds these to the file; a newer one takes the place of an older one of the same cells on the same machine."""
+    every = {(one.device, one.like): one for one in (*read_calibrations(runs), *new)}
+    write(runs / CALIBRATION_FILE, json.dumps([asdict(one) for one in every.values()], indent=1) + "\n")
+
+
+SHAPE = (
+    "seq_len", "batch_tokens", "micro_batch", "loss_on", "optimizer", "muon_iterations", "regularizer", "regularizer_source",
+    "regularizer_sketch", "distractor", "distractor_count", "deterministic", "compile", "kernels", "activations",
+    "precision",
+)  # fmt: skip
+"""Of the train section, what the time of a step depends on: no learning rate, no schedule, no number of steps."""
+
+
+class Likeness:
+    """Tells cells that are alike. It remembers the sections that it has seen, which most cells of a grid share."""
+
+    def __init__(self) -> None:
+        self._told: dict[int, tuple[object, str]] = {}
+        self._numbers: dict[tuple[str, ...], str] = {}
+
+    def of(self, config: CellConfig) -> str:
+        """The same 16 hex digits for cells that are alike."""
+        model = self._section(config.model, lambda: canonical(model_identity(config.model)))
+        train = self._section(config.train, lambda: _shape(config))
+        resources = config.resources
+        # of a GPU the share counts; cores do where there is none
+        share = f"{resources.gpus:g} of a GPU" if resources.gpus else counted(resources.cpus, "core")
+        # graphs make a small network several times as fast, and there are none without a GPU
+        key = (model, train, f"{share}, graphs {config.train.graphs}" if resources.gpus else share)
+        if key not in self._numbers:
+            self._numbers[key] = hashlib.sha256("\n".join(key).encode()).hexdigest()[:16]
+        return self._numbers[key]
+
+    def _section(self, section: object, tell: Callable[[], str]) -> str:
+        # by identity, and kept, so that no other section can get the same one
+        known = self._told.get(id(section))
+        if known is None:
+            known = self._told[id(section)] = section, tell()
+        return known[1]
+
+
+def _shape(config: CellConfig) -> str:
+    told = train_identity(config.train)
+    return canonical({name: told[name] for name in SHAPE if name in told})
+
 
 Source = Literal["measured", "calibrated", "FLOPs"]
 SOURCES: tuple[Source, ...] = ("measured", "calibrated", "FLOPs")
@@ -255,13 +394,3 @@ def _probes(runs: Sequence[_Run]) -> dict[tuple[str, int], float]:
                 tokens = bound(name, run.config).tokens(length)
                 seen.setdefault((name, length), []).append(seconds / max(tokens, 1))
     return {key: median(some) for key, some in seen.items()}
-
-
-def gpu_of(names: Iterable[str | None], word: str | None) -> str | None:
-    """The first of these names of GPUs that has the word, as resources.gpu_type gives it."""
-    return next((name for name in names if name is not None and is_type(name, word)), None)
-
-
-def as_json(speed: Speed) -> dict[str, Any]:
-    """What a plan tells of it."""
-    return {"source": speed.source, "tokens_per_s": round(1 / speed.token.likely, 1), "attempts": speed.attempts}

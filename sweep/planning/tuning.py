@@ -12,7 +12,7 @@ from ...results.studies import study_text, tuning
 from ...results.studies.optuna_study import Trial
 from ..data.prepare import Tell
 from ..grid.grid import Grid
-from . import budget, corpus_check, cost_estimate
+from . import admission, cost_estimate
 from .planner import Task
 from .studies import Progress, progress_of, space_of
 
@@ -54,7 +54,7 @@ class Tuning:
                 tuning.Level(
                     level=word, sweep=self.parts[word].space.grid.name, trial=trial.number, cell=trial.cell or "",
                     value=(trial.values or (0.0,))[0], settings=dict(trial.params),
-                    hours=round(budget.spent(store, cells), 4),
+                    hours=round(cost_estimate.hours_spent(store, cells), 4),
                 )
             )  # fmt: skip
         ends = next(iter(self.parts.values())).space.ends
@@ -67,14 +67,14 @@ class Tuning:
 
 
 def tuning_of(
-    grid: Grid, root: Path, store: Store | None, *, dry: bool = False, tell: Tell = corpus_check.quiet
+    grid: Grid, root: Path, store: Store | None, *, dry: bool = False, tell: Tell = admission.quiet
 ) -> Tuning | None:
     """The studies of a grid whose text lies under `root`; None for a grid without `tune`. Raises what expanding a grid does."""
     if grid.tune is None:
         return None
     parts = {}
     for word, part in grid.studies().items():
-        space = space_of(part, corpus_check.expand(part, root, dry=dry, tell=tell)[0], root)
+        space = space_of(part, admission.expand(part, root, dry=dry, tell=tell)[0], root)
         assert space is not None
         parts[word] = progress_of(space, store, again=False)
     return Tuning(grid, parts)

@@ -16,7 +16,7 @@ from atma_sweep.model.mixers.polar import Polar
 from atma_sweep.model.parameter_shapes import network_shapes, parameters
 from atma_sweep.model.resolve import check_model_config
 from atma_sweep.sweep.checkpoints import checkpoint
-from atma_sweep.sweep.planning import disk_usage
+from atma_sweep.sweep.planning import admission
 from registries import PAIRS
 from tiers import every_nth
 from torch import nn
@@ -55,7 +55,7 @@ def test_the_outline_is_the_network(mixer: str, memory: str, canon: bool, anywhe
     }
     assert list(network.buffers()) == [], "which an outline does not count"
     for narrow, optimizer in itertools.product((False, True), ("muon", "adamw")):
-        assert disk_usage.sizes(config, narrow=narrow, optimizer=optimizer) == checkpoint.sizes(
+        assert admission.model_sizes(config, narrow=narrow, optimizer=optimizer) == checkpoint.sizes(
             config, narrow=narrow, optimizer=optimizer
         )
 
@@ -66,7 +66,7 @@ def test_the_370m_network_is_counted_without_being_built(monkeypatch: pytest.Mon
     said = parameters(config)
     assert said is not None
     assert sum(count for _, _, count in said) == 369_758_464
-    assert disk_usage.sizes(config, narrow=True)[0] == 4 * 369_758_464 - 2 * config.vocab_size * config.d_model
+    assert admission.model_sizes(config, narrow=True)[0] == 4 * 369_758_464 - 2 * config.vocab_size * config.d_model
 
 
 @pytest.mark.parametrize("table", [registry.MIXERS, registry.MEMORIES])
@@ -103,8 +103,8 @@ def test_a_mixer_that_says_nothing_is_built_to_be_counted() -> None:
         config, other = complete(attn_type="mine"), complete(attn_type=like)
         assert (network_shapes(config), parameters(config)) == (None, None)
         globals_ = sum(map(config.is_global, range(config.n_layers)))
-        weights, state = disk_usage.sizes(other, narrow=False)
-        assert disk_usage.sizes(config, narrow=False) == (weights + 4 * 7 * globals_, state + 8 * 7 * globals_)
+        weights, state = admission.model_sizes(other, narrow=False)
+        assert admission.model_sizes(config, narrow=False) == (weights + 4 * 7 * globals_, state + 8 * 7 * globals_)
 
 
 @pytest.mark.usefixtures("registries")

@@ -17,7 +17,7 @@ from atma_sweep.sweep.config import TrainConfig
 from atma_sweep.sweep.data.registry import CORPORA
 from atma_sweep.sweep.external_models.config import OpenWeightConfig
 from atma_sweep.sweep.grid.grid import load_grid
-from atma_sweep.sweep.planning import corpus_check as plan_corpora
+from atma_sweep.sweep.planning import admission as plan_corpora
 from atma_sweep.sweep.planning.planner import record
 from atma_sweep.sweep.probes import PROBES
 from atma_sweep.sweep.training import flops

@@ -22,7 +22,7 @@ from atma_sweep.sweep.grid.cell import Cell
 from atma_sweep.sweep.grid.grid import load_grid
 from atma_sweep.sweep.host import processes
 from atma_sweep.sweep.orchestrator.supervisor import Supervisor, freeze_plugins
-from atma_sweep.sweep.planning import corpus_check, planner
+from atma_sweep.sweep.planning import admission, planner
 from atma_sweep.sweep.probes import requested
 from atma_sweep.sweep.training.loop import Stopped
 from bench import Bench
@@ -135,7 +135,7 @@ def small_grid(folder: Path) -> Path:
 def room_of(grid: Path, folder: Path, *sets: str) -> Room:
     """A new database and runs folder for the grid's cell, its text prepared beside the grid."""
     loaded = load_grid(grid, sets=sets, rename="g")
-    (cell,), _ = corpus_check.expand(loaded, grid.parent / "corpora")
+    (cell,), _ = admission.expand(loaded, grid.parent / "corpora")
     store = open_store(folder / f"{next(serial)}.db", create=True)
     store.runs.mkdir()
     (cell,) = freeze_plugins([cell], store.runs)

@@ -15,7 +15,7 @@ from atma_sweep.sweep.data.division import Division, Pooled
 from atma_sweep.sweep.data.known.files import OwnFiles
 from atma_sweep.sweep.data.shards import SplitWriter
 from atma_sweep.sweep.grid.grid import load_grid, shipped
-from atma_sweep.sweep.planning import corpus_check as plan_corpora
+from atma_sweep.sweep.planning import admission as plan_corpora
 from copies import prose
 from prepared import divided, files, joined, made, parts, put, stream, told
 

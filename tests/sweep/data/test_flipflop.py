@@ -20,7 +20,7 @@ from atma_sweep.sweep.data.known.flipflop import FlipFlopRows, coin_flips, marks
 from atma_sweep.sweep.data.tokenizer import TokenizerError, load_tokenizer
 from atma_sweep.sweep.errors import GridError
 from atma_sweep.sweep.grid.cell import Cell
-from atma_sweep.sweep.planning import corpus_check as corpora_plan
+from atma_sweep.sweep.planning import admission as corpora_plan
 from attempts import room_of, small_grid
 from prepared import made, told
 
@@ -275,7 +275,7 @@ def test_an_attempt_trains_on_it_and_answers_for_it(tmp_path: Path) -> None:
         "train.loss_on=marked", "train.seq_len=32", *(f"eval.settings.flipflop.{name}={count}" for name, count in small.items()),
     )  # fmt: skip
     whole, halves = (room_of(grid, tmp_path, *sets, "eval.probes=[val, flipflop]") for _ in range(2))
-    corpora_plan.check([whole.cell], grid.parent / "corpora")
+    corpora_plan.check_corpora([whole.cell], grid.parent / "corpora")
     assert halves.run(stop=20).state == "interrupted"
     rooms = (whole, halves)
     ends = [room.run() for room in rooms]
@@ -290,7 +290,9 @@ def test_an_attempt_trains_on_it_and_answers_for_it(tmp_path: Path) -> None:
     assert found["exact_sparse"].description == {"chance": coin_flips(32, 0.98)}
     assert found["error_dense"].n == found["reads_dense"].value
     with pytest.raises(corpora.CorpusError) as caught:
-        corpora_plan.check([room_of(grid, tmp_path, *sets, "eval.probes=[clean, junk]").cell], grid.parent / "corpora")
+        corpora_plan.check_corpora(
+            [room_of(grid, tmp_path, *sets, "eval.probes=[clean, junk]").cell], grid.parent / "corpora"
+        )
     assert str(caught.value) == (
         "corpus 'flipflop': it has no long documents, which clean reads: leave them out of eval.probes"
     )

@@ -24,7 +24,7 @@ from atma_sweep.sweep.errors import GridError
 from atma_sweep.sweep.grid.cell import identity
 from atma_sweep.sweep.grid.grid import load_grid
 from atma_sweep.sweep.grid.plugins import load_plugins
-from atma_sweep.sweep.planning.corpus_check import expand
+from atma_sweep.sweep.planning.admission import expand
 from bench import Bench
 from registries import scope
 

@@ -19,7 +19,7 @@ from atma_sweep.results.store.store import open_store
 from atma_sweep.sweep import doctor
 from atma_sweep.sweep.doctor import LookFailed
 from atma_sweep.sweep.grid.cell import Cell
-from atma_sweep.sweep.planning import disk_usage, planner
+from atma_sweep.sweep.planning import admission, planner
 from examined import PLAIN, TWO, cuda, gpu, said
 
 GIB = 2**30
@@ -66,7 +66,7 @@ def test_what_the_default_sweep_needs_is_what_launch_says(cells: Callable[..., l
     done = store.start_attempt(chosen[0].id, owner=OWNER, fence=1)
     store.finish_attempt(done.id, 1, "done")
     runs = tmp_path / "work" / "atma-runs"
-    expected = disk_usage.needed(chosen[1:], runs)
+    expected = admission.disk_needed(chosen[1:], runs)
     answer = doctor.answer("disk", str(runs), seconds=120, db=f"sqlite:///{path}")
     assert answer.pop("disk_bytes_free") > 0
     assert answer == {"sweep": "g", "cells": 5, "place": str(runs), "disk_bytes_per_cell": expected.per_cell[1],

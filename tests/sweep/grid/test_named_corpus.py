@@ -15,7 +15,7 @@ from atma_sweep.sweep.data.prepare import prepare
 from atma_sweep.sweep.errors import GridError
 from atma_sweep.sweep.grid.cell import Cell
 from atma_sweep.sweep.grid.grid import load_grid
-from atma_sweep.sweep.planning import corpus_check as texts
+from atma_sweep.sweep.planning import admission as texts
 from copies import prose
 from prepared import files, put
 

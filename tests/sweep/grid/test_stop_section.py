@@ -11,7 +11,7 @@ from atma_sweep.results.stopping.stopping_rule import Rule
 from atma_sweep.sweep.errors import GridError
 from atma_sweep.sweep.grid.grid import load_grid
 from atma_sweep.sweep.grid.json_schema import grid_schema
-from atma_sweep.sweep.planning import waves
+from atma_sweep.sweep.planning import replicates
 from jsonschema import Draft202012Validator
 from ruamel.yaml import YAML
 
@@ -74,7 +74,7 @@ def test_a_mistake_is_one_line(write: Write, name: str) -> None:
 
     def begin() -> None:
         grid = load_grid(path)
-        waves.so_far(grid, grid.expand(fake), None)
+        replicates.with_further_seeds(grid, grid.expand(fake), None)
 
     with pytest.raises(GridError) as wrong:
         begin()

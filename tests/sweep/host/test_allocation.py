@@ -24,7 +24,7 @@ from atma_sweep.sweep.host.allocation import PARTS, Allocation, Machine, Room, i
 from atma_sweep.sweep.host.hardware import Gpu
 from atma_sweep.sweep.host.locks import GpuLocks
 from atma_sweep.sweep.orchestrator import supervisor
-from atma_sweep.sweep.planning import placement_check, planner
+from atma_sweep.sweep.planning import admission, planner
 from atma_sweep.sweep.planning.planner import Task
 from bench import Bench
 from hypothesis import given, settings
@@ -130,13 +130,13 @@ def test_what_never_fits_is_said_with_what_there_is(cells: Callable[..., list[Ce
     asked, said = NEVER[case]
     found = cells(f"resources: {json.dumps(asked)}\naxes: {{attn_type: [polar, nope]}}\n")
     with pytest.raises(MachineError) as caught:
-        placement_check.check(found, TWO)
+        admission.check_placement(found, TWO)
     text = str(caught.value)
     assert text.startswith(f"cell {found[0].slug} (and 1 more cell) {said}")
     assert "this machine has 8 CPU cores, 32 GiB of memory, 1 NVIDIA H200, 1 NVIDIA L40S" in text
     assert "\n" not in text
     assert caught.value.exit_code == 3
-    placement_check.check(
+    admission.check_placement(
         found, Machine(64, 128.0, (Gpu("0", "GPU-c", "NVIDIA A100"), FIRST, Gpu("2", "GPU-d", "NVIDIA L4")))
     )
 
@@ -432,16 +432,16 @@ def test_fp8_is_refused_on_a_gpu_without_it(cells: Callable[..., list[Cell]]) ->
     wanted = "set: {train.precision: fp8, model.head_dim: 16}\nresources: {gpus: 1%s}\n"
     found = cells(wanted % "")
     with pytest.raises(SweepError) as caught:
-        placement_check.check(found, Machine(4, 8.0, (new,)), Machine(4, 8.0, (old,)))
+        admission.check_placement(found, Machine(4, 8.0, (new,)), Machine(4, 8.0, (old,)))
     assert str(caught.value) == (
         f"cell {found[0].slug}: train.precision is fp8, which needs compute capability 8.9 (Ada, Hopper and later), and "
         "NVIDIA A100 has 8.0; set train.precision to bf16, or resources.gpu_type to a GPU that has it"
     )
     assert caught.value.exit_code == 2
-    placement_check.check(found, Machine(4, 8.0, (new, FIRST)))
-    placement_check.check(cells(wanted % ", gpu_type: L4"), Machine(4, 8.0, (new, old)))
+    admission.check_placement(found, Machine(4, 8.0, (new, FIRST)))
+    admission.check_placement(cells(wanted % ", gpu_type: L4"), Machine(4, 8.0, (new, old)))
     for word in ("bf16", "fp16"):
-        placement_check.check(cells(wanted.replace("fp8", word) % ""), Machine(4, 8.0, (old,)))
+        admission.check_placement(cells(wanted.replace("fp8", word) % ""), Machine(4, 8.0, (old,)))
 
 
 @pytest.mark.parametrize(("capability", "words"), [
@@ -455,5 +455,5 @@ def test_what_a_gpu_takes(capability: tuple[int, int], words: list[str]) -> None
 def test_a_cell_that_no_node_has_room_for_is_refused(cells: Callable[..., list[Cell]]) -> None:
     found = cells("resources: {cpus: 3, gpus: 0}\n")
     with pytest.raises(MachineError, match=r"needs 3 CPU cores, and the nodes have 2 CPU cores, .*; 1 CPU core, "):
-        placement_check.check(found, Machine(2, 8.0), Machine(1, 8.0))
-    placement_check.check(found, Machine(2, 8.0), Machine(3, 8.0))
+        admission.check_placement(found, Machine(2, 8.0), Machine(1, 8.0))
+    admission.check_placement(found, Machine(2, 8.0), Machine(3, 8.0))

@@ -19,7 +19,7 @@ from atma_sweep.sweep.grid.grid import load_grid
 from atma_sweep.sweep.host import hardware
 from atma_sweep.sweep.orchestrator import launch, requirements
 from atma_sweep.sweep.orchestrator.launch import Outcome, Request
-from atma_sweep.sweep.planning import corpus_check
+from atma_sweep.sweep.planning import admission
 
 Write = Callable[..., Path]
 Command = Callable[..., tuple[int, str, str]]
@@ -62,7 +62,7 @@ EVERY = [subset for count in range(len(KINDS) + 1) for subset in itertools.combi
 def test_lacks_lists_every_combination(write: Write, machine: pytest.MonkeyPatch, tmp_path: Path) -> None:
     for lacking in EVERY:
         grid = load_grid(write(text_of(lacking)))
-        cells, _ = corpus_check.expand(grid, tmp_path / "runs" / "corpora", dry=True)
+        cells, _ = admission.expand(grid, tmp_path / "runs" / "corpora", dry=True)
         request = Request(grid=grid, cells=cells, runs=tmp_path / "runs")
         with pytest.MonkeyPatch.context() as patch:
             for kind in lacking:
@@ -144,7 +144,7 @@ def test_plan_of_a_machine_that_lacks_nothing(write: Write, machine: pytest.Monk
 
 def test_disk_without_room_for_all_weights_warns(write: Write, machine: pytest.MonkeyPatch, tmp_path: Path) -> None:
     grid = load_grid(write(text_of(())))
-    cells, _ = corpus_check.expand(grid, tmp_path / "corpora", dry=True)
+    cells, _ = admission.expand(grid, tmp_path / "corpora", dry=True)
     request = Request(grid=grid, cells=cells, runs=tmp_path)
     disk = launch.plan(request, None).disk
     assert disk is not None
@@ -158,7 +158,7 @@ def test_cluster_asks_this_machine_for_text_and_packages(
 ) -> None:
     """Its attempts run on other machines."""
     grid = load_grid(write(text_of(KINDS)))
-    cells, _ = corpus_check.expand(grid, tmp_path / "corpora", dry=True)
+    cells, _ = admission.expand(grid, tmp_path / "corpora", dry=True)
     request = Request(grid=grid, cells=cells, runs=tmp_path, executor="cluster", address="127.0.0.1:1")
     take("disk", machine)
     take("packages", machine)
@@ -198,7 +198,7 @@ def test_prepare_gets_the_text_and_launches(
         fetched.append(data.corpus)
         return small
 
-    monkeypatch.setattr(corpus_check, "prepare", prepare)
+    monkeypatch.setattr(admission, "prepare", prepare)
     path = str(write(text_of(("text",))))
     assert command("launch", path)[0] == 3
     assert (fetched, stayed) == ([], [])
@@ -220,7 +220,7 @@ def test_prepare_without_a_network_says_so_in_the_block(
     def prepare(*rest: Any, **more: Any) -> str:
         raise MachineError("no network")
 
-    monkeypatch.setattr(corpus_check, "prepare", prepare)
+    monkeypatch.setattr(admission, "prepare", prepare)
     path = write(text_of(("text",)))
     code, out, err = command("launch", str(path), "--prepare")
     assert (code, out, stayed) == (3, "", [])
@@ -254,7 +254,7 @@ def test_inherited_lender_of_long_documents_is_named(
 def test_tokenizer_that_cannot_be_downloaded_is_a_lack(
     write: Write, machine: pytest.MonkeyPatch, command: Command, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(corpus_check, "_tokenizer_trouble", lambda *which: "no tokenizer")
+    monkeypatch.setattr(admission, "_tokenizer_trouble", lambda *which: "no tokenizer")
     path = write("name: g\nextends: micro\n")
     code, out, _ = command("plan", str(path), "--json")
     assert code == 0

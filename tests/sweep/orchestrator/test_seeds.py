@@ -22,7 +22,7 @@ from atma_sweep.sweep.host.processes import this_process
 from atma_sweep.sweep.orchestrator import launch
 from atma_sweep.sweep.orchestrator.launch import Request
 from atma_sweep.sweep.orchestrator.seeds import Seeds
-from atma_sweep.sweep.planning import waves
+from atma_sweep.sweep.planning import replicates
 from bench import Bench
 from tiers import only_long
 
@@ -92,14 +92,14 @@ def sweep(write: Write, tmp_path: Path) -> Callable[..., Sweep]:
 
 def test_the_cells_of_further_seeds_are_those_of_a_grid_that_lists_them(write: Write) -> None:
     grid = load_grid(write(HEAD + RULE % 1))
-    found = waves.so_far(grid, grid.expand(fake), None)
+    found = replicates.with_further_seeds(grid, grid.expand(fake), None)
     assert [cell.config.seed for cell in found] == [0, 0, 0, 0, 1, 1, 2, 2]
     listed = {cell.slug: cell for cell in load_grid(write(HEAD + "seeds: 5\n")).expand(fake)}
-    every = waves.every(grid, found)
+    every = replicates.every_cell(grid, found)
     assert len(every) == 4 + 2 * 4
     for cell in every:
         assert cell == listed[cell.slug]
-    assert waves.so_far(grid, found, None) == found
+    assert replicates.with_further_seeds(grid, found, None) == found
 
 
 def test_waves_until_it_is_narrow_enough(sweep: Callable[..., Sweep]) -> None:

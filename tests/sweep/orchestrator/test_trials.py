@@ -21,7 +21,7 @@ from atma_sweep.sweep.host import processes
 from atma_sweep.sweep.orchestrator import launch, supervisor
 from atma_sweep.sweep.orchestrator.launch import Request
 from atma_sweep.sweep.orchestrator.trials import Trials
-from atma_sweep.sweep.planning import planner, target_machine
+from atma_sweep.sweep.planning import cost_estimate, planner
 from atma_sweep.sweep.planning.studies import Space, progress_of, space_of
 from machine import Killed, Machine, Quiet
 
@@ -89,7 +89,8 @@ class Bench:
         assert plan.study is not None
         one = supervisor.Supervisor(self.store, "s", fence, machine, Quiet(), runs=self.runs, commit=(None, None))  # type: ignore[arg-type]
         one.run(
-            plan.tasks, Trials(plan.study, self.store, fence, target_machine.prices(space.ends, self.runs, self.store))
+            plan.tasks,
+            Trials(plan.study, self.store, fence, cost_estimate.machine_prices(space.ends, self.runs, self.store)),
         )
         return machine
 

@@ -11,7 +11,7 @@ from atma_sweep.results.contrasts import Contrast
 from atma_sweep.sweep.config import CellConfig
 from atma_sweep.sweep.errors import SweepError
 from atma_sweep.sweep.grid.cell import Cell
-from atma_sweep.sweep.planning import budget, ordering
+from atma_sweep.sweep.planning import cost_estimate, ordering
 from atma_sweep.sweep.planning.planner import Budget, Plan, Task
 
 AXES = ("train.a", "train.b", "train.c")
@@ -116,7 +116,9 @@ def test_whole_pairs_that_fit_are_taken(allowed: float, used: float, taken: list
     """A pair costs one hour and two."""
     cells = factorial(2, 2)
     tasks = [Task(one, "train", [], "new") for one in cells]
-    found, told = budget.within(Plan(tasks, {}, cells), allowed, used, Flat(), [contrast("a", "1", "0")], ())  # type: ignore[arg-type]
+    found, told = cost_estimate.within_budget(
+        Plan(tasks, {}, cells), allowed, used, Flat(), [contrast("a", "1", "0")], ()
+    )  # type: ignore[arg-type]
     assert [task.cell.id.removesuffix("-s0") for task in found] == taken
     assert (told.left_hours, told.cells, told.spent) == (left, len(taken), used)
     assert len(told.describe()) == (2 if left else 1)
@@ -125,7 +127,7 @@ def test_whole_pairs_that_fit_are_taken(allowed: float, used: float, taken: list
 def test_a_block_that_is_too_large_leaves_room_for_a_smaller_one() -> None:
     cells = [cell(["8"]), cell(["0"])]
     tasks = [Task(one, "train", [], "new") for one in cells]
-    found, told = budget.within(Plan(tasks, {}, cells), 5, 0, Flat(), [], ())  # type: ignore[arg-type]
+    found, told = cost_estimate.within_budget(Plan(tasks, {}, cells), 5, 0, Flat(), [], ())  # type: ignore[arg-type]
     assert ([task.cell.id for task in found], told.left_hours) == (["0-s0"], 9.0)
     assert isinstance(told, Budget)
 
@@ -134,7 +136,7 @@ def test_a_block_that_is_too_large_leaves_room_for_a_smaller_one() -> None:
     ("40h", None, 40), ("40", None, 40), ("0.5 h", None, 0.5), ("100$", 2.5, 40), ("$100", 2.5, 40), ("1e3h", 2.5, 1000),
 ])  # fmt: skip
 def test_hours_and_money(text: str, rate: float | None, hours: float) -> None:
-    assert budget.hours_of(text, rate) == pytest.approx(hours)
+    assert cost_estimate.hours_of(text, rate) == pytest.approx(hours)
 
 
 @pytest.mark.parametrize(("text", "said"), [
@@ -143,15 +145,15 @@ def test_hours_and_money(text: str, rate: float | None, hours: float) -> None:
 ])  # fmt: skip
 def test_what_is_no_budget(text: str, said: str) -> None:
     with pytest.raises(SweepError, match=said):
-        budget.hours_of(text, None)
+        cost_estimate.hours_of(text, None)
 
 
 @pytest.mark.parametrize(("text", "rate"), [(None, None), ("2.50/h", 2.5), ("2.5", 2.5), ("$3/hour", 3.0)])
 def test_rates(text: str | None, rate: float | None) -> None:
-    assert budget.rate_of(text) == rate
+    assert cost_estimate.rate_of(text) == rate
 
 
 @pytest.mark.parametrize("text", ["", "x/h", "0/h", "-2", "2/day", "nan", "inf/h"])
 def test_what_is_no_rate(text: str) -> None:
     with pytest.raises(SweepError, match="an amount above 0 of money an hour"):
-        budget.rate_of(text)
+        cost_estimate.rate_of(text)

@@ -17,7 +17,7 @@ from atma_sweep.sweep.data.prepare import aside, prepare
 from atma_sweep.sweep.errors import GridError, MachineError, SweepError
 from atma_sweep.sweep.grid.cell import Cell
 from atma_sweep.sweep.grid.grid import load_grid
-from atma_sweep.sweep.planning import corpus_check as texts
+from atma_sweep.sweep.planning import admission as texts
 from copies import fineweb_edu, prose, published_shard
 from prepared import files, made, put
 
@@ -50,10 +50,10 @@ def config(*, vocabulary: int = 257, data: dict[str, Any] | None = None, seq_len
 
 def test_text_that_is_just_enough() -> None:
     """25 rows of 8 + 1, 48 validation tokens + 1, 4 rows of 16 + 1, three documents of 16 + 1."""
-    assert texts.problems(config(), corpus(train=(9,), validation=65, held=(17, 17, 17, 3))) == []
-    assert texts.problems(config(junk_rows=3), corpus(validation=49)) == []
-    assert texts.problems(config(probes=("val",)), corpus(validation=49, held=())) == []
-    assert texts.problems(config(data={"whole_steps": True}), corpus(train=(3, 18))) == []
+    assert texts.corpus_problems(config(), corpus(train=(9,), validation=65, held=(17, 17, 17, 3))) == []
+    assert texts.corpus_problems(config(junk_rows=3), corpus(validation=49)) == []
+    assert texts.corpus_problems(config(probes=("val",)), corpus(validation=49, held=())) == []
+    assert texts.corpus_problems(config(data={"whole_steps": True}), corpus(train=(3, 18))) == []
 
 
 def long(count: str, have: int = 3, read: str = "clean and needle read") -> str:
@@ -80,11 +80,11 @@ JUNK = "probe junk asks for 4: lower eval.settings.junk.rows or eval.lengths"
     ({"probes": ("val", "needle")}, {"held": (16, 16, 16)}, long("none have", 3, "needle reads")),
 ])  # fmt: skip
 def test_every_lack_is_one_sentence(asked: dict[str, Any], have: dict[str, Any], said: str) -> None:
-    assert texts.problems(config(**asked), corpus(**have)) == [said]
+    assert texts.corpus_problems(config(**asked), corpus(**have)) == [said]
 
 
 def test_several_lacks() -> None:
-    found = texts.problems(config(), corpus(train=(1,), validation=0, held=(), largest=300))
+    found = texts.corpus_problems(config(), corpus(train=(1,), validation=0, held=(), largest=300))
     assert len(found) == 5
     assert f"the validation split has 0 tokens, 0 rows of 16; {JUNK}" in found
 
@@ -441,7 +441,7 @@ def test_tokens_beyond_the_vocabulary(grid: Callable[[str], Path], tmp_path: Pat
     small = cell.config.model.model_copy(update={"vocab_size": 200})
     shrunk = Cell(cell.id, cell.slug, cell.config.model_copy(update={"model": small}), cell.axes)
     with pytest.raises(SweepError) as caught:
-        texts.check([shrunk], tmp_path / "c")
+        texts.check_corpora([shrunk], tmp_path / "c")
     assert str(caught.value) == (
         "corpus 'shards': holds token 256, but model.vocab_size is 200: raise it to 257 or more"
     )
@@ -467,16 +467,16 @@ def test_cells_are_checked_once_for_each_thing_they_ask(
     put(tmp_path / "t", [text * 3 for text in prose(80)])
     number = prepare(files(tmp_path / "t", heldout_tokens=200), tmp_path / "c")
     seen: list[int] = []
-    monkeypatch.setattr(texts, "problems", lambda config, corpus: seen.append(config.train.seq_len) or [])
+    monkeypatch.setattr(texts, "corpus_problems", lambda config, corpus: seen.append(config.train.seq_len) or [])
     found = cells("axes:\n  attn_type: [nope, polar]\n  train.seq_len: [64, 128]\nseeds: 2\n")
     pinned = [
         Cell(c.id, c.slug, c.config.model_copy(update={"data": c.config.data.model_copy(update={"fingerprint": number})}), c.axes)
         for c in found
     ]  # fmt: skip
-    texts.check(pinned, tmp_path / "c")
+    texts.check_corpora(pinned, tmp_path / "c")
     assert sorted(seen) == [64, 128]
     with pytest.raises(SweepError, match="no prepared corpus in"):
-        texts.check(found, tmp_path / "c")
+        texts.check_corpora(found, tmp_path / "c")
     assert issubclass(MachineError, SweepError)
 
 
@@ -504,8 +504,8 @@ def test_all_lacks_of_a_corpus_are_reported_at_once(
     ]
     assert err == f"atma-sweep: {'; '.join(lacks)}\n"
     cells, _ = texts.expand(load_grid(path), tmp_path / "atma-runs" / "corpora")
-    assert texts.lacks(cells, tmp_path / "atma-runs" / "corpora") == lacks
+    assert texts.corpus_lacks(cells, tmp_path / "atma-runs" / "corpora") == lacks
     sizes = "heldout_tokens: 200, validation_tokens: 4097, heldout_documents: 20"
     path.write_text(path.read_text().replace("heldout_tokens: 200", sizes))
     cells, _ = texts.expand(load_grid(path), tmp_path / "atma-runs" / "corpora")
-    assert texts.lacks(cells, tmp_path / "atma-runs" / "corpora") == []
+    assert texts.corpus_lacks(cells, tmp_path / "atma-runs" / "corpora") == []

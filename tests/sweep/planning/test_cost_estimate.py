@@ -18,10 +18,9 @@ from atma_sweep.results.store.store import Store, open_store
 from atma_sweep.sweep.config import Resources
 from atma_sweep.sweep.grid.cell import Cell
 from atma_sweep.sweep.orchestrator.supervisor import as_told
-from atma_sweep.sweep.planning import calibration, cost_estimate, makespan, planner, render, target_machine
-from atma_sweep.sweep.planning.calibration import Calibration
+from atma_sweep.sweep.planning import cost_estimate, planner, render, speed_model
 from atma_sweep.sweep.planning.ordering import ordered
-from atma_sweep.sweep.planning.three_point import Span
+from atma_sweep.sweep.planning.speed_model import Calibration, Span
 from atma_sweep.sweep.training import flops
 
 Cells = Callable[..., list[Cell]]
@@ -109,7 +108,7 @@ def test_cells_that_were_measured_cost_what_such_cells_took(store: Store, cells:
     launched(store, every)
     assert [cell.config.train.tokens for cell in every] == [153600, 153600, 307200, 307200]
     trained(store, every[0], gpu="NVIDIA H200")
-    prices = target_machine.prices(every, tmp_path, store, gpu="H200")
+    prices = cost_estimate.machine_prices(every, tmp_path, store, gpu="H200")
     bill = cost_estimate.bill(made(store, every), prices, gpus=2, rate=2.5)
     assert (bill.unit, bill.place, dict(bill.sources)) == ("GPU-hours", "H200", {"measured": 3})
     assert bill.hours.likely * 3600 == pytest.approx(SHORT + 2 * LONG)
@@ -143,7 +142,10 @@ def test_a_small_network_costs_what_it_took_with_graphs_or_without(
     before = cells(GRID.replace("GPUS", "1"))
     launched(store, before)
     trained(store, before[0], gpu="NVIDIA H200", steps=steps)
-    assert next(iter(target_machine.prices(every, tmp_path, store, gpu="H200").speeds.of(every[1].config))) == source
+    assert (
+        next(iter(cost_estimate.machine_prices(every, tmp_path, store, gpu="H200").speeds.of(every[1].config)))
+        == source
+    )
 
 
 def test_of_several_attempts_the_median_counts_and_the_bounds_hold_all(
@@ -153,7 +155,7 @@ def test_of_several_attempts_the_median_counts_and_the_bounds_hold_all(
     launched(store, every)
     for cell, slow in zip(every, (1.0, 1.2, 2.0), strict=False):
         trained(store, cell, gpu="NVIDIA H200", slow=slow)
-    bill = cost_estimate.bill(made(store, every), target_machine.prices(every, tmp_path, store), gpus=1)
+    bill = cost_estimate.bill(made(store, every), cost_estimate.machine_prices(every, tmp_path, store), gpus=1)
     assert bill.parts["training"].likely * 3600 == pytest.approx(1.2 * 15.36)
     assert bill.parts["training"].low * 3600 <= 15.36 < 2 * 15.36 <= bill.parts["training"].high * 3600
 
@@ -163,11 +165,13 @@ def test_another_gpu_another_width_and_failed_attempts_say_nothing(store: Store,
     launched(store, every)
     trained(store, every[0], gpu="NVIDIA H200 NVL")
     trained(store, every[1], gpu="NVIDIA H200", state="failed")
-    prices = target_machine.prices(every, tmp_path, store, gpu="H200")
+    prices = cost_estimate.machine_prices(every, tmp_path, store, gpu="H200")
     assert dict(cost_estimate.bill(made(store, every), prices, gpus=1).sources) == {"FLOPs": 3}
     trained(store, every[1], gpu="NVIDIA H200")
     wide = cells(GRID.replace("GPUS", "1").replace("seeds: 2", "").replace("set:", "set:\n  model: {d_model: 160}"))
-    bill = cost_estimate.bill(made(store, wide), target_machine.prices(wide, tmp_path, store, gpu="H200"), gpus=1)
+    bill = cost_estimate.bill(
+        made(store, wide), cost_estimate.machine_prices(wide, tmp_path, store, gpu="H200"), gpus=1
+    )
     assert dict(bill.sources) == {"FLOPs": 2}
     # at the FLOP/s that the narrow one reached
     per_token = [flops.training_flops(one.config.model, 128) for one in (every[0], wide[0])]
@@ -188,7 +192,7 @@ def test_what_is_half_trained_costs_half_the_training(store: Store, cells: Cells
     recorder.checkpoint("a/b")
     store.finish_attempt(attempt.id, 1, "interrupted")
     task = next(task for task in made(store, every).tasks if task.cell.id == every[1].id)
-    cost = target_machine.prices(every, tmp_path, store).of(task)
+    cost = cost_estimate.machine_prices(every, tmp_path, store).of(task)
     assert cost.seconds.likely == pytest.approx(7 + 1.928 + 15.36 / 2 + 0.2 + 6)
 
 
@@ -198,13 +202,13 @@ def test_a_probe_that_reads_twice_the_text_takes_twice_the_time(store: Store, ce
     trained(store, every[0], gpu="NVIDIA H200")
     longer = cells(GRID.replace("GPUS", "1").replace("lengths: [128, 256]", "lengths: [128, 256], documents: 32"))
     assert longer[0].config.eval.documents == 2 * every[0].config.eval.documents
-    cost = target_machine.prices(longer, tmp_path, store).whole(longer[0].config)["measured"]
+    cost = cost_estimate.machine_prices(longer, tmp_path, store).whole(longer[0].config)["measured"]
     assert cost.parts["probing"].likely == pytest.approx(2 + 2 * (1 + 3))
 
 
 def test_from_flops_of_a_network_that_fills_the_gpu(cells: Cells, tmp_path: Path) -> None:
     (cell,) = cells("set: {data: {corpus: stdlib}}\nresources: {gpus: 1}\n", base="intended-370m")
-    prices = target_machine.prices([cell], tmp_path, None, gpu="H200")
+    prices = cost_estimate.machine_prices([cell], tmp_path, None, gpu="H200")
     (cost,) = prices.whole(cell.config).values()
     each = flops.training_flops(cell.config.model, 2048)
     assert each is not None
@@ -220,7 +224,7 @@ def test_from_flops_of_a_network_that_fills_the_gpu(cells: Cells, tmp_path: Path
 
 def test_a_share_of_a_gpu_is_priced_between_no_neighbour_and_taking_turns(cells: Cells, tmp_path: Path) -> None:
     whole, quarter = (cells(GRID.replace("GPUS", share)) for share in ("1", "0.25"))
-    prices = target_machine.prices(whole, tmp_path, None, gpu="H200")
+    prices = cost_estimate.machine_prices(whole, tmp_path, None, gpu="H200")
     alone, shared = (next(iter(prices.whole(some[0].config).values())) for some in (whole, quarter))
     assert shared.parts["training"].low == alone.parts["training"].low
     assert shared.parts["training"].high == pytest.approx(4 * alone.parts["training"].high)
@@ -237,7 +241,7 @@ def test_another_network_on_the_same_share_had_such_neighbours_already(
         launched(store, every := cells(GRID.replace("GPUS", measured_on)))
         trained(store, every[0], gpu="NVIDIA H200", neighbours=neighbours)
         some = cells(GRID.replace("GPUS", priced_on).replace(*wide[:2]).replace(*wide[2:]))
-        prices = target_machine.prices(some, tmp_path, store, gpu="H200")
+        prices = cost_estimate.machine_prices(some, tmp_path, store, gpu="H200")
         return prices.whole(some[0].config)["FLOPs"].parts["training"]
 
     alone = training("1", "0.25")
@@ -251,21 +255,21 @@ def test_another_network_on_the_same_share_had_such_neighbours_already(
 
 def test_a_calibration_is_kept_and_priced(cells: Cells, tmp_path: Path) -> None:
     every = cells(GRID.replace("GPUS", "0"))
-    prices = target_machine.prices(every, tmp_path, None)
+    prices = cost_estimate.machine_prices(every, tmp_path, None)
     like = prices.speeds.likeness.of(every[0].config)
     assert {prices.speeds.likeness.of(cell.config) for cell in every} == {like}, "tokens and seed change no speed"
     known = Calibration(
         like=like, device=prices.speeds.place.name(every[0].config), slug="x", step_s=0.2, low_s=0.19, high_s=0.3,
         start_s=5.0, compile_s=0.5, validation_token_s=1e-5,
     )  # fmt: skip
-    calibration.keep(tmp_path, [known])
-    calibration.keep(tmp_path, [known])
-    assert calibration.read(tmp_path) == [known]
-    cost = target_machine.prices(every, tmp_path, None).whole(every[0].config)["calibrated"]
+    speed_model.keep_calibrations(tmp_path, [known])
+    speed_model.keep_calibrations(tmp_path, [known])
+    assert speed_model.read_calibrations(tmp_path) == [known]
+    cost = cost_estimate.machine_prices(every, tmp_path, None).whole(every[0].config)["calibrated"]
     parts = {part: span.likely for part, span in cost.parts.items() if part != "probing"}
     assert parts == pytest.approx({"start": 5, "compile": 0.5, "training": 150 * 0.2, "validation": 5 * 0.16384})
-    (tmp_path / calibration.FILE).write_text('[{"like": 1}, 3, {"a": 2}]')
-    assert calibration.read(tmp_path) == []
+    (tmp_path / speed_model.CALIBRATION_FILE).write_text('[{"like": 1}, 3, {"a": 2}]')
+    assert speed_model.read_calibrations(tmp_path) == []
 
 
 def test_ten_thousand_cells_are_worked_out_once_a_kind(
@@ -277,7 +281,7 @@ def test_ten_thousand_cells_are_worked_out_once_a_kind(
     asked: list[int] = []
     whole = cost_estimate.Prices._cost
     monkeypatch.setattr(cost_estimate.Prices, "_cost", lambda self, *some: asked.append(1) or whole(self, *some))
-    bill = cost_estimate.bill(made(None, every), target_machine.prices(every, tmp_path, None), gpus=1)
+    bill = cost_estimate.bill(made(None, every), cost_estimate.machine_prices(every, tmp_path, None), gpus=1)
     assert sum(group.attempts for group in bill.groups) == 10_000
     assert (len(bill.groups), len(asked)) == (2, 2)
 
@@ -288,8 +292,8 @@ def test_ten_thousand_cells_are_worked_out_once_a_kind(
 def test_attempts_that_share_gpus_end_in_rounds() -> None:
     quarter = Resources(gpus=0.25)
     for n, gpus in ((1, 1), (4, 1), (5, 1), (9, 2), (16, 2)):
-        assert makespan.finish([(10.0, quarter)] * n, gpus) == pytest.approx(10 * math.ceil(n / (4 * gpus)))
-    assert makespan.finish([], 3) == 0.0
+        assert cost_estimate.makespan([(10.0, quarter)] * n, gpus) == pytest.approx(10 * math.ceil(n / (4 * gpus)))
+    assert cost_estimate.makespan([], 3) == 0.0
 
 
 def test_whole_gpus_take_the_next_attempt_as_soon_as_one_is_free() -> None:
@@ -301,12 +305,12 @@ def test_whole_gpus_take_the_next_attempt_as_soon_as_one_is_free() -> None:
         for seconds in times:
             first = free.index(min(free))
             free[first] += seconds
-        assert makespan.finish([(seconds, one) for seconds in times], gpus) == pytest.approx(max(free))
+        assert cost_estimate.makespan([(seconds, one) for seconds in times], gpus) == pytest.approx(max(free))
 
 
 def test_a_whole_gpu_waits_for_its_parts() -> None:
     half, whole = Resources(gpus=0.5), Resources(gpus=1)
-    assert makespan.finish([(4.0, half), (10.0, whole), (3.0, half)], 1) == pytest.approx(14.0)
+    assert cost_estimate.makespan([(4.0, half), (10.0, whole), (3.0, half)], 1) == pytest.approx(14.0)
 
 
 # --- kept with the launch ---------------------------------------------------------------------------------------------
@@ -314,7 +318,7 @@ def test_a_whole_gpu_waits_for_its_parts() -> None:
 
 def test_a_forecast_is_kept_and_makes_no_other_revision(store: Store, cells: Cells, tmp_path: Path) -> None:
     every = cells(GRID.replace("GPUS", "1"))
-    found = cost_estimate.forecast(every, target_machine.prices(every, tmp_path, store))
+    found = cost_estimate.forecast(every, cost_estimate.machine_prices(every, tmp_path, store))
     assert (len(found.groups), found.of) == (2, (0, 0, 1, 1))
     records = [planner.record(cell) for cell in every]
 

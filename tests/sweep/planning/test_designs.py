@@ -11,7 +11,7 @@ from atma_sweep.results.store.store import open_store
 from atma_sweep.sweep.grid.grid import load_grid
 from atma_sweep.sweep.host.processes import this_process
 from atma_sweep.sweep.orchestrator.launch import Request, claim
-from atma_sweep.sweep.planning import designs
+from atma_sweep.sweep.planning import difference
 from bench import Bench
 
 HEAD = "name: g\nextends: micro\naxes: {attn_type: [polar, nope, rope], memory: [off, on], window: [off, on]}\n"
@@ -27,7 +27,7 @@ def test_what_becomes_of_the_cells_of_before(write: Callable[..., Path], tmp_pat
     def launch(text: str) -> list[str]:
         grid = load_grid(write(HEAD + text))
         cells = grid.expand(fake)
-        told = designs.told(grid, cells, store)
+        told = difference.describe_design(grid, cells, store)
         owner = this_process("launch")
         store.release_sweep(
             "g", claim(Request(grid=grid, cells=cells, runs=tmp_path, commit=("c", False)), store, owner)

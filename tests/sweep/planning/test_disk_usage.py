@@ -9,8 +9,8 @@ from typing import Any
 import pytest
 from atma_sweep.sweep.grid.cell import Cell
 from atma_sweep.sweep.orchestrator import display
-from atma_sweep.sweep.planning import disk_usage, planner
-from atma_sweep.sweep.planning.disk_usage import Disk
+from atma_sweep.sweep.planning import admission, planner
+from atma_sweep.sweep.planning.admission import Disk
 
 GIB = 2**30
 GRID = """seeds: 5
@@ -29,7 +29,7 @@ def counted(monkeypatch: pytest.MonkeyPatch) -> list[str]:
         asked.append(config.attn_type)
         return (50, 5) if narrow else (100, 10)
 
-    monkeypatch.setattr(disk_usage, "sizes", sizes)
+    monkeypatch.setattr(admission, "model_sizes", sizes)
     return asked
 
 
@@ -38,7 +38,7 @@ def test_sums_over_cells_with_one_count_a_model(
     cells: Callable[..., list[Cell]], counted: list[str], tmp_path: Path, keep: str, each: int
 ) -> None:
     chosen = cells(f"{GRID}set:\n  checkpoint.keep: {keep}\n")
-    found = disk_usage.needed(chosen, tmp_path)
+    found = admission.disk_needed(chosen, tmp_path)
     assert (found.cells, found.per_cell, found.kept, found.running) == (20, (each, each), 20 * each, 3 * 110)
     assert (found.place, found.keep) == (str(tmp_path), (keep,))
     assert counted == ["polar", "nope"], "ten cells each share a model"
@@ -54,12 +54,12 @@ def test_a_gpu_counts_for_itself_and_a_place_elsewhere_has_no_free_bytes(
     cells: Callable[..., list[Cell]], counted: list[str], tmp_path: Path
 ) -> None:
     chosen = cells("set:\n  checkpoint.path: s3://bucket/x/\nresources: {gpus: 1}\n")
-    found = disk_usage.needed(chosen, tmp_path)
+    found = admission.disk_needed(chosen, tmp_path)
     assert (found.per_cell, found.running, found.free, found.place) == ((50, 50), 3 * 55, None, "s3://bucket/x")
     assert found.describe()[0].endswith("a running cell; in s3://bucket/x")
     assert len(found.describe()) == 1
     (beside,) = cells("set:\n  checkpoint.path: kept\n")
-    assert disk_usage.needed([beside], Path("/elsewhere")).place == str(tmp_path / "kept")
+    assert admission.disk_needed([beside], Path("/elsewhere")).place == str(tmp_path / "kept")
 
 
 def made(**changes: Any) -> Disk:
@@ -97,7 +97,7 @@ def test_too_little_room_is_a_warning() -> None:
 
 
 def test_nothing_to_train_needs_nothing(cells: Callable[..., list[Cell]], counted: list[str], tmp_path: Path) -> None:
-    found = disk_usage.needed([], tmp_path)
+    found = admission.disk_needed([], tmp_path)
     assert found.describe() == []
     assert [found.per_cell, found.kept, found.running, counted] == [(0, 0), 0, 0, []]
     plan = planner.plan(cells(), {})
@@ -110,4 +110,4 @@ def test_nothing_to_train_needs_nothing(cells: Callable[..., list[Cell]], counte
     (int(9.96 * 2**20), "10 MiB"), (999 * GIB, "999 GiB"), (1000 * GIB, "1.0 TiB"), (5000 * 2**50, "5000 PiB"),
 ])  # fmt: skip
 def test_bytes_for_people(count: int, text: str) -> None:
-    assert disk_usage.size(count) == text
+    assert admission.size(count) == text

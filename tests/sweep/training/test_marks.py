@@ -16,7 +16,7 @@ from atma_sweep.sweep.data import corpora, prepare
 from atma_sweep.sweep.data.batches import Ahead, Batches, DataError, marked_room
 from atma_sweep.sweep.data.corpora import open_corpus
 from atma_sweep.sweep.errors import GridError
-from atma_sweep.sweep.planning import corpus_check as plan
+from atma_sweep.sweep.planning import admission as plan
 from atma_sweep.sweep.probes import bound
 from attempts import room_of, small_grid
 from copies import published_shard
@@ -235,7 +235,7 @@ def test_shards_without_marks_are_refused_before_anything_is_trained(tmp_path: P
     sets = ("data.corpus=shards", f"data.path={folder}", "eval.probes=[val]", "train.loss_on=marked")
     room = room_of(grid, tmp_path, *sets)
     with pytest.raises(corpora.CorpusError) as caught:
-        plan.check([room.cell], grid.parent / "corpora")
+        plan.check_corpora([room.cell], grid.parent / "corpora")
     assert str(caught.value) == (
         "corpus 'shards': it marks no tokens, but train.loss_on is marked; set that to all, or give each shard NAME.bin "
         "a NAME.marks.bin"
@@ -254,7 +254,7 @@ def test_a_corpus_with_a_name_knows_whether_it_has_marks(tmp_path: Path) -> None
     def room(name: str) -> Any:
         return room_of(grid, tmp_path, f"data.corpus={name}", "eval.probes=[val]", "train.loss_on=marked")
 
-    plan.check([room("with").cell], grid.parent / "corpora")
+    plan.check_corpora([room("with").cell], grid.parent / "corpora")
     with pytest.raises(GridError) as caught:
         room("without")
     assert str(caught.value) == (

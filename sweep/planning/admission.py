@@ -1,4 +1,4 @@
-"""The text that a grid needs: found or prepared before any process starts, and checked against what its cells ask."""
+"""Admission of a plan: room for its cells on the machines, disk for what stays of them, and text that is prepared and large enough."""
 
 from __future__ import annotations
 
@@ -8,17 +8,23 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 from pathlib import Path
 
+from ...model import parameter_shapes
+from ...model.config import ModelConfig
+from ...results.counts import counted
 from ...results.store.store import default_runs
+from ..checkpoints import file_names, storage
 from ..config import CellConfig, DataConfig, EvalConfig
 from ..data import corpora
 from ..data import tokenizer as tokenizers
 from ..data.corpora import Corpus, CorpusError
 from ..data.prepare import Tell, aside, prepare
 from ..data.registry import CORPORA
-from ..errors import MachineError
+from ..errors import MachineError, SweepError
 from ..grid.cell import Cell
 from ..grid.grid import Grid
 from ..grid.validate import base_of
+from ..host.allocation import Machine, Room, is_type, need
+from ..host.hardware import PRECISIONS, Gpu
 from ..probes import bound
 from ..probes.base import WHO, OverDocuments
 from ..units import size
@@ -144,18 +150,18 @@ def _at_hand(data: DataConfig) -> Corpus | None:
     return _aside(data.model_copy(update={"fingerprint": None})) if small else None
 
 
-def check(cells: Sequence[Cell], root: Path, *, dry: bool = False) -> None:
+def check_corpora(cells: Sequence[Cell], root: Path, *, dry: bool = False) -> None:
     """Compares the prepared corpora with what the cells ask, before any process starts.
 
     A dry run leaves out what is not prepared, and reads no token of the rest: sizes stand in its manifest.
-    Raises CorpusError with everything that `lacks` returns, in one line, or ShardError for a damaged corpus.
+    Raises CorpusError with everything that `corpus_lacks` returns, in one line, or ShardError for a damaged corpus.
     """
-    sentences = lacks(cells, root, dry=dry)
+    sentences = corpus_lacks(cells, root, dry=dry)
     if sentences:
         raise CorpusError("; ".join(sentences))
 
 
-def lacks(cells: Sequence[Cell], root: Path, *, dry: bool = False) -> list[str]:
+def corpus_lacks(cells: Sequence[Cell], root: Path, *, dry: bool = False) -> list[str]:
     """Return what the prepared corpora lack for these cells: a sentence for each lack, and one for the preparation that mends several.
 
     A dry run leaves out what is not prepared, and reads no token of the rest: sizes stand in its manifest.
@@ -192,7 +198,7 @@ def lacks(cells: Sequence[Cell], root: Path, *, dry: bool = False) -> list[str]:
         corpus = opened[number]
         if corpus is None:
             continue
-        lacking.setdefault(number, {}).update(dict.fromkeys(problems(config, corpus)))
+        lacking.setdefault(number, {}).update(dict.fromkeys(corpus_problems(config, corpus)))
         _, _, validation, documents = needs.get(number, (data, corpus, 0, 0))
         needs[number] = (
             data,
@@ -250,7 +256,7 @@ def _opened(data: DataConfig, root: Path) -> Corpus | None:
     return corpora.open_corpus(root, number) if corpora.is_prepared(number, root) else _at_hand(data)
 
 
-def problems(config: CellConfig, corpus: Corpus) -> list[str]:
+def corpus_problems(config: CellConfig, corpus: Corpus) -> list[str]:
     """What a cell asks of its corpus and does not get, one sentence each with the setting that would ask for less."""
     from ..data.batches import DataError, training_batches
 
@@ -293,3 +299,153 @@ def _lacking(config: CellConfig, corpus: Corpus) -> list[str]:
         who = names[0] if len(names) == 1 else f"{', '.join(names[:-1])} and {names[-1]}"
         told.append(lack.replace(WHO, f"{who} {'reads' if len(names) == 1 else 'read'}"))
     return told
+
+
+KEPT_PARTS = {"nothing": "nothing", "weights": "weights", "everything": "weights and checkpoints"}
+
+
+@dataclass(frozen=True)
+class Disk:
+    """Bytes. Cells whose settings differ need different amounts, so those of one cell are the smallest and largest."""
+
+    cells: int
+    """How many would be trained."""
+    per_cell: tuple[int, int]
+    """What stays of a finished one."""
+    kept: int
+    """What stays of all of them."""
+    running: int
+    """What a running one takes at most: two checkpoints, and a third while it is written."""
+    free: int | None
+    """None when the place is on no disk of this machine."""
+    place: str
+    keep: tuple[str, ...]
+    """Values of checkpoint.keep among the cells."""
+
+    @property
+    def is_short(self) -> bool:
+        """Tell whether all that stays, and one running cell, are more than is free."""
+        return self.cells > 0 and self.free is not None and self.kept + self.running > self.free
+
+    def describe(self) -> list[str]:
+        """One line, and a warning when it will not do; nothing without cells."""
+        if not self.cells:
+            return []
+        least, most = (size(value) for value in self.per_cell)
+        parts = " or ".join(KEPT_PARTS[word] for word in self.keep)
+        number, unit = least.split()
+        each = most if least == most else f"{number} to {most}" if most.endswith(f" {unit}") else f"{least} to {most}"
+        stays = (
+            f"{each} of {parts} a cell, {size(self.kept)} for {counted(self.cells, 'cell')}"
+            if self.kept
+            else "nothing stays"
+        )
+        free = f"{size(self.free)} free in {self.place}" if self.free is not None else f"in {self.place}"
+        lines = [
+            f"disk: {stays} (checkpoint.keep: {', '.join(self.keep)}); "
+            f"while training up to {size(self.running)} a running cell; {free}"
+        ]
+        if self.is_short and self.free is not None:
+            lines.append(
+                f"warning: {size(self.kept)} to keep and {size(self.running)} while training are more than the "
+                f"{size(self.free)} free in {self.place}; make room, set checkpoint.keep to nothing, or name another "
+                "place with checkpoint.path"
+            )
+        return lines
+
+    def as_json(self) -> dict[str, int | None]:
+        """The numbers, by the names that `launch --dry-run --json` gives them."""
+        return {
+            "disk_bytes_per_cell": self.per_cell[1],
+            "disk_bytes_kept": self.kept,
+            "disk_bytes_running": self.running,
+            "disk_bytes_free": self.free,
+        }
+
+
+def model_sizes(config: ModelConfig, *, narrow: bool, optimizer: str = "muon") -> tuple[int, int]:
+    """Bytes of a model's weights and of its optimizers' state, with activations of 16 bits or not.
+
+    From the shapes that its parts say they have; else the network is built, without its numbers where that can be. Names
+    and headers, some 400 bytes a tensor, are left out.
+    """
+    parameters = parameter_shapes.parameters(config)
+    if parameters is None:
+        from ..checkpoints import checkpoint
+
+        return checkpoint.sizes(config, narrow=narrow, optimizer=optimizer)
+    weights = buffers = 0
+    for _, group, count in parameters:
+        size = count * (2 if narrow and group == "embedding" else 4)
+        weights += size
+        # Muon keeps one buffer for each of its parameters, AdamW two.
+        buffers += size * (1 if group == optimizer == "muon" else 2)
+    return weights, buffers
+
+
+def disk_needed(cells: Sequence[Cell], runs: Path) -> Disk:
+    """What training these cells needs; those that share a model section are counted once.
+
+    Raises AddressError and StorageError for a checkpoint.path that cannot be used.
+    """
+    counted: dict[tuple[int, bool, str], tuple[int, int]] = {}
+    each, running = [], 0
+    for cell in cells:
+        config = cell.config
+        narrow = config.train.activations_on(cuda=config.resources.gpus > 0) == "bfloat16"
+        key = id(config.model), narrow, config.train.optimizer  # which the cells keep alive
+        if key not in counted:
+            counted[key] = model_sizes(config.model, narrow=narrow, optimizer=key[2])
+        weights, optimizers = counted[key]
+        whole = weights + optimizers
+        stays = {"nothing": 0, "weights": weights, "everything": weights + file_names.KEPT * whole}
+        each.append(stays[config.checkpoint.keep])
+        running = max(running, (file_names.KEPT + 1) * whole)
+    place = storage.resolve(runs, storage.home(cells[0].config.checkpoint.path, "") if cells else "").rstrip("/")
+    return Disk(
+        cells=len(cells),
+        per_cell=(min(each, default=0), max(each, default=0)),
+        kept=sum(each),
+        running=running,
+        free=storage.free_bytes(place),
+        place=place,
+        keep=tuple(sorted({cell.config.checkpoint.keep for cell in cells})),
+    )
+
+
+def check_placement(cells: Sequence[Cell], *machines: Machine, held: Sequence[Gpu] = ()) -> None:
+    """Refuses cells that fit on none of the machines even while nothing else runs there; `held`: GPUs that another sweep has.
+
+    Raises MachineError naming the need and what there is, SweepError for a precision that a GPU does not have.
+    """
+    _check_precisions(cells, [gpu for machine in machines for gpu in machine.gpus])
+    rooms = [Room(machine) for machine in machines]
+    never = [cell for cell in cells if all(room.place(cell.config.resources) is None for room in rooms)]
+    if not never:
+        return
+    more = f" (and {counted(len(never) - 1, 'more cell')})" if len(never) > 1 else ""
+    others = f"; another sweep holds {', '.join(gpu.name for gpu in held)}" if held else ""
+    have = (
+        f"this machine has {machines[0]}" if len(machines) == 1 else f"the nodes have {'; '.join(map(str, machines))}"
+    )
+    raise MachineError(
+        f"cell {never[0].slug}{more} needs {need(never[0].config.resources)}, and {have}{others}; "
+        "change resources in the grid, or launch where there is more"
+    )
+
+
+def _check_precisions(cells: Sequence[Cell], gpus: Sequence[Gpu]) -> None:
+    """Refuses fp8 where an attempt might be given a GPU without it. bf16 runs everywhere, slower before 8.0."""
+    major, minor = least = PRECISIONS["fp8"]
+    for cell in cells:
+        resources = cell.config.resources
+        if cell.config.train.precision != "fp8" or not resources.gpus:
+            continue
+        for gpu in gpus:
+            if gpu.capability is not None and gpu.capability < least and is_type(gpu.name, resources.gpu_type):
+                has = ".".join(map(str, gpu.capability))
+                raise SweepError(
+                    f"cell {cell.slug}: train.precision is fp8, which needs compute capability {major}.{minor} (Ada, "
+                    f"Hopper and later), and {gpu.name} has {has}; set train.precision to bf16, or resources.gpu_type "
+                    "to a GPU that has it"
+                )
