@@ -21,10 +21,10 @@ from ..probes.measure import measure
 from ..probes.subject import Subject
 from ..training.loop import Stopped
 from .job import Job
-from .log import say
+from .process import say
 
 if TYPE_CHECKING:
-    from .stop import StopFlag
+    from .process import StopFlag
 
 HEARTBEAT_S = 5.0
 

@@ -29,13 +29,12 @@ from . import provenance
 from .base_runner import Probing
 from .compile_lock import Turn
 from .device import choose_device, compiling_turn, network, repeat_exactly, share_compiled, share_self_tests
-from .generation import SamplingError
+from .generation import SamplingError, write_samples
 from .job import Job
-from .log import say, told
-from .samples import written
+from .process import is_logged, say
 
 if TYPE_CHECKING:
-    from .stop import StopFlag
+    from .process import StopFlag
 
 
 class Work(Probing):
@@ -193,7 +192,7 @@ class Work(Probing):
         if not asked.prompts or self._unwritable:
             return
         try:
-            found = [one.as_example() for one in written(subject, asked, seed=self.config.seed, step=step)]
+            found = [one.as_example() for one in write_samples(subject, asked, seed=self.config.seed, step=step)]
         except SamplingError as error:
             self._unwritable = True
             say(f"no samples (eval.samples): {error}")
@@ -230,7 +229,7 @@ class Work(Probing):
     def point(self, point: Point) -> None:
         """Watcher: a point of the curve, with both MFU figures."""
         steps = self.config.train.steps
-        if told(point.step, self.config.eval.validate_every, steps):
+        if is_logged(point.step, self.config.eval.validate_every, steps):
             say(
                 f"step {point.step:,} of {steps:,}: train loss {point.train_loss:.4f}, val loss {point.val_loss:.4f}, "
                 f"{point.tokens_per_s:,.0f} tokens/s{self._skipped()}"

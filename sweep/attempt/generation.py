@@ -10,8 +10,11 @@ import torch
 from ...model.backbone import Backbone
 from ...model.inference.decode import Decoder, check_sampling, decoder, write
 from ...model.parameter_shapes import longest_text
+from ...results.store.samples import Sample
+from ..config import SamplesConfig
 from ..data.tokenizer import Tokenizer
 from ..errors import SweepError
+from ..probes.subject import Network
 
 
 class SamplingError(SweepError):
@@ -77,3 +80,23 @@ def _text(tokenizer: Tokenizer, tokens: Iterator[int]) -> Iterator[str]:
     rest = letters.decode(b"", final=True)
     if rest:
         yield rest
+
+
+def write_samples(subject: Network, asked: SamplesConfig, *, seed: int, step: int) -> Iterator[Sample]:
+    """A text for each prompt, by a network in evaluation mode. Raises SamplingError, and what `subject.pause` raises.
+
+    Training is the same with and without it: no draw and no weight is changed. Draws follow from seed and place, so that
+    a difference between two steps is the network's.
+    """
+    if not asked.prompts:
+        return
+    under_way = decoder_of(subject.model, subject.tokenizer, asked.prompts, tokens=asked.tokens)
+    for item, prompt in enumerate(asked.prompts):
+        text = []
+        for piece in pieces(
+            subject.model, subject.tokenizer, prompt, tokens=asked.tokens, temperature=asked.temperature,
+            top_p=asked.top_p, seed=seed, full_context=False, under_way=under_way,
+        ):  # fmt: skip
+            subject.pause()
+            text.append(piece)
+        yield Sample(step=step, item=item, prompt=prompt, text="".join(text))

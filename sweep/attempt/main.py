@@ -21,11 +21,9 @@ from ...results.store.store import open_store
 from ..errors import SweepError
 from ..host import guard, processes
 from . import spare
-from .failures import EXIT_LOST, EXIT_MACHINE, EXIT_STOPPED, Failure, classify
+from .failures import EXIT_LOST, EXIT_MACHINE, EXIT_STOPPED, Failure, classify, user_frame
 from .job import Job
-from .log import never_fail, say
-from .stop import StopFlag
-from .user_frame import user_frame
+from .process import StopFlag, never_fail, say
 
 
 def main(argv: Sequence[str] | None = None) -> int:

@@ -18,7 +18,7 @@ from ..external_models.subject import PAIRINGS, PIECE, Reader, load_model
 from . import provenance
 from .base_runner import Probing
 from .device import choose_device
-from .log import say
+from .process import say
 
 
 class External(Probing):

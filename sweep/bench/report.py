@@ -14,9 +14,12 @@ from typing import Any, Protocol
 import torch
 
 from ...kernels.dispatch import version
-from ...results.console.output_files import check_file, format_of, is_standard, write
-from ..attempt.git import git_state
+from ...results.console.output_files import check_file
+from ...results.console.output_files import format_of
+from ...results.console.output_files import is_standard
+from ...results.console.output_files import write
 from ..errors import MachineError
+from ..executors.source_snapshot import git_state
 
 Tell = Callable[[str], None]
 

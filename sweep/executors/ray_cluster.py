@@ -25,10 +25,9 @@ from ..host import allocation
 from ..host.allocation import Allocation, Rooms
 from ..planning import admission
 from . import ray_connection, source_snapshot
-from .cluster import CLOSE_S, Agent
 from .executor import Finished, Launch, Opening, Tell, device_for
 from .journaling import APPLY_S, AT_ONCE, applied
-from .node_agent import LEASE_S, given_up_after
+from .node_agent import CLOSE_S, LEASE_S, Agent, given_up_after
 from .ray_connection import NodeFacts, ray
 
 START_S = 120.0

@@ -39,7 +39,7 @@ ANSWER_S = 60.0
 PACKAGES = ("torch", "triton", "numpy", "ray", "fla-core", "safetensors")
 """Whose versions ought to be the same everywhere."""
 PACKAGE = Path(__file__).resolve().parents[2]
-AGENT = f"{__package__}.cluster"
+AGENT = f"{__package__}.node_agent"
 """What a node has to be able to import."""
 
 cloudpickle.register_pickle_by_value(node_info)

@@ -1,4 +1,4 @@
-"""The project's own source, frozen beside the artifacts: workers run the copy, so that an edit changes nothing under way."""
+"""The commit of this checkout, and copies of its source beside the artifacts: workers run these, so an edit changes nothing under way."""
 
 from __future__ import annotations
 
@@ -6,6 +6,7 @@ import hashlib
 import os
 import re
 import shutil
+import subprocess
 from collections.abc import Iterator
 from pathlib import Path
 
@@ -137,3 +138,22 @@ def import_path(source: Path, before: str | None) -> str:
     """PYTHONPATH of a process that runs the copy in that folder; what stood there `before` may hold everything else."""
     rest = [part for part in (before or "").split(os.pathsep) if part and part != str(source)]
     return os.pathsep.join([str(source), *rest])
+
+
+def git_state(root: Path = PACKAGE) -> tuple[str | None, bool | None]:
+    """(commit, whether tracked files differ from it) of the checkout that the code runs from; (None, None) outside one."""
+    try:
+        commit = _git(root, "rev-parse", "HEAD")
+        top = _git(root, "rev-parse", "--show-toplevel")
+        if Path(top).resolve() != root:
+            return None, None
+        return commit, bool(_git(root, "status", "--porcelain", "--untracked-files=no"))
+    except (OSError, subprocess.SubprocessError):
+        return None, None
+
+
+def _git(root: Path, *arguments: str) -> str:
+    result = subprocess.run(
+        ["git", "-C", str(root), *arguments], capture_output=True, text=True, check=True, timeout=20
+    )
+    return result.stdout.strip()

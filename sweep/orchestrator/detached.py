@@ -23,10 +23,10 @@ from rich.console import Console
 
 from ...results.errors import Expected, StoreAway, StoreBusy, SweepBusy
 from ...results.store.store import Store, open_store
-from ..attempt.git import git_state
 from ..errors import SweepError
 from ..executors import ray_connection, source_snapshot
 from ..executors.ray_connection import ray
+from ..executors.source_snapshot import git_state
 from ..host.signals import Interrupted
 from . import display, launch
 from .launch import Request

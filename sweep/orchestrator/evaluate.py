@@ -13,13 +13,13 @@ from pydantic import ValidationError
 from ...results.store.records import NewRevision, Value
 from ...results.store.store import Store
 from ..attempt import trained_cells
-from ..attempt.git import git_state
 from ..checkpoints import storage
 from ..checkpoints.weights import CheckpointError, damage
 from ..data import corpora
 from ..errors import GridError, SweepError
 from ..executors.executor import Opening
 from ..executors.registry import DEFAULT, open_executor
+from ..executors.source_snapshot import git_state
 from ..grid.cell import Cell
 from ..host import processes
 from ..host.signals import Interrupted

@@ -17,7 +17,6 @@ from ...results.stopping import stopping_rule
 from ...results.store.records import CellState, NewRevision, standing
 from ...results.store.store import Store
 from ...results.studies import search
-from ..attempt import git
 from ..checkpoints import storage
 from ..checkpoints.weights import damage
 from ..errors import SweepError
@@ -210,7 +209,9 @@ def run(
     check_text(request)
     request = _with_trials(request, store)
     request = replace(
-        request, cells=supervisor.freeze_plugins(request.cells, runs), commit=request.commit or git.git_state()
+        request,
+        cells=supervisor.freeze_plugins(request.cells, runs),
+        commit=request.commit or source_snapshot.git_state(),
     )
     opening = Opening(store, runs, tell, request.address)
     before = _last_source(store, sweep)

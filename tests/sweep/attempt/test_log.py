@@ -6,7 +6,7 @@ import re
 from collections.abc import Callable
 
 import pytest
-from atma_sweep.sweep.attempt.log import MOST, told
+from atma_sweep.sweep.attempt.process import MOST, is_logged
 from attempts import STEPS, Room
 from patience import PATIENCE_S
 
@@ -46,9 +46,9 @@ def test_the_log_of_a_healthy_attempt(room: Callable[..., Room], command: Callab
 
 @pytest.mark.parametrize(("every", "steps"), [(1, 10), (30, 150), (1, 1_000_000), (7, 99_999), (500, 100), (1, 1001)])
 def test_a_log_stays_small_however_long_the_training(every: int, steps: int) -> None:
-    """One line a validation, and of very many an even part of them; the last is always told."""
+    """One line a validation, and of very many an even part of them; the last is always is_logged."""
     points = sorted({*range(every, steps + 1, every), steps})
-    chosen = [step for step in points if told(step, every, steps)]
+    chosen = [step for step in points if is_logged(step, every, steps)]
     assert chosen[-1] == steps
     assert len(chosen) <= MOST + 1
     assert chosen == points or len(chosen) >= MOST // 2

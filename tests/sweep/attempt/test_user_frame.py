@@ -10,7 +10,7 @@ from types import ModuleType
 import pytest
 import torch
 from atma_sweep.kernels.attention.scored import scored_attention
-from atma_sweep.sweep.attempt.user_frame import user_frame
+from atma_sweep.sweep.attempt.failures import user_frame
 
 PART = """import json
 import torch

@@ -14,7 +14,6 @@ from typing import Any, NamedTuple
 
 import old_code
 import pytest
-from atma_sweep.sweep.executors.cluster import Agent
 from atma_sweep.sweep.executors.executor import LocalExecutor
 from atma_sweep.sweep.executors.source_snapshot import PACKAGE, PARTS, fingerprint
 from atma_sweep.sweep.host import processes
@@ -24,12 +23,6 @@ from patience import PATIENCE_S
 from ...testing.bench import Bench
 
 STEPS = 300
-AGENT = """
-import json
-from atma_sweep.sweep.executors.cluster import Agent
-print(json.dumps([Agent.__module__, Agent.__qualname__, [name for name in dir(Agent) if not name.startswith("_")]]))
-"""
-"""Where workers of a cluster look for the agent of their node, and what of it is called from elsewhere."""
 SPARES = {"dd87905": False, "0c020c1": True, "a2d1eee": True}
 """Whether that code waits, when it is told to, for an attempt to become."""
 JOURNALS = {"dd87905": True, "0c020c1": False, "a2d1eee": False}
@@ -136,12 +129,3 @@ def test_half_finished_sweep_goes_on_with_the_code_of_today(begun: Begun, bench:
 def test_parts_of_a_snapshot_are_those_of_older_ones() -> None:
     """A part may be added, which no older snapshot has; none may go or change its place, or fingerprints change."""
     assert [part for part in PARTS if part in old_code.PARTS] == list(old_code.PARTS)
-
-
-@pytest.mark.slow
-@pytest.mark.thorough
-def test_the_agent_of_a_node_is_where_it_was(begun: Begun, tmp_path: Path) -> None:
-    module, name, methods = json.loads(with_code(begun.package, tmp_path, "-c", AGENT))
-    assert [module, name] == ["atma_sweep.sweep.executors.cluster", "Agent"]
-    assert (Agent.__module__, Agent.__qualname__) == (module, name)
-    assert {"hold", "poll", "start", "end", "close"} <= set(methods) <= set(dir(Agent))

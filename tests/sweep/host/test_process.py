@@ -128,7 +128,7 @@ while True:
     time.sleep(0.1)
 """
 ASKED = {
-    "job": "from atma_sweep.sweep.attempt.stop import StopFlag; StopFlag()",
+    "job": "from atma_sweep.sweep.attempt.process import StopFlag; StopFlag()",
     "launch": "from atma_sweep.sweep.host.signals import Signals; Signals().__enter__()",
 }
 
