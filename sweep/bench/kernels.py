@@ -30,7 +30,7 @@ from ...kernels.paged.page_tables import PAGE
 from ...results.console.text import choice
 from ...kernels.row_linear.op import row_linear
 from ..errors import SweepError
-from . import gated, memories, single_token
+from . import kernel_variants, memories, single_token
 from .ceilings import Ceilings, Timing, ceilings, interleaved, recorded
 from .eager import peak_bytes, polar_attention_eager
 from .subprocess_usage import child_arguments, rows_of_child
@@ -343,15 +343,15 @@ def _why_no_eager(device: torch.device, b: int, t: int) -> str | None:
 
 def _gated_attention(made: _Inputs, b: int, t: int, selected: Sequence[str], without_fla: str | None) -> Iterator[Case]:
     """Forgetting and wall attention beside fla's, where they are right, those that nobody else has beside torch's operations."""
-    ours_alone: dict[gated.Gated, Callable[[], Choice]] = {
-        gated.threshold: lambda: threshold.choose_backend(made.device, torch.bfloat16, D),
-        gated.contextual: lambda: contextual.choose_backend(made.device, torch.bfloat16, D, POSITIONS),
-        gated.relative: lambda: relative.choose_backend(made.device, torch.bfloat16, D),
+    ours_alone: dict[kernel_variants.Gated, Callable[[], Choice]] = {
+        kernel_variants.threshold: lambda: threshold.choose_backend(made.device, torch.bfloat16, D),
+        kernel_variants.contextual: lambda: contextual.choose_backend(made.device, torch.bfloat16, D, POSITIONS),
+        kernel_variants.relative: lambda: relative.choose_backend(made.device, torch.bfloat16, D),
     }
     for op, name, shape in (
-        (gated.forgetting, "forgetting", (b, t, H)), (gated.wall, "wall_head", (b, t, H, D)),
-        (gated.wall, "wall_kv", (b, t, J, D)), (gated.threshold, "threshold", (b, t, H)),
-        (gated.contextual, "contextual", (POSITIONS, D)), (gated.relative, "relative", (H, REACH + 1)),
+        (kernel_variants.forgetting, "forgetting", (b, t, H)), (kernel_variants.wall, "wall_head", (b, t, H, D)),
+        (kernel_variants.wall, "wall_kv", (b, t, J, D)), (kernel_variants.threshold, "threshold", (b, t, H)),
+        (kernel_variants.contextual, "contextual", (POSITIONS, D)), (kernel_variants.relative, "relative", (H, REACH + 1)),
     ):  # fmt: skip
         if selected and name not in selected:
             continue  # whether fla is right takes minutes to find out
@@ -360,12 +360,18 @@ def _gated_attention(made: _Inputs, b: int, t: int, selected: Sequence[str], wit
             why = {"triton": None if chosen.backend == "triton" else chosen.reason, NAIVE: None}
         else:
             tied = shape == (b, t, J, D)
-            why = gated.available(op, made.device, D, gates_tied=tied, without_fla=without_fla)
+            why = kernel_variants.available(op, made.device, D, gates_tied=tied, without_fla=without_fla)
         yield _beside_softmax(made, b, t, name, op, shape, why)
 
 
 def _beside_softmax(
-    made: _Inputs, b: int, t: int, name: str, op: gated.Gated, fourth: tuple[int, ...], why: dict[str, str | None]
+    made: _Inputs,
+    b: int,
+    t: int,
+    name: str,
+    op: kernel_variants.Gated,
+    fourth: tuple[int, ...],
+    why: dict[str, str | None],
 ) -> Case:
     """The backends of an attention that `why` has nothing against, measured by cuDNN's softmax; `fourth`: shape of its fourth input."""
     yardstick = "softmax, cuDNN"
@@ -382,7 +388,7 @@ def _beside_softmax(
     # q, k, v, the result, and the fourth, 2 bytes each
     moved = 2.0 * (b * t * D * (2 * H + 2 * J) + math.prod(fourth))
     return Case(
-        name, size, inputs, found, flops, moved, 2.5, yardstick, eager=(gated.FLA, NAIVE), ungated=(yardstick,)
+        name, size, inputs, found, flops, moved, 2.5, yardstick, eager=(kernel_variants.FLA, NAIVE), ungated=(yardstick,)
     )  # fmt: skip
 
 
@@ -414,7 +420,7 @@ def _memory(made: _Inputs, op: str) -> Case:
         return [*made.qkv(16, 2048), *(x.requires_grad_() for x in logits)]
 
     found = memories.variants(op, made.device, D)
-    rival = next((name for name in (gated.FLA, NAIVE) if name in found), None)
+    rival = next((name for name in (kernel_variants.FLA, NAIVE) if name in found), None)
     moved = 2.0 * TOKENS * D * (2 * H + 2 * J)
     return Case(op, "B16 T2048", inputs, found, TOKENS * H * memories.flops(op, D), moved, 2.5, rival)
 

@@ -30,7 +30,7 @@ from ..orchestrator.supervisor import LEASE_S, Supervisor
 from ..planning import admission
 from ..planning.planner import Task
 from ..probes import requested
-from . import scale_plan, scale_reports, scale_stop
+from . import scale_commands, scale_reports, scale_stop
 from .scale_exchange import exchanged
 
 GRID = """\
@@ -157,7 +157,7 @@ def run(cells: int, points: int, folder: Path, *, tell: Callable[[str], None] = 
     assert outcome.finished
     rows.append(Row("launch the finished sweep again", time.perf_counter() - began, "s"))
     tell("planning dry")
-    rows += [Row(*found) for found in scale_plan.dry_runs(cells, folder)]
+    rows += [Row(*found) for found in scale_commands.dry_runs(cells, folder)]
     tell("training a cell and stopping it")
     return [*rows, *(Row(*found) for found in scale_stop.stopped(folder))]
 

@@ -14,7 +14,7 @@ from ...kernels.norms import statistics_dtype
 from ...kernels.omega.op import unit
 from ...kernels.shapes import expand_kv
 from ...model.memory.recurrent import Recurrent
-from .memory_state import Seen, memories_of, watched
+from .diagnostics.memory_state import Seen, memories_of, watched
 from .subject import Network
 
 TOGETHER = 1 << 24

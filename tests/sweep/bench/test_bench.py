@@ -198,7 +198,7 @@ def test_a_kernel_that_is_not_timed_is_told_before_anything_starts(
     assert "no kernel 'treshold' is timed" in err
     assert err.strip().endswith("did you mean threshold?")
     # the names are those of the cases
-    monkeypatch.setattr(kernels.gated, "available", lambda *_, **__: {})
+    monkeypatch.setattr(kernels.kernel_variants, "available", lambda *_, **__: {})
     for module in (kernels.polar, kernels.gated_delta):
         monkeypatch.setattr(module, "available", lambda *_: [])
     assert {case.op for case in kernels.cases([], torch.device("meta"))} == set(kernels.OPS)
@@ -322,7 +322,7 @@ def test_a_share_that_is_not_known_is_said() -> None:
 
 def test_attention_with_gates_is_timed_beside_what_is_right(monkeypatch: pytest.MonkeyPatch) -> None:
     """As the mixer calls it: its gates are the mixer's, of query heads or of KV heads, and every variant can be run."""
-    monkeypatch.setattr(kernels.gated, "available", lambda *_, **__: {"torch": None, "fla": "it is wrong"})
+    monkeypatch.setattr(kernels.kernel_variants, "available", lambda *_, **__: {"torch": None, "fla": "it is wrong"})
     monkeypatch.setattr(kernels.polar, "available", lambda *_: [])
     made = list(kernels.cases(["wall_head", "wall_kv", "forgetting"], torch.device("meta")))
     assert [case.op for case in made] == ["forgetting", "wall_head", "wall_kv"] * 2
@@ -338,13 +338,13 @@ def test_attention_with_gates_is_timed_beside_what_is_right(monkeypatch: pytest.
     mixer = Wall(ModelConfig(d_model=16, n_heads=2, n_kv_heads=1, head_dim=8), WallConfig())
     with torch.no_grad():
         mixer.gate.weight.copy_(torch.eye(16))
-        ours = kernels.gated.wall(q, k, v, x, backend="torch")
+        ours = kernels.kernel_variants.wall(q, k, v, x, backend="torch")
         assert (mixer(q, k, v, window=None, x_BTD=x.flatten(2)) - ours).abs().max() <= 1e-6
 
 
 @pytest.mark.parametrize(("op", "tied"), [("forgetting", False), ("wall", False), ("wall", True)])
 def test_the_trial_of_gated_attention_believes_what_is_right(op: str, tied: bool) -> None:
-    found = kernels.gated.error(getattr(kernels.gated, op), torch.device("cpu"), 16, tied, "torch")
+    found = kernels.kernel_variants.error(getattr(kernels.gated, op), torch.device("cpu"), 16, tied, "torch")
     assert 1e-4 < found < 5e-3, "bf16 beside float32, results and gradients"
 
 
@@ -387,7 +387,7 @@ def test_gated_ops_are_timed_by_a_child_and_again_without_fla(monkeypatch: pytes
     monkeypatch.setattr(kernels, "ceilings", lambda device: LIMITS)
     monkeypatch.setattr(kernels, "rows_of_child", child)
     monkeypatch.setattr(kernels, "_timed_case", timed)
-    monkeypatch.setattr(kernels.gated, "failure", lambda *_: None)
+    monkeypatch.setattr(kernels.kernel_variants, "failure", lambda *_: None)
     monkeypatch.setattr(torch.cuda, "empty_cache", lambda: None)
     said: list[str] = []
     _, rows = kernels.run(["wall_kv"], torch.device("meta"), rounds=3, tell=said.append)

@@ -6,15 +6,15 @@ import math
 from collections.abc import Iterable, Iterator
 from typing import TYPE_CHECKING, Any
 
-from ...model.bounds import MAX_COUNT
-from ...model.config import Int, knob
-from ...results import metrics
-from .base import Probe, ProbeConfig, Result
+from ....model.bounds import MAX_COUNT
+from ....model.config import Int, knob
+from ....results import metrics
+from ..base import Probe, ProbeConfig, Result
 
 if TYPE_CHECKING:
     from torch import Tensor
 
-    from .subject import Network
+    from ..subject import Network
 
 
 class GatesConfig(ProbeConfig):
@@ -85,8 +85,8 @@ def log_gates(subject: Network, inputs_BT: Tensor) -> tuple[dict[int, Tensor], d
 
     X is 1 where a head has one gate. Layers without gates are left out.
     """
-    from ...model.attention import Attention
-    from .hooks import evaluations
+    from ....model.attention import Attention
+    from ..hooks import evaluations
 
     mixes = {layer: block.mix for layer, block in enumerate(subject.model.blocks) if isinstance(block.mix, Attention)}
     layers, memories = list(mixes), {layer: mix.memory for layer, mix in mixes.items() if mix.memory is not None}

@@ -9,17 +9,17 @@ from typing import TYPE_CHECKING, Annotated, Any
 
 from pydantic import Field
 
-from ...model.bounds import MAX_HEADS, MAX_LAYERS
-from ...model.config import Int, knob
-from ...results import metrics
-from ...results.lazy_import import Late
-from .base import Probe, ProbeConfig, Result
+from ....model.bounds import MAX_HEADS, MAX_LAYERS
+from ....model.config import Int, knob
+from ....results import metrics
+from ....results.lazy_import import Late
+from ..base import Probe, ProbeConfig, Result
 
 if TYPE_CHECKING:
     import numpy as np
     from torch import Tensor
 
-    from .subject import Network
+    from ..subject import Network
 else:
     np = Late("numpy")
 
@@ -81,8 +81,8 @@ class AttentionMap(Probe):
 
     def _maps(self, subject: Network) -> dict[tuple[int, int], np.ndarray] | str:
         """By layer and head: the weights [T, T]; or why there are none."""
-        from ...model.attention import Attention
-        from ..data.batches import stream_rows
+        from ....model.attention import Attention
+        from ...data.batches import stream_rows
 
         count, wanted = int(self.settings.tokens), self.settings.layers
         known = [layer for layer, block in enumerate(subject.model.blocks) if isinstance(block.mix, Attention)]
@@ -109,7 +109,7 @@ class AttentionMap(Probe):
 
 def attention_maps(subject: Network, tokens_BT: Tensor, layers: list[int]) -> dict[int, np.ndarray] | str:
     """By layer: [heads, T, T] of a row of tokens; or why a mixer has none."""
-    from .hooks import evaluations
+    from ..hooks import evaluations
 
     mixes: list[Any] = [block.mix for block in subject.model.blocks]
     mixers = [mixes[layer].mixer for layer in layers]

@@ -10,22 +10,22 @@ from typing import TYPE_CHECKING, Annotated, NamedTuple
 
 from pydantic import Field, model_validator
 
-from ...model.bounds import MAX_COUNT, MAX_INT64, MAX_WIDTH
-from ...model.config import Int, knob
-from ...results import metrics
-from ...results.lazy_import import Late
-from ...results.metrics import Metric
-from ..data.known.mqar import NAME as MQAR
-from ..data.known.mqar import MqarConfig, MqarRows, settings_of
-from ..data.known.mqar import answers as marked
-from .base import Probe, ProbeConfig, Result
-from .prompts import Prompt
+from ....model.bounds import MAX_COUNT, MAX_INT64, MAX_WIDTH
+from ....model.config import Int, knob
+from ....results import metrics
+from ....results.lazy_import import Late
+from ....results.metrics import Metric
+from ...data.known.mqar import NAME as MQAR
+from ...data.known.mqar import MqarConfig, MqarRows, settings_of
+from ...data.known.mqar import answers as marked
+from ..base import Probe, ProbeConfig, Result
+from ..prompts import Prompt
 
 if TYPE_CHECKING:
     import numpy as np
     from torch import Tensor
 
-    from .subject import Network
+    from ..subject import Network
 else:
     np = Late("numpy")
 
@@ -114,7 +114,7 @@ class MemoryRecall(Probe):
     # --- the memory alone -----------------------------------------------------------------------------------------
 
     def _alone(self, subject: Network) -> Result:
-        from .bare_memory import habits, shares_right
+        from ..bare_memory import habits, shares_right
         from .memory_state import lacking
 
         rows = subject.validation_rows(int(self.settings.text))

@@ -5,11 +5,11 @@ from __future__ import annotations
 from collections.abc import Iterable, Iterator
 from typing import TYPE_CHECKING
 
-from ...results import metrics
-from .base import Probe, Result
+from ....results import metrics
+from ..base import Probe, Result
 
 if TYPE_CHECKING:
-    from .subject import Network
+    from ..subject import Network
 
 
 class CountMap(Probe):
@@ -29,8 +29,8 @@ class CountMap(Probe):
         import torch
         from torch.nn import functional
 
-        from ...model.attention import Attention
-        from ...model.mixers.polar import Polar
+        from ....model.attention import Attention
+        from ....model.mixers.polar import Polar
 
         mixers = [block.mix.mixer for block in subject.model.blocks if isinstance(block.mix, Attention)]
         betas = [

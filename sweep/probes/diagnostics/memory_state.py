@@ -13,15 +13,14 @@ import torch
 from torch import Tensor
 from torch.nn import functional
 
-from ...kernels.gated_delta.op import NORM_FLOOR
-from ...kernels.norms import statistics_dtype
-from ...kernels.shapes import expand_kv
-from ...model.attention import Attention
-from ...model.backbone import Backbone
-from ...model.chunking import spans
-from ...model.memory.gated_delta import Delta, DeltaRates
-from ...model.memory.recurrent import Recurrent
-from .hooks import evaluations
+from ....kernels.norms import statistics_dtype
+from ....kernels.shapes import expand_kv
+from ....model.attention import Attention
+from ....model.backbone import Backbone
+from ....model.chunking import spans
+from ....model.memory.gated_delta import Delta, DeltaRates
+from ....model.memory.recurrent import Recurrent
+from ..hooks import evaluations
 
 STATES = ("delta_norm", "hebbian_norm", "delta_norm_kept", "hebbian_norm_kept")
 """Metrics of the probe `state_norm`: trained retention first, then retention 1 (`kept`), where nothing is forgotten but what a write erases."""
