@@ -7,8 +7,8 @@ from contextlib import contextmanager
 from contextvars import ContextVar
 
 from ..results.console.text import choice
-from ..results.names import level_word
 from ..results.errors import Expected
+from ..results.names import level_word
 from ..results.store.records import AXES, CellState
 
 Words = tuple[str, ...]

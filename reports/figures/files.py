@@ -16,6 +16,7 @@ from xml.etree import ElementTree
 
 import pandas as pd
 
+from ...results.console.text import cleaned, plain
 from ..sweep_data import ReportError
 from . import FIGURES
 from .canvas import drawing

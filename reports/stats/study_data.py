@@ -9,19 +9,15 @@ from functools import cached_property
 from typing import Any
 
 from ...results import metrics
+from ...results.console.text import counted
 from ...results.store.records import Attempt
 from ...results.store.store import Store
-from ...results.studies.optuna_study import Trial
-from ...results.studies.optuna_study import best
-from ...results.studies.search import Choice
-from ...results.studies.search import Search
-from ...results.studies.study_store import search_of
-from ...results.studies.study_store import trials_of
+from ...results.studies.optuna_study import Trial, best
+from ...results.studies.search import Choice, Search
+from ...results.studies.study_store import search_of, trials_of
 from ..number_format import length_name
-from ..sweep_data import ReportError
-from ..sweep_data import SweepData
-from ..sweep_data import gather
 from ..result_columns import MEASURES
+from ..sweep_data import ReportError, SweepData, gather
 
 ENOUGH = 10
 """Trials that are done, of which figures show the ends however many were pruned."""

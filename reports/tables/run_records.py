@@ -9,7 +9,7 @@ from datetime import datetime
 from typing import Any
 
 from ...results import paper
-from ...results.counts import counted
+from ...results.console.text import counted
 from ...results.store.records import Attempt, CellState, Provenance
 from ...results.store.store import Store
 from ..stats.audit import homogeneity

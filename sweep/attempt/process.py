@@ -11,7 +11,7 @@ from datetime import UTC, datetime
 from types import FrameType
 from typing import Any
 
-from ...results.streams import UnfailingFile
+from ...results.console.streams import UnfailingFile
 from ..host import processes
 from ..host.signals import STOPS
 from .failures import EXIT_STOPPED

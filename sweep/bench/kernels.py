@@ -27,8 +27,8 @@ from ...kernels.fp8 import op as fp8_linear
 from ...kernels.gated_delta import op as gated_delta
 from ...kernels.norms import rms_norm
 from ...kernels.paged.page_tables import PAGE
-from ...results.console.text import choice
 from ...kernels.row_linear.op import row_linear
+from ...results.console.text import choice
 from ..errors import SweepError
 from . import kernel_variants, memories, single_token
 from .ceilings import Ceilings, Timing, ceilings, interleaved, recorded

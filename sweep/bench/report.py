@@ -14,10 +14,7 @@ from typing import Any, Protocol
 import torch
 
 from ...kernels.dispatch import version
-from ...results.console.output_files import check_file
-from ...results.console.output_files import format_of
-from ...results.console.output_files import is_standard
-from ...results.console.output_files import write
+from ...results.console.output_files import check_file, format_of, is_standard, write
 from ..errors import MachineError
 from ..executors.source_snapshot import git_state
 

@@ -10,7 +10,7 @@ from pathlib import Path
 
 from ...model import parameter_shapes
 from ...model.config import ModelConfig
-from ...results.counts import counted
+from ...results.console.text import counted
 from ...results.store.store import default_runs
 from ..checkpoints import file_names, storage
 from ..config import CellConfig, DataConfig, EvalConfig

@@ -13,10 +13,9 @@ from typing import Any
 
 from ...results.contrasts import Contrast
 from ...results.forecast import Forecast
-from ...results.store.records import Request
-from ..config import CellConfig
+from ...results.store.records import Request, Timed
 from ...results.store.store import Store
-from ..config import Resources
+from ..config import CellConfig, Resources
 from ..errors import SweepError
 from ..grid.cell import Cell
 from ..host import hardware

@@ -8,7 +8,7 @@ from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Any
 
-from ...results.counts import counted
+from ...results.console.text import counted
 from ...results.designs.design_option import design_of
 from ...results.errors import SweepUnknown
 from ...results.store.records import AXES, CellState, RevisionRecord

@@ -15,6 +15,8 @@ from pydantic import ValidationError
 
 from ...model.config import ModelConfigError
 from ...model.resolve import check_model_config
+from ...results.console.output_files import write
+from ...results.console.text import counted
 from ...results.store.records import Timed
 from ..config import CellConfig
 from ..grid.cell import canonical, model_identity, train_identity

@@ -12,6 +12,7 @@ from datetime import UTC, datetime
 
 from sqlalchemy.exc import DBAPIError
 
+from ....results.console.text import plain
 from ....results.errors import Expected
 from ....results.store.store import Store
 from ..page import blocks_of

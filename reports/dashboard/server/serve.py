@@ -20,6 +20,7 @@ from types import FrameType
 from typing import TYPE_CHECKING
 
 from ....results.builtin_sweeps import open_known
+from ....results.console.output_files import write
 from ....results.errors import Expected
 from ....results.store.store import Store
 

@@ -14,9 +14,9 @@ from functools import cache
 from pathlib import Path
 from typing import Any
 
+from ....results.console.text import choice, did_you_mean
 from ....results.store.records import AXES
-from ...sweep_data import ReportError
-from ...sweep_data import SweepData
+from ...sweep_data import ReportError, SweepData
 
 MM = 25.4  # millimetres of an inch
 UNITS = {"mm": 1.0, "cm": 10.0, "in": MM, "pt": MM / 72}

@@ -8,17 +8,13 @@ from typing import TYPE_CHECKING, Any
 import numpy as np
 import pandas as pd
 
+from ....results.console.text import counted
 from ....results.store.store import Store
-from ...number_format import length_name
-from ...number_format import rounded
-from ...stats.items import answers
-from ...stats.items import items_of
-from ...stats.noise.run_noise import STRATA
-from ...sweep_data import Lengths
-from ...sweep_data import ReportError
-from ...sweep_data import SweepData
-from ...sweep_data import gather
+from ...number_format import length_name, rounded
 from ...stats.effects.needle_baseline import ceiling
+from ...stats.items import answers, items_of
+from ...stats.noise.run_noise import STRATA
+from ...sweep_data import Lengths, ReportError, SweepData, gather
 from ..canvas import drawing
 from ..canvas.base import Collected, collected, names_of, origins_in
 from .strata import words_of

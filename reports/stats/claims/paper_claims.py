@@ -16,20 +16,14 @@ from statistics import fmean, stdev
 import numpy as np
 from scipy import special
 
-from ....results import metrics
-from ....results import paper
-from ....results.store.records import AXES
-from ....results.store.records import CellState
-from ...number_format import length_name
-from ...number_format import rounded
-from ...number_format import signed
-from ...sweep_data import WEIGHTED
-from ...sweep_data import SweepData
-from ..significance.paired_tests import ALPHA
-from ..significance.paired_tests import summaries
+from ....results import metrics, paper
+from ....results.console.text import counted
+from ....results.store.records import AXES, CellState
+from ...number_format import length_name, rounded, signed
+from ...sweep_data import WEIGHTED, SweepData
 from ..effects.effect_types import FLOOR
-from ..effects.needle_baseline import at_chance
-from ..effects.needle_baseline import ceiling
+from ..effects.needle_baseline import at_chance, ceiling
+from ..significance.paired_tests import ALPHA, summaries
 
 TRUE, WEAK, NOT_SHOWN, FALSE, DIFFERS = "true", "weak", "not shown", "false", "differs"
 SILENT, UNCHECKED = "cannot say", "unchecked"

@@ -13,6 +13,7 @@ import torch
 from torch import Tensor
 from torch.nn import functional
 
+from ....kernels.gated_delta.op import NORM_FLOOR
 from ....kernels.norms import statistics_dtype
 from ....kernels.shapes import expand_kv
 from ....model.attention import Attention
