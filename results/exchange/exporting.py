@@ -162,13 +162,7 @@ def _sort_key(row: Row) -> list[tuple[bool, Any]]:
 
 
 def export_sweep(
-    store: Store,
-    sweep: str | None,
-    to: Path,
-    *,
-    weights: bool = False,
-    examples: bool = True,
-    runs: Path | None = None,
+    store: Store, sweep: str | None, to: Path, *, weights: bool = False, examples: bool = True, runs: Path | None = None
 ) -> Summary:
     """Writes a sweep (None: the one launched last) with all its revisions, cells, attempts and numbers into a bundle.
 
@@ -209,11 +203,4 @@ def export_sweep(
         live = sum(1 for row in export.attempts if row["state"] == "running")
         if live:
             notes.append(f"of {counted(live, 'attempt')} that had not ended it holds what there was so far")
-    return Summary(
-        sweep=export.name,
-        file=str(to),
-        added=writer.counts,
-        files=files,
-        bytes=size,
-        notes=tuple(notes),
-    )
+    return Summary(sweep=export.name, file=str(to), added=writer.counts, files=files, bytes=size, notes=tuple(notes))

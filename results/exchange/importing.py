@@ -23,6 +23,7 @@ from ..names import short, why_not
 from ..store import queries
 from ..store.database import explain_driver_error, file_of
 from ..store.database import place as place_of
+from ..store.records import PREEMPTED
 from ..store.store import Store
 from .bundles import WEIGHTS, Bundle, Limits, Summary, iso, local_path, opened, opened_bundle
 from .import_files import Files
@@ -186,7 +187,7 @@ class _Import:
             values["cause"] = (
                 f"{COPY}, on {row['host']} (pid {row['pid']}), last heard of at {iso(row['heartbeat_at'])}"
             )
-            values["failure"] = "preempted"
+            values["failure"] = PREEMPTED
         return values
 
     def _numbers(self) -> None:

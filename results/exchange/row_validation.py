@@ -10,14 +10,16 @@ from __future__ import annotations
 import math
 import re
 from collections.abc import Callable, Iterable, Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from datetime import datetime
 from itertools import pairwise
-from typing import Any, Literal
+from typing import Any, Literal, get_args
 
 from sqlalchemy import JSON, BigInteger, Boolean, Column, Double, Integer
 
-from ..store.schema import STATES, Base, UtcTime
+from ..store.records import AttemptState, Failure, Phase
+from ..store.records import Kind as AttemptKind
+from ..store.schema import Base, UtcTime
 
 Row = dict[str, Any]
 Kind = Literal["whole", "real", "flag", "time", "text", "json", "tree"]
@@ -231,156 +233,90 @@ def _config(value: Mapping[str, Any]) -> str | None:
     return None
 
 
-# --- the schema -------------------------------------------------------------------------------------------------------
+# --- the schema: what a column's type says, and the rules beyond it ------------------------------------------------------
 
 
-def _count(high: int = INT, low: int = 0, **more: Any) -> Field:
-    return Field(kind="whole", low=low, high=high, **more)
+def by_type(column: Column[Any]) -> Field:
+    """Return the rule that follows from a column's type alone."""
+    kind, null = column.type, bool(column.nullable)
+    if isinstance(kind, Boolean):
+        return Field(kind="flag", null=null, default=False)
+    if isinstance(kind, UtcTime):
+        return Field(kind="time", null=null)
+    if isinstance(kind, JSON):
+        return Field(kind="json", null=null)
+    if isinstance(kind, Integer):
+        top = BIG if isinstance(kind, BigInteger) else INT
+        return Field(kind="whole", low=-top, high=top, null=null, default=0)
+    if isinstance(kind, Double):
+        return Field(kind="real", null=null)
+    return Field(kind="text", longest=getattr(kind, "length", None) or 64 * KIB, lines=True, null=null)
 
 
-def _line(longest: int, pattern: str | None = None, **more: Any) -> Field:
-    return Field(kind="text", longest=longest, pattern=re.compile(pattern) if pattern else None, **more)
+def _line(longest: int, pattern: str | None = None) -> dict[str, Any]:
+    """The rule of a text of one line."""
+    return {"longest": longest, "pattern": re.compile(pattern) if pattern else None, "lines": False}
 
 
-def _prose(longest: int, **more: Any) -> Field:
-    return Field(kind="text", longest=longest, lines=True, **more)
+def _prose(longest: int) -> dict[str, Any]:
+    """The rule of a text that may have line breaks."""
+    return {"longest": longest}
 
 
-def _object(shape: Callable[[Mapping[str, Any]], str | None] | None = None, **more: Any) -> Field:
-    return Field(kind="json", shape=shape, **more)
+def _choice(*choices: str) -> dict[str, Any]:
+    """The rule of a text that is one of these words."""
+    return {"choices": choices, "longest": 0, "lines": False}
 
 
-MOMENT, MAYBE_MOMENT = Field(kind="time"), Field(kind="time", null=True)
-NUMBER, MAYBE_NUMBER = Field(kind="real"), Field(kind="real", null=True)
-SECONDS = Field(kind="real", low=0.0, null=True)
-ID, INDEX, MAYBE_INDEX = _line(12, CELL_ID), _count(low=1), _count(low=1, null=True)
-LEVEL, COMMIT = _line(200), _line(100, null=True)
-PROBE = _line(100, r".*\S.*")
-METRIC = _line(200, r".*\S.*")
-LENGTH = _count(default=0)
-BYTES = _count(BIG, null=True)
-UNIT, REASON = _line(100), _prose(64 * KIB, null=True)
-FAILURES = ("preempted", "node_lost", "infrastructure", "host_oom", "cuda_oom", "diverged", "code", "hang", "pruned")
-MEASURED = {"attempt_id": INDEX, "probe": PROBE, "metric": METRIC, "length": LENGTH, "value": MAYBE_NUMBER}
+RULES: Mapping[str, Mapping[str, Any]] = {
+    "name": _line(200, r".*\S.*"), "grid_text": _prose(MIB), "grid_file": _prose(4 * KIB), "options": {"shape": _options},
+    "git_commit": _line(100), "slug": _line(400, r"[A-Za-z0-9_].*"), "config": {"shape": _config}, "axes": {"shape": _words},
+    **dict.fromkeys(("attn_type", "reg_mode", "distractor", "memory", "window"), _line(200)),
+    "cell.id": _line(12, CELL_ID), "cell_id": _line(12, CELL_ID), "number": {"low": 1}, "attempt.id": {"low": 1},
+    "attempt_id": {"low": 1}, "parent_id": {"low": 1}, "attempt.kind": _choice(*get_args(AttemptKind)), "state": _choice(*get_args(AttemptState)),
+    "owner": _line(400), "host": _line(400), "attempt.tokens_per_s": {"low": 0.0}, "phase": _choice(*get_args(Phase)),
+    "cause": _prose(256 * KIB), "traceback": _prose(MIB // 2), "exit_code": {"low": -INT},
+    # a number, and another behind it where folders were in the way of an import
+    "run_dir": _line(100, CELL_ID + r"/[1-9]\d{0,8}(?:-[1-9]\d{0,8}){0,4}"), "checkpoint": _prose(4 * KIB),
+    "weights": _prose(4 * KIB), "failure": _choice(*get_args(Failure)), "probe": _line(100, r".*\S.*"), "metric": _line(200, r".*\S.*"),
+    "unit": _line(100), "reason": _prose(64 * KIB), "seconds": {"low": 0.0}, "source": _line(64, r"[0-9a-f]{64}"),
+    "event.kind": _line(100, r"[A-Za-z][A-Za-z0-9_ .-]*"), "message": _prose(256 * KIB), "packages": {"shape": _words},
+    "python": _line(200), "platform": _line(1000), "device": _line(200), "gpu_name": _line(400), "driver": _line(200),
+    "dtype": _line(200), "kernels": {"shape": _words}, "tokenizer": _line(1000), "corpus": _line(4000),
+    "corpus_fingerprint": _line(200), "gpu_uuid": _line(200),
+}  # fmt: skip
+"""By column, or by table and column: what its values have to be beyond its type. A column without a rule has that of its type;
+whole numbers are 0 or more."""
+
+
+def _field(table: str, column: Column[Any]) -> Field:
+    """Return the rule of a bundle's column: its type, and what RULES adds."""
+    field, default = by_type(column), None
+    if field.kind == "whole":
+        field, default = replace(field, low=0), None if column.server_default is None else 0
+    elif field.kind == "flag" and not field.null:
+        default = False
+    rule = RULES.get(f"{table}.{column.name}", RULES.get(column.name, {}))
+    return replace(field, default=default, **rule)
+
+
+def columns_of_member(name: str) -> list[Column[Any]]:
+    """The columns of a table that a bundle holds."""
+    if name == "sweep":
+        return [T[name].c[column] for column in SWEEP_COLUMNS]
+    return [column for column in T[name].columns if column.name not in DROPPED.get(name, ())]
+
 
 FIELDS: dict[str, dict[str, Field]] = {
-    "sweep": {
-        "name": _line(200, r".*\S.*"),
-        "created_at": MOMENT,
-        "launched_at": MOMENT,
-        "read_only": Field(kind="flag", default=False),
-    },
-    "revision": {
-        "number": INDEX,
-        "grid_text": _prose(MIB),
-        "grid_file": _prose(4 * KIB),
-        "options": _object(_options),
-        "git_commit": COMMIT,
-        "git_dirty": Field(kind="flag", null=True),
-        "created_at": MOMENT,
-    },
-    "cell": {
-        "id": ID,
-        "slug": _line(400, r"[A-Za-z0-9_].*"),
-        "seed": _count(BIG),
-        **dict.fromkeys(("attn_type", "reg_mode", "distractor", "memory", "window"), LEVEL),
-        "config": _object(_config),
-        "tokens_total": _count(BIG),
-        "created_at": MOMENT,
-    },
-    "revision_cell": {"revision": INDEX, "cell_id": ID, "position": _count(), "axes": _object(_words)},
-    "attempt": {
-        "id": INDEX,
-        "cell_id": ID,
-        "number": INDEX,
-        "kind": Field(kind="text", choices=("train", "evaluate", "external")),
-        "parent_id": MAYBE_INDEX,
-        "state": Field(kind="text", choices=STATES),
-        "fence": _count(),
-        "owner": _line(400),
-        "host": _line(400),
-        "pid": _count(null=True),
-        "pid_started": MAYBE_NUMBER,
-        "started_at": MOMENT,
-        "heartbeat_at": MOMENT,
-        "finished_at": MAYBE_MOMENT,
-        "step": _count(default=0),
-        "steps_total": _count(null=True),
-        "loss": MAYBE_NUMBER,
-        "tokens_per_s": SECONDS,
-        "phase": Field(kind="text", choices=("starting", "training", "probing")),
-        "cause": _prose(256 * KIB, null=True),
-        "traceback": _prose(MIB // 2, null=True),
-        "exit_code": _count(low=-INT, null=True),
-        # a number, and another behind it where folders were in the way of an import
-        "run_dir": _line(100, CELL_ID + r"/[1-9]\d{0,8}(?:-[1-9]\d{0,8}){0,4}"),
-        "checkpoint": _prose(4 * KIB, null=True),
-        "weights": _prose(4 * KIB, null=True),
-        "failure": Field(kind="text", choices=FAILURES, null=True),
-        "deviation": _object(null=True),
-    },
-    "measurement": {
-        **MEASURED,
-        "unit": UNIT,
-        "n": _count(BIG, null=True),
-        "low": MAYBE_NUMBER,
-        "high": MAYBE_NUMBER,
-        "reason": REASON,
-        "seconds": SECONDS,
-        "peak_memory": BYTES,
-        "created_at": MOMENT,
-        "source": _line(64, r"[0-9a-f]{64}", null=True),
-        "description": _object(null=True),
-    },
-    "example": {
-        **MEASURED,
-        "item": _count(),
-        "position": _count(default=0),
-        "detail": _object(null=True),
-    },
-    "curve_point": {
-        "attempt_id": INDEX,
-        "step": _count(),
-        "tokens": _count(BIG),
-        "wall_s": NUMBER,
-        **dict.fromkeys(
-            ("train_loss", "val_loss", "tokens_per_s", "grad_norm", "lr", "mfu_paper", "mfu"), MAYBE_NUMBER
-        ),
-        "peak_memory": BYTES,
-    },
-    "event": {
-        "sweep": Field(kind="flag"),
-        "attempt_id": MAYBE_INDEX,
-        "cell_id": _line(12, CELL_ID, null=True),
-        "at": MOMENT,
-        "kind": _line(100, r"[A-Za-z][A-Za-z0-9_ .-]*"),
-        "message": _prose(256 * KIB),
-    },
-    "provenance": {
-        "attempt_id": INDEX,
-        "config": _object(_config),
-        "seed": _count(BIG),
-        "git_commit": COMMIT,
-        "git_dirty": Field(kind="flag", null=True),
-        "packages": _object(_words),
-        "python": LEVEL,
-        "platform": _line(1000),
-        "host": _line(400),
-        "device": LEVEL,
-        "gpu_name": _line(400, null=True),
-        "gpu_count": _count(),
-        "driver": _line(200, null=True),
-        "dtype": LEVEL,
-        "kernels": _object(_words),
-        "tokenizer": _line(1000),
-        "corpus": _line(4000),
-        "corpus_fingerprint": LEVEL,
-        "threads": _count(null=True),
-        "extra": _object(),
-        "gpu_uuid": _line(200, null=True),
-        "co_tenants": _count(null=True),
-    },
+    name: {
+        **({"sweep": Field(kind="flag")} if name == "event" else {}),
+        **({"revision": Field(kind="whole", low=1, high=INT)} if name == "revision_cell" else {}),
+        **{column.name: _field(name, column) for column in columns_of_member(name)},
+    }
+    for name in MEMBERS
 }
+"""By member: the rules of its rows in the order of its columns."""
+PROBE, LENGTH = FIELDS["measurement"]["probe"], FIELDS["measurement"]["length"]
 
 KEYS: dict[str, tuple[str, ...]] = {
     "provenance": ("attempt_id",),
@@ -416,43 +352,12 @@ class Misfit(ValueError):
         self.at = at
 
 
-def columns_of_member(name: str) -> list[Column[Any]]:
-    """The columns of a table that a bundle holds."""
-    if name == "sweep":
-        return [T[name].c[column] for column in SWEEP_COLUMNS]
-    return [column for column in T[name].columns if column.name not in DROPPED.get(name, ())]
-
-
-def fields_of(name: str) -> dict[str, Field]:
-    """The fields of a member's rows in the order of its columns; a column without a rule has that of its type."""
-    extra = {"event": ["sweep"], "revision_cell": ["revision"]}.get(name, [])
-    columns = {column.name: column for column in columns_of_member(name)}
-    return {word: FIELDS[name].get(word) or by_type(columns[word]) for word in (*extra, *columns)}
-
-
-def by_type(column: Column[Any]) -> Field:
-    """Return the rule that follows from a column's type alone."""
-    kind, null = column.type, bool(column.nullable)
-    if isinstance(kind, Boolean):
-        return Field(kind="flag", null=null, default=False)
-    if isinstance(kind, UtcTime):
-        return Field(kind="time", null=null)
-    if isinstance(kind, JSON):
-        return Field(kind="json", null=null)
-    if isinstance(kind, Integer):
-        top = BIG if isinstance(kind, BigInteger) else INT
-        return Field(kind="whole", low=-top, high=top, null=null, default=0)
-    if isinstance(kind, Double):
-        return Field(kind="real", null=null)
-    return Field(kind="text", longest=getattr(kind, "length", None) or 64 * KIB, lines=True, null=null)
-
-
 class Incoming:
     """The rows of one member, checked."""
 
     def __init__(self, name: str, *, complete: bool) -> None:
         """`complete`: the bundle is of this release, so that no column may be missing."""
-        self.name, self.fields = name, fields_of(name)
+        self.name, self.fields = name, FIELDS[name]
         self.names = self.fields.keys()
         columns = {column.name: column for column in columns_of_member(name)}
         later = {word for word, column in columns.items() if column.nullable or column.server_default is not None}

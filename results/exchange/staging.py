@@ -14,7 +14,7 @@ from sqlalchemy import Column, ColumnElement, Index, Integer, MetaData, Table, e
 from sqlalchemy.orm import Session
 
 from ..store.store import Store
-from .row_validation import OF_ATTEMPTS, T, columns_of_member, fields_of
+from .row_validation import FIELDS, OF_ATTEMPTS, T, columns_of_member
 
 
 class StageLost(Exception):
@@ -55,7 +55,7 @@ class Stage:
 
     def add(self, name: str, columns: Mapping[str, list[Any]], session: Session) -> None:
         """Puts checked rows aside, given as columns."""
-        fields, listed = fields_of(name), []
+        fields, listed = FIELDS[name], []
         for word, values in columns.items():
             if fields[word].kind == "json":
                 values = [None if value is None else json.dumps(value, ensure_ascii=False) for value in values]

@@ -34,18 +34,16 @@ def identities(connection: Connection, identify: Identify) -> list[Finding]:
     findings = []
     if wrong:
         findings.append(
-            Finding(
-                severity="error",
-                what=f"the id of {counted(len(wrong), 'cell')} is not that of the config: {some(wrong)}",
-                remedy="their config was changed by hand: restore the newest backup",
+            Finding.error(
+                f"the id of {counted(len(wrong), 'cell')} is not that of the config: {some(wrong)}",
+                "their config was changed by hand: restore the newest backup",
             )
         )
     if unread:
         findings.append(
-            Finding(
-                severity="warning",
-                what=f"the config of {counted(len(unread), 'cell')} cannot be read: {some(unread)}",
-                remedy="install the plugins that their grid names, or the release that launched it",
+            Finding.warning(
+                f"the config of {counted(len(unread), 'cell')} cannot be read: {some(unread)}",
+                "install the plugins that their grid names, or the release that launched it",
             )
         )
     return findings
@@ -75,9 +73,8 @@ def false_labels(connection: Connection, derive: Derive) -> list[Finding]:
     if not distinct:
         return []
     return [
-        Finding(
-            severity="error",
-            what=f"{len(distinct)} labels of cells contradict their configs: {some(distinct)}",
-            remedy="they were changed by hand, and tables show them: restore the newest backup",
+        Finding.error(
+            f"{len(distinct)} labels of cells contradict their configs: {some(distinct)}",
+            "they were changed by hand, and tables show them: restore the newest backup",
         )
     ]

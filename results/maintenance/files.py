@@ -39,28 +39,22 @@ def missing_files(connection: Connection, runs: Path) -> list[Finding]:
     findings = []
     if weights:
         findings.append(
-            Finding(
-                severity="warning",
-                what=f"the kept weights of {counted(len(weights), 'attempt')} are not under {runs}: {some(weights)}",
-                remedy="bring the folders back or name them with --runs; else those cells can be evaluated no more, "
+            Finding.warning(
+                f"the kept weights of {counted(len(weights), 'attempt')} are not under {runs}: {some(weights)}",
+                "bring the folders back or name them with --runs; else those cells can be evaluated no more, "
                 "and launch --retrain trains them again",
             )
         )
     if gone:
         findings.append(
-            Finding(
-                severity="warning",
-                what=f"the newest checkpoint of {len(gone)} unfinished cells is not under {runs}: {some(gone)}",
-                remedy="bring the folders back or name them with --runs; else the next launch starts them anew",
+            Finding.warning(
+                f"the newest checkpoint of {len(gone)} unfinished cells is not under {runs}: {some(gone)}",
+                "bring the folders back or name them with --runs; else the next launch starts them anew",
             )
         )
     for left in sorted(runs.glob(f"{STAGING}*")) if runs.is_dir() else ():
         findings.append(
-            Finding(
-                severity="note",
-                what=f"{left} was left by an import that was killed, unless one is running",
-                remedy="delete it",
-            )
+            Finding.note(f"{left} was left by an import that was killed, unless one is running", "delete it")
         )
     return findings
 
@@ -114,11 +108,11 @@ def _compared(path: Path, recorded: str) -> list[Finding]:
     if line is None:
         return []
     what, _, remedy = line.partition("; ")
-    return [Finding(severity="error", what=what, remedy=remedy)]
+    return [Finding.error(what, remedy)]
 
 
 def _note(what: str, remedy: str) -> Finding:
-    return Finding(severity="note", what=what, remedy=remedy)
+    return Finding.note(what, remedy)
 
 
 def _missing(runs: Path, address: str) -> bool:

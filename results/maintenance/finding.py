@@ -26,11 +26,26 @@ class Finding:
     what: str
     remedy: str
 
+    @classmethod
+    def error(cls, what: str, remedy: str) -> Finding:
+        """Numbers are lost, wrong or about to be."""
+        return cls(severity="error", what=what, remedy=remedy)
+
+    @classmethod
+    def warning(cls, what: str, remedy: str) -> Finding:
+        """Something does not work as it could."""
+        return cls(severity="warning", what=what, remedy=remedy)
+
+    @classmethod
+    def note(cls, what: str, remedy: str) -> Finding:
+        """Something is worth knowing."""
+        return cls(severity="note", what=what, remedy=remedy)
+
 
 def unreadable(why: str, path: Path | None) -> Finding:
     """A part of the database, in the file `path` or on a server, that it cannot read itself."""
     remedy = restore(path) if path is not None else "look at the server's log, and restore the newest pg_dump"
-    return Finding(severity="error", what=f"parts cannot be read: {' '.join(why.split())}", remedy=remedy)
+    return Finding.error(f"parts cannot be read: {' '.join(why.split())}", remedy)
 
 
 def restore(path: Path) -> str:

@@ -26,10 +26,9 @@ def surroundings(path: Path) -> list[Finding]:
     kind = network_filesystem(path.resolve(), table.read_text(errors="replace")) if table.exists() else None
     if kind:
         findings.append(
-            Finding(
-                severity="error",
-                what=f"{path} lies on {kind}, a network file system, where SQLite corrupts",
-                remedy="move it to a local disk, or use PostgreSQL (--db)",
+            Finding.error(
+                f"{path} lies on {kind}, a network file system, where SQLite corrupts",
+                "move it to a local disk, or use PostgreSQL (--db)",
             )
         )
     free, size = shutil.disk_usage(path.parent).free, path.stat().st_size
@@ -43,11 +42,7 @@ def surroundings(path: Path) -> list[Finding]:
         )
     for left in sorted(path.parent.glob(f".{path.stem}.*{PART}")):
         findings.append(
-            Finding(
-                severity="note",
-                what=f"{left} was left by a backup that was killed, unless one is running",
-                remedy="delete it",
-            )
+            Finding.note(f"{left} was left by a backup that was killed, unless one is running", "delete it")
         )
     return findings
 
@@ -70,10 +65,9 @@ def clock(connection: Connection) -> list[Finding]:
     if newest is None or newest[0] <= now + CLOCK_SLACK:
         return []
     return [
-        Finding(
-            severity="warning",
-            what=f"the clock says {now:%Y-%m-%d %H:%M:%S} UTC, and {newest[1]} {newest[0]:%Y-%m-%d %H:%M:%S}",
-            remedy="set the clock (timedatectl), or wait until it has caught up: leases and ages go by it",
+        Finding.warning(
+            f"the clock says {now:%Y-%m-%d %H:%M:%S} UTC, and {newest[1]} {newest[0]:%Y-%m-%d %H:%M:%S}",
+            "set the clock (timedatectl), or wait until it has caught up: leases and ages go by it",
         )
     ]
 
@@ -90,9 +84,8 @@ def dead(connection: Connection) -> list[Finding]:
     if not gone:
         return []
     return [
-        Finding(
-            severity="warning",
-            what=f"marked running, and the process is gone: {counted(len(gone), 'attempt')}: {some(gone)}",
-            remedy="launch the grid again; it marks them interrupted and goes on from their checkpoints",
+        Finding.warning(
+            f"marked running, and the process is gone: {counted(len(gone), 'attempt')}: {some(gone)}",
+            "launch the grid again; it marks them interrupted and goes on from their checkpoints",
         )
     ]

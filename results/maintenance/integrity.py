@@ -22,20 +22,17 @@ def release(found: str | None) -> list[Finding]:
 
 
 def _empty() -> Finding:
-    return Finding(severity="note", what="the database is empty", remedy="launch a grid, or name another with --db")
+    return Finding.note("the database is empty", "launch a grid, or name another with --db")
 
 
 def _other_release(found: str) -> Finding:
     if found in REVISIONS:
-        return Finding(
-            severity="warning",
-            what=f"the schema is of an older release (revision {found}; this one uses {HEAD})",
-            remedy="run: atma-sweep db upgrade, then check again",
+        return Finding.warning(
+            f"the schema is of an older release (revision {found}; this one uses {HEAD})",
+            "run: atma-sweep db upgrade, then check again",
         )
-    return Finding(
-        severity="error",
-        what=f"the schema was written by a newer atma-sweep (revision {found})",
-        remedy="upgrade the program, then check again",
+    return Finding.error(
+        f"the schema was written by a newer atma-sweep (revision {found})", "upgrade the program, then check again"
     )
 
 
@@ -47,10 +44,9 @@ def schema(connection: Connection) -> list[Finding]:
     if "results" not in inspect(connection).get_view_names():
         lost.append("the view results")
     return [
-        Finding(
-            severity="error",
-            what=f"{what} is missing or changed",
-            remedy="somebody altered the database by hand: put a backup in its place, or export the sweeps and import "
+        Finding.error(
+            f"{what} is missing or changed",
+            "somebody altered the database by hand: put a backup in its place, or export the sweeps and import "
             "them into a new one",
         )
         for what in dict.fromkeys(lost)
@@ -111,11 +107,7 @@ def integrity(connection: Connection, path: Path | None) -> list[Finding]:
     wrong = [str(row[0]) for row in connection.execute(text("PRAGMA integrity_check(20)"))]
     if wrong != ["ok"]:
         findings.append(
-            Finding(
-                severity="error",
-                what=f"the file is damaged: {' '.join('; '.join(wrong[:SHOWN]).split())[:300]}",
-                remedy=restore(path),
-            )
+            Finding.error(f"the file is damaged: {' '.join('; '.join(wrong[:SHOWN]).split())[:300]}", restore(path))
         )
     broken = connection.execute(text("PRAGMA foreign_key_check")).fetchall()
     for table, parent in sorted({(row[0], row[2]) for row in broken}):
@@ -125,10 +117,9 @@ def integrity(connection: Connection, path: Path | None) -> list[Finding]:
 
 
 def _orphaned(table: str, parent: str, count: int, path: Path | None) -> Finding:
-    return Finding(
-        severity="error",
-        what=f"{counted(count, 'row')} of {table} refer{'s' if count == 1 else ''} to rows of {parent} that are not there",
-        remedy=restore(path) if path is not None else "restore the newest pg_dump",
+    return Finding.error(
+        f"{counted(count, 'row')} of {table} refer{'s' if count == 1 else ''} to rows of {parent} that are not there",
+        restore(path) if path is not None else "restore the newest pg_dump",
     )
 
 
@@ -154,7 +145,7 @@ def _twice(connection: Connection, query: str, what: str) -> list[Finding]:
     if not count:
         return []
     remedy = "restore the newest backup, or export the sweeps and import them into a new database"
-    return [Finding(severity="error", what=what.format(count=count), remedy=remedy)]
+    return [Finding.error(what.format(count=count), remedy)]
 
 
 def orphans(connection: Connection) -> list[Finding]:
@@ -171,11 +162,5 @@ def orphans(connection: Connection) -> list[Finding]:
                 findings += [_orphaned(name, key.column.table.name, count, None)] if count else []
     launched = select(T["revision"].c.sweep_id)
     for row in connection.execute(select(T["sweep"].c.name).where(T["sweep"].c.id.not_in(launched))):
-        findings.append(
-            Finding(
-                severity="error",
-                what=f"sweep {row.name!r} has no revision",
-                remedy="launch its grid again under that name",
-            )
-        )
+        findings.append(Finding.error(f"sweep {row.name!r} has no revision", "launch its grid again under that name"))
     return findings

@@ -6,7 +6,7 @@ from collections.abc import Callable, Sequence
 from datetime import datetime
 from typing import Literal
 
-from sqlalchemy import insert, select
+from sqlalchemy import select
 from sqlalchemy.orm import Session
 
 from ..console.text import without_passwords
@@ -15,8 +15,9 @@ from ..names import NAME, PUBLISHED, short, why_not
 from ..store import queries
 from ..store.database import storable
 from ..store.records import Owner
-from ..store.schema import CellRow, EventRow, SweepRow, UtcNow
-from ..store.store import Store
+from ..store.schema import CellRow, SweepRow
+from ..store.store import Store, tell
+from ..store.sweep_lease import held_still
 
 Holds = Callable[[Owner, datetime | None], bool]
 """Whether an owner still has a sweep, given the end of its lease; see sweep/host/processes.py."""
@@ -33,13 +34,6 @@ def free(row: SweepRow, holds: Holds, what: str) -> None:
             f"sweep {row.name!r} is run by {owner.name} on {owner.host} (pid {owner.pid}) and cannot {what} meanwhile; "
             f"atma-sweep cancel --sweep {row.name} stops it"
         )
-
-
-def held_still(session: Session, name: str) -> SweepRow:
-    """The sweep's row, locked until the transaction ends, so that nobody takes the sweep up. Raises SweepUnknown."""
-    row = queries.sweep_row(session, name)
-    session.refresh(row, with_for_update=True)
-    return row
 
 
 def rename(store: Store, name: str, new: str, *, holds: Holds, who: str) -> str:
@@ -60,7 +54,7 @@ def rename(store: Store, name: str, new: str, *, holds: Holds, who: str) -> str:
         if new != name and session.scalar(select(SweepRow.id).where(SweepRow.name == new)) is not None:
             raise StoreError(f"there is a sweep {new} already; choose another name")
         row.name = new
-        say(session, "renamed", f"{name} to {new} by {who}", row.id)
+        tell(session, "renamed", f"{name} to {new} by {who}", sweep_id=row.id)
         return queries.revision_row(session, row.id).grid_file
 
     return store.write(work)
@@ -128,8 +122,3 @@ def note(store: Store, what: str, text: str | None) -> tuple[What, str, str | No
         return kind, name, row.note
 
     return store.read(work) if text is None else store.write(work)
-
-
-def say(session: Session, kind: str, message: str, sweep_id: int | None = None) -> None:
-    """An event, in the caller's transaction."""
-    session.execute(insert(EventRow).values(at=UtcNow(), kind=kind, message=storable(message), sweep_id=sweep_id))

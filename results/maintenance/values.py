@@ -83,10 +83,9 @@ def damaged_rows(connection: Connection) -> list[Finding]:
     if not lines:
         return []
     return [
-        Finding(
-            severity="error",
-            what=f"{len(lines)} values cannot be as they are: {some(lines)}",
-            remedy="they were changed by hand, or the disk fails: restore the newest backup",
+        Finding.error(
+            f"{len(lines)} values cannot be as they are: {some(lines)}",
+            "they were changed by hand, or the disk fails: restore the newest backup",
         )
     ]
 

@@ -12,7 +12,7 @@ from sqlalchemy.orm import Session
 
 from ..errors import StoreError
 from ..store import attempt_queries, queries, sweep_lease
-from ..store.records import CellRecord, NewRevision, Provenance
+from ..store.records import PREEMPTED, CellRecord, NewRevision, Provenance
 from ..store.schema import AttemptRow, CurvePointRow, MeasurementRow, ProvenanceRow, RevisionRow, SweepRow
 from ..store.store import Store
 from .base import Sheet
@@ -96,7 +96,7 @@ def _fill(session: Session, given: Sheet, first: int | None) -> None:
     # what a loader of an older release, which went step by step, left behind
     dead = update(AttemptRow).where(AttemptRow.id.in_([one.id for one in earlier if one.state == "running"]))
     cause = "loading the published numbers was interrupted"
-    session.execute(dead.values(state="interrupted", finished_at=moment, cause=cause, failure="preempted"))
+    session.execute(dead.values(state="interrupted", finished_at=moment, cause=cause, failure=PREEMPTED))
     numbers = {one.cell_id: one.number + 1 for one in earlier}
     attempts = [_attempt(given, cell, numbers.get(cell.id, 1), moment) for cell in given.cells]
     if first is not None:

@@ -16,7 +16,7 @@ from sqlalchemy.orm import Session
 
 from ..errors import AttemptUnknown
 from ..metrics import SAMPLES
-from .queries import columns_of, in_parts, membership, read_records, revision_row, sweep_row
+from .queries import columns_of, in_parts, membership, read_records, revision_row, rows_in, sweep_row
 from .records import SAMPLE_METRIC, Attempt, CurvePoint, Event, Key, Provenance, Sample, Source, Timed, Value
 from .schema import (
     AttemptRow,
@@ -58,11 +58,8 @@ def attempts_of(session: Session, cell_ids: Collection[str]) -> list[Attempt]:
 
 def failures(session: Session, attempt_ids: Collection[int]) -> dict[int, str]:
     """By attempt: the class of its failure, where one was recorded."""
-    found: dict[int, str] = {}
-    for part in in_parts(attempt_ids):
-        query = select(AttemptRow.id, AttemptRow.failure).where(AttemptRow.id.in_(part))
-        found |= {attempt: str(failure) for attempt, failure in session.execute(query) if failure is not None}
-    return found
+    query = select(AttemptRow.id, AttemptRow.failure).where(AttemptRow.failure.is_not(None))
+    return dict(rows_in(session, query, AttemptRow.id, attempt_ids))
 
 
 def live_attempts(session: Session, sweep: str | None = None) -> list[Attempt]:
@@ -118,26 +115,16 @@ def provenance(session: Session, attempt_id: int) -> Provenance | None:
 
 def provenances(session: Session, attempt_ids: Collection[int]) -> dict[int, Provenance]:
     """By attempt: where its numbers come from, for those that have said so."""
-    columns = columns_of(ProvenanceRow, Provenance)
-    found = {}
-    for part in in_parts(attempt_ids):
-        query = select(ProvenanceRow.attempt_id, *columns).where(ProvenanceRow.attempt_id.in_(part))
-        for row in session.execute(query):
-            values = dict(row._mapping)
-            attempt = values.pop("attempt_id")
-            found[attempt] = Provenance(**values)
-    return found
+    query = select(ProvenanceRow.attempt_id, *columns_of(ProvenanceRow, Provenance))
+    found = [dict(row._mapping) for row in rows_in(session, query, ProvenanceRow.attempt_id, attempt_ids)]
+    return {values.pop("attempt_id"): Provenance(**values) for values in found}
 
 
 def sources(session: Session, attempt_ids: Collection[int]) -> dict[int, Source]:
     """By attempt: the code and the chip, for those that have said so."""
     columns = (ProvenanceRow.git_commit, ProvenanceRow.git_dirty, ProvenanceRow.gpu_name)
-    found = {}
-    for part in in_parts(attempt_ids):
-        query = select(ProvenanceRow.attempt_id, *columns).where(ProvenanceRow.attempt_id.in_(part))
-        for attempt, commit, dirty, gpu in session.execute(query):
-            found[attempt] = Source(commit=commit, dirty=dirty, gpu=gpu)
-    return found
+    rows = rows_in(session, select(ProvenanceRow.attempt_id, *columns), ProvenanceRow.attempt_id, attempt_ids)
+    return {attempt: Source(commit=commit, dirty=dirty, gpu=gpu) for attempt, commit, dirty, gpu in rows}
 
 
 def mark(session: Session, sweep: str) -> str:
@@ -187,12 +174,12 @@ def samples(session: Session, attempts: Collection[int]) -> dict[int, list[Sampl
     columns = (ExampleRow.attempt_id, ExampleRow.length, ExampleRow.item, ExampleRow.detail)
     asked = select(*columns).where(ExampleRow.probe == SAMPLES, ExampleRow.metric == SAMPLE_METRIC)
     found: dict[int, list[Sample]] = {}
-    for part in in_parts(sorted(attempts)):
-        rows = session.execute(asked.where(ExampleRow.attempt_id.in_(part)).order_by(*columns[:3]))
-        for attempt, step, item, detail in rows:
-            told = detail or {}
-            one = Sample(step=step, item=item, prompt=str(told.get("prompt", "")), text=str(told.get("text", "")))
-            found.setdefault(attempt, []).append(one)
+    for attempt, step, item, detail in rows_in(
+        session, asked.order_by(*columns[:3]), ExampleRow.attempt_id, sorted(attempts)
+    ):
+        told = detail or {}
+        one = Sample(step=step, item=item, prompt=str(told.get("prompt", "")), text=str(told.get("text", "")))
+        found.setdefault(attempt, []).append(one)
     return found
 
 
@@ -206,13 +193,10 @@ def timed(session: Session) -> list[Timed]:
     ids = [row.id for row in kept]
     curves = _curves(session, ids)
     probes: dict[int, dict[tuple[str, int], float]] = {}
-    for part in in_parts(ids):
-        query = select(
-            MeasurementRow.attempt_id, MeasurementRow.probe, MeasurementRow.length, func.max(MeasurementRow.seconds)
-        ).where(MeasurementRow.attempt_id.in_(part), MeasurementRow.seconds.is_not(None))
-        query = query.group_by(MeasurementRow.attempt_id, MeasurementRow.probe, MeasurementRow.length)
-        for attempt, probe, length, seconds in session.execute(query):
-            probes.setdefault(attempt, {})[probe, length] = float(seconds or 0.0)
+    key = (MeasurementRow.attempt_id, MeasurementRow.probe, MeasurementRow.length)
+    query = select(*key, func.max(MeasurementRow.seconds)).where(MeasurementRow.seconds.is_not(None)).group_by(*key)
+    for attempt, probe, length, seconds in rows_in(session, query, MeasurementRow.attempt_id, ids):
+        probes.setdefault(attempt, {})[probe, length] = float(seconds or 0.0)
     found = []
     for row in kept:
         if row.id not in curves or row.finished_at is None:
@@ -241,13 +225,9 @@ def timed(session: Session) -> list[Timed]:
 
 def starts(session: Session, attempt_ids: Collection[int]) -> dict[int, float]:
     """By attempt: seconds from the start of its process to the built network, for those that told."""
-    found = {}
-    for part in in_parts(attempt_ids):
-        query = select(ProvenanceRow.attempt_id, ProvenanceRow.extra).where(ProvenanceRow.attempt_id.in_(part))
-        for attempt, extra in session.execute(query):
-            if isinstance(seconds := _start(extra), float):
-                found[attempt] = seconds
-    return found
+    query = select(ProvenanceRow.attempt_id, ProvenanceRow.extra)
+    found = {id_: _start(extra) for id_, extra in rows_in(session, query, ProvenanceRow.attempt_id, attempt_ids)}
+    return {attempt: seconds for attempt, seconds in found.items() if seconds is not None}
 
 
 def _start(extra: object) -> float | None:
@@ -304,9 +284,9 @@ def _curves(session: Session, ids: list[int]) -> dict[int, Ends]:
             .group_by(point.attempt_id)
             .subquery()
         )
-        query = select(point.attempt_id, ends.c.points, point.tokens, point.wall_s, point.tokens_per_s).join(
-            ends, and_(ends.c.attempt_id == point.attempt_id, point.step.in_((ends.c.low, ends.c.high)))
-        )
+        query = select(point.attempt_id, ends.c.points, point.tokens, point.wall_s, point.tokens_per_s)
+        at_end = and_(ends.c.attempt_id == point.attempt_id, point.step.in_((ends.c.low, ends.c.high)))
+        query = query.join(ends, at_end)
         rows: dict[int, list[Any]] = {}
         for row in session.execute(query.order_by(point.attempt_id, point.step)):
             rows.setdefault(row.attempt_id, []).append(row)
@@ -339,8 +319,7 @@ def item_details(session: Session, attempts: Collection[int], measure: Key) -> l
     one = (ExampleRow.attempt_id, ExampleRow.item, ExampleRow.position)
     asked = select(*one, ExampleRow.value, ExampleRow.detail).where(ExampleRow.detail.is_not(None)).order_by(*one)
     asked = asked.where(ExampleRow.probe == probe, ExampleRow.metric == metric, ExampleRow.length == length)
-    parts = (asked.where(ExampleRow.attempt_id.in_(part)) for part in in_parts(sorted(attempts)))
-    return [tuple(row) for part in parts for row in session.execute(part)]
+    return [tuple(row) for row in rows_in(session, asked, ExampleRow.attempt_id, sorted(attempts))]
 
 
 def item_means(session: Session, attempts: Collection[int], measure: Key) -> np.ndarray:

@@ -14,26 +14,8 @@ from sqlalchemy.orm import Session
 from ..console.text import did_you_mean
 from ..errors import CellAmbiguous, CellUnknown, StoreError, SweepUnknown
 from ..names import PUBLISHED, SHIPPED, short
-from .records import (
-    AXES,
-    PRUNED,
-    CellRecord,
-    CellState,
-    Key,
-    Owner,
-    RevisionRecord,
-    SweepSummary,
-)
-from .schema import (
-    AttemptRow,
-    Base,
-    CellRow,
-    MeasurementRow,
-    RevisionCellRow,
-    RevisionRow,
-    SweepRow,
-    UtcNow,
-)
+from .records import AXES, PRUNED, CellRecord, CellState, Key, Owner, RevisionRecord, SweepSummary
+from .schema import AttemptRow, Base, CellRow, MeasurementRow, RevisionCellRow, RevisionRow, SweepRow, UtcNow
 
 Record = TypeVar("Record")
 Item = TypeVar("Item")
@@ -53,6 +35,12 @@ def in_parts(items: Collection[Item]) -> Iterator[list[Item]]:
     everything = list(items)
     for start in range(0, len(everything), AT_ONCE):
         yield everything[start : start + AT_ONCE]
+
+
+def rows_in(session: Session, query: Any, column: Any, ids: Collection[Any]) -> Iterator[Any]:
+    """Yield the rows of a query whose column is one of these ids, AT_ONCE ids a statement."""
+    for part in in_parts(ids):
+        yield from session.execute(query.where(column.in_(part)))
 
 
 def read_records(session: Session, record: type[Record], query: Any) -> list[Record]:
@@ -366,11 +354,8 @@ def cell(session: Session, cell_id: str) -> CellRecord:
 
 def configs(session: Session, cell_ids: Collection[str]) -> dict[str, Mapping[str, Any]]:
     """By cell: its complete frozen config."""
-    found: dict[str, Mapping[str, Any]] = {}
-    for part in in_parts(cell_ids):
-        query = select(CellRow.id, CellRow.config).where(CellRow.id.in_(part))
-        found |= {row.id: row.config for row in session.execute(query)}
-    return found
+    rows = rows_in(session, select(CellRow.id, CellRow.config), CellRow.id, cell_ids)
+    return {row.id: row.config for row in rows}
 
 
 def find_cell(session: Session, asked: str, sweep: str | None = None) -> CellRecord:

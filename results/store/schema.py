@@ -7,7 +7,7 @@ Times are text, ISO-8601 in UTC with milliseconds and Z: fixed width, so they so
 from __future__ import annotations
 
 from datetime import UTC, datetime
-from typing import Any, ClassVar
+from typing import Any, ClassVar, get_args
 
 from sqlalchemy import (
     JSON,
@@ -33,13 +33,11 @@ from sqlalchemy.orm import DeclarativeBase, Mapped, mapped_column
 from sqlalchemy.sql.compiler import SQLCompiler
 from sqlalchemy.sql.functions import FunctionElement
 
+from .records import AttemptState, Kind, Phase, TrialStanding
+
 REVISIONS = ("0001", "0002", "0003", "0004", "0005", "0006", "0007", "0008", "0009")
 """Every migration, oldest first: a database at another one than the last is older; at one not listed, newer."""
 HEAD = REVISIONS[-1]
-
-STATES = ("running", "done", "failed", "diverged", "interrupted")
-STANDINGS = ("asked", "done", "pruned", "diverged", "failed")
-"""Of trials."""
 
 
 class UtcTime(TypeDecorator[datetime]):
@@ -172,15 +170,10 @@ class AttemptRow(Base):
     __tablename__ = "attempt"
     __table_args__ = (
         UniqueConstraint("cell_id", "number"),
-        CheckConstraint("kind IN ('train', 'evaluate', 'external')", name="kind"),
-        CheckConstraint("state IN ('running', 'done', 'failed', 'diverged', 'interrupted')", name="state"),
-        CheckConstraint("phase IN ('starting', 'training', 'probing')", name="phase"),
-        Index(
-            "one_live_attempt",
-            "cell_id",
-            unique=True,
-            sqlite_where=LIVE,
-        ),
+        CheckConstraint(f"kind IN {get_args(Kind)}", name="kind"),
+        CheckConstraint(f"state IN {get_args(AttemptState)}", name="state"),
+        CheckConstraint(f"phase IN {get_args(Phase)}", name="phase"),
+        Index("one_live_attempt", "cell_id", unique=True, sqlite_where=LIVE),
         Index(None, "parent_id"),
     )
     id: Mapped[int] = mapped_column(primary_key=True)
@@ -308,7 +301,7 @@ class TrialRow(Base):
 
     __tablename__ = "trial"
     __table_args__ = (
-        CheckConstraint("standing IN ('asked', 'done', 'pruned', 'diverged', 'failed')", name="standing"),
+        CheckConstraint(f"standing IN {get_args(TrialStanding)}", name="standing"),
         ForeignKeyConstraint(
             ["sweep_id", "part"], ["study.sweep_id", "study.part"], name="fk_trial_study", ondelete="CASCADE"
         ),

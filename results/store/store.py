@@ -27,26 +27,11 @@ from sqlalchemy.orm import Session
 
 from ..arguments import COUNT, FLAG, NUMBER, PATH, TEXT, check_argument
 from ..console.text import without_passwords
-from ..errors import (
-    CellTaken,
-    LostLease,
-    StoreError,
-    StoreMissing,
-    SweepBusy,
-)
+from ..errors import CellTaken, LostLease, StoreError, StoreMissing, SweepBusy
 from . import attempt_queries, queries, sweep_lease
-from .database import (
-    check_revision,
-    file_of,
-    place,
-    plain_errors,
-    refuse_network,
-    revision_of,
-    shown,
-    storable,
-)
+from .database import check_revision, file_of, place, plain_errors, refuse_network, revision_of, shown, storable
 from .database_connection import PATIENCE_S, Transactions
-from .records import PRUNED, Attempt, AttemptState, CellRecord, Kind, NewRevision, Owner
+from .records import PREEMPTED, PRUNED, Attempt, AttemptState, CellRecord, Kind, NewRevision, Owner
 from .schema import AttemptRow, EventRow, SweepRow, UtcNow
 from .store_reader import Reads, Snapshot
 from .upgrading import create_database, create_scratch
@@ -343,7 +328,7 @@ class Store(Transactions, Reads):
 
         def work(session: Session) -> bool:
             dead = update(AttemptRow).where(AttemptRow.id == attempt_id, AttemptRow.state == "running")
-            ended = {"state": "interrupted", "finished_at": UtcNow(), "cause": storable(cause), "failure": "preempted"}
+            ended = {"state": "interrupted", "finished_at": UtcNow(), "cause": storable(cause), "failure": PREEMPTED}
             if not _changed(session, dead.values(**ended)):
                 return False
             cell = session.scalar(select(AttemptRow.cell_id).where(AttemptRow.id == attempt_id))

@@ -119,7 +119,7 @@ def record(session: Session, sweep: SweepRow, given: NewRevision) -> int:
 
 def extend(session: Session, name: str, fence: int, cells: Sequence[CellRecord], price: object) -> None:
     """See Store.extend_revision."""
-    row = _held_still(session, name)
+    row = held_still(session, name)
     if row.fence != fence or row.owner is None:
         raise LostLease(f"sweep {name!r} was taken over by another supervisor; this one has to stop")
     newest = append(session, row.id, cells)
@@ -166,7 +166,7 @@ def _revision(
 
 def ask(session: Session, name: str, wishes: Mapping[str, Any]) -> dict[str, Any]:
     """See Store.ask."""
-    row = _held_still(session, name)
+    row = held_still(session, name)
     asked = dict(row.request or {})
     for wish, value in wishes.items():
         asked[wish] = sorted({*asked.get(wish, ()), *value}) if isinstance(value, list | tuple) else value
@@ -177,14 +177,14 @@ def ask(session: Session, name: str, wishes: Mapping[str, Any]) -> dict[str, Any
 
 def answered(session: Session, name: str, retry: Collection[str]) -> None:
     """See Store.answered."""
-    row = _held_still(session, name)
+    row = held_still(session, name)
     asked = dict(row.request or {})
     left = sorted({*asked.pop("retry", ())} - {*retry})
     row.request = (asked | ({"retry": left} if left else {})) or None
 
 
-def _held_still(session: Session, name: str) -> SweepRow:
-    """The row as it is now, locked until the transaction ends. Raises SweepUnknown."""
+def held_still(session: Session, name: str) -> SweepRow:
+    """The row as it is now, locked until the transaction ends, so that nobody takes the sweep up. Raises SweepUnknown."""
     row = queries.sweep_row(session, name)
     session.refresh(row, with_for_update=True)
     return row

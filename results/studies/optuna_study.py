@@ -11,8 +11,9 @@ import hashlib
 import warnings
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field, replace
-from typing import TYPE_CHECKING, Any, Literal
+from typing import TYPE_CHECKING, Any
 
+from ..store.records import TrialStanding
 from .search import Choice, Interval, Range, Search
 
 if TYPE_CHECKING:
@@ -22,7 +23,6 @@ if TYPE_CHECKING:
 
 NAME = "study-{seed}"
 """Hyperband shares trials out to its brackets by the study's name."""
-Standing = Literal["asked", "done", "pruned", "diverged", "failed"]
 
 
 @dataclass(frozen=True)
@@ -33,7 +33,7 @@ class Trial:
     """0, 1, 2, ... in the order in which they were proposed."""
     params: Mapping[str, Any]
     """By path, the level that was proposed."""
-    standing: Standing = "asked"
+    standing: TrialStanding = "asked"
     values: tuple[float, ...] | None = None
     """Of the objectives, in the search's order; None until it is done."""
     curve: tuple[tuple[int, float], ...] = ()

@@ -13,11 +13,11 @@ from ..errors import LostLease
 from ..forecast import OPTION, Forecast, as_option, extended, forecast_of
 from ..store import queries, sweep_lease
 from ..store.database import jsonable, storable, upsert
-from ..store.records import CellRecord
+from ..store.records import CellRecord, TrialStanding
 from ..store.schema import StudyRow, TrialRow, UtcNow
 from ..store.store import Store
 from ..store.store_reader import Reads
-from .optuna_study import Standing, Trial
+from .optuna_study import Trial
 from .search import Search, search_from
 
 WHOLE = ""
@@ -49,7 +49,7 @@ def _trials(session: Session, sweep: str | None, part: str) -> list[Trial]:
         Trial(
             number=row.number,
             params=row.params,
-            standing=cast(Standing, row.standing),
+            standing=cast(TrialStanding, row.standing),
             values=None if row.objectives is None else tuple(row.objectives),
             curve=tuple((int(rung), value) for rung, value in row.curve or ()),
             attrs=row.attrs,
@@ -132,8 +132,7 @@ class Studies:
 
     def _held(self, work: Callable[[Session, int], None]) -> None:
         def whole(session: Session) -> None:
-            row = queries.sweep_row(session, self.sweep)
-            session.refresh(row, with_for_update=True)
+            row = sweep_lease.held_still(session, self.sweep)
             if row.fence != self.fence:
                 raise LostLease(f"sweep {self.sweep!r} was taken over by another supervisor; this one has to stop")
             work(session, row.id)

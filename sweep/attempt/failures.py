@@ -11,12 +11,9 @@ import traceback
 from collections.abc import Iterator, Mapping
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Literal
 
 from ...results.errors import StoreAway, StoreBusy, StoreReplaced
-from ...results.store.records import AttemptState
-
-Failure = Literal["preempted", "node_lost", "infrastructure", "host_oom", "cuda_oom", "hang", "code"]
+from ...results.store.records import AttemptState, Failure
 
 EXIT_STOPPED = 143
 EXIT_MACHINE = 3

@@ -211,26 +211,24 @@ def db_forget(
       atma-sweep db forget polar-baseline-d0-m1-w0-s0 --probe needle --yes
     """
     import sys
-    from dataclasses import asdict
 
     from ...results.errors import StoreError
-    from ...results.maintenance.measurement_deletion import forget, plan
+    from ...results.maintenance.deletion import forget, plan_measurements
     from ...results.store.store import open_store
     from ..orchestrator.control import person
 
     store = open_store(db)
-    probes, lengths = probe or [], length or []
-    found = plan(store, cell, probes=probes, lengths=lengths, sweep=sweep)
+    found = plan_measurements(store, cell, probes=probe or [], lengths=length or [], sweep=sweep)
     if not as_json:
         say("\n".join(cleaned(found).lines()))
     if found.rows and not yes and not as_json and sys.stdin.isatty():
         yes = typer.confirm("delete these?")
     if found.rows and yes:
-        found = forget(store, found, probes=probes, lengths=lengths, who=person())
+        found = forget(store, found, who=person())
         if not as_json:
             say("deleted")
     if as_json:
-        print_json(asdict(found))
+        print_json(found.as_json())
     if found.rows and not found.deleted:
         raise StoreError("nothing was deleted; --yes deletes what is listed")
 

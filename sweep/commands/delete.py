@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import sys
 from collections.abc import Sequence
-from dataclasses import asdict, replace
+from dataclasses import replace
 from typing import Annotated
 
 import typer
@@ -89,7 +89,7 @@ def delete(
       atma-sweep delete polar-baseline-d0-m1-w0-s0 --yes
       atma-sweep delete quick --yes
     """
-    from ...results.maintenance import sweep_deletion
+    from ...results.maintenance import deletion
     from ...results.store.store import open_store
     from ..host.processes import holds
     from ..orchestrator.control import person
@@ -98,13 +98,13 @@ def delete(
         _measurements(names, probe or [], metric or [], length or [], dry_run, yes, no_backup, db, as_json)
         return
     store = open_store(db)
-    found = sweep_deletion.plan(store, names, holds=holds, runs=runs_folder(runs, db))
+    found = deletion.plan(store, names, holds=holds, runs=runs_folder(runs, db))
     if not as_json:
         say("\n".join(cleaned(found).lines()))
     if not dry_run and not found.nothing:
         agreed(yes=yes, as_json=as_json, done="deleted")
         found = replace(found, backup=_backup(db, no_backup, as_json))
-        found = sweep_deletion.delete_all(store, found, names, holds=holds, who=person())
+        found = deletion.delete_all(store, found, names, holds=holds, who=person())
         if not as_json:
             say("deleted")
     if as_json:
@@ -124,7 +124,7 @@ def _measurements(
 ) -> None:
     """Deletes numbers of one cell. Raises StoreError for several cells and for sweeps."""
     from ...results.errors import StoreError
-    from ...results.maintenance import measurement_deletion, names_tags_notes, sweep_deletion
+    from ...results.maintenance import deletion, names_tags_notes
     from ...results.store.store import open_store
     from ..host.processes import holds
     from ..orchestrator.control import person
@@ -135,22 +135,19 @@ def _measurements(
     kind, cell = store.read(lambda session: names_tags_notes.meant(session, names[0], whole=True))
     if kind != "cell":
         raise StoreError(f"--probe, --metric and --length mean numbers of one cell, and {cell} is a sweep; name a cell")
-    store.write(lambda session: sweep_deletion.alone(session, cell, holds))
-    found = measurement_deletion.plan(store, cell, probes=probes, lengths=lengths, metrics=metrics)
+    store.write(lambda session: deletion.alone(session, cell, holds))
+    found = deletion.plan_measurements(store, cell, probes=probes, lengths=lengths, metrics=metrics)
     copy = None
     if not as_json:
         say("\n".join(cleaned(found).lines()))
     if not dry and found.rows:
         agreed(yes=yes, as_json=as_json, done="deleted")
         copy = _backup(db, no_backup, as_json)
-        found = measurement_deletion.forget(
-            store, found, probes=probes, lengths=lengths, metrics=metrics, who=person(),
-            check=lambda session: sweep_deletion.alone(session, cell, holds),
-        )  # fmt: skip
+        found = deletion.forget(store, found, who=person(), check=lambda session: deletion.alone(session, cell, holds))
         if not as_json:
             say("deleted")
     if as_json:
-        print_json(asdict(found) | {"backup": copy})
+        print_json(found.as_json() | {"backup": copy})
 
 
 def _backup(db: str | None, without: bool, as_json: bool) -> str | None:

@@ -59,19 +59,15 @@ def differing(runs: Path) -> Iterator[Finding]:
     """Files whose content is not what their name, or the manifest beside them, says."""
     for home in sorted((runs / "source").glob("*")):
         if source_snapshot.is_fingerprint(home.name) and not source_snapshot.intact(home):
-            yield Finding(
-                severity="error",
-                what=f"{home} does not hold the code that its name stands for",
-                remedy="remove it; the next launch makes another",
+            yield Finding.error(
+                f"{home} does not hold the code that its name stands for", "remove it; the next launch makes another"
             )
     for copy in sorted((runs / "plugins").glob("*.py")):
         if copy.is_symlink() or not sha256(copy).startswith(copy.name.partition("_")[0]):
-            yield Finding(
-                severity="error",
-                what=f"{copy} is not the plugin that its name stands for",
-                remedy="remove it, and launch its grid again",
+            yield Finding.error(
+                f"{copy} is not the plugin that its name stands for", "remove it, and launch its grid again"
             )
     for folder in corpora.folders(runs / "corpora"):
         for line in corpora.verify(folder):
             what, _, remedy = line.rpartition("; ")
-            yield Finding(severity="error", what=what, remedy=remedy)
+            yield Finding.error(what, remedy)

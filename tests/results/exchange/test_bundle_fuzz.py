@@ -219,7 +219,7 @@ VALUES = st.one_of(
         max_leaves=8,
     ),
 )
-PLACES = [(table, word) for table in row_validation.MEMBERS for word in row_validation.fields_of(table)]
+PLACES = [(table, word) for table in row_validation.MEMBERS for word in row_validation.FIELDS[table]]
 
 
 def changed(members: dict[str, bytes], table: str, row: int, word: str, value: Any) -> dict[str, bytes]:

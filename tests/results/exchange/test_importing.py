@@ -7,7 +7,7 @@ import pytest
 from atma_sweep.results.errors import BundleError, StoreError, SweepBusy, SweepUnknown
 from atma_sweep.results.exchange.exporting import export_sweep
 from atma_sweep.results.exchange.importing import import_bundle
-from atma_sweep.results.maintenance.measurement_deletion import forget, plan
+from atma_sweep.results.maintenance.deletion import forget, plan_measurements
 from atma_sweep.results.store.recorder import Recorder
 from atma_sweep.results.store.records import CurvePoint, Example, Measurement, Owner
 from histories import T, at, bundle, cells_of, launch, natural, rows, run, view, whole
@@ -83,12 +83,12 @@ class TestRoundTrip:
         other = make("other")
         import_bundle(other, small)
         for one in (store, other):
-            forget(one, plan(one, cell, lengths=[4096]), lengths=[4096], who="ada")
+            forget(one, plan_measurements(one, cell, lengths=[4096]), who="ada")
         # those of numbers that are still here come
         assert import_bundle(other, file).added["example"] == 1
         assert [row["length"] for row in rows(other, "example")] == [64]
         # and an attempt of one's own, which never was without, gets none back
-        forget(store, plan(store, cell, probes=["val"]), probes=["val"], who="ada")
+        forget(store, plan_measurements(store, cell, probes=["val"]), who="ada")
         with store.transaction() as session:
             session.execute(delete(T["example"]))
         assert import_bundle(store, file).added["example"] == 0

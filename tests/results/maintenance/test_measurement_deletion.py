@@ -7,7 +7,7 @@ from typing import Any
 
 import pytest
 from atma_sweep.results.errors import StoreError, SweepReadOnly
-from atma_sweep.results.maintenance.measurement_deletion import Row, forget, plan
+from atma_sweep.results.maintenance.deletion import Row, forget, plan_measurements
 from atma_sweep.results.store.recorder import Recorder
 from atma_sweep.results.store.records import CellRecord, Example, Measurement, Owner, requests_of, standing
 from atma_sweep.results.store.store import Store
@@ -44,11 +44,11 @@ def word(store: Store, cell: str) -> str:
 
 def test_a_stranger_goes_and_all_else_stays(store: Store, measured: CellRecord) -> None:
     before = store.measurements(measured.id)
-    found = plan(store, measured.slug, lengths=[999_999_999])
+    found = plan_measurements(store, measured.slug, lengths=[999_999_999])
     assert found.rows == [Row(probe="clean", length=999_999_999, measurements=1, attempts=1, examples=0)]
     assert found.asked_by == {}
     assert store.measurements(measured.id) == before, "a plan changes nothing"
-    done = forget(store, found, lengths=[999_999_999], who="ada on here")
+    done = forget(store, found, who="ada on here")
     assert done.deleted
     assert store.measurements(measured.id) == [value for value in before if value.length != 999_999_999]
     assert word(store, measured.id) == "done"
@@ -57,14 +57,14 @@ def test_a_stranger_goes_and_all_else_stays(store: Store, measured: CellRecord) 
 
 
 def test_what_a_grid_asks_for_is_said_to_be_wanted_again(store: Store, measured: CellRecord) -> None:
-    found = plan(store, measured.id, probes=["clean"], lengths=[64])
+    found = plan_measurements(store, measured.id, probes=["clean"], lengths=[64])
     assert found.rows == [Row(probe="clean", length=64, measurements=2, attempts=2, examples=4)]
     assert found.asked_by == {"quick": "needs-eval"}
     assert found.lines()[1:] == [
         "  clean at 64: 2 numbers of 2 attempts, 4 items behind them",
         "  sweep quick asks for it: there the cell becomes needs-eval, and the next launch measures it again",
     ]
-    forget(store, found, probes=["clean"], lengths=[64], who="ada")
+    forget(store, found, who="ada")
     assert word(store, measured.id) == "needs-eval"
     keys = {(value.probe, value.length) for value in store.measurements(measured.id)}
     assert keys == {("val", 0), ("clean", 128), ("clean", 999_999_999)}, "no older number came back"
@@ -75,20 +75,20 @@ def test_what_a_grid_asks_for_is_said_to_be_wanted_again(store: Store, measured:
 
 def test_without_weights_it_is_said_that_nothing_can_measure_it_again(store: Store, measured: CellRecord) -> None:
     store.forget_weights(store.attempts(measured.id)[0].id)
-    found = plan(store, measured.id, probes=["val"])
+    found = plan_measurements(store, measured.id, probes=["val"])
     assert found.asked_by == {"quick": "weights gone"}
     assert "only after a launch with --retrain" in found.lines()[-1]
 
 
 def test_a_plan_that_is_out_of_date_deletes_nothing(store: Store, measured: CellRecord, owner: Owner) -> None:
-    found = plan(store, measured.id, probes=["clean"])
+    found = plan_measurements(store, measured.id, probes=["clean"])
     attempt = store.start_attempt(measured.id, kind="evaluate", owner=owner, fence=1)
     Recorder(store, attempt.id, 1).measurements(values(256, 3.0))
-    assert plan(store, measured.id, probes=["clean"]).rows == found.rows, "what runs is left alone"
+    assert plan_measurements(store, measured.id, probes=["clean"]).rows == found.rows, "what runs is left alone"
     store.finish_attempt(attempt.id, 1, "done")
     before = store.measurements(measured.id)
     with pytest.raises(StoreError, match="changed meanwhile"):
-        forget(store, found, probes=["clean"], who="ada")
+        forget(store, found, who="ada")
     assert store.measurements(measured.id) == before
 
 
@@ -102,12 +102,12 @@ def test_a_plan_that_is_out_of_date_deletes_nothing(store: Store, measured: Cell
 )
 def test_what_cannot_be_meant_is_refused(store: Store, measured: CellRecord, asked: dict[str, Any], said: str) -> None:
     with pytest.raises(StoreError, match=said):
-        plan(store, measured.id, **asked)
+        plan_measurements(store, measured.id, **asked)
 
 
 def test_imported_numbers_stay(store: Store, measured: CellRecord) -> None:
     store.set_read_only("quick")
     with pytest.raises(SweepReadOnly, match="belongs to quick alone"):
-        plan(store, measured.id, probes=["clean"])
+        plan_measurements(store, measured.id, probes=["clean"])
     store.record_revision("mine", grid_text="x", grid_file="x", options={}, cells=[measured])
-    assert plan(store, measured.id, probes=["clean"], lengths=[128]).asked_by == {"quick": "needs-eval"}
+    assert plan_measurements(store, measured.id, probes=["clean"], lengths=[128]).asked_by == {"quick": "needs-eval"}

@@ -15,8 +15,8 @@ from pathlib import Path
 
 import pytest
 from atma_sweep.results.errors import CellTaken, CellUnknown, StoreError, SweepBusy
-from atma_sweep.results.maintenance import sweep_deletion
-from atma_sweep.results.maintenance.sweep_deletion import Deletion
+from atma_sweep.results.maintenance import deletion
+from atma_sweep.results.maintenance.deletion import Deletion
 from atma_sweep.results.store.recorder import Recorder
 from atma_sweep.results.store.records import CellRecord, CurvePoint, Example, Measurement, Owner, Provenance
 from atma_sweep.results.store.store import Store, open_store
@@ -82,8 +82,8 @@ def sound(store: Store) -> bool:
 
 
 def delete(store: Store, *names: str) -> Deletion:
-    found = sweep_deletion.plan(store, names, holds=holds)
-    return sweep_deletion.delete_all(store, found, names, holds=holds, who="ada")
+    found = deletion.plan(store, names, holds=holds)
+    return deletion.delete_all(store, found, names, holds=holds, who="ada")
 
 
 @pytest.fixture
@@ -99,12 +99,12 @@ def told(store: Store, sweep: str) -> list[object]:
 
 def test_a_sweep_goes_with_the_cells_that_are_its_own(store: Store, four: list[CellRecord]) -> None:
     before, other = counts(store), told(store, "two")
-    found = sweep_deletion.plan(store, ["one"], holds=holds)
+    found = deletion.plan(store, ["one"], holds=holds)
     assert counts(store) == before, "a plan changes nothing"
     assert (found.sweeps, found.cells) == (("one",), (four[1].id, four[2].id))
     assert [(kept.cell, kept.why) for kept in found.kept] == [(four[0].id, "shared with sweep two")]
     assert (found.places, found.asked_by) == (("s3://b/c",), {})
-    done = sweep_deletion.delete_all(store, found, ["one"], holds=holds, who="ada")
+    done = deletion.delete_all(store, found, ["one"], holds=holds, who="ada")
     assert done.deleted
     after = counts(store)
     # c01 has two attempts and c02 one, each with 1 number, 3 items, 4 points, and 2 events; one event was the sweep's
@@ -128,7 +128,7 @@ def test_the_database_can_be_told_the_same_again(store: Store, four: list[CellRe
 
 
 def test_both_sweeps_at_once_take_what_they_share(store: Store, four: list[CellRecord]) -> None:
-    assert sweep_deletion.plan(store, ["one", "two", "one"], holds=holds).cells == tuple(cell.id for cell in four)
+    assert deletion.plan(store, ["one", "two", "one"], holds=holds).cells == tuple(cell.id for cell in four)
 
 
 def test_a_cell_goes_and_the_sweep_that_wants_it_is_named(store: Store, four: list[CellRecord]) -> None:
@@ -144,22 +144,22 @@ def test_a_cell_goes_and_the_sweep_that_wants_it_is_named(store: Store, four: li
 
 
 def test_what_two_sweeps_share_stays(store: Store, four: list[CellRecord]) -> None:
-    found = sweep_deletion.plan(store, [four[0].id], holds=holds)
+    found = deletion.plan(store, [four[0].id], holds=holds)
     assert found.nothing
     assert [kept.why for kept in found.kept] == ["shared with sweep one and two"]
     with pytest.raises(StoreError, match="sweeps one and two share cell"):
-        store.read(lambda session: sweep_deletion.alone(session, four[0].id, holds))
+        store.read(lambda session: deletion.alone(session, four[0].id, holds))
 
 
 def test_a_cell_on_whose_weights_another_was_measured_stays(store: Store, four: list[CellRecord], owner: Owner) -> None:
     theirs = store.attempts(four[2].id)[0].id
     run(store, four[3].id, owner, parent=theirs)
-    found = sweep_deletion.plan(store, ["one"], holds=holds)
+    found = deletion.plan(store, ["one"], holds=holds)
     assert found.cells == (four[1].id,)
     assert [kept.why for kept in found.kept][1:] == [f"on whose weights cell {four[3].id} was measured"]
     delete(store, "one")
     assert sound(store)
-    assert set(sweep_deletion.plan(store, ["two", four[2].id], holds=holds).cells) == {four[i].id for i in (0, 2, 3)}
+    assert set(deletion.plan(store, ["two", four[2].id], holds=holds).cells) == {four[i].id for i in (0, 2, 3)}
 
 
 def test_what_runs_is_left_alone(store: Store, four: list[CellRecord], owner: Owner) -> None:
@@ -167,16 +167,16 @@ def test_what_runs_is_left_alone(store: Store, four: list[CellRecord], owner: Ow
     fence = store.acquire_sweep("one", Owner(name="alive", host="here", pid=1, started=1.0), 60)
     for names in (["one"], [four[1].id], ["one", "two"]):
         with pytest.raises(SweepBusy, match="is run by alive"):
-            sweep_deletion.plan(store, names, holds=holds)
+            deletion.plan(store, names, holds=holds)
     with pytest.raises(SweepBusy):
-        store.write(lambda session: sweep_deletion.alone(session, four[1].id, holds))
+        store.write(lambda session: deletion.alone(session, four[1].id, holds))
     store.release_sweep("one", fence)
     run(store, four[2].id, owner, "running")
     for names in (["one"], [four[2].id]):
         with pytest.raises(CellTaken, match="is being run"):
-            sweep_deletion.plan(store, names, holds=holds, lives=lambda attempt: True)
+            deletion.plan(store, names, holds=holds, lives=lambda attempt: True)
     assert counts(store) | {"event": 0} == before | {"event": 0, "attempt": before["attempt"] + 1, "measurement": before["measurement"] + 1, "example": before["example"] + 3, "curve_point": before["curve_point"] + 4, "provenance": before["provenance"] + 1}  # fmt: skip
-    assert sweep_deletion.plan(store, ["one"], holds=holds, lives=lambda attempt: False).cells[-1] == four[2].id
+    assert deletion.plan(store, ["one"], holds=holds, lives=lambda attempt: False).cells[-1] == four[2].id
 
 
 def test_an_attempt_on_this_host_lives_as_long_as_its_process(
@@ -189,23 +189,23 @@ def test_an_attempt_on_this_host_lives_as_long_as_its_process(
     alive = store.attempt(run(store, four[1].id, mine, "running"))
     dead = store.attempt(run(store, four[2].id, Owner(name="x", host=mine.host, pid=me.pid, started=1.0), "running"))
     far = store.attempt(run(store, four[3].id, owner, "running"))
-    assert [sweep_deletion.lives(one) for one in (alive, dead, far)] == [True, False, True]
+    assert [deletion.lives(one) for one in (alive, dead, far)] == [True, False, True]
 
 
 def test_a_plan_that_is_out_of_date_deletes_nothing(store: Store, four: list[CellRecord], owner: Owner) -> None:
-    found = sweep_deletion.plan(store, ["one"], holds=holds)
+    found = deletion.plan(store, ["one"], holds=holds)
     run(store, four[2].id, owner)
     before = counts(store)
     with pytest.raises(StoreError, match="changed meanwhile"):
-        sweep_deletion.delete_all(store, found, ["one"], holds=holds, who="ada")
+        deletion.delete_all(store, found, ["one"], holds=holds, who="ada")
     assert counts(store) == before
 
 
 def test_the_beginning_of_an_id_is_not_enough(store: Store, four: list[CellRecord]) -> None:
     with pytest.raises(CellUnknown, match="give its whole id"):
-        sweep_deletion.plan(store, ["c01"], holds=holds)
+        deletion.plan(store, ["c01"], holds=holds)
     with pytest.raises(CellUnknown, match="no sweep is named 'nothing'"):
-        sweep_deletion.plan(store, ["nothing"], holds=holds)
+        deletion.plan(store, ["nothing"], holds=holds)
 
 
 def _dump(path: Path) -> list[str]:
@@ -219,7 +219,7 @@ KILLED = """
 import os, signal, sys
 from sqlalchemy import event
 from sqlalchemy.engine import Engine
-from atma_sweep.results.maintenance import sweep_deletion
+from atma_sweep.results.maintenance import deletion
 from atma_sweep.results.store.store import open_store
 
 at, seen = int(sys.argv[2]), [0]
@@ -233,8 +233,8 @@ def count(connection, cursor, statement, *rest):
 
 store = open_store(sys.argv[1])
 holds = lambda owner, until: False
-found = sweep_deletion.plan(store, ["one"], holds=holds)
-sweep_deletion.delete_all(store, found, ["one"], holds=holds, who="ada")
+found = deletion.plan(store, ["one"], holds=holds)
+deletion.delete_all(store, found, ["one"], holds=holds, who="ada")
 print(seen[0])
 """
 

@@ -10,7 +10,7 @@ import pytest
 from atma_sweep.results import forecast
 from atma_sweep.results.errors import LostLease
 from atma_sweep.results.forecast import Forecast
-from atma_sweep.results.maintenance import sweep_deletion
+from atma_sweep.results.maintenance import deletion
 from atma_sweep.results.store.records import NewRevision, Owner
 from atma_sweep.results.store.store import Store
 from atma_sweep.results.studies.optuna_study import Trial
@@ -106,7 +106,7 @@ def test_a_deleted_cell_is_asked_for_again_and_a_deleted_sweep_takes_its_study(s
     store.release_sweep("s", studies.fence)
 
     def delete(name: str) -> None:
-        sweep_deletion.delete_all(store, sweep_deletion.plan(store, [name], holds=lambda *a: False), [name], holds=lambda *a: False, who="ada")  # fmt: skip
+        deletion.delete_all(store, deletion.plan(store, [name], holds=lambda *a: False), [name], holds=lambda *a: False, who="ada")  # fmt: skip
 
     delete(cells[1].id)
     kept, gone = trials_of(store, "s")

@@ -9,7 +9,7 @@ from collections.abc import Iterator
 from pathlib import Path
 
 import pytest
-from atma_sweep.results.maintenance import sweep_deletion
+from atma_sweep.results.maintenance import deletion
 from atma_sweep.results.store.recorder import Recorder
 from atma_sweep.results.store.records import AXES, CellRecord, Owner, Provenance
 from atma_sweep.results.store.store import Store, open_store
@@ -73,8 +73,8 @@ class House:
         }
 
     def delete(self, *names: str) -> None:
-        found = sweep_deletion.plan(self.store, names, holds=nobody)
-        sweep_deletion.delete_all(self.store, found, names, holds=nobody, who="ada")
+        found = deletion.plan(self.store, names, holds=nobody)
+        deletion.delete_all(self.store, found, names, holds=nobody, who="ada")
 
 
 @pytest.fixture
