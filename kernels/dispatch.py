@@ -146,19 +146,27 @@ def attention_choice(
     return triton_or_torch(why or failure(op, error, device, dtype, head_dim, "triton"))
 
 
+def why_not_gluon(device: torch.device, dtype: torch.dtype, head_dim: int, window: int | None) -> str | None:
+    """Return why the attention kernels for Hopper cannot take such tensors; None when they can."""
+    host = importlib.import_module(".attention.gluon.host", __package__)
+    why: str | None = host.why_not(device, dtype, head_dim, window)
+    return why
+
+
 def gluon_choice(
     op: str,
-    ours: Choice,
-    why_not: Callable[[], str | None],
     device: torch.device,
     dtype: torch.dtype,
     head_dim: int,
+    window: int | None,
     error: Callable[..., float],
 ) -> Choice:
-    """ "gluon" in place of "triton" where `why_not` has nothing against it and it passes the same self-test."""
+    """As `attention_choice`, but "gluon" in place of "triton" where it can run and passes the same self-test."""
+    ours = attention_choice(op, device, dtype, head_dim, error)
     if ours.backend != "triton":
         return ours
-    why = why_not() or failure(f"Gluon {op}", error, device, dtype, head_dim, "gluon")
+    why = why_not_gluon(device, dtype, head_dim, window)
+    why = why or failure(f"Gluon {op}", error, device, dtype, head_dim, "gluon")
     return Choice("gluon", ours.reason) if why is None else Choice("triton", f"{ours.reason}; not Gluon: {why}")
 
 

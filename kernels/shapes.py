@@ -63,6 +63,11 @@ def check_window(window: int | None) -> None:
         raise ValueError(f"window must be at least 1 (the query's own key), got {window}")
 
 
+def cut(window: int | None, length: int) -> int:
+    """Return the window as the kernels take it: one that reaches the first key of `length` hides nothing, and is none, 0."""
+    return 0 if window is None or window >= length else window
+
+
 def query_block(chunk: int, rows: int, length: int) -> int:
     """Queries scored at a time by an evaluation that works through `chunk` tokens at a time.
 

@@ -1,17 +1,89 @@
-"""What the backward of an attention needs of each of its rows alone.
+"""Set-up that the attention kernels in Triton share: device helpers, tile sizes, tensor descriptors, launches.
 
-B batch, T length, H query heads, X head size, R rows of a tile.
+B batch, T length, H query heads, J KV heads, X head size, R rows of a tile.
 """
 
 from __future__ import annotations
+
+from typing import Any, NamedTuple
 
 import torch
 import triton
 import triton.language as tl
 from torch import Tensor
+from triton.tools.tensor_descriptor import TensorDescriptor
 
+TINY = 1e-6
+LN2 = 0.6931471805599453
+LOG2E = 1.4426950408889634
+HIDDEN = -1e30
 ROWS = 64
-"""Rows of a tile, 32 KiB of two bf16 tensors with heads of 128."""
+"""Rows of a tile of `row_products`, 32 KiB of two bf16 tensors with heads of 128."""
+
+
+@triton.jit
+def visible(p_M, n_S, TK, window, WINDOWED: tl.constexpr):
+    # queries may stand behind the last key
+    seen = n_S[None, :] <= tl.minimum(p_M, TK - 1)[:, None]
+    if WINDOWED:
+        seen = seen & (n_S[None, :] > p_M[:, None] - window)
+    return seen
+
+
+@triton.jit
+def bounds(m0, T, window, BM: tl.constexpr, BN: tl.constexpr, WINDOWED: tl.constexpr):
+    """Tiles of keys [first, last) of a tile of queries; from `whole_to` on and before `whole_from` some pairs are hidden."""
+    last = tl.cdiv(tl.minimum(m0 + BM, T), BN)
+    whole_to = (m0 + 1) // BN
+    first = 0
+    whole_from = 0
+    if WINDOWED:
+        first = tl.maximum(0, m0 - window + 1) // BN
+        whole_from = tl.maximum(first, tl.cdiv(tl.maximum(0, m0 + BM - window), BN))
+    whole_to = tl.maximum(whole_to, first)
+    whole_from = tl.minimum(whole_from, whole_to)
+    return first, whole_from, whole_to, last
+
+
+@triton.jit
+def query_bounds(n0, T, window, BM: tl.constexpr, BN: tl.constexpr, WINDOWED: tl.constexpr):
+    """Queries first <= . < end that see a key of a tile; those of whole_from <= . < whole_to, in whole tiles, see all of them."""
+    # queries at m see key n when n <= m < n + window
+    first = n0 // BM * BM
+    end = T
+    whole_from = tl.cdiv(n0 + BN - 1, BM) * BM
+    whole_to = T // BM * BM
+    if WINDOWED:
+        end = tl.minimum(T, n0 + BN - 1 + window)
+        whole_to = tl.minimum(whole_to, (n0 + window) // BM * BM)
+    whole_from = tl.maximum(first, tl.minimum(whole_from, tl.cdiv(end, BM) * BM))
+    whole_to = tl.maximum(whole_from, tl.minimum(whole_to, tl.cdiv(end, BM) * BM))
+    return first, whole_from, whole_to, end
+
+
+@triton.jit
+def with_tile(acc, top, total, a, v, PRECISION: tl.constexpr):
+    """A row's sums with a tile of keys more, whose logits are a, -inf where hidden, even for all that a row has seen."""
+    higher = tl.maximum(top, tl.max(a, 1))
+    base = tl.where(higher == float("-inf"), 0.0, higher)
+    shrink = tl.exp2(top - base)
+    p = tl.exp2(a - base[:, None])
+    total = total * shrink + tl.sum(p, 1)
+    acc = tl.dot(p.to(v.dtype), v, acc * shrink[:, None], input_precision=PRECISION)
+    return acc, higher, total
+
+
+@triton.jit
+def log1p(x):
+    return tl.where(x < 1e-3, x * (1.0 - x * (0.5 - x * 0.33333334)), tl.log(1.0 + x))
+
+
+@triton.jit
+def tanh(x):
+    # x >= 0; the fraction loses the digits of a small x
+    square = x * x
+    e = tl.exp(-2.0 * x)
+    return tl.where(x < 0.05, x * (1.0 - square * (0.33333334 - square * 0.13333334)), (1.0 - e) / (1.0 + e))
 
 
 @triton.jit
@@ -38,3 +110,81 @@ def row_products(a: Tensor, b: Tensor) -> Tensor:
     rows = n * t * h
     _row_products[(triton.cdiv(rows, ROWS),)](a, b, out, t, rows, H=h, X=x, BR=ROWS, num_warps=4)
     return out
+
+
+# --- launches -----------------------------------------------------------------------------------------------------
+
+
+class Tiles(NamedTuple):
+    """How one kernel is cut."""
+
+    rows: int
+    keys: int
+    warps: int
+    stages: int
+
+
+SMALL_TILES = Tiles(32, 32, 4, 1)
+"""Of float32 and of large heads."""
+
+
+def needs_small_tiles(d: int, dtype: torch.dtype) -> bool:
+    return dtype == torch.float32 or d > 128
+
+
+def constants(q: Tensor, k: Tensor, window: int | None, factor: float) -> dict[str, Any]:
+    """Return what every kernel of an attention is compiled for, in a new dictionary that may be added to."""
+    return {
+        "H": q.shape[2], "G": q.shape[2] // k.shape[2], "X": q.shape[3], "WINDOWED": window is not None,
+        "PRECISION": precision(q.dtype), "FACTOR": factor,
+    }  # fmt: skip
+
+
+def launch_forward(
+    kernel: Any, tiles: Tiles, q: Tensor, k: Tensor, v: Tensor, extra: tuple[Tensor, ...], sizes: tuple[int, ...],
+    shared: dict[str, Any],
+) -> tuple[Tensor, Tensor]:  # fmt: skip
+    """(o [B, T, H, X] in q's type, lse [B, H, T] float32) of a kernel that takes q, k, v, o, `extra`, lse and `sizes`."""
+    b, t, h, d = q.shape
+    o = torch.empty_like(q)
+    lse = torch.empty(b, h, t, device=q.device, dtype=torch.float32)
+    bm, bn, warps, stages = tiles
+    kernel[(triton.cdiv(t, bm), b * h)](
+        flat(q, bm, d), flat(k, bn, d), flat(v, bn, d), flat(o, bm, d), *extra, lse, *sizes,
+        BM=bm, BN=bn, num_warps=warps, num_stages=stages, **shared,
+    )  # fmt: skip
+    return o, lse
+
+
+def launch_dq(
+    kernel: Any, tiles: Tiles, q: Tensor, k: Tensor, v: Tensor, g: Tensor, dq: Tensor, rest: tuple[Any, ...],
+    shared: dict[str, Any],
+) -> None:  # fmt: skip
+    """Fill dq by a kernel that takes q, k, v, g, dq and `rest`, a program per tile of queries."""
+    b, t, h, d = q.shape
+    bm, bn, warps, stages = tiles
+    kernel[(triton.cdiv(t, bm), b * h)](
+        flat(q, bm, d), flat(k, bn, d), flat(v, bn, d), flat(g, bm, d), flat(dq, bm, d), *rest,
+        BM=bm, BN=bn, num_warps=warps, num_stages=stages, **shared,
+    )  # fmt: skip
+
+
+def launch_dkv(
+    kernel: Any, tiles: Tiles, q: Tensor, k: Tensor, v: Tensor, g: Tensor, dk: Tensor, dv: Tensor, rest: tuple[Any, ...],
+    shared: dict[str, Any], programs: int | None = None,
+) -> None:  # fmt: skip
+    """Fill dk and dv by a kernel that takes q, k, v, g, dk, dv and `rest`, a program per tile of keys, or so many."""
+    (b, t, heads, d), (bm, bn, warps, stages) = k.shape, tiles
+    kernel[(programs or triton.cdiv(t, bn), b * heads)](
+        flat(q, bm, d), flat(k, bn, d), flat(v, bn, d), flat(g, bm, d), flat(dk, bn, d), flat(dv, bn, d), *rest,
+        BM=bm, BN=bn, num_warps=warps, num_stages=stages, **shared,
+    )  # fmt: skip
+
+
+def flat(x: Tensor, rows: int, d: int) -> TensorDescriptor:
+    """[B, T, H, X] as [B, T, H * X], read and written in blocks of `rows` positions of one head."""
+    return TensorDescriptor.from_tensor(x.view(*x.shape[:2], -1), [1, rows, d])
+
+
+def precision(dtype: torch.dtype) -> str:
+    return "ieee" if dtype == torch.float32 else "tf32"

@@ -14,8 +14,8 @@ import triton
 import triton.language as tl
 from torch import Tensor
 
+from ..attention.launcher import LOG2E, log1p, tanh
 from ..attention.polar.op import TINY
-from ..attention.softmax.triton import LOG2E, log1p, tanh
 
 KEYS = 64
 """Keys of a block, at most; a block lies in one page."""

@@ -14,7 +14,6 @@ from typing import Any
 import pytest
 import torch
 from atma_sweep.kernels import dispatch
-from atma_sweep.kernels.attention import torch_ops
 from atma_sweep.kernels.attention.forgetting import op as forgetting
 from atma_sweep.kernels.attention.polar import op as polar
 from atma_sweep.kernels.attention.softmax import op as softmax
@@ -49,7 +48,7 @@ def as_before() -> Iterator[None]:
 def hopper(monkeypatch: pytest.MonkeyPatch) -> None:
     """A GPU of compute capability 9.0, as far as questions go, whose Gluon kernels are not asked."""
     pretend(monkeypatch, (9, 0))
-    monkeypatch.setattr(torch_ops, "kernels", lambda path: SimpleNamespace(why_not=lambda *args: "not asked"))
+    monkeypatch.setattr(dispatch, "why_not_gluon", lambda *args: "not asked")
 
 
 def pretend(monkeypatch: pytest.MonkeyPatch, capability: tuple[int, int]) -> None:
@@ -220,7 +219,7 @@ def test_polar_on_hopper(monkeypatch: pytest.MonkeyPatch) -> None:
         asked.append(args)
         return "no room" if args[3] == 9 else None
 
-    monkeypatch.setattr(torch_ops, "kernels", lambda path: SimpleNamespace(why_not=why_not))
+    monkeypatch.setattr(dispatch, "why_not_gluon", why_not)
     monkeypatch.setattr(polar, "_error", lambda device, dtype, d, backend, *, seed: results[backend])
     ours = f"Triton {dispatch.version('triton')}"
     assert polar.choose_backend("cuda", BF16, 64) == ("gluon", ours)
@@ -251,7 +250,7 @@ def test_attention_with_gates_on_hopper(
     def why_not(*args: Any) -> str | None:
         return "no room" if args == (CUDA, BF16, 64, 9) else None
 
-    monkeypatch.setattr(torch_ops, "kernels", lambda path: SimpleNamespace(why_not=why_not))
+    monkeypatch.setattr(dispatch, "why_not_gluon", why_not)
     monkeypatch.setattr(op, "_error", lambda device, dtype, d, backend, *, seed: results[backend])
     ours = f"Triton {dispatch.version('triton')}"
     assert op.choose_backend("cuda", BF16, 64, *more) == ("gluon", ours)
@@ -378,7 +377,7 @@ def test_a_note_is_for_these_sources_and_versions(notes: Path, monkeypatch: pyte
     monkeypatch.setattr(Path, "read_bytes", lambda path: (read.append(path), real(path))[1])
     dispatch.sources.cache_clear()
     first = dispatch._note("op")
-    assert {path.name for path in read} >= {"dispatch.py", "polar.py", "fla_configs.py", "chunk_loop.py"}
+    assert {path.name for path in read} >= {"dispatch.py", "op.py", "fla_configs.py", "chunk_loop.py"}
     monkeypatch.setattr(torch.backends.cudnn, "version", lambda: 1)
     assert dispatch._note("op") != first
 

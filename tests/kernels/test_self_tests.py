@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import importlib.util
 import math
+import sys
 from collections.abc import Iterator
 from pathlib import Path
 from types import ModuleType
@@ -11,8 +12,10 @@ from types import ModuleType
 import pytest
 import torch
 from atma_sweep.kernels import dispatch
-from atma_sweep.kernels.attention import torch_ops
+from atma_sweep.kernels.attention import launcher
 from atma_sweep.kernels.attention.softmax import op as softmax
+from atma_sweep.kernels.attention.softmax import torch_op
+from atma_sweep.kernels.custom_ops import load_kernels
 from graded import interpreted
 
 CASE = (torch.device("cpu"), torch.float16, 16, "triton")
@@ -37,19 +40,29 @@ def untried() -> Iterator[None]:
         cached.cache_clear()
 
 
-def changed_kernels(folder: Path, right: str, wrong: str) -> ModuleType:
-    """Return the module of the attention kernels with one text of its source changed."""
-    original = torch_ops.kernels("triton")
-    source = Path(original.__file__).read_text()
-    assert right in source
-    path = folder / "changed.py"
-    path.write_text(source.replace(right, wrong))
-    spec = importlib.util.spec_from_file_location(f"{original.__package__}.changed", path)
+def loaded(name: str, path: Path, source: str) -> ModuleType:
+    path.write_text(source)
+    spec = importlib.util.spec_from_file_location(name, path)
     assert spec is not None
     assert spec.loader is not None
     module = importlib.util.module_from_spec(spec)
+    sys.modules[name] = module
     spec.loader.exec_module(module)
     return module
+
+
+def changed_kernels(folder: Path, right: str, wrong: str) -> ModuleType:
+    """Return the module of the attention kernels with one text of its source, or of what it shares with others, changed."""
+    kernels = load_kernels(softmax.__package__)
+    sources = [Path(str(module.__file__)).read_text() for module in (launcher, kernels)]
+    assert any(right in source for source in sources)
+    shared, own = (source.replace(right, wrong) for source in sources)
+    loaded(f"{launcher.__package__}.changed_launcher", folder / "changed_launcher.py", shared)
+    return loaded(
+        f"{kernels.__package__}.changed",
+        folder / "changed.py",
+        own.replace("from ..launcher", "from ..changed_launcher"),
+    )
 
 
 @interpreted
@@ -65,7 +78,7 @@ def test_a_self_test_passes_right_kernels() -> None:
 def test_a_self_test_refuses_a_small_fault(fault: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     pytest.importorskip("triton")
     module = changed_kernels(tmp_path, *FAULTS[fault])
-    monkeypatch.setattr(torch_ops, "kernels", lambda path: module)
+    monkeypatch.setattr(torch_op, "load_kernels", lambda *_: module)
     why = dispatch.failure("softmax", softmax._error, *CASE)
     assert why is not None
     assert why.startswith("the self-test of softmax found a relative error of 0.")

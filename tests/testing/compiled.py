@@ -70,7 +70,7 @@ def softmax(t: int, d: int, window: int | None, dtype: torch.dtype) -> None:
 
 
 def polar(t: int, d: int, window: int | None, dtype: torch.dtype) -> None:
-    from atma_sweep.kernels.attention.softmax import triton as kernels
+    from atma_sweep.kernels.attention.polar import triton as kernels
 
     q, k, v = (made(t, d, dtype, heads) for heads in (H, J, J))
     null, beta, v_null = torch.empty(t, H), torch.empty(H), torch.empty(H, d)
@@ -81,7 +81,7 @@ def polar(t: int, d: int, window: int | None, dtype: torch.dtype) -> None:
 def polar_on_hopper(t: int, d: int, window: int | None, dtype: torch.dtype) -> None:
     from atma_sweep.kernels.attention.polar import gluon as entry
 
-    entry._processors = lambda _device: 132
+    entry.processors = lambda _device: 132
     q, k, v = (made(t, d, dtype, heads) for heads in (H, J, J))
     null, beta, v_null = torch.empty(t, H), torch.empty(H), torch.empty(H, d)
     c, mag, *rows = entry.polar_forward(q, k, v, null, beta, v_null, window=window, floor=1e-6)
@@ -98,9 +98,8 @@ def forgetting(t: int, d: int, window: int | None, dtype: torch.dtype) -> None:
 
 def forgetting_on_hopper(t: int, d: int, window: int | None, dtype: torch.dtype) -> None:
     from atma_sweep.kernels.attention.forgetting import gluon
-    from atma_sweep.kernels.attention.polar import gluon as entry
 
-    entry._processors = lambda _device: 132
+    gluon.processors = lambda _device: 132
     q, k, v = (made(t, d, dtype, heads) for heads in (H, J, J))
     for reach in {window, None}:  # a window has code of its own
         gluon.forward(q, k, v, torch.empty(B, t, H), factor=0.1, window=reach)
@@ -143,10 +142,9 @@ def wall(t: int, d: int, window: int | None, dtype: torch.dtype) -> None:
 
 
 def wall_on_hopper(t: int, d: int, window: int | None, dtype: torch.dtype) -> None:
-    from atma_sweep.kernels.attention.polar import gluon as entry
     from atma_sweep.kernels.attention.wall import gluon as kernels
 
-    entry._processors = lambda _device: 132
+    kernels.processors = lambda _device: 132
     for heads in (H, J):
         for reach in {window, None}:
             q, k, v = (made(t, d, dtype, many) for many in (H, J, J))

@@ -11,11 +11,10 @@ import torch
 from torch import Tensor
 
 from ...dispatch import Choice, attention_choice, both_ways, constant, worst
-from ...shapes import check_qkv, check_window
+from ...shapes import check_qkv, check_window, cut
 from ..extra_input_ops import attention_ops
 from ..scored import Span, dot_scores, scored_attention
 from ..softmax.op import LOG2E, factor_in_log2
-from ..torch_ops import cut
 
 MOST = 128
 """Positions that the kernels' pass for queries has room for."""

@@ -18,15 +18,26 @@ Products of n scores, 2 n X each: forward 2, dq 3 and where gates are counted 2 
 
 from __future__ import annotations
 
-from typing import Any
-
 import torch
 import triton
 import triton.language as tl
 from torch import Tensor
 
-from ..launcher import row_products
-from ..softmax.triton import LN2, Tiles, bounds, flat, precision, query_bounds, visible, with_tile
+from ..launcher import (
+    LN2,
+    SMALL_TILES,
+    Tiles,
+    bounds,
+    constants,
+    launch_dkv,
+    launch_dq,
+    launch_forward,
+    needs_small_tiles,
+    query_bounds,
+    row_products,
+    visible,
+    with_tile,
+)
 
 STRETCH = 4096
 """Keys whose borders are kept at a time."""
@@ -322,8 +333,8 @@ def _dkv(
 
 def tiles_for(kernel: str, d: int, dtype: torch.dtype) -> Tiles:
     """Fixed by the sizes, so that every process rounds alike. The keys of a tile are the same in every kernel."""
-    if dtype == torch.float32 or d > 128:
-        return Tiles(32, 32, 4, 1)
+    if needs_small_tiles(d, dtype):
+        return SMALL_TILES
     # four warps spill a kilobyte a thread
     return Tiles(64, 64, 8, 2 if kernel == "forward" else 1)
 
@@ -332,15 +343,10 @@ def forward(
     q: Tensor, k: Tensor, v: Tensor, z_BHTP: Tensor, *, factor: float, window: int | None
 ) -> tuple[Tensor, Tensor]:
     """(o [B, T, H, X] in q's type, lse [B, H, T] float32 in units of log 2); inputs contiguous, z float32."""
-    (b, t, h, d), j = q.shape, k.shape[2]
-    o = torch.empty_like(q)
-    lse = torch.empty(b, h, t, device=q.device, dtype=torch.float32)
-    bm, bn, warps, stages = tiles_for("forward", d, q.dtype)
-    _forward[(triton.cdiv(t, bm), b * h)](
-        flat(q, bm, d), flat(k, bn, d), flat(v, bn, d), flat(o, bm, d), z_BHTP, lse, t, window or 0,
-        BM=bm, BN=bn, num_warps=warps, num_stages=stages, **_shared(q, z_BHTP, h // j, factor, window),
-    )  # fmt: skip
-    return o, lse
+    tiles, sizes = tiles_for("forward", q.shape[3], q.dtype), (q.shape[1], window or 0)
+    shared = constants(q, k, window, factor)
+    shared["P"] = z_BHTP.shape[3]
+    return launch_forward(_forward, tiles, q, k, v, (z_BHTP,), sizes, shared)
 
 
 def backward(
@@ -348,29 +354,20 @@ def backward(
     factor: float, window: int | None,
 ) -> tuple[Tensor, Tensor, Tensor, Tensor]:  # fmt: skip
     """Gradients of (q, k, v, z) from that of o; z and lse in units of log 2 as `forward` has them; inputs contiguous."""
-    (b, t, h, d), j = q.shape, k.shape[2]
-    shared = _shared(q, z_BHTP, h // j, factor, window)
+    b, t, h, d = q.shape
+    shared, positions, seen = constants(q, k, window, factor), z_BHTP.shape[3], window or 0
+    shared["P"] = positions
     dq, dk, dv, dz = (torch.empty_like(x) for x in (q, k, v, z_BHTP))
     delta = row_products(g_o, o)
-    bm, bn, warps, stages = tiles_for("dq", d, q.dtype)
-    tiles, stretch, stride = triton.cdiv(t, bn), STRETCH // bn, b * h * t
+    tiles_q, tiles_k = (tiles_for(kernel, d, q.dtype) for kernel in ("dq", "dkv"))
+    tiles, stretch, stride = triton.cdiv(t, tiles_q.keys), STRETCH // tiles_q.keys, b * h * t
     met, left = torch.empty(2, min(tiles, stretch), b, h, t, device=q.device, dtype=torch.float32)
     for high in range(tiles, 0, -stretch):
         low = max(0, high - stretch)
-        _dq[(triton.cdiv(t, bm), b * h)](
-            flat(q, bm, d), flat(k, bn, d), flat(v, bn, d), flat(g_o, bm, d), flat(dq, bm, d), z_BHTP, lse, delta, dz, met, left,
-            t, window or 0, low, high, stride, BP=triton.next_power_of_2(shared["P"]), BM=bm, BN=bn, LEARNS=high == tiles,
-            num_warps=warps, num_stages=stages, **shared,
-        )  # fmt: skip
-        _dkv[(high - low, b * j)](
-            flat(q, bm, d), flat(k, bn, d), flat(v, bn, d), flat(g_o, bm, d), flat(dk, bn, d), flat(dv, bn, d), z_BHTP, lse, delta,
-            met, left, t, window or 0, low, stride, BM=bm, BN=bn, num_warps=warps, num_stages=stages, **shared,
-        )  # fmt: skip
+        shared["BP"], shared["LEARNS"] = triton.next_power_of_2(positions), high == tiles
+        rest = (z_BHTP, lse, delta, dz, met, left, t, seen, low, high, stride)
+        launch_dq(_dq, tiles_q, q, k, v, g_o, dq, rest, shared)
+        del shared["BP"], shared["LEARNS"]
+        rest = (z_BHTP, lse, delta, met, left, t, seen, low, stride)
+        launch_dkv(_dkv, tiles_k, q, k, v, g_o, dk, dv, rest, shared, programs=high - low)
     return dq, dk, dv, dz
-
-
-def _shared(q: Tensor, z_BHTP: Tensor, groups: int, factor: float, window: int | None) -> dict[str, Any]:
-    return {
-        "P": z_BHTP.shape[3], "H": q.shape[2], "G": groups, "X": q.shape[3], "WINDOWED": window is not None,
-        "PRECISION": precision(q.dtype), "FACTOR": factor,
-    }  # fmt: skip

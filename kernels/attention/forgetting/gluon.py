@@ -11,8 +11,8 @@ import triton
 from torch import Tensor
 
 from ..gluon.forward import _forward_roles
+from ..gluon.host import columns, flat, processors
 from ..gluon.shared import _TILE, FORWARD_STAGES, HALF, TILE, _jit, gl
-from ..polar import gluon
 from .triton import sums_in_tiles
 
 
@@ -37,8 +37,8 @@ def forward(
     hi, lo, fade = sums_in_tiles(log_gate_BTH, TILE)
     o, lse = torch.empty_like(q), torch.empty_like(hi)
     tiles = b * h * triton.cdiv(t, TILE)
-    _forgetting_forward[(min(tiles, gluon._processors(q.device)),)](
-        gluon._flat(q, HALF), gluon._flat(k, TILE), gluon._flat(v, TILE), gluon._flat(o, HALF), gluon._columns(fade, TILE),
+    _forgetting_forward[(min(tiles, processors(q.device)),)](
+        flat(q, HALF), flat(k, TILE), flat(v, TILE), flat(o, HALF), columns(fade, TILE),
         hi, lo, lse, t, tiles, b * h, window or 0,
         H=h, G=h // k.shape[2], STAGES=FORWARD_STAGES, WINDOWED=window is not None, FACTOR=factor, num_warps=4,
     )  # fmt: skip

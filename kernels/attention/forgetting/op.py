@@ -10,11 +10,11 @@ import functools
 import torch
 from torch import Tensor
 
-from ...dispatch import Choice, attention_choice, both_ways, constant, gluon_choice, worst
-from ...shapes import check_qkv, check_window
-from .. import torch_ops
+from ...dispatch import Choice, both_ways, constant, gluon_choice, worst
+from ...shapes import check_qkv, check_window, cut
 from ..scored import Span, dot_scores, running_sum, scored_attention
 from ..softmax.op import factor_in_log2
+from .torch_op import forgetting_forward
 
 
 def forgetting_attention(
@@ -46,8 +46,8 @@ def forgetting_attention(
         # the kernels divide by it
         q, factor = (q_BTHX, factor) if factor else (q_BTHX * 0, 1.0)
         gate = log_gate_BTH if log_gate_BTH.dtype == torch.float64 else log_gate_BTH.float()
-        window = torch_ops.cut(window, t)
-        y: Tensor = torch_ops.forgetting_forward(q, k_BTJX, v_BTJX, gate.expand(b, t, h), factor, window, backend)[0]
+        window = cut(window, t)
+        y: Tensor = forgetting_forward(q, k_BTJX, v_BTJX, gate.expand(b, t, h), factor, window, backend)[0]
         return y
     f_BHT = running_sum(log_gate_BTH).transpose(1, 2)
 
@@ -63,13 +63,7 @@ def forgetting_attention(
 @constant
 def choose_backend(device: torch.device | str, dtype: torch.dtype, head_dim: int, window: int | None = None) -> Choice:
     """What `forgetting_attention` takes for such tensors: "gluon" on Hopper, "triton" from Ampere on, "torch" elsewhere."""
-    device, op = torch.device(device), "forgetting attention"
-    ours = attention_choice(op, device, dtype, head_dim, _error)
-
-    def why_not() -> str | None:
-        return torch_ops.why_not_gluon(device, dtype, head_dim, window)
-
-    return gluon_choice(op, ours, why_not, device, dtype, head_dim, _error)
+    return gluon_choice("forgetting attention", torch.device(device), dtype, head_dim, window, _error)
 
 
 @functools.cache

@@ -11,8 +11,8 @@ import triton
 import triton.language as tl
 from torch import Tensor
 
-from ..launcher import row_products
-from ..softmax.triton import LOG2E, Halves, softmax_forward, weights_backward
+from ..launcher import LOG2E, row_products
+from ..softmax.triton import Halves, softmax_forward, weights_backward
 
 BLOCK = 1024
 """Tokens whose gates are added up at once."""

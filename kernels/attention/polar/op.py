@@ -16,10 +16,11 @@ from torch import Tensor
 from torch.nn import functional
 from torch.utils.checkpoint import checkpoint
 
-from ...dispatch import Choice, attention_choice, constant, gluon_choice, worst
+from ...dispatch import Choice, constant, gluon_choice, worst
 from ...norms import statistics_dtype
-from ...shapes import QUERY_BLOCK, check_groups, check_qkv, check_window, visible_mask
-from .. import torch_ops
+from ...shapes import QUERY_BLOCK, check_groups, check_qkv, check_window, cut, visible_mask
+from ..softmax.torch_op import log_sum
+from . import torch_op
 
 MASKED = -1e30
 """Score of a key out of sight: finite, because -inf times a temperature gives NaN gradients."""
@@ -66,9 +67,7 @@ def polar_attention(
     if backend != "torch":
         q = _in_log2(q_BTHX, temp_TH)
         args = (q, k_BTJX, v_BTJX, score_null_TH * LOG2E, beta_H, v_null_HX.to(dtype))
-        c, mag, *_ = torch_ops.polar_forward(
-            *args, torch_ops.cut(window, t), float(n_eff_floor), exact_floor, 0, backend
-        )
+        c, mag, *_ = torch_op.polar_forward(*args, cut(window, t), float(n_eff_floor), exact_floor, 0, backend)
         return c, mag
     q_scaled = q_BTHX.to(dtype) * (temp_TH * d**-0.5).unsqueeze(-1)
     k, v = k_BTJX.to(dtype), v_BTJX.to(dtype)
@@ -104,7 +103,7 @@ def polar_distractor_loss(
     temp_TH, null_TH = _schedules(t, None, null_base_H, null_slope_H, len_gain_H, dtype)
     backend = backend or choose_backend(q_BTHX.device, q_BTHX.dtype, d).backend
     if backend != "torch" and k_r_BRJX.shape[1] > 0:
-        lse_BHT, _ = torch_ops.log_sum(_in_log2(q_BTHX, temp_TH), k_r_BRJX, "triton")
+        lse_BHT, _ = log_sum(_in_log2(q_BTHX, temp_TH), k_r_BRJX, "triton")
         return torch.sigmoid(lse_BHT / LOG2E - (temp_TH * null_TH).t()).mean()
     q_scaled = q_BTHX.to(dtype) * (temp_TH * d**-0.5).unsqueeze(-1)
     k_r_BJXR = k_r_BRJX.to(dtype).permute(0, 2, 3, 1)
@@ -123,13 +122,7 @@ def choose_backend(device: torch.device | str, dtype: torch.dtype, head_dim: int
 
     Each is tried once on a small input, forward and backward, before it is believed.
     """
-    device = torch.device(device)
-    ours = attention_choice("polar attention", device, dtype, head_dim, _error)
-
-    def why_not() -> str | None:
-        return torch_ops.why_not_gluon(device, dtype, head_dim, window)
-
-    return gluon_choice("polar attention", ours, why_not, device, dtype, head_dim, _error)
+    return gluon_choice("polar attention", torch.device(device), dtype, head_dim, window, _error)
 
 
 def available(device: torch.device | str, dtype: torch.dtype, head_dim: int, window: int | None = None) -> list[str]:

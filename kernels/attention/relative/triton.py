@@ -11,15 +11,26 @@ Products of n scores, 2 n X each: forward 2, dq 3, dk and dv 4.
 
 from __future__ import annotations
 
-from typing import Any
-
 import torch
 import triton
 import triton.language as tl
 from torch import Tensor
 
-from ..launcher import row_products
-from ..softmax.triton import LN2, Tiles, bounds, flat, precision, query_bounds, visible, with_tile
+from ..launcher import (
+    LN2,
+    SMALL_TILES,
+    Tiles,
+    bounds,
+    constants,
+    launch_dkv,
+    launch_dq,
+    launch_forward,
+    needs_small_tiles,
+    query_bounds,
+    row_products,
+    visible,
+    with_tile,
+)
 
 _LN2 = tl.constexpr(LN2)
 
@@ -214,8 +225,8 @@ def _dkv(
 
 def tiles_for(kernel: str, d: int, dtype: torch.dtype) -> Tiles:
     """Fixed by the sizes, so that every process rounds alike. A tile has as many queries as keys."""
-    if dtype == torch.float32 or d > 128:
-        return Tiles(32, 32, 4, 1)
+    if needs_small_tiles(d, dtype):
+        return SMALL_TILES
     return {"forward": Tiles(64, 64, 4, 2), "dq": Tiles(64, 64, 8, 1), "dkv": Tiles(64, 64, 4, 1)}[kernel]
 
 
@@ -223,15 +234,10 @@ def forward(
     q: Tensor, k: Tensor, v: Tensor, bias_HR: Tensor, *, factor: float, window: int | None
 ) -> tuple[Tensor, Tensor]:
     """(o [B, T, H, X] in q's type, lse [B, H, T] float32 in units of log 2); inputs contiguous, bias [H, R + 1] float32."""
-    (b, t, h, d), j = q.shape, k.shape[2]
-    o = torch.empty_like(q)
-    lse = torch.empty(b, h, t, device=q.device, dtype=torch.float32)
-    bm, bn, warps, stages = tiles_for("forward", d, q.dtype)
-    _forward[(triton.cdiv(t, bm), b * h)](
-        flat(q, bm, d), flat(k, bn, d), flat(v, bn, d), flat(o, bm, d), bias_HR, lse, t, window or 0,
-        BM=bm, BN=bn, num_warps=warps, num_stages=stages, **_shared(q, bias_HR, h // j, factor, window),
-    )  # fmt: skip
-    return o, lse
+    tiles, sizes = tiles_for("forward", q.shape[3], q.dtype), (q.shape[1], window or 0)
+    shared = constants(q, k, window, factor)
+    shared["R"] = bias_HR.shape[1] - 1
+    return launch_forward(_forward, tiles, q, k, v, (bias_HR,), sizes, shared)
 
 
 def backward(
@@ -239,24 +245,19 @@ def backward(
     factor: float, window: int | None,
 ) -> tuple[Tensor, Tensor, Tensor, Tensor]:  # fmt: skip
     """Gradients of (q, k, v, bias) from that of o; bias and lse in units of log 2 as `forward` has them; inputs contiguous."""
-    (b, t, h, d), j = q.shape, k.shape[2]
-    shared = _shared(q, bias_HR, h // j, factor, window)
+    b, t, h, d = q.shape
+    shared, reach, seen = constants(q, k, window, factor), bias_HR.shape[1] - 1, window or 0
     dq, dk, dv, delta = torch.empty_like(q), torch.empty_like(k), torch.empty_like(v), row_products(g_o, o)
-    bm, bn, warps, stages = tiles_for("dq", d, q.dtype)
-    tiles = triton.cdiv(t, bm)
+    tiles = tiles_for("dq", d, q.dtype)
+    count, bn = triton.cdiv(t, tiles.rows), tiles.keys
     # tiles m0 - n0 = 0, bn, 2 bn, ... whose least distance, m0 - n0 - (bn - 1), is below the reach
-    near = min(tiles, (shared["R"] + bn - 2) // bn + 1)
-    parts = torch.zeros(b, h, tiles, near, 2 * bn, device=q.device, dtype=torch.float32)
+    near = min(count, (reach + bn - 2) // bn + 1)
+    parts = torch.zeros(b, h, count, near, 2 * bn, device=q.device, dtype=torch.float32)
     rest = torch.empty(b, h, t, device=q.device, dtype=torch.float32)
-    _dq[(tiles, b * h)](
-        flat(q, bm, d), flat(k, bn, d), flat(v, bn, d), flat(g_o, bm, d), flat(dq, bm, d), bias_HR, lse, delta, parts, rest,
-        t, window or 0, NEAR=near, BM=bm, BN=bn, num_warps=warps, num_stages=stages, **shared,
-    )  # fmt: skip
-    bm, bn, warps, stages = tiles_for("dkv", d, q.dtype)
-    _dkv[(triton.cdiv(t, bn), b * j)](
-        flat(q, bm, d), flat(k, bn, d), flat(v, bn, d), flat(g_o, bm, d), flat(dk, bn, d), flat(dv, bn, d), bias_HR, lse, delta,
-        t, window or 0, BM=bm, BN=bn, num_warps=warps, num_stages=stages, **shared,
-    )  # fmt: skip
+    shared["R"], shared["NEAR"] = reach, near
+    launch_dq(_dq, tiles, q, k, v, g_o, dq, (bias_HR, lse, delta, parts, rest, t, seen), shared)
+    del shared["NEAR"]
+    launch_dkv(_dkv, tiles_for("dkv", d, q.dtype), q, k, v, g_o, dk, dv, (bias_HR, lse, delta, t, seen), shared)
     return dq, dk, dv, _of_distances(parts.sum((0, 2)), rest.sum((0, 2)), bias_HR) * LN2
 
 
@@ -271,10 +272,3 @@ def _of_distances(parts_HNS: Tensor, rest_H: Tensor, bias_HR: Tensor) -> Tensor:
     reach = bias_HR.shape[1] - 1
     own = torch.nn.functional.pad(found[:, :reach], (0, max(0, reach - near * s)))
     return torch.cat([own, (found[:, reach:].sum(1) + rest_H)[:, None]], 1)
-
-
-def _shared(q: Tensor, bias_HR: Tensor, groups: int, factor: float, window: int | None) -> dict[str, Any]:
-    return {
-        "R": bias_HR.shape[1] - 1, "H": q.shape[2], "G": groups, "X": q.shape[3], "WINDOWED": window is not None,
-        "PRECISION": precision(q.dtype), "FACTOR": factor,
-    }  # fmt: skip

@@ -15,8 +15,8 @@ from torch.nn.attention import SDPBackend, sdpa_kernel
 
 from ...dispatch import Choice, attention_choice, both_ways, constant, failure, plain_torch, worst
 from ...norms import statistics_dtype
-from ...shapes import QUERY_BLOCK, check_qkv, check_window, expand_kv, visible_mask
-from .. import torch_ops
+from ...shapes import QUERY_BLOCK, check_qkv, check_window, cut, expand_kv, visible_mask
+from . import torch_op
 
 LOG2E = math.log2(math.e)
 
@@ -45,7 +45,7 @@ def softmax_attention(
     backend = backend or choose_backend(q_BTHX.device, q_BTHX.dtype, d, windowed=not full).backend
     if backend == "triton":
         q = in_log2(q_BTHX, scale)
-        return torch_ops.softmax_forward(q, k_BTJX, v_BTJX, torch_ops.cut(window, t), 0, backend)[0]
+        return torch_op.softmax_forward(q, k_BTJX, v_BTJX, cut(window, t), 0, backend)[0]
     q_BHTX = q_BTHX.transpose(1, 2)
     if backend == "cudnn" and full:
         with sdpa_kernel(SDPBackend.CUDNN_ATTENTION):
@@ -159,8 +159,8 @@ def softmax_distractor_loss(
         return torch.zeros((), dtype=dtype, device=q_BTHX.device)
     if (backend or choose_backend(q_BTHX.device, q_BTHX.dtype, d, windowed=True).backend) == "triton":
         q = in_log2(q_BTHX, scale)
-        _, clean_BHT = torch_ops.softmax_forward(q, k_BTJX, v_BTJX, torch_ops.cut(window, t), 0, "triton")
-        drawn_BTHX, drawn_BHT = torch_ops.softmax_forward(q, k_r_BRJX, v_r_BRJX, 0, r, "triton")
+        _, clean_BHT = torch_op.softmax_forward(q, k_BTJX, v_BTJX, cut(window, t), 0, "triton")
+        drawn_BTHX, drawn_BHT = torch_op.softmax_forward(q, k_r_BRJX, v_r_BRJX, 0, r, "triton")
         share_BTH1 = torch.sigmoid((drawn_BHT - clean_BHT) / LOG2E).transpose(1, 2).unsqueeze(-1)
         return (share_BTH1 * (drawn_BTHX.to(dtype) - y_clean_BTHX.to(dtype))).square().mean()
     q_BHTX = q_BTHX.transpose(1, 2)

@@ -20,76 +20,33 @@ that and dq, dk, dv backward. In bf16 the norm of the error is at most twice tha
 
 from __future__ import annotations
 
-from typing import Any, NamedTuple
-
 import torch
 import triton
 import triton.language as tl
 from torch import Tensor
-from triton.tools.tensor_descriptor import TensorDescriptor
 
-from ..launcher import row_products
-
-TINY = 1e-6
-LN2 = 0.6931471805599453
-LOG2E = 1.4426950408889634
-HIDDEN = -1e30
+from ..launcher import (
+    HIDDEN,
+    LN2,
+    LOG2E,
+    SMALL_TILES,
+    TINY,
+    Tiles,
+    constants,
+    flat,
+    launch_dkv,
+    launch_dq,
+    log1p,
+    needs_small_tiles,
+    precision,
+    row_products,
+    tanh,
+    visible,
+)
 
 _LN2 = tl.constexpr(LN2)
 _TINY = tl.constexpr(TINY)
 _HIDDEN = tl.constexpr(HIDDEN)
-
-
-@triton.jit
-def visible(p_M, n_S, TK, window, WINDOWED: tl.constexpr):
-    # queries may stand behind the last key
-    seen = n_S[None, :] <= tl.minimum(p_M, TK - 1)[:, None]
-    if WINDOWED:
-        seen = seen & (n_S[None, :] > p_M[:, None] - window)
-    return seen
-
-
-@triton.jit
-def bounds(m0, T, window, BM: tl.constexpr, BN: tl.constexpr, WINDOWED: tl.constexpr):
-    """Tiles of keys [first, last) of a tile of queries; from `whole_to` on and before `whole_from` some pairs are hidden."""
-    last = tl.cdiv(tl.minimum(m0 + BM, T), BN)
-    whole_to = (m0 + 1) // BN
-    first = 0
-    whole_from = 0
-    if WINDOWED:
-        first = tl.maximum(0, m0 - window + 1) // BN
-        whole_from = tl.maximum(first, tl.cdiv(tl.maximum(0, m0 + BM - window), BN))
-    whole_to = tl.maximum(whole_to, first)
-    whole_from = tl.minimum(whole_from, whole_to)
-    return first, whole_from, whole_to, last
-
-
-@triton.jit
-def query_bounds(n0, T, window, BM: tl.constexpr, BN: tl.constexpr, WINDOWED: tl.constexpr):
-    """Queries first <= . < end that see a key of a tile; those of whole_from <= . < whole_to, in whole tiles, see all of them."""
-    # queries at m see key n when n <= m < n + window
-    first = n0 // BM * BM
-    end = T
-    whole_from = tl.cdiv(n0 + BN - 1, BM) * BM
-    whole_to = T // BM * BM
-    if WINDOWED:
-        end = tl.minimum(T, n0 + BN - 1 + window)
-        whole_to = tl.minimum(whole_to, (n0 + window) // BM * BM)
-    whole_from = tl.maximum(first, tl.minimum(whole_from, tl.cdiv(end, BM) * BM))
-    whole_to = tl.maximum(whole_from, tl.minimum(whole_to, tl.cdiv(end, BM) * BM))
-    return first, whole_from, whole_to, end
-
-
-@triton.jit
-def with_tile(acc, top, total, a, v, PRECISION: tl.constexpr):
-    """A row's sums with a tile of keys more, whose logits are a, -inf where hidden, even for all that a row has seen."""
-    higher = tl.maximum(top, tl.max(a, 1))
-    base = tl.where(higher == float("-inf"), 0.0, higher)
-    shrink = tl.exp2(top - base)
-    p = tl.exp2(a - base[:, None])
-    total = total * shrink + tl.sum(p, 1)
-    acc = tl.dot(p.to(v.dtype), v, acc * shrink[:, None], input_precision=PRECISION)
-    return acc, higher, total
 
 
 @triton.jit
@@ -98,19 +55,6 @@ def _forgotten(hi_ptr, lo_ptr, row, n, from_hi, from_lo, T):
     hi = tl.load(hi_ptr + row + n, mask=n < T, other=0.0)
     lo = tl.load(lo_ptr + row + n, mask=n < T, other=0.0)
     return (from_hi - hi) + (from_lo - lo)
-
-
-@triton.jit
-def log1p(x):
-    return tl.where(x < 1e-3, x * (1.0 - x * (0.5 - x * 0.33333334)), tl.log(1.0 + x))
-
-
-@triton.jit
-def tanh(x):
-    # x >= 0; the fraction loses the digits of a small x
-    square = x * x
-    e = tl.exp(-2.0 * x)
-    return tl.where(x < 0.05, x * (1.0 - square * (0.33333334 - square * 0.13333334)), (1.0 - e) / (1.0 + e))
 
 
 @triton.jit
@@ -210,56 +154,6 @@ def _forward(
     else:
         out = acc / total[:, None]
     c_desc.store([b, m0, h * X], out.to(c_desc.dtype).reshape(1, BM, X))
-
-
-@triton.jit
-def _rows(
-    c_ptr, gc_ptr, g_mag_ptr, null_ptr, v_null_ptr, beta_ptr, lse_ptr, n_eff_ptr, inverse_ptr,
-    g_ptr, add_ptr, twice_ptr, d_null_ptr, d_beta_ptr, d_v_null_ptr, TQ,
-    H: tl.constexpr, X: tl.constexpr, BM: tl.constexpr,
-):  # fmt: skip
-    """The part of the backward that belongs to a row alone."""
-    i_M = tl.program_id(0) * BM + tl.arange(0, BM)
-    b = tl.program_id(1) // H
-    h = tl.program_id(1) % H
-    inside = i_M < TQ
-    d_X = tl.arange(0, X)
-    place = ((b * TQ + i_M) * H + h)[:, None] * X + d_X[None, :]
-    c = tl.load(c_ptr + place, mask=inside[:, None], other=0.0).to(tl.float32)
-    gc = tl.load(gc_ptr + place, mask=inside[:, None], other=0.0).to(tl.float32)
-    at = (b * H + h) * TQ + i_M
-    lse = tl.load(lse_ptr + at, mask=inside, other=0.0)
-    n_eff = tl.load(n_eff_ptr + at, mask=inside, other=1.0)
-    inverse = tl.load(inverse_ptr + at, mask=inside, other=0.0)
-    null = tl.load(null_ptr + i_M * H + h, mask=inside, other=0.0)
-    g_mag = tl.load(g_mag_ptr + (b * TQ + i_M) * H + h, mask=inside, other=0.0)
-    beta = tl.load(beta_ptr + h)
-    v_null = tl.load(v_null_ptr + h * X + d_X)
-    bound, tiny = n_eff < 0, inverse < 0
-    n_eff, inverse = tl.abs(n_eff), tl.abs(inverse)
-    d = lse - null
-    r = 1.0 / (1.0 + tl.exp2(-d))
-    w = 1.0 / (1.0 + tl.exp2(d))
-    m = n_eff * r
-    grow = log1p(m)
-    mag = tanh(beta * grow)
-    g_mag = g_mag * (1.0 - mag * mag)
-    kappa = g_mag * beta * m / (1.0 + m)
-    # below TINY c is s / TINY and nothing is projected away: a delta term remains
-    along = tl.where(tiny, 0.0, tl.sum(gc * c, 1))
-    gs = gc - along[:, None] * c
-    delta = tl.where(tiny, tl.sum(gs * c, 1), 0.0)
-    real, scale_null = r * inverse, w * inverse
-    to_null = tl.sum(gs * v_null[None, :], 1)
-    d_null = scale_null * to_null - w * delta - kappa * tl.where(bound, 2.0 + w, w)
-    add = kappa * (2.0 + w) - r * delta
-    tl.store(g_ptr + place, (real[:, None] * gs).to(g_ptr.dtype.element_ty), mask=inside[:, None])
-    tl.store(add_ptr + at, add, mask=inside)
-    tl.store(twice_ptr + at, tl.where(bound, 0.0, -2.0 * kappa * n_eff), mask=inside)
-    tl.store(d_null_ptr + at, d_null, mask=inside)
-    part = tl.program_id(0) * tl.num_programs(1) + tl.program_id(1)
-    tl.store(d_beta_ptr + part, tl.sum(tl.where(inside, g_mag * grow, 0.0)))
-    tl.store(d_v_null_ptr + part * X + d_X, tl.sum(tl.where(inside[:, None], scale_null[:, None] * gs, 0.0), 0))
 
 
 @triton.jit
@@ -426,39 +320,15 @@ def _dkv(
 # --- launches -----------------------------------------------------------------------------------------------------
 
 
-class Tiles(NamedTuple):
-    """How one kernel is cut."""
-
-    rows: int
-    keys: int
-    warps: int
-    stages: int
-
-
 def tiles_for(kernel: str, keys: int, d: int, dtype: torch.dtype, forgets: bool = False) -> Tiles:
     """Fixed by the sizes, never by the clock, so that every process rounds alike. Measured on an H200, see docs."""
-    if dtype == torch.float32 or d > 128:
-        return Tiles(32, 32, 4, 1)
+    if needs_small_tiles(d, dtype):
+        return SMALL_TILES
     if keys >= 8192:
         return {"forward": Tiles(128, 128, 8, 3), "dq": Tiles(128, 64, 8, 3), "dkv": Tiles(64, 128, 8, 3)}[kernel]
     if forgets:
         return {"forward": Tiles(128, 128, 8, 3), "dq": Tiles(64, 64, 4, 2), "dkv": Tiles(64, 64, 4, 2)}[kernel]
     return {"forward": Tiles(64, 64, 4, 3), "dq": Tiles(128, 64, 8, 3), "dkv": Tiles(64, 64, 4, 2)}[kernel]
-
-
-def polar_forward(
-    q: Tensor, k: Tensor, v: Tensor, null_TH: Tensor, beta_H: Tensor, v_null_HX: Tensor, *,
-    window: int | None, floor: float, offset: int = 0,
-) -> tuple[Tensor, Tensor, Tensor, Tensor, Tensor]:  # fmt: skip
-    """(c [B, T, H, X] in q's type, mag [B, T, H], lse, n_eff, inverse [B, H, T], all float32); inputs contiguous."""
-    b, t, h, _ = q.shape
-    c = torch.empty_like(q)
-    mag = torch.empty(b, t, h, device=q.device, dtype=torch.float32)
-    lse, n_eff, inverse = (torch.empty(b, h, t, device=q.device, dtype=torch.float32) for _ in range(3))
-    floor_ = torch.full((), floor, device=q.device)
-    rest = (null_TH, v_null_HX, beta_H, floor_, mag, lse, n_eff, inverse)
-    _launch_forward(q, k, v, c, rest, window, offset, polar=True)
-    return c, mag, lse, n_eff, inverse
 
 
 Halves = tuple[Tensor, Tensor]
@@ -478,11 +348,11 @@ def softmax_forward(
     b, t, h, _ = q.shape
     o = torch.empty_like(q)
     lse = torch.empty(b, h, t, device=q.device, dtype=torch.float32)
-    _launch_forward(q, k, v, o, (lse,) * 8, window, offset, polar=False, forgotten=forgotten, factor=factor)
+    launch_forward(q, k, v, o, (lse,) * 8, window, offset, polar=False, forgotten=forgotten, factor=factor)
     return o, lse
 
 
-def _launch_forward(
+def launch_forward(
     q: Tensor, k: Tensor, v: Tensor, out: Tensor, rest: tuple[Tensor, ...], window: int | None, offset: int, *,
     polar: bool, forgotten: Halves | None = None, factor: float = 1.0,
 ) -> None:  # fmt: skip
@@ -494,34 +364,6 @@ def _launch_forward(
         WINDOWED=window is not None, PRECISION=precision(q.dtype), POLAR=polar, FORGETS=forgotten is not None,
         FACTOR=factor, num_warps=warps, num_stages=stages,
     )  # fmt: skip
-
-
-def polar_backward(
-    gc: Tensor, g_mag: Tensor, q: Tensor, k: Tensor, v: Tensor, null_TH: Tensor, beta_H: Tensor, v_null_HX: Tensor,
-    c: Tensor, lse: Tensor, n_eff: Tensor, inverse: Tensor, *, window: int | None, offset: int = 0,
-) -> tuple[Tensor, Tensor, Tensor, Tensor, Tensor, Tensor]:  # fmt: skip
-    """Gradients of (q', k, v, null_TH, beta_H, v_null_HX) from those of c and mag; null_TH in units of log 2."""
-    g, add, twice, d_null, d_beta, d_v_null = polar_rows(gc, g_mag, null_TH, beta_H, v_null_HX, c, lse, n_eff, inverse)
-    dq, dk, dv, _ = weights_backward(q, k, v, g, lse, add, twice, window=window, offset=offset)
-    return dq, dk, dv, d_null, d_beta, d_v_null
-
-
-def polar_rows(
-    gc: Tensor, g_mag: Tensor, null_TH: Tensor, beta_H: Tensor, v_null_HX: Tensor, c: Tensor, lse: Tensor,
-    n_eff: Tensor, inverse: Tensor,
-) -> tuple[Tensor, Tensor, Tensor, Tensor, Tensor, Tensor]:  # fmt: skip
-    """What a row brings to `weights_backward` (g, add, twice), and the gradients of null_TH, beta_H and v_null_HX."""
-    b, t, h, d = gc.shape
-    g, (add, twice, d_null) = torch.empty_like(gc), (torch.empty_like(lse) for _ in range(3))
-    rows = 32
-    parts = triton.cdiv(t, rows)
-    d_beta = torch.empty(parts, b, h, device=gc.device, dtype=torch.float32)
-    d_v_null = torch.empty(parts, b, h, d, device=gc.device, dtype=torch.float32)
-    _rows[(parts, b * h)](
-        c, gc, g_mag, null_TH, v_null_HX, beta_H, lse, n_eff, inverse, g, add, twice, d_null, d_beta, d_v_null, t,
-        H=h, X=d, BM=rows, num_warps=4,
-    )  # fmt: skip
-    return g, add, twice, d_null.sum(0).t().contiguous() * LN2, d_beta.sum((0, 1)), d_v_null.sum((0, 1))
 
 
 def softmax_backward(
@@ -542,36 +384,19 @@ def weights_backward(
     `twice` None is 0. The last, of F in natural units, is unwritten without F. A row's own F adds the same to all of
     its scores, so only keys have a gradient of it.
     """
-    (b, t, h, d), (tk, j) = q.shape, k.shape[1:3]
+    t, d, tk = q.shape[1], q.shape[3], k.shape[1]
     forgets, halves = forgotten is not None, forgotten or (lse, lse)
     df = torch.empty(lse.shape if forgets else (1,), device=q.device)
     # the pass for queries tells that for keys by how much `add` is off: gradients of gates sum what cancels
     exact = torch.empty_like(add) if forgets else add
-    shared: dict[str, Any] = {
-        "H": h, "G": h // j, "X": d, "WINDOWED": window is not None, "PRECISION": precision(q.dtype), "POLAR": twice is not None,
-        "FORGETS": forgets, "FACTOR": factor,
-        "TILE": tiles_for("forward", tk, d, q.dtype, forgets).rows,
-    }  # fmt: skip
+    shared = constants(q, k, window, factor)
+    shared["POLAR"], shared["FORGETS"] = twice is not None, forgets
+    shared["TILE"] = tiles_for("forward", tk, d, q.dtype, forgets).rows
     twice = lse if twice is None else twice
     dq, dk, dv = torch.empty_like(q), torch.empty_like(k), torch.empty_like(v)
     sizes = (t, tk, offset, window or 0)
-    bm, bn, warps, stages = tiles_for("dq", tk, d, q.dtype, forgets)
-    _dq[(triton.cdiv(t, bm), b * h)](
-        flat(q, bm, d), flat(k, bn, d), flat(v, bn, d), flat(g, bm, d), flat(dq, bm, d),
-        lse, add, twice, *halves, exact, *sizes, BM=bm, BN=bn, num_warps=warps, num_stages=stages, **shared,
-    )  # fmt: skip
-    bm, bn, warps, stages = tiles_for("dkv", tk, d, q.dtype, forgets)
-    _dkv[(triton.cdiv(tk, bn), b * j)](
-        flat(q, bm, d), flat(k, bn, d), flat(v, bn, d), flat(g, bm, d), flat(dk, bn, d), flat(dv, bn, d),
-        lse, exact, twice, *halves, df, *sizes, BM=bm, BN=bn, num_warps=warps, num_stages=stages, **shared,
-    )  # fmt: skip
+    tiles = tiles_for("dq", tk, d, q.dtype, forgets)
+    launch_dq(_dq, tiles, q, k, v, g, dq, (lse, add, twice, *halves, exact, *sizes), shared)
+    tiles = tiles_for("dkv", tk, d, q.dtype, forgets)
+    launch_dkv(_dkv, tiles, q, k, v, g, dk, dv, (lse, exact, twice, *halves, df, *sizes), shared)
     return dq, dk, dv, df
-
-
-def flat(x: Tensor, rows: int, d: int) -> TensorDescriptor:
-    """[B, T, H, X] as [B, T, H * X], read and written in blocks of `rows` positions of one head."""
-    return TensorDescriptor.from_tensor(x.view(*x.shape[:2], -1), [1, rows, d])
-
-
-def precision(dtype: torch.dtype) -> str:
-    return "ieee" if dtype == torch.float32 else "tf32"

@@ -13,11 +13,10 @@ from torch import Tensor
 
 from ...dispatch import Choice, attention_choice, both_ways, constant, worst
 from ...norms import statistics_dtype
-from ...shapes import check_qkv, check_window, expand_kv
+from ...shapes import check_qkv, check_window, cut, expand_kv
 from ..extra_input_ops import attention_ops
 from ..scored import Span, dot_scores, scored_attention
 from ..softmax.op import LOG2E, factor_in_log2
-from ..torch_ops import cut
 
 Empty = Literal["zero", "uniform"]
 

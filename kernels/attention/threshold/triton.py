@@ -15,15 +15,26 @@ keys 1 + 1 more.
 
 from __future__ import annotations
 
-from typing import Any
-
 import torch
 import triton
 import triton.language as tl
 from torch import Tensor
 
-from ..launcher import row_products
-from ..softmax.triton import LN2, Tiles, bounds, flat, precision, query_bounds, with_tile
+from ..launcher import (
+    LN2,
+    SMALL_TILES,
+    Tiles,
+    bounds,
+    constants,
+    flat,
+    launch_dkv,
+    launch_dq,
+    launch_forward,
+    needs_small_tiles,
+    query_bounds,
+    row_products,
+    with_tile,
+)
 
 STRETCH = 4096
 """Keys whose counts are kept at a time."""
@@ -269,8 +280,8 @@ def _dkv(
 
 def tiles_for(kernel: str, d: int, dtype: torch.dtype) -> Tiles:
     """Fixed by the sizes, so that every process rounds alike. The keys of a tile are the same in every kernel."""
-    if dtype == torch.float32 or d > 128:
-        return Tiles(32, 32, 4, 1)
+    if needs_small_tiles(d, dtype):
+        return SMALL_TILES
     return {"forward": Tiles(64, 64, 4, 2), "dq": Tiles(64, 64, 4, 2), "dkv": Tiles(128, 64, 8, 2)}[kernel]
 
 
@@ -278,15 +289,8 @@ def forward(
     q: Tensor, k: Tensor, v: Tensor, decay_BHT: Tensor, *, factor: float, window: int | None
 ) -> tuple[Tensor, Tensor]:
     """(o [B, T, H, X] in q's type, lse [B, H, T] float32 in units of log 2); inputs contiguous."""
-    (b, t, h, d), j = q.shape, k.shape[2]
-    o = torch.empty_like(q)
-    lse = torch.empty(b, h, t, device=q.device, dtype=torch.float32)
-    bm, bn, warps, stages = tiles_for("forward", d, q.dtype)
-    _forward[(triton.cdiv(t, bm), b * h)](
-        flat(q, bm, d), flat(k, bn, d), flat(v, bn, d), flat(o, bm, d), decay_BHT, lse, t, window or 0,
-        BM=bm, BN=bn, num_warps=warps, num_stages=stages, **_shared(q, h // j, factor, window),
-    )  # fmt: skip
-    return o, lse
+    tiles, sizes = tiles_for("forward", q.shape[3], q.dtype), (q.shape[1], window or 0)
+    return launch_forward(_forward, tiles, q, k, v, (decay_BHT,), sizes, constants(q, k, window, factor))
 
 
 def backward(
@@ -294,38 +298,26 @@ def backward(
     factor: float, window: int | None,
 ) -> tuple[Tensor, Tensor, Tensor, Tensor]:  # fmt: skip
     """Gradients of (q, k, v, decay) from that of o; decay and lse in units of log 2 as `forward` has them; inputs contiguous."""
-    (b, t, h, d), j = q.shape, k.shape[2]
-    shared = _shared(q, h // j, factor, window)
+    b, t, h, d = q.shape
+    shared, seen = constants(q, k, window, factor), window or 0
     dq, dk, dv = torch.empty_like(q), torch.empty_like(k), torch.empty_like(v)
     d_decay = torch.empty_like(decay_BHT)
     delta = row_products(g_o, o)
-    bm, bn, warps, stages = tiles_for("dq", d, q.dtype)
+    of_queries, of_keys = (tiles_for(kernel, d, q.dtype) for kernel in ("dq", "dkv"))
+    bm, bn, warps, stages = of_queries
     tiles, stretch, stride = triton.cdiv(t, bn), STRETCH // bn, b * h * t
     counts = torch.empty(min(tiles, stretch), b, h, t, device=q.device, dtype=torch.float32)
-    _dq[(triton.cdiv(t, bm), b * h)](
-        flat(q, bm, d), flat(k, bn, d), flat(v, bn, d), flat(g_o, bm, d), flat(dq, bm, d),
-        decay_BHT, lse, delta, d_decay, counts, t, window or 0, stride,
-        BM=bm, BN=bn, KEPT=tiles <= stretch, num_warps=warps, num_stages=stages, **shared,
-    )  # fmt: skip
+    shared["KEPT"] = tiles <= stretch
+    launch_dq(_dq, of_queries, q, k, v, g_o, dq, (decay_BHT, lse, delta, d_decay, counts, t, seen, stride), shared)
+    del shared["KEPT"]
     count = torch.zeros_like(decay_BHT)
     for high in range(tiles, 0, -stretch):
         low = max(0, high - stretch)
         if tiles > stretch:
-            bm, bn, warps, stages = tiles_for("dq", d, q.dtype)
             _count[(triton.cdiv(t, bm), b * h)](
-                flat(q, bm, d), flat(k, bn, d), count, counts, t, window or 0, low, high, stride,
+                flat(q, bm, d), flat(k, bn, d), count, counts, t, seen, low, high, stride,
                 BM=bm, BN=bn, num_warps=warps, num_stages=stages, **shared,
             )  # fmt: skip
-        bm, bn, warps, stages = tiles_for("dkv", d, q.dtype)
-        _dkv[(high - low, b * j)](
-            flat(q, bm, d), flat(k, bn, d), flat(v, bn, d), flat(g_o, bm, d), flat(dk, bn, d), flat(dv, bn, d),
-            decay_BHT, lse, delta, counts, t, window or 0, low, stride,
-            BM=bm, BN=bn, num_warps=warps, num_stages=stages, **shared,
-        )  # fmt: skip
+        rest = (decay_BHT, lse, delta, counts, t, seen, low, stride)
+        launch_dkv(_dkv, of_keys, q, k, v, g_o, dk, dv, rest, shared, programs=high - low)
     return dq, dk, dv, d_decay
-
-
-def _shared(q: Tensor, groups: int, factor: float, window: int | None) -> dict[str, Any]:
-    return {
-        "H": q.shape[2], "G": groups, "X": q.shape[3], "WINDOWED": window is not None, "PRECISION": precision(q.dtype), "FACTOR": factor
-    }  # fmt: skip

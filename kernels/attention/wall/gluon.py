@@ -15,6 +15,7 @@ import torch
 import triton
 from torch import Tensor
 
+from ..gluon.host import flat, processors
 from ..gluon.shared import (
     _HALF,
     _HIDDEN,
@@ -34,7 +35,6 @@ from ..gluon.shared import (
     warpgroup_mma,
     warpgroup_mma_wait,
 )
-from ..polar import gluon
 from .triton import BLOCK, gated
 
 STAGES = 4
@@ -274,8 +274,8 @@ def forward(
     o = torch.empty_like(q)
     lse = torch.empty(b, h, t, device=q.device, dtype=torch.float32)
     tiles = b * h * triton.cdiv(t, TILE)
-    _wall_forward[(min(tiles, gluon._processors(q.device)),)](
-        gluon._flat(q_, HALF), gluon._flat(k_, HALF), gluon._flat(v, HALF), gluon._flat(o, HALF), lse, total,
+    _wall_forward[(min(tiles, processors(q.device)),)](
+        flat(q_, HALF), flat(k_, HALF), flat(v, HALF), flat(o, HALF), lse, total,
         t, total.shape[2], tiles, b * h, window or 0,
         H=h, J=j, Y=y, STAGES=STAGES, WINDOWED=window is not None, num_warps=4,
     )  # fmt: skip

@@ -6,18 +6,16 @@ B batch, T length, H query heads, J KV heads, P gate heads (H or J), X head size
 from __future__ import annotations
 
 import functools
-import importlib
 import math
-from typing import Any
 
 import torch
 from torch import Tensor
 
-from ...dispatch import Choice, attention_choice, both_ways, constant, gluon_choice, worst
+from ...dispatch import Choice, both_ways, constant, gluon_choice, worst
 from ...norms import statistics_dtype
-from ...shapes import check_qkv, check_window, expand_kv
+from ...shapes import check_qkv, check_window, cut, expand_kv
 from ..scored import Span, running_sum, scored_attention
-from ..torch_ops import cut, why_not_gluon
+from .torch_op import wall_forward
 
 LOG2E = math.log2(math.e)
 DIRECT = 32
@@ -55,7 +53,7 @@ def wall_attention(
     backend = backend or choose_backend(q_BTHX.device, q_BTHX.dtype, d, steepest, window).backend
     if backend != "torch":
         f, window = log_gate_BTPX.to(dtype), cut(window, t)
-        result: Tensor = _forward(q_BTHX, k_BTJX, v_BTJX, f, scale * LOG2E, window, backend)[0]
+        result: Tensor = wall_forward(q_BTHX, k_BTJX, v_BTJX, f, scale * LOG2E, window, backend)[0]
         return result
     q, k = q_BTHX.to(dtype) * scale, k_BTJX.to(dtype)
     p_BTPX = running_sum(log_gate_BTPX)
@@ -78,11 +76,7 @@ def choose_backend(
         return Choice(
             "torch", "inside a block of tokens q and k are scaled by up to 2^80, which leaves the range of float16"
         )
-    device, op = torch.device(device), "wall attention"
-    ours = attention_choice(op, device, dtype, head_dim, _error)
-    return gluon_choice(
-        op, ours, lambda: why_not_gluon(device, dtype, head_dim, window), device, dtype, head_dim, _error
-    )  # fmt: skip
+    return gluon_choice("wall attention", torch.device(device), dtype, head_dim, window, _error)
 
 
 @functools.cache
@@ -131,62 +125,3 @@ def _among(q_BMHX: Tensor, k_BMJX: Tensor, p_BMPX: Tensor) -> Tensor:
     k = expand_kv(k_BMJX, p_BMPX.shape[2])
     q = q_BMHX.unflatten(2, (k.shape[2], -1))
     return torch.einsum("bmpgx,bspx,bmspx->bpgms", q, k, fade).flatten(1, 2)
-
-
-def _kernels(path: str = "triton") -> Any:
-    """The forward of that path; the backward is plain Triton's."""
-    return importlib.import_module(f".{path}", __package__)
-
-
-@torch.library.custom_op("atma::wall_forward", mutates_args=())
-def _forward(
-    q: Tensor, k: Tensor, v: Tensor, f: Tensor, factor: float, window: int, path: str
-) -> tuple[Tensor, Tensor, Tensor, Tensor, Tensor]:
-    """(o, lse, q', k', E) of triton.forward; only o has a gradient."""
-    found: tuple[Tensor, Tensor, Tensor, Tensor, Tensor] = _kernels(path).forward(
-        *(x.contiguous() for x in (q, k, v, f)), factor=factor, window=window or None
-    )
-    return found
-
-
-@_forward.register_fake
-def _(q: Tensor, k: Tensor, v: Tensor, f: Tensor, factor: float, window: int, path: str) -> tuple[Tensor, ...]:
-    (b, t, h, d), y = q.shape, f.shape[2]
-    blocks = -(-t // 64)
-    return (
-        q.new_empty(q.shape), q.new_empty(b, h, t, dtype=torch.float32), q.new_empty(q.shape), k.new_empty(b, t, y, d),
-        q.new_empty(2, b, y, blocks + 1, d, dtype=torch.float32),
-    )  # fmt: skip
-
-
-@torch.library.custom_op("atma::wall_backward", mutates_args=())
-def _backward(
-    g_o: Tensor, q_: Tensor, k_: Tensor, v: Tensor, f: Tensor, o: Tensor, lse: Tensor, edges: Tensor, factor: float,
-    window: int,
-) -> tuple[Tensor, Tensor, Tensor, Tensor]:  # fmt: skip
-    """Gradients of q, k, v and f, of their types."""
-    found: tuple[Tensor, Tensor, Tensor, Tensor] = _kernels().backward(
-        g_o.contiguous(), q_, k_, v.contiguous(), f.contiguous(), o, lse, edges, factor=factor, window=window or None
-    )
-    return found
-
-
-@_backward.register_fake
-def _(g_o: Tensor, q_: Tensor, k_: Tensor, v: Tensor, f: Tensor, o: Tensor, lse: Tensor, edges: Tensor, factor: float,
-      window: int) -> tuple[Tensor, ...]:  # fmt: skip
-    return q_.new_empty(q_.shape), v.new_empty(v.shape), v.new_empty(v.shape), f.new_empty(f.shape)
-
-
-def _save(ctx: Any, inputs: tuple[Any, ...], output: tuple[Tensor, ...]) -> None:
-    _, _, v, f, *ctx.options, _ = inputs
-    o, lse, q_, k_, edges = output
-    ctx.save_for_backward(q_, k_, v, f, o, lse, edges)
-    ctx.mark_non_differentiable(lse, q_, k_, edges)
-    ctx.set_materialize_grads(True)
-
-
-def _gradients(ctx: Any, g_o: Tensor, *_: Any) -> tuple[Tensor | None, ...]:
-    return *_backward(g_o, *ctx.saved_tensors, *ctx.options), None, None, None
-
-
-_forward.register_autograd(_gradients, setup_context=_save)

@@ -25,11 +25,21 @@ import triton
 import triton.language as tl
 from torch import Tensor
 
-from ..launcher import row_products
-from ..softmax.triton import HIDDEN, LN2, LOG2E, Tiles, flat, precision, visible
+from ..launcher import (
+    HIDDEN,
+    LN2,
+    LOG2E,
+    Tiles,
+    launch_dkv,
+    launch_dq,
+    launch_forward,
+    needs_small_tiles,
+    precision,
+    row_products,
+    visible,
+)
+from .torch_op import BLOCK
 
-BLOCK = 64
-"""Tokens whose gates one exponent sums at most."""
 MANY = 32
 """Blocks whose gates are added up at once."""
 CHANNELS = 32
@@ -378,7 +388,7 @@ def _dkv(
 
 def tiles_for(kernel: str, d: int, dtype: torch.dtype) -> Tiles:
     """Keys in tiles of one block, queries too, but in the pass for keys in a part of it."""
-    if dtype == torch.float32 or d > 128:
+    if needs_small_tiles(d, dtype):
         rows, stages = {"forward": (BLOCK, 1), "dq": (BLOCK, 1), "dkv": (BLOCK // 2, 1)}[kernel]
     else:
         rows, stages = {"forward": (BLOCK, 3), "dq": (BLOCK, 2), "dkv": (BLOCK, 2)}[kernel]
@@ -407,16 +417,10 @@ def forward(
 
     f [B, T, Y, X] are natural log gates in float32, `factor` that of the scores in units of log 2; inputs contiguous.
     """
-    (b, t, h, d), j, y = q.shape, k.shape[2], f.shape[2]
     q_, k_, total, edges = gated(q, k, f, factor)
-    n = total.shape[2]
-    o = torch.empty_like(q)
-    lse = torch.empty(b, h, t, device=q.device, dtype=torch.float32)
-    bm, bn, warps, stages = tiles_for("forward", d, q.dtype)
-    _forward[(triton.cdiv(t, bm), b * h)](
-        flat(q_, bm, d), flat(k_, bn, d), flat(v, bn, d), flat(o, bm, d), edges[0], edges[1], lse, t, window or 0, n,
-        BM=bm, BN=bn, num_warps=warps, num_stages=stages, **_shared(q, j, y, window),
-    )  # fmt: skip
+    tiles, sizes = tiles_for("forward", q.shape[3], q.dtype), (q.shape[1], window or 0, total.shape[2])
+    shared = _shared(q, k.shape[2], f.shape[2], window)
+    o, lse = launch_forward(_forward, tiles, q_, k_, v, (edges[0], edges[1]), sizes, shared)
     return o, lse, q_, k_, edges
 
 
@@ -430,16 +434,10 @@ def backward(
     add = -row_products(g_o, o)
     dq, dk, dv, df = (torch.empty_like(x) for x in (q_, k_, k_, f))
     of_q, of_k = (torch.empty(b, heads, n, d, device=q_.device, dtype=torch.float32) for heads in (h, y))
-    bm, bn, warps, stages = tiles_for("dkv", d, q_.dtype)
-    _dkv[(n, b * y)](
-        flat(q_, bm, d), flat(k_, bn, d), flat(v, bn, d), flat(g_o, bm, d), flat(dk, bn, d), flat(dv, bn, d), edges[0],
-        edges[1], lse, add, of_k, t, window or 0, n, BM=bm, BN=bn, num_warps=warps, num_stages=stages, **shared,
-    )  # fmt: skip
-    bm, bn, warps, stages = tiles_for("dq", d, q_.dtype)
-    _dq[(n, b * h)](
-        flat(q_, bm, d), flat(k_, bn, d), flat(v, bn, d), flat(g_o, bm, d), flat(dq, bm, d), edges[0], edges[1], lse, add,
-        of_q, t, window or 0, n, BM=bm, BN=bn, num_warps=warps, num_stages=stages, **shared,
-    )  # fmt: skip
+    rest = (edges[0], edges[1], lse, add, of_k, t, window or 0, n)
+    launch_dkv(_dkv, tiles_for("dkv", d, q_.dtype), q_, k_, v, g_o, dk, dv, rest, shared)
+    rest = (edges[0], edges[1], lse, add, of_q, t, window or 0, n)
+    launch_dq(_dq, tiles_for("dq", d, q_.dtype), q_, k_, v, g_o, dq, rest, shared)
     c, later = min(CHANNELS, d), torch.empty_like(of_k)
     _later[(b * y, d // c)](of_q, of_k, later, n, H=h, Y=y, X=d, C=c, MANY=MANY, num_warps=4)
     dk_, dv_ = (dk, dv) if y == j else (torch.empty_like(v) for _ in range(2))

@@ -12,9 +12,10 @@ from typing import Any
 
 import pytest
 import torch
-from atma_sweep.kernels.attention import torch_ops
+from atma_sweep.kernels.attention.polar import torch_op as polar_op
 from atma_sweep.kernels.attention.polar.op import available, choose_backend, polar_attention, polar_distractor_loss
 from atma_sweep.kernels.attention.polar.reference import polar_attention_reference
+from atma_sweep.kernels.attention.softmax import torch_op as softmax_op
 from atma_sweep.kernels.attention.softmax.op import (
     softmax_attention,
     softmax_attention_reference,
@@ -135,13 +136,11 @@ def test_polar_of_a_chunk_of_queries(window: int) -> None:
     beta, v_null = normal(4, seed=12).exp().requires_grad_(), normal(4, D, seed=13).requires_grad_()
 
     def whole(q: Tensor, k: Tensor, v: Tensor, null: Tensor, beta: Tensor, v_null: Tensor) -> tuple[Tensor, ...]:
-        return torch_ops.polar_forward(q, k, v, null, beta, v_null, window, 1e-30, True, 0, "triton")[:2]
+        return polar_op.polar_forward(q, k, v, null, beta, v_null, window, 1e-30, True, 0, "triton")[:2]
 
     def chunks(q: Tensor, k: Tensor, v: Tensor, null: Tensor, beta: Tensor, v_null: Tensor) -> tuple[Tensor, ...]:
         found = [
-            torch_ops.polar_forward(q[:, part], k, v, null[part], beta, v_null, window, 1e-30, True, start, "triton")[
-                :2
-            ]
+            polar_op.polar_forward(q[:, part], k, v, null[part], beta, v_null, window, 1e-30, True, start, "triton")[:2]
             for start, part in ((0, slice(0, 40)), (40, slice(40, 43)), (43, slice(43, 101)))
         ]
         return torch.cat([c for c, _ in found], 1), torch.cat([mag for _, mag in found], 1)
@@ -190,7 +189,7 @@ def test_softmax_and_its_log_sum_among_more_or_fewer_keys(queries: int, keys: in
     """An offset of all keys or more shows every key to every query."""
     args = [normal(2, queries, 4, D, seed=1), normal(2, keys, 2, D, seed=2), normal(2, keys, 2, D, seed=3)]
     args = [(x * 0.5).requires_grad_() for x in args]
-    ours = run(lambda q, k, v: torch_ops.softmax_forward(q, k, v, window, offset, "triton"), args)
+    ours = run(lambda q, k, v: softmax_op.softmax_forward(q, k, v, window, offset, "triton"), args)
     check(ours, run(materialised, double(args), window=window, offset=offset), 2)
 
 
@@ -204,9 +203,9 @@ def test_softmax_in_chunks_equals_the_whole(window: int) -> None:
     def chunks(q: Tensor, k: Tensor, v: Tensor) -> tuple[Tensor, Tensor]:
         # the second chunk sees all keys, those behind it among them; the last ones only what they need
         found = [
-            torch_ops.softmax_forward(q[:, :50], k[:, :50], v[:, :50], window, 0, "triton"),
-            torch_ops.softmax_forward(q[:, 50:57], k, v, window, 50, "triton"),
-            torch_ops.softmax_forward(q[:, 57:], k, v, window, 57, "triton"),
+            softmax_op.softmax_forward(q[:, :50], k[:, :50], v[:, :50], window, 0, "triton"),
+            softmax_op.softmax_forward(q[:, 50:57], k, v, window, 50, "triton"),
+            softmax_op.softmax_forward(q[:, 57:], k, v, window, 57, "triton"),
         ]
         return torch.cat([o for o, _ in found], 1), torch.cat([lse for _, lse in found], 2)
 
@@ -217,7 +216,7 @@ def test_softmax_in_chunks_equals_the_whole(window: int) -> None:
 @pytest.mark.parametrize(("t", "r", "h", "j"), [(1, 1, 3, 1), (29, 40, 4, 4), (70, 29, 8, 2), (33, 64, 2, 1)])
 def test_log_sum_over_every_key(t: int, r: int, h: int, j: int) -> None:
     q, k = normal(2, t, h, D, seed=1).requires_grad_(), normal(2, r, j, D, seed=2)
-    ours = run(lambda q: torch_ops.log_sum(q, k, "triton")[0], [q])
+    ours = run(lambda q: softmax_op.log_sum(q, k, "triton")[0], [q])
 
     def naive(q: Tensor) -> Tensor:
         scores = torch.einsum("bthd,brhd->bhtr", q, k.double().repeat_interleave(h // j, 2))
@@ -230,7 +229,7 @@ def test_log_sum_over_every_key(t: int, r: int, h: int, j: int) -> None:
 def test_log_sum_refuses_keys_that_want_a_gradient() -> None:
     q, k = normal(1, 3, 2, D).requires_grad_(), normal(1, 5, 1, D, seed=1).requires_grad_()
     with pytest.raises(ValueError, match="no gradient for its keys; detach them"):
-        torch_ops.log_sum(q, k, "triton")
+        softmax_op.log_sum(q, k, "triton")
 
 
 # --- distractors --------------------------------------------------------------------------------------------------
@@ -275,18 +274,18 @@ def tiny_ops() -> dict[str, tuple[Any, tuple[Any, ...]]]:
     q, k, v = (normal(1, 5, heads, D, seed=heads).requires_grad_() for heads in (4, 2, 2))
     null, beta, v_null = normal(5, 4).requires_grad_(), normal(4).exp().requires_grad_(), normal(4, D).requires_grad_()
     polar = (q, k, v, null, beta, v_null)
-    rows = [x.detach() for x in torch_ops.polar_forward(*polar, 3, 1e-6, True, 0, "triton")]
-    o, lse = (x.detach() for x in torch_ops.softmax_forward(q, k, v, 3, 0, "triton"))
+    rows = [x.detach() for x in polar_op.polar_forward(*polar, 3, 1e-6, True, 0, "triton")]
+    o, lse = (x.detach() for x in softmax_op.softmax_forward(q, k, v, 3, 0, "triton"))
     flat = [x.detach() for x in polar]
     return {
-        "polar_forward": (torch_ops.polar_forward, (*polar, 3, 1e-6, True, 0, "triton")),
+        "polar_forward": (polar_op.polar_forward, (*polar, 3, 1e-6, True, 0, "triton")),
         "polar_backward": (
-            torch_ops.polar_backward,
+            polar_op.polar_backward,
             (rows[0], rows[1], *flat, rows[0], *rows[2:], 3, 0, "triton"),
         ),
-        "softmax_forward": (torch_ops.softmax_forward, (q, k, v, 3, 0, "triton")),
-        "softmax_backward": (torch_ops.softmax_backward, (o, lse, *flat[:3], o, lse, 3, 0, "triton")),
-        "log_sum": (torch_ops.log_sum, (q, k.detach(), "triton")),
+        "softmax_forward": (softmax_op.softmax_forward, (q, k, v, 3, 0, "triton")),
+        "softmax_backward": (softmax_op.softmax_backward, (o, lse, *flat[:3], o, lse, 3, 0, "triton")),
+        "log_sum": (softmax_op.log_sum, (q, k.detach(), "triton")),
     }
 
 

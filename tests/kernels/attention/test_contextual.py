@@ -4,10 +4,10 @@ from __future__ import annotations
 
 import pytest
 import torch
-from atma_sweep.kernels.attention import extra_input_ops
 from atma_sweep.kernels.attention.contextual import op as contextual
 from atma_sweep.kernels.attention.contextual.op import choose_backend, contextual_attention
 from atma_sweep.kernels.attention.softmax.op import softmax_attention_reference
+from atma_sweep.kernels.custom_ops import load_kernels
 from graded import check, distance, double, interpreted, normal, run, surrounded
 from tiers import every_nth
 from tolerances import rounding_bound
@@ -60,7 +60,7 @@ def test_keys_beyond_one_stretch(keys: int, window: int | None, monkeypatch: pyt
     """The borders of a stretch of keys at a time: the same numbers to the bit."""
     args = inputs(133, 2, 1, 30, shut=1.5)
     whole = run(contextual_attention, args, window=window, backend="triton")
-    monkeypatch.setattr(extra_input_ops.kernels("contextual"), "STRETCH", keys)
+    monkeypatch.setattr(load_kernels(contextual.__package__), "STRETCH", keys)
     found = run(contextual_attention, args, window=window, backend="triton")
     assert all(torch.equal(a, b) for a, b in zip(found, whole, strict=True))
 

@@ -7,10 +7,12 @@ import warnings
 
 import pytest
 import torch
-from atma_sweep.kernels.attention import torch_ops
+from atma_sweep.kernels.attention import forgetting, softmax
+from atma_sweep.kernels.attention.forgetting import torch_op
 from atma_sweep.kernels.attention.forgetting.op import choose_backend, forgetting_attention
 from atma_sweep.kernels.attention.scored import sum_by_products
 from atma_sweep.kernels.attention.softmax.op import softmax_attention_reference
+from atma_sweep.kernels.custom_ops import load_kernels
 from graded import check, distance, double, interpreted, normal, run, surrounded
 from tiers import every_nth
 from torch import Tensor
@@ -160,7 +162,7 @@ def test_the_kernels_take_scores_that_count_for_nothing() -> None:
 
 @interpreted
 def test_sums_of_gates_go_on_from_block_to_block(monkeypatch: pytest.MonkeyPatch) -> None:
-    kernels = torch_ops._forgetting()
+    kernels = load_kernels(forgetting.__package__)
     monkeypatch.setattr(kernels, "BLOCK", 16)
     args = inputs(45, 2, 1)
     check(run(forgetting_attention, args, backend="triton"), run(forgetting_attention, double(args)), 1)
@@ -173,7 +175,7 @@ def test_sums_in_tiles_say_what_a_key_lies_behind_its_tile(t: int) -> None:
     gate = torch.nn.functional.logsigmoid(3 * normal(2, t, 3, seed=t))
     gate[:, t // 2] = -45_000.0
     exact = (gate.double() * math.log2(math.e)).cumsum(1).transpose(1, 2)
-    hi, lo, fade = torch_ops._forgetting().sums_in_tiles(gate, 128)
+    hi, lo, fade = load_kernels(forgetting.__package__).sums_in_tiles(gate, 128)
     assert fade.shape == (2, 3, t + -t % 4)
     assert torch.isfinite(fade).all(), "what follows the last key is read too"
     assert (hi.double() + lo - exact).abs().max() <= 1e-9
@@ -185,11 +187,11 @@ def test_sums_in_tiles_say_what_a_key_lies_behind_its_tile(t: int) -> None:
 @interpreted
 def test_the_forward_on_hopper_counts_rows_from_where_the_backward_does() -> None:
     """Its tile is the one that the backward of plain Triton adds to the log-sums; narrower windows are refused."""
-    tile = torch_ops.kernels("gluon").TILE
+    tile = load_kernels(forgetting.__package__, "gluon").TILE
     for dtype in (torch.bfloat16, torch.float16):
         for d in (64, 128):
             for keys in (1, 2048, 8192, 65536):
-                assert torch_ops.kernels("triton").tiles_for("forward", keys, d, dtype, True).rows == tile
+                assert load_kernels(softmax.__package__).tiles_for("forward", keys, d, dtype, True).rows == tile
     args = [x.detach().bfloat16() for x in inputs(200, 2, 1, d=64)]
     with pytest.raises(ValueError, match="window 127 is below 128"):
         forgetting_attention(*args, window=127, backend="gluon")
@@ -201,7 +203,7 @@ def test_tiles_of_any_size_agree_on_what_a_row_counts_from(
     forward: int, dq: int, dkv: int, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """A tile of keys takes rows from within one tile of the forward; a tile of queries may hold several, or be part of one."""
-    rows, kernels = {"forward": forward, "dq": dq, "dkv": dkv}, torch_ops.kernels("triton")
+    rows, kernels = {"forward": forward, "dq": dq, "dkv": dkv}, load_kernels(softmax.__package__)
     monkeypatch.setattr(kernels, "tiles_for", lambda kernel, *_: kernels.Tiles(rows[kernel], 32, 4, 1))
     args = inputs(75, 2, 1)
     check(run(forgetting_attention, args, backend="triton"), run(forgetting_attention, double(args)), 1)
@@ -231,11 +233,11 @@ def test_an_output_in_sixteen_bits_does_not_blur_the_gradients_of_gates() -> Non
 def test_ops_keep_the_rules_of_torch(name: str) -> None:
     q, k, v = (normal(1, 5, heads, D, seed=heads).requires_grad_() for heads in (4, 2, 2))
     f = -normal(1, 5, 4, seed=9).abs()
-    found = [x.detach() for x in torch_ops.forgetting_forward(q, k, v, f, 0.7, 3, "triton")]
+    found = [x.detach() for x in torch_op.forgetting_forward(q, k, v, f, 0.7, 3, "triton")]
     args: tuple[object, ...] = (q, k, v, f.requires_grad_(), 0.7, 3, "triton")
     if name == "forgetting_backward":
         args = (found[0], *(x.detach() for x in (q, k, v)), *found, 0.7, 3)
-    said = torch.library.opcheck(getattr(torch_ops, name), args)
+    said = torch.library.opcheck(getattr(torch_op, name), args)
     assert set(said.values()) == {"SUCCESS"}, said
 
 
@@ -313,7 +315,7 @@ def test_on_hopper_the_log_sums_are_those_of_plain_triton() -> None:
     for t, window in ((1300, 0), (1300, 200), (8200, 0)):
         q, k, v, gate = (x.detach() for x in on_cuda(inputs(t, 8, 2, d=128), torch.bfloat16))
         gate[:, 0] = -45_000.0
-        found = [torch_ops.forgetting_forward(q, k, v, gate, 0.1275, window, path) for path in ("gluon", "triton")]
+        found = [torch_op.forgetting_forward(q, k, v, gate, 0.1275, window, path) for path in ("gluon", "triton")]
         for (o, lse, hi, lo), (their_o, their_lse, their_hi, their_lo) in [found]:
             assert torch.equal(hi, their_hi)
             assert torch.equal(lo, their_lo)

@@ -9,7 +9,9 @@ import torch
 from atma_sweep.kernels.attention.forgetting.op import forgetting_attention
 from atma_sweep.kernels.attention.softmax.op import softmax_attention_reference
 from atma_sweep.kernels.attention.wall import op as wall
+from atma_sweep.kernels.attention.wall import torch_op
 from atma_sweep.kernels.attention.wall.op import choose_backend, wall_attention
+from atma_sweep.kernels.custom_ops import load_kernels
 from graded import check, distance, double, interpreted, normal, run, surrounded
 from tiers import every_nth
 from torch import Tensor
@@ -164,7 +166,7 @@ def test_the_kernels_hold_the_steepest_gates() -> None:
 @pytest.mark.parametrize(("block", "factor"), every_nth([(64, 2.43), (32, 1.56), (128, 5.90)], 3))
 def test_the_block_of_the_kernels_changes_nothing(block: int, factor: float, monkeypatch: pytest.MonkeyPatch) -> None:
     """What a block of gates at -0.02 in log 2 lets fall is the factor by which a diagonal tile is scaled again."""
-    kernels = wall._kernels()
+    kernels = load_kernels(wall.__package__)
     monkeypatch.setattr(kernels, "BLOCK", block)
     monkeypatch.setattr(kernels, "CHANNELS", 8)  # of 16: two programs of each
     monkeypatch.setattr(kernels, "MANY", 2)  # of 2 to 5 blocks
@@ -184,14 +186,14 @@ def kernels_alone(*args: Tensor) -> Tensor:
 class _Alone(torch.autograd.Function):
     @staticmethod
     def forward(ctx: torch.autograd.function.FunctionCtx, q: Tensor, k: Tensor, v: Tensor, f: Tensor) -> Tensor:
-        made = wall._kernels().forward(q, k, v, f, factor=1.0, window=None)
+        made = load_kernels(wall.__package__).forward(q, k, v, f, factor=1.0, window=None)
         ctx.save_for_backward(v, f, *made)
         return made[0]
 
     @staticmethod
     def backward(ctx: torch.autograd.function.FunctionCtx, g: Tensor) -> tuple[Tensor, ...]:
         v, f, o, lse, q_, k_, edges = ctx.saved_tensors
-        return wall._kernels().backward(g, q_, k_, v, f, o, lse, edges, factor=1.0, window=None)
+        return load_kernels(wall.__package__).backward(g, q_, k_, v, f, o, lse, edges, factor=1.0, window=None)
 
 
 @interpreted
@@ -213,9 +215,9 @@ def test_ops_keep_the_rules_of_torch(name: str, p: int) -> None:
     q, k, v, f = inputs(5, 2, 1, p)
     args: tuple[object, ...] = (q, k, v, f, 0.7, 3, "triton")
     if name == "backward":
-        o, lse, q_, k_, edges = (x.detach() for x in wall._forward(q, k, v, f, 0.7, 3, "triton"))
+        o, lse, q_, k_, edges = (x.detach() for x in torch_op.wall_forward(q, k, v, f, 0.7, 3, "triton"))
         args = (o, q_, k_, v.detach(), f.detach(), o, lse, edges, 0.7, 3)
-    found = torch.library.opcheck(getattr(wall, f"_{name}"), args)
+    found = torch.library.opcheck(getattr(torch_op, f"wall_{name}"), args)
     assert set(found.values()) == {"SUCCESS"}, found
 
 
@@ -308,7 +310,7 @@ def test_on_hopper_the_log_sums_are_those_of_plain_triton() -> None:
     skip_without("gluon", 128, None)
     for t, window in ((1300, 0), (1300, 200), (8200, 0)):
         q, k, v, f = (x.detach() for x in on_cuda(inputs(t, 8, 2, 8, d=128)))
-        found = [wall._forward(q, k, v, f, 0.1275, window, path) for path in ("gluon", "triton")]
+        found = [torch_op.wall_forward(q, k, v, f, 0.1275, window, path) for path in ("gluon", "triton")]
         (o, lse, *rest), (their_o, their_lse, *theirs) = found
         assert all(torch.equal(a, b) for a, b in zip(rest, theirs, strict=True))
         # rates of 8 bits' mantissa in place of float32

@@ -1,0 +1,69 @@
+"""The kernels of forgetting attention as torch ops: what goes in, what comes out, the gradient.
+
+B batch, T length, H query heads, X head size. `window` 0 is none. `path`, "triton" or "gluon", is that of the forward;
+the backward is plain Triton's.
+"""
+
+from __future__ import annotations
+
+from typing import Any
+
+import torch
+from torch import Tensor
+
+from ...custom_ops import empty_like, load_kernels, torch_op
+
+
+def _empty_results(q: Tensor, *_: Any) -> tuple[Tensor, ...]:
+    b, t, h, _ = q.shape
+    return q.new_empty(q.shape), *(q.new_empty(b, h, t, dtype=torch.float32) for _ in range(3))
+
+
+def _empty_gradients(
+    g_o: Tensor, q: Tensor, k: Tensor, v: Tensor, o: Tensor, lse: Tensor, *_: Any
+) -> tuple[Tensor, ...]:
+    b, t, h, _ = q.shape
+    return *empty_like(q, k, v), lse.new_empty(b, t, h)
+
+
+@torch_op("forgetting_forward", _empty_results)
+def forgetting_forward(
+    q: Tensor, k: Tensor, v: Tensor, log_gate: Tensor, factor: float, window: int, path: str
+) -> tuple[Tensor, Tensor, Tensor, Tensor]:
+    """(o [B, T, H, X], lse, and F as two numbers, [B, H, T] float32) of scores factor qk + F_i - F_j in units of log 2.
+
+    F are the sums of log_gate [B, T, H], float32 or float64, over log 2; q is not scaled, factor not 0. Only o has a gradient.
+    """
+    found: tuple[Tensor, Tensor, Tensor, Tensor] = load_kernels(__package__, path).forward(
+        *(x.contiguous() for x in (q, k, v, log_gate)), factor=factor, window=window or None
+    )
+    return found
+
+
+@torch_op("forgetting_backward", _empty_gradients)
+def forgetting_backward(
+    g_o: Tensor, q: Tensor, k: Tensor, v: Tensor, o: Tensor, lse: Tensor, high: Tensor, low: Tensor, factor: float,
+    window: int,
+) -> tuple[Tensor, Tensor, Tensor, Tensor]:  # fmt: skip
+    """Gradients of q, k, v and log_gate, the last float32."""
+    args = (x.contiguous() for x in (g_o, q, k, v, o))
+    found: tuple[Tensor, Tensor, Tensor, Tensor] = load_kernels(__package__).backward(
+        *args, lse, (high, low), factor=factor, window=window or None
+    )
+    return found
+
+
+def _save(ctx: Any, inputs: tuple[Any, ...], output: tuple[Tensor, ...]) -> None:
+    q, k, v, log_gate, ctx.factor, ctx.window, _ = inputs
+    ctx.save_for_backward(q, k, v, *output)
+    ctx.gate_dtype = log_gate.dtype
+    ctx.mark_non_differentiable(*output[1:])
+    ctx.set_materialize_grads(True)
+
+
+def _gradients(ctx: Any, g_o: Tensor, *_: Any) -> tuple[Tensor | None, ...]:
+    *grads, d_gate = forgetting_backward(g_o, *ctx.saved_tensors, ctx.factor, ctx.window)
+    return *grads, d_gate.to(ctx.gate_dtype), None, None, None
+
+
+forgetting_forward.register_autograd(_gradients, setup_context=_save)

@@ -1,0 +1,62 @@
+"""Set-up on the host that the Gluon kernels share: tensor descriptors, processors, and what they can take."""
+
+from __future__ import annotations
+
+import functools
+import struct
+from typing import Any
+
+import torch
+from torch import Tensor
+
+from .shared import HALF, TILE, TensorDescriptor, _missing, gl
+
+
+@functools.cache
+def processors(device: torch.device) -> int:
+    return int(torch.cuda.get_device_properties(device).multi_processor_count)
+
+
+@functools.cache
+def layout(block: tuple[int, ...], dtype: torch.dtype) -> Any:
+    kinds = {torch.bfloat16: gl.bfloat16, torch.float16: gl.float16, torch.float32: gl.float32}
+    return gl.NVMMASharedLayout.get_default_for(list(block), kinds[dtype])
+
+
+def flat(x: Tensor, rows: int) -> Any:
+    """[B, T, H, X] as [B, T, H * X], read and written in blocks of `rows` positions of one head."""
+    bsz, t, heads, d = x.shape
+    block = (1, rows, d)
+    return TensorDescriptor(
+        x, [bsz, t, heads * d], [t * heads * d, heads * d, 1], list(block), layout(block, x.dtype))  # fmt: skip
+
+
+def columns(x: Tensor, width: int = HALF) -> Any:
+    """[B, H, T] as [B * H, T], read in blocks of `width` positions; zeros follow the last."""
+    bsz, h, t = x.shape
+    if t % 4:
+        # the copy engine steps by multiples of 16 bytes
+        x = torch.nn.functional.pad(x, (0, -t % 4))
+        t = x.shape[2]
+    return TensorDescriptor(x, [bsz * h, t], [t, 1], [1, width], layout((1, width), x.dtype))
+
+
+@functools.cache
+def float_bits(x: float) -> int:
+    """The bits of a float32 of value x."""
+    return int(struct.unpack("<i", struct.pack("<f", x))[0])
+
+
+def why_not(device: torch.device, dtype: torch.dtype, head_dim: int, window: int | None) -> str | None:
+    """None if these kernels can take such tensors, else why not."""
+    if _missing:
+        return _missing
+    if device.type != "cuda" or torch.cuda.get_device_capability(device) != (9, 0):
+        return "not a GPU of compute capability 9.0"
+    if dtype not in (torch.bfloat16, torch.float16):
+        return f"{dtype}, neither bfloat16 nor float16"
+    if head_dim not in (64, 128):
+        return f"head size {head_dim}, not 64 or 128"
+    if window is not None and window < TILE:
+        return f"window {window} cuts inside the diagonal's tile of {TILE}"
+    return None
