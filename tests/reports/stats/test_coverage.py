@@ -1,7 +1,7 @@
 """The command that simulates how often intervals hold the truth."""
 
 import pytest
-from atma_sweep.reports.stats import coverage as cv
+from simulations import coverage as cv
 
 
 def named(name: str) -> cv.Setting:

@@ -3,8 +3,8 @@
 from __future__ import annotations
 
 import pytest
-from atma_sweep.reports.stats import looks
 from scipy import stats
+from simulations import looks
 
 EACH = (3, 4, 5, 6, 7, 8)
 

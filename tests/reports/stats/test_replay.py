@@ -4,10 +4,10 @@ from __future__ import annotations
 
 import numpy as np
 import pytest
-from atma_sweep.reports.stats import replay
-from atma_sweep.reports.stats.replay import METHODS, Published, main, pruned, replayed
 from atma_sweep.results.paper import rows
 from atma_sweep.results.store.store import Store
+from simulations import replay
+from simulations.replay import METHODS, Published, main, pruned, replayed
 
 
 @pytest.fixture(scope="module")

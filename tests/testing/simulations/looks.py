@@ -1,6 +1,6 @@
 """How often looking again after every wave of seeds calls a difference of nothing sure, and what the correction costs, by simulation.
 
-`python -m atma_sweep.reports.stats.looks` prints the tables of docs/designs.md.
+`python -m tests.testing.simulations.looks` prints the tables of docs/designs.md.
 """
 
 from __future__ import annotations
@@ -9,10 +9,9 @@ import argparse
 from collections.abc import Sequence
 
 import numpy as np
+from atma_sweep.results.stopping.alpha_spending import SPENDING, levels
+from atma_sweep.results.stopping.messages import NAMES
 from scipy import special
-
-from ...results.stopping.alpha_spending import SPENDING, levels
-from ...results.stopping.messages import NAMES
 
 LOOKS: tuple[tuple[int, ...], ...] = ((3, 4, 5, 6, 7, 8), (3, 5, 7, 8), (5, 10, 15, 20), tuple(range(3, 21)))
 """Seeds at which a sweep looks."""
@@ -61,7 +60,7 @@ def _intervals(values: np.ndarray, looks: Sequence[int], spending: str | None) -
 
 def main(arguments: Sequence[str] | None = None) -> int:
     """Prints the tables as markdown."""
-    parser = argparse.ArgumentParser(prog="python -m atma_sweep.reports.stats.looks", description=__doc__)
+    parser = argparse.ArgumentParser(prog="python -m tests.testing.simulations.looks", description=__doc__)
     parser.add_argument("--draws", type=int, default=100_000)
     draws = parser.parse_args(arguments).draws
     names = ["5% at every look" if one is None else NAMES[one] for one in EACH]

@@ -1,6 +1,6 @@
 """How often the 95% intervals of matched differences hold the truth, and how often their p are wrong about a zero, by simulation.
 
-`python -m atma_sweep.reports.stats.coverage` prints the tables of docs/statistics.md.
+`python -m tests.testing.simulations.coverage` prints the tables of docs/statistics.md.
 """
 
 from __future__ import annotations
@@ -10,11 +10,8 @@ from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 
 import numpy as np
-
-from .significance.paired_tests import Summary, corrected, summaries
-from .significance.sign_flip_test import ALPHA, rejected
-
-__all__ = ["FAMILIES", "SETTINGS", "Family", "Setting", "covered", "family_wise", "main"]
+from atma_sweep.reports.stats.significance.paired_tests import Summary, corrected, summaries
+from atma_sweep.reports.stats.significance.sign_flip_test import ALPHA, rejected
 
 CONFIGURATIONS = (5, 8, 12, 20)
 DRAWS = 2_000
@@ -169,7 +166,7 @@ def _any(summed: Sequence[Summary]) -> bool:
 def main(arguments: Sequence[str] | None = None) -> int:
     """Prints both tables as markdown. 1 where a setting that 95% is claimed for lies outside of BOUNDS by
     more than two standard errors of the simulation."""
-    parser = argparse.ArgumentParser(prog="python -m atma_sweep.reports.stats.coverage", description=__doc__)
+    parser = argparse.ArgumentParser(prog="python -m tests.testing.simulations.coverage", description=__doc__)
     parser.add_argument("--draws", type=int, default=DRAWS, help=f"samples a row (default {DRAWS})")
     parser.add_argument("--seed", type=int, default=0)
     asked = parser.parse_args(arguments)

@@ -1,6 +1,6 @@
 """Partial designs and pruning replayed on the published sweep: what a part of its 120 cells would have said of all.
 
-`python -m atma_sweep.reports.stats.replay` prints the tables of docs/designs.md.
+`python -m tests.testing.simulations.replay` prints the tables of docs/designs.md.
 """
 
 from __future__ import annotations
@@ -12,18 +12,15 @@ from dataclasses import dataclass
 from functools import cache
 
 import numpy as np
+from atma_sweep.reports.stats.effects.partial_design_effects import Fit
+from atma_sweep.reports.sweep_data import SweepData, gather
+from atma_sweep.results.designs import design_choice, point_exchange
+from atma_sweep.results.designs.design_space import Model, Space, Term, closed, residual
+from atma_sweep.results.paper import open_with_published as opened
+from atma_sweep.results.paper import with_published
+from atma_sweep.results.store.records import AXES
+from atma_sweep.results.store.store import Store
 from scipy import stats
-
-from ...results.builtin_sweeps import open_known as opened
-from ...results.designs import design_choice, point_exchange
-from ...results.designs.design_space import Model, Space, Term, closed, residual
-from ...results.paper import with_published
-from ...results.store.records import AXES
-from ...results.store.store import Store
-from ..sweep_data import SweepData, gather
-from .effects.partial_design_effects import Fit
-
-__all__ = ["METHODS", "Pruned", "Published", "Replayed", "main", "pruned", "published", "replayed"]
 
 SWEEP = "printed-v2"
 DRAWS = 1_000
@@ -220,7 +217,7 @@ def pruned(given: Published, keep: int, rungs: Sequence[int] = RUNGS) -> list[Pr
 
 def main(arguments: Sequence[str] | None = None) -> int:
     """Prints the tables as markdown."""
-    parser = argparse.ArgumentParser(prog="python -m atma_sweep.reports.stats.replay", description=__doc__)
+    parser = argparse.ArgumentParser(prog="python -m tests.testing.simulations.replay", description=__doc__)
     parser.add_argument("--draws", type=int, default=DRAWS, help=f"of every method (default {DRAWS})")
     parser.add_argument("--seed", type=int, default=0)
     asked = parser.parse_args(arguments)
