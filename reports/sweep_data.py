@@ -78,7 +78,7 @@ class SweepData:
     everything: bool = False
     """Whether also probes are shown that the launch did not ask for."""
     failures: Mapping[int, str] = field(default_factory=dict)
-    """By attempt, the class of its failure, where one was recorded (cuda_oom, code, hang, ...)."""
+    """By attempt, the class of its failure, where one was recorded (results/failure_classes.py)."""
     contrasts: tuple[Contrast, ...] = ()
     """The differences that the grid was launched to see."""
     tuned: Tuned | None = None

@@ -19,11 +19,11 @@ from sqlalchemy.orm import Session
 from ..console.text import counted
 from ..derived import Derive
 from ..errors import BundleError, StoreError, WriteRefused
+from ..failure_classes import PREEMPTED
 from ..names import short, why_not
 from ..store import queries
 from ..store.database import explain_driver_error, file_of
 from ..store.database import place as place_of
-from ..store.records import PREEMPTED
 from ..store.store import Store
 from .bundles import WEIGHTS, Bundle, Limits, Summary, iso, local_path, opened, opened_bundle
 from .import_files import Files

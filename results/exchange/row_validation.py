@@ -17,7 +17,8 @@ from typing import Any, Literal, get_args
 
 from sqlalchemy import JSON, BigInteger, Boolean, Column, Double, Integer
 
-from ..store.records import AttemptState, Failure, Phase
+from ..failure_classes import FAILURES
+from ..store.records import AttemptState, Phase
 from ..store.records import Kind as AttemptKind
 from ..store.schema import Base, UtcTime
 
@@ -278,7 +279,7 @@ RULES: Mapping[str, Mapping[str, Any]] = {
     "cause": _prose(256 * KIB), "traceback": _prose(MIB // 2), "exit_code": {"low": -INT},
     # a number, and another behind it where folders were in the way of an import
     "run_dir": _line(100, CELL_ID + r"/[1-9]\d{0,8}(?:-[1-9]\d{0,8}){0,4}"), "checkpoint": _prose(4 * KIB),
-    "weights": _prose(4 * KIB), "failure": _choice(*get_args(Failure)), "probe": _line(100, r".*\S.*"), "metric": _line(200, r".*\S.*"),
+    "weights": _prose(4 * KIB), "failure": _choice(*FAILURES), "probe": _line(100, r".*\S.*"), "metric": _line(200, r".*\S.*"),
     "unit": _line(100), "reason": _prose(64 * KIB), "seconds": {"low": 0.0}, "source": _line(64, r"[0-9a-f]{64}"),
     "event.kind": _line(100, r"[A-Za-z][A-Za-z0-9_ .-]*"), "message": _prose(256 * KIB), "packages": {"shape": _words},
     "python": _line(200), "platform": _line(1000), "device": _line(200), "gpu_name": _line(400), "driver": _line(200),

@@ -11,8 +11,9 @@ from sqlalchemy import insert, select, update
 from sqlalchemy.orm import Session
 
 from ..errors import StoreError
+from ..failure_classes import PREEMPTED
 from ..store import attempt_queries, queries, sweep_lease
-from ..store.records import PREEMPTED, CellRecord, NewRevision, Provenance
+from ..store.records import CellRecord, NewRevision, Provenance
 from ..store.schema import AttemptRow, CurvePointRow, MeasurementRow, ProvenanceRow, RevisionRow, SweepRow
 from ..store.store import Store
 from .base import Sheet

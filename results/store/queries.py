@@ -13,8 +13,9 @@ from sqlalchemy.orm import Session
 
 from ..console.text import did_you_mean
 from ..errors import CellAmbiguous, CellUnknown, StoreError, SweepUnknown
+from ..failure_classes import PRUNED
 from ..names import PUBLISHED, SHIPPED, short
-from .records import AXES, PRUNED, CellRecord, CellState, Key, Owner, RevisionRecord, SweepSummary
+from .records import AXES, CellRecord, CellState, Key, Owner, RevisionRecord, SweepSummary
 from .schema import AttemptRow, Base, CellRow, MeasurementRow, RevisionCellRow, RevisionRow, SweepRow, UtcNow
 
 Record = TypeVar("Record")

@@ -28,14 +28,7 @@ Kind = Literal["train", "evaluate", "external"]
 Phase = Literal["starting", "training", "probing"]
 AttemptState = Literal["running", "done", "failed", "diverged", "interrupted"]
 CellStateWord = Literal["new", "running", "done", "failed", "diverged", "interrupted", "pruned"]
-Failure = Literal[
-    "preempted", "node_lost", "infrastructure", "host_oom", "cuda_oom", "diverged", "code", "hang", "pruned"
-]
-"""The classes of failures; sweep/attempt/failures.py has the policy of each. Pruned: by a study, which is no failure."""
 TrialStanding = Literal["asked", "done", "pruned", "diverged", "failed"]
-PREEMPTED: Failure = "preempted"
-PRUNED: Failure = "pruned"
-"""Of a cell whose newest attempt was ended early by a study that gave it up; the class of failure of that attempt."""
 SAMPLE_METRIC = "text"
 """The metric under which a written sample is kept, as an item without a number."""
 Key = tuple[str, str, int]
@@ -114,7 +107,7 @@ class Attempt:
     checkpoint: str | None
     weights: str | None
     failure: str | None = None
-    """Class of a failure, as `Failure` lists them; pruned for none."""
+    """Class of a failure, as failure_classes.py names it; pruned for none."""
     deviation: Mapping[str, Any] | None = None
     """Settings that this attempt ran with other than its cell's, by dotted path; None for none."""
     pid_space: str | None = None

@@ -27,11 +27,18 @@ from sqlalchemy.orm import Session
 
 from ..arguments import COUNT, FLAG, NUMBER, PATH, TEXT, check_argument
 from ..console.text import without_passwords
-from ..errors import CellTaken, LostLease, StoreError, StoreMissing, SweepBusy
+from ..errors import (
+    CellTaken,
+    LostLease,
+    StoreError,
+    StoreMissing,
+    SweepBusy,
+)
+from ..failure_classes import PREEMPTED, PRUNED
 from . import attempt_queries, queries, sweep_lease
 from .database import check_revision, file_of, place, plain_errors, refuse_network, revision_of, shown, storable
 from .database_connection import PATIENCE_S, Transactions
-from .records import PREEMPTED, PRUNED, Attempt, AttemptState, CellRecord, Kind, NewRevision, Owner
+from .records import Attempt, AttemptState, CellRecord, Kind, NewRevision, Owner
 from .schema import AttemptRow, EventRow, SweepRow, UtcNow
 from .store_reader import Reads, Snapshot
 from .upgrading import create_database, create_scratch

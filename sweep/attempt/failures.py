@@ -1,4 +1,7 @@
-"""How an attempt failed, and what happens next. A class of failure has one policy, and its name is a column."""
+"""How an attempt failed: the class of an exception, of an exit code and of a log, and the user's line of code.
+
+What a launch does next stands in results/failure_classes.py.
+"""
 
 from __future__ import annotations
 
@@ -8,12 +11,13 @@ import re
 import signal
 import sysconfig
 import traceback
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterator
 from dataclasses import dataclass
 from pathlib import Path
 
 from ...results.errors import StoreAway, StoreBusy, StoreReplaced
-from ...results.store.records import AttemptState, Failure
+from ...results.failure_classes import PREEMPTED, Failure
+from ...results.store.records import AttemptState
 
 EXIT_STOPPED = 143
 EXIT_MACHINE = 3
@@ -29,30 +33,6 @@ ALIKE = 3
 """Cells that fail in the same way, by a mistake in code or config, before the sweep stops."""
 FRUITLESS = 3
 """Deaths of a cell in a row, without a step gained, before a kill counts as more than bad luck."""
-
-
-@dataclass(frozen=True)
-class Policy:
-    """What follows a failure of one class. `tries` bounds the attempts of a cell within one launch; None is no bound."""
-
-    tries: int | None
-    alone: bool = False
-    """The next try gets the machine to itself."""
-    smaller: bool = False
-    """The next try halves the micro-batch, if the cell allows it."""
-    wait_s: float = 0.0
-    """Before the second try; doubled for each further one."""
-
-
-POLICIES: Mapping[Failure, Policy] = {
-    "preempted": Policy(None),
-    "node_lost": Policy(None),
-    "infrastructure": Policy(3, wait_s=5.0),
-    "host_oom": Policy(2, alone=True),
-    "cuda_oom": Policy(2, smaller=True),
-    "hang": Policy(3),
-    "code": Policy(1),
-}
 
 _INFRASTRUCTURE = re.compile(
     r"uncorrectable ECC|ECC error|NCCL (error|failure|WARN)|ncclSystemError|ncclInternalError|hardware error|"
@@ -123,7 +103,7 @@ def judge(exit_code: int, log: Path, *, oom_killed: bool = False, hung: bool = F
         if name in ("SIGSEGV", "SIGBUS", "SIGILL", "SIGFPE", "SIGABRT"):
             return Ending("interrupted", f"process crashed with {name}: {last_line(log)}", "infrastructure")
         hint = " (out of memory, or by hand)" if name == "SIGKILL" else ""
-        return Ending("interrupted", f"process killed by {name}{hint}", "preempted")
+        return Ending("interrupted", f"process killed by {name}{hint}", PREEMPTED)
     said = last_line(log)
     failure = "infrastructure" if exit_code == EXIT_MACHINE else of_text(said)
     return Ending("failed", f"process ended with exit code {exit_code}: {said}", failure)

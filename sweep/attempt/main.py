@@ -14,6 +14,7 @@ from pathlib import Path
 from typing import Any
 
 from ...results.errors import Expected, LostLease
+from ...results.failure_classes import Failure
 from ...results.store.journal import JOURNAL, JournalRecorder
 from ...results.store.recorder import AttemptWriter, Recorder
 from ...results.store.records import AttemptState, CurvePoint
@@ -21,7 +22,7 @@ from ...results.store.store import open_store
 from ..errors import SweepError
 from ..host import guard, processes
 from . import spare
-from .failures import EXIT_LOST, EXIT_MACHINE, EXIT_STOPPED, Failure, classify, user_frame
+from .failures import EXIT_LOST, EXIT_MACHINE, EXIT_STOPPED, classify, user_frame
 from .job import Job
 from .process import StopFlag, never_fail, say
 

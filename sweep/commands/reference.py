@@ -1,14 +1,22 @@
-"""docs/cli.md: the page of all commands, written from the commands themselves."""
+"""What editors and readers need of the commands: docs/cli.md, made from the commands themselves, and the schema of a grid file."""
 
 from __future__ import annotations
 
 import inspect
+import json
 from collections.abc import Iterator
-from typing import Any
+from pathlib import Path
+from typing import Annotated, Any
+
+import typer
 
 from ...results.console import command_line
 from ...results.console.command_line import NAME
+from ...results.console.streams import write_out
 
+OutFile = Annotated[
+    Path | None, typer.Option("--out", metavar="FILE", help="Write to this file instead of standard output.")
+]
 HEAD = f"""\
 # Commands
 
@@ -46,6 +54,32 @@ be there. The ending of the file says the format unless an option does (`.csv`, 
 at all.
 
 """
+
+
+def schema(out: OutFile = None) -> None:
+    """Print the JSON Schema of a grid file, for editors.
+
+    \b
+    Example:
+      atma-sweep schema --out schema.json
+    """
+    from ...results.console.output_files import format_of
+    from ..grid.json_schema import grid_schema
+
+    text = json.dumps(grid_schema(), indent=1) + "\n"
+    if out is not None:
+        format_of(out, None, {".json": "json"}, "json", option="")
+    give_out(text, out)
+
+
+def give_out(text: str, out: Path | None) -> None:
+    """Write text to a file, or to standard output."""
+    from ...results.console.output_files import write
+
+    if out is None:
+        write_out(text)
+    else:
+        write(out, text)
 
 
 def page(group: Any) -> str:

@@ -17,7 +17,8 @@ from rich.progress import BarColumn, MofNCompleteColumn, Progress, TaskID, TextC
 from ...results.console.streams import OutputClosed
 from ...results.console.text import counted, paragraphs, plain
 from ...results.errors import WriteRefused
-from ...results.store.records import PRUNED, Attempt
+from ...results.failure_classes import PRUNED
+from ...results.store.records import Attempt
 from ..grid.cell import Cell
 from ..host.signals import held
 from ..planning.planner import Plan, Task

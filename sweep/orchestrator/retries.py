@@ -8,8 +8,9 @@ from collections.abc import Mapping
 from dataclasses import dataclass, field, replace
 from typing import Any
 
+from ...results.failure_classes import FAILURES, PREEMPTED, Failure
 from ...results.store.records import Attempt
-from ..attempt.failures import ALIKE, FRUITLESS, POLICIES, Failure, alike
+from ..attempt.failures import ALIKE, FRUITLESS, alike
 from ..errors import SweepError
 from ..planning.planner import Task
 
@@ -38,7 +39,7 @@ class Retries:
         of the machine.
         """
         cell = task.cell.id
-        if failure == "preempted":
+        if failure == PREEMPTED:
             gained = attempt.step > self._furthest.get(cell, -1)
             self._furthest[cell] = max(attempt.step, self._furthest.get(cell, -1))
             self._fruitless[cell] = 0 if gained else self._fruitless[cell] + 1
@@ -46,7 +47,7 @@ class Retries:
                 return task
             failure = "infrastructure"
         self._tries[cell, failure] += 1
-        policy, tries = POLICIES[failure], self._tries[cell, failure]
+        policy, tries = FAILURES[failure], self._tries[cell, failure]
         if policy.tries is not None and tries >= policy.tries:
             return None
         if policy.smaller:

@@ -15,10 +15,11 @@ from pathlib import Path
 from typing import Any, Protocol, cast
 
 from ...results.errors import CellTaken, LostLease
+from ...results.failure_classes import PREEMPTED, Failure
 from ...results.store import journal
 from ...results.store.records import SILENCE_S, Attempt, CellState, Owner, Standing, missing, standing
 from ...results.store.store import Store
-from ..attempt.failures import EXIT_MACHINE, NODE_LOST, Failure, judge, oom_kills
+from ..attempt.failures import EXIT_MACHINE, NODE_LOST, judge, oom_kills
 from ..attempt.job import Job
 from ..checkpoints.address import place_of
 from ..checkpoints.seal import sha256
@@ -346,7 +347,7 @@ class Supervisor:
             again = self._retries.after(task, attempt, cast(Failure, attempt.failure or "code"))
         elif attempt.state == "interrupted" and code < 0 and attempt_id not in self._pruned:
             # it had saved itself when its node, not we, asked it to leave
-            again = self._retries.after(task, attempt, "node_lost" if code == NODE_LOST else "preempted")
+            again = self._retries.after(task, attempt, "node_lost" if code == NODE_LOST else PREEMPTED)
         why = self._pruned.pop(attempt_id, None)
         if why is not None and attempt.state == "interrupted":
             self.store.mark_pruned(attempt_id, why)

@@ -7,7 +7,8 @@ import math
 from collections.abc import Mapping, Sequence
 from dataclasses import replace
 
-from ...results.store.records import PRUNED, Attempt
+from ...results.failure_classes import PRUNED
+from ...results.store.records import Attempt
 from ...results.store.store import Store
 from ...results.studies import optuna_study, study_store
 from ...results.studies.optuna_study import Trial

@@ -8,12 +8,13 @@ from collections.abc import Iterator
 from dataclasses import replace
 from pathlib import Path
 from types import SimpleNamespace
-from typing import Any
+from typing import Any, get_args
 
 import pytest
 import torch
+from atma_sweep.results.failure_classes import FAILURES, Failure
 from atma_sweep.results.store.records import Attempt
-from atma_sweep.sweep.attempt.failures import NODE_LOST, OOM_KILLED, POLICIES, alike, classify, judge, oom_kills
+from atma_sweep.sweep.attempt.failures import NODE_LOST, OOM_KILLED, alike, classify, judge, oom_kills
 from atma_sweep.sweep.orchestrator.retries import Retries
 from atma_sweep.sweep.planning.planner import Task
 
@@ -62,6 +63,13 @@ def test_kernel_kills_are_counted(tmp_path: Path) -> None:
     assert oom_kills() >= 0
     (tmp_path / "memory.events").write_text("low 0\noom 7\noom_kill 99999\n")
     assert oom_kills(tmp_path) >= 99999
+
+
+def test_the_table_of_classes_is_whole_and_documented() -> None:
+    assert set(FAILURES) == set(get_args(Failure))
+    page = (Path(__file__).parents[3] / "docs" / "robustness.md").read_text()
+    rows = "\n".join(f"| `{name}` | {one.meaning} | {one.reaction} |" for name, one in FAILURES.items())
+    assert rows in page, f"docs/robustness.md has another table than results/failure_classes.py, which reads:\n{rows}"
 
 
 # --- policies, without processes ----------------------------------------------------------------------------------
@@ -129,7 +137,7 @@ def test_want_of_gpu_memory_halves_the_micro_batch_only_where_the_grid_says_so(t
 
 def test_mistakes_are_not_retried_and_break_the_sweep(task: Task) -> None:
     retries = Retries()
-    assert POLICIES["code"].tries == 1
+    assert FAILURES["code"].tries == 1
     assert retries.after(task, attempt(), "code") is None
     assert retries.broken("a", "KeyError: 'x' in cell 1234567") is None
     assert retries.broken("a", "KeyError: 'x' in cell 1234567") is None

@@ -8,14 +8,15 @@ import os
 import subprocess
 import sys
 from collections.abc import Callable
+from dataclasses import replace
 from pathlib import Path
 from types import SimpleNamespace
 from typing import Any
 
 import pytest
+from atma_sweep.results.failure_classes import FAILURES
 from atma_sweep.results.store.store import Store, open_store
-from atma_sweep.sweep.attempt import failures
-from atma_sweep.sweep.attempt.failures import EXIT_MACHINE, Policy, judge, not_started
+from atma_sweep.sweep.attempt.failures import EXIT_MACHINE, judge, not_started
 from atma_sweep.sweep.attempt.job import Job
 from atma_sweep.sweep.config import Resources
 from atma_sweep.sweep.executors.executor import Finished, Launch, OnThisMachine
@@ -131,7 +132,7 @@ def test_cells_that_cannot_be_started_do_not_stop_the_sweep(
     store = open_store(tmp_path / "atma.db", create=True)
     store.record_revision("s", grid_text="", grid_file="g", cells=[planner.record(cell) for cell in chosen])
     fence = store.acquire_sweep("s", processes.this_process("test"), 60.0)
-    monkeypatch.setitem(failures.POLICIES, "infrastructure", Policy(3))  # type: ignore[arg-type]
+    monkeypatch.setitem(FAILURES, "infrastructure", replace(FAILURES["infrastructure"], wait_s=0.0))  # type: ignore[arg-type]
     monkeypatch.setattr(supervisor, "POLL_S", 0.0)
     if what == "job.json":
 
