@@ -12,12 +12,7 @@ from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any, ClassVar
 
-from ...results.lazy_import import Late
-
-if TYPE_CHECKING:
-    import numpy as np
-else:
-    np = Late("numpy")
+import numpy as np
 
 
 class Rows(ABC):

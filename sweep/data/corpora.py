@@ -13,10 +13,11 @@ import os
 from collections.abc import Sequence
 from dataclasses import asdict, dataclass
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import Any
+
+import numpy as np
 
 from ...results.console.text import did_you_mean
-from ...results.lazy_import import Late
 from ...results.names import is_name
 from ..config import DataConfig
 from . import computed
@@ -26,11 +27,6 @@ from .registry import CORPORA, every_kind
 from .shards import PIECE, ShardError, facts, open_shard
 from .sources import CorpusError, Files, Source
 from .tokenizer import Tokenizer
-
-if TYPE_CHECKING:
-    import numpy as np
-else:
-    np = Late("numpy")
 
 MARK_SPLITS = ("train_marks", "validation_marks")
 PROVISIONAL = "unprepared:"

@@ -8,17 +8,13 @@ import os
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
-from typing import TYPE_CHECKING, NamedTuple
+from typing import NamedTuple
 
-from ...results.lazy_import import Late
+import numpy as np
+
 from ..config import DataConfig
 from .shards import PIECE
 from .sources import CorpusError, name_digest
-
-if TYPE_CHECKING:
-    import numpy as np
-else:
-    np = Late("numpy")
 
 VALIDATION_TOKENS = 2_097_153
 """Most tokens of a validation split unless more are asked for: the shipped recipes read 2,097,152 targets."""

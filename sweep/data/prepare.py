@@ -13,10 +13,11 @@ from collections.abc import Callable, Iterator, Sequence
 from dataclasses import asdict, dataclass, field
 from datetime import UTC, datetime
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import Any
+
+import numpy as np
 
 from ...results.console.output_files import refusing
-from ...results.lazy_import import Late
 from ...results.names import RULE, is_name, short
 from ..config import DataConfig
 from ..host.hardware import cores
@@ -29,11 +30,6 @@ from .shard_files import marks_of
 from .shards import ShardError, ShardFacts, SplitWriter, facts, open_shard, write_shard
 from .sources import Source, Text, draw, name_digest
 from .tokenizer import Tokenizer
-
-if TYPE_CHECKING:
-    import numpy as np
-else:
-    np = Late("numpy")
 
 HELDOUT_DOCUMENTS = 64
 """Long documents that a corpus divided by names keeps at most, and that a corpus takes of one that lends them."""

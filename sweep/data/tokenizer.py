@@ -9,17 +9,13 @@ import json
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from pathlib import Path
-from typing import TYPE_CHECKING, Any, Protocol
+from typing import Any, Protocol
 
-from ...results.lazy_import import Late
+import numpy as np
+
 from ..errors import MachineError, SweepError
 
-if TYPE_CHECKING:
-    import numpy as np
-
-    TokenArray = np.ndarray
-else:
-    np, TokenArray = Late("numpy"), Any
+TokenArray = np.ndarray
 """One-dimensional, uint16, or uint32 for a vocabulary beyond 65,536."""
 
 GPT2_RANKS_SHA256 = "306cd27f03c1a714eca7108e03d66b7dc042abe8c258b44c199a7ed9838dd930"
