@@ -17,8 +17,7 @@ from ..external_models.config import config_of
 from ..grid.plugins import load_plugin, plugin_of
 from ..host.hardware import peak_resident, reset_peak_resident
 from ..probes import PROBES, bound
-from ..probes.measure import measure
-from ..probes.subject import Subject
+from ..probes.subject import Subject, measure
 from ..training.loop import Stopped
 from .job import Job
 from .process import say

@@ -16,7 +16,7 @@ from ..config import CellConfig
 from ..data.corpora import Corpus
 from ..data.tokenizer import Tokenizer, dtype_of, load_tokenizer
 from ..errors import MachineError, SweepError
-from ..probes.prompts import Prompt
+from ..probes.base import Prompt
 from ..probes.subject import Extent, Subject, never
 from .hub_tokenizer import check_whole, passages, spread
 

@@ -1,4 +1,8 @@
-"""Evaluations of a trained model, one file each. A new probe is one file and one line in PROBES, or a plugin's `register_probe`."""
+"""Evaluations of a trained model: a file per probe and a line in PROBES, or a plugin's `register_probe`.
+
+May import sweep.data, sweep.config, model and results; no file but subject.py and diagnostics/memory_state.py imports torch at its top.
+Start reading in base.py, then needle.py; the diagnostics folder holds the probes that look inside a network.
+"""
 
 from __future__ import annotations
 
@@ -18,7 +22,7 @@ PROBES: Registry[type[Probe]] = Registry("probe", __name__, {
     "clean": "perplexity:Clean",
     "junk": "perplexity:Junk",
     "needle": "needle:Needle",
-    "same_tail": "same_tail:SameTail",
+    "same_tail": "perplexity:SameTail",
     "state_norm": "diagnostics.state_norm:StateNorm",
     "count_map": "diagnostics.count_map:CountMap",
     "position_nll": "position_nll:PositionNll",

@@ -4,8 +4,10 @@ from __future__ import annotations
 
 from abc import ABC, abstractmethod
 from collections.abc import Iterable, Iterator
-from dataclasses import replace
+from dataclasses import dataclass, replace
 from typing import TYPE_CHECKING, Any, ClassVar
+
+import numpy as np
 
 from ...model.config import Config
 from ...results import metrics
@@ -160,3 +162,13 @@ class OverDocuments(Probe):
             f"{'has' if long == 1 else 'have'} {length + 1} tokens (it holds {len(corpus.heldout)}): "
             "lower eval.documents or eval.lengths, or lend longer ones with data.heldout"
         )
+
+
+@dataclass(frozen=True)
+class Prompt:
+    """Token ids of one trial and where its answer stands."""
+
+    tokens: np.ndarray
+    """Whole sequence; the model reads all but the last token."""
+    scored: np.ndarray
+    """Positions in `tokens` of the digit-bearing tokens of the answer."""

@@ -5,11 +5,12 @@ from __future__ import annotations
 from collections.abc import Iterable, Iterator
 from typing import TYPE_CHECKING, NamedTuple
 
+import numpy as np
+
 from ...model.bounds import MAX_COUNT, MAX_LENGTH
 from ...model.config import Float, Int, knob
 from ...results import metrics
 from ...results.intervals import of_trials
-from ...results.lazy_import import Late
 from ...results.metrics import Metric
 from ...results.store.records import Example, Measurement
 from ..data.known.flipflop import FlipFlopRows, coin_flips, marks_of, settings_of
@@ -17,11 +18,7 @@ from ..data.tokenizer import FLIPFLOP
 from .base import Probe, ProbeConfig, Result
 
 if TYPE_CHECKING:
-    import numpy as np
-
     from .subject import Network
-else:
-    np = Late("numpy")
 
 
 class FlipFlopProbeConfig(ProbeConfig):

@@ -5,22 +5,19 @@ from __future__ import annotations
 from collections.abc import Iterable, Iterator
 from typing import TYPE_CHECKING
 
+import numpy as np
+
 from ...model.bounds import MAX_COUNT
 from ...model.config import Int, knob
 from ...results import metrics
 from ...results.intervals import of_trials
-from ...results.lazy_import import Late
 from ...results.metrics import Metric
 from ..data.known.mqar import MqarRows, answers, settings_of
 from ..data.tokenizer import Recall
 from .base import Probe, ProbeConfig, Result
 
 if TYPE_CHECKING:
-    import numpy as np
-
     from .subject import Network
-else:
-    np = Late("numpy")
 
 
 class MqarProbeConfig(ProbeConfig):

@@ -8,24 +8,21 @@ from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any
 
+import numpy as np
+
 from ...model.bounds import MAX_COUNT, MAX_DIGITS, MAX_INT64
 from ...model.config import Int, knob
 from ...results import metrics
 from ...results.intervals import of_trials
-from ...results.lazy_import import Late
 from ...results.metrics import Metric
 from ...results.store.records import Measurement
-from .base import OverDocuments, ProbeConfig, Result
-from .prompts import Prompt
+from .base import OverDocuments, ProbeConfig, Prompt, Result
 
 if TYPE_CHECKING:
-    import numpy as np
     from torch import Tensor
 
     from ..data.tokenizer import Tokenizer
     from .subject import Subject
-else:
-    np = Late("numpy")
 
 
 class NeedleConfig(ProbeConfig):

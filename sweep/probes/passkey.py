@@ -8,28 +8,24 @@ from collections.abc import Iterable, Iterator
 from dataclasses import dataclass, replace
 from typing import TYPE_CHECKING, Any, Literal
 
+import numpy as np
 from pydantic import model_validator
 
 from ...model.bounds import MAX_COUNT, MAX_DIGITS, MAX_INT64
 from ...model.config import Float, Int, knob
 from ...results import metrics
 from ...results.intervals import of_trials
-from ...results.lazy_import import Late
 from ...results.metrics import Metric
-from .base import OverDocuments, ProbeConfig, Result
+from .base import OverDocuments, ProbeConfig, Prompt, Result
 from .needle import constant_share, value_tokens
-from .prompts import Prompt
 
 if TYPE_CHECKING:
-    import numpy as np
     from torch import Tensor
 
     from ...results.store.records import Example, Measurement
     from ..data.corpora import Corpus
     from ..data.tokenizer import Tokenizer
     from .subject import Subject
-else:
-    np = Late("numpy")
 
 WORDS = ("amber", "copper", "harbor", "meadow", "orchid", "winter")
 GRASS = " The grass is green. The sky is blue. The sun is yellow. Here we go. There and back again."

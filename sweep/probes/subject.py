@@ -1,31 +1,27 @@
-"""What a probe measures: whoever reads a text, and a trained network of ours above all, with tokenizer, corpus and settings."""
+"""Subjects of probes: a model that reads text, above all a trained network of ours, with tokenizer, corpus and settings."""
 
 from __future__ import annotations
 
 import contextlib
 from abc import ABC, abstractmethod
 from collections import defaultdict
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Iterable, Iterator, Sequence
 from dataclasses import dataclass
-from typing import TYPE_CHECKING, ClassVar
+from typing import Any, ClassVar
 
+import numpy as np
 import torch
-from torch import Tensor
+from torch import Tensor, nn
 
 from ...model.backbone import Backbone
 from ...model.parameter_shapes import longest_text
 from ...results.console.text import counted
-from ...results.lazy_import import Late
 from ..config import CellConfig
 from ..data.batches import stream_rows
 from ..data.corpora import Corpus
 from ..data.tokenizer import Tokenizer
-from .prompts import Prompt
-
-if TYPE_CHECKING:
-    import numpy as np
-else:
-    np = Late("numpy")
+from . import bound
+from .base import Prompt, Result
 
 
 def never() -> None:
@@ -181,3 +177,34 @@ def evaluating(model: Backbone) -> Iterator[None]:
         yield
     finally:
         model.train(before)
+
+
+@contextlib.contextmanager
+def evaluations(parts: Sequence[nn.Module], look: Callable[..., None]) -> Iterator[None]:
+    """Inside, `look` is told of every call of a part's `evaluate`: its place in the list, then the arguments of the call.
+
+    The part's own answer stays as it is.
+    """
+
+    def watch(place: int, part: Any) -> None:
+        plain = part.evaluate
+
+        def evaluate(*args: Any, **options: Any) -> Any:
+            look(place, *args, **options)
+            return plain(*args, **options)
+
+        vars(part)["evaluate"] = evaluate
+
+    try:
+        for place, part in enumerate(parts):
+            watch(place, part)
+        yield
+    finally:
+        for part in parts:
+            vars(part).pop("evaluate", None)
+
+
+@torch.no_grad()
+def measure(name: str, subject: Subject, lengths: Iterable[int]) -> Iterator[Result]:
+    """What the probe of that name finds at each length, one result a length."""
+    yield from bound(name, subject.config).run(subject, lengths)

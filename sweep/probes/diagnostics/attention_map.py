@@ -7,21 +7,18 @@ from collections.abc import Iterable, Iterator
 from dataclasses import replace
 from typing import TYPE_CHECKING, Annotated, Any
 
+import numpy as np
 from pydantic import Field
 
 from ....model.bounds import MAX_HEADS, MAX_LAYERS
 from ....model.config import Int, knob
 from ....results import metrics
-from ....results.lazy_import import Late
 from ..base import Probe, ProbeConfig, Result
 
 if TYPE_CHECKING:
-    import numpy as np
     from torch import Tensor
 
     from ..subject import Network
-else:
-    np = Late("numpy")
 
 LARGE = 2.0**40
 """Values so large that a term that is not a value of the text, such as a null's, counts for nothing beside them."""
@@ -109,7 +106,7 @@ class AttentionMap(Probe):
 
 def attention_maps(subject: Network, tokens_BT: Tensor, layers: list[int]) -> dict[int, np.ndarray] | str:
     """By layer: [heads, T, T] of a row of tokens; or why a mixer has none."""
-    from ..hooks import evaluations
+    from ..subject import evaluations
 
     mixes: list[Any] = [block.mix for block in subject.model.blocks]
     mixers = [mixes[layer].mixer for layer in layers]

@@ -86,7 +86,7 @@ def log_gates(subject: Network, inputs_BT: Tensor) -> tuple[dict[int, Tensor], d
     X is 1 where a head has one gate. Layers without gates are left out.
     """
     from ....model.attention import Attention
-    from ..hooks import evaluations
+    from ..subject import evaluations
 
     mixes = {layer: block.mix for layer, block in enumerate(subject.model.blocks) if isinstance(block.mix, Attention)}
     layers, memories = list(mixes), {layer: mix.memory for layer, mix in mixes.items() if mix.memory is not None}

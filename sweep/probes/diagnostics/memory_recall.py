@@ -8,26 +8,22 @@ from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import replace
 from typing import TYPE_CHECKING, Annotated, NamedTuple
 
+import numpy as np
 from pydantic import Field, model_validator
 
 from ....model.bounds import MAX_COUNT, MAX_INT64, MAX_WIDTH
 from ....model.config import Int, knob
 from ....results import metrics
-from ....results.lazy_import import Late
 from ....results.metrics import Metric
 from ...data.known.mqar import NAME as MQAR
 from ...data.known.mqar import MqarConfig, MqarRows, settings_of
 from ...data.known.mqar import answers as marked
-from ..base import Probe, ProbeConfig, Result
-from ..prompts import Prompt
+from ..base import Probe, ProbeConfig, Prompt, Result
 
 if TYPE_CHECKING:
-    import numpy as np
     from torch import Tensor
 
     from ..subject import Network
-else:
-    np = Late("numpy")
 
 LEVEL = 0.9
 """Of a number of pairs: the share that must be right for the pairs to be held."""
@@ -114,8 +110,7 @@ class MemoryRecall(Probe):
     # --- the memory alone -----------------------------------------------------------------------------------------
 
     def _alone(self, subject: Network) -> Result:
-        from ..bare_memory import habits, shares_right
-        from .memory_state import lacking
+        from .memory_state import habits, lacking, shares_right
 
         rows = subject.validation_rows(int(self.settings.text))
         reason = lacking(subject.model, "read_rates", "write", "answer")

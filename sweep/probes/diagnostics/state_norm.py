@@ -5,18 +5,16 @@ from __future__ import annotations
 from collections.abc import Iterable, Iterator
 from typing import TYPE_CHECKING
 
+import numpy as np
+
 from ....model.parameter_shapes import NO_MEMORY
 from ....results import metrics
-from ....results.lazy_import import Late
 from ..base import OverDocuments, Result
 
 if TYPE_CHECKING:
-    import numpy as np
     from torch import Tensor
 
     from ..subject import Network
-else:
-    np = Late("numpy")
 
 
 class StateNorm(OverDocuments):

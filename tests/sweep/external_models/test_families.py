@@ -13,7 +13,7 @@ from atma_sweep.sweep.errors import SweepError
 from atma_sweep.sweep.external_models.hub_checkpoint import find
 from atma_sweep.sweep.external_models.subject import Reader, load_model
 from atma_sweep.sweep.external_models.tiny import FAMILIES, make
-from atma_sweep.sweep.probes.prompts import Prompt
+from atma_sweep.sweep.probes.base import Prompt
 
 pytestmark = pytest.mark.thorough
 CPU = torch.device("cpu")

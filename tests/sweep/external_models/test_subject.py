@@ -19,7 +19,7 @@ from atma_sweep.sweep.external_models import hub_tokenizer as words_module
 from atma_sweep.sweep.external_models.hub_tokenizer import Words, passages, spread
 from atma_sweep.sweep.external_models.subject import Native, OpenWeight, Paired, Reader
 from atma_sweep.sweep.external_models.tiny import save_tokenizer
-from atma_sweep.sweep.probes.measure import measure
+from atma_sweep.sweep.probes.subject import measure
 
 pytestmark = pytest.mark.thorough
 WORDS = "the model reads a long row of text and guesses — naïve as it is — what comes next: 中文, café".split()

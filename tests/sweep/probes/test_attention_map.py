@@ -12,9 +12,7 @@ import pytest
 import torch
 from atma_sweep.model.bases import Mixer
 from atma_sweep.model.registry import MIXERS, register_mixer
-from atma_sweep.sweep.probes.hooks import evaluations
-from atma_sweep.sweep.probes.measure import measure
-from atma_sweep.sweep.probes.subject import Network
+from atma_sweep.sweep.probes.subject import Network, evaluations, measure
 from registries import EVERY_MIXER
 from torch import Tensor
 from torch.nn import functional

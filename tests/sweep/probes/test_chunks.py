@@ -11,7 +11,7 @@ import torch
 from atma_sweep.kernels.attention.softmax import op as softmax
 from atma_sweep.model.backbone import build
 from atma_sweep.model.config import ModelConfig
-from atma_sweep.sweep.probes.measure import measure
+from atma_sweep.sweep.probes.subject import measure
 from registries import EVERY_MIXER, PAIRS
 from tiers import every_nth, long_form, shared_out
 from torch.nn.attention import SDPBackend, sdpa_kernel

@@ -7,7 +7,7 @@ from dataclasses import replace
 from typing import Any
 
 import pytest
-from atma_sweep.sweep.probes.measure import measure
+from atma_sweep.sweep.probes.subject import measure
 
 
 @pytest.mark.thorough

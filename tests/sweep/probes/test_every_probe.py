@@ -13,8 +13,7 @@ from atma_sweep.results import metrics
 from atma_sweep.sweep.config import CellConfig
 from atma_sweep.sweep.data.tokenizer import load_tokenizer
 from atma_sweep.sweep.probes import PROBES, Metric, Probe, ProbeConfig, bound, register_probe
-from atma_sweep.sweep.probes.measure import measure
-from atma_sweep.sweep.probes.subject import Network
+from atma_sweep.sweep.probes.subject import Network, measure
 
 EVERY = list(PROBES)
 OVER_LENGTHS = [name for name in EVERY if PROBES.load(name).by_length]

@@ -10,8 +10,7 @@ import numpy as np
 import pytest
 import torch
 from atma_sweep.sweep.probes import bound
-from atma_sweep.sweep.probes.measure import measure
-from atma_sweep.sweep.probes.subject import Network
+from atma_sweep.sweep.probes.subject import Network, measure
 
 Make = Callable[..., Network]
 

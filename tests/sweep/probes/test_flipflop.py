@@ -14,8 +14,7 @@ from atma_sweep.sweep.config import CellConfig, DataConfig, EvalConfig
 from atma_sweep.sweep.data.known.flipflop import FlipFlopRows, coin_flips
 from atma_sweep.sweep.data.tokenizer import load_tokenizer
 from atma_sweep.sweep.probes import bound
-from atma_sweep.sweep.probes.measure import measure
-from atma_sweep.sweep.probes.subject import Network
+from atma_sweep.sweep.probes.subject import Network, measure
 
 SMALL = {"iid": 60, "sparse": 80, "dense": 40, "length": 32}
 SHARES = {"iid": 0.8, "sparse": 0.98, "dense": 0.1}

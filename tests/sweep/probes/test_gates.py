@@ -8,8 +8,7 @@ from typing import Any
 import pytest
 import torch
 from atma_sweep.sweep.data.batches import stream_rows
-from atma_sweep.sweep.probes.measure import measure
-from atma_sweep.sweep.probes.subject import Network
+from atma_sweep.sweep.probes.subject import Network, measure
 from torch.nn import functional
 
 Make = Callable[..., Network]

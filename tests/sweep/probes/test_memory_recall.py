@@ -19,11 +19,9 @@ from atma_sweep.sweep.config import CellConfig, DataConfig, EvalConfig
 from atma_sweep.sweep.data.known.mqar import BLANK, VALUES
 from atma_sweep.sweep.data.tokenizer import load_tokenizer
 from atma_sweep.sweep.probes import bound
-from atma_sweep.sweep.probes.bare_memory import habits, nearest, recalled
 from atma_sweep.sweep.probes.diagnostics.memory_recall import held
-from atma_sweep.sweep.probes.diagnostics.memory_state import memories_of
-from atma_sweep.sweep.probes.measure import measure
-from atma_sweep.sweep.probes.subject import Network
+from atma_sweep.sweep.probes.diagnostics.memory_state import habits, memories_of, nearest, recalled
+from atma_sweep.sweep.probes.subject import Network, measure
 from scipy.stats import binom
 from torch import Tensor
 

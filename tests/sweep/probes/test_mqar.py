@@ -13,8 +13,7 @@ from atma_sweep.sweep.config import CellConfig, DataConfig
 from atma_sweep.sweep.data.known.mqar import MqarConfig, MqarRows
 from atma_sweep.sweep.data.tokenizer import Recall, load_tokenizer
 from atma_sweep.sweep.probes import bound
-from atma_sweep.sweep.probes.measure import measure
-from atma_sweep.sweep.probes.subject import Network
+from atma_sweep.sweep.probes.subject import Network, measure
 
 TASK = {"length": 24, "pairs": 4, "keys": 6, "values": 5, "gap": 1.0}
 ROWS = 70

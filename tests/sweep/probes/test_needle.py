@@ -10,8 +10,8 @@ import numpy as np
 import pytest
 import torch
 from atma_sweep.sweep.data.tokenizer import load_tokenizer
-from atma_sweep.sweep.probes.measure import measure
 from atma_sweep.sweep.probes.needle import NeedleConfig, Trial, prompt, trials
+from atma_sweep.sweep.probes.subject import measure
 from statsmodels.stats.proportion import proportion_confint
 
 EOT = 256

@@ -11,9 +11,8 @@ import torch
 from atma_sweep.sweep.config import CellConfig, EvalConfig
 from atma_sweep.sweep.data.tokenizer import load_tokenizer
 from atma_sweep.sweep.probes import bound
-from atma_sweep.sweep.probes.measure import measure
 from atma_sweep.sweep.probes.passkey import GRASS, WORDS, Hidden, PasskeyConfig, hidden, prompt
-from atma_sweep.sweep.probes.subject import Network
+from atma_sweep.sweep.probes.subject import Network, measure
 from pydantic import ValidationError
 from statsmodels.stats.proportion import proportion_confint
 

@@ -12,9 +12,8 @@ import pytest
 import torch
 from atma_sweep.sweep.data.batches import DataError
 from atma_sweep.sweep.probes import requested
-from atma_sweep.sweep.probes.measure import measure
 from atma_sweep.sweep.probes.perplexity import stream_loss
-from atma_sweep.sweep.probes.subject import evaluating
+from atma_sweep.sweep.probes.subject import evaluating, measure
 from torch import Tensor
 
 Rows = list[Tensor]

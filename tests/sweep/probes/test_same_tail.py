@@ -10,9 +10,8 @@ import pytest
 import torch
 from atma_sweep.sweep.config import CellConfig, EvalConfig
 from atma_sweep.sweep.probes import bound, with_settings
-from atma_sweep.sweep.probes.measure import measure
-from atma_sweep.sweep.probes.same_tail import SameTailConfig
-from atma_sweep.sweep.probes.subject import Network
+from atma_sweep.sweep.probes.perplexity import SameTailConfig
+from atma_sweep.sweep.probes.subject import Network, measure
 
 Make = Callable[..., Network]
 

@@ -16,7 +16,7 @@ from atma_sweep.model.registry import MEMORIES, register_memory
 from atma_sweep.sweep.config import EvalConfig
 from atma_sweep.sweep.probes import requested
 from atma_sweep.sweep.probes.diagnostics.memory_state import OWN, STATES
-from atma_sweep.sweep.probes.measure import measure
+from atma_sweep.sweep.probes.subject import measure
 
 LAYERS = (2, 6)
 LENGTH = 150  # not a multiple of the 64 tokens that are solved together, and more than one piece
