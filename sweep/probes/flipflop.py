@@ -101,23 +101,9 @@ class FlipFlop(Probe):
         return f"n/a: tokenizer {subject.tokenizer.name} has no token for each of the letters {' '.join(FLIPFLOP)}"
 
     def _scored(self, subject: Network, rows: FlipFlopRows) -> _Score:
-        import torch
-
-        letters = np.concatenate([subject.tokenizer.encode(letter) for letter in FLIPFLOP]).astype(np.int64)
-        reads, wrong = np.zeros(rows.rows, np.int64), np.zeros(rows.rows, np.int64)
-        for part in subject.batches(rows.rows, rows.length):
-            numbers = np.arange(rows.rows)[part]
-            made = rows.made(numbers)
-            marks = torch.from_numpy(marks_of(made).astype(bool))
-            tokens = torch.from_numpy(letters[made])
-            # the bit is said at the token before it, and nothing is said after the last
-            places = marks[:, 1:].flatten().nonzero().squeeze(1)
-            hidden = subject.features(tokens[:, :-1]).flatten(0, 1)
-            said = subject.model.logits(hidden[places.to(hidden.device)]).argmax(-1).cpu()
-            missed = (said != tokens[:, 1:].flatten()[places]).numpy()
-            reads[part] = marks.sum(1).numpy()
-            wrong[part] = np.bincount(places.numpy() // (rows.length - 1), weights=missed, minlength=len(numbers))
-        return _Score(reads, wrong)
+        letters = np.concatenate([subject.tokenizer.encode(letter) for letter in FLIPFLOP])
+        reads, right = subject.right_answers(rows, marks_of, letters=letters)
+        return _Score(reads, reads - right)
 
     def _measured(self, metric: str, scores: dict[str, _Score], length: int) -> Measurement:
         kind, _, split = metric.partition("_")

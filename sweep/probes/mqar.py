@@ -2,10 +2,9 @@
 
 from __future__ import annotations
 
+import functools
 from collections.abc import Iterable, Iterator
 from typing import TYPE_CHECKING
-
-import numpy as np
 
 from ...model.bounds import MAX_COUNT
 from ...model.config import Int, knob
@@ -59,7 +58,9 @@ class Mqar(Probe):
             if reason is not None:
                 yield [self.missing(reason, length)], []
                 continue
-            right = self._right(subject, MqarRows(self.settings.rows, corpus, split="validation"), corpus.pairs)
+            rows = MqarRows(self.settings.rows, corpus, split="validation")
+            mark = functools.partial(answers, pairs=corpus.pairs)
+            _, right = subject.right_answers(rows, mark, full_context=False)
             shares = right / corpus.pairs
             measured = []
             for name, each in (("accuracy", shares), ("exact", (right == corpus.pairs).astype(float))):
@@ -69,20 +70,3 @@ class Mqar(Probe):
             measured.append(self.value("questions", float(corpus.pairs * len(right)), length, n=len(right)))
             kept = enumerate(shares[: self.settings.items].tolist())
             yield measured, [self.example("accuracy", share, length, item=item) for item, share in kept]
-
-    def _right(self, subject: Network, rows: MqarRows, pairs: int) -> np.ndarray:
-        """How many questions of each row were answered rightly, int64 [rows]."""
-        import torch
-
-        right = np.zeros(rows.rows, np.int64)
-        for part in subject.batches(rows.rows, rows.length):
-            numbers = np.arange(rows.rows)[part]
-            made = rows.made(numbers)
-            tokens = torch.from_numpy(made.astype(np.int64))
-            # a value is said at its key, one token before it
-            places = torch.from_numpy(answers(made, pairs)[:, 1:].astype(bool)).flatten().nonzero().squeeze(1)
-            hidden = subject.features(tokens[:, :-1], full_context=False).flatten(0, 1)
-            said = subject.model.logits(hidden[places.to(hidden.device)]).argmax(-1).cpu()
-            hit = (said == tokens[:, 1:].flatten()[places]).numpy()
-            right[part] = np.bincount(places.numpy() // (rows.length - 1), weights=hit, minlength=len(numbers))
-        return right

@@ -3,20 +3,20 @@
 from __future__ import annotations
 
 import random
+from abc import abstractmethod
 from collections import Counter
 from collections.abc import Iterable, Iterator, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
 from ...model.bounds import MAX_COUNT, MAX_DIGITS, MAX_INT64
 from ...model.config import Int, knob
-from ...results import metrics
 from ...results.intervals import of_trials
 from ...results.metrics import Metric
 from ...results.store.records import Measurement
-from .base import OverDocuments, ProbeConfig, Prompt, Result
+from .base import OverDocuments, ProbeConfig, Prompt, Result, split_metrics
 
 if TYPE_CHECKING:
     from torch import Tensor
@@ -37,15 +37,10 @@ class NeedleConfig(ProbeConfig):
 
 @dataclass(frozen=True)
 class Trial:
-    """One key and its digits."""
+    """Digits to be recalled, and the words that they follow."""
 
-    key: int
+    cue: str
     digits: tuple[int, ...]
-
-    @property
-    def cue(self) -> str:
-        """The sentence that the value follows."""
-        return f" The access code for record {self.key} is"
 
     @property
     def value(self) -> str:
@@ -53,13 +48,16 @@ class Trial:
         return "".join(f" {digit}" for digit in self.digits)
 
 
+def draw_trial(draw: random.Random, digits: int) -> Trial:
+    """Draw the number of a record, and its access code."""
+    key = draw.randint(10**6, 10**7 - 1)
+    return Trial(f" The access code for record {key} is", tuple(draw.randint(0, 9) for _ in range(digits)))
+
+
 def trials(config: NeedleConfig) -> list[Trial]:
     """The same keys and digits for every cell and every length."""
     draw = random.Random(config.seed)
-    return [
-        Trial(draw.randint(10**6, 10**7 - 1), tuple(draw.randint(0, 9) for _ in range(config.digits)))
-        for _ in range(config.trials)
-    ]
+    return [draw_trial(draw, config.digits) for _ in range(config.trials)]
 
 
 def value_tokens(text: str, tokenizer: Tokenizer) -> tuple[np.ndarray, np.ndarray]:
@@ -90,7 +88,72 @@ def steps_per_digit(cast: Sequence[Trial], tokenizer: Tokenizer) -> float:
     return sum(len(tokenizer.encode(t.value)) for t in cast) / sum(len(t.digits) for t in cast)
 
 
-class Needle(OverDocuments):
+class DigitsRecalled(OverDocuments):
+    """A probe that asks for the digits of trials, which a text holds; digits are teacher-forced.
+
+    An example is one digit of one trial.
+    """
+
+    @abstractmethod
+    def cast(self) -> list[Trial]:
+        """Return the trials of the cell."""
+
+    @property
+    def questions(self) -> int:
+        """How often a trial is asked at one length."""
+        return 1
+
+    def detail(self, question: int) -> dict[str, Any] | None:
+        """Return what is stored beside each digit of a trial's question of that number."""
+        return None
+
+    def chance(self, metric: Metric) -> float | None:
+        """Of an answer that is the same digit everywhere, at best: the share of the digit that is asked for most often."""
+        if metric.name != "digit_accuracy":
+            return metric.chance
+        asked = Counter(digit for trial in self.cast() for digit in trial.digits)
+        return max(asked.values()) / asked.total()
+
+    def description(self, metric: str) -> dict[str, Any] | None:
+        """How many answers a trial has, where they are not as results/metrics.py says."""
+        told = super().description(metric) or {}
+        answers = {"digit_accuracy": self.questions * int(self.settings.digits), "exact_accuracy": self.questions}
+        if metric in answers and answers[metric] != self.metric(metric).trials:
+            told["trials"] = answers[metric]
+        return told or None
+
+    def scored(self, length: int, results: list[tuple[Tensor, Tensor]]) -> Result:
+        """Return both accuracies with Wilson intervals over trials, the cross-entropy, and the digits one by one.
+
+        Args:
+            length: The context length.
+            results: Of every question of every trial, whether each digit was right and its nats.
+        """
+        import torch
+
+        right = torch.cat([hit for hit, _ in results])
+        exact = torch.stack([hit.all() for hit, _ in results])
+        losses = torch.cat([loss for _, loss in results]).double()
+
+        def accuracy(metric: str, hits: Tensor) -> Measurement:
+            share = float(hits.double().mean())
+            # the digits of a trial are the same in each of its questions, so these are no trials of their own
+            low, high = of_trials(share, len(results) // self.questions)
+            return self.value(metric, share, length, n=len(hits), low=low, high=high)
+
+        examples = []
+        for row, (hits, loss) in enumerate(results):
+            item, question = divmod(row, self.questions)
+            for metric, values in (("digit_accuracy", hits), ("nats", loss)):
+                for digit, value in enumerate(values):
+                    position = question * len(values) + digit
+                    one = self.example(metric, float(value), length, item=item, position=position)
+                    examples.append(replace(one, detail=self.detail(question)))
+        nats = self.value("nats", float(losses.mean()), length, n=len(losses))
+        return [accuracy("digit_accuracy", right), accuracy("exact_accuracy", exact), nats], examples
+
+
+class Needle(DigitsRecalled):
     """Per-digit and exact accuracy with Wilson intervals, both over trials, and cross-entropy, at each gap.
 
     At the shortest of `eval.lengths` also `absent_nats`, the cross-entropy without a needle: a reference value, measured
@@ -101,31 +164,19 @@ class Needle(OverDocuments):
     """
 
     Config = NeedleConfig
-    metrics, more_of_others = metrics.of_probe("needle")[:5], metrics.of_probe("needle")[5:]
+    metrics, more_of_others = split_metrics("needle")
     of_any = True
+
+    def cast(self) -> list[Trial]:
+        return trials(self.settings)
 
     def tokens(self, length: int) -> int:
         """A row a trial; the few tokens of the needle are not counted."""
         return int(self.settings.trials) * length
 
-    def chance(self, metric: Metric) -> float | None:
-        """Of an answer that is the same digit everywhere, at best: the share of the digit that is asked for most often."""
-        if metric.name != "digit_accuracy":
-            return metric.chance
-        asked = Counter(digit for trial in trials(self.settings) for digit in trial.digits)
-        return max(asked.values()) / asked.total()
-
-    def description(self, metric: str) -> dict[str, Any] | None:
-        """How many digits a trial has, where it is not as results/metrics.py says."""
-        told = super().description(metric) or {}
-        digits = int(self.settings.digits)
-        if metric == "digit_accuracy" and digits != self.metric(metric).trials:
-            told["trials"] = digits
-        return told or None
-
     def run(self, subject: Subject, lengths: Iterable[int]) -> Iterator[Result]:
         """An example is one digit of one trial."""
-        cast = trials(self.settings)
+        cast = self.cast()
         for length in lengths:
             reason = subject.lacking(length)
             if reason is not None:
@@ -136,7 +187,7 @@ class Needle(OverDocuments):
             if reason is not None:
                 yield [self.missing(reason, length)], []
                 continue
-            measured, examples = self._score(length, subject.answers(prompts))
+            measured, examples = self.scored(length, subject.answers(prompts))
             if length == min(self.config.eval.lengths):
                 measured.append(self._absent(subject, cast, length))
             share, n = constant_share(prompts)
@@ -165,24 +216,3 @@ class Needle(OverDocuments):
         prompts = self._prompts(subject, cast, length, absent=True)
         losses = torch.cat([loss for _, loss in subject.answers(prompts)])
         return self.value("absent_nats", float(losses.double().mean()), length, n=len(losses))
-
-    def _score(self, length: int, results: list[tuple[Tensor, Tensor]]) -> Result:
-        import torch
-
-        right = torch.cat([hit for hit, _ in results])
-        exact = torch.stack([hit.all() for hit, _ in results])
-        losses = torch.cat([loss for _, loss in results]).double()
-
-        def accuracy(metric: str, hits: Tensor) -> Measurement:
-            share = float(hits.double().mean())
-            low, high = of_trials(share, len(results))
-            return self.value(metric, share, length, n=len(hits), low=low, high=high)
-
-        examples = [
-            self.example(metric, float(value), length, item=item, position=position)
-            for item, (hits, loss) in enumerate(results)
-            for metric, values in (("digit_accuracy", hits), ("nats", loss))
-            for position, value in enumerate(values)
-        ]
-        nats = self.value("nats", float(losses.mean()), length, n=len(losses))
-        return [accuracy("digit_accuracy", right), accuracy("exact_accuracy", exact), nats], examples

@@ -3,9 +3,8 @@
 from __future__ import annotations
 
 import random
-from collections import Counter
 from collections.abc import Iterable, Iterator
-from dataclasses import dataclass, replace
+from dataclasses import replace
 from typing import TYPE_CHECKING, Any, Literal
 
 import numpy as np
@@ -14,15 +13,10 @@ from pydantic import model_validator
 from ...model.bounds import MAX_COUNT, MAX_DIGITS, MAX_INT64
 from ...model.config import Float, Int, knob
 from ...results import metrics
-from ...results.intervals import of_trials
-from ...results.metrics import Metric
-from .base import OverDocuments, ProbeConfig, Prompt, Result
-from .needle import constant_share, value_tokens
+from .base import ProbeConfig, Prompt, Result
+from .needle import DigitsRecalled, Trial, constant_share, draw_trial, value_tokens
 
 if TYPE_CHECKING:
-    from torch import Tensor
-
-    from ...results.store.records import Example, Measurement
     from ..data.corpora import Corpus
     from ..data.tokenizer import Tokenizer
     from .subject import Subject
@@ -57,33 +51,18 @@ class PasskeyConfig(ProbeConfig):
         return self
 
 
-@dataclass(frozen=True)
-class Hidden:
-    """A value and the words before it, in the text and in the question."""
-
-    cue: str
-    digits: tuple[int, ...]
-
-    @property
-    def value(self) -> str:
-        """The digits, each led by a space."""
-        return "".join(f" {digit}" for digit in self.digits)
-
-
-def hidden(config: PasskeyConfig) -> list[Hidden]:
+def hidden(config: PasskeyConfig) -> list[Trial]:
     """The trials; each is a draw of its own from seed, kind and its number."""
     found = []
     for index in range(config.trials):
-        draw = random.Random(f"{config.seed}/{config.kind}/{index}")
-        key, digits = draw.randint(10**6, 10**7 - 1), tuple(draw.randint(0, 9) for _ in range(config.digits))
-        cue = f"The access code for record {key} is"
+        trial = draw_trial(random.Random(f"{config.seed}/{config.kind}/{index}"), config.digits)
         if config.kind == "niah":
-            cue = f"The special magic {WORDS[index % len(WORDS)]} number is"
-        found.append(Hidden(f" {cue}", digits))
+            trial = replace(trial, cue=f" The special magic {WORDS[index % len(WORDS)]} number is")
+        found.append(trial)
     return found
 
 
-def prompt(one: Hidden, text: np.ndarray, length: int, depth: float, tokenizer: Tokenizer) -> Prompt | int:
+def prompt(one: Trial, text: np.ndarray, length: int, depth: float, tokenizer: Tokenizer) -> Prompt | int:
     """[EOT] text[:d] cue value text[d:] cue value, of which a network reads `length` tokens, all but the last.
 
     d = floor(depth n), n the tokens of text that this leaves room for. Where there is no room: the tokens that are needed.
@@ -98,7 +77,7 @@ def prompt(one: Hidden, text: np.ndarray, length: int, depth: float, tokenizer: 
     return Prompt(tokens, len(tokens) - len(value) + digits)
 
 
-class Passkey(OverDocuments):
+class Passkey(DigitsRecalled):
     """Digits of a value teacher-forced, by the token with the largest logit, at every depth and length.
 
     An example is one digit of one trial (`item`) at one depth, which its detail says; `position` counts digits, depth after depth.
@@ -119,25 +98,21 @@ class Passkey(OverDocuments):
         """Held-out documents, where these are the text."""
         return None if self.settings.filler == "grass" else super().lack(corpus, length)
 
-    def chance(self, metric: Metric) -> float | None:
-        """Of an answer that is the same digit everywhere, at best: the share of the digit that is asked for most often."""
-        if metric.name != "digit_accuracy":
-            return metric.chance
-        asked = Counter(digit for trial in hidden(self.settings) for digit in trial.digits)
-        return max(asked.values()) / asked.total()
+    def cast(self) -> list[Trial]:
+        return hidden(self.settings)
 
-    def description(self, metric: str) -> dict[str, Any] | None:
-        """How many answers a trial has, where they are not as results/metrics.py says."""
-        told = super().description(metric) or {}
-        each = len(self.settings.depths)
-        answers = {"digit_accuracy": each * int(self.settings.digits), "exact_accuracy": each}.get(metric)
-        if answers is not None and answers != self.metric(metric).trials:
-            told["trials"] = answers
-        return told or None
+    @property
+    def questions(self) -> int:
+        """One at each depth."""
+        return len(self.settings.depths)
+
+    def detail(self, question: int) -> dict[str, Any]:
+        """Its depth."""
+        return {"depth": float(self.settings.depths[question])}
 
     def run(self, subject: Subject, lengths: Iterable[int]) -> Iterator[Result]:
         """The main number is over all depths."""
-        cast = hidden(self.settings)
+        cast = self.cast()
         for length in lengths:
             reason = subject.beyond(length) or (
                 subject.lacking(length) if self.settings.filler == "documents" else None
@@ -148,11 +123,11 @@ class Passkey(OverDocuments):
             if reason is not None or isinstance(prompts, int):
                 yield [self.missing(str(reason), length)], []
                 continue
-            measured, examples = self._scored(length, subject.answers(prompts))
+            measured, examples = self.scored(length, subject.answers(prompts))
             share, n = constant_share(prompts)
             yield [*measured, self.value("constant_accuracy", share, length, n=n)], examples
 
-    def _prompts(self, subject: Subject, cast: list[Hidden], length: int) -> list[Prompt] | int:
+    def _prompts(self, subject: Subject, cast: list[Trial], length: int) -> list[Prompt] | int:
         """Trial by trial, depth by depth; or the tokens that one needs which has no room."""
         found = []
         for index, one in enumerate(cast):
@@ -170,30 +145,3 @@ class Passkey(OverDocuments):
             return subject.documents[index % self.config.eval.documents][1 : length + 1]
         once = subject.tokenizer.encode(GRASS)
         return np.tile(once, -(-length // len(once)))[:length]
-
-    def _scored(self, length: int, results: list[tuple[Tensor, Tensor]]) -> Result:
-        """`results` are those of `_prompts`, in its order."""
-        import torch
-
-        depths, trials = self.settings.depths, int(self.settings.trials)
-        losses = torch.cat([loss for _, loss in results]).double()
-        right = torch.cat([hit for hit, _ in results])
-        exact = torch.stack([hit.all() for hit, _ in results])
-
-        def accuracy(metric: str, hits: Tensor) -> Measurement:
-            share = float(hits.double().mean())
-            # a trial's value is the same at every depth, so its answers are no trials of their own
-            low, high = of_trials(share, trials)
-            return self.value(metric, share, length, n=len(hits), low=low, high=high)
-
-        examples: list[Example] = []
-        for row, (hits, loss) in enumerate(results):
-            item, place = divmod(row, len(depths))
-            detail = {"depth": float(depths[place])}
-            for metric, values in (("digit_accuracy", hits), ("nats", loss)):
-                for digit, value in enumerate(values):
-                    position = place * len(values) + digit
-                    one = self.example(metric, float(value), length, item=item, position=position)
-                    examples.append(replace(one, detail=detail))
-        nats = self.value("nats", float(losses.mean()), length, n=len(losses))
-        return [accuracy("digit_accuracy", right), accuracy("exact_accuracy", exact), nats], examples

@@ -18,6 +18,7 @@ from ...model.parameter_shapes import longest_text
 from ...results.console.text import counted
 from ..config import CellConfig
 from ..data.batches import stream_rows
+from ..data.computed_rows import Rows
 from ..data.corpora import Corpus
 from ..data.tokenizer import Tokenizer
 from . import bound
@@ -166,6 +167,36 @@ class Network(Subject):
                     loss = torch.nn.functional.cross_entropy(logits, target, reduction="none")
                     found[index] = ((logits.argmax(-1) == target).cpu(), loss.cpu())
         return [found[index] for index in range(len(prompts))]
+
+    def right_answers(
+        self, rows: Rows, marks_of: Callable[[np.ndarray], np.ndarray], *, letters: np.ndarray | None = None,
+        full_context: bool = True,
+    ) -> tuple[np.ndarray, np.ndarray]:  # fmt: skip
+        """Count the marked tokens of each row, and those of them that have the largest logit at the token before.
+
+        Args:
+            rows: Rows that are worked out, none of which begins with a marked token.
+            marks_of: Gives 1 for each token of whole rows that is asked for, else 0.
+            letters: The network's token for each of those of `rows`; None where they are the same.
+            full_context: Whether the window of training is left out.
+
+        Returns:
+            Marked tokens and right answers, each int64 [rows].
+        """
+        asked, right = np.zeros(rows.rows, np.int64), np.zeros(rows.rows, np.int64)
+        for part in self.batches(rows.rows, rows.length):
+            numbers = np.arange(rows.rows)[part]
+            made = rows.made(numbers)
+            marks = torch.from_numpy(marks_of(made).astype(bool))
+            tokens = torch.from_numpy((made if letters is None else letters[made]).astype(np.int64))
+            # an answer is said at the token before it, and nothing is said after the last
+            places = marks[:, 1:].flatten().nonzero().squeeze(1)
+            hidden = self.features(tokens[:, :-1], full_context=full_context).flatten(0, 1)
+            said = self.model.logits(hidden[places.to(hidden.device)]).argmax(-1).cpu()
+            hit = (said == tokens[:, 1:].flatten()[places]).numpy()
+            asked[part] = marks.sum(1).numpy()
+            right[part] = np.bincount(places.numpy() // (rows.length - 1), weights=hit, minlength=len(numbers))
+        return asked, right
 
 
 @contextlib.contextmanager

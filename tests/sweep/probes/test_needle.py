@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import math
+import re
 from collections.abc import Callable
 from typing import Any
 
@@ -16,7 +17,7 @@ from statsmodels.stats.proportion import proportion_confint
 
 EOT = 256
 SCORED = ("digit_accuracy", "exact_accuracy", "nats")
-TRIAL = Trial(8394266, (1, 0, 1, 9, 0))
+TRIAL = Trial(" The access code for record 8394266 is", (1, 0, 1, 9, 0))
 HAY = np.concatenate([[EOT], np.arange(100) % 26 + 97]).astype(np.uint16)
 
 
@@ -28,8 +29,9 @@ def test_published_trials() -> None:
     assert len(cast) == 16
     assert cast[0] == TRIAL
     assert (TRIAL.cue, TRIAL.value) == (" The access code for record 8394266 is", " 1 0 1 9 0")
-    assert all(10**6 <= t.key < 10**7 and len(t.digits) == 5 and set(t.digits) <= set(range(10)) for t in cast)
-    assert len({t.key for t in cast}) == 16
+    assert all(len(t.digits) == 5 and set(t.digits) <= set(range(10)) for t in cast)
+    assert all(re.fullmatch(r" The access code for record [1-9]\d{6} is", t.cue) for t in cast)
+    assert len({t.cue for t in cast}) == 16
 
 
 def test_trials_depend_on_their_settings_only() -> None:

@@ -11,14 +11,15 @@ import torch
 from atma_sweep.sweep.config import CellConfig, EvalConfig
 from atma_sweep.sweep.data.tokenizer import load_tokenizer
 from atma_sweep.sweep.probes import bound
-from atma_sweep.sweep.probes.passkey import GRASS, WORDS, Hidden, PasskeyConfig, hidden, prompt
+from atma_sweep.sweep.probes.needle import Trial
+from atma_sweep.sweep.probes.passkey import GRASS, WORDS, PasskeyConfig, hidden, prompt
 from atma_sweep.sweep.probes.subject import Network, measure
 from pydantic import ValidationError
 from statsmodels.stats.proportion import proportion_confint
 
 Make = Callable[..., Network]
 EOT = 256
-ONE = Hidden(" The code is", (1, 0, 7))
+ONE = Trial(" The code is", (1, 0, 7))
 TEXT = (np.arange(400) % 26 + 97).astype(np.uint16)
 
 

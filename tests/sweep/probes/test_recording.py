@@ -313,7 +313,7 @@ def test_exact_accuracy_is_rebuilt_where_trials_differ(rule: Any, subject: Any, 
     who = subject(rule(mostly), needle_trials=7, lengths=(16,), probes=("needle",))
     attempt(who)._probe_at(who, "needle", 16)
     digits = stored(store, "needle", "digit_accuracy", 16)
-    even = [1.0 - trial.key % 2 for trial in trials(NeedleConfig(trials=7))]
+    even = [1.0 - int(trial.cue.split()[-2]) % 2 for trial in trials(NeedleConfig(trials=7))]
     assert 0 < sum(even) < 7
     assert digits == {(item, digit): 1.0 if digit < 4 else even[item] for item in range(7) for digit in range(5)}
     assert rebuilt(measured(store), digits, 16) == pytest.approx(sum(even) / 7)
