@@ -26,8 +26,7 @@ from . import tokenizer as tokenizers
 from .corpora import Corpus, CorpusError
 from .division import Division, PoolIndex, pieces
 from .registry import CORPORA
-from .shard_files import marks_of
-from .shards import ShardError, ShardFacts, SplitWriter, facts, open_shard, write_shard
+from .shards import ShardError, ShardFacts, SplitWriter, facts, marks_of, open_shard, write_shard
 from .sources import Source, Text, draw, name_digest
 from .tokenizer import Tokenizer
 

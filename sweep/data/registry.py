@@ -10,13 +10,13 @@ if TYPE_CHECKING:
     from .corpus_kind import CorpusKind
 
 CORPORA: Registry[type[CorpusKind]] = Registry("corpus", __name__.rpartition(".")[0], {
-    "stdlib": "known.stdlib:StandardLibrary",
-    "files": "known.files:OwnFiles",
-    "shards": "known.shards:OwnShards",
-    "fineweb-edu": "known.fineweb_edu:FineWebEdu",
-    "fineweb-edu-shards": "known.fineweb_edu_shards:FineWebEduShards",
-    "finepdfs": "known.finepdfs:FinePDFs",
-    "wikitext-103": "known.wikitext_103:WikiText103",
+    "stdlib": "known.local:StandardLibrary",
+    "files": "known.local:OwnFiles",
+    "shards": "known.local:OwnShards",
+    "fineweb-edu": "known.hub:FineWebEdu",
+    "fineweb-edu-shards": "known.hub:FineWebEduShards",
+    "finepdfs": "known.hub:FinePDFs",
+    "wikitext-103": "known.hub:WikiText103",
     "flipflop": "known.flipflop:FlipFlop",
     "mqar": "known.mqar:Mqar",
 })  # fmt: skip

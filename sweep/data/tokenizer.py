@@ -6,6 +6,8 @@ import base64
 import functools
 import hashlib
 import json
+import operator
+from abc import abstractmethod
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from pathlib import Path
@@ -62,50 +64,53 @@ def dtype_of(vocabulary: int) -> type[np.unsignedinteger[Any]]:
     return np.uint16 if vocabulary <= 2**16 else np.uint32
 
 
-class Bytes:
-    """UTF-8 bytes; id 256 ends a text."""
-
-    name = "bytes"
-    vocabulary = 257
-    eot = 256
+class _WithoutFile:
+    """A tokenizer of uint16 tokens that needs no file."""
 
     @property
     def dtype(self) -> type[np.unsignedinteger[Any]]:
         """uint16."""
         return np.uint16
 
+    @abstractmethod
     def encode(self, text: str) -> TokenArray:
         """Token ids of `text`, uint16."""
-        # JSON may hold half a surrogate pair, which UTF-8 has no bytes for: it becomes a question mark
-        return np.frombuffer(text.encode("utf-8", errors="replace"), dtype=np.uint8).astype(np.uint16)
 
     def encode_batch(self, texts: Sequence[str], threads: int = 1) -> list[TokenArray]:
         """The same for many texts."""
         return [self.encode(text) for text in texts]
-
-    def token_bytes(self, token: int) -> bytes:
-        """The bytes that one token stands for; empty for `eot`."""
-        return b"" if token == self.eot else bytes([token])
 
     def save(self, folder: Path) -> str | None:
         """Nothing is needed."""
         return None
 
 
+class Bytes(_WithoutFile):
+    """UTF-8 bytes; id 256 ends a text."""
+
+    name = "bytes"
+    vocabulary = 257
+    eot = 256
+
+    def encode(self, text: str) -> TokenArray:
+        """Token ids of `text`, uint16."""
+        # JSON may hold half a surrogate pair, which UTF-8 has no bytes for: it becomes a question mark
+        return np.frombuffer(text.encode("utf-8", errors="replace"), dtype=np.uint8).astype(np.uint16)
+
+    def token_bytes(self, token: int) -> bytes:
+        """The bytes that one token stands for; empty for `eot`."""
+        return b"" if token == self.eot else bytes([token])
+
+
 FLIPFLOP = "wri01"
 
 
-class FlipFlopLetters:
+class FlipFlopLetters(_WithoutFile):
     """The five letters of flip-flop, each a token, and a sixth token that pads and is in no row."""
 
     name = "flipflop"
     vocabulary = 6
     eot = 5
-
-    @property
-    def dtype(self) -> type[np.unsignedinteger[Any]]:
-        """uint16."""
-        return np.uint16
 
     def encode(self, text: str) -> TokenArray:
         """Token ids of `text`, uint16. Raises TokenizerError for a letter that is none of the five."""
@@ -114,20 +119,12 @@ class FlipFlopLetters:
             raise TokenizerError(f"tokenizer flipflop knows the letters {FLIPFLOP} alone, got {strange!r}")
         return np.array([FLIPFLOP.index(letter) for letter in text], dtype=np.uint16)
 
-    def encode_batch(self, texts: Sequence[str], threads: int = 1) -> list[TokenArray]:
-        """The same for many texts."""
-        return [self.encode(text) for text in texts]
-
     def token_bytes(self, token: int) -> bytes:
         """The letter of a token; empty for `eot`."""
         return b"" if token == self.eot else FLIPFLOP[token].encode()
 
-    def save(self, folder: Path) -> str | None:
-        """Nothing is needed."""
-        return None
 
-
-class Recall:
+class Recall(_WithoutFile):
     """The keys and values of associative recall, k0 to k511 and v0 to v510, and a blank, `_`, which also ends a text."""
 
     name = "mqar"
@@ -135,27 +132,14 @@ class Recall:
     vocabulary = 1 + KEYS + VALUES
     eot = 0
 
-    @property
-    def dtype(self) -> type[np.unsignedinteger[Any]]:
-        """uint16."""
-        return np.uint16
-
     def encode(self, text: str) -> TokenArray:
         """Token ids of words between blanks, uint16. Raises TokenizerError for a word that is none of them."""
         return np.array([self._token(word) for word in text.split()], dtype=np.uint16)
-
-    def encode_batch(self, texts: Sequence[str], threads: int = 1) -> list[TokenArray]:
-        """The same for many texts."""
-        return [self.encode(text) for text in texts]
 
     def token_bytes(self, token: int) -> bytes:
         """The word of a token and a blank behind it; empty for `eot`."""
         word = f"k{token - 1}" if token <= self.KEYS else f"v{token - 1 - self.KEYS}"
         return b"" if token == self.eot else f"{word} ".encode()
-
-    def save(self, folder: Path) -> str | None:
-        """Nothing is needed."""
-        return None
 
     def _token(self, word: str) -> int:
         if word == "_":
@@ -168,17 +152,12 @@ class Recall:
         )
 
 
-class GPT2:
+class GPT2(_WithoutFile):
     """GPT-2's byte-pair encoding through tiktoken: from a given file, else from its cache, else downloaded."""
 
     name = "gpt2"
     vocabulary = 50257
     eot = 50256
-
-    @property
-    def dtype(self) -> type[np.unsignedinteger[Any]]:
-        """uint16."""
-        return np.uint16
 
     def __init__(self, file: Path | None = None) -> None:
         import tiktoken
@@ -210,12 +189,8 @@ class GPT2:
 
 
 def _ranks_text(ranks: dict[bytes, int]) -> bytes:
-    lines = (base64.b64encode(word) + b" " + str(rank).encode() for word, rank in sorted(ranks.items(), key=_rank))
-    return b"".join(line + b"\n" for line in lines)
-
-
-def _rank(item: tuple[bytes, int]) -> int:
-    return item[1]
+    pairs = sorted(ranks.items(), key=operator.itemgetter(1))
+    return b"".join(base64.b64encode(word) + b" " + str(rank).encode() + b"\n" for word, rank in pairs)
 
 
 def _gpt2_download() -> dict[bytes, int]:

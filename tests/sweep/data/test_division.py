@@ -12,7 +12,7 @@ import pytest
 from atma_sweep.sweep.config import DataConfig
 from atma_sweep.sweep.data import corpora, division, prepare
 from atma_sweep.sweep.data.division import Division, Pooled
-from atma_sweep.sweep.data.known.files import OwnFiles
+from atma_sweep.sweep.data.known.local import OwnFiles
 from atma_sweep.sweep.data.shards import SplitWriter
 from atma_sweep.sweep.grid.grid import load_grid, shipped
 from atma_sweep.sweep.planning import admission as plan_corpora

@@ -22,7 +22,7 @@ from atma_sweep.results.names import short
 from atma_sweep.sweep.config import DataConfig
 from atma_sweep.sweep.data import corpora, prepare
 from atma_sweep.sweep.data.corpora import open_corpus
-from atma_sweep.sweep.data.known.files import OwnFiles
+from atma_sweep.sweep.data.known.local import OwnFiles
 from atma_sweep.sweep.data.prepare import Told, aside
 from atma_sweep.sweep.data.shards import SplitWriter
 from atma_sweep.sweep.data.sources import Stdlib

@@ -10,7 +10,6 @@ import pytest
 from atma_sweep.sweep.config import DataConfig
 from atma_sweep.sweep.data import corpora, prepare
 from atma_sweep.sweep.data.corpora import open_corpus
-from atma_sweep.sweep.data.known import fineweb_edu_shards
 from atma_sweep.sweep.errors import MachineError
 from copies import published_shard
 from prepared import document, made, put, rederived, stream, told
@@ -145,7 +144,7 @@ def repository(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> list[str]:
 def test_ready_made_shards_are_fetched_as_far_as_needed(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, repository: list[str], tokens: int, count: int
 ) -> None:
-    monkeypatch.setattr(fineweb_edu_shards, "SHARD_TOKENS", 100)
+    monkeypatch.setattr(hub, "SHARD_TOKENS", 100)
     data = DataConfig(corpus="fineweb-edu-shards", train_tokens=tokens)
     if tokens > 20 * count:
         assert "training tokens; data.train_tokens asks for" in told(data, tmp_path / "c")

@@ -1,4 +1,4 @@
-"""FineWeb-Edu as GPT-2 tokens in shards of 100M, which the published runs trained on."""
+"""Corpora of the Hugging Face hub: WikiText-103, FinePDFs and FineWeb-Edu, the last also as GPT-2 tokens."""
 
 from __future__ import annotations
 
@@ -7,17 +7,16 @@ from typing import Any, ClassVar
 
 from ...config import DataConfig
 from ...errors import MachineError
-from ..corpus_kind import CorpusKind, Told
-from ..shard_files import key_of, shard_files
-from ..shards import SHARD_TOKENS
-from ..sources import from_outside
+from ..corpus_kind import CorpusKind, HubCorpus, Told
+from ..shards import SHARD_TOKENS, key_of, shard_files
+from ..sources import HubSpec, from_outside
 
 REPOSITORY = "kjj0/finewebedu10B-gpt2"
 SHARDS = 99
 
 
 class FineWebEduShards(CorpusKind):
-    """Those of the hub, or a local copy under `data.path`."""
+    """FineWeb-Edu as GPT-2 tokens in shards of 100M, which the published runs trained on, or a local copy under `data.path`."""
 
     description = f"the same as GPT-2 tokens, ready-made ({REPOSITORY})"
     preset: ClassVar = {"tokenizer": "gpt2", "train_tokens": 10**9, "heldout": "finepdfs"}
@@ -68,3 +67,33 @@ def _fetched(name: str, told: Told) -> Path:
             f"{REPOSITORY}/{name} cannot be downloaded ({type(error).__name__}); run again to go on where "
             "it stopped, or give data.path, a folder that holds the shards"
         ) from error
+
+
+class FinePDFs(HubCorpus):
+    """A sample of FinePDFs, 100M tokens."""
+
+    spec = HubSpec("codelion/finepdfs-100M", None, (("train", None),), 10**8)
+    description = f"long coherent documents, from the hub ({spec.repository})"
+    preset: ClassVar = {"tokenizer": "gpt2"}
+
+
+class FineWebEdu(HubCorpus):
+    """The sample of FineWeb-Edu of 10B tokens."""
+
+    spec = HubSpec("HuggingFaceFW/fineweb-edu", "sample-10BT", (("train", None),), 10**10)
+    description = f"web text filtered for education, from the hub ({spec.repository})"
+    preset: ClassVar = {"tokenizer": "gpt2", "train_tokens": 10**9, "heldout": "finepdfs"}
+
+
+class WikiText103(HubCorpus):
+    """The articles of WikiText-103, in the splits that it has."""
+
+    spec = HubSpec(
+        "Salesforce/wikitext",
+        "wikitext-103-raw-v1",
+        (("train", "train"), ("validation", "validation"), ("test", "heldout")),
+        118_000_000,
+        articles=True,
+    )
+    description = f"Wikipedia articles, from the hub ({spec.repository})"
+    preset: ClassVar = {"tokenizer": "gpt2"}

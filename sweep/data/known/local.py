@@ -1,0 +1,67 @@
+"""Corpora of this machine: files and token shards of one's own, and the Python standard library."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import Any
+
+from ...config import DataConfig
+from ..corpus_kind import CorpusKind, Told
+from ..shards import key_of, shard_files
+from ..sources import CorpusError, Files, Source, Stdlib
+
+
+class OwnShards(CorpusKind):
+    """Shards under `data.path`."""
+
+    description = (
+        "token shards of your own under data.path: *train*.bin and *val*.bin with the 256-int32 header; "
+        "*.marks.bin beside each says with 0 and 1 which tokens count for train.loss_on: marked"
+    )
+    ready = True
+    may_mark = True
+
+    @classmethod
+    def key(cls, data: DataConfig) -> Any:
+        """The state of the files."""
+        if not data.path:
+            raise CorpusError("data.corpus: shards needs data.path, the folder or file that holds the text")
+        return key_of(Path(data.path))
+
+    @classmethod
+    def shards(cls, data: DataConfig, made: Path, told: Told) -> tuple[list[Path], list[Path]]:
+        """Those of the folder."""
+        return shard_files(Path(str(data.path)))
+
+
+class OwnFiles(CorpusKind):
+    """Files under `data.path`."""
+
+    description = (
+        "text of your own under data.path: .txt, .md, .rst, .py, .jsonl (.xz, .gz) or .parquet, a file or a folder"
+    )
+
+    @classmethod
+    def source(cls, data: DataConfig) -> Source:
+        """Each file, or each of its records, a document."""
+        if not data.path:
+            raise CorpusError("data.corpus: files needs data.path, the folder or file that holds the text")
+        return Files(Path(data.path))
+
+
+class StandardLibrary(CorpusKind):
+    """Sources and help topics of the Python that runs."""
+
+    description = "the Python standard library's sources and help topics, always there"
+    at_hand = True
+    by_tokens = False
+
+    @classmethod
+    def source(cls, data: DataConfig) -> Source:
+        """Each file and topic a document."""
+        return Stdlib()
+
+    @classmethod
+    def lent(cls) -> Source:
+        """The same."""
+        return Stdlib()
