@@ -1,10 +1,11 @@
-"""Attention with gates as the model calls it, by our kernels and by flash-linear-attention's, each tried before it is timed."""
+"""Ops as the model calls them, by every backend there is: attention with gates, memories, and polar attention in eager PyTorch."""
 
 from __future__ import annotations
 
 import functools
 import importlib
 import importlib.util
+import math
 from collections.abc import Callable
 from typing import Any
 
@@ -12,13 +13,21 @@ import torch
 from torch import Tensor
 from torch.nn import functional
 
+from ...kernels.attention import forgetting as forgetting_op
+from ...kernels.attention import wall as wall_op
 from ...kernels.attention.contextual.op import contextual_attention
 from ...kernels.attention.forgetting import op as forgetting_op
 from ...kernels.attention.relative.op import relative_attention
 from ...kernels.attention.threshold.op import threshold_attention
 from ...kernels.attention.wall import op as wall_op
 from ...kernels.dispatch import failure, worst
-from ...kernels.shapes import expand_kv
+from ...kernels.gated_delta import channelwise, gated_delta
+from ...kernels.norms import statistics_dtype
+from ...kernels.omega.omega import Rates, Steps, choose_backend, first_state, omega, unit
+from ...kernels.shapes import expand_kv, visible_mask
+from ...model.memory.gated_delta import GAMMA_OFFSET
+from ...model.memory.gated_delta_outline import KDAConfig
+from ...model.memory.omega_outline import AtlasConfig, OmegaConfig
 from ...model.mixers.wall import soft_clamp
 
 FALL, OPEN = 0.86, 6.0
@@ -65,7 +74,7 @@ def relative(q_BTHX: Tensor, k_BTJX: Tensor, v_BTJX: Tensor, bias_HR: Tensor, *,
 Gated = Callable[..., Tensor]
 
 
-def available(
+def gated_available(
     op: Gated, device: torch.device, head_dim: int, *, gates_tied: bool = False, without_fla: str | None = None
 ) -> dict[str, str | None]:
     """Backend -> why it is left out, None where it is right: result and gradients near torch's in float32.
@@ -83,12 +92,16 @@ def available(
         elif backend == FLA and importlib.util.find_spec(FLA) is None:
             why[backend] = "flash-linear-attention is not installed"
         else:
-            why[backend] = failure(f"{op.__name__} by {backend}", error, op, device, head_dim, gates_tied, backend)
+            why[backend] = failure(
+                f"{op.__name__} by {backend}", gated_error, op, device, head_dim, gates_tied, backend
+            )
     return why
 
 
 @functools.cache
-def error(op: Gated, device: torch.device, head_dim: int, gates_tied: bool, backend: str, *, seed: int = 0) -> float:
+def gated_error(
+    op: Gated, device: torch.device, head_dim: int, gates_tied: bool, backend: str, *, seed: int = 0
+) -> float:
     """Largest relative error in bf16, against "torch" in float32."""
     draw = torch.Generator().manual_seed(seed)
     shapes: list[tuple[int, ...]] = [(1, 131, heads, head_dim) for heads in (2, 1, 1)]
@@ -105,3 +118,177 @@ def error(op: Gated, device: torch.device, head_dim: int, gates_tied: bool, back
 
 def _fla(op: str) -> Any:
     return importlib.import_module(f"fla.ops.{op}")
+
+
+# --- memories ---------------------------------------------------------------------------------------------------------
+
+
+MEMORY_OPS = ("deltanet", "kda", "omega", "atlas")
+OMEGA, ATLAS = OmegaConfig(), AtlasConfig()
+"""Their defaults; made here, where no compiler looks on."""
+TRITON, TORCH, COMPILED = "triton", "torch", "torch, compiled"
+
+
+def memory_rates(op: str, heads: int, size: int) -> list[tuple[int, ...]]:
+    """What stands behind [B, T] in the shape of each of the op's rates."""
+    shapes: dict[str, list[tuple[int, ...]]] = {
+        "deltanet": [(heads,)],
+        "kda": [(heads, size), (heads,)],
+        "omega": [(heads,)] * 3,
+        "atlas": [(heads,)] * 4,
+    }
+    return shapes[op]
+
+
+def memory_variants(op: str, device: torch.device, size: int) -> dict[str, Callable[..., Any]]:
+    """By name what there is on that device: our kernels, our references and, where it can be taken, flash-linear-attention."""
+    if op == "deltanet":
+        names = gated_delta.available(device, torch.bfloat16, size)
+        return {str(name): _deltanet(str(name)) for name in names if name != TORCH}
+    if op == "kda":
+        chosen = channelwise.choose_backend(device, torch.bfloat16, size).backend
+        return {name: _kda(name) for name in dict.fromkeys((chosen, TORCH))}
+    config, orthogonal, slow, call = _stepping(op)
+    backend = choose_backend(device, torch.bfloat16, size, config.window, config.chunk, orthogonal, slow).backend
+    ours = {TRITON: _by(TRITON, call)} if backend == TRITON else {}
+    return ours | dict.fromkeys((COMPILED, TORCH), _by(TORCH, call))
+
+
+def memory_flops(op: str, size: int) -> float:
+    """Of the forward pass, for a token and head."""
+    if op in ("deltanet", "kda"):
+        return size * (4.0 * size + 6 * 64)
+    config = OMEGA if op == "omega" else ATLAS
+    seen = config.chunk + config.window - 1
+    return 2.0 * size * size * (2 * seen / config.chunk + 1) + 4.0 * seen * size
+
+
+def _deltanet(backend: str) -> Callable[..., Any]:
+    def call(q: Tensor, k: Tensor, v: Tensor, beta: Tensor) -> Any:
+        kept = torch.zeros_like(beta, dtype=torch.float32)
+        return gated_delta.gated_delta(q, k, v, kept, beta.float().sigmoid(), backend=backend)
+
+    return call
+
+
+def _kda(backend: str) -> Callable[..., Any]:
+    chunk = KDAConfig().chunk  # settings are checked here, which no compiler looks into
+
+    def call(q: Tensor, k: Tensor, v: Tensor, keep: Tensor, beta: Tensor) -> Any:
+        log_gamma = functional.logsigmoid(keep.float() + GAMMA_OFFSET)
+        r, _ = channelwise.channelwise_delta(q, k, v, log_gamma, beta.float().sigmoid(), chunk=chunk, backend=backend)
+        return r
+
+    return call
+
+
+def _by(backend: str, function: Callable[..., Tensor]) -> Callable[..., Tensor]:
+    def call(*args: Tensor) -> Tensor:
+        return function(backend, *args)
+
+    return call
+
+
+def _stepping(op: str) -> tuple[OmegaConfig, Steps, bool, Callable[..., Tensor]]:
+    """(its defaults, what is done to a step, whether it has a momentum, its call behind a backend's name)."""
+    if op == "omega":
+        return OMEGA, "none", False, _omega
+    return ATLAS, ATLAS.orthogonal, True, _atlas
+
+
+def _omega(backend: str, q: Tensor, k: Tensor, v: Tensor, keep: Tensor, step: Tensor, weight: Tensor) -> Tensor:
+    return _stepped(OMEGA, "none", backend, q, k, v, keep, step, weight, None)
+
+
+def _atlas(
+    backend: str, q: Tensor, k: Tensor, v: Tensor, keep: Tensor, step: Tensor, weight: Tensor, momentum: Tensor
+) -> Tensor:
+    slow = functional.logsigmoid(momentum.float() + ATLAS.momentum_offset)
+    return _stepped(ATLAS, ATLAS.orthogonal, backend, q, k, v, keep, step, weight, slow)
+
+
+def _stepped(
+    config: OmegaConfig, orthogonal: Steps, backend: str, q: Tensor, k: Tensor, v: Tensor, keep: Tensor, step: Tensor,
+    weight: Tensor, momentum: Tensor | None,
+) -> Tensor:  # fmt: skip
+    b, _, heads, size = q.shape
+    rates = Rates(
+        functional.logsigmoid(keep.float() + config.keep_offset), (step.float() + config.step_offset).sigmoid(),
+        weight.float().sigmoid() / config.window, momentum,
+    )  # fmt: skip
+    start = first_state(
+        [torch.zeros(size, size, dtype=statistics_dtype(q.dtype), device=q.device)], b, heads, size, size, config.window
+    )
+    keys, values = expand_kv(k, heads), expand_kv(v, heads)
+    read, _ = omega(
+        unit(q), unit(keys), values, rates, start,
+        window=config.window, chunk=config.chunk, orthogonal=orthogonal, backend=backend,
+    )  # fmt: skip
+    return read
+
+
+# --- polar attention --------------------------------------------------------------------------------------------------
+
+
+SQUARES = 7
+"""Float32 matrices [B, H, T, T] that one forward and backward pass holds at its peak, at most (5.8 were counted on an H100)."""
+
+
+def peak_bytes(b: int, h: int, t: int) -> int:
+    """Return an upper bound of the bytes that a forward and backward pass of that size allocates."""
+    return SQUARES * 4 * b * h * t * t
+
+
+def polar_attention_eager(
+    q_BTHX: Tensor,
+    k_BTJX: Tensor,
+    v_BTJX: Tensor,
+    null_base_H: Tensor,
+    null_slope_H: Tensor,
+    len_gain_H: Tensor,
+    mag_beta_H: Tensor,
+    v_null_HX: Tensor,
+    *,
+    window: int | None = None,
+) -> tuple[Tensor, Tensor]:
+    """Compute polar attention without blocks and without recomputation; autograd keeps every T x T matrix.
+
+    Products are made in the type of q, everything else in float32 (float64 for float64 inputs).
+
+    Args:
+        q_BTHX: Queries [B, T, H, X].
+        k_BTJX: Keys [B, T, J, X]; query head h reads KV head h // (H / J).
+        v_BTJX: Values, as the keys.
+        null_base_H: Parameters before softplus, as `kernels.attention.polar.polar_attention` takes them.
+        null_slope_H: See null_base_H.
+        len_gain_H: See null_base_H.
+        mag_beta_H: See null_base_H.
+        v_null_HX: Value of the null key, per head.
+        window: Number of keys that a query sees, its own included; None for all before it.
+
+    Returns:
+        Direction [B, T, H, X] in the type of q, and magnitude [B, T, H] in float32 (float64 for float64 inputs).
+
+    Source:
+        docs/mechanisms.md, "Polar attention".
+    """
+    _, t, h, d = q_BTHX.shape
+    dtype = torch.promote_types(q_BTHX.dtype, torch.float32)
+    n_T1 = torch.arange(1, t + 1, dtype=dtype, device=q_BTHX.device)[:, None].clamp(max=window or t)
+    temp_TH = 1 + functional.softplus(len_gain_H.to(dtype)) * n_T1.log()
+    null_TH = null_base_H.to(dtype) + functional.softplus(null_slope_H.to(dtype)) * n_T1.log1p().sqrt()
+    q_BHTX, k_BHTX, v_BHTX = (x.transpose(1, 2) for x in (q_BTHX, expand_kv(k_BTJX, h), expand_kv(v_BTJX, h)))
+    scores_BHTS = (q_BHTX @ k_BHTX.mT).to(dtype) * (temp_TH.t()[..., None] / math.sqrt(d))
+    visible_TS = visible_mask(0, t, 0, window, q_BTHX.device)
+    scores_BHTS = scores_BHTS.masked_fill(~visible_TS, -math.inf)
+    null_HT1 = (temp_TH * null_TH).t()[..., None]
+    null_BHT1 = null_HT1.expand(scores_BHTS.shape[0], h, t, 1)
+    weights = torch.softmax(torch.cat([scores_BHTS, null_BHT1], -1), -1)
+    real_BHTS, null_BHT1 = weights[..., :-1], weights[..., -1:]
+    s_BHTX = (real_BHTS.to(v_BTJX.dtype) @ v_BHTX).to(dtype) + null_BHT1 * v_null_HX.to(dtype)[:, None]
+    c_BHTX = s_BHTX / torch.linalg.vector_norm(s_BHTX, dim=-1, keepdim=True).clamp(min=TINY)
+    sum_BHT = real_BHTS.sum(-1)
+    # (sum p)^3 / (sum p^2 (sum p + p_null)) of unnormalised weights; normalised ones sum to 1 with the null
+    m_eff_BHT = sum_BHT**3 / real_BHTS.square().sum(-1)
+    mag_BHT = torch.tanh(functional.softplus(mag_beta_H.to(dtype))[:, None] * m_eff_BHT.log1p())
+    return c_BHTX.transpose(1, 2).to(q_BTHX.dtype), mag_BHT.transpose(1, 2)

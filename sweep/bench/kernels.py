@@ -30,9 +30,8 @@ from ...kernels.paged.page_tables import PAGE
 from ...kernels.row_linear.op import row_linear
 from ...results.console.text import choice
 from ..errors import SweepError
-from . import kernel_variants, memories, single_token
+from . import kernel_variants, single_token
 from .ceilings import Ceilings, Timing, ceilings, interleaved, recorded
-from .eager import peak_bytes, polar_attention_eager
 from .subprocess_usage import child_arguments, rows_of_child
 
 H, J, D = 8, 2, 128
@@ -42,7 +41,7 @@ TOKENS = 16 * 2048
 POSITIONS, REACH = 64, 512
 """Of contextual and of relative attention, as their mixers have them."""
 OPS = (
-    "polar", "softmax", "forgetting", "wall_head", "wall_kv", "threshold", "contextual", "relative", "gated_delta", *memories.OPS, "gated_conv",
+    "polar", "softmax", "forgetting", "wall_head", "wall_kv", "threshold", "contextual", "relative", "gated_delta", *kernel_variants.MEMORY_OPS, "gated_conv",
     "canon", "cross_entropy", "polar_distractor", "fp8_linear", "decode", "row_linear",
 )  # fmt: skip
 NAIVE = "torch"
@@ -274,7 +273,7 @@ def _all(device: torch.device, selected: Sequence[str], without_fla: str | None)
     for b, t in ((16, 2048), (1, 16384)):
         yield from _gated_attention(made, b, t, selected, without_fla)
     yield _gated_delta(made)
-    for op in memories.OPS:
+    for op in kernel_variants.MEMORY_OPS:
         if not selected or op in selected:
             yield _memory(made, op)
     yield from _convolutions(made)
@@ -326,7 +325,7 @@ def _attention(made: _Inputs, b: int, t: int, window: int | None, grad: bool) ->
     found = {name: _on(polar.polar_attention, str(name), window=window) for name in backends}
     why = _why_no_eager(made.device, b, t)
     if why is None:
-        found[EAGER] = lambda *inputs: polar_attention_eager(*inputs, window=window)
+        found[EAGER] = lambda *inputs: kernel_variants.polar_attention_eager(*inputs, window=window)
     polar_size = size if why is None else f"{size}, without {EAGER}: {why}"
     yield Case("polar", polar_size, polar_inputs, found, flops, moved, 2.5, eager=(NAIVE, EAGER))
     name = "softmax, our kernels" if window else "softmax, cuDNN"
@@ -337,7 +336,7 @@ def _why_no_eager(device: torch.device, b: int, t: int) -> str | None:
     """Return why the whole T x T matrix is not made at that size; None where it fits."""
     if device.type != "cuda":
         return None
-    needed, free = peak_bytes(b, H, t), torch.cuda.get_device_properties(device).total_memory
+    needed, free = kernel_variants.peak_bytes(b, H, t), torch.cuda.get_device_properties(device).total_memory
     return None if needed < free else f"it may take {needed / 2**30:.0f} GiB"
 
 
@@ -360,7 +359,7 @@ def _gated_attention(made: _Inputs, b: int, t: int, selected: Sequence[str], wit
             why = {"triton": None if chosen.backend == "triton" else chosen.reason, NAIVE: None}
         else:
             tied = shape == (b, t, J, D)
-            why = kernel_variants.available(op, made.device, D, gates_tied=tied, without_fla=without_fla)
+            why = kernel_variants.gated_available(op, made.device, D, gates_tied=tied, without_fla=without_fla)
         yield _beside_softmax(made, b, t, name, op, shape, why)
 
 
@@ -416,13 +415,13 @@ def _memory(made: _Inputs, op: str) -> Case:
     """A memory by fla where there is one, and by torch's operations, compiled or one by one."""
 
     def inputs() -> list[Tensor]:
-        logits = [torch.randn(16, 2048, *shape, device=made.device) for shape in memories.rates(op, H, D)]
+        logits = [torch.randn(16, 2048, *shape, device=made.device) for shape in kernel_variants.memory_rates(op, H, D)]
         return [*made.qkv(16, 2048), *(x.requires_grad_() for x in logits)]
 
-    found = memories.variants(op, made.device, D)
+    found = kernel_variants.memory_variants(op, made.device, D)
     rival = next((name for name in (kernel_variants.FLA, NAIVE) if name in found), None)
     moved = 2.0 * TOKENS * D * (2 * H + 2 * J)
-    return Case(op, "B16 T2048", inputs, found, TOKENS * H * memories.flops(op, D), moved, 2.5, rival)
+    return Case(op, "B16 T2048", inputs, found, TOKENS * H * kernel_variants.memory_flops(op, D), moved, 2.5, rival)
 
 
 def _convolutions(made: _Inputs) -> Iterator[Case]:

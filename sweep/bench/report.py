@@ -9,7 +9,7 @@ import sys
 from collections.abc import Callable, Sequence
 from datetime import UTC, datetime
 from pathlib import Path
-from typing import Any, Protocol
+from typing import Any
 
 import torch
 
@@ -21,15 +21,8 @@ from ..executors.source_snapshot import git_state
 Tell = Callable[[str], None]
 
 
-class Benchmark(Protocol):
-    """The module of a benchmark."""
-
-    def table(self, limits: Any, rows: Sequence[Any]) -> str: ...
-    def as_dict(self, limits: Any, rows: Sequence[Any]) -> dict[str, object]: ...
-
-
 def show(benchmark: Any, run: Callable[[torch.device, Tell], tuple[Any, Any]], out: Path | None, as_json: bool) -> None:
-    """Runs it on the GPU; progress goes to stderr, the table, or JSON, to stdout. Raises MachineError without a GPU."""
+    """Runs the module of a benchmark on the GPU; progress goes to stderr, the table, or JSON, to stdout. Raises MachineError without a GPU."""
     if not torch.cuda.is_available():
         raise MachineError("no usable CUDA GPU: torch sees none; benchmarks run on a machine with an NVIDIA GPU")
     device = torch.device("cuda", torch.cuda.current_device())

@@ -30,8 +30,7 @@ from ..orchestrator.supervisor import LEASE_S, Supervisor
 from ..planning import admission
 from ..planning.planner import Task
 from ..probes import requested
-from . import scale_commands, scale_reports, scale_stop
-from .scale_exchange import exchanged
+from . import scale_commands
 
 GRID = """\
 name: scale
@@ -147,9 +146,9 @@ def run(cells: int, points: int, folder: Path, *, tell: Callable[[str], None] = 
     tell("asking for the status")
     rows += _status(store, grid.name, len(made) * points)
     tell("reporting")
-    rows += [Row(*found) for found in scale_reports.reports(store, folder)]
+    rows += [Row(*found) for found in scale_commands.reports(store, folder)]
     tell("exporting and importing")
-    rows += [Row(*found) for found in exchanged(str(store), grid.name, folder)]
+    rows += [Row(*found) for found in scale_commands.exchanged(str(store), grid.name, folder)]
     tell("launching again")
     began = time.perf_counter()
     grid, made = expanded()
@@ -159,7 +158,7 @@ def run(cells: int, points: int, folder: Path, *, tell: Callable[[str], None] = 
     tell("planning dry")
     rows += [Row(*found) for found in scale_commands.dry_runs(cells, folder)]
     tell("training a cell and stopping it")
-    return [*rows, *(Row(*found) for found in scale_stop.stopped(folder))]
+    return [*rows, *(Row(*found) for found in scale_commands.stopped(folder))]
 
 
 def table(rows: Sequence[Row]) -> str:

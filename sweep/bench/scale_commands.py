@@ -1,13 +1,24 @@
-"""How `launch --dry-run` and `plan` grow with a grid: seconds and peak memory of the whole command, its start included."""
+"""Whole commands over a large sweep, each in a process of its own: plans, reports, a bundle, and a launch that is stopped.
+
+Each function gives (what, number, unit); seconds include the start of the command, memory is its peak.
+"""
 
 from __future__ import annotations
 
+import json
+import signal
+import subprocess
+import sys
+import time
 from collections.abc import Iterator
+from contextlib import closing
 from pathlib import Path
 
+from ...results.store.store import Store, StoreError, StoreMissing, open_store
+from ..errors import MachineError
 from .subprocess_usage import MIB, OURS, used
 
-GRID = """\
+PLAN_GRID = """\
 name: plan
 extends: tiny
 axes:
@@ -33,7 +44,7 @@ def dry_runs(cells: int, folder: Path) -> Iterator[tuple[str, float, str]]:
         made = COMBINATIONS * rates * seeds
         file = folder / f"plan-{made}.yaml"
         levels = ", ".join(f"{0.001 * number:.4f}" for number in range(1, rates + 1))
-        file.write_text(GRID.format(levels=levels, seeds=seeds))
+        file.write_text(PLAN_GRID.format(levels=levels, seeds=seeds))
         command = [*OURS, "launch", str(file), "--dry-run", "--cells", str(made)]
         took = used(command, folder)
         yield f"dry run of {made:,} cells, with its start", took.wall, "s"
@@ -41,3 +52,91 @@ def dry_runs(cells: int, folder: Path) -> Iterator[tuple[str, float, str]]:
         if wanted == cells:
             took = used([*OURS, "plan", str(file), "--cells", str(made)], folder)
             yield f"plan of {made:,} cells with its price, with its start", took.wall, "s"
+
+
+COMMANDS = {
+    "the figure of training losses": ("report", "--figure", "loss", "--out", "loss.svg"),
+    "the dashboard": ("report", "--dashboard", "dashboard.html"),
+}
+
+
+def reports(store: Store, folder: Path) -> list[tuple[str, float, str]]:
+    """(what, value, unit) for the reports that read every point of every curve; their files are left in `folder`.
+
+    Raises MachineError when one of them fails.
+    """
+    found = []
+    for name, arguments in COMMANDS.items():
+        took = used([*OURS, *arguments, "--db", str(store)], folder)
+        found += [
+            (f"{name}, with the start", took.wall, "s"),
+            ("of which processor", took.processor, "s"),
+            ("its memory", took.memory / MIB, "MiB"),
+        ]
+    return found
+
+
+SCRIPT = """
+import json, sys, time
+from pathlib import Path
+from atma_sweep.results.exchange.exporting import export_sweep
+from atma_sweep.results.exchange.importing import import_bundle
+from atma_sweep.results.store.store import open_store
+from atma_sweep.sweep.commands.verify import identify
+what, db, sweep, file = sys.argv[1:]
+store = open_store(db, create=what == "import")
+began = time.perf_counter()
+done = export_sweep(store, sweep, Path(file)) if what == "export" else import_bundle(store, Path(file), identify=identify)
+seconds = time.perf_counter() - began
+print(json.dumps([seconds, done.bytes, done.added["curve_point"]]))
+"""
+
+
+def exchanged(db: str, sweep: str, folder: Path) -> list[tuple[str, float, str]]:
+    """(what, number, unit) of an export of that sweep and of its import into an empty database under `folder`."""
+    file, found = folder / "exchanged.zip", []
+    for what, where in (("export", db), ("import", str(folder / "exchanged.db"))):
+        command = [sys.executable, "-c", SCRIPT, what, where, sweep, str(file)]
+        took = used(command, folder)
+        seconds, size, points = json.loads(took.printed.splitlines()[-1])
+        found += [
+            (f"{what} it, with {points:,} curve points", seconds, "s"),
+            ("its peak memory", took.memory / MIB, "MiB"),
+        ]
+    return [*found, ("the bundle", size / MIB, "MiB")]
+
+
+STOP_GRID = "name: stop\nextends: tiny\nset: {train.tokens: 15_360_000}\n"
+LOOK_S = 0.05
+
+
+def stopped(folder: Path) -> Iterator[tuple[str, float, str]]:
+    """(what, value, unit); the text lies prepared in `folder`/runs. Raises MachineError when the launch does not train."""
+    file, db = folder / "stop.yaml", folder / "stop.db"
+    file.write_text(STOP_GRID)
+    command = [*OURS, "launch", str(file), "--executor", "local", "--db", str(db), "--runs", str(folder / "runs")]
+    began = time.perf_counter()
+    with (folder / "stop.txt").open("w") as said:
+        launch = subprocess.Popen(command, cwd=folder, stdout=said, stderr=subprocess.STDOUT)
+    try:
+        while not _trains(db):
+            if launch.poll() is not None:
+                raise MachineError(f"the cell to be stopped does not train: {(folder / 'stop.txt').read_text()[-500:]}")
+            time.sleep(LOOK_S)
+        yield "launch a cell until its first step", time.perf_counter() - began, "s"
+        asked = time.perf_counter()
+        launch.send_signal(signal.SIGINT)
+        launch.wait()
+        yield "Ctrl-C until it has saved and left", time.perf_counter() - asked, "s"
+    finally:
+        launch.terminate()
+        launch.wait()
+
+
+def _trains(db: Path) -> bool:
+    try:
+        store = open_store(db)
+    except (StoreError, StoreMissing):
+        return False  # it is only just being made
+    with closing(store):
+        return any(state.step for state in store.cell_states("stop")) if store.sweeps() else False

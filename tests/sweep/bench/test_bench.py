@@ -23,9 +23,9 @@ from atma_sweep.model.mixers.wall import Wall
 from atma_sweep.model.mixers.wall_outline import WallConfig
 from atma_sweep.model.registry import MEMORIES, MIXERS
 from atma_sweep.sweep.attempt.device import network
-from atma_sweep.sweep.bench import decode, kernels, memories, report, single_token, train
+from atma_sweep.sweep.bench import decode, kernel_variants, kernels, report, single_token, train
 from atma_sweep.sweep.bench.ceilings import Ceilings
-from atma_sweep.sweep.bench.eager import polar_attention_eager
+from atma_sweep.sweep.bench.kernel_variants import polar_attention_eager
 from atma_sweep.sweep.errors import GridError
 from atma_sweep.sweep.grid.cell import cell_id
 from atma_sweep.sweep.grid.grid import load_grid
@@ -82,7 +82,7 @@ def test_any_memory_of_the_370m_network_can_be_timed() -> None:
     assert all(training_flops(cell.config.model, 2048) for cell in found)
 
 
-@pytest.mark.parametrize("op", memories.OPS)
+@pytest.mark.parametrize("op", kernel_variants.MEMORY_OPS)
 def test_a_memory_that_is_timed_is_the_one_that_is_trained(op: str) -> None:
     """Its rates from the logits that its own projections give: by every backend of this machine what the memory reads."""
     torch.manual_seed(0)
@@ -100,8 +100,8 @@ def test_a_memory_that_is_timed_is_the_one_that_is_trained(op: str) -> None:
             logits = [built.w_gamma(built.w_down(x)).unflatten(-1, (4, 8)), built.w_beta(x)]
         else:
             logits = [rate(x) for rate in built.rates.values()]
-        assert [tuple(one.shape[2:]) for one in logits] == memories.rates(op, 4, 8)
-        found = memories.variants(op, torch.device("cpu"), 8)
+        assert [tuple(one.shape[2:]) for one in logits] == kernel_variants.memory_rates(op, 4, 8)
+        found = kernel_variants.memory_variants(op, torch.device("cpu"), 8)
         assert set(found) <= {"torch", "torch, compiled"}
         for call in found.values():
             assert (call(q, k, v, *logits) - expected).abs().max() <= 1e-5  # the logits are read as float32
@@ -123,18 +123,18 @@ def test_steps_of_decoding_that_are_timed_beside_each_other_are_of_the_same_numb
 @pytest.mark.parametrize("op", ["omega", "atlas"])
 def test_the_work_of_a_memory_that_is_timed_is_what_its_outline_says(op: str) -> None:
     model = ModelConfig(d_model=8, n_heads=1, n_kv_heads=1, head_dim=32, memory=op)
-    outline, surround = MEMORIES.outline(op), 2 * 8 * (len(memories.rates(op, 1, 32)) + 2 * 32)
+    outline, surround = MEMORIES.outline(op), 2 * 8 * (len(kernel_variants.memory_rates(op, 1, 32)) + 2 * 32)
     settings = outline.Config(orthogonal="none") if op == "atlas" else outline.Config()
-    assert memories.flops(op, 32) == outline.forward_flops(model, settings) - surround
+    assert kernel_variants.memory_flops(op, 32) == outline.forward_flops(model, settings) - surround
 
 
 @pytest.mark.thorough
 @pytest.mark.parametrize("op", ["omega", "atlas"])
 def test_a_memory_that_is_timed_compiles_to_one_graph(op: str) -> None:
-    found = memories.variants(op, torch.device("cpu"), 16)
+    found = kernel_variants.memory_variants(op, torch.device("cpu"), 16)
     assert set(found) == {"torch", "torch, compiled"}
     args = [torch.randn(1, 70, heads, 16) for heads in (2, 1, 1)]
-    args += [torch.randn(1, 70, *shape) for shape in memories.rates(op, 2, 16)]
+    args += [torch.randn(1, 70, *shape) for shape in kernel_variants.memory_rates(op, 2, 16)]
     compiled = torch.compile(found["torch, compiled"], fullgraph=True, dynamic=False, backend="eager")
     assert torch.equal(compiled(*args), found["torch"](*args))
 
@@ -198,7 +198,7 @@ def test_a_kernel_that_is_not_timed_is_told_before_anything_starts(
     assert "no kernel 'treshold' is timed" in err
     assert err.strip().endswith("did you mean threshold?")
     # the names are those of the cases
-    monkeypatch.setattr(kernels.kernel_variants, "available", lambda *_, **__: {})
+    monkeypatch.setattr(kernel_variants, "gated_available", lambda *_, **__: {})
     for module in (kernels.polar, kernels.gated_delta):
         monkeypatch.setattr(module, "available", lambda *_: [])
     assert {case.op for case in kernels.cases([], torch.device("meta"))} == set(kernels.OPS)
@@ -322,7 +322,7 @@ def test_a_share_that_is_not_known_is_said() -> None:
 
 def test_attention_with_gates_is_timed_beside_what_is_right(monkeypatch: pytest.MonkeyPatch) -> None:
     """As the mixer calls it: its gates are the mixer's, of query heads or of KV heads, and every variant can be run."""
-    monkeypatch.setattr(kernels.kernel_variants, "available", lambda *_, **__: {"torch": None, "fla": "it is wrong"})
+    monkeypatch.setattr(kernel_variants, "gated_available", lambda *_, **__: {"torch": None, "fla": "it is wrong"})
     monkeypatch.setattr(kernels.polar, "available", lambda *_: [])
     made = list(kernels.cases(["wall_head", "wall_kv", "forgetting"], torch.device("meta")))
     assert [case.op for case in made] == ["forgetting", "wall_head", "wall_kv"] * 2
@@ -338,13 +338,13 @@ def test_attention_with_gates_is_timed_beside_what_is_right(monkeypatch: pytest.
     mixer = Wall(ModelConfig(d_model=16, n_heads=2, n_kv_heads=1, head_dim=8), WallConfig())
     with torch.no_grad():
         mixer.gate.weight.copy_(torch.eye(16))
-        ours = kernels.kernel_variants.wall(q, k, v, x, backend="torch")
+        ours = kernel_variants.wall(q, k, v, x, backend="torch")
         assert (mixer(q, k, v, window=None, x_BTD=x.flatten(2)) - ours).abs().max() <= 1e-6
 
 
 @pytest.mark.parametrize(("op", "tied"), [("forgetting", False), ("wall", False), ("wall", True)])
 def test_the_trial_of_gated_attention_believes_what_is_right(op: str, tied: bool) -> None:
-    found = kernels.kernel_variants.error(getattr(kernels.gated, op), torch.device("cpu"), 16, tied, "torch")
+    found = kernel_variants.gated_error(getattr(kernel_variants, op), torch.device("cpu"), 16, tied, "torch")
     assert 1e-4 < found < 5e-3, "bf16 beside float32, results and gradients"
 
 
@@ -367,7 +367,7 @@ def test_polar_attention_has_an_eager_variant() -> None:
     """The paper compares its kernel with PyTorch's operations one by one; meta tensors show which cases have which."""
     made = list(kernels.cases(["polar"], torch.device("meta")))
     assert (made[0].size, list(made[0].variants)) == ("B16 T2048", ["torch", "eager"])
-    assert kernels.peak_bytes(16, 8, 2048) == 7 * 4 * 16 * 8 * 2048**2
+    assert kernel_variants.peak_bytes(16, 8, 2048) == 7 * 4 * 16 * 8 * 2048**2
     # never compiled, never recorded as a graph, which would keep its matrices
     assert all(set(case.eager) == {"torch", "eager"} for case in made)
 
@@ -387,7 +387,7 @@ def test_gated_ops_are_timed_by_a_child_and_again_without_fla(monkeypatch: pytes
     monkeypatch.setattr(kernels, "ceilings", lambda device: LIMITS)
     monkeypatch.setattr(kernels, "rows_of_child", child)
     monkeypatch.setattr(kernels, "_timed_case", timed)
-    monkeypatch.setattr(kernels.kernel_variants, "failure", lambda *_: None)
+    monkeypatch.setattr(kernel_variants, "failure", lambda *_: None)
     monkeypatch.setattr(torch.cuda, "empty_cache", lambda: None)
     said: list[str] = []
     _, rows = kernels.run(["wall_kv"], torch.device("meta"), rounds=3, tell=said.append)

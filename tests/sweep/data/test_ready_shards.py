@@ -10,6 +10,7 @@ import pytest
 from atma_sweep.sweep.config import DataConfig
 from atma_sweep.sweep.data import corpora, prepare
 from atma_sweep.sweep.data.corpora import open_corpus
+from atma_sweep.sweep.data.known import hub
 from atma_sweep.sweep.errors import MachineError
 from copies import published_shard
 from prepared import document, made, put, rederived, stream, told
