@@ -1,80 +1,69 @@
-"""The contrasts that a grid declares: read, checked against its axes, levels, probes and lengths."""
+"""The contrasts that a grid declares, and its rule for adding seeds (`stop`): checked against its axes, levels and lengths."""
 
 from __future__ import annotations
 
-import math
-from collections.abc import Iterable, Mapping
+import itertools
+from collections.abc import Collection, Iterable, Mapping, Sequence
 from typing import Any
 
+from pydantic_core import PydanticCustomError
+
 from ...results import metrics
-from ...results.contrasts import AVERAGE, Contrast
+from ...results.contrasts import Contrast, reference_level
+from ...results.stopping.stopping_rule import FIRST, Rule
 from ..errors import GridError
-from ..probes import PROBES, requested
+from ..probes import requested
 from .axes import AXES, level_text
 from .cell import Cell
-from .measures import own_metrics
-from .yaml_document import Document
+from .grid_file import ContrastKeys, StopKeys
+from .measures import check_measured, own_metrics
+from .yaml_document import Document, KeyPath
 
 KEY = "contrasts"
-KEYS = ("measure", "axis", "level", "reference", "within", "margin")
-NEEDED = ("measure", "axis", "level")
+STOP = "stop"
 EVALUATION = "eval."
 CALLED = {"measure": "metric", "axis": "contrast"}
 """Keys of a contrast by the names that they have under `stop`."""
 
 
-def read(document: Document, given: list[Any], known: Mapping[str, list[Any]]) -> tuple[Contrast, ...]:
-    """The contrasts of a grid file whose axes have these levels, those of `include` too. Raises GridError."""
+def read(document: Document, given: Sequence[ContrastKeys], known: Mapping[str, list[Any]]) -> tuple[Contrast, ...]:
+    """Return the contrasts of a grid file whose axes have these levels, those of `include` too. Raises GridError."""
     levels = levels_of(known)
     found: list[Contrast] = []
     for index, item in enumerate(given):
-        read = Item(document, (KEY, index), item, levels)
-        read.check_keys()
-        one = read.read()
+        one = _contrast(document, (KEY, index), item, levels)
         if one in found:
-            raise read.error("given twice; keep one of them")
+            raise document.error((KEY, index), "given twice; keep one of them")
         found.append(one)
     return tuple(found)
 
 
-def place(document: Document, index: int, *keys: str) -> tuple[str | int, ...]:
-    """Where the file says that of a grid's contrasts: in their list, or for the one that `stop` adds, there."""
+def place(document: Document, index: int, *keys: str) -> KeyPath:
+    """Return where the file has a grid's contrast: in their list, or for the one that `stop` adds, there."""
     given = document.data.get(KEY)
-    return (
-        (KEY, index, *keys)
-        if isinstance(given, list) and index < len(given)
-        else ("stop", *(CALLED[key] for key in keys))
-    )
+    if isinstance(given, list) and index < len(given):
+        return (KEY, index, *keys)
+    return (STOP, *(CALLED[key] for key in keys))
 
 
-def shown(keys: Iterable[str | int]) -> str:
-    """A place in the file as people write it: contrasts[0].within.memory."""
-    return "".join(f"[{key}]" if isinstance(key, int) else f".{key}" for key in keys)[1:]
-
-
-def check_lengths(document: Document, contrasts: Iterable[Contrast], cells: Iterable[Cell]) -> None:
-    """That every contrast is about a probe and a context length that some cell is evaluated at. Raises GridError."""
-    contrasts = list(contrasts)
-    if not contrasts:
-        return
-    settings = {str(cell.config.eval): cell.config.eval for cell in cells}
-    asked = {pair for config in settings.values() for pair in requested(config)}
+def check_lengths(document: Document, contrasts: Sequence[Contrast], cells: Iterable[Cell]) -> None:
+    """Raise GridError for a contrast about a probe or a context length that no cell is evaluated at."""
+    asked = requested_by(cells) if contrasts else ()
     for index, one in enumerate(contrasts):
-        lengths = sorted(length for probe, length in asked if probe == one.probe)
-        where = place(document, index, "measure")
-        line, key = document.line(*where), shown(where)
-        if not lengths and one.probe in PROBES:
-            probes = sorted({probe for probe, _ in asked})
-            raise GridError(
-                document.path, line, key, f"no cell runs the probe {one.probe} (eval.probes)", probes, one.probe
-            )
-        if lengths and one.length is not None and one.length not in lengths:
-            told = [f"{one.probe}.{one.metric}" + (f"@{length}" if length else "") for length in lengths]
-            raise GridError(document.path, line, key, f"no cell is evaluated at {one.measure} (eval.lengths)", told)
+        try:
+            check_measured(one.probe, one.metric, one.length, asked)
+        except PydanticCustomError as error:
+            raise document.located(error, *place(document, index, "measure")) from error
+
+
+def requested_by(cells: Iterable[Cell]) -> Collection[tuple[str, int]]:
+    """Return the probes and context lengths that some cell is evaluated at."""
+    configs = {id(cell.config.eval): cell.config.eval for cell in cells}
+    return {pair for config in configs.values() for pair in requested(config)}
 
 
 def canonical(axis: str, level: Any) -> str:
-    """A level as cells tell it: of two names for one thing (memory: on, gated_delta) the first."""
+    """Return a level as cells name it: of two names for one thing (memory: on, gated_delta) the first."""
     word = level_text(axis, level)
     if axis not in AXES:
         return word
@@ -83,121 +72,107 @@ def canonical(axis: str, level: Any) -> str:
 
 
 def levels_of(known: Mapping[str, list[Any]]) -> dict[str, dict[str, None]]:
-    """The levels of every axis as cells tell them, each once."""
+    """Return the levels of every axis as cells name them, each once."""
     return {axis: dict.fromkeys(canonical(axis, level) for level in some) for axis, some in known.items()}
 
 
-class Item:
-    """One contrast as it stands in the file. `called`: the keys that have another name there."""
+def _contrast(
+    document: Document, where: KeyPath, item: ContrastKeys, levels: Mapping[str, Mapping[str, None]]
+) -> Contrast:
+    """Return a contrast between levels of the grid; `where` it stands in the file. Raises GridError."""
 
-    def __init__(
-        self,
-        document: Document,
-        place: tuple[str | int, ...],
-        item: Any,
-        levels: Mapping[str, Mapping[str, None]],
-        called: Mapping[str, str] | None = None,
-    ) -> None:
-        self.document, self.place, self.item, self.levels = document, place, item, levels
-        self._called = called or {}
+    def error(problem: str, *keys: str, allowed: Iterable[str] = (), word: str | None = None) -> GridError:
+        names = (CALLED.get(key, key) for key in keys) if where[0] == STOP else keys
+        return document.error((*where, *names), problem, allowed, word)
 
-    def check_keys(self) -> None:
-        """That it has what a contrast needs, and nothing unknown. Raises GridError."""
-        if not isinstance(self.item, dict):
-            raise self.error(f"must map {', '.join(NEEDED)} and more, got {self.item!r}")
-        for key in self.item:
-            if key not in KEYS:
-                raise self.error("no such key", key, allowed=KEYS, word=key)
-        for key in NEEDED:
-            if self.item.get(key) is None:
-                raise self.error(f"lacks {key}; a contrast needs {', '.join(NEEDED)}")
-
-    def read(self) -> Contrast:
-        """The contrast. Raises GridError."""
-        probe, metric, length = self._measure()
-        axis = self._axis(self.item["axis"], "axis")
-        level = self._level(axis, self.item["level"], "level")
-        given = self.item.get("reference")
-        reference = None if given is None else self._level(axis, given, "reference")
-        if reference == level:
-            raise self.error(f"is the level {level} itself; a contrast needs two", "reference")
-        return Contrast(
-            probe=probe,
-            metric=metric,
-            length=length,
-            axis=axis,
-            level=level,
-            reference=reference,
-            within=self._within(axis),
-            margin=self._margin(),
-        )
-
-    def _measure(self) -> tuple[str, str, int | None]:
-        text = self.item["measure"]
-        name, at, place = str(text).partition("@")
-        probe, dot, metric = name.partition(".")
-        if not isinstance(text, str) or not dot:
-            raise self.error(f"must read probe.metric or probe.metric@length, got {text!r}", "measure")
-        if probe not in (known := [*PROBES, *metrics.OF_TRAINING]):
-            raise self.error(f"no probe {probe!r}", "measure", allowed=known, word=probe)
-        names = [one.name for one in own_metrics(probe)]
-        if metric not in names:
-            raise self.error(f"the probe {probe} has no metric {metric!r}", "measure", allowed=names, word=metric)
-        by_length = probe in PROBES and PROBES.load(probe).by_length
-        if by_length != bool(at):
-            needs = (
-                f"needs a context length: {name}@65536, or {name}@{AVERAGE}"
-                if by_length
-                else f"has no context length: {name}"
-            )
-            raise self.error(needs, "measure")
-        if not at or place == AVERAGE:
-            return probe, metric, None if at else 0
-        if not place.isdecimal() or not 0 < int(place) < 2**63:
-            raise self.error(f"the context length must be a whole number or {AVERAGE}, got {place!r}", "measure")
-        return probe, metric, int(place)
-
-    def _axis(self, name: Any, *where: str) -> str:
-        if not isinstance(name, str) or name not in self.levels:
-            raise self.error("not an axis of this grid", *where, allowed=self.levels, word=str(name))
+    def axis_of(name: Any, *keys: str) -> str:
+        if not isinstance(name, str) or name not in levels:
+            raise error("not an axis of this grid", *keys, allowed=levels, word=str(name))
         return name
 
-    def _level(self, axis: str, level: Any, *where: str) -> str:
+    def level_of(axis: str, level: Any, *keys: str) -> str:
         word = canonical(axis, level)
-        if word not in self.levels[axis]:
-            raise self.error(
-                f"no level {level!r} of {axis} in this grid", *where, allowed=self.levels[axis], word=str(level)
-            )
+        if word not in levels[axis]:
+            problem = f"no level {level!r} of {axis} in this grid"
+            raise error(problem, *keys, allowed=levels[axis], word=str(level))
         return word
 
-    def _within(self, axis: str) -> dict[str, str]:
-        given = self.item.get("within", {})
-        if not isinstance(given, dict):
-            raise self.error(f"must map axes to a level, got {given!r}", "within")
-        found = {}
-        for name, level in given.items():
-            if name == axis:
-                raise self.error("is the axis of the contrast itself", "within", name)
-            found[self._axis(name, "within", name)] = self._level(name, level, "within", name)
-        return found
+    axis = axis_of(item.axis, "axis")
+    level = level_of(axis, item.level, "level")
+    reference = None if item.reference is None else level_of(axis, item.reference, "reference")
+    if reference == level:
+        raise error(f"is the level {level} itself; a contrast needs two", "reference")
+    within = {}
+    for name, other in item.within.items():
+        if name == axis:
+            raise error("is the axis of the contrast itself", "within", name)
+        axis_of(name, "within", name)
+        within[name] = level_of(name, other, "within", name)
+    return Contrast(
+        probe=item.measure.probe, metric=item.measure.metric.name, length=item.measure.length,
+        axis=axis, level=level, reference=reference, within=within,
+        margin=None if item.margin is None else float(item.margin),
+    )  # fmt: skip
 
-    def _margin(self) -> float | None:
-        given = self.item.get("margin")
-        if given is None:
-            return None
-        number = given
-        if isinstance(given, str):
-            try:
-                number = float(given)
-            except ValueError:
-                number = None
-        if isinstance(number, bool) or not isinstance(number, int | float) or not 0 < number < math.inf:
-            raise self.error(
-                f"must be a number above 0, in the unit of the measure (0.05 is 5 points), got {given!r}", "margin"
-            )
-        return float(number)
 
-    def error(self, problem: str, *where: str, allowed: Iterable[str] = (), word: str | None = None) -> GridError:
-        """About the contrast, or one of its keys."""
-        keys = (*self.place, *(self._called.get(key, key) for key in where))
-        return GridError(self.document.path, self.document.line(*keys), shown(keys), problem, allowed, word)
+# --- stop -------------------------------------------------------------------------------------------------------------
+
+
+def read_stop(document: Document, given: StopKeys, known: Mapping[str, list[Any]], seeds: Sequence[int]) -> Rule:
+    """Return the rule of a grid file whose axes have these levels, those of `include` too, and whose cells all have these seeds.
+
+    Raises GridError.
+    """
+    contrast = _stop_contrast(document, given, levels_of(known))
+    first, most = _looks(document, given, len(seeds))
+    more = itertools.islice(itertools.count(max(seeds) + 1), most - len(seeds))
+    width = given.ci / 100 if given.ci is not None and given.metric.metric.percent else given.ci
+    return Rule(
+        contrast=contrast, width=width, sure=given.sure, seeds=(*seeds, *more), first=first, wave=given.wave,
+        spending=given.spending,
+    )  # fmt: skip
+
+
+def with_contrast(declared: Sequence[Contrast], rule: Rule, known: Mapping[str, list[Any]]) -> tuple[Contrast, ...]:
+    """Return the declared contrasts, and the rule's as the last one unless it is among them."""
+    levels = levels_of(known)
+    there = any(rule.about(one, one.reference or reference_level([*levels[one.axis]])) for one in declared)
+    return tuple(declared) if there else (*declared, rule.contrast)
+
+
+def about(contrast: Contrast) -> metrics.Metric:
+    """Return the description of the number that a contrast is about."""
+    return next(one for one in own_metrics(contrast.probe) if one.name == contrast.metric)
+
+
+def _stop_contrast(document: Document, given: StopKeys, levels: Mapping[str, Mapping[str, None]]) -> Contrast:
+    """Return the contrast of the rule, its level and reference filled in where the axis has two levels."""
+    axis, level, reference = given.contrast, given.level, given.reference
+    if isinstance(axis, str) and axis in levels:
+        known = [*levels[axis]]
+        reference = reference_level(known) if reference is None else canonical(axis, reference)
+        if level is None:
+            others = [word for word in known if word != reference]
+            if len(others) != 1:
+                problem = f"has the levels {', '.join(known)}; say which one with level"
+                raise document.error((STOP, "contrast"), problem)
+            level = others[0]
+    item = ContrastKeys.model_construct(
+        measure=given.metric, axis=axis, level=level, reference=reference, within=given.within
+    )
+    return _contrast(document, (STOP,), item, levels)
+
+
+def _looks(document: Document, given: StopKeys, seeds: int) -> tuple[int, int]:
+    """Return the seeds at the first look and at the last."""
+    first = given.min_seeds if given.min_seeds is not None else max(FIRST, seeds)
+    if first < seeds:
+        problem = f"is below the {seeds} seeds that every cell of the grid has; leave it out"
+        raise document.error((STOP, "min_seeds"), problem)
+    most = given.max_seeds
+    if most < first:
+        default = "" if "max_seeds" in given.model_fields_set else " (the default)"
+        what = f"the {first} seeds of the first look" if given.min_seeds is None else f"min_seeds: {first}"
+        problem = f"{most}{default} is below {what}; give max_seeds: {first} or more"
+        raise document.error((STOP, "max_seeds"), problem)
+    return first, most

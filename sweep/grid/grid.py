@@ -10,6 +10,8 @@ from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import Any
 
+from pydantic import ValidationError
+
 from ...grids import GRIDS as GRIDS
 from ...results.contrasts import Contrast
 from ...results.names import is_utf8, short, why_not
@@ -17,35 +19,19 @@ from ...results.stopping.stopping_rule import Rule
 from ...results.studies.search import Search
 from ..config import Plugin
 from ..errors import GridError
-from . import axes, contrasts, designs, named_levels, search_section, settings, stop_section, tuning
+from . import axes, contrasts, designs, named_levels, search_section, settings
 from .axes import level_text
 from .cell import Cell
 from .expansion import Combination, Expansion, Fingerprint
+from .grid_file import BASE_KEYS, GridFile
+from .grid_file import find_file as find_file
+from .grid_file import shipped as shipped
 from .named_corpus import Lookup
 from .named_levels import NamedLevels
 from .plugins import PluginLeft, cause_of, load_plugin
 from .settings import Layer, Setting
-from .yaml_document import Document, TooManyValues, load, value_of
+from .yaml_document import Document, KeyPath, TooManyValues, load, value_of
 
-GRID_KEYS = (
-    "name",
-    "description",
-    "extends",
-    "axes",
-    "levels",
-    "exclude",
-    "include",
-    "seeds",
-    "set",
-    "resources",
-    "plugins",
-    "contrasts",
-    "design",
-    "stop",
-    "search",
-    "tune",
-)
-BASE_KEYS = ("description", "extends", "set", "resources")
 SEED = "seed"
 """What a seed is called among the axes of an `exclude` rule."""
 MOST_CELLS = 20_000
@@ -85,7 +71,7 @@ class Grid:
     """When seeds beyond `seeds` are enough; None: no others are added."""
     search: Search | None = None
     """The study whose trials are the cells; None: a factorial."""
-    tune: tuning.Tune | None = None
+    tune: search_section.Tune | None = None
     """The studies that go before the factorial; None: none do."""
     tuned: Mapping[str, Mapping[str, Any]] = field(default_factory=dict)
     """By level of the axis that is tuned: the settings that its cells have."""
@@ -100,7 +86,7 @@ class Grid:
         expansion = self.expansion(fingerprint, prepared)
         if self.search is not None:
             return search_section.ends(
-                self.document, self.search, expansion, tuning.KEY if self.part else search_section.KEY
+                self.document, self.search, expansion, search_section.TUNE if self.part else search_section.KEY
             )
         cells: list[Cell] = []
         seen: dict[str, Cell] = {}
@@ -115,9 +101,7 @@ class Grid:
                     raise self._same(twin, cell, line)
                 cells.append(cell)
         if not cells:
-            raise GridError(
-                self.document.path, self.document.line("exclude"), "exclude", "drops every cell; nothing is left to run"
-            )
+            raise self.document.error(("exclude",), "drops every cell; nothing is left to run")
         # whoever asks for other lengths on the command line tries something out
         if not any(path.startswith(contrasts.EVALUATION) for path in self.command_line):
             contrasts.check_lengths(self.document, self.contrasts, cells)
@@ -134,7 +118,9 @@ class Grid:
             fingerprint=fingerprint,
             prepared=prepared,
             named=(self.named, self.besides),
-            varied="axes" if self.search is None else tuning.RANGES if self.part else search_section.RANGES,
+            varied="axes"
+            if self.search is None
+            else f"{search_section.TUNE if self.part else search_section.KEY}.ranges",
             settled={(self.tune.per, word): set_ for word, set_ in self.tuned.items()} if self.tune else {},
         )
 
@@ -159,7 +145,7 @@ class Grid:
                 named_levels.put(
                     layer,
                     axis,
-                    Setting(value, self.document.path, self.tune.line, tuning.KEY),
+                    Setting(value, self.document.path, self.tune.line, search_section.TUNE),
                     self.named,
                     self.besides,
                 )
@@ -183,7 +169,7 @@ class Grid:
         if line is not None:
             return GridError(self.document.path, line, "include", problem)
         axis = next(name for name, word in second.axes.items() if first.axes[name] != word)
-        return GridError(self.document.path, self.document.line("axes", axis), f"axes.{axis}", problem)
+        return self.document.error(("axes", axis), problem)
 
     def _combinations(self) -> Iterator[tuple[Combination, int | None]]:
         if self.axes or not self.include:
@@ -236,10 +222,8 @@ class Grid:
         sources = {"seeds": seeds, "include": included, **factors}
         largest = max(sources, key=lambda key: sources[key])
         dropped = ", those that exclude drops counted" if self.exclude else ""
-        raise GridError(
-            self.document.path,
-            self.document.line(*largest.split(".", 1)),
-            largest,
+        raise self.document.error(
+            tuple(largest.split(".", 1)),
             f"the grid has {cells:,} cells{dropped}; more than {most:,} are taken for a mistake, --cells {cells} allows them",
         )
 
@@ -252,27 +236,6 @@ def _first(rules: Iterable[Placed], word: Mapping[str, str]) -> int | None:
 def describe(words: Mapping[str, str], seed: int) -> str:
     """(attn_type=polar, memory=on, seed=0)."""
     return "(" + ", ".join([*(f"{name}={word}" for name, word in words.items()), f"seed={seed}"]) + ")"
-
-
-def find_file(name: str | Path, beside: Path | None = None, folder: str = "") -> Path | None:
-    """Resolves a grid or base: beside the asking file (or the working folder), then among the shipped ones."""
-    given = Path(name)
-    if not given.name:
-        return None
-    # A name with a folder in it means that folder, never a shipped file that happens to have the same name.
-    short = [Path(folder) / f"{given.name}.yaml"] if given.parent == Path() else []
-    for root in (beside or Path(), GRIDS):
-        for candidate in (given, given.with_name(given.name + ".yaml"), *short):
-            path = root / candidate
-            # unlike is_file, False too for a name that is too long
-            if os.path.isfile(path):
-                return path
-    return None
-
-
-def shipped(folder: str = "") -> list[str]:
-    """Names of the shipped grids, or of the bases with folder="base"."""
-    return sorted(path.stem for path in (GRIDS / folder).glob("*.yaml"))
 
 
 def load_grid(
@@ -288,264 +251,192 @@ def load_grid(
     if path is None:
         raise GridError(name, None, "", "no such grid file", shipped(), Path(name).stem)
     document = load(path)
-    search_section.check_no_pruner(document)
-    _check_keys(document, GRID_KEYS)
     # Plugins first: their mixers are levels that the rest of the file may name.
     plugins = tuple(_plugins(document))
-    layers = _layers(document)
-    made = named_levels.read(document)
-    found_axes = _axes(document, made)
-    included = _include(document, made)
-    every = _all_levels(found_axes, included)
-    besides = named_levels.besides(document, _section(document, named_levels.KEY, dict), every)
-    title = _text(document, "name")
-    if not title:
+    file = _validated(document)
+    layers = _layers(document, file)
+    made = named_levels.read(document, file.axes)
+    crossed = _axes(document, file.axes, made)
+    included = _include(document, file.include, made)
+    every = {axis: list(levels) for axis, levels in crossed.items()}
+    for rule, _ in included:
+        for axis, levels in rule.items():
+            every.setdefault(axis, []).extend(levels)
+    if not file.name:
         raise GridError(path, 1, "name", "is missing; give the sweep a name")
     if rename is not None and (why := why_not(rename)):
         raise GridError("--name", None, "", f"{short(rename)} {why}")
-    if rename is None and (why := why_not(title)):
-        raise GridError(path, document.line("name"), "name", f"{short(title)} {why}")
-    if sets and (rename is None or rename == title):
-        raise GridError("--set", None, "", f"a changed grid needs a name of its own: add --name, other than {title!r}")
-    seeds = _seeds(document)
+    if rename is None and (why := why_not(file.name)):
+        raise document.error(("name",), f"{short(file.name)} {why}")
+    if sets and (rename is None or rename == file.name):
+        raise GridError("--set", None, "", f"a changed grid needs a name of its own: add --name, other than {file.name!r}")  # fmt: skip
     grid = Grid(
-        name=rename or title,
-        description=_text(document, "description"),
+        name=rename or file.name,
+        description=file.description,
         document=document,
-        axes=found_axes,
+        axes=crossed,
         named=made,
-        besides=besides,
-        exclude=_exclude(document, found_axes, seeds),
+        besides=named_levels.besides(document, file.levels, every),
+        exclude=_exclude(document, file, crossed),
         include=included,
-        seeds=seeds,
+        seeds=file.seeds,
         layers=layers,
         command_line=_command_line(sets),
         plugins=plugins,
-        contrasts=contrasts.read(document, _section(document, contrasts.KEY, list), every),
+        contrasts=contrasts.read(document, file.contrasts, every),
     )
     allowed = MOST_CELLS if most is None else most
     grid.check_size(allowed)
-    if search_section.KEY in document.data:
-        return replace(
-            grid, search=search_section.read(document, _section(document, search_section.KEY, dict), grid.seeds)
-        )
-    if tuning.KEY in document.data:
-        asked = _section(document, tuning.KEY, dict)
-        grid = replace(grid, tune=tuning.read(document, asked, every, grid.name, made, besides))
-    if stop_section.KEY in document.data:
-        rule = stop_section.read(document, _section(document, stop_section.KEY, dict), every, grid.seeds)
-        grid = replace(grid, stop=rule, contrasts=stop_section.with_contrast(grid.contrasts, rule, every))
+    if file.search is not None:
+        if len(grid.seeds) > 1:
+            raise document.error(("seeds",), "a trial is one cell, so that a study has one seed; give seeds: [0]")
+        return replace(grid, search=file.search.search())
+    if file.tune is not None:
+        tune = search_section.read_tune(document, file.tune, every, grid.name, made, grid.besides)
+        grid = replace(grid, tune=tune)
+    if file.stop is not None:
+        rule = contrasts.read_stop(document, file.stop, every, grid.seeds)
+        grid = replace(grid, stop=rule, contrasts=contrasts.with_contrast(grid.contrasts, rule, every))
         grid.check_size(allowed)
-    return replace(grid, chosen=_design(grid)) if designs.KEY in document.data else grid
+    if file.design is not None:
+        chosen = designs.read(document, file.design, grid.axes, grid.exclude, grid.contrasts)
+        grid = replace(grid, chosen=chosen)
+    return grid
 
 
-def _design(grid: Grid) -> designs.Chosen:
-    texts = {name: [level_text(name, level) for level in levels] for name, levels in grid.axes.items()}
-    asked = _section(grid.document, designs.KEY, dict)
-    return designs.read(grid.document, asked, grid.axes, grid.exclude, texts, grid.contrasts)
+def _validated(document: Document) -> GridFile:
+    """Return the file's keys, checked. Raises GridError."""
+    try:
+        return GridFile.model_validate(document.data)
+    except ValidationError as error:
+        raise document.located(error) from error
 
 
-def _check_keys(document: Document, allowed: Sequence[str]) -> None:
-    for key in document.data:
-        if key not in allowed:
-            raise GridError(document.path, document.line(key), key, "no such key", allowed, key)
-
-
-def _text(document: Document, key: str) -> str:
-    value = document.data.get(key, "")
-    if not isinstance(value, str):
-        raise GridError(document.path, document.line(key), key, f"must be text, got {value!r}")
-    return value
-
-
-def _section(document: Document, key: str, kind: type[dict[Any, Any]] | type[list[Any]]) -> Any:
-    value = document.data.get(key)
-    if value is None and key not in document.data:
-        return kind()
-    if not isinstance(value, kind):
-        words = "a mapping" if kind is dict else "a list"
-        raise GridError(document.path, document.line(key), key, f"must be {words}, got {value!r}")
-    return value
-
-
-def _layers(document: Document, seen: tuple[Path, ...] = ()) -> list[Layer]:
-    """The base chain, oldest first, and the file's own `set` and `resources` as one last layer."""
+def _layers(document: Document, file: GridFile, seen: tuple[Path, ...] = ()) -> list[Layer]:
+    """Return the base chain, oldest first, and the file's own `set` and `resources` as one last layer."""
     layers: list[Layer] = []
-    parent = _text(document, "extends")
-    if parent:
-        line = document.line("extends")
-        path = find_file(parent, document.path.parent, "base")
+    if file.extends:
+        path, here = find_file(file.extends, document.path.parent, "base"), document.path.resolve()
         if path is None:
-            raise GridError(document.path, line, "extends", f"no base {parent!r}", shipped("base"), parent)
-        if path.resolve() in (*seen, document.path.resolve()):
-            raise GridError(document.path, line, "extends", f"base {parent!r} extends itself")
+            raise document.error(("extends",), f"no base {file.extends!r}", shipped("base"), file.extends)
+        if path.resolve() in (*seen, here):
+            raise document.error(("extends",), f"base {file.extends!r} extends itself")
         base = load(path)
-        _check_keys(base, BASE_KEYS)
-        layers = _layers(base, (*seen, document.path.resolve()))
+        for key in base.data:
+            if key not in BASE_KEYS:
+                raise base.error((key,), "no such key", BASE_KEYS, key)
+        layers = _layers(base, _validated(base), (*seen, here))
     own: Layer = {}
-    for section, prefix in (("set", ""), ("resources", "resources.")):
-        for path_, value, line, written in settings.flatten(_section(document, section, dict), document, (section,)):
+    for section, prefix, tree in (("set", "", file.set), ("resources", "resources.", file.resources)):
+        for path_, value, line, written in settings.flatten(tree, document, (section,)):
             settings.add(own, prefix + path_, Setting(value, document.path, line, f"{section}.{written}"))
     return [*layers, own]
 
 
 def _check_axis(document: Document, made: NamedLevels, name: str, *where: str | int) -> None:
+    """Raise GridError for an axis that is none of the five, of the file's own, or the path of a setting."""
     if name in axes.AXES or name in made:
         return
-    wrong = settings.unknown(name)
-    if wrong:
-        problem, allowed, word = (
-            wrong
-            if "." in name or name in settings.COMPUTED
-            else ("no such axis", [*axes.AXES, *made, "or a config path such as train.muon_lr"], name)
-        )
-        raise GridError(document.path, document.line(*where), _shown(where), problem, allowed, word)
+    if "." not in name and name not in settings.COMPUTED and settings.unknown(name):
+        allowed = [*axes.AXES, *made, "or a config path such as train.muon_lr"]
+        raise document.error(where, "no such axis", allowed, name)
+    if wrong := settings.unknown(name):
+        raise document.error(where, *wrong)
 
 
-def _shown(where: Sequence[str | int]) -> str:
-    """A place in the file as people write it: include[0].memory."""
-    return "".join(f"[{part}]" if isinstance(part, int) else f".{part}" for part in where)[1:]
-
-
-def _check_level(document: Document, made: NamedLevels, name: str, level: Any, *where: str | int) -> None:
+def _check_level(
+    document: Document, made: NamedLevels, name: str, level: Any, where: KeyPath, *, below: KeyPath = ()
+) -> None:
+    """Raise GridError for a level that an axis does not have; those of a setting are checked with its cells."""
     if name in axes.AXES or name in made:
         levels = made[name] if name in made else axes.AXES[name].levels()
         if level_text(name, level) not in levels:
-            raise GridError(
-                document.path,
-                document.line(*where),
-                f"axes.{name}" if where[0] == "axes" else _shown(where),
-                f"no level {level!r}",
-                levels,
-                str(level),
-            )
+            raise document.error(where, f"no level {level!r}", levels, str(level), below=below)
 
 
-def _axes(document: Document, made: NamedLevels) -> dict[str, list[Any]]:
+def _axes(document: Document, given: Mapping[str, Any], made: NamedLevels) -> dict[str, list[Any]]:
+    """Return the levels of every axis. Raises GridError."""
     found: dict[str, list[Any]] = {}
-    for name, levels in _section(document, "axes", dict).items():
+    for name, levels in given.items():
         if name in made:
             found[name] = [*made[name]]
             continue
-        _check_axis(document, made, name, "axes", name)
-        line = document.line("axes", name)
+        where = ("axes", name)
+        _check_axis(document, made, name, *where)
         if not isinstance(levels, list):
-            raise GridError(document.path, line, f"axes.{name}", f"must be a list of levels, got {levels!r}")
+            raise document.error(where, f"must be a list of levels, got {levels!r}")
         if not levels:
-            raise GridError(document.path, line, f"axes.{name}", "has no levels; give at least one, or remove the axis")
+            raise document.error(where, "has no levels; give at least one, or remove the axis")
         seen: set[str] = set()
         for index, level in enumerate(levels):
-            _check_level(document, made, name, level, "axes", name, index)
+            _check_level(document, made, name, level, where, below=(index,))
             word = level_text(name, level)
             if word in seen:
-                line = document.line("axes", name, index)
-                raise GridError(document.path, line, f"axes.{name}", f"level {word!r} given twice")
+                raise document.error(where, f"level {word!r} given twice", below=(index,))
             seen.add(word)
         found[name] = levels
     return found
 
 
-def _rules(document: Document, key: str) -> Iterator[tuple[int, dict[str, list[Any]]]]:
-    for index, rule in enumerate(_section(document, key, list)):
-        if not isinstance(rule, dict) or not rule:
-            raise GridError(
-                document.path, document.line(key, index), f"{key}[{index}]", f"must map axes to levels, got {rule!r}"
-            )
-        yield index, {name: level if isinstance(level, list) else [level] for name, level in rule.items()}
-
-
-def _exclude(document: Document, known: Mapping[str, list[Any]], seeds: Sequence[int]) -> list[dict[str, list[str]]]:
+def _exclude(document: Document, file: GridFile, crossed: Mapping[str, list[Any]]) -> list[dict[str, list[str]]]:
+    """Return the rules of `exclude`, in words of levels. Raises GridError."""
     rules = []
-    texts = {name: dict.fromkeys(level_text(name, level) for level in levels) for name, levels in known.items()}
-    for index, rule in _rules(document, "exclude"):
+    texts = {name: dict.fromkeys(level_text(name, level) for level in levels) for name, levels in crossed.items()}
+    for index, rule in enumerate(file.exclude):
         for name, levels in rule.items():
-            line = document.line("exclude", index, name)
+            where = ("exclude", index, name)
             if name == SEED:
-                _check_seeds(document, index, levels, seeds)
+                _check_seeds(document, where, levels, file.seeds)
                 continue
-            if name not in known:
-                raise GridError(
-                    document.path, line, f"exclude[{index}].{name}", "not an axis of this grid", [*known, SEED], name
-                )
+            if name not in crossed:
+                raise document.error(where, "not an axis of this grid", [*crossed, SEED], name)
             for level in levels:
                 if level_text(name, level) not in texts[name]:
-                    raise GridError(
-                        document.path,
-                        line,
-                        f"exclude[{index}].{name}",
-                        f"no level {level!r} in this grid",
-                        texts[name],
-                        str(level),
-                    )
+                    raise document.error(where, f"no level {level!r} in this grid", texts[name], str(level))
         rules.append({name: [level_text(name, level) for level in levels] for name, levels in rule.items()})
     return rules
 
 
-def _check_seeds(document: Document, index: int, named: Sequence[Any], seeds: Sequence[int]) -> None:
-    where = document.line("exclude", index, SEED), f"exclude[{index}].{SEED}"
-    for key in (designs.KEY, stop_section.KEY):
+def _check_seeds(document: Document, where: KeyPath, named: Sequence[Any], seeds: Sequence[int]) -> None:
+    """Raise GridError for seeds of an `exclude` rule that the grid does not have, or that it cannot drop."""
+    for key in (designs.KEY, contrasts.STOP):
         if key in document.data:
-            raise GridError(
-                document.path, *where, f"does not go with {key}, which has the same seeds for all; leave one out"
-            )
+            raise document.error(where, f"does not go with {key}, which has the same seeds for all; leave one out")
     for seed in named:
         if not isinstance(seed, int) or isinstance(seed, bool) or seed not in seeds:
             few = [str(one) for one in itertools.islice(seeds, 20)]
-            raise GridError(document.path, *where, f"no seed {seed!r} in this grid", few)
+            raise document.error(where, f"no seed {seed!r} in this grid", few)
 
 
-def _include(document: Document, made: NamedLevels) -> list[tuple[dict[str, list[Any]], int]]:
-    found = []
-    for index, rule in _rules(document, "include"):
+def _include(
+    document: Document, rules: Sequence[dict[str, list[Any]]], made: NamedLevels
+) -> list[tuple[dict[str, list[Any]], int]]:
+    """Return the rules of `include` with their lines. Raises GridError."""
+    for index, rule in enumerate(rules):
         for name, levels in rule.items():
-            _check_axis(document, made, name, "include", index, name)
+            where = ("include", index, name)
+            _check_axis(document, made, name, *where)
             for level in levels:
-                _check_level(document, made, name, level, "include", index, name)
-        found.append((rule, document.line("include", index)))
-    return found
-
-
-def _all_levels(
-    crossed: Mapping[str, list[Any]], included: Sequence[tuple[Mapping[str, list[Any]], int]]
-) -> dict[str, list[Any]]:
-    """Every level that a cell of the grid may stand at, by axis."""
-    found = {name: list(levels) for name, levels in crossed.items()}
-    for rule, _ in included:
-        for name, levels in rule.items():
-            found.setdefault(name, []).extend(levels)
-    return found
-
-
-def _seeds(document: Document) -> Sequence[int]:
-    value = document.data.get("seeds", 1)
-    line = document.line("seeds")
-    if isinstance(value, int) and not isinstance(value, bool):
-        if value < 1:
-            raise GridError(document.path, line, "seeds", f"must be at least 1, got {value}")
-        return range(value)
-    whole = isinstance(value, list) and all(isinstance(s, int) and not isinstance(s, bool) and s >= 0 for s in value)
-    if not whole or not value or len(set(value)) < len(value):
-        raise GridError(
-            document.path, line, "seeds", f"must be a count or a list of different whole numbers, got {value!r}"
-        )
-    if max(value) > MOST_SEED:
-        raise GridError(document.path, line, "seeds", f"must be at most {MOST_SEED}, got {max(value)}")
-    return list(value)
+                _check_level(document, made, name, level, where)
+    return [(rule, document.line("include", index)) for index, rule in enumerate(rules)]
 
 
 def _plugins(document: Document) -> Iterator[Plugin]:
-    for index, name in enumerate(_section(document, "plugins", list)):
-        line = document.line("plugins", index)
+    """Import the plugin files that a grid names. Raises GridError."""
+    given = document.data.get("plugins", [])
+    for index, name in enumerate(given if isinstance(given, list) else []):
         path = document.path.parent / str(name)
         if not os.path.isfile(path):
             near = sorted(p.name for p in document.path.parent.glob("*.py"))
-            raise GridError(document.path, line, "plugins", f"no file {name!r} beside the grid", near, str(name))
+            problem = f"no file {name!r} beside the grid"
+            raise document.error(("plugins",), problem, near, str(name), below=(index,))
         try:
             yield load_plugin(path.resolve())
         except PluginLeft as error:
-            raise GridError(document.path, line, "plugins", str(error)) from error
+            raise document.error(("plugins",), str(error), below=(index,)) from error
         except Exception as error:
-            raise GridError(document.path, line, "plugins", f"{name} cannot be loaded: {cause_of(error)}") from error
+            problem = f"{name} cannot be loaded: {cause_of(error)}"
+            raise document.error(("plugins",), problem, below=(index,)) from error
 
 
 def parse_value(text: str) -> Any:

@@ -18,10 +18,9 @@ from collections.abc import Mapping, Sequence
 from typing import Any
 
 from ..config import CellConfig
-from ..errors import GridError
 from . import axes, settings
 from .settings import Layer, Setting
-from .yaml_document import Document
+from .yaml_document import Document, KeyPath, shown
 
 KEY = "levels"
 NAME = re.compile(r"[a-z][a-z0-9_]*")
@@ -34,34 +33,29 @@ NamedLevels = Mapping[str, Mapping[str, Layer]]
 """Axis -> level -> what it sets."""
 
 
-def read(document: Document) -> NamedLevels:
-    """The axes of a grid file whose levels are mappings. Raises GridError for what cannot be one."""
-    given = document.data.get("axes")
-    return (
-        {
-            name: _levels(document, name, levels)
-            for name, levels in given.items()
-            if isinstance(levels, Mapping) and name not in axes.AXES and "." not in str(name)
-        }
-        if isinstance(given, Mapping)
-        else {}
-    )
+def read(document: Document, given: Mapping[str, Any]) -> NamedLevels:
+    """Return the axes of a grid file whose levels are mappings. Raises GridError for what cannot be one."""
+    return {
+        name: _levels(document, name, levels)
+        for name, levels in given.items()
+        if isinstance(levels, Mapping) and name not in axes.AXES and "." not in name
+    }
 
 
-def besides(document: Document, given: Mapping[Any, Any], known: Mapping[str, Sequence[Any]]) -> NamedLevels:
-    """What the grid's `levels` say, by axis and level of those that it has. Raises GridError."""
+def besides(document: Document, given: Mapping[str, Any], known: Mapping[str, Sequence[Any]]) -> NamedLevels:
+    """Return what the grid's `levels` say, by axis and level of those that it has. Raises GridError."""
     found: dict[str, dict[str, Layer]] = {}
     for axis, levels in given.items():
         words = [axes.level_text(axis, level) for level in known.get(axis, ())]
         if not words:
-            raise GridError(document.path, document.line(KEY, axis), f"{KEY}.{axis}", "not an axis of this grid", known, str(axis))  # fmt: skip
+            raise document.error((KEY, axis), "not an axis of this grid", known, axis)
         if not isinstance(levels, Mapping):
-            raise GridError(document.path, document.line(KEY, axis), f"{KEY}.{axis}", f"must map levels to settings, got {levels!r}")  # fmt: skip
+            raise document.error((KEY, axis), f"must map levels to settings, got {levels!r}")
         found[axis] = {}
         for level, sets in levels.items():
             word = axes.level_text(axis, level)
             if word not in words:
-                raise GridError(document.path, document.line(KEY, axis, level), f"{KEY}.{axis}", f"no level {level!r} in this grid", words, word)  # fmt: skip
+                raise document.error((KEY, axis), f"no level {level!r} in this grid", words, word, below=(level,))
             found[axis][word] = _layer(document, sets, (KEY, axis, level))
     return found
 
@@ -83,30 +77,26 @@ def paths(axis: str, named: NamedLevels, besides: NamedLevels) -> set[str]:
     return {path for levels in (own, besides.get(axis, {})) for sets in levels.values() for path in sets}
 
 
-def _levels(document: Document, name: Any, levels: Mapping[Any, Any]) -> dict[str, Layer]:
-    def wrong(problem: str, *where: Any) -> GridError:
-        key = ".".join(map(str, ("axes", name, *where)))
-        return GridError(document.path, document.line("axes", name, *where), key, problem)
-
-    if not isinstance(name, str) or not NAME.fullmatch(name):
-        raise wrong(f"an axis whose levels are named here has {RULE}, got {name!r}")
+def _levels(document: Document, name: str, levels: Mapping[str, Any]) -> dict[str, Layer]:
+    """Return what each level of an axis of the file's own sets. Raises GridError."""
+    where = ("axes", name)
+    if not NAME.fullmatch(name):
+        raise document.error(where, f"an axis whose levels are named here has {RULE}, got {name!r}")
     if name in TAKEN:
-        raise wrong("has a meaning already; give the axis another name")
+        raise document.error(where, "has a meaning already; give the axis another name")
     if not levels:
-        raise wrong("has no levels; give at least one, or remove the axis")
-    found: dict[str, Layer] = {}
-    for level, sets in levels.items():
-        if not isinstance(level, str) or not LEVEL.fullmatch(level):
-            raise wrong(f"a level's name has {LEVEL_RULE}, got {level!r}", level)
-        found[level] = _layer(document, sets, ("axes", name, level))
-    return found
+        raise document.error(where, "has no levels; give at least one, or remove the axis")
+    for level in levels:
+        if not LEVEL.fullmatch(level):
+            raise document.error((*where, level), f"a level's name has {LEVEL_RULE}, got {level!r}")
+    return {level: _layer(document, sets, (*where, level)) for level, sets in levels.items()}
 
 
-def _layer(document: Document, sets: Any, where: tuple[str | int, ...]) -> Layer:
-    key = ".".join(map(str, where))
+def _layer(document: Document, sets: Any, where: KeyPath) -> Layer:
+    """Return the settings of one level. Raises GridError."""
     if not isinstance(sets, Mapping):
-        raise GridError(document.path, document.line(*where), key, f"must map settings to values ({{}} for none), got {sets!r}")  # fmt: skip
+        raise document.error(where, f"must map settings to values ({{}} for none), got {sets!r}")
     layer: Layer = {}
     for path, value, line, written in settings.flatten(sets, document, where):
-        settings.add(layer, path, Setting(value, document.path, line, f"{key}.{written}"))
+        settings.add(layer, path, Setting(value, document.path, line, f"{shown(where)}.{written}"))
     return layer

@@ -133,12 +133,7 @@ def flatten(
         if isinstance(value, Mapping):
             inner = list(flatten(value, document, here))
             if not value:
-                raise GridError(
-                    document.path,
-                    document.line(*here),
-                    ".".join(map(str, here)),
-                    "is empty; remove it or give it a value",
-                )
+                raise document.error(here, "is empty; remove it or give it a value")
             for path, leaf, line, written in inner:
                 yield f"{key}.{path}", leaf, line, f"{key}.{written}"
         else:

@@ -6,11 +6,13 @@ later. Tags other than the plain ones (`!!str`, `!!int`, `!!seq` ...) are refuse
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+from collections.abc import Iterable, Iterator
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
+from pydantic import ValidationError
+from pydantic_core import PydanticCustomError
 from ruamel.yaml import YAML
 from ruamel.yaml.composer import Composer
 from ruamel.yaml.error import MarkedYAMLError, YAMLError
@@ -50,6 +52,44 @@ class Document:
             if keys[:end] in self.lines:
                 return self.lines[keys[:end]]
         return 1
+
+    def error(
+        self, where: KeyPath, problem: str, allowed: Iterable[str] = (), word: str | None = None, *, below: KeyPath = ()
+    ) -> GridError:
+        """Return the error about a key, at its line or at the line of a key `below` it; `word` may be a misspelling."""
+        return GridError(self.path, self.line(*where, *below), shown(where), problem, allowed, word)
+
+    def located(self, error: ValidationError | PydanticCustomError, *prefix: str | int) -> GridError:
+        """Return an error of pydantic, the first of several, at the line of its location below `prefix`."""
+        if isinstance(error, PydanticCustomError):
+            where, context = prefix, error.context
+        else:
+            first = error.errors(include_url=False)[0]
+            where, context = (*prefix, *first["loc"]), first.get("ctx")
+            if first["type"] in KINDS:
+                return self.error(where, f"{KINDS[first['type']]}, got {first['input']!r}")
+        assert context is not None
+        return self.error((*where, *context["where"]), context["problem"], context["allowed"], context["word"])
+
+
+KINDS = {
+    "dict_type": "must be a mapping",
+    "list_type": "must be a list",
+    "string_type": "must be text",
+    "bool_type": "must be true or false",
+}
+"""pydantic's types of errors in a grid's words; all others are raised by `wrong`."""
+
+
+def shown(where: KeyPath) -> str:
+    """Return a place in the file as people write it: contrasts[0].within.memory."""
+    return "".join(f"[{part}]" if isinstance(part, int) else f".{part}" for part in where).removeprefix(".")
+
+
+def wrong(problem: str, *where: str | int, allowed: Iterable[str] = (), word: str | None = None) -> PydanticCustomError:
+    """Return the error that a validator raises, about the key `where` below the one that it validates."""
+    context = {"problem": problem, "where": where, "allowed": list(allowed), "word": word}
+    return PydanticCustomError("grid", "{problem}", context)
 
 
 class TooManyValues(YAMLError):

@@ -12,8 +12,8 @@ from ...results.stopping.interim_analysis import Looked, finished, looked_at
 from ...results.store.records import Attempt
 from ...results.store.store import Store
 from ..executors.executor import Tell
-from ..grid import stop_section
 from ..grid.cell import Cell
+from ..grid.contrasts import about
 from ..grid.grid import Grid
 from ..planning import cost_estimate, planner, replicates
 from ..planning.cost_estimate import Prices
@@ -50,7 +50,7 @@ class Seeds:
         self._grid, self._rule, self._store, self._fence = grid, grid.stop, store, fence
         self._plan, self._prices, self._allowed, self._tell = plan, prices, allowed, tell
         self._needed = replicates.contrast_cells(grid, cells)
-        self._metric = stop_section.about(self._rule.contrast)
+        self._metric = about(self._rule.contrast)
         mine = {one.id for one in replicates.at_seeds(self._needed, self._rule.seeds)}
         self._pending = {cell.id for cell in cells if cell.id in mine}
         """Cells of the contrast that are not known to be finished."""

@@ -57,6 +57,10 @@ WRONG = {
         "contrasts:\n  - {measure: val.val_loss, axis: memory, level: on, within: {memory: on}}\n",
         "5: contrasts[0].within.memory: is the axis of the contrast itself",
     ),
+    "axis of within": (
+        "contrasts:\n  - {measure: val.val_loss, axis: memory, level: on, within: {atn_type: polar}}\n",
+        "5: contrasts[0].within.atn_type: not an axis of this grid; allowed: attn_type, memory; did you mean 'attn_type'?",
+    ),
     "probe": (
         "contrasts:\n  - {measure: neadle.digit_accuracy@1024, axis: memory, level: on}\n",
         "no probe 'neadle'; allowed: val, clean, junk, needle,",

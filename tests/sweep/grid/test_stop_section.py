@@ -33,7 +33,7 @@ WRONG = {
     "within": ("stop: {contrast: memory, within: {attn_type: fox}, metric: val_loss, ci: 1}\n", "4: stop.within.attn_type: no level 'fox'"),
     "metric": ("stop: {contrast: memory, metric: vall_loss, ci: 1}\n", "4: stop.metric: no probe and no number is called 'vall_loss'; allowed: val, clean,"),
     "several": ("stop: {contrast: memory, metric: nats@1024, ci: 1}\n", "4: stop.metric: several probes have a number 'nats'; allowed: clean.nats, junk.nats,"),
-    "no such metric": ("stop: {contrast: memory, metric: clean.nat@1024, ci: 1}\n", "4: stop.metric: the probe clean has no number 'nat'"),
+    "no such metric": ("stop: {contrast: memory, metric: clean.nat@1024, ci: 1}\n", "4: stop.metric: the probe clean has no metric 'nat'"),
     "no length": ("stop: {contrast: memory, metric: needle, ci: 1}\n", "4: stop.metric: needs a context length: needle.digit_accuracy@65536"),
     "another length": ("stop: {contrast: memory, metric: needle@99, ci: 1}\n", "4: stop.metric: no cell is evaluated at needle.digit_accuracy@99 (eval.lengths)"),
     "ci": ("stop: {contrast: memory, metric: val_loss, ci: 0}\n", "4: stop.ci: must be the width of the interval in nats/token, above 0, got 0"),

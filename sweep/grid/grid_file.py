@@ -1,0 +1,586 @@
+"""Every key of a grid file: its type, its limits and its description, declared once.
+
+Reading, error messages, the JSON Schema (`grids/schema.json`) and what editors show of a key follow from these models. What
+needs several sections at once, such as the levels of a contrast, is checked by the module of that section.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import math
+import os
+from collections.abc import Callable, Iterable, Mapping, Sequence
+from dataclasses import dataclass
+from fractions import Fraction
+from pathlib import Path
+from typing import Annotated, Any, ClassVar, get_args
+
+from pydantic import (
+    BaseModel,
+    ConfigDict,
+    Field,
+    StrictBool,
+    ValidationInfo,
+    WithJsonSchema,
+    field_validator,
+    model_validator,
+)
+from pydantic.annotated_handlers import GetCoreSchemaHandler, GetJsonSchemaHandler
+from pydantic_core import CoreSchema, core_schema
+
+from ...grids import GRIDS
+from ...model.bounds import MAX_INT64
+from ...results.designs import regular_fractions
+from ...results.designs.design_option import METHODS
+from ...results.levels import level_word
+from ...results.names import NAME, RESERVED, RULE
+from ...results.stopping.stopping_rule import FIRST, MOST, MOST_SEEDS, OBRIEN_FLEMING, SPENDINGS
+from ...results.studies.search import Choice, Direction, Interval, Pruner, Range, Sampler, Search
+from . import axes, settings
+from .axes import level_text
+from .measures import Measure, measure
+from .yaml_document import wrong
+
+NUMBER = r"^[-+]?[0-9][0-9_]*(\.[0-9]*)?([eE][-+]?[0-9]+)?$"
+SWITCH = "^([Oo][Nn]|[Oo][Ff][Ff]|[Yy][Ee][Ss]|[Nn][Oo]|[Tt][Rr][Uu][Ee]|[Ff][Aa][Ll][Ss][Ee])$"
+SCALAR = {"type": ["string", "number", "boolean", "null"]}
+BASE_KEYS = ("description", "extends", "set", "resources")
+"""Keys of a base, which makes no cells by itself."""
+MOST_TRIALS = 10_000
+SAMPLERS, PRUNERS, DIRECTIONS = get_args(Sampler), get_args(Pruner), get_args(Direction)
+SEARCHED = ("model", "train")
+"""Sections of a config that make another cell, but for the text, which all trials share."""
+PRUNED = "val.val_loss"
+"""The number whose curve a pruner reads."""
+NOT_PRUNED = (
+    "a pruner ends cells by their validation loss on the way, which in the published sweep would have ended the best ones at retrieval "
+    "(docs/designs.md, Why a factorial grid is not pruned); cells of a factorial run to their end"
+)
+OF_FACTORIALS = ("axes", "levels", "exclude", "include", "design", "contrasts", "stop", "tune")
+"""Keys that are about the cells of a factorial grid."""
+RESOLUTIONS = {name: number for number, name in enumerate(regular_fractions.ROMAN) if number > 2}
+SIZES = ("fraction", "runs", "resolution")
+MODELS = {"main": 1, "two-way": 2}
+"""Interactions of how many axes are estimated, besides those that declared contrasts need."""
+
+
+def find_file(name: str | Path, beside: Path | None = None, folder: str = "") -> Path | None:
+    """Return the path of a grid or base: beside the asking file (or the working folder), then among the shipped ones."""
+    given = Path(name)
+    if not given.name:
+        return None
+    # A name with a folder in it means that folder, never a shipped file that happens to have the same name.
+    short = [Path(folder) / f"{given.name}.yaml"] if given.parent == Path() else []
+    for root in (beside or Path(), GRIDS):
+        for candidate in (given, given.with_name(given.name + ".yaml"), *short):
+            path = root / candidate
+            # unlike is_file, False too for a name that is too long
+            if os.path.isfile(path):
+                return path
+    return None
+
+
+def shipped(folder: str = "") -> list[str]:
+    """Return the names of the shipped grids, or of the bases with folder="base"."""
+    return sorted(path.stem for path in (GRIDS / folder).glob("*.yaml"))
+
+
+# --- types of values --------------------------------------------------------------------------------------------------
+
+
+@dataclass(frozen=True)
+class Checked:
+    """A validator with the JSON Schema of the values that it accepts; annotates a field in place of pydantic's own check."""
+
+    check: Callable[[Any], Any]
+    schema: Mapping[str, Any]
+
+    def __get_pydantic_core_schema__(self, source: Any, handler: GetCoreSchemaHandler) -> CoreSchema:
+        return core_schema.no_info_plain_validator_function(self.check)
+
+    def __get_pydantic_json_schema__(self, schema: CoreSchema, handler: GetJsonSchemaHandler) -> dict[str, Any]:
+        return dict(self.schema)
+
+
+def integer(least: int, most: int = MAX_INT64, limits: str = "") -> Checked:
+    """Accept whole numbers from `least` to `most`; `limits` says so in a message."""
+    limits = limits or f"from {least}" + (f" to {most}" if most < MAX_INT64 else "")
+
+    def check(value: Any) -> int:
+        if isinstance(value, bool) or not isinstance(value, int) or not least <= value <= most:
+            raise wrong(f"must be a whole number {limits}, got {value!r}")
+        return value
+
+    highest = {"maximum": most} if most < MAX_INT64 else {}
+    return Checked(check, {"type": "integer", "minimum": least, **highest})
+
+
+def number_of(value: Any, must: str, *, above: float = -math.inf) -> float:
+    """Return a finite number, also of one written as text; the message of the error begins with `must`."""
+    number = value
+    if isinstance(value, str):
+        with contextlib.suppress(ValueError):
+            number = float(value)
+    if isinstance(number, bool) or not isinstance(number, int | float) or not above < number < math.inf:
+        raise wrong(f"{must}, got {value!r}")
+    return number
+
+
+def number(must: str, *, above: float = -math.inf) -> Checked:
+    """Accept finite numbers above a bound, also as text, and null, which editors refuse."""
+    schema = {"type": ["number", "string"], "pattern": NUMBER}
+    return Checked(
+        lambda value: None if value is None else number_of(value, must, above=above),
+        schema if above == -math.inf else schema | {"exclusiveMinimum": above},
+    )
+
+
+def choice(key: str, words: Iterable[str], *, null: bool = False, default: str | None = None) -> Checked:
+    """Accept some words, and null where it means none, or (which editors refuse) the default."""
+    allowed = tuple(words)
+
+    def check(value: Any) -> str | None:
+        if value is None and (null or default):
+            return default
+        if value not in allowed:
+            raise wrong(f"no {key} {value!r}", allowed=allowed, word=str(value))
+        return str(value)
+
+    return Checked(check, {"enum": [*allowed, None] if null else [*allowed]})
+
+
+def _switch(value: Any) -> bool:
+    if level_word(value) not in ("on", "off"):
+        raise wrong(f"must be true or false, got {value!r}")
+    return level_word(value) == "on"
+
+
+def _levels_by_axis(value: Any) -> dict[str, Any]:
+    if not isinstance(value, Mapping):
+        raise wrong(f"must map axes to a level, got {value!r}")
+    return dict(value)
+
+
+def _rule(value: Any) -> dict[str, list[Any]]:
+    if not isinstance(value, dict) or not value:
+        raise wrong(f"must map axes to levels, got {value!r}")
+    return {name: level if isinstance(level, list) else [level] for name, level in value.items()}
+
+
+def _seeds(value: Any) -> Sequence[int]:
+    """Return the seeds of a count, or those of a list."""
+    if isinstance(value, int) and not isinstance(value, bool):
+        if value < 1:
+            raise wrong(f"must be at least 1, got {value}")
+        return range(value)
+    numbers = isinstance(value, list) and all(isinstance(s, int) and not isinstance(s, bool) and s >= 0 for s in value)
+    if not numbers or not value or len(set(value)) < len(value):
+        raise wrong(f"must be a count or a list of different whole numbers, got {value!r}")
+    return list(value)
+
+
+def _fraction(value: Any) -> Fraction:
+    """Return a share above 0 and below 1."""
+    try:
+        share = Fraction(0) if isinstance(value, bool) else Fraction(str(value).replace(" ", ""))
+    except (ValueError, ZeroDivisionError):
+        share = Fraction(0)
+    if not 0 < share < 1:
+        raise wrong(f"must be a share between 0 and 1 such as 1/4, got {value!r}")
+    return share.limit_denominator(1_000_000)
+
+
+def _resolution(value: Any) -> int:
+    number = RESOLUTIONS.get(str(value).upper(), value)
+    if isinstance(number, bool) or not isinstance(number, int) or number < 3:
+        raise wrong(f"must be III (main effects apart), IV, V or higher, got {value!r}", allowed=RESOLUTIONS)
+    return number
+
+
+def _objectives(value: Any) -> dict[str, Direction]:
+    """Return the direction of each number that a study searches for."""
+    names = list(value) if isinstance(value, list | Mapping) else [value]
+    if not all(isinstance(name, str) for name in names) or len(set(names)) < len(names):
+        raise wrong(f"must be a number such as val_loss, or map several to minimize or maximize, got {value!r}")
+    objectives: dict[str, Direction] = {}
+    for name, direction in (value if isinstance(value, Mapping) else dict.fromkeys(names)).items():
+        where = (name,) if isinstance(value, Mapping) else ()
+        target = measure(name, where=where)
+        if target.text in objectives:
+            raise wrong(f"{target.text} is given twice; keep one of them", *where)
+        if direction is None and target.metric.direction:
+            direction = "minimize" if target.metric.direction < 0 else "maximize"
+        if direction not in DIRECTIONS:
+            no = f"no direction {direction!r}" if direction is not None else "neither side of it is better by itself"
+            raise wrong(f"{no}; write objective: {{{target.text}: minimize}} or maximize", *where)
+        objectives[target.text] = direction
+    return objectives
+
+
+def _range(value: Any) -> IntervalKeys | list[Any]:
+    if not isinstance(value, Mapping | list):
+        raise wrong(f"must be {{low: .., high: ..}} or a list of levels, got {value!r}")
+    return value if isinstance(value, list) else IntervalKeys.model_validate(value)
+
+
+def _choice_of(path: str, levels: Sequence[Any]) -> Choice:
+    """Return the range of a list of levels."""
+    words = [level_text(path, level) for level in levels]
+    if len(set(words)) < max(2, len(words)):
+        raise wrong("needs two or more levels, all different; what does not vary goes into set", path)
+    if path in axes.AXES:
+        allowed = axes.AXES[path].levels()
+        for word in words:
+            if word not in allowed:
+                raise wrong(f"no level {word!r}", path, allowed=allowed, word=word)
+        return Choice(tuple(words))
+    if not all(level is None or isinstance(level, bool | int | float | str) for level in levels):
+        raise wrong(f"levels must be single values, got {levels!r}", path)
+    return Choice(tuple(levels))
+
+
+Scalar = Annotated[Any, WithJsonSchema(SCALAR)]
+AxisName = Annotated[Any, WithJsonSchema({"type": "string"})]
+LevelsByAxis = Annotated[dict[str, Any], Checked(_levels_by_axis, {"type": "object", "additionalProperties": SCALAR})]
+LEVELS = {"anyOf": [SCALAR, {"type": "array", "items": SCALAR}]}
+Rule = Annotated[
+    dict[str, list[Any]], Checked(_rule, {"type": "object", "minProperties": 1, "additionalProperties": LEVELS})
+]
+"""Axis -> levels."""
+SEED = {"type": "integer", "minimum": 0}
+SEEDS = {"anyOf": [{"type": "integer", "minimum": 1}, {"type": "array", "minItems": 1, "uniqueItems": True, "items": SEED}]}  # fmt: skip
+Seeds = Annotated[Sequence[int], Checked(_seeds, SEEDS)]
+Switch = Annotated[bool, Checked(_switch, {"type": ["boolean", "string"], "pattern": SWITCH})]
+Width = Annotated[
+    float | None, WithJsonSchema({"type": ["number", "string"], "pattern": NUMBER, "exclusiveMinimum": 0})
+]
+FullMeasure = Annotated[
+    Measure,
+    Checked(
+        lambda text: measure(text, short=False, average=True),
+        {"type": "string", "pattern": r"^[a-z][a-z0-9_]*\.[^@]+(@([0-9]+|avg))?$"},
+    ),
+]
+ShortMeasure = Annotated[
+    Measure,
+    Checked(
+        lambda text: measure(text, average=True), {"type": "string", "pattern": r"^[a-z][a-z0-9_.]*(@([0-9]+|avg))?$"}
+    ),
+]
+Margin = Annotated[
+    float | None, number("must be a number above 0, in the unit of the measure (0.05 is 5 points)", above=0)
+]
+Share = Annotated[
+    Fraction | None, Checked(_fraction, {"type": ["string", "number"], "pattern": r"^\s*[0-9.]+(\s*/\s*[0-9]+)?\s*$"})
+]
+Resolution = Annotated[
+    int | None,
+    Checked(_resolution, {"type": ["string", "integer"], "enum": [*RESOLUTIONS, *range(3, len(RESOLUTIONS) + 3)]}),
+]
+OBJECTIVES = [
+    {"type": "string"},
+    {"type": "array", "minItems": 1, "uniqueItems": True, "items": {"type": "string"}},
+    {"type": "object", "minProperties": 1, "additionalProperties": {"enum": list(DIRECTIONS)}},
+]
+Objectives = Annotated[dict[str, Direction], Checked(_objectives, {"anyOf": OBJECTIVES})]
+SamplerName = Annotated[Sampler, choice("sampler", SAMPLERS, default="tpe")]
+PrunerName = Annotated[Pruner | None, choice("pruner", PRUNERS, null=True)]
+Trials = Annotated[int, integer(1, MOST_TRIALS)]
+SeedCount = Annotated[int, integer(2, MOST_SEEDS)]
+
+
+# --- sections ---------------------------------------------------------------------------------------------------------
+
+
+class Section(BaseModel):
+    """A mapping of keys, each with its description below it."""
+
+    model_config = ConfigDict(frozen=True, extra="forbid", use_attribute_docstrings=True)
+    must: ClassVar[str] = "must be a mapping"
+    needs: ClassVar[str] = ""
+    lacking: ClassVar[tuple[Any, ...]] = (None,)
+
+    @model_validator(mode="before")
+    @classmethod
+    def _has_its_keys(cls, value: Any) -> Any:
+        """Refuse what is no mapping, unknown keys, and a required key that is not there (or one of `lacking`)."""
+        if not isinstance(value, Mapping):
+            raise wrong(f"{cls.must}, got {value!r}")
+        for name in value:
+            if name not in cls.model_fields:
+                raise wrong("no such key", name, allowed=cls.model_fields, word=name)
+        for name, field in cls.model_fields.items():
+            if field.is_required() and value.get(name) in cls.lacking:
+                raise wrong(f"lacks {name}; {cls.needs}")
+        return value
+
+
+class ContrastKeys(Section):
+    """One of the grid's `contrasts`."""
+
+    must = "must map measure, axis, level and more"
+    needs = "a contrast needs measure, axis, level"
+    measure: FullMeasure
+    """What is compared: probe.metric, probe.metric@LENGTH, or probe.metric@avg for the length-weighted average."""
+    axis: AxisName
+    """An axis of this grid."""
+    level: Scalar
+    """The level that is held against the reference."""
+    reference: Scalar = None
+    """The level that it is held against; by default off, baseline, else the axis's first."""
+    within: LevelsByAxis = {}
+    """Axis to level: only cells that stand there."""
+    margin: Margin = None
+    """The difference that would not matter, in the measure's own unit (0.05 of an accuracy is 5 points)."""
+
+
+class StopKeys(Section):
+    """The grid's `stop`."""
+
+    model_config = ConfigDict(json_schema_extra={"anyOf": [{"required": ["ci"]}, {"required": ["sure"]}]})
+    needs = "it needs contrast, metric, and ci or sure"
+    contrast: AxisName
+    """An axis of this grid, whose levels are compared."""
+    level: Scalar = None
+    """The level that is held against the reference; needed where the axis has more than two."""
+    reference: Scalar = None
+    """The level that it is held against; by default off, baseline, else the axis's first."""
+    within: LevelsByAxis = {}
+    """Axis to level: only cells that stand there."""
+    metric: ShortMeasure
+    """What is compared: probe.metric, probe.metric@LENGTH or probe.metric@avg; needle@65536 is the probe's main number."""
+    ci: Width = None
+    """Enough is an interval that is at most so wide, from end to end, in the unit that tables print: points of a share, nats of a loss."""
+    sure: Switch = False
+    """Enough is, too, an interval that leaves out zero."""
+    min_seeds: SeedCount = Field(
+        None, description=f"Seeds at the first look; by default {FIRST}, or as many as the grid's seeds."
+    )
+    max_seeds: SeedCount = Field(MOST, description=f"Seeds at the last look; by default {MOST}.")
+    wave: Annotated[int, integer(1, MOST_SEEDS)] = 1
+    """Seeds that are added between two looks."""
+    spending: Annotated[str, choice("spending", SPENDINGS)] = OBRIEN_FLEMING
+    """How the level of 5% is shared out among the looks: little at first, or about the same at each."""
+
+    @field_validator("ci", mode="before")
+    @classmethod
+    def _is_a_width(cls, value: Any, info: ValidationInfo) -> Any:
+        target = info.data.get("metric")
+        if target is None:
+            return value
+        unit = "points" if target.metric.percent else target.metric.unit
+        return number_of(value, f"must be the width of the interval in {unit}, above 0", above=0)
+
+    @model_validator(mode="after")
+    def _has_an_end(self) -> StopKeys:
+        if self.ci is None and not self.sure:
+            raise wrong("must say when it is enough: ci, how wide the interval may be, or sure: true")
+        return self
+
+
+class DesignKeys(Section):
+    """The grid's `design`."""
+
+    model_config = ConfigDict(json_schema_extra={"oneOf": [{"required": [name]} for name in SIZES]})
+    fraction: Share = None
+    """A share of them, such as 1/4: a regular fraction where there is one that keeps main effects apart, else d-optimal."""
+    runs: Annotated[int | None, integer(1, limits="of combinations, at least 1")] = None
+    """How many, d-optimal; a larger number takes all that a smaller one does, and more."""
+    resolution: Resolution = None
+    """The smallest regular fraction of that resolution: III (main effects apart from each other), IV (and from interactions of two axes), V (and these from each other)."""
+    method: Annotated[str | None, choice("method", METHODS)] = None
+    """regular: by products of axes with two levels; d-optimal: whichever cells tell most."""
+    model: Annotated[str, choice("model", MODELS)] = "main"
+    """What is estimated: main effects, or interactions of two axes too; in either case those that contrasts are about."""
+
+    @model_validator(mode="after")
+    def _has_one_size(self) -> DesignKeys:
+        if sum(name in self.model_fields_set for name in SIZES) != 1:
+            raise wrong(f"must give one of {', '.join(SIZES)}")
+        return self
+
+
+class IntervalKeys(Section):
+    """A range of numbers of `search` or `tune`."""
+
+    needs = "a range needs low and high"
+    low: Annotated[float, number("must be a number")]
+    high: Annotated[float, number("must be a number")]
+    log: StrictBool = False
+    step: Annotated[float | None, number("must be a number")] = None
+
+    @model_validator(mode="after")
+    def _is_a_range(self) -> IntervalKeys:
+        low, high, step = self.low, self.high, self.step
+        if low >= high:
+            raise wrong(f"low must be below high, got {low:g} and {high:g}")
+        if self.log and low <= 0:
+            raise wrong(f"an even spread in the logarithm needs low above 0, got {low:g}", "low")
+        if step is not None and self.log:
+            raise wrong("has log, and so no steps; leave one of them out", "step")
+        if step is not None and not 0 < step <= high - low:
+            raise wrong(f"must be above 0 and at most high - low, got {step:g}", "step")
+        return self
+
+    def interval(self, path: str) -> Interval:
+        """Return the range of the setting `path`, with whole ends where it takes whole numbers alone."""
+        kind = int if settings.is_whole(path) else float
+        ends = {name: end for name, end in self if name != "log" and end is not None}
+        for name, end in ends.items():
+            if end != kind(end):
+                raise wrong(f"{path} takes whole numbers, got {end:g}", path, name)
+        return Interval(**{name: kind(end) for name, end in ends.items()}, log=self.log)
+
+
+class SearchKeys(Section):
+    """The grid's `search`."""
+
+    needs = "a study needs objective and ranges"
+    lacking = (None, False, "", [], {})
+    sampler: SamplerName = "tpe"
+    """How trials are proposed: tpe (the default), random, cmaes (numbers alone), nsga2 (several objectives)."""
+    trials: Trials = 20
+    """How many there are in all; more later go on with the same study."""
+    objective: Objectives
+    """The number that is searched for, such as val_loss or needle@65536; several map to minimize or maximize."""
+    ranges: dict[str, Annotated[Any, Checked(_range, {})]]
+    """What varies, by setting of model or train or by axis: {low, high, log, step}, or a list of levels."""
+    pruner: PrunerName = None
+    """Ends trials whose validation loss falls behind: asha, median or hyperband; without it all run to their end."""
+    seed: Annotated[int, integer(0)] = 0
+    """Of the sampler's random numbers."""
+    startup: Trials = Field(None)
+    """Trials at random before tpe or cmaes begins."""
+    population: Annotated[int, integer(2, MOST_TRIALS)] = Field(None)
+    """Trials of a generation of cmaes or nsga2."""
+
+    @field_validator("ranges", mode="before")
+    @classmethod
+    def _are_of_settings(cls, value: Any) -> Any:
+        """Refuse ranges of what is no axis, and no setting of model or train."""
+        if not isinstance(value, Mapping):
+            raise wrong(f"must map settings to a range each, got {value!r}")
+        for path, levels in value.items():
+            if path in axes.AXES:
+                if isinstance(levels, Mapping):
+                    raise wrong("is no number; give a list of its levels", path, allowed=axes.AXES[path].levels())
+                continue
+            if (unknown := settings.unknown(path)) is not None:
+                problem, allowed, word = unknown
+                raise wrong(problem, path, allowed=[*allowed, *(axes.AXES if "." not in path else ())], word=word)
+            if path.partition(".")[0] not in SEARCHED:
+                problem = (
+                    "is the same for all trials, or makes no other cell; only settings of model and train are searched"
+                )
+                raise wrong(problem, path)
+        return value
+
+    @field_validator("ranges")
+    @classmethod
+    def _as_ranges(cls, value: dict[str, Any]) -> dict[str, Range]:
+        return {
+            path: ends.interval(path) if isinstance(ends, IntervalKeys) else _choice_of(path, ends)
+            for path, ends in value.items()
+        }
+
+    @model_validator(mode="after")
+    def _agree(self) -> SearchKeys:
+        """Refuse a sampler, its options or a pruner that do not suit the ranges and objectives."""
+        numbers, objectives = sum(isinstance(ends, Interval) for ends in self.ranges.values()), [*self.objective]
+        if self.sampler == "cmaes" and numbers < 2:
+            problem = f"cmaes searches two or more numbers at once, and {numbers} of these ranges has low and high; use tpe, or give such ranges"
+            raise wrong(problem, "sampler")
+        if self.sampler == "cmaes" and len(objectives) > 1:
+            raise wrong("cmaes has one objective; use tpe or nsga2 for several", "sampler")
+        if self.pruner is not None and len(objectives) > 1:
+            raise wrong("a pruner has one objective to judge by, and the study several; leave it out", "pruner")
+        if self.pruner is not None and self.objective != {PRUNED: "minimize"}:
+            problem = f"a pruner judges by the validation loss on the way, and the objective is {objectives[0]}; leave it out, or search for val_loss"
+            raise wrong(problem, "pruner")
+        for name, samplers in (("startup", ("tpe", "cmaes")), ("population", ("cmaes", "nsga2"))):
+            if name in self.model_fields_set and self.sampler not in samplers:
+                raise wrong(f"is a number of {' and '.join(samplers)}; the sampler is {self.sampler}", name)
+        return self
+
+    def search(self) -> Search:
+        """Return the study."""
+        options = {name: getattr(self, name) for name in ("startup", "population") if name in self.model_fields_set}
+        return Search(self.ranges, self.objective, self.sampler, self.trials, self.pruner, self.seed, options)
+
+
+class TuneKeys(SearchKeys):
+    """The grid's `tune`."""
+
+    model_config = ConfigDict(json_schema_extra={"required": ["per", "objective", "ranges"]})
+    per: AxisName = None
+    """The axis of this grid each of whose levels has a study of its own."""
+    trials: Trials = 20
+    """How many every level gets."""
+    at: LevelsByAxis = {}
+    """Where other axes stand meanwhile; without it where the base has them."""
+
+    @model_validator(mode="before")
+    @classmethod
+    def _is_not_pruned(cls, value: Any) -> Any:
+        if isinstance(value, Mapping) and value.get("pruner") is not None:
+            problem = f"every level gets the same compute, and a pruner would give each another; {NOT_PRUNED}"
+            raise wrong(problem, "pruner")
+        return value
+
+    @model_validator(mode="after")
+    def _has_one_objective(self) -> TuneKeys:
+        if len(self.objective) > 1:
+            raise wrong("the best of several objectives is not one setting; give one objective", "objective")
+        return self
+
+
+class GridFile(Section):
+    """A grid file; a base has the keys BASE_KEYS alone."""
+
+    name: str = Field("", description=f"Name of the sweep in the database: {RULE}; not {RESERVED}..., the paper's numbers.", json_schema_extra={"pattern": f"^(?!{RESERVED}){NAME.pattern}$"})  # fmt: skip
+    description: str = ""
+    extends: str = Field(
+        "", description=f"A base: {', '.join(shipped('base'))}, or a file of your own beside the grid."
+    )
+    axes: dict[str, Any] = {}
+    """Factors and their levels; the cells are all combinations, the last axis fastest."""
+    levels: dict[str, Any] = {}
+    """What a level of an axis sets besides: axis, level, settings."""
+    exclude: list[Rule] = []
+    """Drops the cells that match all keys of a rule; seed: [3, 4] is a key, too."""
+    include: list[Rule] = []
+    """Adds combinations, after exclude."""
+    seeds: Seeds = Field(1, validate_default=True)
+    """How many seeds (3 means 0, 1, 2), or which."""
+    set: dict[str, Any] = {}
+    """Settings of every cell, over those of the base."""
+    resources: dict[str, Any] = {}
+    plugins: list[Annotated[Any, WithJsonSchema({"type": "string"})]] = []
+    """Python files beside the grid that register mixers, memories, position schemes, regularizers, corpora or probes."""
+    contrasts: list[ContrastKeys] = []
+    """The differences that the sweep is launched to see: tested and corrected together; all else is exploratory."""
+    design: DesignKeys = Field(None)
+    """Which part of the combinations is launched; seeds and include come on top. Without it, all are."""
+    stop: StopKeys = Field(None)
+    """Seeds are added to the cells of this contrast until its interval is narrow enough (docs/designs.md)."""
+    search: SearchKeys = Field(None)
+    """A study instead of a factorial: each trial is a cell, proposed from the results of those before."""
+    tune: TuneKeys = Field(None)
+    """Studies before the factorial, one for each level of an axis; its cells have the best settings of their level."""
+
+    @model_validator(mode="before")
+    @classmethod
+    def _suits_its_cells(cls, value: Any) -> Any:
+        """Refuse a pruner where cells are not proposed, with the reason, and keys of a factorial beside a study."""
+        search = value.get("search")
+        if "pruner" in value:
+            raise wrong(NOT_PRUNED, "pruner")
+        if isinstance(search, Mapping) and search.get("pruner") is not None and value.get("axes"):
+            raise wrong(NOT_PRUNED, "search", "pruner")
+        if "search" not in value:
+            return value
+        for name in OF_FACTORIALS:
+            if value.get(name):
+                problem = "is about the cells of a factorial grid, and those of search are proposed; what varies goes into search.ranges"
+                raise wrong(problem, name)
+        return {name: keys for name, keys in value.items() if keys or name not in ("design", "stop", "tune")}
