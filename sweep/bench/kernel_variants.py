@@ -17,13 +17,16 @@ from ...kernels.attention import forgetting as forgetting_op
 from ...kernels.attention import wall as wall_op
 from ...kernels.attention.contextual.op import contextual_attention
 from ...kernels.attention.forgetting import op as forgetting_op
+from ...kernels.attention.polar.op import TINY
 from ...kernels.attention.relative.op import relative_attention
 from ...kernels.attention.threshold.op import threshold_attention
 from ...kernels.attention.wall import op as wall_op
 from ...kernels.dispatch import failure, worst
-from ...kernels.gated_delta import channelwise, gated_delta
+from ...kernels.fla_configs import channelwise
+from ...kernels.gated_delta.op import choose_backend, gated_delta
 from ...kernels.norms import statistics_dtype
-from ...kernels.omega.omega import Rates, Steps, choose_backend, first_state, omega, unit
+from ...kernels.omega.chunk_loop import Steps
+from ...kernels.omega.op import Rates, first_state, omega, unit
 from ...kernels.shapes import expand_kv, visible_mask
 from ...model.memory.gated_delta import GAMMA_OFFSET
 from ...model.memory.gated_delta_outline import KDAConfig

@@ -9,7 +9,7 @@ from typing import Annotated, Any, Literal
 import typer
 
 from ...model.bounds import MAX_LENGTH
-from ...results import completion
+from ...results.console import completion
 from ...results.console.command_line import (
     BY_NAME,
     MAX_NUMBER,

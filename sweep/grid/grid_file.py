@@ -32,8 +32,7 @@ from ...grids import GRIDS
 from ...model.bounds import MAX_INT64
 from ...results.designs import regular_fractions
 from ...results.designs.design_option import METHODS
-from ...results.levels import level_word
-from ...results.names import NAME, RESERVED, RULE
+from ...results.names import NAME, RESERVED, RULE, level_word
 from ...results.stopping.stopping_rule import FIRST, MOST, MOST_SEEDS, OBRIEN_FLEMING, SPENDINGS
 from ...results.studies.search import Choice, Direction, Interval, Pruner, Range, Sampler, Search
 from . import axes, settings

@@ -12,8 +12,8 @@ from ...results.errors import SweepUnknown
 from ...results.stopping import messages, stopping_rule
 from ...results.store.store import Store
 from ..errors import GridError
-from ..grid import stop_section
 from ..grid.cell import Cell, cell_id
+from ..grid.contrasts import about
 from ..grid.grid import Grid
 from . import cost_estimate, render
 from .cost_estimate import Bill
@@ -104,7 +104,7 @@ class Outlook:
         """A sentence a line, without an end."""
         asked = self.grid.stop
         assert asked is not None
-        metric = stop_section.about(asked.contrast)
+        metric = about(asked.contrast)
         lines = [messages.plan(asked, metric, self.configurations)]
         lines += [f"stop: {one}" for one in (messages.told(self.looked, metric) if self.looked is not None else ())]
         if self.looked is None or self.looked.verdict == "open":

@@ -16,7 +16,7 @@ from torch.nn import functional
 
 from ....kernels.gated_delta.op import NORM_FLOOR
 from ....kernels.norms import statistics_dtype
-from ....kernels.omega.omega import unit
+from ....kernels.omega.op import unit
 from ....kernels.shapes import expand_kv
 from ....model.attention import Attention
 from ....model.backbone import Backbone

@@ -14,9 +14,9 @@ from functools import cache
 import numpy as np
 from atma_sweep.reports.stats.effects.partial_design_effects import Fit
 from atma_sweep.reports.sweep_data import SweepData, gather
+from atma_sweep.results.builtin_sweeps import open_known as opened
 from atma_sweep.results.designs import design_choice, point_exchange
 from atma_sweep.results.designs.design_space import Model, Space, Term, closed, residual
-from atma_sweep.results.paper import open_with_published as opened
 from atma_sweep.results.paper import with_published
 from atma_sweep.results.store.records import AXES
 from atma_sweep.results.store.store import Store
