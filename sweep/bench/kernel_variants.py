@@ -13,20 +13,18 @@ import torch
 from torch import Tensor
 from torch.nn import functional
 
-from ...kernels.attention import forgetting as forgetting_op
-from ...kernels.attention import wall as wall_op
 from ...kernels.attention.contextual.op import contextual_attention
 from ...kernels.attention.forgetting import op as forgetting_op
 from ...kernels.attention.polar.op import TINY
 from ...kernels.attention.relative.op import relative_attention
 from ...kernels.attention.threshold.op import threshold_attention
 from ...kernels.attention.wall import op as wall_op
+from ...kernels.channelwise_delta import op as channelwise
 from ...kernels.dispatch import failure, worst
-from ...kernels.fla_configs import channelwise
-from ...kernels.gated_delta.op import choose_backend, gated_delta
+from ...kernels.gated_delta import op as gated_delta
 from ...kernels.norms import statistics_dtype
 from ...kernels.omega.chunk_loop import Steps
-from ...kernels.omega.op import Rates, first_state, omega, unit
+from ...kernels.omega.op import Rates, choose_backend, first_state, omega, unit
 from ...kernels.shapes import expand_kv, visible_mask
 from ...model.memory.gated_delta import GAMMA_OFFSET
 from ...model.memory.gated_delta_outline import KDAConfig
