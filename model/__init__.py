@@ -19,11 +19,11 @@ __all__ = [
 
 _LAZY = {
     "Mixer": "bases",
-    "MixerConfig": "specs",
+    "MixerConfig": "bases",
     "Memory": "bases",
-    "MemoryConfig": "specs",
+    "MemoryConfig": "bases",
     "Position": "bases",
-    "PositionConfig": "specs",
+    "PositionConfig": "bases",
 }
 
 

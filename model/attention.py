@@ -19,9 +19,8 @@ from .chunking import in_pieces
 from .config import ModelConfig
 from .inference.kv_cache import Kept, Pools, Room, Step, has_step
 from .layers import Canon, Linear, RMSNorm, few, join
-from .parameter_shapes import NO_MEMORY
 from .registry import MEMORIES, MIXERS
-from .resolve import memory_settings, mixer_settings
+from .resolve import NO_MEMORY, memory_settings, mixer_settings
 
 Plain = tuple[dict[str, Tensor], list[Tensor] | None, Any]
 """What `States` holds, as `step` takes it."""

@@ -32,8 +32,14 @@ from .config import ModelConfig
 from .gated_conv import GatedConv
 from .inference.kv_cache import Ledger, Room, Step
 from .layers import MLP, CausalConv, Linear, RMSNorm, TiedHead, drop, few
-from .parameter_shapes import NO_POSITIONS, group_of, longest_text
-from .resolve import NO_REGULARIZER, check_model_config, check_regularizer, position_settings
+from .resolve import (
+    NO_POSITIONS,
+    NO_REGULARIZER,
+    check_model_config,
+    check_regularizer,
+    longest_text,
+    position_settings,
+)
 from .rng import generator, seed_of
 
 
@@ -594,7 +600,12 @@ def _fill(module: nn.Module, parameter: nn.Parameter, draw: torch.Generator, con
 
 
 def _group(name: str, parameter: nn.Parameter, config: ModelConfig) -> str:
-    group = group_of(name, parameter.ndim, tied=config.tie_head)
+    """The optimizer group of a parameter. An embedding that is the head's matrix too learns at its rate, the smaller one."""
+    if parameter.ndim < 2:
+        return "scalar"
+    embedding = "head" if config.tie_head else "embedding"
+    groups = {"blocks": "muon", "head": "head", "embedding": embedding, "positions": "embedding"}
+    group = groups.get(name.split(".", 1)[0])
     if group is None:
         raise RuntimeError(f"parameter {name} with shape {tuple(parameter.shape)} belongs to no optimizer group")
     return group

@@ -1,4 +1,4 @@
-"""What a mixer, a memory and a position scheme are. One of your own is a subclass, registered under a name:
+"""Base classes of mixers, memories and position schemes. One of your own is a subclass, registered under a name:
 
     @register_mixer("mean")
     class Mean(Mixer):
@@ -18,14 +18,59 @@ from typing import Any, ClassVar
 import torch
 from torch import Tensor, nn
 
-from .config import ModelConfig
+from ..kernels.shapes import query_block
+from .bounds import MAX_FLOAT
+from .config import Config, Flag, Float, ModelConfig, knob
 from .inference.kv_cache import Room
-from .specs import MemoryConfig, MemoryOutline, MixerConfig, MixerOutline, PositionConfig, PositionOutline
 
 Before = Callable[[str], Tensor]
 """Name -> what was kept of the token before, [B, ...], zeros where there is none."""
 Mixed = Tensor | tuple[Tensor, Tensor]
 """y [B, T, H, X], or (y, extra [B, T, D]) with a term that is added after the output projection."""
+
+
+class MixerConfig(Config):
+    """Settings that every mixer has; add fields with `knob`."""
+
+    canon: Flag = knob(True, "Convolve q, k and v (Canon) before mixing.", identity=True)
+
+
+class ScaledConfig(MixerConfig):
+    """Settings of a mixer whose scores have a factor."""
+
+    scale: Float | None = knob(
+        None, "Factor of the scores; none is 1 / sqrt(head_dim).", identity=None, ge=-MAX_FLOAT, le=MAX_FLOAT
+    )
+
+
+class MemoryConfig(Config):
+    """Settings of a memory; add fields with `knob`."""
+
+
+class PositionConfig(Config):
+    """Settings of a position scheme; add fields with `knob`."""
+
+
+class Part(nn.Module):
+    """A part of the network that a registry has by name.
+
+    Its class methods say what is known before it is built; none of them may touch a tensor.
+    """
+
+    Config: ClassVar[type[Config]]
+    config: Any
+
+    def __init__(self, model: ModelConfig, config: Any) -> None:
+        super().__init__()
+        self.config = config
+
+    @classmethod
+    def check(cls, model: ModelConfig, config: Any) -> None:
+        """Raises ValueError when the part cannot work in that network. The default accepts every network."""
+
+    def kernel_paths(self, device: torch.device, dtype: torch.dtype) -> dict[str, str]:
+        """Op -> implementation that `forward` takes for such tensors, for the record of a run."""
+        return {}
 
 
 def _forward(
@@ -58,21 +103,29 @@ def _no_gates(self: Mixer | Memory, **read: Tensor) -> Tensor | None:
     return None
 
 
-class Mixer(MixerOutline, nn.Module):
+class Mixer(Part):
     """What a global layer does between tokens. q, k, v come normed (q, k) and, with `canon`, convolved.
 
     Give own parameters their values in `__init__`: torch's random functions are seeded there from the cell's seed.
     """
 
+    Config: ClassVar[type[Config]] = MixerConfig
+    has_distractor: ClassVar[bool] = False
+    """Whether `distractor_loss` is defined."""
     reads_input: ClassVar[bool] = False
     """Whether `forward` and `evaluate` also take `x_BTD`, the block's normed input, as a memory does: for gates of one's own."""
 
     layer: int = 0
     """The block it stands in, counted from 0; set after `__init__`."""
 
-    def __init__(self, model: ModelConfig, config: MixerConfig) -> None:
-        super().__init__()
-        self.config = config
+    @classmethod
+    def forward_flops(cls, model: ModelConfig, config: Any, keys: float) -> float | None:
+        """FLOPs that `forward` does for a token, two a multiply-add, when a query sees `keys` keys on average.
+
+        Matrix products only, elementwise work left out, and nothing of q, k, v and the output projection, which surround
+        every mixer. None, the default: unknown, and so is the network's MFU. No answer is inherited.
+        """
+        return None
 
     @property
     def norm_distractor_keys(self) -> bool:
@@ -114,17 +167,38 @@ class Mixer(MixerOutline, nn.Module):
         """Scalar: how much R detached random keys and values draw attention away. `y` is what `forward` returned."""
         raise NotImplementedError(f"{type(self).__name__} defines no distractor loss")
 
-    def kernel_paths(self, device: torch.device, dtype: torch.dtype) -> dict[str, str]:
-        """Op -> implementation that `forward` takes for such tensors, for the record of a run."""
-        return {}
+
+class InBlocks(Mixer):
+    """A mixer whose `forward` also takes `block`, the number of queries that it scores at a time."""
+
+    def evaluate(
+        self, q_BTHX: Tensor, k_BTJX: Tensor, v_BTJX: Tensor, *, window: int | None, chunk: int, **read: Tensor
+    ) -> Mixed:
+        """`forward` with as many queries at a time as keep the scores within what a chunk may hold."""
+        block = query_block(chunk, *q_BTHX.shape[:2])
+        mixed: Mixed = self.forward(q_BTHX, k_BTJX, v_BTJX, window=window, block=block, **read)
+        return mixed
 
 
-class Memory(MemoryOutline, nn.Module):
+def attention_flops(model: ModelConfig, keys: float) -> float:
+    """FLOPs a token of the scores of `keys` keys and of the values that they weigh, in every head."""
+    return 4.0 * model.n_heads * model.head_dim * keys
+
+
+class Memory(Part):
     """A causal branch over the mixer's q, k and v whose output is added after the output projection."""
 
-    def __init__(self, model: ModelConfig, config: MemoryConfig) -> None:
-        super().__init__()
-        self.config = config
+    Config: ClassVar[type[Config]] = MemoryConfig
+
+    @classmethod
+    def unfit(cls, config: Any, tokens: int) -> str | None:
+        """Why these settings make no sense in rows of so many tokens, with what to set; None, the default: they do."""
+        return None
+
+    @classmethod
+    def forward_flops(cls, model: ModelConfig, config: Any) -> float | None:
+        """FLOPs that `forward` does for a token, its own projections included; the rest as for a mixer."""
+        return None
 
     def forward(self, x_BTD: Tensor, q_BTHX: Tensor, k_BTJX: Tensor, v_BTJX: Tensor) -> Tensor:
         """[B, T, D] to add. x is the block's normed input; q, k, v are the mixer's, before any rotation."""
@@ -159,10 +233,6 @@ class Memory(MemoryOutline, nn.Module):
         """`evaluate` of one text from its start, whose last state is put into its slot."""
         raise NotImplementedError(f"{type(self).__name__} has no step")
 
-    def kernel_paths(self, device: torch.device, dtype: torch.dtype) -> dict[str, str]:
-        """Op -> implementation that `forward` takes for such tensors, for the record of a run."""
-        return {}
-
 
 class Table(nn.Embedding):
     """Learned vectors, one for each of `rows` places, that start normal with the deviation `std`."""
@@ -172,15 +242,18 @@ class Table(nn.Embedding):
         self.std = std
 
 
-class Position(PositionOutline, nn.Module):
+class Position(Part):
     """A vector for each place of a text, added to the embedding before the first block.
 
     Its matrices are learned as the embedding is, in the embedding's type.
     """
 
-    def __init__(self, model: ModelConfig, config: PositionConfig) -> None:
-        super().__init__()
-        self.config = config
+    Config: ClassVar[type[Config]] = PositionConfig
+
+    @classmethod
+    def longest(cls, model: ModelConfig, config: Any) -> int | None:
+        """Tokens of the longest text that it has places for; None, the default: any text."""
+        return None
 
     def places(self, rows: int, length: int, draw: torch.Generator) -> Tensor:
         """What `forward` is to be called with, int64 [rows or 1, length], on the generator's device.

@@ -30,25 +30,17 @@ def registering_for(module: str) -> Iterator[None]:
 class Registry(Mapping[str, "str | Part"], Generic[Part]):
     """Name -> part of one kind: the "module:attribute" of one of the package's own, or what a plugin registered.
 
-    Nothing is imported before `load` or `outline` asks for it.
+    Nothing is imported before `load` asks for it. A part of the network imports torch, so only what plans, launches or
+    runs cells may load one.
     """
 
-    def __init__(
-        self,
-        kind: str,
-        package: str,
-        entries: Mapping[str, str | tuple[str, str]],
-        *,
-        reserved: Iterable[str] = (),
-    ) -> None:
-        """`entries`: "module:attribute" relative to `package`, or a pair with that of its outline, which needs no torch.
+    def __init__(self, kind: str, package: str, entries: Mapping[str, str], *, reserved: Iterable[str] = ()) -> None:
+        """`entries`: "module:attribute" relative to `package`.
 
         `kind` is the word for messages, `reserved` are names that a plugin cannot take because they mean something else.
         """
         self.kind, self._package, self._reserved = kind, package, frozenset(reserved)
-        pairs = {name: (said, said) if isinstance(said, str) else said for name, said in entries.items()}
-        self._targets: dict[str, str | Part] = {name: whole for name, (whole, _) in pairs.items()}
-        self._outlines = {name: outline for name, (_, outline) in pairs.items()}
+        self._targets: dict[str, str | Part] = dict(entries)
         self._owners: dict[str, str] = {}
 
     def __getitem__(self, name: str) -> str | Part:
@@ -63,11 +55,11 @@ class Registry(Mapping[str, "str | Part"], Generic[Part]):
     def load(self, name: str) -> Part:
         """The part itself; KeyError when there is none of that name."""
         target = self._targets[name]
-        return self._imported(target) if isinstance(target, str) else target
-
-    def outline(self, name: str) -> Any:
-        """What is known of the part without torch: its outline, else the part itself; KeyError when there is none."""
-        return self._imported(self._outlines[name]) if name in self._outlines else self.load(name)
+        if not isinstance(target, str):
+            return target
+        module, attribute = target.split(":")
+        part: Part = getattr(importlib.import_module(f".{module}", self._package), attribute)
+        return part
 
     def register(self, name: str) -> Callable[[Registered], Registered]:
         """Decorator for plugins: makes a class or function known by that name.
@@ -101,37 +93,41 @@ class Registry(Mapping[str, "str | Part"], Generic[Part]):
         finally:
             self._targets, self._owners = before
 
-    def _imported(self, target: str) -> Any:
-        module, attribute = target.split(":")
-        return getattr(importlib.import_module(f".{module}", self._package), attribute)
+
+def own(part: type, method: str, *arguments: Any) -> Any:
+    """Return the answer of a class method that the part defines itself; None where it only inherits one.
+
+    A part may have more parameters, and do more work, than the class above it.
+    """
+    return getattr(part, method)(*arguments) if method in vars(part) else None
 
 
 _HERE = __name__.rpartition(".")[0]
 
 MIXERS: Registry[type[Mixer]] = Registry("mixer", _HERE, {
-    "polar": ("mixers.polar:Polar", "mixers.polar_outline:PolarOutline"),
-    "nope": ("mixers.softmax:NoPE", "mixers.softmax_outline:NoPEOutline"),
-    "rope": ("mixers.softmax:RoPE", "mixers.softmax_outline:RoPEOutline"),
-    "tra": ("mixers.tra:TRA", "mixers.tra_outline:TRAOutline"),
-    "alibi": ("mixers.biased:ALiBi", "mixers.biased_outline:ALiBiOutline"),
-    "rel": ("mixers.biased:Rel", "mixers.biased_outline:RelOutline"),
-    "cope": ("mixers.biased:CoPE", "mixers.biased_outline:CoPEOutline"),
-    "diff": ("mixers.diff:Diff", "mixers.diff_outline:DiffOutline"),
-    "ssmax": ("mixers.ssmax:SSMax", "mixers.ssmax_outline:SSMaxOutline"),
-    "fox": ("mixers.fox:FoX", "mixers.fox_outline:FoXOutline"),
-    "wall": ("mixers.wall:Wall", "mixers.wall_outline:WallOutline"),
-    "path": ("mixers.path:PaTH", "mixers.path_outline:PaTHOutline"),
+    "polar": "mixers.polar:Polar",
+    "nope": "mixers.softmax:NoPE",
+    "rope": "mixers.softmax:RoPE",
+    "tra": "mixers.tra:TRA",
+    "alibi": "mixers.biased:ALiBi",
+    "rel": "mixers.biased:Rel",
+    "cope": "mixers.biased:CoPE",
+    "diff": "mixers.diff:Diff",
+    "ssmax": "mixers.ssmax:SSMax",
+    "fox": "mixers.fox:FoX",
+    "wall": "mixers.wall:Wall",
+    "path": "mixers.path:PaTH",
 })  # fmt: skip
 MEMORIES: Registry[type[Memory]] = Registry("memory", _HERE, {
-    "gated_delta": ("memory.gated_delta:GatedDelta", "memory.gated_delta_outline:GatedDeltaOutline"),
-    "deltanet": ("memory.gated_delta:DeltaNet", "memory.gated_delta_outline:DeltaNetOutline"),
-    "kda": ("memory.gated_delta:KDA", "memory.gated_delta_outline:KDAOutline"),
-    "omega": ("memory.omega:Omega", "memory.omega_outline:OmegaOutline"),
-    "atlas": ("memory.omega:Atlas", "memory.omega_outline:AtlasOutline"),
+    "gated_delta": "memory.gated_delta:GatedDelta",
+    "deltanet": "memory.gated_delta:DeltaNet",
+    "kda": "memory.gated_delta:KDA",
+    "omega": "memory.omega:Omega",
+    "atlas": "memory.omega:Atlas",
 }, reserved=("none", "on", "off"))  # fmt: skip
 POSITIONS: Registry[type[Position]] = Registry("position scheme", _HERE, {
-    "ape": ("positions.ape:APE", "positions.table_outline:TableOutline"),
-    "label": ("positions.label:Label", "positions.table_outline:TableOutline"),
+    "ape": "positions.ape:APE",
+    "label": "positions.label:Label",
 }, reserved=("none",))  # fmt: skip
 REGULARIZERS: Registry[Callable[..., Any]] = Registry("regularizer", _HERE, {
     "weak": "regularizers:weak",

@@ -8,8 +8,9 @@ from pydantic import ValidationError
 
 from . import registry
 from .config import Config, ModelConfig, ModelConfigError
-from .parameter_shapes import NO_MEMORY, NO_POSITIONS
 
+NO_MEMORY = "none"
+NO_POSITIONS = "none"
 NO_REGULARIZER = "baseline"
 
 
@@ -49,22 +50,25 @@ def check_regularizer(name: str) -> str:
 
 def mixer_settings(config: ModelConfig) -> Any:
     """The validated Config of the config's own mixer; ModelConfigError when a setting is wrong."""
-    return _settings(
-        registry.MIXERS.outline(config.attn_type), config, f"model.mixers.{config.attn_type}", config.mixers
-    )
+    return _settings(registry.MIXERS.load(config.attn_type), config, f"model.mixers.{config.attn_type}", config.mixers)
 
 
 def memory_settings(config: ModelConfig) -> Any:
     """The validated Config of the config's own memory; ModelConfigError when a setting is wrong."""
-    return _settings(
-        registry.MEMORIES.outline(config.memory), config, f"model.memories.{config.memory}", config.memories
-    )
+    return _settings(registry.MEMORIES.load(config.memory), config, f"model.memories.{config.memory}", config.memories)
 
 
 def position_settings(config: ModelConfig) -> Any:
     """The validated Config of the config's own position scheme; ModelConfigError when a setting is wrong."""
     path = f"model.position_settings.{config.positions}"
-    return _settings(registry.POSITIONS.outline(config.positions), config, path, config.position_settings)
+    return _settings(registry.POSITIONS.load(config.positions), config, path, config.position_settings)
+
+
+def longest_text(config: ModelConfig) -> int | None:
+    """Tokens of the longest text that the network has places for; None for any. `config` is complete."""
+    if config.positions == NO_POSITIONS:
+        return None
+    return registry.POSITIONS.load(config.positions).longest(config, position_settings(config))
 
 
 def _settings(kind: Any, config: ModelConfig, path: str, sections: dict[str, dict[str, Any]]) -> Config:

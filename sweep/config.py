@@ -409,7 +409,7 @@ def without_newer(config: CellConfig) -> dict[str, Any]:
     for section, table in registry.SETTINGS.items():
         parts = told["model"].get(section, {})
         if parts:
-            kept = {name: _without_unsaid(table.outline(name).Config, part) for name, part in parts.items()}
+            kept = {name: _without_unsaid(table.load(name).Config, part) for name, part in parts.items()}
             told["model"] |= {section: kept}
     return told
 

@@ -1,1 +1,4 @@
-"""Decoding: key-value caches, steps of one token, generation."""
+"""Decoding: the cache of keys, values and memories, and the decoders that continue texts token by token.
+
+sweep/ may import it; start with decode.py.
+"""

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from typing import NamedTuple
+from typing import ClassVar, NamedTuple
 
 import torch
 from torch import Tensor
@@ -12,11 +12,27 @@ from ...kernels.channelwise_delta import op as channelwise
 from ...kernels.delta_step.op import delta_step
 from ...kernels.gated_delta.op import NORM_FLOOR, choose_backend, gated_delta
 from ...kernels.norms import statistics_dtype
-from ..config import ModelConfig
+from ..bases import MemoryConfig
+from ..bounds import MAX_LENGTH
+from ..config import Config, Int, ModelConfig, knob
 from ..inference.kv_cache import Room
 from ..layers import Linear, few, join
-from .gated_delta_outline import DeltaNetOutline, GatedDeltaConfig, GatedDeltaOutline, KDAConfig, KDAOutline
 from .recurrent import Recurrent
+
+
+class GatedDeltaConfig(MemoryConfig):
+    """Settings of the gated delta memory."""
+
+    chunk: Int = knob(64, "Tokens solved together; changes rounding and speed only.", identity=64, ge=1, le=MAX_LENGTH)
+
+
+class KDAConfig(MemoryConfig):
+    """Settings of the memory with a retention a channel."""
+
+    chunk: Int = knob(
+        16, "Tokens solved together without a GPU; changes rounding and speed only.", identity=16, ge=1, le=MAX_LENGTH
+    )
+
 
 GAMMA_OFFSET = 3.9
 """Added to the retention logit, so that gamma starts near sigmoid(3.9) = 0.98. Not a parameter."""
@@ -111,8 +127,16 @@ class _OneGate(Delta):
         return {"memory": f"{backend} chunk {chunk} ({reason})"}
 
 
-class GatedDelta(GatedDeltaOutline, _OneGate):
+class GatedDelta(_OneGate):
     """gamma and beta are read from x, one of each a head."""
+
+    Config: ClassVar[type[Config]] = GatedDeltaConfig
+
+    @classmethod
+    def forward_flops(cls, model: ModelConfig, config: GatedDeltaConfig) -> float:
+        d, heads, size = model.d_model, model.n_heads, model.head_dim
+        gates_and_output = 2 * (2 * d * heads + 2 * d * heads * size)
+        return gates_and_output + 7.0 * heads * size * size
 
     def add_rates(self, model: ModelConfig) -> None:
         self.w_gamma = Linear(model.d_model, model.n_heads, bias=model.bias)
@@ -130,8 +154,15 @@ class GatedDelta(GatedDeltaOutline, _OneGate):
         return self.read_rates(x_BTD).log_keep
 
 
-class DeltaNet(DeltaNetOutline, _OneGate):
+class DeltaNet(_OneGate):
     """Nothing is forgotten but what a write replaces: gamma is 1."""
+
+    Config: ClassVar[type[Config]] = GatedDeltaConfig
+
+    @classmethod
+    def forward_flops(cls, model: ModelConfig, config: GatedDeltaConfig) -> float:
+        d, heads, size = model.d_model, model.n_heads, model.head_dim
+        return 2 * (d * heads + 2 * d * heads * size) + 7.0 * heads * size * size
 
     def add_rates(self, model: ModelConfig) -> None:
         self.w_beta = Linear(model.d_model, model.n_heads, bias=model.bias)
@@ -144,10 +175,17 @@ class DeltaNet(DeltaNetOutline, _OneGate):
         return DeltaRates(torch.zeros_like(beta), beta)
 
 
-class KDA(KDAOutline, Delta):
+class KDA(Delta):
     """Every channel of the keys has a retention of its own, read from x through a bottleneck."""
 
+    Config: ClassVar[type[Config]] = KDAConfig
     config: KDAConfig
+
+    @classmethod
+    def forward_flops(cls, model: ModelConfig, config: KDAConfig) -> float:
+        d, heads, size = model.d_model, model.n_heads, model.head_dim
+        gates = d * size + size * heads * size + d * heads
+        return 2 * (gates + 2 * d * heads * size) + 7.0 * heads * size * size
 
     def add_rates(self, model: ModelConfig) -> None:
         self.w_down = Linear(model.d_model, model.head_dim, bias=False)

@@ -6,6 +6,7 @@ from __future__ import annotations
 
 import functools
 from bisect import bisect_left
+from typing import ClassVar
 
 import torch
 from torch import Tensor, nn
@@ -17,16 +18,46 @@ from ...kernels.attention.relative import op as relative
 from ...kernels.attention.relative.op import relative_attention
 from ...kernels.norms import statistics_dtype
 from ...kernels.paged.single_query import row_attention, row_scores
-from ..config import ModelConfig
+from ..bases import InBlocks, ScaledConfig, attention_flops
+from ..bounds import MAX_LENGTH
+from ..config import Config, Int, ModelConfig, knob
 from ..inference.kv_cache import Kept
-from .biased_outline import ALiBiConfig, ALiBiOutline, CoPEConfig, CoPEOutline, RelConfig, RelOutline
-from .query_blocks import InBlocks
 
 
-class ALiBi(ALiBiOutline, InBlocks):
+class ALiBiConfig(ScaledConfig):
+    """Slopes are fixed."""
+
+
+class RelConfig(ALiBiConfig):
+    """Of a learned number for each head and distance."""
+
+    reach: Int = knob(512, "Distance from which on all have the last number.", identity=512, ge=1, le=MAX_LENGTH)
+    buckets: Int | None = knob(
+        None,
+        "Numbers a head: half for the first distances, half for ranges that grow up to reach. None: one a distance.",
+        identity=None,
+        ge=2,
+        le=MAX_LENGTH,
+    )
+
+
+class CoPEConfig(ALiBiConfig):
+    """Of positions that count gates instead of tokens."""
+
+    positions: Int = knob(
+        64, "Positions that have a vector; farther keys have the last.", identity=64, ge=1, le=MAX_LENGTH
+    )
+
+
+class ALiBi(InBlocks):
     """A fixed slope a head over the distance: forgetting attention with constant gates."""
 
+    Config: ClassVar[type[Config]] = ALiBiConfig
     config: ALiBiConfig
+
+    @classmethod
+    def forward_flops(cls, model: ModelConfig, config: ALiBiConfig, keys: float) -> float:
+        return attention_flops(model, keys)
 
     def __init__(self, model: ModelConfig, config: ALiBiConfig) -> None:
         super().__init__(model, config)
@@ -68,10 +99,25 @@ def _slopes_on(heads: int, device: torch.device) -> Tensor:
     return torch.tensor(slopes(heads), dtype=torch.float64, device=device)[:, None]
 
 
-class Rel(RelOutline, InBlocks):
+class Rel(InBlocks):
     """A learned number for each head and distance; far distances share the last one."""
 
+    Config: ClassVar[type[Config]] = RelConfig
     config: RelConfig
+
+    @classmethod
+    def check(cls, model: ModelConfig, config: RelConfig) -> None:
+        if config.buckets is not None and config.reach < config.buckets:
+            raise ValueError(f"buckets ({config.buckets}) must be at most reach ({config.reach})")
+
+    @classmethod
+    def numbers(cls, config: RelConfig) -> int:
+        """Of a head."""
+        return config.reach + 1 if config.buckets is None else config.buckets
+
+    @classmethod
+    def forward_flops(cls, model: ModelConfig, config: RelConfig, keys: float) -> float:
+        return attention_flops(model, keys)
 
     def __init__(self, model: ModelConfig, config: RelConfig) -> None:
         super().__init__(model, config)
@@ -122,10 +168,15 @@ def first_distances(reach: int, buckets: int) -> list[int]:
     return [*range(own), *(bisect_left(range(reach + 1), True, key=lambda d: starts(d, m)) for m in range(grow))]
 
 
-class CoPE(CoPEOutline, InBlocks):
+class CoPE(InBlocks):
     """Positions that count the gates between key and query, each with a vector that the query is multiplied with."""
 
+    Config: ClassVar[type[Config]] = CoPEConfig
     config: CoPEConfig
+
+    @classmethod
+    def forward_flops(cls, model: ModelConfig, config: CoPEConfig, keys: float) -> float:
+        return attention_flops(model, keys) + 2.0 * model.n_heads * model.head_dim * config.positions
 
     def __init__(self, model: ModelConfig, config: CoPEConfig) -> None:
         super().__init__(model, config)

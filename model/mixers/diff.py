@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import math
+from typing import ClassVar, Literal
 
 import torch
 from torch import Tensor, nn
@@ -11,22 +12,46 @@ from ...kernels.attention.softmax.op import choose_backend, softmax_attention
 from ...kernels.norms import statistics_dtype
 from ...kernels.paged.op import paged_softmax
 from ...kernels.rotary import rotate
-from ..bases import Before
-from ..config import ModelConfig
+from ...kernels.rotary_kinds import check_rotary
+from ..bases import Before, InBlocks, ScaledConfig
+from ..bounds import MAX_FLOAT
+from ..config import Config, Float, ModelConfig, knob
 from ..inference.kv_cache import Kept
 from ..layers import RMSNorm
-from .diff_outline import DiffConfig, DiffOutline
-from .query_blocks import InBlocks
 
 
-class Diff(DiffOutline, InBlocks):
+class DiffConfig(ScaledConfig):
+    """Of pairs of heads."""
+
+    rotary: Literal["full", "half-truncated", "none"] = knob("full", "Rotary positions.", identity="full")
+    base: Float = knob(10000.0, "Base of the rotary frequencies.", identity=10000.0, gt=1, le=MAX_FLOAT)
+    norm_eps: Float = knob(1e-5, "Epsilon of the norm of what a pair reads.", identity=1e-5, gt=0, le=MAX_FLOAT)
+
+
+class Diff(InBlocks):
     """Heads in pairs: what one map reads less lambda times what the other reads, of both heads' values, normed."""
 
+    Config: ClassVar[type[Config]] = DiffConfig
     config: DiffConfig
+
+    @classmethod
+    def check(cls, model: ModelConfig, config: DiffConfig) -> None:
+        for name in ("n_heads", "n_kv_heads"):
+            if getattr(model, name) % 2:
+                raise ValueError(
+                    f"mixer diff takes heads in pairs, but model.{name} is {getattr(model, name)}; make it even"
+                )
+        if config.rotary != "none":
+            check_rotary(config.rotary, model.head_dim)
+
+    @classmethod
+    def forward_flops(cls, model: ModelConfig, config: DiffConfig, keys: float) -> float:
+        # H maps, each with the values of two heads
+        return 6.0 * model.n_heads * model.head_dim * keys
 
     def __init__(self, model: ModelConfig, config: DiffConfig) -> None:
         super().__init__(model, config)
-        self.q1, self.k1, self.q2, self.k2 = (nn.Parameter(0.1 * torch.randn(model.head_dim)) for _ in range(4))
+        self.q1, self.k1, self.q2, self.k2 = (nn.Parameter(torch.randn(model.head_dim).mul_(0.1)) for _ in range(4))
         self.norm = RMSNorm(2 * model.head_dim, config.norm_eps)
         self.size = model.head_dim
 

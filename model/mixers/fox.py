@@ -9,19 +9,32 @@ from torch import Tensor
 
 from ...kernels.attention.forgetting.op import choose_backend, forgetting_attention
 from ...kernels.paged.single_query import row_scores
-from ..bases import Before
-from ..config import ModelConfig
+from ..bases import Before, InBlocks, ScaledConfig, attention_flops
+from ..bounds import MAX_FLOAT
+from ..config import Config, Float, ModelConfig, knob
 from ..inference.kv_cache import Kept
-from .fox_outline import FoXConfig, FoXOutline
 from .gates import Gate, faded, fall_of
-from .query_blocks import InBlocks
 
 
-class FoX(FoXOutline, InBlocks):
+class FoXConfig(ScaledConfig):
+    """Of a gate for each head and token."""
+
+    gate_bias: Float = knob(
+        0.0, "Initial bias of the gates' logits: 0 keeps a half.", identity=0.0, ge=-MAX_FLOAT, le=MAX_FLOAT
+    )
+    gate_std: Float = knob(0.02, "Initial deviation of the gates' projection.", identity=0.02, ge=0, le=MAX_FLOAT)
+
+
+class FoX(InBlocks):
     """Every token gives each head a share of what lies before it that is kept."""
 
+    Config: ClassVar[type[Config]] = FoXConfig
     reads_input: ClassVar[bool] = True
     config: FoXConfig
+
+    @classmethod
+    def forward_flops(cls, model: ModelConfig, config: FoXConfig, keys: float) -> float:
+        return attention_flops(model, keys) + 2.0 * model.d_model * model.n_heads
 
     def __init__(self, model: ModelConfig, config: FoXConfig) -> None:
         super().__init__(model, config)

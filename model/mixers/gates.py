@@ -21,7 +21,8 @@ class Gate(nn.Module):
 
     def __init__(self, inputs: int, outputs: int, *, std: float, offset: float, groups: int = 1) -> None:
         super().__init__()
-        self.weight = nn.Parameter(torch.randn(outputs, inputs) * std)
+        # in place, since a product on the meta device, where sizes are counted, imports torch's compiler
+        self.weight = nn.Parameter(torch.randn(outputs, inputs).mul_(std))
         self.offset = nn.Parameter(torch.full((outputs,), offset))
         self.groups = groups
 

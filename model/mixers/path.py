@@ -11,18 +11,51 @@ from torch.nn import functional
 from ...kernels.attention.path.op import choose_backend, path_attention
 from ...kernels.conv.op import causal_conv
 from ...kernels.norms import statistics_dtype
-from ..config import ModelConfig
+from ..bases import InBlocks, ScaledConfig, attention_flops
+from ..bounds import MAX_FLOAT, MAX_TAPS, MAX_WIDTH
+from ..config import Config, Float, Int, ModelConfig, knob
 from ..layers import CausalConv, Linear
 from .gates import Gate
-from .path_outline import PaTHConfig, PaTHOutline
-from .query_blocks import InBlocks
+
+CHUNK = 64
+"""Tokens whose maps are taken as one, where work is counted."""
 
 
-class PaTH(PaTHOutline, InBlocks):
+class PaTHConfig(ScaledConfig):
+    """Of a map for each KV head and token."""
+
+    rank: Int | None = knob(
+        32,
+        "Width between the two projections that w is made by; none is one projection alone.",
+        identity=32,
+        ge=1,
+        le=MAX_WIDTH,
+    )
+    taps: Int = knob(3, "Taps of the convolution over w.", identity=3, ge=1, le=MAX_TAPS)
+    gate_bias: Float = knob(
+        0.0, "Initial bias of beta's logits: 0 makes beta 1.", identity=0.0, ge=-MAX_FLOAT, le=MAX_FLOAT
+    )
+    gate_std: Float = knob(0.02, "Initial deviation of beta's projection.", identity=0.02, ge=0, le=MAX_FLOAT)
+
+
+class PaTH(InBlocks):
     """Every token reflects, in part, what passes it along a direction of its own."""
 
+    Config: ClassVar[type[Config]] = PaTHConfig
     reads_input: ClassVar[bool] = True
     config: PaTHConfig
+
+    @classmethod
+    def forward_flops(cls, model: ModelConfig, config: PaTHConfig, keys: float) -> float:
+        heads, inner, size = model.n_kv_heads, model.n_kv_heads * model.head_dim, model.head_dim
+        width = model.d_model if config.rank is None else config.rank
+        made = 2.0 * width * inner + (0.0 if config.rank is None else 2.0 * model.d_model * width)
+        made += 2.0 * model.d_model * heads
+        # in a chunk: w wᵀ and w kᵀ, the triangle solved for both, and what a query and a key then meet
+        inside = heads * CHUNK * (6.0 * size + CHUNK) + model.n_heads * CHUNK * 2.0 * size
+        # a query is multiplied by each chunk's w, u and what moves its keys
+        turned = model.n_heads * keys * (4.0 * size + 2.0 * CHUNK)
+        return attention_flops(model, keys) + made + inside + turned
 
     def __init__(self, model: ModelConfig, config: PaTHConfig) -> None:
         super().__init__(model, config)

@@ -2,23 +2,47 @@
 
 from __future__ import annotations
 
+from typing import Any, ClassVar, Literal
+
 import torch
 from torch import Tensor
 
 from ...kernels.attention.softmax.op import choose_backend, softmax_attention, softmax_distractor_loss
 from ...kernels.paged.op import paged_softmax
 from ...kernels.rotary import rotate
-from ..bases import Before
-from ..config import ModelConfig
+from ...kernels.rotary_kinds import check_rotary
+from ..bases import Before, InBlocks, ScaledConfig, attention_flops
+from ..bounds import MAX_FLOAT
+from ..config import Config, Flag, Float, ModelConfig, knob
 from ..inference.kv_cache import Kept
-from .query_blocks import InBlocks
-from .softmax_outline import NoPEOutline, RoPEConfig, RoPEOutline, SoftmaxConfig
 
 
-class NoPE(NoPEOutline, InBlocks):
+class SoftmaxConfig(ScaledConfig):
+    """Settings of every softmax core."""
+
+    distractor_norm: Flag = knob(True, "RMS-norm distractor keys like real ones.", identity=True)
+    distractor_window: Flag = knob(True, "Keep the window in the distractor loss.", identity=True)
+
+
+class RoPEConfig(SoftmaxConfig):
+    """The published core: rotary half-truncated, base 1024, scale 0.12, canon off."""
+
+    rotary: Literal["full", "half-truncated"] = knob(
+        "full", "Rotate all pairs, or a quarter of the head size with the rest left still.", identity="full"
+    )
+    base: Float = knob(10000.0, "Base of the rotary frequencies.", identity=10000.0, gt=1, le=MAX_FLOAT)
+
+
+class NoPE(InBlocks):
     """Causal softmax attention that knows no positions but Canon's."""
 
+    Config: ClassVar[type[Config]] = SoftmaxConfig
+    has_distractor: ClassVar[bool] = True
     config: SoftmaxConfig
+
+    @classmethod
+    def forward_flops(cls, model: ModelConfig, config: Any, keys: float) -> float:
+        return attention_flops(model, keys)
 
     def __init__(self, model: ModelConfig, config: SoftmaxConfig) -> None:
         super().__init__(model, config)
@@ -59,10 +83,19 @@ class NoPE(NoPEOutline, InBlocks):
         return {"softmax": str(full), "softmax_window": str(windowed)}
 
 
-class RoPE(RoPEOutline, NoPE):
+class RoPE(NoPE):
     """The same with rotary positions."""
 
+    Config: ClassVar[type[Config]] = RoPEConfig
     config: RoPEConfig
+
+    @classmethod
+    def check(cls, model: ModelConfig, config: Any) -> None:
+        check_rotary(config.rotary, model.head_dim)
+
+    @classmethod
+    def forward_flops(cls, model: ModelConfig, config: Any, keys: float) -> float:
+        return attention_flops(model, keys)
 
     def place(self, x_BTHX: Tensor, places_BT: Tensor | None = None) -> Tensor:
         return rotate(x_BTHX, self.config.rotary, self.config.base, places_BT)

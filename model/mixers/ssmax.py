@@ -2,22 +2,42 @@
 
 from __future__ import annotations
 
+from typing import ClassVar
+
 import torch
 from torch import Tensor, nn
 
 from ...kernels.attention.softmax.op import softmax_attention, softmax_distractor_loss
 from ...kernels.norms import statistics_dtype
 from ...kernels.paged.op import paged_softmax
-from ..config import ModelConfig
+from ..bases import attention_flops
+from ..bounds import MAX_FLOAT
+from ..config import Config, Float, ModelConfig, knob
 from ..inference.kv_cache import Kept
-from .softmax import NoPE
-from .ssmax_outline import SSMaxConfig, SSMaxOutline
+from .softmax import NoPE, SoftmaxConfig
 
 
-class SSMax(SSMaxOutline, NoPE):
+class SSMaxConfig(SoftmaxConfig):
+    """Of one factor a head."""
+
+    sharpness: Float = knob(
+        0.168,
+        "Initial factor s of s ln n; 0.168 is 1 over the mean of ln n up to 1,024 keys.",
+        identity=0.168,
+        ge=-MAX_FLOAT,
+        le=MAX_FLOAT,
+    )
+
+
+class SSMax(NoPE):
     """Scores times s ln n, n being the keys that the query sees: the more keys, the sharper."""
 
+    Config: ClassVar[type[Config]] = SSMaxConfig
     config: SSMaxConfig
+
+    @classmethod
+    def forward_flops(cls, model: ModelConfig, config: SSMaxConfig, keys: float) -> float:
+        return attention_flops(model, keys)
 
     def __init__(self, model: ModelConfig, config: SSMaxConfig) -> None:
         super().__init__(model, config)

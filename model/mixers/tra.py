@@ -2,25 +2,60 @@
 
 from __future__ import annotations
 
-from typing import ClassVar
+from typing import ClassVar, Literal
 
 import torch
 from torch import Tensor
 
 from ...kernels.attention.threshold.op import choose_backend, distances, threshold_attention
 from ...kernels.paged.single_query import row_attention, row_scores
-from ..config import ModelConfig
+from ..bases import InBlocks, ScaledConfig, attention_flops
+from ..bounds import MAX_FLOAT
+from ..config import Config, Float, ModelConfig, knob
 from ..inference.kv_cache import Kept
 from .gates import Gate
-from .query_blocks import InBlocks
-from .tra_outline import TRAConfig, TRAOutline
 
 
-class TRA(TRAOutline, InBlocks):
+class TRAConfig(ScaledConfig):
+    """docs/mechanisms.md says which settings around it make the authors' network."""
+
+    empty: Literal["zero", "uniform"] = knob(
+        "zero",
+        "What a query reads that no key survives for: nothing, or the mean of the values it sees.",
+        identity="zero",
+    )
+    tie_gate: Literal["head", "shared"] = knob(
+        "head", "A gate for each head, or one for all heads of a token.", identity="head"
+    )
+    gate_bias: Float | None = knob(
+        None,
+        "Initial bias of the gates' logits; none is drawn as that of any projection.",
+        identity=None,
+        ge=-MAX_FLOAT,
+        le=MAX_FLOAT,
+    )
+
+
+class TRA(InBlocks):
     """Keys with a positive score survive, and the query's own gate fades them by how many survivors lie between."""
 
+    Config: ClassVar[type[Config]] = TRAConfig
     reads_input: ClassVar[bool] = True
     config: TRAConfig
+
+    @classmethod
+    def check(cls, model: ModelConfig, config: TRAConfig) -> None:
+        if config.scale == 0:
+            raise ValueError("scale must not be 0: a key survives when its score is above 0, and none would be")
+
+    @classmethod
+    def gates(cls, model: ModelConfig, config: TRAConfig) -> int:
+        """Gates of a token."""
+        return model.n_heads if config.tie_gate == "head" else 1
+
+    @classmethod
+    def forward_flops(cls, model: ModelConfig, config: TRAConfig, keys: float) -> float:
+        return attention_flops(model, keys) + 2.0 * model.d_model * cls.gates(model, config)
 
     def __init__(self, model: ModelConfig, config: TRAConfig) -> None:
         super().__init__(model, config)

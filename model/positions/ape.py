@@ -2,15 +2,32 @@
 
 from __future__ import annotations
 
+from typing import ClassVar
+
 from torch import Tensor
 
-from ..bases import Position, Table
-from ..config import ModelConfig
-from .table_outline import TableConfig, TableOutline
+from ..bases import Position, PositionConfig, Table
+from ..bounds import MAX_FLOAT, MAX_LENGTH
+from ..config import Config, Float, Int, ModelConfig, knob
 
 
-class APE(TableOutline, Position):
+class TableConfig(PositionConfig):
+    """Settings of a scheme with one table."""
+
+    length: Int = knob(
+        8192, "Places in the table; longer text can be neither trained on nor measured.", ge=1, le=MAX_LENGTH
+    )
+    std: Float = knob(0.02, "Standard deviation of the table's initial values.", ge=0, le=MAX_FLOAT)
+
+
+class APE(Position):
     """A table with a row for each place. Rows beyond the trained length stay as they start."""
+
+    Config: ClassVar[type[Config]] = TableConfig
+
+    @classmethod
+    def longest(cls, model: ModelConfig, config: TableConfig) -> int:
+        return config.length
 
     def __init__(self, model: ModelConfig, config: TableConfig) -> None:
         super().__init__(model, config)

@@ -9,7 +9,7 @@ import torch
 
 from ...model.backbone import Backbone
 from ...model.inference.decode import Decoder, check_sampling, decoder, write
-from ...model.parameter_shapes import longest_text
+from ...model.resolve import longest_text
 from ...results.store.records import Sample
 from ..config import SamplesConfig
 from ..data.tokenizer import Tokenizer

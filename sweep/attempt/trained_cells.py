@@ -215,7 +215,7 @@ def _completed(stored: Mapping[str, Any]) -> dict[str, Any]:
         full[section] = completed(cls, stored[section])
     model = full["model"]
     for section, table in registry.SETTINGS.items():
-        model[section] = {name: completed(table.outline(name).Config, part) for name, part in model[section].items()}
+        model[section] = {name: completed(table.load(name).Config, part) for name, part in model[section].items()}
     return full
 
 

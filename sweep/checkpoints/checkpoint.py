@@ -166,20 +166,27 @@ def claim(folder: str | Path) -> None:
 def sizes(config: ModelConfig, *, narrow: bool, optimizer: str = "muon") -> tuple[int, int]:
     """Bytes of a model's weights and of its optimizers' state, with activations of 16 bits or not.
 
-    Of the network itself, on the meta device, so nothing is allocated; buffers of a mixer of somebody's own count too.
+    Every `attn_every`-th block is alike, so that many are built, on the meta device, where nothing is allocated.
     """
-    dtype = torch.bfloat16 if narrow else torch.float32
+    built = min(config.n_layers, config.attn_every)
+    shorter, dtype = config.model_copy(update={"n_layers": built}), torch.bfloat16 if narrow else torch.float32
     try:
         with torch.device("meta"):
-            model = Backbone(config, dtype=dtype)
+            model = Backbone(shorter, dtype=dtype)
     except (NotImplementedError, RuntimeError):
         # a mixer of somebody's own may need real numbers in its constructor
-        model = Backbone(config, dtype=dtype)
-    weights = sum(tensor.nbytes for tensor in model.state_dict().values())
+        model = Backbone(shorter, dtype=dtype)
+
+    def total_bytes(name: str, tensor: torch.Tensor) -> int:
+        """Of all tensors of that name in blocks that are alike."""
+        top, layer, *_ = name.split(".")
+        return tensor.nbytes * (len(range(int(layer), config.n_layers, built)) if top == "blocks" else 1)
+
+    weights = sum(total_bytes(name, tensor) for name, tensor in model.state_dict().items())
     # Muon keeps one buffer for each of its parameters, AdamW two.
     buffers = sum(
-        parameter.nbytes * (1 if group == optimizer == "muon" else 2)
+        total_bytes(name, parameter) * (1 if group == optimizer == "muon" else 2)
         for group, members in model.parameter_groups().items()
-        for _, parameter in members
+        for name, parameter in members
     )
     return weights, buffers

@@ -45,7 +45,7 @@ def model_identity(config: ModelConfig, idle: Mapping[str, Collection[str]] | No
             if idle is not None and section in idle:
                 parts[name] = {field: value for field, value in part.items() if field not in idle[section]}
             else:
-                parts[name] = _without_defaults(table.outline(name).Config, part)
+                parts[name] = _without_defaults(table.load(name).Config, part)
         model.pop(section, None)
         if any(parts.values()):
             model[section] = {name: part for name, part in parts.items() if part}

@@ -9,9 +9,8 @@ from collections.abc import Iterable
 from pathlib import Path
 from typing import Any, NamedTuple
 
-from ...model.parameter_shapes import NO_MEMORY, NO_POSITIONS
 from ...model.registry import MEMORIES, MIXERS, POSITIONS, REGULARIZERS, Registry, registering_for
-from ...model.resolve import NO_REGULARIZER
+from ...model.resolve import NO_MEMORY, NO_POSITIONS, NO_REGULARIZER
 from ..config import Plugin
 from ..data.registry import CORPORA
 from ..errors import GridError, SweepError

@@ -72,7 +72,7 @@ def _choices(path: str) -> tuple[list[str], bool]:
             if not rest:
                 return sorted(table), True
             return (
-                (sorted(table.outline(rest[0]).Config.model_fields), True)
+                (sorted(table.load(rest[0]).Config.model_fields), True)
                 if len(rest) == 1 and rest[0] in table
                 else ([], False)
             )
@@ -90,7 +90,7 @@ def is_whole(path: str) -> bool:
     parts = _FORMER.get(path, path).split(".")
     for index, part in enumerate(parts):
         if index > 1 and tuple(parts[:2]) in _OF_PARTS:
-            cls = _OF_PARTS[parts[0], parts[1]].outline(parts[2]).Config
+            cls = _OF_PARTS[parts[0], parts[1]].load(parts[2]).Config
             part = parts[-1]
         annotation = cls.model_fields[part].annotation
         inner = _model_of(annotation)

@@ -11,9 +11,9 @@ from typing import Any, NamedTuple
 
 from pydantic import BaseModel, ValidationError
 
-from ...model import parameter_shapes, registry
+from ...model import registry
 from ...model.config import ModelConfig, ModelConfigError, quoted
-from ...model.resolve import check_model_config, memory_settings
+from ...model.resolve import NO_MEMORY, check_model_config, longest_text, memory_settings
 from .. import probes
 from ..config import CheckpointConfig, DataConfig, EvalConfig, Plugin, Resources, TrainConfig
 from ..data import tokenizer
@@ -227,19 +227,19 @@ def agreement(
             f"none of the {model.n_layers} blocks is global, so mixer {model.attn_type} has no place; "
             f"set model.attn_offset, which is {model.attn_offset}, below model.n_layers",
         )
-    longest = parameter_shapes.longest_text(model)
+    longest = longest_text(model)
     if longest is not None and longest < train.seq_len:
         yield Problem(
             (f"model.position_settings.{model.positions}", "model.positions", "train.seq_len"),
             f"positions {model.positions} has {longest} places, fewer than train.seq_len ({train.seq_len}); "
             f"set model.position_settings.{model.positions}.length to as many as the longest text has",
         )
-    if model.memory != parameter_shapes.NO_MEMORY:
-        why = registry.MEMORIES.outline(model.memory).unfit(memory_settings(model), train.seq_len)
+    if model.memory != NO_MEMORY:
+        why = registry.MEMORIES.load(model.memory).unfit(memory_settings(model), train.seq_len)
         if why is not None:
             section = f"model.memories.{model.memory}"
             yield Problem((section, "model.memory"), f"{section}: {why}")
-    if train.distractor and not registry.MIXERS.outline(model.attn_type).has_distractor:
+    if train.distractor and not registry.MIXERS.load(model.attn_type).has_distractor:
         yield Problem(
             ("train.distractor", "model.attn_type"),
             f"mixer {model.attn_type} has no distractor loss; exclude that combination, or give the mixer one",

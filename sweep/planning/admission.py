@@ -8,8 +8,6 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 from pathlib import Path
 
-from ...model import parameter_shapes
-from ...model.config import ModelConfig
 from ...results.console.text import counted
 from ...results.store.store import default_runs
 from ..checkpoints import file_names, storage
@@ -363,31 +361,15 @@ class Disk:
         }
 
 
-def model_sizes(config: ModelConfig, *, narrow: bool, optimizer: str = "muon") -> tuple[int, int]:
-    """Bytes of a model's weights and of its optimizers' state, with activations of 16 bits or not.
-
-    From the shapes that its parts say they have; else the network is built, without its numbers where that can be. Names
-    and headers, some 400 bytes a tensor, are left out.
-    """
-    parameters = parameter_shapes.parameters(config)
-    if parameters is None:
-        from ..checkpoints import checkpoint
-
-        return checkpoint.sizes(config, narrow=narrow, optimizer=optimizer)
-    weights = buffers = 0
-    for _, group, count in parameters:
-        size = count * (2 if narrow and group == "embedding" else 4)
-        weights += size
-        # Muon keeps one buffer for each of its parameters, AdamW two.
-        buffers += size * (1 if group == optimizer == "muon" else 2)
-    return weights, buffers
-
-
 def disk_needed(cells: Sequence[Cell], runs: Path) -> Disk:
     """What training these cells needs; those that share a model section are counted once.
 
-    Raises AddressError and StorageError for a checkpoint.path that cannot be used.
+    Names and headers, some 400 bytes a tensor, are left out. Raises AddressError and StorageError for a checkpoint.path
+    that cannot be used.
     """
+    # imports torch, which commands that plan nothing do not wait for
+    from ..checkpoints.checkpoint import sizes
+
     counted: dict[tuple[int, bool, str], tuple[int, int]] = {}
     each, running = [], 0
     for cell in cells:
@@ -395,7 +377,7 @@ def disk_needed(cells: Sequence[Cell], runs: Path) -> Disk:
         narrow = config.train.activations_on(cuda=config.resources.gpus > 0) == "bfloat16"
         key = id(config.model), narrow, config.train.optimizer  # which the cells keep alive
         if key not in counted:
-            counted[key] = model_sizes(config.model, narrow=narrow, optimizer=key[2])
+            counted[key] = sizes(config.model, narrow=narrow, optimizer=key[2])
         weights, optimizers = counted[key]
         whole = weights + optimizers
         stays = {"nothing": 0, "weights": weights, "everything": weights + file_names.KEPT * whole}

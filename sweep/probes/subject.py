@@ -14,7 +14,7 @@ import torch
 from torch import Tensor, nn
 
 from ...model.backbone import Backbone
-from ...model.parameter_shapes import longest_text
+from ...model.resolve import longest_text
 from ...results.console.text import counted
 from ..config import CellConfig
 from ..data.batches import stream_rows

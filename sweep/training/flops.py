@@ -5,9 +5,8 @@ from __future__ import annotations
 from typing import NamedTuple
 
 from ...model.config import ModelConfig
-from ...model.parameter_shapes import NO_MEMORY
-from ...model.registry import MEMORIES, MIXERS
-from ...model.specs import own
+from ...model.registry import MEMORIES, MIXERS, own
+from ...model.resolve import NO_MEMORY
 
 SMALL = 1e13
 """FLOPs of a micro-batch up to which `train.graphs: auto` captures: fewer, and queuing may take longer than the work.
@@ -118,14 +117,14 @@ def _forward(config: ModelConfig, seq_len: int, counted: float = 1.0) -> Parts:
 
 def _of_parts(config: ModelConfig, keys: float) -> dict[str, float | None]:
     """What the mixer and the memory say of themselves."""
-    mixer, memory = config.attn_type, config.memory
-    part = MIXERS.outline(mixer)
-    settings = part.Config(**config.mixers.get(mixer, {}))
-    said: dict[str, float | None] = {f"mixer {mixer!r}": own(part, "forward_flops", config, settings, keys)}
-    if memory != NO_MEMORY:
-        part = MEMORIES.outline(memory)
-        settings = part.Config(**config.memories.get(memory, {}))
-        said[f"memory {memory!r}"] = own(part, "forward_flops", config, settings)
+    name = config.attn_type
+    mixer = MIXERS.load(name)
+    settings = mixer.Config(**config.mixers.get(name, {}))
+    said: dict[str, float | None] = {f"mixer {name!r}": own(mixer, "forward_flops", config, settings, keys)}
+    if config.memory != NO_MEMORY:
+        memory = MEMORIES.load(config.memory)
+        settings = memory.Config(**config.memories.get(config.memory, {}))
+        said[f"memory {config.memory!r}"] = own(memory, "forward_flops", config, settings)
     return said
 
 

@@ -11,7 +11,6 @@ import pytest
 import torch
 from atma_sweep.model.attention import Attention
 from atma_sweep.model.backbone import Auxiliary, Backbone
-from atma_sweep.model.parameter_shapes import network_shapes, parameters
 from registries import PAIRS, has_distractor
 from tiers import every_nth
 from torch import Tensor
@@ -128,7 +127,6 @@ def test_some_projections_may_go_without_bias_alone(
     some, full = awake(**switch), awake(tie_head=switch.get("tie_head", False))
     weights = dict(some.named_parameters())
     assert {name for name, _ in full.named_parameters()} - set(weights) == gone
-    assert network_shapes(some.config) == {name: tuple(one.shape) for name, one in weights.items()}
     for name, parameter in full.named_parameters():
         parameter.copy_(weights[name] if name in weights else torch.zeros_like(parameter))
     assert (some(tokens) - full(tokens)).abs().max() <= 1e-12
@@ -136,15 +134,10 @@ def test_some_projections_may_go_without_bias_alone(
 
 @pytest.mark.parametrize("switches", COMBINATIONS, ids=str)
 @pytest.mark.parametrize(("mixer", "memory"), every_nth(PAIRS, 5))
-def test_the_outline_the_pieces_and_the_gradients_follow(
+def test_the_pieces_and_the_gradients_follow(
     awake: Awake, tokens: Tensor, auxiliary: Aux, mixer: str, memory: str, switches: dict[str, bool]
 ) -> None:
     model = awake(attn_type=mixer, memory=memory, **switches)
-    assert network_shapes(model.config) == {name: tuple(one.shape) for name, one in model.named_parameters()}
-    said = parameters(model.config)
-    assert said is not None
-    groups = {name: group for group, members in model.parameter_groups().items() for name, _ in members}
-    assert {name: group for name, group, _ in said} == groups
     with torch.no_grad():
         whole = model.features(tokens).hidden_BTD
         for chunk in (1, 5):

@@ -16,8 +16,8 @@ import torch
 from atma_sweep.model.backbone import Backbone
 from atma_sweep.model.config import ModelConfig, ModelConfigError
 from atma_sweep.model.inference.decode import Anew, Decoder, Paged
-from atma_sweep.model.parameter_shapes import longest_text
 from atma_sweep.model.registry import MEMORIES, MIXERS, POSITIONS, SETTINGS
+from atma_sweep.model.resolve import longest_text
 from pydantic.fields import FieldInfo
 
 Awake = Callable[..., Backbone]
@@ -79,7 +79,7 @@ def every_option() -> Iterator[Option]:
             yield Option(None, None, name, field)
     for section, registry in SETTINGS.items():
         for part in registry:
-            for name, field in registry.outline(part).Config.model_fields.items():
+            for name, field in registry.load(part).Config.model_fields.items():
                 yield Option(section, part, name, field)
 
 

@@ -14,35 +14,28 @@ PACKAGE = "parts_of_a_test"
 @pytest.fixture
 def parts(monkeypatch: pytest.MonkeyPatch) -> Registry[type]:
     """A registry of a package that exists in memory alone."""
-    package, whole, outline = (ModuleType(f"{PACKAGE}{end}") for end in ("", ".whole", ".outline"))
+    package, whole = (ModuleType(f"{PACKAGE}{end}") for end in ("", ".whole"))
     package.__path__ = []  # type: ignore[attr-defined]
-    whole.One, whole.Two, outline.One = (type(name, (), {}) for name in ("One", "Two", "Outline"))  # type: ignore[attr-defined]
-    for module in (package, whole, outline):
+    whole.One, whole.Two = (type(name, (), {}) for name in ("One", "Two"))  # type: ignore[attr-defined]
+    for module in (package, whole):
         monkeypatch.setitem(sys.modules, module.__name__, module)
-    return Registry(
-        "part",
-        PACKAGE,
-        {"one": ("whole:One", "outline:One"), "two": "whole:Two", "far": "missing:It"},
-        reserved=("no",),
-    )
+    return Registry("part", PACKAGE, {"one": "whole:One", "two": "whole:Two", "far": "missing:It"}, reserved=("no",))
 
 
 def test_it_is_a_mapping_that_imports_what_is_asked_for(parts: Registry[type]) -> None:
     assert list(parts) == ["one", "two", "far"]
     assert (len(parts), "one" in parts, "no" in parts, parts["two"]) == (3, True, False, "whole:Two")
     assert [parts.load(name).__name__ for name in ("one", "two")] == ["One", "Two"]
-    assert [parts.outline(name).__name__ for name in ("one", "two")] == ["Outline", "Two"]
     with pytest.raises(ModuleNotFoundError, match="missing"):
         parts.load("far")
-    for ask in (parts.load, parts.outline):
-        with pytest.raises(KeyError):
-            ask("three")
+    with pytest.raises(KeyError):
+        parts.load("three")
 
 
 def test_what_is_registered_is_known_at_once_and_forgotten_with_its_scope(parts: Registry[type]) -> None:
     with parts.scope():
         mine = parts.register("mine")(type("Mine", (), {"__module__": "elsewhere"}))
-        assert parts.load("mine") is parts.outline("mine") is parts["mine"] is mine
+        assert parts.load("mine") is parts["mine"] is mine
         assert (parts.owner("mine"), parts.owner("one")) == ("elsewhere", None)
         with parts.scope():
             parts.register("other")(mine)

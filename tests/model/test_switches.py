@@ -82,7 +82,7 @@ ONLY_BESIDE: dict[tuple[str, str], dict[str, Any]] = {("wall", "base"): {"rotary
 
 @pytest.mark.parametrize(
     ("attn_type", "setting"),
-    [(name, setting) for name in MIXERS for setting in MIXERS.outline(name).Config.model_fields],
+    [(name, setting) for name in MIXERS for setting in MIXERS.load(name).Config.model_fields],
 )
 def test_every_setting_of_every_mixer_acts(
     awake: Awake, tokens: Tensor, auxiliary: Aux, attn_type: str, setting: str
@@ -90,7 +90,7 @@ def test_every_setting_of_every_mixer_acts(
     options = {"attn_type": attn_type, "window": True}
     aux = auxiliary(distractor=has_distractor(attn_type))
     beside = OF_GRADIENTS.get(setting, {})
-    value = other(MIXERS.outline(attn_type).Config.model_fields[setting])
+    value = other(MIXERS.load(attn_type).Config.model_fields[setting])
     changed = beside | {setting: WITHIN_A_SHORT_TEXT.get(setting, value)}
     losses, slopes = [], []
     for mixer in (beside, changed):

@@ -27,7 +27,7 @@ to what the mixer does, so that the other pairs say nothing new."""
 
 def has_distractor(mixer: str) -> bool:
     """Whether a mixer has a distractor loss."""
-    return bool(MIXERS.outline(mixer).has_distractor)
+    return bool(MIXERS.load(mixer).has_distractor)
 
 
 @contextmanager

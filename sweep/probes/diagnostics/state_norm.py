@@ -7,7 +7,6 @@ from typing import TYPE_CHECKING
 
 import numpy as np
 
-from ....model.parameter_shapes import NO_MEMORY
 from ....results import metrics
 from ..base import OverDocuments, Result
 

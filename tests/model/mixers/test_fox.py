@@ -9,10 +9,8 @@ import pytest
 import torch
 from atma_sweep.kernels.attention.softmax.op import softmax_attention_reference
 from atma_sweep.model.config import ModelConfig
-from atma_sweep.model.mixers.biased import ALiBi, slopes
-from atma_sweep.model.mixers.biased_outline import ALiBiConfig
-from atma_sweep.model.mixers.fox import FoX
-from atma_sweep.model.mixers.fox_outline import FoXConfig
+from atma_sweep.model.mixers.biased import ALiBi, ALiBiConfig, slopes
+from atma_sweep.model.mixers.fox import FoX, FoXConfig
 from torch import Tensor
 
 T, MODEL = 19, ModelConfig(d_model=12, n_heads=4, n_kv_heads=2, head_dim=8)

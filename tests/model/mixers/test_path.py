@@ -8,8 +8,7 @@ import pytest
 import torch
 from atma_sweep.kernels.attention.path.op import path_attention
 from atma_sweep.model.config import ModelConfig
-from atma_sweep.model.mixers.path import PaTH
-from atma_sweep.model.mixers.path_outline import PaTHConfig
+from atma_sweep.model.mixers.path import PaTH, PaTHConfig
 from torch import Tensor
 from torch.nn import functional
 

@@ -10,8 +10,7 @@ import pytest
 import torch
 from atma_sweep.model.backbone import Backbone, build
 from atma_sweep.model.config import ModelConfig
-from atma_sweep.model.mixers.tra import TRA
-from atma_sweep.model.mixers.tra_outline import TRAConfig
+from atma_sweep.model.mixers.tra import TRA, TRAConfig
 from atma_sweep.sweep.data.known.flipflop import IGNORE, ONE, READ, WRITE, ZERO, FlipFlopRows
 from torch import Tensor
 

@@ -17,10 +17,8 @@ from atma_sweep.kernels.attention.polar.op import polar_attention
 from atma_sweep.model.config import ModelConfig
 from atma_sweep.model.inference.decode import Paged
 from atma_sweep.model.mixers.biased import CoPE, CoPEConfig, Rel, RelConfig
-from atma_sweep.model.mixers.tra import TRA
-from atma_sweep.model.mixers.tra_outline import TRAConfig
-from atma_sweep.model.mixers.wall import Wall
-from atma_sweep.model.mixers.wall_outline import WallConfig
+from atma_sweep.model.mixers.tra import TRA, TRAConfig
+from atma_sweep.model.mixers.wall import Wall, WallConfig
 from atma_sweep.model.registry import MEMORIES, MIXERS
 from atma_sweep.sweep.attempt.device import network
 from atma_sweep.sweep.bench import decode, kernel_variants, kernels, report, single_token, train
@@ -87,7 +85,7 @@ def test_a_memory_that_is_timed_is_the_one_that_is_trained(op: str) -> None:
     """Its rates from the logits that its own projections give: by every backend of this machine what the memory reads."""
     torch.manual_seed(0)
     model = ModelConfig(d_model=16, n_heads=4, n_kv_heads=2, head_dim=8, memory=op, memories={})
-    built = MEMORIES.load(op)(model, MEMORIES.outline(op).Config()).double()
+    built = MEMORIES.load(op)(model, MEMORIES.load(op).Config()).double()
     for weight in built.parameters():
         torch.nn.init.normal_(weight, std=0.3)
     x = torch.randn(2, 150, 16, dtype=torch.float64)
@@ -121,11 +119,11 @@ def test_steps_of_decoding_that_are_timed_beside_each_other_are_of_the_same_numb
 
 
 @pytest.mark.parametrize("op", ["omega", "atlas"])
-def test_the_work_of_a_memory_that_is_timed_is_what_its_outline_says(op: str) -> None:
+def test_the_work_of_a_memory_that_is_timed_is_what_it_says_itself(op: str) -> None:
     model = ModelConfig(d_model=8, n_heads=1, n_kv_heads=1, head_dim=32, memory=op)
-    outline, surround = MEMORIES.outline(op), 2 * 8 * (len(kernel_variants.memory_rates(op, 1, 32)) + 2 * 32)
-    settings = outline.Config(orthogonal="none") if op == "atlas" else outline.Config()
-    assert kernel_variants.memory_flops(op, 32) == outline.forward_flops(model, settings) - surround
+    part, surround = MEMORIES.load(op), 2 * 8 * (len(kernel_variants.memory_rates(op, 1, 32)) + 2 * 32)
+    settings = part.Config(orthogonal="none") if op == "atlas" else part.Config()
+    assert kernel_variants.memory_flops(op, 32) == part.forward_flops(model, settings) - surround
 
 
 @pytest.mark.thorough

@@ -14,7 +14,7 @@ from typing import Any
 import pytest
 import torch
 from atma_sweep.model import register_mixer
-from atma_sweep.model.backbone import Backbone
+from atma_sweep.model.backbone import Backbone, build
 from atma_sweep.model.bases import Mixer, MixerConfig
 from atma_sweep.model.config import ModelConfig
 from atma_sweep.sweep.checkpoints import checkpoint, storage
@@ -328,6 +328,26 @@ def test_counting_allocates_nothing_and_knows_the_370m_model() -> None:
     vectors = state - (4 * embedding + 8 * head + 4 * others)  # what AdamW keeps a second time
     assert 0 < vectors < 0.01 * state
     assert resource.getrusage(resource.RUSAGE_SELF).ru_maxrss - began < 200_000  # kilobytes; the weights take 1.4e6
+
+
+@pytest.mark.parametrize("layers", [1, 2, 3, 8])
+@pytest.mark.parametrize("optimizer", ["muon", "adamw"])
+def test_blocks_that_are_alike_count_though_few_are_built(layers: int, optimizer: str) -> None:
+    """Against the whole network, with no two sizes alike."""
+    config = ModelConfig(
+        d_model=24, n_layers=layers, n_heads=12, n_kv_heads=6, head_dim=8, vocab_size=29, mlp_ratio=3, conv_taps=5,
+        canon_taps=2, attn_every=3, attn_offset=1, attn_type="wall", memory="omega", positions="ape",
+        memories={"omega": {"features": "sketch", "sketch": 3}},
+    )  # fmt: skip
+    for narrow in (False, True):
+        model = build(config, seed=0, dtype=torch.bfloat16 if narrow else torch.float32)
+        state = sum(
+            parameter.nbytes * (1 if group == optimizer == "muon" else 2)
+            for group, members in model.parameter_groups().items()
+            for _, parameter in members
+        )
+        weights = sum(tensor.nbytes for tensor in model.state_dict().values())
+        assert checkpoint.sizes(config, narrow=narrow, optimizer=optimizer) == (weights, state)
 
 
 @pytest.mark.usefixtures("registries")

@@ -10,7 +10,6 @@ import re
 import shutil
 import signal
 import subprocess
-import sys
 from collections.abc import Callable
 from dataclasses import replace
 from pathlib import Path
@@ -104,16 +103,6 @@ def test_measured_numbers_reach_sql_and_the_table(launched: Bench) -> None:
     assert threads == 1
     assert bench.sql("SELECT DISTINCT json_extract(extra, '$.chunk_tokens') FROM provenance") == [(8192,)]
     assert bench.sql("SELECT count(*) FROM example WHERE probe = 'clean' AND length = 64") == [(2 * 2,)]
-
-
-@pytest.mark.thorough
-def test_a_launch_itself_needs_no_torch(bench: Bench) -> None:
-    """Whose import takes longer than all else that a small launch does."""
-    program = "import sys; from atma_sweep import cli; cli.app(standalone_mode=False); print('torch' in sys.modules)"
-    words = [sys.executable, "-c", program, "launch", "micro.yaml", "--executor", "local", *ONE]
-    done = subprocess.run(words, cwd=bench.folder, env=bench.env, capture_output=True, text=True, timeout=PATIENCE_S)
-    assert done.stdout.splitlines()[-1] == "False", done.stdout + done.stderr
-    bench.once(1)
 
 
 @pytest.mark.thorough

@@ -7,6 +7,7 @@ from pathlib import Path
 from typing import Any
 
 import pytest
+from atma_sweep.sweep.checkpoints import checkpoint
 from atma_sweep.sweep.grid.cell import Cell
 from atma_sweep.sweep.orchestrator import display
 from atma_sweep.sweep.planning import admission, planner
@@ -29,7 +30,7 @@ def counted(monkeypatch: pytest.MonkeyPatch) -> list[str]:
         asked.append(config.attn_type)
         return (50, 5) if narrow else (100, 10)
 
-    monkeypatch.setattr(admission, "model_sizes", sizes)
+    monkeypatch.setattr(checkpoint, "sizes", sizes)
     return asked
 
 

@@ -175,7 +175,7 @@ def test_mixers_do_what_they_are_counted_for(mixer: str, block: int | None) -> N
     q, k = torch.randn(3, t, 4, 8), torch.randn(3, t, 2, 8)
     with torch.no_grad(), FlopCounterMode(display=False) as counter:
         core(q, k, k, window=None, block=block)
-    said = registry.MIXERS.outline(mixer).forward_flops(config, core.config, keys)
+    said = registry.MIXERS.load(mixer).forward_flops(config, core.config, keys)
     assert counter.get_total_flops() == 3 * t * said
 
 
