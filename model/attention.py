@@ -9,16 +9,14 @@ from dataclasses import dataclass
 from typing import Any
 
 import torch
-from torch import Tensor
+from torch import Tensor, nn
 from torch.nn import functional
 
 from ..kernels.conv.op import choose_backend
 from ..kernels.norms import rms_norm
-from .branch import Mix
-from .chunking import in_pieces
 from .config import ModelConfig
 from .inference.kv_cache import Kept, Pools, Room, Step, has_step
-from .layers import Canon, Linear, RMSNorm, few, join
+from .layers import Canon, Linear, RMSNorm, few, in_pieces, join
 from .registry import MEMORIES, MIXERS
 from .resolve import NO_MEMORY, memory_settings, mixer_settings
 
@@ -41,7 +39,7 @@ class States:
         return self.pools.tensors, self.tails, self.memory
 
 
-class Attention(Mix):
+class Attention(nn.Module):
     """out = W_o(y sigmoid(gate)) + the mixer's extra channel + memory, with y = mixer(q, k, v).
 
     Without `output_gate` out starts with W_o(y), without `qk_norm` q and k are what their projections give.
@@ -72,6 +70,10 @@ class Attention(Mix):
     def forward(
         self, x_BTD: Tensor, *, window: int | None = None, distractors_BRD: Tensor | None = None
     ) -> tuple[Tensor, Tensor | None]:
+        """(what to add to the residual stream [B, T, D], the distractor loss where there is one and it is asked for).
+
+        `x_BTD` is the normed stream. A window bounds what is seen.
+        """
         q_BTHX, k_BTJX, v_BTJX, *gate = self._inputs(x_BTD)
         mixed = self.mixer(q_BTHX, k_BTJX, v_BTJX, window=window, **self._read(x_BTD))
         y_BTHX, extra_BTD = mixed if isinstance(mixed, tuple) else (mixed, None)
@@ -87,6 +89,7 @@ class Attention(Mix):
         return out_BTD, loss
 
     def evaluate(self, x_BTD: Tensor, *, window: int | None, chunk: int) -> Tensor:
+        """The first of what `forward` returns, worked out `chunk` tokens at a time."""
         out_BTD, *qkv = self._mixed(x_BTD, window, chunk)
         if self.memory is not None:
             out_BTD = out_BTD + self.memory.evaluate(x_BTD, *qkv, chunk=chunk)
@@ -102,24 +105,29 @@ class Attention(Mix):
         return out_BTD if extra_BTD is None else out_BTD + extra_BTD, q_BTHX, k_BTJX, v_BTJX
 
     def projections(self) -> list[Linear]:
+        """Those between the stream and what mixes, whose products may be taken in 8 bits; never a mixer's own."""
         return [self.w_q, self.w_k, self.w_v, self.proj]
 
     def why_no_step(self) -> str | None:
+        """The part that has no form for one token at a time, in words; None when all have."""
         if not has_step(self.mixer):
             return f"mixer {type(self.mixer).__name__}"
         return None if self.memory is None or has_step(self.memory) else f"memory {type(self.memory).__name__}"
 
     def one_stream(self) -> bool:
+        """Whether `step` asks the device for no number, so that it can be captured as a CUDA graph."""
         # what somebody else wrote may ask for numbers
         ours = __name__.rpartition(".")[0]
         parts = (self.mixer,) if self.memory is None else (self.mixer, self.memory)
         return all(type(part).__module__.startswith(f"{ours}.") and part.one_stream for part in parts)
 
     def open(self, room: Room) -> States:
+        """Empty states of texts that `step` goes on with."""
         tails = None if self.canon is None else self.canon.open(room)
         return States(Pools(room), tails, None if self.memory is None else self.memory.open(room))
 
     def begin(self, x_1TD: Tensor, states: States, step: Step, *, chunk: int) -> Tensor:
+        """`evaluate` of one text from its start, of which the states then hold what `step` needs."""
         out_1TD, q, k, v = self._mixed(x_1TD, step.window, chunk)
         places_1T = torch.arange(x_1TD.shape[1], device=x_1TD.device)[None]
         kept = self.mixer.keep(k, v, places_BT=places_1T, before=None, **self._read(x_1TD))
@@ -133,6 +141,7 @@ class Attention(Mix):
         return out_1TD
 
     def step(self, x_BD: Tensor, states: Plain, step: Step) -> Tensor:
+        """What `forward` gives at the next token of some texts, [B, D]; their states are changed in place."""
         y_BE, *more = self._stepped(self._side_by_side(x_BD), x_BD, states, step)
         out_BD: Tensor = self.proj(y_BE)
         for part_BD in more:
@@ -140,6 +149,10 @@ class Attention(Mix):
         return out_BD
 
     def few_step(self, x_BD: Tensor, norm: RMSNorm, under_BD: Tensor, states: Plain, step: Step) -> Tensor:
+        """under + what `step` gives at norm(x), for so few texts that a product costs what reading its matrix does.
+
+        The matrices are in x's type and side by side (`Backbone.join`).
+        """
         assert self.joined is not None
         if self.memory is not None or self.mixer.reads_input:
             x_BD = norm(x_BD)
@@ -185,6 +198,7 @@ class Attention(Mix):
         return [y_BHX.flatten(1), *more]
 
     def kernel_paths(self, device: torch.device, dtype: torch.dtype) -> dict[str, str]:
+        """Op -> implementation that `forward` takes for such tensors, for the record of a run."""
         paths = {} if self.canon is None else {"canon": str(choose_backend(device, dtype, self.canon.taps))}
         paths |= self.mixer.kernel_paths(device, dtype)
         return paths if self.memory is None else paths | self.memory.kernel_paths(device, dtype)

@@ -9,7 +9,7 @@ import importlib
 import math
 from collections.abc import Callable
 from dataclasses import dataclass, field
-from typing import Any, NamedTuple
+from typing import Any, NamedTuple, cast
 
 import torch
 from torch import Tensor, nn
@@ -25,13 +25,11 @@ from ..kernels.sketch import op as sketch
 from . import registry
 from .attention import Attention, States
 from .bases import Position, Table
-from .branch import Mix
-from .chunking import in_pieces
+from .block import Block, Kept
 from .compilation import one_graph
 from .config import ModelConfig
-from .gated_conv import GatedConv
 from .inference.kv_cache import Ledger, Room, Step
-from .layers import MLP, CausalConv, Linear, RMSNorm, TiedHead, drop, few
+from .layers import CausalConv, Linear, RMSNorm, TiedHead, few, in_pieces
 from .resolve import (
     NO_POSITIONS,
     NO_REGULARIZER,
@@ -106,79 +104,6 @@ class Drawn:
         return Drawn(self.regularizer, own(self.sketches_LKD), distractors, kept, own(self.places_BT))
 
 
-Kept = tuple[Tensor, Tensor]
-"""What dropout leaves of a block's two branches, bool [B, T, D] each."""
-
-
-class Block(nn.Module):
-    """x + mix(norm(x)), then x + mlp(norm(x)); `mix` is global attention or a gated convolution.
-
-    With `residual: normed` n + mix(n) of n = norm(x), and the same with the MLP.
-    """
-
-    def __init__(self, config: ModelConfig, layer: int) -> None:
-        super().__init__()
-        self.norm1 = RMSNorm(config.d_model, config.norm_eps)
-        self.mix: Mix = Attention(config, layer) if config.is_global(layer) else GatedConv(config)
-        self.norm2 = RMSNorm(config.d_model, config.norm_eps)
-        self.mlp = MLP(config.d_model, config.mlp_ratio, config.mlp, bias=config.bias)
-        self.normed = config.residual == "normed"
-        self.dropout = config.dropout
-
-    def forward(
-        self,
-        x_BTD: Tensor,
-        *,
-        window: int | None,
-        distractors_BRD: Tensor | None = None,
-        kept: Kept | tuple[None, None] = (None, None),
-    ) -> tuple[Tensor, Tensor | None]:
-        normed_BTD = self.norm1(x_BTD)
-        out_BTD, loss = self.mix(normed_BTD, window=window, distractors_BRD=distractors_BRD)
-        x_BTD = self._under(x_BTD, normed_BTD) + drop(out_BTD, kept[0], self.dropout)
-        normed_BTD = self.norm2(x_BTD)
-        return self._under(x_BTD, normed_BTD) + drop(self.mlp(normed_BTD), kept[1], self.dropout), loss
-
-    def _few_under(self, x_BD: Tensor, norm: RMSNorm) -> Tensor:
-        found: Tensor = norm(x_BD) if self.normed else x_BD
-        return found
-
-    def _under(self, x_BTD: Tensor, normed_BTD: Tensor) -> Tensor:
-        """What a branch is added to."""
-        return normed_BTD if self.normed else x_BTD
-
-    def evaluate(self, x_BTD: Tensor, *, window: int | None, chunk: int) -> Tensor:
-        """The first of what `forward` returns, worked out `chunk` tokens at a time."""
-        return self._evaluated(x_BTD, lambda normed: self.mix.evaluate(normed, window=window, chunk=chunk), chunk)
-
-    def _evaluated(self, x_BTD: Tensor, mix: Callable[[Tensor], Tensor], chunk: int) -> Tensor:
-        (normed_BTD,) = in_pieces(lambda x: (self.norm1(x),), (x_BTD,), chunk)
-        x_BTD = self._under(x_BTD, normed_BTD) + mix(normed_BTD)
-        (out_BTD,) = in_pieces(lambda x: (self.mlp(self.norm2(x)),), (x_BTD,), chunk)
-        if self.normed:
-            (x_BTD,) = in_pieces(lambda x: (self.norm2(x),), (x_BTD,), chunk)
-        return x_BTD + out_BTD
-
-    def begin(self, x_1TD: Tensor, states: Any, step: Step, *, chunk: int) -> Tensor:
-        """`evaluate` of one text from its start, of which the states then hold what `step` needs."""
-        return self._evaluated(x_1TD, lambda normed: self.mix.begin(normed, states, step, chunk=chunk), chunk)
-
-    def step(self, x_BD: Tensor, branch_BD: Tensor | None, states: Any, step: Step) -> tuple[Tensor, Tensor | None]:
-        """What `forward` gives at the next token of some texts, as two numbers to add, [B, D] each; so is its input.
-
-        The sum stands where the next norm can take it along. Of few texts the products take norms and sums along instead, and
-        there is one number alone (`Backbone.few`).
-        """
-        if branch_BD is None:
-            x_BD = self.mix.few_step(x_BD, self.norm1, self._few_under(x_BD, self.norm1), states, step)
-            return self.mlp.few(x_BD, self.norm2, self._few_under(x_BD, self.norm2)), None
-        x_BD = x_BD + branch_BD
-        normed_BD = self.norm1(x_BD)
-        x_BD = self._under(x_BD, normed_BD) + self.mix.step(normed_BD, states, step)
-        normed_BD = self.norm2(x_BD)
-        return self._under(x_BD, normed_BD), self.mlp(normed_BD)
-
-
 class Backbone(nn.Module):
     """The network. `dtype` is the type of activations and, unless the config says otherwise, of the embedding; other weights are float32.
 
@@ -192,7 +117,8 @@ class Backbone(nn.Module):
         self.embedding = nn.Embedding(
             config.vocab_size, config.d_model, _weight=torch.empty(config.vocab_size, config.d_model)
         )
-        self.blocks = nn.ModuleList(Block(config, layer) for layer in range(config.n_layers))
+        blocks = nn.ModuleList(Block(config, layer) for layer in range(config.n_layers))
+        self.blocks = cast("list[Block]", blocks)
         self.norm = RMSNorm(config.d_model, config.norm_eps)
         tied, bias = config.tie_head, config.bias and config.head_bias
         self.head = (
@@ -238,7 +164,6 @@ class Backbone(nn.Module):
         """
         self._fp8 = fp8_linear.choose_backend(self.device)
         for block in self.blocks:
-            assert isinstance(block, Block)
             for linear in (*block.mix.projections(), block.mlp.fc, block.mlp.proj):
                 linear.fp8 = self._fp8.backend
         return self._fp8
@@ -406,7 +331,6 @@ class Backbone(nn.Module):
         times 1.6 GB in float32: 7.3 GB in all.
         """
         for block in self.blocks:
-            assert isinstance(block, Block)
             x_BTD = block.evaluate(x_BTD, window=window, chunk=chunk)
         (hidden_BTD,) = in_pieces(lambda x: (self.norm(x),), (x_BTD,), chunk)
         return hidden_BTD
@@ -415,22 +339,21 @@ class Backbone(nn.Module):
         """The part that has no form for one token at a time, in words; None when the network can go on token by token."""
         if self.positions is not None and not self.positions.steady:
             return f"positions {self.config.positions}"
-        found = (block.mix.why_no_step() for block in self.blocks if isinstance(block, Block))
+        found = (block.mix.why_no_step() for block in self.blocks)
         return next((why for why in found if why is not None), None)
 
     def one_stream(self) -> bool:
         """Whether a step asks the device for no number, so that it can be captured as a CUDA graph."""
-        return all(block.mix.one_stream() for block in self.blocks if isinstance(block, Block))
+        return all(block.mix.one_stream() for block in self.blocks)
 
     def open(self, room: Room) -> list[Any]:
         """Empty states of every block, for `begin` and `step`."""
-        return [block.mix.open(room) for block in self.blocks if isinstance(block, Block)]
+        return [block.mix.open(room) for block in self.blocks]
 
     def begin(self, tokens_T: Tensor, states: list[Any], step: Step, *, chunk: int) -> Tensor:
         """Logits [V] behind one text, int64 [T], worked out `chunk` tokens at a time; the states then hold what `step` needs."""
         x_1TD = self._embedded(tokens_T[None], self._evaluation_places(len(tokens_T)))
         for block, state in zip(self.blocks, states, strict=True):
-            assert isinstance(block, Block)
             x_1TD = block.begin(x_1TD, state, step, chunk=chunk)
         return self.logits(self.norm(x_1TD[0, -1]))
 
@@ -480,11 +403,10 @@ class Backbone(nn.Module):
     def join(self) -> None:
         """Lays matrices that read the same one below the other, for `step`; every matrix is in the type that it is used in."""
         for block in self.blocks:
-            assert isinstance(block, Block)
             if any(linear.fp8 is not None for linear in (*block.mix.projections(), block.mlp.fc, block.mlp.proj)):
                 return
         for block in self.blocks:
-            if isinstance(block, Block) and isinstance(block.mix, Attention):
+            if isinstance(block.mix, Attention):
                 block.mix.join()
         self._joined = True
 
@@ -529,7 +451,6 @@ class Backbone(nn.Module):
         """Op -> implementation that this network takes on its device, for the record of a run."""
         paths = {"blocks": "eager" if self._compiler is None else f"{self._compiler} torch {version('torch')}"}
         for block in self.blocks:
-            assert isinstance(block, Block)
             paths |= block.mix.kernel_paths(self.device, self.dtype)
         if self._fp8 is not None:
             paths["projections"] = f"fp8 by {self._fp8}"

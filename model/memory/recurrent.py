@@ -12,10 +12,9 @@ from torch import Tensor
 
 from ...kernels.norms import rms_norm
 from ..bases import Memory
-from ..chunking import spans
 from ..config import ModelConfig
 from ..inference.kv_cache import Remembered, Room
-from ..layers import Linear
+from ..layers import Linear, spans
 
 
 class Recurrent(Memory):

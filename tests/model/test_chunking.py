@@ -13,8 +13,8 @@ from atma_sweep.kernels.shapes import query_block
 from atma_sweep.model import register_mixer
 from atma_sweep.model.backbone import Auxiliary, Backbone, build
 from atma_sweep.model.bases import Mixer
-from atma_sweep.model.chunking import in_pieces, spans
 from atma_sweep.model.config import ModelConfig
+from atma_sweep.model.layers import in_pieces, spans
 from registries import PAIRS
 from tiers import every_nth
 from torch import Tensor

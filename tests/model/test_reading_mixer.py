@@ -9,8 +9,8 @@ import pytest
 import torch
 from atma_sweep.model import Mixer, MixerConfig, register_mixer
 from atma_sweep.model.backbone import Backbone
-from atma_sweep.model.chunking import in_pieces
 from atma_sweep.model.config import ModelConfig
+from atma_sweep.model.layers import in_pieces
 from torch import Tensor, nn
 
 pytestmark = pytest.mark.usefixtures("registries")
