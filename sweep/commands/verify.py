@@ -14,8 +14,8 @@ from ..config import CellConfig
 from ..data import corpora
 from ..executors import source_snapshot
 from ..external_models import config as openweight
-from ..grid.axes import levels_of, synonyms_of
 from ..grid.cell import five_levels, possible_ids
+from ..grid.settings import levels_of, synonyms_of
 
 
 def identify(config: Any, claimed: str) -> str:

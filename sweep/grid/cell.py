@@ -15,8 +15,8 @@ from pydantic import BaseModel
 from ...model import registry
 from ...model.config import ModelConfig
 from ..config import MUON_FIELDS, CellConfig, DataConfig, TrainConfig
-from . import axes
 from .plugins import PLUGGABLE
+from .settings import levels_of
 
 
 def _without_defaults(cls: type[BaseModel], values: Mapping[str, Any]) -> dict[str, Any]:
@@ -136,7 +136,7 @@ def slug(config: CellConfig, extra: Mapping[str, str] | None = None) -> str:
 
 def five_levels(config: CellConfig) -> str:
     """The part of a slug that every one has: the levels of the five axes."""
-    level = axes.levels_of(config)
+    level = levels_of(config)
 
     def bit(letter: str, word: str) -> str:
         return letter + {"off": "0", "on": "1"}.get(word, word)
@@ -166,4 +166,4 @@ class Cell:
     @property
     def levels(self) -> dict[str, str]:
         """Level of each of the five axes, whether or not the grid varies it."""
-        return axes.levels_of(self.config)
+        return levels_of(self.config)

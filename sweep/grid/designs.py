@@ -14,8 +14,8 @@ from ...results.designs.design_option import METHODS, Design, as_options
 from ...results.designs.design_space import EXACT, Space, Term, closed, estimable, words
 from ...results.lazy_import import Late
 from ..errors import GridError
-from .contrasts import canonical, place
 from .grid_file import MODELS, DesignKeys
+from .sections import canonical, place
 from .yaml_document import Document, shown
 
 if TYPE_CHECKING:

@@ -8,17 +8,16 @@ from __future__ import annotations
 import itertools
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass, replace
+from pathlib import Path
 from typing import Any, cast
 
 from ..config import SECTIONS, CellConfig, DataConfig, Plugin
-from ..data import corpora
+from ..data import corpora, tokenizer
 from ..data.corpora import Prepared
 from ..data.registry import CORPORA
-from . import axes, named_corpus, named_levels, settings, validate
+from . import settings, validate
 from .cell import Cell, canonical, data_identity, five_levels, id_of_parts, model_identity, slug_part, train_identity
-from .named_corpus import Lookup
-from .named_levels import NamedLevels
-from .settings import Layer, Setting
+from .settings import Layer, NamedLevels, Setting
 from .yaml_document import Document
 
 Combination = Mapping[str, Any]
@@ -73,7 +72,7 @@ class Expansion:
         self._varied, self._settled = varied, settled or {}
         self._layers, self._command_line = layers, command_line
         self._document, self._seeds, self._plugins, self._fingerprint = document, seeds, plugins, fingerprint
-        self._chain, self._prepared = named_corpus.Chain(layers, document.path), prepared
+        self._chain, self._prepared = _Chain(layers, document.path), prepared
         self._below = _by_section(settings.merge(layers))
         self._above = _by_section(settings.merge([command_line]))
         self._levels: dict[tuple[int | None, str, str], _Level] = {}
@@ -118,11 +117,11 @@ class Expansion:
             where = line or self._document.line(*self._varied.split("."), name)
             key = f"{'include' if line else self._varied}.{name}"
             setting, layer = Setting(level, self._document.path, where, key), Layer()
-            named_levels.put(layer, name, setting, *self._named)
-            word = axes.level_text(name, level)
+            settings.put(layer, name, setting, *self._named)
+            word = settings.level_text(name, level)
             for path, value in self._settled.get((name, word), {}).items():
                 settings.add(layer, path, Setting(value, self._document.path, self._document.line("tune"), "tune"))
-            extra = None if name in axes.AXES else slug_part(name.rpartition(".")[2] + word)
+            extra = None if name in settings.AXES else slug_part(name.rpartition(".")[2] + word)
             sections = tuple(dict.fromkeys(path.partition(".")[0] for path in layer))
             found = self._levels[place] = _Level(name, word, setting, layer, sections, extra)
         return found
@@ -166,7 +165,7 @@ class Expansion:
             return _Parts(validate.section("data", layer, self._plugins))
         layer = self._chain.without_below(layer, corpus)
         section = validate.section("data", layer, self._plugins)
-        return _Parts(named_corpus.with_tokenizer(section, layer, known), known=known)
+        return _Parts(_with_tokenizer(section, layer, known), known=known)
 
     def _fitting(self, model: Any, layer: Layer, levels: Iterable[_Level], known: Prepared) -> Any:
         """The model with room for the corpus's vocabulary, unless whoever names the corpus says how much there is."""
@@ -189,7 +188,7 @@ class Expansion:
         return found
 
     def _five_levels(self, config: CellConfig) -> str:
-        # only these two have levels of the five axes, and self._sections keeps them alive
+        # only these two have levels of the five and self._sections keeps them alive
         key = id(config.model), id(config.train)
         if key not in self._stems:
             self._stems[key] = five_levels(config)
@@ -211,3 +210,53 @@ def _by_section(layer: Layer) -> dict[str, Layer]:
     for path, setting in layer.items():
         found.setdefault(path.partition(".")[0], {})[path] = setting
     return found
+
+
+# --- corpora that were prepared under a name --------------------------------------------------------------------------
+
+Lookup = Callable[[str], Prepared | None]
+"""The corpus that was prepared under a name; None for a name that nothing has."""
+SAID = ("tokenizer", "tokenizer_file", "end_of_text")
+
+
+class _Chain:
+    """The files of a grid, from the base at the bottom to the command line."""
+
+    def __init__(self, layers: Sequence[Layer], own: Path) -> None:
+        self._top = len(layers)
+        self._ranks: dict[Path | str, int] = {own: len(layers) - 1}
+        for rank, layer in enumerate(layers):
+            self._ranks |= {setting.file: rank for setting in layer.values()}
+
+    def below(self, one: Setting, other: Setting) -> bool:
+        """Whether the first stands in a file that the other's file extends; the command line is over all."""
+        return self._ranks.get(one.file, self._top) < self._ranks.get(other.file, self._top)
+
+    def without_below(self, layer: Layer, corpus: Setting) -> Layer:
+        """The data section without what files below the one that names the corpus say of a tokenizer."""
+        gone = {f"data.{name}" for name in SAID}
+        return {path: one for path, one in layer.items() if path not in gone or not self.below(one, corpus)}
+
+
+def _with_tokenizer(data: DataConfig, layer: Layer, known: Prepared) -> DataConfig:
+    """The section with the tokenizer that made the corpus; raises Invalid when the layer says another."""
+    said = {name: layer[f"data.{name}"].value for name in SAID if f"data.{name}" in layer}
+    if "tokenizer" in said and data.tokenizer != known.kind:
+        raise validate.Invalid(validate.Problem(("data.tokenizer",), _differs(known, data.tokenizer)))
+    file, end = data.tokenizer_file, data.end_of_text
+    if known.kind == "json" and (file is not None or end is not None):
+        path = "data.tokenizer_file" if file is not None else "data.end_of_text"
+        try:
+            asked = tokenizer.load_tokenizer(
+                "json", file or known.file, end or (known.end_of_text if file is None else None)
+            )
+        except tokenizer.TokenizerError as error:
+            raise validate.Invalid(validate.Problem((path,), str(error))) from error
+        if asked.name != known.tokenizer:
+            raise validate.Invalid(validate.Problem((path,), _differs(known, asked.name)))
+    update = {"tokenizer": known.kind, "tokenizer_file": file or known.file, "end_of_text": end or known.end_of_text}
+    return data.model_copy(update=update)
+
+
+def _differs(known: Prepared, asked: str) -> str:
+    return f"corpus {known.name!r} was prepared with tokenizer {known.tokenizer}, but the grid asks for {asked}"

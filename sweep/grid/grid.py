@@ -19,17 +19,14 @@ from ...results.stopping.stopping_rule import Rule
 from ...results.studies.search import Search
 from ..config import Plugin
 from ..errors import GridError
-from . import axes, contrasts, designs, named_levels, search_section, settings
-from .axes import level_text
+from . import designs, sections, settings
 from .cell import Cell
-from .expansion import Combination, Expansion, Fingerprint
+from .expansion import Combination, Expansion, Fingerprint, Lookup
 from .grid_file import BASE_KEYS, GridFile
 from .grid_file import find_file as find_file
 from .grid_file import shipped as shipped
-from .named_corpus import Lookup
-from .named_levels import NamedLevels
 from .plugins import PluginLeft, cause_of, load_plugin
-from .settings import Layer, Setting
+from .settings import Layer, NamedLevels, Setting, level_text
 from .yaml_document import Document, KeyPath, TooManyValues, load, value_of
 
 SEED = "seed"
@@ -71,7 +68,7 @@ class Grid:
     """When seeds beyond `seeds` are enough; None: no others are added."""
     search: Search | None = None
     """The study whose trials are the cells; None: a factorial."""
-    tune: search_section.Tune | None = None
+    tune: sections.Tune | None = None
     """The studies that go before the factorial; None: none do."""
     tuned: Mapping[str, Mapping[str, Any]] = field(default_factory=dict)
     """By level of the axis that is tuned: the settings that its cells have."""
@@ -85,9 +82,7 @@ class Grid:
         """
         expansion = self.expansion(fingerprint, prepared)
         if self.search is not None:
-            return search_section.ends(
-                self.document, self.search, expansion, search_section.TUNE if self.part else search_section.KEY
-            )
+            return sections.ends(self.document, self.search, expansion, sections.TUNE if self.part else sections.SEARCH)
         cells: list[Cell] = []
         seen: dict[str, Cell] = {}
         of_seeds = self._dropping(seeds=True)
@@ -103,8 +98,8 @@ class Grid:
         if not cells:
             raise self.document.error(("exclude",), "drops every cell; nothing is left to run")
         # whoever asks for other lengths on the command line tries something out
-        if not any(path.startswith(contrasts.EVALUATION) for path in self.command_line):
-            contrasts.check_lengths(self.document, self.contrasts, cells)
+        if not any(path.startswith(sections.EVALUATION) for path in self.command_line):
+            sections.check_lengths(self.document, self.contrasts, cells)
         return cells
 
     def expansion(self, fingerprint: Fingerprint, prepared: Lookup = lambda name: None) -> Expansion:
@@ -118,9 +113,7 @@ class Grid:
             fingerprint=fingerprint,
             prepared=prepared,
             named=(self.named, self.besides),
-            varied="axes"
-            if self.search is None
-            else f"{search_section.TUNE if self.part else search_section.KEY}.ranges",
+            varied="axes" if self.search is None else f"{sections.TUNE if self.part else sections.SEARCH}.ranges",
             settled={(self.tune.per, word): set_ for word, set_ in self.tuned.items()} if self.tune else {},
         )
 
@@ -142,10 +135,10 @@ class Grid:
         for word, level in self.tune.levels.items():
             layer: Layer = {}
             for axis, value in {self.tune.per: level, **self.tune.at}.items():
-                named_levels.put(
+                settings.put(
                     layer,
                     axis,
-                    Setting(value, self.document.path, self.tune.line, search_section.TUNE),
+                    Setting(value, self.document.path, self.tune.line, sections.TUNE),
                     self.named,
                     self.besides,
                 )
@@ -255,7 +248,7 @@ def load_grid(
     plugins = tuple(_plugins(document))
     file = _validated(document)
     layers = _layers(document, file)
-    made = named_levels.read(document, file.axes)
+    made = settings.named_axes(document, file.axes)
     crossed = _axes(document, file.axes, made)
     included = _include(document, file.include, made)
     every = {axis: list(levels) for axis, levels in crossed.items()}
@@ -276,14 +269,14 @@ def load_grid(
         document=document,
         axes=crossed,
         named=made,
-        besides=named_levels.besides(document, file.levels, every),
+        besides=settings.besides(document, file.levels, every),
         exclude=_exclude(document, file, crossed),
         include=included,
         seeds=file.seeds,
         layers=layers,
         command_line=_command_line(sets),
         plugins=plugins,
-        contrasts=contrasts.read(document, file.contrasts, every),
+        contrasts=sections.read_contrasts(document, file.contrasts, every),
     )
     allowed = MOST_CELLS if most is None else most
     grid.check_size(allowed)
@@ -292,11 +285,11 @@ def load_grid(
             raise document.error(("seeds",), "a trial is one cell, so that a study has one seed; give seeds: [0]")
         return replace(grid, search=file.search.search())
     if file.tune is not None:
-        tune = search_section.read_tune(document, file.tune, every, grid.name, made, grid.besides)
+        tune = sections.read_tune(document, file.tune, every, grid.name, made, grid.besides)
         grid = replace(grid, tune=tune)
     if file.stop is not None:
-        rule = contrasts.read_stop(document, file.stop, every, grid.seeds)
-        grid = replace(grid, stop=rule, contrasts=contrasts.with_contrast(grid.contrasts, rule, every))
+        rule = sections.read_stop(document, file.stop, every, grid.seeds)
+        grid = replace(grid, stop=rule, contrasts=sections.with_contrast(grid.contrasts, rule, every))
         grid.check_size(allowed)
     if file.design is not None:
         chosen = designs.read(document, file.design, grid.axes, grid.exclude, grid.contrasts)
@@ -335,10 +328,10 @@ def _layers(document: Document, file: GridFile, seen: tuple[Path, ...] = ()) -> 
 
 def _check_axis(document: Document, made: NamedLevels, name: str, *where: str | int) -> None:
     """Raise GridError for an axis that is none of the five, of the file's own, or the path of a setting."""
-    if name in axes.AXES or name in made:
+    if name in settings.AXES or name in made:
         return
     if "." not in name and name not in settings.COMPUTED and settings.unknown(name):
-        allowed = [*axes.AXES, *made, "or a config path such as train.muon_lr"]
+        allowed = [*settings.AXES, *made, "or a config path such as train.muon_lr"]
         raise document.error(where, "no such axis", allowed, name)
     if wrong := settings.unknown(name):
         raise document.error(where, *wrong)
@@ -348,8 +341,8 @@ def _check_level(
     document: Document, made: NamedLevels, name: str, level: Any, where: KeyPath, *, below: KeyPath = ()
 ) -> None:
     """Raise GridError for a level that an axis does not have; those of a setting are checked with its cells."""
-    if name in axes.AXES or name in made:
-        levels = made[name] if name in made else axes.AXES[name].levels()
+    if name in settings.AXES or name in made:
+        levels = made[name] if name in made else settings.AXES[name].levels()
         if level_text(name, level) not in levels:
             raise document.error(where, f"no level {level!r}", levels, str(level), below=below)
 
@@ -399,7 +392,7 @@ def _exclude(document: Document, file: GridFile, crossed: Mapping[str, list[Any]
 
 def _check_seeds(document: Document, where: KeyPath, named: Sequence[Any], seeds: Sequence[int]) -> None:
     """Raise GridError for seeds of an `exclude` rule that the grid does not have, or that it cannot drop."""
-    for key in (designs.KEY, contrasts.STOP):
+    for key in (designs.KEY, sections.STOP):
         if key in document.data:
             raise document.error(where, f"does not go with {key}, which has the same seeds for all; leave one out")
     for seed in named:

@@ -9,7 +9,7 @@ from __future__ import annotations
 import contextlib
 import math
 import os
-from collections.abc import Callable, Iterable, Mapping, Sequence
+from collections.abc import Callable, Collection, Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from fractions import Fraction
 from pathlib import Path
@@ -30,14 +30,17 @@ from pydantic_core import CoreSchema, core_schema
 
 from ...grids import GRIDS
 from ...model.bounds import MAX_INT64
+from ...results import metrics
+from ...results.contrasts import AVERAGE
 from ...results.designs import regular_fractions
 from ...results.designs.design_option import METHODS
+from ...results.metrics import OF_TRAINING, Metric
 from ...results.names import NAME, RESERVED, RULE, level_word
 from ...results.stopping.stopping_rule import FIRST, MOST, MOST_SEEDS, OBRIEN_FLEMING, SPENDINGS
 from ...results.studies.search import Choice, Direction, Interval, Pruner, Range, Sampler, Search
-from . import axes, settings
-from .axes import level_text
-from .measures import Measure, measure
+from ..probes import PROBES
+from . import settings
+from .settings import AXES, level_text
 from .yaml_document import wrong
 
 NUMBER = r"^[-+]?[0-9][0-9_]*(\.[0-9]*)?([eE][-+]?[0-9]+)?$"
@@ -82,6 +85,93 @@ def find_file(name: str | Path, beside: Path | None = None, folder: str = "") ->
 def shipped(folder: str = "") -> list[str]:
     """Return the names of the shipped grids, or of the bases with folder="base"."""
     return sorted(path.stem for path in (GRIDS / folder).glob("*.yaml"))
+
+
+# --- numbers that a cell is measured by -------------------------------------------------------------------------------
+
+
+@dataclass(frozen=True)
+class Measure:
+    """One number of a cell. `length`: a context length, 0 for a number that has none, None for the average over all."""
+
+    probe: str
+    metric: Metric
+    length: int | None
+
+    @property
+    def text(self) -> str:
+        """In full: needle.digit_accuracy@65536, val.val_loss."""
+        place = AVERAGE if self.length is None else str(self.length)
+        return f"{self.probe}.{self.metric.name}" + (f"@{place}" if self.length != 0 else "")
+
+
+def check_measured(probe: str, metric: str, length: int | None, asked: Collection[tuple[str, int]]) -> None:
+    """Raise PydanticCustomError for a number that no cell has which is asked for these probes and lengths."""
+    lengths = sorted(at for name, at in asked if name == probe)
+    if not lengths and probe in PROBES:
+        probes = [*sorted({name for name, _ in asked}), *OF_TRAINING]
+        raise wrong(f"no cell runs the probe {probe} (eval.probes)", allowed=probes, word=probe)
+    if lengths and length is not None and length not in lengths:
+        told = [f"{probe}.{metric}" + (f"@{at}" if at else "") for at in lengths]
+        raise wrong(f"no cell is evaluated at {probe}.{metric}@{length} (eval.lengths)", allowed=told)
+
+
+def measure(text: object, *, short: bool = True, average: bool = False, where: Sequence[str] = ()) -> Measure:
+    """Return the number that a grid means; `needle@65536` is the probe's first, `val_loss` the only one of that name.
+
+    Args:
+        text: As the file writes it.
+        short: Whether a probe or a metric alone is enough.
+        average: Whether `@avg` may stand for a context length.
+        where: Keys below the one that is being read, for the error.
+
+    Raises:
+        PydanticCustomError: With what is allowed.
+    """
+    if not isinstance(text, str) or not (short or "." in text.partition("@")[0]):
+        must = "must be the name of a number such as val_loss or needle@65536"
+        raise wrong(f"{must if short else 'must read probe.metric or probe.metric@length'}, got {text!r}", *where)
+    name, at, place = text.partition("@")
+    probe, metric = _named(name, where)
+    full = f"{probe}.{metric.name}"
+    if (probe in PROBES and PROBES.load(probe).by_length) != bool(at):
+        more = f", or {full}@{AVERAGE}" if average else ""
+        needs = f"has no context length: {full}" if at else f"needs a context length: {full}@65536{more}"
+        raise wrong(needs, *where)
+    if at and average and place == AVERAGE:
+        return Measure(probe, metric, None)
+    if at and (not place.isdecimal() or not 0 < int(place) < 2**63):
+        more = f" or {AVERAGE}" if average else ""
+        raise wrong(f"the context length must be a whole number{more}, got {place!r}", *where)
+    return Measure(probe, metric, int(place) if at else 0)
+
+
+def _named(name: str, where: Sequence[str]) -> tuple[str, Metric]:
+    """Return the probe and the metric of a name without a length."""
+    known = [*PROBES, *OF_TRAINING]
+    probe, dot, metric = name.partition(".")
+    if not dot and name in known:
+        return name, own_metrics(name)[0]
+    if not dot:
+        probes = [of for of, one in metrics.METRICS if one == name]
+        if len(probes) > 1:
+            among = [f"{of}.{name}" for of in probes]
+            raise wrong(f"several probes have a number {name!r}", *where, allowed=among)
+        if not probes:
+            among = [*known, "val_loss", "tokens_per_s"]
+            raise wrong(f"no probe and no number is called {name!r}", *where, allowed=among, word=name)
+        probe, metric = probes[0], name
+    if probe not in known:
+        raise wrong(f"no probe {probe!r}", *where, allowed=known, word=probe)
+    own = {one.name: one for one in own_metrics(probe)}
+    if metric not in own:
+        raise wrong(f"the probe {probe} has no metric {metric!r}", *where, allowed=own, word=metric)
+    return probe, own[metric]
+
+
+def own_metrics(probe: str) -> Sequence[Metric]:
+    """Return the metrics of a probe, or of a training in place of one: the main number first."""
+    return metrics.of_probe(probe) or tuple(PROBES.load(probe).metrics)
 
 
 # --- types of values --------------------------------------------------------------------------------------------------
@@ -227,8 +317,8 @@ def _choice_of(path: str, levels: Sequence[Any]) -> Choice:
     words = [level_text(path, level) for level in levels]
     if len(set(words)) < max(2, len(words)):
         raise wrong("needs two or more levels, all different; what does not vary goes into set", path)
-    if path in axes.AXES:
-        allowed = axes.AXES[path].levels()
+    if path in AXES:
+        allowed = AXES[path].levels()
         for word in words:
             if word not in allowed:
                 raise wrong(f"no level {word!r}", path, allowed=allowed, word=word)
@@ -460,13 +550,13 @@ class SearchKeys(Section):
         if not isinstance(value, Mapping):
             raise wrong(f"must map settings to a range each, got {value!r}")
         for path, levels in value.items():
-            if path in axes.AXES:
+            if path in AXES:
                 if isinstance(levels, Mapping):
-                    raise wrong("is no number; give a list of its levels", path, allowed=axes.AXES[path].levels())
+                    raise wrong("is no number; give a list of its levels", path, allowed=AXES[path].levels())
                 continue
             if (unknown := settings.unknown(path)) is not None:
                 problem, allowed, word = unknown
-                raise wrong(problem, path, allowed=[*allowed, *(axes.AXES if "." not in path else ())], word=word)
+                raise wrong(problem, path, allowed=[*allowed, *(AXES if "." not in path else ())], word=word)
             if path.partition(".")[0] not in SEARCHED:
                 problem = (
                     "is the same for all trials, or makes no other cell; only settings of model and train are searched"

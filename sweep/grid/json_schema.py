@@ -9,9 +9,8 @@ from pydantic.json_schema import GenerateJsonSchema, JsonSchemaValue
 from ..config import FORMER, CellConfig
 from ..data.registry import every_kind
 from ..probes import PROBES
-from . import axes, named_levels
 from .grid_file import NUMBER, SCALAR, SWITCH, GridFile, IntervalKeys
-from .settings import COMPUTED
+from .settings import AXES, AXIS_NAME, COMPUTED, Axis
 
 
 class _InOrder(GenerateJsonSchema):
@@ -40,12 +39,12 @@ def _open_numbers(node: Any) -> Any:
     return out
 
 
-def _known(name: str, axis: axes.Axis) -> dict[str, Any]:
+def _known(name: str, axis: Axis) -> dict[str, Any]:
     levels = axis.levels()
     return {"enum": [*levels, *([True, False] if "off" in levels else [])]}
 
 
-def _level(name: str, axis: axes.Axis) -> dict[str, Any]:
+def _level(name: str, axis: Axis) -> dict[str, Any]:
     # that of a part may be any name, since a plugin may add parts; the known ones are there for completion
     known = _known(name, axis)
     return {"anyOf": [known, {"type": "string"}]} if axis.open else known
@@ -53,7 +52,7 @@ def _level(name: str, axis: axes.Axis) -> dict[str, Any]:
 
 def _closed_without_plugins() -> dict[str, Any]:
     """In a grid without plugins only the known levels are right."""
-    known = {name: _known(name, axis) for name, axis in axes.AXES.items() if axis.open}
+    known = {name: _known(name, axis) for name, axis in AXES.items() if axis.open}
     lists = {name: {"items": level} for name, level in known.items()}
     return {
         "if": {"not": {"required": ["plugins"]}},
@@ -95,11 +94,11 @@ def grid_schema() -> dict[str, Any]:
     keys["axes"] |= {
         "properties": {
             name: {"description": axis.doc, "type": "array", "minItems": 1, "uniqueItems": True, "items": _level(name, axis)}
-            for name, axis in axes.AXES.items()
+            for name, axis in AXES.items()
         },
         "patternProperties": {
             r"^[a-z]+\..+$": {"type": "array", "minItems": 1, "description": "Any dotted config path."},
-            f"^(?!(?:{'|'.join(axes.AXES)})$){named_levels.NAME.pattern}$": {
+            f"^(?!(?:{'|'.join(AXES)})$){AXIS_NAME.pattern}$": {
                 "type": "object",
                 "minProperties": 1,
                 "additionalProperties": {"type": "object"},
@@ -109,7 +108,7 @@ def grid_schema() -> dict[str, Any]:
         "additionalProperties": False,
     }  # fmt: skip
     keys["set"] |= {
-        "properties": sections | {name: {"description": axis.doc, **_level(name, axis)} for name, axis in axes.AXES.items()},
+        "properties": sections | {name: {"description": axis.doc, **_level(name, axis)} for name, axis in AXES.items()},
         "patternProperties": {r"^[a-z]+\..+$": {}},
         "additionalProperties": False,
     }  # fmt: skip
@@ -118,7 +117,7 @@ def grid_schema() -> dict[str, Any]:
     for study in ("SearchKeys", "TuneKeys"):
         own[study]["properties"]["ranges"] |= {
             "minProperties": 1,
-            "properties": {name: {"description": axis.doc, **LEVELS} for name, axis in axes.AXES.items()},
+            "properties": {name: {"description": axis.doc, **LEVELS} for name, axis in AXES.items()},
             "patternProperties": {r"^(model|train)\..+$": {"anyOf": [{"$ref": "#/$defs/IntervalKeys"}, LEVELS]}},
             "additionalProperties": False,
         }

@@ -1,10 +1,25 @@
-"""Dotted config paths: which exist, flattening of nested settings, and layers of overrides that remember their source."""
+"""What a grid may set: dotted paths of the config, axes, whose levels are names for such settings, and layers of overrides.
+
+An axis is one of the five of AXES, a dotted path, or one that the file makes itself, whose levels name several settings at once:
+
+    axes:
+      recipe:
+        intended: {train.schedule: cosine}
+        published: {train.schedule: linear, train.loss_reduction: sum}
+
+`levels` says what a level of any axis sets besides, such as the learning rate that each mixer was found to need:
+
+    levels:
+      attn_type: {polar: {train.muon_lr: 0.02}, nope: {train.muon_lr: 0.04}}
+"""
 
 from __future__ import annotations
 
 import contextlib
+import json
 import os
-from collections.abc import Iterable, Iterator, Mapping
+import re
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any, get_args
@@ -17,9 +32,78 @@ from ..config import FORMER, CellConfig
 from ..data.registry import CORPORA
 from ..errors import GridError
 from ..probes import PROBES
-from . import axes
 from .plugins import PLUGGABLE
-from .yaml_document import Document
+from .yaml_document import Document, KeyPath, shown
+
+Overrides = Mapping[str, Any]
+"""Dotted config path -> value."""
+
+
+@dataclass(frozen=True)
+class Axis:
+    """A named factor of the design."""
+
+    doc: str
+    levels: Callable[[], Mapping[str, Overrides]]
+    level_of: Callable[[CellConfig], str]
+    open: bool = False
+    """Whether a plugin may add levels."""
+
+
+def _switch(path: str) -> Callable[[], Mapping[str, Overrides]]:
+    return lambda: {"off": {path: False}, "on": {path: True}}
+
+
+def _memories() -> Mapping[str, Overrides]:
+    named = {name: {"model.memory": name} for name in registry.MEMORIES}
+    return {"off": {"model.memory": "none"}, "on": {"model.memory": "gated_delta"}, **named}
+
+
+def _word(value: bool) -> str:
+    return "on" if value else "off"
+
+
+AXES: dict[str, Axis] = {
+    "attn_type": Axis(
+        "Mixer of the global layers.",
+        lambda: {name: {"model.attn_type": name} for name in registry.MIXERS},
+        lambda config: config.model.attn_type,
+        open=True,
+    ),
+    "reg_mode": Axis(
+        "Representation regularizer.",
+        lambda: {name: {"train.regularizer": name} for name in ("baseline", *registry.REGULARIZERS)},
+        lambda config: config.train.regularizer,
+        open=True,
+    ),
+    "distractor": Axis("Distractor loss.", _switch("train.distractor"), lambda config: _word(config.train.distractor)),
+    "memory": Axis(
+        "Recurrent memory; on is gated_delta.",
+        _memories,
+        lambda config: {"none": "off", "gated_delta": "on"}.get(config.model.memory, config.model.memory),
+        open=True,
+    ),
+    "window": Axis("Sliding window in training.", _switch("model.window"), lambda config: _word(config.model.window)),
+}
+
+
+def level_text(axis: str, level: Any) -> str:
+    """A level as text: the level's word on one of the five axes, canonical JSON on a config path."""
+    return level_word(level) if axis in AXES or isinstance(level, str) else json.dumps(level)
+
+
+def levels_of(config: CellConfig) -> dict[str, str]:
+    """The level of each of the five axes that `config` stands at."""
+    return {name: axis.level_of(config) for name, axis in AXES.items()}
+
+
+def synonyms_of(axis: str, level: str) -> list[str]:
+    """Return the words of a grid that set the same as this level of one of the five axes."""
+    levels = AXES[axis].levels()
+    return [word for word, overrides in levels.items() if overrides == levels.get(level)]
+
+
+# --- dotted paths -----------------------------------------------------------------------------------------------------
 
 COMPUTED = {
     "data.fingerprint": "is computed from the text; remove it",
@@ -142,9 +226,9 @@ def flatten(
 
 def add(layer: Layer, path: str, setting: Setting) -> None:
     """Puts a setting into a layer; GridError for an unknown path or a second source of the same one."""
-    if path in axes.AXES:
+    if path in AXES:
         word = level_word(setting.value)
-        levels = axes.AXES[path].levels()
+        levels = AXES[path].levels()
         if word not in levels:
             raise GridError(setting.file, setting.line, setting.key, f"no level {word!r} of axis {path}", levels, word)
         for inner, value in levels[word].items():
@@ -154,7 +238,7 @@ def add(layer: Layer, path: str, setting: Setting) -> None:
     if wrong:
         problem, allowed, misspelt = wrong
         if "." not in path and misspelt is not None:
-            allowed = [*allowed, *axes.AXES]
+            allowed = [*allowed, *AXES]
         raise GridError(setting.file, setting.line, setting.key, problem, allowed, misspelt)
     path = _FORMER.get(path, path)
     before = layer.get(path)
@@ -226,3 +310,84 @@ def nested(flat: Mapping[str, Any]) -> dict[str, Any]:
             node = node.setdefault(section, {})
         node[last] = value
     return out
+
+
+# --- axes of a file's own ---------------------------------------------------------------------------------------------
+
+AXIS_NAME = re.compile(r"[a-z][a-z0-9_]*")
+LEVEL_NAME = re.compile(r"[A-Za-z0-9][A-Za-z0-9_.+-]*")
+AXIS_RULE = "a name of lower-case letters, digits and _"
+LEVEL_RULE = "letters, digits, _ . + and -"
+TAKEN = {*CellConfig.model_fields, "sweep", "cell", "slug", "state", "axes", "probe", "metric", "length", "value", "unit", "n"}  # fmt: skip
+"""Sections of a config, and columns of the view `results`."""
+NamedLevels = Mapping[str, Mapping[str, Layer]]
+"""Axis -> level -> what it sets."""
+
+
+def named_axes(document: Document, given: Mapping[str, Any]) -> NamedLevels:
+    """Return the axes of a grid file whose levels are mappings. Raises GridError for what cannot be one."""
+    return {
+        name: _levels(document, name, levels)
+        for name, levels in given.items()
+        if isinstance(levels, Mapping) and name not in AXES and "." not in name
+    }
+
+
+def besides(document: Document, given: Mapping[str, Any], known: Mapping[str, Sequence[Any]]) -> NamedLevels:
+    """Return what the grid's `levels` say, by axis and level of those that it has. Raises GridError."""
+    found: dict[str, dict[str, Layer]] = {}
+    for axis, levels in given.items():
+        words = [level_text(axis, level) for level in known.get(axis, ())]
+        if not words:
+            raise document.error(("levels", axis), "not an axis of this grid", known, axis)
+        if not isinstance(levels, Mapping):
+            raise document.error(("levels", axis), f"must map levels to settings, got {levels!r}")
+        found[axis] = {}
+        for level, sets in levels.items():
+            word = level_text(axis, level)
+            if word not in words:
+                raise document.error(("levels", axis), f"no level {level!r} in this grid", words, word, below=(level,))
+            found[axis][word] = _layer(document, sets, ("levels", axis, level))
+    return found
+
+
+def put(layer: Layer, axis: str, setting: Setting, *named: NamedLevels) -> None:
+    """Puts what a level sets into a layer: of an axis of `named` what it says there, of any other its own. Raises GridError."""
+    word = level_text(axis, setting.value)
+    own, besides = named
+    if axis not in own:
+        add(layer, axis, setting)
+    for said in (own, besides):
+        for path, one in said.get(axis, {}).get(word, {}).items():
+            add(layer, path, one)
+
+
+def paths(axis: str, named: NamedLevels, besides: NamedLevels) -> set[str]:
+    """The settings that the levels of an axis reach."""
+    own = AXES[axis].levels() if axis in AXES else named.get(axis, {"": {axis: None}})
+    return {path for levels in (own, besides.get(axis, {})) for sets in levels.values() for path in sets}
+
+
+def _levels(document: Document, name: str, levels: Mapping[str, Any]) -> dict[str, Layer]:
+    """Return what each level of an axis of the file's own sets. Raises GridError."""
+    where = ("axes", name)
+    if not AXIS_NAME.fullmatch(name):
+        raise document.error(where, f"an axis whose levels are named here has {AXIS_RULE}, got {name!r}")
+    if name in TAKEN:
+        raise document.error(where, "has a meaning already; give the axis another name")
+    if not levels:
+        raise document.error(where, "has no levels; give at least one, or remove the axis")
+    for level in levels:
+        if not LEVEL_NAME.fullmatch(level):
+            raise document.error((*where, level), f"a level's name has {LEVEL_RULE}, got {level!r}")
+    return {level: _layer(document, sets, (*where, level)) for level, sets in levels.items()}
+
+
+def _layer(document: Document, sets: Any, where: KeyPath) -> Layer:
+    """Return the settings of one level. Raises GridError."""
+    if not isinstance(sets, Mapping):
+        raise document.error(where, f"must map settings to values ({{}} for none), got {sets!r}")
+    layer: Layer = {}
+    for path, value, line, written in flatten(sets, document, where):
+        add(layer, path, Setting(value, document.path, line, f"{shown(where)}.{written}"))
+    return layer

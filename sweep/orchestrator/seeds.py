@@ -13,8 +13,8 @@ from ...results.store.records import Attempt
 from ...results.store.store import Store
 from ..executors.executor import Tell
 from ..grid.cell import Cell
-from ..grid.contrasts import about
 from ..grid.grid import Grid
+from ..grid.sections import about
 from ..planning import cost_estimate, planner, replicates
 from ..planning.cost_estimate import Prices
 from ..planning.planner import Task

@@ -11,9 +11,9 @@ from ...results.console.text import counted
 from ...results.store.records import CellRecord, CellState, Request, Standing, missing, standing
 from ..config import CellConfig
 from ..errors import GridError
-from ..grid.axes import level_text
 from ..grid.cell import Cell
 from ..grid.grid import Grid
+from ..grid.settings import level_text
 from ..probes import requested
 from .admission import Disk
 

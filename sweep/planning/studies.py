@@ -24,7 +24,7 @@ from ..errors import GridError, SweepError
 from ..grid.cell import Cell
 from ..grid.expansion import Expansion
 from ..grid.grid import Grid
-from ..grid.search_section import KEY, RANGES
+from ..grid.sections import SEARCH
 from ..probes import requested
 
 DIGITS = 4
@@ -185,7 +185,7 @@ def _cell(space: Space, trial: Trial) -> Cell | None:
         document = space.grid.document
         raise SweepError(
             f"{document.path}: trial {trial.number} of study {space.grid.name} was made under other settings (its cell was {trial.cell}, "
-            f"and would be {cell.id} now); what all trials share cannot change, only {RANGES} and how {KEY} goes on: give the changed "
+            f"and would be {cell.id} now); what all trials share cannot change, only {SEARCH}.ranges and how {SEARCH} goes on: give the changed "
             "grid another name"
         )
     return cell

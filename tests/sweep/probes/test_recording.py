@@ -20,7 +20,7 @@ from atma_sweep.results.store.store import Store, open_store
 from atma_sweep.sweep.attempt import base_runner as module
 from atma_sweep.sweep.attempt.cell_runner import Work
 from atma_sweep.sweep.attempt.job import Job
-from atma_sweep.sweep.grid.axes import levels_of
+from atma_sweep.sweep.grid.settings import levels_of
 from atma_sweep.sweep.host.hardware import peak_resident, reset_peak_resident
 from atma_sweep.sweep.probes import requested
 from atma_sweep.sweep.probes.needle import NeedleConfig, trials

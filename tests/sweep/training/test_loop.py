@@ -18,7 +18,7 @@ from atma_sweep.sweep.attempt import cell_runner
 from atma_sweep.sweep.checkpoints import checkpoint
 from atma_sweep.sweep.config import TrainConfig
 from atma_sweep.sweep.data.batches import Batches
-from atma_sweep.sweep.grid.axes import AXES
+from atma_sweep.sweep.grid.settings import AXES
 from atma_sweep.sweep.training.loop import Diverged, Point, Stopped, Trainer
 from atma_sweep.sweep.training.optimizers import Optimizers
 from hypothesis import HealthCheck, given, settings
