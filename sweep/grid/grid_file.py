@@ -291,8 +291,9 @@ def _objectives(value: Any) -> dict[str, Direction]:
     names = list(value) if isinstance(value, list | Mapping) else [value]
     if not all(isinstance(name, str) for name in names) or len(set(names)) < len(names):
         raise wrong(f"must be a number such as val_loss, or map several to minimize or maximize, got {value!r}")
+    directions: dict[str, Any] = dict(value) if isinstance(value, Mapping) else dict.fromkeys(names)
     objectives: dict[str, Direction] = {}
-    for name, direction in (value if isinstance(value, Mapping) else dict.fromkeys(names)).items():
+    for name, direction in directions.items():
         where = (name,) if isinstance(value, Mapping) else ()
         target = measure(name, where=where)
         if target.text in objectives:
@@ -378,6 +379,11 @@ Trials = Annotated[int, integer(1, MOST_TRIALS)]
 SeedCount = Annotated[int, integer(2, MOST_SEEDS)]
 
 
+def _optional(**more: Any) -> Any:
+    """Return the field of a key that may be left out and has no null."""
+    return Field(None, **more)
+
+
 # --- sections ---------------------------------------------------------------------------------------------------------
 
 
@@ -442,8 +448,8 @@ class StopKeys(Section):
     """Enough is an interval that is at most so wide, from end to end, in the unit that tables print: points of a share, nats of a loss."""
     sure: Switch = False
     """Enough is, too, an interval that leaves out zero."""
-    min_seeds: SeedCount = Field(
-        None, description=f"Seeds at the first look; by default {FIRST}, or as many as the grid's seeds."
+    min_seeds: SeedCount = _optional(
+        description=f"Seeds at the first look; by default {FIRST}, or as many as the grid's seeds."
     )
     max_seeds: SeedCount = Field(MOST, description=f"Seeds at the last look; by default {MOST}.")
     wave: Annotated[int, integer(1, MOST_SEEDS)] = 1
@@ -513,7 +519,7 @@ class IntervalKeys(Section):
 
     def interval(self, path: str) -> Interval:
         """Return the range of the setting `path`, with whole ends where it takes whole numbers alone."""
-        kind = int if settings.is_whole(path) else float
+        kind = int if settings.takes_whole_numbers(path) else float
         ends = {name: end for name, end in self if name != "log" and end is not None}
         for name, end in ends.items():
             if end != kind(end):
@@ -538,9 +544,9 @@ class SearchKeys(Section):
     """Ends trials whose validation loss falls behind: asha, median or hyperband; without it all run to their end."""
     seed: Annotated[int, integer(0)] = 0
     """Of the sampler's random numbers."""
-    startup: Trials = Field(None)
+    startup: Trials = _optional()
     """Trials at random before tpe or cmaes begins."""
-    population: Annotated[int, integer(2, MOST_TRIALS)] = Field(None)
+    population: Annotated[int, integer(2, MOST_TRIALS)] = _optional()
     """Trials of a generation of cmaes or nsga2."""
 
     @field_validator("ranges", mode="before")
@@ -593,7 +599,9 @@ class SearchKeys(Section):
 
     def search(self) -> Search:
         """Return the study."""
-        options = {name: getattr(self, name) for name in ("startup", "population") if name in self.model_fields_set}
+        options: dict[str, Any] = {
+            name: getattr(self, name) for name in ("startup", "population") if name in self.model_fields_set
+        }
         return Search(self.ranges, self.objective, self.sampler, self.trials, self.pruner, self.seed, options)
 
 
@@ -648,13 +656,13 @@ class GridFile(Section):
     """Python files beside the grid that register mixers, memories, position schemes, regularizers, corpora or probes."""
     contrasts: list[ContrastKeys] = []
     """The differences that the sweep is launched to see: tested and corrected together; all else is exploratory."""
-    design: DesignKeys = Field(None)
+    design: DesignKeys = _optional()
     """Which part of the combinations is launched; seeds and include come on top. Without it, all are."""
-    stop: StopKeys = Field(None)
+    stop: StopKeys = _optional()
     """Seeds are added to the cells of this contrast until its interval is narrow enough (docs/designs.md)."""
-    search: SearchKeys = Field(None)
+    search: SearchKeys = _optional()
     """A study instead of a factorial: each trial is a cell, proposed from the results of those before."""
-    tune: TuneKeys = Field(None)
+    tune: TuneKeys = _optional()
     """Studies before the factorial, one for each level of an axis; its cells have the best settings of their level."""
 
     @model_validator(mode="before")

@@ -27,6 +27,7 @@ from typing import Any, get_args
 from pydantic import BaseModel
 
 from ...model import registry
+from ...model.registry import Registry
 from ...results.names import is_utf8, level_word, short
 from ..config import FORMER, CellConfig
 from ..data.registry import CORPORA
@@ -123,88 +124,69 @@ _FORMER = {f"eval.{name}": f"eval.settings.{probe}.{field}" for name, (probe, fi
 
 @dataclass(frozen=True)
 class Setting:
-    """One value and where it was written."""
+    """A value and where it was written."""
 
     value: Any
     file: Path | str
     line: int | None
     key: str
 
+    def error(self, problem: str, allowed: Iterable[str] = (), word: str | None = None) -> GridError:
+        """Return an error about the setting where it was written; `word` may be a misspelling."""
+        return GridError(self.file, self.line, self.key, problem, allowed, word)
+
 
 Layer = dict[str, Setting]
 """Dotted path -> setting, all of one precedence."""
 
 
-def _model_of(annotation: Any) -> type[BaseModel] | None:
-    for candidate in (annotation, *get_args(annotation)):
-        if isinstance(candidate, type) and issubclass(candidate, BaseModel):
-            return candidate
-    return None
-
-
-def _choices(path: str) -> tuple[list[str], bool]:
-    """Names that may follow `path`, and whether `path` is a section rather than a value."""
-    cls: type[BaseModel] = CellConfig
-    parts = path.split(".") if path else []
+def _node(path: str) -> Any:
+    """Return the class of a section, the registry whose parts have settings of their own, a field, or None for no such path."""
+    node: Any = CellConfig
+    parts = tuple(path.split(".")) if path else ()
     for index, part in enumerate(parts):
-        field = cls.model_fields.get(part)
-        if field is None:
-            return [], False
-        if index == 1 and (parts[0], part) in _OF_PARTS:
-            table = _OF_PARTS[parts[0], part]
-            rest = parts[index + 1 :]
-            if not rest:
-                return sorted(table), True
-            return (
-                (sorted(table.load(rest[0]).Config.model_fields), True)
-                if len(rest) == 1 and rest[0] in table
-                else ([], False)
-            )
-        inner = _model_of(field.annotation)
-        if inner is None:
-            return [], False
-        cls = inner
-    prefix = f"{path}." if path else ""
-    return [name for name in cls.model_fields if prefix + name not in COMPUTED], True
+        if isinstance(node, Registry):
+            node = node.load(part).Config if part in node else None
+        elif (field := getattr(node, "model_fields", {}).get(part)) is None:
+            return None
+        else:
+            section = (kind for kind in (field.annotation, *get_args(field.annotation)) if _is_section(kind))
+            node = _OF_PARTS.get(parts[: index + 1]) or next(section, field)
+    return node
 
 
-def is_whole(path: str) -> bool:
-    """Whether `path` names a setting that takes whole numbers alone."""
-    cls: type[BaseModel] = CellConfig
-    parts = _FORMER.get(path, path).split(".")
-    for index, part in enumerate(parts):
-        if index > 1 and tuple(parts[:2]) in _OF_PARTS:
-            cls = _OF_PARTS[parts[0], parts[1]].load(parts[2]).Config
-            part = parts[-1]
-        annotation = cls.model_fields[part].annotation
-        inner = _model_of(annotation)
-        if inner is None and index < len(parts) - 1:
-            continue
-        if inner is None:
-            kinds = {annotation, *get_args(annotation)}
-            return int in kinds and float not in kinds and bool not in kinds
-        cls = inner
-    return False
+def _is_section(annotation: Any) -> bool:
+    return isinstance(annotation, type) and issubclass(annotation, BaseModel)
+
+
+def keys_below(path: str) -> list[str]:
+    """Return the paths right below `path`, "" for the whole config: sections as declared, settings of parts by name."""
+    node, prefix = _node(path), f"{path}." if path else ""
+    names = sorted(node) if isinstance(node, Registry) else getattr(node, "model_fields", ())
+    paths = [prefix + name for name in names if prefix + name not in COMPUTED]
+    return sorted(paths) if tuple(path.split(".")[:2]) in _OF_PARTS else paths
+
+
+def takes_whole_numbers(path: str) -> bool:
+    """Return whether `path` names a setting that takes whole numbers alone."""
+    annotation = _node(_FORMER.get(path, path)).annotation
+    kinds = {annotation, *get_args(annotation)}
+    return int in kinds and float not in kinds and bool not in kinds
 
 
 def unknown(path: str) -> tuple[str, list[str], str | None] | None:
-    """None when `path` names a value; else (problem, what is allowed, the word that is wrong if it is a misspelling)."""
+    """Return None when `path` names a value; else (problem, what is allowed, the word that is wrong if it is a misspelling)."""
     if path in COMPUTED:
         return COMPUTED[path], [], None
     path = _FORMER.get(path, path)
     parts = path.split(".")
-    for index, part in enumerate(parts):
-        names, _ = _choices(".".join(parts[:index]))
-        if part not in names:
-            within = ".".join(parts[:index])
-            return (
-                (f"no such setting under {within}" if within else "no such section"),
-                [f"{within}.{n}" if within else n for n in names],
-                path if within else part,
-            )
-    names, section = _choices(path)
-    if section:
-        return "is a section, not a value", [f"{path}.{name}" for name in names], None
+    for index in range(len(parts)):
+        section, allowed = ".".join(parts[:index]), keys_below(".".join(parts[:index]))
+        if ".".join(parts[: index + 1]) not in allowed:
+            no = f"no such setting under {section}" if section else "no such section"
+            return no, allowed, path if section else parts[0]
+    if _is_section(_node(path)) or isinstance(_node(path), Registry):
+        return "is a section, not a value", keys_below(path), None
     return None
 
 
@@ -230,26 +212,21 @@ def add(layer: Layer, path: str, setting: Setting) -> None:
         word = level_word(setting.value)
         levels = AXES[path].levels()
         if word not in levels:
-            raise GridError(setting.file, setting.line, setting.key, f"no level {word!r} of axis {path}", levels, word)
+            raise setting.error(f"no level {word!r} of axis {path}", levels, word)
         for inner, value in levels[word].items():
-            add(layer, inner, Setting(value, setting.file, setting.line, setting.key))
+            add(layer, inner, replace(setting, value=value))
         return
     wrong = unknown(path)
     if wrong:
         problem, allowed, misspelt = wrong
         if "." not in path and misspelt is not None:
             allowed = [*allowed, *AXES]
-        raise GridError(setting.file, setting.line, setting.key, problem, allowed, misspelt)
+        raise setting.error(problem, allowed, misspelt)
     path = _FORMER.get(path, path)
     before = layer.get(path)
     if before is not None:
         other = f"{before.key} in line {before.line}" if before.line else before.key
-        raise GridError(
-            setting.file,
-            setting.line,
-            setting.key,
-            f"sets {path}, which {other} sets at the same level; keep one of them",
-        )
+        raise setting.error(f"sets {path}, which {other} sets at the same level; keep one of them")
     layer[path] = setting
 
 
@@ -284,7 +261,7 @@ def _beside(setting: Setting) -> Setting:
             raise ValueError(f"{short(path)} is not in UTF-8, so it cannot be written down; rename it")
         return replace(setting, value=path)
     except ValueError as error:
-        raise GridError(setting.file, setting.line, setting.key, str(error)) from error
+        raise setting.error(str(error)) from error
 
 
 def resolved(text: str, root: Path = Path()) -> Path:

@@ -62,11 +62,7 @@ def section(name: str, layer: Layer, plugins: tuple[Plugin, ...] = ()) -> Any:
     A mixer's and a memory's own settings are filled in; the corpus's fingerprint is still open.
     """
     tree = nested({path: setting.value for path, setting in layer.items()}).get(name, {})
-    try:
-        config = _CLASSES[name].model_validate(tree)
-    except ValidationError as error:
-        first = error.errors(include_url=False)[0]
-        raise Invalid(_problem(".".join([name, *map(str, first["loc"])]), first)) from error
+    config: Any = _validated(_CLASSES[name], tree, name)
     for problem in _names(name, config):
         raise Invalid(problem)
     if isinstance(config, ModelConfig):
@@ -84,32 +80,32 @@ def section(name: str, layer: Layer, plugins: tuple[Plugin, ...] = ()) -> Any:
     return config
 
 
+def _validated(cls: type[BaseModel], values: Any, path: str) -> Any:
+    """Return the config of that class; raises Invalid for the first value below `path` that does not fit."""
+    try:
+        return cls.model_validate(values)
+    except ValidationError as error:
+        first = error.errors(include_url=False)[0]
+        raise Invalid(_problem(".".join([path, *map(str, first["loc"])]), first)) from error
+
+
 def _with_probe_settings(config: EvalConfig) -> EvalConfig:
-    for name, given in config.settings.items():
-        try:
-            probes.PROBES.load(name).Config.model_validate(given)
-        except ValidationError as error:
-            first = error.errors(include_url=False)[0]
-            path = ".".join(["eval.settings", name, *map(str, first["loc"])])
-            raise Invalid(_problem(path, first)) from error
+    """Return the section with the settings of its probes filled in."""
+    for name, values in config.settings.items():
+        _validated(probes.PROBES.load(name).Config, values, f"eval.settings.{name}")
     return probes.with_settings(config)
 
 
 def _with_corpus_settings(config: DataConfig) -> DataConfig:
-    """With the settings of its own corpus filled in, and none of others."""
-    found = {}
-    for name, given in config.settings.items():
-        try:
-            told = CORPORA.load(name).Config.model_validate(given)
-        except ValidationError as error:
-            first = error.errors(include_url=False)[0]
-            path = ".".join(["data.settings", name, *map(str, first["loc"])])
-            raise Invalid(_problem(path, first)) from error
-        found[name] = told.model_dump(mode="json")
+    """Return the section with the settings of its own corpus filled in, and none of others."""
+    checked = {
+        name: _validated(CORPORA.load(name).Config, values, f"data.settings.{name}").model_dump(mode="json")
+        for name, values in config.settings.items()
+    }
     own = CORPORA.load(config.corpus).Config if config.corpus in CORPORA else None
     if own is None or not own.model_fields:
         return config.model_copy(update={"settings": {}})
-    settings = found.get(config.corpus) or own().model_dump(mode="json")
+    settings = checked.get(config.corpus) or own().model_dump(mode="json")
     return config.model_copy(update={"settings": {config.corpus: settings}})
 
 

@@ -49,11 +49,10 @@ def fields() -> Iterator[str]:
     """The dotted path of every setting that a grid may set."""
 
     def below(path: str) -> Iterator[str]:
-        names, section = settings._choices(path)
-        if not section:
+        if path and settings.unknown(path) is None:
             yield path
-        for name in names:
-            yield from below(f"{path}.{name}" if path else name)
+        for inner in settings.keys_below(path):
+            yield from below(inner)
 
     yield from below("")
 
