@@ -133,11 +133,7 @@ def _deciding(errors: Sequence[float]) -> float:
 
 
 def attention_choice(
-    op: str,
-    device: torch.device,
-    dtype: torch.dtype,
-    head_dim: int,
-    error: Callable[..., float],
+    op: str, device: torch.device, dtype: torch.dtype, head_dim: int, error: Callable[..., float]
 ) -> Choice:
     """ "triton" where it can run and passes its self-test, else "torch". `error` gives the self-test's relative error."""
     why = why_no_triton(device, dtype)
@@ -149,17 +145,11 @@ def attention_choice(
 def why_not_gluon(device: torch.device, dtype: torch.dtype, head_dim: int, window: int | None) -> str | None:
     """Return why the attention kernels for Hopper cannot take such tensors; None when they can."""
     host = importlib.import_module(".attention.gluon.host", __package__)
-    why: str | None = host.why_not(device, dtype, head_dim, window)
-    return why
+    return host.why_not(device, dtype, head_dim, window)
 
 
 def gluon_choice(
-    op: str,
-    device: torch.device,
-    dtype: torch.dtype,
-    head_dim: int,
-    window: int | None,
-    error: Callable[..., float],
+    op: str, device: torch.device, dtype: torch.dtype, head_dim: int, window: int | None, error: Callable[..., float]
 ) -> Choice:
     """As `attention_choice`, but "gluon" in place of "triton" where it can run and passes the same self-test."""
     ours = attention_choice(op, device, dtype, head_dim, error)

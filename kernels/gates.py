@@ -16,8 +16,7 @@ def squared_relu_gate(ag: Tensor) -> Tensor:
     """
     if ag.shape[-1] % 2:
         raise ValueError(f"the last axis must hold two halves, got {ag.shape[-1]} entries")
-    out: Tensor = _SquaredReluGate.apply(ag)
-    return out
+    return _SquaredReluGate.apply(ag)
 
 
 def swish_gate(ag: Tensor) -> Tensor:
@@ -27,8 +26,7 @@ def swish_gate(ag: Tensor) -> Tensor:
     """
     if ag.shape[-1] % 2:
         raise ValueError(f"the last axis must hold two halves, got {ag.shape[-1]} entries")
-    out: Tensor = _SwishGate.apply(ag)
-    return out
+    return _SwishGate.apply(ag)
 
 
 def swish_gate_reference(ag: Tensor) -> Tensor:

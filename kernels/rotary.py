@@ -10,6 +10,7 @@ from typing import cast
 import torch
 from torch import Tensor
 
+from .custom_ops import torch_op
 from .norms import statistics_dtype
 from .rotary_kinds import Kind, check_rotary
 
@@ -49,15 +50,13 @@ def _cos_and_sin(
     return angle_TF.cos(), angle_TF.sin()
 
 
+def _empty_tables(kind: str, length: int, head_dim: int, base: float, offset: int, dtype: torch.dtype, device: torch.device
+) -> tuple[Tensor, ...]:  # fmt: skip
+    return tuple(torch.empty(length, head_dim // 2, dtype=dtype, device=device) for _ in range(2))
+
+
 # an op of its own, or the compiler works out the angles again for every element that they turn
-_tables = torch.library.custom_op("atma::rotary_tables", _cos_and_sin, mutates_args=())
-
-
-@_tables.register_fake
-def _(kind: str, length: int, head_dim: int, base: float, offset: int, dtype: torch.dtype, device: torch.device
-) -> tuple[Tensor, Tensor]:  # fmt: skip
-    cos_TF, sin_TF = (torch.empty(length, head_dim // 2, dtype=dtype, device=device) for _ in range(2))
-    return cos_TF, sin_TF
+_tables = torch_op("rotary_tables", _empty_tables)(_cos_and_sin)
 
 
 def rotate(x_BTHX: Tensor, kind: Kind, base: float, places_BT: Tensor | None = None) -> Tensor:

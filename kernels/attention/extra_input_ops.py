@@ -29,8 +29,7 @@ def attention_ops(name: str) -> tuple[Any, Any]:
     @torch_op(f"{name}_forward", empty_results)
     def forward(q: Tensor, k: Tensor, v: Tensor, fourth: Tensor, factor: float, window: int) -> tuple[Tensor, Tensor]:
         args = (x.contiguous() for x in (q, k, v, fourth))
-        found: tuple[Tensor, Tensor] = load_kernels(package).forward(*args, factor=factor, window=window or None)
-        return found
+        return load_kernels(package).forward(*args, factor=factor, window=window or None)
 
     @torch_op(f"{name}_backward", lambda g_o, *tensors: empty_like(*tensors[:4]))
     def backward(

@@ -1,4 +1,4 @@
-"""Set-up that the attention kernels in Triton share: device helpers, tile sizes, tensor descriptors, launches.
+"""Set-up that the attention kernels in Triton share: tile sizes, tensor descriptors, launches, sums of rows.
 
 B batch, T length, H query heads, J KV heads, X head size, R rows of a tile.
 """
@@ -13,77 +13,8 @@ import triton.language as tl
 from torch import Tensor
 from triton.tools.tensor_descriptor import TensorDescriptor
 
-TINY = 1e-6
-LN2 = 0.6931471805599453
-LOG2E = 1.4426950408889634
-HIDDEN = -1e30
 ROWS = 64
 """Rows of a tile of `row_products`, 32 KiB of two bf16 tensors with heads of 128."""
-
-
-@triton.jit
-def visible(p_M, n_S, TK, window, WINDOWED: tl.constexpr):
-    # queries may stand behind the last key
-    seen = n_S[None, :] <= tl.minimum(p_M, TK - 1)[:, None]
-    if WINDOWED:
-        seen = seen & (n_S[None, :] > p_M[:, None] - window)
-    return seen
-
-
-@triton.jit
-def bounds(m0, T, window, BM: tl.constexpr, BN: tl.constexpr, WINDOWED: tl.constexpr):
-    """Tiles of keys [first, last) of a tile of queries; from `whole_to` on and before `whole_from` some pairs are hidden."""
-    last = tl.cdiv(tl.minimum(m0 + BM, T), BN)
-    whole_to = (m0 + 1) // BN
-    first = 0
-    whole_from = 0
-    if WINDOWED:
-        first = tl.maximum(0, m0 - window + 1) // BN
-        whole_from = tl.maximum(first, tl.cdiv(tl.maximum(0, m0 + BM - window), BN))
-    whole_to = tl.maximum(whole_to, first)
-    whole_from = tl.minimum(whole_from, whole_to)
-    return first, whole_from, whole_to, last
-
-
-@triton.jit
-def query_bounds(n0, T, window, BM: tl.constexpr, BN: tl.constexpr, WINDOWED: tl.constexpr):
-    """Queries first <= . < end that see a key of a tile; those of whole_from <= . < whole_to, in whole tiles, see all of them."""
-    # queries at m see key n when n <= m < n + window
-    first = n0 // BM * BM
-    end = T
-    whole_from = tl.cdiv(n0 + BN - 1, BM) * BM
-    whole_to = T // BM * BM
-    if WINDOWED:
-        end = tl.minimum(T, n0 + BN - 1 + window)
-        whole_to = tl.minimum(whole_to, (n0 + window) // BM * BM)
-    whole_from = tl.maximum(first, tl.minimum(whole_from, tl.cdiv(end, BM) * BM))
-    whole_to = tl.maximum(whole_from, tl.minimum(whole_to, tl.cdiv(end, BM) * BM))
-    return first, whole_from, whole_to, end
-
-
-@triton.jit
-def with_tile(acc, top, total, a, v, PRECISION: tl.constexpr):
-    """A row's sums with a tile of keys more, whose logits are a, -inf where hidden, even for all that a row has seen."""
-    higher = tl.maximum(top, tl.max(a, 1))
-    base = tl.where(higher == float("-inf"), 0.0, higher)
-    shrink = tl.exp2(top - base)
-    p = tl.exp2(a - base[:, None])
-    total = total * shrink + tl.sum(p, 1)
-    acc = tl.dot(p.to(v.dtype), v, acc * shrink[:, None], input_precision=PRECISION)
-    return acc, higher, total
-
-
-@triton.jit
-def log1p(x):
-    return tl.where(x < 1e-3, x * (1.0 - x * (0.5 - x * 0.33333334)), tl.log(1.0 + x))
-
-
-@triton.jit
-def tanh(x):
-    # x >= 0; the fraction loses the digits of a small x
-    square = x * x
-    e = tl.exp(-2.0 * x)
-    return tl.where(x < 0.05, x * (1.0 - square * (0.33333334 - square * 0.13333334)), (1.0 - e) / (1.0 + e))
 
 
 @triton.jit
@@ -140,7 +71,7 @@ def constants(q: Tensor, k: Tensor, window: int | None, factor: float) -> dict[s
     }  # fmt: skip
 
 
-def launch_forward(
+def forward(
     kernel: Any, tiles: Tiles, q: Tensor, k: Tensor, v: Tensor, extra: tuple[Tensor, ...], sizes: tuple[int, ...],
     shared: dict[str, Any],
 ) -> tuple[Tensor, Tensor]:  # fmt: skip
@@ -156,7 +87,7 @@ def launch_forward(
     return o, lse
 
 
-def launch_dq(
+def queries_backward(
     kernel: Any, tiles: Tiles, q: Tensor, k: Tensor, v: Tensor, g: Tensor, dq: Tensor, rest: tuple[Any, ...],
     shared: dict[str, Any],
 ) -> None:  # fmt: skip
@@ -169,7 +100,7 @@ def launch_dq(
     )  # fmt: skip
 
 
-def launch_dkv(
+def keys_backward(
     kernel: Any, tiles: Tiles, q: Tensor, k: Tensor, v: Tensor, g: Tensor, dk: Tensor, dv: Tensor, rest: tuple[Any, ...],
     shared: dict[str, Any], programs: int | None = None,
 ) -> None:  # fmt: skip

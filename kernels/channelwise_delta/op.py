@@ -12,6 +12,7 @@ import torch
 from torch import Tensor
 from torch.nn import functional
 
+from ..custom_ops import empty_like, torch_op
 from ..dispatch import Choice, constant, failure, plain_torch, version
 from ..fla_configs import channelwise, settle
 from ..gated_delta.op import NORM_FLOOR, rule_error, running_sum, why_no_fla
@@ -139,7 +140,15 @@ TOGETHER = 64
 """Tokens that fla's kernels solve together."""
 
 
-@torch.library.custom_op("atma::channelwise_delta_fla_forward", mutates_args=())
+def _empty_results(
+    q: Tensor, k: Tensor, v: Tensor, log_gamma: Tensor, beta: Tensor, state: Tensor
+) -> tuple[Tensor, ...]:
+    inside = k.new_empty(*k.shape[:3], TOGETHER)
+    row = q.new_empty(q.shape)
+    return row, state.new_empty(state.shape), log_gamma.new_empty(q.shape), inside, torch.empty_like(inside)
+
+
+@torch_op("channelwise_delta_fla_forward", _empty_results)
 def fla_forward(
     q: Tensor, k: Tensor, v: Tensor, log_gamma: Tensor, beta: Tensor, state: Tensor
 ) -> tuple[Tensor, Tensor, Tensor, Tensor, Tensor]:
@@ -155,14 +164,10 @@ def fla_forward(
     return r.to(q.dtype), last, decay, of_queries, of_keys
 
 
-@fla_forward.register_fake
-def _(q: Tensor, k: Tensor, v: Tensor, log_gamma: Tensor, beta: Tensor, state: Tensor) -> tuple[Tensor, ...]:
-    inside = k.new_empty(*k.shape[:3], TOGETHER)
-    row = q.new_empty(q.shape)
-    return row, state.new_empty(state.shape), log_gamma.new_empty(q.shape), inside, torch.empty_like(inside)
-
-
-@torch.library.custom_op("atma::channelwise_delta_fla_backward", mutates_args=())
+@torch_op(
+    "channelwise_delta_fla_backward",
+    lambda g_r, g_last, q, k, v, beta, state, decay, *_: empty_like(q, k, v, decay, beta, state),
+)
 def fla_backward(
     g_r: Tensor, g_last: Tensor | None, q: Tensor, k: Tensor, v: Tensor, beta: Tensor, state: Tensor, decay: Tensor,
     of_queries: Tensor, of_keys: Tensor,
@@ -177,14 +182,6 @@ def fla_backward(
         dht=None if g_last is None else g_last.contiguous(), g=decay, state_v_first=True,
     )  # fmt: skip
     return dq.to(q.dtype), dk.to(k.dtype), dv.to(v.dtype), d_gamma.float(), d_beta.float(), d_state.float()
-
-
-@fla_backward.register_fake
-def _(
-    g_r: Tensor, g_last: Tensor | None, q: Tensor, k: Tensor, v: Tensor, beta: Tensor, state: Tensor, decay: Tensor,
-    of_queries: Tensor, of_keys: Tensor,
-) -> tuple[Tensor, ...]:  # fmt: skip
-    return tuple(x.new_empty(x.shape) for x in (q, k, v, decay, beta, state))
 
 
 def _save(ctx: Any, inputs: tuple[Any, ...], output: tuple[Tensor, ...]) -> None:

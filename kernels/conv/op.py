@@ -6,13 +6,13 @@ B batch, T length, C channels, W taps, E = 3 C, H heads, X head size.
 from __future__ import annotations
 
 import functools
-import importlib
 from typing import Any
 
 import torch
 from torch import Tensor
 from torch.nn import functional
 
+from ..custom_ops import empty_like, load_kernels, torch_op
 from ..dispatch import Choice, constant, failure, triton_or_torch, why_no_triton, worst
 from ..norms import rms_norm
 
@@ -28,8 +28,7 @@ def gated_causal_conv(x_BTE: Tensor, w_CW: Tensor, *, backend: str | None = None
     if x_BTE.ndim != 3 or w_CW.ndim != 2 or x_BTE.shape[2] != 3 * w_CW.shape[0]:
         raise ValueError(f"x must be [B, T, 3 C] and w [C, W], got {tuple(x_BTE.shape)} and {tuple(w_CW.shape)}")
     if _takes_kernels(x_BTE, w_CW, backend):
-        y_BTC: Tensor = gated_conv_forward(x_BTE, w_CW)
-        return y_BTC
+        return gated_conv_forward(x_BTE, w_CW)
     b, c, u = x_BTE.chunk(3, -1)
     return c * causal_conv(b * u, w_CW)
 
@@ -43,8 +42,7 @@ def canon(x_BTHX: Tensor, w_CW: Tensor, *, norm: bool, backend: str | None = Non
     if x_BTHX.ndim != 4 or x_BTHX.shape[2] * x_BTHX.shape[3] != w_CW.shape[0]:
         raise ValueError(f"x must be [B, T, H, X] and w [H X, W], got {tuple(x_BTHX.shape)} and {tuple(w_CW.shape)}")
     if _takes_kernels(x_BTHX, w_CW, backend):
-        y_BTHX: Tensor = canon_forward(x_BTHX, w_CW, norm)
-        return y_BTHX
+        return canon_forward(x_BTHX, w_CW, norm)
     n_BTHX = rms_norm(x_BTHX) if norm else x_BTHX
     return causal_conv(n_BTHX.flatten(2), w_CW, residual=True).view_as(x_BTHX)
 
@@ -120,37 +118,29 @@ def _error(device: torch.device, dtype: torch.dtype, *, seed: int) -> float:
     return worst(*found)
 
 
-def _kernels() -> Any:
-    return importlib.import_module(".triton", __package__)
-
-
-@torch.library.custom_op("atma::gated_conv_forward", mutates_args=())
+@torch_op("gated_conv_forward", lambda x, w: x.new_empty(*x.shape[:2], w.shape[0]))
 def gated_conv_forward(x_BTE: Tensor, w_CW: Tensor) -> Tensor:
     """c conv(b u), [B, T, C]."""
-    y: Tensor = _kernels().gated_forward(x_BTE.contiguous(), w_CW.contiguous())
-    return y
+    return load_kernels(__package__).gated_forward(x_BTE.contiguous(), w_CW.contiguous())
 
 
-@torch.library.custom_op("atma::gated_conv_backward", mutates_args=())
+@torch_op("gated_conv_backward", lambda g, x, w: empty_like(x, w))
 def gated_conv_backward(g_BTC: Tensor, x_BTE: Tensor, w_CW: Tensor) -> tuple[Tensor, Tensor]:
     """Gradients of x and w."""
-    found: tuple[Tensor, Tensor] = _kernels().gated_backward(g_BTC.contiguous(), x_BTE.contiguous(), w_CW.contiguous())
-    return found
+    return load_kernels(__package__).gated_backward(g_BTC.contiguous(), x_BTE.contiguous(), w_CW.contiguous())
 
 
-@torch.library.custom_op("atma::canon_forward", mutates_args=())
+@torch_op("canon_forward", lambda x, w, norm: x.new_empty(x.shape))
 def canon_forward(x_BTHX: Tensor, w_CW: Tensor, norm: bool) -> Tensor:
     """n + conv(n), contiguous."""
-    y: Tensor = _kernels().canon_forward(_rows_apart(x_BTHX), w_CW.contiguous(), norm)
-    return y
+    return load_kernels(__package__).canon_forward(_rows_apart(x_BTHX), w_CW.contiguous(), norm)
 
 
-@torch.library.custom_op("atma::canon_backward", mutates_args=())
+@torch_op("canon_backward", lambda g, x, w, norm: empty_like(x, w))
 def canon_backward(g_BTHX: Tensor, x_BTHX: Tensor, w_CW: Tensor, norm: bool) -> tuple[Tensor, Tensor]:
     """Gradients of x and w."""
     args = (g_BTHX.contiguous(), _rows_apart(x_BTHX), w_CW.contiguous())
-    found: tuple[Tensor, Tensor] = _kernels().canon_backward(*args, norm)
-    return found
+    return load_kernels(__package__).canon_backward(*args, norm)
 
 
 def _rows_apart(x_BTHX: Tensor) -> Tensor:
@@ -159,34 +149,13 @@ def _rows_apart(x_BTHX: Tensor) -> Tensor:
     return x_BTHX if fits else x_BTHX.contiguous()
 
 
-@gated_conv_forward.register_fake
-def _(x_BTE: Tensor, w_CW: Tensor) -> Tensor:
-    return x_BTE.new_empty(*x_BTE.shape[:2], w_CW.shape[0])
-
-
-@gated_conv_backward.register_fake
-def _(g_BTC: Tensor, x_BTE: Tensor, w_CW: Tensor) -> tuple[Tensor, Tensor]:
-    return x_BTE.new_empty(x_BTE.shape), w_CW.new_empty(w_CW.shape)
-
-
-@canon_forward.register_fake
-def _(x_BTHX: Tensor, w_CW: Tensor, norm: bool) -> Tensor:
-    return x_BTHX.new_empty(x_BTHX.shape)
-
-
-@canon_backward.register_fake
-def _(g_BTHX: Tensor, x_BTHX: Tensor, w_CW: Tensor, norm: bool) -> tuple[Tensor, Tensor]:
-    return x_BTHX.new_empty(x_BTHX.shape), w_CW.new_empty(w_CW.shape)
-
-
 def _save(ctx: Any, inputs: tuple[Any, ...], output: Tensor) -> None:
     ctx.save_for_backward(*inputs[:2])
     ctx.options = inputs[2:]
 
 
 def _gated_gradients(ctx: Any, g: Tensor) -> tuple[Tensor, Tensor]:
-    found: tuple[Tensor, Tensor] = gated_conv_backward(g, *ctx.saved_tensors)
-    return found
+    return gated_conv_backward(g, *ctx.saved_tensors)
 
 
 def _canon_gradients(ctx: Any, g: Tensor) -> tuple[Tensor | None, ...]:

@@ -6,12 +6,12 @@ B texts, C channels, W taps, E channels of x, H query heads, J KV heads, X head 
 from __future__ import annotations
 
 import functools
-import importlib
 from typing import Any
 
 import torch
 from torch import Tensor
 
+from ..custom_ops import load_kernels, torch_op
 from ..dispatch import Choice, constant, failure, triton_or_torch, why_no_triton, worst
 from ..norms import rms_norm
 
@@ -37,8 +37,7 @@ def conv_step(
             f"x must be [B, C], w [C, W] and the tails [R, W - 1, C], got {tuple(x_BC.shape)}, {tuple(w_CW.shape)}, {tuple(tails_RWC.shape)}"
         )
     if (backend or choose_backend(x_BC.device, x_BC.dtype).backend) == "triton":
-        y: Tensor = plain_step(x_BC, tails_RWC, slots_B, w_CW, residual)
-        return y
+        return plain_step(x_BC, tails_RWC, slots_B, w_CW, residual)
     seen_BWC = torch.cat([tails_RWC[slots_B], x_BC[:, None]], 1)
     tails_RWC.index_copy_(0, slots_B, seen_BWC[:, 1:])
     w_WC = w_CW.t()
@@ -56,8 +55,7 @@ def gated_conv_step(
     Otherwise as `conv_step`.
     """
     if (backend or choose_backend(x_BE.device, x_BE.dtype).backend) == "triton":
-        y: Tensor = gated_step(x_BE, tails_RWC, slots_B, w_CW)
-        return y
+        return gated_step(x_BE, tails_RWC, slots_B, w_CW)
     b, c, u = x_BE.chunk(3, -1)
     return c * conv_step(b * u, tails_RWC, slots_B, w_CW, backend=backend)
 
@@ -85,8 +83,7 @@ def canon_step(
             f"x has {x_BE.shape[1]} channels, the filters {w_CW.shape[0]}, for {h} query heads {apart} apart and {j} KV heads"
         )
     if (backend or choose_backend(x_BE.device, x_BE.dtype).backend) == "triton":
-        y: Tensor = heads_step(x_BE, tails_RWC, slots_B, w_CW, h, j, apart, norm)
-        return y
+        return heads_step(x_BE, tails_RWC, slots_B, w_CW, h, j, apart, norm)
     q, k, v, _ = x_BE.split([h * apart, j * x, j * x, x_BE.shape[1] - h * apart - 2 * j * x], -1)
     q, k, v = q.unflatten(-1, (h, apart))[..., :x], k.unflatten(-1, (j, x)), v.unflatten(-1, (j, x))
     if norm:
@@ -126,45 +123,25 @@ def _error(device: torch.device, dtype: torch.dtype, *, seed: int) -> float:
     return worst(*found)
 
 
-def _kernels() -> Any:
-    return importlib.import_module(".triton", __package__)
+def _of_channels(x: Tensor, tails: Tensor, slots: Tensor, w: Tensor, *_: Any) -> Tensor:
+    return x.new_empty(x.shape[0], w.shape[0])
 
 
-@torch.library.custom_op("atma::conv_step", mutates_args=("tails_RWC",))
+@torch_op("conv_step", lambda x, *_: x.new_empty(x.shape), ("tails_RWC",))
 def plain_step(x_BC: Tensor, tails_RWC: Tensor, slots_B: Tensor, w_CW: Tensor, residual: bool) -> Tensor:
     """As `conv_step`."""
-    y: Tensor = _kernels().step(x_BC, tails_RWC, slots_B, w_CW, residual=residual)
-    return y
+    return load_kernels(__package__).step(x_BC, tails_RWC, slots_B, w_CW, residual=residual)
 
 
-@torch.library.custom_op("atma::gated_conv_step", mutates_args=("tails_RWC",))
+@torch_op("gated_conv_step", _of_channels, ("tails_RWC",))
 def gated_step(x_BE: Tensor, tails_RWC: Tensor, slots_B: Tensor, w_CW: Tensor) -> Tensor:
     """As `gated_conv_step`."""
-    y: Tensor = _kernels().gated(x_BE, tails_RWC, slots_B, w_CW)
-    return y
+    return load_kernels(__package__).gated(x_BE, tails_RWC, slots_B, w_CW)
 
 
-@torch.library.custom_op("atma::canon_step", mutates_args=("tails_RWC",))
+@torch_op("canon_step", _of_channels, ("tails_RWC",))
 def heads_step(
     x_BE: Tensor, tails_RWC: Tensor, slots_B: Tensor, w_CW: Tensor, heads: int, kv_heads: int, apart: int, norm: bool
 ) -> Tensor:
     """As `canon_step`."""
-    y: Tensor = _kernels().heads(x_BE, tails_RWC, slots_B, w_CW, heads, kv_heads, apart, norm=norm)
-    return y
-
-
-@plain_step.register_fake
-def _(x_BC: Tensor, tails_RWC: Tensor, slots_B: Tensor, w_CW: Tensor, residual: bool) -> Tensor:
-    return x_BC.new_empty(x_BC.shape)
-
-
-@gated_step.register_fake
-def _(x_BE: Tensor, tails_RWC: Tensor, slots_B: Tensor, w_CW: Tensor) -> Tensor:
-    return x_BE.new_empty(x_BE.shape[0], w_CW.shape[0])
-
-
-@heads_step.register_fake
-def _(
-    x_BE: Tensor, tails_RWC: Tensor, slots_B: Tensor, w_CW: Tensor, heads: int, kv_heads: int, apart: int, norm: bool
-) -> Tensor:
-    return x_BE.new_empty(x_BE.shape[0], w_CW.shape[0])
+    return load_kernels(__package__).heads(x_BE, tails_RWC, slots_B, w_CW, heads, kv_heads, apart, norm=norm)

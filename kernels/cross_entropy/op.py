@@ -6,7 +6,6 @@ N tokens, D width, V vocabulary.
 from __future__ import annotations
 
 import functools
-import importlib
 import math
 from typing import Any
 
@@ -15,6 +14,7 @@ from torch import Tensor
 from torch.nn import functional
 from torch.utils.checkpoint import checkpoint
 
+from ..custom_ops import load_kernels, torch_op
 from ..dispatch import Choice, constant, failure, triton_or_torch, why_no_triton, worst
 from ..norms import statistics_dtype
 
@@ -80,8 +80,7 @@ def linear_cross_entropy_sum(
     needs = torch.is_grad_enabled() and any(x.requires_grad for x in (h_ND, w_VD, b_V) if x is not None)
     # the op imports the compiler on its first call, a second that a run without it can do without
     call = cross_entropy_sum if torch.compiler.is_compiling() else _EagerSum.apply
-    total: Tensor = call(h_ND, w_VD, b_V, targets_N, float(cap), chunk, needs, backend)[0]
-    return total
+    return call(h_ND, w_VD, b_V, targets_N, float(cap), chunk, needs, backend)[0]
 
 
 @constant
@@ -136,16 +135,16 @@ def _rows(b_V: Tensor | None) -> tuple[int, ...]:
     return (0,) if b_V is None else tuple(b_V.shape)
 
 
-cross_entropy_sum = torch.library.custom_op("atma::cross_entropy_sum", _sum, mutates_args=())
-
-
-@cross_entropy_sum.register_fake
-def _(h_ND: Tensor, w_VD: Tensor, b_V: Tensor | None, targets_N: Tensor, cap: float, chunk: int, gradient: bool, path: str
-) -> tuple[Tensor, ...]:  # fmt: skip
+def _empty_sum(
+    h_ND: Tensor, w_VD: Tensor, b_V: Tensor | None, targets_N: Tensor, cap: float, chunk: int, gradient: bool, path: str
+) -> tuple[Tensor, ...]:
     total = h_ND.new_empty((), dtype=statistics_dtype(h_ND.dtype))
     d_h, d_w = (x.new_empty(x.shape if gradient else (0,)) for x in (h_ND, w_VD))
     like = w_VD if b_V is None or not gradient else b_V
     return total, d_h, d_w, like.new_empty(_rows(b_V) if gradient else (0,))
+
+
+cross_entropy_sum = torch_op("cross_entropy_sum", _empty_sum)(_sum)
 
 
 def _save(ctx: Any, inputs: tuple[Any, ...], output: tuple[Tensor, ...]) -> None:
@@ -186,8 +185,7 @@ def _add_product(total: Tensor, a: Tensor, b: Tensor) -> None:
 def _overwritten(z_NV: Tensor, targets_N: Tensor, cap: float, gradient: bool, path: str) -> Tensor:
     """Losses [N] in the statistics' type; with `gradient` the logits become the losses' gradient."""
     if path == "triton":
-        losses_N: Tensor = importlib.import_module(".triton", __package__).rows(z_NV, targets_N, cap, gradient)
-        return losses_N
+        return load_kernels(__package__).rows(z_NV, targets_N, cap, gradient)
     lse_N, losses_N = _torch_losses(z_NV, targets_N, cap)
     if gradient:
         z_NV.copy_(_capped_gradient(z_NV, targets_N, lse_N, cap))
@@ -235,8 +233,7 @@ def linear_cross_entropy_reference(
 
 def _losses(h_ND: Tensor, w_VD: Tensor, b_V: Tensor | None, targets_N: Tensor, cap: float) -> Tensor:
     z_NV = functional.linear(h_ND, w_VD.to(h_ND.dtype), _cast(b_V, h_ND.dtype))
-    losses_N: Tensor = _CappedLosses.apply(z_NV, targets_N, cap)
-    return losses_N
+    return _CappedLosses.apply(z_NV, targets_N, cap)
 
 
 class _CappedLosses(torch.autograd.Function):

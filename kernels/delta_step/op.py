@@ -6,13 +6,12 @@ B texts, H query heads, J KV heads, X head size, R texts that a table has rows f
 from __future__ import annotations
 
 import functools
-import importlib
-from typing import Any
 
 import torch
 from torch import Tensor
 from torch.nn import functional
 
+from ..custom_ops import load_kernels, torch_op
 from ..dispatch import Choice, attention_choice, constant, worst
 from ..gated_delta.op import NORM_FLOOR
 
@@ -41,8 +40,7 @@ def delta_step(
             f"q has shape {tuple(q_BHX.shape)}, but the states {tuple(states_RHXX.shape)}, log_gamma {tuple(log_gamma.shape)}, beta {tuple(beta_BH.shape)}"
         )
     if (backend or choose_backend(q_BHX.device, q_BHX.dtype, x).backend) == "triton":
-        r_BHX: Tensor = step(q_BHX, k_BJX, v_BJX, log_gamma, beta_BH, states_RHXX, slots_B)
-        return r_BHX
+        return step(q_BHX, k_BJX, v_BJX, log_gamma, beta_BH, states_RHXX, slots_B)
     dtype = states_RHXX.dtype
     q = functional.normalize(q_BHX.to(dtype), dim=-1, eps=NORM_FLOOR)
     k, v = (part.to(dtype).repeat_interleave(h // k_BJX.shape[1], 1) for part in (k_BJX, v_BJX))
@@ -85,11 +83,7 @@ def _error(device: torch.device, dtype: torch.dtype, head_dim: int, backend: str
     return worst(*found)
 
 
-def _kernels() -> Any:
-    return importlib.import_module(".triton", __package__)
-
-
-@torch.library.custom_op("atma::delta_step", mutates_args=("states_RHXX",))
+@torch_op("delta_step", lambda q, *_: q.new_empty(q.shape), ("states_RHXX",))
 def step(
     q_BHX: Tensor,
     k_BJX: Tensor,
@@ -100,10 +94,4 @@ def step(
     slots_B: Tensor,
 ) -> Tensor:
     """As `delta_step`."""
-    r_BHX: Tensor = _kernels().step(q_BHX, k_BJX, v_BJX, log_gamma, beta_BH, states_RHXX, slots_B)
-    return r_BHX
-
-
-@step.register_fake
-def _(q_BHX: Tensor, *_: Tensor) -> Tensor:
-    return q_BHX.new_empty(q_BHX.shape)
+    return load_kernels(__package__).step(q_BHX, k_BJX, v_BJX, log_gamma, beta_BH, states_RHXX, slots_B)

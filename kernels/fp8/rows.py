@@ -6,12 +6,11 @@ M rows, N numbers of a row, F = N / 2.
 from __future__ import annotations
 
 import functools
-import importlib
-from typing import Any
 
 import torch
 from torch import Tensor
 
+from ..custom_ops import load_kernels, torch_op
 from ..dispatch import Choice, constant, failure, triton_or_torch, why_no_triton, worst
 from ..gates import squared_relu_gate_backward
 
@@ -41,16 +40,14 @@ def quantise(x_MK: Tensor, kind: torch.dtype) -> tuple[Tensor, Tensor]:
 def quantise_gradient(g_MN: Tensor) -> tuple[Tensor, Tensor]:
     """`quantise` to e5m2 of a gradient that a kernel of ours has made, which no compiler can cast on its way."""
     if NARROW <= g_MN.shape[1] <= WIDEST and choose_backend(g_MN.device, g_MN.dtype).backend == "triton":
-        found: tuple[Tensor, Tensor] = cast_rows(g_MN)
-        return found
+        return cast_rows(g_MN)
     return quantise(g_MN, E5M2)
 
 
 def gate_backward(ag_MN: Tensor, dy_MF: Tensor) -> tuple[Tensor, Tensor, Tensor, Tensor]:
     """Of y = `squared_relu_gate`(ag): the gradient of ag in its type, `quantise` of that to e5m2 as q and s, its sums over rows in float32 [N]."""
     if ag_MN.shape[1] <= WIDEST and choose_backend(ag_MN.device, ag_MN.dtype).backend == "triton":
-        found: tuple[Tensor, Tensor, Tensor, Tensor] = gate_rows(ag_MN, dy_MF)
-        return found
+        return gate_rows(ag_MN, dy_MF)
     return _gate_backward(ag_MN, dy_MF)
 
 
@@ -82,36 +79,23 @@ def _error(device: torch.device, dtype: torch.dtype, *, seed: int) -> float:
     return worst(*found)
 
 
-def _kernels() -> Any:
-    return importlib.import_module(".triton", __package__)
-
-
-@torch.library.custom_op("atma::fp8_cast_rows", mutates_args=())
-def cast_rows(g_MN: Tensor) -> tuple[Tensor, Tensor]:
-    """q and s of `quantise` to e5m2."""
-    found: tuple[Tensor, Tensor] = _kernels().cast(g_MN.contiguous(), E5M2, LEAST, 2.0 ** -TOP[E5M2])
-    return found
-
-
-@torch.library.custom_op("atma::fp8_gate_rows", mutates_args=())
-def gate_rows(ag_MN: Tensor, dy_MF: Tensor) -> tuple[Tensor, Tensor, Tensor, Tensor]:
-    """`gate_backward` by the kernel."""
-    found: tuple[Tensor, Tensor, Tensor, Tensor] = _kernels().gate_backward(
-        ag_MN.contiguous(), dy_MF.contiguous(), E5M2, LEAST, 2.0 ** -TOP[E5M2]
-    )
-    return found
-
-
 def _like(x_MN: Tensor) -> tuple[Tensor, Tensor]:
     rows = x_MN.shape[0]
     return x_MN.new_empty(x_MN.shape, dtype=E5M2), x_MN.new_empty((rows, 1), dtype=torch.float32)
 
 
-@cast_rows.register_fake
-def _(g_MN: Tensor) -> tuple[Tensor, Tensor]:
-    return _like(g_MN)
+@torch_op("fp8_cast_rows", _like)
+def cast_rows(g_MN: Tensor) -> tuple[Tensor, Tensor]:
+    """q and s of `quantise` to e5m2."""
+    return load_kernels(__package__).cast(g_MN.contiguous(), E5M2, LEAST, 2.0 ** -TOP[E5M2])
 
 
-@gate_rows.register_fake
-def _(ag_MN: Tensor, dy_MF: Tensor) -> tuple[Tensor, Tensor, Tensor, Tensor]:
-    return ag_MN.new_empty(ag_MN.shape), *_like(ag_MN), ag_MN.new_empty(ag_MN.shape[1:], dtype=torch.float32)
+@torch_op(
+    "fp8_gate_rows",
+    lambda ag, dy: (ag.new_empty(ag.shape), *_like(ag), ag.new_empty(ag.shape[1:], dtype=torch.float32)),
+)
+def gate_rows(ag_MN: Tensor, dy_MF: Tensor) -> tuple[Tensor, Tensor, Tensor, Tensor]:
+    """`gate_backward` by the kernel."""
+    return load_kernels(__package__).gate_backward(
+        ag_MN.contiguous(), dy_MF.contiguous(), E5M2, LEAST, 2.0 ** -TOP[E5M2]
+    )

@@ -2,12 +2,12 @@
 
 from __future__ import annotations
 
-import importlib
 from typing import Any
 
 import torch
 from torch import Tensor
 
+from ..custom_ops import empty_like, load_kernels, torch_op
 from ..fla_configs import gated, settle
 
 CHUNK = 64
@@ -15,25 +15,7 @@ PLANES = 7
 """Row statistics that our forward keeps."""
 
 
-def _ours() -> Any:
-    """Our kernels, imported when they first run: Triton is not installed everywhere."""
-    return importlib.import_module(".triton", __package__)
-
-
-@torch.library.custom_op("atma::gated_delta_forward", mutates_args=())
-def forward(
-    q: Tensor, k: Tensor, v: Tensor, log_gamma: Tensor, beta: Tensor, initial_state: Tensor | None
-) -> tuple[Tensor, Tensor, Tensor, Tensor, Tensor, Tensor, Tensor]:
-    """(readout, last state, and the five tensors that `backward` needs)."""
-    first = None if initial_state is None else initial_state.contiguous()
-    r, last, saved = _ours().forward(*(x.contiguous() for x in (q, k, v, log_gamma, beta)), first)
-    return r, last, *saved
-
-
-@forward.register_fake
-def _(
-    q: Tensor, k: Tensor, v: Tensor, log_gamma: Tensor, beta: Tensor, initial_state: Tensor | None
-) -> tuple[Tensor, ...]:
+def _empty_results(q: Tensor, *_: Any) -> tuple[Tensor, ...]:
     b, t, h, d = q.shape
     n = -(-t // CHUNK)
     kept = torch.float32 if q.dtype == torch.float16 else q.dtype
@@ -43,24 +25,30 @@ def _(
     return q.new_empty(q.shape), q.new_empty(b, h, d, d, dtype=torch.float32), stats, *square, state, writes
 
 
-@torch.library.custom_op("atma::gated_delta_backward", mutates_args=())
+def _empty_gradients(g_r: Tensor, g_last: Tensor | None, *rest: Any) -> tuple[Tensor, ...]:
+    *tensors, initial_state, stats = rest[:7]
+    return *empty_like(*tensors), stats.new_empty(0 if initial_state is None else initial_state.shape)
+
+
+@torch_op("gated_delta_forward", _empty_results)
+def forward(
+    q: Tensor, k: Tensor, v: Tensor, log_gamma: Tensor, beta: Tensor, initial_state: Tensor | None
+) -> tuple[Tensor, Tensor, Tensor, Tensor, Tensor, Tensor, Tensor]:
+    """(readout, last state, and the five tensors that `backward` needs)."""
+    first = None if initial_state is None else initial_state.contiguous()
+    r, last, saved = load_kernels(__package__).forward(*(x.contiguous() for x in (q, k, v, log_gamma, beta)), first)
+    return r, last, *saved
+
+
+@torch_op("gated_delta_backward", _empty_gradients)
 def backward(
     g_r: Tensor, g_last: Tensor | None, q: Tensor, k: Tensor, v: Tensor, log_gamma: Tensor, beta: Tensor,
     initial_state: Tensor | None, stats: Tensor, inverse: Tensor, p: Tensor, s: Tensor, u: Tensor,
 ) -> tuple[Tensor, Tensor, Tensor, Tensor, Tensor, Tensor]:  # fmt: skip
     """Gradients of q, k, v, log_gamma, beta and the initial state, which is empty if there was none."""
     args = [None if x is None else x.contiguous() for x in (g_r, g_last, q, k, v, log_gamma, beta, initial_state)]
-    *grads, d_first = _ours().backward(*args, stats, inverse, p, s, u)
+    *grads, d_first = load_kernels(__package__).backward(*args, stats, inverse, p, s, u)
     return *grads, stats.new_empty(0) if d_first is None else d_first
-
-
-@backward.register_fake
-def _(
-    g_r: Tensor, g_last: Tensor | None, q: Tensor, k: Tensor, v: Tensor, log_gamma: Tensor, beta: Tensor,
-    initial_state: Tensor | None, stats: Tensor, inverse: Tensor, p: Tensor, s: Tensor, u: Tensor,
-) -> tuple[Tensor, ...]:  # fmt: skip
-    first = stats.new_empty(0 if initial_state is None else initial_state.shape)
-    return *(x.new_empty(x.shape) for x in (q, k, v, log_gamma, beta)), first
 
 
 def _save(ctx: Any, inputs: tuple[Any, ...], output: tuple[Tensor, ...]) -> None:
@@ -83,7 +71,25 @@ forward.register_autograd(_gradients, setup_context=_save)
 # --- flash-linear-attention: keys and values already expanded to every head, states [X_k, X_v] ------------------------
 
 
-@torch.library.custom_op("atma::gated_delta_fla_forward", mutates_args=())
+def _empty_fla_results(q: Tensor, k: Tensor, *_: Any) -> tuple[Tensor, ...]:
+    b, t, h, d = q.shape
+    row = [q.new_empty(b, t, h, dtype=torch.float32) for _ in range(3)]
+    last = q.new_empty(b, h, d, d, dtype=torch.float32)
+    return (
+        q.new_empty(q.shape), last, q.new_empty(q.shape), row[0], k.new_empty(k.shape), row[1], row[2],
+        q.new_empty(b, t, h, CHUNK),
+    )  # fmt: skip
+
+
+def _empty_fla_gradients(
+    g_r: Tensor, g_last: Tensor | None, v: Tensor, beta: Tensor, initial_state: Tensor | None, q: Tensor,
+    q_scale: Tensor, k: Tensor, k_scale: Tensor, decay: Tensor, inverse: Tensor,
+) -> tuple[Tensor, ...]:  # fmt: skip
+    first = decay.new_empty(0 if initial_state is None else initial_state.shape)
+    return *empty_like(q, k, v, beta, beta), first
+
+
+@torch_op("gated_delta_fla_forward", _empty_fla_results)
 def fla_forward(
     q: Tensor, k: Tensor, v: Tensor, log_gamma: Tensor, beta: Tensor, initial_state: Tensor | None
 ) -> tuple[Tensor, Tensor, Tensor, Tensor, Tensor, Tensor, Tensor, Tensor]:
@@ -101,20 +107,7 @@ def fla_forward(
     return r.to(q.dtype), last, q, q_scale, k, k_scale, decay, inverse
 
 
-@fla_forward.register_fake
-def _(
-    q: Tensor, k: Tensor, v: Tensor, log_gamma: Tensor, beta: Tensor, initial_state: Tensor | None
-) -> tuple[Tensor, ...]:
-    b, t, h, d = q.shape
-    row = [q.new_empty(b, t, h, dtype=torch.float32) for _ in range(3)]
-    last = q.new_empty(b, h, d, d, dtype=torch.float32)
-    return (
-        q.new_empty(q.shape), last, q.new_empty(q.shape), row[0], k.new_empty(k.shape), row[1], row[2],
-        q.new_empty(b, t, h, CHUNK),
-    )  # fmt: skip
-
-
-@torch.library.custom_op("atma::gated_delta_fla_backward", mutates_args=())
+@torch_op("gated_delta_fla_backward", _empty_fla_gradients)
 def fla_backward(
     g_r: Tensor, g_last: Tensor | None, v: Tensor, beta: Tensor, initial_state: Tensor | None, q: Tensor,
     q_scale: Tensor, k: Tensor, k_scale: Tensor, decay: Tensor, inverse: Tensor,
@@ -131,15 +124,6 @@ def fla_backward(
     dq, dk = l2norm_bwd(q, q_scale, dq), l2norm_bwd(k, k_scale, dk)
     d_first = decay.new_empty(0) if initial_state is None else d_first
     return dq.to(q.dtype), dk.to(k.dtype), dv.to(v.dtype), d_gamma.float(), d_beta.float(), d_first
-
-
-@fla_backward.register_fake
-def _(
-    g_r: Tensor, g_last: Tensor | None, v: Tensor, beta: Tensor, initial_state: Tensor | None, q: Tensor,
-    q_scale: Tensor, k: Tensor, k_scale: Tensor, decay: Tensor, inverse: Tensor,
-) -> tuple[Tensor, ...]:  # fmt: skip
-    first = decay.new_empty(0 if initial_state is None else initial_state.shape)
-    return *(x.new_empty(x.shape) for x in (q, k, v)), beta.new_empty(beta.shape), beta.new_empty(beta.shape), first
 
 
 def _save_fla(ctx: Any, inputs: tuple[Any, ...], output: tuple[Tensor, ...]) -> None:

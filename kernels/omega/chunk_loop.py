@@ -14,6 +14,7 @@ from typing import Any, Literal
 import torch
 from torch import Tensor
 
+from ..custom_ops import torch_op
 from ..gated_delta.op import running_sum
 from .newton_schulz import orthogonalised
 
@@ -186,7 +187,13 @@ Ends = tuple[Tensor, Tensor, Tensor, Tensor, Tensor]
 """The readout, the first layer and its momentum, the second and its; empty where there is none."""
 
 
-@torch.library.custom_op("atma::omega_rounds", mutates_args=())
+def _empty_ends(q: Tensor, keys: Tensor, values: Tensor, *rest: Any) -> tuple[Tensor, ...]:
+    squares = rest[4:8]
+    y = q.new_empty(*q.shape[:3], values.shape[-1])
+    return y, *(q.new_empty(0 if x is None else x.shape) for x in squares)
+
+
+@torch_op("omega_rounds", _empty_ends)
 def at_once(
     q: Tensor, keys: Tensor, values: Tensor, keep: Tensor, step: Tensor, slow: Tensor | None, weights: Tensor,
     layer: Tensor, momentum: Tensor, layer2: Tensor | None, momentum2: Tensor | None,
@@ -208,18 +215,9 @@ def _unrolled(given: Any, window: int, chunk: int, orthogonal: Any) -> Ends:
     return tuple(x.clone() for x in found)
 
 
-@at_once.register_fake
-def _(
-    q: Tensor, keys: Tensor, values: Tensor, keep: Tensor, step: Tensor, slow: Tensor | None, weights: Tensor,
-    layer: Tensor, momentum: Tensor, layer2: Tensor | None, momentum2: Tensor | None,
-    window: int, chunk: int, orthogonal: str,
-) -> tuple[Tensor, ...]:  # fmt: skip
-    squares = [layer, momentum, layer2, momentum2]
-    y = q.new_empty(*q.shape[:3], values.shape[-1])
-    return y, *(q.new_empty(0 if x is None else x.shape) for x in squares)
-
-
-@torch.library.custom_op("atma::omega_rounds_backward", mutates_args=())
+@torch_op(
+    "omega_rounds_backward", lambda *given: tuple(given[5].new_empty(0 if x is None else x.shape) for x in given[5:16])
+)
 def backward(
     g_y: Tensor, g_layer: Tensor, g_momentum: Tensor, g_layer2: Tensor, g_momentum2: Tensor,
     q: Tensor, keys: Tensor, values: Tensor, keep: Tensor, step: Tensor, slow: Tensor | None, weights: Tensor,
@@ -242,17 +240,6 @@ def backward(
     for i, g in zip(there, back((g_y, g_layer, g_momentum, g_layer2, g_momentum2)), strict=True):
         found[i] = g.clone(memory_format=torch.contiguous_format)
     return tuple(found)  # type: ignore[return-value]
-
-
-@backward.register_fake
-def _(
-    g_y: Tensor, g_layer: Tensor, g_momentum: Tensor, g_layer2: Tensor, g_momentum2: Tensor,
-    q: Tensor, keys: Tensor, values: Tensor, keep: Tensor, step: Tensor, slow: Tensor | None, weights: Tensor,
-    layer: Tensor, momentum: Tensor, layer2: Tensor | None, momentum2: Tensor | None,
-    window: int, chunk: int, orthogonal: str,
-) -> tuple[Tensor, ...]:  # fmt: skip
-    given = (q, keys, values, keep, step, slow, weights, layer, momentum, layer2, momentum2)
-    return tuple(q.new_empty(0 if x is None else x.shape) for x in given)
 
 
 def _save(ctx: Any, inputs: tuple[Any, ...], output: Ends) -> None:

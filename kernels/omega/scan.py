@@ -15,13 +15,31 @@ from typing import Any
 import torch
 from torch import Tensor
 
+from ..custom_ops import torch_op
 from .newton_schulz import Orthogonalised, orthogonalised
 
 TOGETHER = 8
 """Chunks whose Newton-Schulz steps the backward keeps at a time."""
 
 
-@torch.library.custom_op("atma::omega_scan_forward", mutates_args=())
+def _empty_memories(
+    keys: Tensor, values: Tensor, felt: Tensor | None, share: Tensor | None, keep: Tensor, to: Tensor, old: Tensor,
+    memory: Tensor, momentum: Tensor,
+) -> tuple[Tensor, Tensor]:  # fmt: skip
+    n = len(keys) + 1
+    return memory.new_empty(n, *memory.shape), memory.new_empty(0 if share is None else n, *memory.shape)
+
+
+def _empty_gradients(
+    g_memories: Tensor, g_momenta: Tensor, keys: Tensor, values: Tensor, felt: Tensor | None, share: Tensor | None,
+    keep: Tensor, to: Tensor, old: Tensor, memories: Tensor, momenta: Tensor,
+) -> tuple[Tensor, ...]:  # fmt: skip
+    some = [keep.new_empty(0) if x is None else torch.empty_like(x) for x in (felt, share)]
+    rest = (torch.empty_like(x) for x in (keep, to, old, memories[0], memories[0]))
+    return torch.empty_like(keys), torch.empty_like(values), *some, *rest
+
+
+@torch_op("omega_scan_forward", _empty_memories)
 def scan(
     keys_NGSF: Tensor, values_NGSX: Tensor, felt_NGS: Tensor | None, share_NGS: Tensor | None, keep_NG: Tensor, to_NG: Tensor,
     old_NG: Tensor, memory_GXF: Tensor, momentum_GXF: Tensor,
@@ -51,18 +69,7 @@ def scan(
     return memories, momenta
 
 
-@scan.register_fake
-def _(
-    keys_NGSF: Tensor, values_NGSX: Tensor, felt_NGS: Tensor | None, share_NGS: Tensor | None, keep_NG: Tensor, to_NG: Tensor,
-    old_NG: Tensor, memory_GXF: Tensor, momentum_GXF: Tensor,
-) -> tuple[Tensor, Tensor]:  # fmt: skip
-    n = len(keys_NGSF) + 1
-    return memory_GXF.new_empty(n, *memory_GXF.shape), memory_GXF.new_empty(
-        0 if share_NGS is None else n, *memory_GXF.shape
-    )
-
-
-@torch.library.custom_op("atma::omega_scan_backward", mutates_args=())
+@torch_op("omega_scan_backward", _empty_gradients)
 def scan_backward(
     g_memories: Tensor, g_momenta: Tensor, keys_NGSF: Tensor, values_NGSX: Tensor, felt_NGS: Tensor | None,
     share_NGS: Tensor | None, keep_NG: Tensor, to_NG: Tensor, old_NG: Tensor, memories: Tensor, momenta: Tensor,
@@ -114,17 +121,6 @@ def scan_backward(
     g_keep = (g_after * before).sum((-2, -1))
     g_momentum = g_s if share_NGS is not None else torch.zeros_like(g_m)
     return g_keys, -g_wrong, g_felt, g_share, g_keep, g_to, g_old, g_m, g_momentum
-
-
-@scan_backward.register_fake
-def _(
-    g_memories: Tensor, g_momenta: Tensor, keys_NGSF: Tensor, values_NGSX: Tensor, felt_NGS: Tensor | None,
-    share_NGS: Tensor | None, keep_NG: Tensor, to_NG: Tensor, old_NG: Tensor, memories: Tensor, momenta: Tensor,
-) -> tuple[Tensor, Tensor, Tensor, Tensor, Tensor, Tensor, Tensor, Tensor, Tensor]:  # fmt: skip
-    none = keep_NG.new_empty(0)
-    some = [none if x is None else torch.empty_like(x) for x in (felt_NGS, share_NGS)]
-    rest = [torch.empty_like(x) for x in (keep_NG, to_NG, old_NG, memories[0], memories[0])]
-    return torch.empty_like(keys_NGSF), torch.empty_like(values_NGSX), *some, *rest  # type: ignore[return-value]
 
 
 def _keep(ctx: Any, inputs: tuple[Any, ...], output: tuple[Tensor, Tensor]) -> None:

@@ -2,42 +2,19 @@
 
 from __future__ import annotations
 
-import importlib
 from typing import Any
 
 import torch
 from torch import Tensor
 
+from ..custom_ops import load_kernels, torch_op
 from .tiles import operands, sizes
 
 
-def _ours() -> Any:
-    """Our kernels, imported when they first run: Triton is not installed everywhere."""
-    return importlib.import_module(".triton", __package__)
-
-
-@torch.library.custom_op("atma::omega_forward", mutates_args=())
-def forward(
-    q: Tensor, k: Tensor, v: Tensor, kept: Tensor, felt: Tensor | None, carried: Tensor | None, share: Tensor | None,
-    old: Tensor | None, to: Tensor | None, memory: Tensor, momentum: Tensor,
-) -> tuple[Tensor, Tensor, Tensor, Tensor, Tensor, Tensor, Tensor, Tensor]:  # fmt: skip
-    """(readout, last memory, last momentum, and the five tensors that `backward` needs).
-
-    q and k are float32, so that their gradients are; the kernels round them.
-    """
-    kind = operands(v.dtype, felt is None)
-    few_q, few_k = (x.to(kind, copy=True).contiguous() for x in (q, k))
-    rest = (None if x is None else x.contiguous() for x in (v, kept, felt, carried, share, old, to, memory, momentum))
-    y, last, last_momentum, *kept_back = _ours().forward(few_q, few_k, *rest)
-    return y, last, last_momentum, few_q, few_k, *kept_back
-
-
-@forward.register_fake
-def _(
-    q: Tensor, k: Tensor, v: Tensor, kept: Tensor, felt: Tensor | None, carried: Tensor | None, share: Tensor | None,
-    old: Tensor | None, to: Tensor | None, memory: Tensor, momentum: Tensor,
+def _empty_results(
+    q: Tensor, k: Tensor, v: Tensor, kept: Tensor, felt: Tensor | None, carried: Tensor | None, share: Tensor | None, *rest: Any
 ) -> tuple[Tensor, ...]:  # fmt: skip
-    size, orthogonal = sizes(q, k, kept), felt is None
+    size, orthogonal, memory = sizes(q, k, kept), felt is None, rest[2]
     kind = operands(v.dtype, orthogonal)
     square = memory.shape
     if orthogonal:
@@ -53,7 +30,35 @@ def _(
     )  # fmt: skip
 
 
-@torch.library.custom_op("atma::omega_backward", mutates_args=())
+def _empty_gradients(
+    g_y: Tensor, g_last: Tensor | None, g_last_momentum: Tensor | None, q: Tensor, k: Tensor, v: Tensor, kept: Tensor,
+    *rest: Any,
+) -> tuple[Tensor, ...]:  # fmt: skip
+    *given, memories, _, _ = rest
+    wide = [x.new_empty(x.shape, dtype=torch.float32) for x in (q, k)]
+    rates = [kept.new_empty(0 if x is None else x.shape) for x in given]
+    square, share = memories.shape[1:], given[2]
+    first = [kept.new_empty(square), kept.new_empty(0 if share is None else square)]
+    return *wide, v.new_empty(v.shape), kept.new_empty(kept.shape), *rates, *first
+
+
+@torch_op("omega_forward", _empty_results)
+def forward(
+    q: Tensor, k: Tensor, v: Tensor, kept: Tensor, felt: Tensor | None, carried: Tensor | None, share: Tensor | None,
+    old: Tensor | None, to: Tensor | None, memory: Tensor, momentum: Tensor,
+) -> tuple[Tensor, Tensor, Tensor, Tensor, Tensor, Tensor, Tensor, Tensor]:  # fmt: skip
+    """(readout, last memory, last momentum, and the five tensors that `backward` needs).
+
+    q and k are float32, so that their gradients are; the kernels round them.
+    """
+    kind = operands(v.dtype, felt is None)
+    few_q, few_k = (x.to(kind, copy=True).contiguous() for x in (q, k))
+    rest = (None if x is None else x.contiguous() for x in (v, kept, felt, carried, share, old, to, memory, momentum))
+    y, last, last_momentum, *kept_back = load_kernels(__package__).forward(few_q, few_k, *rest)
+    return y, last, last_momentum, few_q, few_k, *kept_back
+
+
+@torch_op("omega_backward", _empty_gradients)
 def backward(
     g_y: Tensor, g_last: Tensor | None, g_last_momentum: Tensor | None, q: Tensor, k: Tensor, v: Tensor, kept: Tensor,
     felt: Tensor | None, carried: Tensor | None, share: Tensor | None, old: Tensor | None, to: Tensor | None,
@@ -62,21 +67,7 @@ def backward(
     """Gradients of what `forward` takes, in its order; empty for what is None."""
     given = (g_y, g_last, g_last_momentum, q, k, v, kept, felt, carried, share, old, to)
     flat = (None if x is None else x.contiguous() for x in given)
-    found: tuple[Tensor, ...] = _ours().backward(*flat, memories, momenta, p)
-    return found  # type: ignore[return-value]
-
-
-@backward.register_fake
-def _(
-    g_y: Tensor, g_last: Tensor | None, g_last_momentum: Tensor | None, q: Tensor, k: Tensor, v: Tensor, kept: Tensor,
-    felt: Tensor | None, carried: Tensor | None, share: Tensor | None, old: Tensor | None, to: Tensor | None,
-    memories: Tensor, momenta: Tensor, p: Tensor,
-) -> tuple[Tensor, ...]:  # fmt: skip
-    wide = [x.new_empty(x.shape, dtype=torch.float32) for x in (q, k)]
-    rates = [kept.new_empty(0 if x is None else x.shape) for x in (felt, carried, share, old, to)]
-    square = memories.shape[1:]
-    first = [kept.new_empty(square), kept.new_empty(0 if share is None else square)]
-    return *wide, v.new_empty(v.shape), kept.new_empty(kept.shape), *rates, *first
+    return load_kernels(__package__).backward(*flat, memories, momenta, p)
 
 
 def _save(ctx: Any, inputs: tuple[Any, ...], output: tuple[Tensor, ...]) -> None:

@@ -40,8 +40,7 @@ def paged_softmax(
     _, _, _, x = check_step(q_BHX, k_pool, v_pool, texts)
     if (backend or choose_backend(q_BHX.device, q_BHX.dtype, x, texts.page).backend) == "triton":
         scale = x**-0.5 if scale is None else scale
-        y: Tensor = attend(q_BHX, k_pool, v_pool, texts.tables_BP, texts.lengths_B, [], scale, window or 0, 0.0)[0]
-        return y
+        return attend(q_BHX, k_pool, v_pool, texts.tables_BP, texts.lengths_B, [], scale, window or 0, 0.0)[0]
     scores_BHS = row_scores(q_BHX, texts.gather(k_pool), scale)
     return row_attention(scores_BHS, texts.gather(v_pool), texts.seen(window)).to(q_BHX.dtype)
 
@@ -70,10 +69,7 @@ def paged_polar(
     dtype = statistics_dtype(q_BHX.dtype)
     if (backend or choose_backend(q_BHX.device, q_BHX.dtype, x, texts.page).backend) == "triton":
         raw = [part.to(dtype) for part in (null_base_H, null_slope_H, len_gain_H, mag_beta_H, v_null_HX)]
-        found: tuple[Tensor, Tensor] = attend(
-            q_BHX, k_pool, v_pool, texts.tables_BP, texts.lengths_B, raw, x**-0.5, window or 0, n_eff_floor
-        )
-        return found
+        return attend(q_BHX, k_pool, v_pool, texts.tables_BP, texts.lengths_B, raw, x**-0.5, window or 0, n_eff_floor)
     temp_BH, null_BH = null_scores(texts.counts(window), null_base_H, null_slope_H, len_gain_H, dtype)
     seen_BS = texts.seen(window)
     scores_BHS = row_scores(q_BHX, texts.gather(k_pool)) * temp_BH[..., None]

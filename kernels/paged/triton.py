@@ -14,7 +14,7 @@ import triton
 import triton.language as tl
 from torch import Tensor
 
-from ..attention.launcher import LOG2E, log1p, tanh
+from ..attention.device import LOG2E, log1p, tanh
 from ..attention.polar.op import TINY
 
 KEYS = 64

@@ -6,7 +6,6 @@ B texts, D inputs, E outputs, C channels, W taps, R texts that a table has rows 
 from __future__ import annotations
 
 import functools
-import importlib
 from typing import Any
 
 import torch
@@ -14,6 +13,7 @@ from torch import Tensor
 from torch.nn import functional
 
 from ..conv_step.op import gated_conv_step
+from ..custom_ops import load_kernels, torch_op
 from ..dispatch import Choice, constant, failure, triton_or_torch, why_no_triton, worst
 from ..gates import squared_relu_gate, swish_gate
 from ..norms import rms_norm
@@ -44,8 +44,7 @@ def row_linear(
             f"x must be [B, D] and w [E, D] of one type, got {tuple(x_BD.shape)} {x_BD.dtype} and {tuple(w_ED.shape)} {w_ED.dtype}"
         )
     if _by_kernel(x_BD, backend):
-        y: Tensor = fused(x_BD, w_ED, bias_E, norm_D, eps, GATES[gate], under_BE)
-        return y
+        return fused(x_BD, w_ED, bias_E, norm_D, eps, GATES[gate], under_BE)
     y = functional.linear(x_BD if norm_D is None else rms_norm(x_BD, norm_D, eps), w_ED, bias_E)
     if gate != "none":
         y = squared_relu_gate(y) if gate == "relu2" else swish_gate(y)
@@ -66,8 +65,7 @@ def row_conv_step(
 ) -> Tensor:
     """`gated_conv_step` of rms_norm(x) wᵀ + bias, [B, C], as a block with a convolution begins; the tails are changed in place."""
     if _by_kernel(x_BD, backend):
-        y: Tensor = fused_conv(x_BD, w_ED, bias_E, norm_D, eps, tails_RWC, slots_B, filters_CW)
-        return y
+        return fused_conv(x_BD, w_ED, bias_E, norm_D, eps, tails_RWC, slots_B, filters_CW)
     x_BE = row_linear(x_BD, w_ED, bias_E, norm_D=norm_D, eps=eps, backend=backend)
     return gated_conv_step(x_BE, tails_RWC, slots_B, filters_CW, backend=backend)
 
@@ -108,34 +106,23 @@ def _error(device: torch.device, dtype: torch.dtype, *, seed: int) -> float:
     return worst(*found)
 
 
-@torch.library.custom_op("atma::row_linear", mutates_args=())
+def _empty_outputs(x_BD: Tensor, w_ED: Tensor, bias: Any, norm: Any, eps: float, gate: int, under: Any) -> Tensor:
+    return x_BD.new_empty(x_BD.shape[0], w_ED.shape[0] // (2 if gate else 1))
+
+
+@torch_op("row_linear", _empty_outputs)
 def fused(
     x_BD: Tensor, w_ED: Tensor, bias_E: Tensor | None, norm_D: Tensor | None, eps: float, gate: int,
     under_BE: Tensor | None,
 ) -> Tensor:  # fmt: skip
     """As `row_linear`; the gate by its number."""
-    y: Tensor = importlib.import_module(".triton", __package__).product(x_BD, w_ED, bias_E, norm_D, eps, gate, under_BE)
-    return y
+    return load_kernels(__package__).product(x_BD, w_ED, bias_E, norm_D, eps, gate, under_BE)
 
 
-@fused.register_fake
-def _(x_BD: Tensor, w_ED: Tensor, bias_E: Tensor | None, norm_D: Tensor | None, eps: float, gate: int,
-      under_BE: Tensor | None) -> Tensor:  # fmt: skip
-    return x_BD.new_empty(x_BD.shape[0], w_ED.shape[0] // (2 if gate else 1))
-
-
-@torch.library.custom_op("atma::row_conv_step", mutates_args=("tails_RWC",))
+@torch_op("row_conv_step", lambda x, *rest: x.new_empty(x.shape[0], rest[-1].shape[0]), ("tails_RWC",))
 def fused_conv(
     x_BD: Tensor, w_ED: Tensor, bias_E: Tensor | None, norm_D: Tensor, eps: float, tails_RWC: Tensor, slots_B: Tensor,
     filters_CW: Tensor,
 ) -> Tensor:  # fmt: skip
     """As `row_conv_step`."""
-    kernels = importlib.import_module(".triton", __package__)
-    y: Tensor = kernels.conv_step(x_BD, w_ED, bias_E, norm_D, eps, tails_RWC, slots_B, filters_CW)
-    return y
-
-
-@fused_conv.register_fake
-def _(x_BD: Tensor, w_ED: Tensor, bias_E: Tensor | None, norm_D: Tensor, eps: float, tails_RWC: Tensor,
-      slots_B: Tensor, filters_CW: Tensor) -> Tensor:  # fmt: skip
-    return x_BD.new_empty(x_BD.shape[0], filters_CW.shape[0])
+    return load_kernels(__package__).conv_step(x_BD, w_ED, bias_E, norm_D, eps, tails_RWC, slots_B, filters_CW)

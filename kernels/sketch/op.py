@@ -8,7 +8,6 @@ the result is within 1e-5 of float32's in the norm, gradients are rounded once, 
 from __future__ import annotations
 
 import functools
-import importlib
 import math
 from collections.abc import Sequence
 from typing import Any
@@ -16,6 +15,7 @@ from typing import Any
 import torch
 from torch import Tensor
 
+from ..custom_ops import load_kernels, torch_op
 from ..dispatch import Choice, constant, failure, triton_or_torch, why_no_triton, worst
 from ..norms import statistics_dtype
 
@@ -58,8 +58,7 @@ GRAM_ROWS = 512
 
 def gram(z: Tensor) -> Tensor:
     """zᵀ z of z [..., N, K], [..., K, K]; its gradient is one product where autograd's would be two."""
-    found: Tensor = _Gram.apply(z)
-    return found
+    return _Gram.apply(z)
 
 
 class _Gram(torch.autograd.Function):
@@ -75,8 +74,7 @@ class _Gram(torch.autograd.Function):
     @staticmethod
     def backward(ctx: Any, g_KK: Tensor) -> Tensor:
         (z,) = ctx.saved_tensors
-        found: Tensor = z @ (g_KK + g_KK.mT)
-        return found
+        return z @ (g_KK + g_KK.mT)
 
 
 @constant
@@ -102,36 +100,27 @@ def _error(device: torch.device, dtype: torch.dtype, *, seed: int) -> float:
     return worst(*found)
 
 
-def _kernels() -> Any:
-    return importlib.import_module(".triton", __package__)
-
-
-@torch.library.custom_op("atma::sketch_forward", mutates_args=())
-def sketch_forward(xs: list[Tensor], s_PLKD: Tensor, squares: bool) -> tuple[Tensor, Tensor]:
-    """x sᵀ, [L, N, K], and ||x||², [L, N] or [L, 0], in float32; s in `pieces`."""
-    z_LNK, square_LN = _kernels().forward([x.contiguous() for x in xs], s_PLKD.contiguous(), squares)
-    return z_LNK, square_LN
-
-
-@torch.library.custom_op("atma::sketch_backward", mutates_args=())
-def sketch_backward(g_LNK: Tensor, h_LN: Tensor, xs: list[Tensor], s_PLKD: Tensor, squares: bool) -> list[Tensor]:
-    """g s + 2 h x, L times [N, D] in x's type; with `squares` false h and x are not looked at, but for x's type."""
-    dxs: list[Tensor] = _kernels().backward(
-        g_LNK.contiguous(), h_LN.contiguous(), [x.contiguous() for x in xs], s_PLKD.contiguous(), squares
-    )
-    return dxs
-
-
-@sketch_forward.register_fake
-def _(xs: list[Tensor], s_PLKD: Tensor, squares: bool) -> tuple[Tensor, Tensor]:
+def _empty_results(xs: list[Tensor], s_PLKD: Tensor, squares: bool) -> tuple[Tensor, Tensor]:
     layers, rows = len(xs), len(xs[0])
     z_LNK = s_PLKD.new_empty(layers, rows, s_PLKD.shape[2], dtype=torch.float32)
     return z_LNK, s_PLKD.new_empty(layers, rows if squares else 0, dtype=torch.float32)
 
 
-@sketch_backward.register_fake
-def _(g_LNK: Tensor, h_LN: Tensor, xs: list[Tensor], s_PLKD: Tensor, squares: bool) -> list[Tensor]:
-    return [torch.empty_like(x, memory_format=torch.contiguous_format) for x in xs]
+@torch_op("sketch_forward", _empty_results)
+def sketch_forward(xs: list[Tensor], s_PLKD: Tensor, squares: bool) -> tuple[Tensor, Tensor]:
+    """x sᵀ, [L, N, K], and ||x||², [L, N] or [L, 0], in float32; s in `pieces`."""
+    z_LNK, square_LN = load_kernels(__package__).forward([x.contiguous() for x in xs], s_PLKD.contiguous(), squares)
+    return z_LNK, square_LN
+
+
+@torch_op(
+    "sketch_backward", lambda g, h, xs, *_: [torch.empty_like(x, memory_format=torch.contiguous_format) for x in xs]
+)
+def sketch_backward(g_LNK: Tensor, h_LN: Tensor, xs: list[Tensor], s_PLKD: Tensor, squares: bool) -> list[Tensor]:
+    """g s + 2 h x, L times [N, D] in x's type; with `squares` false h and x are not looked at, but for x's type."""
+    return load_kernels(__package__).backward(
+        g_LNK.contiguous(), h_LN.contiguous(), [x.contiguous() for x in xs], s_PLKD.contiguous(), squares
+    )
 
 
 def _keep(ctx: Any, inputs: tuple[list[Tensor], Tensor, bool], output: tuple[Tensor, Tensor]) -> None:

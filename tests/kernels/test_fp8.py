@@ -146,10 +146,7 @@ def test_a_gated_layer_is_the_layer_and_the_gate(
     g = made(*shape, outputs // 2, seed=3, kind=kind)
     asked = [x, w] if b is None else [x, w, b]
     found = []
-    for y in (
-        fp8_gated_linear(x, w, b, backend=backend),
-        squared_relu_gate(fp8_linear(x, w, b, backend=backend)),
-    ):
+    for y in (fp8_gated_linear(x, w, b, backend=backend), squared_relu_gate(fp8_linear(x, w, b, backend=backend))):
         assert (y.dtype, y.shape) == (kind, (*shape, outputs // 2))
         found.append([y.detach(), *torch.autograd.grad(y, asked, g)])
     for one, other in zip(*found, strict=True):

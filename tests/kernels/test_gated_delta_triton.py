@@ -22,10 +22,7 @@ pytest.importorskip("triton")
 INTERPRETED = os.environ.get("TRITON_INTERPRET") == "1"
 NAMES = ("readout", "last state", "q", "k", "v", "log_gamma", "beta", "initial state")
 interpreted = pytest.mark.skipif(not INTERPRETED, reason="needs TRITON_INTERPRET=1 from the start of the process")
-on_gpu = [
-    pytest.mark.gpu,
-    pytest.mark.skipif(INTERPRETED, reason="needs an NVIDIA GPU and compiled kernels"),
-]
+on_gpu = [pytest.mark.gpu, pytest.mark.skipif(INTERPRETED, reason="needs an NVIDIA GPU and compiled kernels")]
 
 
 @pytest.fixture

@@ -12,7 +12,7 @@ from types import ModuleType
 import pytest
 import torch
 from atma_sweep.kernels import dispatch
-from atma_sweep.kernels.attention import launcher
+from atma_sweep.kernels.attention import device
 from atma_sweep.kernels.attention.softmax import op as softmax
 from atma_sweep.kernels.attention.softmax import torch_op
 from atma_sweep.kernels.custom_ops import load_kernels
@@ -54,14 +54,12 @@ def loaded(name: str, path: Path, source: str) -> ModuleType:
 def changed_kernels(folder: Path, right: str, wrong: str) -> ModuleType:
     """Return the module of the attention kernels with one text of its source, or of what it shares with others, changed."""
     kernels = load_kernels(softmax.__package__)
-    sources = [Path(str(module.__file__)).read_text() for module in (launcher, kernels)]
+    sources = [Path(str(module.__file__)).read_text() for module in (device, kernels)]
     assert any(right in source for source in sources)
     shared, own = (source.replace(right, wrong) for source in sources)
-    loaded(f"{launcher.__package__}.changed_launcher", folder / "changed_launcher.py", shared)
+    loaded(f"{device.__package__}.changed_device", folder / "changed_device.py", shared)
     return loaded(
-        f"{kernels.__package__}.changed",
-        folder / "changed.py",
-        own.replace("from ..launcher", "from ..changed_launcher"),
+        f"{kernels.__package__}.changed", folder / "changed.py", own.replace("from ..device", "from ..changed_device")
     )
 
 

@@ -45,8 +45,7 @@ def contextual_attention(
     backend = backend or choose_backend(q_BTHX.device, q_BTHX.dtype, d, len(vectors_PX)).backend
     if backend == "triton":
         z_BHTP = torch.einsum("bthx,px->bhtp", q_BTHX.to(vectors_PX.dtype), vectors_PX) * LOG2E
-        y: Tensor = _forward(q_BTHX, k_BTJX, v_BTJX, z_BHTP, factor_in_log2(d, scale), cut(window, t))[0]
-        return y
+        return _forward(q_BTHX, k_BTJX, v_BTJX, z_BHTP, factor_in_log2(d, scale), cut(window, t))[0]
 
     def logits(span: Span) -> Tensor:
         scores = dot_scores(q_BTHX, k_BTJX, span, scale)

@@ -23,21 +23,9 @@ import triton
 import triton.language as tl
 from torch import Tensor
 
-from ..launcher import (
-    LN2,
-    SMALL_TILES,
-    Tiles,
-    bounds,
-    constants,
-    launch_dkv,
-    launch_dq,
-    launch_forward,
-    needs_small_tiles,
-    query_bounds,
-    row_products,
-    visible,
-    with_tile,
-)
+from .. import launcher
+from ..device import LN2, bounds, query_bounds, visible, with_tile
+from ..launcher import Tiles
 
 STRETCH = 4096
 """Keys whose borders are kept at a time."""
@@ -333,8 +321,8 @@ def _dkv(
 
 def tiles_for(kernel: str, d: int, dtype: torch.dtype) -> Tiles:
     """Fixed by the sizes, so that every process rounds alike. The keys of a tile are the same in every kernel."""
-    if needs_small_tiles(d, dtype):
-        return SMALL_TILES
+    if launcher.needs_small_tiles(d, dtype):
+        return launcher.SMALL_TILES
     # four warps spill a kilobyte a thread
     return Tiles(64, 64, 8, 2 if kernel == "forward" else 1)
 
@@ -344,9 +332,9 @@ def forward(
 ) -> tuple[Tensor, Tensor]:
     """(o [B, T, H, X] in q's type, lse [B, H, T] float32 in units of log 2); inputs contiguous, z float32."""
     tiles, sizes = tiles_for("forward", q.shape[3], q.dtype), (q.shape[1], window or 0)
-    shared = constants(q, k, window, factor)
+    shared = launcher.constants(q, k, window, factor)
     shared["P"] = z_BHTP.shape[3]
-    return launch_forward(_forward, tiles, q, k, v, (z_BHTP,), sizes, shared)
+    return launcher.forward(_forward, tiles, q, k, v, (z_BHTP,), sizes, shared)
 
 
 def backward(
@@ -355,10 +343,10 @@ def backward(
 ) -> tuple[Tensor, Tensor, Tensor, Tensor]:  # fmt: skip
     """Gradients of (q, k, v, z) from that of o; z and lse in units of log 2 as `forward` has them; inputs contiguous."""
     b, t, h, d = q.shape
-    shared, positions, seen = constants(q, k, window, factor), z_BHTP.shape[3], window or 0
+    shared, positions, seen = launcher.constants(q, k, window, factor), z_BHTP.shape[3], window or 0
     shared["P"] = positions
     dq, dk, dv, dz = (torch.empty_like(x) for x in (q, k, v, z_BHTP))
-    delta = row_products(g_o, o)
+    delta = launcher.row_products(g_o, o)
     tiles_q, tiles_k = (tiles_for(kernel, d, q.dtype) for kernel in ("dq", "dkv"))
     tiles, stretch, stride = triton.cdiv(t, tiles_q.keys), STRETCH // tiles_q.keys, b * h * t
     met, left = torch.empty(2, min(tiles, stretch), b, h, t, device=q.device, dtype=torch.float32)
@@ -366,8 +354,8 @@ def backward(
         low = max(0, high - stretch)
         shared["BP"], shared["LEARNS"] = triton.next_power_of_2(positions), high == tiles
         rest = (z_BHTP, lse, delta, dz, met, left, t, seen, low, high, stride)
-        launch_dq(_dq, tiles_q, q, k, v, g_o, dq, rest, shared)
+        launcher.queries_backward(_dq, tiles_q, q, k, v, g_o, dq, rest, shared)
         del shared["BP"], shared["LEARNS"]
         rest = (z_BHTP, lse, delta, met, left, t, seen, low, stride)
-        launch_dkv(_dkv, tiles_k, q, k, v, g_o, dk, dv, rest, shared, programs=high - low)
+        launcher.keys_backward(_dkv, tiles_k, q, k, v, g_o, dk, dv, rest, shared, programs=high - low)
     return dq, dk, dv, dz

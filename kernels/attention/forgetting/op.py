@@ -47,8 +47,7 @@ def forgetting_attention(
         q, factor = (q_BTHX, factor) if factor else (q_BTHX * 0, 1.0)
         gate = log_gate_BTH if log_gate_BTH.dtype == torch.float64 else log_gate_BTH.float()
         window = cut(window, t)
-        y: Tensor = forgetting_forward(q, k_BTJX, v_BTJX, gate.expand(b, t, h), factor, window, backend)[0]
-        return y
+        return forgetting_forward(q, k_BTJX, v_BTJX, gate.expand(b, t, h), factor, window, backend)[0]
     f_BHT = running_sum(log_gate_BTH).transpose(1, 2)
 
     def logits(span: Span) -> Tensor:

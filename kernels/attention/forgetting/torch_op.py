@@ -34,10 +34,9 @@ def forgetting_forward(
 
     F are the sums of log_gate [B, T, H], float32 or float64, over log 2; q is not scaled, factor not 0. Only o has a gradient.
     """
-    found: tuple[Tensor, Tensor, Tensor, Tensor] = load_kernels(__package__, path).forward(
+    return load_kernels(__package__, path).forward(
         *(x.contiguous() for x in (q, k, v, log_gate)), factor=factor, window=window or None
     )
-    return found
 
 
 @torch_op("forgetting_backward", _empty_gradients)
@@ -47,10 +46,7 @@ def forgetting_backward(
 ) -> tuple[Tensor, Tensor, Tensor, Tensor]:  # fmt: skip
     """Gradients of q, k, v and log_gate, the last float32."""
     args = (x.contiguous() for x in (g_o, q, k, v, o))
-    found: tuple[Tensor, Tensor, Tensor, Tensor] = load_kernels(__package__).backward(
-        *args, lse, (high, low), factor=factor, window=window or None
-    )
-    return found
+    return load_kernels(__package__).backward(*args, lse, (high, low), factor=factor, window=window or None)
 
 
 def _save(ctx: Any, inputs: tuple[Any, ...], output: tuple[Tensor, ...]) -> None:

@@ -11,7 +11,8 @@ import triton
 import triton.language as tl
 from torch import Tensor
 
-from ..launcher import LOG2E, row_products
+from .. import launcher
+from ..device import LOG2E
 from ..softmax.triton import Halves, softmax_forward, weights_backward
 
 BLOCK = 1024
@@ -90,7 +91,7 @@ def backward(
     """Gradients of q, k, v and of the log gates, the last float32 [B, T, H]."""
     b, t, h, _ = q.shape
     dq, dk, dv, df = weights_backward(
-        q, k, v, g_o, lse, -row_products(g_o, o), None, window=window, forgotten=halves, factor=factor
+        q, k, v, g_o, lse, -launcher.row_products(g_o, o), None, window=window, forgotten=halves, factor=factor
     )  # fmt: skip
     d_gate = torch.empty(b, t, h, device=q.device, dtype=torch.float32)
     _sums_from_the_end[(b * h,)](df, d_gate, t, triton.cdiv(t, BLOCK), H=h, BLOCK=BLOCK, num_warps=4)

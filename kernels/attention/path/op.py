@@ -12,6 +12,7 @@ import torch
 from torch import Tensor
 from torch.nn import functional
 
+from ...custom_ops import empty_like, torch_op
 from ...dispatch import Choice, both_ways, constant, failure, plain_torch, version, why_no_fla, worst
 from ...fla_configs import path, settle
 from ...norms import statistics_dtype
@@ -57,8 +58,7 @@ def path_attention(
     if backend == "fla":
         if window is not None:
             raise ValueError("backend fla has no window; use torch")
-        y: Tensor = fla_forward(q_BTHX, k_BTJX, v_BTJX, w_BTJX.float(), beta_BTJ.float(), scale)
-        return y
+        return fla_forward(q_BTHX, k_BTJX, v_BTJX, w_BTJX.float(), beta_BTJ.float(), scale)
     maps = _Maps(k_BTJX, w_BTJX, beta_BTJ, min(chunk, t), statistics_dtype(q_BTHX.dtype))
 
     def logits(span: Span) -> Tensor:
@@ -132,19 +132,14 @@ def _error(device: torch.device, dtype: torch.dtype, head_dim: int, backend: str
     return worst(*both_ways(path_attention, backend, dtype, made, [w, beta]))
 
 
-@torch.library.custom_op("atma::path_fla_forward", mutates_args=())
+@torch_op("path_fla_forward", lambda q, *_: q.new_empty(q.shape))
 def fla_forward(q: Tensor, k: Tensor, v: Tensor, w: Tensor, beta: Tensor, scale: float) -> Tensor:
     """o [B, T, H, X] of flash-linear-attention's kernels, which are compiled at their first call."""
     with torch.no_grad():
         return _fla([q, k, v, w, beta], scale)
 
 
-@fla_forward.register_fake
-def _(q: Tensor, k: Tensor, v: Tensor, w: Tensor, beta: Tensor, scale: float) -> Tensor:
-    return q.new_empty(q.shape)
-
-
-@torch.library.custom_op("atma::path_fla_backward", mutates_args=())
+@torch_op("path_fla_backward", lambda g_o, *tensors: empty_like(*tensors[:5]))
 def fla_backward(
     g_o: Tensor, q: Tensor, k: Tensor, v: Tensor, w: Tensor, beta: Tensor, scale: float
 ) -> tuple[Tensor, Tensor, Tensor, Tensor, Tensor]:
@@ -154,11 +149,6 @@ def fla_backward(
         found = torch.autograd.grad(_fla(args, scale), args, g_o.contiguous())
     dq, dk, dv, dw, d_beta = (g.to(x.dtype).contiguous() for g, x in zip(found, args, strict=True))
     return dq, dk, dv, dw, d_beta
-
-
-@fla_backward.register_fake
-def _(g_o: Tensor, q: Tensor, k: Tensor, v: Tensor, w: Tensor, beta: Tensor, scale: float) -> tuple[Tensor, ...]:
-    return tuple(x.new_empty(x.shape) for x in (q, k, v, w, beta))
 
 
 def _fla(tensors: list[Tensor], scale: float) -> Tensor:

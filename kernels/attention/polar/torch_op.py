@@ -30,10 +30,7 @@ def polar_forward(
     `exact_floor` is of the gradient alone: False takes a floored n_eff for one that the floor does not bind.
     """
     args = (q.contiguous(), k.contiguous(), v.contiguous(), null_TH.contiguous(), beta_H, v_null_HX.contiguous())
-    found: tuple[Tensor, Tensor, Tensor, Tensor, Tensor] = load_kernels(__package__, path).polar_forward(
-        *args, window=window or None, floor=floor, offset=offset
-    )
-    return found
+    return load_kernels(__package__, path).polar_forward(*args, window=window or None, floor=floor, offset=offset)
 
 
 @torch_op("polar_backward", lambda gc, g_mag, *tensors: empty_like(*tensors[:6]))
@@ -43,10 +40,9 @@ def polar_backward(
 ) -> tuple[Tensor, Tensor, Tensor, Tensor, Tensor, Tensor]:  # fmt: skip
     """Gradients of q, k, v, null_TH, beta_H and v_null_HX."""
     args = (gc, g_mag, q, k, v, null_TH, beta_H, v_null_HX, c, lse, n_eff, inverse)
-    found: tuple[Tensor, Tensor, Tensor, Tensor, Tensor, Tensor] = load_kernels(__package__, path).polar_backward(
+    return load_kernels(__package__, path).polar_backward(
         *(x.contiguous() for x in args), window=window or None, offset=offset
     )
-    return found
 
 
 def _save(ctx: Any, inputs: tuple[Any, ...], output: tuple[Tensor, ...]) -> None:

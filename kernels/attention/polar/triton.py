@@ -10,7 +10,7 @@ import triton
 import triton.language as tl
 from torch import Tensor
 
-from ..launcher import LN2, log1p, tanh
+from ..device import LN2, log1p, tanh
 from ..softmax.triton import launch_forward, weights_backward
 
 

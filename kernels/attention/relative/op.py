@@ -45,8 +45,7 @@ def relative_attention(
     bias_HR = bias_HR.to(statistics_dtype(q_BTHX.dtype))
     backend = backend or choose_backend(q_BTHX.device, q_BTHX.dtype, d).backend
     if backend == "triton":
-        y: Tensor = _forward(q_BTHX, k_BTJX, v_BTJX, bias_HR * LOG2E, factor_in_log2(d, scale), cut(window, t))[0]
-        return y
+        return _forward(q_BTHX, k_BTJX, v_BTJX, bias_HR * LOG2E, factor_in_log2(d, scale), cut(window, t))[0]
     reach = bias_HR.shape[1] - 1
 
     def logits(span: Span) -> Tensor:

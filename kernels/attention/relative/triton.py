@@ -16,21 +16,9 @@ import triton
 import triton.language as tl
 from torch import Tensor
 
-from ..launcher import (
-    LN2,
-    SMALL_TILES,
-    Tiles,
-    bounds,
-    constants,
-    launch_dkv,
-    launch_dq,
-    launch_forward,
-    needs_small_tiles,
-    query_bounds,
-    row_products,
-    visible,
-    with_tile,
-)
+from .. import launcher
+from ..device import LN2, bounds, query_bounds, visible, with_tile
+from ..launcher import Tiles
 
 _LN2 = tl.constexpr(LN2)
 
@@ -225,8 +213,8 @@ def _dkv(
 
 def tiles_for(kernel: str, d: int, dtype: torch.dtype) -> Tiles:
     """Fixed by the sizes, so that every process rounds alike. A tile has as many queries as keys."""
-    if needs_small_tiles(d, dtype):
-        return SMALL_TILES
+    if launcher.needs_small_tiles(d, dtype):
+        return launcher.SMALL_TILES
     return {"forward": Tiles(64, 64, 4, 2), "dq": Tiles(64, 64, 8, 1), "dkv": Tiles(64, 64, 4, 1)}[kernel]
 
 
@@ -235,9 +223,9 @@ def forward(
 ) -> tuple[Tensor, Tensor]:
     """(o [B, T, H, X] in q's type, lse [B, H, T] float32 in units of log 2); inputs contiguous, bias [H, R + 1] float32."""
     tiles, sizes = tiles_for("forward", q.shape[3], q.dtype), (q.shape[1], window or 0)
-    shared = constants(q, k, window, factor)
+    shared = launcher.constants(q, k, window, factor)
     shared["R"] = bias_HR.shape[1] - 1
-    return launch_forward(_forward, tiles, q, k, v, (bias_HR,), sizes, shared)
+    return launcher.forward(_forward, tiles, q, k, v, (bias_HR,), sizes, shared)
 
 
 def backward(
@@ -246,8 +234,8 @@ def backward(
 ) -> tuple[Tensor, Tensor, Tensor, Tensor]:  # fmt: skip
     """Gradients of (q, k, v, bias) from that of o; bias and lse in units of log 2 as `forward` has them; inputs contiguous."""
     b, t, h, d = q.shape
-    shared, reach, seen = constants(q, k, window, factor), bias_HR.shape[1] - 1, window or 0
-    dq, dk, dv, delta = torch.empty_like(q), torch.empty_like(k), torch.empty_like(v), row_products(g_o, o)
+    shared, reach, seen = launcher.constants(q, k, window, factor), bias_HR.shape[1] - 1, window or 0
+    dq, dk, dv, delta = torch.empty_like(q), torch.empty_like(k), torch.empty_like(v), launcher.row_products(g_o, o)
     tiles = tiles_for("dq", d, q.dtype)
     count, bn = triton.cdiv(t, tiles.rows), tiles.keys
     # tiles m0 - n0 = 0, bn, 2 bn, ... whose least distance, m0 - n0 - (bn - 1), is below the reach
@@ -255,9 +243,11 @@ def backward(
     parts = torch.zeros(b, h, count, near, 2 * bn, device=q.device, dtype=torch.float32)
     rest = torch.empty(b, h, t, device=q.device, dtype=torch.float32)
     shared["R"], shared["NEAR"] = reach, near
-    launch_dq(_dq, tiles, q, k, v, g_o, dq, (bias_HR, lse, delta, parts, rest, t, seen), shared)
+    launcher.queries_backward(_dq, tiles, q, k, v, g_o, dq, (bias_HR, lse, delta, parts, rest, t, seen), shared)
     del shared["NEAR"]
-    launch_dkv(_dkv, tiles_for("dkv", d, q.dtype), q, k, v, g_o, dk, dv, (bias_HR, lse, delta, t, seen), shared)
+    launcher.keys_backward(
+        _dkv, tiles_for("dkv", d, q.dtype), q, k, v, g_o, dk, dv, (bias_HR, lse, delta, t, seen), shared
+    )
     return dq, dk, dv, _of_distances(parts.sum((0, 2)), rest.sum((0, 2)), bias_HR) * LN2
 
 

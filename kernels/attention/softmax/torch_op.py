@@ -23,10 +23,7 @@ def _log_sums(q: Tensor) -> Tensor:
 def softmax_forward(q: Tensor, k: Tensor, v: Tensor, window: int, offset: int, path: str) -> tuple[Tensor, Tensor]:
     """(o [B, T, H, X], lse [B, H, T] float32 in units of log 2); both have gradients."""
     args = (q.contiguous(), k.contiguous(), v.contiguous())
-    found: tuple[Tensor, Tensor] = load_kernels(__package__, path).softmax_forward(
-        *args, window=window or None, offset=offset
-    )
-    return found
+    return load_kernels(__package__, path).softmax_forward(*args, window=window or None, offset=offset)
 
 
 @torch_op("softmax_backward", lambda g_o, g_lse, q, k, v, *_: empty_like(q, k, v))
@@ -36,10 +33,7 @@ def softmax_backward(
 ) -> tuple[Tensor, Tensor, Tensor]:  # fmt: skip
     """Gradients of q, k and v."""
     args = (x.contiguous() for x in (g_o, g_lse, q, k, v, o, lse))
-    found: tuple[Tensor, Tensor, Tensor] = load_kernels(__package__, path).softmax_backward(
-        *args, window=window or None, offset=offset
-    )
-    return found
+    return load_kernels(__package__, path).softmax_backward(*args, window=window or None, offset=offset)
 
 
 differentiate(softmax_forward, softmax_backward, tensors=3, results=2)

@@ -25,24 +25,9 @@ import triton
 import triton.language as tl
 from torch import Tensor
 
-from ..launcher import (
-    HIDDEN,
-    LN2,
-    LOG2E,
-    SMALL_TILES,
-    TINY,
-    Tiles,
-    constants,
-    flat,
-    launch_dkv,
-    launch_dq,
-    log1p,
-    needs_small_tiles,
-    precision,
-    row_products,
-    tanh,
-    visible,
-)
+from .. import launcher
+from ..device import HIDDEN, LN2, LOG2E, TINY, log1p, tanh, visible
+from ..launcher import Tiles
 
 _LN2 = tl.constexpr(LN2)
 _TINY = tl.constexpr(TINY)
@@ -322,8 +307,8 @@ def _dkv(
 
 def tiles_for(kernel: str, keys: int, d: int, dtype: torch.dtype, forgets: bool = False) -> Tiles:
     """Fixed by the sizes, never by the clock, so that every process rounds alike. Measured on an H200, see docs."""
-    if needs_small_tiles(d, dtype):
-        return SMALL_TILES
+    if launcher.needs_small_tiles(d, dtype):
+        return launcher.SMALL_TILES
     if keys >= 8192:
         return {"forward": Tiles(128, 128, 8, 3), "dq": Tiles(128, 64, 8, 3), "dkv": Tiles(64, 128, 8, 3)}[kernel]
     if forgets:
@@ -359,9 +344,9 @@ def launch_forward(
     (b, t, h, d), (tk, j) = q.shape, k.shape[1:3]
     bm, bn, warps, stages = tiles_for("forward", tk, d, q.dtype, forgotten is not None)
     _forward[(triton.cdiv(t, bm), b * h)](
-        flat(q, bm, d), flat(k, bn, d), flat(v, bn, d), flat(out, bm, d), *rest,
+        launcher.flat(q, bm, d), launcher.flat(k, bn, d), launcher.flat(v, bn, d), launcher.flat(out, bm, d), *rest,
         *(forgotten or rest[-2:]), t, tk, offset, window or 0, H=h, G=h // j, X=d, BM=bm, BN=bn,
-        WINDOWED=window is not None, PRECISION=precision(q.dtype), POLAR=polar, FORGETS=forgotten is not None,
+        WINDOWED=window is not None, PRECISION=launcher.precision(q.dtype), POLAR=polar, FORGETS=forgotten is not None,
         FACTOR=factor, num_warps=warps, num_stages=stages,
     )  # fmt: skip
 
@@ -371,7 +356,7 @@ def softmax_backward(
     window: int | None, offset: int = 0,
 ) -> tuple[Tensor, Tensor, Tensor]:  # fmt: skip
     """Gradients of (q', k, v) from those of o and of lse (in units of log 2)."""
-    add = g_lse * LOG2E - row_products(g_o, o)
+    add = g_lse * LOG2E - launcher.row_products(g_o, o)
     return weights_backward(q, k, v, g_o, lse, add, None, window=window, offset=offset)[:3]
 
 
@@ -389,14 +374,14 @@ def weights_backward(
     df = torch.empty(lse.shape if forgets else (1,), device=q.device)
     # the pass for queries tells that for keys by how much `add` is off: gradients of gates sum what cancels
     exact = torch.empty_like(add) if forgets else add
-    shared = constants(q, k, window, factor)
+    shared = launcher.constants(q, k, window, factor)
     shared["POLAR"], shared["FORGETS"] = twice is not None, forgets
     shared["TILE"] = tiles_for("forward", tk, d, q.dtype, forgets).rows
     twice = lse if twice is None else twice
     dq, dk, dv = torch.empty_like(q), torch.empty_like(k), torch.empty_like(v)
     sizes = (t, tk, offset, window or 0)
     tiles = tiles_for("dq", tk, d, q.dtype, forgets)
-    launch_dq(_dq, tiles, q, k, v, g, dq, (lse, add, twice, *halves, exact, *sizes), shared)
+    launcher.queries_backward(_dq, tiles, q, k, v, g, dq, (lse, add, twice, *halves, exact, *sizes), shared)
     tiles = tiles_for("dkv", tk, d, q.dtype, forgets)
-    launch_dkv(_dkv, tiles, q, k, v, g, dk, dv, (lse, exact, twice, *halves, df, *sizes), shared)
+    launcher.keys_backward(_dkv, tiles, q, k, v, g, dk, dv, (lse, exact, twice, *halves, df, *sizes), shared)
     return dq, dk, dv, df

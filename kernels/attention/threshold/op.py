@@ -57,11 +57,7 @@ def threshold_attention(
         none_BTH1 = lse_BHT.isinf().transpose(1, 2)[..., None]
     else:
         y = scored_attention(
-            v_BTJX,
-            h,
-            lambda span: _logits(q_BTHX, k_BTJX, decay, span, scale),
-            window=window,
-            query_block=query_block,
+            v_BTJX, h, lambda span: _logits(q_BTHX, k_BTJX, decay, span, scale), window=window, query_block=query_block
         )
         none_BTH1 = None
     if empty == "zero":

@@ -20,21 +20,9 @@ import triton
 import triton.language as tl
 from torch import Tensor
 
-from ..launcher import (
-    LN2,
-    SMALL_TILES,
-    Tiles,
-    bounds,
-    constants,
-    flat,
-    launch_dkv,
-    launch_dq,
-    launch_forward,
-    needs_small_tiles,
-    query_bounds,
-    row_products,
-    with_tile,
-)
+from .. import launcher
+from ..device import LN2, bounds, query_bounds, with_tile
+from ..launcher import Tiles
 
 STRETCH = 4096
 """Keys whose counts are kept at a time."""
@@ -280,8 +268,8 @@ def _dkv(
 
 def tiles_for(kernel: str, d: int, dtype: torch.dtype) -> Tiles:
     """Fixed by the sizes, so that every process rounds alike. The keys of a tile are the same in every kernel."""
-    if needs_small_tiles(d, dtype):
-        return SMALL_TILES
+    if launcher.needs_small_tiles(d, dtype):
+        return launcher.SMALL_TILES
     return {"forward": Tiles(64, 64, 4, 2), "dq": Tiles(64, 64, 4, 2), "dkv": Tiles(128, 64, 8, 2)}[kernel]
 
 
@@ -290,7 +278,7 @@ def forward(
 ) -> tuple[Tensor, Tensor]:
     """(o [B, T, H, X] in q's type, lse [B, H, T] float32 in units of log 2); inputs contiguous."""
     tiles, sizes = tiles_for("forward", q.shape[3], q.dtype), (q.shape[1], window or 0)
-    return launch_forward(_forward, tiles, q, k, v, (decay_BHT,), sizes, constants(q, k, window, factor))
+    return launcher.forward(_forward, tiles, q, k, v, (decay_BHT,), sizes, launcher.constants(q, k, window, factor))
 
 
 def backward(
@@ -299,25 +287,27 @@ def backward(
 ) -> tuple[Tensor, Tensor, Tensor, Tensor]:  # fmt: skip
     """Gradients of (q, k, v, decay) from that of o; decay and lse in units of log 2 as `forward` has them; inputs contiguous."""
     b, t, h, d = q.shape
-    shared, seen = constants(q, k, window, factor), window or 0
+    shared, seen = launcher.constants(q, k, window, factor), window or 0
     dq, dk, dv = torch.empty_like(q), torch.empty_like(k), torch.empty_like(v)
     d_decay = torch.empty_like(decay_BHT)
-    delta = row_products(g_o, o)
+    delta = launcher.row_products(g_o, o)
     of_queries, of_keys = (tiles_for(kernel, d, q.dtype) for kernel in ("dq", "dkv"))
     bm, bn, warps, stages = of_queries
     tiles, stretch, stride = triton.cdiv(t, bn), STRETCH // bn, b * h * t
     counts = torch.empty(min(tiles, stretch), b, h, t, device=q.device, dtype=torch.float32)
     shared["KEPT"] = tiles <= stretch
-    launch_dq(_dq, of_queries, q, k, v, g_o, dq, (decay_BHT, lse, delta, d_decay, counts, t, seen, stride), shared)
+    launcher.queries_backward(
+        _dq, of_queries, q, k, v, g_o, dq, (decay_BHT, lse, delta, d_decay, counts, t, seen, stride), shared
+    )
     del shared["KEPT"]
     count = torch.zeros_like(decay_BHT)
     for high in range(tiles, 0, -stretch):
         low = max(0, high - stretch)
         if tiles > stretch:
             _count[(triton.cdiv(t, bm), b * h)](
-                flat(q, bm, d), flat(k, bn, d), count, counts, t, seen, low, high, stride,
+                launcher.flat(q, bm, d), launcher.flat(k, bn, d), count, counts, t, seen, low, high, stride,
                 BM=bm, BN=bn, num_warps=warps, num_stages=stages, **shared,
             )  # fmt: skip
         rest = (decay_BHT, lse, delta, counts, t, seen, low, stride)
-        launch_dkv(_dkv, of_keys, q, k, v, g_o, dk, dv, rest, shared, programs=high - low)
+        launcher.keys_backward(_dkv, of_keys, q, k, v, g_o, dk, dv, rest, shared, programs=high - low)
     return dq, dk, dv, d_decay

@@ -53,8 +53,7 @@ def wall_attention(
     backend = backend or choose_backend(q_BTHX.device, q_BTHX.dtype, d, steepest, window).backend
     if backend != "torch":
         f, window = log_gate_BTPX.to(dtype), cut(window, t)
-        result: Tensor = wall_forward(q_BTHX, k_BTJX, v_BTJX, f, scale * LOG2E, window, backend)[0]
-        return result
+        return wall_forward(q_BTHX, k_BTJX, v_BTJX, f, scale * LOG2E, window, backend)[0]
     q, k = q_BTHX.to(dtype) * scale, k_BTJX.to(dtype)
     p_BTPX = running_sum(log_gate_BTPX)
     return scored_attention(v_BTJX, h, lambda span: _logits(q, k, p_BTPX, span), window=window, query_block=query_block)

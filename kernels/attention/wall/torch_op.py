@@ -30,10 +30,9 @@ def wall_forward(
     q: Tensor, k: Tensor, v: Tensor, f: Tensor, factor: float, window: int, path: str
 ) -> tuple[Tensor, Tensor, Tensor, Tensor, Tensor]:
     """(o, lse, q', k', E) of triton.forward; only o has a gradient."""
-    found: tuple[Tensor, Tensor, Tensor, Tensor, Tensor] = load_kernels(__package__, path).forward(
+    return load_kernels(__package__, path).forward(
         *(x.contiguous() for x in (q, k, v, f)), factor=factor, window=window or None
     )
-    return found
 
 
 @torch_op("wall_backward", lambda g_o, q_, k_, v, f, *_: empty_like(q_, v, v, f))
@@ -42,10 +41,9 @@ def wall_backward(
     window: int,
 ) -> tuple[Tensor, Tensor, Tensor, Tensor]:  # fmt: skip
     """Gradients of q, k, v and f, of their types."""
-    found: tuple[Tensor, Tensor, Tensor, Tensor] = load_kernels(__package__).backward(
+    return load_kernels(__package__).backward(
         g_o.contiguous(), q_, k_, v.contiguous(), f.contiguous(), o, lse, edges, factor=factor, window=window or None
     )
-    return found
 
 
 def _save(ctx: Any, inputs: tuple[Any, ...], output: tuple[Tensor, ...]) -> None:

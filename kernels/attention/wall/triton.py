@@ -25,19 +25,9 @@ import triton
 import triton.language as tl
 from torch import Tensor
 
-from ..launcher import (
-    HIDDEN,
-    LN2,
-    LOG2E,
-    Tiles,
-    launch_dkv,
-    launch_dq,
-    launch_forward,
-    needs_small_tiles,
-    precision,
-    row_products,
-    visible,
-)
+from .. import launcher
+from ..device import HIDDEN, LN2, LOG2E, visible
+from ..launcher import Tiles
 from .torch_op import BLOCK
 
 MANY = 32
@@ -388,7 +378,7 @@ def _dkv(
 
 def tiles_for(kernel: str, d: int, dtype: torch.dtype) -> Tiles:
     """Keys in tiles of one block, queries too, but in the pass for keys in a part of it."""
-    if needs_small_tiles(d, dtype):
+    if launcher.needs_small_tiles(d, dtype):
         rows, stages = {"forward": (BLOCK, 1), "dq": (BLOCK, 1), "dkv": (BLOCK // 2, 1)}[kernel]
     else:
         rows, stages = {"forward": (BLOCK, 3), "dq": (BLOCK, 2), "dkv": (BLOCK, 2)}[kernel]
@@ -420,7 +410,7 @@ def forward(
     q_, k_, total, edges = gated(q, k, f, factor)
     tiles, sizes = tiles_for("forward", q.shape[3], q.dtype), (q.shape[1], window or 0, total.shape[2])
     shared = _shared(q, k.shape[2], f.shape[2], window)
-    o, lse = launch_forward(_forward, tiles, q_, k_, v, (edges[0], edges[1]), sizes, shared)
+    o, lse = launcher.forward(_forward, tiles, q_, k_, v, (edges[0], edges[1]), sizes, shared)
     return o, lse, q_, k_, edges
 
 
@@ -431,13 +421,13 @@ def backward(
     """Gradients of (q, k, v) in their types and of f in float32, from q' and k' of `forward`."""
     (b, t, h, d), j, y = q_.shape, v.shape[2], f.shape[2]
     shared, n = _shared(q_, j, y, window), edges.shape[3] - 1
-    add = -row_products(g_o, o)
+    add = -launcher.row_products(g_o, o)
     dq, dk, dv, df = (torch.empty_like(x) for x in (q_, k_, k_, f))
     of_q, of_k = (torch.empty(b, heads, n, d, device=q_.device, dtype=torch.float32) for heads in (h, y))
     rest = (edges[0], edges[1], lse, add, of_k, t, window or 0, n)
-    launch_dkv(_dkv, tiles_for("dkv", d, q_.dtype), q_, k_, v, g_o, dk, dv, rest, shared)
+    launcher.keys_backward(_dkv, tiles_for("dkv", d, q_.dtype), q_, k_, v, g_o, dk, dv, rest, shared)
     rest = (edges[0], edges[1], lse, add, of_q, t, window or 0, n)
-    launch_dq(_dq, tiles_for("dq", d, q_.dtype), q_, k_, v, g_o, dq, rest, shared)
+    launcher.queries_backward(_dq, tiles_for("dq", d, q_.dtype), q_, k_, v, g_o, dq, rest, shared)
     c, later = min(CHANNELS, d), torch.empty_like(of_k)
     _later[(b * y, d // c)](of_q, of_k, later, n, H=h, Y=y, X=d, C=c, MANY=MANY, num_warps=4)
     dk_, dv_ = (dk, dv) if y == j else (torch.empty_like(v) for _ in range(2))
@@ -450,5 +440,5 @@ def backward(
 def _shared(q: Tensor, kv_heads: int, gate_heads: int, window: int | None) -> dict[str, Any]:
     return {
         "H": q.shape[2], "J": kv_heads, "Y": gate_heads, "X": q.shape[3], "WINDOWED": window is not None,
-        "PRECISION": precision(q.dtype),
+        "PRECISION": launcher.precision(q.dtype),
     }  # fmt: skip

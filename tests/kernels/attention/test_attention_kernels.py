@@ -279,10 +279,7 @@ def tiny_ops() -> dict[str, tuple[Any, tuple[Any, ...]]]:
     flat = [x.detach() for x in polar]
     return {
         "polar_forward": (polar_op.polar_forward, (*polar, 3, 1e-6, True, 0, "triton")),
-        "polar_backward": (
-            polar_op.polar_backward,
-            (rows[0], rows[1], *flat, rows[0], *rows[2:], 3, 0, "triton"),
-        ),
+        "polar_backward": (polar_op.polar_backward, (rows[0], rows[1], *flat, rows[0], *rows[2:], 3, 0, "triton")),
         "softmax_forward": (softmax_op.softmax_forward, (q, k, v, 3, 0, "triton")),
         "softmax_backward": (softmax_op.softmax_backward, (o, lse, *flat[:3], o, lse, 3, 0, "triton")),
         "log_sum": (softmax_op.log_sum, (q, k.detach(), "triton")),
