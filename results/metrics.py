@@ -75,43 +75,14 @@ def _flip_flops() -> tuple[Metric, ...]:
         "dense": "with many writes and reads",
     }
     told = [(split, f"the sequences {words} ({split})") for split, words in splits.items()]
-    exact = (
-        Metric(
-            f"exact_{split}",
-            SHARE,
-            "higher",
-            f"Flip-flop: share of {which} in which every bit that is read is the one that was "
-            "written last. Interval: 95%, by Wilson over sequences.",
-            f"FF {split}",
-            2,
-            trials=1,
-        )
-        for split, which in told
-    )
-    error = (
-        Metric(
-            f"error_{split}",
-            SHARE,
-            "lower",
-            f"Flip-flop: share of the bits read in {which} that are said wrong.",
-            chance=0.5,
-        )
-        for split, which in told
-    )
-    reads = (
-        Metric(f"reads_{split}", "reads", words=f"Flip-flop: bits that are read in {which}, together.", decimals=0)
-        for split, which in told
-    )
-    coins = (
-        Metric(
-            f"coin_{split}",
-            SHARE,
-            words=f"Flip-flop: share of {which} that fair coins would say without an error, worked out "
-            "from the reads of these very sequences.",
-        )
-        for split, which in told
-    )
-    return (*exact, *error, *reads, *coins)  # fmt: skip
+    bits = "every bit that is read is the one that was written last. Interval: 95%, by Wilson over sequences."
+    coins = "that fair coins would say without an error, worked out from the reads of these very sequences."
+    return (
+        *(Metric(f"exact_{split}", SHARE, "higher", f"Flip-flop: share of {which} in which {bits}", f"FF {split}", 2, trials=1) for split, which in told),
+        *(Metric(f"error_{split}", SHARE, "lower", f"Flip-flop: share of the bits read in {which} that are said wrong.", chance=0.5) for split, which in told),
+        *(Metric(f"reads_{split}", "reads", words=f"Flip-flop: bits that are read in {which}, together.", decimals=0) for split, which in told),
+        *(Metric(f"coin_{split}", SHARE, words=f"Flip-flop: share of {which} {coins}") for split, which in told),
+    )  # fmt: skip
 
 
 _LOSS = "nats/token"
@@ -276,6 +247,18 @@ _PEAK = Metric(
 def of_probe(probe: str) -> tuple[Metric, ...]:
     """The metrics of METRICS that the probe gives, the main one first."""
     return tuple(metric for (of, _), metric in METRICS.items() if of == probe)
+
+
+OF_OTHERS = ("bits", "bits_per_byte", "steps_per_digit")
+"""Numbers that only models from elsewhere have, whose tokens are others."""
+
+
+def by_subject(probe: str) -> tuple[tuple[Metric, ...], tuple[Metric, ...]]:
+    """The metrics that the probe gives of every network, and those that it gives only of models from elsewhere."""
+    found = of_probe(probe)
+    return tuple(one for one in found if one.name not in OF_OTHERS), tuple(
+        one for one in found if one.name in OF_OTHERS
+    )
 
 
 def known(probe: str, name: str) -> Metric | None:

@@ -55,11 +55,7 @@ class _Export:
         return sorted(found, key=lambda row: int(row["id"]))
 
     def _where(self, table: Table, column: Column[Any], values: Iterable[Any]) -> list[Row]:
-        given, found = sorted(values), []
-        for start in range(0, len(given), 500):
-            query = select(table).where(column.in_(given[start : start + 500]))
-            found += [dict(row._mapping) for row in self.session.execute(query)]
-        return found
+        return [dict(row._mapping) for row in queries.rows_in(self.session, select(table), column, sorted(values))]
 
     def _shaped(self, name: str, row: Row) -> Row:
         return {column.name: encoded(column, row[column.name]) for column in columns_of_member(name)}

@@ -259,12 +259,10 @@ class Planner:
             incoming[row["cell_id"]].append(row)
         here = defaultdict(list)
         attempt = T["attempt"]
-        cells = sorted(incoming)
-        for start in range(0, len(cells), 500):
-            query = select(attempt).where(attempt.c.cell_id.in_(cells[start : start + 500])).order_by(attempt.c.id)
-            for found in self.session.execute(query):
-                here[found.cell_id].append(dict(found._mapping))
-                self.folders.add(found.run_dir)
+        query = select(attempt).order_by(attempt.c.id)
+        for found in queries.rows_in(self.session, query, attempt.c.cell_id, sorted(incoming)):
+            here[found.cell_id].append(dict(found._mapping))
+            self.folders.add(found.run_dir)
         added = {cell: self._match(here[cell], rows) for cell, rows in incoming.items()}
         # in the bundle's order, whatever their cells: an empty database then numbers them as the bundle does
         ranked = sorted(row["id"] for new in added.values() for row in new)

@@ -2,12 +2,12 @@
 
 from __future__ import annotations
 
+import contextlib
 import gc
 import json
 import shutil
 from collections import Counter
 from collections.abc import Iterator, Mapping
-from contextlib import contextmanager
 from pathlib import Path
 from typing import Any
 
@@ -109,11 +109,9 @@ class _Import:
     def _cells(self) -> None:
         table, cells = T["cell"], self.content.cells
         known, other = set(), 0
-        for names in queries.in_parts(sorted(cells)):
-            query = select(table.c.id, table.c.config).where(table.c.id.in_(names))
-            for row in self.session.execute(query):
-                known.add(row.id)
-                other += row.config != json.loads(cells[row.id]["config"])
+        for row in queries.rows_in(self.session, select(table.c.id, table.c.config), table.c.id, sorted(cells)):
+            known.add(row.id)
+            other += row.config != json.loads(cells[row.id]["config"])
         self._insert("cell", [row for cell, row in cells.items() if cell not in known])
         self.present["cell"] += len(known)
         if other:
@@ -204,9 +202,9 @@ class _Import:
         """Those that attempts lack which a bundle without items brought; none of numbers that were deleted here."""
         if not self.counts["example"]:
             return
-        attempt, brought = T["attempt"].c, set[int]()
-        for places in queries.in_parts(sorted(present.values())):
-            brought |= set(self.session.scalars(select(attempt.id).where(attempt.id.in_(places), attempt.imported)))
+        attempt = T["attempt"].c
+        query = select(attempt.id).where(attempt.imported)
+        brought = {row.id for row in queries.rows_in(self.session, query, attempt.id, sorted(present.values()))}
         if not brought:
             return
         self.stage.place(self.session, {index: at for index, at in present.items() if at in brought})
@@ -286,7 +284,10 @@ def import_bundle(
             files = Files(bundle, where)
             try:
                 with _uncollected():
-                    return _taken_in(mine, bundle, files, rename or bundle.sweep, identify, derive)
+                    while True:
+                        # from the beginning when the connection is lost on the way
+                        with contextlib.suppress(StageLost):
+                            return _taken_in(mine, bundle, files, rename or bundle.sweep, identify, derive)
             except (IntegrityError, DataError) as error:
                 raise bundle.wrong(f"the database refuses its rows ({_first(error)})") from error
             except DBAPIError as error:
@@ -315,7 +316,7 @@ def _check_room(bundle: Bundle, database: Path | None, runs: Path) -> None:
     _refuse_full(bundle.path, runs, bundle.size(files=True))
 
 
-@contextmanager
+@contextlib.contextmanager
 def _uncollected() -> Iterator[None]:
     """Without the search for cycles: millions of plain rows have none, and looking takes a sixth of an import."""
     before = gc.isenabled()
@@ -330,18 +331,7 @@ def _uncollected() -> Iterator[None]:
 def _taken_in(
     store: Store, bundle: Bundle, files: Files, name: str, identify: Identify | None, derive: Derive | None
 ) -> Summary:
-    """Checks everything, then writes it; from the beginning when the connection is lost on the way."""
-    while True:
-        try:
-            return _tried(store, bundle, files, name, identify, derive)
-        except StageLost:
-            continue
-
-
-def _tried(
-    store: Store, bundle: Bundle, files: Files, name: str, identify: Identify | None, derive: Derive | None
-) -> Summary:
-    """What was done to files is undone when anything is raised."""
+    """Checks everything, then writes it. What was done to files is undone when anything is raised."""
     stage = Stage(store)
     with store.transaction(write=False) as session:
         content = Content(bundle, identify, lambda table, columns: stage.add(table, columns, session), derive)

@@ -10,6 +10,8 @@ from decimal import Decimal
 from pathlib import Path
 from typing import Any
 
+from .. import metrics
+from ..metrics import Metric
 from ..store.records import CellRecord, CurvePoint, Measurement
 
 FOLDER = Path(__file__).parent
@@ -39,6 +41,18 @@ def rows(name: str) -> list[dict[str, str]]:
 def fraction(text: str) -> float:
     """A printed percentage as the fraction whose shortest decimal has the same digits."""
     return float(Decimal(text) / 100)
+
+
+def number(probe: str, about: Metric, length: int, text: str) -> Measurement:
+    """Return a printed number; of another probe than the package's with what it means."""
+    return Measurement(
+        probe=probe,
+        metric=about.name,
+        length=length,
+        value=fraction(text) if about.percent else float(text),
+        unit=about.unit,
+        description=None if metrics.known(probe, about.name) else metrics.described(about),
+    )
 
 
 def id_of(sweep: str, slug: str) -> str:

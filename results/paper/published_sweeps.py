@@ -4,12 +4,14 @@ from __future__ import annotations
 
 from collections import defaultdict
 from collections.abc import Mapping
+from dataclasses import replace
 from typing import Any
 
+from .. import metrics
 from ..names import PUBLISHED, RESERVED
 from ..store.records import AXES, CellRecord, CurvePoint, Measurement
 from . import rivals
-from .base import Sheet, fraction, id_of, rows
+from .base import Sheet, id_of, number, rows
 
 VERSIONS = ("v1", "v2")
 SWEEPS, OPEN_WEIGHT = PUBLISHED[:2], PUBLISHED[2]
@@ -62,13 +64,6 @@ SMALL = {
     "mfu": ("throughput", "mfu_paper"),
     "mfu_drop": ("throughput", "mfu_drop"),
 }
-UNITS = {
-    "val_loss": "nats/token",
-    "nats": "nats/token",
-    "bits": "bits/token",
-    "step_seconds": "s",
-    "train_seconds": "s",
-}
 SWITCHES = ("distractor", "memory", "window")
 
 Key = tuple[str, ...]
@@ -93,19 +88,14 @@ def sheet(name: str) -> Sheet:
     return _open_weight() if name == OPEN_WEIGHT else _complete(name.removeprefix(RESERVED))
 
 
-def _number(metric: str, text: str) -> float:
-    return float(text) if metric in UNITS else fraction(text)
-
-
 def _measured(probe: str, metric: str, length: int, text: str) -> Measurement:
-    return Measurement(
-        probe=probe, metric=metric, length=length, value=_number(metric, text), unit=UNITS.get(metric, "fraction")
-    )
+    """Return a printed or logged number in the unit of its metric."""
+    return number(probe, metrics.metric(probe, metric), length, text)
 
 
 def _as_printed(table: str, probe: str, metric: str, length: int, text: str) -> Measurement:
-    value, unit = _number(metric, text), UNITS.get(metric, "fraction")
-    return Measurement(probe=f"table-{table}", metric=f"{probe}.{metric}", length=length, value=value, unit=unit)
+    """Return a number as a table prints it."""
+    return replace(_measured(probe, metric, length, text), probe=f"table-{table}", metric=f"{probe}.{metric}")
 
 
 def _slug(levels: Mapping[str, str]) -> str:

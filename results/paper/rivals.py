@@ -14,7 +14,7 @@ from typing import Any
 from .. import metrics
 from ..metrics import SHARE, Metric
 from ..store.records import AXES, CellRecord, Measurement
-from .base import Sheet, fraction, id_of, rows
+from .base import Sheet, id_of, number, rows
 
 SETS = ("iid", "sparse", "dense")
 """Test sets of the flip-flop task, as the probe names them."""
@@ -92,7 +92,7 @@ def diagonal(sweep: str) -> Sheet:
         slug = row["attn_type"] + (f"-rotary-{rotary}" if rotary not in ("-", "none") else "")
         cell = _cell(sweep, slug, axes, config, 0)
         cells.append(cell)
-        values[cell.id] = [_number(DOWNSTREAM, TASKS[name], 0, row[name]) for name in TASKS]
+        values[cell.id] = [number(DOWNSTREAM, TASKS[name], 0, row[name]) for name in TASKS]
     return Sheet(sweep, cells, values, "")
 
 
@@ -115,8 +115,8 @@ def memory(sweep: str) -> Sheet:
         cell = _cell(sweep, f"{row['name'].lower()}-170m", axes, config, 0)
         cells.append(cell)
         values[cell.id] = [
-            _number("val", metrics.metric("val", "val_loss"), 0, row["loss"]),
-            _number(
+            number("val", metrics.metric("val", "val_loss"), 0, row["loss"]),
+            number(
                 "throughput", metrics.metric("throughput", "train_seconds"), 0, str(float(row["train_hours"]) * HOUR)
             ),
         ]
@@ -147,21 +147,9 @@ def _cell(sweep: str, slug: str, axes: Mapping[str, str], config: Mapping[str, A
     return CellRecord(id=id_of(sweep, slug), slug=slug, seed=0, levels=levels, config=config, axes=axes, tokens=tokens)
 
 
-def _number(probe: str, about: Metric, length: int, text: str) -> Measurement:
-    """Return a printed number; of another probe than the package's with what it means."""
-    return Measurement(
-        probe=probe,
-        metric=about.name,
-        length=length,
-        value=fraction(text) if about.percent else float(text),
-        unit=about.unit,
-        description=None if metrics.known(probe, about.name) else metrics.described(about),
-    )
-
-
 def _mean(probe: str, about: Metric, length: int, mean: str, sd: str) -> list[Measurement]:
     """A mean over runs and the spread between them."""
-    return [_number(probe, about, length, mean), replace(_number(probe, metrics.spread_of(about), length, sd), n=RUNS)]
+    return [number(probe, about, length, mean), replace(number(probe, metrics.spread_of(about), length, sd), n=RUNS)]
 
 
 THRESHOLD = Rival("arXiv:2503.23174", 2, threshold)

@@ -19,13 +19,14 @@ from __future__ import annotations
 
 from collections.abc import Callable, Mapping, Sequence
 from contextlib import AbstractContextManager
+from dataclasses import fields
 from typing import Any
 
 import pandas as pd
 from sqlalchemy import func, select
 
 from . import queries
-from .records import AXES, CellState, extra_axes, requests_of, standing
+from .records import AXES, CellState, CurvePoint, Measurement, extra_axes, requests_of, standing
 from .schema import AttemptRow, CurvePointRow, ExampleRow
 from .store_reader import Snapshot
 
@@ -44,35 +45,17 @@ STATE = {
     "finished_at": "datetime64[ms, UTC]",
     "cause": "string",
 }
-VALUE = {
-    "probe": "string",
-    "metric": "string",
-    "length": "int64",
-    "value": "float64",
-    "unit": "string",
-    "n": "Int64",
-    "low": "float64",
-    "high": "float64",
-    "reason": "string",
-    "seconds": "float64",
-    "peak_memory": "Int64",
-    "source": "string",
-    "attempt": "int64",
+DTYPES = {
+    "str": "string",
+    "str | None": "string",
+    "int": "int64",
+    "int | None": "Int64",
+    "float": "float64",
+    "float | None": "float64",
 }
-CURVE = {
-    "attempt": "int64",
-    "step": "int64",
-    "tokens": "int64",
-    "wall_s": "float64",
-    "train_loss": "float64",
-    "val_loss": "float64",
-    "tokens_per_s": "float64",
-    "grad_norm": "float64",
-    "lr": "float64",
-    "mfu_paper": "float64",
-    "mfu": "float64",
-    "peak_memory": "Int64",
-}
+"""Types of columns by those of a record's fields."""
+VALUE = {one.name: DTYPES[one.type] for one in fields(Measurement) if one.name != "description"} | {"attempt": "int64"}
+CURVE = {"attempt": "int64"} | {one.name: DTYPES[one.type] for one in fields(CurvePoint)}
 EXAMPLE = {
     "attempt": "int64",
     "probe": "string",
@@ -109,18 +92,11 @@ class Frames:
         with self.snapshot() as seen:
             states = self._states(seen)
             asked = requests_of(seen.revision(self.sweep, self.revision).options)
-        rows = [
-            (
-                state.cell_id,
-                state.position,
-                state.state,
-                standing(state, asked),
-                state.tokens_total,
-                state.attempt_id,
-                *(getattr(state, name) for name in list(STATE)[5:]),
-            )
-            for state in states
-        ]
+        rest = list(STATE)[5:]
+        rows = []
+        for state in states:
+            own = state.cell_id, state.position, state.state, standing(state, asked), state.tokens_total
+            rows.append((*own, state.attempt_id, *(getattr(state, name) for name in rest)))
         return _tidy(states, rows, STATE)
 
     def measurements(self) -> pd.DataFrame:
@@ -148,11 +124,10 @@ class Frames:
             states = self._states(seen)
             shown = {state.trained_attempt_id or state.attempt_id: state.cell_id for state in states}
             columns = [CurvePointRow.attempt_id, *(getattr(CurvePointRow, name) for name in list(CURVE)[1:])]
-            rows = []
-            for part in queries.in_parts([attempt for attempt in shown if attempt is not None]):
-                query = select(*columns).where(CurvePointRow.attempt_id.in_(part))
-                found = seen.session.execute(query.order_by(CurvePointRow.attempt_id, CurvePointRow.step))
-                rows += [(shown[row[0]], *row) for row in found]
+            query = select(*columns).order_by(CurvePointRow.attempt_id, CurvePointRow.step)
+            attempts = [attempt for attempt in shown if attempt is not None]
+            found = queries.rows_in(seen.session, query, CurvePointRow.attempt_id, attempts)
+            rows = [(shown[row[0]], *row) for row in found]
         return _tidy(states, rows, CURVE)
 
     def examples(self) -> pd.DataFrame:

@@ -105,15 +105,19 @@ def record(session: Session, sweep: SweepRow, given: NewRevision) -> int:
     same = newest is not None and (newest.grid_text, forecast.without(newest.options)) == asked
     if newest is not None and same and queries.members(session, newest.id) == listed:
         return newest.number
-    revision = _revision(session, sweep, newest.number + 1 if newest is not None else 1, given, options)
-    if given.cells:
-        rows = [cell_values(cell) | {"created_at": revision.created_at} for cell in given.cells]
-        session.execute(upsert(session, CellRow, key=("id",), replace=False), rows)
-        links = [
-            {"revision_id": revision.id, "cell_id": cell, "position": position, "axes": axes}
-            for position, (cell, axes) in enumerate(listed)
-        ]
-        session.execute(insert(RevisionCellRow), links)
+    revision = RevisionRow(
+        sweep_id=sweep.id,
+        number=newest.number + 1 if newest is not None else 1,
+        grid_text=given.grid_text,
+        grid_file=given.grid_file,
+        options=options,
+        git_commit=given.commit,
+        git_dirty=given.dirty,
+        created_at=queries.now(session),
+    )
+    session.add(revision)
+    session.flush()
+    _list_cells(session, revision.id, given.cells, 0, revision.created_at)
     return revision.number
 
 
@@ -132,36 +136,21 @@ def append(session: Session, sweep_id: int, cells: Sequence[CellRecord]) -> Revi
     newest = queries.revision_row(session, sweep_id)
     listed = {cell for cell, _ in queries.members(session, newest.id)}
     further = [cell for cell in cells if cell.id not in listed]
-    if further:
-        moment = queries.now(session)
-        values = [cell_values(cell) | {"created_at": moment} for cell in further]
-        session.execute(upsert(session, CellRow, key=("id",), replace=False), values)
-        places = select(func.max(RevisionCellRow.position)).where(RevisionCellRow.revision_id == newest.id)
-        last = session.scalar(places)
-        links = [
-            {"revision_id": newest.id, "cell_id": cell.id, "position": position, "axes": dict(cell.axes)}
-            for position, cell in enumerate(further, 0 if last is None else last + 1)
-        ]
-        session.execute(insert(RevisionCellRow), links)
+    last = session.scalar(select(func.max(RevisionCellRow.position)).where(RevisionCellRow.revision_id == newest.id))
+    _list_cells(session, newest.id, further, 0 if last is None else last + 1, queries.now(session))
     return newest
 
 
-def _revision(
-    session: Session, sweep: SweepRow, number: int, given: NewRevision, options: Mapping[str, Any]
-) -> RevisionRow:
-    revision = RevisionRow(
-        sweep_id=sweep.id,
-        number=number,
-        grid_text=given.grid_text,
-        grid_file=given.grid_file,
-        options=dict(options),
-        git_commit=given.commit,
-        git_dirty=given.dirty,
-        created_at=queries.now(session),
-    )
-    session.add(revision)
-    session.flush()
-    return revision
+def _list_cells(session: Session, revision_id: int, cells: Sequence[CellRecord], first: int, moment: datetime) -> None:
+    """Make the cells that are missing, and list all of them in a revision from position `first` on."""
+    if cells:
+        rows = [cell_values(cell) | {"created_at": moment} for cell in cells]
+        session.execute(upsert(session, CellRow, key=("id",), replace=False), rows)
+        links = [
+            {"revision_id": revision_id, "cell_id": cell.id, "position": position, "axes": dict(cell.axes)}
+            for position, cell in enumerate(cells, first)
+        ]
+        session.execute(insert(RevisionCellRow), links)
 
 
 def ask(session: Session, name: str, wishes: Mapping[str, Any]) -> dict[str, Any]:

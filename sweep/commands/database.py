@@ -179,10 +179,7 @@ def import_(
 
 @db_app.command("forget")
 def db_forget(
-    cell: Annotated[
-        str,
-        typer.Argument(metavar="CELL", help=f"Cell {BY_NAME}.", autocompletion=completion.cells),
-    ],
+    cell: Annotated[str, typer.Argument(metavar="CELL", help=f"Cell {BY_NAME}.", autocompletion=completion.cells)],
     probe: Annotated[
         list[str] | None,
         typer.Option(

@@ -15,8 +15,7 @@ from ...results.weights import NO_HASH
 
 def generate(
     cell: Annotated[
-        str,
-        typer.Argument(metavar="CELL", help=f"Trained cell {BY_NAME}.", autocompletion=completion.cells),
+        str, typer.Argument(metavar="CELL", help=f"Trained cell {BY_NAME}.", autocompletion=completion.cells)
     ],
     prompt: Annotated[str, typer.Option("--prompt", metavar="TEXT", help="How the text begins.")] = "",
     tokens: Annotated[

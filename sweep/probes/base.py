@@ -31,13 +31,6 @@ OF_OWN_TOKENS = ("bits", "bits_per_byte", "steps_per_digit")
 """Metrics of a model with a tokenizer of its own alone."""
 
 
-def split_metrics(probe: str) -> tuple[tuple[Metric, ...], tuple[Metric, ...]]:
-    """Return the metrics that a probe gives of every model, and those of a model with a tokenizer of its own."""
-    every = metrics.of_probe(probe)
-    own = tuple(metric for metric in every if metric.name in OF_OWN_TOKENS)
-    return tuple(metric for metric in every if metric not in own), own
-
-
 class Probe(ABC):
     """One kind of measurement; an instance is the probe with the settings of one cell.
 

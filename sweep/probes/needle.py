@@ -13,10 +13,11 @@ import numpy as np
 
 from ...model.bounds import MAX_COUNT, MAX_DIGITS, MAX_INT64
 from ...model.config import Int, knob
+from ...results import metrics
 from ...results.intervals import of_trials
 from ...results.metrics import Metric
 from ...results.store.records import Measurement
-from .base import OverDocuments, ProbeConfig, Prompt, Result, split_metrics
+from .base import OverDocuments, ProbeConfig, Prompt, Result
 
 if TYPE_CHECKING:
     from torch import Tensor
@@ -164,7 +165,7 @@ class Needle(DigitsRecalled):
     """
 
     Config = NeedleConfig
-    metrics, more_of_others = split_metrics("needle")
+    metrics, more_of_others = metrics.by_subject("needle")
     of_any = True
 
     def cast(self) -> list[Trial]:

@@ -16,7 +16,7 @@ from ...model.bounds import MAX_COUNT, MAX_LENGTH
 from ...model.config import Int, knob
 from ...results import metrics
 from ..config import EvalConfig
-from .base import WHO, OverDocuments, Probe, ProbeConfig, Result, split_metrics
+from .base import WHO, OverDocuments, Probe, ProbeConfig, Result
 
 if TYPE_CHECKING:
     from torch import Tensor
@@ -102,7 +102,7 @@ class Validation(Probe):
     Their unit says so where they are of marked targets alone.
     """
 
-    metrics, more_of_others = split_metrics("val")
+    metrics, more_of_others = metrics.by_subject("val")
     of_any = True
 
     def tokens(self, length: int) -> int:
@@ -143,7 +143,7 @@ class Validation(Probe):
 class Clean(OverDocuments):
     """Mean over all targets of the first L + 1 tokens of each document; the same documents at every length."""
 
-    metrics, more_of_others = split_metrics("clean")
+    metrics, more_of_others = metrics.by_subject("clean")
     of_any = True
     beyond = 1
 
@@ -168,7 +168,7 @@ class Junk(Probe):
     """Mean over rows of L tokens of the validation stream, which run across document borders, from its start."""
 
     Config = JunkConfig
-    metrics, more_of_others = split_metrics("junk")
+    metrics, more_of_others = metrics.by_subject("junk")
     of_any = True
     by_length = True
 

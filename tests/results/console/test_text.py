@@ -28,13 +28,7 @@ def steering(found: str, kept: str = "") -> list[str]:
 @given(ANYTHING)
 @example(NASTY)
 def test_nothing_steers(said: str) -> None:
-    for exit in (
-        text.plain,
-        text.sentence,
-        text.html_escaped,
-        text.markdown_escaped,
-        text.tex_escaped,
-    ):
+    for exit in (text.plain, text.sentence, text.html_escaped, text.markdown_escaped, text.tex_escaped):
         assert steering(exit(said)) == [], exit
     for exit in (text.paragraphs, text.printed, text.csv_cell):
         assert steering(exit(said), "\n\t") == [], exit
@@ -167,8 +161,7 @@ def test_a_log_loses_colours_and_movements_but_no_word() -> None:
 
 
 @pytest.mark.parametrize(
-    ("word", "said"),
-    [("htlm", "choose one of: csv, html; did you mean html?"), ("xyz", "choose one of: csv, html")],
+    ("word", "said"), [("htlm", "choose one of: csv, html; did you mean html?"), ("xyz", "choose one of: csv, html")]
 )
 def test_a_choice_names_the_nearest(word: str, said: str) -> None:
     assert text.choice(word, ["csv", "html"]) == said

@@ -7,10 +7,7 @@ import pytest
 from atma_sweep.results.stopping.alpha_spending import SPENDING, critical, levels, repeated
 
 FIVE = [0.2, 0.4, 0.6, 0.8, 1.0]
-PRINTED = {
-    "obrien-fleming": [4.877, 3.357, 2.680, 2.290, 2.031],
-    "pocock": [2.438, 2.427, 2.410, 2.397, 2.386],
-}
+PRINTED = {"obrien-fleming": [4.877, 3.357, 2.680, 2.290, 2.031], "pocock": [2.438, 2.427, 2.410, 2.397, 2.386]}
 
 
 @pytest.mark.parametrize("spending", SPENDING)

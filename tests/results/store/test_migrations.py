@@ -129,8 +129,7 @@ def test_a_populated_database_survives_the_next_release(populated, tmp_path):
 
 
 @pytest.mark.parametrize(
-    "more",
-    ['op.execute("DELETE FROM curve_point WHERE step = 3")', 'op.execute("UPDATE event SET attempt_id = 77")'],
+    "more", ['op.execute("DELETE FROM curve_point WHERE step = 3")', 'op.execute("UPDATE event SET attempt_id = 77")']
 )
 def test_an_upgrade_that_would_lose_data_is_undone(populated, tmp_path, more):
     before = content(populated)
