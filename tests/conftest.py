@@ -126,7 +126,7 @@ def command_line(
 @pytest.fixture
 def no_databases(monkeypatch: pytest.MonkeyPatch) -> None:
     """A process without open databases: those of earlier tests, damaged on purpose, do not explain a bug of this one."""
-    monkeypatch.setattr("atma_sweep.results.store.database._engines", WeakKeyDictionary())
+    monkeypatch.setattr("atma_sweep.results.store.database.engines_in_use", WeakKeyDictionary())
 
 
 @pytest.fixture

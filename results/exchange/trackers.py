@@ -231,7 +231,7 @@ def _log_to_mlflow(client: Any, experiment: str, run: Run) -> None:
             metrics.append(Metric(f"{probe}/{metric}", one.value, ended or began, one.length))
         else:
             tags[f"reason.{probe}.{metric}.{one.length}"] = one.reason or ""
-    items = {
+    items: dict[str, list[Any]] = {
         "metrics": metrics,
         "params": [Param(_word(name), value[:LONGEST_VALUE]) for name, value in facts.items()],
         "tags": [RunTag(_word(name), value[:LONGEST_VALUE]) for name, value in tags.items()],

@@ -46,7 +46,7 @@ def check(
     findings = surroundings(path) if path is not None else []
     try:
         with plain_errors(url):
-            findings += _inside(url, runs, identify, derive, weights, tell)
+            findings += findings_inside(url, runs, identify, derive, weights, tell)
     except StoreError as error:
         if not isinstance(error, StoreDamaged):
             raise
@@ -54,7 +54,7 @@ def check(
     return sorted(findings, key=lambda finding: SEVERITIES.index(finding.severity))
 
 
-def _inside(
+def findings_inside(
     url: URL,
     runs: Path | None,
     identify: Identify | None,
@@ -62,6 +62,7 @@ def _inside(
     weights: bool,
     tell: Callable[[str], None],
 ) -> list[Finding]:
+    """Look through a database that can be opened, step by step."""
     engine = make_engine(url)
     try:
         with engine.execution_options(begin="BEGIN").connect() as connection:

@@ -104,13 +104,16 @@ def _fill(session: Session, given: Sheet, first: int | None) -> None:
         attempts = [one | {"id": first + place} for place, one in enumerate(attempts)]
     made = session.scalars(insert(AttemptRow).returning(AttemptRow.id, sort_by_parameter_order=True), attempts)
     ids = dict(zip([cell.id for cell in given.cells], made, strict=True))
-    _insert(session, ProvenanceRow, [_of(ids[cell.id], _provenance(given, cell)) for cell in given.cells])
+    insert_rows(session, ProvenanceRow, [_of(ids[cell.id], _provenance(given, cell)) for cell in given.cells])
     values = [_of(ids[cell], one) | {"created_at": moment} for cell, found in given.values.items() for one in found]
-    _insert(session, MeasurementRow, values)
-    _insert(session, CurvePointRow, [_of(ids[cell], one) for cell, points in given.curves.items() for one in points])
+    insert_rows(session, MeasurementRow, values)
+    insert_rows(
+        session, CurvePointRow, [_of(ids[cell], one) for cell, points in given.curves.items() for one in points]
+    )
 
 
-def _insert(session: Session, table: Any, rows: Sequence[dict[str, Any]]) -> None:
+def insert_rows(session: Session, table: Any, rows: Sequence[dict[str, Any]]) -> None:
+    """Insert many rows at once."""
     # by the table, not the model: no object is made for each of thousands of rows
     if rows:
         session.execute(insert(table.__table__), rows)

@@ -150,7 +150,7 @@ def _plain(value: Any) -> Any:
     return jsonable(value.item()) if hasattr(value, "item") else str(value)
 
 
-_engines: WeakKeyDictionary[Engine, int] = WeakKeyDictionary()
+engines_in_use: WeakKeyDictionary[Engine, int] = WeakKeyDictionary()
 """With the number under which each was made, so that the newest can be told."""
 _numbers = itertools.count()
 _inherited: list[Pool] = []
@@ -158,7 +158,7 @@ _inherited: list[Pool] = []
 
 def _forked() -> None:
     """In a forked child: leaves the parent's connections untouched (not even closed) and starts with none."""
-    for engine in list(_engines):
+    for engine in list(engines_in_use):
         _inherited.append(engine.pool)
         engine.dispose(close=False)
 
@@ -168,7 +168,7 @@ os.register_at_fork(after_in_child=_forked)
 
 def open_engines() -> list[Engine]:
     """Return the engines of all databases that this process has opened and not given up, the newest first."""
-    return [engine for engine, _ in sorted(_engines.items(), key=lambda item: -item[1])]
+    return [engine for engine, _ in sorted(engines_in_use.items(), key=lambda item: -item[1])]
 
 
 _SYNC = {False: "NORMAL", True: "FULL"}
@@ -202,7 +202,7 @@ def make_engine(url: URL, *, foreign_keys: bool = True, read_only: bool = False)
         engine = create_engine(url, json_serializer=_to_json, pool_pre_ping=not sqlite, connect_args=lively)
     except ModuleNotFoundError as error:
         raise StoreError("PostgreSQL needs psycopg; install it with: pip install 'atma-sweep[postgres]'") from error
-    _engines[engine] = next(_numbers)
+    engines_in_use[engine] = next(_numbers)
 
     @event.listens_for(engine, "handle_error")
     def _failed(context: Any) -> None:
@@ -348,7 +348,7 @@ def damage(error: BaseException | None, url: URL) -> StoreDamaged | None:
 
 def damage_behind() -> StoreDamaged | None:
     """Check the SQLite files that this process has open, after an error that nobody foresaw."""
-    for engine in list(_engines):
+    for engine in list(engines_in_use):
         path = file_of(engine.url)
         if path is None or not path.is_file():
             continue

@@ -57,9 +57,9 @@ class Transactions:
         self.url = place(url_or_path)
         self.path = file_of(self.url)
         self.patience, self.read_only = patience, read_only
-        self._engine = make_engine(self.url, read_only=read_only)
-        self._reader = self._engine.execution_options(begin="BEGIN")
-        self._durable = self._engine.execution_options(durable=True)
+        self.engine = make_engine(self.url, read_only=read_only)
+        self._reader = self.engine.execution_options(begin="BEGIN")
+        self._durable = self.engine.execution_options(durable=True)
         self._silent: dict[bool, float] = {}
         """Since when the database takes no reads (False) or no writes (True), on the monotonic clock."""
         self._answered = 0.0
@@ -82,7 +82,7 @@ class Transactions:
 
     def close(self) -> None:
         """Closes the connections; new ones are opened when it is used again."""
-        self._engine.dispose()
+        self.engine.dispose()
         self._file = None
 
     @contextmanager
@@ -92,7 +92,7 @@ class Transactions:
         `wait`: seconds that it waits for a lock, at most as long as the driver would anyway.
         """
         self._check_file()
-        engine = self._reader if not write else self._durable if durable else self._engine
+        engine = self._reader if not write else self._durable if durable else self.engine
         session = Session(engine, expire_on_commit=False)
         try:
             if wait is not None:
@@ -136,7 +136,7 @@ class Transactions:
         undecodable = "Could not decode" in str(error)
         if explain is None or isinstance(error, Expected) or (isinstance(error, DBAPIError) and not undecodable):
             return None
-        return explain([self._engine])
+        return explain([self.engine])
 
     def write(self, work: Work[Result], *, patience: float | None = None, durable: bool = False) -> Result:
         """Runs `work` in a write transaction, again and again with growing pauses while the database cannot take it.

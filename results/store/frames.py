@@ -54,8 +54,10 @@ DTYPES = {
     "float | None": "float64",
 }
 """Types of columns by those of a record's fields."""
-VALUE = {one.name: DTYPES[one.type] for one in fields(Measurement) if one.name != "description"} | {"attempt": "int64"}
-CURVE = {"attempt": "int64"} | {one.name: DTYPES[one.type] for one in fields(CurvePoint)}
+VALUE = {one.name: DTYPES[str(one.type)] for one in fields(Measurement) if one.name != "description"} | {
+    "attempt": "int64"
+}
+CURVE = {"attempt": "int64"} | {one.name: DTYPES[str(one.type)] for one in fields(CurvePoint)}
 EXAMPLE = {
     "attempt": "int64",
     "probe": "string",

@@ -39,7 +39,7 @@ def copy_database(engine: Engine, source: Path, target: Path) -> None:
             raw.cursor().execute("VACUUM INTO ?", (str(part),))
         finally:
             raw.close()
-        _verified(part)
+        verify_copy(part)
         os.chmod(part, stat.S_IMODE(source.stat().st_mode))
         _publish(part, target)
 
@@ -65,7 +65,8 @@ def not_copied(error: sqlite3.Error | OSError, url: URL, target: Path) -> StoreE
     return WriteRefused(f"{shown(url)} cannot be copied to {target}: {cause}; make room, or name another place")
 
 
-def _verified(copy: Path) -> None:
+def verify_copy(copy: Path) -> None:
+    """Sync a copy, and raise sqlite3.DatabaseError unless it is whole."""
     # immutable: a copy in the mode of a write-ahead log would otherwise grow files beside it
     with closing(sqlite3.connect(f"{copy.as_uri()}?mode=ro&immutable=1", uri=True)) as connection:
         found = connection.execute("PRAGMA integrity_check(1)").fetchone()[0]
@@ -121,7 +122,8 @@ def migrate(connection: Connection, *, migrations: Path = MIGRATIONS, head: str 
     command.upgrade(config, head)
 
 
-def _create(engine: Engine) -> None:
+def create_if_empty(engine: Engine) -> None:
+    """Run all migrations in one transaction, unless another process has."""
     with engine.begin() as connection:
         if connection.dialect.name != "sqlite":
             connection.execute(text("SELECT pg_advisory_xact_lock(7461001)"))
@@ -140,11 +142,11 @@ def create_database(url: URL) -> None:
         engine = make_engine(url)
         try:
             try:
-                _create(engine)
+                create_if_empty(engine)
             except DBAPIError as error:
                 if not error.connection_invalidated:
                     raise
-                _create(engine)  # it may have been made, and the answer lost
+                create_if_empty(engine)  # it may have been made, and the answer lost
         except BaseException:
             engine.dispose()
             if path is not None and is_new:

@@ -64,10 +64,10 @@ def ask(search: Search, trials: Sequence[Trial], memory: Mapping[str, Any]) -> A
     for key, value in memory.items():
         study._storage.set_study_system_attr(study._study_id, key, value)
     number = len(trials)
-    study.sampler = _sampler(search, number)
+    study.sampler = sampler_for(search, number)
     with warnings.catch_warnings():
         warnings.simplefilter("ignore")  # on parts of Optuna that it calls experimental
-        found = study.ask(_distributions(search.ranges))
+        found = study.ask(distributions_of(search.ranges))
     now = study.get_trials(deepcopy=False)
     changed = tuple(
         replace(old, attrs=dict(new.system_attrs))
@@ -108,8 +108,8 @@ def made(search: Search, trials: Sequence[Trial], storage: optuna.storages.BaseS
     with warnings.catch_warnings():
         warnings.simplefilter("ignore")
         study = optuna.create_study(
-            storage=storage, directions=list(search.objectives.values()), sampler=_sampler(search, len(trials)),
-            pruner=_pruner(search), study_name=NAME.format(seed=search.seed),
+            storage=storage, directions=list(search.objectives.values()), sampler=sampler_for(search, len(trials)),
+            pruner=pruner_for(search), study_name=NAME.format(seed=search.seed),
         )  # fmt: skip
     study.add_trials(_frozen(search, trial) for trial in trials)
     return study
@@ -126,7 +126,7 @@ def _frozen(search: Search, trial: Trial) -> FrozenTrial:
         "diverged": TrialState.PRUNED,
         "failed": TrialState.FAIL,
     }
-    distributions = _distributions(search.ranges)
+    distributions = distributions_of(search.ranges)
     # a study may have been widened: what an earlier trial proposed counts where the new ranges still hold it
     known = {
         path: value
@@ -151,7 +151,8 @@ def _holds(distribution: BaseDistribution, value: Any) -> bool:
         return False  # a level that is searched no more
 
 
-def _distributions(ranges: Mapping[str, Range]) -> dict[str, BaseDistribution]:
+def distributions_of(ranges: Mapping[str, Range]) -> dict[str, BaseDistribution]:
+    """Return the distribution of Optuna for every range."""
     return {path: _distribution(one) for path, one in ranges.items()}
 
 
@@ -166,7 +167,8 @@ def _distribution(one: Range) -> BaseDistribution:
     return FloatDistribution(one.low, one.high, log=one.log, step=one.step)
 
 
-def _sampler(search: Search, number: int) -> optuna.samplers.BaseSampler:
+def sampler_for(search: Search, number: int) -> optuna.samplers.BaseSampler:
+    """Return the sampler that proposes the trial of that number."""
     from optuna import samplers
 
     seed = int.from_bytes(hashlib.sha256(f"{search.seed} {number}".encode()).digest()[:4], "little")
@@ -188,7 +190,8 @@ def _sampler(search: Search, number: int) -> optuna.samplers.BaseSampler:
             return samplers.NSGAIISampler(seed=seed, population_size=size)
 
 
-def _pruner(search: Search) -> optuna.pruners.BasePruner:
+def pruner_for(search: Search) -> optuna.pruners.BasePruner:
+    """Return the pruner of the search; one that ends nothing where it has none."""
     from optuna import pruners
 
     match search.pruner:

@@ -64,9 +64,9 @@ def statements(store: Store, work: Any) -> list[str]:
     def listen(*arguments: Any) -> None:
         texts.append(arguments[2])
 
-    event.listen(store._engine, "before_cursor_execute", listen)
+    event.listen(store.engine, "before_cursor_execute", listen)
     work(store)
-    event.remove(store._engine, "before_cursor_execute", listen)
+    event.remove(store.engine, "before_cursor_execute", listen)
     return [re.sub(r"IN \([?, ]+\)", "IN (?)", text) for text in texts if "FROM curve_point" not in text]
 
 

@@ -8,6 +8,7 @@ import postgres
 import pytest
 from atma_sweep.results.store.records import CellRecord, Owner
 from atma_sweep.results.store.store import Store, open_store
+from databases import OWNER, made_cells
 from histories import halves
 from sqlalchemy.engine import make_url
 
@@ -81,34 +82,12 @@ def make(backend: str, request: pytest.FixtureRequest, tmp_path: Path) -> Iterat
 
 @pytest.fixture
 def owner() -> Owner:
-    return Owner(name="ada", host="here", pid=101, started=1.5)
+    return OWNER
 
 
 @pytest.fixture(scope="session")
 def cells() -> Callable[..., list[CellRecord]]:
-    """cells(3, seed=0) -> three cells c00..., c01..., c02... that differ in the first axis."""
-
-    def make(count: int, *, seed: int = 0, prefix: str = "c") -> list[CellRecord]:
-        return [
-            CellRecord(
-                id=f"{prefix}{index:02d}{'0' * (9 - len(prefix))}{seed}",
-                slug=f"polar{index}-baseline-{prefix}-s{seed}",
-                seed=seed,
-                levels={
-                    "attn_type": f"polar{index}",
-                    "reg_mode": "baseline",
-                    "distractor": "off",
-                    "memory": "on" if index % 2 else "off",
-                    "window": "off",
-                },
-                config={"model": {"d_model": 8 + index}, "seed": seed},
-                axes={"attn_type": f"polar{index}", "memory": "on" if index % 2 else "off"},
-                tokens=10**9 * (index + 1),
-            )
-            for index in range(count)
-        ]
-
-    return make
+    return made_cells
 
 
 @pytest.fixture

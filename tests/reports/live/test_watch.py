@@ -366,7 +366,7 @@ def test_as_many_statements_for_any_number_of_cells(tmp_path: Path) -> None:
         (tmp_path / str(count)).mkdir()
         sweep = Sweep(tmp_path / str(count), count)
         statements: list[str] = []
-        listen(sweep.store._engine, "before_cursor_execute", lambda *a, told=statements: told.append(a[2]))
+        listen(sweep.store.engine, "before_cursor_execute", lambda *a, told=statements: told.append(a[2]))
         found = view.snapshot(sweep.store)
         assert (found["cells"], found["tokens_left"]) == (count, 1000 * count)
         counted.append(len(statements))

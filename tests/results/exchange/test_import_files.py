@@ -142,7 +142,7 @@ def hook(event, arguments):
             os.kill(os.getpid(), signal.SIGKILL)
 sys.addaudithook(hook)
 from sqlalchemy import event
-@event.listens_for(store._engine, "before_cursor_execute")
+@event.listens_for(store.engine, "before_cursor_execute")
 def statement(*arguments):
     hook("os.rename", ())
 import_bundle(store, Path(out))

@@ -11,9 +11,9 @@ import pytest
 from atma_sweep.results.errors import StoreError
 from atma_sweep.results.exchange.trackers import TRACKERS, export_mlflow
 from atma_sweep.results.maintenance import names_tags_notes
-from atma_sweep.results.store.recorder import Recorder
 from atma_sweep.results.store.records import AXES, CurvePoint, Example, Measurement, Owner
 from atma_sweep.results.store.store import Store
+from databases import finished
 
 pytestmark = [
     pytest.mark.slow,
@@ -32,18 +32,18 @@ def filled(store: Store, cells: Any, owner: Owner) -> Store:
     made = [replace(first, config=CONFIG, axes={"train.lr": "0.1"}), second, replace(third, slug="odd / slug")]
     store.record_revision("quick", grid_text="x", grid_file="x", cells=made)
     for cell, state in ((first, "done"), (second, "failed")):
-        attempt = store.start_attempt(cell.id, owner=owner, fence=1)
-        recorder = Recorder(store, attempt.id, 1)
-        recorder.curve([CurvePoint(step=s, tokens=s * 7, wall_s=s / 8, train_loss=1 / (s + 3)) for s in range(4)])
-        recorder.measurements(
-            [
+        finished(
+            store,
+            cell,
+            state,
+            curve=[CurvePoint(step=s, tokens=s * 7, wall_s=s / 8, train_loss=1 / (s + 3)) for s in range(4)],
+            measurements=[
                 Measurement(probe="val", metric="val_loss", value=2 / 3),
                 *(Measurement(probe="needle", metric="digit/right", length=n, value=1 / n) for n in (64, 128)),
                 Measurement(probe="../clean", metric="nats", length=4096, reason="oom: no\nmemory"),
-            ]
+            ],
+            examples=[Example(probe="val", metric="val_loss", item=0, value=1.0)],
         )
-        recorder.examples([Example(probe="val", metric="val_loss", item=0, value=1.0)])
-        store.finish_attempt(attempt.id, 1, state)  # type: ignore[arg-type]
     names_tags_notes.tag(store, "quick", ["paper"])
     names_tags_notes.note(store, "quick", "of a sweep\nin two lines")
     names_tags_notes.note(store, first.id, "of a cell")

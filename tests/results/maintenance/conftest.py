@@ -4,9 +4,9 @@ import os
 
 import psutil
 import pytest
-from atma_sweep.results.store.recorder import Recorder
 from atma_sweep.results.store.records import CurvePoint, Example, Measurement, Owner, Provenance
 from atma_sweep.results.store.store import open_store
+from databases import finished
 
 ME = Owner(name="me", host=os.uname().nodename, pid=os.getpid(), started=psutil.Process().create_time())
 
@@ -17,12 +17,14 @@ def db(tmp_path, cells):
     store = open_store(tmp_path / "atma.db", create=True)
     store.record_revision("quick", grid_text="x", grid_file="x.yaml", cells=cells(3))
     for cell in cells(2):
-        attempt = store.start_attempt(cell.id, owner=ME, fence=1)
-        recorder = Recorder(store, attempt.id, 1)
-        recorder.provenance(Provenance(config={}, seed=0))
-        recorder.curve([CurvePoint(step=s, tokens=s, wall_s=0.0, train_loss=1.0) for s in range(500)])
-        recorder.measurements([Measurement(probe="val", metric="val_loss", value=2.0, unit="nats")])
-        recorder.examples([Example(probe="val", metric="val_loss", item=0, value=1.0)])
-        store.finish_attempt(attempt.id, 1, "done")
+        finished(
+            store,
+            cell,
+            owner=ME,
+            provenance=Provenance(config={}, seed=0),
+            curve=[CurvePoint(step=s, tokens=s, wall_s=0.0, train_loss=1.0) for s in range(500)],
+            measurements=[Measurement(probe="val", metric="val_loss", value=2.0, unit="nats")],
+            examples=[Example(probe="val", metric="val_loss", item=0, value=1.0)],
+        )
     store.close()
     return store.path

@@ -83,13 +83,13 @@ class TestBackup:
         assert len(set(made)) == 5
 
     def test_a_name_that_is_taken_meanwhile_is_left_alone(self, db, tmp_path, monkeypatch):
-        real = upgrading._verified
+        real = upgrading.verify_copy
 
         def slow(part):
             (tmp_path / "mine").write_text("somebody's")
             real(part)
 
-        monkeypatch.setattr(upgrading, "_verified", slow)
+        monkeypatch.setattr(upgrading, "verify_copy", slow)
         with pytest.raises(StoreError, match="cannot be copied"):
             backup(db, tmp_path / "mine")
 
@@ -100,11 +100,11 @@ class TestBackup:
         with pytest.raises(StoreError, match="exists already"):
             backup(db, tmp_path / "mine")
         assert (tmp_path / "mine").read_text() == "somebody's"
-        monkeypatch.setattr(upgrading, "_verified", real)
+        monkeypatch.setattr(upgrading, "verify_copy", real)
         assert dump(backup(db, tmp_path / "other")) == dump(db)
 
     def test_a_damaged_copy_is_refused(self, db, tmp_path, monkeypatch):
-        real = upgrading._verified
+        real = upgrading.verify_copy
 
         def damage(part):
             data = bytearray(part.read_bytes())
@@ -112,7 +112,7 @@ class TestBackup:
             part.write_bytes(data)
             real(part)
 
-        monkeypatch.setattr(upgrading, "_verified", damage)
+        monkeypatch.setattr(upgrading, "verify_copy", damage)
         with pytest.raises(StoreError, match="db check"):
             backup(db, tmp_path / "copy")
         assert not [path for path in tmp_path.iterdir() if "copy" in path.name]

@@ -21,6 +21,7 @@ from atma_sweep.results.maintenance.finding import Finding
 from atma_sweep.results.store import schema
 from atma_sweep.results.store.records import Owner
 from atma_sweep.results.store.store import open_store
+from databases import finished
 from tiers import every_nth
 
 FORK = multiprocessing.get_context("fork")
@@ -191,8 +192,7 @@ def test_files_that_are_missing(db, tmp_path, cells):
     assert "newest checkpoint of 1 unfinished" in checkpoint.what
     assert live.run_dir in checkpoint.what
     assert (weights.severity, checkpoint.severity) == ("warning", "warning")
-    again = store.start_attempt(cells(3)[2].id, owner=ME, fence=1)
-    store.finish_attempt(again.id, 1, "diverged")
+    again = finished(store, cells(3)[2], "diverged", owner=ME)
     assert len(check(db, runs=runs)) == 1  # gone since that cell ended, on purpose too
     sql(db, f"UPDATE attempt SET state = 'interrupted' WHERE id = {again.id}")
     for attempt in (*store.attempts(cells(1)[0].id), *store.attempts(cells(2)[1].id)):

@@ -11,6 +11,7 @@ from atma_sweep.results.maintenance.deletion import Row, forget, plan_measuremen
 from atma_sweep.results.store.recorder import Recorder
 from atma_sweep.results.store.records import CellRecord, Example, Measurement, Owner, requests_of, standing
 from atma_sweep.results.store.store import Store
+from databases import finished
 
 ASKED = {"requested": [["val", 0], ["clean", 64], ["clean", 128]]}
 Make = Callable[[int], list[CellRecord]]
@@ -30,11 +31,14 @@ def measured(store: Store, cells: Make, owner: Owner) -> CellRecord:
         ("train", [Measurement(probe="val", metric="val_loss", value=2.0), *values(64, 1.0), *values(128, 1.5)]),
         ("evaluate", [*values(64, 1.25), *values(999_999_999, None)]),
     ):
-        attempt = store.start_attempt(first.id, kind=kind, owner=owner, fence=1)  # type: ignore[arg-type]
-        recorder = Recorder(store, attempt.id, 1)
-        recorder.measurements(found)
-        recorder.examples([Example(probe="clean", metric="nats", length=64, item=item, value=1.0) for item in (0, 1)])
-        store.finish_attempt(attempt.id, 1, "done", weights="w" if kind == "train" else None)
+        finished(
+            store,
+            first,
+            kind=kind,
+            measurements=found,
+            examples=[Example(probe="clean", metric="nats", length=64, item=item, value=1.0) for item in (0, 1)],
+            weights="w" if kind == "train" else None,
+        )
     return first
 
 

@@ -11,6 +11,7 @@ from atma_sweep.results.maintenance import names_tags_notes
 from atma_sweep.results.maintenance.overview import overview
 from atma_sweep.results.store.records import CellRecord, Owner
 from atma_sweep.results.store.store import Store
+from databases import finished
 from sqlalchemy import text
 from tiers import every_nth
 
@@ -38,8 +39,7 @@ def filled(store: Store, cells: Make, owner: Owner) -> Store:
     store.record_revision("one", grid_text="b", grid_file="one.yaml", options=options, cells=[first, second, third])
     store.record_revision("two", grid_text="c", grid_file="two.yaml", options=options, cells=[first, fourth])
     for cell, state in ((first, "done"), (second, "failed")):
-        attempt = store.start_attempt(cell.id, owner=owner, fence=1)
-        store.finish_attempt(attempt.id, 1, state)  # type: ignore[arg-type]
+        finished(store, cell, state)
     return store
 
 

@@ -168,9 +168,9 @@ def test_the_library_names_the_edited_row(folder: Path) -> None:
 def test_a_dangling_reference_is_named(folder: Path) -> None:
     """Where nothing else explains an error."""
     store = open_store(folder / "atma.db")
-    assert first_damage(store._engine) is None
+    assert first_damage(store.engine) is None
     edit(folder / "atma.db", "measurement", "attempt_id", 999)
-    assert "measurement has a row (rowid 2) that refers to a row of attempt" in (first_damage(store._engine) or "")
+    assert "measurement has a row (rowid 2) that refers to a row of attempt" in (first_damage(store.engine) or "")
     store.close()
 
 

@@ -70,20 +70,20 @@ def test_an_older_database_gets_the_numbers_once(older: Store) -> None:
 
 @pytest.mark.parametrize("table", every_nth(["provenance", "measurement", "curve_point"], 3))
 def test_an_interruption_leaves_it_as_it_was(older: Store, table: str, monkeypatch: pytest.MonkeyPatch) -> None:
-    before, insert = told(older), loading._insert
+    before, insert = told(older), loading.insert_rows
 
     def dies(session: Any, row: Any, rows: Any) -> None:
         insert(session, row, rows)
         if row.__tablename__ == table:
             raise KeyboardInterrupt
 
-    monkeypatch.setattr(loading, "_insert", dies)
+    monkeypatch.setattr(loading, "insert_rows", dies)
     with pytest.raises(KeyboardInterrupt):
         paper.load_published(older, ["printed-v1"])
     (summary,) = older.sweeps()
     assert (summary.revision, summary.read_only) == (1, True)
     assert told(older) == before
-    monkeypatch.setattr(loading, "_insert", insert)
+    monkeypatch.setattr(loading, "insert_rows", insert)
     assert paper.load_published(older, ["printed-v1"]) == ["printed-v1"]
     assert points(older) == 1700
 

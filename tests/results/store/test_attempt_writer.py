@@ -31,7 +31,9 @@ CALLS: dict[str, Callable[[AttemptWriter], Any]] = {
     "set_process": lambda writer: writer.set_process(17, 2.5, host="node-3", space="boot"),
     "heartbeat": lambda writer: writer.heartbeat(),
     "settle": lambda writer: writer.settle(),
-    "provenance": lambda writer: writer.provenance(Provenance(config={"lr": 0.1}, seed=5, gpu_uuid="GPU-1")),
+    "provenance": lambda writer: writer.provenance(
+        Provenance(config={"lr": 0.1}, seed=5, gpu_uuid="GPU-1", kernels={"wall": "reference"})
+    ),
     "neighbours": lambda writer: writer.neighbours(),
     "progress": lambda writer: writer.progress(5, 10, 1.25, 99.5, "training"),
     "curve": lambda writer: writer.curve([POINT]),
@@ -134,9 +136,11 @@ class TestContract:
         }  # fmt: skip
         assert {name: attempt[name] for name in told} == told
         told = {"config": {"lr": 0.1}, "seed": 5, "gpu_uuid": "GPU-1", "co_tenants": 0, "packages": {}, "host": ""}
+        told |= {"kernels": {"wall": "reference"}}
         assert {name: provenance[name] for name in told} == told
         inherited = [CurvePoint(step=step, tokens=step, wall_s=0.5, train_loss=9.0) for step in range(4)]
         assert desk.store.curve(desk.attempt.id) == [*inherited, POINT]
+        assert len(desk.store.curve(1)) == 5, "the earlier attempt keeps its own"
         (value,) = desk.store.measurements(desk.cell.id)
         assert (value.probe, value.metric, value.length, value.value, value.n) == ("val", "val_loss", 0, 1.5, 7)
         assert [(e["probe"], e["metric"], e["item"], e["position"], e["value"]) for e in found["example"]] == [

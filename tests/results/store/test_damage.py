@@ -164,7 +164,7 @@ def test_check_finds_no_damage_where_there_is_no_room(tmp_path: Path, monkeypatc
     def full(*_: object) -> None:
         raise FULL
 
-    monkeypatch.setattr("atma_sweep.results.maintenance.check._inside", full)
+    monkeypatch.setattr("atma_sweep.results.maintenance.check.findings_inside", full)
     with pytest.raises(WriteRefused, match="its disk is full or broken"):
         check(tmp_path / "atma.db")
 
@@ -181,7 +181,7 @@ def test_a_failed_creation_leaves_no_database(tmp_path: Path, monkeypatch: pytes
             raise FULL
 
     (tmp_path / "empty.db").touch()
-    monkeypatch.setattr(upgrading, "_create", full)
+    monkeypatch.setattr(upgrading, "create_if_empty", full)
     for name in ("atma.db", "empty.db"):
         with pytest.raises(WriteRefused):
             open_store(tmp_path / name, create=True)
@@ -214,7 +214,7 @@ def cramped(tmp_path: Path) -> tuple[Store, list[int]]:
     """A database that may grow to so many pages, for writes that need more than there is."""
     store, most = open_store(tmp_path / "atma.db", create=True), [1]
 
-    @event.listens_for(store._engine, "begin")
+    @event.listens_for(store.engine, "begin")
     def limit(connection: Any) -> None:
         connection.exec_driver_sql(f"PRAGMA max_page_count={most[0]}")
 

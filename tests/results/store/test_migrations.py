@@ -9,12 +9,12 @@ from alembic.migration import MigrationContext
 from alembic.script import ScriptDirectory
 from atma_sweep.results.errors import StoreError, StoreMissing, StoreTooNew
 from atma_sweep.results.store import schema
-from atma_sweep.results.store.recorder import Recorder
 from atma_sweep.results.store.records import CurvePoint, Measurement, Provenance
 from atma_sweep.results.store.store import open_store
 from atma_sweep.results.store.upgrading import MIGRATIONS, upgrade_store
 from atma_sweep.results.studies.optuna_study import Trial
 from atma_sweep.results.studies.study_store import Studies
+from databases import finished
 from sqlalchemy import UniqueConstraint, create_engine, inspect
 
 TABLES = sorted(schema.Base.metadata.tables)
@@ -58,12 +58,13 @@ def populated(tmp_path, cells, owner):
         Trial(0, {"a": 1}, cell=cells(1)[0].id), cells(1)[0]
     )
     for cell in cells(3):
-        attempt = store.start_attempt(cell.id, owner=owner, fence=1)
-        recorder = Recorder(store, attempt.id, 1)
-        recorder.provenance(Provenance(config={}, seed=0))
-        recorder.curve([CurvePoint(step=s, tokens=s, wall_s=0.0, train_loss=1.0) for s in range(5)])
-        recorder.measurements([Measurement(probe="val", metric="val_loss", value=2.0, unit="nats")])
-        store.finish_attempt(attempt.id, 1, "done")
+        finished(
+            store,
+            cell,
+            provenance=Provenance(config={}, seed=0),
+            curve=[CurvePoint(step=s, tokens=s, wall_s=0.0, train_loss=1.0) for s in range(5)],
+            measurements=[Measurement(probe="val", metric="val_loss", value=2.0, unit="nats")],
+        )
     store.close()
     return path
 

@@ -28,6 +28,7 @@ from atma_sweep.results.store.recorder import Recorder
 from atma_sweep.results.store.records import CellRecord, CurvePoint, Example, Measurement, Owner, Provenance
 from atma_sweep.results.store.schema import AttemptRow, EventRow, ExampleRow, SweepRow
 from atma_sweep.results.store.store import Store, open_store
+from databases import finished, launched
 from patience import PATIENCE_S, gone
 from sqlalchemy import create_engine, inspect, select, text, update
 from sqlalchemy.engine import make_url
@@ -37,13 +38,9 @@ FORK = multiprocessing.get_context("fork")
 server_only = pytest.mark.parametrize("backend", ["postgresql"], indirect=True)
 
 
-def launch(store, cells):
-    store.record_revision("quick", grid_text="x", grid_file="x.yaml", cells=cells)
-
-
 @pytest.fixture
 def running(store, cells, owner):
-    launch(store, cells(2))
+    launched(store, cells(2))
     return store.start_attempt(cells(1)[0].id, owner=owner, fence=3)
 
 
@@ -116,7 +113,7 @@ def test_a_claim_that_waits_for_another_transaction_loses_to_it(store, url, runn
 
 @server_only
 def test_a_start_waits_for_another_that_is_not_committed_yet(store, url, cells, owner):
-    launch(store, cells(1))
+    launched(store, cells(1))
     other, results = open_store(url), []
 
     def second():
@@ -155,7 +152,7 @@ def _one_supervisor(url, index, rounds, queue):
 @pytest.mark.thorough
 @server_only
 def test_no_fence_is_given_twice(store, url, cells):
-    launch(store, cells(1))
+    launched(store, cells(1))
     queue = FORK.Queue()
     processes = [FORK.Process(target=_one_supervisor, args=(url, index, 15, queue)) for index in range(4)]
     for process in processes:
@@ -239,7 +236,7 @@ def test_text_that_a_database_may_not_like(store, running, said):
 
 def test_slugs_are_matched_as_they_are_written(store, cells):
     """No LIKE, no letter case, no collation: `%` and `_` are letters."""
-    launch(store, cells(3))
+    launched(store, cells(3))
     for asked in ("%", "_00000000000", "C01", "POLAR1-baseline-c-s0", "c%"):
         with pytest.raises(StoreError, match="no cell has"):
             store.find_cell(asked)
@@ -249,7 +246,7 @@ def test_slugs_are_matched_as_they_are_written(store, cells):
 def test_an_order_of_words_that_is_not_that_of_bytes(server, locale, cells, owner):
     with postgres.database(server, locale=locale) as url:
         store = open_store(url, create=True)
-        launch(store, cells(2))
+        launched(store, cells(2))
         attempt = store.start_attempt(cells(2)[0].id, owner=owner, fence=1)
         recorder = Recorder(store, attempt.id, 1)
         names = ["Z", "a", "A", "z", "ı", "I", "i", "_", "a-b", "ab"]
@@ -267,16 +264,17 @@ def test_an_order_of_words_that_is_not_that_of_bytes(server, locale, cells, owne
 def test_a_bundle_goes_through_the_server_unchanged(store, tmp_path, cells, owner):
     """SQLite -> PostgreSQL -> SQLite, to the byte."""
     local = open_store(tmp_path / "local.db", create=True)
-    launch(local, cells(3))
+    launched(local, cells(3))
     for cell in cells(2):
-        attempt = local.start_attempt(cell.id, owner=owner, fence=1)
-        recorder = Recorder(local, attempt.id, 1)
-        recorder.measurements([Measurement(probe=name, metric="m", value=1 / 3) for name in ("b", "B", "a", "_")])
-        recorder.examples(
-            [Example(probe="p", metric="m", item=i, value=i / 7, detail={"b": 1, "a": [None]}) for i in (2, 1)]
+        finished(
+            local,
+            cell,
+            provenance=Provenance(config={"z": 1, "a": 1e-9}, seed=5),
+            measurements=[Measurement(probe=name, metric="m", value=1 / 3) for name in ("b", "B", "a", "_")],
+            examples=[
+                Example(probe="p", metric="m", item=i, value=i / 7, detail={"b": 1, "a": [None]}) for i in (2, 1)
+            ],
         )
-        recorder.provenance(Provenance(config={"z": 1, "a": 1e-9}, seed=5))
-        local.finish_attempt(attempt.id, 1, "done")
     first = export_sweep(local, "quick", tmp_path / "1.zip")
     import_bundle(store, tmp_path / "1.zip", runs=tmp_path / "runs")
     assert export_sweep(store, "quick", tmp_path / "2.zip").added == first.added
@@ -287,16 +285,12 @@ def test_a_bundle_goes_through_the_server_unchanged(store, tmp_path, cells, owne
 
 @server_only
 def test_an_import_does_not_disturb_writers(store, url, tmp_path, cells, owner):
-    launch(store, cells(6))
+    launched(store, cells(6))
     live = store.start_attempt(cells(6)[5].id, owner=owner, fence=1)
     local = open_store(tmp_path / "local.db", create=True)
-    launch(local, cells(6))
+    launched(local, cells(6))
     for cell in cells(5):
-        attempt = local.start_attempt(cell.id, owner=owner, fence=1)
-        Recorder(local, attempt.id, 1).curve(
-            [CurvePoint(step=s, tokens=s, wall_s=s, train_loss=1.0) for s in range(500)]
-        )
-        local.finish_attempt(attempt.id, 1, "done")
+        finished(local, cell, curve=[CurvePoint(step=s, tokens=s, wall_s=s, train_loss=1.0) for s in range(500)])
     export_sweep(local, "quick", tmp_path / "1.zip")
     stop, written = threading.Event(), []
 
@@ -319,9 +313,9 @@ def test_an_import_does_not_disturb_writers(store, url, tmp_path, cells, owner):
 
 @server_only
 def test_an_import_waits_for_a_start_that_is_not_committed_yet(store, tmp_path, cells, owner):
-    launch(store, cells(1))
+    launched(store, cells(1))
     local = open_store(tmp_path / "local.db", create=True)
-    launch(local, cells(1))
+    launched(local, cells(1))
     local.finish_attempt(local.start_attempt(cells(1)[0].id, owner=owner, fence=1).id, 1, "done")
     with local.transaction(write=False) as session:
         values = dict(session.execute(select(AttemptRow.__table__)).one()._mapping)
@@ -349,10 +343,8 @@ def test_an_import_waits_for_a_start_that_is_not_committed_yet(store, tmp_path, 
 @server_only
 def test_rows_that_only_the_server_would_refuse_do_not_reach_it(store, tmp_path, cells, owner):
     local = open_store(tmp_path / "local.db", create=True)
-    launch(local, cells(1))
-    attempt = local.start_attempt(cells(1)[0].id, owner=owner, fence=1)
-    Recorder(local, attempt.id, 1).curve([CurvePoint(step=2**31, tokens=1, wall_s=1.0, train_loss=1.0)])
-    local.finish_attempt(attempt.id, 1, "done")
+    launched(local, cells(1))
+    finished(local, cells(1)[0], curve=[CurvePoint(step=2**31, tokens=1, wall_s=1.0, train_loss=1.0)])
     export_sweep(local, "quick", tmp_path / "1.zip")
     with pytest.raises(StoreError, match=r"curve_point.jsonl, row 1: step is 2147483648; it must be a whole number"):
         import_bundle(store, tmp_path / "1.zip", runs=tmp_path / "runs")
@@ -361,7 +353,7 @@ def test_rows_that_only_the_server_would_refuse_do_not_reach_it(store, tmp_path,
 
 @server_only
 def test_check_and_backup(store, url, cells, owner):
-    launch(store, cells(1))
+    launched(store, cells(1))
     assert check.check(url) == []
     with pytest.raises(StoreError, match="pg_dump") as refused:
         backup.backup(url)
@@ -489,7 +481,7 @@ def test_a_server_that_restarts_is_waited_for(cells, owner):
         cluster.start()
         with postgres.database(cluster.url) as url:
             store = open_store(url, create=True)
-            launch(store, cells(1))
+            launched(store, cells(1))
             attempt = store.start_attempt(cells(1)[0].id, owner=owner, fence=1)
             recorder = Recorder(store, attempt.id, 1)
             recorder.heartbeat()

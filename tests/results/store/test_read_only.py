@@ -24,7 +24,7 @@ def reader(store: Store, url: str, cells: Callable[..., list[CellRecord]]) -> St
 def test_the_database_itself_refuses_a_change(reader: Store) -> None:
     with pytest.raises(WriteRefused, match="only read"):
         reader.add_event("told", "something happened", sweep="big")
-    with pytest.raises(DBAPIError, match=r"(?i)read-?\s?only"), reader._engine.begin() as connection:
+    with pytest.raises(DBAPIError, match=r"(?i)read-?\s?only"), reader.engine.begin() as connection:
         connection.execute(text("DELETE FROM event"))
     assert len(reader.cell_states("big")) == 1
 

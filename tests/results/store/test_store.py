@@ -21,6 +21,7 @@ from atma_sweep.results.store import sweep_lease
 from atma_sweep.results.store.recorder import Recorder
 from atma_sweep.results.store.records import AXES, CellRecord, Measurement, Owner
 from atma_sweep.results.store.store import open_store
+from databases import finished
 from sqlalchemy import text
 
 OTHER = Owner(name="bob", host="there", pid=202, started=2.5)
@@ -64,8 +65,7 @@ class TestRevisions:
     def test_two_sweeps_share_a_cell(self, store, cells, owner):
         launch(store, cells(2), "one")
         launch(store, cells(3), "two")
-        attempt = store.start_attempt(cells(1)[0].id, owner=owner, fence=1)
-        store.finish_attempt(attempt.id, 1, "done")
+        finished(store, cells(1)[0])
         assert [[state.state for state in store.cell_states(name)] for name in ("one", "two")] == [
             ["done", "new"],
             ["done", "new", "new"],
@@ -328,7 +328,7 @@ class TestDurability:
             return str(session.scalar(text("SHOW synchronous_commit" if server else "PRAGMA synchronous")))
 
         if server:
-            with store._engine.connect() as connection:
+            with store.engine.connect() as connection:
                 connection.execute(text(f'ALTER DATABASE "{store.url.database}" SET synchronous_commit = off'))
                 connection.commit()
             store.close()

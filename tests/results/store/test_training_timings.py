@@ -5,10 +5,10 @@ from __future__ import annotations
 from datetime import timedelta
 
 from atma_sweep.results.store.attempt_queries import MOST_ALIKE
-from atma_sweep.results.store.recorder import Recorder
 from atma_sweep.results.store.records import AXES, CellRecord, CurvePoint, Measurement, Owner, Provenance
 from atma_sweep.results.store.schema import AttemptRow
 from atma_sweep.results.store.store import Store
+from databases import finished
 
 ME = Owner(name="ada", host="here", pid=1, started=0.0)
 
@@ -20,22 +20,21 @@ def cell(index: int, width: int) -> CellRecord:
 
 
 def run(store: Store, one: CellRecord, *, state: str = "done", points: int = 3) -> int:
-    attempt = store.start_attempt(one.id, owner=ME, fence=1)
-    recorder = Recorder(store, attempt.id, 1)
-    recorder.provenance(Provenance(config=one.config, seed=0, gpu_name="NVIDIA H200", extra={"start_seconds": 4}))
-    recorder.curve(
-        [
+    attempt = finished(
+        store,
+        one,
+        state,
+        owner=ME,
+        provenance=Provenance(config=one.config, seed=0, gpu_name="NVIDIA H200", extra={"start_seconds": 4}),
+        curve=[
             CurvePoint(step=n, tokens=100 * n, wall_s=2.0 * n, train_loss=1.0, tokens_per_s=50.0 + n)
             for n in range(1, points + 1)
-        ]
-    )
-    recorder.measurements(
-        [
+        ],
+        measurements=[
             Measurement(probe="val", metric=metric, value=1.0, unit="nats", seconds=seconds)
             for metric, seconds in (("val_loss", 1.5), ("val_loss_full", 1.5), ("untimed", None))
-        ]
+        ],
     )
-    store.finish_attempt(attempt.id, 1, state)  # type: ignore[arg-type]
     with store.transaction() as session:
         row = session.get(AttemptRow, attempt.id)
         assert row is not None

@@ -37,12 +37,12 @@ def search_of(sampler: Any, **more: Any) -> Search:
 @pytest.mark.parametrize("sampler", shared_out(["random", "tpe", "nsga2", "cmaes"], lambda name: name != "cmaes"))
 def test_a_study_made_again_at_each_question_proposes_what_one_that_stays_does(sampler: str) -> None:
     search = search_of(sampler)
-    stays = optuna.create_study(directions=list(search.objectives.values()), sampler=studies._sampler(search, 0))
+    stays = optuna.create_study(directions=list(search.objectives.values()), sampler=studies.sampler_for(search, 0))
     trials: list[Trial] = []
     memory: Any = {}
     for number in range(16):
-        stays.sampler = studies._sampler(search, number)
-        wanted = stays.ask(studies._distributions(search.ranges))
+        stays.sampler = studies.sampler_for(search, number)
+        wanted = stays.ask(studies.distributions_of(search.ranges))
         found = ask(search, trials, memory)
         memory = json.loads(json.dumps(found.memory))
         for old in found.changed:
@@ -90,13 +90,13 @@ def test_the_search_finds_what_chance_does_not() -> None:
 def test_a_pruner_made_again_at_each_question_ends_what_one_that_stays_does(pruner: Any) -> None:
     search = search_of("random", pruner=pruner)
     stays = optuna.create_study(
-        study_name="study-0", sampler=studies._sampler(search, 0), pruner=studies._pruner(search)
+        study_name="study-0", sampler=studies.sampler_for(search, 0), pruner=studies.pruner_for(search)
     )
     trials: list[Trial] = []
     ended = {"stays": [], "again": []}  # type: dict[str, list[tuple[int, int]]]
     for number in range(12):
-        stays.sampler = studies._sampler(search, number)
-        wanted = stays.ask(studies._distributions(search.ranges))
+        stays.sampler = studies.sampler_for(search, number)
+        wanted = stays.ask(studies.distributions_of(search.ranges))
         trials.append(ask(search, trials, {}).trial)
         level = score(wanted.params)[0]
         for rung in range(1, 10):

@@ -83,7 +83,7 @@ def test_nothing_new_is_not_made_again(store: Store, clock: Clock) -> None:
 def test_the_database_is_asked_once_a_second_however_many_ask(store: Store, clock: Clock) -> None:
     newest = Newest(store, "big", Maker(clock))
     asked = []
-    event.listen(store._engine, "begin", lambda connection: asked.append(clock.now))
+    event.listen(store.engine, "begin", lambda connection: asked.append(clock.now))
     for _ in range(40):
         clock.now += 0.1
         newest.look()
@@ -188,7 +188,7 @@ def test_a_heartbeat_alone_changes_nothing_on_the_page(store: Store) -> None:
 def test_a_mark_reads_no_numbers(store: Store) -> None:
     """Seven small queries, whatever the sweep holds, and of the measurements only the last one's id."""
     said: list[str] = []
-    event.listen(store._engine, "before_cursor_execute", lambda *given: said.append(given[2]))
+    event.listen(store.engine, "before_cursor_execute", lambda *given: said.append(given[2]))
     store.mark("big")
     selects = [text for text in said if text.startswith("SELECT")]
     assert len(selects) <= 8

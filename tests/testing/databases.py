@@ -1,0 +1,70 @@
+"""Sweeps and attempts of a database, made through the store as a launch and its jobs make them."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from typing import Any
+
+from atma_sweep.results.store.recorder import Recorder
+from atma_sweep.results.store.records import Attempt, CellRecord, CurvePoint, Example, Measurement, Owner, Provenance
+from atma_sweep.results.store.store import Store
+
+OWNER = Owner(name="ada", host="here", pid=101, started=1.5)
+
+
+def made_cells(count: int, *, seed: int = 0, prefix: str = "c") -> list[CellRecord]:
+    """made_cells(3, seed=0) -> three cells c00..., c01..., c02... that differ in the first axis."""
+    found = []
+    for index in range(count):
+        axes = {"attn_type": f"polar{index}", "memory": "on" if index % 2 else "off"}
+        found.append(
+            CellRecord(
+                id=f"{prefix}{index:02d}{'0' * (9 - len(prefix))}{seed}",
+                slug=f"polar{index}-baseline-{prefix}-s{seed}",
+                seed=seed,
+                levels={"attn_type": "", "reg_mode": "baseline", "distractor": "off", "memory": "", "window": "off"}
+                | axes,
+                config={"model": {"d_model": 8 + index}, "seed": seed},
+                axes=axes,
+                tokens=10**9 * (index + 1),
+            )
+        )
+    return found
+
+
+def launched(
+    store: Store, cells: Sequence[CellRecord], name: str = "quick", *, text: str = "x", options: Any = None
+) -> int:
+    """Record a launch; returns its revision."""
+    return store.record_revision(name, grid_text=text, grid_file="x.yaml", options=options, cells=cells)
+
+
+def finished(
+    store: Store,
+    cell: CellRecord | str,
+    state: Any = "done",
+    *,
+    owner: Owner = OWNER,
+    fence: int = 1,
+    kind: Any = "train",
+    parent_id: int | None = None,
+    provenance: Provenance | None = None,
+    curve: Sequence[CurvePoint] = (),
+    measurements: Sequence[Measurement] = (),
+    examples: Sequence[Example] = (),
+    **end: Any,
+) -> Attempt:
+    """One attempt of a cell with these numbers, ended in `state`; one that is to be `running` is left so."""
+    id_ = cell if isinstance(cell, str) else cell.id
+    attempt = store.start_attempt(id_, owner=owner, fence=fence, kind=kind, parent_id=parent_id)
+    recorder = Recorder(store, attempt.id, fence)
+    if provenance is not None:
+        recorder.provenance(provenance)
+    for write, values in (
+        (recorder.curve, curve), (recorder.measurements, measurements), (recorder.examples, examples),
+    ):  # fmt: skip
+        if values:
+            write(values)  # type: ignore[operator]
+    if state != "running":
+        store.finish_attempt(attempt.id, fence, state, **end)
+    return attempt
