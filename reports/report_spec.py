@@ -16,7 +16,8 @@ class Listed:
     """A table (`at`: module:function) or figure (`at`: module), what it shows in a few words, and what is asked about it.
 
     `number` is a figure's in the paper, and a table's in the paper's second version where it has another there. `takes` names the options of the function that not every one has. `compares` says
-    whether measured numbers stand side by side, so that what differs between their cells is told above them. `of` names the
+    whether measured numbers stand side by side, so that what differs between their cells is told above them. `whole`: some cells
+    alone would make it wrong, so that it takes no --only. `of` names the
     probes that it is about: where a sweep has something, but nothing of these, --all leaves it out. `study`: it is about studies,
     and --all of another sweep does not speak of it.
     """
@@ -28,6 +29,7 @@ class Listed:
     compares: bool = True
     of: tuple[str, ...] = ()
     study: bool = False
+    whole: bool = False
 
     def load(self, package: str) -> Any:
         """The function or the module, imported when something is made of it."""

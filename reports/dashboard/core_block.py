@@ -16,7 +16,7 @@ from ..result_columns import complete_columns, further_metrics
 from ..stats.audit import homogeneity
 from ..stats.effects.needle_baseline import ceiling, needle_words
 from ..stats.significance.trial_intervals import DIGITS
-from ..sweep_data import SweepData, provenances_of_attempts
+from ..sweep_data import SweepData, gather, provenances_of_attempts
 from ..table import Entry, Table
 from ..tables.complete import table6
 from ..tables.run_records import failures, provenance
@@ -29,11 +29,11 @@ def core(store: Store, data: SweepData, attempts: Sequence[Attempt], curves: Map
     """Everything but what is worked out of the numbers, and curves. Cells stand by their place in `cells`, attempts by id, metrics by `keys`."""
     launched = store.revision(data.sweep, data.revision)
     printed = source_of(launched)
-    table = table6(store, data.sweep, lengths=data.beyond)
+    table = table6(store, data)
     several = "Seeds" in table.columns
     keys = sorted({key[1:] for key in data.values})
     units = {key[1:]: value.unit for key, value in data.values.items() if value.unit}
-    origins = provenance(store, data.sweep)
+    origins = provenance(store, gather(store, data.sweep))
     groups = {attempt: r for r, row in enumerate(origins.entries) for _, attempt in row[0].origins}
     known = provenances_of_attempts(store, [attempt.id for attempt in attempts])
     audit = homogeneity(store, data.sweep, lengths=data.beyond)
@@ -55,12 +55,12 @@ def core(store: Store, data: SweepData, attempts: Sequence[Attempt], curves: Map
         "notes": list(table.notes),
         "columns": _columns(data),
         "charts": _charts(data),
-        "tables": {"mean": _rows(data, table)} | ({"each": _rows(data, table6(store, data.sweep, seeds=True, lengths=data.beyond, has_chances=False))} if several else {}),
+        "tables": {"mean": _rows(data, table)} | ({"each": _rows(data, table6(store, data, seeds=True, has_chances=False))} if several else {}),
         "keys": [_key(data, key, units.get(key, "")) for key in keys],
         "cells": _cells(store, data, keys, curves),
         "attempts": {attempt.id: _attempt(attempt, known.get(attempt.id), groups.get(attempt.id)) for attempt in attempts},
         "origins": {"columns": origins.columns[: origins.text_columns], "rows": [r[: origins.text_columns] for r in origins.rows]},
-        "failures": _failures(failures(store, data.sweep)),
+        "failures": _failures(failures(store, data)),
     }  # fmt: skip
 
 

@@ -98,7 +98,7 @@ def make_figure(
     """
     from ...results.paper import is_published
     from .. import cell_filter
-    from ..sweep_data import ReportError
+    from ..sweep_data import ReportError, gather
 
     found = figure_name(name)
     line = FIGURES[found]
@@ -114,9 +114,8 @@ def make_figure(
         raise ReportError(f"figure {found} is about all trials of a study together; leave --only out")
     try:
         with cell_filter.only(store.revision(sweep, revision).sweep, only):
-            made: Collected = line.load(__package__).collect(
-                store, sweep, revision=revision, **line.options({"lengths": lengths, **wanted})
-            )
+            data = gather(store, sweep, revision=revision, lengths=lengths)
+            made: Collected = line.load(__package__).collect(store, data, **wanted)
     except ReportError as error:
         if sweep is None or not is_published(sweep) or isinstance(error, cell_filter.SubsetError):
             raise

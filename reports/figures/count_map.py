@@ -14,7 +14,7 @@ from ...results.paper import is_published
 from ...results.store.records import AXES
 from ...results.store.store import Store
 from ..stats.untrained_formulas import BETA, magnitude
-from ..sweep_data import ReportError, SweepData, gather, level_of
+from ..sweep_data import ReportError, SweepData, level_of
 from .canvas import drawing
 from .canvas.base import Collected, collected
 
@@ -30,13 +30,12 @@ GUIDES = {"∝ m": 1.0, "∝ √m": 0.5}
 """What sums of m keys would come to: of keys that agree, and of keys that have nothing to do with each other."""
 
 
-def collect(store: Store, sweep: str | None = None, *, revision: int | None = None) -> Collected:
+def collect(store: Store, data: SweepData) -> Collected:
     """The count map of Polar attention, mag = tanh(beta ln(1 + m)): what m keys that share the weight alike come to.
 
     One row a curve and m in 0 to 1000: source (`init`, or the cell of a learned slope), cell, attempt, beta, lowest and
     highest (over heads), m, mag. Learned slopes are those that the probe `count_map` stored.
     """
-    data = gather(store, sweep, revision=revision)
     polar = [cell for cell in data.cells if cell.levels["attn_type"] == "polar"]
     if not polar:
         raise ReportError(f"sweep {data.sweep} has no polar cell, and only those have a count map")

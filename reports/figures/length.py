@@ -7,7 +7,7 @@ from typing import TYPE_CHECKING, Any
 import pandas as pd
 
 from ...results.store.store import Store
-from ..sweep_data import Lengths, ReportError, gather
+from ..sweep_data import ReportError, SweepData
 from .canvas import drawing
 from .canvas.base import Collected, collected, line_axes, names_of, origins_in, training_lengths
 from .canvas.length_frames import averaged_over, bars, length_label, lines_of, only, over_lengths, uneven
@@ -23,12 +23,9 @@ PROBES = ("clean", "junk", "same_tail")
 WORDS = {"same_tail": "same last tokens"}
 
 
-def collect(
-    store: Store, sweep: str | None = None, *, revision: int | None = None, lengths: Lengths = None
-) -> Collected:
+def collect(store: Store, data: SweepData) -> Collected:
     """The losses (nats per token) over context lengths; the frame is that of `over_lengths`, PROBES in turn, the last one where the
     grid asks for it."""
-    data = gather(store, sweep, revision=revision, lengths=lengths)
     trained = training_lengths(store, data)
     parts = [over_lengths(data, trained, probe, "nats") for probe in PROBES[:2]]
     parts += [over_lengths(data, trained, probe, "nats") for probe in PROBES[2:] if data.shows(probe)]

@@ -54,9 +54,14 @@ class _Curves:
 
 
 def collect(
-    store: Store, sweep: str | None = None, *, revision: int | None = None, by: str | None = None, log: bool = False,
-    against: str | None = None, compare: str | None = None,
-) -> Collected:  # fmt: skip
+    store: Store,
+    data: SweepData,
+    *,
+    by: str | None = None,
+    log: bool = False,
+    against: str | None = None,
+    compare: str | None = None,
+) -> Collected:
     """Validation and training loss (nats per token) against tokens, from the first point on.
 
     One row a point of the curve of each cell's newest training: cell, attempt, configuration, first, second (levels of the axes that
@@ -70,7 +75,6 @@ def collect(
     sweep, `first` being its name and `second` what tells its configurations apart.
     """
     x = AGAINST[against or "tokens"]
-    data = gather(store, sweep, revision=revision)
     axes = _axes(data, by)
     curves = _curves(store, data, ends=x == "wall_s")
     if not curves.parts:

@@ -10,7 +10,7 @@ import pandas as pd
 from ...results.store.store import Store
 from ..number_format import length_name, rounded
 from ..stats.effects.needle_baseline import ceiling
-from ..sweep_data import Lengths, ReportError, SweepData, gather
+from ..sweep_data import ReportError, SweepData
 from .canvas import drawing
 from .canvas.base import Collected, collected, line_axes, names_of, origins_in, training_lengths
 from .canvas.length_frames import averaged_over, bars, length_label, lines_of, only, over_lengths, uneven
@@ -24,11 +24,8 @@ if TYPE_CHECKING:
 HEADROOM = 132  # percent at the top of the axes: room for words above the best line
 
 
-def collect(
-    store: Store, sweep: str | None = None, *, revision: int | None = None, lengths: Lengths = None
-) -> Collected:
+def collect(store: Store, data: SweepData) -> Collected:
     """Needle accuracy (digits, fraction) over context lengths; the frame is that of `over_lengths`."""
-    data = gather(store, sweep, revision=revision, lengths=lengths)
     frame = over_lengths(data, training_lengths(store, data), "needle", "digit_accuracy")
     if frame.empty:
         raise ReportError(

@@ -16,7 +16,7 @@ from ..result_columns import qualities, speed_of
 from ..stats.effects.effects import pareto
 from ..stats.effects.needle_baseline import ceiling, needle_words
 from ..stats.noise.best_probability import front_probabilities, rivals
-from ..sweep_data import Lengths, ReportError, SweepData, gather
+from ..sweep_data import ReportError, SweepData
 from ..table_builder import entry
 from .canvas import drawing, labels
 from .canvas.base import Collected, collected
@@ -37,9 +37,7 @@ CONSTANT: dict[str, Any] = {"color": "#000000", "linestyle": (0, (1, 1.2)), "lin
 MOST_NAMED = 8  # points of a front that are named, the most probable ones
 
 
-def collect(
-    store: Store, sweep: str | None = None, *, revision: int | None = None, lengths: Lengths = None
-) -> Collected:
+def collect(store: Store, data: SweepData) -> Collected:
     """Quality against speed, one row a configuration and quality that has both: quality (heading), speed_name, speed, value,
     speed_sd and sd (standard deviations of both by the spread between runs of the stratum; NaN where that is not known), front
     (whether no other is as good in both and better in one), p_front (how probable that is), slug (of its first cell), the five
@@ -47,7 +45,6 @@ def collect(
 
     Speed is tokens/s, or MFU (in %) where the sweep has no tokens/s. Values: nats per token, or %.
     """
-    data = gather(store, sweep, revision=revision, lengths=lengths)
     speed = speed_of(data, "tokens/s")
     rows: list[dict[str, Any]] = []
     origins: list[tuple[str, int | None]] = []

@@ -12,7 +12,7 @@ from ...results.console.text import choice
 from ...results.store.store import Store
 from ...results.studies.study_store import search_of
 from ..number_format import Column
-from ..sweep_data import Lengths, ReportError, SweepData, gather, level_of
+from ..sweep_data import ReportError, SweepData, level_of
 from .canvas import drawing
 from .canvas.base import Collected, collected, names_of, origins_in
 from .canvas.length_frames import bands, lines_of
@@ -52,21 +52,13 @@ def number(level: str) -> float | None:
     return found if math.isfinite(found) else None
 
 
-def collect(
-    store: Store,
-    sweep: str | None = None,
-    *,
-    revision: int | None = None,
-    lengths: Lengths = None,
-    by: str | None = None,
-) -> Collected:
+def collect(store: Store, data: SweepData, *, by: str | None = None) -> Collected:
     """One row a cell and number: cell, attempt, configuration (levels of every axis, which seeds share), panel (heading of the
     number), words, unit, better (1, -1 or 0), percent, first and second (levels of the line) and line, probe, metric, axis,
     length (the level of that axis, a number), value (shares as fractions), low, high (of an accuracy: 95%, of its trials).
 
     `by` is the axis; None: the one of most levels. Raises ReportError for one that is none, or whose levels are no numbers.
     """
-    data = gather(store, sweep, revision=revision, lengths=lengths)
     if search_of(store, data.sweep) is not None:
         raise ReportError(
             f"the trials of sweep {data.sweep} differ in all that is searched, so that none is a mean of others; ask for --figure slices"

@@ -11,7 +11,7 @@ import pandas as pd
 from ...results.paper import is_published
 from ...results.store.store import Store
 from ..stats.untrained_formulas import HEAD_SIZE, state_norms
-from ..sweep_data import Lengths, ReportError, SweepData, gather
+from ..sweep_data import ReportError, SweepData
 from .canvas import drawing
 from .canvas.base import Collected, collected, origins_in, training_lengths
 from .canvas.labels import at_ends
@@ -37,14 +37,11 @@ START = "before training"
 LEAST_RANGE = 4.0  # ratio of the highest and the lowest norm that an axis shows: three ticks in steps of two
 
 
-def collect(
-    store: Store, sweep: str | None = None, *, revision: int | None = None, lengths: Lengths = None
-) -> Collected:
+def collect(store: Store, data: SweepData) -> Collected:
     """Norm of the memory's state over context lengths; the frame is that of `over_lengths`, metrics of NORMS in turn.
 
     Of the published sweeps, whose weights nobody has: what the memory does before training, by `state_norms`, without cells.
     """
-    data = gather(store, sweep, revision=revision, lengths=lengths)
     trained = training_lengths(store, data)
     parts = [over_lengths(data, trained, "state_norm", metric) for metric in NORMS]
     known = [part for part in parts if not part.empty]

@@ -10,7 +10,7 @@ import pandas as pd
 
 from ...results.paper import OWNER as PRINTED_BY
 from ...results.store.store import Store
-from ..sweep_data import ReportError, gather
+from ..sweep_data import ReportError, SweepData
 from .canvas import drawing
 from .canvas.base import Collected, collected, origins_in
 
@@ -33,14 +33,13 @@ KEY_MOST = 40
 """Cells that the key below names; of more, those that did not get done."""
 
 
-def collect(store: Store, sweep: str | None = None, *, revision: int | None = None) -> Collected:
+def collect(store: Store, data: SweepData) -> Collected:
     """Which machine ran what when: one row an attempt, oldest first.
 
     Columns: cell, slug, name (of the slug what not all cells share), number (of the cell, by its first start), attempt, kind,
     host, gpu (its name, or the device), lane (0, 1, ... where several run at once on such a machine), start and end (seconds
     since the first start), state, failure, step.
     """
-    data = gather(store, sweep, revision=revision)
     slugs = {cell.cell_id: cell.slug for cell in data.cells}
     attempts = [one for one in store.attempts_of(slugs) if one.owner != PRINTED_BY]
     if not attempts:

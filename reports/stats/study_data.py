@@ -17,7 +17,7 @@ from ...results.studies.search import Choice, Search
 from ...results.studies.study_store import search_of, trials_of
 from ..number_format import length_name
 from ..result_columns import MEASURES
-from ..sweep_data import ReportError, SweepData, gather
+from ..sweep_data import ReportError, SweepData
 
 ENOUGH = 10
 """Trials that are done, of which figures show the ends however many were pruned."""
@@ -191,9 +191,8 @@ class Study:
         return f"Sampler {METHODS[self.search.sampler]}{pruner}, seed {self.search.seed}; for {aims}; over {ranges}"
 
 
-def study_of(store: Store, sweep: str | None = None, *, revision: int | None = None) -> Study:
-    """The study of a sweep (None: the one launched last). Raises ReportError for a sweep that is none, SweepUnknown, StoreError."""
-    data = gather(store, sweep, revision=revision)
+def study_of(store: Store, data: SweepData) -> Study:
+    """Return the study of a sweep. Raises ReportError for a sweep that is none, StoreError."""
     search = search_of(store, data.sweep)
     if search is None:
         raise ReportError(

@@ -1,11 +1,13 @@
 """The tables of the appendix, from the database: each is a function in a file of its family.
 
 `make_table("6", store)` makes one, `render.render(table, "tex")` writes it. By number (as the paper's first version
-counts; the second version's numbers are v2:1 to v2:8) or by name. A new table is a function here as in regularizers.py, and a line in TABLES.
+counts; the second version's numbers are v2:1 to v2:8) or by name. A new table is a function of store and data in a file here, as table5, and
+a line in TABLES.
 """
 
 from __future__ import annotations
 
+from collections.abc import Mapping
 from dataclasses import replace
 from typing import TYPE_CHECKING, Any
 
@@ -24,10 +26,12 @@ TABLES: dict[str, Listed] = {
     "5": Listed("paper_tables:table5", "regularizer modes", number="v2:7", takes=(), compares=False),
     "6": Listed("complete:table6", "complete results", number="v2:8", takes=("lengths", "seeds", "orphans")),
     "open-weight": Listed(
-        "open_weight:open_weight", "beside open-weight models, bits per token", number="v2:5", of=LOSSES
+        "open_weight:open_weight", "beside open-weight models, bits per token", number="v2:5", of=LOSSES, whole=True
     ),
-    "budgets": Listed("open_weight:budgets", "training budgets", number="v2:4", takes=(), compares=False),
-    "budget": Listed("run_records:budget", "predicted hours against those that it took", takes=(), compares=False),
+    "budgets": Listed("open_weight:budgets", "training budgets", number="v2:4", takes=(), compares=False, whole=True),
+    "budget": Listed(
+        "run_records:budget", "predicted hours against those that it took", takes=(), compares=False, whole=True
+    ),
     "flipflop": Listed("task_tables:flipflop", "the flip-flop task", takes=(), of=("flipflop",)),
     "mqar": Listed("task_tables:mqar", "associative recall", takes=(), of=("mqar",)),
     "extrapolation": Listed("task_tables:extrapolation", "perplexity over context lengths", of=("extrapolation",)),
@@ -40,7 +44,7 @@ TABLES: dict[str, Listed] = {
     "interactions": Listed(
         "effects:interactions_table", "two-way and three-way interactions", takes=("lengths", "all_rows")
     ),
-    "contrasts": Listed("effects:contrasts_table", "the contrasts that the grid declares"),
+    "contrasts": Listed("effects:contrasts_table", "the contrasts that the grid declares", whole=True),
     "power": Listed("power:power_table", "pairs that a difference takes to be seen"),
     "items": Listed("items:items_table", "effects by document, row and trial"),
     "anova": Listed("anova:anova_table", "type-III analysis of variance"),
@@ -52,16 +56,16 @@ TABLES: dict[str, Listed] = {
         takes=("all_rows",),
         compares=False,
         study=True,
+        whole=True,
     ),
     "failures": Listed("run_records:failures", "attempts that did not finish", takes=(), compares=False),
     "provenance": Listed("run_records:provenance", "where the numbers come from", takes=(), compares=False),
     "claims": Listed("compare:claims_table", "sentences of the paper against the numbers"),
-    "compare": Listed("compare:compare_table", "measured beside published", takes=("lengths", "reference", "table")),
+    "compare": Listed(
+        "compare:compare_table", "measured beside published", takes=("lengths", "reference", "table"), whole=True
+    ),
 }
 """By number or name: the function, what the table shows, the options that it takes, and whether it compares numbers."""
-WHOLE = ("contrasts", "compare", "study", "budget", "budgets", "open-weight")
-"""Tables that some cells alone would make wrong: contrasts are corrected together, hours are of all of them, and models of other
-sweeps have none of these axes."""
 
 
 SECOND_VERSION = dict(
@@ -92,7 +96,7 @@ def make_table(number: str | int, store: Store, sweep: str | None = None, **opti
     from ...results.console.text import choice
     from .. import cell_filter
     from ..stats.audit import homogeneity
-    from ..sweep_data import ReportError
+    from ..sweep_data import ReportError, gather
 
     name = table_name(str(number))
     if name not in TABLES:
@@ -104,21 +108,17 @@ def make_table(number: str | int, store: Store, sweep: str | None = None, **opti
         )
         raise ReportError(f"there is no table {number}{there}; {choice(name, [*TABLES, *SECOND_VERSION])}")
     line = TABLES[name]
-    if "lengths" not in line.takes and options.pop("lengths", None):
+    lengths, revision = options.pop("lengths", None), options.pop("revision", None)
+    if "lengths" not in line.takes and lengths:
         raise ReportError(f"table {name} is not about context lengths; leave --length out")
     only = options.pop("only", None) or ()
-    if only and name in WHOLE:
+    if only and line.whole:
         raise ReportError(f"table {name} is about all cells of a sweep together; leave --only out")
-    with cell_filter.only(store.revision(sweep, options.get("revision")).sweep, only):
-        made: Table = line.load(__package__)(store, sweep, **options)
-        if not line.compares:
-            return made
-        lengths = made.trace["options"].get("lengths")
+    if isinstance(lengths, Mapping):
         # lengths by probe, which the complete results take, are none besides
-        audit = homogeneity(
-            store,
-            made.trace["sweep"],
-            revision=made.trace["revision"],
-            lengths=None if isinstance(lengths, dict) else lengths,
-        )
-    return replace(made, above=(*made.above, *([f"Before comparing: {'; '.join(audit)}."] if audit else [])))
+        options, lengths = {**options, "lengths": lengths}, None
+    with cell_filter.only(store.revision(sweep, revision).sweep, only):
+        data = gather(store, sweep, revision=revision, orphans=options.get("orphans", False), lengths=lengths)
+        made: Table = line.load(__package__)(store, data, **options)
+        audit = homogeneity(store, data.sweep, revision=data.revision, lengths=data.beyond) if line.compares else ()
+    return replace(made, above=(*made.above, f"Before comparing: {'; '.join(audit)}.")) if audit else made

@@ -10,7 +10,7 @@ from ..number_format import BARE, rounded, squared
 from ..stats.anova import analyses
 from ..stats.effects.effects import main_measures, origins_of
 from ..stats.needle_model import needle_columns, needle_model
-from ..sweep_data import Lengths, gather
+from ..sweep_data import SweepData
 from ..table import Entry, Table
 from ..table_builder import NOTHING, Line, assemble, p_value, sweep_note
 
@@ -24,12 +24,9 @@ NOTE = (
 )
 
 
-def anova_table(
-    store: Store, sweep: str | None = None, *, revision: int | None = None, lengths: Lengths = None
-) -> Table:
+def anova_table(store: Store, data: SweepData) -> Table:
     """Type-III analysis of variance of every number of the complete results: F, permutation p, effect sizes, and where the
     residuals are not what an F test is made for."""
-    data = gather(store, sweep, revision=revision, lengths=lengths)
     found = analyses(data, main_measures(data))
     lines = []
     for one in found:
@@ -80,11 +77,8 @@ NEEDLE_NOTE = (
 )
 
 
-def needle_model_table(
-    store: Store, sweep: str | None = None, *, revision: int | None = None, lengths: Lengths = None
-) -> Table:
+def needle_model_table(store: Store, data: SweepData) -> Table:
     """What every axis does to the odds of a right digit, at every length."""
-    data = gather(store, sweep, revision=revision, lengths=lengths)
     found = [needle_model(data, column) for column in needle_columns(data)]
     lines = []
     for one in found:

@@ -26,7 +26,7 @@ from ..stats.noise.run_noise import Spread
 from ..stats.significance.paired_tests import ALPHA
 from ..stats.significance.trial_intervals import trials_of
 from ..stats.sweep_differences import Difference, Match, Side, differences, further_axes, matched
-from ..sweep_data import Lengths, ReportError, SweepData, gather
+from ..sweep_data import ReportError, SweepData, gather
 from ..table import Entry, Table
 from ..table_builder import Line, assemble, difference, entry, p_value, seed_notes, sweep_note
 from .paper_rows import contradicted, titled
@@ -89,26 +89,16 @@ class Compared:
     """The further axes that tell matched configurations apart."""
 
 
-def compare(
-    store: Store, sweep: str | None = None, reference: str = paper.SWEEPS[1], *, revision: int | None = None
-) -> list[Comparison]:
-    """Every number that both sweeps have of a common configuration (stats/sweep_differences.py).
+def compared(mine: Side, theirs: Side) -> Compared:
+    """Return every number that both sweeps have of a common configuration (stats/sweep_differences.py).
 
     The published side is the authors' log where there is one, else the printed number. The limit is t(0.975, df) sd
     sqrt(1/k + 1/m) for the means of k and m seeds, with the spread between runs of that mixer and memory in the reference
     (of one's own where it has none), an accuracy's never below what its trials alone explain, and never less than a printed
     digit. Where a mean is printed with the standard deviation of its m runs, the limit is Welch's of both sides' own spreads,
-    of the printed one alone beside a single seed; where that is 0, what the trials of a seed explain. A number that the sweeps' differences touch is not judged
-    (stats/sweep_differences.py).
-    Raises SweepUnknown, ReportError (nothing in common).
+    of the printed one alone beside a single seed; where that is 0, what the trials of a seed explain. A number that the sweeps'
+    differences touch is not judged. Raises ReportError where they have nothing in common.
     """
-    data = gather(store, sweep, revision=revision)
-    home = with_known(store, reference)
-    return list(compared(Side(store, data), Side(home, gather(home, reference))).numbers)
-
-
-def compared(mine: Side, theirs: Side) -> Compared:
-    """Both sweeps side by side. Raises ReportError where they have nothing in common."""
     data, published = mine.data, theirs.data
     pairs = matched(data, published)
     unlike, unrecorded = differences(mine, theirs, [(one.mine, one.theirs) for one in pairs])
@@ -261,19 +251,12 @@ def exchanged(seeds: Sequence[float], value: float, runs: int) -> float:
 
 
 def compare_table(
-    store: Store,
-    sweep: str | None = None,
-    *,
-    reference: str = paper.SWEEPS[1],
-    table: str | None = None,
-    revision: int | None = None,
-    lengths: Lengths = None,
+    store: Store, data: SweepData, *, reference: str = paper.SWEEPS[1], table: str | None = None
 ) -> Table:
     """Measured, published and difference side by side, one row a number, with a verdict and what to beware of.
 
-    `table` keeps the numbers that this table of the paper prints. Raises as `compare` does.
+    `table` keeps the numbers that this table of the paper prints. Raises as `compared` does.
     """
-    data = gather(store, sweep, revision=revision, lengths=lengths)
     home = with_known(store, reference)
     published = gather(home, reference)
     both = compared(Side(store, data), Side(home, published))
@@ -378,11 +361,8 @@ ABOUT_CLAIMS = (
 )
 
 
-def claims_table(
-    store: Store, sweep: str | None = None, *, revision: int | None = None, lengths: Lengths = None
-) -> Table:
+def claims_table(store: Store, data: SweepData) -> Table:
     """The sentences of the paper, each with a verdict and the numbers that decide it; of what a sweep has no cell for, that."""
-    data = gather(store, sweep, revision=revision, lengths=lengths)
     lines = []
     counts: Counter[str] = Counter()
     asked = sentences(Facts(data))

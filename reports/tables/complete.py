@@ -11,7 +11,7 @@ from ...results.store.store import Store
 from ..number_format import Column
 from ..result_columns import AXIS_HEADINGS, complete_columns, further_metrics
 from ..stats.effects.needle_baseline import needle_note
-from ..sweep_data import Lengths, SweepData, gather
+from ..sweep_data import SweepData
 from ..table import Table
 from ..table_builder import Line, about_cell, assemble, entry, reference_note, seed_notes, sweep_note, word_notes
 
@@ -24,11 +24,10 @@ TAIL = "Tail: loss on the same last tokens of the Clean documents at every lengt
 
 def table6(
     store: Store,
-    sweep: str | None = None,
+    data: SweepData,
     *,
-    revision: int | None = None,
     orphans: bool = False,
-    lengths: Mapping[str, Sequence[int]] | Lengths = None,
+    lengths: Mapping[str, Sequence[int]] | None = None,
     seeds: bool = False,
     has_chances: bool = True,
 ) -> Table:
@@ -36,15 +35,12 @@ def table6(
 
     Thirteen columns; one for every further axis that varies joins after Win. Where a configuration has several seeds, its
     row gives mean, standard deviation and their number; `seeds` lists each seed as a row instead.
-    The context lengths are those that the launch asked for, and `lengths` besides; a mapping gives them by probe (clean,
-    junk, needle) instead. Without `has_chances` nothing says how probable it is that a bold number is the best, which takes
+    `lengths` are context lengths by probe (clean, junk, needle) in place of those that the data shows. Without `has_chances` nothing says how probable it is that a bold number is the best, which takes
     most of the time.
     A number that is missing prints as where the cell stands (needs-eval in a trained one), one that could not be had as the
     code of its reason; nothing prints blank. Raises SweepUnknown, StoreError.
     """
-    chosen, further = (lengths, None) if isinstance(lengths, Mapping) else (None, lengths)
-    data = gather(store, sweep, revision=revision, orphans=orphans, lengths=further)
-    columns = complete_columns(data, chosen)
+    columns = complete_columns(data, lengths)
     groups = list(data.configurations().items())
     several = max((len(cells) for _, cells in groups), default=1) > 1
     if several and seeds:
@@ -74,7 +70,7 @@ def table6(
     given = {
         "orphans": orphans,
         "seeds": seeds,
-        "lengths": {probe: list(some) for probe, some in chosen.items()} if chosen else None,
+        "lengths": {probe: list(some) for probe, some in lengths.items()} if lengths else None,
     }
     made = assemble(
         data,

@@ -35,7 +35,7 @@ from ..stats.effects.effects import (
 )
 from ..stats.noise.run_noise import detectable, spreads
 from ..stats.significance.paired_tests import METHODS
-from ..sweep_data import Lengths, SweepData, gather
+from ..sweep_data import SweepData
 from ..table import Entry, Table
 from ..table_builder import DUST, NOTHING, Line, assemble, difference, p_value, sweep_note
 
@@ -57,17 +57,9 @@ WORST = "Worst"
 MIXED = " ~"
 
 
-def effects_table(
-    store: Store,
-    sweep: str | None = None,
-    *,
-    revision: int | None = None,
-    lengths: Lengths = None,
-    all_rows: bool = False,
-) -> Table:
+def effects_table(store: Store, data: SweepData, *, all_rows: bool = False) -> Table:
     """The effects of levels by matched pairs, declared contrasts first: those that are sure and those over the whole sweep, at the
     longest length; with `all_rows` every one, on every number at every length."""
-    data = gather(store, sweep, revision=revision, lengths=lengths)
     every = effects(data, None if all_rows else first_columns(data))
     return table_of_effects(data, every, None if all_rows else first_effects(data, every))
 
@@ -114,17 +106,9 @@ def table_of_effects(data: SweepData, every: Sequence[Effect], first: Sequence[E
     return assemble(data, "effects", title, words, lines, numbers=numbers, notes=notes, options=options)
 
 
-def interactions_table(
-    store: Store,
-    sweep: str | None = None,
-    *,
-    revision: int | None = None,
-    lengths: Lengths = None,
-    all_rows: bool = False,
-) -> Table:
+def interactions_table(store: Store, data: SweepData, *, all_rows: bool = False) -> Table:
     """Two-way and three-way interactions by differences of differences over matched fours and eights of cells: those that are
     sure, and the nearest of every family; with `all_rows` every one, at the shortest length too."""
-    data = gather(store, sweep, revision=revision, lengths=lengths)
     every = interactions(data, None if all_rows else first_measures(data))
     found = every if all_rows else first_interactions(every)
     headings = _headings(data, found, all_rows)
@@ -177,11 +161,8 @@ def interactions_table(
     )
 
 
-def contrasts_table(
-    store: Store, sweep: str | None = None, *, revision: int | None = None, lengths: Lengths = None
-) -> Table:
+def contrasts_table(store: Store, data: SweepData) -> Table:
     """The contrasts that the grid declares: the confirmatory family, with what each came to."""
-    data = gather(store, sweep, revision=revision, lengths=lengths)
     found = contrasts(data)
     lines = []
     for one in found:

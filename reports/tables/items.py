@@ -5,7 +5,7 @@ from __future__ import annotations
 from ...results.store.store import Store
 from ..stats.effects.needle_baseline import needle_note
 from ..stats.items import ItemEffect, item_effects
-from ..sweep_data import Lengths, SweepData, gather
+from ..sweep_data import SweepData
 from ..table import Entry, Table
 from ..table_builder import NOTHING, Line, assemble, difference, p_value, sweep_note
 
@@ -35,11 +35,8 @@ NOTHING_STORED = (
 NUMBERS = ("Items", "Pairs", "Mean", "Low", "High", "p", "p corr", "Gained", "Lost", "p McN")
 
 
-def items_table(
-    store: Store, sweep: str | None = None, *, revision: int | None = None, lengths: Lengths = None
-) -> Table:
+def items_table(store: Store, data: SweepData) -> Table:
     """The effect of every level on every number that has items, at every context length, tested over the items."""
-    data = gather(store, sweep, revision=revision, lengths=lengths)
     found = item_effects(store, data)
     lines = [
         Line(

@@ -14,7 +14,7 @@ from ...results.store.records import CellState
 from ...results.store.store import Store
 from ..number_format import Column, column_of, large, length_name, rounded
 from ..stats.effects.needle_baseline import needle_note
-from ..sweep_data import Lengths, ReportError, SweepData, gather
+from ..sweep_data import ReportError, SweepData, gather
 from ..table import Entry, Table
 from ..table_builder import NO_CELL, Line, assemble, derived, entry, seed_notes, sweep_note, word_notes
 from .paper_rows import NATS, NEEDLE, OURS, chosen, facts_of, memories, mixers, named, plain_levels, titled
@@ -45,15 +45,12 @@ def _own_entry(
     return replace(made, seeds=max((part.seeds for part in parts), default=0))
 
 
-def open_weight(
-    store: Store, sweep: str | None = None, *, revision: int | None = None, lengths: Lengths = None
-) -> Table:
+def open_weight(store: Store, data: SweepData) -> Table:
     """Losses in bits per token and needle accuracy beside open-weight models, the published ones as printed.
 
     `WAvg` weights every length by itself. Our own rows are the plain recipe, computed from the sweep's numbers; published
     models are shown where the sweep's context lengths are theirs.
     """
-    data = gather(store, sweep, revision=revision, lengths=lengths)
     if paper.is_published(data.sweep) and data.sweep not in (paper.SWEEPS[1], paper.OPEN_WEIGHT):
         raise ReportError(f"{data.sweep} has no open-weight table; ask for --sweep {paper.SWEEPS[1]}")
     ends = _ends(data)
@@ -240,12 +237,11 @@ def notes_on(found: Sequence[External], lengths: Sequence[int]) -> list[str]:
 ZETTA = 1e21
 
 
-def budgets(store: Store, sweep: str | None = None, *, revision: int | None = None) -> Table:
+def budgets(store: Store, data: SweepData) -> Table:
     """Training budgets of the open-weight models as printed, and of the sweep's own: 6 x parameters x tokens FLOPs.
 
     A ZF is 1e21 floating-point operations.
     """
-    data = gather(store, sweep, revision=revision)
     if paper.is_published(data.sweep) and data.sweep not in (paper.SWEEPS[1], paper.OPEN_WEIGHT):
         raise ReportError(f"{data.sweep} has no table of budgets; ask for --sweep {paper.SWEEPS[1]}")
     other_store = paper.with_published(store, paper.OPEN_WEIGHT)

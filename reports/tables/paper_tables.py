@@ -10,7 +10,7 @@ from ...results.store.records import CellState
 from ...results.store.store import Store
 from ..number_format import Column, column_of, length_name
 from ..stats.effects.needle_baseline import needle_note
-from ..sweep_data import Lengths, SweepData, gather
+from ..sweep_data import SweepData
 from ..table import Entry, Table
 from ..table_builder import (
     NO_CELL,
@@ -104,9 +104,8 @@ def over_lengths(data: SweepData, number: str, title: str, series: Sequence[Seri
     )
 
 
-def table1(store: Store, sweep: str | None = None, *, revision: int | None = None, lengths: Lengths = None) -> Table:
+def table1(store: Store, data: SweepData) -> Table:
     """Attention alone: clean loss and needle accuracy of every mixer without memory, over context lengths."""
-    data = gather(store, sweep, revision=revision, lengths=lengths)
     series = [
         Series(f"{mixer} {what[0]}", plain_levels(data, attn_type=mixer), what)
         for what in (NATS, NEEDLE)
@@ -115,9 +114,8 @@ def table1(store: Store, sweep: str | None = None, *, revision: int | None = Non
     return over_lengths(data, "1", "Attention alone, without memory", series)
 
 
-def table2(store: Store, sweep: str | None = None, *, revision: int | None = None, lengths: Lengths = None) -> Table:
+def table2(store: Store, data: SweepData) -> Table:
     """What memory adds: needle accuracy of our mixer alone and of every mixer with memory, and the latter's clean loss."""
-    data = gather(store, sweep, revision=revision, lengths=lengths)
     names, known = ours_last(mixers(data)), memories(data)
     one = len(known) == 1
     pairs = [(mixer, memory) for memory in known for mixer in names]
@@ -135,9 +133,8 @@ def _main_mixer(data: SweepData) -> str:
     return OURS if OURS in names or not names else names[0]
 
 
-def table3(store: Store, sweep: str | None = None, *, revision: int | None = None, lengths: Lengths = None) -> Table:
+def table3(store: Store, data: SweepData) -> Table:
     """Window and distractor: needle accuracy with memory, and with each of the two added to it."""
-    data = gather(store, sweep, revision=revision, lengths=lengths)
     mixer, memory = _main_mixer(data), memories(data)[0]
     base = {"attn_type": mixer, "memory": memory}
     series = [
@@ -171,9 +168,8 @@ def _step_seconds(data: SweepData, cells: Sequence[CellState], number: str) -> E
     return replace(made, seeds=whole.seeds)
 
 
-def table4(store: Store, sweep: str | None = None, *, revision: int | None = None) -> Table:
+def table4(store: Store, data: SweepData) -> Table:
     """Training throughput: seconds of a step, MFU by the paper's formula, and its drop against the mixer alone."""
-    data = gather(store, sweep, revision=revision)
     known, number = memories(data), "4"
     printed = {key[0] for key in data.printed if key[1] == number}
     measured = [
@@ -226,9 +222,8 @@ def _drop(data: SweepData, alone: Entry | None, share: Entry) -> Entry:
 # --- table 5 ----------------------------------------------------------------------------------------------------------
 
 
-def table5(store: Store, sweep: str | None = None, *, revision: int | None = None) -> Table:
+def table5(store: Store, data: SweepData) -> Table:
     """Regularizer modes: what each asks for, and how many cells of the sweep train with it."""
-    data = gather(store, sweep, revision=revision)
     objectives = {row["mode"]: row["objective"] for row in paper.rows("regularizers")}
     lines = []
     for mode in data.levels("reg_mode"):

@@ -11,7 +11,7 @@ from ..result_columns import AXIS_HEADINGS, qualities, speed_of
 from ..stats.effects.effects import pareto
 from ..stats.effects.needle_baseline import needle_note
 from ..stats.noise.best_probability import Configuration, front_probabilities
-from ..sweep_data import Lengths, SweepData, gather
+from ..sweep_data import SweepData
 from ..table import Entry, Table
 from ..table_builder import NOTHING, Line, assemble, entry, seed_notes, sweep_note, word_notes
 
@@ -19,12 +19,9 @@ LIKELY = 0.25  # a probability to be on a front that is told of a configuration 
 NAMED = 3  # of those, in the notes
 
 
-def pareto_table(
-    store: Store, sweep: str | None = None, *, revision: int | None = None, lengths: Lengths = None
-) -> Table:
+def pareto_table(store: Store, data: SweepData) -> Table:
     """The configurations that no other beats in speed and quality at once: in validation loss, or in needle accuracy at
     the longest length. Speed is tokens/s, or MFU where the sweep has no tokens/s."""
-    data = gather(store, sweep, revision=revision, lengths=lengths)
     speed, (loss, needle) = speed_of(data, "Tokens/s"), qualities(data)
     groups = list(data.configurations().items())
     grid = [[entry(data, cells, column) for column in (speed, loss, needle)] for _, cells in groups]

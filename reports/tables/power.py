@@ -7,7 +7,7 @@ import math
 from ...results.store.store import Store
 from ..number_format import Column, rounded
 from ..stats.power_analysis import MOST, NATS, POINTS, Plan, plans
-from ..sweep_data import Lengths, gather
+from ..sweep_data import SweepData
 from ..table import Entry, Table
 from ..table_builder import NOTHING, Line, assemble, sweep_note
 
@@ -22,11 +22,8 @@ NOTES = (
 )
 
 
-def power_table(
-    store: Store, sweep: str | None = None, *, revision: int | None = None, lengths: Lengths = None
-) -> Table:
+def power_table(store: Store, data: SweepData) -> Table:
     """The pairs needed to see a difference, and the smallest difference that the sweep's own pairs show, by mixer and memory."""
-    data = gather(store, sweep, revision=revision, lengths=lengths)
     found = plans(data)
     lines = [
         Line(words=(one.measure.heading, *one.stratum), entries=_entries(one), origins=one.origins) for one in found

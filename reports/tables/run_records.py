@@ -13,7 +13,7 @@ from ...results.console.text import counted
 from ...results.store.records import Attempt, CellState, Provenance
 from ...results.store.store import Store
 from ..stats.audit import homogeneity
-from ..sweep_data import SweepData, gather, provenances_of_attempts
+from ..sweep_data import SweepData, provenances_of_attempts
 from ..table import Entry, Table
 from ..table_builder import NOTHING, Line, assemble, sweep_note
 
@@ -43,12 +43,11 @@ class Took:
         return sum(getattr(self, field.name) for field in fields(self))
 
 
-def budget(store: Store, sweep: str | None = None, *, revision: int | None = None) -> Table:
+def budget(store: Store, data: SweepData) -> Table:
     """Predicted against actual hours, of cells that were predicted alike, and of all of them.
 
     Both are of the cells that are done, so that they can be compared; what is lost to failures and restarts is of all.
     """
-    data = gather(store, sweep, revision=revision)
     attempts: dict[str, list[Attempt]] = {cell.cell_id: [] for cell in data.cells}
     for attempt in store.attempts_of(attempts):
         attempts[attempt.cell_id].append(attempt)
@@ -206,9 +205,8 @@ def share_of(config: Mapping[str, Any]) -> float:
 # --- attempts that did not finish -------------------------------------------------------------------------------------
 
 
-def failures(store: Store, sweep: str | None = None, *, revision: int | None = None) -> Table:
+def failures(store: Store, data: SweepData) -> Table:
     """Every attempt of the sweep's cells that failed, diverged or was interrupted, oldest first, with its cause."""
-    data = gather(store, sweep, revision=revision)
     cells = {cell.cell_id: cell for cell in data.cells}
     lines = []
     for attempt in store.attempts_of(cells):
@@ -260,9 +258,8 @@ SHORT = 12  # letters of a commit or a fingerprint
 PACKAGES = ("torch", "triton", "fla-core", "numpy")
 
 
-def provenance(store: Store, sweep: str | None = None, *, revision: int | None = None) -> Table:
+def provenance(store: Store, data: SweepData) -> Table:
     """Where the numbers come from: a row for every combination of code, machine and software, with its cells."""
-    data = gather(store, sweep, revision=revision)
     pairs = {(key[0], value.attempt_id) for key, value in data.shown.items()}
     known = provenances_of_attempts(store, {attempt for _, attempt in pairs})
     groups: dict[tuple[str, ...], list[tuple[str, int]]] = defaultdict(list)

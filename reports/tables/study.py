@@ -12,6 +12,7 @@ from ...results.store.store import Store
 from ...results.studies.optuna_study import Trial
 from ..number_format import rounded
 from ..stats.study_data import WORDS, Objective, Spent, Study, level_text, spent, study_of
+from ..sweep_data import SweepData
 from ..table import Entry, Table
 from ..table_builder import NOTHING, Line, assemble
 from .run_records import share_of
@@ -22,14 +23,12 @@ ENDS = ("done", "pruned", "diverged", "failed", "asked")
 SELECTED = "The best of many trials is partly luck: what its settings reach with other seeds, a grid with them and with seeds: says."
 
 
-def study_table(
-    store: Store, sweep: str | None = None, *, revision: int | None = None, all_rows: bool = False
-) -> Table:
+def study_table(store: Store, data: SweepData, *, all_rows: bool = False) -> Table:
     """The best trials of a study with number, cell, settings, objectives, standing and cost; with `all_rows` every trial.
 
     The Pareto front stands first, the others by the first objective. Raises ReportError for a sweep that is no study.
     """
-    study = study_of(store, sweep, revision=revision)
+    study = study_of(store, data)
     ranked = _ranked(study)
     shown = ranked if all_rows else [trial for trial in ranked if trial.standing == "done"][:BEST]
     attempts = store.attempts_of(sorted({one.cell for one in study.trials if one.cell is not None}))

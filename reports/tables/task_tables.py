@@ -21,7 +21,7 @@ from ..number_format import BARE, Column, column_of, length_name, rounded
 from ..result_columns import AXIS_HEADINGS
 from ..stats.significance.paired_tests import ALPHA
 from ..stats.significance.trial_intervals import trials_of
-from ..sweep_data import Lengths, SweepData, gather, level_of
+from ..sweep_data import SweepData, level_of
 from ..table import Entry, Table
 from ..table_builder import DUST, NOTHING, Line, assemble, derived, entry, seed_notes, sweep_note, word_notes
 from .paper_rows import facts_of, titled
@@ -37,9 +37,8 @@ SETS = (
 )
 
 
-def flipflop(store: Store, sweep: str | None = None, *, revision: int | None = None) -> Table:
+def flipflop(store: Store, data: SweepData) -> Table:
     """Sequences of the flip-flop task without an error, in the three test sets, with the intervals of seeds and of sequences."""
-    data = gather(store, sweep, revision=revision)
     rows = rows_about(data, FLIPFLOP)
     shares = {name: column_of(FLIPFLOP, f"exact_{name}", heading) for name, heading in HEADINGS.items()}
     lines = []
@@ -56,11 +55,8 @@ def flipflop(store: Store, sweep: str | None = None, *, revision: int | None = N
     )
 
 
-def extrapolation(
-    store: Store, sweep: str | None = None, *, revision: int | None = None, lengths: Lengths = None
-) -> Table:
+def extrapolation(store: Store, data: SweepData) -> Table:
     """Perplexity over context lengths, and how many times that of the shortest the perplexity of the longest is."""
-    data = gather(store, sweep, revision=revision, lengths=lengths)
     rows = rows_about(data, EXTRAPOLATION)
     known = sorted({*data.lengths(EXTRAPOLATION, PERPLEXITY), *data.requested_lengths().get(EXTRAPOLATION, ())})
     about = data.metric(EXTRAPOLATION, PERPLEXITY)
@@ -79,9 +75,8 @@ def extrapolation(
     return task_table(store, rows, EXTRAPOLATION, "Perplexity over context lengths", without_empty(lines, kept), notes)
 
 
-def downstream(store: Store, sweep: str | None = None, *, revision: int | None = None) -> Table:
+def downstream(store: Store, data: SweepData) -> Table:
     """Four questionnaires and their average."""
-    data = gather(store, sweep, revision=revision)
     rows = rows_about(data, DOWNSTREAM)
     columns = [column_of(DOWNSTREAM, data.metric(DOWNSTREAM, name), decimals=1) for name in TASKS]
     average = column_of(DOWNSTREAM, data.metric(DOWNSTREAM, AVERAGE), "Avg", decimals=1)
@@ -186,9 +181,8 @@ SHARES = {"accuracy": "Answers", "exact": "Rows"}
 MQAR_MEANT = "Answers: questions answered rightly, in %; Rows: rows without a wrong answer, in %; Loss: nats an answer, where answers alone are trained on."
 
 
-def mqar(store: Store, sweep: str | None = None, *, revision: int | None = None) -> Table:
+def mqar(store: Store, data: SweepData) -> Table:
     """Questions answered rightly, rows without an error, and the loss of the answers."""
-    data = gather(store, sweep, revision=revision)
     rows = rows_about(data, MQAR)
     shares = [column_of(MQAR, name, heading) for name, heading in SHARES.items()]
     loss = column_of("val", "val_loss", "Loss")

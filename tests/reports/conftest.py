@@ -3,7 +3,6 @@
 import json
 import shutil
 from collections.abc import Callable, Iterator
-from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -14,52 +13,18 @@ from atma_sweep.reports.stats import importance
 from atma_sweep.reports.table import Table
 from atma_sweep.reports.tables import make_table
 from atma_sweep.results.paper import open_published
-from atma_sweep.results.store.recorder import Recorder
-from atma_sweep.results.store.records import AXES, CellRecord, CurvePoint, Example, Measurement, Owner
+from atma_sweep.results.store.records import CellRecord, Measurement
 from atma_sweep.results.store.store import Store, open_store
+from sweeps import cell, fill_every, fill_probed, fill_replicated, numbers, record
 from swept import swept
 
 CHROMIUM = shutil.which("chromium") or shutil.which("chromium-browser") or shutil.which("google-chrome")
-ME = Owner(name="ada", host="here", pid=1, started=0.0)
 
 
 @pytest.fixture
 def few_deals(monkeypatch: pytest.MonkeyPatch) -> None:
     """Importance with values dealt anew three times, not forty: for tests of how its figure looks, not of what it says."""
     monkeypatch.setattr(importance, "DEALT", dict.fromkeys(importance.DEALT, (3, 3)))
-
-
-def cell(index: int, *, seed: int = 0, axes: dict[str, str] | None = None, **levels: str) -> CellRecord:
-    words = dict(zip(AXES, ("polar", "baseline", "off", "on", "off"), strict=True)) | levels
-    return CellRecord(
-        id=f"{index:012x}", slug=f"slug-{index}", seed=seed, levels=words, config={}, axes=axes or {}, tokens=10
-    )
-
-
-def numbers(val: float, entropy: float = 7.4321) -> list[Measurement]:
-    found = [
-        Measurement(probe="val", metric="val_loss", value=val, unit="nats/token", n=11),
-        Measurement(probe="corpus", metric="unigram_entropy", value=entropy, unit="nats/token"),
-        Measurement(probe="corpus", metric="bigram_entropy", value=5.5, unit="nats/token"),
-        Measurement(probe="throughput", metric="mfu_paper", reason="n/a: no peak FLOPs known for cpu"),
-    ]
-    for length in (128, 2048, 65536):
-        found += [
-            Measurement(probe="clean", metric="nats", length=length, value=val + length / 1e6, unit="nats/token"),
-            Measurement(probe="needle", metric="digit_accuracy", length=length, value=0.9625, low=0.9, high=1.0, n=80),
-        ]
-        if length < 65536:
-            found.append(Measurement(probe="junk", metric="nats", length=length, value=2.675, unit="nats/token"))
-        else:
-            found.append(Measurement(probe="junk", metric="nats", length=length, reason="oom: 3 GiB asked, 1 free"))
-    return found
-
-
-def record(store: Store, cell_id: str, state: str, measurements: list[Measurement]) -> None:
-    attempt = store.start_attempt(cell_id, owner=ME, fence=1)
-    Recorder(store, attempt.id, 1).measurements(measurements)
-    if state != "running":
-        store.finish_attempt(attempt.id, 1, state)
 
 
 @pytest.fixture(scope="module")
@@ -134,10 +99,6 @@ def tables(shared: Path) -> dict[str, Any]:
     return found
 
 
-TRIALS = [(1, 1, 1, 1, 1), (0, 1, 0, 1, 0), (1, 0, 0, 0, 0), (0, 0, 0, 0, 0)]
-"""What a cell of `replicated` with memory gets right of four trials of five digits; without memory, the third trial alone."""
-
-
 @pytest.fixture
 def replicated(tmp_path: Path, blank: Path) -> Store:
     """A sweep `twice` of two mixers, with and without memory, three seeds each, and every trial of the needle.
@@ -145,31 +106,7 @@ def replicated(tmp_path: Path, blank: Path) -> Store:
     Losses of seeds lie 0.01 around 3 without memory, 0.02 around 2 with it. Seed 2 of nope with memory has no first trial.
     """
     store = open_store(shutil.copy(blank, tmp_path / "twice.db"))
-    levels = [(kind, memory, seed) for kind in ("polar", "nope") for memory in ("off", "on") for seed in (0, 1, 2)]
-    cells = [cell(i + 1, attn_type=kind, memory=memory, seed=seed) for i, (kind, memory, seed) in enumerate(levels)]
-    store.record_revision("twice", grid_text="x", grid_file="x.yaml", cells=cells)
-    for one, (kind, memory, seed) in zip(cells, levels, strict=True):
-        attempt = store.start_attempt(one.id, owner=Owner(name="a", host="h", pid=1, started=0.0), fence=1)
-        recorder = Recorder(store, attempt.id, 1)
-        loss = 2 + 0.02 * (seed - 1) if memory == "on" else 3 + 0.01 * (seed - 1)
-        recorder.measurements([Measurement(probe="val", metric="val_loss", value=loss, unit="nats/token")])
-        for length in (64, 128):
-            digits = [TRIALS[(trial + 2) % 4] if memory == "on" else [int(trial == 2)] * 5 for trial in range(4)]
-            if kind == "nope":
-                digits = [[digit * (place < 3) for place, digit in enumerate(row)] for row in digits]
-            about: dict[str, Any] = {"probe": "needle", "metric": "digit_accuracy", "length": length}
-            gone = 1 if (kind, memory, seed) == ("nope", "on", 2) else 0
-            right = sum(sum(row) for row in digits[gone:]) / (5 * (4 - gone))
-            recorder.measurements([Measurement(**about, value=right, unit="fraction", n=5 * (4 - gone))])
-            recorder.examples(
-                [
-                    Example(**about, item=trial, position=place, value=float(digit))
-                    for trial, row in enumerate(digits)
-                    for place, digit in enumerate(row)
-                    if trial >= gone
-                ]
-            )
-        store.finish_attempt(attempt.id, 1, "done")
+    fill_replicated(store)
     return store
 
 
@@ -225,16 +162,7 @@ def probed_file(blank: Path) -> Path:
     """A sweep `probed` of four cells, trained at 64 tokens, with the items of the probes that have figures of their own."""
     path = Path(shutil.copy(blank, blank.with_name("probed.db")))
     store = open_store(path)
-    levels = [(kind, seed) for kind in ("fox", "nope") for seed in (0, 1)]
-    cells = [
-        replace(cell(i + 1, attn_type=kind, seed=seed), config={"train": {"seq_len": 64}})
-        for i, (kind, seed) in enumerate(levels)
-    ]
-    store.record_revision("probed", grid_text="x", grid_file="x.yaml", cells=cells)
-    for i, one in enumerate(cells):
-        attempt = store.start_attempt(one.id, owner=ME, fence=1)
-        probed_data.probe_items(Recorder(store, attempt.id, 1), 3 + i / 10, i / 4, lengths=(64, 128, 256))
-        store.finish_attempt(attempt.id, 1, "done")
+    fill_probed(store)
     store.close()
     return path
 
@@ -246,40 +174,7 @@ def probed(tmp_path: Path, probed_file: Path) -> Store:
 
 
 @pytest.fixture
-def every(empty: Store, make: Any) -> Store:
+def every(empty: Store) -> Store:
     """A sweep `all` of six cells, with every kind of number and two ends that are no good."""
-    cell, _ = make
-    levels = [(kind, memory) for kind in ("polar", "nope", "a-mixer-of-a-long-name") for memory in ("off", "on")]
-    cells = [cell(i + 1, attn_type=kind, memory=memory) for i, (kind, memory) in enumerate(levels)]
-    empty.record_revision("all", grid_text="x", grid_file="x.yaml", cells=cells)
-    for i, one in enumerate(cells):
-        attempt = empty.start_attempt(one.id, owner=Owner(name="a", host=f"host-{i % 2}", pid=1, started=0.0), fence=1)
-        recorder = Recorder(empty, attempt.id, 1)
-        recorder.curve(
-            [CurvePoint(step=s, tokens=s * 100, wall_s=s * 2.0, train_loss=9 - s / 9 + i / 7) for s in (1, 9, 30)]
-        )
-        found = [
-            Measurement(probe="val", metric="val_loss", value=3 + i / 10),
-            Measurement(probe="throughput", metric="tokens_per_s", value=1000.0 + 31 * (i % 4)),
-        ]
-        for length in (64, 128, 256):
-            found += [
-                Measurement(probe="needle", metric="digit_accuracy", length=length, value=(9 - i) / 10, n=80),
-                Measurement(probe="clean", metric="nats", length=length, value=2 + i / length),
-                Measurement(probe="junk", metric="nats", length=length, value=3 + i / length),
-            ]
-            names = ("delta_norm", "hebbian_norm", "delta_norm_kept", "hebbian_norm_kept")
-            found += [
-                Measurement(probe="state_norm", metric=name, length=length, value=(1 + place) * length**0.5)
-                for place, name in enumerate(names)
-            ]
-        if one.levels["attn_type"] == "polar":
-            slopes = (("beta", 0.2), ("beta_lowest", 0.1), ("beta_highest", 0.4))
-            found += [Measurement(probe="count_map", metric=name, value=slope + i / 50) for name, slope in slopes]
-        recorder.measurements(found)
-        empty.finish_attempt(attempt.id, 1, "done")
-    for i, end in enumerate(("failed", "diverged", "interrupted", "running")):
-        attempt = empty.start_attempt(cells[i].id, owner=Owner(name="a", host="host-1", pid=1, started=0.0), fence=1)
-        if end != "running":
-            empty.finish_attempt(attempt.id, 1, end)
+    fill_every(empty)
     return empty

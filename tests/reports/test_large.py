@@ -17,9 +17,9 @@ from atma_sweep.reports.result_columns import complete_columns, every
 from atma_sweep.reports.stats.noise import best_probability
 from atma_sweep.reports.stats.significance import paired_tests, sign_flip_test
 from atma_sweep.reports.sweep_data import gather
-from atma_sweep.reports.tables.complete import table6
 from atma_sweep.results.store.store import Store, open_store
 from sqlalchemy import event
+from sweeps import table6
 from synthetic import synthetic_sweep
 
 SIZES = (12, 96)
@@ -128,7 +128,7 @@ def test_families_of_equal_size_share_their_signs(monkeypatch: pytest.MonkeyPatc
     for size, tests in ((20, 3), (24, 2), (20, 4), (9, 2)):
         samples = [draw.normal(0.3, 1, size) for _ in range(tests)]
         families.append((samples, [range(size)] * tests, [0.0] * tests))
-    alone = [paired_tests.max_t(*family) for family in families]
+    alone = [paired_tests.max_t_of_families([family])[0] for family in families]
     sizes: list[int] = []
 
     def counted(n: int) -> Iterator[np.ndarray]:

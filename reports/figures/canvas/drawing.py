@@ -447,45 +447,9 @@ def _snap(figure: Figure) -> None:
             axes.set_position((x, y, width, height))
 
 
-def same_height(group: Sequence[Axes]) -> None:
-    """Gives all of them the vertical range that holds what each of them shows."""
-    low, high = min(axes.get_ylim()[0] for axes in group), max(axes.get_ylim()[1] for axes in group)
-    for axes in group:
-        axes.set_ylim(low, high)
-
-
 def shortened(text: str, most: int) -> str:
     """The text, or its beginning with an ellipsis."""
     return text if len(text) <= most else text[: most - 1] + "…"
-
-
-def spread_labels(
-    figure: Figure, axes: Axes, labels: Sequence[tuple[str, float, float]], points: Sequence[tuple[float, float]]
-) -> None:
-    """Writes each text beside its point (x, y), at that of sixteen places where it meets no other text and the fewest points."""
-    import matplotlib
-
-    near = ((6, 4), (6, -9), (-11, 4), (-11, -9), (-2, 8), (-2, -13), (10, -2), (-15, -2))
-    ways = (*near, *((2 * x, 2 * y) for x, y in near))
-    figure.draw_without_rendering()
-    renderer = figure.canvas.get_renderer()  # type: ignore[attr-defined]
-    dots = axes.transData.transform(points)
-    half = figure.dpi * float(matplotlib.rcParams["lines.markersize"]) / 72 / 2
-    taken: list[Any] = []
-    for text, x, y in labels:
-        note = axes.annotate(text, (x, y), xytext=near[0], textcoords="offset points", fontsize=size("xtick.labelsize"))
-        note.set_bbox(backing())
-
-        def box(way: tuple[int, int], note: Any = note) -> Any:
-            note.set_position(way)
-            return note.get_window_extent(renderer)
-
-        def cost(way: tuple[int, int], box: Any = box) -> tuple[int, int]:
-            found = box(way)
-            padded = found.expanded((found.width + 2 * half) / found.width, (found.height + 2 * half) / found.height)
-            return sum(found.overlaps(other) for other in taken), padded.count_contains(dots)
-
-        taken.append(box(min(ways, key=cost)))
 
 
 def backing() -> dict[str, Any]:

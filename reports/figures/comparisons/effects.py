@@ -10,7 +10,7 @@ import pandas as pd
 from ....results.store.store import Store
 from ...stats.effects.effects import contrasts, effects, reference_level
 from ...stats.effects.needle_baseline import needle_words
-from ...sweep_data import Lengths, ReportError, gather
+from ...sweep_data import ReportError, SweepData
 from ..canvas import drawing
 from ..canvas.base import Collected, collected
 from .forest import (
@@ -36,16 +36,13 @@ MOST_LEVELS = 3
 STRATUM_MARKERS = ("^", "v", "D", "s", "P", "X", "<", ">")
 
 
-def collect(
-    store: Store, sweep: str | None = None, *, revision: int | None = None, lengths: Lengths = None
-) -> Collected:
+def collect(store: Store, data: SweepData) -> Collected:
     """The effect of every level of every axis on the main numbers, by matched pairs of configurations.
 
     One row an effect: axis, level, reference, pairs, and what `forest.fields_of` says. `where` is empty over the whole sweep; rows
     within a stratum stand behind it. Confirmatory rows are the contrasts that the grid declares. Axes of more than three levels
     have the rows against their reference alone.
     """
-    data = gather(store, sweep, revision=revision, lengths=lengths)
     chosen = shown_measures(data)
     if not chosen:
         raise ReportError(

@@ -10,7 +10,7 @@ from ....results.store.store import Store
 from ...result_columns import qualities
 from ...stats.effects.effects import factors, interactions
 from ...stats.effects.needle_baseline import needle_words
-from ...sweep_data import Lengths, ReportError, gather
+from ...sweep_data import ReportError, SweepData
 from ..canvas import drawing
 from ..canvas.base import Collected, collected
 from .forest import ROW, against, draw_rows, fields_of, frame_axes, head_panel, keys, lacking
@@ -24,16 +24,13 @@ MOST_ROWS = 10
 SIDES = ("better together", "worse together")
 
 
-def collect(
-    store: Store, sweep: str | None = None, *, revision: int | None = None, lengths: Lengths = None
-) -> Collected:
+def collect(store: Store, data: SweepData) -> Collected:
     """Every interaction of two axes on validation loss and on needle accuracy at the longest length, over the whole sweep: how much
     more a level does at a level of a second axis than at that axis's reference.
 
     One row an interaction, the largest of a measure first: axes, levels, references (two each, joined by " x "), fours, what
     `forest.fields_of` says, and words_row, what it is called.
     """
-    data = gather(store, sweep, revision=revision, lengths=lengths)
     if len(factors(data)) < 2:
         raise ReportError(f"fewer than two axes of sweep {data.sweep} vary; an interaction needs two")
     rows: list[dict[str, Any]] = []

@@ -14,7 +14,7 @@ from ...number_format import length_name, rounded
 from ...stats.effects.needle_baseline import ceiling
 from ...stats.items import answers, items_of
 from ...stats.noise.run_noise import STRATA
-from ...sweep_data import Lengths, ReportError, SweepData, gather
+from ...sweep_data import ReportError, SweepData
 from ..canvas import drawing
 from ..canvas.base import Collected, collected, names_of, origins_in
 from .strata import words_of
@@ -35,16 +35,13 @@ GAP = 0.6  # rows between strata
 NONE, ALL, MISSING = "#f1f1f1", drawing.GOOD, "#c9b8a8"
 
 
-def collect(
-    store: Store, sweep: str | None = None, *, revision: int | None = None, lengths: Lengths = None
-) -> Collected:
+def collect(store: Store, data: SweepData) -> Collected:
     """Which cell gets which trial right, at the longest context length with trials, and at those that are asked for besides.
 
     One row a cell, length and trial, as `stats.items.answers` has them, with attn_type, memory, stratum (in words), name (of the
     cell within its stratum), row and column: its place in the map, the mixer and memory with the most right on top, in
     it the best cell, and the trial that most get right at the left.
     """
-    data = gather(store, sweep, revision=revision, lengths=lengths)
     found = answers(store, data, PROBE, METRIC, _shown(store, data))
     frame = _placed(data, found)
     told = [length_name(length) for length in dict.fromkeys(frame["length"])]

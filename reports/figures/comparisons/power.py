@@ -9,7 +9,7 @@ import pandas as pd
 from ....results.store.store import Store
 from ...stats.noise.run_noise import detectable
 from ...stats.power_analysis import Plan, plans
-from ...sweep_data import Lengths, ReportError, gather
+from ...sweep_data import ReportError, SweepData
 from ..canvas import drawing
 from ..canvas.base import Collected, collected
 from ..canvas.labels import at_ends
@@ -30,15 +30,12 @@ MOST_NAMED = 10
 WHOLE = 100.0  # points: no share differs by more
 
 
-def collect(
-    store: Store, sweep: str | None = None, *, revision: int | None = None, lengths: Lengths = None
-) -> Collected:
+def collect(store: Store, data: SweepData) -> Collected:
     """The smallest difference that a mean over so many pairs shows with 80% power, within every stratum of known spread.
 
     One row a number, stratum and count of pairs: measure (heading), words, unit, attn_type, memory, stratum (in words), place (of the
     stratum), kind (of the replicates), sd (of a run), df, pairs, detectable, design (the most pairs that the grid has there). Shares in points.
     """
-    data = gather(store, sweep, revision=revision, lengths=lengths)
     found = plans(data, planned_measures(data))
     moving = [plan for plan in found if plan.spread.used > 0]
     if not moving:

@@ -10,7 +10,7 @@ import pandas as pd
 from ....results.store.store import Store
 from ...number_format import Column
 from ...stats.noise.run_noise import Replicate, Spread, replicates
-from ...sweep_data import Lengths, ReportError, SweepData, gather
+from ...sweep_data import ReportError, SweepData
 from ..canvas import drawing
 from ..canvas.base import Collected, collected, names_of, origins_in
 from .forest import measure_words, three_ticks
@@ -35,16 +35,13 @@ KINDS = {
 }
 
 
-def collect(
-    store: Store, sweep: str | None = None, *, revision: int | None = None, lengths: Lengths = None
-) -> Collected:
+def collect(store: Store, data: SweepData) -> Collected:
     """Runs that ought to agree, within every stratum: seeds of one configuration, or else near-replicates (stats/spread.py).
 
     One row a run and number: measure (heading), words, unit, attn_type, memory, stratum (in words), place (of the stratum), group
     (runs of one number ought to agree), kind, cell, attempt, seed, name, value, difference (from the mean of the group), sd
     (between runs of the stratum), floor (that the trials of an accuracy alone make), df. Shares in points.
     """
-    data = gather(store, sweep, revision=revision, lengths=lengths)
     names = names_of(data)
     rows: list[dict[str, Any]] = []
     columns = planned_measures(data)

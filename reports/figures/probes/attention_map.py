@@ -8,7 +8,7 @@ import numpy as np
 import pandas as pd
 
 from ....results.store.store import Store
-from ...sweep_data import ReportError, SweepData, gather
+from ...sweep_data import ReportError, SweepData
 from ..canvas import drawing
 from ..canvas.base import Collected, collected, origins_in
 from .heat_maps import chosen, first_of_each, heat, scale, sheet, title, titles_of, told
@@ -27,12 +27,11 @@ MANY = 0.01
 """Weight below zero from which on a map has colours for it."""
 
 
-def collect(store: Store, sweep: str | None = None, *, revision: int | None = None) -> Collected:
+def collect(store: Store, data: SweepData) -> Collected:
     """The weights of every map that was kept.
 
     One row a weight: cell, attempt, layer, head, query, key, weight; and keys, how many keys share the attention of that query.
     """
-    data = gather(store, sweep, revision=revision)
     frame = _frame(store, data)
     if frame.empty:
         raise ReportError(f"no cell of sweep {data.sweep} has maps of attention; evaluate with --probe {PROBE}")

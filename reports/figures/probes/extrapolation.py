@@ -8,7 +8,7 @@ import numpy as np
 import pandas as pd
 
 from ....results.store.store import Store
-from ...sweep_data import Lengths, ReportError, gather
+from ...sweep_data import ReportError, SweepData
 from ..canvas import drawing
 from ..canvas.base import Collected, collected, names_of, origins_in, training_lengths
 from ..canvas.length_frames import averaged_over, bars, length_label, lines_of, only, over_lengths, uneven
@@ -26,11 +26,8 @@ WIDE = 3.0
 """Ratio of the highest and the lowest perplexity from which on the axis is logarithmic."""
 
 
-def collect(
-    store: Store, sweep: str | None = None, *, revision: int | None = None, lengths: Lengths = None
-) -> Collected:
+def collect(store: Store, data: SweepData) -> Collected:
     """Perplexity over context lengths; the frame is that of `over_lengths`."""
-    data = gather(store, sweep, revision=revision, lengths=lengths)
     frame = over_lengths(data, training_lengths(store, data), PROBE, METRIC)
     if frame.empty:
         raise ReportError(f"no cell of sweep {data.sweep} has perplexities of windows; evaluate with --probe {PROBE}")

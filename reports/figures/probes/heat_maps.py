@@ -6,7 +6,6 @@ from collections.abc import Iterable, Sequence
 from typing import TYPE_CHECKING, Any
 
 import numpy as np
-import pandas as pd
 
 from ...sweep_data import SweepData
 from ..canvas import drawing
@@ -126,8 +125,3 @@ def written(axes: Axes, table: np.ndarray, words: Sequence[Sequence[str]], norm:
                 column, row, words[row][column], ha="center", va="center", fontsize=drawing.size("small"),
                 color="#ffffff" if dark else "#000000",
             )  # fmt: skip
-
-
-def table_of(frame: pd.DataFrame, row: str, column: str, value: str) -> np.ndarray:
-    """The values by row and column, NaN where there is none; rows and columns rise."""
-    return frame.pivot_table(index=row, columns=column, values=value, sort=True).to_numpy(dtype=float)

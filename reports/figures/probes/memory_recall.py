@@ -8,7 +8,7 @@ import pandas as pd
 from scipy.special import stdtrit
 
 from ....results.store.store import Store
-from ...sweep_data import ReportError, SweepData, gather, level_of
+from ...sweep_data import ReportError, SweepData, level_of
 from ..canvas import drawing
 from ..canvas.base import Collected, collected, names_of, origins_in
 from ..canvas.length_frames import averaged_over, bands, lines_of
@@ -28,13 +28,12 @@ BAND = "95% t intervals over the heads of all layers, and over the rows in conte
 COLUMNS = ["cell", "attempt", "metric", "pairs", "chance", "value", "sd", "n"]
 
 
-def collect(store: Store, sweep: str | None = None, *, revision: int | None = None) -> Collected:
+def collect(store: Store, data: SweepData) -> Collected:
     """Shares of keys that are answered with their own value, by number of pairs.
 
     One row a cell, metric and number of pairs: cell, attempt, configuration, panel, first, second, line, probe, metric, pairs, chance (what
     an answer at random gets), value, n (heads of all layers, or rows), low and high (95% t interval over these).
     """
-    data = gather(store, sweep, revision=revision)
     frame = _frame(store, data)
     if frame.empty:
         raise ReportError(f"no cell of sweep {data.sweep} has been asked what it holds; evaluate with --probe {PROBE}")

@@ -8,7 +8,7 @@ import pandas as pd
 
 from ....results.store.store import Store
 from ...number_format import length_name, rounded
-from ...sweep_data import Lengths, ReportError, SweepData, gather
+from ...sweep_data import ReportError, SweepData
 from ..canvas import drawing
 from ..canvas.base import Collected, collected, origins_in, training_lengths
 from ..canvas.length_frames import only
@@ -26,15 +26,12 @@ WRITTEN = 5
 """Lengths up to which every square of a map says its number."""
 
 
-def collect(
-    store: Store, sweep: str | None = None, *, revision: int | None = None, lengths: Lengths = None
-) -> Collected:
+def collect(store: Store, data: SweepData) -> Collected:
     """Digits recalled by depth and context length.
 
     One row a cell, length and depth: cell, attempt, configuration, length, depth (share of the text before the value), trials,
     answers, value (share of digits), exact (share of trials with every digit right), constant (what the best constant answer gets).
     """
-    data = gather(store, sweep, revision=revision, lengths=lengths)
     frame = _frame(store, data)
     if frame.empty:
         raise ReportError(

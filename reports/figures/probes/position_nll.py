@@ -10,7 +10,7 @@ import pandas as pd
 from scipy.special import stdtrit
 
 from ....results.store.store import Store
-from ...sweep_data import Lengths, ReportError, SweepData, gather
+from ...sweep_data import ReportError, SweepData
 from ..canvas import drawing
 from ..canvas.base import Collected, collected, names_of, origins_in, training_lengths
 from ..canvas.length_frames import averaged_over, bands, lines_of, only
@@ -30,15 +30,12 @@ TOGETHER = 8
 BAND = "95% t intervals over the documents of a line of one cell, which are the same for all lines"
 
 
-def collect(
-    store: Store, sweep: str | None = None, *, revision: int | None = None, lengths: Lengths = None
-) -> Collected:
+def collect(store: Store, data: SweepData) -> Collected:
     """Loss (nats per token) by place in the document, of each cell at the longest context length that it is measured at.
 
     One row a cell and place: cell, attempt, configuration, panel, first, second, line, probe, metric, length (the middle of
     the place, in tokens from the start), start, stop, trained, value, n (documents), low and high (95% t interval over them).
     """
-    data = gather(store, sweep, revision=revision, lengths=lengths)
     trained = training_lengths(store, data)
     frame = _frame(store, data, trained)
     if frame.empty:

@@ -10,7 +10,7 @@ import pandas as pd
 
 from ....results.store.store import Store
 from ...number_format import length_name
-from ...sweep_data import ReportError, SweepData, gather
+from ...sweep_data import ReportError, SweepData
 from ..canvas import drawing
 from ..canvas.base import Collected, collected, origins_in
 from .heat_maps import chosen, first_of_each, heat, scale, sheet, title, titles_of, told
@@ -28,13 +28,12 @@ SHORTEST, LONGEST = 0.1, 2.0**20
 """Half-lives in tokens between which colours tell them apart."""
 
 
-def collect(store: Store, sweep: str | None = None, *, revision: int | None = None) -> Collected:
+def collect(store: Store, data: SweepData) -> Collected:
     """What every gate leaves of what lies before a token, mean over tokens.
 
     One row a gate: cell, attempt, part (mixer or memory), layer, head, channel, retention, half_life (tokens until half is
     left; missing where nothing is lost).
     """
-    data = gather(store, sweep, revision=revision)
     frame = _frame(store, data)
     if frame.empty:
         raise ReportError(f"no cell of sweep {data.sweep} has gates that were measured; evaluate with --probe {PROBE}")

@@ -11,7 +11,7 @@ import pandas as pd
 
 from ....results.store.store import Store
 from ...stats.study_data import Objective, Study, held_together, rung_note, study_of, with_done
-from ...sweep_data import ReportError
+from ...sweep_data import ReportError, SweepData
 from ..canvas import drawing
 from ..canvas.base import Collected, collected
 from ..canvas.scales import Scale, put_ticks, thin_labels
@@ -32,10 +32,10 @@ SPREAD = 0.5
 FLAT = 1e-6  # of the square of both axes, below which points lie on a line
 
 
-def collect(store: Store, sweep: str | None = None, *, revision: int | None = None) -> Collected:
+def collect(store: Store, data: SweepData) -> Collected:
     """One row a trial that is done and pair of settings, of the first objective: number, cell, attempt, x and y (the settings),
     x_name, y_name, x_place and y_place (how far along their axes, 0 to 1), value (shares in %), best (whether no trial is better)."""
-    study = with_done(held_together(study_of(store, sweep, revision=revision)), LEAST, "the figure contours")
+    study = with_done(held_together(study_of(store, data)), LEAST, "the figure contours")
     moving = study.moving()
     if len(moving) < 2:
         told = f"only {moving[0]} differs" if moving else "no setting differs"

@@ -9,7 +9,7 @@ import pandas as pd
 
 from ....results.store.store import Store
 from ...stats.study_data import Objective, Study, study_of, with_done
-from ...sweep_data import ReportError
+from ...sweep_data import ReportError, SweepData
 from ..canvas import drawing, labels
 from ..canvas.base import Collected, collected
 from ..canvas.scales import short_numbers
@@ -24,11 +24,11 @@ if TYPE_CHECKING:
 MOST_NAMED = 12
 
 
-def collect(store: Store, sweep: str | None = None, *, revision: int | None = None) -> Collected:
+def collect(store: Store, data: SweepData) -> Collected:
     """One row a trial that is done and pair of objectives: number, cell, attempt, x and y (names of the objectives), x_label,
     y_label, x_sign, y_sign (1 where more is better, else -1), x_value, y_value (shares in %), front (whether
     no trial is at least as good in every objective and better in one)."""
-    study = study_of(store, sweep, revision=revision)
+    study = study_of(store, data)
     if len(study.objectives) < 2:
         raise ReportError(
             f"the figure front takes two objectives, and the study of sweep {study.name} has {study.objectives[0].name} alone; "

@@ -10,6 +10,7 @@ import pandas as pd
 from ....results.store.store import Store
 from ....results.studies.optuna_study import Trial
 from ...stats.study_data import Objective, Study, study_of, with_done
+from ...sweep_data import SweepData
 from ..canvas import drawing
 from ..canvas.base import Collected, collected
 from ..canvas.line_drawing import MOST_TOLD
@@ -32,11 +33,11 @@ TOLD = {"pruned": "pruned, at its last value", "diverged": "diverged", "failed":
 LINE: dict[str, Any] = {"color": "#000000", "drawstyle": "steps-post"}
 
 
-def collect(store: Store, sweep: str | None = None, *, revision: int | None = None) -> Collected:
+def collect(store: Store, data: SweepData) -> Collected:
     """One row a trial and objective: number, cell, attempt, standing, objective, label (its words), direction, value (of a pruned
     trial the last one of its curve, of the first objective; NaN where there is none; shares in %), so_far (the best of the trials done
     up to this one; NaN before the first)."""
-    study = with_done(study_of(store, sweep, revision=revision), 1, "the figure history")
+    study = with_done(study_of(store, data), 1, "the figure history")
     rows = [row for objective in study.objectives for row in _rows(study, objective)]
     frame = pd.DataFrame(rows).astype({"value": float, "so_far": float})
     notes = [f"Line: the best so far. {study.counted()}.", f"{study.searched()}."]

@@ -9,7 +9,7 @@ import pandas as pd
 from ....results.store.store import Store
 from ...stats.importance import LEAST, NAMES, deals, evaluator_here, importances
 from ...stats.study_data import held_together, rung_note, study_of, with_done
-from ...sweep_data import ReportError
+from ...sweep_data import ReportError, SweepData
 from ..canvas import drawing
 from ..canvas.base import Collected, collected
 
@@ -23,16 +23,14 @@ ROW = 0.24  # inches of height that a setting gets
 CHANCE = "what chance stays below, 19 times of 20"
 
 
-def collect(
-    store: Store, sweep: str | None = None, *, revision: int | None = None, evaluator: str | None = None
-) -> Collected:
+def collect(store: Store, data: SweepData, *, evaluator: str | None = None) -> Collected:
     """One row an objective and setting that differs between trials, the most important first: objective, words, setting, name
     (short), share (in %; those of an objective sum to 100), chance (in %: below it are 95% when values are dealt to the trials by
     chance), sure (whether it is above).
 
     `evaluator` is fanova or ped-anova, as a figure that was written says; None: what this machine has.
     """
-    study = with_done(held_together(study_of(store, sweep, revision=revision)), LEAST, "the figure importance")
+    study = with_done(held_together(study_of(store, data)), LEAST, "the figure importance")
     moving = study.moving()
     if len(moving) < 2:
         told = f"only {moving[0]} differs" if moving else "no setting differs"

@@ -11,6 +11,7 @@ import pandas as pd
 from ....results.store.store import Store
 from ....results.studies.optuna_study import Trial
 from ...stats.study_data import Objective, Study, held_together, level_text, rung_note, study_of, with_done
+from ...sweep_data import SweepData
 from ..canvas import drawing
 from ..canvas.base import Collected, collected
 from ..canvas.scales import Scale, of_numbers
@@ -28,11 +29,11 @@ EACH = 0.62
 """Inches of width that an axis takes at least at the letters of the style `paper`; of more axes the page is no wider."""
 
 
-def collect(store: Store, sweep: str | None = None, *, revision: int | None = None) -> Collected:
+def collect(store: Store, data: SweepData) -> Collected:
     """One row a trial that is done and axis, settings first and objectives last: number, cell, attempt, axis (path of the setting, or
     objective), name (as it is written there), text (what the trial has there), share (how far up the axis it is, 0 to 1; NaN where an earlier
     trial did not have that setting), value (of the first objective, shares in %), best (whether no trial is better)."""
-    study = with_done(held_together(study_of(store, sweep, revision=revision)), LEAST, "the figure parallel")
+    study = with_done(held_together(study_of(store, data)), LEAST, "the figure parallel")
     scales = {path: scale_of(study, path) for path in study.search.ranges}
     scales |= {one.name: _value_scale(study, one) for one in study.objectives}
     frame = pd.DataFrame([row for trial in study.done for row in _rows(study, trial, scales)])

@@ -9,6 +9,7 @@ import pandas as pd
 
 from ....results.store.store import Store
 from ...stats.study_data import Objective, Study, held_together, level_text, rung_note, study_of, with_done
+from ...sweep_data import SweepData
 from ..canvas import drawing
 from ..canvas.base import Collected, collected
 from ..canvas.scales import Scale, short_numbers
@@ -26,11 +27,11 @@ WIDEST = 4
 SPREAD = 0.5  # of the room of a level, over which its trials are spread
 
 
-def collect(store: Store, sweep: str | None = None, *, revision: int | None = None) -> Collected:
+def collect(store: Store, data: SweepData) -> Collected:
     """One row a trial that is done, setting and objective: number, cell, attempt, objective, label (its words), direction, value
     (shares in %), setting, name (of the setting, short), level (as text), place (on the axis: the number, or the place of the
     level), best (whether no trial is better)."""
-    study = with_done(held_together(study_of(store, sweep, revision=revision)), LEAST, "the figure slices")
+    study = with_done(held_together(study_of(store, data)), LEAST, "the figure slices")
     rows = [
         row for objective in study.objectives for path in study.search.ranges for row in _rows(study, objective, path)
     ]

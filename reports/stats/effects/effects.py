@@ -16,13 +16,12 @@ from itertools import combinations
 from typing import Any
 
 import numpy as np
-import pandas as pd
 from scipy import special
 
 from ....results.contrasts import Contrast
 from ...number_format import Column
 from ...sweep_data import SweepData
-from ..noise.run_noise import NEAR, STRATA, Spread, detectable, seed_robustness, spread, spreads_by_configuration
+from ..noise.run_noise import NEAR, STRATA, Spread, detectable, spread
 from ..significance.paired_tests import ALPHA, Summary, corrected_families, holm, summaries
 from . import partial_design_effects, stopping_rows
 from .effect_types import CONFIRMATORY, EQUIVALENT, FLOOR, NONE, Effect, Interaction, Tested
@@ -35,7 +34,6 @@ from .matched_groups import (
     first_measures,
     level_pairs,
     main_measures,
-    matched_pairs,
     measures,
     numbers_of,
     origins_of,
@@ -45,31 +43,10 @@ from .matched_groups import within as standing
 from .needle_baseline import with_floor
 
 __all__ = [
-    "ALPHA", "CONFIRMATORY", "EQUIVALENT", "FLOOR", "NEAR", "Effect", "Interaction", "Spread", "Tested", "accuracies", "contrast_column", "contrasts", "detectable", "effects", "factors",
-    "first_measures", "interactions", "main_measures", "matched_pairs", "measures", "numbers_of", "origins_of", "pareto",
-    "reference_level", "seed_robustness", "spread", "spreads_by_configuration",
+    "ALPHA", "CONFIRMATORY", "EQUIVALENT", "FLOOR", "NEAR", "Effect", "Interaction", "Spread", "Tested", "contrast_column", "contrasts", "detectable", "effects", "factors",
+    "first_measures", "interactions", "main_measures", "measures", "numbers_of", "origins_of", "pareto",
+    "reference_level", "spread",
 ]  # fmt: skip
-
-
-# --- accuracies ---------------------------------------------------------------------------------------------------
-
-
-def accuracies(data: SweepData) -> pd.DataFrame:
-    """Every accuracy of the sweep with the 95% interval of its trials (trial_intervals.py); `n` counts answers.
-
-    Columns: cell, attempt, probe, metric, length, value, n, low, high; shares as fractions. An accuracy without a sample
-    count has no interval (NaN).
-    """
-    rows = []
-    for value in data.values.values():
-        if value.value is None or not data.metric(value.probe, value.metric).trials:
-            continue
-        about = {"cell": value.cell_id, "attempt": value.attempt_id, "probe": value.probe, "metric": value.metric}
-        rows.append(
-            about | {"length": value.length, "value": value.value, "n": value.n, "low": value.low, "high": value.high}
-        )
-    columns = ["cell", "attempt", "probe", "metric", "length", "value", "n", "low", "high"]
-    return pd.DataFrame(rows, columns=columns).astype({"value": float, "low": float, "high": float})
 
 
 # --- the rows ---------------------------------------------------------------------------------------------------------

@@ -24,7 +24,7 @@ if TYPE_CHECKING:
     import pandas as pd
 
 __all__ = [
-    "Contrasted", "Numbers", "contrast_column", "factors", "first_measures", "level_pairs", "main_measures", "matched_pairs", "measures", "numbers_of", "origins_of",
+    "Contrasted", "Numbers", "contrast_column", "factors", "first_measures", "level_pairs", "main_measures",  "measures", "numbers_of", "origins_of",
     "reference_level",
 ]  # fmt: skip
 
@@ -96,23 +96,6 @@ def numbers_of(data: SweepData, column: Column) -> pd.DataFrame:
             row |= {axis: level_of(cell, axis) for axis in axes}
             rows.append(row | {"value": value.value})
     return pd.DataFrame(rows, columns=["cell", "attempt", "seed", *axes, "value"])
-
-
-def matched_pairs(
-    data: SweepData, column: Column, axis: str, level: str, where: Mapping[str, str] | None = None
-) -> pd.DataFrame:
-    """The pairs of cells at `level` and at the reference level of an axis that agree on all other axes and the seed.
-
-    Columns: every axis and seed, value and value_ref, difference (level minus reference), cell, cell_ref and their
-    attempts. `where` keeps only cells at those levels. A cell without a partner, or without the number, is left out.
-    """
-    numbers = numbers_of(data, column)
-    for name, wanted in (where or {}).items():
-        numbers = numbers[numbers[name] == wanted]
-    keys = [name for name in (*AXES, *data.extra_axes(), "seed") if name != axis]
-    here = numbers[numbers[axis] == reference_level(data.levels(axis))].drop(columns=axis)
-    pairs = numbers[numbers[axis] == level].merge(here, on=keys, suffixes=("", "_ref"))
-    return pairs.assign(difference=pairs["value"] - pairs["value_ref"])
 
 
 def origins_of(frame: pd.DataFrame, *suffixes: str) -> tuple[tuple[str, int | None], ...]:

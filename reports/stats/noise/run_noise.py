@@ -20,7 +20,7 @@ from scipy import special
 from ....results.contrasts import STRATA
 from ....results.store.records import AXES, CellState, Value
 from ...number_format import Column
-from ...sweep_data import WEIGHTED, ReportError, SweepData, level_of
+from ...sweep_data import WEIGHTED, SweepData, level_of
 from ..significance.paired_tests import ALPHA
 from ..significance.trial_intervals import trials_of
 
@@ -34,10 +34,8 @@ __all__ = [
     "factor",
     "printed",
     "replicates",
-    "seed_robustness",
     "spread",
     "spreads",
-    "spreads_by_configuration",
 ]
 
 POWER = 0.8
@@ -92,11 +90,6 @@ def spread(data: SweepData, column: Column, where: Mapping[str, str] | None = No
 def spreads(data: SweepData, column: Column) -> dict[tuple[str, ...], Spread]:
     """The spread within every stratum that has one, by its levels of STRATA: what varies much in one may stand still in another."""
     return _by(data, column, STRATA)
-
-
-def spreads_by_configuration(data: SweepData, column: Column) -> dict[tuple[str, ...], Spread]:
-    """The spread of every configuration on its own, by its levels of AXES without the regularizer."""
-    return _by(data, column, [axis for axis in AXES if axis != NEAR])
 
 
 def _by(data: SweepData, column: Column, axes: Sequence[str]) -> dict[tuple[str, ...], Spread]:
@@ -265,13 +258,3 @@ def _needed(pairs: np.ndarray) -> np.ndarray:
 def _roots(df: np.ndarray) -> np.ndarray:
     """sqrt(chi2 / df) at NODES: [df, node]."""
     return np.asarray(np.sqrt(special.chdtri(df[:, None], 1 - NODES) / df[:, None]))
-
-
-def seed_robustness(data: SweepData, column: Column) -> Spread:
-    """The spread between seeds. Raises ReportError where every configuration has one run: then nothing can be said."""
-    found = spread(data, column)
-    if found is None or found.kind != SEEDS:
-        raise ReportError(
-            f"every configuration of sweep {data.sweep} has one run (n = 1): nothing can be said of seeds; launch it with seeds: 3"
-        )
-    return found

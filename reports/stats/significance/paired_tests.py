@@ -124,7 +124,7 @@ def _flips_of(
     scales: Sequence[float] | None,
     tests: Sequence[int],
 ) -> Family | None:
-    """Return the tests of a family as `max_t` takes them; None where it cannot take them."""
+    """Return the tests of a family as `max_t_of_families` takes them; None where it cannot take them."""
     if not tests or not all(summed[place].method == "sign-flip" for place in tests):
         return None
     if keys is None and len({len(samples[place]) for place in tests}) == 1:
@@ -218,22 +218,17 @@ def holm(p_values: Sequence[float]) -> list[float]:
 
 
 Family = tuple[Sequence[np.ndarray], Sequence[Sequence[Hashable]], Sequence[float]]
-"""The tests of a family, as `max_t` takes them: samples, keys, and uncorrected p values."""
-
-
-def max_t(samples: Sequence[np.ndarray], keys: Sequence[Sequence[Hashable]], alone: Sequence[float]) -> list[float]:
-    """Step-down maxT p values (Westfall and Young 1993) of tests of signs, in the order given.
-
-    `samples` are differences, `keys` name the configuration of each: a flip turns all differences of a configuration, in
-    every sample, at once, so that the dependence between the tests is kept. The statistic is studentised, |sum d| / sqrt(sum d^2),
-    which is Student's t in a form whose variance is 1 under flips for every n. `alone` are the uncorrected p values: none falls below its own.
-    Every flip is counted up to LISTED configurations, FLIPS draws beyond.
-    """
-    return max_t_of_families([(samples, keys, alone)])[0]
+"""The tests of a family, as `max_t_of_families` takes them: samples, keys, and uncorrected p values."""
 
 
 def max_t_of_families(families: Sequence[Family]) -> list[list[float]]:
-    """Return the p values of `max_t` of every family; random signs are drawn once for all families of one size."""
+    """Return step-down maxT p values (Westfall and Young 1993) of tests of signs, family by family in the order given.
+
+    Samples are differences, keys name the configuration of each: a flip turns all differences of a configuration, in
+    every sample, at once, so that the dependence between the tests is kept. The statistic is studentised, |sum d| / sqrt(sum d^2),
+    which is Student's t in a form whose variance is 1 under flips for every n. No p falls below its own uncorrected one.
+    Every flip is counted up to LISTED configurations, FLIPS draws beyond; these are drawn once for all families of one size.
+    """
     studied = [_studentised(samples, keys) for samples, keys, _ in families]
     by_size: dict[int, list[int]] = {}
     for index, (table, _, _) in enumerate(studied):

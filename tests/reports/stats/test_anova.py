@@ -12,7 +12,7 @@ import statsmodels.formula.api as smf
 from atma_sweep.reports.number_format import Column
 from atma_sweep.reports.render import render
 from atma_sweep.reports.stats.anova import analyses, anova
-from atma_sweep.reports.stats.effects.effects import effects as ef
+from atma_sweep.reports.stats.effects import effects as ef
 from atma_sweep.reports.stats.significance import permutation_anova
 from atma_sweep.reports.sweep_data import ReportError, gather
 from atma_sweep.reports.tables import make_table

@@ -9,10 +9,10 @@ from atma_sweep.cli import app
 from atma_sweep.reports.stats.audit import homogeneity
 from atma_sweep.reports.sweep_data import ReportError, gather
 from atma_sweep.reports.tables import make_table
-from atma_sweep.reports.tables.compare import compare
 from atma_sweep.results.store.recorder import Recorder
 from atma_sweep.results.store.records import Measurement, Owner, Provenance
 from scipy import stats
+from sweeps import compare
 from typer.testing import CliRunner
 
 SAME = Provenance(

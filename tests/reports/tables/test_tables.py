@@ -22,6 +22,7 @@ from atma_sweep.results.store.records import AXES, CellRecord, Measurement, Owne
 from hypothesis import given
 from hypothesis import strategies as st
 from ordinary import TABLES
+from sweeps import table6
 
 ME = Owner(name="ada", host="here", pid=1, started=0.0)
 

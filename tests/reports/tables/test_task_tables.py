@@ -10,11 +10,11 @@ import pytest
 from atma_sweep.reports.render import FORMATS, render
 from atma_sweep.reports.sweep_data import ReportError
 from atma_sweep.reports.tables import make_table
-from atma_sweep.reports.tables.compare import compare
 from atma_sweep.results.store.recorder import Recorder
 from atma_sweep.results.store.records import CellRecord, Measurement, Owner, Provenance
 from atma_sweep.results.store.store import Store
 from scipy import stats
+from sweeps import compare
 
 SPARSE = {"fox": (0.95, 0.90, 0.97, 0.93), "tra": (1.0, 1.0, 1.0, 1.0), "nope": (0.999,)}
 CONFIG = {

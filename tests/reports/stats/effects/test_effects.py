@@ -8,14 +8,15 @@ import numpy as np
 import pandas as pd
 import pytest
 from atma_sweep.reports.number_format import Column
-from atma_sweep.reports.stats.effects.effects import effects as ef
+from atma_sweep.reports.stats.effects import effects as ef
 from atma_sweep.reports.stats.significance.paired_tests import corrected, summaries
-from atma_sweep.reports.sweep_data import ReportError, gather
+from atma_sweep.reports.sweep_data import gather
 from atma_sweep.reports.tables import make_table
 from atma_sweep.results.paper import rows
 from atma_sweep.results.store.records import AXES, Measurement
 from scipy import stats
 from statsmodels.stats.oneway import anova_oneway
+from sweeps import matched_pairs
 
 MIXERS = ("polar", "nope", "rope")
 NEEDLE_64K = Column("Ndl@64K", "needle", "digit_accuracy", 1, percent=True, length=65536)
@@ -172,16 +173,11 @@ class TestPublished:
         assert (found.kind, found.df, found.groups) == ("near-replicates", 3, 1)
         numbers = [0.925, 0.5125, 0.7375, 0.6375]  # docs/mechanisms.md, "Decisions", unrounded, without strong
         assert found.sd == pytest.approx(np.std(numbers, ddof=1))
-        assert ef.spreads_by_configuration(paper, NEEDLE_64K)["polar", "off", "on", "off"] == found
 
     def test_the_distractor_hurts_less_than_its_error(self, paper):
-        pairs = ef.matched_pairs(paper, NEEDLE_64K, "distractor", "on", {"attn_type": "polar", "memory": "on"})
+        pairs = matched_pairs(paper, NEEDLE_64K, "distractor", "on", {"attn_type": "polar", "memory": "on"})
         error = pairs["difference"].std() / math.sqrt(len(pairs))
         assert (len(pairs), f"{100 * pairs['difference'].mean():.1f}", f"{100 * error:.1f}") == (10, "-6.0", "8.3")
-
-    def test_it_refuses_to_speak_of_seeds(self, paper):
-        with pytest.raises(ReportError, match="nothing can be said of seeds"):
-            ef.seed_robustness(paper, VAL)
 
     @pytest.mark.thorough
     def test_the_pareto_front_holds_the_fastest_and_the_best(self, published):
@@ -194,11 +190,13 @@ class TestPublished:
         assert fronts["36.8", "3.140", "16.3"] == "Val"
 
     def test_intervals_of_accuracies(self, paper):
-        found = ef.accuracies(paper)
+        found = [
+            one for one in paper.values.values() if one.value is not None and paper.metric(one.probe, one.metric).trials
+        ]
         assert len(found) == 720
-        best = found[(found["value"] == 0.925) & (found["length"] == 65536)].iloc[0]
-        assert (best["n"], round(best["low"], 4), round(best["high"], 4)) == (80, 0.7006, 0.9849)  # 16 trials
-        assert ((found["low"] <= found["value"]) & (found["value"] <= found["high"])).all()
+        (best,) = (one for one in found if (one.value, one.length) == (0.925, 65536))
+        assert (best.n, round(best.low, 4), round(best.high, 4)) == (80, 0.7006, 0.9849)  # 16 trials
+        assert all(one.low <= one.value <= one.high for one in found)
 
 
 class TestOwn:
@@ -256,7 +254,7 @@ class TestOwn:
         assert len(found.origins) == 4
 
     def test_seeds_give_the_spread(self, design):
-        found = ef.seed_robustness(gather(design), VAL)
+        found = ef.spread(gather(design), VAL)
         # three pairs of seeds, each 0.2 apart
         assert (found.kind, found.df, found.groups) == ("seeds", 3, 3)
         assert found.sd == pytest.approx(0.2 / math.sqrt(2))

@@ -194,7 +194,7 @@ def test_main_effects_alone_have_no_interactions(whole: SweepData, monkeypatch: 
 
 
 def test_tables_name_the_aliases(stored: Any) -> None:
-    table = tables.effects_table(stored)
+    table = tables.effects_table(stored, gather(stored))
     assert table.title.startswith("Effects of levels by least squares")
     assert table.columns[4] == "Cells"
     assert "Up" not in table.columns
@@ -206,6 +206,6 @@ def test_tables_name_the_aliases(stored: Any) -> None:
     assert "With these 40 cells, mixed in part (correlation above 0.5): " in notes
     assert "HC3" in notes
     assert "matched" not in table.title
-    for other in (tables.interactions_table(stored), tables.contrasts_table(stored)):
+    for other in (tables.interactions_table(stored, gather(stored)), tables.contrasts_table(stored, gather(stored))):
         assert "With these 40 cells, " in " ".join(other.notes)
         assert "Cells" in other.columns

@@ -6,10 +6,11 @@ import math
 import numpy as np
 import pytest
 from atma_sweep.reports.number_format import Column
-from atma_sweep.reports.stats.effects.effects import effects as ef
+from atma_sweep.reports.stats.effects import effects as ef
 from atma_sweep.reports.stats.significance import paired_tests as rs
 from atma_sweep.reports.sweep_data import gather
 from statsmodels.stats.multitest import multipletests
+from sweeps import matched_pairs
 
 NEEDLE_64K = Column("Ndl@64K", "needle", "digit_accuracy", 1, percent=True, length=65536)
 
@@ -108,7 +109,7 @@ def test_nope_minus_polar_at_64k_survives_its_family(published):
     """The sign test's Holm over the whole table was 0.0945, of a difference whose permutation p is below 1e-4."""
     data = gather(published, "printed-v2")
     found = [one for one in ef.effects(data, [NEEDLE_64K], within=False) if one.axis == "attn_type"]
-    pairs = [ef.matched_pairs(data, NEEDLE_64K, "attn_type", one.level) for one in found]
+    pairs = [matched_pairs(data, NEEDLE_64K, "attn_type", one.level) for one in found]
     axes = [axis for axis in AXES_BUT_MIXER if axis in pairs[0]]
     samples = [some["difference"].to_numpy(dtype=float) for some in pairs]
     keys = [list(some[axes].itertuples(index=False, name=None)) for some in pairs]

@@ -10,7 +10,7 @@ from functools import cache, partial
 
 import numpy as np
 import pytest
-from atma_sweep.reports.stats.effects.effects import effects as ef
+from atma_sweep.reports.stats.effects import effects as ef
 from atma_sweep.reports.stats.significance import paired_tests as rs
 from atma_sweep.reports.stats.significance import sign_flip_test
 from atma_sweep.reports.sweep_data import gather
