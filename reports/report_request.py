@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import functools
 import sys
-from dataclasses import dataclass
+from dataclasses import replace
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -21,6 +21,7 @@ from .cell_filter import only
 from .figures import FIGURES, figure_name, make_figure
 from .figures.canvas.figure_options import Look, highlighted, wanted
 from .render import SUFFIXES, files_of, render, trace_file
+from .report_options import FIGURE_OPTIONS, Request
 from .report_spec import AGAINST
 from .sweep_data import Lengths, ReportError, gather, one_reading
 from .table import Table
@@ -30,70 +31,32 @@ if TYPE_CHECKING:
     from .figures.canvas.base import Collected
 
 
-@dataclass(frozen=True, kw_only=True)
-class Request:
-    """The words of one `report`, each as its option says; `lengths` are those of --length."""
-
-    table: str | None = None
-    figure: str | None = None
-    compare: str | None = None
-    check: tuple[Path, ...] = ()
-    all: bool = False
-    dashboard: Path | None = None
-    sweep: str | None = None
-    db: str | None = None
-    format: str | None = None
-    out: Path | None = None
-    seeds: bool = False
-    all_rows: bool = False
-    lengths: Lengths = None
-    only: tuple[str, ...] = ()
-    trace: bool = True
-    as_json: bool = False
-    style: str | None = None
-    width: str | None = None
-    title: bool | None = None
-    highlight: tuple[str, ...] = ()
-    by: str | None = None
-    log: bool = False
-    against: str | None = None
-
-    def __post_init__(self) -> None:
-        if self.table:
-            object.__setattr__(self, "table", table_name(self.table))
-        if not (self.table or self.figure or self.compare or self.all or self.check or self.dashboard):
-            raise ReportError(
-                "say what to report: --table 6, --figure needle, --dashboard FILE.html, --compare printed-v2, "
-                "--all --out FOLDER or --check FILE; --list lists tables and figures"
-            )
-        of_figures = {
-            "style": self.style,
-            "width": self.width,
-            "highlight": self.highlight,
-            "by": self.by,
-            "log": self.log,
-            "against": self.against,
-        }
-        of_figures["title" if self.title else "no-title"] = self.title is not None
-        if self.all_rows and not self.all and self.table not in (having := _with_all_rows()):
-            raise ReportError(
-                f"--all-rows is about the tables {' and '.join(having)}; give --table {having[0]} with it"
-            )
-        if self.only and (self.all or self.dashboard or self.check or self.compare):
-            raise ReportError("--only is about one table or figure; give it with --table or --figure alone")
-        given = [name for name, value in of_figures.items() if value]
-        if self.against is not None and self.against not in AGAINST:
-            raise ReportError(f"--against {self.against[:40]}: {choice(self.against, AGAINST)}")
-        if given and not (self.figure or self.all):
-            raise ReportError(f"--{given[0]} is about figures; give --figure NAME or --all with it")
+def checked(asked: Request) -> Request:
+    """Return the request with the table by its name here. Raises ReportError for options that do not go together."""
+    lengths_of(asked.length)
+    asked = replace(asked, table=table_name(asked.table)) if asked.table else asked
+    if not (asked.table or asked.figure or asked.compare or asked.all_ or asked.check or asked.dashboard):
+        raise ReportError(
+            "say what to report: --table 6, --figure needle, --dashboard FILE.html, --compare printed-v2, "
+            "--all --out FOLDER or --check FILE; --list lists tables and figures"
+        )
+    having = [name for name, line in TABLES.items() if "all_rows" in line.takes]
+    if asked.all_rows and not asked.all_ and asked.table not in having:
+        raise ReportError(f"--all-rows is about the tables {' and '.join(having)}; give --table {having[0]} with it")
+    if asked.only and (asked.all_ or asked.dashboard or asked.check or asked.compare):
+        raise ReportError("--only is about one table or figure; give it with --table or --figure alone")
+    if asked.against is not None and asked.against not in AGAINST:
+        raise ReportError(f"--against {asked.against[:40]}: {choice(asked.against, AGAINST)}")
+    given = [name for name in FIGURE_OPTIONS if name != "title" and getattr(asked, name)]
+    given += [] if asked.title is None else ["title" if asked.title else "no-title"]
+    if given and not (asked.figure or asked.all_):
+        raise ReportError(f"--{given[0]} is about figures; give --figure NAME or --all with it")
+    return asked
 
 
-def _with_all_rows() -> list[str]:
-    return [name for name, line in TABLES.items() if "all_rows" in line.takes]
-
-
-def lengths_of(words: list[str]) -> Lengths:
+def lengths_of(words: list[str] | None) -> Lengths:
     """What --length means: every measured length, or those that are named. Raises ReportError."""
+    words = words or []
     wrong = [word for word in words if word != "all" and not (word.isascii() and word.isdigit() and len(word) < 20)]
     if wrong:
         raise ReportError(f"--length takes a number of tokens, or all, not {wrong[0][:40]!r}")
@@ -106,12 +69,13 @@ def carry_out(asked: Request) -> bool:
 
     Raises ReportError, SweepUnknown, StoreError and WriteRefused.
     """
+    asked = checked(asked)
     if asked.check:
         return _check(asked)
     store = open_known(asked.db, asked.sweep)
     if asked.dashboard is not None:
         _write_dashboard(asked, store, asked.dashboard)
-    if asked.all:
+    if asked.all_:
         _write_all(asked, store)
     elif asked.figure:
         _write_figure(asked, store, asked.figure)
@@ -123,10 +87,10 @@ def carry_out(asked: Request) -> bool:
 def _check(asked: Request) -> bool:
     from .check import check_file, files_in, sweep_of
 
-    for file in asked.check:
+    for file in asked.check or ():
         if not file.exists() and not trace_file(file).exists():
             raise ReportError(f"{file}: no such file or folder; name what report --out or report --all wrote")
-    named = [one for file in asked.check for one in (files_in(file) if file.is_dir() else [file])]
+    named = [one for file in asked.check or () for one in (files_in(file) if file.is_dir() else [file])]
     store_of = functools.cache(lambda sweep: open_known(asked.db, sweep))
     known: dict[str, Any] = {}
     rows = [{"file": str(file), "problems": check_file(file, store_of(sweep_of(file)), known=known)} for file in named]
@@ -142,7 +106,7 @@ def _write_dashboard(asked: Request, store: Store, file: Path) -> None:
     from .dashboard.page import write_dashboard
 
     format_of(file, None, {".html": "html", ".htm": "html"}, "html", option="")
-    size = write_dashboard(store, file, asked.sweep, lengths=asked.lengths, compare=asked.compare)
+    size = write_dashboard(store, file, asked.sweep, lengths=lengths_of(asked.length), compare=asked.compare)
     if asked.as_json:
         print_json({"file": str(file), "bytes": size}, err=is_standard(file))
     say(f"wrote {told(file)} ({size / 1e6:.1f} MB); open it in a browser, no network needed", err=True)
@@ -161,10 +125,10 @@ def _write_all(asked: Request, store: Store) -> None:
         reference=reference,
         seeds=asked.seeds,
         all_rows=asked.all_rows,
-        lengths=asked.lengths,
+        lengths=lengths_of(asked.length),
         # beside a caption, a title would say it twice
         look=wanted(asked.style, asked.width, bool(asked.title)),
-        highlight=asked.highlight,
+        highlight=asked.highlight or (),
         options={"by": asked.by, "log": asked.log, "against": asked.against},
     )
     for name, why in written.left_out.items():
@@ -181,20 +145,22 @@ def _write_figure(asked: Request, store: Store, name: str) -> None:
         besides = "" if asked.table else f"; figures that --compare draws into: {', '.join(with_others)}"
         raise ReportError(f"a table and a figure are two files; ask for one of them at a time, or for --all{besides}")
     endings = {".json": "json"} if asked.as_json else {f".{format}": format for format in FORMATS}
-    format = format_of(asked.out, "json" if asked.as_json else asked.format, endings, "svg")
+    format = format_of(asked.out, "json" if asked.as_json else asked.format_, endings, "svg")
     if format not in FORMATS and not asked.as_json:
         raise ReportError(f"a figure is written as {', '.join(FORMATS)}, not {format!r}; {choice(format, FORMATS)}")
     look = wanted(asked.style, asked.width, asked.title)
     options = {"by": asked.by, "log": asked.log, "against": asked.against, "compare": asked.compare}
 
     def make() -> tuple[Collected, Look]:
-        made = make_figure(name, store, asked.sweep, lengths=asked.lengths, options=options, only=asked.only)
+        made = make_figure(
+            name, store, asked.sweep, lengths=lengths_of(asked.length), options=options, only=asked.only or ()
+        )
         if not asked.highlight:
             return made, look
         if "highlight" not in FIGURES[made.name].takes:
             having = ", ".join(name for name, line in FIGURES.items() if "highlight" in line.takes)
             raise ReportError(f"figure {made.name} shows no single cells to --highlight; those that do: {having}")
-        with only(made.trace["sweep"], asked.only):
+        with only(made.trace["sweep"], asked.only or ()):
             return made, highlighted(look, gather(store, made.trace["sweep"]), asked.highlight)
 
     out = asked.out
@@ -221,7 +187,7 @@ def _write_figure(asked: Request, store: Store, name: str) -> None:
 
 
 def _write_table(asked: Request, store: Store) -> None:
-    format = format_of(asked.out, "json" if asked.as_json else asked.format, SUFFIXES, "terminal")
+    format = format_of(asked.out, "json" if asked.as_json else asked.format_, SUFFIXES, "terminal")
     if asked.out is None:
         color = format == "terminal" and is_styled(sys.stdout)
         text = render(_table(asked, store), format, trace=asked.trace, color=color, width=terminal_width(sys.stdout))
@@ -251,6 +217,6 @@ def _table(asked: Request, store: Store) -> Table:
     }
     line = TABLES.get(name)
     options = line.options(wanted) if line else {}
-    if asked.lengths:
-        options["lengths"] = asked.lengths
+    if lengths := lengths_of(asked.length):
+        options["lengths"] = lengths
     return make_table(name, store, asked.sweep, **options, **({"only": asked.only} if asked.only else {}))

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Iterator
 from dataclasses import replace
 from typing import Any
 
@@ -16,7 +15,7 @@ from atma_sweep.reports.stats.effects.effects import FLOOR, contrasts, effects, 
 from atma_sweep.reports.stats.effects.matched_groups import contrast_column, numbers_of
 from atma_sweep.reports.stats.effects.partial_design_effects import Fit
 from atma_sweep.reports.stats.significance.paired_tests import FITTED
-from atma_sweep.reports.sweep_data import SweepData, gather, one_reading
+from atma_sweep.reports.sweep_data import SweepData, gather
 from atma_sweep.reports.tables import effects as tables
 from atma_sweep.results.contrasts import Contrast
 from atma_sweep.results.designs import design_choice
@@ -173,19 +172,11 @@ def test_the_analysis_of_variance_has_the_terms_of_the_design(forty: SweepData) 
     assert list(found.frame["term"]) == ["attn_type", "reg_mode", "distractor", "memory", "window", "attn_type x memory", "residual"]  # fmt: skip
 
 
-@pytest.fixture
-def stored(forty: SweepData, monkeypatch: pytest.MonkeyPatch) -> Iterator[Any]:
-    monkeypatch.setattr(tables, "gather", lambda *_, **__: forty)
-    with one_reading():
-        yield None
-
-
-def test_main_effects_alone_have_no_interactions(whole: SweepData, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_main_effects_alone_have_no_interactions(whole: SweepData) -> None:
     data = part(whole)
     assert data.design is not None
     bare = replace(data, design=replace(data.design, terms=tuple(data.design.space.terms(1))), contrasts=())
-    monkeypatch.setattr(tables, "gather", lambda *_, **__: bare)
-    table = tables.interactions_table(None)  # type: ignore[arg-type]
+    table = tables.interactions_table(None, bare)  # type: ignore[arg-type]
     assert table.rows == ()
     assert (
         "The design estimates no interaction; contrasts with `within`, or `model: two-way`, ask for some."
@@ -193,8 +184,8 @@ def test_main_effects_alone_have_no_interactions(whole: SweepData, monkeypatch: 
     )
 
 
-def test_tables_name_the_aliases(stored: Any) -> None:
-    table = tables.effects_table(stored, gather(stored))
+def test_tables_name_the_aliases(forty: SweepData) -> None:
+    table = tables.effects_table(None, forty)  # type: ignore[arg-type]
     assert table.title.startswith("Effects of levels by least squares")
     assert table.columns[4] == "Cells"
     assert "Up" not in table.columns
@@ -206,6 +197,7 @@ def test_tables_name_the_aliases(stored: Any) -> None:
     assert "With these 40 cells, mixed in part (correlation above 0.5): " in notes
     assert "HC3" in notes
     assert "matched" not in table.title
-    for other in (tables.interactions_table(stored, gather(stored)), tables.contrasts_table(stored, gather(stored))):
+    for made in (tables.interactions_table, tables.contrasts_table):
+        other = made(None, forty)  # type: ignore[arg-type]
         assert "With these 40 cells, " in " ".join(other.notes)
         assert "Cells" in other.columns

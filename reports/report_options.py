@@ -1,0 +1,206 @@
+"""The options of `report`, each declared once: what it is called, what it takes, what its help says, whether it is about figures."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass, field, fields
+from inspect import Parameter, Signature
+from pathlib import Path
+from typing import Annotated, Literal, get_type_hints
+
+import typer
+
+from ..results import completion
+from ..results.completion import Offer, silent
+from ..results.options import AsJson, Db, SweepName
+from .figures import FIGURES
+from .tables import SECOND_VERSION, TABLES
+
+
+def listing() -> list[tuple[str, str, str]]:
+    """Return (table or figure, number or name, contents) of everything that report makes."""
+    numbered = [(figure.number, figure.shows) for figure in FIGURES.values() if figure.number]
+    return [
+        *(("table", name, table.shows) for name, table in TABLES.items()),
+        *(
+            ("table", name, f"{TABLES[number].shows}, by its number in the second version")
+            for name, number in SECOND_VERSION.items()
+        ),
+        *(("figure", number, shows) for number, shows in numbered),
+        *(("figure", name, figure.shows) for name, figure in FIGURES.items()),
+    ]
+
+
+@silent
+def tables(ctx: typer.Context, incomplete: str) -> list[Offer]:
+    """Return the tables by number or name, each with its contents."""
+    return [(name, shows) for kind, name, shows in listing() if kind == "table"]
+
+
+@silent
+def figures(ctx: typer.Context, incomplete: str) -> list[Offer]:
+    """Return the figures by number and name, each with its contents."""
+    return [(name, shows) for kind, name, shows in listing() if kind == "figure"]
+
+
+Compare = Annotated[
+    str | None,
+    typer.Option(
+        "--compare",
+        metavar="SWEEP",
+        help="Put the numbers beside those of another sweep, such as printed-v2.",
+        autocompletion=completion.reference_sweeps,
+    ),
+]
+
+
+OF_FIGURES = {"figures": True}
+"""Metadata of an option that takes --figure or --all."""
+
+
+@dataclass(frozen=True, kw_only=True)
+class Request:
+    """One `report` as asked for on the command line."""
+
+    table: Annotated[
+        str | None,
+        typer.Option(
+            "--table",
+            metavar="N|NAME",
+            help="Table by its number in the paper (6: complete results; v2:8: its number in the second version), or by name such as effects.",
+            autocompletion=tables,
+        ),
+    ] = None
+    figure: Annotated[
+        str | None,
+        typer.Option(
+            "--figure",
+            metavar="N|NAME",
+            help="Figure by its number in the paper (1, 2a, 2b), or by name such as loss; without --out an SVG in this folder.",
+            autocompletion=figures,
+        ),
+    ] = None
+    sweep: SweepName = None
+    format_: Annotated[
+        str | None,
+        typer.Option(
+            "--format",
+            metavar="FORMAT",
+            help="Table: terminal, md, csv, tex, html, json. Figure: svg, pdf, png. Else by --out's ending.",
+        ),
+    ] = None
+    out: Annotated[
+        Path | None,
+        typer.Option("--out", metavar="FILE|FOLDER", help="File to write; with --all the folder to write into."),
+    ] = None
+    compare: Compare = None
+    check: Annotated[
+        list[Path] | None,
+        typer.Option(
+            "--check",
+            metavar="FILE|FOLDER",
+            help="Compare a written table or figure, or all in a folder, with the database; repeatable.",
+        ),
+    ] = None
+    all_: Annotated[
+        bool,
+        typer.Option(
+            "--all", help="Write all tables, figures and the dashboard, with an index, into the folder --out."
+        ),
+    ] = False
+    seeds: Annotated[bool, typer.Option("--seeds", help="List every seed instead of mean and deviation (table 6).")] = (
+        False
+    )
+    all_rows: Annotated[
+        bool,
+        typer.Option(
+            "--all-rows",
+            help="Tables effects and interactions: every length, pair of levels and stratum, sure or not. Table study: every trial.",
+        ),
+    ] = False
+    length: Annotated[
+        list[str] | None,
+        typer.Option(
+            "--length",
+            metavar="TOKENS|all",
+            help="Also show this context length, which the grid does not ask for; repeatable. all: every length and probe measured.",
+        ),
+    ] = None
+    only: Annotated[
+        list[str] | None,
+        typer.Option(
+            "--only",
+            metavar="AXIS=LEVEL,...",
+            help="Of cells at these levels alone, such as recipe=intended or seed=0 (a table or figure); repeatable, all must hold.",
+        ),
+    ] = None
+    trace: Annotated[
+        bool,
+        typer.Option(
+            "--trace/--no-trace",
+            help="Whether to write into the file where its numbers come from, which --check needs.",
+        ),
+    ] = True
+    dashboard: Annotated[
+        Path | None, typer.Option("--dashboard", metavar="FILE.html", help="Write the sweep as one page to explore.")
+    ] = None
+    style: Annotated[
+        str | None,
+        typer.Option(
+            "--style",
+            metavar="NAME|FILE.mplstyle",
+            help="How figures look: paper, nature, neurips, screen, or a style file of matplotlib's.",
+        ),
+    ] = field(default=None, metadata=OF_FIGURES)
+    width: Annotated[
+        str | None, typer.Option("--width", metavar="LENGTH", help="How wide figures are: 89mm, 8.9cm, 3.5in or 252pt.")
+    ] = field(default=None, metadata=OF_FIGURES)
+    title: Annotated[
+        bool | None,
+        typer.Option(
+            "--title/--no-title",
+            help="Whether title and notes stand in the figure; not with --all and styles of journals, whose captions say them.",
+            show_default=False,
+        ),
+    ] = field(default=None, metadata=OF_FIGURES)
+    highlight: Annotated[
+        list[str] | None,
+        typer.Option(
+            "--highlight",
+            metavar="CELL",
+            help="Cell to stand out in a figure, by slug, beginning of an id, or levels (polar,memory=on); repeatable.",
+            autocompletion=completion.cells,
+        ),
+    ] = field(default=None, metadata=OF_FIGURES)
+    by: Annotated[
+        str | None,
+        typer.Option(
+            "--by",
+            metavar="AXIS",
+            help="Axis that colours the lines of figure loss, or that figure response goes over.",
+        ),
+    ] = field(default=None, metadata=OF_FIGURES)
+    log: Annotated[bool, typer.Option("--log", help="Logarithmic axes (figure loss).")] = field(
+        default=False, metadata=OF_FIGURES
+    )
+    against: Annotated[
+        Literal["tokens", "time"] | None,
+        typer.Option(
+            "--against",
+            metavar="tokens|time",
+            help="What the loss is drawn over (figure loss): tokens, or time of training.",
+        ),
+    ] = field(default=None, metadata=OF_FIGURES)
+    list_: Annotated[
+        bool, typer.Option("--list", help="List every table and figure with its contents, and write nothing.")
+    ] = False
+    db: Db = None
+    as_json: AsJson = False
+
+
+FIGURE_OPTIONS = tuple(one.name for one in fields(Request) if one.metadata)
+"""Options that say something of figures alone."""
+SIGNATURE = Signature(
+    Parameter(one.name, Parameter.KEYWORD_ONLY, default=one.default, annotation=hint)
+    for one, hint in zip(fields(Request), get_type_hints(Request, include_extras=True).values(), strict=True)
+)
+"""What typer reads in place of the parameters of the command."""
