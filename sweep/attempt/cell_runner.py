@@ -8,7 +8,7 @@ import math
 import time
 from collections.abc import Mapping
 from pathlib import Path
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any
 
 import torch
 
@@ -235,23 +235,7 @@ class Work(Probing):
                 f"{point.tokens_per_s:,.0f} tokens/s{self._skipped()}"
             )
         paper, honest = self._mfu(point.tokens_per_s)
-        self.recorder.curve(
-            [
-                CurvePoint(
-                    step=point.step,
-                    tokens=point.tokens,
-                    wall_s=point.wall_s,
-                    train_loss=point.train_loss,
-                    val_loss=point.val_loss,
-                    tokens_per_s=point.tokens_per_s,
-                    grad_norm=point.grad_norm,
-                    lr=point.lr,
-                    mfu_paper=paper,
-                    mfu=honest,
-                    peak_memory=point.peak_memory,
-                )
-            ]
-        )
+        self.recorder.curve([CurvePoint(**vars(point), mfu_paper=paper, mfu=honest)])
 
     def _skipped(self) -> str:
         """What loss scaling has done so far, for the log."""
@@ -272,14 +256,9 @@ class Work(Probing):
     def save(self, step: int, tokens: int, wall_s: float, pending: Pending | None = None) -> None:
         """Watcher: writes a checkpoint."""
         self.recorder.settle()
+        state = self._optimizers.state_dict()
         name = checkpoint.save(
-            self._place,
-            self._model,
-            self._optimizers.state_dict(),
-            step=step,
-            tokens=tokens,
-            wall_s=wall_s,
-            pending=pending,
+            self._place, self._model, state, step=step, tokens=tokens, wall_s=wall_s, pending=pending
         )
         self.recorder.checkpoint(storage.join(self.home, name))
         if self._earlier:
@@ -345,12 +324,11 @@ class Work(Probing):
         n = corpus.train_tokens
         bigram = corpus.bigram_entropy
         why = None if bigram is not None else "n/a: the vocabulary is too large to count pairs"
+        about: dict[str, Any] = {"probe": "corpus", "unit": "nats/token", "n": n}
         self.recorder.measurements(
             [
-                Measurement(
-                    probe="corpus", metric="unigram_entropy", value=corpus.unigram_entropy, unit="nats/token", n=n
-                ),
-                Measurement(probe="corpus", metric="bigram_entropy", value=bigram, unit="nats/token", n=n, reason=why),
+                Measurement(metric="unigram_entropy", value=corpus.unigram_entropy, **about),
+                Measurement(metric="bigram_entropy", value=bigram, reason=why, **about),
             ]
         )
 

@@ -89,24 +89,17 @@ class Trained:
         Raises SamplingError for numbers out of range, a prompt that the tokenizer has no tokens for, and a text longer than the
         network has positions for; TypeError for an argument of another type.
         """
-        check_argument("generate", "prompt", prompt, TEXT)
-        check_argument("generate", "tokens", tokens, COUNT)
-        check_argument("generate", "temperature", temperature, NUMBER)
-        check_argument("generate", "top_p", top_p, NUMBER)
-        check_argument("generate", "seed", seed, COUNT)
-        check_argument("generate", "full_context", full_context, FLAG)
+        for name, value, kind in (
+            ("prompt", prompt, TEXT), ("tokens", tokens, COUNT), ("temperature", temperature, NUMBER),
+            ("top_p", top_p, NUMBER), ("seed", seed, COUNT), ("full_context", full_context, FLAG),
+        ):  # fmt: skip
+            check_argument("generate", name, value, kind)
         from .generation import pieces
 
         return pieces(
-            self.model,
-            self.tokenizer,
-            prompt,
-            tokens=tokens,
-            temperature=temperature,
-            top_p=top_p,
-            seed=seed,
+            self.model, self.tokenizer, prompt, tokens=tokens, temperature=temperature, top_p=top_p, seed=seed,
             full_context=full_context,
-        )
+        )  # fmt: skip
 
 
 def kept(store: Store, asked: str, runs: Path, sweep: str | None = None) -> Kept:

@@ -128,6 +128,11 @@ class OnThisMachine:
 
     def begin(self, machine: Machine) -> None:
         """Makes ready for attempts on that much of this machine."""
+        self._room = Room(machine)
+
+    def fits(self, resources: Resources) -> bool:
+        """Whether cores, memory and a GPU, or the part of one, are left."""
+        return self._room.place(resources) is not None
 
     def close(self) -> None:
         """Gives the GPUs back."""
@@ -262,14 +267,6 @@ class LocalExecutor(OnThisMachine):
         super().__init__()
         self._spares = Spares()
         self._running: dict[int, tuple[subprocess.Popen[bytes], Allocation]] = {}
-
-    def begin(self, machine: Machine) -> None:
-        """Makes ready for attempts on that much of this machine."""
-        self._room = Room(machine)
-
-    def fits(self, resources: Resources) -> bool:
-        """Whether cores, memory and a GPU, or the part of one, are left."""
-        return self._room.place(resources) is not None
 
     def start(self, launch: Launch) -> None:
         """Starts the attempt's process."""

@@ -4,17 +4,13 @@ from __future__ import annotations
 
 import contextlib
 import time
-from collections.abc import Sequence
 from pathlib import Path
 
 from ...results.errors import LostLease
 from ...results.store.journal import JOURNAL, Reader
-from ...results.store.records import Attempt
 from ...results.store.schema import HEAD
 from ...results.store.store import Store
 from ..attempt.job import Job
-from ..config import Resources
-from ..grid.cell import Cell
 from . import source_snapshot
 from .executor import Executor, Finished, Launch, LocalExecutor, Opening
 
@@ -32,6 +28,10 @@ class Journalled:
     def __init__(self, inner: Executor, store: Store) -> None:
         self.name = inner.name
         self._inner, self._store = inner, store
+        # the executor knows an attempt's process once the journal that names it is applied
+        self.admit, self.fits, self.close = inner.admit, inner.fits, inner.close
+        self.stop, self.kill, self.end = inner.stop, inner.kill, inner.end
+        self.away, self.broken = inner.away, inner.broken
         self._readers: dict[int, Reader] = {}
         self._ended: list[Finished] = []
         self._applied = 0.0
@@ -62,38 +62,6 @@ class Journalled:
         for attempt, _ in done:
             del self._readers[attempt]
         return done
-
-    def admit(self, cells: Sequence[Cell]) -> None:
-        """As the executor does."""
-        self._inner.admit(cells)
-
-    def fits(self, resources: Resources) -> bool:
-        """As the executor says."""
-        return self._inner.fits(resources)
-
-    def stop(self, attempt: Attempt) -> bool:
-        """As the executor does, which knows the process once the journal that names it is applied."""
-        return self._inner.stop(attempt)
-
-    def kill(self, attempt: Attempt, *, dump: bool = False) -> bool:
-        """As the executor does."""
-        return self._inner.kill(attempt, dump=dump)
-
-    def away(self, attempt: Attempt) -> bool:
-        """As the executor says."""
-        return self._inner.away(attempt)
-
-    def end(self, attempts: Sequence[Attempt], runs: Path) -> set[int]:
-        """As the executor does."""
-        return self._inner.end(attempts, runs)
-
-    def broken(self) -> str | None:
-        """As the executor says."""
-        return self._inner.broken()
-
-    def close(self) -> None:
-        """As the executor does."""
-        self._inner.close()
 
 
 def understood(executor: Executor, store: Store, source: Path | None) -> Executor:

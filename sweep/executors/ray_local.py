@@ -19,10 +19,9 @@ from ray._private import ray_constants
 from ray._raylet import AuthenticationTokenLoader  # type: ignore[attr-defined]
 
 from ..attempt.failures import not_started
-from ..config import Resources
 from ..errors import MachineError
 from ..host import processes
-from ..host.allocation import Allocation, Machine, Room
+from ..host.allocation import Allocation, Machine
 from ..host.locks import own_folder
 from ..host.signals import held
 from .executor import Finished, Launch, OnThisMachine, device_for, environment, run_command
@@ -128,7 +127,7 @@ class RayExecutor(OnThisMachine):
 
     def begin(self, machine: Machine) -> None:
         """Starts Ray on the machine, with those of its GPUs that this sweep holds."""
-        self._room = Room(machine)
+        super().begin(machine)
         self._strangers = frozenset(psutil.Process().children())
         try:
             self._environment.enter_context(_private())
@@ -169,10 +168,6 @@ class RayExecutor(OnThisMachine):
         """A daemon of Ray that is gone. Ray itself notices after a minute, and then ends this process on the spot."""
         gone = (name for name, one in self._daemons.items() if processes.find(one.pid, one.create_time()) is None)
         return next((f"Ray's {name} died" for name in gone), None)
-
-    def fits(self, resources: Resources) -> bool:
-        """Whether cores, memory and a GPU, or the part of one, are left."""
-        return self._room.place(resources) is not None
 
     def start(self, launch: Launch) -> None:
         """Hands the attempt to a Ray worker."""

@@ -53,6 +53,11 @@ def is_type(gpu_name: str, label: str | None) -> bool:
     return re.search(rf"(?<![A-Za-z0-9]){re.escape(label)}(?![A-Za-z0-9])", gpu_name, re.IGNORECASE) is not None
 
 
+def is_shared(gpus: float) -> bool:
+    """Return whether attempts that ask for so many GPUs get a part of one, beside others."""
+    return 0 < gpus < 1
+
+
 class Room:
     """A machine, and what attempts have been given of it. Used from one thread.
 
@@ -119,7 +124,7 @@ class Rooms:
         found = [(name, given) for name, room in self._rooms.items() if (given := room.place(wanted)) is not None]
         if not found:
             return None
-        if 0 < wanted.gpus < 1:
+        if is_shared(wanted.gpus):
             return min(found, key=lambda pair: self._rooms[pair[0]].left(pair[1])[0])
         return max(found, key=lambda pair: self._rooms[pair[0]].left(pair[1])[1])
 
@@ -146,7 +151,7 @@ def need(wanted: Resources) -> str:
 
 def stands_back(wanted: Resources, waiting: Iterable[Resources]) -> bool:
     """Whether an attempt leaves a GPU to one that waits for a whole one, which parts would otherwise keep out for ever."""
-    if not 0 < wanted.gpus < 1:
+    if not is_shared(wanted.gpus):
         return False
     rivals = [other.gpu_type for other in waiting if other.gpus == 1]
     return any(wanted.gpu_type is None or rival in (None, wanted.gpu_type) for rival in rivals)

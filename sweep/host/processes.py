@@ -104,14 +104,9 @@ def start(
 
 def start_waiting(command: Sequence[str], env: Mapping[str, str], folder: Path) -> subprocess.Popen[bytes]:
     """As `start` with `apart`, for a child that hears by a pipe what it is to be; until then what it prints goes nowhere."""
+    pipe, nowhere = subprocess.PIPE, subprocess.DEVNULL
     return subprocess.Popen(
-        list(command),
-        env=dict(env),
-        cwd=folder,
-        stdin=subprocess.PIPE,
-        stdout=subprocess.DEVNULL,
-        stderr=subprocess.DEVNULL,
-        process_group=0,
+        list(command), env=dict(env), cwd=folder, stdin=pipe, stdout=nowhere, stderr=nowhere, process_group=0
     )
 
 

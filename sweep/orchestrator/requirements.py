@@ -46,13 +46,8 @@ class Lack:
 
     def as_json(self) -> dict[str, Any]:
         """Return its fields, the numbers among them."""
-        return {
-            "kind": self.kind,
-            "problem": self.problem,
-            "remedy": self.remedy,
-            "blocks": self.blocks,
-            **self.numbers,
-        }
+        named = vars(self) | dict(self.numbers)
+        return {name: value for name, value in named.items() if name != "numbers"}
 
 
 def lacks(request: Request, plan: Plan) -> list[Lack]:
@@ -85,47 +80,39 @@ def _text(text: Unprepared) -> Lack:
 
 def _resources(sizes: Counter[Resources], machine: Machine, gpus: Sequence[str]) -> list[Lack]:
     """Return the amounts that single cells need and the machine does not have; `sizes` counts cells by what they need."""
-
-    def count(lacks_it: Callable[[Resources], bool]) -> int:
-        return sum(number for resources, number in sizes.items() if lacks_it(resources))
-
     lacking = []
-    if cells := count(lambda asks: asks.gpus > 0 and not any(is_type(name, asks.gpu_type) for name in gpus)):
-        types = sorted({asks.gpu_type for asks in sizes if asks.gpu_type is not None})
-        kind = f" of type {' or '.join(types)}" if types else ""
-        lacking.append(
-            Lack(
-                "GPU",
-                f"{_need(cells)} a GPU{kind}, and this machine has {', '.join(gpus) or 'none that can be used'}",
-                "launch where there is one, or set resources.gpus to 0 to train on the CPU",
-                numbers={"cells": cells, "gpus": list(gpus)},
-            )
-        )
-    if cells := count(lambda asks: asks.cpus > machine.cpus):
-        cpus = max(asks.cpus for asks in sizes)
-        lacking.append(
-            Lack(
-                "CPU cores",
-                f"{_need(cells)} {cpus} CPU cores, and this machine has {machine.cpus}",
-                f"set resources.cpus to {machine.cpus} or less",
-                numbers={"cells": cells, "cpus_needed": cpus, "cpus": machine.cpus},
-            )
-        )
-    if cells := count(lambda asks: (asks.memory_gb or 0) > machine.memory_gb):
-        memory_gb = max(asks.memory_gb or 0 for asks in sizes)
-        lacking.append(
-            Lack(
-                "memory",
-                f"{_need(cells)} {memory_gb:g} GiB of memory, and this machine has {machine.memory_gb:.4g} GiB",
-                "lower resources.memory_gb, or launch where there is more",
-                numbers={"cells": cells, "memory_gb_needed": memory_gb, "memory_gb": round(machine.memory_gb, 3)},
-            )
-        )
+
+    def check(kind: Kind, lacks_it: Callable[[Resources], bool], problem: str, remedy: str, **numbers: Any) -> None:
+        if cells := sum(number for resources, number in sizes.items() if lacks_it(resources)):
+            need = f"{cells} cells need" if cells > 1 else "1 cell needs"
+            lacking.append(Lack(kind, f"{need} {problem}", remedy, numbers={"cells": cells, **numbers}))
+
+    types = sorted({asks.gpu_type for asks in sizes if asks.gpu_type is not None})
+    kind = f" of type {' or '.join(types)}" if types else ""
+    check(
+        "GPU",
+        lambda asks: asks.gpus > 0 and not any(is_type(name, asks.gpu_type) for name in gpus),
+        f"a GPU{kind}, and this machine has {', '.join(gpus) or 'none that can be used'}",
+        "launch where there is one, or set resources.gpus to 0 to train on the CPU",
+        gpus=list(gpus),
+    )
+    cpus = max(asks.cpus for asks in sizes)
+    check(
+        "CPU cores",
+        lambda asks: asks.cpus > machine.cpus,
+        f"{cpus} CPU cores, and this machine has {machine.cpus}",
+        f"set resources.cpus to {machine.cpus} or less",
+        cpus_needed=cpus, cpus=machine.cpus,
+    )  # fmt: skip
+    memory_gb = max(asks.memory_gb or 0 for asks in sizes)
+    check(
+        "memory",
+        lambda asks: (asks.memory_gb or 0) > machine.memory_gb,
+        f"{memory_gb:g} GiB of memory, and this machine has {machine.memory_gb:.4g} GiB",
+        "lower resources.memory_gb, or launch where there is more",
+        memory_gb_needed=memory_gb, memory_gb=round(machine.memory_gb, 3),
+    )  # fmt: skip
     return lacking
-
-
-def _need(cells: int) -> str:
-    return f"{cells} cells need" if cells > 1 else "1 cell needs"
 
 
 def _disk(disk: Disk, *, begun: bool) -> list[Lack]:

@@ -19,7 +19,7 @@ from ..config import CellConfig, Resources
 from ..errors import SweepError
 from ..grid.cell import Cell
 from ..host import hardware
-from ..host.allocation import Allocation, Machine, Room, is_type
+from ..host.allocation import Allocation, Machine, Room, is_shared, is_type
 from ..host.hardware import Gpu
 from ..probes import bound, requested
 from ..training import flops
@@ -126,7 +126,7 @@ def packed(seconds: Span, config: CellConfig, speed: Speed) -> Span:
     Where such attempts were measured, their neighbours are part of the measurement.
     """
     share = config.resources.gpus
-    if speed.shared or not 0 < share < 1:
+    if speed.shared or not is_shared(share):
         return seconds
     return seconds.by(Span(1.0, (1 + 1 / share) / 2, 1 / share))
 

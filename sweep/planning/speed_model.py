@@ -20,6 +20,7 @@ from ...results.console.text import counted
 from ...results.store.records import Timed
 from ..config import CellConfig
 from ..grid.cell import canonical, model_identity, train_identity
+from ..host.allocation import is_shared
 from ..probes import bound
 from ..training import flops
 
@@ -261,7 +262,9 @@ class Speeds:
     def _counted(self, config: CellConfig, others: Sequence[_Run]) -> Speed:
         train, share, on_gpu = config.train, config.resources.gpus, config.resources.gpus > 0
         # those on the same share of a GPU, and not alone on it, had such neighbours as this one will have
-        alike = [run for run in others if run.timed.neighbours and 0 < share < 1 and run.config.resources.gpus == share]
+        alike = [
+            run for run in others if run.timed.neighbours and is_shared(share) and run.config.resources.gpus == share
+        ]
         others = alike or others
         each = flops.estimated_flops(config.model, train.seq_len)
         floor = LAUNCH_S[on_gpu].times(config.model.n_layers / (train.seq_len * train.micro_batch))
