@@ -6,7 +6,6 @@ import time
 from dataclasses import replace
 from itertools import groupby
 from pathlib import Path
-from typing import TYPE_CHECKING
 
 import torch
 
@@ -20,10 +19,7 @@ from ..probes import PROBES, bound
 from ..probes.subject import Subject, measure
 from ..training.loop import Stopped
 from .job import Job
-from .process import say
-
-if TYPE_CHECKING:
-    from .process import StopFlag
+from .process import StopFlag, say
 
 HEARTBEAT_S = 5.0
 

@@ -8,7 +8,7 @@ import math
 import time
 from collections.abc import Mapping
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 import torch
 
@@ -31,10 +31,7 @@ from .compile_lock import Turn
 from .device import choose_device, compiling_turn, network, repeat_exactly, share_compiled, share_self_tests
 from .generation import SamplingError, write_samples
 from .job import Job
-from .process import is_logged, say
-
-if TYPE_CHECKING:
-    from .process import StopFlag
+from .process import StopFlag, is_logged, say
 
 
 class Work(Probing):

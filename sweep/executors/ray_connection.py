@@ -31,6 +31,7 @@ os.environ.setdefault("RAY_py_gcs_connect_timeout_s", "5")
 
 import ray
 from ray import cloudpickle
+from ray._raylet import GcsClient  # type: ignore[attr-defined]
 from ray.util.scheduling_strategies import NodeAffinitySchedulingStrategy
 
 NAMESPACE = "atma-sweep"
@@ -126,11 +127,10 @@ def connect(address: str) -> None:
 
 def _addresses(address: str) -> list[str]:
     """Where the live nodes are."""
-    from ray._raylet import GcsClient  # type: ignore[attr-defined]  # ray.init asks it, too, but again and again
-
     alive = 0
     try:
         with _quiet():
+            # ray.init asks it, too, but again and again
             nodes = GcsClient(address=address).get_all_node_info(timeout=ANSWER_S)
     except ray.exceptions.AuthenticationError as error:
         raise MachineError(

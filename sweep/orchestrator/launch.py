@@ -237,22 +237,15 @@ def run(
         supervisor.reap(store, request.chosen, runs, executor)
         plan_ = plan(request, store)
         planned(plan_)
-        trained = [task.cell for task in plan_.tasks if task.kind == "train"]
-        for address in {cell.config.checkpoint.path for cell in (trained if plan_.study is None else request.like)}:
-            if address is not None:
-                storage.place(address).check()
-        further: dict[str, Source] = {sweep: seeds} if seeds is not None else {}
-        likely: Sequence[Cell] = seeds.likely if seeds is not None else ()
-        if plan_.study is not None:
-            trials = Trials(plan_.study, store, fence, cost_estimate.machine_prices(request.like, runs, store))
-            further, likely = {sweep: trials}, request.like
+        _check_storage(request, plan_)
+        more, likely = _further(request, plan_, seeds, store, fence)
         tasks = plan_.tasks or (seeds.further(lambda resources: True) if seeds is not None else [])
         if tasks or (plan_.study is not None and plan_.study.left):
             # attempts end before the sweep is released
             executor = held.enter_context(closing(executor or open_executor(request.executor, opening)))
             carry_out(
                 store, [(sweep, fence, tasks)], listener, executor, runs=runs, commit=request.commit, source=folder,
-                further=further, likely=likely,
+                further={sweep: more} if more is not None else {}, likely=likely,
             )  # fmt: skip
         outcome = _outcome(_now(request, seeds, store), store, plan_, seeds)
         ending.finished, ending.counts = outcome.finished, outcome.standings
@@ -279,6 +272,24 @@ def _seeds(request: Request, store: Store, fence: int, tell: Tell) -> Seeds | No
     return Seeds(
         request.grid, request.cells, store, fence, plan=tasks, prices=prices, allowed=request.budget, tell=tell
     )
+
+
+def _check_storage(request: Request, made: planner.Plan) -> None:
+    """Raise AddressError or StorageError for a checkpoint.path of what is to be trained that cannot be used."""
+    cells = request.like if made.study is not None else [task.cell for task in made.tasks if task.kind == "train"]
+    for address in {cell.config.checkpoint.path for cell in cells}:
+        if address is not None:
+            storage.place(address).check()
+
+
+def _further(
+    request: Request, made: planner.Plan, seeds: Seeds | None, store: Store, fence: int
+) -> tuple[Source | None, Sequence[Cell]]:
+    """Return the source of further tasks while the sweep runs, and cells with the resources of those; None without one."""
+    if made.study is not None:
+        prices = cost_estimate.machine_prices(request.like, request.runs, store)
+        return Trials(made.study, store, fence, prices), request.like
+    return seeds, seeds.likely if seeds is not None else ()
 
 
 def _now(request: Request, seeds: Seeds | None, store: Store) -> Request:

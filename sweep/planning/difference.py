@@ -223,10 +223,7 @@ def describe_design(grid: Grid, cells: Sequence[Cell], store: Store | None) -> l
 
 
 def _left(sweep: str, cells: Sequence[Cell], store: Store | None) -> list[str]:
-    try:
-        last = store.revision(sweep) if store is not None else None
-    except SweepUnknown:
-        last = None
+    last = _last(store, sweep)
     if store is None or last is None or design_of(last.options) is None:
         return []
     before = {state.cell_id for state in store.cell_states(sweep, revision=last.number)}

@@ -12,7 +12,7 @@ from ...results.store.records import CellRecord, CellState, Request, Standing, m
 from ..config import CellConfig
 from ..errors import GridError
 from ..grid.cell import Cell
-from ..grid.grid import Grid
+from ..grid.grid import Grid, parse_value
 from ..grid.settings import level_text
 from ..probes import requested
 from .admission import Disk
@@ -179,8 +179,6 @@ def level_of(cell: Cell, axis: str) -> str | None:
 
 
 def _canonical(grid: Grid, axis: str, text: str) -> str:
-    from ..grid.grid import parse_value
-
     return level_text(axis, parse_value(text)) if axis != "seed" else text
 
 

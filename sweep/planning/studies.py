@@ -12,10 +12,10 @@ from pathlib import Path
 from typing import Any
 
 from ...results.errors import SweepUnknown
-from ...results.store.records import CellState, Standing, standing
+from ...results.store.records import Standing, standing
 from ...results.store.store import Store
 from ...results.studies import study_store, study_text
-from ...results.studies.optuna_study import Trial
+from ...results.studies.optuna_study import Trial, best
 from ...results.studies.search import Choice, Range, Search
 from ..data import corpora
 from ..data.corpora import Prepared
@@ -129,8 +129,6 @@ class Progress:
 
     def best(self) -> list[str]:
         """The trials that none beats, a line each."""
-        from ...results.studies.optuna_study import best
-
         numbers = best(self.space.search, self.trials)
         return [f"best: {self._line(self.trials[number])}" for number in numbers]
 
@@ -170,8 +168,21 @@ def progress_of(space: Space, store: Store | None, *, again: bool = True, retrai
     standings: dict[str, Standing] = {}
     for key, cell in cells.items():
         standings[key] = standing(states[key], requested(cell.config.eval)) if key in states else "new"
-    settled = [_settled(space.search, store, trial, standings, states, again, retrain) for trial in trials]
-    return Progress(space, tuple(settled), cells, standings)
+
+    def settled(trial: Trial) -> Trial:
+        """Return the trial as its cell stands, whichever sweep has trained that."""
+        if trial.cell is None:
+            return trial
+        word, state = standings[trial.cell], states.get(trial.cell)
+        if word == "done":
+            return told(space.search, store, trial)
+        if word == "diverged" and not retrain:
+            return replace(trial, standing="diverged", values=None, reason=state.cause if state else None)
+        if trial.standing == "pruned" or (trial.standing == "failed" and word == "failed" and not again):
+            return trial
+        return replace(trial, standing="asked", values=None, reason=None)
+
+    return Progress(space, tuple(map(settled, trials)), cells, standings)
 
 
 def _cell(space: Space, trial: Trial) -> Cell | None:
@@ -189,28 +200,6 @@ def _cell(space: Space, trial: Trial) -> Cell | None:
             "grid another name"
         )
     return cell
-
-
-def _settled(
-    search: Search,
-    store: Store,
-    trial: Trial,
-    standings: Mapping[str, Standing],
-    states: Mapping[str, CellState],
-    again: bool,
-    retrain: bool,
-) -> Trial:
-    """The trial as its cell stands, whoever has trained that."""
-    if trial.cell is None:
-        return trial
-    word, state = standings[trial.cell], states.get(trial.cell)
-    if word == "done":
-        return told(search, store, trial)
-    if word == "diverged" and not retrain:
-        return replace(trial, standing="diverged", values=None, reason=state.cause if state else None)
-    if trial.standing == "pruned" or (trial.standing == "failed" and word == "failed" and not again):
-        return trial
-    return replace(trial, standing="asked", values=None, reason=None)
 
 
 def told(search: Search, store: Store, trial: Trial) -> Trial:
