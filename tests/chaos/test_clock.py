@@ -9,9 +9,9 @@ import subprocess
 from pathlib import Path
 
 import pytest
+from factories import ended
 
 from ..testing.bench import COMMAND, Bench, Curves
-from ..testing.patience import PATIENCE_S
 from .storm import FEW, calm
 
 pytestmark = [pytest.mark.slow, pytest.mark.thorough]
@@ -38,8 +38,7 @@ def test_the_clock_jumps_forth_and_back(small_bench: Bench, reference: Curves) -
         bench.wait(f"SELECT 1 FROM attempt WHERE id = {number} AND {apart} {'> 1.9' if hours > 0 else '< -1.9'}")
         told = bench.run("launch", "micro.yaml", "--executor", "local", code=3)
         assert f"pid {launch.pid}" in told, "a launch whose clock is right leaves the other alone"
-    out, _ = launch.communicate(timeout=PATIENCE_S)
-    assert launch.returncode == 0, out
+    ended(launch)
     counts = bench.sql("SELECT count(*), count(DISTINCT cell_id), min(state), max(state) FROM attempt")
     assert counts == [(FEW, FEW, "done", "done")]
     calm(bench, FEW, reference)

@@ -12,6 +12,7 @@ import time
 from pathlib import Path
 
 import pytest
+from factories import ended
 
 from ..testing.bench import Bench, Curves
 from ..testing.patience import PATIENCE_S
@@ -47,8 +48,7 @@ def test_a_ray_without_one_of_its_daemons_is_left(small_bench: Bench, reference:
     bench.wait("SELECT 1 FROM attempt WHERE step > 8")
     (victim,) = [one for one in family(launch.pid) if one.name() == daemon]
     victim.kill()
-    out, _ = launch.communicate(timeout=PATIENCE_S)
-    assert launch.returncode == 3, out
+    out = ended(launch, 3)
     assert out.splitlines()[-1] == f"atma-sweep: Ray's {daemon} died; launch again to continue"
     assert {state for (state,) in bench.sql("SELECT state FROM attempt")} <= {"interrupted", "done"}
     calm(bench, FEW, reference)
@@ -92,8 +92,7 @@ def test_a_database_that_is_locked_for_long(small_bench: Bench, reference: Curve
         holder.execute("BEGIN IMMEDIATE")
         time.sleep(held)
         holder.execute("ROLLBACK")
-    out, _ = launch.communicate(timeout=PATIENCE_S)
-    assert launch.returncode == 0, out
+    ended(launch)
     calm(bench, FEW, reference)
 
 
@@ -161,6 +160,5 @@ def test_a_second_supervisor_is_refused_and_named(small_bench: Bench, reference:
     running = bench.start("launch", "micro.yaml", "--executor", "local")
     bench.wait("SELECT 1 FROM attempt")
     assert f"pid {running.pid}" in bench.launch(code=3)
-    out, _ = running.communicate(timeout=PATIENCE_S)
-    assert running.returncode == 0, out
+    ended(running)
     calm(bench, FEW, reference)

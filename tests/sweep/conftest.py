@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 import random
 import sys
 from collections.abc import Callable, Iterator
@@ -12,10 +13,12 @@ import pytest
 import torch
 from atma_sweep.model.backbone import Backbone, build
 from atma_sweep.model.config import ModelConfig
+from atma_sweep.results.store.store import Store, open_store
 from atma_sweep.sweep.config import DataConfig
 from atma_sweep.sweep.grid.cell import Cell
 from atma_sweep.sweep.grid.grid import load_grid
 from attempts import Room, room_of, small_grid
+from bench import Bench
 from registries import scope
 
 FINGERPRINT = "f" * 64
@@ -76,6 +79,20 @@ def network(wake: Callable[[Backbone], None]) -> Callable[..., Backbone]:
         return model
 
     return make
+
+
+@pytest.fixture
+def store(tmp_path: Path) -> Iterator[Store]:
+    """A new database."""
+    with contextlib.closing(open_store(tmp_path / "atma.db", create=True)) as opened:
+        yield opened
+
+
+@pytest.fixture
+def bench(tmp_path: Path) -> Iterator[Bench]:
+    """A folder in which commands run; whatever runs at the end is ended."""
+    with contextlib.closing(Bench(tmp_path)) as made:
+        yield made
 
 
 @pytest.fixture(scope="module")

@@ -2,9 +2,7 @@
 
 from __future__ import annotations
 
-import contextlib
 import errno
-from collections.abc import Iterator
 from dataclasses import replace
 from pathlib import Path
 from types import SimpleNamespace
@@ -13,10 +11,10 @@ from typing import Any, get_args
 import pytest
 import torch
 from atma_sweep.results.failure_classes import FAILURES, Failure
-from atma_sweep.results.store.records import Attempt
 from atma_sweep.sweep.attempt.failures import NODE_LOST, OOM_KILLED, alike, classify, judge, oom_kills
 from atma_sweep.sweep.orchestrator.retries import Retries
 from atma_sweep.sweep.planning.planner import Task
+from factories import attempt_of
 
 from ...testing.bench import Bench
 
@@ -81,22 +79,17 @@ def task(cells: Any) -> Task:
     return Task(cell, "train", [], "new")
 
 
-def attempt(step: int = 0) -> Attempt:
-    values: dict[str, Any] = dict.fromkeys(Attempt.__dataclass_fields__)
-    return Attempt(**{**values, "step": step})
-
-
 def test_a_cell_whose_node_is_lost_goes_on_without_end(task: Task) -> None:
     retries = Retries()
-    assert [retries.after(task, attempt(0), "node_lost") == task for _ in range(40)] == [True] * 40
+    assert [retries.after(task, attempt_of(step=0), "node_lost") == task for _ in range(40)] == [True] * 40
 
 
 def test_a_preempted_cell_goes_on_as_long_as_it_gains_steps(task: Task) -> None:
     retries = Retries()
     for step in range(50):
-        assert retries.after(task, attempt(step), "preempted") is task
+        assert retries.after(task, attempt_of(step=step), "preempted") is task
     # it stands still: bad luck twice, then a fault of the machine, three times in all
-    answers = [retries.after(task, attempt(49), "preempted") is not None for _ in range(6)]
+    answers = [retries.after(task, attempt_of(step=49), "preempted") is not None for _ in range(6)]
     assert answers == [True, True, True, True, False, False]
 
 
@@ -105,40 +98,40 @@ def test_infrastructure_waits_longer_each_time_and_ends(task: Task, monkeypatch:
     retries = Retries()
     waits = []
     for _ in range(2):
-        again = retries.after(task, attempt(), "infrastructure")
+        again = retries.after(task, attempt_of(step=0), "infrastructure")
         assert again is not None
         waits.append(again.not_before - 100.0)
     assert waits == [5, 10]
-    assert retries.after(task, attempt(), "infrastructure") is None
+    assert retries.after(task, attempt_of(step=0), "infrastructure") is None
 
 
 def test_want_of_memory_gives_one_more_try_alone(task: Task) -> None:
     retries = Retries()
-    again = retries.after(task, attempt(), "host_oom")
+    again = retries.after(task, attempt_of(step=0), "host_oom")
     assert again is not None
     assert again.alone
-    assert retries.after(again, attempt(), "host_oom") is None
+    assert retries.after(again, attempt_of(step=0), "host_oom") is None
 
 
 def test_want_of_gpu_memory_halves_the_micro_batch_only_where_the_grid_says_so(task: Task) -> None:
-    assert Retries().after(task, attempt(), "cuda_oom") is None
+    assert Retries().after(task, attempt_of(step=0), "cuda_oom") is None
     resources = task.cell.config.resources.model_copy(update={"on_cuda_oom": "halve"})
     config = task.cell.config.model_copy(update={"resources": resources})
     allowed = replace(task, cell=replace(task.cell, config=config))
     retries = Retries()
-    again = retries.after(allowed, attempt(), "cuda_oom")
+    again = retries.after(allowed, attempt_of(step=0), "cuda_oom")
     assert again is not None
     assert dict(again.deviation) == {"train.micro_batch": 2}
     assert again.config.train.micro_batch == 2
     assert again.config.train.accumulation == 2 * allowed.cell.config.train.accumulation
     assert again.cell.id == task.cell.id
-    assert retries.after(again, attempt(), "cuda_oom") is None
+    assert retries.after(again, attempt_of(step=0), "cuda_oom") is None
 
 
 def test_mistakes_are_not_retried_and_break_the_sweep(task: Task) -> None:
     retries = Retries()
     assert FAILURES["code"].tries == 1
-    assert retries.after(task, attempt(), "code") is None
+    assert retries.after(task, attempt_of(step=0), "code") is None
     assert retries.broken("a", "KeyError: 'x' in cell 1234567") is None
     assert retries.broken("a", "KeyError: 'x' in cell 1234567") is None
     assert retries.broken("b", "KeyError: 'x' in cell abcdef0") is None
@@ -166,12 +159,6 @@ class Broken(Mixer):
             {what}
         return q * v.repeat_interleave(q.shape[2] // v.shape[2], 2).cumsum(1)
 """
-
-
-@pytest.fixture
-def bench(tmp_path: Path) -> Iterator[Bench]:
-    with contextlib.closing(Bench(tmp_path)) as made:
-        yield made
 
 
 def broken(bench: Bench, what: str, times: int, more: str = "", seeds: int = 1) -> None:

@@ -18,14 +18,11 @@ from atma_sweep.results.failure_classes import FAILURES
 from atma_sweep.results.store.store import Store, open_store
 from atma_sweep.sweep.attempt.failures import EXIT_MACHINE, judge, not_started
 from atma_sweep.sweep.attempt.job import Job
-from atma_sweep.sweep.config import Resources
-from atma_sweep.sweep.executors.executor import Finished, Launch, OnThisMachine
+from atma_sweep.sweep.executors.executor import Launch
 from atma_sweep.sweep.grid.cell import Cell
-from atma_sweep.sweep.host import processes
 from atma_sweep.sweep.orchestrator import supervisor
-from atma_sweep.sweep.planning import planner
-from atma_sweep.sweep.planning.planner import Task
 from attempts import Room, room_of
+from factories import AtOnce, ended, hold_sweep, supervisor_of, trainings
 from patience import PATIENCE_S
 
 NO_SPACE = OSError(errno.ENOSPC, os.strerror(errno.ENOSPC), "job.json")
@@ -58,8 +55,7 @@ def test_an_attempt_that_can_record_nothing_says_so_by_its_exit_code(room: Calla
     limited = ("import os, resource, sys; resource.setrlimit(resource.RLIMIT_FSIZE, (700, 700)); "
                "os.execv(sys.argv[1], sys.argv[1:])")  # fmt: skip
     attempt = ours.start(job, sys.executable, "-c", limited, more=["--journal"])
-    out, _ = attempt.communicate(timeout=PATIENCE_S)
-    assert attempt.returncode == EXIT_MACHINE, out
+    out = ended(attempt, EXIT_MACHINE)
     assert "File too large" in out
     nothing = tmp_path / "empty.txt"
     nothing.touch()
@@ -104,23 +100,14 @@ def test_a_runs_folder_that_fills_up_costs_an_attempt_and_no_number(
 # --- a launch -----------------------------------------------------------------------------------------------------
 
 
-class Never(OnThisMachine):
-    """An executor that is never asked to start anything."""
+class Full(AtOnce):
+    """An executor that can start nothing."""
 
-    name = "never"
     started = 0
-
-    def fits(self, resources: Resources) -> bool:
-        return True
 
     def start(self, launch: Launch) -> None:
         self.started += 1
         raise NO_SPACE
-
-    def wait(self, seconds: float) -> list[Finished]:
-        return []
-
-    def close(self) -> None: ...
 
 
 @pytest.mark.parametrize("what", ["job.json", "log.txt"])
@@ -130,8 +117,7 @@ def test_cells_that_cannot_be_started_do_not_stop_the_sweep(
     """Five of them, tried three times each: no traceback, no word of a mistake that all of them made."""
     chosen = cells("seeds: 5\n")
     store = open_store(tmp_path / "atma.db", create=True)
-    store.record_revision("s", grid_text="", grid_file="g", cells=[planner.record(cell) for cell in chosen])
-    fence = store.acquire_sweep("s", processes.this_process("test"), 60.0)
+    fence = hold_sweep(store, chosen)
     monkeypatch.setitem(FAILURES, "infrastructure", replace(FAILURES["infrastructure"], wait_s=0.0))  # type: ignore[arg-type]
     monkeypatch.setattr(supervisor, "POLL_S", 0.0)
     if what == "job.json":
@@ -145,9 +131,8 @@ def test_cells_that_cannot_be_started_do_not_stop_the_sweep(
         started=lambda *_: told.append("started"), ended=lambda *_: told.append("ended"),
         running=lambda *_: None, waiting=lambda *_: None,
     )  # fmt: skip
-    place = Never()
-    made = supervisor.Supervisor(store, "s", fence, place, listener, runs=tmp_path / "runs", commit=(None, None))  # type: ignore[arg-type]
-    made.run([Task(cell, "train", [], "new") for cell in chosen])
+    place = Full(store)
+    supervisor_of(store, fence, place, tmp_path / "runs", listener=listener).run(trainings(chosen))
     assert place.started == (0 if what == "job.json" else 15)
     for cell in chosen:
         assert endings(store, cell.id) == [("failed", "infrastructure")] * 3

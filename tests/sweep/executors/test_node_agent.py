@@ -9,7 +9,6 @@ import sys
 from collections.abc import Callable, Iterator
 from dataclasses import replace
 from pathlib import Path
-from types import SimpleNamespace
 
 import psutil
 import pytest
@@ -20,13 +19,13 @@ from atma_sweep.sweep.attempt.failures import NODE_LOST
 from atma_sweep.sweep.attempt.job import Job
 from atma_sweep.sweep.config import Resources
 from atma_sweep.sweep.executors import node_agent as nodes
-from atma_sweep.sweep.executors.executor import Launch, OnThisMachine
+from atma_sweep.sweep.executors.executor import Launch
 from atma_sweep.sweep.executors.node_agent import Node, given_up_after
 from atma_sweep.sweep.grid.cell import Cell
 from atma_sweep.sweep.host import processes
 from atma_sweep.sweep.host.hardware import Gpu
-from atma_sweep.sweep.orchestrator.supervisor import Supervisor, reap
-from atma_sweep.sweep.planning import planner
+from atma_sweep.sweep.orchestrator.supervisor import reap
+from factories import AtOnce, hold_sweep, record_sweep, stand_in, supervisor_of, trainings
 from patience import PATIENCE_S, until
 
 JOB = """
@@ -84,11 +83,7 @@ def impatient(clock: Clock, monkeypatch: pytest.MonkeyPatch) -> Iterator[Node]:
 @pytest.fixture
 def launch(tmp_path: Path) -> Callable[..., Launch]:
     """launch(number): an attempt whose job is a stand-in that waits for a file `go`, or for SIGTERM."""
-    module = tmp_path / "source" / "atma_sweep" / "sweep" / "job.py"
-    module.parent.mkdir(parents=True)
-    for package in module.parents[:2]:
-        (package / "__init__.py").touch()
-    module.write_text(JOB)
+    source = stand_in(tmp_path, JOB)
 
     def ready(number: int, *, deaf: bool = False) -> Launch:
         folder = tmp_path / "runs" / str(number)
@@ -96,7 +91,7 @@ def launch(tmp_path: Path) -> Callable[..., Launch]:
         if deaf:
             (folder / "deaf").touch()
         resources = Resources(cpus=1, gpus=0)
-        return Launch(number, tmp_path / "runs", str(number), resources, None, tmp_path / "source")
+        return Launch(number, tmp_path / "runs", str(number), resources, None, source)
 
     return ready
 
@@ -230,33 +225,21 @@ def test_gpus_are_held_until_it_is_over(clock: Clock, tmp_path: Path, monkeypatc
 # --- the supervisor and what a lost node leaves -----------------------------------------------------------------------
 
 
-class Loses(OnThisMachine):
+class Loses(AtOnce):
     """An executor whose first attempt is lost with its node, with or without having saved itself, and whose second ends."""
 
-    name, writes_directly = "loses", False
+    writes_directly = False
 
     def __init__(self, store: Store, *, saved: bool) -> None:
-        super().__init__()
-        self.store, self.saved = store, saved
-        self.ended: list[tuple[int, int]] = []
-        self.databases: list[str | None] = []
+        super().__init__(store)
+        self.saved = saved
 
-    def fits(self, resources: Resources) -> bool:
-        return True
-
-    def start(self, launch: Launch) -> None:
-        job = Job.read(launch.runs / launch.folder)
-        self.databases.append(launch.database)
-        first = len(self.databases) == 1
-        if first and self.saved:
+    def end_of(self, job: Job) -> int:
+        if len(self.jobs) > 1:
+            return super().end_of(job)
+        if self.saved:
             self.store.finish_attempt(job.attempt, job.fence, "interrupted", cause="stopped on request", exit_code=143)
-        elif not first:
-            self.store.finish_attempt(job.attempt, job.fence, "done")
-        self.ended.append((job.attempt, NODE_LOST if first else 0))
-
-    def wait(self, seconds: float) -> list[tuple[int, int]]:
-        ended, self.ended = self.ended, []
-        return ended
+        return NODE_LOST
 
 
 @pytest.mark.parametrize("saved", [True, False])
@@ -265,19 +248,14 @@ def test_a_cell_whose_node_was_lost_is_taken_up_again(
 ) -> None:
     (cell,) = cells()
     store = open_store(tmp_path / "atma.db", create=True)
-    store.record_revision("s", grid_text="", grid_file="g", cells=[planner.record(cell)])
-    fence = store.acquire_sweep("s", processes.this_process("test"), 60.0)
-    place, silent = Loses(store, saved=saved), SimpleNamespace(started=_, running=_, ended=_, waiting=_)
-    made = Supervisor(store, "s", fence, place, silent, runs=tmp_path / "runs", commit=(None, None))  # type: ignore[arg-type]
-    made.run([planner.Task(cell, "train", [], "new")])
+    fence = hold_sweep(store, [cell])
+    place = Loses(store, saved=saved)
+    supervisor_of(store, fence, place, tmp_path / "runs").run(trainings([cell]))
     first, second = store.attempts(cell.id)
     assert (first.state, second.state) == ("interrupted", "done")
     told = ("stopped on request", 143, None) if saved else ("its node was lost", None, "node_lost")
     assert (first.cause, first.exit_code, first.failure) == told
-    assert place.databases == [None, None], "no way to the database leaves this machine"
-
-
-def _(*_: object) -> None: ...
+    assert [launch.database for launch in place.launches] == [None, None], "no way to the database leaves this machine"
 
 
 @pytest.mark.parametrize("finished", [True, False])
@@ -287,7 +265,7 @@ def test_what_a_dead_launch_left_in_a_journal_is_taken_in(
     """The launch died before it had applied a line."""
     (cell,) = cells()
     store = open_store(tmp_path / "atma.db", create=True)
-    store.record_revision("s", grid_text="", grid_file="g", cells=[planner.record(cell)])
+    record_sweep(store, [cell])
     gone = subprocess.Popen([sys.executable, "-c", ""])
     owner = replace(processes.this_process("launch"), pid=gone.pid, started=psutil.Process(gone.pid).create_time())
     gone.wait()

@@ -14,14 +14,13 @@ import pytest
 from atma_sweep.results.store.recorder import Recorder
 from atma_sweep.results.store.records import CellRecord, Owner, Provenance
 from atma_sweep.results.store.schema import AttemptRow
-from atma_sweep.results.store.store import Store, open_store
+from atma_sweep.results.store.store import Store
 from atma_sweep.sweep.attempt import trained_cells
 from atma_sweep.sweep.checkpoints.address import place_of
 from atma_sweep.sweep.commands import verify
-from atma_sweep.sweep.config import CellConfig, DataConfig, Plugin
+from atma_sweep.sweep.config import CellConfig, Plugin
 from atma_sweep.sweep.data import corpora
 from atma_sweep.sweep.data.corpora import CorpusError
-from atma_sweep.sweep.data.prepare import prepare
 from atma_sweep.sweep.data.shards import write_shard
 from atma_sweep.sweep.errors import SweepError
 from atma_sweep.sweep.executors import source_snapshot
@@ -30,6 +29,7 @@ from atma_sweep.sweep.grid.grid import load_grid
 from atma_sweep.sweep.grid.plugins import load_plugin
 from atma_sweep.sweep.orchestrator import launch, supervisor
 from atma_sweep.sweep.planning.planner import record
+from factories import prepared_text, record_sweep
 from sqlalchemy import update
 
 OWNER = Owner(name="ada", host="here", pid=1, started=1.0)
@@ -94,26 +94,13 @@ def test_links_and_compiled_files_of_frozen_code(package: Path, tmp_path: Path) 
 
 
 @pytest.fixture
-def store(tmp_path: Path) -> Store:
-    return open_store(tmp_path / "atma.db", create=True)
-
-
-@pytest.fixture
 def cell(tmp_path: Path, write: Callable[..., Path]) -> Cell:
-    (tmp_path / "text").mkdir()
-    for name in "abcdef":
-        (tmp_path / "text" / f"{name}.txt").write_text(f"{name} few words of text")
-    found = prepare(DataConfig(corpus="files", path=str(tmp_path / "text")), tmp_path / "atma-runs" / "corpora")
     grid = load_grid(write("name: g\nextends: micro\nset: {model.n_layers: 3}\n"))
-    return grid.expand(lambda _: found)[0]
-
-
-def recorded(store: Store, cell: CellRecord) -> None:
-    store.record_revision("g", grid_text="", grid_file="g.yaml", cells=[cell])
+    return grid.expand(prepared_text(tmp_path, tmp_path / "atma-runs"))[0]
 
 
 def test_an_event_names_code_by_its_fingerprint_alone(store: Store, cell: Cell) -> None:
-    recorded(store, record(cell))
+    record_sweep(store, [record(cell)], "g")
     store.add_event(launch.CODE, "0123456789ab", sweep="g")
     store.add_event(launch.CODE, "../../elsewhere", sweep="g")
     assert launch._last_source(store, "g") == "0123456789ab"
@@ -198,7 +185,7 @@ def test_prepared_text_is_read_before_it_counts(cell: Cell, tmp_path: Path) -> N
 
 
 def test_places_that_an_imported_attempt_names_are_never_followed(store: Store, cell: Cell, tmp_path: Path) -> None:
-    recorded(store, record(cell))
+    record_sweep(store, [record(cell)], "g")
     attempt = store.start_attempt(cell.id, owner=OWNER, fence=0)
     elsewhere = CellConfig().model_copy(update={}).model_dump(mode="json")
     elsewhere["checkpoint"]["path"] = "/home/somebody/else"

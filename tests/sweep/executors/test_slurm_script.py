@@ -8,6 +8,7 @@ import subprocess
 from pathlib import Path
 
 import pytest
+from factories import ended
 from patience import PATIENCE_S, until
 from slurm import script
 
@@ -112,8 +113,7 @@ def test_the_warning_before_the_time_limit_saves_and_requeues(tmp_path: Path) ->
     process.send_signal(signal.SIGUSR1)
     job.once("TERM")
     process.send_signal(signal.SIGUSR1)  # a second warning does not become a second SIGTERM, which would kill
-    out, _ = process.communicate(timeout=PATIENCE_S)
-    assert process.returncode == 143, out
+    out = ended(process, 143)
     assert job.calls == [FIRST, "TERM", REQUEUE]
     assert "asking Slurm to requeue" in out.splitlines()[-1]
 
@@ -122,9 +122,7 @@ def test_the_end_of_the_sweep_just_after_the_warning_is_the_end(tmp_path: Path) 
     job = Job(tmp_path, "-0")
     process = job.start()
     job.once("launch")
-    process.send_signal(signal.SIGUSR1)
-    out, _ = process.communicate(timeout=PATIENCE_S)
-    assert process.returncode == 0
+    out = ended(process, 0, signal.SIGUSR1)
     assert job.calls == [FIRST, "TERM"]
     assert "all cells are done" in out
 
@@ -133,9 +131,7 @@ def test_scancel_saves_and_is_not_requeued(tmp_path: Path) -> None:
     job = Job(tmp_path, "-143")
     process = job.start()
     job.once("launch")
-    process.terminate()
-    out, _ = process.communicate(timeout=PATIENCE_S)
-    assert process.returncode == 143
+    out = ended(process, 143, signal.SIGTERM)
     assert job.calls == [FIRST, "TERM"]
     assert "stopped by scancel" in out
 
@@ -146,9 +142,7 @@ def test_scancel_after_the_warning_wins(tmp_path: Path) -> None:
     job.once("launch")
     process.send_signal(signal.SIGUSR1)
     job.once("TERM")
-    process.terminate()
-    process.communicate(timeout=PATIENCE_S)
-    assert process.returncode == 143
+    ended(process, 143, signal.SIGTERM)
     assert job.calls == [FIRST, "TERM"]
 
 
@@ -156,9 +150,7 @@ def test_a_warning_during_the_pause_requeues(tmp_path: Path) -> None:
     job = Job(tmp_path, 3)
     process = job.start(LONG_PAUSE="yes")
     job.once("sleep")
-    process.send_signal(signal.SIGUSR1)
-    process.communicate(timeout=PATIENCE_S)
-    assert process.returncode == 143
+    ended(process, 143, signal.SIGUSR1)
     assert job.calls == [FIRST, PAUSE, REQUEUE]
 
 
@@ -174,9 +166,7 @@ def test_a_requeue_that_cannot_be(tmp_path: Path, env: dict[str, str], calls: li
     job = Job(tmp_path, "-143")
     process = job.start(**env)
     job.once("launch")
-    process.send_signal(signal.SIGUSR1)
-    out, _ = process.communicate(timeout=PATIENCE_S)
-    assert process.returncode == 143
+    out = ended(process, 143, signal.SIGUSR1)
     assert said in out.splitlines()[-1]
     assert job.calls == calls
 

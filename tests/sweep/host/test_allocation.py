@@ -6,7 +6,6 @@ import json
 import random
 from collections.abc import Callable
 from pathlib import Path
-from types import SimpleNamespace
 from typing import Any
 
 import psutil
@@ -19,14 +18,12 @@ from atma_sweep.sweep.executors.executor import Executor, Finished, Launch, Loca
 from atma_sweep.sweep.grid.cell import Cell
 from atma_sweep.sweep.host import allocation as room
 from atma_sweep.sweep.host import hardware
-from atma_sweep.sweep.host import processes as process
 from atma_sweep.sweep.host.allocation import PARTS, Allocation, Machine, Room, is_type
 from atma_sweep.sweep.host.hardware import Gpu
 from atma_sweep.sweep.host.locks import GpuLocks
-from atma_sweep.sweep.orchestrator import supervisor
-from atma_sweep.sweep.planning import admission, planner
-from atma_sweep.sweep.planning.planner import Task
+from atma_sweep.sweep.planning import admission
 from bench import Bench
+from factories import hold_sweep, stand_in, supervisor_of, trainings
 from hypothesis import given, settings
 from hypothesis import strategies as st
 from patience import until
@@ -239,12 +236,9 @@ def test_parts_run_together_and_do_not_starve_a_whole(cells: Callable[..., list[
     quarters, wholes = (cells(f"{text}resources: {{gpus: {share}, order: grid}}\n") for share in (0.25, 1))
     chosen = [*quarters[:4], wholes[4], *quarters[5:13]]
     store = open_store(tmp_path / "atma.db", create=True)
-    store.record_revision("s", grid_text="", grid_file="g", cells=[planner.record(cell) for cell in chosen])
-    fence = store.acquire_sweep("s", process.this_process("test"), 60.0)
+    fence = hold_sweep(store, chosen)
     place = Packed(store, Machine(64, 8.0, (FIRST,)))
-    silent: Any = SimpleNamespace(**dict.fromkeys(("started", "running", "ended", "waiting"), lambda *_: None))
-    made = supervisor.Supervisor(store, "s", fence, place, silent, runs=tmp_path / "runs", commit=(None, None))
-    made.run([Task(cell, "train", [], "new") for cell in chosen])
+    supervisor_of(store, fence, place, tmp_path / "runs").run(trainings(chosen))
     assert place.started == ["0.25"] * 4 + ["1"] + ["0.25"] * 8
     assert place.most == 4
 
@@ -276,12 +270,7 @@ class Yard:
     """A folder where a stand-in for the job writes down which GPU it may see, and ends when it is told."""
 
     def __init__(self, folder: Path) -> None:
-        self.runs, self.source = folder / "runs", folder / "source"
-        module = self.source / "atma_sweep" / "sweep" / "job.py"
-        module.parent.mkdir(parents=True)
-        for package in module.parents[:2]:
-            (package / "__init__.py").touch()
-        module.write_text(FAKE_JOB)
+        self.runs, self.source = folder / "runs", stand_in(folder, FAKE_JOB)
 
     def ready(self, number: int, resources: Resources) -> Launch:
         (self.runs / str(number)).mkdir(parents=True)

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import os
-import subprocess
 import sys
 import tempfile
 from pathlib import Path
@@ -12,20 +11,10 @@ import pytest
 from atma_sweep.sweep.errors import MachineError
 from atma_sweep.sweep.host.hardware import Gpu
 from atma_sweep.sweep.host.locks import GpuLocks
+from factories import line_of, script
 from patience import PATIENCE_S
 
 GPUS = [Gpu("0", "GPU-aaaa", "first"), Gpu("1", "GPU-bbbb", "second")]
-
-
-def script(text: str, *arguments: str) -> subprocess.Popen[str]:
-    return subprocess.Popen(
-        [sys.executable, "-c", text, *arguments], stdin=subprocess.PIPE, stdout=subprocess.PIPE, text=True
-    )
-
-
-def line_of(child: subprocess.Popen[str]) -> str:
-    assert child.stdout is not None
-    return child.stdout.readline().strip()
 
 
 HOLDER = """

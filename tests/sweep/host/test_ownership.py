@@ -21,19 +21,14 @@ from atma_sweep.results.store import records
 from atma_sweep.results.store.records import Attempt, Owner
 from atma_sweep.results.store.store import Store, open_store
 from atma_sweep.sweep.attempt.job import Job
-from atma_sweep.sweep.executors.executor import Finished, Launch, OnThisMachine
 from atma_sweep.sweep.grid.cell import Cell
 from atma_sweep.sweep.host import processes as process
 from atma_sweep.sweep.orchestrator import control, launch, supervisor
 from atma_sweep.sweep.planning import planner
+from factories import AtOnce, hold_sweep, record_sweep, supervisor_of, trainings
 from patience import PATIENCE_S, gone, until
 
 SILENT: Any = SimpleNamespace(**dict.fromkeys(("started", "running", "ended", "waiting"), lambda *_: None))
-
-
-@pytest.fixture
-def store(tmp_path: Path) -> Store:
-    return open_store(tmp_path / "atma.db", create=True)
 
 
 # --- namespaces -----------------------------------------------------------------------------------------------------
@@ -69,9 +64,8 @@ def test_a_launch_in_another_pid_namespace_waits_for_the_lease(
 ) -> None:
     """It has this host's name and does not see this process, which runs the sweep and an attempt."""
     (cell,) = cells()
-    store.record_revision("s", grid_text="", grid_file="g", cells=[planner.record(cell)])
     me = process.this_process("test")
-    store.acquire_sweep("s", me, 600.0)
+    hold_sweep(store, [cell], lease=600.0)
     attempt = store.start_attempt(cell.id, owner=me, fence=1)
     command = [*_apart(*flags), sys.executable, "-c", JUDGE, str(store.path)]
     said = subprocess.run(command, capture_output=True, text=True, timeout=PATIENCE_S)
@@ -104,7 +98,7 @@ def test_a_pid_counts_within_its_boot_and_namespace_alone(monkeypatch: pytest.Mo
 
 def test_who_cannot_look_does_not_report_attempts_as_dead(store: Store, cells: Callable[..., list[Cell]]) -> None:
     (cell,) = cells()
-    store.record_revision("s", grid_text="", grid_file="g", cells=[planner.record(cell)])
+    record_sweep(store, [cell])
     me = process.this_process("test")
     gone = replace(me, started=me.started + 100)
     attempt = store.start_attempt(cell.id, owner=replace(gone, space="elsewhere"), fence=1)
@@ -117,41 +111,25 @@ def test_who_cannot_look_does_not_report_attempts_as_dead(store: Store, cells: C
 # --- several sweeps -------------------------------------------------------------------------------------------------
 
 
-class Looking(OnThisMachine):
-    """An executor whose attempts end at once; it notes how long each sweep's lease runs when one starts."""
-
-    name = "looking"
+class Looking(AtOnce):
+    """Notes how long each sweep's lease runs when an attempt starts."""
 
     def __init__(self, store: Store) -> None:
-        super().__init__()
-        self.store, self.leases = store, []  # type: ignore[var-annotated]
-        self._ended: list[Finished] = []
+        super().__init__(store)
+        self.leases: list[dict[str, Any]] = []
 
-    def admit(self, cells: object) -> None: ...
-    def close(self) -> None: ...
-    def fits(self, resources: object) -> bool:
-        return True
-
-    def start(self, launch: Launch) -> None:
-        job = Job.read(launch.runs / launch.folder)
+    def end_of(self, job: Job) -> int:
         self.leases.append({one.name: one.lease_until for one in self.store.sweeps()})
-        self.store.finish_attempt(job.attempt, job.fence, "done")
-        self._ended.append((job.attempt, 0))
-
-    def wait(self, seconds: float) -> list[Finished]:
-        ended, self._ended = self._ended, []
-        return ended
+        return super().end_of(job)
 
 
 def test_every_sweep_that_is_held_keeps_its_lease(
     store: Store, cells: Callable[..., list[Cell]], tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr(supervisor, "RENEW_S", 0.0)
-    me, shares = process.this_process("test"), []
+    shares = []
     for name, cell in zip("ab", cells("seeds: 2\n"), strict=True):
-        store.record_revision(name, grid_text="", grid_file="g", cells=[planner.record(cell)])
-        fence = store.acquire_sweep(name, me, 1.0)
-        shares.append((name, fence, [planner.Task(cell, "train", [], "new")]))
+        shares.append((name, hold_sweep(store, [cell], name, 1.0), trainings([cell])))
     before = {one.name: one.lease_until for one in store.sweeps()}
     place: Any = Looking(store)
     launch.carry_out(store, shares, SILENT, place, runs=tmp_path / "runs", commit=(None, None))
@@ -165,8 +143,7 @@ def test_every_sweep_that_is_held_keeps_its_lease(
 
 def _failed(store: Store, cells: list[Cell]) -> tuple[str, ...]:
     me = process.this_process("test")
-    store.record_revision("s", grid_text="", grid_file="g", cells=[planner.record(cell) for cell in cells])
-    store.acquire_sweep("s", me, 600.0)
+    hold_sweep(store, cells, lease=600.0)
     for cell in cells:
         store.finish_attempt(store.start_attempt(cell.id, owner=me, fence=1).id, 1, "failed")
     return tuple(cell.id for cell in cells)
@@ -198,8 +175,7 @@ def test_retries_that_are_asked_for_at_once_are_joined(
 
 def test_a_retry_of_nothing_leaves_no_wish_behind(store: Store, cells: Callable[..., list[Cell]]) -> None:
     (cell,) = cells()
-    store.record_revision("s", grid_text="", grid_file="g", cells=[planner.record(cell)])
-    store.acquire_sweep("s", process.this_process("test"), 600.0)
+    hold_sweep(store, [cell], lease=600.0)
     control.ask(store, "retry", "s")
     assert store.asked("s") == {}
 
@@ -210,7 +186,7 @@ def test_a_retry_that_is_asked_for_while_another_is_heard_is_not_lost(
     made = cells("seeds: 3\n")
     first, second, third = _failed(store, made)
     place: Any = Looking(store)
-    runner = supervisor.Supervisor(store, "s", 1, place, SILENT, runs=tmp_path / "runs", commit=(None, None))
+    runner = supervisor_of(store, 1, place, tmp_path / "runs")
     tasks = {cell.id: planner.Task(cell, "train", [], "failed") for cell in made}
     runner._given_up = {first: tasks[first], second: tasks[second]}
     runner._tasks = {99: tasks[third]}  # it has failed, and is not closed yet
@@ -327,7 +303,7 @@ def test_a_guard_goes_with_its_attempt() -> None:
 
 def test_an_owner_without_a_space_is_read_back(store: Store, cells: Callable[..., list[Cell]]) -> None:
     (cell,) = cells()
-    store.record_revision("s", grid_text="", grid_file="g", cells=[planner.record(cell)])
+    record_sweep(store, [cell])
     owner = Owner(name="old", host="there", pid=1, started=1.5)
     store.acquire_sweep("s", owner, 60.0)
     assert store.sweeps()[0].owner == owner

@@ -17,16 +17,8 @@ from atma_sweep.sweep.config import Resources
 from atma_sweep.sweep.executors.executor import Launch, environment, run_command
 from atma_sweep.sweep.host import processes
 from atma_sweep.sweep.host.hardware import cores
+from factories import line_of, script
 from patience import PATIENCE_S, gone
-
-
-def script(text: str, *arguments: str) -> subprocess.Popen[str]:
-    return subprocess.Popen([sys.executable, "-c", text, *arguments], stdout=subprocess.PIPE, text=True)
-
-
-def line_of(child: subprocess.Popen[str]) -> str:
-    assert child.stdout is not None
-    return child.stdout.readline().strip()
 
 
 def test_a_process_is_told_from_a_later_one_with_its_pid() -> None:

@@ -18,6 +18,7 @@ import psutil
 import pytest
 from atma_sweep.sweep.host import signals
 from bench import COMMAND, Bench
+from factories import ended
 from patience import PATIENCE_S, until
 from tiers import long_form, shared_out
 
@@ -100,8 +101,7 @@ def test_a_signal_to_the_process_group_spares_attempts_and_their_compilers(
     appears(compiling.folder / "compiling")
     started = family(process)
     os.killpg(process.pid, number)
-    out, _ = process.communicate(timeout=PATIENCE_S)
-    assert process.returncode == 128 + number, out
+    out = ended(process, 128 + number)
     assert (compiling.folder / "compiled").exists(), "the compiler came to its end"
     assert compiling.sql("SELECT state, cause FROM attempt") == [("interrupted", "stopped on request")]
     assert "launch again to continue" in out
@@ -118,8 +118,7 @@ def test_a_compiler_that_is_told_before_its_attempt_fails_no_cell(compiling: Ben
         with contextlib.suppress(psutil.NoSuchProcess):
             member.terminate()
             time.sleep(0.05)
-    out, _ = process.communicate(timeout=PATIENCE_S)
-    assert process.returncode == 143, out
+    ended(process, 143)
     ((state, failure, cause),) = compiling.sql("SELECT state, failure, cause FROM attempt")
     assert (state, failure) == ("interrupted", None), cause
     assert "in the midst of what then failed: CalledProcessError" in str(cause)
@@ -168,8 +167,7 @@ def test_nohup_outlives_its_terminal(bench: Bench) -> None:
     process = launched(bench, *ONE, "local", preexec_fn=lambda: signal.signal(signal.SIGHUP, signal.SIG_IGN))
     bench.wait("SELECT 1 FROM attempt")
     os.killpg(process.pid, signal.SIGHUP)
-    out, _ = process.communicate(timeout=PATIENCE_S)
-    assert process.returncode == 0, out
+    ended(process)
     bench.once(1)
 
 
@@ -186,9 +184,7 @@ def test_a_launch_that_is_stopped_while_ray_starts_ends_cleanly(bench: Bench, da
         with contextlib.suppress(psutil.NoSuchProcess):
             if any(one.name() == daemon for one in started):
                 break
-    process.send_signal(number)
-    out, _ = process.communicate(timeout=PATIENCE_S)
-    assert process.returncode == 128 + number, out
+    out = ended(process, 128 + number, number)
     last = out.strip().splitlines()[-1]
     assert last.startswith(("atma-sweep: stopped", "to train:", "disk:", "cells:")), out
     assert "*** SIG" not in out
@@ -200,9 +196,7 @@ def test_a_launch_that_is_stopped_while_ray_starts_ends_cleanly(bench: Bench, da
 def test_a_launch_that_is_stopped_before_it_has_begun_says_so(bench: Bench) -> None:
     process = launched(bench, *ONE, "local")
     appears(bench.folder / "atma.db")
-    process.terminate()
-    out, _ = process.communicate(timeout=PATIENCE_S)
-    assert process.returncode == 143, out
+    out = ended(process, 143, signal.SIGTERM)
     assert "atma-sweep: stopped" in out.splitlines()[-1]
     assert "Traceback" not in out
 

@@ -2,13 +2,11 @@
 
 from __future__ import annotations
 
-import contextlib
 import json
 import time
-from collections.abc import Iterator
-from pathlib import Path
 
 import pytest
+from factories import ended
 
 from ...testing.bench import Bench
 from ...testing.patience import PATIENCE_S
@@ -16,12 +14,6 @@ from ...testing.patience import PATIENCE_S
 pytestmark = pytest.mark.slow
 LONG = 128 * 400
 TRAINING = "SELECT 1 FROM attempt WHERE phase = 'training' AND step > 3"
-
-
-@pytest.fixture
-def bench(tmp_path: Path) -> Iterator[Bench]:
-    with contextlib.closing(Bench(tmp_path)) as made:
-        yield made
 
 
 @pytest.mark.thorough
@@ -40,8 +32,7 @@ def test_pause_frees_the_machine_and_resume_ends_as_if_nothing_had_been(bench: B
     assert process.poll() is None
     for _ in range(2):
         bench.run("resume")
-    out, _ = process.communicate(timeout=PATIENCE_S)
-    assert process.returncode == 0, out
+    ended(process)
     assert [row[0] for row in bench.sql("SELECT state FROM attempt ORDER BY id")] == ["interrupted", "done"]
     assert len(bench.sql("SELECT 1 FROM event WHERE kind = 'paused'")) == 1
     paused = bench.curves()
@@ -59,8 +50,7 @@ def test_cancel_saves_and_stops(bench: Bench) -> None:
     bench.wait(TRAINING)
     answer = json.loads(bench.run("cancel", "--json"))
     assert answer == {"sweep": "micro", "asked": "cancel", "running": True, "cells": []}
-    out, _ = process.communicate(timeout=PATIENCE_S)
-    assert process.returncode == 143
+    out = ended(process, 143)
     assert "cancelled; launch again to continue" in out
     assert bench.sql("SELECT DISTINCT state FROM attempt") == [("interrupted",)]
     assert bench.sql("SELECT request FROM sweep") == [(None,)]

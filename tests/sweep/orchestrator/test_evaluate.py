@@ -11,7 +11,6 @@ import signal
 import sqlite3
 import subprocess
 import sys
-from collections.abc import Sequence
 from contextlib import redirect_stdout
 from pathlib import Path
 from types import SimpleNamespace
@@ -24,18 +23,18 @@ import pytest
 import torch
 from atma_sweep.results.errors import SweepReadOnly
 from atma_sweep.results.store.recorder import Recorder
-from atma_sweep.results.store.records import Attempt, Measurement, Owner
-from atma_sweep.results.store.store import Store, open_store
+from atma_sweep.results.store.records import Measurement, Owner
+from atma_sweep.results.store.store import Store, SweepReadOnly, open_store
 from atma_sweep.sweep.attempt.job import Job
 from atma_sweep.sweep.attempt.trained_cells import NotTrained, Trained, WeightsGone
-from atma_sweep.sweep.config import Resources
 from atma_sweep.sweep.data.corpora import CorpusError, open_corpus
 from atma_sweep.sweep.errors import GridError
-from atma_sweep.sweep.executors.executor import Finished, Launch, OnThisMachine
 from atma_sweep.sweep.host import processes
-from atma_sweep.sweep.orchestrator import evaluate, supervisor
+from atma_sweep.sweep.orchestrator import evaluate
 from atma_sweep.sweep.probes import PROBES
+from factories import AtOnce, supervisor_of
 from here import here
+from machine import Quiet
 from once import once
 from patience import PATIENCE_S, until
 
@@ -312,7 +311,7 @@ def test_the_newest_sweep_that_has_a_cell_is_the_one_claimed(desk: Desk) -> None
     assert holders(NOPE, POLAR) == {"micro": [NOPE], "second": [POLAR]}
     assert holders(NOPE, POLAR, sweep="micro") == {"micro": [NOPE, POLAR]}
     with pytest.raises(SweepReadOnly):
-        evaluate.run(store, evaluate.plan(store, [POLAR], runs=desk.runs, sweep="imported"), Silent(), runs=desk.runs)
+        evaluate.run(store, evaluate.plan(store, [POLAR], runs=desk.runs, sweep="imported"), Quiet(), runs=desk.runs)
     # one of the two is busy: neither is evaluated
     store.acquire_sweep("second", _parent(), 60.0)
     err = desk.evaluate(NOPE, POLAR, code=3)
@@ -379,41 +378,6 @@ def test_a_failed_evaluation_ends_with_1_and_shows_no_older_number(desk: Desk) -
     assert re.fullmatch(rf"{NOPE}: val val_loss \S+, val val_loss_full \S+", line)
 
 
-class Silent:
-    """A listener that says nothing."""
-
-    def started(self, task: Any, attempt: Attempt) -> None: ...
-    def running(self, attempts: Sequence[Attempt]) -> None: ...
-    def ended(self, task: Any, attempt: Attempt) -> None: ...
-    def waiting(self, cell: Any) -> None: ...
-
-
-class Recording(OnThisMachine):
-    """An executor whose attempts end at once, their jobs kept."""
-
-    name = "recording"
-
-    def __init__(self, store: Store) -> None:
-        super().__init__()
-        self.store, self.jobs = store, []  # type: ignore[var-annotated]
-        self._ended: list[Finished] = []
-
-    def fits(self, resources: Resources) -> bool:
-        return True
-
-    def start(self, launch: Launch) -> None:
-        job = Job.read(launch.runs / launch.folder)
-        self.jobs.append(job)
-        self.store.finish_attempt(job.attempt, job.fence, "done")
-        self._ended.append((job.attempt, 0))
-
-    def wait(self, seconds: float) -> list[Finished]:
-        ended, self._ended = self._ended, []
-        return ended
-
-    def close(self) -> None: ...
-
-
 def test_a_training_that_came_between_is_the_one_measured(desk: Desk) -> None:
     store = desk.store()
     ((task,),) = evaluate.plan(store, [POLAR], runs=desk.runs, lengths=[7, 5]).values()
@@ -421,10 +385,9 @@ def test_a_training_that_came_between_is_the_one_measured(desk: Desk) -> None:
 
     def carried_out() -> list[Job]:
         fence = store.acquire_sweep("micro", me, 60.0)
-        room = Recording(store)
-        made = supervisor.Supervisor(store, "micro", fence, room, Silent(), runs=desk.runs, commit=(None, None))
-        made.run([task])
-        return room.jobs
+        executor = AtOnce(store)
+        supervisor_of(store, fence, executor, desk.runs, name="micro").run([task])
+        return executor.jobs
 
     wanted = [("val", 0), *((probe, length) for probe in PROBED[1:] for length in (5, 7))]
     (job,) = carried_out()

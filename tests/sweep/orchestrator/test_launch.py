@@ -24,6 +24,7 @@ from atma_sweep.sweep.host import processes as process
 from atma_sweep.sweep.host.hardware import cores
 from atma_sweep.sweep.orchestrator.launch import Request, claim
 from bench import COMMAND, Bench, Curves
+from factories import ended
 from once import once
 from patience import PATIENCE_S
 from tiers import long_form
@@ -34,11 +35,6 @@ VERY_LONG = 128 * 1000
 """Long enough for another launch to start meanwhile."""
 ONE = ("--only", "attn_type=nope")
 TRAINING = "SELECT 1 FROM attempt WHERE phase = 'training' AND checkpoint IS NOT NULL"
-
-
-@pytest.fixture
-def bench(tmp_path: Path) -> Bench:
-    return Bench(tmp_path)
 
 
 @pytest.fixture(scope="session")
@@ -188,8 +184,7 @@ def test_a_cell_that_another_sweep_is_training_is_waited_for(bench: Bench) -> No
     out = bench.run("launch", "other.yaml", *one)
     assert "is being trained by another sweep" in out
     assert "other: 1 done" in out
-    first.communicate(timeout=PATIENCE_S)
-    assert first.returncode == 0
+    ended(first)
     bench.once(1)
     assert bench.sql("SELECT count(*) FROM attempt") == [(1,)]
 
@@ -199,9 +194,7 @@ def test_interrupt_saves_marks_and_the_next_launch_continues(bench: Bench, long_
     bench.grid(tokens=LONG)
     process = bench.start("launch", "micro.yaml", "--executor", "local", *ONE)
     bench.wait(TRAINING)
-    process.send_signal(signal.SIGINT)
-    out, _ = process.communicate(timeout=PATIENCE_S)
-    assert process.returncode == 130, out
+    out = ended(process, 130, signal.SIGINT)
     assert "launch again to continue" in out
     assert bench.sql("SELECT DISTINCT state, cause FROM attempt") == [("interrupted", "stopped on request")]
     assert bench.processes() == []
@@ -226,8 +219,7 @@ def test_sigterm_to_every_process_at_once_saves_the_cell(bench: Bench, executor:
         for member in everybody:
             with contextlib.suppress(psutil.NoSuchProcess):
                 member.terminate()
-    out, _ = process.communicate(timeout=PATIENCE_S)
-    assert process.returncode == 143, out
+    ended(process, 143)
     ((state, cause, checkpoint),) = bench.sql("SELECT state, cause, checkpoint FROM attempt")
     assert (state, cause) == ("interrupted", "stopped on request")
     assert (bench.folder / "atma-runs" / str(checkpoint) / "model.safetensors").is_file()
@@ -260,8 +252,7 @@ def test_killed_launch_is_continued_to_the_same_curves(bench: Bench, long_curves
 @pytest.mark.thorough
 def test_killed_trainer_is_tried_again_within_the_launch(bench: Bench, long_curves: Curves) -> None:
     process = _kill(bench, "local", lambda _: bench.processes()[0].kill(), "--only", "attn_type=nope")
-    out, _ = process.communicate(timeout=PATIENCE_S)
-    assert process.returncode == 0, out
+    ended(process)
     bench.once(1)
     assert bench.curves() == long_curves
     first = bench.sql("SELECT state, cause, exit_code FROM attempt ORDER BY id LIMIT 1")
@@ -274,9 +265,7 @@ def test_damaged_newest_checkpoint_is_passed_over(bench: Bench, long_curves: Cur
     bench.grid(tokens=LONG)
     process = bench.start("launch", "micro.yaml", "--executor", "local", *one)
     bench.wait("SELECT 1 FROM attempt WHERE checkpoint NOT LIKE '%7'")
-    process.send_signal(signal.SIGTERM)
-    process.communicate(timeout=PATIENCE_S)
-    assert process.returncode == 143
+    ended(process, 143, signal.SIGTERM)
     older, newest = sorted((bench.folder / "atma-runs").glob("*/1/checkpoint-*"))
     weights = newest / "model.safetensors"
     weights.write_bytes(weights.read_bytes()[:-10])
@@ -421,9 +410,7 @@ def test_checkpoints_and_weights_lie_where_the_grid_says(bench: Bench, long_curv
     bench.edit("every_steps: 7", f"every_steps: 7, path: 'file://{bench.folder}/first'")
     process = bench.start("launch", "micro.yaml", "--executor", "local", *one)
     bench.wait(TRAINING)
-    process.send_signal(signal.SIGTERM)
-    process.communicate(timeout=PATIENCE_S)
-    assert process.returncode == 143
+    ended(process, 143, signal.SIGTERM)
     ((cell, checkpoint),) = bench.sql("SELECT cell_id, checkpoint FROM attempt")
     assert str(checkpoint).startswith(f"{bench.folder}/first/{cell}/1/checkpoint-")
     assert (Path(str(checkpoint)) / "model.safetensors").is_file()
@@ -435,8 +422,7 @@ def test_checkpoints_and_weights_lie_where_the_grid_says(bench: Bench, long_curv
     kept = [len(list((bench.folder / place / str(cell)).glob("*/checkpoint-*"))) for place in ("first", "second")]
     assert sum(kept) <= 3, "two, and perhaps one more for a moment"
     bench.processes()[0].kill()
-    out, _ = process.communicate(timeout=PATIENCE_S)
-    assert process.returncode == 0, out
+    ended(process)
     assert bench.curves() == long_curves
     assert len(bench.sql("SELECT 1 FROM event WHERE kind = 'resumed'")) == 2
     (weights,) = [row[0] for row in bench.sql("SELECT weights FROM attempt WHERE weights IS NOT NULL")]

@@ -24,6 +24,7 @@ from atma_sweep.sweep.orchestrator.launch import Request
 from atma_sweep.sweep.orchestrator.seeds import Seeds
 from atma_sweep.sweep.planning import replicates
 from bench import Bench
+from factories import fingerprint
 from tiers import only_long
 
 HEAD = "name: g\nextends: micro\naxes: {attn_type: [polar, nope], memory: [off, on]}\nset: {eval: {probes: [val]}}\n"
@@ -31,10 +32,6 @@ RULE = "stop: {contrast: memory, within: {attn_type: polar}, metric: val_loss, c
 NOISE = np.random.default_rng(3).normal(size=100)
 ME = this_process("launch")
 Write = Callable[..., Path]
-
-
-def fake(data: object) -> str:
-    return "f" * 64
 
 
 def value(cell: Cell) -> float:
@@ -55,7 +52,7 @@ class Sweep:
     @contextmanager
     def launched(self, allowed: float | None = None) -> Iterator[Seeds]:
         """What a launch makes: its claim, and who adds seeds."""
-        request = Request(grid=self.grid, cells=self.grid.expand(fake), runs=self.runs, commit=("c", False))
+        request = Request(grid=self.grid, cells=self.grid.expand(fingerprint), runs=self.runs, commit=("c", False))
         request = replace(launch.seeded(request, self.store), budget=allowed)
         self.fence = launch.claim(request, self.store, ME)
         seeds = launch._seeds(request, self.store, self.fence, self.told.append)
@@ -92,9 +89,9 @@ def sweep(write: Write, tmp_path: Path) -> Callable[..., Sweep]:
 
 def test_the_cells_of_further_seeds_are_those_of_a_grid_that_lists_them(write: Write) -> None:
     grid = load_grid(write(HEAD + RULE % 1))
-    found = replicates.with_further_seeds(grid, grid.expand(fake), None)
+    found = replicates.with_further_seeds(grid, grid.expand(fingerprint), None)
     assert [cell.config.seed for cell in found] == [0, 0, 0, 0, 1, 1, 2, 2]
-    listed = {cell.slug: cell for cell in load_grid(write(HEAD + "seeds: 5\n")).expand(fake)}
+    listed = {cell.slug: cell for cell in load_grid(write(HEAD + "seeds: 5\n")).expand(fingerprint)}
     every = replicates.every_cell(grid, found)
     assert len(every) == 4 + 2 * 4
     for cell in every:
@@ -184,7 +181,7 @@ def test_a_budget_ends_it_and_a_larger_one_goes_on(sweep: Callable[..., Sweep]) 
 def test_cells_that_another_sweep_has_trained_cost_nothing(sweep: Callable[..., Sweep], write: Write) -> None:
     one = sweep(1e-9)
     other = load_grid(write(HEAD.replace("name: g", "name: other") + "seeds: 5\n", name="other.yaml"))
-    cells = other.expand(fake)
+    cells = other.expand(fingerprint)
     claimed = Request(grid=other, cells=cells, runs=one.runs, commit=("c", False))
     one.fence = launch.claim(claimed, one.store, ME)
     for cell in cells:

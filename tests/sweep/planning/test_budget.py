@@ -6,6 +6,7 @@ import itertools
 import random
 from collections.abc import Sequence
 
+import factories
 import pytest
 from atma_sweep.results.contrasts import Contrast
 from atma_sweep.sweep.config import CellConfig
@@ -13,6 +14,7 @@ from atma_sweep.sweep.errors import SweepError
 from atma_sweep.sweep.grid.cell import Cell
 from atma_sweep.sweep.planning import cost_estimate, ordering
 from atma_sweep.sweep.planning.planner import Budget, Plan, Task
+from factories import trainings
 
 AXES = ("train.a", "train.b", "train.c")
 
@@ -29,13 +31,11 @@ def factorial(*counts: int, seeds: int = 1) -> list[Cell]:
 
 def contrast(axis: str, level: str, reference: str, **within: str) -> Contrast:
     inside = {f"train.{name}": word for name, word in within.items()}
-    return Contrast(
-        probe="val", metric="val_loss", length=0, axis=f"train.{axis}", level=level, reference=reference, within=inside
-    )
+    return factories.contrast(f"train.{axis}", level, reference, **inside)
 
 
 def blocks(cells: Sequence[Cell], contrasts: Sequence[Contrast], done: Sequence[str] = ()) -> list[list[str]]:
-    tasks = [Task(one, "train", [], "new") for one in cells if one.id not in done]
+    tasks = trainings([one for one in cells if one.id not in done])
     return [[task.cell.id for task in block] for block in ordering.blocks(tasks, cells, contrasts, done)]
 
 
@@ -115,7 +115,7 @@ class Flat:
 def test_whole_pairs_that_fit_are_taken(allowed: float, used: float, taken: list[str], left: float) -> None:
     """A pair costs one hour and two."""
     cells = factorial(2, 2)
-    tasks = [Task(one, "train", [], "new") for one in cells]
+    tasks = trainings(cells)
     found, told = cost_estimate.within_budget(
         Plan(tasks, {}, cells), allowed, used, Flat(), [contrast("a", "1", "0")], ()
     )  # type: ignore[arg-type]
@@ -126,7 +126,7 @@ def test_whole_pairs_that_fit_are_taken(allowed: float, used: float, taken: list
 
 def test_a_block_that_is_too_large_leaves_room_for_a_smaller_one() -> None:
     cells = [cell(["8"]), cell(["0"])]
-    tasks = [Task(one, "train", [], "new") for one in cells]
+    tasks = trainings(cells)
     found, told = cost_estimate.within_budget(Plan(tasks, {}, cells), 5, 0, Flat(), [], ())  # type: ignore[arg-type]
     assert ([task.cell.id for task in found], told.left_hours) == (["0-s0"], 9.0)
     assert isinstance(told, Budget)

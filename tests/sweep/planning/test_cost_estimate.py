@@ -14,7 +14,7 @@ from atma_sweep.results import forecast as stored
 from atma_sweep.results.store.recorder import Recorder
 from atma_sweep.results.store.records import CurvePoint, Measurement, Owner, Provenance
 from atma_sweep.results.store.schema import AttemptRow
-from atma_sweep.results.store.store import Store, open_store
+from atma_sweep.results.store.store import Store
 from atma_sweep.sweep.config import Resources
 from atma_sweep.sweep.grid.cell import Cell
 from atma_sweep.sweep.orchestrator.supervisor import as_told
@@ -22,6 +22,7 @@ from atma_sweep.sweep.planning import cost_estimate, planner, render, speed_mode
 from atma_sweep.sweep.planning.ordering import ordered
 from atma_sweep.sweep.planning.speed_model import Calibration, Span
 from atma_sweep.sweep.training import flops
+from factories import record_sweep
 
 Cells = Callable[..., list[Cell]]
 ME = Owner(name="ada", host=socket.gethostname(), pid=1, started=0.0)
@@ -84,15 +85,6 @@ def trained(
         row.finished_at = row.started_at + took
 
 
-@pytest.fixture
-def store(tmp_path: Path) -> Store:
-    return open_store(tmp_path / "atma.db", create=True)
-
-
-def launched(store: Store, cells: Sequence[Cell]) -> None:
-    store.record_revision("g", grid_text="a: 1\n", grid_file="g.yaml", cells=[planner.record(cell) for cell in cells])
-
-
 def made(store: Store | None, cells: Sequence[Cell]) -> planner.Plan:
     states = store.states({cell.id for cell in cells}) if store is not None else {}
     plan = planner.plan(cells, states)
@@ -105,7 +97,7 @@ SHORT, LONG = 7 + 1.928 + 15.36 + 0.4 + 6, 7 + 1.928 + 30.72 + 0.8 + 6
 
 def test_cells_that_were_measured_cost_what_such_cells_took(store: Store, cells: Cells, tmp_path: Path) -> None:
     every = cells(GRID.replace("GPUS", "1"))
-    launched(store, every)
+    record_sweep(store, every, "g")
     assert [cell.config.train.tokens for cell in every] == [153600, 153600, 307200, 307200]
     trained(store, every[0], gpu="NVIDIA H200")
     prices = cost_estimate.machine_prices(every, tmp_path, store, gpu="H200")
@@ -140,7 +132,7 @@ def test_a_small_network_costs_what_it_took_with_graphs_or_without(
 ) -> None:
     every = cells(GRID.replace("GPUS", "1").replace("set:\n", f"set:\n  train.graphs: {setting}\n"))
     before = cells(GRID.replace("GPUS", "1"))
-    launched(store, before)
+    record_sweep(store, before, "g")
     trained(store, before[0], gpu="NVIDIA H200", steps=steps)
     assert (
         next(iter(cost_estimate.machine_prices(every, tmp_path, store, gpu="H200").speeds.of(every[1].config)))
@@ -152,7 +144,7 @@ def test_of_several_attempts_the_median_counts_and_the_bounds_hold_all(
     store: Store, cells: Cells, tmp_path: Path
 ) -> None:
     every = cells(GRID.replace("GPUS", "1").replace("seeds: 2", "seeds: 4").replace("153600, 307200", "153600"))
-    launched(store, every)
+    record_sweep(store, every, "g")
     for cell, slow in zip(every, (1.0, 1.2, 2.0), strict=False):
         trained(store, cell, gpu="NVIDIA H200", slow=slow)
     bill = cost_estimate.bill(made(store, every), cost_estimate.machine_prices(every, tmp_path, store), gpus=1)
@@ -162,7 +154,7 @@ def test_of_several_attempts_the_median_counts_and_the_bounds_hold_all(
 
 def test_another_gpu_another_width_and_failed_attempts_say_nothing(store: Store, cells: Cells, tmp_path: Path) -> None:
     every = cells(GRID.replace("GPUS", "1"))
-    launched(store, every)
+    record_sweep(store, every, "g")
     trained(store, every[0], gpu="NVIDIA H200 NVL")
     trained(store, every[1], gpu="NVIDIA H200", state="failed")
     prices = cost_estimate.machine_prices(every, tmp_path, store, gpu="H200")
@@ -184,7 +176,7 @@ def test_another_gpu_another_width_and_failed_attempts_say_nothing(store: Store,
 
 def test_what_is_half_trained_costs_half_the_training(store: Store, cells: Cells, tmp_path: Path) -> None:
     every = cells(GRID.replace("GPUS", "1"))
-    launched(store, every)
+    record_sweep(store, every, "g")
     trained(store, every[0], gpu="NVIDIA H200")
     attempt = store.start_attempt(every[1].id, owner=ME, fence=1, steps_total=150)
     recorder = Recorder(store, attempt.id, 1)
@@ -198,7 +190,7 @@ def test_what_is_half_trained_costs_half_the_training(store: Store, cells: Cells
 
 def test_a_probe_that_reads_twice_the_text_takes_twice_the_time(store: Store, cells: Cells, tmp_path: Path) -> None:
     every = cells(GRID.replace("GPUS", "1"))
-    launched(store, every)
+    record_sweep(store, every, "g")
     trained(store, every[0], gpu="NVIDIA H200")
     longer = cells(GRID.replace("GPUS", "1").replace("lengths: [128, 256]", "lengths: [128, 256], documents: 32"))
     assert longer[0].config.eval.documents == 2 * every[0].config.eval.documents
@@ -238,7 +230,7 @@ def test_another_network_on_the_same_share_had_such_neighbours_already(
     wide = "seeds: 2", "", "set:", "set:\n  model: {d_model: 160}"
 
     def training(measured_on: str, priced_on: str, neighbours: int = 0) -> Span:
-        launched(store, every := cells(GRID.replace("GPUS", measured_on)))
+        record_sweep(store, every := cells(GRID.replace("GPUS", measured_on)), "g")
         trained(store, every[0], gpu="NVIDIA H200", neighbours=neighbours)
         some = cells(GRID.replace("GPUS", priced_on).replace(*wide[:2]).replace(*wide[2:]))
         prices = cost_estimate.machine_prices(some, tmp_path, store, gpu="H200")

@@ -13,12 +13,9 @@ from atma_sweep.sweep.host.processes import this_process
 from atma_sweep.sweep.orchestrator.launch import Request, claim
 from atma_sweep.sweep.planning import difference
 from bench import Bench
+from factories import fingerprint
 
 HEAD = "name: g\nextends: micro\naxes: {attn_type: [polar, nope, rope], memory: [off, on], window: [off, on]}\n"
-
-
-def fake(data: object) -> str:
-    return "f" * 64
 
 
 def test_what_becomes_of_the_cells_of_before(write: Callable[..., Path], tmp_path: Path) -> None:
@@ -26,7 +23,7 @@ def test_what_becomes_of_the_cells_of_before(write: Callable[..., Path], tmp_pat
 
     def launch(text: str) -> list[str]:
         grid = load_grid(write(HEAD + text))
-        cells = grid.expand(fake)
+        cells = grid.expand(fingerprint)
         told = difference.describe_design(grid, cells, store)
         owner = this_process("launch")
         store.release_sweep(

@@ -9,16 +9,15 @@ from typing import Any
 import pytest
 import yaml
 from atma_sweep.results.store.recorder import Recorder
-from atma_sweep.results.store.records import Owner
-from atma_sweep.results.store.store import Store, open_store
+from atma_sweep.results.store.store import Store
 from atma_sweep.sweep.grid.cell import Cell
 from atma_sweep.sweep.grid.grid import Grid, load_grid
 from atma_sweep.sweep.planning import difference, planner, render
 from atma_sweep.sweep.planning.difference import Difference
 from atma_sweep.sweep.probes import requested
+from factories import OWNER
 
 Write = Callable[..., Path]
-ME = Owner(name="ada", host="here", pid=1, started=0.0)
 FIRST = """
 name: g
 extends: micro
@@ -28,11 +27,6 @@ set:
   train: {clip: 1.0}
   eval: {lengths: [128, 256]}
 """
-
-
-@pytest.fixture
-def store(tmp_path: Path) -> Store:
-    return open_store(tmp_path / "atma.db", create=True)
 
 
 @pytest.fixture
@@ -63,7 +57,7 @@ def counts(found: Difference) -> dict[str, int]:
 
 
 def attempt(store: Store, cell: Cell, state: str, *, step: int = 0) -> None:
-    made = store.start_attempt(cell.id, owner=ME, fence=1, steps_total=150)
+    made = store.start_attempt(cell.id, owner=OWNER, fence=1, steps_total=150)
     if step:
         recorder = Recorder(store, made.id, 1)
         recorder.progress(step, 150, 1.0, 1.0, "training")

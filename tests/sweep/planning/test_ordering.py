@@ -9,7 +9,6 @@ from typing import Any
 
 import pytest
 from atma_sweep.results.contrasts import Contrast
-from atma_sweep.results.store.records import CellState
 from atma_sweep.sweep.config import CellConfig
 from atma_sweep.sweep.errors import GridError
 from atma_sweep.sweep.grid.cell import Cell, cell_id
@@ -19,6 +18,7 @@ from atma_sweep.sweep.planning.ordering import costs, ordered, paired
 from atma_sweep.sweep.planning.planner import Task, plan
 from atma_sweep.sweep.training import flops
 from bench import Bench
+from factories import contrast, state_of, trainings
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
@@ -96,14 +96,10 @@ def test_what_every_order_by_pairs_promises(data: st.DataObject) -> None:
         assert len(matched([*have, *sociable[:count]])) - before >= count // 2
 
 
-def contrast(axis: str, level: str, **within: str) -> Contrast:
-    return Contrast(probe="val", metric="val_loss", length=0, axis=axis, level=level, reference="0", within=within)
-
-
 def by_contrasts(cells: Sequence[Cell], contrasts: Sequence[Contrast], finished: Collection[str] = ()) -> list[str]:
     for cell in cells:
         cell.config.__dict__["resources"] = cell.config.resources.model_copy(update={"order": "contrasts"})
-    tasks = [Task(cell, "train", [], "new") for cell in cells if cell.id not in finished]
+    tasks = trainings([cell for cell in cells if cell.id not in finished])
     return [task.cell.id for task in ordered(tasks, cells, AXES, {}, finished, contrasts)]
 
 
@@ -130,7 +126,7 @@ def test_every_order_is_a_permutation(data: st.DataObject) -> None:
     cells = data.draw(st.permutations(factorial(2, 2, 2)))
     for cell in cells:
         cell.config.__dict__["resources"] = cell.config.resources.model_copy(update={"order": order})
-    tasks = [Task(cell, "train", [], "new") for cell in data.draw(st.lists(st.sampled_from(cells), unique_by=id))]
+    tasks = trainings(data.draw(st.lists(st.sampled_from(cells), unique_by=id)))
     out = ordered(tasks, cells, AXES, {}, contrasts=[contrast("b", "1")])
     assert sorted(task.cell.id for task in out) == sorted(task.cell.id for task in tasks)
 
@@ -138,17 +134,6 @@ def test_every_order_is_a_permutation(data: st.DataObject) -> None:
 # --- longest first --------------------------------------------------------------------------------------------------
 
 GRID = "axes: {attn_type: [polar, nope], memory: [off, on], train.tokens: [8192, 4096]}\n"
-
-
-def state(cell: Cell, word: str = "done", **known: Any) -> CellState:
-    empty = dict.fromkeys(CellState.__dataclass_fields__)
-    return CellState(
-        **(empty | {"cell_id": cell.id, "slug": cell.slug, "state": word, "measured": frozenset()} | known)
-    )  # type: ignore[arg-type]
-
-
-def trainings(cells: Sequence[Cell]) -> list[Task]:
-    return [Task(cell, "train", [], "new") for cell in cells]
 
 
 def shown(tasks: Sequence[Task]) -> list[str]:
@@ -172,7 +157,7 @@ def test_a_measured_speed_outweighs_flops(cells: Callable[..., list[Cell]]) -> N
     found = cells(GRID + "seeds: 2\n")
     of = {(*cell.axes.values(), cell.config.seed): cell for cell in found}
     slow, fast = of["polar", "off", "8192", 0], of["nope", "on", "8192", 0]
-    known = {slow.id: state(slow, tokens_per_s=100.0), fast.id: state(fast, tokens_per_s=1000.0)}
+    known = {slow.id: state_of(slow, tokens_per_s=100.0), fast.id: state_of(fast, tokens_per_s=1000.0)}
     rest = [cell for cell in found if cell.id not in known]
     cost = costs(trainings(rest), found, known)
     assert cost[of["polar", "off", "8192", 1].id] == pytest.approx(81.92)
@@ -188,8 +173,8 @@ def test_what_a_checkpoint_holds_is_not_counted_and_an_evaluation_is_short(cells
     found = cells("axes: {attn_type: [polar, nope, rope]}\n")
     polar, nope, rope = found
     known = {
-        nope.id: state(nope, "interrupted", checkpoint="x", step=120, steps_total=150),
-        polar.id: state(polar, "interrupted", step=120, steps_total=150),
+        nope.id: state_of(nope, "interrupted", checkpoint="x", step=120, steps_total=150),
+        polar.id: state_of(polar, "interrupted", step=120, steps_total=150),
     }
     tasks = [Task(rope, "evaluate", [("clean", 256), ("val", 0)], "needs-eval"), *trainings([nope, polar])]
     cost = costs(tasks, found, known)

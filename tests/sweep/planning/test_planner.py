@@ -12,6 +12,7 @@ from atma_sweep.sweep.errors import GridError
 from atma_sweep.sweep.grid.cell import Cell
 from atma_sweep.sweep.grid.grid import Grid, load_grid
 from atma_sweep.sweep.planning.planner import plan, record, select
+from factories import state_of
 
 AXES = """name: g
 extends: micro
@@ -32,13 +33,11 @@ def grid(write: Write) -> Grid:
     return load_grid(write(AXES))
 
 
-def state(cell: Cell, word: str, *, trained: bool = False, weights: bool = False, measured: Any = ()) -> CellState:
-    empty = dict.fromkeys(CellState.__dataclass_fields__)
-    known = {
-        "cell_id": cell.id, "slug": cell.slug, "state": word, "measured": frozenset(measured),
-        "trained_attempt_id": 7 if trained else None, "weights": "a/w.safetensors" if weights else None,
-    }  # fmt: skip
-    return CellState(**(empty | known))  # type: ignore[arg-type]
+def known_state(
+    cell: Cell, word: str, *, trained: bool = False, weights: bool = False, measured: Any = ()
+) -> CellState:
+    attempt, place = 7 if trained else None, "a/w.safetensors" if weights else None
+    return state_of(cell, word, measured=measured, trained_attempt_id=attempt, weights=place)
 
 
 @pytest.mark.parametrize(("only", "count"), [
@@ -92,7 +91,7 @@ STANDINGS: dict[str, tuple[dict[str, Any] | None, list[tuple[str, str]]]] = {
 @pytest.mark.parametrize("word", STANDINGS)
 def test_each_standing_and_what_follows(cell: Cell, word: str, retrain: bool) -> None:
     has, does = STANDINGS[word]
-    states = {} if has is None else {cell.id: state(cell, **has)}
+    states = {} if has is None else {cell.id: known_state(cell, **has)}
     made = plan([cell], states, retrain=retrain, left_out=4)
     assert made.standings == {cell.id: word}
     assert made.counts == {word: 1}
@@ -111,14 +110,14 @@ def test_each_standing_and_what_follows(cell: Cell, word: str, retrain: bool) ->
 
 
 def test_a_cell_without_weights_but_with_all_numbers_is_done(cell: Cell) -> None:
-    made = plan([cell], {cell.id: state(cell, "done", trained=True, measured=ALL)}, retrain=True)
+    made = plan([cell], {cell.id: known_state(cell, "done", trained=True, measured=ALL)}, retrain=True)
     assert (made.standings[cell.id], made.tasks) == ("done", [])
 
 
 def test_the_plan_keeps_the_grids_order_and_ignores_other_cells(grid: Grid, fake_fingerprint: Any) -> None:
     cells = grid.expand(fake_fingerprint)
     first, *rest = cells
-    made = plan(rest, {first.id: state(first, "failed"), rest[1].id: state(rest[1], "running")})
+    made = plan(rest, {first.id: known_state(first, "failed"), rest[1].id: known_state(rest[1], "running")})
     assert [task.cell for task in made.tasks] == rest
     assert [task.cell for task in made.training] == [rest[0], *rest[2:]]
     assert made.counts == {"new": 16, "running": 1}

@@ -1,0 +1,148 @@
+"""Cells as the database has them, held sweeps, executors without processes and stand-ins for the job, for tests that need just one."""
+
+from __future__ import annotations
+
+import signal
+import subprocess
+import sys
+from collections.abc import Callable, Sequence
+from pathlib import Path
+from typing import Any
+
+from atma_sweep.results.contrasts import Contrast
+from atma_sweep.results.store.records import Attempt, CellRecord, CellState, Owner
+from atma_sweep.results.store.store import Store
+from atma_sweep.sweep.attempt.job import Job
+from atma_sweep.sweep.config import DataConfig, Resources
+from atma_sweep.sweep.data.prepare import prepare
+from atma_sweep.sweep.executors.executor import Finished, Launch, OnThisMachine
+from atma_sweep.sweep.grid.cell import Cell
+from atma_sweep.sweep.host import processes
+from atma_sweep.sweep.orchestrator.supervisor import Supervisor
+from atma_sweep.sweep.planning import planner
+from atma_sweep.sweep.planning.planner import Task
+from machine import Quiet
+from patience import PATIENCE_S
+
+OWNER = Owner(name="ada", host="here", pid=1, started=0.0)
+"""Somebody whose process nobody looks for."""
+
+
+def fingerprint(data: object) -> str:
+    """The hash of a corpus that nobody prepares."""
+    return "f" * 64
+
+
+def state_of(cell: Cell, word: str = "done", **known: Any) -> CellState:
+    """How far a cell is, as the database says it; nothing but its name and these is known."""
+    about: dict[str, Any] = dict.fromkeys(CellState.__dataclass_fields__)
+    about |= {"cell_id": cell.id, "slug": cell.slug, "state": word, "measured": frozenset(known.pop("measured", ()))}
+    return CellState(**(about | known))
+
+
+def attempt_of(**known: Any) -> Attempt:
+    """An attempt of which nothing but these is known."""
+    return Attempt(**(dict.fromkeys(Attempt.__dataclass_fields__) | known))
+
+
+def contrast(axis: str, level: str, reference: str = "0", **within: str) -> Contrast:
+    """A contrast of the validation loss."""
+    return Contrast(
+        probe="val", metric="val_loss", length=0, axis=axis, level=level, reference=reference, within=within
+    )
+
+
+def trainings(cells: Sequence[Cell], why: Any = "new") -> list[Task]:
+    """A task for each cell that trains it."""
+    return [Task(cell, "train", [], why) for cell in cells]
+
+
+def record_sweep(store: Store, cells: Sequence[Cell | CellRecord], name: str = "s") -> None:
+    """The sweep as a launch records it."""
+    rows = [planner.record(cell) if isinstance(cell, Cell) else cell for cell in cells]
+    store.record_revision(name, grid_text="", grid_file="g", cells=rows)
+
+
+def hold_sweep(store: Store, cells: Sequence[Cell], name: str = "s", lease: float = 60.0) -> int:
+    """Records the sweep and has this process run it; its fence."""
+    record_sweep(store, cells, name)
+    return store.acquire_sweep(name, processes.this_process("test"), lease)
+
+
+def supervisor_of(
+    store: Store, fence: int, executor: Any, runs: Path, *, name: str = "s", listener: Any = None
+) -> Supervisor:
+    """A supervisor of a sweep that is held, which tells nobody."""
+    return Supervisor(store, name, fence, executor, listener or Quiet(), runs=runs, commit=(None, None))
+
+
+class AtOnce(OnThisMachine):
+    """An executor whose attempts end at once, as `end` says; it keeps their jobs and launches."""
+
+    name = "at once"
+
+    def __init__(self, store: Store) -> None:
+        super().__init__()
+        self.store = store
+        self.jobs: list[Job] = []
+        self.launches: list[Launch] = []
+        self._ended: list[Finished] = []
+
+    def admit(self, cells: object) -> None: ...
+    def close(self) -> None: ...
+    def fits(self, resources: Resources) -> bool:
+        return True
+
+    def start(self, launch: Launch) -> None:
+        self.launches.append(launch)
+        self.jobs.append(Job.read(launch.runs / launch.folder))
+        self._ended.append((launch.attempt, self.end_of(self.jobs[-1])))
+
+    def end_of(self, job: Job) -> int:
+        """Ends the attempt in the database; its exit code."""
+        self.store.finish_attempt(job.attempt, job.fence, "done")
+        return 0
+
+    def wait(self, seconds: float) -> list[Finished]:
+        ended, self._ended = self._ended, []
+        return ended
+
+
+def stand_in(folder: Path, job: str) -> Path:
+    """A copy of the package's source in which this text is what an attempt runs."""
+    module = folder / "source" / "atma_sweep" / "sweep" / "job.py"
+    module.parent.mkdir(parents=True)
+    for package in module.parents[:2]:
+        (package / "__init__.py").touch()
+    module.write_text(job)
+    return folder / "source"
+
+
+def prepared_text(folder: Path, runs: Path) -> Callable[[object], str]:
+    """A few words of text, prepared below `runs`; what a grid's expansion asks for its fingerprint."""
+    (folder / "text").mkdir(exist_ok=True)
+    for name in "abcdef":
+        (folder / "text" / f"{name}.txt").write_text(f"{name} few words of text")
+    found = prepare(DataConfig(corpus="files", path=str(folder / "text")), runs / "corpora")
+    return lambda data: found
+
+
+def script(text: str, *arguments: str) -> subprocess.Popen[str]:
+    """A process of Python that runs this text, with pipes."""
+    command = [sys.executable, "-c", text, *arguments]
+    return subprocess.Popen(command, stdin=subprocess.PIPE, stdout=subprocess.PIPE, text=True)
+
+
+def line_of(child: subprocess.Popen[str]) -> str:
+    """The next line that it prints."""
+    assert child.stdout is not None
+    return child.stdout.readline().strip()
+
+
+def ended(process: subprocess.Popen[str], code: int = 0, number: signal.Signals | int | None = None) -> str:
+    """What a process says that ends with this code, once it got the signal, if there is one."""
+    if number is not None:
+        process.send_signal(number)
+    out, _ = process.communicate(timeout=PATIENCE_S)
+    assert process.returncode == code, out
+    return out
