@@ -29,6 +29,16 @@ Rounds = Annotated[
         "--rounds", metavar="N", min=1, max=MAX_NUMBER, help="How often each variant is timed, in turn with the others."
     ),
 ]
+Slugs = Annotated[
+    list[str] | None, typer.Argument(metavar="CELL", help="Slugs of cells of the grid, without their seed.")
+]
+OfGrid = Annotated[
+    str, typer.Option("--grid", metavar="GRID", help="Grid that the cells belong to.", autocompletion=grids)
+]
+Set = Annotated[
+    list[str] | None,
+    typer.Option("--set", metavar="PATH=VALUE", help="Change a setting of every cell; repeatable."),
+]
 Out = Annotated[Path | None, typer.Option("--out", metavar="FILE", help="Also write every number to this JSON file.")]
 
 
@@ -54,16 +64,9 @@ def bench_kernels(
 
 @bench_app.command("train")
 def bench_train(
-    cells: Annotated[
-        list[str] | None, typer.Argument(metavar="CELL", help="Slugs of cells of the grid, without their seed.")
-    ] = None,
-    grid: Annotated[
-        str, typer.Option("--grid", metavar="GRID", help="Grid that the cells belong to.", autocompletion=grids)
-    ] = "full",
-    set_: Annotated[
-        list[str] | None,
-        typer.Option("--set", metavar="PATH=VALUE", help="Change a setting of every cell; repeatable."),
-    ] = None,
+    cells: Slugs = None,
+    grid: OfGrid = "full",
+    set_: Set = None,
     graphs: Annotated[
         list[Graphs] | None,
         typer.Option(
@@ -98,12 +101,8 @@ def bench_train(
 
 @bench_app.command("decode")
 def bench_decode(
-    cells: Annotated[
-        list[str] | None, typer.Argument(metavar="CELL", help="Slugs of cells of the grid, without their seed.")
-    ] = None,
-    grid: Annotated[
-        str, typer.Option("--grid", metavar="GRID", help="Grid that the cells belong to.", autocompletion=grids)
-    ] = "full",
+    cells: Slugs = None,
+    grid: OfGrid = "full",
     texts: Annotated[
         list[int] | None,
         typer.Option(
@@ -181,10 +180,7 @@ def bench_sweep(
     attempts: Annotated[
         str, typer.Option("--attempts", metavar="N,N..", help="How many at once, one after the other.")
     ] = "1,2,4,8,16",
-    set_: Annotated[
-        list[str] | None,
-        typer.Option("--set", metavar="PATH=VALUE", help="Change a setting of every cell; repeatable."),
-    ] = None,
+    set_: Set = None,
     only: Annotated[
         list[str] | None,
         typer.Option("--only", metavar="AXIS=LEVEL,..", help="Only the cells with these levels; repeatable."),

@@ -285,36 +285,39 @@ def run(
                 runner.advance()
             torch.cuda.synchronize(device)
             times.append((time.perf_counter() - began) / steps)
-    rows = []
-    for runner, times in zip(runners, spent, strict=True):
-        config = runner.cell.config
-        tokens = config.train.batch_tokens
-        rate = tokens / statistics.median(times)
-        length = config.train.seq_len
-        parameters = sum(p.numel() for p in runner.model.parameters())
-        lines = runner.profile() if profile else []
-        peak = flops.peak_flops(torch.cuda.get_device_name(device))
-        rows.append(
-            Row(
-                cell=runner.cell.slug,
-                tokens_per_s=rate,
-                low=tokens / max(times),
-                high=tokens / min(times),
-                first_step=runner.first_step,
-                peak_memory=runner.peak,
-                optimizer=runner.optimizer_seconds(),
-                mfu=flops.mfu(flops.training_flops(config.model, length), rate, limits.flops),
-                unknown=flops.unknown(config.model),
-                mfu_paper=flops.mfu(flops.paper_flops(config.model, parameters, length), rate, peak),
-                kernels=runner.model.kernel_paths(),
-                micro_batch=config.train.micro_batch,
-                steps=runner.steps,
-                changed=(changed or {}).get(runner.cell.slug, ""),
-                profile=shares(lines),
-                lines=lines,
-            )
-        )
+    rows = [
+        _row(runner, times, limits, profile=profile, changed=(changed or {}).get(runner.cell.slug, ""))
+        for runner, times in zip(runners, spent, strict=True)
+    ]
     return limits, rows
+
+
+def _row(runner: Runner, times: Sequence[float], limits: Ceilings, *, profile: bool, changed: str) -> Row:
+    """The numbers of a cell whose steps took these seconds."""
+    config = runner.cell.config
+    tokens, length = config.train.batch_tokens, config.train.seq_len
+    rate = tokens / statistics.median(times)
+    parameters = sum(p.numel() for p in runner.model.parameters())
+    lines = runner.profile() if profile else []
+    peak = flops.peak_flops(torch.cuda.get_device_name(runner.device))
+    return Row(
+        cell=runner.cell.slug,
+        tokens_per_s=rate,
+        low=tokens / max(times),
+        high=tokens / min(times),
+        first_step=runner.first_step,
+        peak_memory=runner.peak,
+        optimizer=runner.optimizer_seconds(),
+        mfu=flops.mfu(flops.training_flops(config.model, length), rate, limits.flops),
+        unknown=flops.unknown(config.model),
+        mfu_paper=flops.mfu(flops.paper_flops(config.model, parameters, length), rate, peak),
+        kernels=runner.model.kernel_paths(),
+        micro_batch=config.train.micro_batch,
+        steps=runner.steps,
+        changed=changed,
+        profile=shares(lines),
+        lines=lines,
+    )
 
 
 def table(limits: Ceilings, rows: Sequence[Row]) -> str:
