@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable
+from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
@@ -22,32 +24,43 @@ MARKS = (np.random.default_rng(5).random(400) < 0.3).astype(np.uint16)
 SMALL = {"tokens": 5 * 24, "seq_len": 6, "batch_tokens": 24, "micro_batch": 2, "regularizer_sketch": 5}
 
 
+@dataclass
 class Watch:
-    """Keeps the curve; with a folder it saves after `stop` steps and leaves."""
+    """Records what the loop tells; with a folder it writes checkpoints there. It asks for a stop and for saves as it is told to."""
 
-    def __init__(self, folder: Path | None = None, stop: int = 0) -> None:
-        self.folder, self.stop = folder, stop
-        self.trainer: Trainer | None = None
-        self.points: list[Point] = []
+    folder: Path | None = None
+    stop: int = 0
+    """Steps after which it stops; 0: never."""
+    stop_at_ask: int | None = None
+    """Stops when asked for the n-th time, from 1: in the midst of a step, perhaps."""
+    saves: tuple[int, ...] = ()
+    """Steps after which a checkpoint is due."""
+    trainer: Trainer | None = None
+    asked: int = 0
+    points: list[Point] = field(default_factory=list)
+    saved: list[tuple[int, int]] = field(default_factory=list)
+    told: list[int] = field(default_factory=list)
 
     def progress(self, step: int, loss: float, tokens_per_s: float) -> None:
-        """Nobody asks."""
+        self.told.append(step)
 
     def point(self, point: Point) -> None:
         self.points.append(point)
 
     def should_stop(self) -> bool:
         assert self.trainer is not None
-        return self.trainer.step == self.stop > 0
+        self.asked += 1
+        return self.asked == self.stop_at_ask or self.trainer.step >= self.stop > 0
 
     def should_save(self, step: int) -> bool:
-        return False
+        return step in self.saves
 
     def save(self, step: int, tokens: int, wall_s: float, pending: Any = None) -> None:
-        assert self.trainer is not None
-        assert self.folder is not None
-        state = self.trainer.optimizers.state_dict()
-        checkpoint.save(self.folder, self.trainer.model, state, step=step, tokens=tokens, wall_s=wall_s)
+        self.saved.append((step, tokens))
+        if self.folder is not None:
+            assert self.trainer is not None
+            model, state = self.trainer.model, self.trainer.optimizers.state_dict()
+            checkpoint.save(self.folder, model, state, step=step, tokens=tokens, wall_s=wall_s, pending=pending)
 
 
 def recipe(**changes: Any) -> TrainConfig:
@@ -55,15 +68,16 @@ def recipe(**changes: Any) -> TrainConfig:
 
 
 def small_trainer(
-    model: Backbone, config: TrainConfig, watch: Watch | None = None, *, seed: int = 0, graphs: bool = False
-) -> Trainer:
-    """A trainer of the model on a random stream of 29 words."""
+    model: Backbone, config: TrainConfig, watch: Watch | None = None, *, seed: int = 0, graphs: bool = False,
+    every: int = 1, validate: Callable[[], float] = lambda: 1.0,
+) -> Trainer:  # fmt: skip
+    """A trainer of the model on a random stream of 29 words, which validates `every` so many steps."""
     watch = watch or Watch()
     marks = [MARKS] if config.loss_on == "marked" else None
     batches = Batches([STREAM], config.seq_len, config.batch_tokens // config.seq_len, seed, True, marks=marks)
     watch.trainer = Trainer(
         model=model, optimizers=Optimizers(model.parameter_groups(), config, CPU), batches=batches, config=config,
-        seed=seed, device=CPU, validate=lambda: 1.0, validate_every=1, watcher=watch, graphs=graphs,
+        seed=seed, device=CPU, validate=validate, validate_every=every, watcher=watch, graphs=graphs,
     )  # fmt: skip
     return watch.trainer
 

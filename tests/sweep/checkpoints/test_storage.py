@@ -20,6 +20,7 @@ from atma_sweep.sweep.checkpoints.storage import AddressError, StorageError
 from atma_sweep.sweep.errors import MachineError
 from fsspec.implementations.memory import MemoryFileSystem
 from fsspec.registry import known_implementations
+from refusals import refused
 from torch import nn
 
 KINDS = ("folder", "file", "memory")
@@ -307,12 +308,10 @@ def test_a_place_out_of_reach_is_an_error_and_not_an_empty_one(
 
     with monkeypatch.context() as patch:
         patch.setattr(MemoryFileSystem, call, fail)
-        with pytest.raises(StorageError) as caught:
-            USES[call](memory)
-    assert str(caught.value) == (
-        f"{memory} cannot be used: connection reset; check the address, the credentials and the network, or name "
-        "another place with checkpoint.path, then launch again"
-    )
+        assert refused(lambda: USES[call](memory), StorageError) == (
+            f"{memory} cannot be used: connection reset; check the address, the credentials and the network, or name "
+            "another place with checkpoint.path, then launch again"
+        )
     assert newest(memory) == (5, 0.0)
 
 

@@ -13,6 +13,7 @@ from atma_sweep.sweep.config import CellConfig, DataConfig, TrainConfig
 from atma_sweep.sweep.data.batches import Batches, DataError, _permutation, stream_rows, training_batches
 from atma_sweep.sweep.data.corpora import Corpus
 from atma_sweep.sweep.grid.cell import Cell
+from refusals import refused
 
 STREAM = np.arange(1000, 1000 + 71, dtype=np.uint16)
 SHARDS = [np.arange(start, start + size, dtype=np.uint16) for start, size in [(0, 23), (100, 5), (200, 71), (300, 1)]]
@@ -199,15 +200,15 @@ def test_the_smallest_stream(shuffle: bool) -> None:
 
 
 def test_too_short_a_stream() -> None:
-    with pytest.raises(DataError) as caught:
-        batches(count=5)
-    assert str(caught.value) == "the training split has 5 tokens, less than one row of 5 + 1"
-    with pytest.raises(DataError) as caught:
-        Batches([STREAM[:5], STREAM[:4]], 5, 3, 0, True)
-    assert str(caught.value) == "the training split has 9 tokens, less than one row of 5 + 1"
-    with pytest.raises(DataError) as caught:
-        Batches([STREAM[:16], STREAM[:16]], 5, 3, 0, True, True)
-    assert str(caught.value) == "the training split has 32 tokens, less than one step of 15 + 2 in any shard"
+    assert refused(lambda: batches(count=5), DataError) == "the training split has 5 tokens, less than one row of 5 + 1"
+    assert (
+        refused(lambda: Batches([STREAM[:5], STREAM[:4]], 5, 3, 0, True), DataError)
+        == "the training split has 9 tokens, less than one row of 5 + 1"
+    )
+    assert (
+        refused(lambda: Batches([STREAM[:16], STREAM[:16]], 5, 3, 0, True, True), DataError)
+        == "the training split has 32 tokens, less than one step of 15 + 2 in any shard"
+    )
 
 
 def test_a_rest_shorter_than_a_row_is_left_out() -> None:

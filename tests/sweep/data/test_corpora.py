@@ -11,7 +11,6 @@ import subprocess
 import sys
 import sysconfig
 from collections import Counter
-from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
@@ -22,10 +21,10 @@ from atma_sweep.sweep.config import DataConfig
 from atma_sweep.sweep.data import corpora, prepare
 from atma_sweep.sweep.data.corpora import Corpus, CorpusUnknown, entropies, open_corpus
 from atma_sweep.sweep.data.registry import CORPORA, every_kind
-from atma_sweep.sweep.errors import SweepError
 from atma_sweep.sweep.grid.grid import load_grid
 from copies import prose, published_shard
 from prepared import EOT, document, files, joined, number_of, parts, put, stream
+from refusals import refused
 from tokenizers import models, pre_tokenizers
 
 
@@ -60,13 +59,6 @@ def texts() -> dict[str, tuple[str, str]]:
         held = number_of(name) < 0.25 and len(text) >= 20_000
         splits[name] = ("heldout" if held else "validation" if number_of(name) < 0.08 else "train", text)
     return splits
-
-
-def refused(call: Callable[[], object]) -> str:
-    with pytest.raises(SweepError) as caught:
-        call()
-    assert len(str(caught.value).splitlines()) == 1
-    return str(caught.value)
 
 
 # --- the embedded corpus ------------------------------------------------------------------------------------------

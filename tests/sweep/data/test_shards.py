@@ -9,6 +9,7 @@ from pathlib import Path
 import numpy as np
 import pytest
 from atma_sweep.sweep.data.shards import ShardError, SplitWriter, facts, open_shard, write_shard
+from refusals import refused
 
 TOKENS = np.array([50256, 0, 7, 65535, 300, 1, 2], dtype=np.uint16)
 WIDE = np.array([128_001, 0, 65_536, 2**32 - 1, 5], dtype=np.uint32)
@@ -87,55 +88,53 @@ def change(path: Path, at: int, value: int) -> None:
     path.write_bytes(bytes(raw))
 
 
-def refused(path: Path) -> str:
-    with pytest.raises(ShardError) as caught:
-        open_shard(path)
-    return str(caught.value)
+def unreadable(path: Path) -> str:
+    return refused(lambda: open_shard(path), ShardError)
 
 
 def test_cut_short(shard: Path) -> None:
     shard.write_bytes(shard.read_bytes()[:-3])
-    assert refused(shard) == f"{shard}: cut short or overlong, 1035 bytes where 7 tokens need 1038"
+    assert unreadable(shard) == f"{shard}: cut short or overlong, 1035 bytes where 7 tokens need 1038"
 
 
 def test_overlong(shard: Path) -> None:
     shard.write_bytes(shard.read_bytes() + b"\0")
-    assert refused(shard) == f"{shard}: cut short or overlong, 1039 bytes where 7 tokens need 1038"
+    assert unreadable(shard) == f"{shard}: cut short or overlong, 1039 bytes where 7 tokens need 1038"
 
 
 @pytest.mark.parametrize(("count", "need"), [(6, 1036), (-1, 1022), (8, 1040)])
 def test_a_count_that_does_not_fit(shard: Path, count: int, need: int) -> None:
     change(shard, 8, count)
-    assert refused(shard) == f"{shard}: cut short or overlong, 1038 bytes where {count} tokens need {need}"
+    assert unreadable(shard) == f"{shard}: cut short or overlong, 1038 bytes where {count} tokens need {need}"
 
 
 def test_cut_inside_the_header(shard: Path) -> None:
     for size in (0, 3, 1023):
         shard.write_bytes(shard.read_bytes()[:size])
-        assert refused(shard) == f"{shard}: not a token shard (expected magic 20240520 or 20240801)"
+        assert unreadable(shard) == f"{shard}: not a token shard (expected magic 20240520 or 20240801)"
 
 
 def test_foreign_magic(shard: Path) -> None:
     change(shard, 0, 20240802)
-    assert refused(shard) == f"{shard}: not a token shard (expected magic 20240520 or 20240801)"
+    assert unreadable(shard) == f"{shard}: not a token shard (expected magic 20240520 or 20240801)"
 
 
 def test_the_magic_says_the_width(shard: Path) -> None:
     """uint16 tokens under the header of uint32 are half as many bytes as they should be."""
     change(shard, 0, 20240801)
-    assert refused(shard) == f"{shard}: shard version 1, this program reads version 7"
+    assert unreadable(shard) == f"{shard}: shard version 1, this program reads version 7"
     change(shard, 4, 7)
-    assert refused(shard) == f"{shard}: cut short or overlong, 1038 bytes where 7 tokens need 1052"
+    assert unreadable(shard) == f"{shard}: cut short or overlong, 1038 bytes where 7 tokens need 1052"
 
 
 def test_other_version(shard: Path) -> None:
     change(shard, 4, 2)
-    assert refused(shard) == f"{shard}: shard version 2, this program reads version 1"
+    assert unreadable(shard) == f"{shard}: shard version 2, this program reads version 1"
 
 
 def test_missing_and_a_folder(tmp_path: Path) -> None:
-    assert refused(tmp_path / "gone.bin") == f"{tmp_path}/gone.bin: cannot be read: No such file or directory"
-    assert refused(tmp_path) == f"{tmp_path}: cannot be read: Is a directory"
+    assert unreadable(tmp_path / "gone.bin") == f"{tmp_path}/gone.bin: cannot be read: No such file or directory"
+    assert unreadable(tmp_path) == f"{tmp_path}: cannot be read: Is a directory"
 
 
 @pytest.mark.parametrize(("tokens", "what"), [
@@ -145,9 +144,7 @@ def test_missing_and_a_folder(tmp_path: Path) -> None:
     (np.zeros((2, 2), dtype=np.uint16), "s.bin: a shard takes one row of tokens, got 2 dimensions"),
 ])  # fmt: skip
 def test_what_is_no_row_of_tokens_is_not_written(tmp_path: Path, tokens: np.ndarray, what: str) -> None:
-    with pytest.raises(ShardError) as caught:
-        write_shard(tmp_path / "s.bin", tokens)
-    assert str(caught.value) == what
+    assert refused(lambda: write_shard(tmp_path / "s.bin", tokens), ShardError) == what
     assert list(tmp_path.iterdir()) == []
 
 
@@ -224,12 +221,12 @@ def test_what_a_state_speaks_of_must_be_there(tmp_path: Path, damage: str) -> No
         path.unlink()
     else:
         path.write_bytes(path.read_bytes()[:-2])
-    with pytest.raises(ShardError) as caught:
-        SplitWriter(tmp_path, "train", np.uint16, state=state, shard_tokens=10)
-    assert str(caught.value) == (f"{path}: lost what was written there; remove {tmp_path} and prepare the corpus again")
+    assert refused(lambda: SplitWriter(tmp_path, "train", np.uint16, state=state, shard_tokens=10), ShardError) == (
+        f"{path}: lost what was written there; remove {tmp_path} and prepare the corpus again"
+    )
 
 
-def test_a_split_of_another_type_is_refused(tmp_path: Path) -> None:
+def test_a_split_of_another_type_is_unreadable(tmp_path: Path) -> None:
     with pytest.raises(ShardError, match="a shard takes uint16 or uint32 tokens, got int32"):
         SplitWriter(tmp_path, "train", np.int32)  # type: ignore[arg-type]
     assert list(tmp_path.iterdir()) == []

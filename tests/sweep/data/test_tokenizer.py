@@ -9,7 +9,6 @@ import shutil
 import subprocess
 import sys
 import sysconfig
-from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
@@ -29,6 +28,7 @@ from atma_sweep.sweep.data.tokenizer import (
     request_key,
 )
 from atma_sweep.sweep.errors import MachineError, SweepError
+from refusals import refused
 from tokenizers import decoders, models, normalizers, pre_tokenizers, processors
 
 TEXTS = [
@@ -66,13 +66,6 @@ def byte_level(merges: list[tuple[str, str]], end: str | None = "<|endoftext|>")
     if end:
         made.add_special_tokens([end])
     return made
-
-
-def refused(call: Callable[[], object]) -> str:
-    with pytest.raises(SweepError) as caught:
-        call()
-    assert len(str(caught.value).splitlines()) == 1
-    return str(caught.value)
 
 
 def joined(tokenizer: Any, tokens: np.ndarray) -> bytes:

@@ -3,10 +3,11 @@
 from __future__ import annotations
 
 import contextlib
+import functools
 import math
 import os
 from collections.abc import Callable, Iterator
-from dataclasses import dataclass, field, replace
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -19,16 +20,15 @@ from atma_sweep.sweep.checkpoints import checkpoint
 from atma_sweep.sweep.config import TrainConfig
 from atma_sweep.sweep.data.batches import Batches
 from atma_sweep.sweep.grid.settings import AXES
-from atma_sweep.sweep.training.loop import Diverged, Point, Stopped, Trainer
-from atma_sweep.sweep.training.optimizers import Optimizers
+from atma_sweep.sweep.training.loop import Diverged, Stopped, Trainer
 from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
+from small_training import Watch, small_trainer
+from small_training import recipe as small_recipe
 from tiers import every_nth
 from torch import Tensor
 
 Network = Callable[..., Backbone]
-CPU = torch.device("cpu")
-STREAM = np.random.default_rng(0).integers(0, 29, 400).astype(np.uint16)
 LEVELS = {
     "plain": ({}, {}),
     "window": ({"window": True, "attn_type": "rope"}, {}),
@@ -38,63 +38,18 @@ LEVELS = {
 }
 
 
-@dataclass
-class Watch:
-    """Records what the loop tells; stops after `stop` steps and saves at every step in `saves`."""
-
-    folder: Path | None = None
-    stop: int | None = None
-    stop_at_ask: int | None = None
-    """Stops when asked for the n-th time, from 1: in the midst of a step, perhaps."""
-    asked: int = 0
-    saves: tuple[int, ...] = ()
-    trainer: Trainer | None = None
-    points: list[Point] = field(default_factory=list)
-    saved: list[tuple[int, int]] = field(default_factory=list)
-    told: list[int] = field(default_factory=list)
-
-    def progress(self, step: int, loss: float, tokens_per_s: float) -> None:
-        self.told.append(step)
-
-    def point(self, point: Point) -> None:
-        self.points.append(point)
-
-    def should_stop(self) -> bool:
-        assert self.trainer is not None
-        self.asked += 1
-        return self.asked == self.stop_at_ask or (self.stop is not None and self.trainer.step >= self.stop)
-
-    def should_save(self, step: int) -> bool:
-        return step in self.saves
-
-    def save(self, step: int, tokens: int, wall_s: float, pending: Any = None) -> None:
-        self.saved.append((step, tokens))
-        if self.folder is not None:
-            assert self.trainer is not None
-            state = self.trainer.optimizers.state_dict()
-            checkpoint.save(
-                self.folder, self.trainer.model, state, step=step, tokens=tokens, wall_s=wall_s, pending=pending
-            )
-
-
-def recipe(**changes: Any) -> TrainConfig:
-    small = {"tokens": 4 * 24, "seq_len": 6, "batch_tokens": 24, "micro_batch": 2, "regularizer_sketch": 5}
-    return TrainConfig(**(small | changes))
+recipe = functools.partial(small_recipe, tokens=4 * 24)
 
 
 def trainer(
     model: Backbone, config: TrainConfig, watch: Watch | None = None, *, every: int = 3, seed: int = 0
 ) -> Trainer:
-    watch = watch or Watch()
-    rows = config.batch_tokens // config.seq_len
-    made = Trainer(
-        model=model, optimizers=Optimizers(model.parameter_groups(), config, CPU),
-        batches=Batches([STREAM], config.seq_len, rows, seed, True), config=config, seed=seed, device=CPU,
-        validate=lambda: float(sum(p.detach().double().square().sum() for p in model.parameters())),
-        validate_every=every, watcher=watch,
-    )  # fmt: skip
-    watch.trainer = made
-    return made
+    """Its validation loss is a sum over the weights."""
+
+    def validate() -> float:
+        return float(sum(p.detach().double().square().sum() for p in model.parameters()))
+
+    return small_trainer(model, config, watch, seed=seed, every=every, validate=validate)
 
 
 def gradients(model: Backbone) -> dict[str, Tensor]:

@@ -18,9 +18,10 @@ from atma_sweep.sweep.data.corpora import open_corpus
 from atma_sweep.sweep.errors import GridError
 from atma_sweep.sweep.planning import admission as plan
 from atma_sweep.sweep.probes import bound
-from attempts import room_of, small_grid
+from attempts import room_of
 from copies import published_shard
 from prepared import made, rederived, told
+from refusals import refused
 from small_training import CPU, MARKS, STREAM, recipe, small_trainer, trained, trained_in_two
 from torch import Tensor
 from torch.nn import functional
@@ -167,12 +168,13 @@ def test_a_resumed_training_is_the_uninterrupted_one(network: Network, tmp_path:
 # --- corpora ------------------------------------------------------------------------------------------------------
 
 
-def marked_shards(folder: Path) -> Path:
-    """Two training shards and one of validation, byte tokens, every third marked."""
+def marked_shards(folder: Path, *, marks: bool = True) -> Path:
+    """Two training shards and one of validation, byte tokens, every third marked unless without marks."""
     for name, size in (("x_train_1", 3000), ("x_train_2", 2000), ("x_val_0", 3000)):
         tokens = np.random.default_rng(size).integers(97, 123, size)
         published_shard(folder / f"{name}.bin", tokens)
-        published_shard(folder / f"{name}.marks.bin", np.arange(size) % 3 == 0)
+        if marks:
+            published_shard(folder / f"{name}.marks.bin", np.arange(size) % 3 == 0)
     return folder
 
 
@@ -227,27 +229,18 @@ def test_marks_that_cannot_be(tmp_path: Path, change: Callable[[Path], None], me
 # --- a whole attempt ----------------------------------------------------------------------------------------------
 
 
-def test_shards_without_marks_are_refused_before_anything_is_trained(tmp_path: Path) -> None:
-    (tmp_path / "grid").mkdir()
-    grid, folder = small_grid(tmp_path / "grid"), marked_shards(tmp_path / "s")
-    for path in folder.glob("*.marks.bin"):
-        path.unlink()
+def test_shards_without_marks_are_refused_before_anything_is_trained(tmp_path: Path, grid: Path) -> None:
+    folder = marked_shards(tmp_path / "s", marks=False)
     sets = ("data.corpus=shards", f"data.path={folder}", "eval.probes=[val]", "train.loss_on=marked")
     room = room_of(grid, tmp_path, *sets)
-    with pytest.raises(corpora.CorpusError) as caught:
-        plan.check_corpora([room.cell], grid.parent / "corpora")
-    assert str(caught.value) == (
+    assert refused(lambda: plan.check_corpora([room.cell], grid.parent / "corpora"), corpora.CorpusError) == (
         "corpus 'shards': it marks no tokens, but train.loss_on is marked; set that to all, or give each shard NAME.bin "
         "a NAME.marks.bin"
     )
 
 
-def test_a_corpus_with_a_name_knows_whether_it_has_marks(tmp_path: Path) -> None:
-    (tmp_path / "grid").mkdir()
-    grid, folder = small_grid(tmp_path / "grid"), marked_shards(tmp_path / "s")
-    bare = marked_shards(tmp_path / "bare")
-    for path in bare.glob("*.marks.bin"):
-        path.unlink()
+def test_a_corpus_with_a_name_knows_whether_it_has_marks(tmp_path: Path, grid: Path) -> None:
+    folder, bare = marked_shards(tmp_path / "s"), marked_shards(tmp_path / "bare", marks=False)
     for name, path in (("with", folder), ("without", bare)):
         prepare.prepare(ready(path), grid.parent / "corpora", name=name)
 
@@ -255,17 +248,16 @@ def test_a_corpus_with_a_name_knows_whether_it_has_marks(tmp_path: Path) -> None
         return room_of(grid, tmp_path, f"data.corpus={name}", "eval.probes=[val]", "train.loss_on=marked")
 
     plan.check_corpora([room("with").cell], grid.parent / "corpora")
-    with pytest.raises(GridError) as caught:
-        room("without")
-    assert str(caught.value) == (
+    assert refused(lambda: room("without"), GridError) == (
         "--set: train.loss_on: corpus without does not mark which tokens count; set train.loss_on to all, or name one "
         "that may: shards, flipflop, mqar"
     )
 
 
-def test_an_attempt_trains_and_validates_on_marked_targets(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
-    (tmp_path / "grid").mkdir()
-    grid, folder = small_grid(tmp_path / "grid"), marked_shards(tmp_path / "s")
+def test_an_attempt_trains_and_validates_on_marked_targets(
+    tmp_path: Path, grid: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    folder = marked_shards(tmp_path / "s")
     sets = ("data.corpus=shards", f"data.path={folder}", "eval.probes=[val]")
     rooms = [room_of(grid, tmp_path, *sets, f"train.loss_on={word}") for word in ("all", "marked")]
     attempts = [room.run() for room in rooms]
