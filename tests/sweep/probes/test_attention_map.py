@@ -139,22 +139,6 @@ def test_a_mixer_that_is_neither_says_so(network: Any, subject: Make) -> None:
             assert maps == {}
 
 
-@pytest.mark.parametrize(
-    ("settings", "reason"),
-    [
-        ({"layers": [1]}, "n/a: layer 1 has no attention; those that have: 2, 6"),
-        ({"tokens": 500}, "too-short: the validation split has 300 tokens of 501"),
-        ({"tokens": 31}, "n/a: positions ape has 30 places, fewer than 31 tokens"),
-    ],
-)
-def test_what_cannot_be_measured_says_why(settings: Any, reason: str, network: Any, subject: Make) -> None:
-    model = network(vocab_size=264, n_layers=7, attn_type="nope", **SIZES).eval()
-    if settings == {"tokens": 31}:
-        model = network(vocab_size=264, positions="ape", position_settings={"ape": {"length": 30}}).eval()
-    numbers, _ = maps_of(subject_of(subject, model, **settings))
-    assert {m.reason for m in numbers.values()} == {reason}
-
-
 def test_layers_and_heads_as_asked(network: Any, subject: Make) -> None:
     model = network(vocab_size=264, n_layers=7, attn_type="nope", **SIZES).eval()
     assert list(maps_of(subject_of(subject, model, layers=[6]))[1]) == [(6, 0), (6, 1)]

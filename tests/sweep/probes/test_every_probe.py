@@ -113,6 +113,53 @@ def test_what_has_no_length_has_no_limit(name: str, who: Callable[..., Network])
     assert bound(name, asked.config).longest(asked.corpus) is None
 
 
+SHORT = {"positions": "ape", "position_settings": {"ape": {"length": 30}}}
+"""A network that reads 30 tokens."""
+SEVEN = {"n_layers": 7, "attn_type": "nope"}
+ALL_MISSING = ("position_nll", "extrapolation", "attention_map", "gates", "state_norm", "count_map")
+"""Probes that give a reason for every metric, not for the main one alone."""
+
+
+@pytest.mark.parametrize(("name", "model", "settings", "length", "reason"), [
+    ("same_tail", {}, {}, 65, "n/a: before token 64, where the text ends, there are no 65 tokens"),
+    ("same_tail", {}, {"last": 17}, 16, "n/a: 17 tokens are scored, more than a context of 16"),
+    ("same_tail", {}, {"end": 300}, 16, "too-few-docs: 2 of 3 held-out documents have 301 tokens"),
+    ("position_nll", {}, {}, 303, "too-few-docs: 0 of 3 held-out documents have 304 tokens"),
+    ("passkey", {}, {}, 301, "too-few-docs: 2 of 3 held-out documents have 301 tokens"),
+    ("passkey", {}, {}, 80, "n/a: a value and its question take 96 tokens, more than a context of 80"),
+    ("extrapolation", {}, {"span": 700}, 16, "too-short: the validation split has 700 tokens of 701"),
+    ("extrapolation", {}, {"span": 60}, 61, "n/a: the text of 60 targets holds no window of 61"),
+    ("attention_map", SEVEN, {"layers": [1]}, 0, "n/a: layer 1 has no attention; those that have: 2, 6"),
+    ("attention_map", SEVEN, {"tokens": 512}, 0, "too-short: the validation split has 300 tokens of 513"),
+    ("attention_map", SHORT, {"tokens": 31}, 0, "n/a: positions ape has 30 places, fewer than 31 tokens"),
+    ("gates", {"attn_type": "fox"}, {}, 0, "too-short: the validation split holds 4 of 8 rows of 13 tokens"),
+    ("state_norm", {}, {}, 16, "n/a: the network has no memory"),
+    ("state_norm", {"memory": "gated_delta"}, {}, 4096, "too-few-docs: 0 of 3 held-out documents have 4096 tokens"),
+    ("count_map", {"attn_type": "nope"}, {}, 0, "n/a: the network has no Polar layer"),
+    ("flipflop", SHORT, {"length": 32}, 0, "n/a: positions ape has 30 places, fewer than 31 tokens"),
+])  # fmt: skip
+def test_what_cannot_be_measured_says_why(
+    name: str, model: Any, settings: Any, length: int, reason: str, network: Any, subject: Callable[..., Network]
+) -> None:
+    validation = {"gates": 60, "attention_map": 300}.get(name, 700)
+    asked = {"validation_tokens": 26 if name == "gates" else 300, "settings": {name: settings}}
+    who = subject(network(vocab_size=264, **model).eval(), validation=validation, **asked)
+    ((missing, examples),) = measure(name, who, [length])
+    metrics = PROBES.load(name).metrics[: None if name in ALL_MISSING else 1]
+    expected = [(metric.name, length, None, 0, reason) for metric in metrics]
+    assert [(m.metric, m.length, m.value, m.n, m.reason) for m in missing] == expected
+    assert examples == []
+
+
+@pytest.mark.parametrize(("span", "length", "advice"), [(700, 16, "lower"), (60, 61, "raise")])
+def test_a_plan_hears_which_span_a_length_needs(
+    span: int, length: int, advice: str, network: Any, subject: Callable[..., Network]
+) -> None:
+    who = subject(network(vocab_size=264).eval(), settings={"extrapolation": {"span": span}})
+    lack = bound("extrapolation", who.config).lack(who.corpus, length)
+    assert f"{advice} eval.settings.extrapolation.span" in str(lack)
+
+
 def test_too_few_documents_give_no_length_at_all(who: Callable[..., Network]) -> None:
     asked = who(documents=6)
     assert [bound(name, asked.config).longest(asked.corpus) for name in ("clean", "needle", "state_norm")] == [0, 0, 0]

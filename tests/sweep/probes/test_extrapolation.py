@@ -9,7 +9,6 @@ from typing import Any
 import numpy as np
 import pytest
 import torch
-from atma_sweep.sweep.probes import bound
 from atma_sweep.sweep.probes.subject import Network, measure
 
 Make = Callable[..., Network]
@@ -58,20 +57,3 @@ def test_an_untrained_network_has_the_perplexity_of_its_vocabulary(network: Any,
     """Its head starts at zero."""
     who = subject(network(vocab_size=264).eval())
     assert next(measure("extrapolation", who, [32]))[0][0].value == pytest.approx(264, rel=1e-5)
-
-
-@pytest.mark.parametrize(
-    ("span", "length", "reason", "advice"),
-    [
-        (700, 16, "too-short: the validation split has 700 tokens of 701", "lower eval.settings.extrapolation.span"),
-        (60, 61, "n/a: the text of 60 targets holds no window of 61", "raise eval.settings.extrapolation.span or"),
-    ],
-)
-def test_what_cannot_be_measured_says_why(
-    span: int, length: int, reason: str, advice: str, network: Any, subject: Make
-) -> None:
-    who = subject(network(vocab_size=264).eval(), settings={"extrapolation": {"span": span}})
-    ((missing, examples),) = measure("extrapolation", who, [length])
-    assert [(m.metric, m.reason) for m in missing] == [(metric, reason) for metric in ("perplexity", "nats")]
-    assert examples == []
-    assert advice in str(bound("extrapolation", who.config).lack(who.corpus, length))

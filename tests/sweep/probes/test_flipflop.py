@@ -128,13 +128,7 @@ def test_length_seed_and_share_of_the_sequences_like_those_of_training_are_the_c
     assert metrics.metric("flipflop", "exact_sparse", probe.description("exact_sparse")).chance == coin_flips(16, 0.98)
 
 
-def test_what_cannot_be_read_has_a_reason(
-    network: Any, subject: Callable[..., Network], asked: Callable[..., Network]
-) -> None:
-    short = network(vocab_size=264, positions="ape", position_settings={"ape": {"length": 30}}).eval()
-    ((measured, _),) = measure("flipflop", subject(short, settings={"flipflop": SMALL}), [0])
-    assert [one.reason for one in measured] == ["n/a: positions ape has 30 places, fewer than 31 tokens"]
-
+def test_letters_that_are_no_tokens_have_a_reason(asked: Callable[..., Network]) -> None:
     class Words(type(load_tokenizer("bytes"))):  # type: ignore[misc]
         name = "words"
 

@@ -117,20 +117,6 @@ def test_text_is_that_of_the_trial_s_document_or_the_sentences(rule: Any, subjec
             assert row[: n + 1].tolist() == [EOT, *text[:n]]
 
 
-@pytest.mark.parametrize(
-    ("length", "settings", "reason"),
-    [
-        (301, {}, "too-few-docs: 2 of 3 held-out documents have 301 tokens"),
-        (80, {}, "n/a: a value and its question take 96 tokens, more than a context of 80"),
-    ],
-)
-def test_what_cannot_be_measured_says_why(length: int, settings: Any, reason: str, network: Any, subject: Make) -> None:
-    who = subject(network(vocab_size=264).eval(), settings={"passkey": settings})
-    ((numbers, examples),) = measure("passkey", who, [length])
-    assert [(m.metric, m.reason) for m in numbers] == [("digit_accuracy", reason)]
-    assert examples == []
-
-
 def test_sentences_are_long_enough_for_any_length(subject: Make, network: Any) -> None:
     who = subject(
         network(vocab_size=264).eval(), settings={"passkey": {"filler": "grass", "trials": 1, "depths": [0.5]}}

@@ -57,12 +57,3 @@ def test_a_rule_that_fails_from_a_place_on_is_seen_there(rule: Any, subject: Mak
     assert min(at[2:]) > 19
     assert end.value == pytest.approx(at[3])
     assert all(model.full)
-
-
-def test_what_cannot_be_measured_says_why(network: Any, subject: Make) -> None:
-    ((missing, examples),) = measure("position_nll", subject(network(vocab_size=264).eval()), [303])
-    assert [(m.metric, m.value, m.reason) for m in missing] == [
-        (metric, None, "too-few-docs: 0 of 3 held-out documents have 304 tokens")
-        for metric in ("nats", "end_nats", "bin")
-    ]
-    assert examples == []

@@ -76,22 +76,6 @@ def test_what_nothing_is_said_of_follows_from_the_lengths(lengths: tuple[int, ..
     assert SameTailConfig(last=3).settled((16, 32)) == SameTailConfig(last=3, end=32)
 
 
-@pytest.mark.parametrize(
-    ("length", "settings", "reason"),
-    [
-        (65, {}, "n/a: before token 64, where the text ends, there are no 65 tokens"),
-        (16, {"last": 17}, "n/a: 17 tokens are scored, more than a context of 16"),
-        (16, {"end": 300}, "too-few-docs: 2 of 3 held-out documents have 301 tokens"),
-    ],
-)
-def test_what_cannot_be_measured_says_why(
-    length: int, settings: dict[str, int], reason: str, network: Any, subject: Make
-) -> None:
-    who = subject(network(vocab_size=264).eval(), settings={"same_tail": settings})
-    (((only,), examples),) = measure("same_tail", who, [length])
-    assert (only.metric, only.value, only.reason, examples) == ("nats", None, reason, [])
-
-
 def test_a_plan_hears_of_it(subject: Make, network: Any) -> None:
     who = subject(network(vocab_size=264).eval(), settings={"same_tail": {"end": 300}})
     probe = bound("same_tail", who.config)

@@ -187,16 +187,6 @@ def test_an_error_takes_the_watching_away_too(model: Backbone, subject: Any, mon
     assert all("evaluate" not in vars(memory) for memory in memories(model))
 
 
-def test_without_memory_or_text_a_reason_stands(network: Any, model: Backbone, subject: Any) -> None:
-    bare = subject(network(vocab_size=264), lengths=(16, 32))
-    for length, (measured, _) in zip((16, 32), measure("state_norm", bare, (16, 32)), strict=True):
-        assert {(one.metric, one.length, one.value) for one in measured} == {(name, length, None) for name in STATES}
-        assert {one.reason for one in measured} == {"n/a: the network has no memory"}
-    short = subject(model, documents=2, lengths=(4096,))
-    ((measured, _),) = measure("state_norm", short, [4096])
-    assert {one.reason for one in measured} == {"too-few-docs: 0 of 2 held-out documents have 4096 tokens"}
-
-
 def test_it_runs_only_where_it_is_asked_for() -> None:
     assert {name for name, _ in requested(EvalConfig())} == {"val", "clean", "junk", "needle"}
     asked = requested(EvalConfig(probes=("state_norm", "count_map"), lengths=(8, 16)))
@@ -216,5 +206,3 @@ def test_learned_slopes_of_the_count_map(network: Any, subject: Any) -> None:
         {"beta": slopes.mean(), "beta_lowest": slopes.min(), "beta_highest": slopes.max()}, rel=1e-6
     )
     assert {(e.item, e.position): e.value for e in examples} == pytest.approx(dict(np.ndenumerate(slopes)), rel=1e-6)
-    ((measured, _),) = measure("count_map", subject(network(vocab_size=264, attn_type="nope")), [0])
-    assert {one.reason for one in measured} == {"n/a: the network has no Polar layer"}
