@@ -11,9 +11,10 @@ from typing import Any
 import torch
 from torch import Tensor, nn
 
-from ..kernels.conv.conv import choose_backend, gated_causal_conv
-from ..kernels.conv.step import gated_conv_step, tail_of
-from ..kernels.row_linear.row_linear import row_conv_step
+from ..kernels.conv.op import gated_causal_conv
+from ..kernels.conv_step.op import gated_conv_step, tail_of
+from ..kernels.gated_delta.op import choose_backend
+from ..kernels.row_linear.op import row_conv_step
 from .attention import Attention
 from .config import ModelConfig
 from .inference.kv_cache import Room, Step

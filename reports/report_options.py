@@ -10,8 +10,8 @@ from typing import Annotated, Literal, get_type_hints
 import typer
 
 from ..results import completion
-from ..results.completion import Offer, silent
-from ..results.options import AsJson, Db, SweepName
+from ..results.console.command_line import AsJson, Db, SweepName
+from ..results.console.completion import Offer, silent
 from .figures import FIGURES
 from .tables import SECOND_VERSION, TABLES
 

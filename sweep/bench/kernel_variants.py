@@ -26,9 +26,8 @@ from ...kernels.norms import statistics_dtype
 from ...kernels.omega.chunk_loop import Steps
 from ...kernels.omega.op import Rates, choose_backend, first_state, omega, unit
 from ...kernels.shapes import expand_kv, visible_mask
-from ...model.memory.gated_delta import GAMMA_OFFSET
-from ...model.memory.gated_delta_outline import KDAConfig
-from ...model.memory.omega_outline import AtlasConfig, OmegaConfig
+from ...model.memory.gated_delta import GAMMA_OFFSET, KDAConfig
+from ...model.memory.omega import AtlasConfig, OmegaConfig
 from ...model.mixers.wall import soft_clamp
 
 FALL, OPEN = 0.86, 6.0

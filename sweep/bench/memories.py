@@ -9,9 +9,11 @@ import torch
 from torch import Tensor
 from torch.nn import functional
 
-from ...kernels.gated_delta import channelwise, gated_delta
+from ...kernels.fla_configs import channelwise
+from ...kernels.gated_delta.op import choose_backend, gated_delta
 from ...kernels.norms import statistics_dtype
-from ...kernels.omega.omega import Rates, Steps, choose_backend, first_state, omega, unit
+from ...kernels.omega.chunk_loop import Steps
+from ...kernels.omega.op import Rates, first_state, omega, unit
 from ...kernels.shapes import expand_kv
 from ...model.memory.gated_delta import GAMMA_OFFSET, KDAConfig
 from ...model.memory.omega import AtlasConfig, OmegaConfig

@@ -6,7 +6,7 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 from pathlib import Path
 
-from ...results.counts import counted
+from ...results.console.text import counted
 from ..checkpoints import file_names, storage
 from ..grid.cell import Cell
 from ..units import size

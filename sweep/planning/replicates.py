@@ -13,8 +13,8 @@ from ...results.stopping import messages, stopping_rule
 from ...results.store.store import Store
 from ..errors import GridError
 from ..grid.cell import Cell, cell_id
-from ..grid.contrasts import about
 from ..grid.grid import Grid
+from ..grid.sections import about
 from . import cost_estimate, render
 from .cost_estimate import Bill
 

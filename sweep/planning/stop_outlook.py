@@ -7,7 +7,7 @@ from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any
 
-from ...results.counts import counted
+from ...results.console.text import counted
 from ...results.errors import SweepUnknown
 from ...results.stopping import messages, stopping_rule
 from ...results.store.store import Store

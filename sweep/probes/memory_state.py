@@ -13,7 +13,7 @@ import torch
 from torch import Tensor
 from torch.nn import functional
 
-from ...kernels.gated_delta.gated_delta import NORM_FLOOR
+from ...kernels.gated_delta.op import NORM_FLOOR
 from ...kernels.norms import statistics_dtype
 from ...kernels.shapes import expand_kv
 from ...model.attention import Attention
@@ -21,7 +21,7 @@ from ...model.backbone import Backbone
 from ...model.layers import spans
 from ...model.memory.gated_delta import Delta, DeltaRates
 from ...model.memory.recurrent import Recurrent
-from .hooks import evaluations
+from .subject import evaluations
 
 STATES = ("delta_norm", "hebbian_norm", "delta_norm_kept", "hebbian_norm_kept")
 """Metrics of the probe `state_norm`: trained retention first, then retention 1 (`kept`), where nothing is forgotten but what a write erases."""

@@ -20,7 +20,7 @@ from ....kernels.omega.op import unit
 from ....kernels.shapes import expand_kv
 from ....model.attention import Attention
 from ....model.backbone import Backbone
-from ....model.chunking import spans
+from ....model.layers import spans
 from ....model.memory.gated_delta import Delta, DeltaRates
 from ....model.memory.recurrent import Recurrent
 from ..subject import Network, evaluations

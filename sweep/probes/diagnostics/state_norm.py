@@ -7,6 +7,7 @@ from typing import TYPE_CHECKING
 
 import numpy as np
 
+from ....model.resolve import NO_MEMORY
 from ....results import metrics
 from ..base import OverDocuments, Result
 

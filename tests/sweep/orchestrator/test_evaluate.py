@@ -24,7 +24,7 @@ import torch
 from atma_sweep.results.errors import SweepReadOnly
 from atma_sweep.results.store.recorder import Recorder
 from atma_sweep.results.store.records import Measurement, Owner
-from atma_sweep.results.store.store import Store, SweepReadOnly, open_store
+from atma_sweep.results.store.store import Store, open_store
 from atma_sweep.sweep.attempt.job import Job
 from atma_sweep.sweep.attempt.trained_cells import NotTrained, Trained, WeightsGone
 from atma_sweep.sweep.data.corpora import CorpusError, open_corpus
