@@ -9,7 +9,7 @@ from typing import Annotated, Literal, get_type_hints
 
 import typer
 
-from ..results import completion
+from ..results.console import completion
 from ..results.console.command_line import AsJson, Db, SweepName
 from ..results.console.completion import Offer, silent
 from .figures import FIGURES

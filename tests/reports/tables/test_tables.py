@@ -15,7 +15,6 @@ from atma_sweep.reports.render import FORMATS, render
 from atma_sweep.reports.sweep_data import ReportError
 from atma_sweep.reports.table import tidy
 from atma_sweep.reports.tables import make_table
-from atma_sweep.reports.tables.complete import table6
 from atma_sweep.results.console.text import csv_cell, markdown_escaped, plain, tex_escaped
 from atma_sweep.results.errors import SweepUnknown
 from atma_sweep.results.store.records import AXES, CellRecord, Measurement, Owner
