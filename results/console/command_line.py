@@ -69,18 +69,6 @@ def print_json(value: Any, *, err: bool = False) -> None:
     write_out(as_text(value), err=err)
 
 
-def runs_folder(runs: Path | None, db: str | None, *, write: bool = False) -> Path:
-    """The folder for artifacts; with `write` only one that can be made and written to, else StoreError or WriteRefused."""
-    from ..store.store import default_runs
-
-    where = (runs or default_runs(db)).absolute()
-    if write:
-        from .output_files import check_folder
-
-        check_folder(where, "--runs")
-    return where
-
-
 NAME = "atma-sweep"
 COMPLETE = "_ATMA_SWEEP_COMPLETE"
 """Variable in which a shell says that it asks for completions, as typer derives it from the name."""

@@ -30,7 +30,7 @@ from sqlalchemy.engine import URL, make_url
 from sqlalchemy.exc import ArgumentError, DBAPIError, OperationalError
 from sqlalchemy.orm import Session
 
-from ..console.text import HIDDEN, is_secret, without_passwords
+from ..console.text import HIDDEN, is_secret, storable, without_passwords
 from ..errors import (
     StoreAway,
     StoreBusy,
@@ -132,11 +132,6 @@ def jsonable(value: Any) -> Any:
     if isinstance(value, list | tuple):
         return [jsonable(item) for item in value]
     return value
-
-
-def storable(text: str) -> str:
-    """The text without what a database cannot hold: NUL (PostgreSQL) and undecodable bytes, as lone surrogates (both)."""
-    return text.encode("utf-8", "replace").decode().replace("\0", "\ufffd")
 
 
 def _to_json(value: Any) -> str:

@@ -14,9 +14,10 @@ from typing import Any, Protocol
 from sqlalchemy import func, literal, select, update
 from sqlalchemy.orm import Session, aliased
 
+from ..console.text import storable
 from ..metrics import SAMPLES
 from . import attempt_queries, queries
-from .database import storable, upsert
+from .database import upsert
 from .records import AttemptState, CurvePoint, Example, Measurement, Phase, Provenance
 from .schema import AttemptRow, CurvePointRow, EventRow, ExampleRow, MeasurementRow, ProvenanceRow
 from .store import Store, tell, touch

@@ -15,6 +15,7 @@ from datetime import datetime
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, Literal
 
+from ..console.text import storable
 from ..metrics import SAMPLES
 from ..weights import recorded_hash
 
@@ -304,8 +305,6 @@ class Sample:
 
     def as_example(self) -> Example:
         """The same as the database holds it."""
-        from .database import storable  # which needs SQLAlchemy
-
         detail = {"prompt": storable(self.prompt), "text": storable(self.text)}
         return Example(probe=SAMPLES, metric=SAMPLE_METRIC, length=self.step, item=self.item, value=None, detail=detail)
 

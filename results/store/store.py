@@ -26,7 +26,7 @@ from sqlalchemy.exc import IntegrityError
 from sqlalchemy.orm import Session
 
 from ..arguments import COUNT, FLAG, NUMBER, PATH, TEXT, check_argument
-from ..console.text import without_passwords
+from ..console.text import storable, without_passwords
 from ..errors import (
     CellTaken,
     LostLease,
@@ -36,7 +36,7 @@ from ..errors import (
 )
 from ..failure_classes import PREEMPTED, PRUNED
 from . import attempt_queries, queries, sweep_lease
-from .database import check_revision, file_of, place, plain_errors, refuse_network, revision_of, shown, storable
+from .database import check_revision, file_of, place, plain_errors, refuse_network, revision_of, shown
 from .database_connection import PATIENCE_S, Transactions
 from .records import Attempt, AttemptState, CellRecord, Kind, NewRevision, Owner
 from .schema import AttemptRow, EventRow, SweepRow, UtcNow
@@ -114,6 +114,16 @@ def scratch_store(name: str, fill: Callable[[Store], object]) -> Store:
 def default_runs(url_or_path: str | Path | None = None) -> Path:
     """The runs folder of a database that need not exist yet."""
     return Store(url_or_path).runs
+
+
+def runs_folder(runs: Path | None, db: str | None, *, write: bool = False) -> Path:
+    """The folder for artifacts; with `write` only one that can be made and written to, else StoreError or WriteRefused."""
+    where = (runs or default_runs(db)).absolute()
+    if write:
+        from ..console.output_files import check_folder
+
+        check_folder(where, "--runs")
+    return where
 
 
 class Store(Transactions, Reads):

@@ -10,8 +10,9 @@ from typing import Annotated
 import typer
 
 from ...results.console import completion
-from ...results.console.command_line import MAX_NUMBER, AsJson, Db, Runs, print_json, runs_folder
+from ...results.console.command_line import MAX_NUMBER, AsJson, Db, Runs, print_json
 from ...results.console.text import cleaned, say
+from ...results.store.store import runs_folder
 from ..completion import probes as probe_names
 
 DryRun = Annotated[bool, typer.Option("--dry-run", help="Only show what would go.")]
