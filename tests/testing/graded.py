@@ -58,3 +58,10 @@ def surrounded(x: Tensor) -> Tensor:
     buffer = torch.full((x.shape[0] + 2, *x.shape[1:]), torch.nan)
     buffer[1:-1] = x.detach()
     return buffer[1:-1].requires_grad_()
+
+
+def in_type(args: list[Tensor], dtype: torch.dtype, narrow: int, device: str = "cpu") -> list[Tensor]:
+    """The first inputs in 16 bits, as the kernels take them, and the others in float32."""
+    return [
+        x.detach().to(device, dtype if index < narrow else x.dtype).requires_grad_() for index, x in enumerate(args)
+    ]

@@ -18,11 +18,11 @@ from atma_sweep.kernels.attention.polar.reference import polar_attention_referen
 from atma_sweep.kernels.attention.softmax import torch_op as softmax_op
 from atma_sweep.kernels.attention.softmax.op import (
     softmax_attention,
-    softmax_attention_reference,
     softmax_distractor_loss,
 )
-from graded import NEAR, NEAR_GRADIENT, check, distance, double, interpreted, normal, run, surrounded
-from tiers import every_nth, long_form, shared_out
+from graded import NEAR, NEAR_GRADIENT, check, distance, double, interpreted, normal, run
+from kernel_operations import polar_inputs as inputs
+from tiers import every_nth
 from tolerances import rounding_bound
 from torch import Tensor
 from torch.nn import functional
@@ -33,62 +33,9 @@ pytestmark = [
     pytest.mark.filterwarnings("ignore:overflow encountered"),  # infinity is meant, and numpy tells
     pytest.mark.usefixtures("unwritten_memory_is_nan"),
 ]
-CASES = [
-    (1, 8, 2, None), (1, 4, 4, 4), (1, 3, 1, 1),
-    (17, 8, 2, 67), (17, 4, 4, 4), (17, 4, 4, 67), (17, 3, 1, 17), (17, 4, 4, 1),
-    (127, 8, 2, 100), (127, 8, 2, 1), (127, 8, 2, 127), (127, 4, 4, 100), (127, 3, 1, 4), (127, 3, 1, None),
-    (257, 8, 2, 4), (257, 4, 4, None), (257, 3, 1, 1), (257, 3, 1, 100), (257, 4, 4, 257), (257, 3, 1, 307),
-    (1000, 1, 1, None),
-]  # fmt: skip
-"""(T, H, J, window): every pair of heads with a length and with a window, and of T with a window shorter than T."""
-
-
-def inputs(t: int, h: int, j: int, *, b: int = 1, d: int = D, scale: float = 1.0) -> list[Tensor]:
-    shapes = [(b, t, h, d), (b, t, j, d), (b, t, j, d), (h,), (h,), (h,), (h,), (h, d)]
-    made = [normal(*shape, seed=seed) for seed, shape in enumerate(shapes)]
-    made[0] *= scale
-    return [x.requires_grad_() for x in made]
 
 
 # --- polar --------------------------------------------------------------------------------------------------------
-
-
-@interpreted
-@pytest.mark.parametrize(
-    ("t", "h", "j", "window"), shared_out([*CASES[::2], *long_form(*CASES[1::2])], lambda case: case in CASES[:15:6])
-)
-def test_polar_is_near_float64(t: int, h: int, j: int, window: int | None) -> None:
-    args = inputs(t, h, j, b=2 if t <= 127 and h < 8 else 1)
-    ours = run(polar_attention, args, window=window, backend="triton")
-    if t <= 127:
-        theirs = run(polar_attention_reference, double(args), window=window)
-    else:  # one query at a time would take minutes
-        theirs = run(polar_attention, double(args), window=window, backend="torch")
-    assert ours[1].dtype == torch.float32
-    check(ours, theirs, 2)
-
-
-@interpreted
-@pytest.mark.parametrize("window", every_nth([20, None], 2))
-def test_nothing_beyond_the_inputs_is_used(window: int | None) -> None:
-    args = inputs(45, 2, 1, b=2)
-    poisoned = [surrounded(x) for x in args[:3]] + args[3:]
-    assert all(x.is_contiguous() for x in poisoned)
-    for function, count in ((polar_attention, 8), (softmax_attention, 3)):
-        clean = run(function, args[:count], window=window, backend="triton")
-        dirty = run(function, poisoned[:count], window=window, backend="triton")
-        assert all(torch.equal(a, b) for a, b in zip(clean, dirty, strict=True))
-        assert all(torch.isfinite(x).all() for x in dirty)
-
-
-@interpreted
-def test_inputs_need_not_be_contiguous() -> None:
-    args = inputs(21, 4, 2, b=2)
-    apart = [x.detach().transpose(1, 2).contiguous().transpose(1, 2).requires_grad_() for x in args[:3]] + args[3:]
-    assert not apart[0].is_contiguous()
-    for function, count in ((polar_attention, 8), (softmax_attention, 3)):
-        one, two = (run(function, x[:count], window=6, backend="triton") for x in (args, apart))
-        assert all(torch.equal(a, b) for a, b in zip(one, two, strict=True))
 
 
 @interpreted
@@ -150,18 +97,6 @@ def test_polar_of_a_chunk_of_queries(window: int) -> None:
 
 
 # --- softmax ------------------------------------------------------------------------------------------------------
-
-
-@interpreted
-@pytest.mark.parametrize(("t", "h", "j", "window"), every_nth([
-    (1, 3, 1, None), (17, 8, 2, 4), (17, 4, 4, 67), (127, 3, 1, None), (127, 8, 2, 100), (127, 4, 4, 1), (93, 3, 1, 93),
-], 3))  # fmt: skip
-def test_softmax_is_near_float64(t: int, h: int, j: int, window: int | None) -> None:
-    args = inputs(t, h, j, b=2 if h < 8 else 1)[:3]
-    ours = run(softmax_attention, args, window=window, backend="triton")
-    check(ours, run(softmax_attention_reference, double(args), window=window), 1)
-    scaled = run(softmax_attention, args, window=window, scale=0.4, backend="triton")
-    check(scaled, run(softmax_attention_reference, double(args), window=window, scale=0.4), 1)
 
 
 def materialised(
@@ -269,42 +204,9 @@ def test_softmax_distractor_loss_is_near_float64(r: int, window: int | None) -> 
 # --- as torch ops -------------------------------------------------------------------------------------------------
 
 
-def tiny_ops() -> dict[str, tuple[Any, tuple[Any, ...]]]:
-    """Every custom op with small inputs."""
-    q, k, v = (normal(1, 5, heads, D, seed=heads).requires_grad_() for heads in (4, 2, 2))
-    null, beta, v_null = normal(5, 4).requires_grad_(), normal(4).exp().requires_grad_(), normal(4, D).requires_grad_()
-    polar = (q, k, v, null, beta, v_null)
-    rows = [x.detach() for x in polar_op.polar_forward(*polar, 3, 1e-6, True, 0, "triton")]
-    o, lse = (x.detach() for x in softmax_op.softmax_forward(q, k, v, 3, 0, "triton"))
-    flat = [x.detach() for x in polar]
-    return {
-        "polar_forward": (polar_op.polar_forward, (*polar, 3, 1e-6, True, 0, "triton")),
-        "polar_backward": (polar_op.polar_backward, (rows[0], rows[1], *flat, rows[0], *rows[2:], 3, 0, "triton")),
-        "softmax_forward": (softmax_op.softmax_forward, (q, k, v, 3, 0, "triton")),
-        "softmax_backward": (softmax_op.softmax_backward, (o, lse, *flat[:3], o, lse, 3, 0, "triton")),
-        "log_sum": (softmax_op.log_sum, (q, k.detach(), "triton")),
-    }
-
-
-@interpreted
-@pytest.mark.thorough
-@pytest.mark.parametrize("name", ["polar_forward", "polar_backward", "softmax_forward", "softmax_backward", "log_sum"])
-def test_ops_keep_the_rules_of_torch(name: str) -> None:
-    """Nothing changed in place, shapes and types without data, gradients, and the same in a compiled graph."""
-    op, args = tiny_ops()[name]
-    found = torch.library.opcheck(op, args)
-    assert set(found.values()) == {"SUCCESS"}, found
-
-
 @interpreted
 def test_errors_name_both_numbers() -> None:
     args = inputs(13, 4, 2)
-    with pytest.raises(ValueError, match=r"\(1, 13, 4, 16\).*\(1, 12, 2, 16\)"):
-        polar_attention(args[0], args[1][:, 1:], args[2][:, 1:], *args[3:], backend="triton")
-    with pytest.raises(ValueError, match=r"float32.*bfloat16"):
-        softmax_attention(args[0], args[1].bfloat16(), args[2], backend="triton")
-    with pytest.raises(ValueError, match=r"4 heads.*\(3,\)"):
-        polar_attention(*args[:3], args[3][:3], *args[4:], backend="triton")
     with pytest.raises(ValueError, match=r"\(1, 13, 4, 16\).*\(2, 5, 2, 16\)"):
         polar_distractor_loss(args[0], torch.zeros(2, 5, 2, D), args[5], args[3], args[4], backend="triton")
     with pytest.raises(ValueError, match=r"\(1, 13, 2, 16\).*\(1, 5, 2, 15\)"):

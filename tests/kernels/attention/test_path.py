@@ -8,51 +8,8 @@ import pytest
 import torch
 from atma_sweep.kernels.attention.path.op import choose_backend, path_attention
 from atma_sweep.kernels.attention.softmax.op import softmax_attention_reference
-from graded import check, distance, double, normal, run
-from torch import Tensor
-from torch.nn import functional
-
-
-def inputs(t: int, h: int, j: int, *, b: int = 1, d: int = 8) -> list[Tensor]:
-    """q, k, v, directions of unit length, and betas of which some reflect and some do nothing."""
-    made = [normal(b, t, heads, d, seed=seed) for seed, heads in enumerate((h, j, j, j))]
-    made[3] = functional.normalize(made[3], dim=-1)
-    made.append(2 * torch.sigmoid(3 * normal(b, t, j, seed=4)))
-    return [x.requires_grad_() for x in made]
-
-
-def naive(
-    q: Tensor, k: Tensor, v: Tensor, w: Tensor, beta: Tensor, *, scale: float | None = None, window: int | None = None
-) -> Tensor:
-    """The product of whole matrices between every key and every query."""
-    t, h, d = q.shape[1:]
-    k, v, w, beta = (x.repeat_interleave(h // x.shape[2], 2) for x in (k, v, w, beta))
-    rows = []
-    for i in range(t):
-        turned, scores, first = q[:, i], [], max(0, i + 1 - (window or t))
-        for j in range(i, first - 1, -1):
-            scores.append((turned * k[:, j]).sum(-1) * (d**-0.5 if scale is None else scale))
-            maps = torch.eye(d, dtype=q.dtype) - beta[:, j, :, None, None] * w[:, j, :, :, None] * w[:, j, :, None]
-            turned = torch.einsum("bhx,bhxy->bhy", turned, maps)
-        weights = torch.stack(scores[::-1], 1).softmax(1)
-        rows.append(torch.einsum("bsh,bshx->bhx", weights, v[:, first : i + 1]))
-    return torch.stack(rows, 1)
-
-
-@pytest.mark.parametrize(
-    ("window", "scale", "block", "chunk"), [(None, None, 1024, 64), (None, 0.4, 5, 4), (4, None, 5, 3), (32, 0.4, 3, 1)]
-)
-def test_it_is_the_product_of_maps(window: int | None, scale: float | None, block: int, chunk: int) -> None:
-    args = double(inputs(13, 4, 2, b=2, d=5))
-    ours = run(path_attention, args, scale=scale, window=window, query_block=block, chunk=chunk)
-    check(ours, run(naive, args, scale=scale, window=window), 1, near=1e-13, gradient=1e-12)
-
-
-def test_gradients_are_those_of_finite_differences() -> None:
-    args = double(inputs(5, 2, 1, d=3))
-    assert torch.autograd.gradcheck(
-        lambda *x: path_attention(*x, window=4, query_block=3, chunk=2), args, fast_mode=True
-    )
+from graded import distance, double, run
+from kernel_operations import path_inputs as inputs
 
 
 def test_maps_that_do_nothing_are_softmax() -> None:

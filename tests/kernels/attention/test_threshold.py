@@ -10,9 +10,10 @@ from typing import Any
 import pytest
 import torch
 from atma_sweep.kernels.attention.forgetting.op import forgetting_attention
-from atma_sweep.kernels.attention.threshold import op as threshold
 from atma_sweep.kernels.attention.threshold.op import distances, threshold_attention
-from graded import NEAR, NEAR_GRADIENT, double, interpreted, normal, run
+from graded import normal, run
+from kernel_operations import drawn_threshold as inputs
+from kernel_operations import threshold_inputs as apart
 from tiers import every_nth, shared_out
 from torch import Tensor
 from torch.nn import functional
@@ -20,24 +21,6 @@ from torch.nn import functional
 pytestmark = pytest.mark.filterwarnings("ignore:overflow encountered", "ignore:invalid value encountered")
 MARGIN = 1e-2
 """No score of `apart` is nearer to 0."""
-
-
-def inputs(t: int, h: int, j: int, *, b: int = 1, d: int = 8) -> list[Tensor]:
-    """q, k, v and the log decay, float32 numbers in float64."""
-    made = [normal(b, t, heads, d, seed=seed) for seed, heads in enumerate((h, j, j))]
-    made.append(functional.logsigmoid(normal(b, t, h, seed=3)))
-    return [x.double().requires_grad_() for x in made]
-
-
-def apart(t: int, h: int, j: int, *, b: int = 1, d: int = 16) -> list[Tensor]:
-    """Float32 inputs whose scores are odd numbers of steps from 0, give or take less than one."""
-    q, k, v, decay = (x.detach().float() for x in inputs(t, h, j, b=b, d=d))
-    for x in (q, k):
-        x[..., :7] = x[..., :7].sign() * 0.3 * d**0.25
-        x[..., 7:] = x[..., 7:].clamp(-2, 2) * (0.15 * d**0.25 / (d - 7) ** 0.5)
-    scores = torch.einsum("bthx,bshx->bhts", q, k.repeat_interleave(h // j, 2)) * d**-0.5
-    assert scores.abs().min() > MARGIN
-    return [x.requires_grad_() for x in (q, k, v, decay)]
 
 
 def naive(
@@ -102,15 +85,6 @@ def test_survivors_and_distances_as_the_paper_prints_them() -> None:
     ahead = torch.where(met > 0, weight.clamp(min=1e-300).log() / -0.7, torch.inf)
     found = torch.where(met > 0, ahead - ahead.amin(-1, keepdim=True) + 1, 0.0)
     assert (found - printed).abs().max() <= 1e-12
-
-
-@pytest.mark.parametrize(("empty", "window"), every_nth([("uniform", 3), ("zero", None)], 2))
-def test_gradients_by_differences(empty: Any, window: int | None) -> None:
-    """Of every input at once, in rows with and without survivors; no difference carries a score over 0."""
-    args = [x.detach().double().requires_grad_() for x in apart(5, 2, 1, d=8)]
-    assert torch.autograd.gradcheck(
-        lambda *args: threshold_attention(*args, window=window, empty=empty), args, eps=1e-6, atol=1e-8, fast_mode=True
-    )
 
 
 @pytest.mark.parametrize("window", every_nth([6, None], 2))
@@ -199,102 +173,3 @@ def test_queries_without_survivors_learn_nothing(backend: str, empty: Any) -> No
     dk, dv = torch.autograd.grad(again, (k, v), weight)
     assert torch.equal(dk, torch.zeros_like(dk))
     assert dv.any() == (empty == "uniform")
-
-
-def test_errors_name_both_numbers() -> None:
-    q, k, v, decay = inputs(5, 4, 2)
-    with pytest.raises(ValueError, match=r"\(1, 5, 4, 8\).*log_decay \(1, 5, 2\)"):
-        threshold_attention(q, k, v, decay[..., :2])
-    with pytest.raises(ValueError, match=r"\(1, 5, 4, 8\).*\(1, 4, 2, 8\)"):
-        threshold_attention(q, k[:, 1:], v[:, 1:], decay)
-    with pytest.raises(ValueError, match=r"at least 1 .*got 0"):
-        threshold_attention(q, k, v, decay, window=0)
-
-
-# --- the kernels in Triton's interpreter --------------------------------------------------------------------------
-
-
-@interpreted
-@pytest.mark.usefixtures("unwritten_memory_is_nan")
-@pytest.mark.parametrize(("t", "h", "j", "window", "empty"), shared_out([
-    (70, 2, 1, None, "zero"), (67, 2, 2, 34, "uniform"),
-    (1, 3, 1, None, "zero"), (33, 4, 4, 1, "zero"), (97, 3, 1, 97, "uniform"), (97, 8, 2, 33, "zero"),
-    (150, 2, 1, 100, "zero"), (259, 1, 1, None, "zero"), (64, 2, 2, 64, "uniform"), (96, 2, 1, 31, "zero"),
-], lambda case: case[0] == 67))  # fmt: skip
-def test_kernels_are_near_float64(t: int, h: int, j: int, window: int | None, empty: Any) -> None:
-    args = apart(t, h, j, b=2 if t < 70 else 1)
-    options = {"window": window, "empty": empty}
-    ours = run(threshold_attention, args, backend="triton", **options)
-    near(ours, run(threshold_attention, double(args), backend="torch", **options), result=NEAR, gradient=NEAR_GRADIENT)
-
-
-@interpreted
-@pytest.mark.usefixtures("unwritten_memory_is_nan")
-@pytest.mark.parametrize(("keys", "window"), every_nth([(64, None), (32, 60), (32, None), (64, 33)], 4))
-def test_keys_beyond_one_stretch(keys: int, window: int | None, monkeypatch: pytest.MonkeyPatch) -> None:
-    """The counts of a stretch of keys at a time: the same numbers to the bit."""
-    from atma_sweep.kernels.attention.threshold import triton
-
-    args = apart(70, 2, 1)
-    whole = run(threshold_attention, args, window=window, backend="triton")
-    monkeypatch.setattr(triton, "STRETCH", keys)
-    found = run(threshold_attention, args, window=window, backend="triton")
-    assert all(torch.equal(a, b) for a, b in zip(found, whole, strict=True))
-    near(found, run(threshold_attention, double(args), window=window), result=NEAR, gradient=NEAR_GRADIENT)
-
-
-def surrounded(x: Tensor) -> Tensor:
-    """The same contiguous numbers with NaN before and behind."""
-    buffer = torch.full((x.shape[0] + 2, *x.shape[1:]), torch.nan)
-    buffer[1:-1] = x.detach()
-    return buffer[1:-1].requires_grad_()
-
-
-def strided(x: Tensor) -> Tensor:
-    """The same numbers, heads before tokens."""
-    return x.detach().transpose(1, 2).contiguous().transpose(1, 2).requires_grad_()
-
-
-@pytest.mark.thorough
-@interpreted
-@pytest.mark.parametrize("window", [20, None])
-def test_neither_neighbours_nor_strides_nor_another_run_matter(window: int | None) -> None:
-    args = apart(37, 2, 1)
-    clean = run(threshold_attention, args, window=window, backend="triton")
-    for other in (args, [surrounded(x) for x in args], [strided(x) for x in args]):
-        found = run(threshold_attention, other, window=window, backend="triton")
-        assert all(torch.equal(a, b) for a, b in zip(found, clean, strict=True))
-
-
-@pytest.mark.thorough
-@interpreted
-@pytest.mark.parametrize("name", ["forward", "backward"])
-def test_ops_keep_the_rules_of_torch(name: str) -> None:
-    """Nothing changed in place, shapes and types without data, gradients, and the same in a compiled graph."""
-    q, k, v, decay = apart(5, 4, 2)
-    decay = decay.detach().mT.contiguous().requires_grad_()
-    o, lse = (x.detach() for x in threshold._forward(q, k, v, decay, 0.3, 3))
-    if name == "forward":
-        found = torch.library.opcheck(threshold._forward, (q, k, v, decay, 0.3, 3))
-    else:
-        found = torch.library.opcheck(threshold._backward, (o, *(x.detach() for x in (q, k, v, decay)), o, lse, 0.3, 3))
-    assert set(found.values()) == {"SUCCESS"}, found
-
-
-# --- on a GPU -----------------------------------------------------------------------------------------------------
-
-
-@pytest.mark.gpu
-@pytest.mark.parametrize("d", [64, 128])
-@pytest.mark.parametrize(("t", "window"), [(397, None), (397, 150), (4500, None)])
-def test_in_bf16_it_is_near_float64_and_repeats(t: int, window: int | None, d: int) -> None:
-    """4,500 tokens are more than one stretch of keys."""
-    args = [x.detach().cuda() for x in apart(t, 4, 2, b=2 if t < 1000 else 1, d=d)]
-    args = [x.to(torch.bfloat16 if x.ndim == 4 else x.dtype).requires_grad_() for x in args]
-    ours, again = (run(threshold_attention, args, window=window, backend="triton") for _ in range(2))
-    exact = run(threshold_attention, double(args), window=window, backend="torch")
-    for name, a, same, b in zip(("y", "q", "k", "v", "decay"), ours, again, exact, strict=True):
-        assert torch.equal(a, same), name
-        off = float((a.double() - b).norm() / b.norm())
-        print(f"{name}: {off:.2e}")
-        assert off <= 3e-2, name
