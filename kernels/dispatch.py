@@ -39,6 +39,7 @@ Function = TypeVar("Function", bound=Callable[..., Any])
 
 def constant(function: Function) -> Function:
     """torch.compiler.assume_constant_result without importing the compiler, a second that a CPU attempt has no use for."""
+    # private: torch is pinned below 3 for it (pyproject.toml)
     function._dynamo_marked_constant = True  # type: ignore[attr-defined]
     return function
 

@@ -23,7 +23,7 @@ def attention_ops(name: str) -> tuple[Any, Any]:
     package = f"{__package__}.{name}"
 
     def empty_results(q: Tensor, *_: Any) -> tuple[Tensor, Tensor]:
-        b, t, h, _ = q.shape
+        b, t, h = q.shape[:3]
         return q.new_empty(q.shape), q.new_empty(b, h, t, dtype=torch.float32)
 
     @torch_op(f"{name}_forward", empty_results)

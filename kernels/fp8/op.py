@@ -81,6 +81,7 @@ def _multiplied(
     (q_MK, s_M1), (q_NK, s_N1) = rows, quantise(w_NK, E4M3)
     if backend == "scaled_mm":
         bias = None if b_N is None else b_N.to(dtype)
+        # private: torch is pinned below 3 for it (pyproject.toml)
         return torch._scaled_mm(
             q_MK, q_NK.t(), scale_a=s_M1, scale_b=s_N1.t(), bias=bias, out_dtype=dtype, use_fast_accum=True
         )

@@ -79,13 +79,8 @@ def omega(
     float64). A sequence may be given in pieces that end where chunks end. `backend` None is what `choose_backend` says: "triton", for
     the whole chunks of a memory [X, X] and features no longer than about 1, or "torch". Raises ValueError when shapes do not fit.
     """
-    b, t, h, f = k_BTHF.shape
-    if q_BTHF.shape != k_BTHF.shape or v_BTHX.shape[:3] != (b, t, h):
-        raise ValueError(f"k has shape {tuple(k_BTHF.shape)}, but q {tuple(q_BTHF.shape)} and v {tuple(v_BTHX.shape)}")
-    if chunk < 1 or window < 1:
-        raise ValueError(f"chunk and window must be at least 1, got {chunk} and {window}")
-    if state.weights_BHS.shape != (b, h, window - 1) or state.layers[0].shape[-1] != f:
-        raise ValueError(f"the state does not fit {b} rows, {h} heads, a window of {window} and {f} columns")
+    _check(q_BTHF, k_BTHF, v_BTHX, state, window, chunk)
+    t, f = k_BTHF.shape[1], k_BTHF.shape[3]
     dtype = statistics_dtype(v_BTHX.dtype)
     if backend is None:
         size = v_BTHX.shape[-1] if f == v_BTHX.shape[-1] and len(state.layers) == 1 else 0
@@ -125,6 +120,17 @@ def omega(
     tail = slice(t, t + window - 1)
     state = State(layers, momenta, keys[:, :, tail], values[:, :, tail], weights[..., tail])
     return torch.cat(reads, 2).transpose(1, 2).to(v_BTHX.dtype), state
+
+
+def _check(q_BTHF: Tensor, k_BTHF: Tensor, v_BTHX: Tensor, state: State, window: int, chunk: int) -> None:
+    """Raise ValueError when queries, pairs and state do not belong together."""
+    b, t, h, f = k_BTHF.shape
+    if q_BTHF.shape != k_BTHF.shape or v_BTHX.shape[:3] != (b, t, h):
+        raise ValueError(f"k has shape {tuple(k_BTHF.shape)}, but q {tuple(q_BTHF.shape)} and v {tuple(v_BTHX.shape)}")
+    if chunk < 1 or window < 1:
+        raise ValueError(f"chunk and window must be at least 1, got {chunk} and {window}")
+    if state.weights_BHS.shape != (b, h, window - 1) or state.layers[0].shape[-1] != f:
+        raise ValueError(f"the state does not fit {b} rows, {h} heads, a window of {window} and {f} columns")
 
 
 @constant

@@ -15,7 +15,7 @@ from ..custom_ops import load_kernels, torch_op
 
 def _empty_results(q: Tensor, k_pool: Tensor, v_pool: Tensor, tables: Tensor, lengths: Tensor, null: list[Tensor],
                    *_: Any) -> tuple[Tensor, Tensor]:  # fmt: skip
-    b, h, _ = q.shape
+    b, h = q.shape[:2]
     return q.new_empty(q.shape), q.new_empty(b, h if null else 0, dtype=torch.float32)
 
 

@@ -356,6 +356,6 @@ def backward(
         rest = (z_BHTP, lse, delta, dz, met, left, t, seen, low, high, stride)
         launcher.queries_backward(_dq, tiles_q, q, k, v, g_o, dq, rest, shared)
         del shared["BP"], shared["LEARNS"]
-        rest = (z_BHTP, lse, delta, met, left, t, seen, low, stride)
-        launcher.keys_backward(_dkv, tiles_k, q, k, v, g_o, dk, dv, rest, shared, programs=high - low)
+        of_keys = (z_BHTP, lse, delta, met, left, t, seen, low, stride)
+        launcher.keys_backward(_dkv, tiles_k, q, k, v, g_o, dk, dv, of_keys, shared, programs=high - low)
     return dq, dk, dv, dz

@@ -15,14 +15,14 @@ from ...custom_ops import empty_like, load_kernels, torch_op
 
 
 def _empty_results(q: Tensor, *_: Any) -> tuple[Tensor, ...]:
-    b, t, h, _ = q.shape
+    b, t, h = q.shape[:3]
     return q.new_empty(q.shape), *(q.new_empty(b, h, t, dtype=torch.float32) for _ in range(3))
 
 
 def _empty_gradients(
     g_o: Tensor, q: Tensor, k: Tensor, v: Tensor, o: Tensor, lse: Tensor, *_: Any
 ) -> tuple[Tensor, ...]:
-    b, t, h, _ = q.shape
+    b, t, h = q.shape[:3]
     return *empty_like(q, k, v), lse.new_empty(b, t, h)
 
 

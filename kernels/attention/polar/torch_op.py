@@ -15,7 +15,7 @@ from ...custom_ops import empty_like, load_kernels, torch_op
 
 
 def _empty_results(q: Tensor, *_: Any) -> tuple[Tensor, ...]:
-    b, t, h, _ = q.shape
+    b, t, h = q.shape[:3]
     rows = [q.new_empty(b, h, t, dtype=torch.float32) for _ in range(3)]
     return q.new_empty(q.shape), q.new_empty(b, t, h, dtype=torch.float32), *rows
 
