@@ -414,7 +414,8 @@ def test_hooks_and_settings_name_files_that_exist() -> None:
         name for rule in settings["tool"]["mypy"]["overrides"] for name in rule["module"] if name.startswith("atma_sweep.")
     ]  # fmt: skip
     assert ours != []
-    watched(*(re.escape(name.removeprefix("atma_sweep.").replace(".", "/")) + r"(/__init__)?\.py" for name in ours))
+    paths = [re.escape(name.removeprefix("atma_sweep.").replace(".", "/")).replace(r"\*", ".+") for name in ours]
+    watched(*(path + r"(/__init__)?\.py" for path in paths))
     for name in settings["tool"]["setuptools"]["packages"]:
         assert (ROOT.joinpath(*name.split(".")[1:]) / "__init__.py").is_file(), name
 
