@@ -17,18 +17,9 @@ __all__ = [
     "register_regularizer",
 ]
 
-_LAZY = {
-    "Mixer": "bases",
-    "MixerConfig": "bases",
-    "Memory": "bases",
-    "MemoryConfig": "bases",
-    "Position": "bases",
-    "PositionConfig": "bases",
-}
-
 
 def __getattr__(name: str) -> object:
     # Lazy, so that reading a grid does not import torch.
-    if name in _LAZY:
-        return getattr(import_module(f".{_LAZY[name]}", __name__), name)
+    if name in __all__:
+        return getattr(import_module(".bases", __name__), name)
     raise AttributeError(f"module {__name__!r} has no attribute {name!r}")

@@ -73,29 +73,16 @@ class Part(nn.Module):
         return {}
 
 
-def _forward(
-    self: Mixer, q_BTHX: Tensor, k_BTJX: Tensor, v_BTJX: Tensor, *, window: int | None, **read: Tensor
-) -> Mixed:
+def _forward(self: Mixer, *qkv: Tensor, window: int | None, **read: Tensor) -> Mixed:
     raise NotImplementedError(f"{type(self).__name__} defines no forward")
 
 
-def _evaluate_whole(
-    self: Mixer,
-    q_BTHX: Tensor,
-    k_BTJX: Tensor,
-    v_BTJX: Tensor,
-    *,
-    window: int | None,
-    chunk: int,
-    **read: Tensor,
-) -> Mixed:
-    mixed: Mixed = self.forward(q_BTHX, k_BTJX, v_BTJX, window=window, **read)
+def _evaluate_whole(self: Mixer, *qkv: Tensor, window: int | None, chunk: int, **read: Tensor) -> Mixed:
+    mixed: Mixed = self.forward(*qkv, window=window, **read)
     return mixed
 
 
-def _keys_and_values(
-    self: Mixer, k_BTJX: Tensor, v_BTJX: Tensor, *, places_BT: Tensor, before: Before | None, **read: Tensor
-) -> dict[str, Tensor]:
+def _keys_and_values(self: Mixer, k_BTJX: Tensor, v_BTJX: Tensor, **read: Any) -> dict[str, Tensor]:
     return {"k": k_BTJX, "v": v_BTJX}
 
 

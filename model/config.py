@@ -88,6 +88,8 @@ Int = Annotated[int, BeforeValidator(_whole), AfterValidator(_within_int64)]
 """An integer that also understands 1e9 and 1_000_000_000; `knob` bounds it further."""
 Float = Annotated[float, BeforeValidator(_real), AfterValidator(_within_floats)]
 """A float that also understands 1e-3 written as text; `knob` bounds it further."""
+Real = Annotated[float, BeforeValidator(_real), Field(ge=-MAX_FLOAT, le=MAX_FLOAT)]
+"""A float of either sign."""
 PositiveOrNone = Annotated[
     float | Literal["none"],
     BeforeValidator(_real_or_none),

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from typing import Any, get_args
+from typing import Any, NamedTuple, get_args
 
 from pydantic import ValidationError
 
@@ -14,30 +14,44 @@ NO_POSITIONS = "none"
 NO_REGULARIZER = "baseline"
 
 
+class Kind(NamedTuple):
+    """A kind of part that the model section names, and whose settings it holds."""
+
+    parts: registry.Registry[Any]
+    name: str
+    """Field of the part's name."""
+    settings: str
+    """Field of the settings, by part."""
+    absent: str | None
+    """The name that means no part."""
+
+
+MIXER = Kind(registry.MIXERS, "attn_type", "mixers", None)
+MEMORY = Kind(registry.MEMORIES, "memory", "memories", NO_MEMORY)
+POSITION = Kind(registry.POSITIONS, "positions", "position_settings", NO_POSITIONS)
+KINDS = (MIXER, MEMORY, POSITION)
+
+
 def check_model_config(config: ModelConfig) -> ModelConfig:
     """The config with the settings of mixers, memories and position schemes cut to the chosen ones and filled.
 
     Idempotent. Raises ModelConfigError for the unknown name of a part, an unknown or wrong setting of it, and a network
     it cannot work in.
     """
-    if config.attn_type not in registry.MIXERS:
-        raise ModelConfigError("model.attn_type", f"no mixer named {config.attn_type!r}", sorted(registry.MIXERS))
-    if config.memory != NO_MEMORY and config.memory not in registry.MEMORIES:
-        names = [NO_MEMORY, *sorted(registry.MEMORIES)]
-        raise ModelConfigError("model.memory", f"no memory named {config.memory!r}", names)
-    if config.positions != NO_POSITIONS and config.positions not in registry.POSITIONS:
-        names = [NO_POSITIONS, *sorted(registry.POSITIONS)]
-        raise ModelConfigError("model.positions", f"no position scheme named {config.positions!r}", names)
-    for section, known in registry.SETTINGS.items():
-        _check_names(f"model.{section}", getattr(config, section), sorted(known))
-    mixers = {config.attn_type: mixer_settings(config).model_dump(mode="json")}
-    memories: dict[str, dict[str, Any]] = {}
-    if config.memory != NO_MEMORY:
-        memories = {config.memory: memory_settings(config).model_dump(mode="json")}
-    schemes: dict[str, dict[str, Any]] = {}
-    if config.positions != NO_POSITIONS:
-        schemes = {config.positions: position_settings(config).model_dump(mode="json")}
-    return config.model_copy(update={"mixers": mixers, "memories": memories, "position_settings": schemes})
+    chosen = [(kind, getattr(config, kind.name)) for kind in KINDS]
+    for kind, name in chosen:
+        if name != kind.absent and name not in kind.parts:
+            allowed = [*([] if kind.absent is None else [kind.absent]), *sorted(kind.parts)]
+            raise ModelConfigError(f"model.{kind.name}", f"no {kind.parts.kind} named {name!r}", allowed)
+    for kind in KINDS:
+        for name in getattr(config, kind.settings):
+            if name not in kind.parts:
+                raise ModelConfigError(f"model.{kind.settings}.{name}", "no such section", sorted(kind.parts))
+    settings = {
+        kind.settings: {} if name == kind.absent else {name: _settings(kind, config).model_dump(mode="json")}
+        for kind, name in chosen
+    }
+    return config.model_copy(update=settings)
 
 
 def check_regularizer(name: str) -> str:
@@ -50,18 +64,17 @@ def check_regularizer(name: str) -> str:
 
 def mixer_settings(config: ModelConfig) -> Any:
     """The validated Config of the config's own mixer; ModelConfigError when a setting is wrong."""
-    return _settings(registry.MIXERS.load(config.attn_type), config, f"model.mixers.{config.attn_type}", config.mixers)
+    return _settings(MIXER, config)
 
 
 def memory_settings(config: ModelConfig) -> Any:
     """The validated Config of the config's own memory; ModelConfigError when a setting is wrong."""
-    return _settings(registry.MEMORIES.load(config.memory), config, f"model.memories.{config.memory}", config.memories)
+    return _settings(MEMORY, config)
 
 
 def position_settings(config: ModelConfig) -> Any:
     """The validated Config of the config's own position scheme; ModelConfigError when a setting is wrong."""
-    path = f"model.position_settings.{config.positions}"
-    return _settings(registry.POSITIONS.load(config.positions), config, path, config.position_settings)
+    return _settings(POSITION, config)
 
 
 def longest_text(config: ModelConfig) -> int | None:
@@ -71,13 +84,14 @@ def longest_text(config: ModelConfig) -> int | None:
     return registry.POSITIONS.load(config.positions).longest(config, position_settings(config))
 
 
-def _settings(kind: Any, config: ModelConfig, path: str, sections: dict[str, dict[str, Any]]) -> Config:
+def _settings(kind: Kind, config: ModelConfig) -> Config:
+    name = getattr(config, kind.name)
+    part, path = kind.parts.load(name), f"model.{kind.settings}.{name}"
     try:
-        settings: Config = kind.Config(**sections.get(path.rsplit(".", 1)[1], {}))
+        settings: Config = part.Config(**getattr(config, kind.settings).get(name, {}))
+        part.check(config, settings)
     except ValidationError as error:
-        raise _explain(path, kind.Config, error) from None
-    try:
-        kind.check(config, settings)
+        raise _explain(path, part.Config, error) from None
     except ValueError as error:
         raise ModelConfigError(path, str(error)) from None
     return settings
@@ -93,9 +107,3 @@ def _explain(path: str, schema: type[Config], error: ValidationError) -> ModelCo
     if first["type"] == "literal_error":
         allowed = [str(choice) for choice in get_args(schema.model_fields[names[0]].annotation)]
     return ModelConfigError(where, f"{first['msg']}, got {first['input']!r}", allowed)
-
-
-def _check_names(path: str, sections: dict[str, Any], allowed: list[str]) -> None:
-    for name in sections:
-        if name not in allowed:
-            raise ModelConfigError(f"{path}.{name}", "no such section", allowed)

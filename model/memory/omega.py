@@ -14,8 +14,8 @@ from ...kernels.omega.columns import columns
 from ...kernels.omega.op import Rates, State, answer, choose_backend, first_state, omega, unit
 from ...kernels.shapes import expand_kv
 from ..bases import MemoryConfig
-from ..bounds import MAX_FLOAT, MAX_LENGTH, MAX_RATIO, MAX_WIDTH
-from ..config import Config, Flag, Float, Int, ModelConfig, knob
+from ..bounds import MAX_LENGTH, MAX_RATIO, MAX_WIDTH
+from ..config import Config, Flag, Int, ModelConfig, Real, knob
 from ..layers import Linear
 from .recurrent import Recurrent
 
@@ -45,16 +45,8 @@ class OmegaConfig(MemoryConfig):
         "matrix", "What learns the pairs: a matrix, or a network with one hidden layer.", identity="matrix"
     )
     hidden: Int = knob(4, "Units of that layer, in head sizes.", identity=4, ge=1, le=MAX_RATIO)
-    keep_offset: Float = knob(
-        3.9,
-        "Initial logit of what a token keeps of the memory: 3.9 is 0.98.",
-        identity=3.9,
-        ge=-MAX_FLOAT,
-        le=MAX_FLOAT,
-    )
-    step_offset: Float = knob(
-        -1.0, "Initial logit of the step: -1 is 0.27.", identity=-1.0, ge=-MAX_FLOAT, le=MAX_FLOAT
-    )
+    keep_offset: Real = knob(3.9, "Initial logit of what a token keeps of the memory: 3.9 is 0.98.", identity=3.9)
+    step_offset: Real = knob(-1.0, "Initial logit of the step: -1 is 0.27.", identity=-1.0)
 
 
 class AtlasConfig(OmegaConfig):
@@ -63,22 +55,12 @@ class AtlasConfig(OmegaConfig):
     chunk: Int = knob(
         64, "Tokens after which gradients are taken at the memory as it is then.", identity=64, ge=1, le=MAX_LENGTH
     )
-    keep_offset: Float = knob(
-        6.4,
-        "Initial logit of what a token keeps of the memory: 6.4 keeps 0.9 in 64.",
-        identity=6.4,
-        ge=-MAX_FLOAT,
-        le=MAX_FLOAT,
+    keep_offset: Real = knob(
+        6.4, "Initial logit of what a token keeps of the memory: 6.4 keeps 0.9 in 64.", identity=6.4
     )
-    step_offset: Float = knob(
-        -1.1, "Initial logit of the step: -1.1 is 0.25.", identity=-1.1, ge=-MAX_FLOAT, le=MAX_FLOAT
-    )
-    momentum_offset: Float = knob(
-        2.94,
-        "Initial logit of what a token keeps of the momentum: 2.94 is 0.95.",
-        identity=2.94,
-        ge=-MAX_FLOAT,
-        le=MAX_FLOAT,
+    step_offset: Real = knob(-1.1, "Initial logit of the step: -1.1 is 0.25.", identity=-1.1)
+    momentum_offset: Real = knob(
+        2.94, "Initial logit of what a token keeps of the momentum: 2.94 is 0.95.", identity=2.94
     )
     orthogonal: Literal["chunk", "token", "none"] = knob(
         "chunk",

@@ -11,7 +11,7 @@ from ...kernels.attention.forgetting.op import choose_backend, forgetting_attent
 from ...kernels.paged.single_query import row_scores
 from ..bases import Before, InBlocks, ScaledConfig, attention_flops
 from ..bounds import MAX_FLOAT
-from ..config import Config, Float, ModelConfig, knob
+from ..config import Config, Float, ModelConfig, Real, knob
 from ..inference.kv_cache import Kept
 from .gates import Gate, faded, fall_of
 
@@ -19,9 +19,7 @@ from .gates import Gate, faded, fall_of
 class FoXConfig(ScaledConfig):
     """Of a gate for each head and token."""
 
-    gate_bias: Float = knob(
-        0.0, "Initial bias of the gates' logits: 0 keeps a half.", identity=0.0, ge=-MAX_FLOAT, le=MAX_FLOAT
-    )
+    gate_bias: Real = knob(0.0, "Initial bias of the gates' logits: 0 keeps a half.", identity=0.0)
     gate_std: Float = knob(0.02, "Initial deviation of the gates' projection.", identity=0.02, ge=0, le=MAX_FLOAT)
 
 

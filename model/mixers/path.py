@@ -13,7 +13,7 @@ from ...kernels.conv.op import causal_conv
 from ...kernels.norms import statistics_dtype
 from ..bases import InBlocks, ScaledConfig, attention_flops
 from ..bounds import MAX_FLOAT, MAX_TAPS, MAX_WIDTH
-from ..config import Config, Float, Int, ModelConfig, knob
+from ..config import Config, Float, Int, ModelConfig, Real, knob
 from ..layers import CausalConv, Linear
 from .gates import Gate
 
@@ -32,9 +32,7 @@ class PaTHConfig(ScaledConfig):
         le=MAX_WIDTH,
     )
     taps: Int = knob(3, "Taps of the convolution over w.", identity=3, ge=1, le=MAX_TAPS)
-    gate_bias: Float = knob(
-        0.0, "Initial bias of beta's logits: 0 makes beta 1.", identity=0.0, ge=-MAX_FLOAT, le=MAX_FLOAT
-    )
+    gate_bias: Real = knob(0.0, "Initial bias of beta's logits: 0 makes beta 1.", identity=0.0)
     gate_std: Float = knob(0.02, "Initial deviation of beta's projection.", identity=0.02, ge=0, le=MAX_FLOAT)
 
 

@@ -12,7 +12,7 @@ from ...kernels.paged.op import paged_polar
 from ...kernels.shapes import QUERY_BLOCK
 from ..bases import InBlocks, MixerConfig, attention_flops
 from ..bounds import MAX_FLOAT
-from ..config import Config, Float, ModelConfig, knob
+from ..config import Config, Float, ModelConfig, Real, knob
 from ..inference.kv_cache import Kept
 from ..layers import Linear
 
@@ -20,16 +20,10 @@ from ..layers import Linear
 class PolarConfig(MixerConfig):
     """Initial values are raw: softplus turns -1, 0.5 and -1.5 into 0.313, 0.974 and 0.201."""
 
-    null_base_init: Float = knob(2.0, "Initial null score.", identity=2.0, ge=-MAX_FLOAT, le=MAX_FLOAT)
-    null_slope_init: Float = knob(
-        0.5, "Initial raw growth of the null score with sqrt(ln(n + 1)).", identity=0.5, ge=-MAX_FLOAT, le=MAX_FLOAT
-    )
-    len_gain_init: Float = knob(
-        -1.0, "Initial raw growth of the temperature with ln n.", identity=-1.0, ge=-MAX_FLOAT, le=MAX_FLOAT
-    )
-    mag_beta_init: Float = knob(
-        -1.5, "Initial raw slope of the magnitude over ln(1 + m).", identity=-1.5, ge=-MAX_FLOAT, le=MAX_FLOAT
-    )
+    null_base_init: Real = knob(2.0, "Initial null score.", identity=2.0)
+    null_slope_init: Real = knob(0.5, "Initial raw growth of the null score with sqrt(ln(n + 1)).", identity=0.5)
+    len_gain_init: Real = knob(-1.0, "Initial raw growth of the temperature with ln n.", identity=-1.0)
+    mag_beta_init: Real = knob(-1.5, "Initial raw slope of the magnitude over ln(1 + m).", identity=-1.5)
     n_eff_floor: Float = knob(
         1e-30,
         "Lower bound of the sum of squared weights in n_eff; the published runs had 1e-6.",

@@ -56,10 +56,14 @@ class NoPE(InBlocks):
         """Queries or keys with their positions, by default 0, 1, 2, ...; here they have none."""
         return x_BTHX
 
+    def query(self, q_BTHX: Tensor, window: int | None) -> Tensor:
+        """Queries of a whole text as they meet the keys."""
+        return self.place(q_BTHX)
+
     def forward(
         self, q_BTHX: Tensor, k_BTJX: Tensor, v_BTJX: Tensor, *, window: int | None, block: int | None = None
     ) -> Tensor:
-        q, k = self.place(q_BTHX), self.place(k_BTJX)
+        q, k = self.query(q_BTHX, window), self.place(k_BTJX)
         return softmax_attention(q, k, v_BTJX, scale=self.config.scale, window=window, query_block=block)
 
     def keep(self, k_BTJX: Tensor, v_BTJX: Tensor, *, places_BT: Tensor, before: Before | None) -> dict[str, Tensor]:
@@ -74,7 +78,7 @@ class NoPE(InBlocks):
         window: int | None,
     ) -> Tensor:  # fmt: skip
         # Distractors have no place in the sequence, so their keys are not rotated.
-        q, k = self.place(q_BTHX), self.place(k_BTJX)
+        q, k = self.query(q_BTHX, window), self.place(k_BTJX)
         window = window if self.config.distractor_window else None
         return softmax_distractor_loss(q, k, v_BTJX, k_r_BRJX, v_r_BRJX, y_BTHX, scale=self.config.scale, window=window)
 

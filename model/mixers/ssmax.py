@@ -7,12 +7,10 @@ from typing import ClassVar
 import torch
 from torch import Tensor, nn
 
-from ...kernels.attention.softmax.op import softmax_attention, softmax_distractor_loss
 from ...kernels.norms import statistics_dtype
 from ...kernels.paged.op import paged_softmax
 from ..bases import attention_flops
-from ..bounds import MAX_FLOAT
-from ..config import Config, Float, ModelConfig, knob
+from ..config import Config, ModelConfig, Real, knob
 from ..inference.kv_cache import Kept
 from .softmax import NoPE, SoftmaxConfig
 
@@ -20,12 +18,8 @@ from .softmax import NoPE, SoftmaxConfig
 class SSMaxConfig(SoftmaxConfig):
     """Of one factor a head."""
 
-    sharpness: Float = knob(
-        0.168,
-        "Initial factor s of s ln n; 0.168 is 1 over the mean of ln n up to 1,024 keys.",
-        identity=0.168,
-        ge=-MAX_FLOAT,
-        le=MAX_FLOAT,
+    sharpness: Real = knob(
+        0.168, "Initial factor s of s ln n; 0.168 is 1 over the mean of ln n up to 1,024 keys.", identity=0.168
     )
 
 
@@ -43,29 +37,13 @@ class SSMax(NoPE):
         super().__init__(model, config)
         self.sharpness = nn.Parameter(torch.full((model.n_heads,), config.sharpness))
 
-    def forward(
-        self, q_BTHX: Tensor, k_BTJX: Tensor, v_BTJX: Tensor, *, window: int | None, block: int | None = None
-    ) -> Tensor:
-        q = self._sharpened(q_BTHX, window)
-        return softmax_attention(q, k_BTJX, v_BTJX, scale=self.config.scale, window=window, query_block=block)
+    def query(self, q_BTHX: Tensor, window: int | None) -> Tensor:
+        t = q_BTHX.shape[1]
+        return self._by_keys(q_BTHX, torch.arange(1, t + 1, device=q_BTHX.device).clamp(max=window or t))
 
     def step(self, q_BHX: Tensor, kept: Kept) -> Tensor:
         q = self._by_keys(q_BHX, kept.texts.counts(kept.window).clamp(min=1))
         return paged_softmax(q, kept["k"], kept["v"], kept.texts, scale=self.config.scale, window=kept.window)
-
-    def distractor_loss(
-        self, q_BTHX: Tensor, k_BTJX: Tensor, v_BTJX: Tensor, k_r_BRJX: Tensor, v_r_BRJX: Tensor, y_BTHX: Tensor, *,
-        window: int | None,
-    ) -> Tensor:  # fmt: skip
-        q = self._sharpened(q_BTHX, window)
-        window = window if self.config.distractor_window else None
-        return softmax_distractor_loss(
-            q, k_BTJX, v_BTJX, k_r_BRJX, v_r_BRJX, y_BTHX, scale=self.config.scale, window=window
-        )
-
-    def _sharpened(self, q_BTHX: Tensor, window: int | None) -> Tensor:
-        t = q_BTHX.shape[1]
-        return self._by_keys(q_BTHX, torch.arange(1, t + 1, device=q_BTHX.device).clamp(max=window or t))
 
     def _by_keys(self, q_THX: Tensor, seen_T: Tensor) -> Tensor:
         """Queries [..., T, H, X] that see so many keys."""

@@ -16,7 +16,7 @@ from ...kernels.rotary_kinds import check_rotary
 from ...kernels.shapes import expand_kv
 from ..bases import Before, InBlocks, ScaledConfig, attention_flops
 from ..bounds import MAX_FLOAT, MAX_WIDTH
-from ..config import Config, Float, Int, ModelConfig, PositiveOrNone, knob
+from ..config import Config, Float, Int, ModelConfig, PositiveOrNone, Real, knob
 from ..inference.kv_cache import Kept
 from .gates import Gate, fall_of
 
@@ -37,9 +37,7 @@ class WallConfig(ScaledConfig):
     g_max: PositiveOrNone = knob(
         0.86, "How far a token can let a channel fall at most, in nats, or none: without limit.", identity=0.86
     )
-    gate_bias: Float = knob(
-        6.0, "Initial bias of the gates' logits: 6 keeps 0.9975 of a token.", identity=6.0, ge=-MAX_FLOAT, le=MAX_FLOAT
-    )
+    gate_bias: Real = knob(6.0, "Initial bias of the gates' logits: 6 keeps 0.9975 of a token.", identity=6.0)
     gate_std: Float = knob(0.02, "Initial deviation of the gates' projection.", identity=0.02, ge=0, le=MAX_FLOAT)
     gate_source: Literal["input", "keys"] = knob(
         "input", "What gates are projected from: the block's input, or the key of their KV head.", identity="input"
