@@ -1,4 +1,4 @@
-"""Writing: texts that a network goes on with token by token (docs/decoding.md).
+"""Decoders: texts that a network continues token by token, from a cache or anew (docs/decoding.md).
 
 B texts of a step, T tokens, V vocabulary.
 """
@@ -7,7 +7,7 @@ from __future__ import annotations
 
 import copy
 import types
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Sequence
 from typing import Any, NamedTuple, Protocol
 
 import torch
@@ -18,7 +18,6 @@ from ..attention import States
 from ..backbone import EAGER, Backbone, Parts
 from ..compilation import CompileError, one_graph
 from ..layers import CausalConv, Linear, TiedHead
-from ..rng import generator
 from .kv_cache import PAGE, Book, CacheFull, Remembered, Room
 
 CHUNK = 8192
@@ -297,59 +296,3 @@ def decoder(model: Backbone, *, texts: int = 1, tokens: int, full_context: bool 
     """The fastest of the two that the network has."""
     kind = Paged if model.why_no_step() is None else Anew
     return kind(model, texts=texts, tokens=tokens, full_context=full_context)
-
-
-def write(
-    model: Backbone,
-    prompt_T: Tensor,
-    *,
-    tokens: int,
-    temperature: float = 1.0,
-    top_p: float = 1.0,
-    seed: int = 0,
-    vocabulary: int | None = None,
-    stop: int | None = None,
-    full_context: bool = False,
-    under_way: Decoder | None = None,
-) -> Iterator[int]:
-    """At most `tokens` tokens behind a prompt, int64 [T], one by one, and none behind `stop`, which comes too.
-
-    Temperature 0 takes the most probable token. The token at a place is a function of the logits, the seed and the place.
-    Tokens from `vocabulary` on are never written. The model is in evaluation mode. Raises ValueError for numbers out of range.
-    """
-    check_sampling(temperature, top_p)
-    if tokens < 1:
-        return
-    texts = under_way or decoder(model, tokens=len(prompt_T) + tokens, full_context=full_context)
-    slot, logits_V = texts.begin(prompt_T)
-    try:
-        for place in range(len(prompt_T), len(prompt_T) + tokens):
-            token = choose(logits_V[:vocabulary], temperature, top_p, generator(seed, "write", place))
-            yield token
-            if token == stop or place + 1 == len(prompt_T) + tokens:
-                return
-            logits_V = texts.step([slot], torch.tensor([token]))[0]
-    finally:
-        texts.close(slot)
-
-
-def check_sampling(temperature: float, top_p: float) -> None:
-    """Raises ValueError unless temperature >= 0 and 0 < top_p <= 1."""
-    if not 0 <= temperature < float("inf"):
-        raise ValueError(f"temperature must be 0 or more, got {temperature:g}")
-    if not 0 < top_p <= 1:
-        raise ValueError(f"top_p must be above 0 and at most 1, got {top_p:g}")
-
-
-def choose(logits_V: Tensor, temperature: float, top_p: float, draw: torch.Generator) -> int:
-    """A token drawn from softmax(logits / temperature) cut to the fewest tokens that have `top_p` of it; in float64 on the CPU."""
-    logits_V = logits_V.double().cpu()
-    if temperature == 0:
-        return int(logits_V.argmax())
-    ranked_V, token_V = (logits_V / temperature).softmax(-1).sort(descending=True, stable=True)
-    upto_V = ranked_V.cumsum(-1)
-    # the first that reaches top_p is still taken
-    count = int((upto_V < top_p).sum()) + 1
-    total = float(upto_V[min(count, len(upto_V)) - 1])
-    drawn = float(torch.rand((), generator=draw, dtype=torch.float64)) * total
-    return int(token_V[min(int(torch.searchsorted(upto_V, drawn, right=True)), count - 1, len(upto_V) - 1)])

@@ -99,6 +99,12 @@ class Delta(Recurrent):
         return torch.einsum("bhvk,bthk->bthv", state, q)
 
 
+def delta_flops(model: ModelConfig, rate_weights: int) -> float:
+    """FLOPs a token of a memory whose rates are read by projections of so many weights."""
+    inner = model.n_heads * model.head_dim
+    return 2 * (rate_weights + 2 * model.d_model * inner) + 7.0 * inner * model.head_dim
+
+
 class _OneGate(Delta):
     """What forgets as a whole, if at all."""
 
@@ -134,9 +140,7 @@ class GatedDelta(_OneGate):
 
     @classmethod
     def forward_flops(cls, model: ModelConfig, config: GatedDeltaConfig) -> float:
-        d, heads, size = model.d_model, model.n_heads, model.head_dim
-        gates_and_output = 2 * (2 * d * heads + 2 * d * heads * size)
-        return gates_and_output + 7.0 * heads * size * size
+        return delta_flops(model, 2 * model.d_model * model.n_heads)
 
     def add_rates(self, model: ModelConfig) -> None:
         self.w_gamma = Linear(model.d_model, model.n_heads, bias=model.bias)
@@ -161,8 +165,7 @@ class DeltaNet(_OneGate):
 
     @classmethod
     def forward_flops(cls, model: ModelConfig, config: GatedDeltaConfig) -> float:
-        d, heads, size = model.d_model, model.n_heads, model.head_dim
-        return 2 * (d * heads + 2 * d * heads * size) + 7.0 * heads * size * size
+        return delta_flops(model, model.d_model * model.n_heads)
 
     def add_rates(self, model: ModelConfig) -> None:
         self.w_beta = Linear(model.d_model, model.n_heads, bias=model.bias)
@@ -184,8 +187,7 @@ class KDA(Delta):
     @classmethod
     def forward_flops(cls, model: ModelConfig, config: KDAConfig) -> float:
         d, heads, size = model.d_model, model.n_heads, model.head_dim
-        gates = d * size + size * heads * size + d * heads
-        return 2 * (gates + 2 * d * heads * size) + 7.0 * heads * size * size
+        return delta_flops(model, d * size + size * heads * size + d * heads)
 
     def add_rates(self, model: ModelConfig) -> None:
         self.w_down = Linear(model.d_model, model.head_dim, bias=False)

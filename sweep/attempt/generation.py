@@ -8,7 +8,8 @@ from collections.abc import Iterable, Iterator
 import torch
 
 from ...model.backbone import Backbone
-from ...model.inference.decode import Decoder, check_sampling, decoder, write
+from ...model.inference.decode import Decoder, decoder
+from ...model.inference.generation import check_sampling, write
 from ...model.resolve import longest_text
 from ...results.store.records import Sample
 from ..config import SamplesConfig

@@ -21,7 +21,8 @@ from atma_sweep.model.backbone import Backbone, build
 from atma_sweep.model.compilation import CompileError, one_graph
 from atma_sweep.model.config import ModelConfig
 from atma_sweep.model.inference import decode
-from atma_sweep.model.inference.decode import Anew, Paged, as_used, choose, decoder, write
+from atma_sweep.model.inference.decode import Anew, Paged, as_used, decoder
+from atma_sweep.model.inference.generation import choose, write
 from atma_sweep.model.inference.kv_cache import DUMMY, CacheFull
 from atma_sweep.model.mixers.softmax import NoPE
 from atma_sweep.model.registry import register_mixer
