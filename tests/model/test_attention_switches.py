@@ -79,9 +79,12 @@ def test_attention_is_its_formula(awake: Awake, switches: dict[str, bool], canon
 @torch.no_grad()
 def test_distractor_keys_are_normed_where_the_real_ones_are(awake: Awake) -> None:
     x = torch.randn(2, 5, 24, dtype=torch.float64)
+    given: list[Tensor] = []
     for normed in (True, False):
         attention = awake(attn_type="nope", qk_norm=normed).blocks[2].mix
-        k, _ = attention._distractors(x)
+        attention.mixer.distractor_loss = lambda q, k, v, k_r, v_r, y, *, window: given.append(k_r)
+        attention(x, distractors_BRD=x)
+        k = given[-1]
         plain = functional.linear(x, attention.w_k.weight, attention.w_k.bias).view(2, 5, 2, 8)
         expected = functional.rms_norm(plain, (8,)) if normed else plain
         assert (k - expected).abs().max() <= 1e-12

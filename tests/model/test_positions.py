@@ -10,7 +10,7 @@ from typing import Any
 import pytest
 import torch
 from atma_sweep.model import registry
-from atma_sweep.model.backbone import Auxiliary, Backbone, build
+from atma_sweep.model.backbone import Auxiliary, Backbone, Drawn, build
 from atma_sweep.model.config import ModelConfig, ModelConfigError
 from atma_sweep.model.positions.ape import APE
 from atma_sweep.model.resolve import check_model_config, longest_text
@@ -86,8 +86,11 @@ def test_moving_tokens_with_their_places_moves_the_output(awake: Awake) -> None:
     model = awake(**of("ape"))
     tokens = torch.randint(0, 37, (1, 9), generator=torch.Generator().manual_seed(1))
     order = torch.randperm(9, generator=torch.Generator().manual_seed(2))
-    moved = model._embedded(tokens[:, order], torch.arange(9)[None, order])
-    assert torch.equal(moved, model._embedded(tokens, torch.arange(9)[None])[:, order])
+    streams: list[Tensor] = []
+    model.blocks[0].register_forward_pre_hook(lambda _, given: streams.append(given[0]))
+    for some in (torch.arange(9), order):
+        model.features(tokens[:, some], auxiliary=Drawn(places_BT=some[None]))
+    assert torch.equal(streams[1], streams[0][:, order])
 
 
 def test_labels_rise_and_are_all_equally_likely(small: Small) -> None:
@@ -128,7 +131,11 @@ def test_labels_of_an_evaluation_depend_on_the_length_alone(awake: Awake, tokens
         assert (both[1:] - alone).abs().max() <= 1e-13
         for chunk in (1, 5, 128):
             assert (model.features(tokens, chunk=chunk).hidden_BTD - both).abs().max() <= 1e-12
-    assert not torch.equal(model._evaluation_places(11), model._evaluation_places(12)[:, :11])
+    read: list[Tensor] = []
+    model.positions.register_forward_pre_hook(lambda _, given: read.append(given[0]))
+    for length in (11, 12):
+        model.features(tokens[:, :length])
+    assert not torch.equal(read[0], read[1][:, :11])
 
 
 @pytest.mark.parametrize("name", TABLES)

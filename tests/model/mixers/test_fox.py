@@ -63,12 +63,5 @@ def test_constant_gates_are_alibi(read: list[Tensor]) -> None:
     assert (mixer(q, k, v, window=None, x_BTD=x) - alibi(q, k, v, window=None)).abs().max() <= 1e-6
 
 
-def test_evaluation_scores_a_few_queries_at_a_time(read: list[Tensor]) -> None:
-    mixer, (q, k, v, x) = made(), read
-    whole = mixer(q, k, v, window=None, x_BTD=x)
-    for chunk in (2, 9):
-        assert (mixer.evaluate(q, k, v, window=None, chunk=chunk, x_BTD=x) - whole).abs().max() <= 1e-12
-
-
 def test_its_flops_are_those_of_attention_and_of_the_gates() -> None:
     assert FoX.forward_flops(MODEL, FoXConfig(), 100) == 4 * 4 * 8 * 100 + 2 * 12 * 4

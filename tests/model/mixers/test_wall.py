@@ -127,13 +127,6 @@ def test_rotary_turns_queries_and_keys_but_no_gates(read: dict[str, Tensor], sou
     assert (mixed(mixer, read) - wall_attention(*turned, v, mixer.log_gates(x, k))).abs().max() <= 1e-12
 
 
-def test_evaluation_scores_a_few_queries_at_a_time(read: dict[str, Tensor]) -> None:
-    mixer, (q, k, v, x) = made(), read.values()
-    for chunk in (2, 9):
-        ours = mixer.evaluate(q, k, v, window=None, chunk=chunk, x_BTD=x)
-        assert (ours - mixed(mixer, read)).abs().max() <= 1e-12
-
-
 def test_flops_are_those_of_attention_and_of_the_gates() -> None:
     model = ModelConfig(**SIZES)
     plain = 4 * 4 * X * 100
