@@ -91,7 +91,7 @@ def _no_gates(self: Mixer | Memory, **read: Tensor) -> Tensor | None:
 
 
 class Mixer(Part):
-    """What a global layer does between tokens. q, k, v come normed (q, k) and, with `canon`, convolved.
+    """Core of a global layer, which mixes tokens. q, k, v come normed (q, k) and, with `canon`, convolved.
 
     Give own parameters their values in `__init__`: torch's random functions are seeded there from the cell's seed.
     """
@@ -116,7 +116,7 @@ class Mixer(Part):
 
     @property
     def norm_distractor_keys(self) -> bool:
-        """Whether distractor keys are RMS-normed like real ones, where these are (`qk_norm`)."""
+        """Return true if distractor keys are RMS-normed like real ones, where these are (`qk_norm`)."""
         return True
 
     # These two are attributes, as torch's own `forward` is, because a mixer that reads its input takes one more argument.
@@ -179,7 +179,7 @@ class Memory(Part):
 
     @classmethod
     def unfit(cls, config: Any, tokens: int) -> str | None:
-        """Why these settings make no sense in rows of so many tokens, with what to set; None, the default: they do."""
+        """Say why these settings make no sense in rows of so many tokens, and what to set; None, the default: they do."""
         return None
 
     @classmethod
@@ -243,7 +243,7 @@ class Position(Part):
         return None
 
     def places(self, rows: int, length: int, draw: torch.Generator) -> Tensor:
-        """What `forward` is to be called with, int64 [rows or 1, length], on the generator's device.
+        """Return the argument of `forward`, int64 [rows or 1, length], on the generator's device.
 
         All chance belongs here, drawn from `draw`: in training anew at each micro-batch, in evaluation the same for all
         texts of one length. The default are 0, 1, 2, ...
@@ -252,7 +252,7 @@ class Position(Part):
 
     @property
     def steady(self) -> bool:
-        """Whether a token stands where it does however long its text becomes, so that a text can be written token by token."""
+        """Return true if a token keeps its place however long its text becomes, so that a text can be written token by token."""
         return type(self).places is Position.places
 
     def forward(self, places_BT: Tensor) -> Tensor:

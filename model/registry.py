@@ -86,7 +86,7 @@ class Registry(Mapping[str, "str | Part"], Generic[Part]):
 
     @contextmanager
     def scope(self) -> Iterator[None]:
-        """What is registered within is forgotten at the end, as tests of plugins need it."""
+        """Forget at the end whatever is registered within, as tests of plugins need it."""
         before = dict(self._targets), dict(self._owners)
         try:
             yield

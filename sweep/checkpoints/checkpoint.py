@@ -178,7 +178,7 @@ def sizes(config: ModelConfig, *, narrow: bool, optimizer: str = "muon") -> tupl
         model = Backbone(shorter, dtype=dtype)
 
     def total_bytes(name: str, tensor: torch.Tensor) -> int:
-        """Of all tensors of that name in blocks that are alike."""
+        """Return the bytes of all tensors of that name in blocks that are alike."""
         top, layer, *_ = name.split(".")
         return tensor.nbytes * (len(range(int(layer), config.n_layers, built)) if top == "blocks" else 1)
 

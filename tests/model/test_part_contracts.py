@@ -31,14 +31,14 @@ def part(request: pytest.FixtureRequest) -> Part:
         memories={"omega": {"window": 2, "chunk": 3}, "atlas": {"window": 2, "chunk": 3}},
     ))  # fmt: skip
     if memory == "none":
-        found: Part = MIXERS.load(mixer)(model, mixer_settings(model))
+        built: Part = MIXERS.load(mixer)(model, mixer_settings(model))
     else:
-        found = MEMORIES.load(memory)(model, memory_settings(model))
+        built = MEMORIES.load(memory)(model, memory_settings(model))
     draw = torch.Generator().manual_seed(2)
     with torch.no_grad():
-        for parameter in found.parameters():
+        for parameter in built.parameters():
             parameter.normal_(std=0.4, generator=draw)
-    return found.double()
+    return built.double()
 
 
 def inputs(length: int, dtype: torch.dtype = torch.float64) -> list[Tensor]:
@@ -60,10 +60,10 @@ def arguments(
 def outputs(
     part: Part, tensors: list[Tensor], window: int | None = None, chunk: int | None = None
 ) -> tuple[Tensor, ...]:
-    """All that the part returns, of `forward`, or of `evaluate` in pieces of `chunk` tokens."""
+    """Return everything that `forward` gives, or `evaluate` in pieces of `chunk` tokens."""
     values, named = arguments(part, tensors, window)
-    found = part(*values, **named) if chunk is None else part.evaluate(*values, **named, chunk=chunk)
-    return found if isinstance(found, tuple) else (found,)
+    result = part(*values, **named) if chunk is None else part.evaluate(*values, **named, chunk=chunk)
+    return result if isinstance(result, tuple) else (result,)
 
 
 @every_part
@@ -71,24 +71,24 @@ def outputs(
 @torch.no_grad()
 def test_evaluation_in_pieces_is_the_forward_pass(part: Part, length: int) -> None:
     for window in (None, 3):
-        whole = outputs(part, inputs(length), window)
-        assert whole[0].shape[:2] == (2, length)
+        full = outputs(part, inputs(length), window)
+        assert full[0].shape[:2] == (2, length)
         for chunk in (1, 2, 9, 100):
-            for piece, expected in zip(outputs(part, inputs(length), window, chunk), whole, strict=True):
+            for piece, expected in zip(outputs(part, inputs(length), window, chunk), full, strict=True):
                 assert (piece - expected).abs().max() <= 1e-12
 
 
 @every_part
 @torch.no_grad()
-def test_no_token_sees_a_later_one(part: Part) -> None:
+def test_no_token_sees_later_tokens(part: Part) -> None:
     for window in (None, 3):
         before = outputs(part, inputs(7), window)
         changed = inputs(7)
         for tensor in changed:
             tensor[:, 4] += 1
-        for one, other in zip(before, outputs(part, changed, window), strict=True):
-            assert (one[:, :4] - other[:, :4]).abs().max() <= 1e-12
-            assert (one[:, 4] - other[:, 4]).abs().max() > 1e-6
+        for first, second in zip(before, outputs(part, changed, window), strict=True):
+            assert (first[:, :4] - second[:, :4]).abs().max() <= 1e-12
+            assert (first[:, 4] - second[:, 4]).abs().max() > 1e-6
 
 
 @pytest.mark.parametrize("part", [(mixer, "none") for mixer in MIXERS], indirect=True, ids=EVERY_MIXER)
@@ -97,9 +97,9 @@ def test_no_query_sees_a_key_before_its_window(part: Part) -> None:
     before, changed = outputs(part, inputs(7), window=3), inputs(7)
     for tensor in changed[1:3]:
         tensor[:, 1] += 1
-    for one, other in zip(before, outputs(part, changed, window=3), strict=True):
-        assert (one[:, 4:] - other[:, 4:]).abs().max() <= 1e-12
-        assert (one[:, 1:4] - other[:, 1:4]).abs().amax((0, *range(2, one.ndim))).min() > 1e-9
+    for first, second in zip(before, outputs(part, changed, window=3), strict=True):
+        assert (first[:, 4:] - second[:, 4:]).abs().max() <= 1e-12
+        assert (first[:, 1:4] - second[:, 1:4]).abs().amax((0, *range(2, first.ndim))).min() > 1e-9
 
 
 @every_part
@@ -128,9 +128,9 @@ def test_a_call_repeats_itself_and_leaves_no_state(part: Part) -> None:
 @torch.no_grad()
 def test_bfloat16_comes_out_as_it_goes_in_and_near_float64(part: Part) -> None:
     exact = outputs(part, [tensor.double() for tensor in inputs(7, torch.bfloat16)])
-    for found, expected in zip(outputs(part.float(), inputs(7, torch.bfloat16)), exact, strict=True):
-        assert found.dtype == torch.bfloat16
-        assert (found.double() - expected).norm() <= 0.05 * expected.norm()
+    for result, expected in zip(outputs(part.float(), inputs(7, torch.bfloat16)), exact, strict=True):
+        assert result.dtype == torch.bfloat16
+        assert (result.double() - expected).norm() <= 0.05 * expected.norm()
 
 
 @pytest.mark.parametrize("part", [(mixer, "none") for mixer in MIXERS if not has_distractor(mixer)], indirect=True)
