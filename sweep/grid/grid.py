@@ -33,8 +33,6 @@ SEED = "seed"
 """What a seed is called among the axes of an `exclude` rule."""
 MOST_CELLS = 20_000
 """Of a grid, unless `--cells` allows more: planning takes about a quarter of a millisecond a cell."""
-MOST_SEED = 2**63 - 1
-"""What a database's whole number holds."""
 Placed = tuple[int, Mapping[str, Sequence[str]]]
 """A rule of `exclude` behind its place in the list."""
 

@@ -113,7 +113,7 @@ COMPUTED = {
     "seed": "is given by the grid's key seeds, for example seeds: [0, 1]",
 }
 """Fields that no grid sets, and what to do instead."""
-_OF_PARTS = {
+_OF_PARTS: dict[tuple[str, ...], Registry[Any]] = {
     **{("model", field): parts for field, parts in registry.SETTINGS.items()},
     ("eval", "settings"): PROBES,
     ("data", "settings"): CORPORA,

@@ -23,55 +23,9 @@ HEAD = (
 TWO = HEAD.replace("[polar, nope, rope]", "[polar, nope]")
 POLAR = "contrasts: [{measure: val.val_loss, axis: memory, level: on, within: {attn_type: polar}}]\n"
 
-WRONG = {
-    "no mapping": ("design: 7\n", "4: design: must be a mapping, got 7"),
-    "key": ("design: {rnus: 9}\n", "4: design.rnus: no such key; allowed: fraction, runs, resolution, method, model; did you mean 'runs'?"),
-    "two sizes": ("design: {runs: 9, fraction: 1/2}\n", "4: design: must give one of fraction, runs, resolution"),
-    "no size": ("design: {method: regular}\n", "4: design: must give one of fraction, runs, resolution"),
-    "method": ("design: {runs: 9, method: lucky}\n", "4: design.method: no method 'lucky'; allowed: d-optimal, regular"),
-    "model": ("design: {runs: 9, model: mains}\n", "4: design.model: no model 'mains'; allowed: main, two-way; did you mean 'main'?"),
-    "share": ("design: {fraction: 5/4}\n", "4: design.fraction: must be a share between 0 and 1 such as 1/4, got '5/4'"),
-    "no number": ("design: {fraction: a half}\n", "4: design.fraction: must be a share between 0 and 1 such as 1/4, got 'a half'"),
-    "runs": ("design: {runs: 0}\n", "4: design.runs: must be a whole number of combinations, at least 1, got 0"),
-    "too few": (
-        "design: {runs: 5}\n",
-        "4: design.runs: 5 combinations cannot estimate 6 numbers (the mean, attn_type 2, distractor 1, memory 1, window 1); give runs: 6 or more",
-    ),
-    "too small a share": ("design: {fraction: 1/7}\n", "4: design.fraction: 3 combinations cannot estimate 6 numbers"),
-    "too many": ("design: {runs: 25}\n", "4: design.runs: 25 are more than the grid's 24 combinations; leave design out to run all"),
-    "resolution": ("design: {resolution: II}\n", "4: design.resolution: must be III (main effects apart), IV, V or higher, got 'II'"),
-    "no fraction": (
-        "design: {resolution: IV}\n",
-        "4: design.resolution: no fraction of resolution IV of 3 two-level axes tells attn_type, distractor, memory, window apart",
-    ),
-    "excluded": ("design: {resolution: III}\nexclude: [{memory: on, window: on}]\n", "4: design.resolution: a regular fraction needs every combination"),
-    "no power of two": ("design: {fraction: 1/3, method: regular}\n", "4: design.fraction: there is no regular fraction of 1/3"),
-    "method of a resolution": ("design: {resolution: III, method: d-optimal}\n", "4: design.method: a resolution is that of a regular fraction"),
-    "contrast needs more": (
-        f"design: {{runs: 7}}\n{POLAR}",
-        "4: design.runs: 7 combinations cannot estimate 8 numbers (the mean, attn_type 2, distractor 1, memory 1, window 1, "
-        "attn_type x memory 2); give runs: 8 or more",
-    ),
-    "no such pair": (
-        f"design: {{runs: 12}}\n{POLAR}exclude: [{{attn_type: polar, memory: on}}]\n",
-        "4: design: cannot estimate contrasts[0] (memory: on - off): exclude leaves no pair of them within attn_type=polar",
-    ),
-    "nothing to choose": ("axes: {}\ninclude: [{memory: on}]\ndesign: {runs: 1}\n", "design: no axis has two levels"),
-}  # fmt: skip
-
 
 def fake(data: object) -> str:
     return "f" * 64
-
-
-@pytest.mark.parametrize("name", WRONG)
-def test_a_mistake_is_one_line(write: Write, name: str) -> None:
-    text, told = WRONG[name]
-    head = "name: g\nextends: micro\n" if "axes:" in text else HEAD
-    with pytest.raises(GridError) as wrong:
-        load_grid(write(head + text))
-    assert told in str(wrong.value)
-    assert "\n" not in str(wrong.value)
 
 
 SIZES = {
@@ -145,5 +99,3 @@ def test_the_schema_knows_it() -> None:
     yaml = YAML(typ="safe", pure=True)
     for asked in SIZES:
         assert list(schema.iter_errors(yaml.load(f"{HEAD}design: {asked}\n"))) == []
-    for name in ("no mapping", "key", "two sizes", "no size", "method", "model", "no number", "runs", "resolution"):
-        assert list(schema.iter_errors(yaml.load(HEAD + WRONG[name][0]))), name

@@ -89,30 +89,6 @@ def test_a_level_of_any_axis_may_set_more(write: Write, fake_fingerprint: Any) -
             load_grid(write(f"{GRID}levels: {said}\n")).expand(fake_fingerprint)
 
 
-WRONG = {
-    "a level that is no mapping": ("recipe: {a: 3}", "axes.recipe.a: must map settings to values"),
-    "no level": ("recipe: {}", "axes.recipe: has no levels"),
-    "a name with a meaning": ("seed: {a: {}, b: {train.clip: 2}}", "axes.seed: has a meaning already"),
-    "a name that is none": ("Rec ipe: {a: {}}", "has a name of lower-case letters"),
-    "a misspelt setting": ("recipe: {a: {train.clipp: 2}}", "did you mean 'train.clip'"),
-    "the same setting twice": ("recipe: {a: {train.clip: 2, train: {clip: 3}}}", "sets train.clip, which"),
-    "another axis of the same setting": (
-        "recipe: {a: {model.memory: atlas}, b: {}}\n  memory: [off, on]", "sets model.memory, which",
-    ),
-    "one of the five as a mapping": ("memory: {on: {}, off: {}}", "axes.memory: must be a list of levels"),
-    "levels as a list": ("recipe: [a, b]", "no such axis"),
-}  # fmt: skip
-
-
-@pytest.mark.parametrize("case", WRONG)
-def test_what_cannot_be_an_axis_is_said_in_one_line(write: Write, fake_fingerprint: Any, case: str) -> None:
-    given, said = WRONG[case]
-    with pytest.raises(GridError, match=r"g\.yaml:") as caught:
-        load_grid(write(f"name: g\nextends: tiny\naxes:\n  {given}\n", "g.yaml")).expand(fake_fingerprint)
-    assert said in str(caught.value)
-    assert "\n" not in str(caught.value)
-
-
 def test_editors_know_it_and_mark_what_is_none() -> None:
     def problems(axes: dict[str, Any]) -> int:
         return len(list(SCHEMA.iter_errors({"name": "g", "axes": axes})))

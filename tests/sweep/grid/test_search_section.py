@@ -97,63 +97,6 @@ def test_the_ends_of_the_ranges_are_cells_like_any_other(tmp_path: Path) -> None
 
 
 FACTORIAL = {"axes": {"memory": ["off", "on"]}}
-WRONG = {
-    "an unknown key": ({"samplers": "tpe"}, "search.samplers: no such key", "sampler"),
-    "an unknown sampler": ({"sampler": "tpee"}, "search.sampler: no sampler 'tpee'", "did you mean 'tpe'"),
-    "an unknown pruner": ({"pruner": "shears"}, "search.pruner: no pruner 'shears'", "asha"),
-    "no ranges": ({"ranges": None}, "lacks ranges", ""),
-    "no objective": ({"objective": None}, "lacks objective", ""),
-    "an unknown measure": ({"objective": "val_los"}, "no number is called 'val_los'", "did you mean 'val_loss'"),
-    "an unknown number of a probe": ({"objective": "val.loss"}, "the probe val has no metric 'loss'", "val_loss"),
-    "a length too many": ({"objective": "val_loss@64"}, "has no context length", ""),
-    "a length too few": ({"objective": "needle"}, "needs a context length", ""),
-    "a direction": ({"objective": {"val_loss": "down"}}, "no direction 'down'", "minimize"),
-    "no trials": ({"trials": 0}, "search.trials: must be a whole number from 1", ""),
-    "half a trial": ({"trials": 2.5}, "search.trials: must be a whole number from 1", ""),
-    "no setting": ({"ranges": {"train.muon": [1, 2]}}, "search.ranges.train.muon: no such setting", "train.muon_lr"),
-    "a section": ({"ranges": {"train": [1, 2]}}, "is a section", ""),
-    "text": ({"ranges": {"data.corpus": ["stdlib", "mqar"]}}, "is the same for all trials", ""),
-    "a range turned round": ({"ranges": {"train.clip": {"low": 2, "high": 1}}}, "low must be below high", ""),
-    "no number": ({"ranges": {"train.clip": {"low": "a", "high": 1}}}, "must be a number, got 'a'", ""),
-    "one end": ({"ranges": {"train.clip": {"low": 1}}}, "lacks high; a range needs low and high", ""),
-    "a logarithm of nothing": ({"ranges": {"train.clip": {"low": 0, "high": 1, "log": True}}}, "needs low above 0", ""),
-    "half a layer": ({"ranges": {"model.n_layers": {"low": 1.5, "high": 3}}}, "takes whole numbers, got 1.5", ""),
-    "a step too long": ({"ranges": {"train.clip": {"low": 1, "high": 2, "step": 3}}}, "at most high - low", ""),
-    "one level": ({"ranges": {"model.n_layers": [2]}}, "needs two or more levels", ""),
-    "a range of an axis": ({"ranges": {"memory": {"low": 0, "high": 1}}}, "is no number; give a list", "off"),
-    "no level": ({"ranges": {"attn_type": ["polar", "poler"]}}, "no level 'poler'", "did you mean 'polar'"),
-    "choices for cmaes": ({"sampler": "cmaes"}, "cmaes searches two or more numbers at once", "use tpe"),
-    "a pruner of two": ({"pruner": "asha", "objective": ["val_loss", "tokens_per_s"]}, "the study several", ""),
-    "a pruner of another": ({"pruner": "median", "objective": "needle@512"}, "the objective is needle", ""),
-    "an option of another": ({"population": 4}, "is a number of cmaes and nsga2; the sampler is tpe", ""),
-}
-
-
-@pytest.mark.parametrize("case", WRONG)
-def test_what_is_no_study_is_one_line(tmp_path: Path, case: str) -> None:
-    search, problem, more = WRONG[case]
-    with pytest.raises(GridError) as caught:
-        grid_of(tmp_path, search=search)
-    told = str(caught.value)
-    assert problem in told
-    assert more in told
-    assert "\n" not in told
-    assert caught.value.line is not None
-
-
-LATER = {
-    "a setting out of bounds": ({"ranges": {"train.clip": {"low": -1, "high": 2}}}, "search.ranges.train.clip"),
-    "an objective that no cell has": ({"objective": "needle@333"}, "no cell is evaluated at needle.digit_accuracy@333"),
-    "a probe that no cell runs": ({"objective": "mqar.accuracy"}, "no cell runs the probe mqar"),
-}
-
-
-@pytest.mark.parametrize("case", LATER)
-def test_what_no_cell_can_have_is_said_before_anything_runs(tmp_path: Path, case: str) -> None:
-    search, problem = LATER[case]
-    with pytest.raises(GridError) as caught:
-        cells_of(grid_of(tmp_path, search=search))
-    assert problem in str(caught.value)
 
 
 def test_a_pruner_needs_validations_before_the_end(tmp_path: Path) -> None:

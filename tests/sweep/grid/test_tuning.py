@@ -70,33 +70,6 @@ def test_the_factorial_has_the_settings_that_were_found_and_ids_that_follow(tmp_
     assert best.id in {cell.id for cell in tuned}
 
 
-WRONG = {
-    "no axis": ({"per": "attn_typ"}, "tune.per: must be an axis of this grid"),
-    "nothing said": ({"per": None}, "tune.per: must be an axis of this grid"),
-    "a pruner": ({"pruner": "asha"}, "tune.pruner: every level gets the same compute"),
-    "an axis of the factorial": ({"ranges": {"memory": ["off", "on"]}}, "is varied by the axis memory"),
-    "what an axis sets": ({"ranges": {"model.window": [True, False]}}, "is varied by the axis window"),
-    "two objectives": (
-        {"objective": ["val_loss", "tokens_per_s"]},
-        "the best of several objectives is not one setting",
-    ),
-    "an unknown key": ({"levels": 3}, "tune.levels: no such key"),
-    "at itself": ({"at": {"attn_type": "polar"}}, "tune.at.attn_type: must be another axis of this grid"),
-    "at no level": ({"at": {"memory": "atlas"}}, "tune.at.memory: no level 'atlas' in this grid"),
-    "no trials": ({"trials": 0}, "tune.trials: must be a whole number from 1"),
-    "no setting": ({"ranges": {"train.lr": [1, 2]}}, "tune.ranges.train.lr: no such setting"),
-}
-
-
-@pytest.mark.parametrize("case", WRONG)
-def test_what_cannot_be_tuned_is_one_line(tmp_path: Path, case: str) -> None:
-    tune, problem = WRONG[case]
-    with pytest.raises(GridError) as caught:
-        grid_of(tmp_path, tune=tune)
-    assert problem in str(caught.value)
-    assert caught.value.line is not None
-
-
 def test_a_range_that_no_cell_can_have_is_blamed_where_it_stands(tmp_path: Path) -> None:
     grid = grid_of(tmp_path, tune={"ranges": {"train.clip": {"low": -1, "high": 2}}})
     with pytest.raises(GridError, match=r"tune\.ranges\.train\.clip"):
