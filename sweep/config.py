@@ -331,6 +331,10 @@ class EvalConfig(Config):
         return self
 
 
+LEAST_GPUS, MOST_GPUS = 0.01, 1
+"""Of an attempt that has one: a share of a GPU, or the whole of it."""
+
+
 class Resources(Config):
     """What one attempt takes. Outside the id."""
 
@@ -338,7 +342,7 @@ class Resources(Config):
         0,
         "0 hides every GPU; 1 requires CUDA and gives an attempt a GPU of its own; 0.5 half of one, shared.",
         ge=0,
-        le=1,
+        le=MOST_GPUS,
     )
     gpu_type: str | None = knob(None, "A word of the GPU's name, such as H200, that it must have; none: any GPU.")
     cpus: Int = knob(1, "CPU cores, and torch threads, of an attempt.", ge=1, le=MAX_CPUS)
@@ -358,8 +362,8 @@ class Resources(Config):
 
     @model_validator(mode="after")
     def _gpu_makes_sense(self) -> Resources:
-        if 0 < self.gpus < 0.01:
-            raise ValueError(f"gpus ({self.gpus}) must be 0, or 0.01 to 1")
+        if 0 < self.gpus < LEAST_GPUS:
+            raise ValueError(f"gpus ({self.gpus}) must be 0, or {LEAST_GPUS} to {MOST_GPUS}")
         if self.gpu_type is not None and not self.gpus:
             raise ValueError(f"gpu_type ({self.gpu_type}) asks for a GPU, and gpus is 0; set gpus to 1")
         return self
