@@ -188,7 +188,7 @@ class Expansion:
         return found
 
     def _five_levels(self, config: CellConfig) -> str:
-        # only these two have levels of the five and self._sections keeps them alive
+        # only these two have levels of the five axes, and self._sections keeps them alive
         key = id(config.model), id(config.train)
         if key not in self._stems:
             self._stems[key] = five_levels(config)

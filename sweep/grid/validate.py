@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import json
 import math
 import re
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
@@ -15,23 +14,13 @@ from ...model import registry
 from ...model.config import ModelConfig, ModelConfigError, quoted
 from ...model.resolve import NO_MEMORY, check_model_config, longest_text, memory_settings
 from .. import probes
-from ..config import CheckpointConfig, DataConfig, EvalConfig, Plugin, Resources, TrainConfig
+from ..config import CellConfig, DataConfig, EvalConfig, Plugin, Resources, TrainConfig
 from ..data import tokenizer
 from ..data.corpora import CorpusError, CorpusUnknown, Prepared
 from ..data.registry import CORPORA, every_kind
 from ..errors import GridError
 from .plugins import with_sources
 from .settings import Layer, Setting, nested
-
-_CLASSES: dict[str, type[BaseModel]] = {
-    "model": ModelConfig,
-    "data": DataConfig,
-    "train": TrainConfig,
-    "eval": EvalConfig,
-    "resources": Resources,
-    "checkpoint": CheckpointConfig,
-}
-
 
 FP8_MULTIPLE = 16
 """Of which the widths of matrices must be multiples; torch's products of 8-bit matrices ask for it."""
@@ -62,7 +51,8 @@ def section(name: str, layer: Layer, plugins: tuple[Plugin, ...] = ()) -> Any:
     A mixer's and a memory's own settings are filled in; the corpus's fingerprint is still open.
     """
     tree = nested({path: setting.value for path, setting in layer.items()}).get(name, {})
-    config: Any = _validated(_CLASSES[name], tree, name)
+    cls: Any = CellConfig.model_fields[name].annotation
+    config = _validated(cls, tree, name)
     for problem in _names(name, config):
         raise Invalid(problem)
     if isinstance(config, ModelConfig):
@@ -75,7 +65,7 @@ def section(name: str, layer: Layer, plugins: tuple[Plugin, ...] = ()) -> Any:
     if isinstance(config, DataConfig):
         config = _with_corpus_settings(config)
     config = with_sources(name, config, plugins)
-    for problem in _infinite(name, config):
+    for problem in _infinite(config.model_dump(), name):
         raise Invalid(problem)
     return config
 
@@ -169,20 +159,11 @@ def _names(section: str, config: Any) -> Iterator[Problem]:
                 yield Problem((path,), f"no such name {name!r}", list(allowed), name)
 
 
-def _infinite(section: str, config: BaseModel) -> list[Problem]:
-    dump = config.model_dump(mode="python")
-    try:
-        json.dumps(dump, allow_nan=False, default=str)
-    except ValueError:  # it says not where
-        return list(_finite(dump, section))
-    return []
-
-
-def _finite(values: Any, path: str) -> Iterator[Problem]:
-    """Infinity and NaN have no place in JSON, so none in an id."""
+def _infinite(values: Any, path: str) -> Iterator[Problem]:
+    """Yield what is infinite or NaN, which has no place in JSON, so none in an id."""
     if isinstance(values, Mapping):
         for name, value in values.items():
-            yield from _finite(value, f"{path}.{name}")
+            yield from _infinite(value, f"{path}.{name}")
     elif isinstance(values, float) and not math.isfinite(values):
         yield Problem((path,), f"must be a finite number, got {values}")
 
@@ -203,18 +184,19 @@ def agreement(
         if known is not None:
             has = f"corpus {known.name!r} was prepared with tokenizer {known.tokenizer} of {need} tokens"
         yield Problem(("model.vocab_size", "data.tokenizer"), f"model.vocab_size is {model.vocab_size}, but {has}")
-    if train.loss_on == "marked" and not (_may_mark(data.corpus) if known is None else known.marked):
-        able = ", ".join(name for name, kind in every_kind().items() if kind.may_mark)
+    kind = CORPORA.load(data.corpus) if data.corpus in CORPORA else None
+    if train.loss_on == "marked" and not (kind is not None and kind.may_mark if known is None else known.marked):
+        able = ", ".join(name for name, other in every_kind().items() if other.may_mark)
         yield Problem(
             ("train.loss_on",),
             f"corpus {data.corpus} does not mark which tokens count; set train.loss_on to all, or name one that may: "
             f"{able}",
         )
-    whole = _row_length(data)
-    if whole is not None and whole != train.seq_len:
+    row = kind and kind.row_length(kind.Config.model_validate(data.settings.get(data.corpus, {})))
+    if row is not None and row != train.seq_len:
         yield Problem(
             (f"data.settings.{data.corpus}.length", "train.seq_len"),
-            f"train.seq_len is {train.seq_len}, but the rows of corpus {data.corpus} have {whole} tokens "
+            f"train.seq_len is {train.seq_len}, but the rows of corpus {data.corpus} have {row} tokens "
             f"(data.settings.{data.corpus}.length); make them the same",
         )
     if not model.n_global_layers:
@@ -271,17 +253,6 @@ def precision(model: ModelConfig, train: TrainConfig, resources: Resources) -> I
 def base_of(setting: Setting, grid: Path) -> str | None:
     """Return the name of the base that makes a setting of the file `grid`; None for one of the file or the command line."""
     return setting.file.stem if isinstance(setting.file, Path) and setting.file != grid else None
-
-
-def _row_length(data: DataConfig) -> int | None:
-    if data.corpus not in CORPORA:
-        return None
-    kind = CORPORA.load(data.corpus)
-    return kind.row_length(kind.Config.model_validate(data.settings.get(data.corpus, {})))
-
-
-def _may_mark(corpus: str) -> bool:
-    return corpus in CORPORA and CORPORA.load(corpus).may_mark
 
 
 def blame(merged: Layer, problem: Problem, grid: Path) -> GridError:
