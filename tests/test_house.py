@@ -147,7 +147,7 @@ def test_a_circle_is_found() -> None:
     assert circle({"a": {"b", "c"}, "b": {"c"}}) == []
     found = arrows()
     assert {"sweep/planning/admission.py", "sweep/planning/planner.py"} <= found["sweep/orchestrator/launch.py"]
-    assert "sweep/config.py" in found["sweep/grid/cell.py"], "an import for types counts"
+    assert "results/store/store.py" in found["results/exchange/tables.py"], "an import for types counts"
     assert "sweep/commands/launch.py" in found["sweep/commands/runs.py"], "an import inside a function counts"
     assert "reports/tables/complete.py" in found["reports/tables/__init__.py"], "the name in a list counts"
 

@@ -137,30 +137,6 @@ def test_a_precision_is_inside_and_bf16_is_not(cells: Cells, resources: str) -> 
     assert identity(found["fp8"].config)["train"]["precision"] == "fp8"
 
 
-REFUSED = {
-    "train.precision: fp16": ("resources: {gpus: 0}\n", "train.precision is fp16, which only a GPU computes in, and resources.gpus is 0"),
-    "train.precision: fp8": ("resources: {gpus: 0}\n", "train.precision is fp8, which only a GPU computes in"),
-    "train.precision: fp8, model.d_model: 88": (
-        "resources: {gpus: 1}\n", "whose products take multiples of 16, and model.d_model is 88; make it"),
-    "train.precision: fp8, model.head_dim: 20": (
-        "resources: {gpus: 1}\n", "and model.n_kv_heads times model.head_dim is 40; make it a multiple of 16, or set"),
-    "train.precision: fp16, train.activations: float32": (
-        "resources: {gpus: 1}\n", "activations says float32; leave activations at auto"),
-    "train.precision: fp4": ("resources: {gpus: 1}\n", "no such value 'fp4'; allowed: bf16, fp16, fp8"),
-}  # fmt: skip
-
-
-@pytest.mark.parametrize("settings", REFUSED)
-def test_a_precision_that_cannot_be_is_one_line(cells: Cells, settings: str) -> None:
-    text, said = REFUSED[settings]
-    with pytest.raises(GridError) as caught:
-        cells(f"{text}set: {{{settings}}}\n")
-    assert said in str(caught.value)
-    assert "train.precision" in str(caught.value) or "activations" in str(caught.value)
-    assert "\n" not in str(caught.value)
-    assert caught.value.exit_code == 2
-
-
 INSIDE_BESIDE = [
     ("train.optimizer: adamw", "train.matrix_lr: 0.1"), ("model.positions: ape", "model.position_settings.ape.std: 0.1"),
     ("model.positions: label", "model.position_settings.label.length: 500"),

@@ -12,7 +12,6 @@ from typing import Any
 import pytest
 from atma_sweep.model.resolve import check_model_config
 from atma_sweep.sweep.config import CellConfig
-from atma_sweep.sweep.errors import GridError
 from atma_sweep.sweep.grid.cell import Cell, cell_id, identity, slug
 from atma_sweep.sweep.grid.grid import load_grid
 from atma_sweep.sweep.probes import with_settings
@@ -109,21 +108,6 @@ def test_what_cells_share_is_there_once(large: list[Cell]) -> None:
     assert (counts["model"], counts["train"], counts["data"]) == (models, 2 * 2 * 26, 2)
     assert (counts["eval"], counts["resources"], counts["checkpoint"]) == (1, 1, 1)
     assert len({id(cell.axes) for cell in crossed}) == len(crossed) / 3, "one a combination, whatever its seeds"
-
-
-@pytest.mark.parametrize(("text", "said"), [
-    # a level reaches the line that it contradicts in another section
-    ("set: {model.vocab_size: 300}\naxes:\n  data.tokenizer: [bytes, gpt2]\n",
-     "5: axes.data.tokenizer: model.vocab_size is 300, but tokenizer gpt2 has 50257 tokens"),
-    ("axes:\n  train.seq_len: [64, 96]\n",
-     "4: axes.train.seq_len: batch_tokens (1024) must be a multiple of seq_len * micro_batch (96 * 8 = 768)"),
-    ("axes:\n  eval.lengths: [[8, 16], [16, 8]]\n", "4: axes.eval.lengths: lengths must rise and start at 2 or more, got [16, 8]"),
-])  # fmt: skip
-def test_an_error_of_one_combination_names_its_level(write: Write, text: str, said: str) -> None:
-    path = write(f"name: g\nextends: micro\n{text}")
-    with pytest.raises(GridError) as caught:
-        load_grid(path).expand(lambda data: FINGERPRINT)
-    assert str(caught.value) == f"{path}:{said}"
 
 
 def test_keys_of_a_row_are_summed_as_one_by_one() -> None:

@@ -15,7 +15,7 @@ from atma_sweep.sweep.config import TrainConfig
 from atma_sweep.sweep.errors import GridError, nearest
 from atma_sweep.sweep.grid.grid import load_grid, shipped
 from atma_sweep.sweep.grid.json_schema import grid_schema
-from atma_sweep.sweep.planning import waves
+from atma_sweep.sweep.planning import replicates
 from atma_sweep.sweep.probes import PROBES
 from jsonschema import Draft202012Validator
 from registries import has_distractor
@@ -28,6 +28,7 @@ TRAIN = ", ".join(f"train.{name}" for name in TrainConfig.model_fields if name !
 NAMES = {
     "TRAIN": TRAIN,
     "PROBES": ", ".join(PROBES),
+    "PROBE_SETTINGS": ", ".join(f"eval.settings.{name}" for name in sorted(PROBES)),
     "PROBES_AND_TRAINING": ", ".join([*PROBES, *OF_TRAINING]),
     "MEMORY": MEMORY,
     "MIXERS": ", ".join(MIXERS),
@@ -70,7 +71,7 @@ def message(path: Path | str, fingerprint: Callable[..., str], **options: Any) -
     """Return the one line that loading, expanding and planning the seeds of a grid ends with."""
     with pytest.raises(GridError) as caught:  # noqa: PT012 - any of the three may refuse it
         grid = load_grid(path, **options)
-        waves.so_far(grid, grid.expand(fingerprint), None)
+        replicates.with_further_seeds(grid, grid.expand(fingerprint), None)
     assert "\n" not in str(caught.value)
     return str(caught.value)
 

@@ -8,7 +8,6 @@ from typing import Any
 import pytest
 from atma_sweep.model.config import Int, knob
 from atma_sweep.sweep.config import CellConfig, EvalConfig
-from atma_sweep.sweep.errors import GridError
 from atma_sweep.sweep.grid.cell import Cell
 from atma_sweep.sweep.probes import PROBES, ProbeConfig, bound, register_probe, requested
 from atma_sweep.sweep.probes.needle import Needle
@@ -54,25 +53,6 @@ def test_settings_of_a_probe_that_is_not_asked_for_are_kept(cells: Cells) -> Non
     stored = cell.config.model_dump(mode="json")["eval"]
     assert stored["needle_trials"] == 4
     assert "junk_rows" not in stored
-
-
-@pytest.mark.parametrize(
-    ("said", "told"),
-    [
-        ("{needle_trials: 0}", "set.eval.needle_trials: must be greater than or equal to 1, got 0"),
-        ("{settings: {needle: {trials: many}}}", "set.eval.settings.needle.trials: must be a valid integer"),
-        ("{settings: {needle: {trial: 3}}}", "did you mean 'eval.settings.needle.trials'?"),
-        ("{settings: {nedle: {trials: 3}}}", "did you mean 'eval.settings.needle'?"),
-        ("{settings: {clean: {rows: 3}}}", "set.eval.settings.clean.rows: no such setting under eval.settings.clean"),
-        ("{needle_trials: 3, settings: {needle: {trials: 3}}}", "keep one of them"),
-        ("{settings: 3}", "set.eval.settings: is a section, not a value"),
-    ],
-)
-def test_a_wrong_setting_is_one_line(cells: Cells, said: str, told: str) -> None:
-    with pytest.raises(GridError) as caught:
-        cells(f"set:\n  eval: {said}\n")
-    assert told in str(caught.value)
-    assert len(str(caught.value).splitlines()) == 1
 
 
 def test_two_spellings_that_disagree_are_no_config() -> None:
