@@ -92,7 +92,7 @@ def shipped(folder: str = "") -> list[str]:
 
 @dataclass(frozen=True)
 class Measure:
-    """One number of a cell. `length`: a context length, 0 for a number that has none, None for the average over all."""
+    """A number of a cell. `length`: a context length, 0 for a number that has none, None for the average over all."""
 
     probe: str
     metric: Metric
@@ -411,7 +411,7 @@ class Section(BaseModel):
 
 
 class ContrastKeys(Section):
-    """One of the grid's `contrasts`."""
+    """An item of the grid's `contrasts`."""
 
     must = "must map measure, axis, level and more"
     needs = "a contrast needs measure, axis, level"
@@ -489,7 +489,7 @@ class DesignKeys(Section):
     """What is estimated: main effects, or interactions of two axes too; in either case those that contrasts are about."""
 
     @model_validator(mode="after")
-    def _has_one_size(self) -> DesignKeys:
+    def _has_a_size(self) -> DesignKeys:
         if sum(name in self.model_fields_set for name in SIZES) != 1:
             raise wrong(f"must give one of {', '.join(SIZES)}")
         return self
@@ -625,7 +625,7 @@ class TuneKeys(SearchKeys):
         return value
 
     @model_validator(mode="after")
-    def _has_one_objective(self) -> TuneKeys:
+    def _has_a_single_objective(self) -> TuneKeys:
         if len(self.objective) > 1:
             raise wrong("the best of several objectives is not one setting; give one objective", "objective")
         return self
