@@ -123,6 +123,11 @@ def printed(text: str) -> str:
     return paragraphs(_SEQUENCE.sub("", text))
 
 
+def storable(text: str) -> str:
+    """The text without what a database cannot hold: NUL (PostgreSQL) and undecodable bytes, as lone surrogates (both)."""
+    return text.encode("utf-8", "replace").decode().replace("\0", "\ufffd")
+
+
 def html_escaped(text: str) -> str:
     """For HTML and XML, between tags and in quoted attributes."""
     return html.escape(plain(text))

@@ -9,11 +9,10 @@ from typing import Literal
 from sqlalchemy import select
 from sqlalchemy.orm import Session
 
-from ..console.text import without_passwords
+from ..console.text import storable, without_passwords
 from ..errors import CellUnknown, StoreError, SweepBusy
 from ..names import NAME, PUBLISHED, short, why_not
 from ..store import queries
-from ..store.database import storable
 from ..store.records import Owner
 from ..store.schema import CellRow, SweepRow
 from ..store.store import Store, tell

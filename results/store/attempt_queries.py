@@ -95,10 +95,10 @@ def values(session: Session, scope: Any) -> list[Value]:
 
 
 def sweep_values(
-    session: Session, sweep: str | None, number: int | None = None, *, orphans: bool = False
+    session: Session, sweep: str | None = None, *, revision: int | None = None, orphans: bool = False
 ) -> list[Value]:
-    """`values` for the cells that `cell_states` lists."""
-    return values(session, select(membership(session, sweep, number, orphans).subquery().c.cell_id))
+    """The newest value per (cell, probe, metric, length) over done attempts, for the cells of cell_states."""
+    return values(session, select(membership(session, sweep, revision, orphans).subquery().c.cell_id))
 
 
 def curve(session: Session, attempt_id: int) -> list[CurvePoint]:

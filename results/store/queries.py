@@ -122,7 +122,7 @@ def revision_row(session: Session, sweep_id: int, number: int | None = None) -> 
     return found
 
 
-def revision(session: Session, sweep: str | None, number: int | None = None) -> RevisionRecord:
+def revision(session: Session, sweep: str | None = None, number: int | None = None) -> RevisionRecord:
     """What was launched: the newest revision, or the numbered one."""
     owner = sweep_row(session, sweep)
     row = revision_row(session, owner.id, number)
@@ -141,7 +141,7 @@ def sweeps(session: Session) -> list[SweepSummary]:
     return [_summary(session, row) for row in rows]
 
 
-def sweep(session: Session, name: str | None) -> SweepSummary:
+def sweep(session: Session, name: str | None = None) -> SweepSummary:
     """One sweep, the default one without a name. Raises SweepUnknown."""
     return _summary(session, sweep_row(session, name))
 
@@ -192,7 +192,7 @@ def members(session: Session, revision_id: int) -> list[tuple[str, dict[str, str
     return [(cell, axes) for cell, axes in session.execute(query.order_by(RevisionCellRow.position))]
 
 
-def newest_members(session: Session, sweep: str | None) -> list[tuple[str, dict[str, str]]]:
+def newest_members(session: Session, sweep: str | None = None) -> list[tuple[str, dict[str, str]]]:
     """`members` of the newest revision. Raises SweepUnknown."""
     return members(session, revision_row(session, sweep_row(session, sweep).id).id)
 
@@ -292,10 +292,13 @@ def _cell_rows(session: Session, pairs: Any) -> Iterable[Any]:
 
 
 def cell_states(
-    session: Session, sweep: str | None, number: int | None = None, *, orphans: bool = False
+    session: Session, sweep: str | None = None, *, revision: int | None = None, orphans: bool = False
 ) -> list[CellState]:
-    """The cells of the sweep in the grid's order, with their state (see CellState): three queries."""
-    return _states(session, membership(session, sweep, number, orphans).subquery())
+    """The sweep's cells in the grid's order and how far they are; `orphans`: those that the newest one dropped.
+
+    Three queries for any number of cells. Raises SweepUnknown, StoreError (no such revision).
+    """
+    return _states(session, membership(session, sweep, revision, orphans).subquery())
 
 
 def states(session: Session, cell_ids: Collection[str]) -> list[CellState]:

@@ -27,13 +27,7 @@ from sqlalchemy.orm import Session
 
 from ..arguments import COUNT, FLAG, NUMBER, PATH, TEXT, check_argument
 from ..console.text import storable, without_passwords
-from ..errors import (
-    CellTaken,
-    LostLease,
-    StoreError,
-    StoreMissing,
-    SweepBusy,
-)
+from ..errors import CellTaken, LostLease, StoreError, StoreMissing, SweepBusy
 from ..failure_classes import PREEMPTED, PRUNED
 from . import attempt_queries, queries, sweep_lease
 from .database import check_revision, file_of, place, plain_errors, refuse_network, revision_of, shown

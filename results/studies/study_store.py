@@ -9,10 +9,11 @@ from typing import Any, cast
 from sqlalchemy import func, insert, select, update
 from sqlalchemy.orm import Session
 
+from ..console.text import storable
 from ..errors import LostLease
 from ..forecast import OPTION, Forecast, as_option, extended, forecast_of
 from ..store import queries, sweep_lease
-from ..store.database import jsonable, storable, upsert
+from ..store.database import jsonable, upsert
 from ..store.records import CellRecord, TrialStanding
 from ..store.schema import StudyRow, TrialRow, UtcNow
 from ..store.store import Store

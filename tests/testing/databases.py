@@ -54,7 +54,7 @@ def finished(
     examples: Sequence[Example] = (),
     **end: Any,
 ) -> Attempt:
-    """One attempt of a cell with these numbers, ended in `state`; one that is to be `running` is left so."""
+    """Make an attempt of a cell with these numbers, and end it in `state` unless that is `running`."""
     id_ = cell if isinstance(cell, str) else cell.id
     attempt = store.start_attempt(id_, owner=owner, fence=fence, kind=kind, parent_id=parent_id)
     recorder = Recorder(store, attempt.id, fence)

@@ -1,21 +1,21 @@
-"""Which sweeps are read from a database while a test runs."""
+"""A recorder of the sweeps that are read from a database while a test runs."""
 
 from __future__ import annotations
 
 from typing import Any
 
 import pytest
-from atma_sweep.results.store import attempt_queries
+from atma_sweep.results.store.store_reader import Reads
 
 
 def sweeps_read(monkeypatch: pytest.MonkeyPatch) -> list[str | None]:
     """A list that gets the name of a sweep each time that its values are read."""
     read: list[str | None] = []
-    values = attempt_queries.sweep_values
+    values = Reads.values
 
-    def counted(session: Any, sweep: str | None, *rest: Any, **more: Any) -> Any:
+    def counted(self: Reads, sweep: str | None = None, *rest: Any, **more: Any) -> Any:
         read.append(sweep)
-        return values(session, sweep, *rest, **more)
+        return values(self, sweep, *rest, **more)
 
-    monkeypatch.setattr(attempt_queries, "sweep_values", counted)
+    monkeypatch.setattr(Reads, "values", counted)
     return read
