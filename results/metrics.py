@@ -249,16 +249,15 @@ def of_probe(probe: str) -> tuple[Metric, ...]:
     return tuple(metric for (of, _), metric in METRICS.items() if of == probe)
 
 
-OF_OTHERS = ("bits", "bits_per_byte", "steps_per_digit")
+EXTERNAL_ONLY = ("bits", "bits_per_byte", "steps_per_digit")
 """Numbers that only models from elsewhere have, whose tokens are others."""
 
 
 def by_subject(probe: str) -> tuple[tuple[Metric, ...], tuple[Metric, ...]]:
     """The metrics that the probe gives of every network, and those that it gives only of models from elsewhere."""
     found = of_probe(probe)
-    return tuple(one for one in found if one.name not in OF_OTHERS), tuple(
-        one for one in found if one.name in OF_OTHERS
-    )
+    own = tuple(metric for metric in found if metric.name not in EXTERNAL_ONLY)
+    return own, tuple(metric for metric in found if metric.name in EXTERNAL_ONLY)
 
 
 def known(probe: str, name: str) -> Metric | None:

@@ -337,7 +337,7 @@ class Selection:
         return and_(table.attempt_id.in_(attempts), *(column.in_(values) for column, values in pairs if values))
 
     def holds(self, probe: str, metric: str, length: int) -> bool:
-        """Whether a measurement is selected."""
+        """Return True if a measurement is selected."""
         pairs = (probe, self.probes), (length, self.lengths), (metric, self.metrics)
         return all(value in values for value, values in pairs if values)
 

@@ -54,10 +54,8 @@ DTYPES = {
     "float | None": "float64",
 }
 """Types of columns by those of a record's fields."""
-VALUE = {one.name: DTYPES[str(one.type)] for one in fields(Measurement) if one.name != "description"} | {
-    "attempt": "int64"
-}
-CURVE = {"attempt": "int64"} | {one.name: DTYPES[str(one.type)] for one in fields(CurvePoint)}
+VALUE = {f.name: DTYPES[str(f.type)] for f in fields(Measurement) if f.name != "description"} | {"attempt": "int64"}
+CURVE = {"attempt": "int64"} | {f.name: DTYPES[str(f.type)] for f in fields(CurvePoint)}
 EXAMPLE = {
     "attempt": "int64",
     "probe": "string",
