@@ -10,6 +10,8 @@ from __future__ import annotations
 from typing import TYPE_CHECKING, Any
 
 if TYPE_CHECKING:
+    from pathlib import Path
+
     from .store.store import Store, open_store
 
 __all__ = ["Store", "open_store"]
@@ -30,3 +32,14 @@ def _damage_of(engines: Any) -> Any:
     from .maintenance.values import damage_of
 
     return damage_of(engines)
+
+
+def runs_folder(runs: Path | None, db: str | None, *, write: bool = False) -> Path:
+    """The folder for artifacts; with `write` only one that can be made and written to, else StoreError or WriteRefused."""
+    from .console.output_files import check_folder
+    from .store.store import default_runs
+
+    where = (runs or default_runs(db)).absolute()
+    if write:
+        check_folder(where, "--runs")
+    return where

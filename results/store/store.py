@@ -110,16 +110,6 @@ def default_runs(url_or_path: str | Path | None = None) -> Path:
     return Store(url_or_path).runs
 
 
-def runs_folder(runs: Path | None, db: str | None, *, write: bool = False) -> Path:
-    """The folder for artifacts; with `write` only one that can be made and written to, else StoreError or WriteRefused."""
-    where = (runs or default_runs(db)).absolute()
-    if write:
-        from ..console.output_files import check_folder
-
-        check_folder(where, "--runs")
-    return where
-
-
 class Store(Transactions, Reads):
     """An open database. Made by open_store; pickles as its address."""
 

@@ -9,8 +9,8 @@ from typing import Annotated
 import typer
 
 from ...model.bounds import MAX_LENGTH, MAX_WRITTEN
+from ...results import runs_folder
 from ...results.console.command_line import MAX_CELLS, MAX_NUMBER, AsJson, Runs
-from ...results.store.store import runs_folder
 from ..completion import grids
 
 bench_app = typer.Typer(

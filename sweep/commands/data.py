@@ -9,10 +9,10 @@ from typing import Annotated, Any
 import typer
 
 from ...model.bounds import MAX_COUNT, MAX_LENGTH, MAX_TOKENS
+from ...results import runs_folder
 from ...results.console.command_line import AsJson, Cells, Db, Runs, print_json
 from ...results.console.terminal_table import terminal_width
 from ...results.console.text import cleaned, say
-from ...results.store.store import runs_folder
 from ..completion import grids
 
 Plugins = Annotated[

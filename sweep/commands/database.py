@@ -7,10 +7,10 @@ from typing import Annotated, Any
 
 import typer
 
+from ...results import runs_folder
 from ...results.console import completion
 from ...results.console.command_line import BY_NAME, MAX_NUMBER, AsJson, Db, Runs, SweepName, print_json
 from ...results.console.text import cleaned, counted, plain, say
-from ...results.store.store import runs_folder
 from ..completion import probes as probe_names
 
 db_app = typer.Typer(help="Look after the results database.", no_args_is_help=True)

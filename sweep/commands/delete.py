@@ -9,10 +9,10 @@ from typing import Annotated
 
 import typer
 
+from ...results import runs_folder
 from ...results.console import completion
 from ...results.console.command_line import MAX_NUMBER, AsJson, Db, Runs, print_json
 from ...results.console.text import cleaned, say
-from ...results.store.store import runs_folder
 from ..completion import probes as probe_names
 
 DryRun = Annotated[bool, typer.Option("--dry-run", help="Only show what would go.")]

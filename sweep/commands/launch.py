@@ -11,6 +11,7 @@ from typing import NoReturn
 import typer
 from rich.console import Console
 
+from ...results import runs_folder
 from ...results.console.command_line import print_json
 from ...results.console.output_files import make_folder
 from ...results.console.text import say

@@ -9,10 +9,10 @@ from typing import Annotated, Any, Literal
 import typer
 
 from ...model.bounds import MAX_LENGTH
+from ...results import runs_folder
 from ...results.console import completion
 from ...results.console.command_line import BY_NAME, MAX_NUMBER, Address, AsJson, Cells, Db, Runs, SweepName, print_json
 from ...results.console.text import Printed, cleaned, say
-from ...results.store.store import runs_folder
 from ..completion import probes
 from ..executors.registry import DEFAULT, chosen
 from .options import Budget, Executor, GridName, Name, Rate, Set

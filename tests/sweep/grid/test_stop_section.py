@@ -9,7 +9,6 @@ from atma_sweep.results.contrasts import Contrast
 from atma_sweep.results.stopping.stopping_rule import Rule
 from atma_sweep.sweep.grid.grid import load_grid
 from atma_sweep.sweep.grid.json_schema import grid_schema
-from atma_sweep.sweep.planning import replicates
 from jsonschema import Draft202012Validator
 from ruamel.yaml import YAML
 
