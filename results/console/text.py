@@ -70,11 +70,6 @@ _TEX = {
 }
 
 
-def storable(text: str) -> str:
-    """Return the text without what a database cannot hold: NUL (PostgreSQL) and undecodable bytes, as lone surrogates (both)."""
-    return text.encode("utf-8", "replace").decode().replace("\0", "\ufffd")
-
-
 def without_passwords(text: str) -> str:
     """The text with every password in it as ***: of `//user:password@host`, of `password=...`, of `?token=...`."""
     if "@" in text:

@@ -58,12 +58,12 @@ def timed(cell: Cell, like: str, place: Place, *, tell: Callable[[str], None]) -
     short = _short(cell)
     what = f"the process that timed cell {cell.slug}"
     try:
-        if _compiles(cell, device):
+        if does_compile(cell, device):
             # the first compiles; the second finds that and pays the rest of a first step, as the attempts of a sweep do
             apart(what, _compile, short, device)
-            found: Calibration = apart(what, _timed, cell, short, like, place.name(config), device, _imports())
+            found: Calibration = apart(what, _timed, cell, short, like, place.name(config), device, import_seconds())
         else:
-            found = _timed(cell, short, like, place.name(config), device, _imports())
+            found = _timed(cell, short, like, place.name(config), device, import_seconds())
     except (torch.OutOfMemoryError, MemoryError) as error:
         raise MachineError(f"cell {cell.slug} does not fit in memory beside what runs there: {error}") from error
     tell(
@@ -73,7 +73,7 @@ def timed(cell: Cell, like: str, place: Place, *, tell: Callable[[str], None]) -
     return found
 
 
-def _compiles(cell: Cell, device: torch.device) -> bool:
+def does_compile(cell: Cell, device: torch.device) -> bool:
     return device.type == "cuda" and cell.config.train.compile is not False
 
 
@@ -191,7 +191,7 @@ def _forward(runner: Runner) -> float:
 
 
 @functools.cache
-def _imports() -> float:
+def import_seconds() -> float:
     """Seconds until the process of an attempt has loaded what it needs."""
     began = time.perf_counter()
     subprocess.run(

@@ -129,14 +129,14 @@ def run(
     rows: list[Row] = []
     own = [op for op in selected or OPS if op not in FOREIGN]
     for case in cases(own, device) if own else ():
-        rows += _timed_case(case, limits, rounds, tell)
+        rows += timed_case(case, limits, rounds, tell)
     for op in FOREIGN:
         if op in (selected or FOREIGN):
             rows += _foreign_rows(op, device, limits, rounds, tell)
     return limits, rows
 
 
-def _timed_case(case: Case, limits: Ceilings, rounds: int, tell: Callable[[str], None]) -> list[Row]:
+def timed_case(case: Case, limits: Ceilings, rounds: int, tell: Callable[[str], None]) -> list[Row]:
     """Time one case, with a line before, since half a minute may pass, and its rows after."""
     tell(f"{case.op}, {case.size}: compiling and timing {', '.join(case.variants)}")
     rows = _rows(case, limits, rounds)
@@ -158,7 +158,7 @@ def _foreign_rows(
         tell(f"{op}: timed again without fla: {why}")
         for number, case in enumerate(cases([op], device, without_fla=why)):
             if number >= len(found):
-                rows += _timed_case(case, limits, rounds, tell)
+                rows += timed_case(case, limits, rounds, tell)
     return rows
 
 
@@ -166,7 +166,7 @@ def print_rows(op: str, device: str, rounds: str, flops: str, bytes_per_s: str) 
     """Time an op and print the rows of each of its cases as one line of JSON; what the child process of a benchmark does."""
     limits = Ceilings(float(flops), float(bytes_per_s))
     for case in cases([op], torch.device(device)):
-        rows = _timed_case(case, limits, int(rounds), lambda line: print(line, file=sys.stderr, flush=True))
+        rows = timed_case(case, limits, int(rounds), lambda line: print(line, file=sys.stderr, flush=True))
         print(json.dumps([asdict(row) for row in rows]), flush=True)
 
 

@@ -205,10 +205,10 @@ def _measured(
         store.release_sweep(grid.name, fence)
     if watch.causes:
         raise SweepError(f"{number} at once: {'; '.join(watch.causes[:3])}; the numbers would be those of other work")
-    return _row(store, cells, number, watch)
+    return row_of(store, cells, number, watch)
 
 
-def _row(store: Store, cells: Sequence[Cell], number: int, watch: _Watch) -> Row:
+def row_of(store: Store, cells: Sequence[Cell], number: int, watch: _Watch) -> Row:
     seconds = max(watch.over.values()) - min(watch.began.values())
     tokens = sum(cell.config.train.steps * cell.config.train.batch_tokens for cell in cells)
     steps = {key: (store.curve(key)[-1].wall_s or 0.0) for key in watch.over}

@@ -28,9 +28,9 @@ Keep = Literal["newest", "weights", "nothing"]
 KEEPS: tuple[Keep, ...] = ("newest", "weights", "nothing")
 
 INSIDE = frozenset((MODEL, OPTIMIZERS, SEAL))
-_CHECKPOINT = re.compile(rf"{PREFIX}\d{{{DIGITS},}}")
-_UNFINISHED = re.compile(rf"\.{PREFIX}\d{{{DIGITS},}}\.part")
-_UNFINISHED_WEIGHTS = f"{WEIGHTS}.part"
+CHECKPOINT = re.compile(rf"{PREFIX}\d{{{DIGITS},}}")
+UNFINISHED = re.compile(rf"\.{PREFIX}\d{{{DIGITS},}}\.part")
+UNFINISHED_WEIGHTS = f"{WEIGHTS}.part"
 
 
 @dataclass(frozen=True)
@@ -200,14 +200,14 @@ class _Cell:
                 names = place.names()
                 # a file that the database has forgotten already is left of a pruning that was killed
                 if keep == "nothing":
-                    weights += [(attempt, place, name) for name in (WEIGHTS, _UNFINISHED_WEIGHTS) if place.has(name)]
-                gone += [(place, name) for name in names if _UNFINISHED.fullmatch(name) and self._ours(place, name)]
+                    weights += [(attempt, place, name) for name in (WEIGHTS, UNFINISHED_WEIGHTS) if place.has(name)]
+                gone += [(place, name) for name in names if UNFINISHED.fullmatch(name) and self._ours(place, name)]
                 for name in reversed(names):
-                    if not _CHECKPOINT.fullmatch(name) or not self._ours(place, name):
+                    if not CHECKPOINT.fullmatch(name) or not self._ours(place, name):
                         continue
                     if not unfinished or (self.left >= wanted and self.sound):
                         gone.append((place, name))
-                    elif not _sound(place, name):
+                    elif not is_sound(place, name):
                         damaged.append((place, name))
                     else:
                         self.sound += 1
@@ -247,7 +247,7 @@ class _Cell:
         self.bytes += taken
 
 
-def _sound(place: storage.Place, name: str) -> bool:
+def is_sound(place: storage.Place, name: str) -> bool:
     """Whether a launch could go on from it: hashed on a local disk; elsewhere, where that would fetch it, sealed."""
     if isinstance(place, storage.Folder):
         try:

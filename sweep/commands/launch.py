@@ -16,7 +16,7 @@ from ...results.console.command_line import print_json
 from ...results.console.output_files import make_folder
 from ...results.console.text import say
 from ...results.errors import StoreMissing
-from ...results.store.store import Store, open_store, runs_folder
+from ...results.store.store import Store, open_store
 from ..errors import MachineError, SweepError
 from ..grid.grid import Grid, load_grid
 from ..orchestrator import display, launch, requirements

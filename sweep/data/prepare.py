@@ -88,7 +88,7 @@ def prepare(
             with _lock(root / f"{key}.lock"):
                 found = corpora.find(data, root)
                 if found is None:
-                    work = _Preparation(data, asked, root / f"{key}.part", tell, threads)
+                    work = Preparation(data, asked, root / f"{key}.part", tell, threads)
                     found = work.declare(root) if worked_out else work.run(root)
                 corpora.point(root, "requests", key, found, request=asked)
         if name is not None:
@@ -100,7 +100,7 @@ def aside(data: DataConfig) -> Corpus:
     """The corpus without leaving anything on the disk, and so without a tokenizer, and without reference values; for small ones."""
     with tempfile.TemporaryDirectory(ignore_cleanup_errors=True) as folder, refusing(Path(folder), "use"):
         kind, root = CORPORA.load(data.corpus), Path(folder)
-        work = _Preparation(data, corpora.request(data), root / "part", lambda told: None, None, bare=True)
+        work = Preparation(data, corpora.request(data), root / "part", lambda told: None, None, bare=True)
         found = work.declare(root) if kind.tokenizer is not None else work.run(root)
         # shards that are open stay readable when their files are gone; where they do not, as on NFS, the folder stays
         return corpora.open_corpus(root, found)
@@ -129,7 +129,7 @@ def _nothing(*, tenth: bool = False) -> dict[str, Any]:
 
 
 @dataclass
-class _Preparation:
+class Preparation:
     """One request on its way to a folder of shards; `state.json` in `part` is where it goes on."""
 
     data: DataConfig
@@ -160,7 +160,7 @@ class _Preparation:
         if lender is not None:
             self._borrow(lender)
         shards["heldout"] = self._heldout(sort=lender is None)
-        self._check(shards)
+        self.check(shards)
         return self._commit(root, shards)
 
     def declare(self, root: Path) -> str:
@@ -219,10 +219,10 @@ class _Preparation:
                 self._writers[split] = SplitWriter(self.part, split, self.tokenizer.dtype)
             self._save()
         if self._state["phase"] == "dividing":
-            self._divide()
+            self.divide()
         return self._closed()
 
-    def _divide(self) -> None:
+    def divide(self) -> None:
         """Write the splits of the pool, from where it stopped on; the pool is removed when they are closed."""
         documents = self._index.documents
         self._index.close()
@@ -261,7 +261,7 @@ class _Preparation:
     def _pass(self, source: Source) -> None:
         saved = time.monotonic()
         for texts in _batches(self._asked(source.documents(self._state["source"]))):
-            for text, ids in zip(texts, self._encode(texts), strict=True):
+            for text, ids in zip(texts, self.encode(texts), strict=True):
                 self._place(text, ids)
                 if text.split is None and self._enough():
                     self._told("tokenizing")
@@ -293,7 +293,7 @@ class _Preparation:
             if path.name != "state.json":
                 _remove(path)
 
-    def _encode(self, texts: Sequence[Text]) -> list[np.ndarray]:
+    def encode(self, texts: Sequence[Text]) -> list[np.ndarray]:
         eot = np.array([self.tokenizer.eot], dtype=self.tokenizer.dtype)
         encoded = self.tokenizer.encode_batch([text.text for text in texts], self.threads or cores())
         return [np.concatenate([eot, ids]) for ids in encoded]
@@ -354,7 +354,7 @@ class _Preparation:
         for texts in _batches(
             text for text in lender.documents() if 4 * len(text.text) + 1 >= self.data.heldout_tokens
         ):
-            for text, ids in zip(texts, self._encode(texts), strict=True):
+            for text, ids in zip(texts, self.encode(texts), strict=True):
                 if len(ids) >= self.data.heldout_tokens and len(self._state["names"]) < most:
                     self._fresh += len(ids)
                     self._hold(text.name, ids)
@@ -454,7 +454,7 @@ class _Preparation:
 
     # --- the end --------------------------------------------------------------------------------------------------
 
-    def _check(self, shards: dict[str, list[ShardFacts]]) -> None:
+    def check(self, shards: dict[str, list[ShardFacts]]) -> None:
         wanted, have = self.data.train_tokens, sum(shard.tokens for shard in shards["train"])
         if wanted is not None and have < wanted:
             raise CorpusError(

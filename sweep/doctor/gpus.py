@@ -182,13 +182,13 @@ def _users() -> dict[str, list[str]]:
     found: dict[str, list[str]] = {}
     for row in rows:
         pid, held = number_in(row["pid"]), number_in(row["used_memory"])
-        who = _process(pid) if pid is not None else "an unknown process"
+        who = process_name(pid) if pid is not None else "an unknown process"
         amount = f", {size(held * 2**20)}" if held is not None else ""
         found.setdefault(_bare(row["gpu_uuid"]), []).append(who + amount)
     return found
 
 
-def _process(pid: int) -> str:
+def process_name(pid: int) -> str:
     words: list[str] = []
     with contextlib.suppress(psutil.Error):
         process = psutil.Process(pid)
@@ -204,7 +204,7 @@ def _process(pid: int) -> str:
 def held_by(uuid: str) -> str | None:
     """The process that holds the host lock of that GPU for a sweep; None when nobody does. Takes no lock itself."""
     pid = GpuLocks().holder(uuid)
-    return _process(pid) if pid is not None else None
+    return process_name(pid) if pid is not None else None
 
 
 def _bare(uuid: str) -> str:

@@ -28,7 +28,7 @@ SHARED_MEMORY = GIB
 SPARE_MEMORY = 2 * GIB
 
 
-def _python(context: Context) -> Check:
+def look_at_python(context: Context) -> Check:
     version, found = sys.version_info[:2], platform.python_version()
     if version < (3, 11):
         return bad(found, "use Python 3.11 to 3.14")
@@ -37,7 +37,7 @@ def _python(context: Context) -> Check:
     return ok(found)
 
 
-def _platform(context: Context) -> Check:
+def look_at_platform(context: Context) -> Check:
     system, cpu = platform.system(), platform.machine()
     found = f"{system} {cpu}, kernel {platform.release()}, {counted(hardware.cores(), 'core')}"
     if system == "Darwin":
@@ -208,8 +208,8 @@ def _ray_token(context: Context) -> Check:
 
 
 LOOKS: dict[str, Look] = {
-    "python": _python,
-    "platform": _platform,
+    "python": look_at_python,
+    "platform": look_at_platform,
     "memory": _memory,
     "shared memory": _shared_memory,
     "open files": _open_files,

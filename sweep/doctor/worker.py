@@ -43,7 +43,7 @@ def _about_torch() -> dict[str, Any]:
     return said
 
 
-def _about_kernels() -> dict[str, Any]:
+def kernel_backends() -> dict[str, Any]:
     """Op -> (backend, reason), at the sizes of the shipped models. The self-tests compile side by side.
 
     torch is imported once and before CUDA is used, so that every child of a fork can use it. Raises RuntimeError when
@@ -77,7 +77,7 @@ def _about_kernels() -> dict[str, Any]:
     }
 
     def chosen(ops: Sequence[str]) -> dict[str, Any]:
-        device = _device()
+        device = current_device()
         share_compiled(device)
         return {op: taken[op](device) for op in ops}
 
@@ -85,7 +85,7 @@ def _about_kernels() -> dict[str, Any]:
     return {op: found[op] for op in taken}
 
 
-def _device() -> Any:
+def current_device() -> Any:
     """The GPU, which this uses for the first time."""
     import torch
 
@@ -177,7 +177,7 @@ def main(argv: Sequence[str] | None = None) -> int:
     question, *rest = sys.argv[1:] if argv is None else argv
     ask: dict[str, Callable[[], dict[str, Any]]] = {
         "torch": _about_torch,
-        "kernels": _about_kernels,
+        "kernels": kernel_backends,
         "disk": lambda: _about_disk(Path(*rest)),
         "cluster": lambda: _about_cluster(rest[0], Path(rest[1])),
     }

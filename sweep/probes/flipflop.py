@@ -67,7 +67,7 @@ class FlipFlop(Probe):
     def _length(self) -> int:
         return int(self.settings.length or settings_of(self.config.data).length)
 
-    def _split(self, name: str) -> _Split:
+    def split_of(self, name: str) -> _Split:
         """The rows of a split; those of iid are the corpus's validation split."""
         corpus = settings_of(self.config.data)
         ignore = corpus.ignore if name == "iid" else float(getattr(self.settings, f"ignore_{name}"))
@@ -82,7 +82,7 @@ class FlipFlop(Probe):
     def chance(self, metric: Metric) -> float | None:
         """What fair coins get, as far as it is known beforehand."""
         kind, _, split = metric.name.partition("_")
-        return coin_flips(self._length, self._split(split).ignore) if kind == "exact" else metric.chance
+        return coin_flips(self._length, self.split_of(split).ignore) if kind == "exact" else metric.chance
 
     def run(self, subject: Network, lengths: Iterable[int]) -> Iterator[Result]:
         """An example is whether one sequence was right throughout."""
@@ -91,7 +91,7 @@ class FlipFlop(Probe):
             if reason is not None:
                 yield [self.missing(reason, length)], []
                 continue
-            scores = {name: self._scored(subject, self._split(name).rows) for name in ("iid", "sparse", "dense")}
+            scores = {name: self._scored(subject, self.split_of(name).rows) for name in ("iid", "sparse", "dense")}
             measured = [self._measured(metric.name, scores, length) for metric in self.metrics]
             yield measured, [one for name in scores for one in self._examples(name, scores[name], length)]
 

@@ -125,15 +125,15 @@ class Trainer:
     _unchecked: list[tuple[int, Tensor, Tensor]] = field(default_factory=list)
     """(step, loss, gradient norm) of the steps since the last look at their values, which waits for the device."""
     _ahead: Ahead = field(init=False)
-    _steps: Steps = field(init=False)
+    step_runner: Steps = field(init=False)
 
     def __post_init__(self) -> None:
         self._ahead = Ahead(self.batches, self.device, self.config.micro_batch, self.room)
         if self.graphs:
             capture = as_graphs if self.device.type == "cuda" else as_they_are
-            self._steps = Replayed(self._objective, self.optimizers, self.config, capture, self.refused)
+            self.step_runner = Replayed(self.objective, self.optimizers, self.config, capture, self.refused)
         else:
-            self._steps = AsItComes(self._objective, self.optimizers, self.config)
+            self.step_runner = AsItComes(self.objective, self.optimizers, self.config)
 
     def restore(self, checkpoint: Checkpoint) -> None:
         """Goes on from a checkpoint."""
@@ -141,7 +141,7 @@ class Trainer:
         self.optimizers.load_state_dict(checkpoint.optimizers)
         self.step, self.wall_s = checkpoint.step, checkpoint.wall_s
         self._saved, self._pending = checkpoint.step, checkpoint.pending
-        self._steps.forget()
+        self.step_runner.forget()
 
     def run(self) -> None:
         """Trains to the end. Raises Diverged, or Stopped when the watcher asks for it.
@@ -202,7 +202,7 @@ class Trainer:
                 val_loss=validation,
                 tokens_per_s=rate,
                 grad_norm=norm,
-                lr=self._factor(self.step - 1),
+                lr=self.lr_factor(self.step - 1),
                 peak_memory=torch.cuda.max_memory_allocated(self.device) if self.device.type == "cuda" else None,
             )
         )
@@ -220,7 +220,7 @@ class Trainer:
                     raise Diverged(step, what)
         return values[0][-1], values[1][-1]
 
-    def _factor(self, step: int) -> float:
+    def lr_factor(self, step: int) -> float:
         config = self.config
         return schedule.factor(
             step, config.steps, constant=config.constant, decay=config.schedule, warmup=config.warmup_steps
@@ -237,17 +237,17 @@ class Trainer:
         rows = self.config.micro_batch
         for micro in range(self.config.accumulation):
             if self.watcher.should_stop():
-                self._steps.abandon()
+                self.step_runner.abandon()
                 return None
             part = slice(micro * rows, (micro + 1) * rows)
             marked = None if taken.marked is None else taken.marked[micro]
-            self._steps.micro(self._batch(inputs[part], targets[part], step, micro, marked))
-        done = self._steps.finish(self._factor(step))
+            self.step_runner.micro(self.draw_batch(inputs[part], targets[part], step, micro, marked))
+        done = self.step_runner.finish(self.lr_factor(step))
         if step + 1 < self.config.steps:
             self._ahead.prepare(step + 1)
         return done
 
-    def _batch(
+    def draw_batch(
         self, inputs_BT: Tensor, targets_BT: Tensor, step: int, micro: int, marked: Marked | None = None
     ) -> Batch:
         """A micro-batch with all that is drawn for it."""
@@ -264,7 +264,7 @@ class Trainer:
         drawn: Drawn = self.model.draw(auxiliary, *inputs_BT.shape)
         return Batch(inputs_BT, targets_BT, drawn, marked)
 
-    def _objective(self, batch: Batch) -> tuple[Tensor, Tensor]:
+    def objective(self, batch: Batch) -> tuple[Tensor, Tensor]:
         """Objective and mean cross-entropy of one micro-batch (docs/mechanisms.md, "Regularizers" and "Training").
 
         (1 - alpha) CE + alpha reg + lambda distractor. "mean": CE per token and the whole averaged over micro-batches;

@@ -44,6 +44,7 @@ class LossScale:
         """Divides the gradients, all of one type, and notes whether one is not finite."""
         self._found.zero_()
         grads = [p.grad for p in parameters if p.grad is not None]
+        # torch names this operation, and the one of `taken`, with an underscore; pyproject.toml bounds its version
         torch._amp_foreach_non_finite_check_and_unscale_(grads, self._found, self._scale.reciprocal())
 
     def told(self, norm: Tensor) -> Tensor:

@@ -68,11 +68,11 @@ class AsItComes:
     """Each operation is queued when it is reached."""
 
     def __init__(self, objective: Objective, optimizers: Optimizers, config: TrainConfig) -> None:
-        self._objective, self._optimizers, self._config = objective, optimizers, config
+        self.objective, self._optimizers, self._config = objective, optimizers, config
         self._total: Tensor | None = None
 
     def micro(self, batch: Batch) -> None:
-        objective, cross_entropy = self._objective(batch)
+        objective, cross_entropy = self.objective(batch)
         self._optimizers.scaled(objective).backward()
         if self._total is None:
             self._total = torch.zeros((), device=cross_entropy.device)
@@ -108,7 +108,8 @@ def as_graphs(pieces: Mapping[str, Piece]) -> Mapping[str, Piece]:
                 piece()
             made[name] = graph.replay
     except BaseException:
-        # a capture that cannot be ended leaves its own stream in place, and up to torch 2.11 the allocator in the belief that it goes on
+        # a capture that cannot be ended leaves its own stream in place, and up to torch 2.11 the allocator in the belief that it goes on;
+        # only a private function of torch ends that, whose version pyproject.toml bounds
         torch.cuda.set_stream(here)
         with contextlib.suppress(RuntimeError):
             torch._C._cuda_endAllocateToPool(here.device_index, pool)
@@ -136,22 +137,22 @@ class Replayed:
         capture: Capture,
         refused: Callable[[str], None],
     ) -> None:
-        self._objective, self._optimizers, self._config = objective, optimizers, config
-        self._capture, self._refused = capture, refused
+        self.objective, self._optimizers, self._config = objective, optimizers, config
+        self.capture, self.refused = capture, refused
         self._fixed: Batch | None = None
         self._batch: Batch | None = None
         self._total: Tensor | None = None
         self._norm: Tensor | None = None
         self._gradients: list[Tensor | None] = []
         """Those that the captured pieces read and write; they live as long as the pieces."""
-        self._replays: Mapping[str, Piece] = {}
+        self.replays: Mapping[str, Piece] = {}
         self._whole_steps = 0
         self._given_up = False
         self._micro = 0
 
     def micro(self, batch: Batch) -> None:
         self._receive(batch)
-        if self._whole_steps and not self._replays and not self._given_up:
+        if self._whole_steps and not self.replays and not self._given_up:
             self._prepare()
         self._do("further" if self._micro else "first")
         self._micro += 1
@@ -172,7 +173,7 @@ class Replayed:
 
     def forget(self) -> None:
         self.abandon()
-        self._replays, self._gradients, self._whole_steps = {}, [], 0
+        self.replays, self._gradients, self._whole_steps = {}, [], 0
 
     # --- what is captured -----------------------------------------------------------------------------------------
 
@@ -190,7 +191,7 @@ class Replayed:
     def _further(self) -> None:
         assert self._batch is not None
         assert self._total is not None
-        objective, cross_entropy = self._objective(self._batch)
+        objective, cross_entropy = self.objective(self._batch)
         self._optimizers.scaled(objective).backward()
         self._total += cross_entropy.detach() / self._config.accumulation
 
@@ -201,7 +202,7 @@ class Replayed:
     # --- around it ------------------------------------------------------------------------------------------------
 
     def _do(self, name: str) -> None:
-        replay = self._replays.get(name)
+        replay = self.replays.get(name)
         if replay is not None:
             replay()
         else:
@@ -222,6 +223,7 @@ class Replayed:
             self._give_up("the shapes of what a micro-batch reads change from step to step")
             self._batch = batch
             return
+        # torch names this operation with an underscore; pyproject.toml bounds its version
         torch._foreach_copy_(ours, theirs)
 
     def _prepare(self) -> None:
@@ -233,11 +235,11 @@ class Replayed:
             self._finish()
 
         try:
-            replays = self._capture({**self._pieces(), "finish": finish})
+            replays = self.capture({**self._pieces(), "finish": finish})
         except RuntimeError as error:
             self._give_up(_reason(error))
         else:
-            self._replays, self._gradients = replays, held
+            self.replays, self._gradients = replays, held
         # of this step nothing is done yet
         self._optimizers.zero_grad()
 
@@ -245,8 +247,8 @@ class Replayed:
         for parameter, gradient in zip(self._optimizers.parameters, self._gradients, strict=False):
             if parameter.grad is None:
                 parameter.grad = gradient  # of the micro-batches of this step so far
-        self._replays, self._gradients, self._fixed, self._given_up = {}, [], None, True
-        self._refused(why)
+        self.replays, self._gradients, self._fixed, self._given_up = {}, [], None, True
+        self.refused(why)
 
 
 def _reason(error: BaseException) -> str:

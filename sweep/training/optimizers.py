@@ -118,6 +118,7 @@ class Muon(torch.optim.Optimizer):
             if "momentum_buffer" not in self.state[p]:
                 self.state[p]["momentum_buffer"] = torch.zeros_like(p)
         buffers = [self.state[p]["momentum_buffer"] for p in params]
+        # torch names these operations with an underscore; pyproject.toml bounds its version
         torch._foreach_lerp_(buffers, grads, 1 - mu)
         rows, cols = params[0].shape[-2:]
         updates = params[0].new_empty((len(params), *params[0].shape), dtype=before_norm(self.dtype))
@@ -170,9 +171,9 @@ class Optimizers:
             {"params": params("head"), "lr": config.head_lr},
             {"params": params("scalar"), "lr": config.scalar_lr},
         ]
-        self._all: dict[str, torch.optim.Optimizer] = {}
+        self.by_name: dict[str, torch.optim.Optimizer] = {}
         if config.optimizer == "muon":
-            self._all["muon"] = Muon(
+            self.by_name["muon"] = Muon(
                 params("muon"),
                 lr=config.muon_lr,
                 momentum=config.muon_momentum,
@@ -183,7 +184,7 @@ class Optimizers:
         else:
             adam.insert(0, {"params": params("muon"), "lr": config.matrix_lr})
         resident = device.type == "cuda" if resident is None else resident
-        self._all["adam"] = AdamW(
+        self.by_name["adam"] = AdamW(
             adam,
             betas=(config.adam_beta1, config.adam_beta2),
             eps=config.adam_eps,
@@ -199,17 +200,17 @@ class Optimizers:
         self.parameters = [p for group in self._groups() for p in group["params"]]
 
     def _groups(self) -> list[dict[str, Any]]:
-        return [group for optimizer in self._all.values() for group in optimizer.param_groups]
+        return [group for optimizer in self.by_name.values() for group in optimizer.param_groups]
 
     @property
     def muon(self) -> torch.optim.Optimizer:
         """That of the matrices; KeyError when AdamW has them."""
-        return self._all["muon"]
+        return self.by_name["muon"]
 
     @property
     def adam(self) -> torch.optim.Optimizer:
         """AdamW, of everything that Muon has not."""
-        return self._all["adam"]
+        return self.by_name["adam"]
 
     def scaled(self, objective: Tensor) -> Tensor:
         """The loss to call backward on."""
@@ -245,18 +246,18 @@ class Optimizers:
             return
         if self._resident is not None:
             self._resident.work_out()
-        for optimizer in self._all.values():
+        for optimizer in self.by_name.values():
             optimizer.step()
 
     def zero_grad(self) -> None:
         """Drops every gradient."""
-        for optimizer in self._all.values():
+        for optimizer in self.by_name.values():
             optimizer.zero_grad(set_to_none=True)
 
     def state_dict(self) -> dict[str, Any]:
         """Tensors and numbers only, so that it loads with weights_only; the same wherever learning rates stand."""
-        state = {name: optimizer.state_dict() for name, optimizer in self._all.items()}
-        groups = (group for name in self._all for group in state[name]["param_groups"])
+        state = {name: optimizer.state_dict() for name, optimizer in self.by_name.items()}
+        groups = (group for name in self.by_name for group in state[name]["param_groups"])
         for group, base in zip(groups, self._base, strict=True):
             group["lr"] = base * self._factor
             if "capturable" in group:
@@ -267,7 +268,7 @@ class Optimizers:
         """Restores what `state_dict` gave."""
         if self.scaling is not None:
             self.scaling.load_state_dict(state["scaling"])
-        for name, optimizer in self._all.items():
+        for name, optimizer in self.by_name.items():
             # a state from another device brings along how that one worked
             groups = [
                 {**theirs, **{key: ours[key] for key in _MANNER if key in ours}}
@@ -284,11 +285,11 @@ class Optimizers:
                 group["lr"] = base * self._factor
             return
         for index, group in enumerate(self._groups()):
-            muon = "muon" in self._all and index == 0
+            muon = "muon" in self.by_name and index == 0
             group["lr"] = (self._resident.exact if muon else self._resident.single)[index]
             if not muon:
                 group["capturable"] = True
-        # torch warns of updates that could be captured and are not
+        # torch warns of updates that could be captured and are not; the attribute is private, pyproject.toml bounds its version
         self.adam._warned_capturable_if_run_uncaptured = True
 
 

@@ -87,18 +87,18 @@ class MemoryRecall(Probe):
     metrics = metrics.of_probe("memory_recall")
 
     @property
-    def _pairs(self) -> tuple[int, ...]:
+    def pair_counts(self) -> tuple[int, ...]:
         most = HEADS * self.config.model.head_dim
         return tuple(self.settings.pairs) or tuple(2**power for power in range(1, int(math.log2(most)) + 1))
 
     def tokens(self, length: int) -> int:
         """The text, and the rows with questions."""
-        rows = sum(self._row(pairs) for pairs in self._pairs)
+        rows = sum(self._row(pairs) for pairs in self.pair_counts)
         return int(self.settings.text) * self.config.train.seq_len + int(self.settings.rows) * rows
 
     def chance(self, metric: Metric) -> float | None:
         """Of an answer that is one of the values at random."""
-        return float(np.mean([1 / pairs for pairs in self._pairs])) if metric.name == "share" else metric.chance
+        return float(np.mean([1 / pairs for pairs in self.pair_counts])) if metric.name == "share" else metric.chance
 
     def run(self, subject: Network, lengths: Iterable[int]) -> Iterator[Result]:
         """The memory alone, then the network."""
@@ -118,7 +118,7 @@ class MemoryRecall(Probe):
         if reason is not None or isinstance(rows, str):
             return [self.missing(str(reason), metric=name) for name in ("share", "pairs")], []
         known, about = habits(subject, rows), (int(self.settings.draws), int(self.settings.seed))
-        shares = {pairs: shares_right(subject, known, pairs, *about) for pairs in self._pairs}
+        shares = {pairs: shares_right(subject, known, pairs, *about) for pairs in self.pair_counts}
         return self._of_heads(shares)
 
     def _of_heads(self, shares: Mapping[int, dict[int, Tensor]]) -> Result:
@@ -148,7 +148,7 @@ class MemoryRecall(Probe):
     def _in_context(self, subject: Network) -> Result:
         asked: dict[int, _Asked] = {}
         reason = None
-        for pairs in self._pairs:
+        for pairs in self.pair_counts:
             made = self._asked(subject, pairs)
             if isinstance(made, str):
                 # the text, which all cells share, has no room for more

@@ -384,7 +384,7 @@ def test_gated_ops_are_timed_by_a_child_and_again_without_fla(monkeypatch: pytes
 
     monkeypatch.setattr(kernels, "ceilings", lambda device: LIMITS)
     monkeypatch.setattr(kernels, "rows_of_child", child)
-    monkeypatch.setattr(kernels, "_timed_case", timed)
+    monkeypatch.setattr(kernels, "timed_case", timed)
     monkeypatch.setattr(kernel_variants, "failure", lambda *_: None)
     monkeypatch.setattr(torch.cuda, "empty_cache", lambda: None)
     said: list[str] = []

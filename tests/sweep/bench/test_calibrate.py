@@ -27,7 +27,7 @@ def test_a_step_is_made_of_those_that_were_timed(
 ) -> None:
     (cell,) = cells(SMALL)
     monkeypatch.setattr(calibrate, "SECONDS", 0.0)
-    monkeypatch.setattr(calibrate, "_imports", lambda: 3.0)
+    monkeypatch.setattr(calibrate, "import_seconds", lambda: 3.0)
     seen: list[int] = []
 
     class Watched(calibrate.Runner):
@@ -62,7 +62,7 @@ def test_what_is_compiled_is_timed_in_a_process_that_finds_it(
 ) -> None:
     """As attempts do: the first step of a process that has compiled itself would tell too little."""
     (cell,) = cells(SMALL)
-    monkeypatch.setattr(calibrate, "_compiles", lambda cell, device: True)
+    monkeypatch.setattr(calibrate, "does_compile", lambda cell, device: True)
     asked: list[str] = []
     apart = calibrate.apart
 

@@ -52,7 +52,7 @@ def test_phases_that_were_never_seen_have_no_length(monkeypatch: pytest.MonkeyPa
     watch = packing._Watch(lambda line: None)
     watch.began, watch.over = {1: 10.0, 2: 20.0}, {1: 18.0, 2: 30.0}
     watch.trained, watch.stepped, watch.probed = {1: 11.0, 2: 22.0}, {1: 12.5}, {1: 17.0}
-    found = packing._row(Known(), [cell, cell], 1, watch)  # type: ignore[arg-type, list-item]
+    found = packing.row_of(Known(), [cell, cell], 1, watch)  # type: ignore[arg-type, list-item]
     assert (found.seconds, found.tokens_per_s, found.cells_per_hour) == (20.0, 100.0, 360.0)
     assert (found.starting_s, found.training_s) == ((2.5 + 2.0) / 2, (1.5 + 4.0) / 2)
     assert (found.validating_s, found.probing_s) == ((3.0 + 4.0) / 2, 0.5)

@@ -113,8 +113,8 @@ def test_the_names_are_those_that_checkpoints_have(tmp_path: Path) -> None:
     name = checkpoint.save(tmp_path, model, {"a": 1}, step=12, tokens=1, wall_s=1.0)
     checkpoint.save_weights(tmp_path / checkpoint.WEIGHTS, model)
     assert set(os.listdir(tmp_path / name)) == pruning.INSIDE
-    assert pruning._CHECKPOINT.fullmatch(name)
-    assert pruning._CHECKPOINT.fullmatch(checkpoint.name_of(123_456_789))
+    assert pruning.CHECKPOINT.fullmatch(name)
+    assert pruning.CHECKPOINT.fullmatch(checkpoint.name_of(123_456_789))
     assert set(os.listdir(tmp_path)) == {name, checkpoint.WEIGHTS}
     seen: list[str] = []
 
@@ -124,9 +124,9 @@ def test_the_names_are_those_that_checkpoints_have(tmp_path: Path) -> None:
 
     storage.place(tmp_path).publish(checkpoint.name_of(13), {"x": spy}, {})
     storage.place(tmp_path).put(checkpoint.WEIGHTS, spy)
-    assert [name for name in seen if pruning._UNFINISHED.fullmatch(name)] == [".checkpoint-00000013.part"]
+    assert [name for name in seen if pruning.UNFINISHED.fullmatch(name)] == [".checkpoint-00000013.part"]
     storage.place(tmp_path).put(checkpoint.WEIGHTS, lambda path: seen.append(path.name) or path.touch())  # type: ignore[func-returns-value]
-    assert seen[-1] == pruning._UNFINISHED_WEIGHTS
+    assert seen[-1] == pruning.UNFINISHED_WEIGHTS
 
 
 KEPT_NEWEST = ["a/2/weights", "c/3/20", "c/3/25", "d/1/3", "d/1/6", "d/1/9", "d/2/12", "e/1/weights", "e/2/30"]
@@ -231,14 +231,14 @@ def test_what_is_not_ours_stays(bench: Bench, tmp_path: Path) -> None:
 
 def test_a_launch_that_takes_the_cell_up_meanwhile_keeps_it(bench: Bench, monkeypatch: pytest.MonkeyPatch) -> None:
     bench.attempt("c", "interrupted", (5, 10, 15))
-    real = pruning._sound
+    real = pruning.is_sound
 
     def slow(place: storage.Place, name: str) -> bool:
         if not bench.store.live_attempts():
             bench.store.start_attempt("c" * 12, owner=OWNER, fence=2)
         return real(place, name)
 
-    monkeypatch.setattr(pruning, "_sound", slow)
+    monkeypatch.setattr(pruning, "is_sound", slow)
     found = prune(bench.store, bench.runs)
     assert (list(found.cells), list(found.running)) == ([], ["slug-c"])
     assert bench.names() == ["c/1/5", "c/1/10", "c/1/15"]
@@ -312,7 +312,7 @@ MORTAL = """
 import gc, json, os, shutil, signal, sys, traceback
 from pathlib import Path
 from atma_sweep.results.store.store import Store, open_store
-from atma_sweep.sweep.checkpoints.prune import prune, _sound
+from atma_sweep.sweep.checkpoints.prune import prune, is_sound
 from atma_sweep.sweep.checkpoints import storage
 
 real = Store.write
@@ -353,11 +353,11 @@ def wrong():
                 found.append("named, but gone: " + attempt.weights)
     store.close()
     for path in (work / "atma-runs").glob("*/*/checkpoint-*"):
-        if (path / "state.json").exists() and not _sound(storage.place(path.parent), path.name):
+        if (path / "state.json").exists() and not is_sound(storage.place(path.parent), path.name):
             found.append("half of it, with a seal: " + str(path))
     if keep == "newest":
         for step in (15, 20):
-            if not _sound(storage.place(work / "atma-runs" / ("c" * 12) / "2"), f"checkpoint-{step:08d}"):
+            if not is_sound(storage.place(work / "atma-runs" / ("c" * 12) / "2"), f"checkpoint-{step:08d}"):
                 found.append(f"needed, but gone: {step}")
     return found
 

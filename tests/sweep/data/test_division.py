@@ -152,9 +152,9 @@ def test_a_stopped_preparation_goes_on_to_the_same_splits(
 
     with monkeypatch.context() as patch:
         if stop == "in the pass":
-            patch.setattr(prepare._Preparation, "_encode", dying(prepare._Preparation._encode, 4))
+            patch.setattr(prepare.Preparation, "encode", dying(prepare.Preparation.encode, 4))
         elif stop == "after the pass":
-            patch.setattr(prepare._Preparation, "_divide", dying(prepare._Preparation._divide, 1))
+            patch.setattr(prepare.Preparation, "divide", dying(prepare.Preparation.divide, 1))
         else:
             patch.setattr(SplitWriter, "close", dying(SplitWriter.close, 3))
         with pytest.raises(Stopped):

@@ -232,7 +232,7 @@ def test_prepared_once(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     data, root = files(put(tmp_path / "t", prose(30))), tmp_path / "c"
     number = prepare.prepare(data, root)
     before = states(root)
-    monkeypatch.setattr(prepare, "_Preparation", lambda *a: pytest.fail("prepares again"))
+    monkeypatch.setattr(prepare, "Preparation", lambda *a: pytest.fail("prepares again"))
     assert prepare.prepare(data, root) == number
     assert states(root) == before
     assert sorted(path.name for path in root.iterdir()) == sorted([number[:16], "requests"])

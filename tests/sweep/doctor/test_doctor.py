@@ -102,7 +102,7 @@ def test_an_address_that_is_no_database(look: Any) -> None:
 def test_platforms(monkeypatch: pytest.MonkeyPatch, system: str, release: str, cpu: str, state: str) -> None:
     for name, word in (("system", system), ("release", release), ("machine", cpu)):
         monkeypatch.setattr(platform, name, lambda word=word: word)
-    check = doctor.system._platform(None)  # type: ignore[arg-type]
+    check = doctor.system.look_at_platform(None)  # type: ignore[arg-type]
     assert check.state == state
     assert bool(check.remedy) == (state == "bad")
 
@@ -110,7 +110,7 @@ def test_platforms(monkeypatch: pytest.MonkeyPatch, system: str, release: str, c
 @pytest.mark.parametrize(("version", "state"), [((3, 10, 9), "bad"), ((3, 14, 0), "ok"), ((3, 15, 0), "warn")])
 def test_pythons(monkeypatch: pytest.MonkeyPatch, version: tuple[int, ...], state: str) -> None:
     monkeypatch.setattr(doctor.system, "sys", SimpleNamespace(version_info=version))
-    assert doctor.system._python(None).state == state  # type: ignore[arg-type]
+    assert doctor.system.look_at_python(None).state == state  # type: ignore[arg-type]
 
 
 def test_limits(monkeypatch: pytest.MonkeyPatch, look: Any) -> None:
@@ -200,9 +200,9 @@ def test_every_op_of_the_network_has_its_self_test(monkeypatch: pytest.MonkeyPat
     """Asked on the CPU, where all take torch; what is told stands in the order of the report."""
     import torch
 
-    monkeypatch.setattr(worker, "_device", lambda: torch.device("cpu"))
+    monkeypatch.setattr(worker, "current_device", lambda: torch.device("cpu"))
     monkeypatch.setattr(device, "share_compiled", lambda _: None)
-    found = worker._about_kernels()
+    found = worker.kernel_backends()
     ops = [op for part in worker.TESTED_TOGETHER for op in part]
     assert sorted(found) == sorted(ops)
     assert {backend for backend, _ in found.values()} == {"torch"}
@@ -349,7 +349,7 @@ def test_an_attempt_that_was_a_spare_is_named_by_its_folder(tmp_path: Path) -> N
     process = subprocess.Popen([sys.executable, *words], cwd=place, stdin=subprocess.PIPE)
     try:
         until(lambda: "--spare" in psutil.Process(process.pid).cmdline(), "the process")
-        assert gpus._process(process.pid).endswith("-c input() --folder a1b2/3 --parent 12")
+        assert gpus.process_name(process.pid).endswith("-c input() --folder a1b2/3 --parent 12")
     finally:
         process.kill()
         process.communicate()

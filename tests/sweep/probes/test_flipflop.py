@@ -115,7 +115,7 @@ def test_any_token_but_the_right_bit_is_wrong(asked: Callable[..., Network]) -> 
 def test_length_seed_and_share_of_the_sequences_like_those_of_training_are_the_corpus_s() -> None:
     data = DataConfig(corpus="flipflop", settings={"flipflop": {"length": 16, "seed": 3, "ignore": 0.5}})
     probe: Any = bound("flipflop", CellConfig(data=data))
-    rows, ignore = probe._split("iid")
+    rows, ignore = probe.split_of("iid")
     assert (ignore, rows.rows) == (0.5, 16_000)
     expected = FlipFlopRows(1, 16, ignore=0.5, seed=3, split="validation")
     assert rows.made(np.arange(5)).tolist() == expected.made(np.arange(5)).tolist()

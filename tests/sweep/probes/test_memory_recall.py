@@ -156,7 +156,7 @@ class TestTheProbe:
 
     def test_numbers_of_pairs_go_up_to_four_times_the_head_size(self) -> None:
         config = CellConfig(model=ModelConfig(head_dim=16, n_heads=2, n_kv_heads=2, d_model=32))
-        assert bound(PROBE, config)._pairs == (2, 4, 8, 16, 32, 64)
+        assert bound(PROBE, config).pair_counts == (2, 4, 8, 16, 32, 64)
 
     @pytest.mark.parametrize("pairs", [[4, 2], [1, 2], [2, 2]])
     def test_numbers_that_do_not_rise(self, pairs: list[int]) -> None:

@@ -63,7 +63,7 @@ def accumulate(model: Backbone, config: TrainConfig, step: int = 0) -> tuple[dic
     losses = []
     for micro in range(config.accumulation):
         part = slice(micro * config.micro_batch, (micro + 1) * config.micro_batch)
-        objective, mean = made._objective(made._batch(inputs[part], targets[part], step, micro))
+        objective, mean = made.objective(made.draw_batch(inputs[part], targets[part], step, micro))
         objective.backward()
         losses.append(mean.item())
     return gradients(model), sum(losses) / len(losses)
@@ -111,7 +111,7 @@ def test_the_objective_is_the_formula(network: Network, regularizer: str, distra
     model = network(awake=True, dtype=torch.float64)
     made = trainer(model, config, seed=4)
     inputs, targets = (part[:2] for part in made.batches.step(2))
-    objective, mean = made._objective(made._batch(inputs, targets, 2, 1))
+    objective, mean = made.objective(made.draw_batch(inputs, targets, 2, 1))
 
     asked = Auxiliary(
         regularizer=regularizer, sketch=5, distractor=distractor, distractor_count=None, seed=4, step=2, micro=1
@@ -146,7 +146,7 @@ def test_draws_differ_between_steps_micro_batches_and_seeds(network: Network) ->
     inputs, targets = (part[:2] for part in trainer(model, config).batches.step(0))
 
     def objective(made: Trainer, step: int, micro: int) -> float:
-        return made._objective(made._batch(inputs, targets, step, micro))[0].item()
+        return made.objective(made.draw_batch(inputs, targets, step, micro))[0].item()
 
     values = {
         (seed, step, micro): objective(trainer(model, config, seed=seed), step, micro)
@@ -235,7 +235,7 @@ def test_points_and_what_they_say(network: Network) -> None:
     made.run()
     assert [p.step for p in watch.points] == [3, 6, 7]
     assert [p.tokens for p in watch.points] == [72, 144, 168]
-    assert [p.lr for p in watch.points] == pytest.approx([made._factor(step) for step in (2, 5, 6)])
+    assert [p.lr for p in watch.points] == pytest.approx([made.lr_factor(step) for step in (2, 5, 6)])
     assert watch.points[0].lr == 1.0 > watch.points[1].lr > watch.points[2].lr > 0
     assert all(p.peak_memory is None and p.tokens_per_s > 0 and p.grad_norm > 0 for p in watch.points)
     walls = [p.wall_s for p in watch.points]

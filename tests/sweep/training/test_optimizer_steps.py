@@ -49,9 +49,9 @@ def made(model: Backbone, config: TrainConfig, way: str, watch: Watch | None = N
     if watch is not None:
         watch.trainer = trainer
     if way == "taped":
-        assert isinstance(trainer._steps, Replayed)
+        assert isinstance(trainer.step_runner, Replayed)
         kept = LateList(trainer)
-        trainer._steps._capture = as_tapes(kept)
+        trainer.step_runner.capture = as_tapes(kept)
     return trainer
 
 
@@ -64,7 +64,7 @@ class LateList(list[Tensor]):
 
     def __iter__(self) -> Any:
         yield from self._trainer.model.parameters()
-        for optimizer in (self._trainer.optimizers._all).values():
+        for optimizer in (self._trainer.optimizers.by_name).values():
             for state in optimizer.state.values():
                 yield from (value for value in state.values() if isinstance(value, Tensor))
 
@@ -92,8 +92,8 @@ def test_replayed_steps_are_steps_as_they_come(network: Network, level: str) -> 
     config = recipe(**training)
     expected, curve, _ = whole(network(awake=True, **settings), config, "as it comes")
     found, points, trainer = whole(network(awake=True, **settings), config, "replayed")
-    assert isinstance(trainer._steps, Replayed)
-    assert trainer._steps._replays.keys() >= {"first", "finish"}
+    assert isinstance(trainer.step_runner, Replayed)
+    assert trainer.step_runner.replays.keys() >= {"first", "finish"}
     assert same(expected, found)
     assert points == curve
 
@@ -105,8 +105,8 @@ def test_a_capture_finds_all_that_changes_in_memory(network: Network, level: str
     config = recipe(**training)
     expected, curve, _ = whole(network(awake=True, **settings), config, "as it comes, resident")
     found, points, trainer = whole(network(awake=True, **settings), config, "taped")
-    assert isinstance(trainer._steps, Replayed)
-    assert trainer._steps._replays, "captured"
+    assert isinstance(trainer.step_runner, Replayed)
+    assert trainer.step_runner.replays, "captured"
     assert same(expected, found)
     assert points == curve
 
@@ -117,19 +117,19 @@ def test_a_number_of_python_in_a_piece_would_be_seen(network: Network) -> None:
     def run(way: str) -> tuple[dict[str, Tensor], Trainer]:
         model, factors = network(awake=True), itertools.count(1)
         trainer = made(model, recipe(loss_reduction="sum", clip=1e9, optimizer="adamw", adam_eps=1.0), way)
-        objective = trainer._steps._objective
+        objective = trainer.step_runner.objective
 
         def scaled(batch: Batch) -> tuple[Tensor, Tensor]:
             value, cross_entropy = objective(batch)
             return value * next(factors), cross_entropy
 
-        trainer._steps._objective = scaled
+        trainer.step_runner.objective = scaled
         trainer.run()
         return weights(model), trainer
 
     expected, _ = run("as it comes, resident")
     found, trainer = run("taped")
-    assert trainer._steps._replays, "captured"
+    assert trainer.step_runner.replays, "captured"
     assert not same(expected, found)
 
 
@@ -218,8 +218,8 @@ def test_work_that_asks_for_a_value_goes_on_as_it_comes(network: Network) -> Non
     mlp = model.blocks[1].mlp
     forward = mlp.forward
     mlp.forward = lambda x: forward(x) if x.sum().item() < 1e9 else x  # type: ignore[method-assign]
-    assert isinstance(trainer._steps, Replayed)
-    trainer._steps._refused = told.append
+    assert isinstance(trainer.step_runner, Replayed)
+    trainer.step_runner.refused = told.append
     trainer.run()
     assert told == ["operation not permitted when stream is capturing"]
     assert same(expected, weights(model))
@@ -245,8 +245,8 @@ def test_a_shape_that_changes_goes_on_as_it_comes(network: Network, way: str, mi
             return found
 
         model.draw = drawn  # type: ignore[method-assign]
-        if isinstance(trainer._steps, Replayed):
-            trainer._steps._refused = told.append
+        if isinstance(trainer.step_runner, Replayed):
+            trainer.step_runner.refused = told.append
         trainer.run()
         return weights(model), told
 
@@ -259,14 +259,14 @@ def test_a_shape_that_changes_goes_on_as_it_comes(network: Network, way: str, mi
 def test_a_micro_batch_is_read_from_the_same_memory_each_time(network: Network) -> None:
     read: list[list[int]] = []
     trainer = made(network(), recipe(regularizer="weak", distractor=True), "replayed")
-    assert isinstance(trainer._steps, Replayed)
-    objective = trainer._steps._objective
+    assert isinstance(trainer.step_runner, Replayed)
+    objective = trainer.step_runner.objective
 
     def seen(batch: Batch) -> tuple[Tensor, Tensor]:
         read.append([one.data_ptr() for one in batch.tensors()])
         return objective(batch)
 
-    trainer._steps._objective = seen
+    trainer.step_runner.objective = seen
     trainer.run()
     assert len(read) == 10
     assert len(read[0]) == 4 + len(list(filter(trainer.model.config.is_global, range(3)))) - 1
@@ -325,7 +325,7 @@ def test_rates_in_memory_train_the_same_network(network: Network) -> None:
     # AdamW's kernel takes its rate in single precision; what a step is off, the steps behind it enlarge
     near = rounding_bound(torch.float32, config.steps, condition=10)
     assert max(float((expected[name] - found[name]).abs().max()) for name in found) < near
-    factor = trainer._factor(config.steps - 1)
+    factor = trainer.lr_factor(config.steps - 1)
     assert 0 < factor < 1
     rates = [float(group["lr"]) for group in trainer.optimizers.adam.param_groups]
     assert rates == pytest.approx([0.3 * factor, factor / 320, 0.01 * factor], rel=1e-6)
