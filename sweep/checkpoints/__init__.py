@@ -1,1 +1,5 @@
-"""What is kept of a training: checkpoints and weights, where they lie, and what may be removed."""
+"""Checkpoints and kept weights: where they lie, how they are written and verified, and what may be removed.
+
+May import sweep.host, model and results; only checkpoint.py imports torch.
+Start reading in storage.py (places), then checkpoint.py; prune.py and garbage.py are commands.
+"""

@@ -1,4 +1,8 @@
-"""Text and tokens. A corpus of your own needs its base class, its texts or rows, and `register_corpus` from here."""
+"""Corpora, tokenizers and batches: text is prepared into token shards once, or rows are worked out as they are read.
+
+May import sweep.config, sweep.host, model and results; probes, planning, attempts and commands import it.
+Start reading in corpora.py (a prepared corpus), then prepare.py; a corpus of your own needs what this package exports.
+"""
 
 from importlib import import_module
 

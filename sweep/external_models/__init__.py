@@ -1,1 +1,5 @@
-"""Models from elsewhere, with weights that anybody may load: found, checked, and measured by the probes of our own cells."""
+"""Models from elsewhere, with weights that anybody may load: found, checked, and measured by the probes of our own cells.
+
+May import sweep.data, sweep.probes and sweep.grid; attempts and `evaluate` import it, transformers is imported when needed.
+Start reading in hub_checkpoint.py, then subject.py.
+"""

@@ -1,1 +1,5 @@
-"""One training run: data, optimizers, schedule, loop, checkpoints."""
+"""One training run: the loop, optimizers, the learning-rate schedule, loss scaling and FLOPs.
+
+May import sweep.data, sweep.checkpoints, model and kernels; attempts, planning (flops.py alone) and bench import it.
+Start reading in loop.py.
+"""
