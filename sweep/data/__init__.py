@@ -1,4 +1,4 @@
-"""Corpora, tokenizers and batches: text is prepared into token shards once, or rows are worked out as they are read.
+"""Corpora, tokenizers and batches of tokens.
 
 May import sweep.config, sweep.host, model and results; probes, planning, attempts and commands import it.
 Start reading in corpora.py (a prepared corpus), then prepare.py; a corpus of your own needs what this package exports.

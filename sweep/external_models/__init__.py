@@ -1,4 +1,4 @@
-"""Models from elsewhere, with weights that anybody may load: found, checked, and measured by the probes of our own cells.
+"""Open-weight models from elsewhere, measured by the probes of our own cells.
 
 May import sweep.data, sweep.probes and sweep.grid; attempts and `evaluate` import it, transformers is imported when needed.
 Start reading in hub_checkpoint.py, then subject.py.

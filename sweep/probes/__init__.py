@@ -1,4 +1,4 @@
-"""Evaluations of a trained model: a file per probe and a line in PROBES, or a plugin's `register_probe`.
+"""Evaluations of a trained model: a file per probe, and a line in PROBES or a plugin's `register_probe`.
 
 May import sweep.data, sweep.config, model and results; no file but subject.py and diagnostics/memory_state.py imports torch at its top.
 Start reading in base.py, then needle.py; the diagnostics folder holds the probes that look inside a network.

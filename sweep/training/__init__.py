@@ -1,4 +1,4 @@
-"""A training run: the loop, optimizers, the learning-rate schedule, loss scaling and FLOPs.
+"""The training loop, optimizers, learning-rate schedule, loss scaling and FLOPs.
 
 May import sweep.data, sweep.checkpoints, model and kernels; attempts, planning (flops.py alone) and bench import it.
 Start reading in loop.py.
