@@ -34,13 +34,35 @@ __all__ = [
     "held_by",
 ]
 
-_EVERY = system.LOOKS | database.LOOKS | disk.LOOKS | cluster.LOOKS | gpus.LOOKS
-LOOKS: tuple[tuple[str, Look], ...] = tuple((name, _EVERY[name]) for name in (
-    "python", "platform", "memory", "shared memory", "open files", "database", "database integrity", "database lock",
-    "clock", "clock and database", "file system of database", "file system of runs", "inodes", "writing", "Ray",
-    "Ray cluster file", "RAY_ADDRESS", "Ray token", "cluster", "NVIDIA driver", "torch", "GPUs", "Triton and fla",
-    "C compiler", "compiled kernels", "kernels", "disk space",
-))  # fmt: skip
+LOOKS: tuple[tuple[str, Look], ...] = (
+    ("python", system.look_at_python),
+    ("platform", system.look_at_platform),
+    ("memory", system.look_at_memory),
+    ("shared memory", system.look_at_shared_memory),
+    ("open files", system.look_at_open_files),
+    ("database", database.look_at_database),
+    ("database integrity", database.look_at_integrity),
+    ("database lock", database.look_at_lock),
+    ("clock", database.look_at_clock),
+    ("clock and database", database.look_at_clock_and_rows),
+    ("file system of database", disk.look_at_filesystem_of_database),
+    ("file system of runs", disk.look_at_filesystem_of_runs),
+    ("inodes", disk.look_at_inodes),
+    ("writing", disk.look_at_writing),
+    ("Ray", system.look_at_ray),
+    ("Ray cluster file", system.look_at_ray_cluster),
+    ("RAY_ADDRESS", system.look_at_ray_address),
+    ("Ray token", system.look_at_ray_token),
+    ("cluster", cluster.look_at_cluster),
+    ("NVIDIA driver", gpus.look_at_driver),
+    ("torch", gpus.look_at_torch),
+    ("GPUs", gpus.look_at_gpus),
+    ("Triton and fla", gpus.look_at_triton),
+    ("C compiler", system.look_at_compiler),
+    ("compiled kernels", system.look_at_compiled),
+    ("kernels", gpus.look_at_kernels),
+    ("disk space", disk.look_at_space),
+)
 """Name and look, in the order of the report; a look that fails is reported under the name."""
 
 

@@ -6,13 +6,13 @@ from collections.abc import Sequence
 from typing import Any
 
 from ...results.console.text import counted
-from .context import Check, Context, Look, absent, answer, bad, ok
+from .context import Check, Context, absent, answer, bad, ok
 
 CLUSTER_SECONDS = 200.0
 CLOCK_SECONDS = 2.0
 
 
-def _cluster(context: Context) -> list[Check]:
+def look_at_cluster(context: Context) -> list[Check]:
     if context.address is None:
         return [absent("none named; --address looks at one")]
     context.runs.mkdir(parents=True, exist_ok=True)
@@ -64,9 +64,3 @@ def _clocks(nodes: Sequence[dict[str, Any]]) -> Check:
 
 def _is_off(node: dict[str, Any]) -> bool:
     return abs(node["clock_ahead"]) > CLOCK_SECONDS + float(node["clock_slack"])
-
-
-LOOKS: dict[str, Look] = {
-    "cluster": _cluster,
-}
-"""By the name in the report."""

@@ -19,7 +19,7 @@ from ...results.store.database import plain_errors
 from ...results.store.schema import HEAD, AttemptRow, EventRow
 from ...results.store.store import Store
 from ..units import size
-from .context import LOCK_SECONDS, Check, Context, Look, absent, bad, ok, warn
+from .context import LOCK_SECONDS, Check, Context, absent, bad, ok, warn
 
 CLOCK_S = 0.2
 JUMP_S = 0.05
@@ -34,7 +34,7 @@ def _parted(error: BaseException) -> tuple[str, str]:
     return (found, remedy) if found else (remedy, "")
 
 
-def _database(context: Context) -> Check:
+def look_at_database(context: Context) -> Check:
     try:
         with context.store() as store, plain_errors(store.url):
             count = len(store.sweeps())
@@ -58,7 +58,7 @@ def _connect(path: Path) -> sqlite3.Connection:
     return sqlite3.connect(f"file:{quote(str(path))}?mode=rw", uri=True, timeout=LOCK_SECONDS, isolation_level=None)
 
 
-def _sound(context: Context) -> Check:
+def look_at_integrity(context: Context) -> Check:
     if context.file is None:
         return absent("PostgreSQL looks after its own")
     if not context.file.exists():
@@ -74,7 +74,7 @@ def _sound(context: Context) -> Check:
     return bad(f"quick_check: {found}", f"copy what can be read: sqlite3 {context.file} .recover | sqlite3 NEW.db")
 
 
-def _lockable(context: Context) -> Check:
+def look_at_lock(context: Context) -> Check:
     began = time.monotonic()
     if context.file is None:
         with context.store() as store:
@@ -104,7 +104,7 @@ def look_at_clock(context: Context) -> Check:
     return ok(found)
 
 
-def _rows_of_the_future(context: Context) -> Check:
+def look_at_clock_and_rows(context: Context) -> Check:
     try:
         with context.store() as store, store.transaction(write=False) as session:
             theirs, newest = queries.now(session), _newest(session)
@@ -131,13 +131,3 @@ def _newest(session: Session) -> datetime | None:
         session.scalar(select(EventRow.at).order_by(EventRow.id.desc()).limit(1)),
     ]
     return max((moment for moment in times if moment is not None), default=None)
-
-
-LOOKS: dict[str, Look] = {
-    "database": _database,
-    "database integrity": _sound,
-    "database lock": _lockable,
-    "clock": look_at_clock,
-    "clock and database": _rows_of_the_future,
-}
-"""By the name in the report."""

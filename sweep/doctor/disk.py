@@ -13,7 +13,7 @@ from ...results.console.text import counted
 from ...results.store.database import NETWORK_FILESYSTEMS
 from ..checkpoints import storage
 from ..units import size
-from .context import Check, Context, Look, LookFailed, absent, bad, ok, warn
+from .context import Check, Context, LookFailed, absent, bad, ok, warn
 
 SPARE_INODES = 10_000
 SLOW_S = 5.0
@@ -25,7 +25,7 @@ def nearest_folder(path: Path) -> Path:
     return next(folder for folder in (path, *path.parents) if folder.exists())
 
 
-def _space(context: Context) -> Check:
+def look_at_space(context: Context) -> Check:
     here = f"{size(storage.free_bytes(str(context.runs)) or 0)} free in {context.runs}"
     try:
         needed = context.disk()
@@ -50,7 +50,7 @@ def _space(context: Context) -> Check:
     return bad(found, remedy) if free < running else warn(found, remedy)
 
 
-def _inodes(context: Context) -> Check:
+def look_at_inodes(context: Context) -> Check:
     there = os.statvfs(nearest_folder(context.runs))
     if not there.f_files:
         return ok("this file system does not count them")
@@ -61,7 +61,7 @@ def _inodes(context: Context) -> Check:
     return warn(found, remedy) if there.f_favail else bad(found, remedy)
 
 
-def _writing(context: Context) -> Check:
+def look_at_writing(context: Context) -> Check:
     folder, began = nearest_folder(context.runs), time.monotonic()
     try:
         with tempfile.NamedTemporaryFile(dir=folder, prefix=".atma-doctor-") as file:
@@ -89,7 +89,7 @@ def filesystem(path: Path) -> str:
     return found
 
 
-def _filesystem_of_database(context: Context) -> Check:
+def look_at_filesystem_of_database(context: Context) -> Check:
     if context.file is None:
         return absent("the database is on a server")
     kind = filesystem(context.file)
@@ -98,7 +98,7 @@ def _filesystem_of_database(context: Context) -> Check:
     return _lasting(context.file, kind)
 
 
-def _filesystem_of_runs(context: Context) -> Check:
+def look_at_filesystem_of_runs(context: Context) -> Check:
     kind = filesystem(context.runs)
     if kind in NETWORK_FILESYSTEMS:
         return ok(f"{context.runs} lies on {kind}, over the network: checkpoints may, a SQLite database may not")
@@ -109,13 +109,3 @@ def _lasting(path: Path, kind: str) -> Check:
     if kind in ("tmpfs", "ramfs"):
         return warn(f"{path} lies on {kind}, in memory", "it is gone after a reboot; name a disk")
     return ok(f"{path} lies on {kind or 'a file system of unknown type'}")
-
-
-LOOKS: dict[str, Look] = {
-    "file system of database": _filesystem_of_database,
-    "file system of runs": _filesystem_of_runs,
-    "inodes": _inodes,
-    "writing": _writing,
-    "disk space": _space,
-}
-"""By the name in the report."""

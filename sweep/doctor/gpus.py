@@ -18,7 +18,6 @@ from ..units import size
 from .context import (
     Check,
     Context,
-    Look,
     LookFailed,
     State,
     absent,
@@ -35,7 +34,7 @@ ECC_FIELDS = ("uuid", "ecc.errors.corrected.volatile.total", "ecc.errors.uncorre
 ROW_FIELDS = ("gpu_uuid", "remapped_rows.pending", "remapped_rows.failure")
 
 
-def _driver(context: Context) -> Check:
+def look_at_driver(context: Context) -> Check:
     found = context.driver
     if isinstance(found, LookFailed):
         return bad(str(found), "load or reinstall the driver; after an update of it a reboot does")
@@ -60,7 +59,7 @@ def _driver_cuda() -> str | None:
     return found[1] if found else None
 
 
-def _torch(context: Context) -> Check:
+def look_at_torch(context: Context) -> Check:
     try:
         said = context.torch()
     except LookFailed as error:
@@ -94,7 +93,7 @@ def _older(one: str, other: str) -> bool:
     return [int(part) for part in one.split(".")] < [int(part) for part in other.split(".")]
 
 
-def _gpus(context: Context) -> Check | list[Check]:
+def look_at_gpus(context: Context) -> Check | list[Check]:
     there = context.gpus()
     asked = (context.pool.submit(_faults, context.pool), context.pool.submit(_users)) if there else None
     usable = {_bare(gpu["uuid"]): gpu for gpu in context.usable()}
@@ -215,7 +214,7 @@ def _bare(uuid: str) -> str:
 # --- kernels --------------------------------------------------------------------------------------------------------
 
 
-def _triton(context: Context) -> Check:
+def look_at_triton(context: Context) -> Check:
     triton, fla = version_of("triton"), version_of("fla-core") or version_of("flash-linear-attention")
     found = f"Triton {triton or 'not installed'}, fla {fla or 'not installed'}"
     gpus = context.usable()
@@ -235,7 +234,7 @@ def _triton(context: Context) -> Check:
     return ok(f"{found}; fla's gradients are right here")
 
 
-def _kernels(context: Context) -> Check | list[Check]:
+def look_at_kernels(context: Context) -> Check | list[Check]:
     if not context.usable():
         return absent("no GPU: torch's own operations on the CPU")
     try:
@@ -248,13 +247,3 @@ def _kernels(context: Context) -> Check | list[Check]:
         else Check(f"kernel {op}", "warn", f"{backend} ({why})", "right, but slower; the reason stands before")
         for op, (backend, why) in chosen.items()
     ]
-
-
-LOOKS: dict[str, Look] = {
-    "NVIDIA driver": _driver,
-    "torch": _torch,
-    "GPUs": _gpus,
-    "Triton and fla": _triton,
-    "kernels": _kernels,
-}
-"""By the name in the report."""

@@ -19,7 +19,7 @@ from ...results.console.text import counted
 from ..executors import token_file
 from ..host import hardware
 from ..units import size
-from .context import Check, Context, Look, absent, bad, ok, version_of, warn
+from .context import Check, Context, absent, bad, ok, version_of, warn
 from .disk import nearest_folder
 
 GIB = 2**30
@@ -54,7 +54,7 @@ def look_at_platform(context: Context) -> Check:
     return ok(found)
 
 
-def _open_files(context: Context) -> Check:
+def look_at_open_files(context: Context) -> Check:
     import resource
 
     soft, hard = resource.getrlimit(resource.RLIMIT_NOFILE)
@@ -64,7 +64,7 @@ def _open_files(context: Context) -> Check:
     return ok(f"at most {limits}")
 
 
-def _shared_memory(context: Context) -> Check:
+def look_at_shared_memory(context: Context) -> Check:
     try:
         there = os.statvfs("/dev/shm")
     except OSError:
@@ -76,7 +76,7 @@ def _shared_memory(context: Context) -> Check:
     return ok(found)
 
 
-def _memory(context: Context) -> Check:
+def look_at_memory(context: Context) -> Check:
     ram, swap = psutil.virtual_memory(), psutil.swap_memory()
     found = f"{size(ram.available)} of {size(ram.total)} available, swap {size(swap.used)} of {size(swap.total)} used"
     limit = _memory_limit()
@@ -96,7 +96,7 @@ def _memory_limit() -> int | None:
     return None
 
 
-def _compiler(context: Context) -> Check:
+def look_at_compiler(context: Context) -> Check:
     asked = os.environ.get("CC")
     found = shutil.which(asked) if asked else next(filter(None, map(shutil.which, ("gcc", "clang", "cc"))), None)
     headers = (Path(sysconfig.get_path("include")) / "Python.h").is_file()
@@ -119,7 +119,7 @@ def compiled_folders() -> list[Path]:
     return named if len(named) == 2 else [*named, cache]
 
 
-def _compiled(context: Context) -> list[Check]:
+def look_at_compiled(context: Context) -> list[Check]:
     return [_cache(folder) for folder in compiled_folders()]
 
 
@@ -141,7 +141,7 @@ def _cache(folder: Path) -> Check:
 # --- Ray ------------------------------------------------------------------------------------------------------------
 
 
-def _ray(context: Context) -> Check:
+def look_at_ray(context: Context) -> Check:
     spec, version = importlib.util.find_spec("ray"), version_of("ray")
     if spec is None or spec.origin is None:
         return warn("not installed", "pip install ray, or launch with --executor local")
@@ -157,7 +157,7 @@ def _ray(context: Context) -> Check:
     return ok(f"{version}, complete; not started for this")
 
 
-def _ray_cluster(context: Context) -> Check:
+def look_at_ray_cluster(context: Context) -> Check:
     temporary = (
         os.environ.get("RAY_TMPDIR") or (os.environ.get("TMPDIR") if sys.platform == "linux" else None) or "/tmp"
     )
@@ -180,14 +180,14 @@ def _answers(address: str) -> bool:
         return False
 
 
-def _ray_address(context: Context) -> Check:
+def look_at_ray_address(context: Context) -> Check:
     address = os.environ.get("RAY_ADDRESS")
     if not address:
         return ok("not set")
     return warn(f"{address}; launch starts its own Ray all the same", "unset it; name a cluster with --address")
 
 
-def _ray_token(context: Context) -> Check:
+def look_at_ray_token(context: Context) -> Check:
     mode = os.environ.get("RAY_AUTH_MODE", "").lower()
     if os.environ.get("RAY_AUTH_TOKEN"):
         return ok(f"in RAY_AUTH_TOKEN, RAY_AUTH_MODE {mode or 'not set'}")
@@ -205,19 +205,3 @@ def _ray_token(context: Context) -> Check:
     if mode != "token" and os.environ.get("RAY_ADDRESS"):
         return warn(f"{found}: a cluster that asks for it will refuse us", "export RAY_AUTH_MODE=token")
     return ok(found)
-
-
-LOOKS: dict[str, Look] = {
-    "python": look_at_python,
-    "platform": look_at_platform,
-    "memory": _memory,
-    "shared memory": _shared_memory,
-    "open files": _open_files,
-    "Ray": _ray,
-    "Ray cluster file": _ray_cluster,
-    "RAY_ADDRESS": _ray_address,
-    "Ray token": _ray_token,
-    "C compiler": _compiler,
-    "compiled kernels": _compiled,
-}
-"""By the name in the report."""
