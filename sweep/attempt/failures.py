@@ -131,17 +131,11 @@ def oom_kills(groups: Path = Path("/sys/fs/cgroup")) -> int:
     if own.is_file():
         folders += [groups / line.rpartition(":")[2].lstrip("/") for line in own.read_text().splitlines() if line]
     found = 0
-    for folder in folders:
-        try:
-            lines = (folder / "memory.events").read_text().splitlines()
-        except OSError:
-            continue
-        found = max([found, *(int(line.split()[1]) for line in lines if line.startswith("oom_kill "))])
-    try:
-        lines = Path("/proc/vmstat").read_text().splitlines()
-    except OSError:
-        return found
-    return max([found, *(int(line.split()[1]) for line in lines if line.startswith("oom_kill "))])
+    for file in (*(folder / "memory.events" for folder in folders), Path("/proc/vmstat")):
+        with contextlib.suppress(OSError):
+            lines = file.read_text().splitlines()
+            found = max([found, *(int(line.split()[1]) for line in lines if line.startswith("oom_kill "))])
+    return found
 
 
 def last_line(log: Path) -> str:

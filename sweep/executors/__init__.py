@@ -1,6 +1,7 @@
-"""Attempts on Ray. Our database owns the state; Ray supplies processes. The only folder that imports ray.
+"""Places where attempts run: this machine, a Ray of its own, a cluster. Our database owns the state; Ray supplies processes.
 
-Its modules are imported when a launch needs them, since importing ray takes a second.
+May import planning, attempt, host and all below; the only package that imports Ray, and that when a launch needs it (a second).
+Start reading at executor.py (the protocol and the local executor), then registry.py, ray_local.py and ray_cluster.py.
 """
 
 from __future__ import annotations

@@ -198,11 +198,12 @@ def corpus_lacks(cells: Sequence[Cell], root: Path, *, dry: bool = False) -> lis
             continue
         lacking.setdefault(number, {}).update(dict.fromkeys(corpus_problems(config, corpus)))
         _, _, validation, documents = needs.get(number, (data, corpus, 0, 0))
+        reads = any(isinstance(bound(name, config), OverDocuments) for name in config.eval.probes)
         needs[number] = (
             data,
             corpus,
             max(validation, validation_need(config)),
-            max(documents, _document_need(config)),
+            max(documents, config.eval.documents if reads else 0),
         )
     report = []
     for number, sentences in lacking.items():
@@ -219,12 +220,6 @@ def validation_need(config: CellConfig) -> int:
     loss = evaluation.validation_tokens // train.seq_len * train.seq_len + 1
     probes = [bound(name, config) for name in evaluation.probes]
     return max([loss, *(probe.validation_need(max(evaluation.lengths)) for probe in probes)])
-
-
-def _document_need(config: CellConfig) -> int:
-    """Return the number of held-out documents that the probes of a cell read."""
-    reads = any(isinstance(bound(name, config), OverDocuments) for name in config.eval.probes)
-    return config.eval.documents if reads else 0
 
 
 def _preparation(data: DataConfig, corpus: Corpus, validation: int, documents: int) -> str | None:

@@ -62,7 +62,7 @@ def costs(tasks: Sequence[Task], cells: Sequence[Cell], states: Mapping[str, Cel
     one its FLOPs at the median FLOP/s of those measured. A part that does not say its FLOPs counts for none of them. Steps
     that a checkpoint holds are left out.
     """
-    measured = [(cell, speed) for cell in cells if (speed := _speed(states.get(cell.id)))]
+    measured = [(cell, speed) for cell in cells if (state := states.get(cell.id)) and (speed := state.tokens_per_s)]
     speeds = {_alike(cell): speed for cell, speed in measured}
     rate = median([speed * _per_token(cell) for cell, speed in measured]) if measured else 1.0
     counted: dict[tuple[int, int], float] = {}
@@ -80,10 +80,6 @@ def costs(tasks: Sequence[Task], cells: Sequence[Cell], states: Mapping[str, Cel
         speed = speeds.get(_alike(task.cell)) if speeds else None
         found[task.cell.id] = tokens / speed if speed else tokens * counted[key] / rate
     return found
-
-
-def _speed(state: CellState | None) -> float | None:
-    return state.tokens_per_s if state is not None else None
 
 
 def _alike(cell: Cell) -> tuple[str, ...]:
@@ -113,7 +109,8 @@ def paired(
     """
     names = list(dict.fromkeys([*axes, *(axis for cell in cells for axis in cell.axes)]))
     points = {cell.id: (str(cell.config.seed), *(level_of(cell, name) for name in names)) for cell in (*cells, *wanted)}
-    ranks = [_ranks([points[cell.id][place] for cell in cells]) for place in range(len(names) + 1)]
+    levels_of = [dict.fromkeys(points[cell.id][place] for cell in cells) for place in range(len(names) + 1)]
+    ranks = [{level: rank for rank, level in enumerate(levels)} for levels in levels_of]
     along = range(1, len(names) + 1)
 
     def rank(cell: Cell) -> tuple[int, ...]:
@@ -186,10 +183,6 @@ def _pairs(one: Contrast, cells: Sequence[Cell], names: Sequence[str]) -> list[t
             rest = (str(cell.config.seed), *(level_of(cell, name) for name in names if name != one.axis))
             found.setdefault(rest, {})[level] = cell
     return [(some[reference], some[one.level]) for some in found.values() if len(some) == 2]
-
-
-def _ranks(levels: Sequence[str | None]) -> dict[str | None, int]:
-    return {level: place for place, level in enumerate(dict.fromkeys(levels))}
 
 
 def _without(point: Point, axis: int) -> Point:

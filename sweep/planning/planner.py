@@ -162,7 +162,7 @@ def select(grid: Grid, cells: Sequence[Cell], only: Sequence[str]) -> list[Cell]
         if values == {None}:
             known = [*cells[0].levels, *(axis for axis in grid.axes if axis not in cells[0].levels), "seed"]
             raise GridError("--only", None, name, "not an axis of this grid", known, name)
-        words = {_canonical(grid, name, level) for level in levels.split(",")}
+        words = {word if name == "seed" else level_text(name, parse_value(word)) for word in levels.split(",")}
         for word in words:
             if word not in values:
                 known = sorted(value for value in values if value is not None)
@@ -176,10 +176,6 @@ def level_of(cell: Cell, axis: str) -> str | None:
     if axis == "seed":
         return str(cell.config.seed)
     return cell.levels.get(axis) or cell.axes.get(axis)
-
-
-def _canonical(grid: Grid, axis: str, text: str) -> str:
-    return level_text(axis, parse_value(text)) if axis != "seed" else text
 
 
 def rest_of(state: CellState | None) -> float:

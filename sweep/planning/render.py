@@ -22,7 +22,7 @@ def describe(difference: Difference, *, every: bool) -> Iterator[str]:
     for word, some in difference.groups.items():
         notes = {one.note for one in some} if word != "excluded" else set(difference.rules)
         note = "; ".join(sorted(notes - {""})) if len(notes) <= 3 else ""
-        yield f"  {WORDS.get(word, word):<16} {len(some) if word != 'excluded' else _dropped(difference):>6}  {note}".rstrip()
+        yield f"  {WORDS.get(word, word):<16} {len(some) if word != 'excluded' else sum(difference.rules.values()):>6}  {note}".rstrip()
         if every:
             yield from (f"    {one.id or '-':<12}  {one.slug}" + (f"  {one.note}" if one.note else "") for one in some)
     if difference.revision is None:
@@ -35,18 +35,9 @@ def describe(difference: Difference, *, every: bool) -> Iterator[str]:
     yield f"changed since revision {difference.revision}:"
     yield from (f"  {sentence}" for sentence in difference.axes)
     shown = changes if every else changes[:MOST_LINES]
-    yield from (f"  {_change(one)}" for one in shown)
+    yield from (f"  {key}: {_value(old)} -> {_value(new)}" for key, old, new in shown)
     if len(shown) < len(changes):
         yield f"  and {len(changes) - len(shown)} more, which --list shows"
-
-
-def _dropped(difference: Difference) -> int:
-    return sum(difference.rules.values())
-
-
-def _change(one: Key) -> str:
-    key, old, new = one
-    return f"{key}: {_value(old)} -> {_value(new)}"
 
 
 def _value(value: object) -> str:
@@ -80,9 +71,11 @@ def short(bill: Bill) -> str:
     """One line: hours, end, source. Nothing to do costs nothing."""
     if not bill.groups:
         return "price: nothing is to do"
+    finish = bill.finish
+    times = f"{duration(finish.likely)} ({duration(finish.low)} to {duration(finish.high)})"
     money = f", {_amount(bill.money)} at {bill.rate:g} an hour" if bill.money is not None else ""
     return (
-        f"price: {_amount(bill.hours)} {bill.unit}, through in {_time(bill.finish)} on {_where(bill)}{money}; "
+        f"price: {_amount(bill.hours)} {bill.unit}, through in {times} on {_where(bill)}{money}; "
         f"{_sources(bill.sources)}"
     )
 
@@ -141,10 +134,6 @@ def _amount(span: Span | None) -> str:
 
 def _number(amount: float) -> str:
     return f"{amount:,.0f}" if amount >= 100 else f"{amount:.3g}"
-
-
-def _time(seconds: Span) -> str:
-    return f"{duration(seconds.likely)} ({duration(seconds.low)} to {duration(seconds.high)})"
 
 
 def duration(seconds: float) -> str:

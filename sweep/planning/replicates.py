@@ -122,7 +122,8 @@ class Outlook:
             "looks_after": list(self.grid.stop.looks),
             "configurations": self.configurations,
             "seeds_now": self.seeds,
-            "looks": [{name: _known(one) for name, one in vars(look).items()} for look in looks],
+            # JSON has no NaN
+            "looks": [{name: None if math.isnan(one) else one for name, one in vars(look).items()} for look in looks],
             "verdict": self.looked.verdict if self.looked is not None else None,
             "price_of_all": cost_estimate.as_json(self.most),
         }
@@ -143,11 +144,6 @@ def outlook(
 def as_json(found: Outlook | None) -> Mapping[str, Any]:
     """Nothing without a rule."""
     return {} if found is None else {"stop": found.as_json()}
-
-
-def _known(value: float) -> float | None:
-    """JSON has no NaN."""
-    return None if math.isnan(value) else value
 
 
 def _looked(grid: Grid, store: Store | None) -> Looked | None:
