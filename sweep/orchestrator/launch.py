@@ -30,8 +30,7 @@ from ..planning import admission, cost_estimate, ordering, planner, replicates
 from ..planning.studies import Progress, Space, progress_of
 from ..probes import requested
 from . import notify, supervisor
-from .supervisor import Listener, Supervisor
-from .task_source import Source
+from .supervisor import Listener, Source, Supervisor
 from .trials import Trials
 
 if TYPE_CHECKING:

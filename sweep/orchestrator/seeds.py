@@ -19,7 +19,7 @@ from ..planning import cost_estimate, planner, replicates
 from ..planning.cost_estimate import Prices
 from ..planning.planner import Task
 from ..probes import requested
-from .task_source import Fits
+from .supervisor import Fits
 
 LOOK = "look"
 """Kind of the events that keep what was seen, and when."""

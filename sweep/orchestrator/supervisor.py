@@ -8,7 +8,7 @@ import shutil
 import signal
 import time
 from collections import deque
-from collections.abc import Iterable, Iterator, Sequence
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import asdict, replace
 from datetime import UTC, datetime, timedelta
 from pathlib import Path
@@ -33,7 +33,29 @@ from ..host.allocation import stands_back
 from ..host.signals import Interrupted, Signals
 from ..planning.planner import Task
 from .retries import Retries
-from .task_source import Source
+
+Fits = Callable[[Resources], bool]
+"""Whether an attempt of that size could start now. Always so while nothing runs: what does not fit then never will."""
+
+
+class Source(Protocol):
+    """Asked by one supervisor, from its thread. Whatever it raises ends the launch."""
+
+    def further(self, fits: Fits) -> Sequence[Task]:
+        """Tasks to make now, whose cells the database knows already; none before an attempt that runs has ended.
+
+        Asked again and again while no task waits. None, and nothing runs: the launch has ended.
+        """
+
+    def ended(self, task: Task, attempt: Attempt, again: bool) -> None:
+        """An attempt of whichever task has ended, however it did; `again`: its cell is tried once more, and nothing is final."""
+
+    def hopeless(self, attempts: Sequence[Attempt]) -> Mapping[int, str]:
+        """Which of these running attempts are to save themselves and end now, by id, and why; their cells count as pruned.
+
+        Asked several times a second.
+        """
+
 
 LEASE_S = 60.0
 RENEW_S = 5.0

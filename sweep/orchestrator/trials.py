@@ -19,7 +19,7 @@ from ..planning import cost_estimate, planner
 from ..planning.cost_estimate import Prices
 from ..planning.planner import Task
 from ..planning.studies import Progress, told
-from .task_source import Fits
+from .supervisor import Fits
 
 PRUNED_AT = "by {pruner}, with a loss of {loss:.4f} at validation {rung}"
 

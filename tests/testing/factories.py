@@ -33,16 +33,16 @@ def fingerprint(data: object) -> str:
     return "f" * 64
 
 
-def state_of(cell: Cell, word: str = "done", **known: Any) -> CellState:
-    """How far a cell is, as the database says it; nothing but its name and these is known."""
-    about: dict[str, Any] = dict.fromkeys(CellState.__dataclass_fields__)
-    about |= {"cell_id": cell.id, "slug": cell.slug, "state": word, "measured": frozenset(known.pop("measured", ()))}
-    return CellState(**(about | known))
+def state_of(cell: Cell, word: str = "done", **values: Any) -> CellState:
+    """The state of a cell as the database tells it, empty but for its name and these values."""
+    empty: dict[str, Any] = dict.fromkeys(CellState.__dataclass_fields__)
+    empty |= {"cell_id": cell.id, "slug": cell.slug, "state": word, "measured": frozenset(values.pop("measured", ()))}
+    return CellState(**(empty | values))
 
 
-def attempt_of(**known: Any) -> Attempt:
-    """An attempt of which nothing but these is known."""
-    return Attempt(**(dict.fromkeys(Attempt.__dataclass_fields__) | known))
+def attempt_of(**values: Any) -> Attempt:
+    """An attempt, empty but for these values."""
+    return Attempt(**(dict.fromkeys(Attempt.__dataclass_fields__) | values))
 
 
 def contrast(axis: str, level: str, reference: str = "0", **within: str) -> Contrast:
@@ -123,8 +123,8 @@ def prepared_text(folder: Path, runs: Path) -> Callable[[object], str]:
     (folder / "text").mkdir(exist_ok=True)
     for name in "abcdef":
         (folder / "text" / f"{name}.txt").write_text(f"{name} few words of text")
-    found = prepare(DataConfig(corpus="files", path=str(folder / "text")), runs / "corpora")
-    return lambda data: found
+    number = prepare(DataConfig(corpus="files", path=str(folder / "text")), runs / "corpora")
+    return lambda data: number
 
 
 def script(text: str, *arguments: str) -> subprocess.Popen[str]:
@@ -140,7 +140,7 @@ def line_of(child: subprocess.Popen[str]) -> str:
 
 
 def ended(process: subprocess.Popen[str], code: int = 0, number: signal.Signals | int | None = None) -> str:
-    """What a process says that ends with this code, once it got the signal, if there is one."""
+    """The output of a process that ends with this code, after this signal if there is one."""
     if number is not None:
         process.send_signal(number)
     out, _ = process.communicate(timeout=PATIENCE_S)

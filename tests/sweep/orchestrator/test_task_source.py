@@ -12,7 +12,7 @@ from atma_sweep.results.store.store import Store, open_store
 from atma_sweep.sweep.grid.grid import load_grid
 from atma_sweep.sweep.host import processes
 from atma_sweep.sweep.orchestrator import supervisor
-from atma_sweep.sweep.orchestrator.task_source import Fits
+from atma_sweep.sweep.orchestrator.supervisor import Fits
 from atma_sweep.sweep.planning import planner
 from atma_sweep.sweep.planning.planner import Task
 from machine import Machine, Quiet
