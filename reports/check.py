@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import json
-from collections.abc import Mapping, Sequence
 from itertools import zip_longest
 from pathlib import Path
 from typing import Any
@@ -12,6 +11,7 @@ from ..results.errors import StoreError
 from ..results.store.store import Store
 from .render import SUFFIXES, WRITERS, render, trace_file
 from .render.csv_renderer import trace_beside
+from .render.trace import differences
 from .sweep_data import ReportError
 from .table import Table
 from .tables import make_table
@@ -162,7 +162,7 @@ def _differences(text: str, fresh: str, format: str, trace: dict[str, Any], tabl
         old, new = [list(table.columns), *old], [list(table.columns), *new]
     found = _rows(old, new, table)
     if not found:
-        found = _trace_differences(trace, table.trace)
+        found = differences(trace, table.trace)
     if not found:
         found = _lines(text, fresh)
     return found or [OTHER_SOURCE]
@@ -209,7 +209,7 @@ def _figure_differences(content: bytes, format: str, trace: dict[str, Any], stor
     found = []
     if made.trace["data"] != trace["data"]:
         found.append(f"its numbers are no longer those of the database; draw it again with --figure {made.name}")
-    found += _trace_differences(trace, made.trace)
+    found += differences(trace, made.trace)
     if not found and json.loads(json.dumps(made.trace)) != trace:
         found.append(OTHER_SOURCE)
     if found:
@@ -239,22 +239,6 @@ def _picture_differences(content: bytes, format: str, made: Any, look: Any, draw
 def _drawn_with(told: Any) -> str:
     known = isinstance(told, dict) and set(told) == {"matplotlib", "freetype"}
     return f"matplotlib {told['matplotlib']} and freetype {told['freetype']}" if known else "an unknown matplotlib"
-
-
-def _trace_differences(trace: dict[str, Any], fresh: Mapping[str, Any]) -> list[str]:
-    if "cells" not in trace:
-        return []
-    mine = json.loads(json.dumps(fresh))
-    found = []
-    for cell in dict.fromkeys([*trace["cells"], *mine["cells"]]):
-        was, now = trace["cells"].get(cell), mine["cells"].get(cell)
-        if was is not None and was != now:
-            found.append(f"cell {cell}: the file's numbers come from {_told(was)}, the database's from {_told(now)}")
-    return found
-
-
-def _told(attempts: Sequence[int] | None) -> str:
-    return f"attempts {', '.join(map(str, attempts))}" if attempts else "no attempt"
 
 
 def _lines(text: str, fresh: str) -> list[str]:

@@ -16,6 +16,7 @@ from ..results.store.records import CellState, Source, Value
 from .best_values import Grid, Place, Rank, notes_of, ranked
 from .cell_filter import told
 from .number_format import BARE, PLUS_MINUS, Column, reason_code, rounded, signed
+from .render.trace import attempts_by_cell, shown_beyond, sources_of
 from .result_columns import UNMEASURED, word_of
 from .stats.effects.needle_baseline import about_needle, below_note, needle_note, yardstick
 from .sweep_data import REFERENCES, SweepData
@@ -157,17 +158,6 @@ def _counted(parts: Sequence[Entry]) -> str:
     return f" (n={fewest})" if fewest == most else f" (n={fewest} to {most})"
 
 
-def sources_of(attempts: Iterable[int], sources: Mapping[int, Source]) -> list[dict[str, Any]]:
-    """The attempts by the commit and the GPU that they ran on."""
-    groups: dict[Source, list[int]] = {}
-    for attempt in sorted(set(attempts)):
-        groups.setdefault(sources.get(attempt, Source()), []).append(attempt)
-    return [
-        {"commit": source.commit, "dirty": source.dirty, "gpu": source.gpu, "attempts": found}
-        for source, found in groups.items()
-    ]
-
-
 def _raw_entry(one: Entry) -> dict[str, Any]:
     # without the origins, which are thousands in an effect of a large sweep, and are told below
     row = {name: value for name, value in vars(one).items() if name not in ("text", "origins")}
@@ -194,8 +184,13 @@ def assemble(
     options: Mapping[str, Any] | None = None,
     sources: Mapping[int, Source] | None = None,
     has_chances: bool = True,
+    above: Sequence[str] = (),
+    paged: bool = False,
+    names_sweep: bool = True,
 ) -> Table:
     """The table of these lines: `headings` above the words, `numbers` above the entries.
+
+    The title gets its number, if it has one, and the sweep, unless it says both itself (`names_sweep=False`).
 
     With `rank` the best numbers stand in bold, and in the notes (with `has_chances`) how probable it is that they are, held
     against `unlisted` rows too. Where a number is a needle accuracy, or a difference of some, the notes say what a constant answer scores.
@@ -208,14 +203,12 @@ def assemble(
         names = _names(lines, grid, rank)
         notes = [*notes, *notes_of(contests, rank, names, [" ".join(line.words) for line in lines])]
     behind = data.sources if sources is None else sources
-    made: dict[str, Any] = {
-        "table": number,
-        "sweep": data.sweep,
-        "revision": data.revision,
-        "options": dict(options or {})
-        | ({"lengths": "all" if data.everything else list(data.also)} if data.beyond else {})
-        | ({"only": list(data.only)} if data.only else {}),
-    }
+    made: dict[str, Any] = {"table": number, "sweep": data.sweep, "revision": data.revision}
+    made["options"] = dict(options or {}) | shown_beyond(data) | ({"only": list(data.only)} if data.only else {})
+    if names_sweep:
+        title = (
+            f"{f'Table {number}. ' if number.isdigit() else ''}{title}, sweep {data.sweep}, revision {data.revision}"
+        )
     return Table(
         number=number,
         title=title + some_cells(data),
@@ -226,6 +219,8 @@ def assemble(
         trace_of=partial(_trace, made, lines, grid, behind),
         notes=tuple(notes),
         entries=grid,
+        above=tuple(above),
+        paged=paged,
     )
 
 
@@ -238,17 +233,12 @@ def _trace(
     made: Mapping[str, Any], lines: Sequence[Line], grid: Grid, sources: Mapping[int, Source]
 ) -> Mapping[str, Any]:
     """Return the trace of a table: `made`, the attempts of every cell, and their sources."""
-    cells: dict[str, set[int]] = {}
-    for line, row in zip(lines, grid, strict=True):
-        for cell in line.cells:
-            cells.setdefault(cell.cell_id, set())
-        for name, attempt in _origins(line, row):
-            attempts = cells.setdefault(name, set())
-            if attempt is not None:
-                attempts.add(attempt)
-    every = (attempt for attempts in cells.values() for attempt in attempts)
-    by_cell = {name: sorted(attempts) for name, attempts in cells.items()}
-    return {**made, "cells": by_cell, "sources": sources_of(every, sources)}
+    by_cell = attempts_by_cell(
+        pair
+        for line, row in zip(lines, grid, strict=True)
+        for pair in chain(((cell.cell_id, None) for cell in line.cells), _origins(line, row))
+    )
+    return {**made, "cells": by_cell, "sources": sources_of(chain(*by_cell.values()), sources)}
 
 
 def _raw(

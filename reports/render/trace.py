@@ -1,16 +1,65 @@
-"""The trace of a table, as its renderings carry it."""
+"""The trace of a table or figure: what it is made of, how a file carries it, and where two differ.
+
+Builders call `attempts_by_cell`, `sources_of` and `shown_beyond`, renderers the rest; `report --check` reads it back.
+"""
 
 from __future__ import annotations
 
 import json
 import re
+from collections.abc import Iterable, Mapping, Sequence
 from typing import Any
 
 from ...results.console.text import counted
+from ...results.store.records import Source
+from ..sweep_data import SweepData
 from ..table import Table
 
 TRACE = "atma-sweep-trace:"
 LINE = re.compile(rf"^(?:%|<!--) {TRACE} (?P<json>.*?)(?: -->)?$", re.MULTILINE)
+
+
+def attempts_by_cell(origins: Iterable[tuple[str, int | None]]) -> dict[str, list[int]]:
+    """Return the attempts of every cell that numbers come from, sorted; of a cell without a number none."""
+    cells: dict[str, set[int]] = {}
+    for cell, attempt in origins:
+        cells.setdefault(cell, set()).update(() if attempt is None else (attempt,))
+    return {cell: sorted(attempts) for cell, attempts in cells.items()}
+
+
+def sources_of(attempts: Iterable[int], sources: Mapping[int, Source]) -> list[dict[str, Any]]:
+    """Return the attempts by the commit and the GPU that they ran on."""
+    groups: dict[Source, list[int]] = {}
+    for attempt in sorted(set(attempts)):
+        groups.setdefault(sources.get(attempt, Source()), []).append(attempt)
+    return [
+        {"commit": source.commit, "dirty": source.dirty, "gpu": source.gpu, "attempts": found}
+        for source, found in groups.items()
+    ]
+
+
+def shown_beyond(data: SweepData) -> dict[str, Any]:
+    """Return the context lengths that are shown besides those of the launch, as a trace names them; nothing where there are none."""
+    return {"lengths": "all" if data.everything else list(data.also)} if data.beyond else {}
+
+
+def differences(trace: Mapping[str, Any], fresh: Mapping[str, Any]) -> list[str]:
+    """Return a line for every cell whose numbers come from other attempts in a file than in the database now."""
+    if "cells" not in trace:
+        return []
+    mine = json.loads(json.dumps(fresh))
+    lines = []
+    for cell in dict.fromkeys([*trace["cells"], *mine["cells"]]):
+        was, now = trace["cells"].get(cell), mine["cells"].get(cell)
+        if was is not None and was != now:
+            lines.append(
+                f"cell {cell}: the file's numbers come from {_attempts(was)}, the database's from {_attempts(now)}"
+            )
+    return lines
+
+
+def _attempts(attempts: Sequence[int] | None) -> str:
+    return f"attempts {', '.join(map(str, attempts))}" if attempts else "no attempt"
 
 
 def trace_text(table: Table) -> str:

@@ -38,7 +38,7 @@ def anova_table(store: Store, data: SweepData) -> Table:
             ]
             labels = (one.column.heading, str(row["term"]), square or NOTHING)
             lines.append(Line(words=labels, entries=tuple(entries), origins=origins))
-    title = f"Type-III analysis of variance, sweep {data.sweep}, revision {data.revision}"
+    title = "Type-III analysis of variance"
     times = sorted({one.permutations for one in found if one.permutations})
     notes = [sweep_note(data), *([NOTE.format(" or ".join(map(str, times)))] if times else [])]
     notes += said((one.column.heading, one.remarks) for one in found)
@@ -86,7 +86,7 @@ def needle_model_table(store: Store, data: SweepData) -> Table:
         for row in one.frame.to_dict("records"):
             entries = [statistic(name, heading, row[name]) for name, heading in NEEDLE_HEADINGS.items()]
             lines.append(Line(words=(one.column.heading, str(row["term"])), entries=tuple(entries), origins=origins))
-    title = f"Binomial model of the needle, sweep {data.sweep}, revision {data.revision}"
+    title = "Binomial model of the needle"
     scales = [f"{one.column.heading} {one.scale:.2f}" for one in found if one.scale > 0]
     notes = [sweep_note(data), NEEDLE_NOTE]
     if scales:

@@ -29,7 +29,7 @@ from ..stats.sweep_differences import Difference, Match, Side, differences, furt
 from ..sweep_data import ReportError, SweepData, gather
 from ..table import Entry, Table
 from ..table_builder import Line, assemble, difference, entry, p_value, seed_notes, sweep_note
-from .paper_rows import contradicted, titled
+from .paper_rows import contradicted
 from .task_tables import facts_besides
 
 COLUMNS = (
@@ -285,8 +285,10 @@ def compare_table(
     headings = (*AXIS_HEADINGS, *both.axes, "Measure", "Verdict", "Beware")
     numbers = ("Measured", "Published", "Difference", "Limit", *(("p",) if tested else ()))
     options = {"reference": reference} | ({"table": table} if table is not None else {})
-    made = assemble(data, "compare", title, headings, lines, numbers=numbers, notes=notes, options=options)
-    return replace(made, above=refused(both.differences, found))
+    return assemble(
+        data, "compare", title, headings, lines, numbers=numbers, notes=notes, options=options,
+        above=refused(both.differences, found), names_sweep=False,
+    )  # fmt: skip
 
 
 def refused(unlike: Sequence[Difference], found: Sequence[Comparison]) -> tuple[str, ...]:
@@ -377,6 +379,5 @@ def claims_table(store: Store, data: SweepData) -> Table:
         lines.append(Line(words=words, origins=origins, about=about))
     told = ", ".join(f"{count} {verdict}" for verdict, count in counts.most_common())
     notes = [sweep_note(data), f"{len(asked)} sentences: {told}.", ABOUT_CLAIMS]
-    title = titled("claims", "Sentences of the paper against the numbers", data)
-    made = assemble(data, "claims", title, ("Sentence", "Verdict", "Numbers"), lines, notes=notes)
-    return replace(made, paged=True)
+    title = "Sentences of the paper against the numbers"
+    return assemble(data, "claims", title, ("Sentence", "Verdict", "Numbers"), lines, notes=notes, paged=True)

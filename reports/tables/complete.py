@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
-from dataclasses import replace
 
 from ...results.metrics import Metric
 from ...results.store.records import AXES
@@ -72,7 +71,7 @@ def table6(
         "seeds": seeds,
         "lengths": {probe: list(some) for probe, some in lengths.items()} if lengths else None,
     }
-    made = assemble(
+    return assemble(
         data,
         "6",
         f"Table 6. Complete results of sweep {data.sweep}, revision {data.revision}{which}",
@@ -83,8 +82,9 @@ def table6(
         rank="column",
         has_chances=has_chances,
         options={name: value for name, value in given.items() if value},
+        paged=True,
+        names_sweep=False,
     )
-    return replace(made, paged=True)
 
 
 def _unit(about: Metric) -> str:

@@ -100,7 +100,7 @@ def table_of_effects(data: SweepData, every: Sequence[Effect], first: Sequence[E
     if not any(one.pairs for one in found):
         notes.append("No two cells with numbers agree on all axes but one: there is no pair to compare yet.")
     by = "matched pairs" if data.partial is None else "least squares"
-    title = f"Effects of levels by {by}, sweep {data.sweep}, revision {data.revision}"
+    title = f"Effects of levels by {by}"
     words, numbers = ("Measure", "Axis", "Levels", "Within"), (_heading(data, "Pairs"), *headings)
     options = {"all_rows": True} if first is None else {}
     return assemble(data, "effects", title, words, lines, numbers=numbers, notes=notes, options=options)
@@ -120,7 +120,7 @@ def interactions_table(store: Store, data: SweepData, *, all_rows: bool = False)
         )
         for one in found
     ]
-    title = f"Interactions, sweep {data.sweep}, revision {data.revision}"
+    title = "Interactions"
     notes = [
         sweep_note(data),
         UNITS,
@@ -203,7 +203,7 @@ def contrasts_table(store: Store, data: SweepData) -> Table:
             "The grid declares no contrasts, so every test of this sweep is exploratory; `contrasts:` in a grid declares them "
             "(docs/guide.md)."
         )
-    title = f"Declared contrasts, sweep {data.sweep}, revision {data.revision}"
+    title = "Declared contrasts"
     numbers = (_heading(data, "Pairs"), "Mean", "Low", "High", "p", "p corr", "Margin", "p equiv", "Verdict")
     headings = ("Measure", "Axis", "Levels", "Within")
     return assemble(data, "contrasts", title, headings, lines, numbers=numbers, notes=notes)

@@ -51,7 +51,7 @@ def items_table(store: Store, data: SweepData) -> Table:
         )
         for one in found
     ]
-    title = f"Effects of levels item by item, sweep {data.sweep}, revision {data.revision}"
+    title = "Effects of levels item by item"
     headings = ("Measure", "Axis", "Levels", "Within")
     return assemble(data, "items", title, headings, lines, numbers=NUMBERS, notes=_notes(data, found))
 

@@ -17,7 +17,7 @@ from ..stats.effects.needle_baseline import needle_note
 from ..sweep_data import ReportError, SweepData, gather
 from ..table import Entry, Table
 from ..table_builder import NO_CELL, Line, assemble, derived, entry, seed_notes, sweep_note, word_notes
-from .paper_rows import NATS, NEEDLE, OURS, chosen, facts_of, memories, mixers, named, plain_levels, titled
+from .paper_rows import NATS, NEEDLE, OURS, chosen, facts_of, memories, mixers, named, plain_levels
 
 
 def _ends(data: SweepData) -> list[int]:
@@ -77,7 +77,7 @@ def open_weight(store: Store, data: SweepData) -> Table:
     n = max((len(line.cells) for line in lines), default=0)
     notes = [sweep_note(data), about + "WAvg: weighted by length.", *notes]
     notes += [*notes_on(elsewhere, ends), *seed_notes(grid, n), *word_notes(grid)]
-    title = titled("open-weight", "Beside open-weight models", data)
+    title = "Beside open-weight models"
     numbers = [column.heading for column in columns]
     return assemble(
         data,
@@ -256,7 +256,7 @@ def budgets(store: Store, data: SweepData) -> Table:
     lines += map(_external_budget, found := externals(store, data))
     if not paper.is_published(data.sweep):
         lines.append(_own_budget(store, data))
-    title = titled("budgets", "Training budgets", data)
+    title = "Training budgets"
     notes = [sweep_note(data), "Training FLOPs: 6 x parameters x tokens; ZF: 1e21."]
     if found:
         notes.append(

@@ -56,11 +56,6 @@ def named(mixer: str, memory: str, one_memory: bool) -> str:
     return f"{mixer} + memory" if one_memory else f"{mixer} + {memory}"
 
 
-def titled(number: str, title: str, data: SweepData) -> str:
-    name = f"Table {number}. " if number.isdigit() else ""
-    return f"{name}{title}, sweep {data.sweep}, revision {data.revision}"
-
-
 # --- what the paper prints besides ------------------------------------------------------------------------------------
 
 

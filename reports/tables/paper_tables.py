@@ -35,7 +35,6 @@ from .paper_rows import (
     named,
     ours_last,
     plain_levels,
-    titled,
 )
 
 UNITS = "clean: nats per token."
@@ -99,9 +98,7 @@ def over_lengths(data: SweepData, number: str, title: str, series: Sequence[Seri
         notes.append("There is no context length yet: nothing was measured or asked for.")
     headings = ("Length", *extra)
     numbers = [one.heading for one in series]
-    return assemble(
-        data, number, titled(number, title, data), headings, lines, numbers=numbers, notes=notes, rank="row"
-    )
+    return assemble(data, number, title, headings, lines, numbers=numbers, notes=notes, rank="row")
 
 
 def table1(store: Store, data: SweepData) -> Table:
@@ -204,7 +201,7 @@ def table4(store: Store, data: SweepData) -> Table:
         *(f"{one.slug}: {one.text}." for one in contradicted(data, number)),
     ]
     headings = [column.heading for column in (STEP, MFU, DROP, *measured)]
-    title = titled(number, "Training throughput", data)
+    title = "Training throughput"
     return assemble(
         data, number, title, ("Configuration", *data.extra_axes()), lines, numbers=headings, notes=notes, rank="column"
     )
@@ -234,5 +231,5 @@ def table5(store: Store, data: SweepData) -> Table:
         lines.append(
             Line(words=(mode, objective), entries=(count, replace(count, text=str(done), heading="Done", value=float(done))), cells=cells)
         )  # fmt: skip
-    title = titled("5", "Regularizer modes", data)
+    title = "Regularizer modes"
     return assemble(data, "5", title, ("Mode", "Objective"), lines, numbers=("Cells", "Done"), notes=[sweep_note(data)])

@@ -35,7 +35,7 @@ def pareto_table(store: Store, data: SweepData) -> Table:
         on = tuple(_chance(name, found.get(key)) for name, found in zip(probable, chances, strict=True))
         words = (*key, " and ".join(fronts[r]))
         lines.append(Line(words=words, entries=(*grid[r], *on), cells=cells))
-    title = f"Pareto fronts of quality and speed, sweep {data.sweep}, revision {data.revision}"
+    title = "Pareto fronts of quality and speed"
     headings = (*AXIS_HEADINGS, *data.extra_axes(), "Front")
     shown, n = [grid[r] for r in ranked], max((len(groups[r][1]) for r in ranked), default=0)
     about = f"Speed: {speed.heading}. Fastest first. {needle_note(data)}"

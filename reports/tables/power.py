@@ -37,7 +37,7 @@ def power_table(store: Store, data: SweepData) -> Table:
             "The sweep has neither seeds nor near-replicates, so how large a difference it can see is not known; `seeds: 3` in its "
             "grid tells."
         )
-    title = f"Pairs that a difference takes, sweep {data.sweep}, revision {data.revision}"
+    title = "Pairs that a difference takes"
     numbers = ("sd", "Floor", "df", "Pairs", "1 pair", "n pairs", *HEADINGS)
     return assemble(data, "power", title, ("Measure", "Type", "Mem"), lines, numbers=numbers, notes=notes)
 

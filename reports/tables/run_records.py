@@ -75,7 +75,7 @@ def budget(store: Store, data: SweepData) -> Table:
     ]
     if data.forecast is None:
         notes.append("Nobody says what published cells took." if published else "The launch kept no prediction.")
-    title = f"Budget, sweep {data.sweep}, revision {data.revision}"
+    title = "Budget"
     sources = store.sources([one.id for some in attempts.values() for one in some])
     return assemble(data, "budget", title, HEADINGS, lines, notes=notes, sources=sources)
 
@@ -214,7 +214,7 @@ def failures(store: Store, data: SweepData) -> Table:
             lines.append(_failure(attempt, cells[attempt.cell_id].slug, data.standing(cells[attempt.cell_id])))
     count = f"{counted(len(lines), 'attempt')} did not finish" if lines else "Every attempt that ended finished"
     headings = ("Cell", "Attempt", "State", "Class", "Cell now", "Started (UTC)", "Host", "Step", "Exit", "Cause")
-    title = f"Failures, sweep {data.sweep}, revision {data.revision}"
+    title = "Failures"
     sources = store.sources([int(line.about["attempt_id"]) for line in lines])
     return assemble(data, "failures", title, headings, lines, notes=[sweep_note(data), f"{count}."], sources=sources)
 
@@ -278,7 +278,7 @@ def provenance(store: Store, data: SweepData) -> Table:
     audit = homogeneity(store, data.sweep, revision=data.revision)
     notes = [sweep_note(data), *(f"{line}." for line in audit or ["Nothing differs between the cells but their axes"])]
     headings = ("Commit", "GPU", "Driver", "Precision", "Python", "Software", "Kernels", "Tokenizer", "Corpus")
-    title = f"Provenance, sweep {data.sweep}, revision {data.revision}"
+    title = "Provenance"
     return assemble(data, "provenance", title, headings, lines, numbers=("Cells", "Attempts"), notes=notes)
 
 

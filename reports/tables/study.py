@@ -38,12 +38,12 @@ def study_table(store: Store, data: SweepData, *, all_rows: bool = False) -> Tab
     first = _first(study.trials)
     lines = [_line(study, trial, costs, first) for trial in shown]
     headings = ("Trial", "Cell", *(study.names[path] for path in study.search.ranges), "Standing", "Seconds", unit)
-    made = assemble(
-        study.data, "study", f"Study, sweep {study.name}, revision {study.data.revision}", headings, lines,
+    return assemble(
+        study.data, "study", "Study", headings, lines,
         numbers=[one.words for one in study.objectives], notes=_notes(study, len(shown), all_rows, costs, unit),
         options={"all_rows": True} if all_rows else {}, sources=store.sources([one.id for one in attempts]),
+        above=(f"{study.searched()}.", f"{study.counted()}."),
     )  # fmt: skip
-    return replace(made, above=(f"{study.searched()}.", f"{study.counted()}."))
 
 
 def _ranked(study: Study) -> list[Trial]:

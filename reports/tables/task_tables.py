@@ -24,7 +24,7 @@ from ..stats.significance.trial_intervals import trials_of
 from ..sweep_data import SweepData, level_of
 from ..table import Entry, Table
 from ..table_builder import DUST, NOTHING, Line, assemble, derived, entry, seed_notes, sweep_note, word_notes
-from .paper_rows import facts_of, titled
+from .paper_rows import facts_of
 
 FLIPFLOP, EXTRAPOLATION, DOWNSTREAM = "flipflop", "extrapolation", "downstream"
 PERPLEXITY = "perplexity"
@@ -277,9 +277,7 @@ def task_table(store: Store, rows: Rows, name: str, title: str, lines: Sequence[
     said += _names(store, rows) if published else []
     if not lines:
         said.append(f"Nothing of the probe {name} was measured or asked for.")
-    return assemble(
-        data, name, titled(name, title, data), rows.headings, lines, numbers=numbers, notes=said, rank="column"
-    )
+    return assemble(data, name, title, rows.headings, lines, numbers=numbers, notes=said, rank="column")
 
 
 def without_empty(lines: Sequence[Line], kept: Sequence[str]) -> list[Line]:

@@ -11,8 +11,9 @@ import pandas as pd
 
 from ....results.store.records import AXES
 from ....results.store.store import Store
+from ...render.trace import attempts_by_cell, shown_beyond, sources_of
 from ...sweep_data import SweepData, level_of
-from ...table_builder import some_cells, sources_of
+from ...table_builder import some_cells
 from . import drawing
 
 LINE_AXES = ("memory", "window")
@@ -70,19 +71,10 @@ def collected(
     **about: Any,
 ) -> Collected:
     """The figure of this frame, whose numbers come from these (cell, attempt) pairs; `options` are those of `make_figure`."""
-    cells: dict[str, set[int]] = {}
-    for cell, attempt in origins:
-        cells.setdefault(cell, set()).update(() if attempt is None else (attempt,))
+    cells = attempts_by_cell(origins)
     attempts = sorted({attempt for found in cells.values() for attempt in found})
-    told = store.sources(attempts)
-    trace = {
-        "figure": name,
-        "sweep": data.sweep,
-        "revision": data.revision,
-        "cells": {cell: sorted(found) for cell, found in cells.items()},
-        "sources": sources_of(attempts, told),
-        "data": digest(frame),
-    } | ({"lengths": "all" if data.everything else list(data.also)} if data.beyond else {})
+    trace = {"figure": name, "sweep": data.sweep, "revision": data.revision, "cells": cells}
+    trace |= {"sources": sources_of(attempts, store.sources(attempts)), "data": digest(frame)} | shown_beyond(data)
     trace |= {"options": dict(options)} if options else {}
     trace |= {"only": list(data.only)} if data.only else {}
     which = f"{title}, sweep {data.sweep}, revision {data.revision}{some_cells(data)}"
