@@ -12,7 +12,7 @@ from itertools import chain
 from typing import Any
 
 from ..results.console.text import counted
-from ..results.store.records import CellState, Source, Value
+from ..results.store.records import CellState, Source
 from .best_values import Grid, Place, Rank, notes_of, ranked
 from .cell_filter import told
 from .number_format import BARE, PLUS_MINUS, Column, reason_code, rounded, signed
@@ -52,7 +52,8 @@ def entry(data: SweepData, cells: Sequence[CellState], column: Column, table: st
     values = [data.given(cell, column, table) for cell in cells]
     have = [value for value in values if value is not None and value.value is not None]
     numbers = [value.value for value in have if value.value is not None]
-    words = [] if numbers else _words(data, cells, column, values)
+    pairs = list(zip(cells, values, strict=True))
+    words = [] if numbers else [word_of(data, cell, column, value) for cell, value in pairs]
     first = next((value for value in values if value is not None), None)
     sources = {value.source for value in have}
     about: dict[str, Any] = {
@@ -63,10 +64,7 @@ def entry(data: SweepData, cells: Sequence[CellState], column: Column, table: st
         "direction": column.direction,
         "unit": first.unit if first else None,
         "source": next(iter(sources)) if len(sources) == 1 else None,
-        "origins": tuple(
-            (cell.cell_id, value.attempt_id if value is not None else None)
-            for cell, value in zip(cells, values, strict=True)
-        ),
+        "origins": tuple((cell.cell_id, value.attempt_id if value is not None else None) for cell, value in pairs),
     }
     if not numbers:
         text = "/".join(dict.fromkeys(words)) or NO_CELL
@@ -84,11 +82,6 @@ def entry(data: SweepData, cells: Sequence[CellState], column: Column, table: st
     if len(numbers) < len(cells):
         text += f" (n={len(numbers)})"
     return Entry(text=text, value=mean, sd=sd, seeds=seeds, **about)
-
-
-def _words(data: SweepData, cells: Sequence[CellState], column: Column, values: Sequence[Value | None]) -> list[str]:
-    """What stands for the number that no cell has, cell by cell."""
-    return [word_of(data, cell, column, value) for cell, value in zip(cells, values, strict=True)]
 
 
 def derived(
@@ -133,6 +126,13 @@ def p_value(heading: str, p: float) -> Entry:
     if math.isnan(p):
         return Entry(text=NOTHING, heading=heading, unit=BARE)
     return Entry(text=f"<{SMALL_P:.4f}" if p < SMALL_P else rounded(p, 4), heading=heading, value=p, unit=BARE)
+
+
+def count_entry(heading: str, n: int | None, origins: tuple[tuple[str, int | None], ...] = ()) -> Entry:
+    """Return the entry of a count; None where there is none."""
+    if n is None:
+        return Entry(text=NOTHING, heading=heading)
+    return Entry(text=str(n), heading=heading, value=float(n), origins=origins)
 
 
 def difference(column: Column, heading: str, value: float | None) -> Entry:

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import math
 from collections.abc import Mapping
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 import numpy as np
 import pandas as pd
@@ -16,13 +16,7 @@ from ...results.store.store import Store
 from ..stats.untrained_formulas import BETA, magnitude
 from ..sweep_data import ReportError, SweepData, level_of
 from .canvas import drawing
-from .canvas.base import Collected, collected
-
-if TYPE_CHECKING:
-    from matplotlib.axes import Axes
-    from matplotlib.figure import Figure
-
-    from .canvas.figure_options import Look
+from .canvas.base import Axes, Collected, Figure, Look, collected
 
 MOST_COUNT = 1000
 BAND = "#dfe9f2"

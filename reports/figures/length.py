@@ -2,22 +2,16 @@
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 import pandas as pd
 
 from ...results.store.store import Store
 from ..sweep_data import ReportError, SweepData
 from .canvas import drawing
-from .canvas.base import Collected, collected, line_axes, names_of, origins_in, training_lengths
+from .canvas.base import Collected, Figure, Look, collected, line_axes, names_of, origins_in, training_lengths
 from .canvas.length_frames import averaged_over, bars, length_label, lines_of, only, over_lengths, uneven
-from .canvas.line_drawing import draw_lines, looks, mark_beyond, mark_trained, robust_range
-
-if TYPE_CHECKING:
-    from matplotlib.figure import Figure
-
-    from .canvas.figure_options import Look
-
+from .canvas.line_drawing import draw_lines, legend, looks, mark_beyond, mark_trained, named_cells, robust_range
 
 PROBES = ("clean", "junk", "same_tail")
 WORDS = {"same_tail": "same last tokens"}
@@ -76,7 +70,7 @@ def draw(made: Collected, look: Look) -> Figure:
         order = [(name, probe) for name in names for probe in probes]
     group = drawing.panels(figure, titles, columns=columns if columns == len(names) else len(probes), sharex=True)
     means, found = lines_of(frame), looks(frame, made.about["axes"])
-    named = {cell: made.about["names"].get(cell, "") or "this cell" for cell in look.highlight}
+    named = named_cells(made, look)
     handles: dict[str, Any] = {}
     for place, (axes, (name, probe)) in enumerate(zip(group, order, strict=True)):
         part = frame[frame["probe"] == probe]
@@ -87,5 +81,4 @@ def draw(made: Collected, look: Look) -> Figure:
         mark_trained(axes, trained, word=place == len(group) - 1)
         mark_beyond(axes, here, 1)
     drawing.outer_labels(figure, length_label(trained), "loss, nats per token")
-    words = [one["label"] for one in found.values()]
-    return drawing.finished(figure, made.title, made.notes, {word: handles[word] for word in words if word in handles})
+    return drawing.finished(figure, made.title, made.notes, legend(handles, found))

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from dataclasses import dataclass
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 import numpy as np
 import pandas as pd
@@ -17,14 +17,8 @@ from ..number_format import rounded
 from ..report_spec import AGAINST
 from ..sweep_data import ReportError, SweepData, gather, level_of
 from .canvas import drawing
-from .canvas.base import Collected, collected, line_axes, names_of, origins_in
-from .canvas.line_drawing import end_words, robust_range
-
-if TYPE_CHECKING:
-    from matplotlib.axes import Axes
-    from matplotlib.figure import Figure
-
-    from .canvas.figure_options import Look
+from .canvas.base import Axes, Collected, Figure, Look, collected, line_axes, names_of, origins_in
+from .canvas.line_drawing import end_words, named_cells, robust_range
 
 CURVE = ("step", "tokens", "wall_s", "train_loss", "val_loss")
 TRAIN, VAL = CURVE.index("train_loss"), CURVE.index("val_loss")
@@ -304,7 +298,7 @@ def draw(made: Collected, look: Look) -> Figure:
         if column == "val_loss":
             _draw_behind(axes, behind, x, found, scale)
         _draw_means(axes, means, x, found, scale)
-        named = {cell: made.about["names"].get(cell, "") or "this cell" for cell in look.highlight}
+        named = named_cells(made, look)
         _draw_named(axes, frame, x, column, scale, named, words=place == len(group) - 1)
         if top is not None:
             axes.set_ylim(0, top)

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Mapping
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 import pandas as pd
 
@@ -12,14 +12,9 @@ from ..number_format import length_name, rounded
 from ..stats.effects.needle_baseline import ceiling
 from ..sweep_data import ReportError, SweepData
 from .canvas import drawing
-from .canvas.base import Collected, collected, line_axes, names_of, origins_in, training_lengths
+from .canvas.base import Collected, Figure, Look, collected, line_axes, names_of, origins_in, training_lengths
 from .canvas.length_frames import averaged_over, bars, length_label, lines_of, only, over_lengths, uneven
-from .canvas.line_drawing import draw_lines, looks, mark_level, mark_trained
-
-if TYPE_CHECKING:
-    from matplotlib.figure import Figure
-
-    from .canvas.figure_options import Look
+from .canvas.line_drawing import draw_lines, legend, looks, mark_level, mark_trained
 
 HEADROOM = 132  # percent at the top of the axes: room for words above the best line
 
@@ -94,8 +89,7 @@ def draw(made: Collected, look: Look) -> Figure:
         highest = max(levels, key=float)
         mark_level(group, levels[highest], f"constant answer\n{highest}%")
     drawing.outer_labels(figure, length_label(trained), "digits recalled, %")
-    words = [one["label"] for one in found.values()]
-    return drawing.finished(figure, made.title, made.notes, {word: handles[word] for word in words if word in handles})
+    return drawing.finished(figure, made.title, made.notes, legend(handles, found))
 
 
 def _named(made: Collected, look: Look) -> dict[str, str]:

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import math
 from collections.abc import Mapping, Sequence
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 import pandas as pd
 
@@ -19,14 +19,8 @@ from ..stats.noise.best_probability import front_probabilities, rivals
 from ..sweep_data import ReportError, SweepData
 from ..table_builder import entry
 from .canvas import drawing, labels
-from .canvas.base import Collected, collected
+from .canvas.base import Axes, Collected, Figure, Look, collected
 from .canvas.line_drawing import mark_beyond, robust_range
-
-if TYPE_CHECKING:
-    from matplotlib.axes import Axes
-    from matplotlib.figure import Figure
-
-    from .canvas.figure_options import Look
 
 ROOM = 0.09  # of an axis, that stays free beside the outermost points
 LOWEST = -3.0  # percent at the foot of an axis of shares, whose line begins at 0

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import math
 from collections.abc import Sequence
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 import pandas as pd
 
@@ -14,17 +14,11 @@ from ...results.studies.study_store import search_of
 from ..number_format import Column
 from ..sweep_data import ReportError, SweepData, level_of
 from .canvas import drawing
-from .canvas.base import Collected, collected, names_of, origins_in
+from .canvas.base import Axes, Collected, Figure, Look, collected, names_of, origins_in
 from .canvas.length_frames import bands, lines_of
-from .canvas.line_drawing import draw_lines, looks, robust_range
+from .canvas.line_drawing import draw_lines, legend, looks, named_cells, robust_range
 from .canvas.scales import of_numbers, put_ticks, words
 from .comparisons.forest import measure_words, shown_measures
-
-if TYPE_CHECKING:
-    from matplotlib.axes import Axes
-    from matplotlib.figure import Figure
-
-    from .canvas.figure_options import Look
 
 LINES = ("attn_type", "memory")
 """The axes that tell lines apart; over the others means are taken."""
@@ -142,13 +136,12 @@ def draw(made: Collected, look: Look) -> Figure:
         figure, [told[title] for title in titles], columns=3 if figure.get_figwidth() > drawing.NARROW else 2
     )
     means, found = _means(frame), looks(frame, made.about["axes"])
-    named = {cell: made.about["names"].get(cell, "") or "this cell" for cell in look.highlight}
+    named = named_cells(made, look)
     handles: dict[str, Any] = {}
     for axes, title in zip(grid, titles, strict=True):
         here, mean = (some[some["panel"] == title].reset_index(drop=True) for some in (frame, means))
         handles |= _panel(axes, here, mean, found, named)
-    order = [one["label"] for one in found.values()]
-    return drawing.finished(figure, made.title, made.notes, {word: handles[word] for word in order if word in handles})
+    return drawing.finished(figure, made.title, made.notes, legend(handles, found))
 
 
 def _panel(

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import math
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 import numpy as np
 import pandas as pd
@@ -13,15 +13,9 @@ from ...results.store.store import Store
 from ..stats.untrained_formulas import HEAD_SIZE, state_norms
 from ..sweep_data import ReportError, SweepData
 from .canvas import drawing
-from .canvas.base import Collected, collected, origins_in, training_lengths
+from .canvas.base import Axes, Collected, Figure, Look, collected, origins_in, training_lengths
 from .canvas.labels import at_ends
 from .canvas.length_frames import count_fewer, length_label, only, over_lengths, uneven
-
-if TYPE_CHECKING:
-    from matplotlib.axes import Axes
-    from matplotlib.figure import Figure
-
-    from .canvas.figure_options import Look
 
 NORMS = ("delta_norm", "hebbian_norm", "delta_norm_kept", "hebbian_norm_kept")
 NORM_WORDS = {

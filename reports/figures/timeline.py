@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 import numpy as np
 import pandas as pd
@@ -12,13 +12,7 @@ from ...results.paper import OWNER as PRINTED_BY
 from ...results.store.store import Store
 from ..sweep_data import ReportError, SweepData
 from .canvas import drawing
-from .canvas.base import Collected, collected, origins_in
-
-if TYPE_CHECKING:
-    from matplotlib.axes import Axes
-    from matplotlib.figure import Figure
-
-    from .canvas.figure_options import Look
+from .canvas.base import Axes, Collected, Figure, Look, collected, origins_in
 
 ENDS = {
     "done": "#56B4E9",

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import math
 from collections import Counter
-from collections.abc import Mapping, Sequence
+from collections.abc import Sequence
 from dataclasses import dataclass, replace
 from itertools import combinations
 from statistics import fmean
@@ -105,13 +105,20 @@ def compared(mine: Side, theirs: Side) -> Compared:
     flags = {(one.cell, one.probe, one.metric, one.length): one.text for one in contradicted(published)}
     columns = _columns(data, published)
     judged = {column: not any(one.touches(column.probe) for one in unlike) for column in columns}
-    spreads = {column: _spreads(data, published, column) if judged[column] else {} for column in columns}
-    axes = _telling(data, published, pairs)
+    spreads = {
+        column: {**spreads_by_stratum(data, column), **spreads_by_stratum(published, column)} if judged[column] else {}
+        for column in columns
+    }
+    extra = further_axes(data, published)
+    axes = tuple(axis for axis in extra if len({pair.further[axis] for pair in pairs}) > 1)
     found = []
     for pair in pairs:
         for column in columns:
             right, left = entry(published, pair.theirs, column), entry(data, pair.mine, column)
-            if right.value is None or (left.value is None and not _asked(data, column)):
+            if right.value is None or (
+                left.value is None
+                and not ((column.probe, column.length) in data.requested or column.probe == "throughput")
+            ):
                 continue
             keys = [(cell.cell_id, *column.key) for cell in pair.theirs]
             spread = spreads[column].get(stratum_of(pair.theirs[0]))
@@ -123,17 +130,11 @@ def compared(mine: Side, theirs: Side) -> Compared:
             told = tuple(flags[key] for key in keys if key in flags)
             found.append(replace(one, flags=told, further=tuple(pair.further[axis] for axis in axes)))
     if not found:
-        extra = further_axes(data, published)
         why = f" (further axes vary: {', '.join(extra)})" if extra else ""
         raise ReportError(
             f"sweeps {data.sweep} and {published.sweep} have no number of a common configuration{why}; compare others with --sweep"
         )
     return Compared(numbers=found, differences=unlike, unrecorded=unrecorded, axes=axes)
-
-
-def _telling(data: SweepData, published: SweepData, pairs: Sequence[Match]) -> tuple[str, ...]:
-    """The further axes at which matched configurations stand at several levels."""
-    return tuple(axis for axis in further_axes(data, published) if len({pair.further[axis] for pair in pairs}) > 1)
 
 
 def _printed(published: SweepData, pair: Match, column: Column) -> Spread | None:
@@ -142,14 +143,6 @@ def _printed(published: SweepData, pair: Match, column: Column) -> Spread | None
     if told is None or told[1] is None or told[0] < 2:
         return None
     return Spread(PRINTED, told[1], told[0] - 1, 1)
-
-
-def _spreads(data: SweepData, published: SweepData, column: Column) -> Mapping[tuple[str, ...], Spread]:
-    return {**spreads_by_stratum(data, column), **spreads_by_stratum(published, column)}
-
-
-def _asked(data: SweepData, column: Column) -> bool:
-    return (column.probe, column.length) in data.requested or column.probe == "throughput"
 
 
 def _columns(data: SweepData, published: SweepData) -> list[Column]:
@@ -275,7 +268,10 @@ def compare_table(
         *([needle_note(published)] if any(one.column.probe == "needle" for one in found) else []),
         *([f"Unlike {reference}: {'; '.join(one.text for one in both.differences)}."] if both.differences else []),
         *(f"{one[0].upper()}{one[1:]}." for one in both.unrecorded),
-        *(_count_note(name, [one for one in found if one.column.heading == name]) for name in _names(found)),
+        *(
+            _count_note(name, [one for one in found if one.column.heading == name])
+            for name in dict.fromkeys(one.column.heading for one in found)
+        ),
         *facts_besides(reference),
     ]
     flagged = {flag for one in found for flag in one.flags}
@@ -317,10 +313,6 @@ def _in_table(found: Sequence[Comparison], published: SweepData, table: str) -> 
         return any((cell, *one.column.key) in printed for cell in one.published.cells)
 
     return [one for one in found if inside(one)]
-
-
-def _names(found: Sequence[Comparison]) -> list[str]:
-    return list(dict.fromkeys(one.column.heading for one in found))
 
 
 def _count_note(name: str, some: Sequence[Comparison]) -> str:

@@ -37,7 +37,7 @@ from ..stats.noise.run_noise import detectable, spreads
 from ..stats.significance.paired_tests import METHODS
 from ..sweep_data import SweepData
 from ..table import Entry, Table
-from ..table_builder import DUST, NOTHING, Line, assemble, difference, p_value, sweep_note
+from ..table_builder import DUST, NOTHING, Line, assemble, count_entry, difference, p_value, sweep_note
 
 UNITS = "Differences in nats per token, needle and MFU in points; n is configurations, never runs: the seeds of one are one observation."
 TESTS = (
@@ -273,7 +273,7 @@ def _count(data: SweepData, one: Effect | Interaction) -> Entry:
 def _numbers(data: SweepData, one: Effect | Interaction, headings: Sequence[str]) -> tuple[Entry, ...]:
     amounts = {"Mean": one.mean, "Median": one.median, "Low": one.low, "High": one.high, WORST: one.worst}
     told = {name: difference(one.measure, name, value) for name, value in amounts.items()}
-    told |= {name: Entry(text=str(n), heading=name, value=float(n)) for name, n in (("Up", one.up), ("Down", one.down))}
+    told |= {name: count_entry(name, n) for name, n in (("Up", one.up), ("Down", one.down))}
     ps = {"p": one.p, "p corr": one.p_corrected, "p sign": one.p_sign, "p het": one.p_heterogeneity}
     told |= {name: p_value(name, p) for name, p in ps.items()}
     told["I2"] = Entry(text=NOTHING, heading="I2", unit=BARE)

@@ -7,7 +7,7 @@ from ..stats.effects.needle_baseline import needle_note
 from ..stats.items import ItemEffect, item_effects
 from ..sweep_data import SweepData
 from ..table import Entry, Table
-from ..table_builder import NOTHING, Line, assemble, difference, p_value, sweep_note
+from ..table_builder import Line, assemble, count_entry, difference, p_value, sweep_note
 
 ABOUT = (
     "Mean: difference of the levels over items, averaged over the pairs of configurations that differ in the axis alone; losses in "
@@ -72,14 +72,10 @@ def _numbers(one: ItemEffect) -> tuple[Entry, ...]:
         name: difference(one.measure, name, value)
         for name, value in (("Mean", one.mean), ("Low", one.low), ("High", one.high))
     }
-    told["Items"] = Entry(text=str(one.n), heading="Items", value=float(one.n), origins=one.origins)
+    told["Items"] = count_entry("Items", one.n, one.origins)
     counts = {"Pairs": one.pairs, "Gained": one.gained, "Lost": one.lost}
-    told |= {name: _count(name, n) for name, n in counts.items()}
+    told |= {name: count_entry(name, n) for name, n in counts.items()}
     told |= {
         name: p_value(name, p) for name, p in (("p", one.p), ("p corr", one.p_corrected), ("p McN", one.p_mcnemar))
     }
     return tuple(told[name] for name in NUMBERS)
-
-
-def _count(name: str, n: int | None) -> Entry:
-    return Entry(text=NOTHING, heading=name) if n is None else Entry(text=str(n), heading=name, value=float(n))

@@ -20,8 +20,12 @@ from ..table_builder import NO_CELL, Line, assemble, derived, entry, seed_notes,
 from .paper_rows import NATS, NEEDLE, OURS, chosen, facts_of, memories, mixers, named, plain_levels
 
 
+def _lengths(data: SweepData) -> list[int]:
+    return sorted({*data.requested_lengths().get("clean", ()), *data.lengths(*NATS)})
+
+
 def _ends(data: SweepData) -> list[int]:
-    lengths = sorted({*data.requested_lengths().get("clean", ()), *data.lengths(*NATS)})
+    lengths = _lengths(data)
     return list(dict.fromkeys((lengths[0], lengths[-1]))) if lengths else []
 
 
@@ -108,7 +112,7 @@ def _published_rows(store: Store, columns: Sequence[Column]) -> list[Line]:
 
 def _external_rows(found: Sequence[External], data: SweepData, columns: Sequence[Column]) -> list[Line]:
     """Where texts are paired the loss is over the very tokens of our own rows; else over tokens of GPT-2."""
-    lengths = sorted({*data.requested_lengths().get("clean", ()), *data.lengths(*NATS)})
+    lengths = _lengths(data)
     lines = []
     for one in found:
         loss = "bits" if one.native else "nats"
@@ -118,7 +122,7 @@ def _external_rows(found: Sequence[External], data: SweepData, columns: Sequence
 
 
 def _own_rows(data: SweepData, columns: Sequence[Column]) -> list[Line]:
-    lengths = sorted({*data.requested_lengths().get("clean", ()), *data.lengths(*NATS)})
+    lengths = _lengths(data)
     known = memories(data)
     lines = []
     for memory in (*known, "off"):

@@ -8,7 +8,7 @@ from dataclasses import dataclass, replace
 from ...results import paper
 from ...results.store.records import CellState
 from ...results.store.store import Store
-from ..number_format import Column, column_of, length_name
+from ..number_format import column_of, length_name
 from ..stats.effects.needle_baseline import needle_note
 from ..sweep_data import SweepData
 from ..table import Entry, Table
@@ -17,6 +17,7 @@ from ..table_builder import (
     NOTHING,
     Line,
     assemble,
+    count_entry,
     derived,
     entry,
     reference_note,
@@ -49,10 +50,6 @@ class Series:
     what: tuple[str, str]
 
 
-def _column(series: Series, length: int) -> Column:
-    return column_of(*series.what, series.heading, decimals=0 if series.what == NEEDLE else 2, length=length)
-
-
 def over_lengths(data: SweepData, number: str, title: str, series: Sequence[Series]) -> Table:
     """A table with a row for every length and, where further axes vary, every combination of their levels."""
     where = [chosen(data, one.levels) for one in series]
@@ -80,7 +77,13 @@ def over_lengths(data: SweepData, number: str, title: str, series: Sequence[Seri
         for length in lengths:
             cells = [found.get(group, []) for found in where]
             entries = tuple(
-                entry(data, some, _column(one, length), number) for one, some in zip(series, cells, strict=True)
+                entry(
+                    data,
+                    some,
+                    column_of(*one.what, one.heading, decimals=0 if one.what == NEEDLE else 2, length=length),
+                    number,
+                )
+                for one, some in zip(series, cells, strict=True)
             )
             about = {"length": length}
             lines.append(Line(words=(length_name(length), *group), entries=entries, about=about))
@@ -227,9 +230,7 @@ def table5(store: Store, data: SweepData) -> Table:
         cells = [cell for cell in data.cells if cell.levels["reg_mode"] == mode]
         done = sum(data.standing(cell) == "done" for cell in cells)
         objective = objectives.get(mode, "not in the paper")
-        count = Entry(text=str(len(cells)), heading="Cells", value=float(len(cells)))
-        lines.append(
-            Line(words=(mode, objective), entries=(count, replace(count, text=str(done), heading="Done", value=float(done))), cells=cells)
-        )  # fmt: skip
+        entries = (count_entry("Cells", len(cells)), count_entry("Done", done))
+        lines.append(Line(words=(mode, objective), entries=entries, cells=cells))
     title = "Regularizer modes"
     return assemble(data, "5", title, ("Mode", "Objective"), lines, numbers=("Cells", "Done"), notes=[sweep_note(data)])

@@ -9,7 +9,7 @@ from ..number_format import Column, rounded
 from ..stats.power_analysis import MOST, NATS, POINTS, Plan, plans
 from ..sweep_data import SweepData
 from ..table import Entry, Table
-from ..table_builder import NOTHING, Line, assemble, sweep_note
+from ..table_builder import NOTHING, Line, assemble, count_entry, sweep_note
 
 HEADINGS = tuple(f"{100 * points:g} pt / {nats:g}" for points, nats in zip(POINTS, NATS, strict=True))
 NOTES = (
@@ -48,7 +48,7 @@ def _entries(one: Plan) -> tuple[Entry, ...]:
     if not one.spread.floor:
         told["Floor"] = Entry(text=NOTHING, heading="Floor")
     counts = {"df": one.spread.df, "Pairs": one.pairs}
-    told |= {name: Entry(text=str(n), heading=name, value=float(n)) for name, n in counts.items()}
+    told |= {name: count_entry(name, n) for name, n in counts.items()}
     needed = dict.fromkeys(HEADINGS, None) | dict(zip(HEADINGS, one.needed, strict=False))
     for name, n in needed.items():
         if not one.differences or not one.spread.used:

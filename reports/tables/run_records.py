@@ -14,8 +14,8 @@ from ...results.store.records import Attempt, CellState, Provenance
 from ...results.store.store import Store
 from ..stats.audit import homogeneity
 from ..sweep_data import SweepData, provenances_of_attempts
-from ..table import Entry, Table
-from ..table_builder import NOTHING, Line, assemble, sweep_note
+from ..table import Table
+from ..table_builder import NOTHING, Line, assemble, count_entry, sweep_note
 
 HEADINGS = (
     "Cells like", "Done", "Predicted h", "From", "By FLOPs", "Calibrated", "Took h", "Ratio", "Start", "Training", "Probing",
@@ -270,10 +270,7 @@ def provenance(store: Store, data: SweepData) -> Table:
     for words, found in groups.items():
         origins = tuple(found)
         count = len({cell for cell, _ in found})
-        entries = (
-            Entry(text=str(count), heading="Cells", value=float(count), origins=origins),
-            Entry(text=str(len(found)), heading="Attempts", value=float(len(found)), origins=origins),
-        )
+        entries = (count_entry("Cells", count, origins), count_entry("Attempts", len(found), origins))
         lines.append(Line(words=words, entries=entries))
     audit = homogeneity(store, data.sweep, revision=data.revision)
     notes = [sweep_note(data), *(f"{line}." for line in audit or ["Nothing differs between the cells but their axes"])]

@@ -34,7 +34,9 @@ def study_table(store: Store, data: SweepData, *, all_rows: bool = False) -> Tab
     attempts = store.attempts_of(sorted({one.cell for one in study.trials if one.cell is not None}))
     shares = {cell: share_of(config) for cell, config in study.data.configs.items()}
     costs = spent(study, attempts, shares)
-    unit = "GPU h" if any(_gpus(config) for config in study.data.configs.values()) else "core h"
+    unit = (
+        "GPU h" if any(config.get("resources", {}).get("gpus") for config in study.data.configs.values()) else "core h"
+    )
     first = _first(study.trials)
     lines = [_line(study, trial, costs, first) for trial in shown]
     headings = ("Trial", "Cell", *(study.names[path] for path in study.search.ranges), "Standing", "Seconds", unit)
@@ -113,7 +115,3 @@ def _notes(study: Study, shown: int, every: bool, costs: Mapping[str, Spent], un
     if not every and shown < len(study.trials):
         notes.append(f"{shown} of {counted(len(study.trials), 'trial')}; --all-rows lists all.")
     return [*notes, *([SELECTED] if len(study.done) > 1 else [])]
-
-
-def _gpus(config: Mapping[str, Any]) -> Any:
-    return config.get("resources", {}).get("gpus")

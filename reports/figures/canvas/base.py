@@ -5,7 +5,7 @@ from __future__ import annotations
 import hashlib
 from collections.abc import Iterable, Mapping
 from dataclasses import dataclass, field
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 import pandas as pd
 
@@ -15,6 +15,14 @@ from ...render.trace import attempts_by_cell, shown_beyond, sources_of
 from ...sweep_data import SweepData, level_of
 from ...table_builder import some_cells
 from . import drawing
+from .figure_options import Look as Look
+
+if TYPE_CHECKING:
+    from matplotlib.axes import Axes as Axes
+    from matplotlib.figure import Figure as Figure
+else:
+    # names for annotations: matplotlib is imported when something is drawn
+    Axes = Figure = Any
 
 LINE_AXES = ("memory", "window")
 """The axes that tell lines apart first, where they vary; further ones follow, these last:"""

@@ -422,6 +422,11 @@ def after_layout(figure: Figure, act: Callable[[], None]) -> None:
     _later.setdefault(figure, []).append(act)
 
 
+def place_bar(figure: Figure, bar: Any) -> None:
+    """Give a colour bar the place that its shape asks for, once the layout is done: until then it stands where there is room."""
+    after_layout(figure, lambda: bar.ax.apply_aspect(bar.ax.get_axes_locator()(bar.ax, None)))
+
+
 def settle(figure: Figure) -> None:
     """Lays the figure out for good, and puts the words beside all axes at the middle of the axes, not of the page."""
     figure.draw_without_rendering()

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 import pandas as pd
 from scipy.special import stdtrit
@@ -12,10 +12,7 @@ from ....results import metrics
 from ...number_format import length_name
 from ...sweep_data import SweepData
 from . import drawing
-from .base import GROUP, groups_of, line_axes
-
-if TYPE_CHECKING:
-    from matplotlib.axes import Axes
+from .base import GROUP, Axes, groups_of, line_axes
 
 
 def over_lengths(data: SweepData, trained: dict[str, int], probe: str, metric: str) -> pd.DataFrame:

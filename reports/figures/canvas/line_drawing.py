@@ -3,17 +3,15 @@
 from __future__ import annotations
 
 from collections.abc import Iterable, Mapping, Sequence
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 import numpy as np
 import pandas as pd
 
 from ...number_format import length_name
 from . import drawing
+from .base import Axes, Collected, Look
 from .length_frames import count_fewer
-
-if TYPE_CHECKING:
-    from matplotlib.axes import Axes
 
 APART = 0.2  # octaves between the marks of two lines, at most
 MEANS = 3  # the height (zorder) from which on lines are means or named cells
@@ -127,6 +125,16 @@ def _draw_named(
         words.append((float(end["length"]), scale * float(end["value"]), named[str(cell)]))
     if words:
         end_words(axes, words)
+
+
+def legend(handles: Mapping[str, Any], found: Mapping[str, Mapping[str, Any]]) -> dict[str, Any]:
+    """Return the handles of lines that were drawn, in the order of `looks`."""
+    return {one["label"]: handles[one["label"]] for one in found.values() if one["label"] in handles}
+
+
+def named_cells(made: Collected, look: Look) -> dict[str, str]:
+    """Return the cells that are to stand out, with their words."""
+    return {cell: made.about["names"].get(cell, "") or "this cell" for cell in look.highlight}
 
 
 def end_words(axes: Axes, words: Sequence[tuple[float, float, str]]) -> None:

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 import numpy as np
 import pandas as pd
@@ -12,7 +12,7 @@ from ...stats.effects.effects import contrasts, effects, reference_level
 from ...stats.effects.needle_baseline import needle_words
 from ...sweep_data import ReportError, SweepData
 from ..canvas import drawing
-from ..canvas.base import Collected, collected
+from ..canvas.base import Collected, Figure, Look, collected
 from .forest import (
     ROW,
     against,
@@ -25,11 +25,6 @@ from .forest import (
     lacking,
     shown_measures,
 )
-
-if TYPE_CHECKING:
-    from matplotlib.figure import Figure
-
-    from ..canvas.figure_options import Look
 
 MOST_LEVELS = 3
 """Of an axis whose levels are all held against each other; of a longer one the rows against its reference are drawn."""

@@ -18,10 +18,10 @@ from ...result_columns import MEASURES, further_metrics
 from ...stats.effects.effects import Tested, measures
 from ...sweep_data import SweepData
 from ..canvas import drawing
+from ..canvas.base import Axes
 
 if TYPE_CHECKING:
     import pandas as pd
-    from matplotlib.axes import Axes
 
 LEAST_TICKS = 3
 MOST_MEASURES = 3

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 import pandas as pd
 
@@ -12,13 +12,8 @@ from ...stats.effects.effects import factors, interactions
 from ...stats.effects.needle_baseline import needle_words
 from ...sweep_data import ReportError, SweepData
 from ..canvas import drawing
-from ..canvas.base import Collected, collected
+from ..canvas.base import Collected, Figure, Look, collected
 from .forest import ROW, against, draw_rows, fields_of, frame_axes, head_panel, keys, lacking
-
-if TYPE_CHECKING:
-    from matplotlib.figure import Figure
-
-    from ..canvas.figure_options import Look
 
 MOST_ROWS = 10
 SIDES = ("better together", "worse together")

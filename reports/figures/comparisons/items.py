@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import itertools
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 import numpy as np
 import pandas as pd
@@ -16,14 +16,8 @@ from ...stats.items import answers, items_of
 from ...stats.noise.run_noise import STRATA
 from ...sweep_data import ReportError, SweepData
 from ..canvas import drawing
-from ..canvas.base import Collected, collected, names_of, origins_in
+from ..canvas.base import Axes, Collected, Figure, Look, collected, names_of, origins_in
 from .strata import words_of
-
-if TYPE_CHECKING:
-    from matplotlib.axes import Axes
-    from matplotlib.figure import Figure
-
-    from ..canvas.figure_options import Look
 
 PROBE, METRIC = "needle", "digit_accuracy"
 NAMED = 32

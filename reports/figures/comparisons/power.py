@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 import pandas as pd
 
@@ -11,16 +11,10 @@ from ...stats.noise.run_noise import detectable
 from ...stats.power_analysis import Plan, plans
 from ...sweep_data import ReportError, SweepData
 from ..canvas import drawing
-from ..canvas.base import Collected, collected
+from ..canvas.base import Axes, Collected, Figure, Look, collected
 from ..canvas.labels import at_ends
 from .forest import measure_words
 from .strata import Stratum, in_order, looks, planned_measures, strata_of, words_of
-
-if TYPE_CHECKING:
-    from matplotlib.axes import Axes
-    from matplotlib.figure import Figure
-
-    from ..canvas.figure_options import Look
 
 FEWEST, MOST = 3, 256
 """Pairs over which the curves go: two pairs have a t that shows nothing."""

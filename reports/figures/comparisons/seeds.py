@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 import numpy as np
 import pandas as pd
@@ -12,15 +12,9 @@ from ...number_format import Column
 from ...stats.noise.run_noise import Replicate, Spread, replicates
 from ...sweep_data import ReportError, SweepData
 from ..canvas import drawing
-from ..canvas.base import Collected, collected, names_of, origins_in
+from ..canvas.base import Axes, Collected, Figure, Look, collected, names_of, origins_in
 from .forest import measure_words, three_ticks
 from .strata import Stratum, in_order, looks, planned_measures, strata_of, words_of
-
-if TYPE_CHECKING:
-    from matplotlib.axes import Axes
-    from matplotlib.figure import Figure
-
-    from ..canvas.figure_options import Look
 
 TALLEST = 8.0  # inches
 EACH = 0.085

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 import numpy as np
 import pandas as pd
@@ -10,15 +10,9 @@ import pandas as pd
 from ....results.store.store import Store
 from ...sweep_data import ReportError, SweepData
 from ..canvas import drawing
-from ..canvas.base import Collected, collected, origins_in
+from ..canvas.base import Axes, Collected, Figure, Look, collected, origins_in
 from .heat_maps import chosen, first_of_each, heat, scale, sheet, title, titles_of, told
 from .item_frames import details
-
-if TYPE_CHECKING:
-    from matplotlib.axes import Axes
-    from matplotlib.figure import Figure
-
-    from ..canvas.figure_options import Look
 
 PROBE, METRIC = "attention_map", "keys"
 MOST = 12

@@ -2,24 +2,16 @@
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING
-
 import numpy as np
 import pandas as pd
 
 from ....results.store.store import Store
 from ...sweep_data import ReportError, SweepData
 from ..canvas import drawing
-from ..canvas.base import Collected, collected, names_of, origins_in, training_lengths
+from ..canvas.base import Axes, Collected, Figure, Look, collected, names_of, origins_in, training_lengths
 from ..canvas.length_frames import averaged_over, bars, length_label, lines_of, only, over_lengths, uneven
 from ..canvas.line_drawing import mark_beyond, mark_trained, robust_range
 from .panels import draw_panels, leaving, side_by_side
-
-if TYPE_CHECKING:
-    from matplotlib.axes import Axes
-    from matplotlib.figure import Figure
-
-    from ..canvas.figure_options import Look
 
 PROBE, METRIC = "extrapolation", "perplexity"
 WIDE = 3.0

@@ -3,19 +3,13 @@
 from __future__ import annotations
 
 from collections.abc import Iterable, Sequence
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 import numpy as np
 
 from ...sweep_data import SweepData
 from ..canvas import drawing
-from ..canvas.base import Collected, names_of
-
-if TYPE_CHECKING:
-    from matplotlib.axes import Axes
-    from matplotlib.figure import Figure
-
-    from ..canvas.figure_options import Look
+from ..canvas.base import Axes, Collected, Figure, Look, names_of
 
 MOST = 12
 """Cells that are drawn where none is asked for by name."""
@@ -109,11 +103,7 @@ def scale(
         bar.ax.axvline(mark, color="#ffffff", linewidth=drawing.stroke(2.0))
         bar.ax.axvline(mark, color="#000000", linewidth=drawing.stroke(1.0), linestyle=(0, (1, 1.2)))
 
-    def place() -> None:
-        """Until it is drawn a bar stands where the layout made room for it, not where its shape puts it."""
-        bar.ax.apply_aspect(bar.ax.get_axes_locator()(bar.ax, None))  # type: ignore[arg-type]
-
-    drawing.after_layout(figure, place)
+    drawing.place_bar(figure, bar)
 
 
 def written(axes: Axes, table: np.ndarray, words: Sequence[Sequence[str]], norm: Any) -> None:

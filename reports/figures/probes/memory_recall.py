@@ -2,24 +2,16 @@
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING
-
 import pandas as pd
 from scipy.special import stdtrit
 
 from ....results.store.store import Store
 from ...sweep_data import ReportError, SweepData, level_of
 from ..canvas import drawing
-from ..canvas.base import Collected, collected, names_of, origins_in
+from ..canvas.base import Axes, Collected, Figure, Look, collected, names_of, origins_in
 from ..canvas.length_frames import averaged_over, bands, lines_of
 from .item_frames import details
 from .panels import draw_panels
-
-if TYPE_CHECKING:
-    from matplotlib.axes import Axes
-    from matplotlib.figure import Figure
-
-    from ..canvas.figure_options import Look
 
 PROBE = "memory_recall"
 PANELS = {"share": "the memory alone", "context_share": "in context"}

@@ -3,20 +3,14 @@
 from __future__ import annotations
 
 from collections.abc import Callable
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 import pandas as pd
 
 from ...sweep_data import SweepData
 from ..canvas import drawing
-from ..canvas.base import Collected, groups_of, line_axes
-from ..canvas.line_drawing import draw_lines, looks
-
-if TYPE_CHECKING:
-    from matplotlib.axes import Axes
-    from matplotlib.figure import Figure
-
-    from ..canvas.figure_options import Look
+from ..canvas.base import Axes, Collected, Figure, Look, groups_of, line_axes
+from ..canvas.line_drawing import draw_lines, legend, looks, named_cells
 
 ONE_PANEL = 8
 """Lines that stand in one panel instead of a panel for each mixer."""
@@ -59,12 +53,11 @@ def draw_panels(
     )
     group = drawing.panels(figure, [drawing.shown(name) if name else "" for name in names], sharex=True, sharey=True)
     found = looks(frame, made.about["axes"])
-    named = {cell: made.about["names"].get(cell, "") or "this cell" for cell in look.highlight}
+    named = named_cells(made, look)
     handles: dict[str, Any] = {}
     for axes, name in zip(group, names, strict=True):
         here, mean = (some[some["panel"] == name] for some in (frame, means))
         handles |= draw_lines(axes, here, mean, found, scale, named=named, banded=banded)
         dress(axes, here, name == names[-1])
     drawing.outer_labels(figure, *labels)
-    words = [one["label"] for one in found.values()]
-    return drawing.finished(figure, made.title, made.notes, {word: handles[word] for word in words if word in handles})
+    return drawing.finished(figure, made.title, made.notes, legend(handles, found))

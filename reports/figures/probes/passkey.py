@@ -2,24 +2,16 @@
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING
-
 import pandas as pd
 
 from ....results.store.store import Store
 from ...number_format import length_name, rounded
 from ...sweep_data import ReportError, SweepData
 from ..canvas import drawing
-from ..canvas.base import Collected, collected, origins_in, training_lengths
+from ..canvas.base import Axes, Collected, Figure, Look, collected, origins_in, training_lengths
 from ..canvas.length_frames import only
 from .heat_maps import MOST, heat, scale, sheet, title, titles_of, written
 from .item_frames import details
-
-if TYPE_CHECKING:
-    from matplotlib.axes import Axes
-    from matplotlib.figure import Figure
-
-    from ..canvas.figure_options import Look
 
 PROBE, METRIC = "passkey", "digit_accuracy"
 WRITTEN = 5

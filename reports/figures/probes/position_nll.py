@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import math
-from typing import TYPE_CHECKING
 
 import numpy as np
 import pandas as pd
@@ -12,17 +11,11 @@ from scipy.special import stdtrit
 from ....results.store.store import Store
 from ...sweep_data import ReportError, SweepData
 from ..canvas import drawing
-from ..canvas.base import Collected, collected, names_of, origins_in, training_lengths
+from ..canvas.base import Axes, Collected, Figure, Look, collected, names_of, origins_in, training_lengths
 from ..canvas.length_frames import averaged_over, bands, lines_of, only
 from ..canvas.line_drawing import mark_beyond, mark_trained, robust_range
 from .item_frames import longest, places
 from .panels import draw_panels, leaving, side_by_side
-
-if TYPE_CHECKING:
-    from matplotlib.axes import Axes
-    from matplotlib.figure import Figure
-
-    from ..canvas.figure_options import Look
 
 PROBE, METRIC = "position_nll", "nats"
 TOGETHER = 8

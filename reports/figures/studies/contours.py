@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import math
 from itertools import combinations
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 import numpy as np
 import pandas as pd
@@ -13,15 +13,9 @@ from ....results.store.store import Store
 from ...stats.study_data import Objective, Study, held_together, rung_note, study_of, with_done
 from ...sweep_data import ReportError, SweepData
 from ..canvas import drawing
-from ..canvas.base import Collected, collected
+from ..canvas.base import Axes, Collected, Figure, Look, collected
 from ..canvas.scales import Scale, put_ticks, thin_labels
 from .settings import RING, colour_bar, colours, finer, jitter, place_of, ring_words, scale_of, value_range
-
-if TYPE_CHECKING:
-    from matplotlib.axes import Axes
-    from matplotlib.figure import Figure
-
-    from ..canvas.figure_options import Look
 
 LEAST = 4
 """Trials: three make a single triangle."""

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from itertools import combinations
-from typing import TYPE_CHECKING, Any, Literal
+from typing import Any, Literal
 
 import pandas as pd
 
@@ -11,15 +11,9 @@ from ....results.store.store import Store
 from ...stats.study_data import Objective, Study, study_of, with_done
 from ...sweep_data import ReportError, SweepData
 from ..canvas import drawing, labels
-from ..canvas.base import Collected, collected
+from ..canvas.base import Axes, Collected, Figure, Look, collected
 from ..canvas.scales import short_numbers
 from .settings import RING, room, upright, value_range
-
-if TYPE_CHECKING:
-    from matplotlib.axes import Axes
-    from matplotlib.figure import Figure
-
-    from ..canvas.figure_options import Look
 
 MOST_NAMED = 12
 

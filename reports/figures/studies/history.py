@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import math
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 import pandas as pd
 
@@ -12,16 +12,10 @@ from ....results.studies.optuna_study import Trial
 from ...stats.study_data import Objective, Study, study_of, with_done
 from ...sweep_data import SweepData
 from ..canvas import drawing
-from ..canvas.base import Collected, collected
+from ..canvas.base import Axes, Collected, Figure, Look, collected
 from ..canvas.line_drawing import MOST_TOLD
 from ..canvas.scales import short_numbers
 from .settings import room, upright, value_range
-
-if TYPE_CHECKING:
-    from matplotlib.axes import Axes
-    from matplotlib.figure import Figure
-
-    from ..canvas.figure_options import Look
 
 LOOKS: dict[str, dict[str, Any]] = {
     "done": {"marker": "o", "color": "#0072B2"},

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 import pandas as pd
 
@@ -11,13 +11,7 @@ from ...stats.importance import LEAST, NAMES, deals, evaluator_here, importances
 from ...stats.study_data import held_together, rung_note, study_of, with_done
 from ...sweep_data import ReportError, SweepData
 from ..canvas import drawing
-from ..canvas.base import Collected, collected
-
-if TYPE_CHECKING:
-    from matplotlib.axes import Axes
-    from matplotlib.figure import Figure
-
-    from ..canvas.figure_options import Look
+from ..canvas.base import Axes, Collected, Figure, Look, collected
 
 ROW = 0.24  # inches of height that a setting gets
 CHANCE = "what chance stays below, 19 times of 20"

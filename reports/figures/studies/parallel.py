@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import math
 import re
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 import pandas as pd
 
@@ -13,15 +13,9 @@ from ....results.studies.optuna_study import Trial
 from ...stats.study_data import Objective, Study, held_together, level_text, rung_note, study_of, with_done
 from ...sweep_data import SweepData
 from ..canvas import drawing
-from ..canvas.base import Collected, collected
+from ..canvas.base import Axes, Collected, Figure, Look, collected
 from ..canvas.scales import Scale, of_numbers
 from .settings import colour_bar, colours, finer, jitter, place_of, scale_of, value_range
-
-if TYPE_CHECKING:
-    from matplotlib.axes import Axes
-    from matplotlib.figure import Figure
-
-    from ..canvas.figure_options import Look
 
 LEAST = 2
 SPREAD = 0.2  # of the room of a level, over which lines through it are spread

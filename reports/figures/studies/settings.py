@@ -4,16 +4,13 @@ from __future__ import annotations
 
 import math
 from collections.abc import Mapping, Sequence
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 from ...stats.study_data import Objective, Study, level_text, same
 from ..canvas import drawing
+from ..canvas.base import Axes, Figure
 from ..canvas.line_drawing import robust_range
 from ..canvas.scales import Scale, short_numbers
-
-if TYPE_CHECKING:
-    from matplotlib.axes import Axes
-    from matplotlib.figure import Figure
 
 RING: dict[str, Any] = {"linestyle": "none", "marker": "o", "markerfacecolor": "none", "markeredgecolor": "#000000"}
 """What stands around a trial that none beats."""
@@ -95,11 +92,7 @@ def colour_bar(figure: Figure, axes: Sequence[Axes], norm: Any, colour_map: Any,
     bar.set_label(upright(words))
     bar.ax.grid(visible=False)
 
-    def place() -> None:
-        """Until it is drawn a bar stands where the layout made room for it, not where its shape puts it."""
-        bar.ax.apply_aspect(bar.ax.get_axes_locator()(bar.ax, None))  # type: ignore[arg-type]
-
-    drawing.after_layout(figure, place)
+    drawing.place_bar(figure, bar)
 
 
 def upright(label: str) -> str:

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import math
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 import pandas as pd
 
@@ -11,15 +11,9 @@ from ....results.store.store import Store
 from ...stats.study_data import Objective, Study, held_together, level_text, rung_note, study_of, with_done
 from ...sweep_data import SweepData
 from ..canvas import drawing
-from ..canvas.base import Collected, collected
+from ..canvas.base import Axes, Collected, Figure, Look, collected
 from ..canvas.scales import Scale, short_numbers
 from .settings import RING, colour_bar, finer, jitter, place_of, ring_words, room, scale_of, upright, value_range
-
-if TYPE_CHECKING:
-    from matplotlib.axes import Axes
-    from matplotlib.figure import Figure
-
-    from ..canvas.figure_options import Look
 
 LEAST = 2
 WIDEST = 4

@@ -9,7 +9,7 @@ from dataclasses import dataclass
 from ...number_format import Column
 from ..significance.paired_tests import ALPHA, Summary
 
-__all__ = ["CONFIRMATORY", "EQUIVALENT", "FLOOR", "NONE", "Effect", "Interaction", "Tested"]
+__all__ = ["CONFIRMATORY", "EQUIVALENT", "FLOOR", "NONE", "Effect", "Interaction", "Tested", "where_text"]
 
 CONFIRMATORY = "declared contrasts"
 EQUIVALENT = "equivalent"
@@ -89,3 +89,8 @@ class Interaction(Tested):
     levels: tuple[str, ...]
     references: tuple[str, ...]
     fours: int
+
+
+def where_text(levels: Mapping[str, str]) -> str:
+    """Return the subset of a row as `Tested.where` names it."""
+    return ", ".join(f"{axis}={level}" for axis, level in levels.items())

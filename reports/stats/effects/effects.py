@@ -24,7 +24,7 @@ from ...sweep_data import SweepData
 from ..noise.run_noise import NEAR, STRATA, Spread, detectable, spread
 from ..significance.paired_tests import ALPHA, Summary, corrected_families, holm, summaries
 from . import partial_design_effects, stopping_rows
-from .effect_types import CONFIRMATORY, EQUIVALENT, FLOOR, NONE, Effect, Interaction, Tested
+from .effect_types import CONFIRMATORY, EQUIVALENT, FLOOR, NONE, Effect, Interaction, Tested, where_text
 from .matched_groups import (
     Contrasted,
     Numbers,
@@ -173,7 +173,7 @@ def _declared(numbers: Numbers, place: int, one: Contrast, column: Column) -> _R
     kept = standing(made.levels, one.within, len(made.corners)) & known
     strata = [axis for axis in _strata(numbers.data, [one.axis]) if known and axis not in one.within]
     row = _row(numbers, made, kept, place, strata[0] if strata else None)
-    row.fields |= {"measure": column, "where": _where(one.within), "family": CONFIRMATORY, "confirmatory": True}
+    row.fields |= {"measure": column, "where": where_text(one.within), "family": CONFIRMATORY, "confirmatory": True}
     row.about |= {"levels": levels, "margin": one.margin}
     return row
 
@@ -181,10 +181,6 @@ def _declared(numbers: Numbers, place: int, one: Contrast, column: Column) -> _R
 def _strata(data: SweepData, axes: Iterable[str]) -> list[str]:
     """What a row over the whole sweep averages: the first always told apart, the second where it makes a difference."""
     return [axis for axis in STRATA if axis not in axes and len(data.levels(axis)) > 1]
-
-
-def _where(levels: Mapping[str, str]) -> str:
-    return ", ".join(f"{axis}={level}" for axis, level in levels.items())
 
 
 def _rows(
@@ -202,7 +198,7 @@ def _rows(
             row = _row(numbers, made, kept, place, left[0] if left else None)
             if not len(row.sample):
                 continue
-            row.fields |= {"measure": column, "where": _where(where), "family": family}
+            row.fields |= {"measure": column, "where": where_text(where), "family": family}
             row.about["levels"] = levels
             yield row
             if left and left[0] in split and (left[0] == STRATA[0] or row.fields["p_heterogeneity"] < ALPHA):

@@ -21,7 +21,7 @@ from ...sweep_data import SweepData
 from ..noise.run_noise import STRATA
 from ..significance.paired_tests import FITTED, holm
 from . import stopping_rows
-from .effect_types import CONFIRMATORY, NONE, Effect, Interaction
+from .effect_types import CONFIRMATORY, NONE, Effect, Interaction, where_text
 from .matched_groups import Numbers, contrast_column, level_pairs, reference_level
 from .needle_baseline import with_floor
 
@@ -117,7 +117,7 @@ def effects(data: SweepData, columns: Sequence[Column], *, within: bool = True) 
             for pair in level_pairs(data, axis):
                 for where in [{}, *(_strata(made.design, axis) if within else [])]:
                     row = made.row(place, {axis: pair}, where)
-                    what = (row.measure.key, axis, frozenset(pair), _where(where))
+                    what = (row.measure.key, axis, frozenset(pair), where_text(where))
                     if not math.isnan(row.estimate.value) and what not in taken:
                         rows.append(row)
     return declared + [_effect(row, more) for row, more in _tested(rows)]
@@ -200,10 +200,6 @@ def _tested(rows: Sequence[_Row]) -> Iterator[tuple[_Row, dict[str, Any]]]:
         yield row, found[place]
 
 
-def _where(levels: Mapping[str, str]) -> str:
-    return ", ".join(f"{axis}={level}" for axis, level in levels.items())
-
-
 def _common(row: _Row) -> dict[str, Any]:
     """The fields of a Tested that a fit has; those of pairs alone are empty."""
     one = row.estimate
@@ -211,7 +207,7 @@ def _common(row: _Row) -> dict[str, Any]:
     strata = {"i2": math.nan, "p_heterogeneity": math.nan, "worst": math.nan}
     told: dict[str, Any] = {"mean": one.value, "low": one.low, "high": one.high, "p": one.p}
     told |= {"method": NONE if math.isnan(one.p) else FITTED}
-    return row.fields | pairs | strata | told | {"measure": row.measure, "where": _where(row.within)}
+    return row.fields | pairs | strata | told | {"measure": row.measure, "where": where_text(row.within)}
 
 
 def _effect(row: _Row, about: Mapping[str, Any], **more: Any) -> Effect:
