@@ -174,4 +174,4 @@ def _listed(lines: Mapping[str, Listed]) -> str:
 # in the words of the lists, which import none of what they name
 report.__doc__ = str(report.__doc__).format(tables=_listed(TABLES), figures=_listed(FIGURES))
 report.__signature__ = SIGNATURE  # type: ignore[attr-defined]
-report.__annotations__ = {name: one.annotation for name, one in SIGNATURE.parameters.items()}
+report.__annotations__ = {name: option.annotation for name, option in SIGNATURE.parameters.items()}

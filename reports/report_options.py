@@ -59,7 +59,7 @@ OF_FIGURES = {"figures": True}
 
 @dataclass(frozen=True, kw_only=True)
 class Request:
-    """One `report` as asked for on the command line."""
+    """A `report` as asked for on the command line."""
 
     table: Annotated[
         str | None,
@@ -197,10 +197,10 @@ class Request:
     as_json: AsJson = False
 
 
-FIGURE_OPTIONS = tuple(one.name for one in fields(Request) if one.metadata)
+FIGURE_OPTIONS = tuple(option.name for option in fields(Request) if option.metadata)
 """Options that say something of figures alone."""
 SIGNATURE = Signature(
-    Parameter(one.name, Parameter.KEYWORD_ONLY, default=one.default, annotation=hint)
-    for one, hint in zip(fields(Request), get_type_hints(Request, include_extras=True).values(), strict=True)
+    Parameter(option.name, Parameter.KEYWORD_ONLY, default=option.default, annotation=hint)
+    for option, hint in zip(fields(Request), get_type_hints(Request, include_extras=True).values(), strict=True)
 )
 """What typer reads in place of the parameters of the command."""

@@ -1,1 +1,5 @@
-"""The dashboard: one HTML file of a whole sweep."""
+"""The dashboard: one HTML file of a whole sweep, and server/, which serves it.
+
+Imported by: commands.py and the report of a folder.
+Start at page.py.
+"""

@@ -150,8 +150,8 @@ def table6(
 
 def compare(store: Store, sweep: str, reference: str = "printed-v2") -> list[Comparison]:
     """Return every number that both sweeps have of a common configuration."""
-    other = with_known(store, reference)
-    return list(compared(Side(store, gather(store, sweep)), Side(other, gather(other, reference))).numbers)
+    home = with_known(store, reference)
+    return list(compared(Side(store, gather(store, sweep)), Side(home, gather(home, reference))).numbers)
 
 
 def matched_pairs(
