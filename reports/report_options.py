@@ -199,8 +199,11 @@ class Request:
 
 FIGURE_OPTIONS = tuple(option.name for option in fields(Request) if option.metadata)
 """Options that say something of figures alone."""
+_HINTS = get_type_hints(Request, include_extras=True)
 SIGNATURE = Signature(
-    Parameter(option.name, Parameter.KEYWORD_ONLY, default=option.default, annotation=hint)
-    for option, hint in zip(fields(Request), get_type_hints(Request, include_extras=True).values(), strict=True)
+    [
+        Parameter(option.name, Parameter.KEYWORD_ONLY, default=option.default, annotation=_HINTS[option.name])
+        for option in fields(Request)
+    ]
 )
 """What typer reads in place of the parameters of the command."""

@@ -5,9 +5,22 @@ from itertools import combinations
 from typing import Any
 
 import pytest
+from atma_sweep.reports.figures.canvas import drawing
+from atma_sweep.reports.figures.canvas.base import Collected
+from atma_sweep.reports.figures.canvas.figure_options import Look
+from atma_sweep.reports.figures.files import drawn
 from matplotlib.axes import Axes
 from matplotlib.axis import Axis
 from matplotlib.text import Text
+
+COLUMN = Look(style="nature", width_mm=89.0, title=False)
+"""A column of a journal."""
+
+
+def figure_of(made: Collected, look: Look = COLUMN) -> Any:
+    """Return the figure of matplotlib, laid out."""
+    with drawing.settings(look):
+        return drawn(made, look)
 
 
 def words_of(figure: Any) -> Iterator[tuple[str, Any]]:

@@ -8,24 +8,15 @@ import numpy as np
 import pytest
 from atma_sweep.reports.figures import make_figure
 from atma_sweep.reports.figures.canvas import drawing
-from atma_sweep.reports.figures.canvas.base import Collected
-from atma_sweep.reports.figures.canvas.figure_options import Look
-from atma_sweep.reports.figures.files import drawn
 from atma_sweep.reports.figures.timeline import distinct
 from atma_sweep.results.store.records import Owner
 from atma_sweep.results.store.schema import AttemptRow
 from atma_sweep.results.store.store import Store
-from pictures import check_column
+from pictures import check_column, figure_of
 from sqlalchemy import update
 
-COLUMN = Look(style="nature", width_mm=89.0, title=False)
 PRINTED = ("count-map", "state-norm")
 START = datetime(2026, 1, 2, 3, 4, tzinfo=UTC)
-
-
-def figure_of(made: Collected, look: Look = COLUMN) -> Any:
-    with drawing.settings(look):
-        return drawn(made, look)
 
 
 @pytest.mark.parametrize("name", PRINTED)

@@ -13,23 +13,16 @@ import pytest
 from atma_sweep.reports.figures import make_figure
 from atma_sweep.reports.figures.canvas import drawing
 from atma_sweep.reports.figures.canvas.base import Collected
-from atma_sweep.reports.figures.canvas.figure_options import Look
-from atma_sweep.reports.figures.files import drawn, rendered
+from atma_sweep.reports.figures.files import rendered
 from atma_sweep.reports.sweep_data import ReportError
 from atma_sweep.reports.tables import make_table
 from atma_sweep.results import paper
 from atma_sweep.results.store.records import Measurement
 from atma_sweep.results.store.store import Store
-from pictures import check_column
+from pictures import check_column, figure_of
 from scipy import stats
 
-COLUMN = Look(style="nature", width_mm=89.0, title=False)
 NEEDLE = ("Ndl@64K", "polar", "on")
-
-
-def figure_of(made: Collected, look: Look = COLUMN) -> Any:
-    with drawing.settings(look):
-        return drawn(made, look)
 
 
 @pytest.fixture(scope="module")

@@ -11,26 +11,18 @@ import pandas as pd
 import pytest
 from atma_sweep.reports.figures import make_figure
 from atma_sweep.reports.figures.canvas import drawing
-from atma_sweep.reports.figures.canvas.base import Collected
-from atma_sweep.reports.figures.canvas.figure_options import Look, highlighted
-from atma_sweep.reports.figures.files import drawn
+from atma_sweep.reports.figures.canvas.figure_options import highlighted
 from atma_sweep.reports.figures.probes.attention_map import _shared
 from atma_sweep.reports.figures.probes.position_nll import whole_lines
 from atma_sweep.reports.sweep_data import gather
 from atma_sweep.results.store.recorder import Recorder
 from atma_sweep.results.store.records import Example, Measurement, Owner
 from atma_sweep.results.store.store import Store
-from pictures import check_column
+from pictures import COLUMN, check_column, figure_of
 from probed import FIGURES, gates, memory_recall
 from tiers import every_nth
 
-COLUMN = Look(style="nature", width_mm=89.0, title=False)
 Run = Callable[..., Any]
-
-
-def figure_of(made: Collected, look: Look = COLUMN) -> Any:
-    with drawing.settings(look):
-        return drawn(made, look)
 
 
 @pytest.mark.parametrize("name", every_nth(FIGURES, 4))

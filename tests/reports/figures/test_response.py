@@ -4,30 +4,20 @@ from __future__ import annotations
 
 import math
 from pathlib import Path
-from typing import Any
 
 import pytest
 from atma_sweep.reports.figures import make_figure
-from atma_sweep.reports.figures.canvas import drawing
 from atma_sweep.reports.figures.canvas.figure_options import Look
 from atma_sweep.reports.figures.canvas.scales import Scale, of_numbers, round_numbers
-from atma_sweep.reports.figures.files import drawn
 from atma_sweep.reports.figures.response import number
 from atma_sweep.reports.sweep_data import ReportError
 from atma_sweep.results.store.store import Store
 from here import here
 from hypothesis import given
 from hypothesis import strategies as st
-from pictures import check_column
+from pictures import COLUMN, check_column, figure_of
 from scipy import stats
 from swept import AXIS, LAYERS, RATES, loss
-
-COLUMN = Look(style="nature", width_mm=89.0, title=False)
-
-
-def figure_of(made: Any, look: Look = COLUMN) -> Any:
-    with drawing.settings(look):
-        return drawn(made, look)
 
 
 def test_a_line_is_the_mean_of_its_configurations_and_the_band_students_interval(rates: Store) -> None:

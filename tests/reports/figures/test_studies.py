@@ -13,27 +13,19 @@ import pytest
 import studied
 from atma_sweep.reports.check import check_file
 from atma_sweep.reports.figures import make_figure
-from atma_sweep.reports.figures.canvas import drawing
-from atma_sweep.reports.figures.canvas.base import Collected
 from atma_sweep.reports.figures.canvas.figure_options import Look
-from atma_sweep.reports.figures.files import drawn, rendered
+from atma_sweep.reports.figures.files import rendered
 from atma_sweep.reports.figures.studies.parallel import folded
 from atma_sweep.reports.sweep_data import ReportError
 from atma_sweep.results.store.store import Store
 from atma_sweep.results.studies.optuna_study import Trial
 from atma_sweep.results.studies.search import Choice, Interval, Search
 from here import here
-from pictures import check_words
+from pictures import COLUMN, check_words, figure_of
 from studied import DEPTH, ENDS, FIGURES, KIND, ONE, RATE, TWO, loss, speed, trials_at_random
 from tiers import every_nth
 
-COLUMN = Look(style="nature", width_mm=89.0, title=False)
 PAIRS = [(name, sweep) for name in FIGURES for sweep in ("tuned", "both") if (name, sweep) != ("front", "tuned")]
-
-
-def figure_of(made: Collected, look: Look = COLUMN) -> Any:
-    with drawing.settings(look):
-        return drawn(made, look)
 
 
 @pytest.mark.usefixtures("few_deals")

@@ -14,21 +14,14 @@ from atma_sweep.reports.figures.canvas import drawing
 from atma_sweep.reports.figures.canvas.base import Collected
 from atma_sweep.reports.figures.canvas.figure_options import Look
 from atma_sweep.reports.figures.comparisons.forest import against, three_ticks
-from atma_sweep.reports.figures.files import drawn
 from atma_sweep.reports.stats.effects.effects import effects, interactions
 from atma_sweep.reports.sweep_data import ReportError, gather
 from atma_sweep.results import paper
 from atma_sweep.results.store.records import AXES, CellRecord, Measurement
 from atma_sweep.results.store.store import Store
-from pictures import check_column
+from pictures import check_column, figure_of
 
-COLUMN = Look(style="nature", width_mm=89.0, title=False)
 SWITCHES = ("off", "on")
-
-
-def figure_of(made: Collected, look: Look = COLUMN) -> Any:
-    with drawing.settings(look):
-        return drawn(made, look)
 
 
 @pytest.fixture
