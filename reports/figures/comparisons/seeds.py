@@ -30,7 +30,7 @@ KINDS = {
 
 
 def collect(store: Store, data: SweepData) -> Collected:
-    """Runs that ought to agree, within every stratum: seeds of one configuration, or else near-replicates (stats/spread.py).
+    """Runs that ought to agree, within every stratum: seeds of one configuration, or else near-replicates (stats/noise/run_noise.py).
 
     One row a run and number: measure (heading), words, unit, attn_type, memory, stratum (in words), place (of the stratum), group
     (runs of one number ought to agree), kind, cell, attempt, seed, name, value, difference (from the mean of the group), sd

@@ -1,4 +1,4 @@
-"""The sentences of the rivals' papers, as claims.py has those of our own: of the threshold paper (`flipflop`, `extrapolation`) and of the
+"""The sentences of the rivals' papers, as paper_claims.py has those of our own: of the threshold paper (`flipflop`, `extrapolation`) and of the
 Wall page (`downstream`)."""
 
 from __future__ import annotations
