@@ -8,6 +8,8 @@ from decimal import ROUND_HALF_UP, Decimal, localcontext
 from ..results import metrics
 from ..results.store.records import Key
 
+CLEAN, NEEDLE = ("clean", "nats"), ("needle", "digit_accuracy")
+"""(probe, metric) of the loss over whole documents, and of the needle's digits."""
 PLUS_MINUS = " ± "
 """Between a mean and its standard deviation."""
 

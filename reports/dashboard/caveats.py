@@ -8,7 +8,7 @@ from typing import Any
 
 from ...results.console.text import counted
 from ..figures.canvas.drawing import shown
-from ..number_format import Column, rounded
+from ..number_format import NEEDLE, Column, rounded
 from ..stats.effects.needle_baseline import ceiling
 from ..stats.noise.run_noise import NEAR, barely_acts, summed
 from ..sweep_data import SweepData, level_of
@@ -18,7 +18,6 @@ DUST = 1e-9  # of a share
 SURE = 0.95  # a probability of being the best from which on nothing is said of it
 NAMED = 3  # of a kind of line, before the rest is counted
 NONE = "baseline"  # the level without a regularizer
-NEEDLE = ("needle", "digit_accuracy")
 
 
 def care_of(data: SweepData, audit: Sequence[str], *, running: bool = False) -> list[str]:

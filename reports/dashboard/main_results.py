@@ -14,7 +14,7 @@ from ...results.store.store import Store
 from ..figures.canvas.base import training_lengths
 from ..figures.canvas.drawing import axis_name, shown
 from ..figures.canvas.length_frames import BARS, lines_of, only, over_lengths
-from ..number_format import Column, rounded
+from ..number_format import NEEDLE, Column, rounded
 from ..result_columns import complete_columns, further_metrics
 from ..stats.effects.effects import ALPHA, Effect, contrasts, effects, factors, reference_level, spread
 from ..stats.effects.needle_baseline import ceiling, needle_words, yardstick
@@ -25,7 +25,6 @@ from .caveats import careful
 
 PLAIN = ("off", "baseline")
 RANKED = 5  # configurations that the first page names of each measure
-NEEDLE = ("needle", "digit_accuracy")
 
 
 def answer_of(store: Store, data: SweepData, found: Sequence[Effect] | None = None) -> dict[str, Any]:

@@ -8,7 +8,7 @@ from typing import Any
 import pandas as pd
 
 from ...results.store.store import Store
-from ..number_format import length_name, rounded
+from ..number_format import NEEDLE, length_name, rounded
 from ..stats.effects.needle_baseline import ceiling
 from ..sweep_data import ReportError, SweepData
 from .canvas import drawing
@@ -21,7 +21,7 @@ HEADROOM = 132  # percent at the top of the axes: room for words above the best 
 
 def collect(store: Store, data: SweepData) -> Collected:
     """Needle accuracy (digits, fraction) over context lengths; the frame is that of `over_lengths`."""
-    frame = over_lengths(data, training_lengths(store, data), "needle", "digit_accuracy")
+    frame = over_lengths(data, training_lengths(store, data), *NEEDLE)
     if frame.empty:
         raise ReportError(
             f"no cell of sweep {data.sweep} has needle accuracies; finish it, or evaluate with --probe needle"

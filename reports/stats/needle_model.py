@@ -17,7 +17,7 @@ from statsmodels.genmod.generalized_linear_model import GLM
 from statsmodels.tools.sm_exceptions import ConvergenceWarning, PerfectSeparationWarning
 
 from ...results.console.text import counted
-from ..number_format import Column, column_of, length_name
+from ..number_format import NEEDLE, Column, column_of, length_name
 from ..sweep_data import SweepData
 from .effects.effects import STRATA, factors, numbers_of, reference_level
 
@@ -44,12 +44,8 @@ class NeedleModel:
 
 def needle_columns(data: SweepData) -> list[Column]:
     """The needle's share of right digits at every length that is shown."""
-    lengths = data.lengths("needle", "digit_accuracy")
-    return [
-        column_of("needle", "digit_accuracy", f"Ndl@{length_name(length)}", length=length)
-        for length in lengths
-        if length
-    ]
+    lengths = data.lengths(*NEEDLE)
+    return [column_of(*NEEDLE, f"Ndl@{length_name(length)}", length=length) for length in lengths if length]
 
 
 def needle_model(data: SweepData, column: Column) -> NeedleModel:

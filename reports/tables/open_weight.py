@@ -12,16 +12,16 @@ from ...results import paper
 from ...results.contrasts import weighted
 from ...results.store.records import CellState
 from ...results.store.store import Store
-from ..number_format import Column, column_of, large, length_name, rounded
+from ..number_format import CLEAN, NEEDLE, Column, column_of, large, length_name, rounded
 from ..stats.effects.needle_baseline import needle_note
 from ..sweep_data import ReportError, SweepData, gather
 from ..table import Entry, Table
 from ..table_builder import NO_CELL, Line, assemble, derived, entry, seed_notes, sweep_note, word_notes
-from .paper_rows import NATS, NEEDLE, OURS, chosen, facts_of, memories, mixers, named, plain_levels
+from .paper_rows import OURS, chosen, facts_of, memories, mixers, named, plain_levels
 
 
 def _lengths(data: SweepData) -> list[int]:
-    return sorted({*data.requested_lengths().get("clean", ()), *data.lengths(*NATS)})
+    return sorted({*data.requested_lengths().get("clean", ()), *data.lengths(*CLEAN)})
 
 
 def _ends(data: SweepData) -> list[int]:

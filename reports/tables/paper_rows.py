@@ -16,7 +16,6 @@ from ..number_format import length_name, rounded
 from ..sweep_data import SweepData
 
 OURS = "polar"
-NATS, NEEDLE = ("clean", "nats"), ("needle", "digit_accuracy")
 
 
 def plain_levels(data: SweepData, **levels: str) -> dict[str, str]:

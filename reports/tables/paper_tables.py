@@ -8,7 +8,7 @@ from dataclasses import dataclass, replace
 from ...results import paper
 from ...results.store.records import CellState
 from ...results.store.store import Store
-from ..number_format import column_of, length_name
+from ..number_format import CLEAN, NEEDLE, column_of, length_name
 from ..stats.effects.needle_baseline import needle_note
 from ..sweep_data import SweepData
 from ..table import Entry, Table
@@ -26,8 +26,6 @@ from ..table_builder import (
     word_notes,
 )
 from .paper_rows import (
-    NATS,
-    NEEDLE,
     OURS,
     chosen,
     contradicted,
@@ -108,7 +106,7 @@ def table1(store: Store, data: SweepData) -> Table:
     """Attention alone: clean loss and needle accuracy of every mixer without memory, over context lengths."""
     series = [
         Series(f"{mixer} {what[0]}", plain_levels(data, attn_type=mixer), what)
-        for what in (NATS, NEEDLE)
+        for what in (CLEAN, NEEDLE)
         for mixer in mixers(data)
     ]
     return over_lengths(data, "1", "Attention alone, without memory", series)
@@ -122,7 +120,7 @@ def table2(store: Store, data: SweepData) -> Table:
     alone = [(OURS, "off")] if OURS in names else []
     series = [
         Series(f"{named(mixer, memory, one)} {what[0]}", plain_levels(data, attn_type=mixer, memory=memory), what)
-        for what, some in ((NEEDLE, [*alone, *pairs]), (NATS, pairs))
+        for what, some in ((NEEDLE, [*alone, *pairs]), (CLEAN, pairs))
         for mixer, memory in some
     ]
     return over_lengths(data, "2", "What memory adds", series)

@@ -19,6 +19,7 @@ from ...results.store.records import AXES, CellState
 from ...results.store.store import Store
 from ..number_format import BARE, Column, column_of, length_name, rounded
 from ..result_columns import AXIS_HEADINGS
+from ..stats.claims.rival_claims import TASKS
 from ..stats.significance.paired_tests import ALPHA
 from ..stats.significance.trial_intervals import trials_of
 from ..sweep_data import SweepData, level_of
@@ -28,7 +29,6 @@ from .paper_rows import facts_of
 
 FLIPFLOP, EXTRAPOLATION, DOWNSTREAM = "flipflop", "extrapolation", "downstream"
 PERPLEXITY = "perplexity"
-TASKS = ("hellaswag", "arc_c", "mmlu", "winogrande")
 AVERAGE = "average"
 HEADINGS = {"iid": "IID", "sparse": "Sparse", "dense": "Dense"}
 SETS = (

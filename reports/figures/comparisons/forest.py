@@ -13,7 +13,7 @@ from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
-from ...number_format import Column, length_name
+from ...number_format import CLEAN, NEEDLE, Column, length_name
 from ...result_columns import MEASURES, further_metrics
 from ...stats.effects.effects import Tested, measures
 from ...sweep_data import SweepData
@@ -36,7 +36,7 @@ def shown_measures(data: SweepData) -> list[Column]:
     known = measures(data)
     found = [column for column in known if column.metric == "val_loss"]
     own = ((probe, about.name) for probe, about in further_metrics(data))
-    for probe, metric in (("clean", "nats"), ("needle", "digit_accuracy"), *own):
+    for probe, metric in (CLEAN, NEEDLE, *own):
         some = [column for column in known if (column.probe, column.metric) == (probe, metric)]
         asked = [column for column in some if column.length not in data.also] or some
         found += [*asked[-1:], *(column for column in some if column.length in data.also and column not in asked[-1:])]

@@ -10,7 +10,7 @@ import pandas as pd
 
 from ....results.console.text import counted
 from ....results.store.store import Store
-from ...number_format import length_name, rounded
+from ...number_format import NEEDLE, length_name, rounded
 from ...stats.effects.needle_baseline import ceiling
 from ...stats.items import answers, items_of
 from ...stats.noise.run_noise import STRATA
@@ -19,7 +19,7 @@ from ..canvas import drawing
 from ..canvas.base import Axes, Collected, Figure, Look, collected, names_of, origins_in
 from .strata import words_of
 
-PROBE, METRIC = "needle", "digit_accuracy"
+PROBE, METRIC = NEEDLE
 NAMED = 32
 """Cells that are named one by one; of more, their mixer and memory alone."""
 NUMBERED = 24

@@ -19,7 +19,7 @@ from scipy import special
 from ....results import metrics, paper
 from ....results.console.text import counted
 from ....results.store.records import AXES, CellState
-from ...number_format import length_name, rounded, signed
+from ...number_format import CLEAN, NEEDLE, length_name, rounded, signed
 from ...sweep_data import WEIGHTED, SweepData
 from ..effects.effect_types import FLOOR
 from ..effects.needle_baseline import at_chance, ceiling
@@ -27,7 +27,6 @@ from ..significance.paired_tests import ALPHA, summaries
 
 TRUE, WEAK, NOT_SHOWN, FALSE, DIFFERS = "true", "weak", "not shown", "false", "differs"
 SILENT, UNCHECKED = "cannot say", "unchecked"
-CLEAN, NEEDLE = ("clean", "nats"), ("needle", "digit_accuracy")
 SPEED, SIZE = ("throughput", "mfu_paper"), ("throughput", "parameters")
 WRITING = ("decode", "written_per_s")
 WRITTEN = 19_270

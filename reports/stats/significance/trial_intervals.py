@@ -9,10 +9,11 @@ from dataclasses import replace
 from ....results import metrics, paper
 from ....results.intervals import of_trials
 from ....results.store.records import Value
+from ...number_format import NEEDLE
 
 Place = tuple[str, str, str, int]
 """(cell, probe, metric, length)."""
-DIGITS, TRIALS = ("needle", "digit_accuracy"), ("needle", "exact_accuracy")
+DIGITS, TRIALS = NEEDLE, ("needle", "exact_accuracy")
 CONSTANT = ("needle", "constant_accuracy")
 
 
