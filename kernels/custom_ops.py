@@ -50,7 +50,7 @@ def differentiate(forward: Any, backward: Any, tensors: int, results: int = 1) -
         ctx.set_materialize_grads(True)
 
     def gradients(ctx: Any, *grads: Tensor) -> tuple[Tensor | None, ...]:
-        found = backward(*grads[:results], *ctx.saved_tensors, *ctx.options)
-        return *found, *(None for _ in ctx.options)
+        grads_in = backward(*grads[:results], *ctx.saved_tensors, *ctx.options)
+        return *grads_in, *(None for _ in ctx.options)
 
     forward.register_autograd(gradients, setup_context=save)

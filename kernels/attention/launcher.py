@@ -47,7 +47,7 @@ def row_products(a: Tensor, b: Tensor) -> Tensor:
 
 
 class Tiles(NamedTuple):
-    """How one kernel is cut."""
+    """Rows and keys of a tile of one kernel, its warps and its stages."""
 
     rows: int
     keys: int

@@ -26,7 +26,7 @@ pytestmark = [
 ]
 
 
-def in_other_strides(x: Tensor) -> Tensor:
+def with_heads_first(x: Tensor) -> Tensor:
     """The same numbers with heads before tokens, or columns before rows."""
     first = min(1, x.ndim - 2)
     return x.detach().transpose(first, first + 1).contiguous().transpose(first, first + 1).requires_grad_()
@@ -37,10 +37,10 @@ def in_other_strides(x: Tensor) -> Tensor:
 )
 def test_torch_path_is_the_loop_over_pairs(at: int, monkeypatch: pytest.MonkeyPatch) -> None:
     """Result and gradients, whatever the block of queries."""
-    function, exact, made, options = LOOPS[at]
+    function, exact, inputs, options = LOOPS[at]
     if "DIRECT" in function.__globals__:  # so that wall attention works out more than one part channel by channel
         monkeypatch.setitem(function.__globals__, "DIRECT", 4)
-    args = double(made)
+    args = double(inputs)
     theirs = run(exact, args, **{name: options[name] for name in ("scale", "window") if name in options})
     check(run(function, args, **options), theirs, 1, near=1e-13, gradient=1e-12)
 
@@ -72,12 +72,12 @@ def test_kernels_repeat_and_read_nothing_but_their_inputs(name: str, changed: di
     args = op.inputs(**sizes)
     poisoned = [surrounded(x) if index < op.batched else x for index, x in enumerate(args)]
     assert all(x.is_contiguous() for x in poisoned)
-    strided = [in_other_strides(x) if index < op.strided else x for index, x in enumerate(args)]
+    strided = [with_heads_first(x) if index < op.strided else x for index, x in enumerate(args)]
     assert not strided[0].is_contiguous()
-    found = [run(op.function, some, **options, backend="triton") for some in (args, args, poisoned, strided)]
-    assert all(torch.isfinite(x).all() for x in found[0])
-    for other in found[1:]:
-        assert all(torch.equal(a, b) for a, b in zip(found[0], other, strict=True))
+    results = [run(op.function, leaves, **options, backend="triton") for leaves in (args, args, poisoned, strided)]
+    assert all(torch.isfinite(x).all() for x in results[0])
+    for again in results[1:]:
+        assert all(torch.equal(a, b) for a, b in zip(results[0], again, strict=True))
 
 
 @interpreted
@@ -97,25 +97,25 @@ def test_kernels_in_float16_are_near_float64(name: str) -> None:
 
 
 @pytest.mark.parametrize(
-    ("name", "change", "options", "said"), [(name, *wrong) for name, op in OPERATIONS.items() for wrong in op.wrong]
+    ("name", "change", "options", "message"), [(name, *wrong) for name, op in OPERATIONS.items() for wrong in op.wrong]
 )
 @pytest.mark.parametrize("backend", ["torch", "triton"])
 def test_wrong_inputs_are_refused(
-    name: str, change: Callable[[list[Tensor]], list[Tensor]], options: dict[str, Any], said: str, backend: str
+    name: str, change: Callable[[list[Tensor]], list[Tensor]], options: dict[str, Any], message: str, backend: str
 ) -> None:
     """By a message with both sizes, whatever the backend."""
     op = OPERATIONS[name]
     more = {"wall": {"p": 4}, "contextual": {"positions": 3}, "relative": {"reach": 3}}.get(name, {})
     args = op.inputs(13, 4, 2, **more) if name in ATTENTIONS else []
-    with pytest.raises(ValueError, match=said):
+    with pytest.raises(ValueError, match=message):
         op.function(*change(args), **options, backend=backend)
 
 
 @pytest.mark.parametrize("at", range(len(DIFFERENCES)))
 def test_gradients_of_torch_path_are_those_of_differences(at: int) -> None:
-    function, made, options = DIFFERENCES[at]
+    function, inputs, options = DIFFERENCES[at]
     attention = functools.partial(function, **options)
-    assert torch.autograd.gradcheck(attention, double(made), eps=1e-6, atol=1e-8, fast_mode=True)
+    assert torch.autograd.gradcheck(attention, double(inputs), eps=1e-6, atol=1e-8, fast_mode=True)
 
 
 @interpreted
@@ -124,15 +124,15 @@ def test_gradients_of_torch_path_are_those_of_differences(at: int) -> None:
     [param for name in ("threshold", "contextual")
      for param in every_nth([(name, 64, None), (name, 32, 60), (name, 32, None), (name, 64, 33)], 4)],
 )  # fmt: skip
-def test_keys_beyond_one_stretch(name: str, keys: int, window: int | None, monkeypatch: pytest.MonkeyPatch) -> None:
-    """What is kept of a stretch of keys at a time: the same numbers to the bit."""
+def test_keys_beyond_a_stretch(name: str, keys: int, window: int | None, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Borders kept for a stretch of keys at a time: the same numbers to the bit."""
     op = OPERATIONS[name]
     args = threshold_inputs(70, 2, 1) if name == "threshold" else contextual_inputs(133, 2, 1, 30, shut=1.5)
-    whole = run(op.function, args, window=window, backend="triton")
+    at_once = run(op.function, args, window=window, backend="triton")
     monkeypatch.setattr(load_kernels(op.function.__module__.rpartition(".")[0]), "STRETCH", keys)
-    found = run(op.function, args, window=window, backend="triton")
-    assert all(torch.equal(a, b) for a, b in zip(found, whole, strict=True))
-    check(found, run(op.exact, double(args), window=window), 1, near=op.near, gradient=op.gradient)
+    results = run(op.function, args, window=window, backend="triton")
+    assert all(torch.equal(a, b) for a, b in zip(results, at_once, strict=True))
+    check(results, run(op.exact, double(args), window=window), 1, near=op.near, gradient=op.gradient)
 
 
 @interpreted
@@ -141,8 +141,8 @@ def test_keys_beyond_one_stretch(name: str, keys: int, window: int | None, monke
 def test_ops_keep_the_rules_of_torch(name: str) -> None:
     """Nothing changed in place, shapes and types without data, gradients, and the same in a compiled graph."""
     for which, (op, args) in OPERATIONS[name].ops().items():
-        found = torch.library.opcheck(op, args)
-        assert set(found.values()) == {"SUCCESS"}, (which, found)
+        results = torch.library.opcheck(op, args)
+        assert set(results.values()) == {"SUCCESS"}, (which, results)
 
 
 @pytest.mark.gpu

@@ -30,7 +30,7 @@ from torch import Tensor
 from torch.nn import functional
 
 Case = tuple[dict[str, Any], dict[str, Any]]
-"""What inputs are made of, and options of the operation."""
+"""What inputs are drawn of, and options of the operation."""
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -96,7 +96,7 @@ def without_keys(args: list[Tensor]) -> list[Tensor]:
     return [args[0], args[1][:, 1:], args[2][:, 1:], *args[3:]]
 
 
-def with_other_type(args: list[Tensor]) -> list[Tensor]:
+def with_keys_in_bfloat16(args: list[Tensor]) -> list[Tensor]:
     return [args[0], args[1].bfloat16(), *args[2:]]
 
 
@@ -105,10 +105,10 @@ def replaced(index: int, change: Callable[[Tensor], Tensor]) -> Callable[[list[T
 
 
 def of_attention(*more: tuple[Callable[[list[Tensor]], list[Tensor]], dict[str, Any], str]) -> list[Any]:
-    """What every attention refuses, of inputs of 13 tokens, 4 heads on 2, size 16."""
+    """Inputs that every attention refuses, of inputs of 13 tokens, 4 heads on 2, size 16."""
     return [
         (without_keys, {}, r"\(1, 13, 4, 16\).*\(1, 12, 2, 16\)"),
-        (with_other_type, {}, r"float32.*bfloat16"),
+        (with_keys_in_bfloat16, {}, r"float32.*bfloat16"),
         (lambda args: args, {"window": 0}, r"at least 1 .*got 0"),
         *more,
     ]
@@ -123,9 +123,9 @@ def softmax_inputs(t: int, h: int, j: int, *, b: int = 1, d: int = 16) -> list[T
 
 def polar_inputs(t: int, h: int, j: int, *, b: int = 1, d: int = 16, scale: float = 1.0) -> list[Tensor]:
     """q, k, v and raw parameters of heads."""
-    made = [*qkv(t, h, j, b, d), *(normal(h, seed=seed) for seed in (3, 4, 5, 6)), normal(h, d, seed=7)]
-    made[0] *= scale
-    return leaves(made)
+    drawn = [*qkv(t, h, j, b, d), *(normal(h, seed=seed) for seed in (3, 4, 5, 6)), normal(h, d, seed=7)]
+    drawn[0] *= scale
+    return leaves(drawn)
 
 
 def forgetting_inputs(t: int, h: int, j: int, *, b: int = 1, d: int = 16) -> list[Tensor]:
@@ -146,16 +146,16 @@ def relative_inputs(t: int, h: int, j: int, reach: int, *, b: int = 1, d: int = 
 def contextual_inputs(t: int, h: int, j: int, positions: int, *, b: int = 1, d: int = 16, shut: float = 0.0
 ) -> list[Tensor]:  # fmt: skip
     """q, k, v and vectors; `shut` takes so much off every score, so that gates close and positions lie farther back."""
-    made = qkv(t, h, j, b, d)
+    drawn = qkv(t, h, j, b, d)
     if shut:
-        made[0][..., 0], made[1][..., 0] = shut, -shut
-    return leaves([*made, 0.3 * normal(positions, d, seed=3)])
+        drawn[0][..., 0], drawn[1][..., 0] = shut, -shut
+    return leaves([*drawn, 0.3 * normal(positions, d, seed=3)])
 
 
 def drawn_threshold(t: int, h: int, j: int, *, b: int = 1, d: int = 8) -> list[Tensor]:
     """q, k, v and the log decay, float32 numbers in float64."""
-    made = [*qkv(t, h, j, b, d), functional.logsigmoid(normal(b, t, h, seed=3))]
-    return [x.double().requires_grad_() for x in made]
+    drawn = [*qkv(t, h, j, b, d), functional.logsigmoid(normal(b, t, h, seed=3))]
+    return [x.double().requires_grad_() for x in drawn]
 
 
 MARGIN = 1e-2
@@ -259,7 +259,7 @@ DIFFERENCES: list[tuple[Callable[..., Any], list[Tensor], dict[str, Any]]] = [
 
 
 def polar_exact(*args: Tensor, window: int | None = None) -> tuple[Tensor, Tensor]:
-    """One query at a time, which for long texts would take minutes."""
+    """Compute one query at a time, which for long texts would take minutes."""
     if args[0].shape[1] <= 127:
         return polar_attention_reference(*args, window=window)
     return polar.polar_attention(*args, window=window, backend="torch")
@@ -310,7 +310,7 @@ def wall_op_cases() -> dict[str, tuple[Any, tuple[Any, ...]]]:
 def extra_input_op_cases(
     forward: Any, backward: Any, args: list[Tensor]
 ) -> Callable[[], dict[str, tuple[Any, tuple[Any, ...]]]]:
-    """Of an attention with a fourth input."""
+    """Custom ops of an attention with a fourth input."""
 
     def cases() -> dict[str, tuple[Any, tuple[Any, ...]]]:
         o, lse = detached(*forward(*args, 0.3, 3))
@@ -346,9 +346,9 @@ def canon_exact(x_BTHD: Tensor, w_CK: Tensor, *, norm: bool) -> Tensor:
 
 def conv_op_cases() -> dict[str, tuple[Any, tuple[Any, ...]]]:
     x, w, heads = normal(2, 5, 12), normal(4, 3, seed=1), normal(2, 5, 2, 2, seed=2)
-    some, filters, rows = leaves([x.clone(), w.clone(), heads.clone()])
+    convolved, filters, rows = leaves([x.clone(), w.clone(), heads.clone()])
     return {
-        "gated forward": (conv.gated_conv_forward, (some, filters)),
+        "gated forward": (conv.gated_conv_forward, (convolved, filters)),
         "gated backward": (conv.gated_conv_backward, (normal(2, 5, 4), x, w)),
         "canon forward": (conv.canon_forward, (rows, filters, True)),
         "canon backward": (conv.canon_backward, (heads, heads, w, True)),
@@ -484,7 +484,7 @@ NEAR_FILTER = rounding_bound(torch.float32, 262)
 NEAR_NORMED = rounding_bound(torch.float32, 262, condition=4)
 """A gradient through a norm is the part of it that is orthogonal to the token, over a length that may be small."""
 
-OTHERS = {
+CONVOLUTIONS = {
     "gated convolution": Operation(
         function=gated_causal_conv, inputs=gated_conv_inputs, exact=gated_conv_exact,
         cases=[(dict(zip("btck", sizes, strict=True)), {}) for sizes in (
@@ -510,4 +510,4 @@ OTHERS = {
     ),
 }  # fmt: skip
 
-OPERATIONS = ATTENTIONS | OTHERS
+OPERATIONS = ATTENTIONS | CONVOLUTIONS

@@ -48,9 +48,9 @@ def test_sizes_windows_and_gates_of_every_kind_are_near_float64(
     ):
         skip_without_gluon(name, dtype, d, window)
         for strength in strengths:
-            made: Any = inputs(t, *sizes, b=2, d=d)  # type: ignore[operator]
-            made[3] = torch.full_like(made[3], -1.19) if strength is None else made[3] * strength
-            args = in_type(made, dtype, 3, "cuda")
+            drawn: Any = inputs(t, *sizes, b=2, d=d)  # type: ignore[operator]
+            drawn[3] = torch.full_like(drawn[3], -1.19) if strength is None else drawn[3] * strength
+            args = in_type(drawn, dtype, 3, "cuda")
             ours, again = (run(attention, args, window=window, backend="gluon") for _ in range(2))
             exact = run(attention, double(args), window=window, backend="torch")
             for part, a, same, b in zip(("y", "q", "k", "v", "gates"), ours, again, exact, strict=True):
@@ -69,8 +69,8 @@ def test_log_sums_are_those_of_plain_triton(name: str, near: float, near_output:
     """The backward reads them; sums of gates at -45,000 and far more tiles than multiprocessors. Wall has rates of 8 bits' mantissa."""
     skip_without_gluon(name, BF16, 128, None)
     for t, window in ((1300, 0), (1300, 200), (8200, 0)):
-        made = forgetting_inputs(t, 8, 2, d=128) if name == "forgetting" else wall_inputs(t, 8, 2, 8, d=128)
-        args = [x.detach() for x in in_type(made, BF16, 3, "cuda")]
+        drawn = forgetting_inputs(t, 8, 2, d=128) if name == "forgetting" else wall_inputs(t, 8, 2, 8, d=128)
+        args = [x.detach() for x in in_type(drawn, BF16, 3, "cuda")]
         if name == "forgetting":
             args[3][:, 0] = -45_000.0
         forward = forgetting_forward if name == "forgetting" else wall_forward
