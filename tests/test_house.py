@@ -113,9 +113,9 @@ def arrows() -> dict[str, set[str]]:
 
 
 def part_of(name: str) -> str:
-    """The room of a file: its folder; files directly in sweep/, results/ and reports/ are rooms of their own."""
+    """The room of a file: its folder; files directly in a folder of the root are rooms of their own."""
     folder, _, _ = name.rpartition("/")
-    return folder if folder not in ("", "sweep", "results", "reports") else name
+    return folder if folder not in ("", *ROOMS) else name
 
 
 def between_rooms() -> dict[str, set[str]]:

@@ -77,12 +77,12 @@ def _command_line() -> Any:
 def _network_modules() -> SimpleNamespace:
     """Return what the section `models` needs of the product, under names of our own."""
     from atma_sweep.model import backbone, config, registry
-    from atma_sweep.model.inference import decode
+    from atma_sweep.model.inference import generation
     from atma_sweep.sweep.grid import grid
     from atma_sweep.sweep.training import flops
 
     return SimpleNamespace(
-        Auxiliary=backbone.Auxiliary, build=backbone.build, ModelConfig=config.ModelConfig, write=decode.write,
+        Auxiliary=backbone.Auxiliary, build=backbone.build, ModelConfig=config.ModelConfig, write=generation.write,
         MEMORIES=registry.MEMORIES, MIXERS=registry.MIXERS, POSITIONS=registry.POSITIONS, REGULARIZERS=registry.REGULARIZERS,
         load_grid=grid.load_grid, shipped=grid.shipped, forward_flops=flops.forward_flops, paper_flops=flops.paper_flops,
         training_flops=flops.training_flops,
