@@ -15,7 +15,7 @@ from torch.nn import functional
 from ..kernels.conv.op import choose_backend
 from ..kernels.norms import rms_norm
 from .config import ModelConfig
-from .inference.kv_cache import Kept, Pools, Room, Step, has_step
+from .kv_cache import Kept, Pools, Room, Step, has_step
 from .layers import Canon, Linear, RMSNorm, few, in_pieces, join
 from .registry import MEMORIES, MIXERS
 from .resolve import NO_MEMORY, memory_settings, mixer_settings

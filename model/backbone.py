@@ -28,7 +28,7 @@ from .bases import Position, Table
 from .block import Block, Kept
 from .compilation import one_graph
 from .config import ModelConfig
-from .inference.kv_cache import Ledger, Room, Step
+from .kv_cache import Ledger, Room, Step
 from .layers import CausalConv, Linear, RMSNorm, TiedHead, few, in_pieces
 from .resolve import (
     NO_POSITIONS,

@@ -21,7 +21,7 @@ from torch import Tensor, nn
 from ..kernels.shapes import query_block
 from .bounds import MAX_FLOAT
 from .config import Config, Flag, Float, ModelConfig, knob
-from .inference.kv_cache import Room
+from .kv_cache import Room
 
 Before = Callable[[str], Tensor]
 """Name -> what was kept of the token before, [B, ...], zeros where there is none."""

@@ -17,7 +17,7 @@ from ..kernels.gated_delta.op import choose_backend
 from ..kernels.row_linear.op import row_conv_step
 from .attention import Attention
 from .config import ModelConfig
-from .inference.kv_cache import Room, Step
+from .kv_cache import Room, Step
 from .layers import MLP, CausalConv, Linear, RMSNorm, drop, in_pieces
 
 Kept = tuple[Tensor, Tensor]

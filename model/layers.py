@@ -18,7 +18,7 @@ from ..kernels.fp8.op import fp8_gated_linear, fp8_linear
 from ..kernels.gates import squared_relu_gate, swish_gate
 from ..kernels.norms import rms_norm
 from ..kernels.row_linear.op import row_linear
-from .inference.kv_cache import Room
+from .kv_cache import Room
 
 
 class Linear(nn.Module):

@@ -17,8 +17,8 @@ from torch.utils._pytree import tree_leaves
 from ..attention import States
 from ..backbone import EAGER, Backbone, Parts
 from ..compilation import CompileError, one_graph
+from ..kv_cache import PAGE, Book, CacheFull, Remembered, Room
 from ..layers import CausalConv, Linear, TiedHead
-from .kv_cache import PAGE, Book, CacheFull, Remembered, Room
 
 CHUNK = 8192
 """Tokens of a prompt that are worked through at a time."""

@@ -15,7 +15,7 @@ from ...kernels.norms import statistics_dtype
 from ..bases import MemoryConfig
 from ..bounds import MAX_LENGTH
 from ..config import Config, Int, ModelConfig, knob
-from ..inference.kv_cache import Room
+from ..kv_cache import Room
 from ..layers import Linear, few, join
 from .recurrent import Recurrent
 

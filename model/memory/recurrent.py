@@ -13,7 +13,7 @@ from torch import Tensor
 from ...kernels.norms import rms_norm
 from ..bases import Memory
 from ..config import ModelConfig
-from ..inference.kv_cache import Remembered, Room
+from ..kv_cache import Remembered, Room
 from ..layers import Linear, spans
 
 

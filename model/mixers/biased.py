@@ -21,7 +21,7 @@ from ...kernels.paged.single_query import row_attention, row_scores
 from ..bases import InBlocks, ScaledConfig, attention_flops
 from ..bounds import MAX_LENGTH
 from ..config import Config, Int, ModelConfig, knob
-from ..inference.kv_cache import Kept
+from ..kv_cache import Kept
 
 
 class ALiBiConfig(ScaledConfig):

@@ -16,7 +16,7 @@ from ...kernels.rotary_kinds import check_rotary
 from ..bases import Before, InBlocks, ScaledConfig
 from ..bounds import MAX_FLOAT
 from ..config import Config, Float, ModelConfig, knob
-from ..inference.kv_cache import Kept
+from ..kv_cache import Kept
 from ..layers import RMSNorm
 
 

@@ -12,7 +12,7 @@ from ...kernels.paged.single_query import row_scores
 from ..bases import Before, InBlocks, ScaledConfig, attention_flops
 from ..bounds import MAX_FLOAT
 from ..config import Config, Float, ModelConfig, Real, knob
-from ..inference.kv_cache import Kept
+from ..kv_cache import Kept
 from .gates import Gate, faded, fall_of
 
 

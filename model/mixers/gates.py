@@ -10,7 +10,7 @@ from ...kernels.attention.scored import running_sum
 from ...kernels.norms import statistics_dtype
 from ...kernels.paged.single_query import row_attention
 from ..bases import Before
-from ..inference.kv_cache import Kept
+from ..kv_cache import Kept
 
 
 class Gate(nn.Module):

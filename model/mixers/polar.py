@@ -13,7 +13,7 @@ from ...kernels.shapes import QUERY_BLOCK
 from ..bases import InBlocks, MixerConfig, attention_flops
 from ..bounds import MAX_FLOAT
 from ..config import Config, Float, ModelConfig, Real, knob
-from ..inference.kv_cache import Kept
+from ..kv_cache import Kept
 from ..layers import Linear
 
 

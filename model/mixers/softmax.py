@@ -14,7 +14,7 @@ from ...kernels.rotary_kinds import check_rotary
 from ..bases import Before, InBlocks, ScaledConfig, attention_flops
 from ..bounds import MAX_FLOAT
 from ..config import Config, Flag, Float, ModelConfig, knob
-from ..inference.kv_cache import Kept
+from ..kv_cache import Kept
 
 
 class SoftmaxConfig(ScaledConfig):

@@ -11,7 +11,7 @@ from ...kernels.norms import statistics_dtype
 from ...kernels.paged.op import paged_softmax
 from ..bases import attention_flops
 from ..config import Config, ModelConfig, Real, knob
-from ..inference.kv_cache import Kept
+from ..kv_cache import Kept
 from .softmax import NoPE, SoftmaxConfig
 
 

@@ -12,7 +12,7 @@ from ...kernels.paged.single_query import row_attention, row_scores
 from ..bases import InBlocks, ScaledConfig, attention_flops
 from ..bounds import MAX_FLOAT
 from ..config import Config, Float, ModelConfig, knob
-from ..inference.kv_cache import Kept
+from ..kv_cache import Kept
 from .gates import Gate
 
 

@@ -17,7 +17,7 @@ from ...kernels.shapes import expand_kv
 from ..bases import Before, InBlocks, ScaledConfig, attention_flops
 from ..bounds import MAX_FLOAT, MAX_WIDTH
 from ..config import Config, Float, Int, ModelConfig, PositiveOrNone, Real, knob
-from ..inference.kv_cache import Kept
+from ..kv_cache import Kept
 from .gates import Gate, fall_of
 
 

@@ -14,7 +14,7 @@ from torch.nn.attention import SDPBackend
 
 from ...model.backbone import Backbone
 from ...model.inference.decode import Paged, as_used
-from ...model.inference.kv_cache import CacheFull
+from ...model.kv_cache import CacheFull
 from ..attempt.device import network
 from ..grid.cell import Cell
 from . import single_token

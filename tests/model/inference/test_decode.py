@@ -22,7 +22,7 @@ from atma_sweep.model.config import ModelConfig
 from atma_sweep.model.inference import decode
 from atma_sweep.model.inference.decode import Anew, Paged, as_used, decoder
 from atma_sweep.model.inference.generation import choose, write
-from atma_sweep.model.inference.kv_cache import DUMMY, CacheFull
+from atma_sweep.model.kv_cache import DUMMY, CacheFull
 from atma_sweep.model.mixers.softmax import NoPE
 from atma_sweep.model.registry import register_mixer
 from registries import PAIRS, scope

@@ -7,7 +7,7 @@ from typing import Any
 
 import pytest
 import torch
-from atma_sweep.model.inference.kv_cache import DUMMY, Book, CacheFull, Room
+from atma_sweep.model.kv_cache import DUMMY, Book, CacheFull, Room
 from torch.utils._python_dispatch import TorchDispatchMode
 
 SLOTS, PAGE, MOST = 5, 4, 6

@@ -14,8 +14,8 @@ import numpy.typing as npt
 import torch
 from torch import Tensor
 
-from ...kernels.paged.op import write_pages
-from ...kernels.paged.page_tables import DUMMY, PAGE, Texts
+from ..kernels.paged.op import write_pages
+from ..kernels.paged.page_tables import DUMMY, PAGE, Texts
 
 Array = npt.NDArray[np.int64]
 
