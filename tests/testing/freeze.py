@@ -19,8 +19,8 @@ Sections:
 frozen/database.tar.gz is the prepared database: eight tiny networks that were trained once, as SQL, with their corpus, logs and
 the weights of one cell. It is an input and is never written again.
 
-Masked: the working folder, the host's name, versions of packages and of Python, free disk space, the CPU's name, times of
-preparation, and ages ("3 days ago"). Everything else is compared byte for byte.
+Masked: the working folder, the host's name, free disk space, the CPU's name, times of
+preparation, places in the source, and ages ("3 days ago"). Everything else is compared byte for byte.
 """
 
 from __future__ import annotations
@@ -123,6 +123,7 @@ def mask(text: str, *folders: Path) -> str:
         (r"(?:about |more than )?\d+ (seconds?|s|minutes?|min|hours?|h|days?|d|weeks?|months?) ago", "<age> ago"),
         (r'("\w*age_s"|"silent_s"): [\d.]+', r"\1: <age>"),
         (r"(?:the CPU of )[\w.-]+", "the CPU of <host>"),
+        (r"<root>/\S+\.py:\d+: ", "<source>: "),
     ):
         text = re.sub(pattern, replacement, text)
     return text
