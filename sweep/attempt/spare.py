@@ -1,6 +1,6 @@
 """A process that is ready before there is an attempt for it: it has imported what takes seconds, and waits to be told which it is.
 
-It has run nothing, holds no memory of a GPU and becomes one attempt at most. See `scheduler/spares.py` for who keeps it.
+It has run nothing, holds no memory of a GPU and becomes one attempt at most. See `executors/warm_pool.py` for who keeps it.
 """
 
 from __future__ import annotations
