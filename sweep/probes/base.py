@@ -27,10 +27,6 @@ class ProbeConfig(Config):
     """Settings of a probe; add fields with `knob`. They are written under eval.settings.NAME and never enter an id."""
 
 
-OF_OWN_TOKENS = ("bits", "bits_per_byte", "steps_per_digit")
-"""Metrics of a model with a tokenizer of its own alone."""
-
-
 class Probe(ABC):
     """One kind of measurement; an instance is the probe with the settings of one cell.
 
