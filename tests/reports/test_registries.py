@@ -21,7 +21,7 @@ from atma_sweep.reports.figures.files import renderings, trace_in
 from atma_sweep.reports.render import FORMATS, SUFFIXES, files_of, render
 from atma_sweep.reports.report_folder import write_all
 from atma_sweep.reports.report_spec import Listed
-from atma_sweep.reports.sweep_data import ReportError, gather
+from atma_sweep.reports.sweep_data import ReportError, SweepData
 from atma_sweep.reports.table import Table
 from atma_sweep.reports.table_builder import Line, assemble
 from atma_sweep.reports.tables import TABLES, make_table
@@ -94,14 +94,12 @@ def test_the_help_and_the_page_of_commands_list_them_all() -> None:
         assert f"{name} ({number}{line.shows})" in page
 
 
-def scratch_table(store: Store, sweep: str | None = None, *, revision: int | None = None, lengths: Any = None) -> Table:
-    data = gather(store, sweep, revision=revision, lengths=lengths)
+def scratch_table(store: Store, data: SweepData) -> Table:
     lines = [Line(words=(cell.slug,), cells=[cell]) for cell in data.cells]
-    return assemble(data, "scratch", f"Scratch of {data.sweep}", ("Cell",), lines)
+    return assemble(data, "scratch", "Scratch", ("Cell",), lines)
 
 
-def scratch_figure(store: Store, sweep: str | None = None, *, revision: int | None = None) -> Collected:
-    data = gather(store, sweep, revision=revision)
+def scratch_figure(store: Store, data: SweepData) -> Collected:
     frame = pd.DataFrame({"seed": [cell.seed for cell in data.cells]})
     return collected(store, data, "scratch", "Scratch", frame, [(cell.cell_id, None) for cell in data.cells])
 

@@ -109,7 +109,7 @@ def test_workers_run_the_copy_and_a_change_is_told(package: Path, tmp_path: Path
     only = ("--only", "attn_type=nope")
     assert "code:" not in launch(bench, package, *only)
     old = fingerprint(package)
-    work = package / "sweep" / "attempt" / "runner.py"
+    work = package / "sweep" / "attempt" / "cell_runner.py"
     work.write_text(work.read_text() + '\nprint("the edited code", __file__)\n')
     new = fingerprint(package)
     out = launch(bench, package, "--only", "attn_type=polar", "--code", "kept")
@@ -123,7 +123,7 @@ def test_workers_run_the_copy_and_a_change_is_told(package: Path, tmp_path: Path
     texts = [path.read_text() for path in (bench.folder / "atma-runs").glob("*/*/log.txt")]
     edited = [text for text in texts if "the edited code" in text]
     assert len(edited) == 2
-    assert all(f"atma-runs/source/{new}/atma_sweep/sweep/attempt/runner.py" in text for text in edited)
+    assert all(f"atma-runs/source/{new}/atma_sweep/sweep/attempt/cell_runner.py" in text for text in edited)
     codes = bench.sql("SELECT message FROM event WHERE kind = 'code' ORDER BY id")
     assert codes == [(old,), (new,)]
     assert "is not one of 'new', 'kept'" in launch(bench, package, "--code", "newest", code=2)

@@ -119,7 +119,7 @@ def _reports_know_it(folder: Path, source: str) -> None:
     ]  # fmt: skip
     assert {key["definition"] for key in page["keys"] if key["metric"] == "light"} == {words}
     assert "In their own units: Glow@32 lux, Glow@64 lux." in make_table("effects", store, "micro").notes
-    frame = collect(store, "micro").frame
+    frame = collect(store, gather(store, "micro")).frame
     assert set(frame[frame["measure"] == "Glow@64"]["unit"]) == {"lux"}
     data = gather(store, "micro")
     assert data.metric("glow", "light").definition == words
