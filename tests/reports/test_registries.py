@@ -129,7 +129,7 @@ def test_a_table_and_a_figure_more_are_a_file_and_a_line_each(
     written = write_all(every, out=tmp_path, figures=["9z"])
     assert written.left_out == {}
     assert {path.name for path in written.files} >= {f"scratch{ending}" for ending in SUFFIXES} | {"figure-scratch.pdf"}
-    assert "Scratch of all" in (tmp_path / "index.md").read_text()
+    assert "Scratch, sweep all" in (tmp_path / "index.md").read_text()
     found = files_in(tmp_path)
     assert len(found) == len(SUFFIXES) + 3
     for file in found:

@@ -595,7 +595,8 @@ def run_section(section: str, record: bool, keep: Path | None, place: Path) -> i
         print(f"{section}: recorded {len(now)} entries in {took}")
         return 0
     if section == "startup":
-        print(f"{section}: recorded were {json.loads(path.read_text())['commands']}")
+        recorded = json.loads(path.read_text())["commands"] if path.exists() else "no times"
+        print(f"{section}: recorded were {recorded}")
         return 0
     lines = list(differences(json.loads(path.read_text()), now))
     for line in lines[:200]:
