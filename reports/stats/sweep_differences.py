@@ -12,7 +12,6 @@ from dataclasses import dataclass
 from functools import cached_property
 from typing import Any
 
-from ...results.identity_defaults import LEFT_OUT
 from ...results.store.records import AXES, CellState, Provenance
 from ...results.store.store import Store
 from ..number_format import large
@@ -43,6 +42,31 @@ OF_PROBES: Mapping[str, tuple[str, ...]] = {
     "data.heldout": (*DOCUMENTS, "needle"),
 }
 """By beginning of a setting: the probes whose numbers it changes, where it does not change them all."""
+LEFT_OUT: Mapping[str, str] = {
+    "model.attn_every": "4",
+    "model.attn_offset": "2",
+    "model.memory": "none",
+    "model.mlp": "relu2",
+    "model.mlp_ratio": "4",
+    "model.positions": "none",
+    "model.window": "False",
+    "train.constant": "0.3",
+    "train.distractor": "False",
+    "train.embedding_lr": "0.3",
+    "train.head_lr": "0.003125",
+    "train.loss_on": "all",
+    "train.loss_reduction": "mean",
+    "train.muon_lr": "0.02",
+    "train.optimizer": "muon",
+    "train.regularizer": "baseline",
+    "train.scalar_lr": "0.01",
+    "train.schedule": "cosine",
+    "train.warmup_steps": "0",
+}
+"""Identity defaults by dotted path, as text: settings that a stored config leaves out where they stand at them.
+
+Reports know no config classes; these are the literals of the settings that published sweeps record.
+"""
 SETTINGS = "eval.settings."
 SPEED = "throughput"
 

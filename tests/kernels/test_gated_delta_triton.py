@@ -7,7 +7,6 @@ before NaN in memory, and whatever the kernels allocate starts as NaN.
 from __future__ import annotations
 
 import os
-from collections.abc import Iterator
 from typing import Any
 
 import pytest
@@ -23,14 +22,6 @@ INTERPRETED = os.environ.get("TRITON_INTERPRET") == "1"
 NAMES = ("readout", "last state", "q", "k", "v", "log_gamma", "beta", "initial state")
 interpreted = pytest.mark.skipif(not INTERPRETED, reason="needs TRITON_INTERPRET=1 from the start of the process")
 on_gpu = [pytest.mark.gpu, pytest.mark.skipif(INTERPRETED, reason="needs an NVIDIA GPU and compiled kernels")]
-
-
-@pytest.fixture
-def poisoned() -> Iterator[None]:
-    """torch fills what `empty` returns with NaN while only deterministic algorithms are allowed."""
-    torch.use_deterministic_algorithms(True, warn_only=True)
-    yield
-    torch.use_deterministic_algorithms(False)
 
 
 def before_nan(x: Tensor) -> Tensor:
@@ -99,7 +90,7 @@ def ours(made: list[Tensor], first: bool, last: bool) -> list[Tensor]:
     ),
 )
 def test_interpreter_gives_the_reference(
-    t: int, heads: tuple[int, int], first: bool, last: bool, kind: str, poisoned: None
+    t: int, heads: tuple[int, int], first: bool, last: bool, kind: str, unwritten_memory_is_nan: None
 ) -> None:
     made = inputs(2 if t < 100 else 1, t, *heads, 16, torch.float32, kind)
     for name, got, want in zip(NAMES, ours(made, first, last), exact(made, first, last, False), strict=False):
@@ -117,7 +108,9 @@ def test_interpreter_gives_the_reference(
     (1, 8, 2, True, True), (17, 3, 1, False, False), (127, 4, 4, False, True), (257, 8, 2, True, False),
     (1000, 3, 1, True, True), (1000, 8, 2, False, True),
 )])  # fmt: skip
-def test_bf16_is_near_float64_and_repeats_bit_for_bit(case: tuple[int, int, int, bool, bool], poisoned: None) -> None:
+def test_bf16_is_near_float64_and_repeats_bit_for_bit(
+    case: tuple[int, int, int, bool, bool], unwritten_memory_is_nan: None
+) -> None:
     t, h, j, first, last = case
     made = [x.cuda() for x in inputs(2, t, h, j, 128, torch.bfloat16)]
     got, again, want = ours(made, first, last), ours(made, first, last), exact(made, first, last, True)
@@ -131,7 +124,9 @@ def test_bf16_is_near_float64_and_repeats_bit_for_bit(case: tuple[int, int, int,
     (64, torch.bfloat16, "fast"), (32, torch.bfloat16, "kept"), (16, torch.bfloat16, "zeros"),
     (64, torch.float16, "zeros"), (128, torch.float32, "plain"),
 )])  # fmt: skip
-def test_other_sizes_types_and_gates_on_a_gpu(case: tuple[int, torch.dtype, str], poisoned: None) -> None:
+def test_other_sizes_types_and_gates_on_a_gpu(
+    case: tuple[int, torch.dtype, str], unwritten_memory_is_nan: None
+) -> None:
     d, dtype, kind = case
     made = [x.cuda() for x in inputs(2, 130, 4, 2, d, dtype, kind)]
     bound = {torch.bfloat16: 1e-2, torch.float16: 1e-3, torch.float32: 1e-5}[dtype]

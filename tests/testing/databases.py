@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
+import sqlite3
 from collections.abc import Sequence
+from pathlib import Path
 from typing import Any
 
 from atma_sweep.results.store.recorder import Recorder
@@ -68,3 +70,11 @@ def finished(
     if state != "running":
         store.finish_attempt(attempt.id, fence, state, **end)
     return attempt
+
+
+def sql(path: Path, *statements: str) -> None:
+    """Run statements on a SQLite file, past the store, each committed at once."""
+    connection = sqlite3.connect(path, isolation_level=None)
+    for statement in statements:
+        connection.execute(statement)
+    connection.close()

@@ -46,3 +46,11 @@ def qkv() -> Callable[..., list[Tensor]]:
         return [torch.randn(shape, generator=draw, dtype=torch.float64).requires_grad_() for shape in shapes]
 
     return make
+
+
+@pytest.fixture
+def read() -> list[Tensor]:
+    """q, k, v and the block's input of two texts of 19 tokens."""
+    draw = torch.Generator().manual_seed(1)
+    shapes = [(2, 19, 4, 8), (2, 19, 2, 8), (2, 19, 2, 8), (2, 19, 12)]
+    return [torch.randn(shape, generator=draw, dtype=torch.float64) for shape in shapes]

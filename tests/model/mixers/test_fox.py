@@ -21,14 +21,6 @@ def made(**settings: Any) -> FoX:
     return FoX(MODEL, FoXConfig(**{"gate_std": 0.7} | settings)).double()
 
 
-@pytest.fixture
-def read() -> list[Tensor]:
-    """q, k, v and the block's input."""
-    draw = torch.Generator().manual_seed(1)
-    shapes = [(2, T, 4, 8), (2, T, 2, 8), (2, T, 2, 8), (2, T, 12)]
-    return [torch.randn(shape, generator=draw, dtype=torch.float64) for shape in shapes]
-
-
 def test_the_output_is_the_formula(read: list[Tensor]) -> None:
     """Gates and scores written out for one query of one head."""
     mixer, (q, k, v, x) = made(scale=0.4, gate_bias=1.0), read

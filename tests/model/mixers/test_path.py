@@ -24,14 +24,6 @@ def made(**settings: Any) -> PaTH:
     return mixer
 
 
-@pytest.fixture
-def read() -> list[Tensor]:
-    """q, k, v and the block's input."""
-    draw = torch.Generator().manual_seed(1)
-    shapes = [(2, T, 4, 8), (2, T, 2, 8), (2, T, 2, 8), (2, T, 12)]
-    return [torch.randn(shape, generator=draw, dtype=torch.float64) for shape in shapes]
-
-
 @pytest.mark.parametrize("rank", [5, None])
 def test_a_map_is_made_of_the_token_and_the_two_before_it(read: list[Tensor], rank: int | None) -> None:
     mixer, x = made(rank=rank), read[3]

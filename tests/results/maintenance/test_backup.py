@@ -18,6 +18,7 @@ from atma_sweep.results.maintenance.check import check
 from atma_sweep.results.store import schema, upgrading
 from atma_sweep.results.store.records import Owner
 from atma_sweep.results.store.store import open_store
+from databases import sql
 from patience import PATIENCE_S
 
 FORK = multiprocessing.get_context("fork")
@@ -29,13 +30,6 @@ def dump(path):
     found = sorted(connection.iterdump())  # a copy may name views before indexes
     connection.close()
     return found
-
-
-def sql(path, *statements):
-    connection = sqlite3.connect(path, isolation_level=None)
-    for statement in statements:
-        connection.execute(statement)
-    connection.close()
 
 
 class TestBackup:

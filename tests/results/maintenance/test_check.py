@@ -21,7 +21,7 @@ from atma_sweep.results.maintenance.finding import Finding
 from atma_sweep.results.store import schema
 from atma_sweep.results.store.records import Owner
 from atma_sweep.results.store.store import open_store
-from databases import finished
+from databases import finished, sql
 from tiers import every_nth
 
 FORK = multiprocessing.get_context("fork")
@@ -33,13 +33,6 @@ def dump(path):
     found = list(connection.iterdump())
     connection.close()
     return found
-
-
-def sql(path, *statements):
-    connection = sqlite3.connect(path, isolation_level=None)
-    for statement in statements:
-        connection.execute(statement)
-    connection.close()
 
 
 def summary(findings):

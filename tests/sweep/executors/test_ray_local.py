@@ -5,13 +5,10 @@ from __future__ import annotations
 import contextlib
 import os
 import re
-import shutil
 import signal
 import subprocess
 import sys
-import tempfile
 import tomllib
-from collections.abc import Iterator
 from ipaddress import ip_address
 from itertools import chain
 from pathlib import Path
@@ -81,14 +78,6 @@ def test_a_worker_imports_little_for_its_task() -> None:
     code = "import sys, atma_sweep.sweep.executors.ray_worker; print(*sys.modules)"
     loaded = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=True).stdout.split()
     assert {"sqlalchemy", "pydantic", "rich", "ray", "torch", "numpy"} & set(loaded) == set()
-
-
-@pytest.fixture
-def scratch() -> Iterator[Path]:
-    """A short path: Ray's sockets lie below it, and a socket's path may have 107 bytes."""
-    folder = Path(tempfile.mkdtemp(prefix="atma-", dir="/tmp"))
-    yield folder
-    shutil.rmtree(folder, ignore_errors=True)
 
 
 def listening(processes: list[psutil.Process]) -> dict[tuple[str, str], int]:

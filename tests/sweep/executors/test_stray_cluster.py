@@ -3,10 +3,7 @@
 from __future__ import annotations
 
 import os
-import shutil
 import subprocess
-import tempfile
-from collections.abc import Iterator
 from pathlib import Path
 
 import pytest
@@ -16,14 +13,6 @@ from patience import PATIENCE_S
 pytestmark = pytest.mark.slow
 NOBODY = "127.0.0.1:9"
 """Where no cluster answers."""
-
-
-@pytest.fixture
-def scratch() -> Iterator[Path]:
-    """A short path: Ray's sockets lie below it, and a socket's path may have 107 bytes."""
-    folder = Path(tempfile.mkdtemp(prefix="atma-", dir="/tmp"))
-    yield folder
-    shutil.rmtree(folder, ignore_errors=True)
 
 
 @pytest.mark.thorough

@@ -2,7 +2,7 @@
 
 from atma_sweep.model.config import ModelConfig
 from atma_sweep.reports.stats.audit import flat
-from atma_sweep.results.identity_defaults import LEFT_OUT
+from atma_sweep.reports.stats.sweep_differences import LEFT_OUT
 from atma_sweep.results.names import PUBLISHED
 from atma_sweep.results.paper.published_sweeps import sheet
 from atma_sweep.sweep.config import TrainConfig
