@@ -141,6 +141,7 @@ NAMED: list[tuple[str, str, Any, tuple[str, ...], str]] = [
 ]  # fmt: skip
 
 
+@pytest.mark.usefixtures("no_databases")
 @pytest.mark.parametrize(("table", "column", "value", "command", "said"), NAMED)
 def test_errors_name_the_edited_row(
     folder: Path, table: str, column: str, value: Any, command: tuple[str, ...], said: str
@@ -149,7 +150,7 @@ def test_errors_name_the_edited_row(
     cell = cell_of(folder)
     assert edit(folder / "atma.db", table, column, value)
     code, out, err = here(folder, *(cell if word == "CELL" else word for word in command))
-    assert (code, out, err.count("\n")) == (2, "", 1)
+    assert (code, out, err.count("\n")) == (2, "", 1), err
     assert said.format(cell=cell) in err
     assert "run: atma-sweep db check" in err
     code, out, _ = here(folder, "db", "check")
