@@ -12,7 +12,7 @@ import socket
 import sys
 import traceback
 from collections.abc import Callable, Hashable
-from contextlib import nullcontext
+from contextlib import nullcontext, suppress
 from typing import Any
 
 import h11
@@ -56,7 +56,8 @@ class RefusedConnection(asyncio.Protocol):
         self._deadline: asyncio.TimerHandle | None = None
         if state.lingering < MAX_LINGERING:
             state.lingering += 1
-            transport.write_eof()
+            with suppress(OSError):  # the client may have gone already
+                transport.write_eof()
             self._deadline = asyncio.get_running_loop().call_later(LINGER_S, transport.abort)
         else:
             transport.close()
