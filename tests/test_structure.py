@@ -20,14 +20,14 @@ from ruamel.yaml import YAML
 
 ROOT = Path(__file__).resolve().parent.parent
 SHAPES = ROOT / "kernels" / "shapes.py"
-ROOMS = tuple(table())
+FOLDERS = tuple(table())
 
 
 @cache
 def sources() -> list[Path]:
     files = [ROOT / "cli.py"]
-    for room in ROOMS[1:]:
-        files += sorted((ROOT / room).rglob("*.py"))
+    for folder in FOLDERS[1:]:
+        files += sorted((ROOT / folder).rglob("*.py"))
     return files
 
 
@@ -67,24 +67,24 @@ def imports(file: Path) -> tuple[tuple[int, tuple[str, ...]], ...]:
     return tuple(found)
 
 
-def room_of(file: Path) -> str:
+def folder_of(file: Path) -> str:
     return file.relative_to(ROOT).parts[0].removesuffix(".py")
 
 
-@pytest.mark.parametrize("room", ROOMS)
-def test_imports_run_one_way(room: str) -> None:
+@pytest.mark.parametrize("folder", FOLDERS)
+def test_imports_run_one_way(folder: str) -> None:
     wrong = []
     seen = 0
     for file in sources():
-        if room_of(file) != room:
+        if folder_of(file) != folder:
             continue
         for line, parts in imports(file):
             seen += 1
             own = parts[0] == "atma_sweep"
             target = parts[1] if own and len(parts) > 1 else None
-            if target in ROOMS and target != room and target not in table()[room].imports:
+            if target in FOLDERS and target != folder and target not in table()[folder].imports:
                 wrong.append(f"{file.relative_to(ROOT)}:{line} imports {'.'.join(parts)}")
-            if not own and parts[0] in table()[room].never:
+            if not own and parts[0] in table()[folder].never:
                 wrong.append(f"{file.relative_to(ROOT)}:{line} imports {parts[0]}")
     assert wrong == []
     assert seen > 5
@@ -112,16 +112,18 @@ def arrows() -> dict[str, set[str]]:
     return found
 
 
-def part_of(name: str) -> str:
-    """The room of a file: its folder; files directly in a folder of the root are rooms of their own."""
+def package_of(name: str) -> str:
+    """The package of a file; a file directly in a folder of the root stands for itself."""
     folder, _, _ = name.rpartition("/")
-    return folder if folder not in ("", *ROOMS) else name
+    return folder if folder not in ("", *FOLDERS) else name
 
 
-def between_rooms() -> dict[str, set[str]]:
+def between_packages() -> dict[str, set[str]]:
     found: dict[str, set[str]] = {}
     for name, targets in arrows().items():
-        found.setdefault(part_of(name), set()).update({part_of(target) for target in targets} - {part_of(name)})
+        found.setdefault(package_of(name), set()).update(
+            {package_of(target) for target in targets} - {package_of(name)}
+        )
     return found
 
 
@@ -156,24 +158,24 @@ def test_no_circle_of_imports_between_files() -> None:
     assert circle(arrows()) == []
 
 
-def test_no_circle_of_imports_between_rooms() -> None:
-    assert circle(between_rooms()) == []
+def test_no_circle_of_imports_between_packages() -> None:
+    assert circle(between_packages()) == []
 
 
-@pytest.mark.parametrize("room", ROOMS[1:])
-def test_packages_of_a_folder_stand_in_layers(room: str) -> None:
+@pytest.mark.parametrize("folder", FOLDERS[1:])
+def test_packages_of_a_folder_stand_in_layers(folder: str) -> None:
     """Files directly in a folder are bound only where the table names them, and bind no package then."""
-    height = table()[room].height
+    height = table()[folder].height
     found: dict[str, set[str]] = {}
     for name, targets in arrows().items():
-        if name.startswith(f"{room}/"):
-            theirs = {target.split("/")[1] for target in targets if target.startswith(f"{room}/")}
+        if name.startswith(f"{folder}/"):
+            theirs = {target.split("/")[1] for target in targets if target.startswith(f"{folder}/")}
             found.setdefault(name.split("/")[1], set()).update(theirs)
     packages = {name for name in found if not name.endswith(".py")}
-    assert set(table()[room].packages) == packages, "docs/layers.toml names other packages than there are"
+    assert set(table()[folder].packages) == packages, "docs/layers.toml names other packages than there are"
     assert set(height) <= set(found)
     wrong = [
-        f"{room}/{name} imports {room}/{target}"
+        f"{folder}/{name} imports {folder}/{target}"
         for name in height
         for target in found[name] & set(height) - {name}
         if height[target] >= height[name]
@@ -275,12 +277,12 @@ SUFFIX = re.compile(r"_?[a-z][A-Za-z0-9_]*_([A-Z]{1,6})")
 """Of a tensor's name: a letter an axis."""
 
 
-@pytest.mark.parametrize("room", ["model", "kernels"])
-def test_a_letter_of_a_shape_has_one_meaning(room: str) -> None:
+@pytest.mark.parametrize("folder", ["model", "kernels"])
+def test_a_letter_of_a_shape_has_one_meaning(folder: str) -> None:
     """The one that kernels/shapes.py gives; a file that explains letters of its suffixes gives them no other."""
     legend = dict(re.findall(r"^([A-Z]) (.+)$", ast.get_docstring(tree(SHAPES)) or "", re.MULTILINE))
     wrong = []
-    for file in sorted((ROOT / room).rglob("*.py")):
+    for file in sorted((ROOT / folder).rglob("*.py")):
         names = {getattr(node, "id", None) or getattr(node, "arg", None) or "" for node in nodes(file)}
         used = {letter for name in names if (found := SUFFIX.fullmatch(name)) for letter in found[1]}
         wrong += [
@@ -439,3 +441,114 @@ def test_alternatives_write_out_groups() -> None:
 def test_watched_fails_when_its_target_vanishes() -> None:
     with pytest.raises(AssertionError, match=r"no file matches sweep/gone\\.py"):
         watched(r"cli\.py", r"sweep/gone\.py")
+
+
+LONG = {
+    "kernels/attention/gluon/forward.py": "a kernel's body: its phases share registers and barriers",
+    "kernels/attention/softmax/triton.py": "a kernel's body",
+    "kernels/attention/wall/gluon.py": "a kernel's body",
+    "kernels/gated_delta/triton.py": "a kernel's body",
+    "kernels/omega/triton.py": "a kernel's body",
+    "sweep/commands/data.py": "a command: its lines are its options and their help",
+    "sweep/commands/database.py": "a command: its lines are its options and their help",
+    "sweep/commands/delete.py": "a command: its lines are its options and their help",
+    "sweep/commands/generate.py": "a command: its lines are its options and their help",
+    "sweep/commands/runs.py": "a command: its lines are its options and their help",
+}
+"""Files with a function of more than MOST_LINES lines without its docstring, and why it stays whole."""
+MOST_LINES = 60
+MOST_FILES = 14
+
+
+def lines_of(function: ast.FunctionDef | ast.AsyncFunctionDef) -> int:
+    """Return the lines of a function without its docstring."""
+    first = function.body[0] if ast.get_docstring(function, clean=False) is not None else None
+    docstring = 0 if first is None or first.end_lineno is None else first.end_lineno - first.lineno + 1
+    assert function.end_lineno is not None
+    return function.end_lineno - function.lineno + 1 - docstring
+
+
+def test_long_functions_are_listed_with_a_reason() -> None:
+    functions = (ast.FunctionDef, ast.AsyncFunctionDef)
+    found = {
+        file.relative_to(ROOT).as_posix()
+        for file in sources()
+        for node in nodes(file)
+        if isinstance(node, functions) and lines_of(node) > MOST_LINES
+    }
+    assert found == set(LONG)
+
+
+def test_packages_have_few_files_and_an_introduction() -> None:
+    """A package says what lies in it, what may import it and where to start reading."""
+    packages = {file.parent for file in sources()} - {ROOT}
+    wrong = []
+    for package in sorted(packages):
+        name = package.relative_to(ROOT).as_posix()
+        if len(list(package.glob("*.py"))) > MOST_FILES:
+            wrong.append(f"{name} has more than {MOST_FILES} files")
+        text = ast.get_docstring(tree(package / "__init__.py")) or ""
+        wrong += [f"{name}/__init__.py has no {part!r}" for part in ("Imported by", "Start at") if part not in text]
+    assert wrong == []
+
+
+PRIVATE: dict[str, str] = {}
+"""Files of tests that use a private name of the product, and why no public path shows the same."""
+
+
+def is_private(name: str) -> bool:
+    return name.startswith("_") and not name.startswith("__") and name != "_"
+
+
+def private_uses(file: Path, theirs: frozenset[str]) -> set[str]:
+    """Return the private names out of `theirs` that a test imports, or reads or sets on an object of the product."""
+    found: set[str] = set()
+    own = {node.name for node in nodes(file) if isinstance(node, (ast.FunctionDef, ast.ClassDef))}
+    for node in nodes(file):
+        if isinstance(node, ast.ImportFrom):
+            found |= {alias.name for alias in node.names if (node.module or "").startswith("atma_sweep")}
+        elif isinstance(node, ast.Attribute) and not (isinstance(node.value, ast.Name) and node.value.id == "self"):
+            found.add(node.attr)
+    return {name for name in found - own if is_private(name)} & theirs
+
+
+def test_private_names_are_used_by_listed_tests_alone() -> None:
+    functions = (ast.FunctionDef, ast.AsyncFunctionDef, ast.ClassDef)
+    theirs = {node.name for file in sources() for node in nodes(file) if isinstance(node, functions)}
+    theirs |= {node.attr for file in sources() for node in nodes(file) if isinstance(node, ast.Attribute)}
+    theirs |= {node.id for file in sources() for node in nodes(file) if isinstance(node, ast.Name)}
+    files = sorted((ROOT / "tests").rglob("*.py"))
+    uses = {file.relative_to(ROOT).as_posix(): private_uses(file, frozenset(theirs)) for file in files}
+    found = {name: sorted(names) for name, names in uses.items() if names}
+    assert {name: names for name, names in found.items() if name not in PRIVATE} == {}
+    assert PRIVATE.keys() - found.keys() == set(), "an exemption that nothing needs any more"
+
+
+DOCUMENTED = {"_asdict", "_replace", "_fields", "_exit", "_mapping"}
+"""Names that are part of a public interface in spite of their underscore (namedtuple, os, Row of SQLAlchemy)."""
+FOREIGN = {
+    "torch": {"_scaled_mm", "_pytree", "_amp_foreach_non_finite_check_and_unscale_", "_amp_update_scale_", "_C",
+              "_cuda_endAllocateToPool", "_foreach_copy_", "_foreach_lerp_", "_foreach_lerp", "_foreach_mul_", "_foreach_add_"},
+    "ray": {"_raylet", "_private"},
+    "optuna": {"_storage", "_study_id", "_trial_id", "_contains"},
+}  # fmt: skip
+"""Private names of other packages that the product uses; each package has an upper bound in pyproject.toml for them."""
+
+
+def test_private_names_of_other_packages_have_an_upper_bound() -> None:
+    defined, used = set(DOCUMENTED), set()
+    for file in sources():
+        for node in nodes(file):
+            if isinstance(node, (ast.FunctionDef, ast.AsyncFunctionDef, ast.ClassDef)):
+                defined.add(node.name)
+            elif isinstance(node, ast.Name) and isinstance(node.ctx, ast.Store):
+                defined.add(node.id)
+            elif isinstance(node, ast.Attribute):
+                (defined if isinstance(node.ctx, ast.Store) else used).add(node.attr)
+        used |= {part for _, parts in imports(file) if parts[0] != "atma_sweep" for part in parts}
+    listed_names = set().union(*FOREIGN.values())
+    assert {name for name in used - defined if is_private(name)} - listed_names == set()
+    assert listed_names - used == set(), "an exemption that nothing needs any more"
+    dependencies = tomllib.loads((ROOT / "pyproject.toml").read_text(encoding="utf-8"))["project"]["dependencies"]
+    bounds = {re.split(r"[\[<>=~!]", one)[0]: "<" in one for one in dependencies}
+    assert all(bounds[name] for name in FOREIGN)
