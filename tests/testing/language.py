@@ -1,0 +1,135 @@
+"""Count what the rules of docs/language.toml leave out of names and documents, and hold the counts, which may only fall.
+
+`python -m tests.testing.language` prints the counts; with names of files it lists their findings, with `--record` it writes lower
+counts down.
+"""
+
+from __future__ import annotations
+
+import ast
+import re
+import subprocess
+import sys
+import tomllib
+from collections import Counter
+from collections.abc import Iterator
+from pathlib import Path
+
+ROOT = Path(__file__).resolve().parents[2]
+RULES = ROOT / "docs" / "language.toml"
+
+Finding = tuple[str, str, int, str]
+"""Rule, file, line, text."""
+
+
+def rules() -> dict[str, list[str]]:
+    """Return the lists of words of docs/language.toml."""
+    return tomllib.loads(RULES.read_text(encoding="utf-8"))["words"]
+
+
+def limits() -> dict[str, int]:
+    """Return the recorded counts of docs/language.toml, by rule."""
+    return tomllib.loads(RULES.read_text(encoding="utf-8"))["counts"]
+
+
+def parts_of(name: str) -> list[str]:
+    """Return the words of an identifier, which underscores and capital letters separate, in small letters."""
+    return [word.lower() for word in re.findall(r"[A-Z]?[a-z0-9]+|[A-Z]+(?![a-z])", name)]
+
+
+def bound_names(tree: ast.AST) -> Iterator[tuple[int, str]]:
+    """Yield (line, name) of every function, class, parameter, variable and attribute that a file binds."""
+    for node in ast.walk(tree):
+        match node:
+            case ast.FunctionDef(name=name) | ast.AsyncFunctionDef(name=name) | ast.ClassDef(name=name):
+                yield node.lineno, name
+            case ast.arg(arg=name):
+                yield node.lineno, name
+            case ast.Name(id=name, ctx=ast.Store()) | ast.Attribute(attr=name, ctx=ast.Store()):
+                yield node.lineno, name
+
+
+def findings_of_code(file: str, text: str) -> Iterator[Finding]:
+    """Yield the identifiers with a listed word, and the docstrings that open with one."""
+    words = rules()
+    side = "tests" if file.startswith("tests/") else "product"
+    tree = ast.parse(text)
+    for line, name in bound_names(tree):
+        if name.strip("_") not in words["terms"] and set(parts_of(name)) & set(words["identifiers"]):
+            yield f"{side} identifiers", file, line, name
+    opening = re.compile(rf"({'|'.join(words['openings'])})\b")
+    for node in ast.walk(tree):
+        if isinstance(node, (ast.Module, ast.ClassDef, ast.FunctionDef, ast.AsyncFunctionDef)):
+            docstring = ast.get_docstring(node) or ""
+            if opening.match(docstring):
+                yield f"{side} docstrings", file, getattr(node, "lineno", 1), docstring.splitlines()[0]
+
+
+def findings_of_document(file: str, text: str) -> Iterator[Finding]:
+    """Yield the lines that are longer than 100 characters; tables and lines with an address may be."""
+    for number, line in enumerate(text.splitlines(), 1):
+        if len(line) > 100 and not line.startswith("|") and "http" not in line:
+            yield "document lines", file, number, line[:80]
+
+
+def repeated_classes(files: dict[str, str]) -> Iterator[Finding]:
+    """Yield each public class name of the product that several files define."""
+    defined: dict[str, list[tuple[str, int]]] = {}
+    for file, text in files.items():
+        if file.endswith(".py") and not file.startswith("tests/"):
+            for node in ast.parse(text).body:
+                if isinstance(node, ast.ClassDef) and not node.name.startswith("_"):
+                    defined.setdefault(node.name, []).append((file, node.lineno))
+    for name, uses in sorted(defined.items()):
+        if len(uses) > 1:
+            yield "class names", *uses[0], f"{name}, also in {', '.join(file for file, _ in uses[1:])}"
+
+
+def sources(names: list[str] | None = None) -> dict[str, str]:
+    """Return the text of the Python files and documents of the repository, or of these."""
+    listed = subprocess.run(["git", "ls-files"], cwd=ROOT, capture_output=True, text=True, check=True).stdout.split(
+        "\n"
+    )
+    files = [name for name in names or listed if name.endswith((".py", ".md")) and (ROOT / name).is_file()]
+    return {name: (ROOT / name).read_text(encoding="utf-8") for name in files}
+
+
+def findings(files: dict[str, str]) -> Iterator[Finding]:
+    """Yield all findings in these files."""
+    for name, text in files.items():
+        yield from findings_of_code(name, text) if name.endswith(".py") else findings_of_document(name, text)
+    yield from repeated_classes(files)
+
+
+def counts() -> dict[str, int]:
+    """Return today's counts of the repository, by rule."""
+    found = Counter(rule for rule, *_ in findings(sources()))
+    return {rule: found[rule] for rule in limits()}
+
+
+def record(lower: dict[str, int]) -> None:
+    """Write counts down that fell; ValueError where one rose."""
+    risen = {rule: count for rule, count in lower.items() if count > limits()[rule]}
+    if risen:
+        raise ValueError(f"these counts rose above the recorded ones: {risen}")
+    text = RULES.read_text(encoding="utf-8")
+    for rule, count in lower.items():
+        text = re.sub(rf'^"{rule}" = \d+$', f'"{rule}" = {count}', text, flags=re.MULTILINE)
+    RULES.write_text(text, encoding="utf-8")
+
+
+def main() -> None:
+    names = [word for word in sys.argv[1:] if not word.startswith("--")]
+    if names:
+        for rule, file, line, text in findings(sources(names)):
+            print(f"{file}:{line}: {rule}: {text}")
+        return
+    today = counts()
+    if "--record" in sys.argv:
+        record(today)
+    for rule, count in today.items():
+        print(f"{rule:20} {count:6,} of at most {limits()[rule]:6,}")
+
+
+if __name__ == "__main__":
+    main()
