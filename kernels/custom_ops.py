@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import importlib
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from typing import Any
 
 import torch
@@ -33,24 +33,45 @@ def empty_like(*tensors: Tensor) -> tuple[Tensor, ...]:
     return tuple(x.new_empty(x.shape) for x in tensors)
 
 
-def differentiate(forward: Any, backward: Any, tensors: int, results: int = 1) -> None:
+Kept = Callable[[tuple[Any, ...], tuple[Tensor, ...]], tuple[Sequence[Tensor | None], Sequence[Any]]]
+"""(inputs, results) of an op -> the tensors that its backward reads, and its options."""
+
+
+def keep_inputs(count: int, results_from: int = 0) -> Kept:
+    """The first inputs, and the results from one of them on; the other inputs are options."""
+    return lambda inputs, results: ((*inputs[:count], *results[results_from:]), inputs[count:])
+
+
+def differentiate(
+    forward: Any, backward: Callable[..., Any], kept: Kept, *, results: int = 1, zeros_like: int | None = None
+) -> None:
     """Give an op the gradient that `backward` works out.
 
     Args:
-        forward: Op whose first `tensors` arguments are tensors with gradients, and the others options.
-        backward: Op of the gradients of the results, those tensors, everything that `forward` gave, and the options.
-        tensors: Arguments of `forward` that are tensors.
+        forward: Op whose first inputs may be tensors with gradients.
+        backward: Function of the gradients of the results, of the tensors kept and of the options. It returns the gradients of
+            the first inputs, of which those that are None or want none are not looked at.
+        kept: See `Kept`.
         results: Results of `forward` that have a gradient; those behind them have none.
+        zeros_like: A result that is no part of the loss has None as its gradient, not zeros, which would cost a pass over
+            them; only the first has, of the shape and type of the kept tensor of that number.
     """
 
-    def save(ctx: Any, inputs: tuple[Any, ...], output: tuple[Tensor, ...]) -> None:
-        ctx.save_for_backward(*inputs[:tensors], *output)
-        ctx.options = inputs[tensors:]
-        ctx.mark_non_differentiable(*output[results:])
-        ctx.set_materialize_grads(True)
+    def save(ctx: Any, inputs: tuple[Any, ...], output: Tensor | tuple[Tensor, ...]) -> None:
+        found = output if isinstance(output, tuple) else (output,)
+        tensors, ctx.options = kept(inputs, found)
+        ctx.save_for_backward(*tensors)
+        ctx.mark_non_differentiable(*found[results:])
+        ctx.set_materialize_grads(zeros_like is None)
 
-    def gradients(ctx: Any, *grads: Tensor) -> tuple[Tensor | None, ...]:
-        grads_in = backward(*grads[:results], *ctx.saved_tensors, *ctx.options)
-        return *grads_in, *(None for _ in ctx.options)
+    def gradients(ctx: Any, *grads: Tensor | None) -> tuple[Tensor | None, ...]:
+        tensors, first, *others = ctx.saved_tensors, *grads[:results]
+        if first is None:
+            first = torch.zeros_like(tensors[zeros_like])
+        grads_in = backward(first, *others, *tensors, *ctx.options)
+        asked = ctx.needs_input_grad
+        return tuple(g if needed else None for g, needed in zip(grads_in, asked, strict=False)) + (None,) * (
+            len(asked) - len(grads_in)
+        )
 
     forward.register_autograd(gradients, setup_context=save)

@@ -221,6 +221,23 @@ def both_ways(
     return found[0], found[1]
 
 
+def self_test(
+    attention: Callable[..., Tensor], tokens: int, more: Callable[[int, torch.Generator], list[Tensor]], **options: Any
+) -> Callable[..., float]:
+    """Return the self-test of an attention of q, k, v and `more`, drawn in float32 for a head size: two heads on one.
+
+    It gives the largest relative error of the result and of its gradients, against "torch" in float32.
+    """
+
+    def error(device: torch.device, dtype: torch.dtype, head_dim: int, backend: str, *, seed: int) -> float:
+        draw = torch.Generator().manual_seed(seed)
+        made = [torch.randn(1, tokens, heads, head_dim, generator=draw).to(device, dtype) for heads in (2, 1, 1)]
+        wide = [x.to(device) for x in more(head_dim, draw)]
+        return worst(*both_ways(functools.partial(attention, **options), backend, dtype, made, wide))
+
+    return error
+
+
 def worst(found: Iterable[Tensor], wanted: Iterable[Tensor]) -> float:
     """Largest error among pairs of tensors, in the norm, relative to the wanted one; NaN if one of them is."""
     pairs = [(a.detach().float(), b.detach()) for a, b in zip(found, wanted, strict=True)]

@@ -5,14 +5,23 @@ B batch, T length, H heads, X head size, F = X/2 rotating pairs.
 
 from __future__ import annotations
 
-from typing import cast
+from typing import Literal, cast
 
 import torch
 from torch import Tensor
 
 from .custom_ops import torch_op
 from .norms import statistics_dtype
-from .rotary_kinds import Kind, check_rotary
+
+Kind = Literal["full", "half-truncated"]
+
+
+def check_rotary(kind: Kind | Literal["none"], head_dim: int) -> None:
+    """Raises ValueError when heads of that size cannot be rotated this way."""
+    if kind == "full" and head_dim % 2:
+        raise ValueError(f"full rotary needs an even head_dim, got {head_dim}")
+    if kind == "half-truncated" and (head_dim % 4 or head_dim < 8):
+        raise ValueError(f"half-truncated rotary needs a head_dim of at least 8 that 4 divides, got {head_dim}")
 
 
 def frequencies(kind: Kind, head_dim: int, base: float, device: torch.device | str = "cpu") -> Tensor:
@@ -59,8 +68,10 @@ def _empty_tables(kind: str, length: int, head_dim: int, base: float, offset: in
 _tables = torch_op("rotary_tables", _empty_tables)(_cos_and_sin)
 
 
-def rotate(x_BTHX: Tensor, kind: Kind, base: float, places_BT: Tensor | None = None) -> Tensor:
-    """`apply_rotary` of tokens that stand at 0, 1, 2, ..., or at these places, int64 [B, T]."""
+def rotate(x_BTHX: Tensor, kind: Kind | Literal["none"], base: float, places_BT: Tensor | None = None) -> Tensor:
+    """`apply_rotary` of tokens that stand at 0, 1, 2, ..., or at these places, int64 [B, T]; "none" leaves them as they are."""
+    if kind == "none":
+        return x_BTHX
     dtype, size = statistics_dtype(x_BTHX.dtype), x_BTHX.shape[-1]
     if places_BT is None:
         return apply_rotary(

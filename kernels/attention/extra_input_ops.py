@@ -11,7 +11,7 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from ..custom_ops import differentiate, empty_like, load_kernels, torch_op
+from ..custom_ops import differentiate, empty_like, keep_inputs, load_kernels, torch_op
 
 
 def attention_ops(name: str) -> tuple[Any, Any]:
@@ -40,5 +40,5 @@ def attention_ops(name: str) -> tuple[Any, Any]:
         found = load_kernels(package).backward(*args, factor=factor, window=window or None)
         return found
 
-    differentiate(forward, backward, tensors=4)
+    differentiate(forward, backward, keep_inputs(4))
     return forward, backward

@@ -5,17 +5,14 @@ B batch, T length, H heads, X head size, J KV heads (J divides H), C chunk, N ch
 
 from __future__ import annotations
 
-import functools
-from typing import Any
-
 import torch
 from torch import Tensor
 from torch.nn import functional
 
-from ..custom_ops import empty_like, torch_op
+from ..custom_ops import differentiate, empty_like, torch_op
 from ..dispatch import Choice, constant, failure, plain_torch, version
 from ..fla_configs import channelwise, settle
-from ..gated_delta.op import NORM_FLOOR, rule_error, running_sum, why_no_fla
+from ..gated_delta.op import NORM_FLOOR, in_chunks, rule_error, running_sum, why_no_fla
 from ..norms import statistics_dtype
 from ..shapes import check_qkv, expand_kv
 
@@ -75,7 +72,6 @@ def _why_no_fla(device: torch.device, dtype: torch.dtype, head_dim: int) -> str 
     return why_no_fla(device, dtype)
 
 
-@functools.cache
 def _error(device: torch.device, dtype: torch.dtype, head_dim: int, backend: str, *, seed: int) -> float:
     """As `rule_error` says it, of `channelwise_delta`."""
     return rule_error(channelwise_delta, (1, 131, 2, head_dim), device, dtype, head_dim, backend, seed)
@@ -105,15 +101,8 @@ def _chunked(
     b, t, h, d = q.shape
     chunk = min(chunk, t)
     n = -(-t // chunk)
-
-    def chunks(x_BTHX: Tensor) -> Tensor:
-        """[B, T, H, X] -> [B, H, N, C, X]; zeros at the end neither decay nor write."""
-        padded = functional.pad(x_BTHX, (0, 0, 0, 0, 0, n * chunk - t)) if n * chunk > t else x_BTHX
-        return padded.reshape(b, n, chunk, h, -1).permute(0, 3, 1, 2, 4).contiguous()
-
-    q, k, v, decay, beta = (chunks(x) for x in (q, k, v, decay, beta_BTH.unsqueeze(-1)))
-    exactly = decay.device.type == "cuda" and torch.are_deterministic_algorithms_enabled()
-    decay = running_sum(decay.mT).mT if exactly else decay.cumsum(-2)
+    q, k, v, decay, beta = (in_chunks(x, chunk) for x in (q, k, v, decay, beta_BTH.unsqueeze(-1)))
+    decay = running_sum(decay, -2)
     later = torch.ones(chunk, chunk, dtype=torch.bool, device=q.device).triu(1)[..., None]
     fade = (decay.unsqueeze(-2) - decay.unsqueeze(-3)).masked_fill(later, -torch.inf).exp()
     of_keys = torch.einsum("bhnpx,bhnsx,bhnpsx->bhnps", k, k, fade)
@@ -184,16 +173,9 @@ def fla_backward(
     return dq.to(q.dtype), dk.to(k.dtype), dv.to(v.dtype), d_gamma.float(), d_beta.float(), d_state.float()
 
 
-def _save(ctx: Any, inputs: tuple[Any, ...], output: tuple[Tensor, ...]) -> None:
+def _kept(inputs: tuple[Tensor, ...], results: tuple[Tensor, ...]) -> tuple[tuple[Tensor, ...], tuple[()]]:
     q, k, v, _, beta, state = inputs
-    ctx.save_for_backward(q, k, v, beta, state, *output[2:])
-    ctx.mark_non_differentiable(*output[2:])
-    ctx.set_materialize_grads(False)
+    return (q, k, v, beta, state, *results[2:]), ()
 
 
-def _gradients(ctx: Any, g_r: Tensor | None, g_last: Tensor | None, *_: Any) -> tuple[Tensor, ...]:
-    q = ctx.saved_tensors[0]
-    return tuple(fla_backward(torch.zeros_like(q) if g_r is None else g_r, g_last, *ctx.saved_tensors))
-
-
-fla_forward.register_autograd(_gradients, setup_context=_save)
+differentiate(fla_forward, fla_backward, _kept, results=2, zeros_like=0)

@@ -5,14 +5,11 @@ B batch, T length, C channels, W taps, E = 3 C, H heads, X head size.
 
 from __future__ import annotations
 
-import functools
-from typing import Any
-
 import torch
 from torch import Tensor
 from torch.nn import functional
 
-from ..custom_ops import empty_like, load_kernels, torch_op
+from ..custom_ops import differentiate, empty_like, keep_inputs, load_kernels, torch_op
 from ..dispatch import Choice, constant, failure, triton_or_torch, why_no_triton, worst
 from ..norms import rms_norm
 
@@ -101,7 +98,6 @@ def choose_backend(device: torch.device | str, dtype: torch.dtype, taps: int) ->
     return triton_or_torch(why or failure("the convolutions", _error, device, dtype))
 
 
-@functools.cache
 def _error(device: torch.device, dtype: torch.dtype, *, seed: int) -> float:
     """Largest relative error of results and gradients, against "torch" in float32."""
     draw = torch.Generator().manual_seed(seed)
@@ -149,18 +145,5 @@ def _rows_apart(x_BTHX: Tensor) -> Tensor:
     return x_BTHX if fits else x_BTHX.contiguous()
 
 
-def _save(ctx: Any, inputs: tuple[Any, ...], output: Tensor) -> None:
-    ctx.save_for_backward(*inputs[:2])
-    ctx.options = inputs[2:]
-
-
-def _gated_gradients(ctx: Any, g: Tensor) -> tuple[Tensor, Tensor]:
-    return gated_conv_backward(g, *ctx.saved_tensors)
-
-
-def _canon_gradients(ctx: Any, g: Tensor) -> tuple[Tensor | None, ...]:
-    return *canon_backward(g, *ctx.saved_tensors, *ctx.options), None
-
-
-gated_conv_forward.register_autograd(_gated_gradients, setup_context=_save)
-canon_forward.register_autograd(_canon_gradients, setup_context=_save)
+differentiate(gated_conv_forward, gated_conv_backward, keep_inputs(2, 1))
+differentiate(canon_forward, canon_backward, keep_inputs(2, 1))

@@ -5,7 +5,6 @@ B texts, C channels, W taps, E channels of x, H query heads, J KV heads, X head 
 
 from __future__ import annotations
 
-import functools
 from typing import Any
 
 import torch
@@ -105,7 +104,6 @@ def choose_backend(device: torch.device | str, dtype: torch.dtype) -> Choice:
     return triton_or_torch(why_no_triton(device, dtype) or failure("the convolution step", _error, device, dtype))
 
 
-@functools.cache
 def _error(device: torch.device, dtype: torch.dtype, *, seed: int) -> float:
     """Largest relative error of a few outputs and of the tails after them, against "torch" in float32."""
     draw = torch.Generator().manual_seed(seed)

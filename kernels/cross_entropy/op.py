@@ -5,7 +5,6 @@ N tokens, D width, V vocabulary.
 
 from __future__ import annotations
 
-import functools
 import math
 from typing import Any
 
@@ -90,7 +89,6 @@ def choose_backend(device: torch.device | str, dtype: torch.dtype, capped: bool 
     return triton_or_torch(why_no_triton(device, dtype) or failure("cross-entropy", _error, device, dtype, capped))
 
 
-@functools.cache
 def _error(device: torch.device, dtype: torch.dtype, capped: bool, *, seed: int) -> float:
     """Largest relative error of losses and gradient, against "torch" in float32."""
     draw = torch.Generator().manual_seed(seed)

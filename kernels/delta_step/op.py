@@ -5,8 +5,6 @@ B texts, H query heads, J KV heads, X head size, R texts that a table has rows f
 
 from __future__ import annotations
 
-import functools
-
 import torch
 from torch import Tensor
 from torch.nn import functional
@@ -59,7 +57,6 @@ def choose_backend(device: torch.device | str, dtype: torch.dtype, head_dim: int
     return attention_choice("the delta step", torch.device(device), dtype, head_dim, _error)
 
 
-@functools.cache
 def _error(device: torch.device, dtype: torch.dtype, head_dim: int, backend: str, *, seed: int) -> float:
     """Largest relative error of readouts and states after a few steps of both rules, against "torch" in float32."""
     draw = torch.Generator().manual_seed(seed)

@@ -5,7 +5,6 @@ M rows, K inputs, N outputs.
 
 from __future__ import annotations
 
-import functools
 from typing import Any
 
 import torch
@@ -144,7 +143,6 @@ def choose_backend(device: torch.device | str) -> Choice:
     return Choice("scaled_mm", f"torch {version('torch')}") if why is None else Choice("torch", why)
 
 
-@functools.cache
 def _error(device: torch.device, *, seed: int) -> float:
     """Relative error of "scaled_mm" against "torch", forward and backward, at odd numbers of rows."""
     draw = torch.Generator().manual_seed(seed)

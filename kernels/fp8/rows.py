@@ -5,8 +5,6 @@ M rows, N numbers of a row, F = N / 2.
 
 from __future__ import annotations
 
-import functools
-
 import torch
 from torch import Tensor
 
@@ -62,7 +60,6 @@ def choose_backend(device: torch.device, dtype: torch.dtype) -> Choice:
     return triton_or_torch(why_no_triton(device, dtype) or failure("casts to 8 bits", _error, device, dtype))
 
 
-@functools.cache
 def _error(device: torch.device, dtype: torch.dtype, *, seed: int) -> float:
     """Largest relative error of what the kernels make, against torch's operations, at odd sizes.
 

@@ -102,7 +102,6 @@ def why_no_fla(device: torch.device, dtype: torch.dtype) -> str | None:
     return None
 
 
-@functools.cache
 def _error(device: torch.device, dtype: torch.dtype, head_dim: int, backend: str, *, seed: int) -> float:
     """As `rule_error` says it, of `gated_delta`."""
     return rule_error(
@@ -164,12 +163,25 @@ def gated_delta_reference(
     return torch.stack(readouts, 1).to(q_BTHX.dtype), state
 
 
-def running_sum(x: Tensor) -> Tensor:
-    """cumsum over the last axis, [..., C], as a product with a triangle of ones.
+def running_sum(x: Tensor, dim: int = -1) -> Tensor:
+    """cumsum over an axis; for deterministic runs on CUDA as a product.
 
-    For deterministic runs: the order in which torch's own adds on CUDA may change, so torch then refuses it.
+    The order in which torch's own adds there may change, so torch then refuses it.
     """
+    exactly = x.device.type == "cuda" and torch.are_deterministic_algorithms_enabled()
+    return sum_by_ones(x.movedim(dim, -1)).movedim(-1, dim) if exactly else x.cumsum(dim)
+
+
+def sum_by_ones(x: Tensor) -> Tensor:
+    """The same over the last axis, [..., C], as a product with a triangle of ones."""
     return x @ torch.ones(x.shape[-1], x.shape[-1], dtype=x.dtype, device=x.device).triu()
+
+
+def in_chunks(x_BTHX: Tensor, chunk: int) -> Tensor:
+    """[B, T, H, X] -> [B, H, N, C, X]; zeros at the end neither decay nor write."""
+    missing = -x_BTHX.shape[1] % chunk
+    padded = functional.pad(x_BTHX, (0, 0, 0, 0, 0, missing)) if missing else x_BTHX
+    return padded.unflatten(1, (-1, chunk)).permute(0, 3, 1, 2, 4).contiguous()
 
 
 def _chunked(
@@ -180,19 +192,11 @@ def _chunked(
     dtype = statistics_dtype(q_BTHX.dtype)
     chunk = min(chunk, t)
     n = -(-t // chunk)
-
-    def chunks(x_BTHX: Tensor) -> Tensor:
-        """[B, T, H, X] -> [B, H, N, C, X]; zeros at the end neither decay nor write."""
-        padded = functional.pad(x_BTHX, (0, 0, 0, 0, 0, n * chunk - t)) if n * chunk > t else x_BTHX
-        return padded.reshape(b, n, chunk, h, -1).permute(0, 3, 1, 2, 4).contiguous()
-
-    q = chunks(functional.normalize(q_BTHX.to(dtype), dim=-1, eps=NORM_FLOOR))
-    k = chunks(expand_kv(functional.normalize(k_BTJX.to(dtype), dim=-1, eps=NORM_FLOOR), h))
-    v = chunks(expand_kv(v_BTJX.to(dtype), h))
-    decay = chunks(log_gamma_BTH.to(dtype).unsqueeze(-1)).squeeze(-1)
-    exactly = decay.device.type == "cuda" and torch.are_deterministic_algorithms_enabled()
-    decay = running_sum(decay) if exactly else decay.cumsum(-1)
-    beta = chunks(beta_BTH.to(dtype).unsqueeze(-1))
+    q = in_chunks(functional.normalize(q_BTHX.to(dtype), dim=-1, eps=NORM_FLOOR), chunk)
+    k = in_chunks(expand_kv(functional.normalize(k_BTJX.to(dtype), dim=-1, eps=NORM_FLOOR), h), chunk)
+    v = in_chunks(expand_kv(v_BTJX.to(dtype), h), chunk)
+    decay = running_sum(in_chunks(log_gamma_BTH.to(dtype).unsqueeze(-1), chunk).squeeze(-1))
+    beta = in_chunks(beta_BTH.to(dtype).unsqueeze(-1), chunk)
 
     # ratio[p, s] = g_p / g_s for s <= p, masked before exp so that the other half cannot overflow.
     later = torch.ones(chunk, chunk, dtype=torch.bool, device=q.device).triu(1)

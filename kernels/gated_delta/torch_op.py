@@ -7,7 +7,7 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from ..custom_ops import empty_like, load_kernels, torch_op
+from ..custom_ops import differentiate, empty_like, keep_inputs, load_kernels, torch_op
 from ..fla_configs import gated, settle
 
 CHUNK = 64
@@ -51,21 +51,7 @@ def backward(
     return *grads, stats.new_empty(0) if d_first is None else d_first
 
 
-def _save(ctx: Any, inputs: tuple[Any, ...], output: tuple[Tensor, ...]) -> None:
-    ctx.save_for_backward(*inputs, *output[2:])
-    ctx.mark_non_differentiable(*output[2:])
-    # the last state is seldom part of the loss, and a gradient of zeros would cost a pass over it
-    ctx.set_materialize_grads(False)
-
-
-def _gradients(ctx: Any, g_r: Tensor | None, g_last: Tensor | None, *_: Any) -> tuple[Tensor | None, ...]:
-    q, first = ctx.saved_tensors[0], ctx.saved_tensors[5]
-    g_r = torch.zeros_like(q) if g_r is None else g_r
-    *grads, d_first = backward(g_r, g_last, *ctx.saved_tensors)
-    return *grads, None if first is None else d_first
-
-
-forward.register_autograd(_gradients, setup_context=_save)
+differentiate(forward, backward, keep_inputs(6, 2), results=2, zeros_like=0)
 
 
 # --- flash-linear-attention: keys and values already expanded to every head, states [X_k, X_v] ------------------------
@@ -126,18 +112,9 @@ def fla_backward(
     return dq.to(q.dtype), dk.to(k.dtype), dv.to(v.dtype), d_gamma.float(), d_beta.float(), d_first
 
 
-def _save_fla(ctx: Any, inputs: tuple[Any, ...], output: tuple[Tensor, ...]) -> None:
+def _kept_fla(inputs: tuple[Any, ...], results: tuple[Tensor, ...]) -> tuple[tuple[Tensor | None, ...], tuple[()]]:
     _, _, v, _, beta, first = inputs
-    ctx.save_for_backward(v, beta, first, *output[2:])
-    ctx.mark_non_differentiable(*output[2:])
-    ctx.set_materialize_grads(False)
+    return (v, beta, first, *results[2:]), ()
 
 
-def _fla_gradients(ctx: Any, g_r: Tensor | None, g_last: Tensor | None, *_: Any) -> tuple[Tensor | None, ...]:
-    first, q = ctx.saved_tensors[2], ctx.saved_tensors[3]
-    g_r = torch.zeros_like(q) if g_r is None else g_r
-    *grads, d_first = fla_backward(g_r, g_last, *ctx.saved_tensors)
-    return *grads, None if first is None else d_first
-
-
-fla_forward.register_autograd(_fla_gradients, setup_context=_save_fla)
+differentiate(fla_forward, fla_backward, _kept_fla, results=2, zeros_like=3)

@@ -14,7 +14,7 @@ from typing import Any, Literal
 import torch
 from torch import Tensor
 
-from ..custom_ops import torch_op
+from ..custom_ops import differentiate, keep_inputs, torch_op
 from ..gated_delta.op import running_sum
 from .newton_schulz import orthogonalised
 
@@ -33,9 +33,9 @@ class Plan:
         # token t of the chunk is token t + window - 1 of those seen
         self._inside = (i_S >= t_C) & (i_S < t_C + window)
         self._weight, self._slow, self._keep, self._step = weight, slow, keep, step
-        self.old_momentum = torch.zeros_like(keep) if slow is None else _running(slow).exp()
+        self.old_momentum = torch.zeros_like(keep) if slow is None else running_sum(slow).exp()
         """What of the momentum before the chunk is in each token's, [..., C]."""
-        self.kept = _running(keep).exp()
+        self.kept = running_sum(keep).exp()
         """What of the memory before the chunk is left, [..., C]."""
         self.step = step.mean(-1)
 
@@ -48,7 +48,7 @@ class Plan:
         """the last token's alone, [..., S]."""
         if self._slow is None:
             return self._inside[-1] * self._weight
-        total = _running(self._slow)
+        total = running_sum(self._slow)
         return ((total[..., -1:] - total).exp() @ self._inside.to(total.dtype)) * self._weight
 
     def moves(self) -> Tensor:
@@ -61,15 +61,9 @@ class Plan:
         return moves @ self.momentum(), (moves @ self.old_momentum[..., None]).squeeze(-1)
 
 
-def _running(x: Tensor) -> Tensor:
-    """cumsum along the last axis; where runs must repeat, in a way that torch lets pass on CUDA."""
-    exactly = x.device.type == "cuda" and torch.are_deterministic_algorithms_enabled()
-    return running_sum(x) if exactly else x.cumsum(-1)
-
-
 def _ratios(logs: Tensor) -> Tensor:
     """Product of the factors after s up to t, [..., C, C]; 0 for s > t."""
-    total = _running(logs)
+    total = running_sum(logs)
     c = total.shape[-1]
     later = torch.ones(c, c, dtype=torch.bool, device=total.device).triu(1)
     return (total[..., :, None] - total[..., None, :]).masked_fill(later, -torch.inf).exp()
@@ -237,19 +231,10 @@ def backward(
     # autograd sees nothing inside of an operation; torch.func does
     _, back, *_ = torch.func.vjp(of, *(given[i] for i in there))
     found = [q.new_empty(0) for _ in given]
-    for i, g in zip(there, back((g_y, g_layer, g_momentum, g_layer2, g_momentum2)), strict=True):
+    grads = tuple(g.contiguous() for g in (g_y, g_layer, g_momentum, g_layer2, g_momentum2))
+    for i, g in zip(there, back(grads), strict=True):
         found[i] = g.clone(memory_format=torch.contiguous_format)
     return tuple(found)  # type: ignore[return-value]
 
 
-def _save(ctx: Any, inputs: tuple[Any, ...], output: Ends) -> None:
-    ctx.save_for_backward(*inputs[:11])
-    ctx.options = inputs[11:]
-
-
-def _differentiated(ctx: Any, *grads: Tensor) -> tuple[Tensor | None, ...]:
-    found = backward(*(g.contiguous() for g in grads), *ctx.saved_tensors, *ctx.options)
-    return *(None if x is None else g for x, g in zip(ctx.saved_tensors, found, strict=True)), None, None, None
-
-
-at_once.register_autograd(_differentiated, setup_context=_save)
+differentiate(at_once, backward, keep_inputs(11, 5), results=5)

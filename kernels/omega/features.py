@@ -44,3 +44,10 @@ def sketch(x_BTHX: Tensor, draws_KHXR: Tensor) -> Tensor:
     """
     m = half_sketch(x_BTHX, draws_KHXR)
     return (m.unsqueeze(-1) * m.unsqueeze(-2)).flatten(-2)
+
+
+def columns(kind: str, size: int, sketch: int) -> int:
+    """Columns of the feature of `size` channels; a sketch has the square of its own number."""
+    if kind == "poly2":
+        return 1 + size + size * (size + 1) // 2
+    return sketch * sketch if kind == "sketch" else size

@@ -6,7 +6,6 @@ G rows times heads.
 
 from __future__ import annotations
 
-import functools
 from collections.abc import Sequence
 from typing import NamedTuple
 
@@ -149,7 +148,6 @@ def choose_backend(
     return triton_or_torch(why or failure("omega", _error, device, dtype, size, window, chunk, orthogonal, slow))
 
 
-@functools.cache
 def _error(
     device: torch.device,
     dtype: torch.dtype,

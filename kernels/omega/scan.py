@@ -10,12 +10,10 @@ As torch ops with a backward of their own, so that torch.compile meets one opera
 
 from __future__ import annotations
 
-from typing import Any
-
 import torch
 from torch import Tensor
 
-from ..custom_ops import torch_op
+from ..custom_ops import differentiate, torch_op
 from .newton_schulz import Orthogonalised, orthogonalised
 
 TOGETHER = 8
@@ -75,6 +73,7 @@ def scan_backward(
     share_NGS: Tensor | None, keep_NG: Tensor, to_NG: Tensor, old_NG: Tensor, memories: Tensor, momenta: Tensor,
 ) -> tuple[Tensor, Tensor, Tensor, Tensor, Tensor, Tensor, Tensor, Tensor, Tensor]:  # fmt: skip
     """Gradients of what `scan` takes, in its order; empty for what is None, zero for what is not looked at."""
+    g_memories, g_momenta = g_memories.contiguous(), g_momenta.contiguous()
     before, n = memories[:-1], len(keys_NGSF)
     keep, to, old = (x[..., None, None] for x in (keep_NG, to_NG, old_NG))
     # those of each chunk's result, and of its errors E
@@ -123,13 +122,4 @@ def scan_backward(
     return g_keys, -g_wrong, g_felt, g_share, g_keep, g_to, g_old, g_m, g_momentum
 
 
-def _keep(ctx: Any, inputs: tuple[Any, ...], output: tuple[Tensor, Tensor]) -> None:
-    ctx.save_for_backward(*inputs[:7], *output)
-
-
-def _gradients(ctx: Any, g_memories: Tensor, g_momenta: Tensor) -> tuple[Tensor | None, ...]:
-    found = scan_backward(g_memories.contiguous(), g_momenta.contiguous(), *ctx.saved_tensors)
-    return tuple(None if x is None else g for x, g in zip(ctx.saved_tensors, found, strict=False))
-
-
-scan.register_autograd(_gradients, setup_context=_keep)
+differentiate(scan, scan_backward, lambda inputs, results: ((*inputs[:7], *results), ()), results=2)

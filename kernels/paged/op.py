@@ -5,13 +5,11 @@ B texts, N pages, H query heads, J KV heads, X head size, S keys.
 
 from __future__ import annotations
 
-import functools
-
 import torch
 from torch import Tensor
 from torch.nn import functional
 
-from ..attention.polar.op import TINY
+from ..attention.polar.op import TINY, null_schedule
 from ..dispatch import Choice, attention_choice, constant, worst
 from ..norms import statistics_dtype
 from .page_tables import PAGE, Texts, check_step
@@ -70,7 +68,9 @@ def paged_polar(
     if (backend or choose_backend(q_BHX.device, q_BHX.dtype, x, texts.page).backend) == "triton":
         raw = [part.to(dtype) for part in (null_base_H, null_slope_H, len_gain_H, mag_beta_H, v_null_HX)]
         return attend(q_BHX, k_pool, v_pool, texts.tables_BP, texts.lengths_B, raw, x**-0.5, window or 0, n_eff_floor)
-    temp_BH, null_BH = null_scores(texts.counts(window), null_base_H, null_slope_H, len_gain_H, dtype)
+    n_B1 = texts.counts(window).to(dtype).clamp(min=1)[:, None]
+    temp_BH, null_BH = null_schedule(n_B1, null_base_H, null_slope_H, len_gain_H)
+    null_BH = temp_BH * null_BH
     seen_BS = texts.seen(window)
     scores_BHS = row_scores(q_BHX, texts.gather(k_pool)) * temp_BH[..., None]
     weight_BHS = row_weights(scores_BHS, seen_BS)
@@ -87,16 +87,6 @@ def paged_polar(
     c_BHX = s_BHX / torch.linalg.vector_norm(s_BHX, dim=-1, keepdim=True).clamp(min=TINY)
     beta_H = functional.softplus(mag_beta_H.to(dtype))
     return c_BHX.to(q_BHX.dtype), torch.tanh(beta_H * torch.log1p(n_eff_BH * real_BH))
-
-
-def null_scores(
-    counts_B: Tensor, null_base_H: Tensor, null_slope_H: Tensor, len_gain_H: Tensor, dtype: torch.dtype
-) -> tuple[Tensor, Tensor]:
-    """(temperature, score of the null) [B, H] each, of a token that sees so many keys."""
-    n_B1 = counts_B.to(dtype).clamp(min=1)[:, None]
-    temp_BH = 1 + functional.softplus(len_gain_H.to(dtype)) * n_B1.log()
-    null_BH = null_base_H.to(dtype) + functional.softplus(null_slope_H.to(dtype)) * n_B1.log1p().sqrt()
-    return temp_BH, temp_BH * null_BH
 
 
 def write_pages(
@@ -118,7 +108,6 @@ def choose_backend(device: torch.device | str, dtype: torch.dtype, head_dim: int
     return attention_choice("paged attention", torch.device(device), dtype, head_dim, _error)
 
 
-@functools.cache
 def _error(device: torch.device, dtype: torch.dtype, head_dim: int, backend: str, *, seed: int) -> float:
     """Largest relative error of both ops, against "torch" in float32."""
     draw = torch.Generator().manual_seed(seed)

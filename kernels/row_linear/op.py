@@ -5,7 +5,6 @@ B texts, D inputs, E outputs, C channels, W taps, R texts that a table has rows 
 
 from __future__ import annotations
 
-import functools
 from typing import Any
 
 import torch
@@ -86,7 +85,6 @@ def choose_backend(device: torch.device | str, dtype: torch.dtype, rows: int) ->
     return triton_or_torch(why_no_triton(device, dtype) or failure("the product of one row", _error, device, dtype))
 
 
-@functools.cache
 def _error(device: torch.device, dtype: torch.dtype, *, seed: int) -> float:
     """Largest relative error against "torch" in float32."""
     draw = torch.Generator().manual_seed(seed)

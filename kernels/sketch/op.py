@@ -7,7 +7,6 @@ the result is within 1e-5 of float32's in the norm, gradients are rounded once, 
 
 from __future__ import annotations
 
-import functools
 import math
 from collections.abc import Sequence
 from typing import Any
@@ -85,7 +84,6 @@ def choose_backend(device: torch.device | str, dtype: torch.dtype) -> Choice:
     return triton_or_torch(why or failure("the sketch", _error, device, dtype))
 
 
-@functools.cache
 def _error(device: torch.device, dtype: torch.dtype, *, seed: int) -> float:
     """Largest relative error of the results and of the gradient, against "torch" in float32."""
     draw = torch.Generator().manual_seed(seed)

@@ -10,7 +10,6 @@ from torch.nn import functional
 
 from ...kernels.norms import statistics_dtype
 from ...kernels.omega import features
-from ...kernels.omega.columns import columns
 from ...kernels.omega.op import Rates, State, answer, choose_backend, first_state, omega, unit
 from ...kernels.shapes import expand_kv
 from ..bases import MemoryConfig
@@ -81,7 +80,7 @@ class Omega(Recurrent):
     @classmethod
     def columns(cls, model: ModelConfig, config: OmegaConfig) -> int:
         """Of the feature of a key."""
-        return columns(config.features, model.head_dim, config.sketch)
+        return features.columns(config.features, model.head_dim, config.sketch)
 
     @classmethod
     def layers(cls, model: ModelConfig, config: OmegaConfig) -> list[tuple[int, int]]:

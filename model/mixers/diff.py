@@ -11,8 +11,7 @@ from torch import Tensor, nn
 from ...kernels.attention.softmax.op import choose_backend, softmax_attention
 from ...kernels.norms import statistics_dtype
 from ...kernels.paged.op import paged_softmax
-from ...kernels.rotary import rotate
-from ...kernels.rotary_kinds import check_rotary
+from ...kernels.rotary import check_rotary, rotate
 from ..bases import Before, InBlocks, ScaledConfig
 from ..bounds import MAX_FLOAT
 from ..config import Config, Float, ModelConfig, knob
@@ -41,8 +40,7 @@ class Diff(InBlocks):
                 raise ValueError(
                     f"mixer diff takes heads in pairs, but model.{name} is {getattr(model, name)}; make it even"
                 )
-        if config.rotary != "none":
-            check_rotary(config.rotary, model.head_dim)
+        check_rotary(config.rotary, model.head_dim)
 
     @classmethod
     def forward_flops(cls, model: ModelConfig, config: DiffConfig, keys: float) -> float:
@@ -113,5 +111,4 @@ class Diff(InBlocks):
         return {"softmax": str(full), "softmax_window": str(windowed)}
 
     def _placed(self, x_BTHX: Tensor, places_BT: Tensor | None = None) -> Tensor:
-        kind = self.config.rotary
-        return x_BTHX if kind == "none" else rotate(x_BTHX, kind, self.config.base, places_BT)
+        return rotate(x_BTHX, self.config.rotary, self.config.base, places_BT)

@@ -9,8 +9,7 @@ from torch import Tensor
 
 from ...kernels.attention.softmax.op import choose_backend, softmax_attention, softmax_distractor_loss
 from ...kernels.paged.op import paged_softmax
-from ...kernels.rotary import rotate
-from ...kernels.rotary_kinds import check_rotary
+from ...kernels.rotary import check_rotary, rotate
 from ..bases import Before, InBlocks, ScaledConfig, attention_flops
 from ..bounds import MAX_FLOAT
 from ..config import Config, Flag, Float, ModelConfig, knob

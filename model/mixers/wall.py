@@ -11,8 +11,7 @@ from torch.nn import functional
 from ...kernels.attention.wall.op import choose_backend, wall_attention
 from ...kernels.norms import statistics_dtype
 from ...kernels.paged.single_query import row_attention, row_scores
-from ...kernels.rotary import rotate
-from ...kernels.rotary_kinds import check_rotary
+from ...kernels.rotary import check_rotary, rotate
 from ...kernels.shapes import expand_kv
 from ..bases import Before, InBlocks, ScaledConfig, attention_flops
 from ..bounds import MAX_FLOAT, MAX_WIDTH
@@ -59,8 +58,7 @@ class Wall(InBlocks):
     def check(cls, model: ModelConfig, config: WallConfig) -> None:
         if config.subdim is not None and config.subdim > model.head_dim:
             raise ValueError(f"subdim ({config.subdim}) must be at most model.head_dim ({model.head_dim})")
-        if config.rotary != "none":
-            check_rotary(config.rotary, model.head_dim)
+        check_rotary(config.rotary, model.head_dim)
 
     @classmethod
     def gates(cls, model: ModelConfig, config: WallConfig) -> tuple[int, int]:
@@ -116,8 +114,7 @@ class Wall(InBlocks):
         return row_attention(logits_BHS, kept.gather("v"), seen_BS).to(q_BHX.dtype)
 
     def _placed(self, x_BTHX: Tensor, places_BT: Tensor | None = None) -> Tensor:
-        kind = self.config.rotary
-        return x_BTHX if kind == "none" else rotate(x_BTHX, kind, self.config.base, places_BT)
+        return rotate(x_BTHX, self.config.rotary, self.config.base, places_BT)
 
     def log_gates(self, x_BTD: Tensor, k_BTJX: Tensor) -> Tensor:
         """[B, T, P, X] at most 0, in the statistics' type: by how much each token lets each channel fall."""

@@ -9,7 +9,7 @@ from atma_sweep.kernels.gated_delta.op import (
     fla_is_right,
     gated_delta,
     gated_delta_reference,
-    running_sum,
+    sum_by_ones,
     why_no_fla,
 )
 from torch import Tensor
@@ -142,7 +142,7 @@ def test_running_sum_is_cumsum() -> None:
     x = torch.randn(2, 3, 7, dtype=torch.float64, generator=torch.Generator().manual_seed(3), requires_grad=True)
     weight = torch.randn(2, 3, 7, dtype=torch.float64, generator=torch.Generator().manual_seed(4))
     grads = []
-    for result in (running_sum(x), x.cumsum(-1)):
+    for result in (sum_by_ones(x), x.cumsum(-1)):
         assert (result - x.cumsum(-1)).abs().max() <= 1e-14
         grads.append(torch.autograd.grad((result * weight).sum(), x)[0])
     assert (grads[0] - grads[1]).abs().max() <= 1e-14

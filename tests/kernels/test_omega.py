@@ -10,7 +10,6 @@ import torch
 from atma_sweep.kernels.gated_delta.op import gated_delta_reference
 from atma_sweep.kernels.omega import features
 from atma_sweep.kernels.omega import scan as scanned
-from atma_sweep.kernels.omega.columns import columns
 from atma_sweep.kernels.omega.newton_schulz import Orthogonalised, orthogonalised
 from atma_sweep.kernels.omega.op import Rates, answer, first_state, omega, unit
 from atma_sweep.kernels.omega.reference import omega_reference
@@ -261,7 +260,7 @@ def test_the_product_of_two_is_the_first_terms_of_the_exponential() -> None:
     s = (q * k).sum(-1)
     assert ((features.poly2(q) * features.poly2(k)).sum(-1) - (1 + s + s**2 / 2)).abs().max() <= 1e-12
     assert features.poly2(normal(64, seed=1)).shape == (2145,)
-    assert columns("poly2", 64, 0) == 2145
+    assert features.columns("poly2", 64, 0) == 2145
 
 
 @pytest.mark.parametrize("degree", [2, 4])

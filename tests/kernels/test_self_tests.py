@@ -33,11 +33,9 @@ FAULTS = {
 @pytest.fixture(autouse=True)
 def untried() -> Iterator[None]:
     """Self-tests run anew, and the next test finds none tried."""
-    for cached in (dispatch.failure, softmax._error):
-        cached.cache_clear()
+    dispatch.failure.cache_clear()
     yield
-    for cached in (dispatch.failure, softmax._error):
-        cached.cache_clear()
+    dispatch.failure.cache_clear()
 
 
 def loaded(name: str, path: Path, source: str) -> ModuleType:

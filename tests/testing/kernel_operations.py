@@ -290,7 +290,7 @@ def forgetting_op_cases() -> dict[str, tuple[Any, tuple[Any, ...]]]:
     results = detached(*forgetting_ops.forgetting_forward(*args, 0.7, 3, "triton"))
     return {
         "forward": (forgetting_ops.forgetting_forward, (*args, 0.7, 3, "triton")),
-        "backward": (forgetting_ops.forgetting_backward, (results[0], *detached(*args[:3]), *results, 0.7, 3)),
+        "backward": (forgetting_ops.forgetting_backward, (results[0], *detached(*args), *results, 0.7, 3, "triton")),
     }
 
 

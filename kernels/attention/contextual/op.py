@@ -5,12 +5,10 @@ B batch, T length, H query heads, J KV heads, X head size, P positions, M querie
 
 from __future__ import annotations
 
-import functools
-
 import torch
 from torch import Tensor
 
-from ...dispatch import Choice, attention_choice, both_ways, constant, worst
+from ...dispatch import Choice, attention_choice, constant, self_test
 from ...shapes import check_qkv, check_window, cut
 from ..extra_input_ops import attention_ops
 from ..scored import Span, dot_scores, scored_attention
@@ -62,16 +60,8 @@ def choose_backend(device: torch.device | str, dtype: torch.dtype, head_dim: int
     return attention_choice("contextual attention", torch.device(device), dtype, head_dim, _error)
 
 
-@functools.cache
-def _error(device: torch.device, dtype: torch.dtype, head_dim: int, backend: str, *, seed: int) -> float:
-    """Largest relative error of the result and of its gradients, against "torch" in float32."""
-    # odd, longer than three tiles, a window that ends inside one, and positions that end in the second
-    t, window, positions = 197, 150, 40
-    draw = torch.Generator().manual_seed(seed)
-    made = [torch.randn(1, t, heads, head_dim, generator=draw).to(device, dtype) for heads in (2, 1, 1)]
-    vectors = (torch.randn(positions, head_dim, generator=draw) / 8).to(device)
-    attention = functools.partial(contextual_attention, window=window)
-    return worst(*both_ways(attention, backend, dtype, made, [vectors]))
+# odd, longer than three tiles, a window that ends inside one, and positions that end in the second
+_error = self_test(contextual_attention, 197, lambda d, draw: [torch.randn(40, d, generator=draw) / 8], window=150)
 
 
 def of_positions(q_BMHX: Tensor, scores_BHMS: Tensor, seen_MS: Tensor, vectors_PX: Tensor) -> Tensor:

@@ -5,12 +5,10 @@ B batch, T length, H query heads, J KV heads, X head size, M queries of a block,
 
 from __future__ import annotations
 
-import functools
-
 import torch
 from torch import Tensor
 
-from ...dispatch import Choice, both_ways, constant, gluon_choice, worst
+from ...dispatch import Choice, constant, gluon_choice, self_test
 from ...shapes import check_qkv, check_window, cut
 from ..scored import Span, dot_scores, running_sum, scored_attention
 from ..softmax.op import factor_in_log2
@@ -65,13 +63,5 @@ def choose_backend(device: torch.device | str, dtype: torch.dtype, head_dim: int
     return gluon_choice("forgetting attention", torch.device(device), dtype, head_dim, window, _error)
 
 
-@functools.cache
-def _error(device: torch.device, dtype: torch.dtype, head_dim: int, backend: str, *, seed: int) -> float:
-    """Largest relative error of the result and of its gradients, against "torch" in float32."""
-    # odd, longer than three tiles, and a window that ends inside one
-    t, window = 397, 150
-    draw = torch.Generator().manual_seed(seed)
-    made = [torch.randn(1, t, heads, head_dim, generator=draw).to(device, dtype) for heads in (2, 1, 1)]
-    gate = -torch.rand(1, t, 2, generator=draw).to(device) / 8
-    attention = functools.partial(forgetting_attention, window=window)
-    return worst(*both_ways(attention, backend, dtype, made, [gate]))
+# odd, longer than three tiles, and a window that ends inside one
+_error = self_test(forgetting_attention, 397, lambda _, draw: [-torch.rand(1, 397, 2, generator=draw) / 8], window=150)

@@ -11,19 +11,12 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from ...custom_ops import empty_like, load_kernels, torch_op
+from ...custom_ops import differentiate, empty_like, keep_inputs, load_kernels, torch_op
 
 
 def _empty_results(q: Tensor, *_: Any) -> tuple[Tensor, ...]:
     b, t, h = q.shape[:3]
     return q.new_empty(q.shape), *(q.new_empty(b, h, t, dtype=torch.float32) for _ in range(3))
-
-
-def _empty_gradients(
-    g_o: Tensor, q: Tensor, k: Tensor, v: Tensor, o: Tensor, lse: Tensor, *_: Any
-) -> tuple[Tensor, ...]:
-    b, t, h = q.shape[:3]
-    return *empty_like(q, k, v), lse.new_empty(b, t, h)
 
 
 @torch_op("forgetting_forward", _empty_results)
@@ -39,27 +32,15 @@ def forgetting_forward(
     )
 
 
-@torch_op("forgetting_backward", _empty_gradients)
+@torch_op("forgetting_backward", lambda g_o, *tensors: empty_like(*tensors[:4]))
 def forgetting_backward(
-    g_o: Tensor, q: Tensor, k: Tensor, v: Tensor, o: Tensor, lse: Tensor, high: Tensor, low: Tensor, factor: float,
-    window: int,
+    g_o: Tensor, q: Tensor, k: Tensor, v: Tensor, log_gate: Tensor, o: Tensor, lse: Tensor, high: Tensor, low: Tensor,
+    factor: float, window: int, path: str,
 ) -> tuple[Tensor, Tensor, Tensor, Tensor]:  # fmt: skip
-    """Gradients of q, k, v and log_gate, the last float32."""
+    """Gradients of q, k, v and log_gate, of their types."""
     args = (x.contiguous() for x in (g_o, q, k, v, o))
-    return load_kernels(__package__).backward(*args, lse, (high, low), factor=factor, window=window or None)
+    *grads, d_gate = load_kernels(__package__).backward(*args, lse, (high, low), factor=factor, window=window or None)
+    return *grads, d_gate.to(log_gate.dtype)
 
 
-def _save(ctx: Any, inputs: tuple[Any, ...], output: tuple[Tensor, ...]) -> None:
-    q, k, v, log_gate, ctx.factor, ctx.window, _ = inputs
-    ctx.save_for_backward(q, k, v, *output)
-    ctx.gate_dtype = log_gate.dtype
-    ctx.mark_non_differentiable(*output[1:])
-    ctx.set_materialize_grads(True)
-
-
-def _gradients(ctx: Any, g_o: Tensor, *_: Any) -> tuple[Tensor | None, ...]:
-    *grads, d_gate = forgetting_backward(g_o, *ctx.saved_tensors, ctx.factor, ctx.window)
-    return *grads, d_gate.to(ctx.gate_dtype), None, None, None
-
-
-forgetting_forward.register_autograd(_gradients, setup_context=_save)
+differentiate(forgetting_forward, forgetting_backward, keep_inputs(4))

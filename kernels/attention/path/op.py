@@ -5,15 +5,12 @@ B batch, T length, H query heads, J KV heads, X head size, N chunks of C tokens,
 
 from __future__ import annotations
 
-import functools
-from typing import Any
-
 import torch
 from torch import Tensor
 from torch.nn import functional
 
-from ...custom_ops import empty_like, torch_op
-from ...dispatch import Choice, both_ways, constant, failure, plain_torch, version, why_no_fla, worst
+from ...custom_ops import differentiate, empty_like, keep_inputs, torch_op
+from ...dispatch import Choice, constant, failure, plain_torch, self_test, version, why_no_fla
 from ...fla_configs import path, settle
 from ...norms import statistics_dtype
 from ...shapes import check_qkv, check_window
@@ -122,14 +119,12 @@ def _why_no_fla(device: torch.device, dtype: torch.dtype, head_dim: int, windowe
     return why
 
 
-@functools.cache
-def _error(device: torch.device, dtype: torch.dtype, head_dim: int, backend: str, *, seed: int) -> float:
-    """Largest relative error of the result and of its gradients, against "torch" in float32."""
-    draw = torch.Generator().manual_seed(seed)
-    made = [torch.randn(1, 131, heads, head_dim, generator=draw).to(device, dtype) for heads in (2, 1, 1)]
-    w = functional.normalize(torch.randn(1, 131, 1, head_dim, generator=draw), dim=-1).to(device)
-    beta = (2 * torch.rand(1, 131, 1, generator=draw)).to(device)
-    return worst(*both_ways(path_attention, backend, dtype, made, [w, beta]))
+def _drawn_maps(head_dim: int, draw: torch.Generator) -> list[Tensor]:
+    w = functional.normalize(torch.randn(1, 131, 1, head_dim, generator=draw), dim=-1)
+    return [w, 2 * torch.rand(1, 131, 1, generator=draw)]
+
+
+_error = self_test(path_attention, 131, _drawn_maps)
 
 
 @torch_op("path_fla_forward", lambda q, *_: q.new_empty(q.shape))
@@ -159,13 +154,4 @@ def _fla(tensors: list[Tensor], scale: float) -> Tensor:
     return o.to(tensors[0].dtype).contiguous()
 
 
-def _save(ctx: Any, inputs: tuple[Any, ...], output: Tensor) -> None:
-    *tensors, ctx.scale = inputs
-    ctx.save_for_backward(*tensors)
-
-
-def _gradients(ctx: Any, g_o: Tensor) -> tuple[Tensor | None, ...]:
-    return *fla_backward(g_o, *ctx.saved_tensors, ctx.scale), None
-
-
-fla_forward.register_autograd(_gradients, setup_context=_save)
+differentiate(fla_forward, fla_backward, keep_inputs(5, 1))

@@ -7,7 +7,6 @@ the softmax runs over real keys only and the null is folded in last, so nothing 
 
 from __future__ import annotations
 
-import functools
 import math
 from typing import Any
 
@@ -60,7 +59,7 @@ def polar_attention(
     if v_null_HX.shape != (h, d):
         raise ValueError(f"v_null has shape {tuple(v_null_HX.shape)}, but q has {h} heads of size {d}")
     dtype = statistics_dtype(q_BTHX.dtype)
-    temp_TH, null_TH = _schedules(t, window, null_base_H, null_slope_H, len_gain_H, dtype)
+    temp_TH, null_TH = schedules(t, window, null_base_H, null_slope_H, len_gain_H, dtype)
     beta_H = functional.softplus(mag_beta_H.to(dtype))
     score_null_TH = temp_TH * null_TH
     backend = backend or choose_backend(q_BTHX.device, q_BTHX.dtype, d, window).backend
@@ -100,7 +99,7 @@ def polar_distractor_loss(
     check_groups(h, j)
     _check_heads(h, null_base_H, null_slope_H, len_gain_H)
     dtype = statistics_dtype(q_BTHX.dtype)
-    temp_TH, null_TH = _schedules(t, None, null_base_H, null_slope_H, len_gain_H, dtype)
+    temp_TH, null_TH = schedules(t, None, null_base_H, null_slope_H, len_gain_H, dtype)
     backend = backend or choose_backend(q_BTHX.device, q_BTHX.dtype, d).backend
     if backend != "torch" and k_r_BRJX.shape[1] > 0:
         lse_BHT, _ = log_sum(_in_log2(q_BTHX, temp_TH), k_r_BRJX, "triton")
@@ -131,7 +130,6 @@ def available(device: torch.device | str, dtype: torch.dtype, head_dim: int, win
     return {"gluon": ["gluon", "triton", "torch"], "triton": ["triton", "torch"]}.get(chosen, ["torch"])
 
 
-@functools.cache
 def _error(device: torch.device, dtype: torch.dtype, head_dim: int, backend: str, *, seed: int) -> float:
     """Largest relative error of the result and of its gradients, against "torch" in float32."""
     # odd, longer than two tiles, and a window that ends inside one
@@ -163,16 +161,21 @@ def _distractor_weight(q_BTHX: Tensor, k_r_BJXR: Tensor, score_null_TH: Tensor) 
     return torch.sigmoid(lse_BHT - score_null_TH.t()).sum()
 
 
-def _schedules(
+def schedules(
     t: int, window: int | None, null_base_H: Tensor, null_slope_H: Tensor, len_gain_H: Tensor, dtype: torch.dtype
 ) -> tuple[Tensor, Tensor]:
     """Temperature and null score per query position and head, [T, H] each, from the visible count n."""
     n_T1 = torch.arange(1, t + 1, dtype=dtype, device=null_base_H.device).unsqueeze(1)
     if window is not None:
         n_T1 = n_T1.clamp(max=window)
+    return null_schedule(n_T1, null_base_H, null_slope_H, len_gain_H)
+
+
+def null_schedule(n_T1: Tensor, null_base_H: Tensor, null_slope_H: Tensor, len_gain_H: Tensor) -> tuple[Tensor, Tensor]:
+    """Temperature and null score of queries that see n keys, [T, H] each in n's type."""
+    dtype = n_T1.dtype
     temp_TH = 1 + functional.softplus(len_gain_H.to(dtype)) * n_T1.log()
-    null_TH = null_base_H.to(dtype) + functional.softplus(null_slope_H.to(dtype)) * n_T1.log1p().sqrt()
-    return temp_TH, null_TH
+    return temp_TH, null_base_H.to(dtype) + functional.softplus(null_slope_H.to(dtype)) * n_T1.log1p().sqrt()
 
 
 class _Core(torch.autograd.Function):

@@ -11,7 +11,7 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from ...custom_ops import empty_like, load_kernels, torch_op
+from ...custom_ops import differentiate, empty_like, load_kernels, torch_op
 
 
 def _empty_results(q: Tensor, *_: Any) -> tuple[Tensor, ...]:
@@ -45,22 +45,11 @@ def polar_backward(
     )
 
 
-def _save(ctx: Any, inputs: tuple[Any, ...], output: tuple[Tensor, ...]) -> None:
+def _kept(inputs: tuple[Any, ...], results: tuple[Tensor, ...]) -> tuple[tuple[Tensor, ...], tuple[Any, ...]]:
     *tensors, window, _, exact_floor, offset, path = inputs
-    c, _, lse, n_eff, inverse = output
-    ctx.save_for_backward(*tensors, c, lse, n_eff, inverse)
-    ctx.exact_floor, ctx.options = exact_floor, (window, offset, path)
-    ctx.set_materialize_grads(True)
-    ctx.mark_non_differentiable(lse, n_eff, inverse)
+    c, _, lse, n_eff, inverse = results
+    # the sign is what tells the kernels that the floor binds
+    return (*tensors, c, lse, n_eff if exact_floor else n_eff.abs(), inverse), (window, offset, path)
 
 
-def _gradients(ctx: Any, gc: Tensor, g_mag: Tensor, *_: Any) -> tuple[Tensor | None, ...]:
-    *kept, n_eff, inverse = ctx.saved_tensors
-    if not ctx.exact_floor:
-        # the sign is what tells the kernels that the floor binds
-        n_eff = n_eff.abs()
-    grads = polar_backward(gc, g_mag, *kept, n_eff, inverse, *ctx.options)
-    return *grads, None, None, None, None, None
-
-
-polar_forward.register_autograd(_gradients, setup_context=_save)
+differentiate(polar_forward, polar_backward, _kept, results=2)

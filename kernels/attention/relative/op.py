@@ -5,12 +5,10 @@ B batch, T length, H query heads, J KV heads, X head size, R reach, M queries of
 
 from __future__ import annotations
 
-import functools
-
 import torch
 from torch import Tensor
 
-from ...dispatch import Choice, attention_choice, both_ways, constant, worst
+from ...dispatch import Choice, attention_choice, constant, self_test
 from ...norms import statistics_dtype
 from ...shapes import check_qkv, check_window, cut
 from ..extra_input_ops import attention_ops
@@ -65,13 +63,5 @@ def choose_backend(device: torch.device | str, dtype: torch.dtype, head_dim: int
     return attention_choice("relative attention", torch.device(device), dtype, head_dim, _error)
 
 
-@functools.cache
-def _error(device: torch.device, dtype: torch.dtype, head_dim: int, backend: str, *, seed: int) -> float:
-    """Largest relative error of the result and of its gradients, against "torch" in float32."""
-    # odd, longer than three tiles, a window that ends inside one, and a reach that ends in the second
-    t, window, reach = 197, 150, 100
-    draw = torch.Generator().manual_seed(seed)
-    made = [torch.randn(1, t, heads, head_dim, generator=draw).to(device, dtype) for heads in (2, 1, 1)]
-    bias = torch.randn(2, reach + 1, generator=draw).to(device)
-    attention = functools.partial(relative_attention, window=window)
-    return worst(*both_ways(attention, backend, dtype, made, [bias]))
+# odd, longer than three tiles, a window that ends inside one, and a reach that ends in the second
+_error = self_test(relative_attention, 197, lambda _, draw: [torch.randn(2, 101, generator=draw)], window=150)

@@ -96,7 +96,6 @@ def _full_choice(device: torch.device, dtype: torch.dtype, head_dim: int, ours: 
     return Choice("cudnn", f"cuDNN {torch.backends.cudnn.version()}")
 
 
-@functools.cache
 def _error(device: torch.device, dtype: torch.dtype, head_dim: int, backend: str, *, seed: int) -> float:
     """Largest relative error of the result and of its gradients, against "torch" in float32."""
     draw = torch.Generator().manual_seed(seed)

@@ -11,7 +11,7 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from ...custom_ops import differentiate, empty_like, load_kernels, torch_op
+from ...custom_ops import differentiate, empty_like, keep_inputs, load_kernels, torch_op
 
 
 def _log_sums(q: Tensor) -> Tensor:
@@ -36,7 +36,7 @@ def softmax_backward(
     return load_kernels(__package__, path).softmax_backward(*args, window=window or None, offset=offset)
 
 
-differentiate(softmax_forward, softmax_backward, tensors=3, results=2)
+differentiate(softmax_forward, softmax_backward, keep_inputs(3), results=2)
 
 
 @torch_op("log_sum", lambda q, *_: (_log_sums(q), q.new_empty(q.shape)))

@@ -73,7 +73,6 @@ def choose_backend(device: torch.device | str, dtype: torch.dtype, head_dim: int
     return attention_choice("threshold attention", torch.device(device), dtype, head_dim, _error)
 
 
-@functools.cache
 def _error(device: torch.device, dtype: torch.dtype, head_dim: int, backend: str, *, seed: int) -> float:
     """Largest relative error of the result and of its gradients, against "torch" in float32, where no score is near 0."""
     draw = torch.Generator().manual_seed(seed)

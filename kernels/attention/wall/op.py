@@ -78,7 +78,6 @@ def choose_backend(
     return gluon_choice("wall attention", torch.device(device), dtype, head_dim, window, _error)
 
 
-@functools.cache
 def _error(device: torch.device, dtype: torch.dtype, head_dim: int, backend: str, *, seed: int) -> float:
     """Largest relative error of the result and of its gradients, against "torch" in float32."""
     # odd, longer than three tiles, and a window that ends inside one

@@ -10,7 +10,7 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from ...custom_ops import empty_like, load_kernels, torch_op
+from ...custom_ops import differentiate, empty_like, load_kernels, torch_op
 
 BLOCK = 64
 """Tokens whose gates one exponent sums at most."""
@@ -46,16 +46,10 @@ def wall_backward(
     )
 
 
-def _save(ctx: Any, inputs: tuple[Any, ...], output: tuple[Tensor, ...]) -> None:
-    _, _, v, f, *ctx.options, _ = inputs
-    o, lse, q_, k_, edges = output
-    ctx.save_for_backward(q_, k_, v, f, o, lse, edges)
-    ctx.mark_non_differentiable(lse, q_, k_, edges)
-    ctx.set_materialize_grads(True)
+def _kept(inputs: tuple[Any, ...], results: tuple[Tensor, ...]) -> tuple[tuple[Tensor, ...], tuple[Any, ...]]:
+    _, _, v, f, factor, window, _ = inputs
+    o, lse, q_, k_, edges = results
+    return (q_, k_, v, f, o, lse, edges), (factor, window)
 
 
-def _gradients(ctx: Any, g_o: Tensor, *_: Any) -> tuple[Tensor | None, ...]:
-    return *wall_backward(g_o, *ctx.saved_tensors, *ctx.options), None, None, None
-
-
-wall_forward.register_autograd(_gradients, setup_context=_save)
+differentiate(wall_forward, wall_backward, _kept)

@@ -6,7 +6,7 @@ import math
 
 import pytest
 import torch
-from atma_sweep.kernels.attention.polar.op import _blocks, _schedules, polar_attention, polar_distractor_loss
+from atma_sweep.kernels.attention.polar.op import _blocks, polar_attention, polar_distractor_loss, schedules
 from atma_sweep.kernels.attention.polar.reference import (
     polar_attention_reference,
     polar_backward_reference,
@@ -187,9 +187,9 @@ def test_windowed_blocks_read_only_the_keys_in_reach() -> None:
     assert blocks[-1][1] == 70_000
 
 
-def test_schedules_at_initial_values() -> None:
+def testschedules_at_initial_values() -> None:
     base, slope, gain, _ = (torch.tensor([x], dtype=torch.float64) for x in INIT)
-    temp, null = _schedules(65536, None, base, slope, gain, torch.float64)
+    temp, null = schedules(65536, None, base, slope, gain, torch.float64)
     for n, expected in ((1, 1.0), (2048, 3.3885), (65536, 4.4742)):
         assert temp[n - 1].item() == pytest.approx(expected, abs=5e-5)
     for n, expected in ((1, 2.811), (2048, 4.690), (65536, 5.244)):
