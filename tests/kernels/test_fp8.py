@@ -13,12 +13,10 @@ from atma_sweep.kernels.fp8.op import fp8_gated_linear, fp8_linear, fp8_linear_r
 from atma_sweep.kernels.fp8.rows import E4M3, E5M2, TOP, quantise
 from atma_sweep.kernels.gates import squared_relu_gate, squared_relu_gate_backward
 from atma_sweep.kernels.norms import rms_norm
+from graded import interpreted
 from torch._inductor.utils import run_and_get_code
 
 BACKENDS = ["torch", "scaled_mm"]
-interpreted = pytest.mark.skipif(
-    torch.cuda.is_available(), reason="on a GPU the kernels are compiled, and tested as such"
-)
 
 
 def made(*shape: int, seed: int = 0, kind: torch.dtype = torch.float32) -> torch.Tensor:
@@ -110,13 +108,6 @@ def test_eight_bits_cost_this_much() -> None:
     assert relative(dw, (g.t() @ x).detach()) < 1e-6
 
 
-@pytest.mark.parametrize("wrong", [((3, 16), (16,)), ((3, 16), (32, 17)), ((3, 24), (32, 24)), ((3, 16), (24, 16))])
-def test_shapes_that_do_not_fit_are_refused(wrong: Any) -> None:
-    x, w = (torch.zeros(shape) for shape in wrong)
-    with pytest.raises(ValueError, match=r"but w has shape|multiples of 16"):
-        fp8_linear(x, w, backend="scaled_mm")
-
-
 @pytest.mark.thorough
 @pytest.mark.parametrize("function", [fp8_linear, fp8_gated_linear])
 @pytest.mark.parametrize("outputs", [48, rows.NARROW + 16])
@@ -156,13 +147,6 @@ def test_a_gated_layer_is_the_layer_and_the_gate(
     assert all(torch.equal(*pair) for pair in zip(found[0][:3], found[1][:3], strict=True))
 
 
-@pytest.mark.parametrize("wrong", [((3, 16), (16,)), ((3, 16), (32, 17)), ((3, 16), (31, 16)), ((3, 24), (32, 24))])
-def test_shapes_that_no_gate_takes_are_refused(wrong: Any) -> None:
-    x, w = (torch.zeros(shape) for shape in wrong)
-    with pytest.raises(ValueError, match=r"but w has shape|multiples of 16|two halves"):
-        fp8_gated_linear(x, w, backend="torch" if wrong[1] == (31, 16) else "scaled_mm")
-
-
 def differently(q: torch.Tensor, other: torch.Tensor) -> int:
     """Numbers of 8 bits that are not the same."""
     return int((q.float() != other.float()).sum())
@@ -178,7 +162,7 @@ def exact(kind: torch.dtype, *shape: int) -> torch.Tensor:
 
 # Triton's interpreter cuts where hardware rounds to the nearest, so there all numbers are of the type already
 CASTS = [(1, 2), (3, 17), (57, 130), (5, 2048), (2, 3072)]
-GATES = [(1, 1), (3, 17), (67, 65), (1100, 8), (2, 1536)]
+GATES = [(1, 1), (3, 17), (67, 65), (300, 8), (2, 1536)]
 KINDS = [torch.float32, torch.bfloat16]
 
 

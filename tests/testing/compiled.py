@@ -7,12 +7,12 @@ nothing runs. What the interpreter lets pass, such as a variable that changes it
 from __future__ import annotations
 
 import sys
-from collections.abc import Callable
 from types import SimpleNamespace
 from typing import Any
 
 import torch
 import triton
+from atma_sweep.kernels.custom_ops import load_kernels
 from triton.backends.compiler import GPUTarget
 from triton.runtime import driver
 from triton.runtime.autotuner import Autotuner
@@ -20,6 +20,7 @@ from triton.runtime.jit import JITFunction
 
 B, H, J = 1, 4, 2
 F32 = torch.float32
+ATTENTION = "atma_sweep.kernels.attention"
 SHARED_MEMORY = 232_448
 """Bytes that a program may have on Hopper."""
 
@@ -69,9 +70,8 @@ def softmax(t: int, d: int, window: int | None, dtype: torch.dtype) -> None:
     kernels.softmax_backward(q, lse, q, k, v, o, lse, window=window)
 
 
-def polar(t: int, d: int, window: int | None, dtype: torch.dtype) -> None:
-    from atma_sweep.kernels.attention.polar import triton as kernels
-
+def polar(t: int, d: int, window: int | None, dtype: torch.dtype, path: str = "triton") -> None:
+    kernels = load_kernels(f"{ATTENTION}.polar", path)
     q, k, v = (made(t, d, dtype, heads) for heads in (H, J, J))
     null, beta, v_null = torch.empty(t, H), torch.empty(H), torch.empty(H, d)
     c, mag, *rows = kernels.polar_forward(q, k, v, null, beta, v_null, window=window, floor=1e-6)
@@ -79,13 +79,15 @@ def polar(t: int, d: int, window: int | None, dtype: torch.dtype) -> None:
 
 
 def polar_on_hopper(t: int, d: int, window: int | None, dtype: torch.dtype) -> None:
-    from atma_sweep.kernels.attention.polar import gluon as entry
+    with_processors("polar")
+    polar(t, d, window, dtype, "gluon")
 
-    entry.processors = lambda _device: 132
-    q, k, v = (made(t, d, dtype, heads) for heads in (H, J, J))
-    null, beta, v_null = torch.empty(t, H), torch.empty(H), torch.empty(H, d)
-    c, mag, *rows = entry.polar_forward(q, k, v, null, beta, v_null, window=window, floor=1e-6)
-    entry.polar_backward(q, mag, q, k, v, null, beta, v_null, c, *rows, window=window)
+
+def with_processors(op: str) -> Any:
+    """Kernels in Gluon as on a GPU of 132 multiprocessors."""
+    kernels = load_kernels(f"{ATTENTION}.{op}", "gluon")
+    kernels.processors = lambda _device: 132
+    return kernels
 
 
 def forgetting(t: int, d: int, window: int | None, dtype: torch.dtype) -> None:
@@ -97,39 +99,30 @@ def forgetting(t: int, d: int, window: int | None, dtype: torch.dtype) -> None:
 
 
 def forgetting_on_hopper(t: int, d: int, window: int | None, dtype: torch.dtype) -> None:
-    from atma_sweep.kernels.attention.forgetting import gluon
-
-    gluon.processors = lambda _device: 132
     q, k, v = (made(t, d, dtype, heads) for heads in (H, J, J))
     for reach in {window, None}:  # a window has code of its own
-        gluon.forward(q, k, v, torch.empty(B, t, H), factor=0.1, window=reach)
+        with_processors("forgetting").forward(q, k, v, torch.empty(B, t, H), factor=0.1, window=reach)
+
+
+def of_four(op: str, fourth: torch.Tensor, t: int, d: int, windows: set[int | None], dtype: torch.dtype) -> None:
+    """An attention of q, k, v and a fourth tensor, both ways."""
+    kernels = load_kernels(f"{ATTENTION}.{op}")
+    q, k, v = (made(t, d, dtype, heads) for heads in (H, J, J))
+    for reach in windows:
+        o, lse = kernels.forward(q, k, v, fourth, factor=0.1, window=reach)
+        kernels.backward(q, q, k, v, fourth, o, lse, factor=0.1, window=reach)
 
 
 def threshold(t: int, d: int, window: int | None, dtype: torch.dtype) -> None:
-    from atma_sweep.kernels.attention.threshold import triton as kernels
-
-    q, k, v = (made(t, d, dtype, heads) for heads in (H, J, J))
-    decay = torch.empty(B, H, t)
-    o, lse = kernels.forward(q, k, v, decay, factor=0.1, window=window)
-    kernels.backward(q, q, k, v, decay, o, lse, factor=0.1, window=window)
+    of_four("threshold", torch.empty(B, H, t), t, d, {window}, dtype)
 
 
 def contextual(t: int, d: int, window: int | None, dtype: torch.dtype) -> None:
-    from atma_sweep.kernels.attention.contextual import triton as kernels
-
-    q, k, v, z = made(t, d, dtype), made(t, d, dtype, J), made(t, d, dtype, J), torch.empty(B, H, t, 64)
-    for reach in {window, None}:
-        o, lse = kernels.forward(q, k, v, z, factor=0.1, window=reach)
-        kernels.backward(q, q, k, v, z, o, lse, factor=0.1, window=reach)
+    of_four("contextual", torch.empty(B, H, t, 64), t, d, {window, None}, dtype)
 
 
 def relative(t: int, d: int, window: int | None, dtype: torch.dtype) -> None:
-    from atma_sweep.kernels.attention.relative import triton as kernels
-
-    q, k, v, bias = made(t, d, dtype), made(t, d, dtype, J), made(t, d, dtype, J), torch.empty(H, 513)
-    for reach in {window, None}:
-        o, lse = kernels.forward(q, k, v, bias, factor=0.1, window=reach)
-        kernels.backward(q, q, k, v, bias, o, lse, factor=0.1, window=reach)
+    of_four("relative", torch.empty(H, 513), t, d, {window, None}, dtype)
 
 
 def wall(t: int, d: int, window: int | None, dtype: torch.dtype) -> None:
@@ -142,13 +135,10 @@ def wall(t: int, d: int, window: int | None, dtype: torch.dtype) -> None:
 
 
 def wall_on_hopper(t: int, d: int, window: int | None, dtype: torch.dtype) -> None:
-    from atma_sweep.kernels.attention.wall import gluon as kernels
-
-    kernels.processors = lambda _device: 132
+    q, k, v = (made(t, d, dtype, heads) for heads in (H, J, J))
     for heads in (H, J):
         for reach in {window, None}:
-            q, k, v = (made(t, d, dtype, many) for many in (H, J, J))
-            kernels.forward(q, k, v, made(t, d, F32, heads), factor=0.1, window=reach)
+            with_processors("wall").forward(q, k, v, made(t, d, F32, heads), factor=0.1, window=reach)
 
 
 def gated_delta(t: int, d: int, _window: int | None, dtype: torch.dtype) -> None:
@@ -295,51 +285,22 @@ def row_products(_t: int, d: int, _window: int | None, dtype: torch.dtype) -> No
     from atma_sweep.kernels.row_linear import triton as kernels
 
     kernels._starts_early = lambda _device: True  # as on a Hopper GPU
-    made = {name: torch.empty(size, dtype=dtype) for name, size in (("norm", d), ("bias", 4 * d))}
-    x, filters, slots = (
-        torch.empty(1, d, dtype=dtype),
-        torch.empty(40, 3, dtype=dtype),
-        torch.empty(1, dtype=torch.int64),
+    norm, bias, x, w, few, under, wide, tails, filters = (
+        torch.empty(shape, dtype=dtype)
+        for shape in (d, 4 * d, (1, d), (4 * d, d), (70, d), (1, 70), (120, d), (3, 2, 40), (40, 3))
     )
     for gate in (0, 1, 2):
-        kernels.product(x, torch.empty(4 * d, d, dtype=dtype), made["bias"], made["norm"], 1e-6, gate, None)
-    kernels.product(x, torch.empty(70, d, dtype=dtype), None, None, 1e-6, 0, torch.empty(1, 70, dtype=dtype))
-    tails = torch.empty(3, 2, 40, dtype=dtype)
-    kernels.conv_step(x, torch.empty(120, d, dtype=dtype), None, made["norm"], 1e-6, tails, slots, filters)
+        kernels.product(x, w, bias, norm, 1e-6, gate, None)
+    kernels.product(x, few, None, None, 1e-6, 0, under)
+    kernels.conv_step(x, wide, None, norm, 1e-6, tails, torch.empty(1, dtype=torch.int64), filters)
 
-
-CASES: dict[str, Callable[[int, int, int | None, torch.dtype], None]] = {
-    one.__name__: one
-    for one in (
-        softmax,
-        polar,
-        polar_on_hopper,
-        forgetting,
-        forgetting_on_hopper,
-        threshold,
-        contextual,
-        relative,
-        wall,
-        wall_on_hopper,
-        gated_delta,
-        gated_delta_fla,
-        channelwise_fla,
-        path_fla,
-        omega,
-        convolutions,
-        cross_entropy,
-        eight_bits,
-        sketch,
-        steps,
-        row_products,
-    )
-}
 
 if __name__ == "__main__":
     only_compile()
     # longer than what threshold attention takes at once, with a tail; a window that cuts inside tiles adds to the code, and
     # takes nothing from it
-    CASES[sys.argv[1]](4500, 128, 150, torch.bfloat16)
+    compile_case = globals()[sys.argv[1]]
+    compile_case(4500, 128, 150, torch.bfloat16)
     if "long" in sys.argv:
-        CASES[sys.argv[1]](397, 64, None, torch.bfloat16)
+        compile_case(397, 64, None, torch.bfloat16)
     assert triton.knobs.runtime.interpret is False

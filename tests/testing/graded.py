@@ -50,7 +50,8 @@ def check(
 
 def distance(a: Tensor, b: Tensor) -> float:
     """In the norm, relative to b's; absolute where b is zero."""
-    return float((a.double() - b).norm() / (b.norm() if b.norm() > 1e-9 else 1.0))
+    a, b = a.detach().double(), b.detach().double()
+    return float((a - b).norm() / (b.norm() if b.norm() > 1e-9 else 1.0))
 
 
 def surrounded(x: Tensor) -> Tensor:

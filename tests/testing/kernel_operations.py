@@ -2,8 +2,10 @@
 
 from __future__ import annotations
 
+import functools
+import math
 from collections.abc import Callable, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from typing import Any
 
 import torch
@@ -21,8 +23,16 @@ from atma_sweep.kernels.attention.softmax.op import softmax_attention, softmax_a
 from atma_sweep.kernels.attention.threshold import op as threshold
 from atma_sweep.kernels.attention.wall import op as wall
 from atma_sweep.kernels.attention.wall import torch_op as wall_ops
+from atma_sweep.kernels.channelwise_delta.op import channelwise_delta, channelwise_delta_reference
 from atma_sweep.kernels.conv import op as conv
-from atma_sweep.kernels.conv.op import canon, causal_conv_reference, gated_causal_conv
+from atma_sweep.kernels.conv.op import canon, causal_conv, causal_conv_reference, gated_causal_conv
+from atma_sweep.kernels.cross_entropy import op as cross_entropy
+from atma_sweep.kernels.gated_delta import torch_op as gated_delta_ops
+from atma_sweep.kernels.gated_delta.op import choose_backend as choose_delta
+from atma_sweep.kernels.gated_delta.op import gated_delta, gated_delta_reference
+from atma_sweep.kernels.gates import squared_relu_gate, squared_relu_gate_reference, swish_gate, swish_gate_reference
+from atma_sweep.kernels.norms import rms_norm, rms_norm_reference
+from atma_sweep.kernels.rotary import apply_rotary, apply_rotary_reference, rotary_tables
 from graded import NEAR, NEAR_GRADIENT, normal
 from tiers import long_form
 from tolerances import rounding_bound
@@ -45,9 +55,10 @@ class Operation:
     cases: Sequence[Case]
     """Odd sizes, compared with float64; the first tier takes one in `nth`."""
     nth: int = 3
-    results: int = 1
     near: float = NEAR
     gradient: float = NEAR_GRADIENT
+    steepness: Callable[[dict[str, Any]], float] = lambda sizes: 1.0
+    """Factor of both tolerances, of what inputs are drawn of."""
     alone: float | None = None
     """As `gradient`, where a window of one key leaves nothing but rounding."""
     neighbours: Case
@@ -69,6 +80,8 @@ class Operation:
     gpu: Sequence[Case] = ()
     gpu_near: float = 1e-2
     """Largest error there in bfloat16, in the norm."""
+    gpu_result: float | None = None
+    """The same of the first result, if it is another."""
     dtypes: tuple[torch.dtype, ...] = (torch.bfloat16, torch.float16)
     """Types that the kernels take."""
     choose: Callable[..., Any] | None = None
@@ -110,6 +123,8 @@ def of_attention(*more: tuple[Callable[[list[Tensor]], list[Tensor]], dict[str, 
         (without_keys, {}, r"\(1, 13, 4, 16\).*\(1, 12, 2, 16\)"),
         (with_keys_in_bfloat16, {}, r"float32.*bfloat16"),
         (lambda args: args, {"window": 0}, r"at least 1 .*got 0"),
+        (lambda args: [args[0], *(x[:, :, [0, 0, 1]] for x in args[1:3]), *args[3:]], {}, "3 KV heads must divide 4"),
+        (replaced(2, lambda x: x[..., :4]), {}, r"\(1, 13, 2, 16\).*\(1, 13, 2, 4\)"),
         *more,
     ]
 
@@ -223,39 +238,183 @@ def loop(pair: Callable[..., Pair]) -> Callable[..., Tensor]:
     return attention
 
 
-LOOPS: list[tuple[Callable[..., Any], Callable[..., Any], list[Tensor], dict[str, Any]]] = [
-    (function, loop(pair), inputs(13, 4, 2, *more, b=2, d=5), options)
-    for function, pair, inputs, tried in (
-        (forgetting.forgetting_attention, forgetting_pair, forgetting_inputs, [
+def contextual_pair(q: Tensor, k: Tensor, scale: float, vectors: Tensor) -> Pair:
+    """Gates of all keys from the key to the query are added up, then the vectors of the two whole positions are mixed."""
+
+    def pair(i: int, j: int) -> Tensor:
+        score_BUH = scale * (q[:, i, None] * k[:, j : i + 1]).sum(-1)
+        position = score_BUH.sigmoid().sum(1).clamp(max=len(vectors) - 1)
+        low, high = (vectors[place.long()] for place in (position.detach().floor(), position.detach().ceil()))
+        mixed = low + (position - position.detach().floor())[..., None] * (high - low)
+        return score_BUH[:, 0] + (q[:, i] * mixed).sum(-1)
+
+    return pair
+
+
+def threshold_pair(q: Tensor, k: Tensor, scale: float, decay: Tensor) -> Pair:
+    """Keys with a positive score survive; the survivors from the key to the query, both included, are counted."""
+
+    def pair(i: int, j: int) -> Tensor:
+        score_BUH = scale * (q[:, i, None] * k[:, j : i + 1]).sum(-1)
+        met_BH = (score_BUH > 0).sum(1)
+        return torch.where(score_BUH[:, 0] > 0, score_BUH[:, 0] + met_BH * decay[:, i], -torch.inf)
+
+    return pair
+
+
+def threshold_loop(*args: Tensor, scale: float | None = None, window: int | None = None, empty: str = "zero") -> Tensor:
+    """Rows without a survivor read 0, or the mean of the values that they see."""
+    q, k, v, _ = args
+    y = loop(threshold_pair)(*args, scale=scale, window=window)
+    if empty == "zero":
+        return y
+    keys, values = (x.repeat_interleave(q.shape[2] // x.shape[2], 2) for x in (k, v))
+    rows = []
+    for i in range(q.shape[1]):
+        seen = slice(0 if window is None else max(0, i + 1 - window), i + 1)
+        score_BSH = (1.0 if scale is None else scale) * (q[:, i, None] * keys[:, seen]).sum(-1)
+        rows.append(torch.where((score_BSH > 0).any(1)[..., None], y[:, i], values[:, seen].mean(1)))
+    return torch.stack(rows, 1)
+
+
+# --- operations in torch, in float64 ---------------------------------------------------------------------------------
+
+
+@dataclass(frozen=True)
+class Formula:
+    """An operation in torch, and a naive oracle of the same inputs and of those options that it has."""
+
+    function: Callable[..., Any]
+    exact: Callable[..., Any]
+    inputs: list[Tensor]
+    options: dict[str, Any] = field(default_factory=dict)
+    near: float = 1e-13
+    gradient: float = 1e-12
+
+
+def delta_inputs(
+    t: int, h: int = 4, j: int = 2, *, b: int = 2, d: int = 5, channels: bool = False, kind: str = "plain", first: bool = False
+) -> list[Tensor]:  # fmt: skip
+    """q, k, v, log gamma a head (or a channel of each), beta, and with `first` a state.
+
+    `kind` "fast": half of the gates close for long, "kept": none does, "zeros": some keys and queries are zero.
+    """
+    q, k, v = qkv(t, h, j, b, d)
+    gate, beta = normal(b, t, h, *([d] if channels else []), seed=3), normal(b, t, h, seed=4).sigmoid()
+    gamma = functional.logsigmoid(gate + 3.9) * (1e-7 if kind == "kept" else 1.0)
+    if kind == "fast":
+        gamma = torch.where(gate > 0, -60.0, gamma)
+    if kind == "zeros":
+        k[:, 3:9], q[:, 5], k[:, -1] = 0, 0, 0
+    return leaves([q, k, v, gamma, beta, *([normal(b, h, d, d, seed=5)] if first else [])])
+
+
+def losses_inputs(n: int, d: int, v: int, *, scale: float = 1.0) -> list[Tensor]:
+    """Hidden states, the head's matrix and its bias."""
+    return leaves([normal(n, d, seed=1) * scale, normal(v, d, seed=2), normal(v, seed=3)])
+
+
+def targets_of(n: int, v: int) -> Tensor:
+    """A token for each of n, among them the first and the last word."""
+    targets = torch.randint(v, (n,), generator=torch.Generator().manual_seed(4))
+    targets[0], targets[-1] = 0, v - 1
+    return targets
+
+
+def of_targets(function: Callable[..., Tensor], *, summed: bool = False) -> Callable[..., Tensor]:
+    """A cross-entropy as a function of what learns; `summed` adds single losses up."""
+
+    @functools.wraps(function)
+    def losses(h: Tensor, w: Tensor, b: Tensor | None = None, **options: Any) -> Tensor:
+        found = function(h, w, b, targets_of(len(h), len(w)).to(h.device), **options)
+        return found.sum() if summed else found
+
+    return losses
+
+
+def turned(x: Tensor, *, kind: Any, offset: int) -> Tensor:
+    return apply_rotary(x, *rotary_tables(kind, x.shape[1], x.shape[3], 1024.0, offset=offset, dtype=torch.float64))
+
+
+def turned_exactly(x: Tensor, *, kind: Any, offset: int) -> Tensor:
+    return apply_rotary_reference(x, kind, 1024.0, offset)
+
+
+SMALL = {"b": 2, "d": 5}
+FORMULAS = [
+    Formula(function, exact, inputs(13, 4, 2, *more, **SMALL), options, *near)
+    for function, exact, inputs, near, tried in (
+        (softmax_attention, softmax_attention_reference, softmax_inputs, (), [
+            ((), {"window": window, "scale": scale, "query_block": block})
+            for window in (None, 1, 4, 7, 13, 32) for scale, block in ((None, 5), (0.12, 1024), (0.12, 5))
+        ]),
+        (polar.polar_attention, polar_attention_reference, polar_inputs, (1e-12, 1e-10), [
+            ((), {"window": window, "query_block": block}) for window in (None, 4, 7, 13, 32) for block in (5, 1024)
+        ] + [((), {"n_eff_floor": 0.3})]),
+        (forgetting.forgetting_attention, loop(forgetting_pair), forgetting_inputs, (), [
             ((), {}), ((), {"window": 1, "scale": 0.4, "query_block": 5}), ((), {"window": 4, "query_block": 5}),
             ((), {"window": 32, "scale": 0.4, "query_block": 3}),
         ]),
-        (wall.wall_attention, wall_pair, wall_inputs, [
+        (wall.wall_attention, loop(wall_pair), wall_inputs, (), [
             ((4,), {}), ((2,), {"window": 1, "scale": 0.4, "query_block": 5}), ((4,), {"window": 4, "query_block": 5}),
             ((2,), {"window": 32, "scale": 0.4, "query_block": 3}),
         ]),
-        (relative.relative_attention, relative_pair, relative_inputs, [
+        (relative.relative_attention, loop(relative_pair), relative_inputs, (), [
             ((4,), {}), ((30,), {"window": 5, "scale": 0.4, "query_block": 5}), ((1,), {"window": 1, "query_block": 3}),
         ]),
-        (path_attention, path_pair, path_inputs, [
+        (contextual.contextual_attention, loop(contextual_pair), contextual_inputs, (1e-13, 1e-11), [
+            ((4,), {"window": window, "scale": scale, "query_block": block})
+            for window, scale, block in ((None, None, 1), (1, 0.9, 4), (4, None, 4), (4, 0.9, None), (32, 0.9, 4))
+        ]),
+        (threshold.threshold_attention, threshold_loop, lambda *sizes, **more: drawn_threshold(*sizes, **more | {"d": 8}), (), [
+            ((), {}), ((), {"window": 4, "scale": 0.7, "empty": "uniform", "query_block": 5}),
+            ((), {"window": 1, "empty": "uniform", "query_block": 1}), ((), {"window": 40, "scale": -0.3, "query_block": 12}),
+        ]),
+        (path_attention, loop(path_pair), path_inputs, (), [
             ((), {}), ((), {"scale": 0.4, "query_block": 5, "chunk": 4}), ((), {"window": 4, "query_block": 5, "chunk": 3}),
             ((), {"window": 32, "scale": 0.4, "query_block": 3, "chunk": 1}),
         ]),
     )
     for more, options in tried
 ]  # fmt: skip
-"""Attentions in torch against loops over pairs."""
+FORMULAS += [
+    *(Formula(gated_delta, gated_delta_reference, delta_inputs(83), {"chunk": chunk, "return_state": True}, 1e-12, 1e-10)
+      for chunk in (1, 16, 64, 200)),
+    *(Formula(channelwise_delta, channelwise_delta_reference, delta_inputs(t, d=8, channels=True), {"chunk": chunk}, 1e-12, 1e-10)
+      for t, chunk in ((1, 16), (23, 5), (16, 16), (9, 64))),
+    *(Formula(causal_conv, causal_conv_reference, leaves([normal(2, t, 7), normal(7, taps, seed=1)]), {"residual": residual})
+      for t in (1, 2, 3, 17) for taps in (1, 3, 4, 5) for residual in (False, True)),
+    Formula(gated_causal_conv, lambda x, w: gated_conv_exact(x, w), leaves([normal(2, 9, 12), normal(4, 5, seed=1)])),
+    Formula(canon, lambda x, w: canon_exact(x, w, norm=False), leaves([normal(2, 9, 2, 2), normal(4, 5, seed=1)]), {"norm": False}),
+    *(Formula(turned, turned_exactly, [normal(2, 9, 3, 16)], {"kind": kind, "offset": offset}, 1e-12)
+      for kind in ("full", "half-truncated") for offset in (0, 5)),
+    *(Formula(rms_norm, rms_norm_reference, [normal(3, 4, 7), *weight]) for weight in ([], [normal(7, seed=1)])),
+    Formula(squared_relu_gate, squared_relu_gate_reference, [normal(3, 5, 14)]),
+    Formula(swish_gate, swish_gate_reference, [normal(3, 5, 14)]),
+    *(Formula(of_targets(function), of_targets(cross_entropy.linear_cross_entropy_reference, summed=summed),
+              losses_inputs(23, 6, 37, scale=3), {"cap": cap, "chunk": chunk}, 1e-12, 1e-12)
+      for function, summed in ((cross_entropy.linear_cross_entropy, False), (cross_entropy.linear_cross_entropy_sum, True))
+      for cap in (15.0, math.inf) for chunk in (1, 7, 8192)),
+]  # fmt: skip
 
 
 DIFFERENCES: list[tuple[Callable[..., Any], list[Tensor], dict[str, Any]]] = [
+    *((polar.polar_attention, polar_inputs(9, 4, 2, d=5), {"window": window, "query_block": 6}) for window in (None, 4)),
+    (polar.polar_attention, polar_inputs(7, 4, 2, d=5), {"n_eff_floor": 0.3}),
     (forgetting.forgetting_attention, forgetting_inputs(5, 2, 1, d=2), {"window": 4, "query_block": 2}),
     (wall.wall_attention, wall_inputs(5, 2, 1, 1, d=2), {"window": 4, "query_block": 2}),
     (path_attention, path_inputs(5, 2, 1, d=3), {"window": 4, "query_block": 3, "chunk": 2}),
     # rows with and without survivors; no difference carries a score over 0
     (threshold.threshold_attention, threshold_inputs(5, 2, 1, d=8), {"window": 3, "empty": "uniform"}),
     (threshold.threshold_attention, threshold_inputs(5, 2, 1, d=8), {"window": None, "empty": "zero"}),
-]
-"""Attentions in torch whose gradients are compared with finite differences."""
+    (gated_delta, delta_inputs(7), {"chunk": 4, "return_state": True}),
+    (channelwise_delta, delta_inputs(5, 2, 1, b=1, d=8, channels=True), {"chunk": 3}),
+    (of_targets(cross_entropy.linear_cross_entropy_sum), losses_inputs(11, 5, 37), {"cap": 3.0, "chunk": 4}),
+    (of_targets(cross_entropy.linear_cross_entropy_sum), losses_inputs(11, 5, 37), {"cap": math.inf, "chunk": 4}),
+    (squared_relu_gate, [normal(3, 6)], {}),
+    (swish_gate, [normal(3, 6)], {}),
+]  # fmt: skip
+"""Operations in torch whose gradients are compared with finite differences."""
 
 
 def polar_exact(*args: Tensor, window: int | None = None) -> tuple[Tensor, Tensor]:
@@ -374,7 +533,7 @@ POLAR_SIZES = [
 
 ATTENTIONS = {
     "polar": Operation(
-        function=polar.polar_attention, inputs=polar_inputs, exact=polar_exact, results=2,
+        function=polar.polar_attention, inputs=polar_inputs, exact=polar_exact,
         cases=[({"t": t, "h": h, "j": j, "b": 2 if t <= 127 and h < 8 else 1}, {"window": window})
                for t, h, j, window in (*POLAR_SIZES[::2], *long_form(*POLAR_SIZES[1::2]))], nth=3, narrow=3, condition=4.0,
         neighbours=({"t": 45, "h": 2, "j": 1, "b": 2}, {"window": 20}),
@@ -510,4 +669,51 @@ CONVOLUTIONS = {
     ),
 }  # fmt: skip
 
-OPERATIONS = ATTENTIONS | CONVOLUTIONS
+
+def delta_rule(
+    q: Tensor, k: Tensor, v: Tensor, gamma: Tensor, beta: Tensor, first: Tensor | None = None, *, last: bool = True,
+    backend: str = "torch",
+) -> Any:  # fmt: skip
+    """Compute the readout and, with `last`, the last state."""
+    found = gated_delta(q, k, v, gamma, beta, initial_state=first, return_state=True, backend=backend)
+    return found if last else found[0]
+
+
+def delta_exact(*args: Tensor, last: bool = True) -> Any:
+    """Compute token by token, which for long texts would take minutes."""
+    if args[0].shape[1] > 200:
+        return delta_rule(*args, last=last)
+    found = gated_delta_reference(*args[:5], initial_state=args[5] if len(args) == 6 else None)
+    return found if last else found[0]
+
+
+def delta_op_cases() -> dict[str, tuple[Any, tuple[Any, ...]]]:
+    args = delta_inputs(5, d=16, first=True)
+    r, last, *saved = detached(*gated_delta_ops.forward(*args))
+    return {
+        "forward": (gated_delta_ops.forward, tuple(args)),
+        "backward": (gated_delta_ops.backward, (r, last, *detached(*args), *saved)),
+    }
+
+
+MEMORIES = {
+    "gated delta": Operation(
+        function=delta_rule, inputs=delta_inputs, exact=delta_exact,
+        cases=[({"t": t, "h": h, "j": j, "d": 16, "b": 2 if t < 100 else 1, "kind": kind, "first": first}, {"last": last})
+               for t, h, j, first, last, kind in (
+            (1, 4, 2, True, True, "plain"), (17, 3, 1, False, True, "plain"), (64, 2, 2, True, False, "plain"),
+            (65, 4, 2, False, False, "plain"), (127, 3, 1, True, True, "plain"), (200, 2, 2, True, True, "plain"),
+            (130, 2, 1, True, True, "fast"), (100, 2, 1, True, True, "kept"), (70, 2, 1, True, True, "zeros"))],
+        near=rounding_bound(torch.float32, 200, condition=1), gradient=rounding_bound(torch.float32, 200, condition=4),
+        # running sums of -60 reach -2000, and exp makes an absolute error of them a relative one
+        steepness=lambda sizes: 24.0 if sizes["kind"] == "fast" else 1.0,
+        strided=5, batched=5, neighbours=({"t": 70, "h": 2, "j": 1, "d": 16, "first": True}, {}),
+        half=({"t": 21, "h": 2, "j": 1, "d": 16, "first": True}, {}), ops=delta_op_cases,
+        gpu=[({"t": t, "h": h, "j": j, "b": 2, "first": first}, {"last": last}) for t, h, j, first, last in (
+            (1, 8, 2, True, True), (17, 3, 1, False, False), (127, 4, 4, False, True), (257, 8, 2, True, False),
+            (1000, 3, 1, True, True), (1000, 8, 2, False, True))],
+        gpu_result=4e-3, choose=lambda dtype, d, options: choose_delta("cuda", dtype, d),
+    ),
+}  # fmt: skip
+
+OPERATIONS = ATTENTIONS | CONVOLUTIONS | MEMORIES

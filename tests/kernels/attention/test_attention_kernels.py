@@ -204,15 +204,6 @@ def test_softmax_distractor_loss_is_near_float64(r: int, window: int | None) -> 
 # --- as torch ops -------------------------------------------------------------------------------------------------
 
 
-@interpreted
-def test_errors_name_both_numbers() -> None:
-    args = inputs(13, 4, 2)
-    with pytest.raises(ValueError, match=r"\(1, 13, 4, 16\).*\(2, 5, 2, 16\)"):
-        polar_distractor_loss(args[0], torch.zeros(2, 5, 2, D), args[5], args[3], args[4], backend="triton")
-    with pytest.raises(ValueError, match=r"\(1, 13, 2, 16\).*\(1, 5, 2, 15\)"):
-        softmax_distractor_loss(*args[:3], *(torch.zeros(1, 5, 2, D - 1),) * 2, args[0], backend="triton")
-
-
 # --- on a GPU -----------------------------------------------------------------------------------------------------
 
 PRODUCT = [

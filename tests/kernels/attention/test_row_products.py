@@ -5,6 +5,7 @@ from __future__ import annotations
 import pytest
 import torch
 from atma_sweep.kernels.attention.launcher import row_products
+from graded import interpreted
 from torch import Tensor
 
 
@@ -28,7 +29,7 @@ def check(b: int, t: int, h: int, d: int, dtype: torch.dtype) -> None:
     assert torch.equal(found, row_products(x, y))
 
 
-@pytest.mark.skipif(torch.cuda.is_available(), reason="on a GPU the kernel is compiled, see below")
+@interpreted
 @pytest.mark.parametrize(("b", "t", "h", "d"), [(1, 1, 1, 16), (2, 13, 3, 16), (3, 22, 1, 64), (1, 32, 4, 128)])
 def test_near_float64(b: int, t: int, h: int, d: int) -> None:
     """One row, rows that fill no tile, and tiles that end inside a text."""

@@ -25,6 +25,7 @@ from atma_sweep.model.inference.generation import choose, write
 from atma_sweep.model.kv_cache import DUMMY, CacheFull
 from atma_sweep.model.mixers.softmax import NoPE
 from atma_sweep.model.registry import register_mixer
+from graded import interpreted
 from registries import PAIRS, scope
 from tiers import every_nth
 from torch import Tensor
@@ -210,7 +211,7 @@ def test_joined_matrices_and_norms_in_products_change_nothing(
 
 
 @pytest.mark.thorough
-@pytest.mark.skipif(torch.cuda.is_available(), reason="on a GPU the kernels are compiled")
+@interpreted
 @pytest.mark.filterwarnings("ignore::RuntimeWarning")
 def test_steps_by_kernels_alone_in_the_interpreter(
     small: Callable[..., ModelConfig], wake: Any, monkeypatch: pytest.MonkeyPatch
