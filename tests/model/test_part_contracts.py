@@ -138,3 +138,20 @@ def test_a_mixer_without_a_distractor_loss_refuses_it(part: Part) -> None:
     q, k, v, _ = inputs(7)
     with pytest.raises(NotImplementedError, match=f"{type(part).__name__} defines no distractor loss"):
         part.distractor_loss(q, k, v, k, v, q, window=None)
+
+
+@pytest.mark.parametrize(("memory", "rates"), [
+    ("deltanet", WIDTH * HEADS),  # beta
+    ("gated_delta", 2 * WIDTH * HEADS),  # and gamma
+    ("kda", WIDTH * HEADS + WIDTH * SIZE + SIZE * HEADS * SIZE),  # and gamma of each channel through a bottleneck
+])  # fmt: skip
+def test_flops_of_delta_memories_by_hand(memory: str, rates: int) -> None:
+    """A token's projections of rates, gate and output, two FLOPs a weight; then what it does to each head's state [X, X]."""
+    model = check_model_config(ModelConfig(
+        d_model=WIDTH, n_heads=HEADS, n_kv_heads=KV_HEADS, head_dim=SIZE, memory=memory
+    ))  # fmt: skip
+    gate_and_output = 2 * WIDTH * HEADS * SIZE
+    # M k, M + u kᵀ and M q are two FLOPs an entry, gamma M is one
+    state = HEADS * (2 + 2 + 2 + 1) * SIZE**2
+    flops = MEMORIES.load(memory).forward_flops(model, memory_settings(model))
+    assert flops == 2 * (rates + gate_and_output) + state

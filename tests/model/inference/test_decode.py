@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import functools
 import gc
 import random
 import weakref
@@ -46,6 +47,13 @@ def whole(model: Backbone, text_T: Tensor, *, full_context: bool = False) -> Ten
         return model.logits(model.features(text_T[None], full_context=full_context).hidden_BTD)[0]
 
 
+near = functools.partial(torch.testing.assert_close, rtol=0, atol=1e-10)
+
+
+def small_page(model: Backbone, **options: Any) -> Paged:
+    return Paged(model, page=PAGE, **options)
+
+
 def shuffled(paged: Paged) -> Paged:
     """With pages and slots handed out in any order, and with junk where nothing was written yet."""
     book, draw = paged.book, random.Random(1)
@@ -65,37 +73,37 @@ def test_every_token_gets_the_logits_of_the_whole_text(awake: Awake, pair: tuple
     model = awake(attn_type=pair[0], memory=pair[1], window=window, window_size=6).eval()
     three = texts(TOKENS, TOKENS, TOKENS)
     begun = (1, 9, 14)
-    paged = shuffled(Paged(model, texts=3, tokens=TOKENS, page=PAGE))
+    paged = shuffled(small_page(model, texts=3, tokens=TOKENS))
     wanted = [whole(model, text) for text in three]
     slots = []
     for text, at, rows in zip(three, begun, wanted, strict=True):
         slot, logits_V = paged.begin(text[:at])
-        torch.testing.assert_close(logits_V, rows[at - 1], rtol=0, atol=1e-10)
+        near(logits_V, rows[at - 1])
         slots.append(slot)
     for done in range(TOKENS - begun[0]):
         alive = [index for index, at in enumerate(begun) if at + done < TOKENS]
         new = torch.stack([three[index][begun[index] + done] for index in alive])
         found = paged.step([slots[index] for index in alive], new)
         for row, index in zip(found, alive, strict=True):
-            torch.testing.assert_close(row, wanted[index][begun[index] + done], rtol=0, atol=1e-10)
+            near(row, wanted[index][begun[index] + done])
 
 
 @pytest.mark.thorough
 def test_a_window_keeps_the_pages_that_it_needs_and_no_more(awake: Awake) -> None:
     model = awake(attn_type="polar", window=True, window_size=5).eval()
     (text,) = texts(60)
-    paged = Paged(model, tokens=60, page=PAGE, pages=3)
+    paged = small_page(model, tokens=60, pages=3)
     rows = whole(model, text)
     slot, _ = paged.begin(text[:30])
     for place in range(30, 60):
         found = paged.step([slot], text[place][None])
-        torch.testing.assert_close(found[0], rows[place], rtol=0, atol=1e-10)
+        near(found[0], rows[place])
         assert paged.book.taken <= 3
     paged.close(slot)
     assert paged.book.taken == 0
-    full = Paged(model, tokens=60, page=PAGE, full_context=True)
+    full = small_page(model, tokens=60, full_context=True)
     slot, logits_V = full.begin(text)
-    torch.testing.assert_close(logits_V, whole(model, text, full_context=True)[-1], rtol=0, atol=1e-10)
+    near(logits_V, whole(model, text, full_context=True)[-1])
     assert full.book.taken == 15
 
 
@@ -103,8 +111,8 @@ def test_rows_that_only_fill_a_batch_up_change_no_text(awake: Awake) -> None:
     """The dummy's page, tail and state are poisoned: nobody reads them, and nobody's are written with them."""
     model = awake(attn_type="polar", memory="gated_delta").eval()
     one, two = texts(9, 12)
-    paged = Paged(model, texts=2, tokens=20, page=PAGE)
-    plain = Paged(model, texts=2, tokens=20, page=PAGE)
+    paged = small_page(model, texts=2, tokens=20)
+    plain = small_page(model, texts=2, tokens=20)
     slots = [paged.begin(text)[0] for text in (one, two)]
     for text in (one, two):
         plain.begin(text)
@@ -125,28 +133,13 @@ def test_rows_that_only_fill_a_batch_up_change_no_text(awake: Awake) -> None:
     assert not again.isnan().any()
 
 
-@pytest.mark.thorough
-def test_a_batch_that_is_filled_up_gives_what_it_does_alone(awake: Awake) -> None:
-    """As steps are before they become graphs: five texts in a batch of eight."""
-    model = awake(attn_type="rel", memory="kda").eval()
-    five = texts(3, 9, 1, 6, 8)
-    paged = Paged(model, texts=5, tokens=12, page=PAGE, graphs=True)
-    slots = [paged.begin(text)[0] for text in five]
-    for turn in range(3):
-        new = torch.arange(5) + turn
-        found = paged.step(slots, new)
-        five = [torch.cat([text, token[None]]) for text, token in zip(five, new, strict=True)]
-        for text, row in zip(five, found, strict=True):
-            torch.testing.assert_close(row, whole(model, text)[-1], rtol=0, atol=1e-10)
-
-
 @pytest.mark.parametrize("graphs", [False, True])
 @pytest.mark.parametrize(("pair", "window"), [(("polar", "gated_delta"), False), (("fox", "none"), True)])
 def test_texts_come_go_fork_and_take_turns(awake: Awake, pair: tuple[str, str], window: bool, graphs: bool) -> None:
     """Any texts in any order at any time, often the same ones again; pages of four tokens are crossed and given back."""
     model = awake(attn_type=pair[0], memory=pair[1], window=window, window_size=6).eval()
     draw = random.Random(7)
-    paged = shuffled(Paged(model, texts=4, tokens=40, page=PAGE, graphs=graphs))
+    paged = shuffled(small_page(model, texts=4, tokens=40, graphs=graphs))
     texts_: dict[int, list[int]] = {}
     last: list[int] = []
     for turn in range(60):
@@ -174,7 +167,7 @@ def test_texts_come_go_fork_and_take_turns(awake: Awake, pair: tuple[str, str], 
                 texts_[slot].append(token)
                 if turn % 3 == 0:
                     wanted = whole(model, torch.tensor(texts_[slot]))[-1]
-                    torch.testing.assert_close(row, wanted, rtol=0, atol=1e-10)
+                    near(row, wanted)
         assert {slot: paged.book.length(slot) for slot in texts_} == {s: len(t) for s, t in texts_.items()}
         told = paged.book.ledger.lengths_R.tolist()
         assert [told[slot] for slot in texts_] == [len(text) for text in texts_.values()], "as the device counts"
@@ -202,12 +195,12 @@ def test_joined_matrices_and_norms_in_products_change_nothing(
     wanted = [whole(model, text) for text in two]
     model.join()
     monkeypatch.setattr(Backbone, "few", lambda self, rows: few)
-    paged = Paged(model, texts=2, tokens=20, page=PAGE)
+    paged = small_page(model, texts=2, tokens=20)
     slots = [paged.begin(text[:5])[0] for text in two]
     for place in (5, 6):
         found = paged.step(slots, torch.stack([text[place] for text in two]))
         for row, rows in zip(found, wanted, strict=True):
-            torch.testing.assert_close(row, rows[place], rtol=0, atol=1e-10)
+            near(row, rows[place])
 
 
 @pytest.mark.thorough
@@ -235,13 +228,13 @@ def test_steps_by_kernels_alone_in_the_interpreter(
         groups = [[0], [1]] if turn % 2 == 0 else [[0, 1]]
         found = torch.cat([paged.step([slots[at] for at in group], tokens_B[group]) for group in groups])
         for row, rows, at in zip(found, wanted, (30, 15), strict=True):
-            torch.testing.assert_close(row, rows[at + turn], rtol=0, atol=1e-4)
+            near(row, rows[at + turn], atol=1e-4)
 
 
 @pytest.mark.parametrize("graphs", [False, True])
 def test_a_dropped_decoder_is_gone_at_once(awake: Awake, graphs: bool) -> None:
     model = awake(attn_type="polar", memory="gated_delta").eval()
-    assert left_of(lambda: Paged(model, texts=2, tokens=12, page=PAGE, graphs=graphs)) == 0
+    assert left_of(lambda: small_page(model, texts=2, tokens=12, graphs=graphs)) == 0
 
 
 def left_of(make: Callable[[], Paged]) -> int:
@@ -285,7 +278,7 @@ def test_a_compiled_step_gives_what_it_gives_uncompiled(
     three = texts(9, 4, 12)
     found = {}
     for compiled in (False, True):
-        paged = Paged(model, texts=3, tokens=30, page=PAGE, compiled=compiled)
+        paged = small_page(model, texts=3, tokens=30, compiled=compiled)
         slots = [paged.begin(text)[0] for text in three]
         rows = []
         for turn in range(8):
@@ -294,8 +287,8 @@ def test_a_compiled_step_gives_what_it_gives_uncompiled(
         found[compiled] = torch.cat(rows)
         assert paged.not_compiled is None
         assert len(compiled_parts) == (2 * 3 if compiled else 0), "the parts of a step of four texts, and of two"
-    torch.testing.assert_close(found[True], found[False], rtol=0, atol=1e-10)
-    assert left_of(lambda: Paged(model, tokens=12, page=PAGE, compiled=True)) == 0
+    near(found[True], found[False])
+    assert left_of(lambda: small_page(model, tokens=12, compiled=True)) == 0
 
 
 @pytest.mark.thorough
@@ -308,9 +301,9 @@ def test_what_the_compiler_does_not_take_goes_on_as_it_comes(awake: Awake, monke
         return torch.stack([paged.step([slot], torch.tensor([token]))[0] for token in (1, 2, 3)])
 
     model = awake(attn_type="wall", memory="omega").eval()
-    paged = Paged(model, tokens=12, page=PAGE, compiled=True)
+    paged = small_page(model, tokens=12, compiled=True)
     assert paged.not_compiled == "a part of the network works its texts out one by one"
-    assert torch.equal(after(paged), after(Paged(model, tokens=12, page=PAGE)))
+    assert torch.equal(after(paged), after(small_page(model, tokens=12)))
 
     def refuses(part: Any) -> Any:
         def run(*args: Any) -> Any:
@@ -320,9 +313,9 @@ def test_what_the_compiler_does_not_take_goes_on_as_it_comes(awake: Awake, monke
 
     monkeypatch.setattr(decode, "one_graph", refuses)
     model = awake(attn_type="polar", memory="gated_delta").eval()
-    paged = Paged(model, tokens=12, page=PAGE, compiled=True)
+    paged = small_page(model, tokens=12, compiled=True)
     assert paged.not_compiled is None
-    assert torch.equal(after(paged), after(Paged(model, tokens=12, page=PAGE)))
+    assert torch.equal(after(paged), after(small_page(model, tokens=12)))
     assert paged.not_compiled == "no"
 
 
@@ -332,10 +325,7 @@ def test_what_the_compiler_does_not_take_goes_on_as_it_comes(awake: Awake, monke
 )
 def test_a_replayed_graph_gives_the_eager_step_bit_for_bit(pair: tuple[str, str]) -> None:
     """For other texts of other lengths than those it was captured with."""
-    config = ModelConfig(
-        d_model=128, n_layers=4, n_heads=4, n_kv_heads=2, head_dim=32, vocab_size=37, attn_type=pair[0], memory=pair[1]
-    )
-    model = build(config, seed=0, device="cuda", dtype=torch.bfloat16).eval()
+    model = on_the_gpu(pair)
     three = [text.cuda() for text in texts(40, 7, 19)]
     found = {}
     for graphs in (False, True):
@@ -428,7 +418,7 @@ def test_matrices_that_are_cast_once_give_the_same_bits(
 def test_a_fork_goes_its_own_way(awake: Awake, pair: tuple[str, str]) -> None:
     model = awake(attn_type=pair[0], memory=pair[1], window=True, window_size=6).eval()
     (text,) = texts(11)
-    paged = shuffled(Paged(model, texts=3, tokens=16, page=PAGE))
+    paged = shuffled(small_page(model, texts=3, tokens=16))
     first, _ = paged.begin(text)
     kept = paged.kept_bytes(first)
     other = paged.fork(first)
@@ -437,33 +427,22 @@ def test_a_fork_goes_its_own_way(awake: Awake, pair: tuple[str, str]) -> None:
     for place in range(3):
         rows = paged.step([other, first], torch.stack([ends[other][place], ends[first][place]]))
     for slot, row in zip((other, first), rows, strict=True):
-        torch.testing.assert_close(row, whole(model, torch.cat([text, ends[slot]]))[-1], rtol=0, atol=1e-10)
+        near(row, whole(model, torch.cat([text, ends[slot]]))[-1])
     paged.fork(other)
     with pytest.raises(CacheFull):
         paged.fork(other)
-
-
-@pytest.mark.thorough
-def test_a_slot_that_was_used_before_remembers_nothing(awake: Awake) -> None:
-    model = awake(attn_type="fox", memory="atlas").eval()
-    long, short = texts(19, 3)
-    paged = Paged(model, tokens=24, page=PAGE)
-    slot, _ = paged.begin(long)
-    for token in (1, 2, 3):
-        paged.step([slot], torch.tensor([token]))
-    paged.close(slot)
-    again, logits_V = paged.begin(short)
-    assert again == slot
-    torch.testing.assert_close(logits_V, whole(model, short)[-1], rtol=0, atol=1e-10)
-    found = paged.step([again], torch.tensor([8]))[0]
-    torch.testing.assert_close(found, whole(model, torch.cat([short, torch.tensor([8])]))[-1], rtol=0, atol=1e-10)
+    # a slot that was used before remembers nothing
+    paged.close(other)
+    assert paged.begin(text[:3])[0] == other
+    new = torch.tensor([8])
+    near(paged.step([other], new)[0], whole(model, torch.cat([text[:3], new]))[-1])
 
 
 @pytest.mark.thorough
 def test_without_room_a_token_is_refused_and_nothing_is_lost(awake: Awake) -> None:
     model = awake(attn_type="nope").eval()
     one, two = texts(8, 8)
-    paged = Paged(model, texts=2, tokens=12, page=PAGE, pages=5)
+    paged = small_page(model, texts=2, tokens=12, pages=5)
     slots = [paged.begin(text)[0] for text in (one, two)]
     with pytest.raises(CacheFull, match="all 2 texts are under way"):
         paged.begin(one)
@@ -474,7 +453,7 @@ def test_without_room_a_token_is_refused_and_nothing_is_lost(awake: Awake) -> No
     for token in (1, 2, 3, 4):
         found = paged.step(slots[:1], torch.tensor([token]))
     text = torch.cat([one, torch.tensor([1, 2, 3, 4])])
-    torch.testing.assert_close(found[0], whole(model, text)[-1], rtol=0, atol=1e-10)
+    near(found[0], whole(model, text)[-1])
     with pytest.raises(CacheFull, match="a text may have 12 tokens here, got 13"):
         paged.step(slots[:1], torch.tensor([5]))
 
@@ -488,24 +467,7 @@ def test_a_network_without_a_step_works_its_texts_out_anew(awake: Awake, changes
     assert model.why_no_step() in ("mixer PaTH", "positions label")
     with pytest.raises(ValueError, match="has no form for one token at a time"):
         Paged(model, tokens=4)
-    texts_ = decoder(model, tokens=TOKENS)
-    assert isinstance(texts_, Anew)
-    (text,) = texts(TOKENS)
-    slot, logits_V = texts_.begin(text[:20])
-    torch.testing.assert_close(logits_V, whole(model, text[:20])[-1], rtol=0, atol=1e-10)
-    found = texts_.step([slot], text[20][None])[0]
-    torch.testing.assert_close(found, whole(model, text[:21])[-1], rtol=0, atol=1e-10)
-
-
-@pytest.mark.thorough
-def test_learned_positions_go_on_token_by_token(awake: Awake) -> None:
-    model = awake(positions="ape", position_settings={"ape": {"length": 64}}).eval()
-    (text,) = texts(TOKENS)
-    paged = Paged(model, tokens=TOKENS, page=PAGE)
-    slot, _ = paged.begin(text[:5])
-    for place in range(5, TOKENS):
-        found = paged.step([slot], text[place][None])[0]
-    torch.testing.assert_close(found, whole(model, text)[-1], rtol=0, atol=1e-10)
+    assert isinstance(decoder(model, tokens=TOKENS), Anew)
 
 
 @pytest.mark.thorough
@@ -526,9 +488,9 @@ def test_a_step_is_not_taken_for_that_of_a_class_below_with_another_forward(awak
         assert awake(attn_type="louder").why_no_step() == "mixer Louder"
         model = awake(attn_type="turned").eval()
         (text,) = texts(9)
-        paged = Paged(model, tokens=9, page=PAGE)
+        paged = small_page(model, tokens=9)
         slot, _ = paged.begin(text[:8])
-        torch.testing.assert_close(paged.step([slot], text[8:])[0], whole(model, text)[-1], rtol=0, atol=1e-10)
+        near(paged.step([slot], text[8:])[0], whole(model, text)[-1])
 
 
 def test_writing_repeats_itself_and_ends_where_it_is_told(awake: Awake) -> None:
@@ -552,6 +514,18 @@ def test_writing_repeats_itself_and_ends_where_it_is_told(awake: Awake) -> None:
         next(write(model, prompt, tokens=1, temperature=-1))
     with pytest.raises(ValueError, match="top_p must be above 0"):
         next(write(model, prompt, tokens=1, top_p=0))
+
+
+@pytest.mark.parametrize(("top_p", "count"), [(1e-9, 1), (0.499, 1), (0.501, 2), (0.749, 2), (0.751, 3), (1.0, 4)])
+def test_top_p_keeps_the_fewest_tokens_that_reach_it(top_p: float, count: int) -> None:
+    """Of shares 1/2, 1/4, 1/8 and 1/8: the uniform draw, times what the kept ones hold, falls into one of their intervals."""
+    ranked, shares = [2, 0, 1, 3], [0.5, 0.25, 0.125, 0.125]
+    logits_V = torch.zeros(4, dtype=torch.float64)
+    logits_V[ranked] = torch.tensor(shares, dtype=torch.float64).log()
+    for seed in range(50):
+        drawn = float(torch.rand((), generator=torch.Generator().manual_seed(seed), dtype=torch.float64))
+        rank = next(r for r in range(count) if drawn * sum(shares[:count]) < sum(shares[: r + 1]))
+        assert choose(logits_V, 1.0, top_p, torch.Generator().manual_seed(seed)) == ranked[rank]
 
 
 @pytest.mark.thorough
