@@ -16,23 +16,7 @@ from torch.nn import functional
 
 pytest.importorskip("triton")
 
-NAMES = (
-    "readout",
-    "memory",
-    "momentum",
-    "q",
-    "k",
-    "v",
-    "keep",
-    "step",
-    "weight",
-    "theta",
-    "M0",
-    "S0",
-    "keys",
-    "values",
-    "weights",
-)
+NAMES = "readout memory momentum q k v keep step weight theta M0 S0 keys values weights".split()
 
 
 def made(b: int, t: int, h: int, x: int, window: int, slow: bool) -> list[Tensor]:

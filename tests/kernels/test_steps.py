@@ -111,16 +111,8 @@ def test_a_thousand_delta_steps_are_one_scan(channelwise: bool) -> None:
 
 
 def kernels_of_attention(
-    lengths: list[int],
-    h: int,
-    j: int,
-    x: int,
-    page: int,
-    window: int | None,
-    splits: int,
-    dtype: torch.dtype,
-    device: str,
-) -> None:
+    lengths: list[int], h: int, j: int, x: int, page: int, window: int | None, splits: int, dtype: torch.dtype, device: str
+) -> None:  # fmt: skip
     near: Any = {"rtol": 0, "atol": NEAR if dtype == torch.float32 else 2e-2}
     keys = [drawn((n, j, x), (n, j, x), dtype=torch.float32) for n in lengths]
     k_pool, tables = paged([k for k, _ in keys], page)
@@ -155,6 +147,18 @@ def test_the_kernels_merge_any_number_of_ranges(splits: int, window: int | None)
     kernels_of_attention([100, 0, 1, 33, 64], 6, 2, 16, 32, window, splits, torch.float32, "cpu")
 
 
+def kernel_as_float64(
+    function: Any, *args: Any, table: int | None = None, table_near: float = NEAR, **options: Any
+) -> Tensor:
+    """Return the kernel's result, near that of torch in float64, and so is the table that both change in place."""
+    wide = [x.double() if isinstance(x, Tensor) and x.is_floating_point() else x for x in args]
+    wanted, found = function(*wide, backend="torch", **options), function(*args, backend="triton", **options)
+    torch.testing.assert_close(found.double(), wanted, rtol=0, atol=NEAR)
+    if table is not None:
+        torch.testing.assert_close(args[table].double(), wide[table], rtol=0, atol=table_near)
+    return found  # type: ignore[no-any-return]
+
+
 @interpreted
 @pytest.mark.thorough
 @pytest.mark.parametrize("channelwise", [False, True])
@@ -163,38 +167,21 @@ def test_the_delta_kernel_changes_its_own_states_alone(channelwise: bool) -> Non
     q, k, v, gate, step, states = drawn(
         (b, h, x), (b, j, x), (b, j, x), (b, h, x), (b, h), (6, h, x, x), dtype=torch.float32
     )
-    args = q, k, v, functional.logsigmoid(gate if channelwise else gate[..., 0]), step.sigmoid()
-    slots = torch.tensor([5, 0, 3])
-    wanted = states.double()
-    r_wanted = delta_step(*(part.double() for part in args), wanted, slots, backend="torch")  # type: ignore[misc]
-    before = states.clone()
-    r = delta_step(*args, states, slots, backend="triton")
-    torch.testing.assert_close(r.double(), r_wanted, rtol=0, atol=NEAR)
-    torch.testing.assert_close(states.double(), wanted, rtol=0, atol=NEAR)
+    before, gamma = states.clone(), functional.logsigmoid(gate if channelwise else gate[..., 0])
+    kernel_as_float64(delta_step, q, k, v, gamma, step.sigmoid(), states, torch.tensor([5, 0, 3]), table=5)
     assert torch.equal(states[[1, 2, 4]], before[[1, 2, 4]])
 
 
 @interpreted
-@pytest.mark.parametrize("taps", [1, 2, 4])
-@pytest.mark.parametrize("residual", [False, True])
-def test_the_convolution_kernel_shifts_its_tails(taps: int, residual: bool) -> None:
-    x, w, tails = drawn((3, 300), (300, taps), (5, taps - 1, 300), dtype=torch.float32)
-    slots, wanted = torch.tensor([4, 0, 2]), tails.double()
-    y_wanted = conv_step(x.double(), wanted, slots, w.double(), residual, backend="torch")
-    y = conv_step(x, tails, slots, w, residual, backend="triton")
-    torch.testing.assert_close(y.double(), y_wanted, rtol=0, atol=NEAR)
-    assert torch.equal(tails.double(), wanted)
-
-
-@interpreted
-@pytest.mark.parametrize("taps", [1, 3])
-def test_the_kernel_between_two_gates(taps: int) -> None:
-    x, w, tails = drawn((3, 900), (300, taps), (5, taps - 1, 300), dtype=torch.float32)
-    slots, wanted = torch.tensor([4, 0, 2]), tails.double()
-    y_wanted = gated_conv_step(x.double(), wanted, slots, w.double(), backend="torch")
-    y = gated_conv_step(x, tails, slots, w, backend="triton")
-    torch.testing.assert_close(y.double(), y_wanted, rtol=0, atol=NEAR)
-    torch.testing.assert_close(tails.double(), wanted, rtol=0, atol=NEAR)
+@pytest.mark.parametrize(("function", "taps", "residual"), [
+    *((conv_step, taps, (residual,)) for taps in (1, 2, 4) for residual in (False, True)),
+    (gated_conv_step, 1, ()), (gated_conv_step, 3, ()),
+])  # fmt: skip
+def test_the_convolution_kernels_shift_their_tails(function: Any, taps: int, residual: tuple[bool, ...]) -> None:
+    gated = function is gated_conv_step
+    x, w, tails = drawn((3, 900 if gated else 300), (300, taps), (5, taps - 1, 300), dtype=torch.float32)
+    args = x, tails, torch.tensor([4, 0, 2]), w, *residual
+    kernel_as_float64(function, *args, table=1, table_near=NEAR if gated else 0.0)
 
 
 @interpreted
@@ -206,11 +193,8 @@ def test_the_kernel_of_canon_reads_heads_that_stand_apart(size: int, apart: int,
     x, w, tails = drawn(
         (3, h * apart + 2 * j * size + 9), (channels, taps), (5, taps - 1, channels), dtype=torch.float32
     )
-    slots, wanted, by_hand = torch.tensor([4, 0, 2]), tails.double(), tails.double()
-    y_wanted = canon_step(x.double(), wanted, slots, w.double(), (h, j, apart), norm=norm, backend="torch")
-    y = canon_step(x, tails, slots, w, (h, j, apart), norm=norm, backend="triton")
-    torch.testing.assert_close(y.double(), y_wanted, rtol=0, atol=NEAR)
-    torch.testing.assert_close(tails.double(), wanted, rtol=0, atol=NEAR)
+    slots, by_hand = torch.tensor([4, 0, 2]), tails.double()
+    y = kernel_as_float64(canon_step, x, tails, slots, w, (h, j, apart), norm=norm, table=1)
     for head in range(h + 2 * j):
         start = head * apart if head < h else h * apart + (head - h) * size
         part = x.double()[:, start : start + size]
@@ -245,10 +229,7 @@ def test_the_kernels_read_every_other_head_of_a_pool() -> None:
     """As differential attention does."""
     q, k_pool, v_pool = drawn((2, 8, 16), (7, 16, 4, 16), (7, 16, 4, 16), dtype=torch.float32)
     texts = Texts(torch.tensor([[3, 5], [6, 0]], dtype=torch.int32), torch.tensor([19, 4], dtype=torch.int32), 16)
-    args = q[:, 1::2], k_pool[:, :, 1::2], v_pool[:, :, ::2]
-    y = paged_softmax(*args, texts, backend="triton")
-    wanted = paged_softmax(*(part.double() for part in args), texts, backend="torch")
-    torch.testing.assert_close(y.double(), wanted, rtol=0, atol=NEAR)
+    kernel_as_float64(paged_softmax, q[:, 1::2], k_pool[:, :, 1::2], v_pool[:, :, ::2], texts)
 
 
 @interpreted
