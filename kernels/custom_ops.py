@@ -33,6 +33,12 @@ def empty_like(*tensors: Tensor) -> tuple[Tensor, ...]:
     return tuple(x.new_empty(x.shape) for x in tensors)
 
 
+def rows_like(q: Tensor) -> Tensor:
+    """A number for each query of each head of q [B, T, H, X]: [B, H, T] float32."""
+    b, t, h = q.shape[:3]
+    return q.new_empty(b, h, t, dtype=torch.float32)
+
+
 Kept = Callable[[tuple[Any, ...], tuple[Tensor, ...]], tuple[Sequence[Tensor | None], Sequence[Any]]]
 """(inputs, results) of an op -> the tensors that its backward reads, and its options."""
 

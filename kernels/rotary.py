@@ -35,32 +35,27 @@ def frequencies(kind: Kind, head_dim: int, base: float, device: torch.device | s
 
 
 def rotary_tables(
-    kind: Kind,
-    length: int,
-    head_dim: int,
-    base: float,
-    *,
-    offset: int = 0,
-    dtype: torch.dtype = torch.float32,
+    kind: Kind, length: int, head_dim: int, base: float, *, dtype: torch.dtype = torch.float32,
     device: torch.device | str = "cpu",
-) -> tuple[Tensor, Tensor]:
-    """cos and sin, each [T, X/2], of the positions offset .. offset + T - 1."""
+) -> tuple[Tensor, Tensor]:  # fmt: skip
+    """cos and sin, each [T, X/2], of the positions 0 .. T - 1."""
     # the op imports the compiler on its first call, a second that a run without it can do without
     tables = _tables if torch.compiler.is_compiling() else _cos_and_sin
-    cos_TF, sin_TF = tables(kind, length, head_dim, float(base), offset, dtype, torch.device(device))
+    cos_TF, sin_TF = tables(kind, length, head_dim, float(base), dtype, torch.device(device))
     return cos_TF, sin_TF
 
 
 def _cos_and_sin(
-    kind: str, length: int, head_dim: int, base: float, offset: int, dtype: torch.dtype, device: torch.device
+    kind: str, length: int, head_dim: int, base: float, dtype: torch.dtype, device: torch.device
 ) -> tuple[Tensor, Tensor]:
-    position = torch.arange(offset, offset + length, dtype=dtype, device=device)
+    position = torch.arange(length, dtype=dtype, device=device)
     angle_TF = torch.outer(position, frequencies(cast(Kind, kind), head_dim, base, device).to(dtype))
     return angle_TF.cos(), angle_TF.sin()
 
 
-def _empty_tables(kind: str, length: int, head_dim: int, base: float, offset: int, dtype: torch.dtype, device: torch.device
-) -> tuple[Tensor, ...]:  # fmt: skip
+def _empty_tables(
+    kind: str, length: int, head_dim: int, base: float, dtype: torch.dtype, device: torch.device
+) -> tuple[Tensor, ...]:
     return tuple(torch.empty(length, head_dim // 2, dtype=dtype, device=device) for _ in range(2))
 
 

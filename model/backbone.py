@@ -195,13 +195,9 @@ class Backbone(nn.Module):
         return self.positions.places(1, length, generator(0, "places of an evaluation", length)).to(self.device)
 
     def features(
-        self,
-        tokens_BT: Tensor,
-        *,
-        full_context: bool = False,
-        auxiliary: Auxiliary | Drawn | None = None,
+        self, tokens_BT: Tensor, *, full_context: bool = False, auxiliary: Auxiliary | Drawn | None = None,
         chunk: int | None = None,
-    ) -> Features:
+    ) -> Features:  # fmt: skip
         """Hidden states of int64 tokens [B, T], and the auxiliary terms asked for, with what they draw or have drawn.
 
         The window, if the config has one, is left out with `full_context`. With `chunk`, which is for evaluation
@@ -257,15 +253,9 @@ class Backbone(nn.Module):
         self._compiler = f"{backend}, block by block," if regional else backend
 
     def _blocks(
-        self,
-        tokens_BT: Tensor,
-        window: int | None,
-        regularizer: Callable[..., Tensor] | None,
-        sketches_LKD: Tensor | None,
-        distractors: dict[int, Tensor],
-        kept: dict[int, Kept],
-        places_BT: Tensor | None,
-    ) -> tuple[Tensor, Tensor | None, Tensor | None]:
+        self, tokens_BT: Tensor, window: int | None, regularizer: Callable[..., Tensor] | None,
+        sketches_LKD: Tensor | None, distractors: dict[int, Tensor], kept: dict[int, Kept], places_BT: Tensor | None,
+    ) -> tuple[Tensor, Tensor | None, Tensor | None]:  # fmt: skip
         """What `Features` holds, from draws that are made: sketches of K directions, one a layer, distractors [B, R, D] by layer."""
         x_BTD = self._embedded(tokens_BT, places_BT)
         streams: list[Tensor] = []
@@ -358,14 +348,9 @@ class Backbone(nn.Module):
         return self.logits(self.norm(x_1TD[0, -1]))
 
     def step(
-        self,
-        tokens_B: Tensor,
-        states: list[Any],
-        ledger: Ledger,
-        slots_B: Tensor,
-        window: int | None,
+        self, tokens_B: Tensor, states: list[Any], ledger: Ledger, slots_B: Tensor, window: int | None,
         parts: Parts | None = None,
-    ) -> Tensor:
+    ) -> Tensor:  # fmt: skip
         """Logits [B, V] behind the next token of some texts, int64 [B]; states and ledger are changed in place.
 
         `parts` None works everything out as it comes.
@@ -561,13 +546,9 @@ EAGER = Parts(_step_first, _step_block, _step_last)
 
 
 def _end(
-    norm: nn.Module,
-    x_BTD: Tensor,
-    regularizer: Callable[..., Tensor] | None,
-    streams: list[Tensor],
-    sketches_LKD: Tensor | None,
-    losses: list[Tensor],
-) -> tuple[Tensor, Tensor | None, Tensor | None]:
+    norm: nn.Module, x_BTD: Tensor, regularizer: Callable[..., Tensor] | None, streams: list[Tensor],
+    sketches_LKD: Tensor | None, losses: list[Tensor],
+) -> tuple[Tensor, Tensor | None, Tensor | None]:  # fmt: skip
     """What `Features` holds, from the stream behind the last block and what the blocks gave beside it."""
     value = None if regularizer is None else regularizer(streams, sketches_LKD).mean()
     return norm(x_BTD), value, _mean(losses)

@@ -98,13 +98,9 @@ class Block(nn.Module):
         self.dropout = config.dropout
 
     def forward(
-        self,
-        x_BTD: Tensor,
-        *,
-        window: int | None,
-        distractors_BRD: Tensor | None = None,
+        self, x_BTD: Tensor, *, window: int | None, distractors_BRD: Tensor | None = None,
         kept: Kept | tuple[None, None] = (None, None),
-    ) -> tuple[Tensor, Tensor | None]:
+    ) -> tuple[Tensor, Tensor | None]:  # fmt: skip
         normed_BTD = self.norm1(x_BTD)
         out_BTD, loss = self.mix(normed_BTD, window=window, distractors_BRD=distractors_BRD)
         x_BTD = self._under(x_BTD, normed_BTD) + drop(out_BTD, kept[0], self.dropout)

@@ -62,14 +62,9 @@ def join(parts: Sequence[Linear | CausalConv]) -> tuple[Tensor, Tensor | None]:
 
 
 def few(
-    x_BD: Tensor,
-    w_ED: Tensor,
-    bias_E: Tensor | None,
-    *,
-    norm: RMSNorm | None = None,
-    gate: str = "none",
+    x_BD: Tensor, w_ED: Tensor, bias_E: Tensor | None, *, norm: RMSNorm | None = None, gate: str = "none",
     under_BE: Tensor | None = None,
-) -> Tensor:
+) -> Tensor:  # fmt: skip
     """`row_linear` behind one of our norms."""
     before: dict[str, Any] = {} if norm is None else {"norm_D": norm.weight, "eps": norm.eps}
     return row_linear(x_BD, w_ED, bias_E, gate=gate, under_BE=under_BE, **before)

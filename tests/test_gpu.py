@@ -21,6 +21,8 @@ from atma_sweep.kernels.fp8 import op as fp8_linear
 from atma_sweep.kernels.gated_delta.op import choose_backend, gated_delta, gated_delta_reference, why_no_fla
 from atma_sweep.model.backbone import Auxiliary, build
 from atma_sweep.model.config import ModelConfig
+from graded import distance, double, in_type, run
+from kernel_operations import delta_inputs
 from patience import PATIENCE_S
 from registries import PAIRS
 
@@ -33,6 +35,20 @@ def relative(a: torch.Tensor, b: torch.Tensor) -> float:
     return float((a - b).norm() / b.norm())
 
 
+def run_in(folder: Path, *command: str) -> str:
+    """Standard output of a command of ours that ends well."""
+    full = [sys.executable, "-m", "atma_sweep.cli", *command]
+    done = subprocess.run(full, cwd=folder, capture_output=True, text=True, timeout=PATIENCE_S)
+    assert done.returncode == 0, done.stdout + done.stderr
+    return done.stdout
+
+
+def launched(folder: Path, text: str, *more: str, executor: str = "local") -> str:
+    """Standard output of the launch of a grid called gpu that extends tiny."""
+    (folder / "gpu.yaml").write_text(f"name: gpu\nextends: tiny\n{text}")
+    return run_in(folder, "launch", "gpu.yaml", "--executor", executor, *more)
+
+
 @pytest.mark.parametrize("backend", ["torch", "fla", "triton"])
 @pytest.mark.parametrize(("length", "size"), [(1, 64), (127, 128), (1000, 128), (130, 20)])
 def test_gated_delta_in_bf16_is_near_float64(backend: str, length: int, size: int) -> None:
@@ -43,25 +59,10 @@ def test_gated_delta_in_bf16_is_near_float64(backend: str, length: int, size: in
     if backend == "triton" and size == 20:
         assert "power of two" in choose_backend("cuda", torch.bfloat16, size).reason
         return
-    draw = torch.Generator().manual_seed(length)
-    q, k, v = (torch.randn(2, length, heads, size, generator=draw) for heads in (4, 2, 2))
-    gamma = torch.nn.functional.logsigmoid(torch.randn(2, length, 4, generator=draw) + 3.9)
-    beta = torch.sigmoid(torch.randn(2, length, 4, generator=draw))
-    weight = torch.randn(2, length, 4, size, generator=draw)
-    exact = [x.to(torch.bfloat16).double().requires_grad_() for x in (q, k, v)] + [
-        x.double().requires_grad_() for x in (gamma, beta)
-    ]
-    (gated_delta_reference(*exact)[0] * weight).sum().backward()
-    ours = [x.cuda().to(torch.bfloat16).requires_grad_() for x in (q, k, v)]
-    ours += [x.cuda().requires_grad_() for x in (gamma, beta)]
-    result = gated_delta(*ours, backend=backend)
-    assert isinstance(result, torch.Tensor)
-    (result.float() * weight.cuda()).sum().backward()
-    assert relative(result, gated_delta_reference(*exact)[0]) < 1e-2
-    for got, want in zip(ours, exact, strict=True):
-        assert got.grad is not None
-        assert want.grad is not None
-        assert relative(got.grad, want.grad) < 2e-2 or float(want.grad.norm()) < 1e-6
+    args = in_type(delta_inputs(length, d=size), torch.bfloat16, 3, "cuda")
+    ours, exact = run(gated_delta, args, backend=backend), run(lambda *a: gated_delta_reference(*a)[0], double(args))
+    for index, (found, wanted) in enumerate(zip(ours, exact, strict=True)):
+        assert distance(found, wanted) < (2e-2 if index else 1e-2) or float(wanted.norm()) < 1e-6
 
 
 @pytest.mark.parametrize(("attn_type", "memory"), PAIRS)
@@ -92,15 +93,12 @@ def test_cuda_bf16_loss_and_gradients_are_near_the_cpu(attn_type: str, memory: s
 
 
 def test_launch_on_a_gpu_records_speed_and_memory(tmp_path: Path) -> None:
-    grid = tmp_path / "gpu.yaml"
-    grid.write_text(
-        "name: gpu\nextends: tiny\naxes: {attn_type: [polar], memory: [off, on]}\nresources: {gpus: 1, cpus: 2}\n"
-        "set: {model.head_dim: 64, train.tokens: 40960, eval.lengths: [128, 1024]}\n"
-    )
-    command = [sys.executable, "-m", "atma_sweep.cli", "launch", "gpu.yaml", "--executor", "local", "--json"]
-    result = subprocess.run(command, cwd=tmp_path, capture_output=True, text=True, timeout=PATIENCE_S)
-    assert result.returncode == 0, result.stdout + result.stderr
-    assert json.loads(result.stdout)["counts"] == {"done": 2}
+    said = launched(
+        tmp_path,
+        "axes: {attn_type: [polar], memory: [off, on]}\nresources: {gpus: 1, cpus: 2}\n"
+        "set: {model.head_dim: 64, train.tokens: 40960, eval.lengths: [128, 1024]}\n", "--json",
+    )  # fmt: skip
+    assert json.loads(said)["counts"] == {"done": 2}
     database = sqlite3.connect(tmp_path / "atma.db")
     query = "SELECT gpu_name, device, dtype, driver IS NOT NULL FROM provenance"
     assert database.execute(query).fetchall() == [(torch.cuda.get_device_name(), "cuda", "bfloat16", 1)] * 2
@@ -114,21 +112,17 @@ def test_launch_on_a_gpu_records_speed_and_memory(tmp_path: Path) -> None:
 
 
 def test_two_halves_of_a_gpu_run_at_once_and_say_so(tmp_path: Path) -> None:
-    grid = tmp_path / "gpu.yaml"
-    grid.write_text(
-        "name: gpu\nextends: tiny\naxes: {attn_type: [nope, polar]}\nresources: {gpus: 0.5, cpus: 2, gpu_type: NVIDIA}\n"
-        "set: {model.head_dim: 64, train.tokens: 40960, train.compile: off, eval.lengths: [128]}\n"
-    )
-    command = [sys.executable, "-m", "atma_sweep.cli", "launch", "gpu.yaml", "--executor", "ray", "--json"]
-    result = subprocess.run(command, cwd=tmp_path, capture_output=True, text=True, timeout=PATIENCE_S)
-    assert result.returncode == 0, result.stdout + result.stderr
+    launched(
+        tmp_path,
+        "axes: {attn_type: [nope, polar]}\nresources: {gpus: 0.5, cpus: 2, gpu_type: NVIDIA}\n"
+        "set: {model.head_dim: 64, train.tokens: 40960, train.compile: off, eval.lengths: [128]}\n", executor="ray",
+    )  # fmt: skip
     database = sqlite3.connect(tmp_path / "atma.db")
     rows = database.execute("SELECT gpu_uuid, co_tenants FROM provenance").fetchall()
     assert rows == [(str(torch.cuda.get_device_properties(0).uuid), 1)] * 2
     ((overlap,),) = database.execute("SELECT max(started_at) < min(finished_at) FROM attempt").fetchall()
     assert overlap == 1
-    report = [sys.executable, "-m", "atma_sweep.cli", "report", "--table", "6"]
-    shown = subprocess.run(report, cwd=tmp_path, capture_output=True, text=True, timeout=PATIENCE_S).stdout
+    shown = run_in(tmp_path, "report", "--table", "6")
     assert "shared GPUs: 2 cells met up to 1 other attempts on the same GPU over their time" in " ".join(shown.split())
 
 
@@ -251,27 +245,15 @@ def test_a_spare_holds_nothing_of_the_gpu() -> None:
 
 def test_two_deterministic_launches_agree_to_the_last_bit(tmp_path: Path) -> None:
     """Training and every probe, each in another process."""
-    (tmp_path / "gpu.yaml").write_text(
-        "name: gpu\nextends: tiny\naxes: {attn_type: [polar]}\nresources: {gpus: 1, cpus: 2}\n"
+    grid = (
+        "axes: {attn_type: [polar]}\nresources: {gpus: 1, cpus: 2}\n"
         "include:\n  - {attn_type: polar, memory: on}\n  - {attn_type: nope, window: on, distractor: on}\n"
         "set: {model.head_dim: 64, train.tokens: 18432, train.deterministic: on, eval.validate_every: 1, "
         "eval.validation_tokens: 4096, eval.lengths: [128, 1024]}\n"
     )
     numbers = []
     for database in ("a.db", "b.db"):
-        command = [
-            sys.executable,
-            "-m",
-            "atma_sweep.cli",
-            "launch",
-            "gpu.yaml",
-            "--executor",
-            "local",
-            "--db",
-            database,
-        ]
-        done = subprocess.run(command, cwd=tmp_path, capture_output=True, text=True, timeout=PATIENCE_S)
-        assert done.returncode == 0, done.stdout + done.stderr
+        launched(tmp_path, grid, "--db", database)
         connection = sqlite3.connect(tmp_path / database)
         numbers.append([
             connection.execute("SELECT attempt_id, step, train_loss, val_loss, grad_norm FROM curve_point").fetchall(),
@@ -319,14 +301,11 @@ def test_fp8_products_are_those_of_the_same_numbers_in_float32(
 def test_a_launch_in_another_precision_says_so_and_learns_as_well(tmp_path: Path, precision: str) -> None:
     if precision == "fp8" and not has_fp8():
         pytest.skip("needs an NVIDIA GPU of compute capability 8.9")
-    grid = tmp_path / "gpu.yaml"
-    grid.write_text(
-        f"name: gpu\nextends: tiny\naxes: {{train.precision: [bf16, {precision}]}}\nresources: {{gpus: 1, cpus: 2}}\n"
-        "set: {attn_type: polar, memory: on, model.head_dim: 64, train.tokens: 40960, train.compile: off, eval.lengths: [128]}\n"
+    launched(
+        tmp_path,
+        f"axes: {{train.precision: [bf16, {precision}]}}\nresources: {{gpus: 1, cpus: 2}}\n"
+        "set: {attn_type: polar, memory: on, model.head_dim: 64, train.tokens: 40960, train.compile: off, eval.lengths: [128]}\n",
     )
-    command = [sys.executable, "-m", "atma_sweep.cli", "launch", "gpu.yaml", "--executor", "local", "--json"]
-    result = subprocess.run(command, cwd=tmp_path, capture_output=True, text=True, timeout=PATIENCE_S)
-    assert result.returncode == 0, result.stdout + result.stderr
     database = sqlite3.connect(tmp_path / "atma.db")
     told = {dtype for (dtype,) in database.execute("SELECT dtype FROM provenance")}
     assert told == {"bfloat16", "float16" if precision == "fp16" else "bfloat16, fp8 projections"}

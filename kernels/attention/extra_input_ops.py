@@ -8,10 +8,9 @@ from __future__ import annotations
 
 from typing import Any
 
-import torch
 from torch import Tensor
 
-from ..custom_ops import differentiate, empty_like, keep_inputs, load_kernels, torch_op
+from ..custom_ops import differentiate, empty_like, keep_inputs, load_kernels, rows_like, torch_op
 
 
 def attention_ops(name: str) -> tuple[Any, Any]:
@@ -22,11 +21,7 @@ def attention_ops(name: str) -> tuple[Any, Any]:
     """
     package = f"{__package__}.{name}"
 
-    def empty_results(q: Tensor, *_: Any) -> tuple[Tensor, Tensor]:
-        b, t, h = q.shape[:3]
-        return q.new_empty(q.shape), q.new_empty(b, h, t, dtype=torch.float32)
-
-    @torch_op(f"{name}_forward", empty_results)
+    @torch_op(f"{name}_forward", lambda q, *_: (q.new_empty(q.shape), rows_like(q)))
     def forward(q: Tensor, k: Tensor, v: Tensor, fourth: Tensor, factor: float, window: int) -> tuple[Tensor, Tensor]:
         args = (x.contiguous() for x in (q, k, v, fourth))
         return load_kernels(package).forward(*args, factor=factor, window=window or None)

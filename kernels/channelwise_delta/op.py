@@ -21,16 +21,9 @@ SIZES = (16, 32, 64, 128, 256)
 
 
 def channelwise_delta(
-    q_BTHX: Tensor,
-    k_BTJX: Tensor,
-    v_BTJX: Tensor,
-    log_gamma_BTHX: Tensor,
-    beta_BTH: Tensor,
-    *,
-    chunk: int = 16,
-    initial_state: Tensor | None = None,
-    backend: str | None = None,
-) -> tuple[Tensor, Tensor]:
+    q_BTHX: Tensor, k_BTJX: Tensor, v_BTJX: Tensor, log_gamma_BTHX: Tensor, beta_BTH: Tensor, *, chunk: int = 16,
+    initial_state: Tensor | None = None, backend: str | None = None,
+) -> tuple[Tensor, Tensor]:  # fmt: skip
     """(readout r [B, T, H, X] in q's type, the last state [B, H, X_v, X_k] in float32, float64 for float64).
 
     M <- M diag(gamma); u = beta (v - M k); M <- M + u kᵀ; r = M q, with k and q scaled to unit length here. Shapes and types

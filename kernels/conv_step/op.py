@@ -16,14 +16,9 @@ from ..norms import rms_norm
 
 
 def conv_step(
-    x_BC: Tensor,
-    tails_RWC: Tensor,
-    slots_B: Tensor,
-    w_CW: Tensor,
-    residual: bool = False,
-    *,
+    x_BC: Tensor, tails_RWC: Tensor, slots_B: Tensor, w_CW: Tensor, residual: bool = False, *,
     backend: str | None = None,
-) -> Tensor:
+) -> Tensor:  # fmt: skip
     """What `causal_conv` gives at the token after those whose inputs are in the table, [B, C] of x's type.
 
     `tails` [R, W - 1, C] holds the last W - 1 inputs of each text, zeros before its start, and has x among them afterwards;
@@ -60,15 +55,9 @@ def gated_conv_step(
 
 
 def canon_step(
-    x_BE: Tensor,
-    tails_RWC: Tensor,
-    slots_B: Tensor,
-    w_CW: Tensor,
-    heads: tuple[int, int, int],
-    *,
-    norm: bool,
+    x_BE: Tensor, tails_RWC: Tensor, slots_B: Tensor, w_CW: Tensor, heads: tuple[int, int, int], *, norm: bool,
     backend: str | None = None,
-) -> Tensor:
+) -> Tensor:  # fmt: skip
     """What `canon` gives at the next token of q, k and v side by side, [B, C] of x's type with C = (H + 2 J) X.
 
     x [B, E] begins with the H query heads, each `apart` channels after the one before it and X of them long, then come J heads of

@@ -56,15 +56,9 @@ def linear_cross_entropy(
 
 
 def linear_cross_entropy_sum(
-    h_ND: Tensor,
-    w_VD: Tensor,
-    b_V: Tensor | None,
-    targets_N: Tensor,
-    *,
-    cap: float,
-    chunk: int = CHUNK,
+    h_ND: Tensor, w_VD: Tensor, b_V: Tensor | None, targets_N: Tensor, *, cap: float, chunk: int = CHUNK,
     backend: str | None = None,
-) -> Tensor:
+) -> Tensor:  # fmt: skip
     """The sum of `linear_cross_entropy` over the tokens, scalar float32 (float64 for float64).
 
     Its gradient is worked out beside it: the logits of `chunk` tokens are overwritten by their gradient, which goes into

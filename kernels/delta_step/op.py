@@ -15,16 +15,9 @@ from ..gated_delta.op import NORM_FLOOR
 
 
 def delta_step(
-    q_BHX: Tensor,
-    k_BJX: Tensor,
-    v_BJX: Tensor,
-    log_gamma: Tensor,
-    beta_BH: Tensor,
-    states_RHXX: Tensor,
-    slots_B: Tensor,
-    *,
-    backend: str | None = None,
-) -> Tensor:
+    q_BHX: Tensor, k_BJX: Tensor, v_BJX: Tensor, log_gamma: Tensor, beta_BH: Tensor, states_RHXX: Tensor,
+    slots_B: Tensor, *, backend: str | None = None,
+) -> Tensor:  # fmt: skip
     """The readout after one token, [B, H, X] in q's type; its texts' states [R, H, X_v, X_k] are changed in place.
 
     M <- gamma M; u = beta (v - M k); M <- M + u kᵀ; r = M q, with k and q scaled to unit length here. log_gamma <= 0 is [B, H],
@@ -82,13 +75,8 @@ def _error(device: torch.device, dtype: torch.dtype, head_dim: int, backend: str
 
 @torch_op("delta_step", lambda q, *_: q.new_empty(q.shape), ("states_RHXX",))
 def step(
-    q_BHX: Tensor,
-    k_BJX: Tensor,
-    v_BJX: Tensor,
-    log_gamma: Tensor,
-    beta_BH: Tensor,
-    states_RHXX: Tensor,
+    q_BHX: Tensor, k_BJX: Tensor, v_BJX: Tensor, log_gamma: Tensor, beta_BH: Tensor, states_RHXX: Tensor,
     slots_B: Tensor,
-) -> Tensor:
+) -> Tensor:  # fmt: skip
     """As `delta_step`."""
     return load_kernels(__package__).step(q_BHX, k_BJX, v_BJX, log_gamma, beta_BH, states_RHXX, slots_B)

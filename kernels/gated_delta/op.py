@@ -24,17 +24,9 @@ NORM_FLOOR = 1e-12
 
 
 def gated_delta(
-    q_BTHX: Tensor,
-    k_BTJX: Tensor,
-    v_BTJX: Tensor,
-    log_gamma_BTH: Tensor,
-    beta_BTH: Tensor,
-    *,
-    chunk: int = 64,
-    initial_state: Tensor | None = None,
-    return_state: bool = False,
-    backend: str | None = None,
-) -> Tensor | tuple[Tensor, Tensor]:
+    q_BTHX: Tensor, k_BTJX: Tensor, v_BTJX: Tensor, log_gamma_BTH: Tensor, beta_BTH: Tensor, *, chunk: int = 64,
+    initial_state: Tensor | None = None, return_state: bool = False, backend: str | None = None,
+) -> Tensor | tuple[Tensor, Tensor]:  # fmt: skip
     """Readout r [B, T, H, X] in q's type; with `return_state` also the last state [B, H, X_v, X_k] in float32.
 
     M <- gamma M; u = beta (v - M k); M <- M + u kᵀ; r = M q, with k and q scaled to unit length here. q [B, T, H, X],
@@ -138,15 +130,9 @@ def fla_is_right(capability: tuple[int, int], triton: str) -> bool:
 
 
 def gated_delta_reference(
-    q_BTHX: Tensor,
-    k_BTJX: Tensor,
-    v_BTJX: Tensor,
-    log_gamma_BTH: Tensor,
-    beta_BTH: Tensor,
-    *,
-    initial_state: Tensor | None = None,
-    normalize: bool = True,
-) -> tuple[Tensor, Tensor]:
+    q_BTHX: Tensor, k_BTJX: Tensor, v_BTJX: Tensor, log_gamma_BTH: Tensor, beta_BTH: Tensor, *,
+    initial_state: Tensor | None = None, normalize: bool = True,
+) -> tuple[Tensor, Tensor]:  # fmt: skip
     """Step by step: (readout, last state). `normalize` False leaves keys and queries as they are (diagnostics)."""
     b, t, h, _, d = check_qkv(q_BTHX, k_BTJX, v_BTJX)
     dtype = statistics_dtype(q_BTHX.dtype)

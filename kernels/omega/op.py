@@ -149,16 +149,9 @@ def choose_backend(
 
 
 def _error(
-    device: torch.device,
-    dtype: torch.dtype,
-    size: int,
-    window: int,
-    chunk: int,
-    orthogonal: Steps,
-    slow: bool,
-    *,
+    device: torch.device, dtype: torch.dtype, size: int, window: int, chunk: int, orthogonal: Steps, slow: bool, *,
     seed: int,
-) -> float:
+) -> float:  # fmt: skip
     """Largest relative error of the kernels' readout and gradients, against "torch" in float32."""
     draw = torch.Generator().manual_seed(seed)
     t = max(131, 4 * chunk + 3)

@@ -5,31 +5,27 @@ B texts, N pages, H query heads, J KV heads, X head size, S keys.
 
 from __future__ import annotations
 
+from typing import Any
+
 import torch
 from torch import Tensor
 from torch.nn import functional
 
 from ..attention.polar.op import TINY, null_schedule
+from ..custom_ops import load_kernels, torch_op
 from ..dispatch import Choice, attention_choice, constant, worst
 from ..norms import statistics_dtype
 from .page_tables import PAGE, Texts, check_step
 from .single_query import row_attention, row_scores, row_sums, row_weights
-from .torch_op import attend, put
 
 LEAST_PAGE = 16
 """Tokens of the smallest page that the kernels take: a block of keys lies in one page."""
 
 
 def paged_softmax(
-    q_BHX: Tensor,
-    k_pool: Tensor,
-    v_pool: Tensor,
-    texts: Texts,
-    *,
-    scale: float | None = None,
-    window: int | None = None,
-    backend: str | None = None,
-) -> Tensor:
+    q_BHX: Tensor, k_pool: Tensor, v_pool: Tensor, texts: Texts, *, scale: float | None = None,
+    window: int | None = None, backend: str | None = None,
+) -> Tensor:  # fmt: skip
     """What `softmax_attention` gives at the last token of each text, [B, H, X] of q's type; a text of no token gives 0.
 
     q [B, H, X] of the new tokens, whose keys and values lie in the pools [N, page, J, X] already. `backend` None is what
@@ -44,20 +40,10 @@ def paged_softmax(
 
 
 def paged_polar(
-    q_BHX: Tensor,
-    k_pool: Tensor,
-    v_pool: Tensor,
-    null_base_H: Tensor,
-    null_slope_H: Tensor,
-    len_gain_H: Tensor,
-    mag_beta_H: Tensor,
-    v_null_HX: Tensor,
-    texts: Texts,
-    *,
-    window: int | None = None,
-    n_eff_floor: float = 1e-30,
+    q_BHX: Tensor, k_pool: Tensor, v_pool: Tensor, null_base_H: Tensor, null_slope_H: Tensor, len_gain_H: Tensor,
+    mag_beta_H: Tensor, v_null_HX: Tensor, texts: Texts, *, window: int | None = None, n_eff_floor: float = 1e-30,
     backend: str | None = None,
-) -> tuple[Tensor, Tensor]:
+) -> tuple[Tensor, Tensor]:  # fmt: skip
     """What `polar_attention` gives at the last token of each text: c [B, H, X] in q's type, magnitude [B, H] in float32 (float64 for float64).
 
     q [B, H, X] of the new tokens, whose keys and values lie in the pools [N, page, J, X] already; parameters and `backend` as there. A text of
@@ -125,3 +111,29 @@ def _error(device: torch.device, dtype: torch.dtype, head_dim: int, backend: str
         y = paged_softmax(*args, texts, window=130, backend=name)
         found.append([y, *paged_polar(*args, raw[0], raw[1], raw[2], raw[3], v_null, texts, backend=name)])
     return worst(*found)
+
+
+# --- as torch ops ---------------------------------------------------------------------------------------------------
+
+
+def _empty_results(q: Tensor, k_pool: Tensor, v_pool: Tensor, tables: Tensor, lengths: Tensor, null: list[Tensor],
+                   *_: Any) -> tuple[Tensor, Tensor]:  # fmt: skip
+    b, h = q.shape[:2]
+    return q.new_empty(q.shape), q.new_empty(b, h if null else 0, dtype=torch.float32)
+
+
+@torch_op("paged_attend", _empty_results)
+def attend(
+    q_BHX: Tensor, k_pool: Tensor, v_pool: Tensor, tables_BP: Tensor, lengths_B: Tensor, null: list[Tensor],
+    scale: float, window: int, floor: float,
+) -> tuple[Tensor, Tensor]:  # fmt: skip
+    """(y [B, H, X], magnitude [B, H] float32, empty without `null`); `window` 0 is none."""
+    return load_kernels(__package__).attend(
+        q_BHX, k_pool, v_pool, tables_BP, lengths_B, null, scale=scale, window=window, floor=floor
+    )
+
+
+@torch_op("paged_put", lambda *_: None, ("k_pool", "v_pool"))
+def put(k_BJX: Tensor, v_BJX: Tensor, k_pool: Tensor, v_pool: Tensor, tables_BP: Tensor, lengths_B: Tensor) -> None:
+    """Keys and values of the new tokens into their pages."""
+    load_kernels(__package__).put(k_BJX, v_BJX, k_pool, v_pool, tables_BP, lengths_B)

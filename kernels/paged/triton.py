@@ -154,18 +154,9 @@ def _merge(
 
 
 def attend(
-    q: Tensor,
-    k_pool: Tensor,
-    v_pool: Tensor,
-    tables: Tensor,
-    lengths: Tensor,
-    null: list[Tensor],
-    *,
-    scale: float,
-    window: int,
-    floor: float = 0.0,
-    splits: int | None = None,
-) -> tuple[Tensor, Tensor]:
+    q: Tensor, k_pool: Tensor, v_pool: Tensor, tables: Tensor, lengths: Tensor, null: list[Tensor], *, scale: float,
+    window: int, floor: float = 0.0, splits: int | None = None,
+) -> tuple[Tensor, Tensor]:  # fmt: skip
     """(y [B, H, X] of q's type, magnitude float32 [B, H], empty without `null`: base, slope, gain, beta [H] and v [H, X], float32).
 
     `window` 0 is none; `splits`, a power of two, None: what fills the GPU.

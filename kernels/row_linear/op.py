@@ -23,16 +23,9 @@ GATES = {"none": 0, "relu2": 1, "swiglu": 2}
 
 
 def row_linear(
-    x_BD: Tensor,
-    w_ED: Tensor,
-    bias_E: Tensor | None = None,
-    *,
-    norm_D: Tensor | None = None,
-    eps: float = 0.0,
-    gate: str = "none",
-    under_BE: Tensor | None = None,
-    backend: str | None = None,
-) -> Tensor:
+    x_BD: Tensor, w_ED: Tensor, bias_E: Tensor | None = None, *, norm_D: Tensor | None = None, eps: float = 0.0,
+    gate: str = "none", under_BE: Tensor | None = None, backend: str | None = None,
+) -> Tensor:  # fmt: skip
     """under + gate(rms_norm(x) wᵀ + bias), [B, E] of x's type, or [B, E / 2] with the gate "relu2" or "swiglu"; each part only where it is given.
 
     `norm` [D] is the norm's weight, `eps` its epsilon; gates read [a | g] as `kernels.gates` has them. x, w and under have one type.
@@ -51,17 +44,9 @@ def row_linear(
 
 
 def row_conv_step(
-    x_BD: Tensor,
-    w_ED: Tensor,
-    bias_E: Tensor | None,
-    norm_D: Tensor,
-    eps: float,
-    tails_RWC: Tensor,
-    slots_B: Tensor,
-    filters_CW: Tensor,
-    *,
-    backend: str | None = None,
-) -> Tensor:
+    x_BD: Tensor, w_ED: Tensor, bias_E: Tensor | None, norm_D: Tensor, eps: float, tails_RWC: Tensor, slots_B: Tensor,
+    filters_CW: Tensor, *, backend: str | None = None,
+) -> Tensor:  # fmt: skip
     """`gated_conv_step` of rms_norm(x) wᵀ + bias, [B, C], as a block with a convolution begins; the tails are changed in place."""
     if _by_kernel(x_BD, backend):
         return fused_conv(x_BD, w_ED, bias_E, norm_D, eps, tails_RWC, slots_B, filters_CW)

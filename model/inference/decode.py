@@ -41,18 +41,9 @@ class Paged:
     """Keys and values in pages, a state for each memory: a token costs one step, and what attention reads."""
 
     def __init__(
-        self,
-        model: Backbone,
-        *,
-        texts: int = 1,
-        tokens: int,
-        page: int = PAGE,
-        pages: int | None = None,
-        full_context: bool = False,
-        chunk: int = CHUNK,
-        graphs: bool | None = None,
-        compiled: bool = False,
-    ) -> None:
+        self, model: Backbone, *, texts: int = 1, tokens: int, page: int = PAGE, pages: int | None = None,
+        full_context: bool = False, chunk: int = CHUNK, graphs: bool | None = None, compiled: bool = False,
+    ) -> None:  # fmt: skip
         """For so many `texts` at a time of at most `tokens` tokens. `pages` None is enough for all of them at full length.
 
         Without `full_context` the network keeps its window, if it has one, and no more pages than the window needs. With

@@ -16,18 +16,10 @@ from .decode import Decoder, decoder
 
 
 def write(
-    model: Backbone,
-    prompt_T: Tensor,
-    *,
-    tokens: int,
-    temperature: float = 1.0,
-    top_p: float = 1.0,
-    seed: int = 0,
-    vocabulary: int | None = None,
-    stop: int | None = None,
-    full_context: bool = False,
+    model: Backbone, prompt_T: Tensor, *, tokens: int, temperature: float = 1.0, top_p: float = 1.0, seed: int = 0,
+    vocabulary: int | None = None, stop: int | None = None, full_context: bool = False,
     under_way: Decoder | None = None,
-) -> Iterator[int]:
+) -> Iterator[int]:  # fmt: skip
     """At most `tokens` tokens behind a prompt, int64 [T], one by one, and none behind `stop`, which comes too.
 
     Temperature 0 takes the most probable token. The token at a place is a function of the logits, the seed and the place.

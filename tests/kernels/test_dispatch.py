@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import importlib.metadata
 import importlib.util
+import inspect
 import math
 import sys
 from collections.abc import Callable, Iterator
@@ -54,7 +55,7 @@ def hopper(monkeypatch: pytest.MonkeyPatch) -> None:
 def pretend(monkeypatch: pytest.MonkeyPatch, capability: tuple[int, int]) -> None:
     monkeypatch.setattr(torch.cuda, "get_device_capability", lambda device=None: capability)
     # the answer is kept for the process: not that of a GPU that does not exist
-    monkeypatch.setattr(dispatch, "_why_no_triton", dispatch._why_no_triton.__wrapped__)
+    monkeypatch.setattr(dispatch, "_why_no_triton", inspect.unwrap(dispatch._why_no_triton))
 
 
 def answers(found: float) -> Callable[..., float]:
@@ -108,19 +109,15 @@ def test_filters_that_the_kernels_do_not_have(monkeypatch: pytest.MonkeyPatch) -
     assert conv.choose_backend(CUDA, BF16, 5) == ("torch", "the kernels take at most 4 taps, got 5")
 
 
-@pytest.mark.parametrize(("capability", "reason"), [
-    ((7, 5), "compute capability 7.5 is below 8.0"), ((8, 0), None), ((8, 9), None), ((10, 0), None),
-])  # fmt: skip
-def test_old_gpus(capability: tuple[int, int], reason: str | None, monkeypatch: pytest.MonkeyPatch) -> None:
-    pretend(monkeypatch, capability)
-    assert why_no_triton(CUDA, BF16) == reason
-    assert why_no_triton(CUDA, torch.float16) == reason
-
-
-@pytest.mark.usefixtures("hopper")
-def test_a_machine_without_triton(monkeypatch: pytest.MonkeyPatch) -> None:
+@pytest.mark.parametrize("dtype", [BF16, torch.float16])
+def test_old_gpus_and_machines_without_triton(dtype: torch.dtype, monkeypatch: pytest.MonkeyPatch) -> None:
+    for capability in ((8, 0), (8, 9), (10, 0)):
+        pretend(monkeypatch, capability)
+        assert why_no_triton(CUDA, dtype) is None
+    pretend(monkeypatch, (7, 5))
+    assert why_no_triton(CUDA, dtype) == "compute capability 7.5 is below 8.0"
     monkeypatch.setattr(importlib.util, "find_spec", lambda name: None)
-    assert why_no_triton(CUDA, BF16) == "Triton is not installed"
+    assert why_no_triton(CUDA, dtype) == "Triton is not installed"
 
 
 @pytest.mark.usefixtures("hopper")
@@ -181,37 +178,40 @@ def test_what_fails_its_self_test_is_not_taken(name: str, wrong: float, monkeypa
 def test_full_softmax_attention_beside_cudnn(monkeypatch: pytest.MonkeyPatch) -> None:
     """cuDNN where it passes and need not repeat; ours where it refuses or fails; the reason says both."""
     monkeypatch.setattr(torch.backends.cudnn, "version", lambda: 91900)
-    results: dict[str, Any] = {"triton": 0.002, "cudnn": 0.002}
+    results: dict[str, Any] = {"triton": 0.002}
 
     def error(device: torch.device, dtype: torch.dtype, d: int, backend: str, *, seed: int) -> float:
         if isinstance(results[backend], Exception):
             raise results[backend]
         return float(results[backend])
 
+    def full(cudnn: float | Exception) -> Choice:
+        results["cudnn"] = cudnn
+        dispatch.failure.cache_clear()
+        return CHOOSERS["softmax"](CUDA, BF16)
+
     monkeypatch.setattr(softmax, "_error", error)
-    full, windowed = CHOOSERS["softmax"], CHOOSERS["windowed"]
-    assert full(CUDA, BF16) == ("cudnn", "cuDNN 91900")
-    assert windowed(CUDA, BF16).backend == "triton"
-    results["cudnn"] = 0.4
-    dispatch.failure.cache_clear()
-    assert full(CUDA, BF16).backend == "triton"
-    assert full(CUDA, BF16).reason.endswith("the self-test of cuDNN attention found a relative error of 0.4")
-    results["cudnn"] = RuntimeError("No available kernel.")
-    dispatch.failure.cache_clear()
-    assert full(CUDA, BF16).backend == "triton"
-    assert full(CUDA, BF16).reason.endswith("cuDNN attention stopped with RuntimeError: No available kernel.")
-    results["cudnn"] = 0.002
-    dispatch.failure.cache_clear()
+    assert full(0.002) == ("cudnn", "cuDNN 91900")
+    assert CHOOSERS["windowed"](CUDA, BF16).backend == "triton"
+    for wrong, told in (
+        (0.4, "found a relative error of 0.4"),
+        (RuntimeError("No kernel."), "stopped with RuntimeError: No kernel."),
+    ):
+        assert full(wrong).backend == "triton"
+        assert full(wrong).reason.endswith(f"cuDNN attention {told}")
     torch.use_deterministic_algorithms(True)
     try:
-        assert full(CUDA, BF16).backend == "triton"
+        assert full(0.002).backend == "triton"
     finally:
         torch.use_deterministic_algorithms(False)
 
 
 @pytest.mark.usefixtures("hopper")
-def test_polar_on_hopper(monkeypatch: pytest.MonkeyPatch) -> None:
-    """Gluon where it can and passes, else Triton with both reasons; what is right, best first, for benchmarks."""
+@pytest.mark.parametrize(("op", "name", "more"), [
+    (polar, "polar", ()), (forgetting, "forgetting", ()), (wall, "wall", (0.86,)),
+])  # fmt: skip
+def test_attention_on_hopper(op: Any, name: str, more: tuple[float, ...], monkeypatch: pytest.MonkeyPatch) -> None:
+    """Gluon for windows that leave the diagonal's tile whole, if it passes the self-test, else Triton with both reasons."""
     results: dict[str, Any] = {"triton": 0.002, "gluon": 0.002}
     asked: list[Any] = []
 
@@ -219,48 +219,30 @@ def test_polar_on_hopper(monkeypatch: pytest.MonkeyPatch) -> None:
         asked.append(args)
         return "no room" if args[3] == 9 else None
 
-    monkeypatch.setattr(dispatch, "why_not_gluon", why_not)
-    monkeypatch.setattr(polar, "_error", lambda device, dtype, d, backend, *, seed: results[backend])
-    ours = f"Triton {dispatch.version('triton')}"
-    assert polar.choose_backend("cuda", BF16, 64) == ("gluon", ours)
-    assert asked == [(CUDA, BF16, 64, None)]
-    assert polar.choose_backend(CUDA, BF16, 64, 300).backend == "gluon"
-    assert polar.choose_backend(CUDA, BF16, 64, 9) == ("triton", f"{ours}; not Gluon: no room")
-    assert polar.available(CUDA, BF16, 64) == ["gluon", "triton", "torch"]
-    assert polar.available(CUDA, BF16, 64, 9) == ["triton", "torch"]
-    results["gluon"] = float("nan")
-    dispatch.failure.cache_clear()
-    found = polar.choose_backend(CUDA, BF16, 64)
-    assert found.backend == "triton"
-    assert found.reason.endswith("the self-test of Gluon polar attention found a relative error of nan")
-    results["triton"] = 1.0
-    dispatch.failure.cache_clear()
-    assert polar.available(CUDA, BF16, 64) == ["torch"]
-    assert polar.available("cpu", BF16, 64) == ["torch"]
-
-
-@pytest.mark.usefixtures("hopper")
-@pytest.mark.parametrize(("op", "name", "more"), [(forgetting, "forgetting", ()), (wall, "wall", (0.86,))])
-def test_attention_with_gates_on_hopper(
-    op: Any, name: str, more: tuple[float, ...], monkeypatch: pytest.MonkeyPatch
-) -> None:
-    """As polar: Gluon for windows that leave the diagonal's tile whole, if it passes the self-test of Triton."""
-    results: dict[str, Any] = {"triton": 0.002, "gluon": 0.002}
-
-    def why_not(*args: Any) -> str | None:
-        return "no room" if args == (CUDA, BF16, 64, 9) else None
+    def available(*window: int) -> list[str]:
+        """What is right, best first, for benchmarks."""
+        dispatch.failure.cache_clear()
+        found: list[str] = op.available(CUDA, BF16, 64, *window) if op is polar else []
+        return found
 
     monkeypatch.setattr(dispatch, "why_not_gluon", why_not)
     monkeypatch.setattr(op, "_error", lambda device, dtype, d, backend, *, seed: results[backend])
     ours = f"Triton {dispatch.version('triton')}"
     assert op.choose_backend("cuda", BF16, 64, *more) == ("gluon", ours)
+    assert asked == [(CUDA, BF16, 64, None)]
     assert op.choose_backend(CUDA, BF16, 64, *more, 300).backend == "gluon"
     assert op.choose_backend(CUDA, BF16, 64, *more, 9) == ("triton", f"{ours}; not Gluon: no room")
-    results["gluon"] = 0.5
-    dispatch.failure.cache_clear()
-    found = op.choose_backend(CUDA, BF16, 64, *more)
-    assert found.backend == "triton"
-    assert found.reason.endswith(f"the self-test of Gluon {name} attention found a relative error of 0.5")
+    assert [available(), available(9)] == (
+        [["gluon", "triton", "torch"], ["triton", "torch"]] if op is polar else [[], []]
+    )
+    for wrong, told in ((math.nan, "nan"), (0.5, "0.5")):
+        results["gluon"] = wrong
+        dispatch.failure.cache_clear()
+        found = op.choose_backend(CUDA, BF16, 64, *more)
+        assert found.backend == "triton"
+        assert found.reason.endswith(f"the self-test of Gluon {name} attention found a relative error of {told}")
+    results["triton"] = 1.0
+    assert available() == (["torch"] if op is polar else [])
     assert op.choose_backend("cpu", BF16, 64, *more).backend == "torch"
 
 
@@ -327,7 +309,7 @@ def test_a_self_test_that_passed_is_not_run_by_the_next_process(notes: Path, mon
         [("op", error, CUDA, BF16, 128), ("op 2", *first[1:]), ("op", other, *first[2:])], 2
     ):
         assert (anew(*changed), anew(*changed)) == (count, count)
-    monkeypatch.setattr(dispatch, "_tested", lambda: ("as they are now",))
+    monkeypatch.setattr(torch.backends.cudnn, "version", lambda: -1)
     assert (anew(*first), anew(*first)) == (5, 5)
     dispatch.remember_passed(None)
     assert (anew(*first), anew(*first)) == (6, 7)
@@ -371,15 +353,13 @@ def test_a_note_that_cannot_be_written_costs_nothing(tmp_path: Path) -> None:
         dispatch.failure.cache_clear()
 
 
-def test_a_note_is_for_these_sources_and_versions(notes: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_note_is_for_the_sources_of_all_kernels(notes: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     read: list[Path] = []
     real = Path.read_bytes
     monkeypatch.setattr(Path, "read_bytes", lambda path: (read.append(path), real(path))[1])
     dispatch.sources.cache_clear()
-    first = dispatch._note("op")
+    assert dispatch.failure("op", answers(0.01)) is None
     assert {path.name for path in read} >= {"dispatch.py", "op.py", "fla_configs.py", "chunk_loop.py"}
-    monkeypatch.setattr(torch.backends.cudnn, "version", lambda: 1)
-    assert dispatch._note("op") != first
 
 
 def test_the_hash_of_a_folder_is_that_of_its_files(tmp_path: Path) -> None:

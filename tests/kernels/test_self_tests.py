@@ -14,7 +14,6 @@ import torch
 from atma_sweep.kernels import dispatch
 from atma_sweep.kernels.attention import device
 from atma_sweep.kernels.attention.softmax import op as softmax
-from atma_sweep.kernels.attention.softmax import torch_op
 from atma_sweep.kernels.custom_ops import load_kernels
 from graded import interpreted
 
@@ -74,7 +73,7 @@ def test_a_self_test_passes_right_kernels() -> None:
 def test_a_self_test_refuses_a_small_fault(fault: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     pytest.importorskip("triton")
     module = changed_kernels(tmp_path, *FAULTS[fault])
-    monkeypatch.setattr(torch_op, "load_kernels", lambda *_: module)
+    monkeypatch.setattr(softmax, "load_kernels", lambda *_: module)
     why = dispatch.failure("softmax", softmax._error, *CASE)
     assert why is not None
     assert why.startswith("the self-test of softmax found a relative error of 0.")

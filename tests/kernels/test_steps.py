@@ -17,7 +17,6 @@ from atma_sweep.kernels.delta_step.op import delta_step
 from atma_sweep.kernels.gated_delta.op import gated_delta_reference
 from atma_sweep.kernels.norms import rms_norm_reference
 from atma_sweep.kernels.paged import op as backends
-from atma_sweep.kernels.paged import torch_op
 from atma_sweep.kernels.paged.op import paged_polar, paged_softmax, write_pages
 from atma_sweep.kernels.paged.page_tables import Texts
 from graded import interpreted
@@ -250,9 +249,9 @@ def test_the_ops_say_truly_what_they_return_and_change() -> None:
         (conv.gated_step, (x, tails, slots, w)),
         (conv.heads_step, (x, tails, slots, w, 2, 1, 8, True)),
         (delta.step, (q, k, v, -gamma.abs(), gamma.sigmoid(), states, slots)),
-        (torch_op.put, (k, v, *where)),
-        (torch_op.attend, (q, *where, [], 0.25, 0, 0.0)),
-        (torch_op.attend, (q, *where, [base, base, base, base, v_null], 0.25, 7, 1e-30)),
+        (backends.put, (k, v, *where)),
+        (backends.attend, (q, *where, [], 0.25, 0, 0.0)),
+        (backends.attend, (q, *where, [base, base, base, base, v_null], 0.25, 7, 1e-30)),
     ]  # fmt: skip
     for op, args in cases:
         torch.library.opcheck(op, args, test_utils=("test_schema", "test_faketensor", "test_aot_dispatch_static"))

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import functools
+import itertools
 import math
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
@@ -11,18 +12,15 @@ from typing import Any
 import torch
 from atma_sweep.kernels.attention.contextual import op as contextual
 from atma_sweep.kernels.attention.forgetting import op as forgetting
-from atma_sweep.kernels.attention.forgetting import torch_op as forgetting_ops
 from atma_sweep.kernels.attention.path.op import path_attention
 from atma_sweep.kernels.attention.polar import op as polar
-from atma_sweep.kernels.attention.polar import torch_op as polar_ops
 from atma_sweep.kernels.attention.polar.reference import polar_attention_reference
 from atma_sweep.kernels.attention.relative import op as relative
 from atma_sweep.kernels.attention.scored import scored_reference
-from atma_sweep.kernels.attention.softmax import torch_op as softmax_ops
+from atma_sweep.kernels.attention.softmax import op as softmax_ops
 from atma_sweep.kernels.attention.softmax.op import softmax_attention, softmax_attention_reference
 from atma_sweep.kernels.attention.threshold import op as threshold
 from atma_sweep.kernels.attention.wall import op as wall
-from atma_sweep.kernels.attention.wall import torch_op as wall_ops
 from atma_sweep.kernels.channelwise_delta.op import channelwise_delta, channelwise_delta_reference
 from atma_sweep.kernels.conv import op as conv
 from atma_sweep.kernels.conv.op import canon, causal_conv, causal_conv_reference, gated_causal_conv
@@ -32,7 +30,7 @@ from atma_sweep.kernels.gated_delta.op import choose_backend as choose_delta
 from atma_sweep.kernels.gated_delta.op import gated_delta, gated_delta_reference
 from atma_sweep.kernels.gates import squared_relu_gate, squared_relu_gate_reference, swish_gate, swish_gate_reference
 from atma_sweep.kernels.norms import rms_norm, rms_norm_reference
-from atma_sweep.kernels.rotary import apply_rotary, apply_rotary_reference, rotary_tables
+from atma_sweep.kernels.rotary import apply_rotary_reference, rotate
 from graded import NEAR, NEAR_GRADIENT, normal
 from tiers import long_form
 from tolerances import rounding_bound
@@ -64,7 +62,7 @@ class Operation:
     neighbours: Case
     """The case in which inputs lie between NaN, and in other strides."""
     strided: int = 3
-    """Inputs that may come in other strides, the first of them all."""
+    """Inputs that may come in other strides, the first of them all; 0 for none."""
     batched: int = 3
     """Inputs with a row for each text, around which NaN may lie."""
     ops: Callable[[], dict[str, tuple[Any, tuple[Any, ...]]]]
@@ -333,7 +331,8 @@ def of_targets(function: Callable[..., Tensor], *, summed: bool = False) -> Call
 
 
 def turned(x: Tensor, *, kind: Any, offset: int) -> Tensor:
-    return apply_rotary(x, *rotary_tables(kind, x.shape[1], x.shape[3], 1024.0, offset=offset, dtype=torch.float64))
+    places = torch.arange(offset, offset + x.shape[1]).expand(len(x), -1) if offset else None
+    return rotate(x, kind, 1024.0, places)
 
 
 def turned_exactly(x: Tensor, *, kind: Any, offset: int) -> Tensor:
@@ -426,30 +425,30 @@ def polar_exact(*args: Tensor, window: int | None = None) -> tuple[Tensor, Tenso
 
 def softmax_op_cases() -> dict[str, tuple[Any, tuple[Any, ...]]]:
     q, k, v = softmax_inputs(5, 4, 2)
-    o, lse = detached(*softmax_ops.softmax_forward(q, k, v, 3, 0, "triton"))
+    o, lse = detached(*softmax_ops.softmax_forward(q, k, v, 3, 0))
     return {
-        "forward": (softmax_ops.softmax_forward, (q, k, v, 3, 0, "triton")),
-        "backward": (softmax_ops.softmax_backward, (o, lse, *detached(q, k, v), o, lse, 3, 0, "triton")),
-        "log_sum": (softmax_ops.log_sum, (q, k.detach(), "triton")),
+        "forward": (softmax_ops.softmax_forward, (q, k, v, 3, 0)),
+        "backward": (softmax_ops.softmax_backward, (o, lse, *detached(q, k, v), o, lse, 3, 0)),
+        "log_sum": (softmax_ops.log_sum, (q, k.detach())),
     }
 
 
 def polar_op_cases() -> dict[str, tuple[Any, tuple[Any, ...]]]:
     parameters = [normal(5, 4), normal(4).exp(), normal(4, 16)]
     args = [*softmax_inputs(5, 4, 2), *leaves(parameters)]
-    c, mag, *rows = detached(*polar_ops.polar_forward(*args, 3, 1e-6, True, 0, "triton"))
+    c, mag, *rows = detached(*polar.polar_forward(*args, 3, 1e-6, True, "triton"))
     return {
-        "forward": (polar_ops.polar_forward, (*args, 3, 1e-6, True, 0, "triton")),
-        "backward": (polar_ops.polar_backward, (c, mag, *detached(*args), c, *rows, 3, 0, "triton")),
+        "forward": (polar.polar_forward, (*args, 3, 1e-6, True, "triton")),
+        "backward": (polar.polar_backward, (c, mag, *detached(*args), c, *rows, 3, "triton")),
     }
 
 
 def forgetting_op_cases() -> dict[str, tuple[Any, tuple[Any, ...]]]:
     args = forgetting_inputs(5, 4, 2)
-    results = detached(*forgetting_ops.forgetting_forward(*args, 0.7, 3, "triton"))
+    results = detached(*forgetting.forgetting_forward(*args, 0.7, 3, "triton"))
     return {
-        "forward": (forgetting_ops.forgetting_forward, (*args, 0.7, 3, "triton")),
-        "backward": (forgetting_ops.forgetting_backward, (results[0], *detached(*args), *results, 0.7, 3, "triton")),
+        "forward": (forgetting.forgetting_forward, (*args, 0.7, 3, "triton")),
+        "backward": (forgetting.forgetting_backward, (results[0], *detached(*args), *results, 0.7, 3, "triton")),
     }
 
 
@@ -457,11 +456,11 @@ def wall_op_cases() -> dict[str, tuple[Any, tuple[Any, ...]]]:
     cases = {}
     for p in (1, 2):
         args = wall_inputs(5, 2, 1, p)
-        o, lse, q_, k_, edges = detached(*wall_ops.wall_forward(*args, 0.7, 3, "triton"))
+        o, lse, q_, k_, edges = detached(*wall.wall_forward(*args, 0.7, 3, "triton"))
         rest = (o, q_, k_, *detached(*args[2:]), o, lse, edges, 0.7, 3)
         cases |= {
-            f"forward {p}": (wall_ops.wall_forward, (*args, 0.7, 3, "triton")),
-            f"backward {p}": (wall_ops.wall_backward, rest),
+            f"forward {p}": (wall.wall_forward, (*args, 0.7, 3, "triton")),
+            f"backward {p}": (wall.wall_backward, rest),
         }
     return cases
 
@@ -716,4 +715,23 @@ MEMORIES = {
     ),
 }  # fmt: skip
 
-OPERATIONS = ATTENTIONS | CONVOLUTIONS | MEMORIES
+
+def losses_op_cases() -> dict[str, tuple[Any, tuple[Any, ...]]]:
+    cases = {}
+    for path in ("torch", "triton"):
+        for cap, biased, gradient in itertools.product((15.0, math.inf), (True, False), (True, False)):
+            some = [x.requires_grad_(gradient) for x in losses_inputs(5, 4, 7)[: 3 if biased else 2]]
+            args = (*some, *([] if biased else [None]), targets_of(5, 7), cap, 2, gradient, path)
+            cases[f"{path} {cap} {biased} {gradient}"] = (cross_entropy.cross_entropy_sum, args)
+    return cases
+
+
+LOSSES = {
+    "cross-entropy": Operation(
+        function=of_targets(cross_entropy.linear_cross_entropy_sum), inputs=losses_inputs,
+        exact=of_targets(cross_entropy.linear_cross_entropy_reference, summed=True), cases=(), strided=0, dtypes=(),
+        neighbours=({"n": 5, "d": 4, "v": 29}, {"cap": 15.0, "chunk": 2}), ops=losses_op_cases,
+    ),
+}  # fmt: skip
+
+OPERATIONS = ATTENTIONS | CONVOLUTIONS | MEMORIES | LOSSES

@@ -22,16 +22,9 @@ _forward, _backward = attention_ops("contextual")
 
 
 def contextual_attention(
-    q_BTHX: Tensor,
-    k_BTJX: Tensor,
-    v_BTJX: Tensor,
-    vectors_PX: Tensor,
-    *,
-    scale: float | None = None,
-    window: int | None = None,
-    query_block: int | None = None,
-    backend: str | None = None,
-) -> Tensor:
+    q_BTHX: Tensor, k_BTJX: Tensor, v_BTJX: Tensor, vectors_PX: Tensor, *, scale: float | None = None,
+    window: int | None = None, query_block: int | None = None, backend: str | None = None,
+) -> Tensor:  # fmt: skip
     """softmax of s + q·e(p), times v, where s = scale q·k and p sums sigmoid(s) over the keys from j to i, both included.
 
     e is linear between the `vectors` of whole positions, and the last one's from P - 1 on. q [B, T, H, X], k and v

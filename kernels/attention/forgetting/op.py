@@ -8,24 +8,17 @@ from __future__ import annotations
 import torch
 from torch import Tensor
 
+from ...custom_ops import differentiate, empty_like, keep_inputs, load_kernels, rows_like, torch_op
 from ...dispatch import Choice, constant, gluon_choice, self_test
 from ...shapes import check_qkv, check_window, cut
 from ..scored import Span, dot_scores, running_sum, scored_attention
 from ..softmax.op import factor_in_log2
-from .torch_op import forgetting_forward
 
 
 def forgetting_attention(
-    q_BTHX: Tensor,
-    k_BTJX: Tensor,
-    v_BTJX: Tensor,
-    log_gate_BTH: Tensor,
-    *,
-    scale: float | None = None,
-    window: int | None = None,
-    query_block: int | None = None,
-    backend: str | None = None,
-) -> Tensor:
+    q_BTHX: Tensor, k_BTJX: Tensor, v_BTJX: Tensor, log_gate_BTH: Tensor, *, scale: float | None = None,
+    window: int | None = None, query_block: int | None = None, backend: str | None = None,
+) -> Tensor:  # fmt: skip
     """softmax of scale q·k_j + sum of log_gate over j < u <= i, over the keys i - window < j <= i, times v.
 
     q [B, T, H, X], k and v [B, T, J, X] of one type; log_gate <= 0 of any float type, [B, T, H] or [1, T, H] for all rows
@@ -65,3 +58,34 @@ def choose_backend(device: torch.device | str, dtype: torch.dtype, head_dim: int
 
 # odd, longer than three tiles, and a window that ends inside one
 _error = self_test(forgetting_attention, 397, lambda _, draw: [-torch.rand(1, 397, 2, generator=draw) / 8], window=150)
+
+
+# --- as torch ops ---------------------------------------------------------------------------------------------------
+
+
+@torch_op("forgetting_forward", lambda q, *_: (q.new_empty(q.shape), *(rows_like(q) for _ in range(3))))
+def forgetting_forward(
+    q: Tensor, k: Tensor, v: Tensor, log_gate: Tensor, factor: float, window: int, path: str
+) -> tuple[Tensor, Tensor, Tensor, Tensor]:
+    """(o [B, T, H, X], lse, and F as two numbers, [B, H, T] float32) of scores factor qk + F_i - F_j in units of log 2.
+
+    F are the sums of log_gate [B, T, H], float32 or float64, over log 2; q is not scaled, factor not 0, `window` 0 none. Only o has a gradient.
+    `path`, "triton" or "gluon", is that of the forward; the backward is plain Triton's.
+    """
+    return load_kernels(__package__, path).forward(
+        *(x.contiguous() for x in (q, k, v, log_gate)), factor=factor, window=window or None
+    )
+
+
+@torch_op("forgetting_backward", lambda g_o, *tensors: empty_like(*tensors[:4]))
+def forgetting_backward(
+    g_o: Tensor, q: Tensor, k: Tensor, v: Tensor, log_gate: Tensor, o: Tensor, lse: Tensor, high: Tensor, low: Tensor,
+    factor: float, window: int, path: str,
+) -> tuple[Tensor, Tensor, Tensor, Tensor]:  # fmt: skip
+    """Gradients of q, k, v and log_gate, of their types."""
+    args = (x.contiguous() for x in (g_o, q, k, v, o))
+    *grads, d_gate = load_kernels(__package__).backward(*args, lse, (high, low), factor=factor, window=window or None)
+    return *grads, d_gate.to(log_gate.dtype)
+
+
+differentiate(forgetting_forward, forgetting_backward, keep_inputs(4))

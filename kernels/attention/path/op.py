@@ -23,18 +23,9 @@ SIZES = (16, 32, 64, 128)
 
 
 def path_attention(
-    q_BTHX: Tensor,
-    k_BTJX: Tensor,
-    v_BTJX: Tensor,
-    w_BTJX: Tensor,
-    beta_BTJ: Tensor,
-    *,
-    scale: float | None = None,
-    window: int | None = None,
-    query_block: int | None = None,
-    chunk: int = CHUNK,
-    backend: str | None = None,
-) -> Tensor:
+    q_BTHX: Tensor, k_BTJX: Tensor, v_BTJX: Tensor, w_BTJX: Tensor, beta_BTJ: Tensor, *, scale: float | None = None,
+    window: int | None = None, query_block: int | None = None, chunk: int = CHUNK, backend: str | None = None,
+) -> Tensor:  # fmt: skip
     """softmax of scale q_iᵀ A_i ... A_{j+1} k_j, A_t = I - beta_t w_t w_tᵀ, over the keys i - window < j <= i, times v.
 
     q [B, T, H, X], k and v [B, T, J, X] of one type; w, of unit length, and beta in (0, 2) of any float type. Returns [B, T, H, X]

@@ -30,10 +30,9 @@ from .triton import polar_rows
 
 def polar_forward(
     q: Tensor, k: Tensor, v: Tensor, null_TH: Tensor, beta_H: Tensor, v_null_HX: Tensor, *,
-    window: int | None, floor: float, offset: int = 0,
+    window: int | None, floor: float,
 ) -> tuple[Tensor, Tensor, Tensor, Tensor, Tensor]:  # fmt: skip
-    """As in `.triton`. Raises ValueError for a key offset, which these kernels do not know."""
-    _check(q, k, offset)
+    """As in `.triton`."""
     bsz, t, h, _ = q.shape
     tiles = bsz * h * triton.cdiv(t, TILE)
     c = torch.empty_like(q)
@@ -49,10 +48,9 @@ def polar_forward(
 
 def polar_backward(
     gc: Tensor, g_mag: Tensor, q: Tensor, k: Tensor, v: Tensor, null_TH: Tensor, beta_H: Tensor, v_null_HX: Tensor,
-    c: Tensor, lse: Tensor, n_eff: Tensor, inverse: Tensor, *, window: int | None, offset: int = 0,
+    c: Tensor, lse: Tensor, n_eff: Tensor, inverse: Tensor, *, window: int | None,
 ) -> tuple[Tensor, Tensor, Tensor, Tensor, Tensor, Tensor]:  # fmt: skip
     """As in `.triton`, whose pass over rows it shares."""
-    _check(q, k, offset)
     g, add, twice, d_null, d_beta, d_v_null = polar_rows(gc, g_mag, null_TH, beta_H, v_null_HX, c, lse, n_eff, inverse)
     dq, dk, dv = _gradients(q, k, v, g, lse, add, twice, window=window)
     return dq, dk, dv, d_null, d_beta, d_v_null
@@ -76,10 +74,3 @@ def _gradients(
         H=h, G=h // heads_kv, STAGES=DQ_STAGES, WINDOWED=window is not None, num_warps=4,
     )  # fmt: skip
     return dq, dk, dv
-
-
-def _check(q: Tensor, k: Tensor, offset: int) -> None:
-    if offset != 0 or q.shape[1] != k.shape[1]:
-        raise ValueError(
-            f"{q.shape[1]} queries at {offset} of {k.shape[1]} keys; these kernels want the same positions"
-        )

@@ -15,11 +15,11 @@ from torch import Tensor
 from torch.nn import functional
 from torch.utils.checkpoint import checkpoint
 
+from ...custom_ops import differentiate, empty_like, load_kernels, rows_like, torch_op
 from ...dispatch import Choice, constant, gluon_choice, worst
 from ...norms import statistics_dtype
 from ...shapes import QUERY_BLOCK, check_groups, check_qkv, check_window, cut, visible_mask
-from ..softmax.torch_op import log_sum
-from . import torch_op
+from ..softmax.op import log_sum
 
 MASKED = -1e30
 """Score of a key out of sight: finite, because -inf times a temperature gives NaN gradients."""
@@ -29,21 +29,10 @@ LOG2E = math.log2(math.e)
 
 
 def polar_attention(
-    q_BTHX: Tensor,
-    k_BTJX: Tensor,
-    v_BTJX: Tensor,
-    null_base_H: Tensor,
-    null_slope_H: Tensor,
-    len_gain_H: Tensor,
-    mag_beta_H: Tensor,
-    v_null_HX: Tensor,
-    *,
-    window: int | None = None,
-    n_eff_floor: float = 1e-30,
-    exact_floor: bool = True,
-    query_block: int = QUERY_BLOCK,
-    backend: str | None = None,
-) -> tuple[Tensor, Tensor]:
+    q_BTHX: Tensor, k_BTJX: Tensor, v_BTJX: Tensor, null_base_H: Tensor, null_slope_H: Tensor, len_gain_H: Tensor,
+    mag_beta_H: Tensor, v_null_HX: Tensor, *, window: int | None = None, n_eff_floor: float = 1e-30,
+    exact_floor: bool = True, query_block: int = QUERY_BLOCK, backend: str | None = None,
+) -> tuple[Tensor, Tensor]:  # fmt: skip
     """Direction c [B, T, H, X] in q's type and magnitude [B, T, H] in float32 (float64 for float64).
 
     q [B, T, H, X], k and v [B, T, J, X] of one type; the parameters are raw (softplus is applied here), any float type.
@@ -66,7 +55,7 @@ def polar_attention(
     if backend != "torch":
         q = _in_log2(q_BTHX, temp_TH)
         args = (q, k_BTJX, v_BTJX, score_null_TH * LOG2E, beta_H, v_null_HX.to(dtype))
-        c, mag, *_ = torch_op.polar_forward(*args, cut(window, t), float(n_eff_floor), exact_floor, 0, backend)
+        c, mag, *_ = polar_forward(*args, cut(window, t), float(n_eff_floor), exact_floor, backend)
         return c, mag
     q_scaled = q_BTHX.to(dtype) * (temp_TH * d**-0.5).unsqueeze(-1)
     k, v = k_BTJX.to(dtype), v_BTJX.to(dtype)
@@ -76,15 +65,9 @@ def polar_attention(
 
 
 def polar_distractor_loss(
-    q_BTHX: Tensor,
-    k_r_BRJX: Tensor,
-    len_gain_H: Tensor,
-    null_base_H: Tensor,
-    null_slope_H: Tensor,
-    *,
-    query_block: int = 512,
-    backend: str | None = None,
-) -> Tensor:
+    q_BTHX: Tensor, k_r_BRJX: Tensor, len_gain_H: Tensor, null_base_H: Tensor, null_slope_H: Tensor, *,
+    query_block: int = 512, backend: str | None = None,
+) -> Tensor:  # fmt: skip
     """Mean over B, H, T of the weight on R distractor keys when only they and the null compete (docs/mechanisms.md, "Polar attention").
 
     q [B, T, H, X], k_r [B, R, J, X]; parameters raw. n is the full causal count, window or not. Scalar float32
@@ -102,7 +85,7 @@ def polar_distractor_loss(
     temp_TH, null_TH = schedules(t, None, null_base_H, null_slope_H, len_gain_H, dtype)
     backend = backend or choose_backend(q_BTHX.device, q_BTHX.dtype, d).backend
     if backend != "torch" and k_r_BRJX.shape[1] > 0:
-        lse_BHT, _ = log_sum(_in_log2(q_BTHX, temp_TH), k_r_BRJX, "triton")
+        lse_BHT, _ = log_sum(_in_log2(q_BTHX, temp_TH), k_r_BRJX)
         return torch.sigmoid(lse_BHT / LOG2E - (temp_TH * null_TH).t()).mean()
     q_scaled = q_BTHX.to(dtype) * (temp_TH * d**-0.5).unsqueeze(-1)
     k_r_BJXR = k_r_BRJX.to(dtype).permute(0, 2, 3, 1)
@@ -295,3 +278,44 @@ def _check_heads(heads: int, *parameters: Tensor) -> None:
     for parameter in parameters:
         if parameter.shape != (heads,):
             raise ValueError(f"q has {heads} heads, but a parameter has shape {tuple(parameter.shape)}")
+
+
+# --- as torch ops ---------------------------------------------------------------------------------------------------
+
+
+def _empty_results(q: Tensor, *_: Any) -> tuple[Tensor, ...]:
+    return q.new_empty(q.shape), q.new_empty(q.shape[:3], dtype=torch.float32), *(rows_like(q) for _ in range(3))
+
+
+@torch_op("polar_forward", _empty_results)
+def polar_forward(
+    q: Tensor, k: Tensor, v: Tensor, null_TH: Tensor, beta_H: Tensor, v_null_HX: Tensor,
+    window: int, floor: float, exact_floor: bool, path: str,
+) -> tuple[Tensor, Tensor, Tensor, Tensor, Tensor]:  # fmt: skip
+    """(c [B, T, H, X], mag [B, T, H], lse, n_eff, inverse [B, H, T]).
+
+    q is scaled so that weights are 2^(qk - lse), null scores are in units of log 2; `window` 0 is none, `path` "triton" or "gluon".
+    `exact_floor` is of the gradient alone: False takes a floored n_eff for one that the floor does not bind.
+    """
+    args = (q.contiguous(), k.contiguous(), v.contiguous(), null_TH.contiguous(), beta_H, v_null_HX.contiguous())
+    return load_kernels(__package__, path).polar_forward(*args, window=window or None, floor=floor)
+
+
+@torch_op("polar_backward", lambda gc, g_mag, *tensors: empty_like(*tensors[:6]))
+def polar_backward(
+    gc: Tensor, g_mag: Tensor, q: Tensor, k: Tensor, v: Tensor, null_TH: Tensor, beta_H: Tensor, v_null_HX: Tensor,
+    c: Tensor, lse: Tensor, n_eff: Tensor, inverse: Tensor, window: int, path: str,
+) -> tuple[Tensor, Tensor, Tensor, Tensor, Tensor, Tensor]:  # fmt: skip
+    """Gradients of q, k, v, null_TH, beta_H and v_null_HX."""
+    args = (gc, g_mag, q, k, v, null_TH, beta_H, v_null_HX, c, lse, n_eff, inverse)
+    return load_kernels(__package__, path).polar_backward(*(x.contiguous() for x in args), window=window or None)
+
+
+def _kept(inputs: tuple[Any, ...], results: tuple[Tensor, ...]) -> tuple[tuple[Tensor, ...], tuple[Any, ...]]:
+    *tensors, window, _, exact_floor, path = inputs
+    c, _, lse, n_eff, inverse = results
+    # the sign is what tells the kernels that the floor binds
+    return (*tensors, c, lse, n_eff if exact_floor else n_eff.abs(), inverse), (window, path)
+
+
+differentiate(polar_forward, polar_backward, _kept, results=2)

@@ -17,18 +17,9 @@ TINY = 1e-6
 
 
 def polar_attention_reference(
-    q_BTHX: Tensor,
-    k_BTJX: Tensor,
-    v_BTJX: Tensor,
-    null_base_H: Tensor,
-    null_slope_H: Tensor,
-    len_gain_H: Tensor,
-    mag_beta_H: Tensor,
-    v_null_HX: Tensor,
-    *,
-    window: int | None = None,
-    n_eff_floor: float = 1e-30,
-) -> tuple[Tensor, Tensor]:
+    q_BTHX: Tensor, k_BTJX: Tensor, v_BTJX: Tensor, null_base_H: Tensor, null_slope_H: Tensor, len_gain_H: Tensor,
+    mag_beta_H: Tensor, v_null_HX: Tensor, *, window: int | None = None, n_eff_floor: float = 1e-30,
+) -> tuple[Tensor, Tensor]:  # fmt: skip
     """The formula for one query at a time, null in the same softmax as the keys; differentiable by autograd.
 
     Float32 or float64 throughout, as the inputs are. The floor bounds sum_j p_j^2 with p_j = exp(a_j - largest a).
@@ -55,18 +46,9 @@ def polar_attention_reference(
 
 
 def polar_streaming_reference(
-    q_BTHX: Tensor,
-    k_BTJX: Tensor,
-    v_BTJX: Tensor,
-    null_base_H: Tensor,
-    null_slope_H: Tensor,
-    len_gain_H: Tensor,
-    mag_beta_H: Tensor,
-    v_null_HX: Tensor,
-    *,
-    window: int | None = None,
-    key_block: int = 4,
-) -> tuple[Tensor, Tensor]:
+    q_BTHX: Tensor, k_BTJX: Tensor, v_BTJX: Tensor, null_base_H: Tensor, null_slope_H: Tensor, len_gain_H: Tensor,
+    mag_beta_H: Tensor, v_null_HX: Tensor, *, window: int | None = None, key_block: int = 4,
+) -> tuple[Tensor, Tensor]:  # fmt: skip
     """The online recurrence over key blocks: M, L, Q2, S rescaled at each new maximum, the null folded in last."""
     b, t, h, d = q_BTHX.shape
     k_BTHX, v_BTHX = expand_kv(k_BTJX, h), expand_kv(v_BTJX, h)
@@ -97,20 +79,10 @@ def polar_streaming_reference(
 
 
 def polar_backward_reference(
-    g_c_BTHX: Tensor,
-    g_mag_BTH: Tensor,
-    q_BTHX: Tensor,
-    k_BTJX: Tensor,
-    v_BTJX: Tensor,
-    null_base_H: Tensor,
-    null_slope_H: Tensor,
-    len_gain_H: Tensor,
-    mag_beta_H: Tensor,
-    v_null_HX: Tensor,
-    *,
-    window: int | None = None,
+    g_c_BTHX: Tensor, g_mag_BTH: Tensor, q_BTHX: Tensor, k_BTJX: Tensor, v_BTJX: Tensor, null_base_H: Tensor,
+    null_slope_H: Tensor, len_gain_H: Tensor, mag_beta_H: Tensor, v_null_HX: Tensor, *, window: int | None = None,
     n_eff_floor: float = 0.0,
-) -> tuple[Tensor, ...]:
+) -> tuple[Tensor, ...]:  # fmt: skip
     """Gradients of the eight inputs, in `polar_attention`'s order, by the hand-derived formulas.
 
     Where `n_eff_floor` binds these keep dm/dQ2 = -m/Q2 under the clamp and take the largest weight for a constant: not the

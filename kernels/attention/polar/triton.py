@@ -69,7 +69,7 @@ def _rows(
 
 def polar_forward(
     q: Tensor, k: Tensor, v: Tensor, null_TH: Tensor, beta_H: Tensor, v_null_HX: Tensor, *,
-    window: int | None, floor: float, offset: int = 0,
+    window: int | None, floor: float,
 ) -> tuple[Tensor, Tensor, Tensor, Tensor, Tensor]:  # fmt: skip
     """(c [B, T, H, X] in q's type, mag [B, T, H], lse, n_eff, inverse [B, H, T], all float32); inputs contiguous."""
     b, t, h, _ = q.shape
@@ -78,17 +78,17 @@ def polar_forward(
     lse, n_eff, inverse = (torch.empty(b, h, t, device=q.device, dtype=torch.float32) for _ in range(3))
     floor_ = torch.full((), floor, device=q.device)
     rest = (null_TH, v_null_HX, beta_H, floor_, mag, lse, n_eff, inverse)
-    launch_forward(q, k, v, c, rest, window, offset, polar=True)
+    launch_forward(q, k, v, c, rest, window, 0, polar=True)
     return c, mag, lse, n_eff, inverse
 
 
 def polar_backward(
     gc: Tensor, g_mag: Tensor, q: Tensor, k: Tensor, v: Tensor, null_TH: Tensor, beta_H: Tensor, v_null_HX: Tensor,
-    c: Tensor, lse: Tensor, n_eff: Tensor, inverse: Tensor, *, window: int | None, offset: int = 0,
+    c: Tensor, lse: Tensor, n_eff: Tensor, inverse: Tensor, *, window: int | None,
 ) -> tuple[Tensor, Tensor, Tensor, Tensor, Tensor, Tensor]:  # fmt: skip
     """Gradients of (q', k, v, null_TH, beta_H, v_null_HX) from those of c and mag; null_TH in units of log 2."""
     g, add, twice, d_null, d_beta, d_v_null = polar_rows(gc, g_mag, null_TH, beta_H, v_null_HX, c, lse, n_eff, inverse)
-    dq, dk, dv, _ = weights_backward(q, k, v, g, lse, add, twice, window=window, offset=offset)
+    dq, dk, dv, _ = weights_backward(q, k, v, g, lse, add, twice, window=window)
     return dq, dk, dv, d_null, d_beta, d_v_null
 
 

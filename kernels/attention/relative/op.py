@@ -20,16 +20,9 @@ _forward, _backward = attention_ops("relative")
 
 
 def relative_attention(
-    q_BTHX: Tensor,
-    k_BTJX: Tensor,
-    v_BTJX: Tensor,
-    bias_HR: Tensor,
-    *,
-    scale: float | None = None,
-    window: int | None = None,
-    query_block: int | None = None,
-    backend: str | None = None,
-) -> Tensor:
+    q_BTHX: Tensor, k_BTJX: Tensor, v_BTJX: Tensor, bias_HR: Tensor, *, scale: float | None = None,
+    window: int | None = None, query_block: int | None = None, backend: str | None = None,
+) -> Tensor:  # fmt: skip
     """softmax of scale q·k + bias[h, min(i - j, R)] over the keys i - window < j <= i, times v.
 
     q [B, T, H, X], k and v [B, T, J, X] of one type; bias [H, R + 1], the numbers of distances 0 to R and beyond. Returns

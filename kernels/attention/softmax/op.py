@@ -7,30 +7,25 @@ from __future__ import annotations
 
 import functools
 import math
+from typing import Any
 
 import torch
 from torch import Tensor
 from torch.nn import functional
 from torch.nn.attention import SDPBackend, sdpa_kernel
 
+from ...custom_ops import differentiate, empty_like, keep_inputs, load_kernels, rows_like, torch_op
 from ...dispatch import Choice, attention_choice, both_ways, constant, failure, plain_torch, worst
 from ...norms import statistics_dtype
 from ...shapes import QUERY_BLOCK, check_qkv, check_window, cut, expand_kv, visible_mask
-from . import torch_op
 
 LOG2E = math.log2(math.e)
 
 
 def softmax_attention(
-    q_BTHX: Tensor,
-    k_BTJX: Tensor,
-    v_BTJX: Tensor,
-    *,
-    scale: float | None = None,
-    window: int | None = None,
-    query_block: int | None = None,
-    backend: str | None = None,
-) -> Tensor:
+    q_BTHX: Tensor, k_BTJX: Tensor, v_BTJX: Tensor, *, scale: float | None = None, window: int | None = None,
+    query_block: int | None = None, backend: str | None = None,
+) -> Tensor:  # fmt: skip
     """softmax(scale q kᵀ) v over the keys i - window < j <= i; query head h uses KV head h // (H / J).
 
     q [B, T, H, X], k and v [B, T, J, X] of one type; returns [B, T, H, X] of that type. `scale` None is 1/sqrt(X).
@@ -45,7 +40,7 @@ def softmax_attention(
     backend = backend or choose_backend(q_BTHX.device, q_BTHX.dtype, d, windowed=not full).backend
     if backend == "triton":
         q = in_log2(q_BTHX, scale)
-        return torch_op.softmax_forward(q, k_BTJX, v_BTJX, cut(window, t), 0, backend)[0]
+        return softmax_forward(q, k_BTJX, v_BTJX, cut(window, t), 0)[0]
     q_BHTX = q_BTHX.transpose(1, 2)
     if backend == "cudnn" and full:
         with sdpa_kernel(SDPBackend.CUDNN_ATTENTION):
@@ -127,18 +122,9 @@ def _is_fused(q_BTHX: Tensor, k_BTJX: Tensor) -> bool:
 
 
 def softmax_distractor_loss(
-    q_BTHX: Tensor,
-    k_BTJX: Tensor,
-    v_BTJX: Tensor,
-    k_r_BRJX: Tensor,
-    v_r_BRJX: Tensor,
-    y_clean_BTHX: Tensor,
-    *,
-    scale: float | None = None,
-    window: int | None = None,
-    query_block: int = 1024,
-    backend: str | None = None,
-) -> Tensor:
+    q_BTHX: Tensor, k_BTJX: Tensor, v_BTJX: Tensor, k_r_BRJX: Tensor, v_r_BRJX: Tensor, y_clean_BTHX: Tensor, *,
+    scale: float | None = None, window: int | None = None, query_block: int = 1024, backend: str | None = None,
+) -> Tensor:  # fmt: skip
     """Mean squared difference between `y_clean` and the output when every query also sees all R distractors.
 
     Shapes as in `softmax_attention`, distractors [B, R, J, X]; scalar float32 (float64 for float64). Nothing is
@@ -158,8 +144,8 @@ def softmax_distractor_loss(
         return torch.zeros((), dtype=dtype, device=q_BTHX.device)
     if (backend or choose_backend(q_BTHX.device, q_BTHX.dtype, d, windowed=True).backend) == "triton":
         q = in_log2(q_BTHX, scale)
-        _, clean_BHT = torch_op.softmax_forward(q, k_BTJX, v_BTJX, cut(window, t), 0, "triton")
-        drawn_BTHX, drawn_BHT = torch_op.softmax_forward(q, k_r_BRJX, v_r_BRJX, 0, r, "triton")
+        _, clean_BHT = softmax_forward(q, k_BTJX, v_BTJX, cut(window, t), 0)
+        drawn_BTHX, drawn_BHT = softmax_forward(q, k_r_BRJX, v_r_BRJX, 0, r)
         share_BTH1 = torch.sigmoid((drawn_BHT - clean_BHT) / LOG2E).transpose(1, 2).unsqueeze(-1)
         return (share_BTH1 * (drawn_BTHX.to(dtype) - y_clean_BTHX.to(dtype))).square().mean()
     q_BHTX = q_BTHX.transpose(1, 2)
@@ -193,3 +179,54 @@ def softmax_attention_reference(
         weight_BSH = weight_BSH / weight_BSH.sum(1, keepdim=True)
         rows.append((weight_BSH.unsqueeze(-1) * v_BTHX[:, first : i + 1]).sum(1))
     return torch.stack(rows, 1)
+
+
+# --- as torch ops ---------------------------------------------------------------------------------------------------
+
+
+@torch_op("softmax_forward", lambda q, *_: (q.new_empty(q.shape), rows_like(q)))
+def softmax_forward(q: Tensor, k: Tensor, v: Tensor, window: int, offset: int) -> tuple[Tensor, Tensor]:
+    """(o [B, T, H, X], lse [B, H, T] float32 in units of log 2) of q scaled so that weights are 2^(qk - lse); both have gradients.
+
+    `window` 0 is none; an offset of all keys or more shows every key to every query.
+    """
+    args = (q.contiguous(), k.contiguous(), v.contiguous())
+    return load_kernels(__package__).softmax_forward(*args, window=window or None, offset=offset)
+
+
+@torch_op("softmax_backward", lambda g_o, g_lse, q, k, v, *_: empty_like(q, k, v))
+def softmax_backward(
+    g_o: Tensor, g_lse: Tensor, q: Tensor, k: Tensor, v: Tensor, o: Tensor, lse: Tensor, window: int, offset: int
+) -> tuple[Tensor, Tensor, Tensor]:
+    """Gradients of q, k and v."""
+    args = (x.contiguous() for x in (g_o, g_lse, q, k, v, o, lse))
+    return load_kernels(__package__).softmax_backward(*args, window=window or None, offset=offset)
+
+
+differentiate(softmax_forward, softmax_backward, keep_inputs(3), results=2)
+
+
+@torch_op("log_sum", lambda q, *_: (rows_like(q), q.new_empty(q.shape)))
+def log_sum(q: Tensor, k: Tensor) -> tuple[Tensor, Tensor]:
+    """(lse [B, H, T] of every query over every key, in units of log 2, and sum_j 2^(qk_j - lse) k_j [B, T, H, X]).
+
+    The second is the gradient of the first by q, so the backward needs no product at all. k gets no gradient.
+    """
+    k = k.contiguous()
+    o, lse = load_kernels(__package__).softmax_forward(q.contiguous(), k, k, window=None, offset=k.shape[1])
+    return lse, o
+
+
+def _save_log_sum(ctx: Any, inputs: tuple[Any, ...], output: tuple[Tensor, Tensor]) -> None:
+    if ctx.needs_input_grad[1]:
+        raise ValueError("log_sum has no gradient for its keys; detach them")
+    ctx.save_for_backward(output[1])
+    ctx.mark_non_differentiable(output[1])
+
+
+def _log_sum_gradients(ctx: Any, g_lse: Tensor, _: Any) -> tuple[Tensor | None, ...]:
+    (mean,) = ctx.saved_tensors
+    return (g_lse.transpose(1, 2).unsqueeze(-1) * mean).to(mean.dtype), None
+
+
+log_sum.register_autograd(_log_sum_gradients, setup_context=_save_log_sum)

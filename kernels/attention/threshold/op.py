@@ -26,17 +26,9 @@ _forward, _backward = attention_ops("threshold")
 
 
 def threshold_attention(
-    q_BTHX: Tensor,
-    k_BTJX: Tensor,
-    v_BTJX: Tensor,
-    log_decay_BTH: Tensor,
-    *,
-    scale: float | None = None,
-    window: int | None = None,
-    empty: Empty = "zero",
-    query_block: int | None = None,
-    backend: str | None = None,
-) -> Tensor:
+    q_BTHX: Tensor, k_BTJX: Tensor, v_BTJX: Tensor, log_decay_BTH: Tensor, *, scale: float | None = None,
+    window: int | None = None, empty: Empty = "zero", query_block: int | None = None, backend: str | None = None,
+) -> Tensor:  # fmt: skip
     """softmax over the keys with s = scale q·k > 0 of s + D log_decay, times v; [B, T, H, X] of q's type.
 
     q [B, T, H, X], k and v [B, T, J, X] of one type; log_decay <= 0 [B, T, H] of any float type belongs to the query.

@@ -7,15 +7,16 @@ from __future__ import annotations
 
 import functools
 import math
+from typing import Any
 
 import torch
 from torch import Tensor
 
+from ...custom_ops import differentiate, empty_like, load_kernels, rows_like, torch_op
 from ...dispatch import Choice, both_ways, constant, gluon_choice, worst
 from ...norms import statistics_dtype
 from ...shapes import check_qkv, check_window, cut, expand_kv
 from ..scored import Span, running_sum, scored_attention
-from .torch_op import wall_forward
 
 LOG2E = math.log2(math.e)
 DIRECT = 32
@@ -25,17 +26,10 @@ STEEPEST = 1.19
 
 
 def wall_attention(
-    q_BTHX: Tensor,
-    k_BTJX: Tensor,
-    v_BTJX: Tensor,
-    log_gate_BTPX: Tensor,
-    *,
-    scale: float | None = None,
-    window: int | None = None,
-    query_block: int | None = None,
-    steepest: float | None = None,
+    q_BTHX: Tensor, k_BTJX: Tensor, v_BTJX: Tensor, log_gate_BTPX: Tensor, *, scale: float | None = None,
+    window: int | None = None, query_block: int | None = None, steepest: float | None = None,
     backend: str | None = None,
-) -> Tensor:
+) -> Tensor:  # fmt: skip
     """softmax of scale sum_x q_ix k_jx exp(sum of log_gate_x over j < u <= i), over the keys i - window < j <= i, times v.
 
     q [B, T, H, X], k and v [B, T, J, X] of one type; log_gate <= 0 of any float type has a head for each of q's, or for each
@@ -61,12 +55,9 @@ def wall_attention(
 
 @constant
 def choose_backend(
-    device: torch.device | str,
-    dtype: torch.dtype,
-    head_dim: int,
-    steepest: float | None = None,
+    device: torch.device | str, dtype: torch.dtype, head_dim: int, steepest: float | None = None,
     window: int | None = None,
-) -> Choice:
+) -> Choice:  # fmt: skip
     """What `wall_attention` takes for such tensors, whose log gates are at least -`steepest`: "gluon" on Hopper, "triton" from Ampere on."""
     if steepest is None or steepest > STEEPEST:
         said = "no limit" if steepest is None else f"the limit {steepest:g}"
@@ -123,3 +114,46 @@ def _among(q_BMHX: Tensor, k_BMJX: Tensor, p_BMPX: Tensor) -> Tensor:
     k = expand_kv(k_BMJX, p_BMPX.shape[2])
     q = q_BMHX.unflatten(2, (k.shape[2], -1))
     return torch.einsum("bmpgx,bspx,bmspx->bpgms", q, k, fade).flatten(1, 2)
+
+
+# --- as torch ops ---------------------------------------------------------------------------------------------------
+
+
+BLOCK = 64
+"""Tokens whose gates one exponent sums at most."""
+
+
+def _empty_results(q: Tensor, k: Tensor, v: Tensor, f: Tensor, *_: Any) -> tuple[Tensor, ...]:
+    (b, t, _, d), y = q.shape, f.shape[2]
+    edges = q.new_empty(2, b, y, -(-t // BLOCK) + 1, d, dtype=torch.float32)
+    return q.new_empty(q.shape), rows_like(q), q.new_empty(q.shape), k.new_empty(b, t, y, d), edges
+
+
+@torch_op("wall_forward", _empty_results)
+def wall_forward(
+    q: Tensor, k: Tensor, v: Tensor, f: Tensor, factor: float, window: int, path: str
+) -> tuple[Tensor, Tensor, Tensor, Tensor, Tensor]:
+    """(o, lse, q', k', E) of triton.forward; only o has a gradient. `window` 0 is none, `path` that of the forward alone."""
+    return load_kernels(__package__, path).forward(
+        *(x.contiguous() for x in (q, k, v, f)), factor=factor, window=window or None
+    )
+
+
+@torch_op("wall_backward", lambda g_o, q_, k_, v, f, *_: empty_like(q_, v, v, f))
+def wall_backward(
+    g_o: Tensor, q_: Tensor, k_: Tensor, v: Tensor, f: Tensor, o: Tensor, lse: Tensor, edges: Tensor, factor: float,
+    window: int,
+) -> tuple[Tensor, Tensor, Tensor, Tensor]:  # fmt: skip
+    """Gradients of q, k, v and f, of their types."""
+    return load_kernels(__package__).backward(
+        g_o.contiguous(), q_, k_, v.contiguous(), f.contiguous(), o, lse, edges, factor=factor, window=window or None
+    )
+
+
+def _kept(inputs: tuple[Any, ...], results: tuple[Tensor, ...]) -> tuple[tuple[Tensor, ...], tuple[Any, ...]]:
+    _, _, v, f, factor, window, _ = inputs
+    o, lse, q_, k_, edges = results
+    return (q_, k_, v, f, o, lse, edges), (factor, window)
+
+
+differentiate(wall_forward, wall_backward, _kept)

@@ -28,7 +28,7 @@ from torch import Tensor
 from .. import launcher
 from ..device import HIDDEN, LN2, LOG2E, visible
 from ..launcher import Tiles
-from .torch_op import BLOCK
+from .op import BLOCK
 
 MANY = 32
 """Blocks whose gates are added up at once."""

@@ -12,10 +12,9 @@ from typing import Any
 
 import pytest
 import torch
-from atma_sweep.kernels.attention.polar import torch_op as polar_op
 from atma_sweep.kernels.attention.polar.op import available, choose_backend, polar_attention, polar_distractor_loss
 from atma_sweep.kernels.attention.polar.reference import polar_attention_reference
-from atma_sweep.kernels.attention.softmax import torch_op as softmax_op
+from atma_sweep.kernels.attention.softmax import op as softmax_op
 from atma_sweep.kernels.attention.softmax.op import (
     softmax_attention,
     softmax_distractor_loss,
@@ -73,29 +72,6 @@ def test_the_published_gradient_of_the_floor(null_base: float) -> None:
     assert distance(ours[4], exact[4].double()) > 0.5  # the null takes part in the bound, so its score feels it most
 
 
-@pytest.mark.thorough
-@interpreted
-@pytest.mark.parametrize("window", [0, 30])
-def test_polar_of_a_chunk_of_queries(window: int) -> None:
-    """Queries from position 40 on among all keys: results are the rows, and the gradients of all chunks add up."""
-    q, k, v, *_ = inputs(101, 4, 2)
-    null = (2 + normal(101, 4, seed=11)).requires_grad_()
-    beta, v_null = normal(4, seed=12).exp().requires_grad_(), normal(4, D, seed=13).requires_grad_()
-
-    def whole(q: Tensor, k: Tensor, v: Tensor, null: Tensor, beta: Tensor, v_null: Tensor) -> tuple[Tensor, ...]:
-        return polar_op.polar_forward(q, k, v, null, beta, v_null, window, 1e-30, True, 0, "triton")[:2]
-
-    def chunks(q: Tensor, k: Tensor, v: Tensor, null: Tensor, beta: Tensor, v_null: Tensor) -> tuple[Tensor, ...]:
-        found = [
-            polar_op.polar_forward(q[:, part], k, v, null[part], beta, v_null, window, 1e-30, True, start, "triton")[:2]
-            for start, part in ((0, slice(0, 40)), (40, slice(40, 43)), (43, slice(43, 101)))
-        ]
-        return torch.cat([c for c, _ in found], 1), torch.cat([mag for _, mag in found], 1)
-
-    args = [(0.3 * q).detach().requires_grad_(), k, v, null, beta, v_null]
-    check(run(chunks, args), [x.double() for x in run(whole, args)], 2)
-
-
 # --- softmax ------------------------------------------------------------------------------------------------------
 
 
@@ -124,7 +100,7 @@ def test_softmax_and_its_log_sum_among_more_or_fewer_keys(queries: int, keys: in
     """An offset of all keys or more shows every key to every query."""
     args = [normal(2, queries, 4, D, seed=1), normal(2, keys, 2, D, seed=2), normal(2, keys, 2, D, seed=3)]
     args = [(x * 0.5).requires_grad_() for x in args]
-    ours = run(lambda q, k, v: softmax_op.softmax_forward(q, k, v, window, offset, "triton"), args)
+    ours = run(lambda q, k, v: softmax_op.softmax_forward(q, k, v, window, offset), args)
     check(ours, run(materialised, double(args), window=window, offset=offset), 2)
 
 
@@ -138,9 +114,9 @@ def test_softmax_in_chunks_equals_the_whole(window: int) -> None:
     def chunks(q: Tensor, k: Tensor, v: Tensor) -> tuple[Tensor, Tensor]:
         # the second chunk sees all keys, those behind it among them; the last ones only what they need
         found = [
-            softmax_op.softmax_forward(q[:, :50], k[:, :50], v[:, :50], window, 0, "triton"),
-            softmax_op.softmax_forward(q[:, 50:57], k, v, window, 50, "triton"),
-            softmax_op.softmax_forward(q[:, 57:], k, v, window, 57, "triton"),
+            softmax_op.softmax_forward(q[:, :50], k[:, :50], v[:, :50], window, 0),
+            softmax_op.softmax_forward(q[:, 50:57], k, v, window, 50),
+            softmax_op.softmax_forward(q[:, 57:], k, v, window, 57),
         ]
         return torch.cat([o for o, _ in found], 1), torch.cat([lse for _, lse in found], 2)
 
@@ -151,7 +127,7 @@ def test_softmax_in_chunks_equals_the_whole(window: int) -> None:
 @pytest.mark.parametrize(("t", "r", "h", "j"), [(1, 1, 3, 1), (29, 40, 4, 4), (70, 29, 8, 2), (33, 64, 2, 1)])
 def test_log_sum_over_every_key(t: int, r: int, h: int, j: int) -> None:
     q, k = normal(2, t, h, D, seed=1).requires_grad_(), normal(2, r, j, D, seed=2)
-    ours = run(lambda q: softmax_op.log_sum(q, k, "triton")[0], [q])
+    ours = run(lambda q: softmax_op.log_sum(q, k)[0], [q])
 
     def naive(q: Tensor) -> Tensor:
         scores = torch.einsum("bthd,brhd->bhtr", q, k.double().repeat_interleave(h // j, 2))
@@ -164,7 +140,7 @@ def test_log_sum_over_every_key(t: int, r: int, h: int, j: int) -> None:
 def test_log_sum_refuses_keys_that_want_a_gradient() -> None:
     q, k = normal(1, 3, 2, D).requires_grad_(), normal(1, 5, 1, D, seed=1).requires_grad_()
     with pytest.raises(ValueError, match="no gradient for its keys; detach them"):
-        softmax_op.log_sum(q, k, "triton")
+        softmax_op.log_sum(q, k)
 
 
 # --- distractors --------------------------------------------------------------------------------------------------

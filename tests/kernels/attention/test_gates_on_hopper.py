@@ -6,10 +6,8 @@ from typing import Any
 
 import pytest
 import torch
-from atma_sweep.kernels.attention.forgetting.op import forgetting_attention
-from atma_sweep.kernels.attention.forgetting.torch_op import forgetting_forward
-from atma_sweep.kernels.attention.wall.op import wall_attention
-from atma_sweep.kernels.attention.wall.torch_op import wall_forward
+from atma_sweep.kernels.attention.forgetting.op import forgetting_attention, forgetting_forward
+from atma_sweep.kernels.attention.wall.op import wall_attention, wall_forward
 from graded import distance, double, in_type, run
 from kernel_operations import OPERATIONS, forgetting_inputs, wall_inputs
 
