@@ -113,7 +113,7 @@ MIXERS: Registry[type[Mixer]] = Registry("mixer", _HERE, {
     "rel": "mixers.biased:Rel",
     "cope": "mixers.biased:CoPE",
     "diff": "mixers.diff:Diff",
-    "ssmax": "mixers.ssmax:SSMax",
+    "ssmax": "mixers.softmax:SSMax",
     "fox": "mixers.fox:FoX",
     "wall": "mixers.wall:Wall",
     "path": "mixers.path:PaTH",
@@ -127,7 +127,7 @@ MEMORIES: Registry[type[Memory]] = Registry("memory", _HERE, {
 }, reserved=("none", "on", "off"))  # fmt: skip
 POSITIONS: Registry[type[Position]] = Registry("position scheme", _HERE, {
     "ape": "positions.ape:APE",
-    "label": "positions.label:Label",
+    "label": "positions.ape:Label",
 }, reserved=("none",))  # fmt: skip
 REGULARIZERS: Registry[Callable[..., Any]] = Registry("regularizer", _HERE, {
     "weak": "regularizers:weak",

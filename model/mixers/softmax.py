@@ -1,18 +1,19 @@
-"""Softmax attention without positions and with rotary ones (docs/mechanisms.md, "Softmax attention")."""
+"""Softmax attention without positions, with rotary ones, and scaled by the number of keys (docs/mechanisms.md, "Softmax attention" and "Scalable softmax")."""
 
 from __future__ import annotations
 
 from typing import Any, ClassVar, Literal
 
 import torch
-from torch import Tensor
+from torch import Tensor, nn
 
 from ...kernels.attention.softmax.op import choose_backend, softmax_attention, softmax_distractor_loss
+from ...kernels.norms import statistics_dtype
 from ...kernels.paged.op import paged_softmax
 from ...kernels.rotary import check_rotary, rotate
 from ..bases import Before, InBlocks, ScaledConfig, attention_flops
 from ..bounds import MAX_FLOAT
-from ..config import Config, Flag, Float, ModelConfig, knob
+from ..config import Config, Flag, Float, ModelConfig, Real, knob
 from ..kv_cache import Kept
 
 
@@ -102,3 +103,40 @@ class RoPE(NoPE):
 
     def place(self, x_BTHX: Tensor, places_BT: Tensor | None = None) -> Tensor:
         return rotate(x_BTHX, self.config.rotary, self.config.base, places_BT)
+
+
+class SSMaxConfig(SoftmaxConfig):
+    """Of one factor a head."""
+
+    sharpness: Real = knob(
+        0.168, "Initial factor s of s ln n; 0.168 is 1 over the mean of ln n up to 1,024 keys.", identity=0.168
+    )
+
+
+class SSMax(NoPE):
+    """Scores times s ln n, n being the keys that the query sees: the more keys, the sharper."""
+
+    Config: ClassVar[type[Config]] = SSMaxConfig
+    config: SSMaxConfig
+
+    @classmethod
+    def forward_flops(cls, model: ModelConfig, config: SSMaxConfig, keys: float) -> float:
+        return attention_flops(model, keys)
+
+    def __init__(self, model: ModelConfig, config: SSMaxConfig) -> None:
+        super().__init__(model, config)
+        self.sharpness = nn.Parameter(torch.full((model.n_heads,), config.sharpness))
+
+    def query(self, q_BTHX: Tensor, window: int | None) -> Tensor:
+        t = q_BTHX.shape[1]
+        return self._by_keys(q_BTHX, torch.arange(1, t + 1, device=q_BTHX.device).clamp(max=window or t))
+
+    def step(self, q_BHX: Tensor, kept: Kept) -> Tensor:
+        q = self._by_keys(q_BHX, kept.texts.counts(kept.window).clamp(min=1))
+        return paged_softmax(q, kept["k"], kept["v"], kept.texts, scale=self.config.scale, window=kept.window)
+
+    def _by_keys(self, q_THX: Tensor, seen_T: Tensor) -> Tensor:
+        """Queries [..., T, H, X] that see so many keys."""
+        dtype = statistics_dtype(q_THX.dtype)
+        factor_TH = seen_T.to(dtype).log()[:, None] * self.sharpness.to(dtype)
+        return (q_THX.to(dtype) * factor_TH[..., None]).to(q_THX.dtype)

@@ -1,9 +1,10 @@
-"""Absolute positions, learned: token t gets row t (docs/mechanisms.md, "Positions"). D model width."""
+"""Learned positions (docs/mechanisms.md, "Positions"): token t gets row t, or ordered rows of a longer table, drawn anew. T length, D model width."""
 
 from __future__ import annotations
 
 from typing import ClassVar
 
+import torch
 from torch import Tensor
 
 from ..bases import Position, PositionConfig, Table
@@ -37,3 +38,16 @@ class APE(Position):
         """Rows of the table [B, T, D]."""
         rows_BTD: Tensor = self.table(places_BT)
         return rows_BTD
+
+
+class Label(APE):
+    """APE whose places are T of the table's, drawn without replacement for each row of a batch, and in order.
+
+    So every row of the table is trained, and a text as long as the table sees distances that it was trained with.
+    """
+
+    def places(self, rows: int, length: int, draw: torch.Generator) -> Tensor:
+        # float64, so that no two are equal
+        of = (rows, self.table.num_embeddings)
+        numbers = torch.rand(of, generator=draw, device=draw.device, dtype=torch.float64)
+        return numbers.topk(length, sorted=False).indices.sort().values
