@@ -11,17 +11,16 @@ from atma_sweep.kernels.channelwise_delta.op import (
     fla_forward,
 )
 from atma_sweep.kernels.gated_delta.op import gated_delta_reference
+from graded import double, in_type, run
+from kernel_operations import delta_inputs
 from torch import Tensor
 from torch.nn import functional
 
-B, H, J, X = 2, 4, 2, 8
+X = 8
 
 
 def drawn(t: int) -> list[Tensor]:
-    draw = torch.Generator().manual_seed(t)
-    shapes = [(B, t, H, X), (B, t, J, X), (B, t, J, X), (B, t, H, X), (B, t, H)]
-    q, k, v, gamma, beta = (torch.randn(shape, generator=draw, dtype=torch.float64) for shape in shapes)
-    return [q, k, v, functional.logsigmoid(gamma + 1), beta.sigmoid()]
+    return [x.detach() for x in double(delta_inputs(t, d=X, channels=True))]
 
 
 def test_in_pieces_it_is_the_whole() -> None:
@@ -55,45 +54,18 @@ def test_gates_that_close_for_long_stay_finite() -> None:
 
 
 @pytest.mark.gpu
-@pytest.mark.parametrize(("t", "size"), [(131, 128), (64, 64), (1, 128)])
-def test_on_a_gpu_fla_gives_the_loop_and_its_gradients(t: int, size: int) -> None:
+@pytest.mark.parametrize(("t", "size"), [(131, 128), (64, 64), (1, 128), (200, 64)])
+def test_on_a_gpu_fla_gives_the_loop_and_the_same_bits_again(t: int, size: int) -> None:
     choice = choose_backend("cuda", torch.bfloat16, size)
     if choice.reason.startswith("fla gives wrong gradients"):
         pytest.skip(choice.reason)
     assert choice.backend == "fla", choice
-    draw = torch.Generator().manual_seed(t)
-    shapes = [(B, t, H, size), (B, t, J, size), (B, t, J, size), (B, t, H, size), (B, t, H)]
-    made = [torch.randn(shape, generator=draw).cuda() for shape in shapes]
-    weight = torch.randn(B, t, H, size, generator=draw).cuda()
-    found = []
-    for kind, rule in ((torch.bfloat16, channelwise_delta), (torch.float64, channelwise_delta_reference)):
-        q, k, v = (x.bfloat16().to(kind).requires_grad_() for x in made[:3])
-        gamma, beta = (x.to(torch.promote_types(kind, torch.float32)).requires_grad_() for x in made[3:])
-        r, state = rule(q, k, v, functional.logsigmoid(gamma + 3.9), beta.sigmoid())
-        found.append([r, state, *torch.autograd.grad((r.to(weight.dtype) * weight).sum(), (q, k, v, gamma, beta))])
-    for ours, theirs in zip(*found, strict=True):
+    args = in_type(delta_inputs(t, d=size, channels=True), torch.bfloat16, 3, "cuda")
+    ours, again = (run(channelwise_delta, args, backend="fla") for _ in range(2))
+    for found, same, exact in zip(ours, again, run(channelwise_delta_reference, double(args)), strict=True):
+        assert torch.equal(found, same)
         # of one token the gates have no gradient, and rounding leaves 1e-8
-        assert (ours.double() - theirs).norm() <= 0.02 * theirs.norm() + 1e-6
-
-
-@pytest.mark.gpu
-@pytest.mark.parametrize(("t", "size"), [(131, 128), (200, 64)])
-def test_on_a_gpu_two_calls_have_the_same_bits(t: int, size: int) -> None:
-    choice = choose_backend("cuda", torch.bfloat16, size)
-    if choice.reason.startswith("fla gives wrong gradients"):
-        pytest.skip(choice.reason)
-    draw = torch.Generator().manual_seed(t)
-    shapes = [(B, t, H, size), (B, t, J, size), (B, t, J, size), (B, t, H, size), (B, t, H)]
-    q, k, v, gamma, beta = (torch.randn(shape, generator=draw).cuda().requires_grad_() for shape in shapes)
-    weight = torch.randn(B, t, H, size, generator=draw).cuda()
-    found = []
-    for _ in range(2):
-        rows = (x.bfloat16() for x in (q, k, v))
-        r, state = channelwise_delta(*rows, functional.logsigmoid(gamma + 3.9), beta.sigmoid(), backend="fla")
-        loss = (r * weight).sum() + state.square().sum()
-        found.append([r, state, *torch.autograd.grad(loss, (q, k, v, gamma, beta))])
-    for once, again in zip(*found, strict=True):
-        assert torch.equal(once, again)
+        assert (found.double() - exact).norm() <= 0.02 * exact.norm() + 1e-6
 
 
 @pytest.mark.gpu

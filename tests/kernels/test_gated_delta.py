@@ -17,15 +17,11 @@ from kernel_operations import delta_inputs, delta_rule
 from torch import Tensor
 from torch.nn import functional
 
-B, T, H, J, D = 2, 83, 4, 2, 5
+J, D = 2, 5
 
 
-def inputs(t: int = T, seed: int = 0) -> list[Tensor]:
-    draw = torch.Generator().manual_seed(seed)
-    shapes = [(B, t, H, D), (B, t, J, D), (B, t, J, D), (B, t, H), (B, t, H)]
-    q, k, v, gamma, beta = (torch.randn(shape, generator=draw, dtype=torch.float64) for shape in shapes)
-    made = [q, k, v, functional.logsigmoid(gamma + 3.9), torch.sigmoid(beta)]
-    return [x.requires_grad_() for x in made]
+def inputs() -> list[Tensor]:
+    return double(delta_inputs(83))
 
 
 def test_fast_decay_neither_overflows_nor_gives_nan() -> None:

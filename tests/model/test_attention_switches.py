@@ -11,6 +11,7 @@ import pytest
 import torch
 from atma_sweep.model.attention import Attention
 from atma_sweep.model.backbone import Auxiliary, Backbone
+from graded import check_pieces_and_gradients
 from registries import PAIRS, has_distractor
 from tiers import every_nth
 from torch import Tensor
@@ -141,19 +142,4 @@ def test_the_pieces_and_the_gradients_follow(
     awake: Awake, tokens: Tensor, auxiliary: Aux, mixer: str, memory: str, switches: dict[str, bool]
 ) -> None:
     model = awake(attn_type=mixer, memory=memory, **switches)
-    with torch.no_grad():
-        whole = model.features(tokens).hidden_BTD
-        for chunk in (1, 5):
-            assert (model.features(tokens, chunk=chunk).hidden_BTD - whole).abs().max() <= 1e-12
-    features = model.features(tokens[:, :-1], auxiliary=auxiliary())
-    model.total_loss(features.hidden_BTD, tokens[:, 1:]).backward()
-    assert [name for name, p in model.named_parameters() if p.grad is None or not p.grad.abs().max() > 0] == []
-
-
-def test_the_default_is_every_one_of_them() -> None:
-    from atma_sweep.model.config import ModelConfig
-
-    for switch in SWITCHES:
-        field = ModelConfig.model_fields[switch]
-        assert field.default is True
-        assert field.json_schema_extra == {"identity": True}
+    check_pieces_and_gradients(model, tokens, auxiliary(), (1, 5))

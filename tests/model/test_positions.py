@@ -15,6 +15,7 @@ from atma_sweep.model.config import ModelConfig, ModelConfigError
 from atma_sweep.model.positions.ape import APE
 from atma_sweep.model.resolve import check_model_config, longest_text
 from atma_sweep.model.rng import generator
+from graded import loss_of
 from torch import Tensor
 
 Awake = Callable[..., Backbone]
@@ -31,11 +32,6 @@ def of(name: str, length: int = 20, **settings: Any) -> dict[str, Any]:
 
 def draw(seed: int) -> torch.Generator:
     return generator(seed, "test", 0)
-
-
-def loss_of(model: Backbone, tokens: Tensor, terms: Auxiliary) -> Tensor:
-    features = model.features(tokens[:, :-1], auxiliary=terms)
-    return model.total_loss(features.hidden_BTD, tokens[:, 1:])
 
 
 @pytest.mark.parametrize("name", SCHEMES)

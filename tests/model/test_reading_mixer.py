@@ -10,7 +10,6 @@ import torch
 from atma_sweep.model import Mixer, MixerConfig, register_mixer
 from atma_sweep.model.backbone import Backbone
 from atma_sweep.model.config import ModelConfig
-from atma_sweep.model.layers import in_pieces
 from torch import Tensor, nn
 
 pytestmark = pytest.mark.usefixtures("registries")
@@ -37,24 +36,10 @@ class Forgetting(Mixer):
         return torch.einsum("btsh,bshx->bthx", weights, v_BTJX.repeat_interleave(self.share, 2))
 
 
-class InPieces(Forgetting):
-    """The same, which says that it was evaluated with the input."""
-
-    seen: list[tuple[int, ...]]
-
-    def evaluate(
-        self, q_BTHX: Tensor, k_BTJX: Tensor, v_BTJX: Tensor, *, window: int | None, chunk: int, x_BTD: Tensor
-    ) -> Tensor:
-        self.seen = [*getattr(self, "seen", []), tuple(x_BTD.shape)]
-        (v,) = in_pieces(lambda v: (v.clone(),), (v_BTJX,), chunk)
-        return self.forward(q_BTHX, k_BTJX, v, window=window, x_BTD=x_BTD)
-
-
-@pytest.fixture(params=[(Forgetting, False), (Forgetting, True), (InPieces, False)])
+@pytest.fixture(params=[False, True])
 def model(request: pytest.FixtureRequest, awake: Awake) -> Backbone:
-    mixer, window = request.param
-    register_mixer("forgetting")(mixer)
-    return awake(attn_type="forgetting", memory="gated_delta", window=window)
+    register_mixer("forgetting")(Forgetting)
+    return awake(attn_type="forgetting", memory="gated_delta", window=request.param)
 
 
 @torch.no_grad()
@@ -62,9 +47,6 @@ def test_evaluation_in_pieces_is_the_forward_pass(model: Backbone, tokens: Tenso
     whole = model.features(tokens).hidden_BTD
     for chunk in (1, 5, 100):
         assert (model.features(tokens, chunk=chunk).hidden_BTD - whole).abs().max() <= 1e-12
-    mixer = model.blocks[2].mix.mixer
-    if isinstance(mixer, InPieces):
-        assert mixer.seen == [(2, 12, 24)] * 3
 
 
 @torch.no_grad()
@@ -84,18 +66,6 @@ def test_it_reads_the_normed_input_of_its_block(model: Backbone, tokens: Tensor)
     model.features(tokens)
     weight, wide = block.norm1.weight, x_BTD.square().mean(-1, keepdim=True)
     assert (read[0] - x_BTD / (wide + 1e-6).sqrt() * weight).abs().max() <= 1e-12
-
-
-def test_a_mixer_that_does_not_read_it_is_called_as_before(awake: Awake, tokens: Tensor) -> None:
-    class Old(Mixer):
-        def forward(self, q, k, v, *, window):  # type: ignore[no-untyped-def]
-            return v.repeat_interleave(2, 2)
-
-    register_mixer("old")(Old)
-    model = awake(attn_type="old")
-    with torch.no_grad():
-        whole = model.features(tokens).hidden_BTD
-        assert (model.features(tokens, chunk=4).hidden_BTD - whole).abs().max() <= 1e-12
 
 
 def test_a_mixer_without_forward_says_so(awake: Awake, tokens: Tensor) -> None:

@@ -13,6 +13,7 @@ import torch
 from atma_sweep.model.backbone import Auxiliary, Backbone, build
 from atma_sweep.model.config import ModelConfig
 from atma_sweep.model.resolve import check_model_config
+from graded import check_pieces_and_gradients, loss_of
 from torch import Tensor
 from torch.nn import functional
 
@@ -24,11 +25,6 @@ SWITCHES: list[dict[str, Any]] = [
     {"tie_head": True}, {"dropout": 0.25},
 ]  # fmt: skip
 EVERYTHING = {"mlp": "swiglu", "residual": "normed", "logit_cap": None, "tie_head": True, "dropout": 0.25}
-
-
-def loss_of(model: Backbone, tokens: Tensor, terms: Auxiliary) -> Tensor:
-    features = model.features(tokens[:, :-1], auxiliary=terms)
-    return model.total_loss(features.hidden_BTD, tokens[:, 1:])
 
 
 # --- one by one against its formula -------------------------------------------------------------------------------
@@ -222,10 +218,5 @@ def test_the_pieces_and_the_gradients_follow(
 ) -> None:
     config = check_model_config(small(**switch))
     model = awake(**switch)
-    with torch.no_grad():
-        whole = model.features(tokens).hidden_BTD
-        for chunk in (1, 5, 128):
-            assert (model.features(tokens, chunk=chunk).hidden_BTD - whole).abs().max() <= 1e-12
     loss_of(build(config, seed=0), tokens, auxiliary()).backward()
-    loss_of(model, tokens, auxiliary()).backward()
-    assert [name for name, p in model.named_parameters() if p.grad is None or not p.grad.abs().max() > 0] == []
+    check_pieces_and_gradients(model, tokens, auxiliary(), (1, 5, 128))

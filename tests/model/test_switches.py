@@ -12,20 +12,13 @@ from atma_sweep.model.backbone import Auxiliary, Backbone
 from atma_sweep.model.config import ModelConfig
 from atma_sweep.model.registry import MIXERS
 from atma_sweep.sweep.grid.plugins import PLUGGABLE
+from graded import loss_of
 from pydantic.fields import FieldInfo
 from registries import EVERY_MIXER, EVERY_REGULARIZER, PAIRS, has_distractor
 from torch import Tensor
 
 Awake = Callable[..., Backbone]
 Aux = Callable[..., Auxiliary]
-
-
-def loss_of(model: Backbone, tokens: Tensor, auxiliary: Auxiliary | None = None, **options: Any) -> Tensor:
-    features = model.features(tokens[:, :-1], auxiliary=auxiliary, **options)
-    loss = model.token_losses(features.hidden_BTD, tokens[:, 1:]).mean()
-    for term in (features.regularizer, features.distractor):
-        loss = loss if term is None else loss + 0.01 * term
-    return loss
 
 
 def differ(values: list[Tensor]) -> bool:

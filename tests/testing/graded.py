@@ -1,12 +1,13 @@
-"""Tensors to try an attention with, its results and gradients, and how near two such lists are."""
+"""Tensors to try an attention with, its results and gradients, how near two such lists are, and losses of small networks."""
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Iterable
 from typing import Any
 
 import pytest
 import torch
+from atma_sweep.model.backbone import Auxiliary, Backbone
 from tolerances import rounding_bound
 from torch import Tensor
 
@@ -66,3 +67,22 @@ def in_type(args: list[Tensor], dtype: torch.dtype, narrow: int, device: str = "
     return [
         x.detach().to(device, dtype if index < narrow else x.dtype).requires_grad_() for index, x in enumerate(args)
     ]
+
+
+def loss_of(model: Backbone, tokens: Tensor, terms: Auxiliary | None = None, **options: Any) -> Tensor:
+    """The sum of the losses of every token but the first, with 0.01 of each auxiliary term that is asked for."""
+    features = model.features(tokens[:, :-1], auxiliary=terms, **options)
+    loss = model.total_loss(features.hidden_BTD, tokens[:, 1:])
+    for term in (features.regularizer, features.distractor):
+        loss = loss if term is None else loss + 0.01 * term
+    return loss
+
+
+def check_pieces_and_gradients(model: Backbone, tokens: Tensor, terms: Auxiliary, chunks: Iterable[int]) -> None:
+    """An evaluation in pieces is the forward pass, and every parameter learns."""
+    with torch.no_grad():
+        whole = model.features(tokens).hidden_BTD
+        for chunk in chunks:
+            assert (model.features(tokens, chunk=chunk).hidden_BTD - whole).abs().max() <= 1e-12
+    loss_of(model, tokens, terms).backward()
+    assert [name for name, p in model.named_parameters() if p.grad is None or not p.grad.abs().max() > 0] == []

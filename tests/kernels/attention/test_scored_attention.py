@@ -11,6 +11,8 @@ import torch
 from atma_sweep.kernels.attention.contextual.op import contextual_attention
 from atma_sweep.kernels.attention.scored import Span, dot_scores, scored_attention, scored_reference, span_of
 from atma_sweep.kernels.attention.softmax.op import softmax_attention_reference
+from graded import double
+from kernel_operations import softmax_inputs
 from torch import Tensor
 
 B, T, H, J, X, P = 2, 9, 4, 2, 3, 4
@@ -18,11 +20,9 @@ WINDOWS = [None, 1, 4, 32]
 Pair = Callable[[int, int, int, int], float]
 
 
-def inputs(seed: int = 0, t: int = T) -> list[Tensor]:
+def inputs(t: int = T) -> list[Tensor]:
     """q, k, v."""
-    draw = torch.Generator().manual_seed(seed)
-    shapes = [(B, t, H, X), (B, t, J, X), (B, t, J, X)]
-    return [torch.randn(shape, generator=draw, dtype=torch.float64).requires_grad_() for shape in shapes]
+    return double(softmax_inputs(t, H, J, b=B, d=X))
 
 
 def vectors(count: int = P) -> Tensor:
@@ -144,7 +144,7 @@ def test_positions_count_open_gates(key: float, step: float) -> None:
 
 def test_gradients_of_contextual_positions() -> None:
     """Away from whole positions, where the vectors' mixture has a corner; some positions are past the last vector."""
-    args: list[Any] = [x[:1, :6].detach().requires_grad_() for x in inputs(3)]
+    args: list[Any] = [x[:1, :6].detach().requires_grad_() for x in inputs()]
     e = vectors(3)
     q, k = (x.detach() for x in args[:2])
     gate = torch.sigmoid(torch.einsum("bthx,bshx->bhts", q, k.repeat_interleave(H // J, 2)) * X**-0.5).tril()

@@ -11,15 +11,15 @@ from atma_sweep.kernels.attention.softmax.op import (
     softmax_distractor_loss,
 )
 from atma_sweep.kernels.shapes import expand_kv
+from graded import double
+from kernel_operations import softmax_inputs
 from torch import Tensor
 
 B, T, H, J, D, R = 2, 13, 4, 2, 5, 6
 
 
-def inputs(t: int = T, seed: int = 0) -> list[Tensor]:
-    draw = torch.Generator().manual_seed(seed)
-    shapes = [(B, t, H, D), (B, t, J, D), (B, t, J, D)]
-    return [torch.randn(shape, generator=draw, dtype=torch.float64).requires_grad_() for shape in shapes]
+def inputs() -> list[Tensor]:
+    return double(softmax_inputs(T, H, J, b=B, d=D))
 
 
 def distractors() -> list[Tensor]:

@@ -9,7 +9,6 @@ from typing import Any
 
 import pytest
 import torch
-from atma_sweep.kernels.attention.forgetting.op import forgetting_attention
 from atma_sweep.kernels.attention.threshold.op import distances, threshold_attention
 from graded import interpreted, normal, run
 from kernel_operations import drawn_threshold as inputs
@@ -52,22 +51,6 @@ def test_keys_with_no_positive_score_change_nothing_wherever_they_stand() -> Non
         wide[:, place] = own.detach()
     found = threshold_attention(q2, k2, v2, decay2)[:, place]
     assert (found - threshold_attention(q, k, v, decay)).abs().max() <= 1e-13
-
-
-def test_with_positive_queries_and_keys_it_is_alibi() -> None:
-    q, k, v, _ = inputs(21, 4, 2)
-    q, k = q.detach().abs(), k.detach().abs()
-    log_decay = torch.tensor([-0.1, -0.5, -1.0, -3.0], dtype=torch.float64)
-    gate = log_decay.expand(1, 21, 4)
-    ours = threshold_attention(q, k, v, gate)
-    place = torch.arange(21.0, dtype=torch.float64)
-    scores = torch.einsum("bthx,bshx->bhts", q, k.repeat_interleave(2, 2)) * 8**-0.5
-    bias = log_decay[:, None, None] * (place[:, None] - place)
-    weight = torch.softmax((scores + bias).masked_fill(place > place[:, None], -torch.inf), -1)
-    assert (ours - torch.einsum("bhts,bshx->bthx", weight, v.repeat_interleave(2, 2))).abs().max() <= 1e-13
-    # so it is forgetting attention with constant gates, through another implementation and with a window too
-    theirs = forgetting_attention(q, k, v, gate, window=5)
-    assert (threshold_attention(q, k, v, gate, window=5) - theirs).abs().max() <= 1e-13
 
 
 @pytest.mark.parametrize("window", [None, 6])

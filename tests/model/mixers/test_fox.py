@@ -2,14 +2,11 @@
 
 from __future__ import annotations
 
-import math
 from typing import Any
 
 import pytest
 import torch
-from atma_sweep.kernels.attention.softmax.op import softmax_attention_reference
 from atma_sweep.model.config import ModelConfig
-from atma_sweep.model.mixers.biased import ALiBi, ALiBiConfig, slopes
 from atma_sweep.model.mixers.fox import FoX, FoXConfig
 from torch import Tensor
 
@@ -37,22 +34,6 @@ def test_gates_start_at_a_half() -> None:
     assert mixer.gate.offset.tolist() == [0.0] * 4
     big = FoX(ModelConfig(d_model=1024, n_heads=64, n_kv_heads=1, head_dim=8), FoXConfig())
     assert big.gate.weight.std().item() == pytest.approx(0.02, rel=0.02)
-
-
-def test_open_gates_are_nope(read: list[Tensor]) -> None:
-    q, k, v, x = read
-    mixer = made(gate_std=0.0, gate_bias=60.0)
-    assert (mixer(q, k, v, window=5, x_BTD=x) - softmax_attention_reference(q, k, v, window=5)).abs().max() <= 1e-12
-
-
-def test_constant_gates_are_alibi(read: list[Tensor]) -> None:
-    """Its slopes are those of -log f."""
-    q, k, v, x = read
-    mixer = made(gate_std=0.0)
-    with torch.no_grad():
-        mixer.gate.offset.copy_(torch.tensor([-math.log(math.expm1(slope)) for slope in slopes(4)]))
-    alibi = ALiBi(MODEL, ALiBiConfig())
-    assert (mixer(q, k, v, window=None, x_BTD=x) - alibi(q, k, v, window=None)).abs().max() <= 1e-6
 
 
 def test_its_flops_are_those_of_attention_and_of_the_gates() -> None:

@@ -14,7 +14,7 @@ from atma_sweep.model.config import ModelConfig
 from atma_sweep.model.mixers.wall import Wall, WallConfig, soft_clamp
 from torch import Tensor
 
-T, SIZES = 19, {"d_model": 12, "n_heads": 4, "n_kv_heads": 2, "head_dim": 8}
+SIZES = {"d_model": 12, "n_heads": 4, "n_kv_heads": 2, "head_dim": 8}
 X = SIZES["head_dim"]
 
 
@@ -24,16 +24,8 @@ def made(**settings: Any) -> Wall:
     return Wall(ModelConfig(**SIZES), WallConfig(**{"gate_std": 0.7, "gate_bias": 1.5} | settings)).double()
 
 
-@pytest.fixture
-def read() -> dict[str, Tensor]:
-    """q, k, v and the block's input."""
-    draw = torch.Generator().manual_seed(1)
-    shapes = {"q": (2, T, 4, X), "k": (2, T, 2, X), "v": (2, T, 2, X), "x": (2, T, 12)}
-    return {name: torch.randn(shape, generator=draw, dtype=torch.float64) for name, shape in shapes.items()}
-
-
-def mixed(mixer: Wall, read: dict[str, Tensor], **options: Any) -> Tensor:
-    q, k, v, x = read.values()
+def mixed(mixer: Wall, read: list[Tensor], **options: Any) -> Tensor:
+    q, k, v, x = read
     return mixer(q, k, v, x_BTD=x, **({"window": None} | options)).detach()
 
 
@@ -56,21 +48,21 @@ def test_gates_start_open() -> None:
     assert math.exp(2048 * gates[0, 0, 0, 0]) == pytest.approx(0.0063, abs=1e-4)
 
 
-def test_the_output_is_the_formula(read: dict[str, Tensor]) -> None:
+def test_the_output_is_the_formula(read: list[Tensor]) -> None:
     """Gates, their clamp and the scores written out for one query of one head."""
     mixer = made(scale=0.4)
     i, h, first = 14, 3, 14 - 6
-    logit = read["x"][0] @ mixer.gate.weight[h * X : (h + 1) * X].T + mixer.gate.offset[h * X : (h + 1) * X]
+    logit = read[3][0] @ mixer.gate.weight[h * X : (h + 1) * X].T + mixer.gate.offset[h * X : (h + 1) * X]
     open_ = 0.86 * ((torch.sigmoid(logit).log() / 0.86).exp() - 1)
     kept = torch.stack([open_[j + 1 : i + 1].sum(0).exp() for j in range(first, i + 1)])
-    q, k, v = read["q"][0, i, h], read["k"][0, first : i + 1, 1], read["v"][0, first : i + 1, 1]
+    q, k, v = read[0][0, i, h], read[1][0, first : i + 1, 1], read[2][0, first : i + 1, 1]
     wanted = (0.4 * (q * k * kept).sum(-1)).softmax(0) @ v
     assert (mixed(mixer, read, window=7)[0, i, h] - wanted).abs().max() <= 1e-13
 
 
-def test_without_limit_gates_fall_as_they_are(read: dict[str, Tensor]) -> None:
+def test_without_limit_gates_fall_as_they_are(read: list[Tensor]) -> None:
     free, held = made(g_max="none", gate_bias=-4.0), made(gate_bias=-4.0)
-    k, x = read["k"], read["x"]
+    _, k, _, x = read
     logit = x @ free.gate.weight.T + free.gate.offset
     assert (free.log_gates(x, k).flatten(2) - torch.sigmoid(logit).log()).abs().max() <= 1e-13
     assert free.log_gates(x, k).min() < -3
@@ -83,11 +75,11 @@ def test_without_limit_gates_fall_as_they_are(read: dict[str, Tensor]) -> None:
         assert said in mixer.kernel_paths(torch.device("cpu"), torch.bfloat16)["wall"]
 
 
-def test_gates_of_some_channels(read: dict[str, Tensor]) -> None:
+def test_gates_of_some_channels(read: list[Tensor]) -> None:
     """All of them is the default, none of them softmax; some are the first ones, and the rest stays open."""
     whole, all_, some, none = (made(subdim=n) for n in (None, X, 3, 0))
     assert torch.equal(mixed(all_, read), mixed(whole, read))
-    q, k, v, x = read.values()
+    q, k, v, x = read
     assert (mixed(none, read) - softmax_attention_reference(q, k, v)).abs().max() <= 1e-12
     assert list(none.parameters()) == []
     gates = some.log_gates(x, k)
@@ -95,7 +87,7 @@ def test_gates_of_some_channels(read: dict[str, Tensor]) -> None:
     assert (gates[..., 3:] == 0).all()
 
 
-def test_gates_of_kv_heads_are_those_of_query_heads_with_equal_rows(read: dict[str, Tensor]) -> None:
+def test_gates_of_kv_heads_are_those_of_query_heads_with_equal_rows(read: list[Tensor]) -> None:
     tied, apart = made(tie="kv"), made()
     assert tied.gate.weight.shape == (2 * X, 12)
     with torch.no_grad():
@@ -106,23 +98,23 @@ def test_gates_of_kv_heads_are_those_of_query_heads_with_equal_rows(read: dict[s
 
 
 @pytest.mark.parametrize("tie", ["head", "kv"])
-def test_gates_from_keys(read: dict[str, Tensor], tie: str) -> None:
+def test_gates_from_keys(read: list[Tensor], tie: str) -> None:
     """Those of a head are projected from the key of its own KV head, and the block's input says nothing."""
     mixer = made(gate_source="keys", tie=tie)
-    k, x = read["k"], read["x"]
+    _, k, _, x = read
     heads = 4 if tie == "head" else 2
     weight, offset = mixer.gate.weight.unflatten(0, (heads, X)), mixer.gate.offset.unflatten(0, (heads, X))
     gates = mixer.log_gates(x, k)
     for head in range(heads):
         logit = k[:, :, head // (heads // 2)] @ weight[head].T + offset[head]
         assert (gates[:, :, head] - soft_clamp(torch.sigmoid(logit).log(), 0.86)).abs().max() <= 1e-13
-    assert torch.equal(mixed(mixer, read), mixed(mixer, read | {"x": 0 * x}))
+    assert torch.equal(mixed(mixer, read), mixed(mixer, [*read[:3], 0 * x]))
 
 
 @pytest.mark.parametrize("source", ["input", "keys"])
-def test_rotary_turns_queries_and_keys_but_no_gates(read: dict[str, Tensor], source: str) -> None:
+def test_rotary_turns_queries_and_keys_but_no_gates(read: list[Tensor], source: str) -> None:
     mixer = made(rotary="full", base=50.0, gate_source=source)
-    q, k, v, x = read.values()
+    q, k, v, x = read
     turned = [apply_rotary_reference(one, "full", 50.0) for one in (q, k)]
     assert (mixed(mixer, read) - wall_attention(*turned, v, mixer.log_gates(x, k))).abs().max() <= 1e-12
 
