@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import re
+
 import sqlalchemy as sa
 from alembic import op
 
@@ -10,7 +12,12 @@ down_revision = None
 branch_labels = None
 depends_on = None
 
-TIME = sa.String(24)  # ISO-8601, UTC, milliseconds, Z
+TYPES = {
+    "time": sa.String(24), "id": sa.String(12), "state": sa.String(11), "word": sa.String(8), "int": sa.Integer(), "big": sa.BigInteger(),
+    "real": sa.Double(), "bool": sa.Boolean(), "json": sa.JSON(), "text": sa.Text(),
+}  # fmt: skip
+"""Of columns; `time` is ISO-8601 in UTC with milliseconds and Z, `word` a kind or a phase."""
+
 
 # Newest revision of each sweep; newest value per key over done attempts; a cell without values appears once.
 RESULTS_VIEW = """
@@ -41,242 +48,112 @@ LEFT JOIN (
 """
 
 
-def _sweeps() -> None:
-    op.create_table(
-        "sweep",
-        sa.Column("id", sa.Integer(), nullable=False),
-        sa.Column("name", sa.Text(), nullable=False),
-        sa.Column("created_at", TIME, nullable=False),
-        sa.Column("launched_at", TIME, nullable=False),
-        sa.Column("owner", sa.Text()),
-        sa.Column("owner_host", sa.Text()),
-        sa.Column("owner_pid", sa.Integer()),
-        sa.Column("owner_started", sa.Double()),
-        sa.Column("owner_since", TIME),
-        sa.Column("lease_until", TIME),
-        sa.Column("fence", sa.Integer(), nullable=False, server_default="0"),
-        sa.Column("read_only", sa.Boolean(), nullable=False, server_default=sa.text("false")),
-        sa.PrimaryKeyConstraint("id", name="pk_sweep"),
-        sa.UniqueConstraint("name", name="uq_sweep_name"),
-    )
-    op.create_table(
-        "revision",
-        sa.Column("id", sa.Integer(), nullable=False),
-        sa.Column("sweep_id", sa.Integer(), nullable=False),
-        sa.Column("number", sa.Integer(), nullable=False),
-        sa.Column("grid_text", sa.Text(), nullable=False),
-        sa.Column("grid_file", sa.Text(), nullable=False),
-        sa.Column("options", sa.JSON(), nullable=False),
-        sa.Column("git_commit", sa.Text()),
-        sa.Column("git_dirty", sa.Boolean()),
-        sa.Column("created_at", TIME, nullable=False),
-        sa.PrimaryKeyConstraint("id", name="pk_revision"),
-        sa.ForeignKeyConstraint(["sweep_id"], ["sweep.id"], name="fk_revision_sweep_id", ondelete="CASCADE"),
-        sa.UniqueConstraint("sweep_id", "number", name="uq_revision_sweep_id_number"),
-    )
+def _create(table: str, columns: str, *constraints: sa.Constraint, key: tuple[str, ...] = ("id",)) -> None:
+    """Make a table of columns written as `name:type`, with `?` where a value may be missing and `=` before a default."""
+    made = []
+    for column in columns.split():
+        name, kind, optional, default = re.fullmatch(r"(\w+):(\w+)(\??)(?:=(\w+))?", column).groups()  # type: ignore[union-attr]
+        stands = sa.text(default) if default == "false" else default
+        made.append(sa.Column(name, TYPES[kind], nullable=bool(optional), server_default=stands))
+    op.create_table(table, *made, sa.PrimaryKeyConstraint(*key, name=f"pk_{table}"), *constraints)
 
 
-def _cells() -> None:
-    op.create_table(
-        "cell",
-        sa.Column("id", sa.String(12), nullable=False),
-        sa.Column("slug", sa.Text(), nullable=False),
-        sa.Column("seed", sa.BigInteger(), nullable=False),
-        sa.Column("attn_type", sa.Text(), nullable=False),
-        sa.Column("reg_mode", sa.Text(), nullable=False),
-        sa.Column("distractor", sa.Text(), nullable=False),
-        sa.Column("memory", sa.Text(), nullable=False),
-        sa.Column("window", sa.Text(), nullable=False),
-        sa.Column("config", sa.JSON(), nullable=False),
-        sa.Column("tokens_total", sa.BigInteger(), nullable=False),
-        sa.Column("created_at", TIME, nullable=False),
-        sa.PrimaryKeyConstraint("id", name="pk_cell"),
-    )
-    op.create_index("ix_cell_slug", "cell", ["slug"])
-    op.create_table(
-        "revision_cell",
-        sa.Column("revision_id", sa.Integer(), nullable=False),
-        sa.Column("cell_id", sa.String(12), nullable=False),
-        sa.Column("position", sa.Integer(), nullable=False),
-        sa.Column("axes", sa.JSON(), nullable=False),
-        sa.PrimaryKeyConstraint("revision_id", "cell_id", name="pk_revision_cell"),
-        sa.ForeignKeyConstraint(
-            ["revision_id"], ["revision.id"], name="fk_revision_cell_revision_id", ondelete="CASCADE"
-        ),
-        sa.ForeignKeyConstraint(["cell_id"], ["cell.id"], name="fk_revision_cell_cell_id"),
-    )
-    op.create_index("ix_revision_cell_cell_id", "revision_cell", ["cell_id"])
+def _refers(table: str, column: str, parent: str, ondelete: str | None = None) -> sa.ForeignKeyConstraint:
+    return sa.ForeignKeyConstraint([column], [f"{parent}.id"], name=f"fk_{table}_{column}", ondelete=ondelete)
 
 
-def _attempts() -> None:
-    op.create_table(
-        "attempt",
-        sa.Column("id", sa.Integer(), nullable=False),
-        sa.Column("cell_id", sa.String(12), nullable=False),
-        sa.Column("number", sa.Integer(), nullable=False),
-        sa.Column("kind", sa.String(8), nullable=False),
-        sa.Column("parent_id", sa.Integer()),
-        sa.Column("state", sa.String(11), nullable=False),
-        sa.Column("fence", sa.Integer(), nullable=False),
-        sa.Column("owner", sa.Text(), nullable=False),
-        sa.Column("host", sa.Text(), nullable=False),
-        sa.Column("pid", sa.Integer()),
-        sa.Column("pid_started", sa.Double()),
-        sa.Column("started_at", TIME, nullable=False),
-        sa.Column("heartbeat_at", TIME, nullable=False),
-        sa.Column("finished_at", TIME),
-        sa.Column("step", sa.Integer(), nullable=False, server_default="0"),
-        sa.Column("steps_total", sa.Integer()),
-        sa.Column("loss", sa.Double()),
-        sa.Column("tokens_per_s", sa.Double()),
-        sa.Column("phase", sa.String(8), nullable=False),
-        sa.Column("cause", sa.Text()),
-        sa.Column("traceback", sa.Text()),
-        sa.Column("exit_code", sa.Integer()),
-        sa.Column("run_dir", sa.Text(), nullable=False),
-        sa.Column("checkpoint", sa.Text()),
-        sa.Column("weights", sa.Text()),
-        sa.PrimaryKeyConstraint("id", name="pk_attempt"),
-        sa.ForeignKeyConstraint(["cell_id"], ["cell.id"], name="fk_attempt_cell_id"),
-        sa.ForeignKeyConstraint(["parent_id"], ["attempt.id"], name="fk_attempt_parent_id"),
-        sa.UniqueConstraint("cell_id", "number", name="uq_attempt_cell_id_number"),
-        sa.CheckConstraint("kind IN ('train', 'evaluate')", name=op.f("ck_attempt_kind")),
-        sa.CheckConstraint(
-            "state IN ('running', 'done', 'failed', 'diverged', 'interrupted')", name=op.f("ck_attempt_state")
-        ),
-        sa.CheckConstraint("phase IN ('starting', 'training', 'probing')", name=op.f("ck_attempt_phase")),
-    )
-    op.create_index(
-        "one_live_attempt",
-        "attempt",
-        ["cell_id"],
-        unique=True,
-        sqlite_where=sa.text("state = 'running'"),
-        postgresql_where=sa.text("state = 'running'"),
-    )
+def _unique(table: str, *columns: str) -> sa.UniqueConstraint:
+    return sa.UniqueConstraint(*columns, name=f"uq_{table}_{'_'.join(columns)}")
 
 
-def _numbers() -> None:
-    op.create_table(
-        "measurement",
-        sa.Column("id", sa.Integer(), nullable=False),
-        sa.Column("attempt_id", sa.Integer(), nullable=False),
-        sa.Column("probe", sa.Text(), nullable=False),
-        sa.Column("metric", sa.Text(), nullable=False),
-        sa.Column("length", sa.Integer(), nullable=False, server_default="0"),
-        sa.Column("value", sa.Double()),
-        sa.Column("unit", sa.Text(), nullable=False),
-        sa.Column("n", sa.BigInteger()),
-        sa.Column("low", sa.Double()),
-        sa.Column("high", sa.Double()),
-        sa.Column("reason", sa.Text()),
-        sa.Column("seconds", sa.Double()),
-        sa.Column("peak_memory", sa.BigInteger()),
-        sa.Column("created_at", TIME, nullable=False),
-        sa.PrimaryKeyConstraint("id", name="pk_measurement"),
-        sa.ForeignKeyConstraint(["attempt_id"], ["attempt.id"], name="fk_measurement_attempt_id"),
-        sa.UniqueConstraint(
-            "attempt_id", "probe", "metric", "length", name="uq_measurement_attempt_id_probe_metric_length"
-        ),
-        sa.CheckConstraint("value IS NOT NULL OR reason IS NOT NULL", name=op.f("ck_measurement_value_or_reason")),
-    )
-    op.create_table(
-        "example",
-        sa.Column("attempt_id", sa.Integer(), nullable=False),
-        sa.Column("probe", sa.Text(), nullable=False),
-        sa.Column("metric", sa.Text(), nullable=False),
-        sa.Column("length", sa.Integer(), nullable=False, server_default="0"),
-        sa.Column("item", sa.Integer(), nullable=False),
-        sa.Column("position", sa.Integer(), nullable=False, server_default="0"),
-        sa.Column("value", sa.Double()),
-        sa.Column("detail", sa.JSON()),
-        sa.PrimaryKeyConstraint("attempt_id", "probe", "metric", "length", "item", "position", name="pk_example"),
-        sa.ForeignKeyConstraint(["attempt_id"], ["attempt.id"], name="fk_example_attempt_id"),
-    )
-    op.create_table(
-        "curve_point",
-        sa.Column("attempt_id", sa.Integer(), nullable=False),
-        sa.Column("step", sa.Integer(), nullable=False),
-        sa.Column("tokens", sa.BigInteger(), nullable=False),
-        sa.Column("wall_s", sa.Double(), nullable=False),
-        sa.Column("train_loss", sa.Double()),
-        sa.Column("val_loss", sa.Double()),
-        sa.Column("tokens_per_s", sa.Double()),
-        sa.Column("grad_norm", sa.Double()),
-        sa.Column("lr", sa.Double()),
-        sa.Column("mfu_paper", sa.Double()),
-        sa.Column("mfu", sa.Double()),
-        sa.Column("peak_memory", sa.BigInteger()),
-        sa.PrimaryKeyConstraint("attempt_id", "step", name="pk_curve_point"),
-        sa.ForeignKeyConstraint(["attempt_id"], ["attempt.id"], name="fk_curve_point_attempt_id"),
-    )
-
-
-def _origins() -> None:
-    op.create_table(
-        "event",
-        sa.Column("id", sa.Integer(), nullable=False),
-        sa.Column("sweep_id", sa.Integer()),
-        sa.Column("attempt_id", sa.Integer()),
-        sa.Column("cell_id", sa.String(12)),
-        sa.Column("at", TIME, nullable=False),
-        sa.Column("kind", sa.Text(), nullable=False),
-        sa.Column("message", sa.Text(), nullable=False),
-        sa.PrimaryKeyConstraint("id", name="pk_event"),
-        sa.ForeignKeyConstraint(["sweep_id"], ["sweep.id"], name="fk_event_sweep_id", ondelete="CASCADE"),
-        sa.ForeignKeyConstraint(["attempt_id"], ["attempt.id"], name="fk_event_attempt_id"),
-        sa.ForeignKeyConstraint(["cell_id"], ["cell.id"], name="fk_event_cell_id"),
-    )
-    op.create_table(
-        "provenance",
-        sa.Column("attempt_id", sa.Integer(), nullable=False),
-        sa.Column("config", sa.JSON(), nullable=False),
-        sa.Column("seed", sa.BigInteger(), nullable=False),
-        sa.Column("git_commit", sa.Text()),
-        sa.Column("git_dirty", sa.Boolean()),
-        sa.Column("packages", sa.JSON(), nullable=False),
-        sa.Column("python", sa.Text(), nullable=False),
-        sa.Column("platform", sa.Text(), nullable=False),
-        sa.Column("host", sa.Text(), nullable=False),
-        sa.Column("device", sa.Text(), nullable=False),
-        sa.Column("gpu_name", sa.Text()),
-        sa.Column("gpu_count", sa.Integer(), nullable=False),
-        sa.Column("driver", sa.Text()),
-        sa.Column("dtype", sa.Text(), nullable=False),
-        sa.Column("kernels", sa.JSON(), nullable=False),
-        sa.Column("tokenizer", sa.Text(), nullable=False),
-        sa.Column("corpus", sa.Text(), nullable=False),
-        sa.Column("corpus_fingerprint", sa.Text(), nullable=False),
-        sa.Column("threads", sa.Integer()),
-        sa.Column("extra", sa.JSON(), nullable=False),
-        sa.PrimaryKeyConstraint("attempt_id", name="pk_provenance"),
-        sa.ForeignKeyConstraint(["attempt_id"], ["attempt.id"], name="fk_provenance_attempt_id"),
-    )
+def _check(table: str, name: str, condition: str) -> sa.CheckConstraint:
+    return sa.CheckConstraint(condition, name=op.f(f"ck_{table}_{name}"))
 
 
 def upgrade() -> None:
     """From nothing to the first release."""
-    _sweeps()
-    _cells()
-    _attempts()
-    _numbers()
-    _origins()
+    _create(
+        "sweep",
+        "id:int name:text created_at:time launched_at:time owner:text? owner_host:text? owner_pid:int? owner_started:real? "
+        "owner_since:time? lease_until:time? fence:int=0 read_only:bool=false",
+        _unique("sweep", "name"),
+    )
+    _create(
+        "revision",
+        "id:int sweep_id:int number:int grid_text:text grid_file:text options:json git_commit:text? git_dirty:bool? created_at:time",
+        _refers("revision", "sweep_id", "sweep", "CASCADE"),
+        _unique("revision", "sweep_id", "number"),
+    )
+    _create(
+        "cell",
+        "id:id slug:text seed:big attn_type:text reg_mode:text distractor:text memory:text window:text config:json tokens_total:big "
+        "created_at:time",
+    )
+    op.create_index("ix_cell_slug", "cell", ["slug"])
+    _create(
+        "revision_cell",
+        "revision_id:int cell_id:id position:int axes:json",
+        _refers("revision_cell", "revision_id", "revision", "CASCADE"),
+        _refers("revision_cell", "cell_id", "cell"),
+        key=("revision_id", "cell_id"),
+    )
+    op.create_index("ix_revision_cell_cell_id", "revision_cell", ["cell_id"])
+    _create(
+        "attempt",
+        "id:int cell_id:id number:int kind:word parent_id:int? state:state fence:int owner:text host:text pid:int? pid_started:real? "
+        "started_at:time heartbeat_at:time finished_at:time? step:int=0 steps_total:int? loss:real? tokens_per_s:real? phase:word "
+        "cause:text? traceback:text? exit_code:int? run_dir:text checkpoint:text? weights:text?",
+        _refers("attempt", "cell_id", "cell"),
+        _refers("attempt", "parent_id", "attempt"),
+        _unique("attempt", "cell_id", "number"),
+        _check("attempt", "kind", "kind IN ('train', 'evaluate')"),
+        _check("attempt", "state", "state IN ('running', 'done', 'failed', 'diverged', 'interrupted')"),
+        _check("attempt", "phase", "phase IN ('starting', 'training', 'probing')"),
+    )
+    live = sa.text("state = 'running'")
+    op.create_index("one_live_attempt", "attempt", ["cell_id"], unique=True, sqlite_where=live, postgresql_where=live)
+    _create(
+        "measurement",
+        "id:int attempt_id:int probe:text metric:text length:int=0 value:real? unit:text n:big? low:real? high:real? reason:text? "
+        "seconds:real? peak_memory:big? created_at:time",
+        _refers("measurement", "attempt_id", "attempt"),
+        _unique("measurement", "attempt_id", "probe", "metric", "length"),
+        _check("measurement", "value_or_reason", "value IS NOT NULL OR reason IS NOT NULL"),
+    )
+    _create(
+        "example",
+        "attempt_id:int probe:text metric:text length:int=0 item:int position:int=0 value:real? detail:json?",
+        _refers("example", "attempt_id", "attempt"),
+        key=("attempt_id", "probe", "metric", "length", "item", "position"),
+    )
+    _create(
+        "curve_point",
+        "attempt_id:int step:int tokens:big wall_s:real train_loss:real? val_loss:real? tokens_per_s:real? grad_norm:real? lr:real? "
+        "mfu_paper:real? mfu:real? peak_memory:big?",
+        _refers("curve_point", "attempt_id", "attempt"),
+        key=("attempt_id", "step"),
+    )
+    _create(
+        "event",
+        "id:int sweep_id:int? attempt_id:int? cell_id:id? at:time kind:text message:text",
+        _refers("event", "sweep_id", "sweep", "CASCADE"),
+        _refers("event", "attempt_id", "attempt"),
+        _refers("event", "cell_id", "cell"),
+    )
+    _create(
+        "provenance",
+        "attempt_id:int config:json seed:big git_commit:text? git_dirty:bool? packages:json python:text platform:text host:text "
+        "device:text gpu_name:text? gpu_count:int driver:text? dtype:text kernels:json tokenizer:text corpus:text "
+        "corpus_fingerprint:text threads:int? extra:json",
+        _refers("provenance", "attempt_id", "attempt"),
+        key=("attempt_id",),
+    )
     op.execute(RESULTS_VIEW)
 
 
 def downgrade() -> None:
     """Back to nothing."""
     op.execute("DROP VIEW results")
-    for table in (
-        "provenance",
-        "event",
-        "curve_point",
-        "example",
-        "measurement",
-        "attempt",
-        "revision_cell",
-        "cell",
-        "revision",
-        "sweep",
-    ):
+    tables = "provenance event curve_point example measurement attempt revision_cell cell revision sweep"
+    for table in tables.split():
         op.drop_table(table)
