@@ -6,16 +6,11 @@ import math
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 from itertools import combinations
-from typing import TYPE_CHECKING
+
+import numpy as np
 
 from ..console.text import counted
-from ..lazy_import import Late
 from .design_space import EXACT, Model, Space, Term, estimable, term_columns, words
-
-if TYPE_CHECKING:
-    import numpy as np
-else:
-    np = Late("numpy")
 
 SHOWN = 0.5
 """Correlations above it are told."""

@@ -3,17 +3,12 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
-from typing import TYPE_CHECKING
 
-from ..lazy_import import Late
+import numpy as np
+
 from . import point_exchange, regular_fractions
 from .design_option import Design
 from .design_space import EXACT, Model, Space, Term, residual
-
-if TYPE_CHECKING:
-    import numpy as np
-else:
-    np = Late("numpy")
 
 
 def d_optimal(space: Space, terms: Sequence[Term], runs: int) -> tuple[Design, np.ndarray]:

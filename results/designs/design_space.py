@@ -7,14 +7,8 @@ from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from functools import cached_property
 from itertools import combinations
-from typing import TYPE_CHECKING
 
-from ..lazy_import import Late
-
-if TYPE_CHECKING:
-    import numpy as np
-else:
-    np = Late("numpy")
+import numpy as np
 
 Term = tuple[str, ...]
 """The axes of a main effect or an interaction, in the order of the space; the mean is ()."""

@@ -11,14 +11,9 @@ import hashlib
 import json
 import math
 from collections.abc import Mapping
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
-from ..lazy_import import Late
-
-if TYPE_CHECKING:
-    import numpy as np
-else:
-    np = Late("numpy")
+import numpy as np
 
 STARTS = 12
 ROUNDS = 50

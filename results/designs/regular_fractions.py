@@ -9,15 +9,10 @@ import math
 from collections.abc import Collection, Iterator, Sequence
 from dataclasses import dataclass
 from itertools import combinations
-from typing import TYPE_CHECKING
 
-from ..lazy_import import Late
+import numpy as np
+
 from .design_space import Space, Term
-
-if TYPE_CHECKING:
-    import numpy as np
-else:
-    np = Late("numpy")
 
 MOST_TRIES = 3_000_000
 """Words that are looked at before a fraction is given up as too large to search."""

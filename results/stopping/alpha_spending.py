@@ -10,17 +10,11 @@ from __future__ import annotations
 import math
 from collections.abc import Callable, Mapping, Sequence
 from functools import lru_cache
-from typing import TYPE_CHECKING
 
+import numpy as np
 from scipy import optimize, special
 
-from ..lazy_import import Late
 from .stopping_rule import OBRIEN_FLEMING, POCOCK
-
-if TYPE_CHECKING:
-    import numpy as np
-else:
-    np = Late("numpy")
 
 Spending = Callable[[float, float], float]
 WIDE = 9.0

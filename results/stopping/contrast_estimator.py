@@ -3,17 +3,12 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Mapping, Sequence
-from typing import TYPE_CHECKING
+
+import numpy as np
 
 from ..contrasts import STRATA, Contrast
 from ..designs.design_option import Design
 from ..designs.design_space import estimable
-from ..lazy_import import Late
-
-if TYPE_CHECKING:
-    import numpy as np
-else:
-    np = Late("numpy")
 
 Levels = Mapping[str, str]
 """Axis -> level of a configuration: all its axes, without the seed."""

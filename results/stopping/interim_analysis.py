@@ -6,24 +6,19 @@ from __future__ import annotations
 import math
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
-from typing import TYPE_CHECKING, Literal
+from typing import Literal
 
+import numpy as np
 from scipy import special
 
 from ..contrasts import weighted
 from ..designs.design_option import Design, design_of
-from ..lazy_import import Late
 from ..store.records import CellState, Request, Value, requests_of, standing
 from ..store.store import Store
 from ..store.store_reader import Reads
 from .alpha_spending import levels, repeated
 from .contrast_estimator import Estimator, Levels, complete
 from .stopping_rule import Rule, rule_of
-
-if TYPE_CHECKING:
-    import numpy as np
-else:
-    np = Late("numpy")
 
 SLACK = 1e-9
 """By how much of itself an interval may be wider than asked for: the dust of a subtraction."""
