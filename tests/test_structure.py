@@ -245,7 +245,7 @@ WRITERS = {
     "results/exchange/bundles.py",  # members of a bundle that is open
     "results/store/upgrading.py",  # copies of databases; removes one that could not be made
     "results/exchange/import_files.py",  # into the runs folder
-    "results/exchange/trackers.py",  # into a folder of files.filling
+    "results/exchange/trackers/tensorboard.py",  # into a folder of files.filling
     "results/console/streams.py",  # /dev/null in place of a closed stream
     "results/store/journal.py",
     "reports/figures/files.py",  # into memory

@@ -11,6 +11,7 @@ from ...results import runs_folder
 from ...results.console import completion
 from ...results.console.command_line import BY_NAME, MAX_NUMBER, AsJson, Db, Runs, SweepName, print_json
 from ...results.console.text import cleaned, counted, plain, say
+from ...results.exchange.trackers import EXPORTERS
 from ..completion import probes as probe_names
 
 db_app = typer.Typer(help="Look after the results database.", no_args_is_help=True)
@@ -56,7 +57,8 @@ def export(
         typer.Option(
             "--to",
             metavar="FORMAT",
-            help="Not a bundle but a table (csv, jsonl, parquet), a folder (tensorboard, wandb, mlflow), or a study (optuna).",
+            help="Not a bundle but a table (csv, jsonl, parquet), a folder "
+            f"({', '.join(name for name, one in EXPORTERS.items() if not one.ending)}), or a study (optuna).",
         ),
     ] = None,
     what: Annotated[
@@ -89,7 +91,6 @@ def export(
     from ...results.errors import StoreError
     from ...results.exchange.exporting import export_sweep
     from ...results.exchange.tables import ENDINGS, export_table
-    from ...results.exchange.trackers import IN_FILES, TRACKERS
     from ...results.names import file_name
 
     store = open_known(db, sweep)
@@ -97,7 +98,7 @@ def export(
     plain = file_name(name)
     kind = (
         to
-        if to is not None and to in TRACKERS
+        if to is not None and to in EXPORTERS
         else format_of(out, to, {".zip": "bundle", **ENDINGS}, "bundle", option="--to")
     )
     away = is_standard(out)  # what is told goes elsewhere then
@@ -105,14 +106,13 @@ def export(
         raise StoreError("--with-weights goes into a bundle, not into a table; leave --to out, and end --out in .zip")
     if no_examples and kind != "bundle":
         raise StoreError("--no-examples is about a bundle; a table holds what --what names")
-    if kind in TRACKERS:
+    if exporter := EXPORTERS.get(kind):
         if what is not None:
             raise StoreError(f"--to {kind} takes all that it can show; leave --what out")
-        place = out or Path(f"{plain}-{kind}{IN_FILES.get(kind, '')}")
-        count = TRACKERS[kind](store, name, place)
-        form, what_of = ("file", "trials") if kind in IN_FILES else ("folder", "cells")
-        told: Any = {"sweep": name, form: place, what_of: count}
-        line = f"{place}: {count} {what_of} of sweep {name}"
+        place = out or Path(f"{plain}-{kind}{exporter.ending}")
+        count = exporter.export(store, name, place)
+        told: Any = {"sweep": name, "file" if exporter.ending else "folder": place, exporter.counts: count}
+        line = f"{place}: {count} {exporter.counts} of sweep {name}"
     elif kind == "bundle":
         if what is not None:
             raise StoreError("a bundle holds every table; leave --what out, or name a table's format with --to")

@@ -8,8 +8,7 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-from atma_sweep.results.errors import StoreError
-from atma_sweep.results.exchange.trackers import TRACKERS, export_mlflow
+from atma_sweep.results.exchange.trackers import EXPORTERS
 from atma_sweep.results.maintenance import names_tags_notes
 from atma_sweep.results.store.records import AXES, CurvePoint, Example, Measurement, Owner
 from atma_sweep.results.store.store import Store
@@ -55,7 +54,7 @@ def client(filled: Store, tmp_path: Path) -> Any:
     """Of MLflow's own, for what was exported."""
     from mlflow import MlflowClient
 
-    assert export_mlflow(filled, "quick", tmp_path / "out") == 3
+    assert EXPORTERS["mlflow"].export(filled, "quick", tmp_path / "out") == 3
     return MlflowClient(tracking_uri=f"sqlite:///{tmp_path / 'out' / 'mlflow.db'}")
 
 
@@ -90,9 +89,6 @@ def test_one_experiment_with_one_run_a_cell(client: Any, filled: Store, cells: A
     assert runs[first.id].info.start_time == math.floor(attempt.started_at.timestamp() * 1000 + 0.5)
     assert runs[first.id].info.end_time == math.floor(attempt.finished_at.timestamp() * 1000 + 0.5)
     assert not [path for path in tmp_path.rglob("*") if path.is_symlink()]
-    with pytest.raises(StoreError, match="name a new folder with --out"):
-        export_mlflow(filled, "quick", tmp_path / "out")
-    assert TRACKERS["mlflow"] is export_mlflow
     found = client.search_runs([experiment.experiment_id], "params.memory = 'off' and metrics.`val/val_loss` < 1")
     assert [run.data.tags["cell"] for run in found] == [first.id]
 

@@ -13,7 +13,7 @@ from wsgiref.util import setup_testing_defaults
 import optuna
 import pytest
 import studied
-from atma_sweep.results.exchange.optuna_files import export_optuna
+from atma_sweep.results.exchange.trackers.optuna import export
 from atma_sweep.results.store.store import Store, open_store
 from atma_sweep.results.studies.optuna_study import Trial
 from here import here
@@ -42,7 +42,7 @@ def loaded(file: Path, name: str) -> optuna.Study:
 
 def test_every_trial_is_what_it_was(empty: Store, tmp_path: Path) -> None:
     trials = studied.one(empty)
-    assert export_optuna(empty, "tuned", tmp_path / "o.db") == 40
+    assert export(empty, "tuned", tmp_path / "o.db") == 40
     study = loaded(tmp_path / "o.db", "tuned")
     assert [one.name for one in study.directions] == ["MINIMIZE"]
     assert study.metric_names == ["val.val_loss"]
@@ -73,7 +73,7 @@ def test_every_trial_is_what_it_was(empty: Store, tmp_path: Path) -> None:
 
 def test_a_front_is_optunas_and_a_study_there_can_go_on(empty: Store, tmp_path: Path) -> None:
     trials = studied.two(empty)
-    export_optuna(empty, "both", tmp_path / "o.db")
+    export(empty, "both", tmp_path / "o.db")
     study = loaded(tmp_path / "o.db", "both")
     assert [one.name for one in study.directions] == ["MINIMIZE", "MAXIMIZE"]
     points = {one.number: one.values for one in trials if one.values is not None}
@@ -87,7 +87,7 @@ def test_what_a_narrower_search_left_outside_is_told(empty: Store, tmp_path: Pat
     odd = replace(first, params={**first.params, RATE: 0.5, KIND: "titans"})
     nowhere = Trial(2, {RATE: 0.01}, "failed", reason="makes no cell")
     studied.record(empty, "odd", ONE, [odd, second, nowhere])
-    export_optuna(empty, "odd", tmp_path / "o.db")
+    export(empty, "odd", tmp_path / "o.db")
     theirs = loaded(tmp_path / "o.db", "odd").trials
     assert set(theirs[0].params) == {DEPTH, DECAY}
     assert {k: v for k, v in theirs[0].user_attrs.items() if k.startswith("outside.")} == {
@@ -124,7 +124,7 @@ def test_the_command_writes_a_file_and_replaces_none(empty: Store, tmp_path: Pat
 def test_optuna_dashboard_itself_reads_it(empty: Store, tmp_path: Path) -> None:
     dashboard = pytest.importorskip("optuna_dashboard", reason="needs optuna-dashboard: pip install -e '.[oracles]'")
     studied.one(empty)
-    export_optuna(empty, "tuned", tmp_path / "o.db")
+    export(empty, "tuned", tmp_path / "o.db")
     storage = optuna.storages.RDBStorage(f"sqlite:///{tmp_path / 'o.db'}")
     serve = dashboard.wsgi(storage)
     told: list[str] = []

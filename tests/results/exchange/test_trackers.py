@@ -1,4 +1,4 @@
-"""What TensorBoard and Weights & Biases read from an export is what the database holds."""
+"""The contract of every exporter, and what TensorBoard and Weights & Biases read from theirs is what the database holds."""
 
 import json
 import struct
@@ -7,8 +7,10 @@ from dataclasses import replace
 
 import numpy as np
 import pytest
-from atma_sweep.results.errors import StoreError
-from atma_sweep.results.exchange.trackers import export_mlflow, export_tensorboard, export_wandb
+import studied
+from atma_sweep.results.errors import StoreError, SweepUnknown
+from atma_sweep.results.exchange import trackers
+from atma_sweep.results.exchange.trackers import EXPORTERS
 from atma_sweep.results.store.records import AXES
 from histories import at, files, launch, rows, run
 
@@ -36,13 +38,49 @@ def curve_of(store, cell):
     return [row for row in rows(store, "curve_point") if row["attempt_id"] == newest]
 
 
+MARKS = {"wandb": pytest.mark.thorough, "mlflow": pytest.mark.slow}
+"""Of exporters whose package takes long to import."""
+
+
+@pytest.mark.parametrize("name", [pytest.param(name, marks=MARKS.get(name, ())) for name in EXPORTERS])
+class TestContract:
+    """What holds of every exporter in the registry."""
+
+    def test_it_writes_all_and_replaces_nothing(self, filled, tmp_path, name):
+        exporter, out = EXPORTERS[name], tmp_path / "out"
+        count = len(studied.one(filled)) if exporter.counts == "trials" else 3
+        sweep = "tuned" if exporter.counts == "trials" else "quick"
+        with pytest.raises(SweepUnknown):
+            exporter.export(filled, "quik", out)
+        before = set(tmp_path.iterdir())
+        assert exporter.export(filled, sweep, out) == count
+        assert set(tmp_path.iterdir()) - before == {out}
+        assert out.is_file() == bool(exporter.ending)
+        first = files(tmp_path)
+        with pytest.raises(StoreError, match=r"name a new (folder|file) with --out"):
+            exporter.export(filled, sweep, out)
+        assert files(tmp_path) == first
+
+    def test_a_missing_package_names_the_command(self, filled, tmp_path, monkeypatch, name):
+        exporter = EXPORTERS[name]
+        if not exporter.package:
+            pytest.skip("its package is always there")
+        module = f"{trackers.__name__}.{exporter.module}"
+        monkeypatch.delitem(sys.modules, module, raising=False)
+        for part in (exporter.module, "tensorboard.compat.proto.event_pb2"):
+            monkeypatch.setitem(sys.modules, part, None)
+        with pytest.raises(StoreError, match=f"{exporter.tracker} files need .* pip install '{exporter.package}'"):
+            exporter.export(filled, "quick", tmp_path / "x")
+        assert not (tmp_path / "x").exists()
+
+
 class TestTensorboard:
     @pytest.fixture
     def read(self, filled, tmp_path):
         pytest.importorskip("tensorboard", reason="needs tensorboard")
         from tensorboard.backend.event_processing.event_accumulator import EventAccumulator
 
-        assert export_tensorboard(filled, "quick", tmp_path / "logs") == 3
+        assert EXPORTERS["tensorboard"].export(filled, "quick", tmp_path / "logs") == 3
 
         def reader(name):
             found = EventAccumulator(str(tmp_path / "logs" / name), size_guidance={"scalars": 0, "tensors": 0})
@@ -90,25 +128,9 @@ class TestTensorboard:
         assert "val/val_loss" not in read(NAMES[2]).Tags()["scalars"]  # it failed; its curve is there all the same
         assert len(read(NAMES[2]).Scalars("curve/train_loss")) == 3
 
-    def test_the_same_rows_give_the_same_bytes_and_nothing_is_overwritten(self, read, filled, tmp_path):
-        export_tensorboard(filled, "quick", tmp_path / "again")
-        first = files(tmp_path / "logs")
-        assert first == files(tmp_path / "again")
-        with pytest.raises(StoreError, match="name a new folder with --out"):
-            export_tensorboard(filled, "quick", tmp_path / "logs")
-        assert files(tmp_path / "logs") == first
-
-    def test_a_missing_package_names_the_command(self, filled, tmp_path, monkeypatch):
-        monkeypatch.setitem(sys.modules, "tensorboard.compat.proto.event_pb2", None)
-        with pytest.raises(StoreError, match="pip install 'tensorboard"):
-            export_tensorboard(filled, "quick", tmp_path / "x")
-        monkeypatch.setitem(sys.modules, "wandb", None)
-        with pytest.raises(StoreError, match="pip install 'wandb"):
-            export_wandb(filled, "quick", tmp_path / "x")
-        monkeypatch.setitem(sys.modules, "mlflow", None)
-        with pytest.raises(StoreError, match="pip install 'mlflow-skinny"):
-            export_mlflow(filled, "quick", tmp_path / "x")
-        assert not (tmp_path / "x").exists()
+    def test_the_same_rows_give_the_same_bytes(self, read, filled, tmp_path):
+        EXPORTERS["tensorboard"].export(filled, "quick", tmp_path / "again")
+        assert files(tmp_path / "logs") == files(tmp_path / "again")
 
 
 def records(file, kind):
@@ -135,7 +157,7 @@ class TestWandb:
         pytest.importorskip("wandb", reason="needs wandb")
         from wandb.proto.wandb_internal_pb2 import Record
 
-        assert export_wandb(filled, "quick", tmp_path / "runs") == 3
+        assert EXPORTERS["wandb"].export(filled, "quick", tmp_path / "runs") == 3
 
         def reader(cell):
             (file,) = (tmp_path / "runs" / "wandb").glob(f"offline-run-*-{cell}/run-{cell}.wandb")

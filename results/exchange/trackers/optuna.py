@@ -12,21 +12,21 @@ import warnings
 from collections.abc import Mapping
 from datetime import datetime
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
-from ..console.output_files import replacing
-from ..errors import StoreError
-from ..store.records import Attempt
-from ..store.store import Store
-from ..studies.optuna_study import Trial, made
-from ..studies.search import Search
-from ..studies.study_store import search_of, trials_of
+import optuna
+from optuna.trial import FrozenTrial
 
-if TYPE_CHECKING:
-    from optuna.trial import FrozenTrial
+from ...console.output_files import replacing
+from ...errors import StoreError
+from ...store.records import Attempt
+from ...store.store import Store
+from ...studies.optuna_study import Trial, made
+from ...studies.search import Search
+from ...studies.study_store import search_of, trials_of
 
 
-def export_optuna(store: Store, sweep: str, out: Path) -> int:
+def export(store: Store, sweep: str, out: Path) -> int:
     """Writes a SQLite file with one study, the sweep; returns how many trials. Directions, distributions, numbers, settings, values and
     curves (by validation) are those of our trials; start and end those of their attempts; in the attributes of a trial stand its
     cell, its standing here, why it failed, and settings that are outside of what is searched now.
@@ -51,8 +51,6 @@ def export_optuna(store: Store, sweep: str, out: Path) -> int:
 def _write(
     file: Path, sweep: str, search: Search, trials: list[Trial], times: Mapping[str, tuple[datetime, datetime | None]]
 ) -> None:
-    import optuna
-
     optuna.logging.set_verbosity(optuna.logging.WARNING)
     storage = optuna.storages.RDBStorage(f"sqlite:///{file}")
     study = optuna.create_study(storage=storage, study_name=sweep, directions=list(search.objectives.values()))

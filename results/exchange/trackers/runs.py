@@ -1,0 +1,55 @@
+"""A sweep as trackers see it: one run a cell, with its curve and its newest values."""
+
+from __future__ import annotations
+
+from collections import Counter
+from collections.abc import Iterator
+from dataclasses import dataclass, fields
+from datetime import datetime
+from typing import Any
+
+from ...names import file_name
+from ...store.records import CellRecord, CurvePoint, Value
+from ...store.store import Store
+
+CURVE = tuple(field.name for field in fields(CurvePoint) if field.name != "step")
+
+
+@dataclass(frozen=True, kw_only=True)
+class Run:
+    """A cell with its curve and its newest values. `name` is its slug, with the id where several cells share that."""
+
+    name: str
+    cell: CellRecord
+    state: str
+    began: datetime | None
+    ended: datetime | None
+    curve: tuple[CurvePoint, ...]
+    values: tuple[Value, ...]
+
+    def facts(self) -> dict[str, Any]:
+        """What the cell is: id, state, seed, levels, the grid's axes and tokens."""
+        facts = {"cell": self.cell.id, "state": self.state, "seed": self.cell.seed, "tokens": self.cell.tokens}
+        return facts | dict(self.cell.levels) | dict(self.cell.axes)
+
+
+def runs_of(store: Store, sweep: str) -> Iterator[Run]:
+    """The cells of the newest revision in the grid's order; the curve is that of frames.Frames.curves."""
+    states = store.cell_states(sweep)
+    values: dict[str, list[Value]] = {state.cell_id: [] for state in states}
+    for value in store.values(sweep):
+        values[value.cell_id].append(value)
+    named = Counter(state.slug for state in states)
+    for state in states:
+        shown = state.trained_attempt_id or state.attempt_id
+        attempt = store.attempt(shown) if shown is not None else None
+        plain = file_name(state.slug)
+        yield Run(
+            name=plain if named[state.slug] == 1 else f"{plain}-{state.cell_id}",
+            cell=store.cell(state.cell_id),
+            state=state.state,
+            began=attempt.started_at if attempt is not None else None,
+            ended=attempt.finished_at if attempt is not None else None,
+            curve=tuple(store.curve(shown)) if shown is not None else (),
+            values=tuple(values[state.cell_id]),
+        )
