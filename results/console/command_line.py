@@ -3,12 +3,16 @@
 from __future__ import annotations
 
 import contextlib
+import copy
+import functools
+import inspect
 import json
 import os
+import re
 import sys
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from pathlib import Path
-from typing import Annotated, Any
+from typing import Annotated, Any, get_args
 
 import typer
 from typer.core import TyperGroup
@@ -59,6 +63,54 @@ SweepName = Annotated[
 ]
 BY_NAME = "by id or slug, with or without its seed, or by the beginning of either"
 """The names of a cell that `find_cell` understands, for help texts."""
+
+
+class Documented:
+    """A command whose options are described in the section `Args:` that ends its docstring, and nowhere else.
+
+    An entry `name (METAVAR): text` is about the option --name; or about an argument, if the parameter has no default or is
+    annotated with typer.Argument(). Bounds and completion stand in the annotation: Annotated[int, typer.Option(min=1)].
+    {NAME} stands for the text of that constant of the command's module.
+    The section is no part of the command's help, and is read when the command is first asked for its parameters.
+    """
+
+    def __init__(self, function: Callable[..., None]) -> None:
+        functools.update_wrapper(self, function)
+        self.__doc__, _, self._entries = (function.__doc__ or "").partition("\n    Args:\n")
+        self._function = function
+
+    def __call__(self, *values: Any, **named: Any) -> None:
+        self._function(*values, **named)
+
+    @functools.cached_property
+    def __signature__(self) -> inspect.Signature:
+        """The signature of the function with what the docstring says of its parameters."""
+
+        def constant(match: re.Match[str]) -> str:
+            return str(self._function.__globals__[match[1]])
+
+        entries = {
+            name: (metavar or None, re.sub(r"\{([A-Z_]+)\}", constant, " ".join(text.split())))
+            for name, metavar, text in re.findall(r"^ {8}(\w+)(?: \((.+?)\))?: (.*(?:\n {12}.*)*)", self._entries, re.M)
+        }
+        signature = inspect.signature(self._function, eval_str=True)
+        described = (
+            _described(one, *entries[one.name]) if one.name in entries else one for one in signature.parameters.values()
+        )
+        return signature.replace(parameters=[*described])
+
+
+def _described(parameter: inspect.Parameter, metavar: str | None, text: str) -> inspect.Parameter:
+    """Return a parameter as typer reads it, with its name on the command line, metavar and help."""
+    kind, *rest = (
+        get_args(parameter.annotation) if hasattr(parameter.annotation, "__metadata__") else (parameter.annotation,)
+    )
+    required = parameter.default is parameter.empty
+    info: Any = copy.copy(rest[0]) if rest else (typer.Argument if required else typer.Option)()
+    info.metavar, info.help = metavar, text
+    if isinstance(info, typer.models.OptionInfo):
+        info.param_decls = ("--" + parameter.name.rstrip("_").replace("_", "-"),)
+    return parameter.replace(annotation=Annotated[kind, info])
 
 
 def as_text(value: Any) -> str:

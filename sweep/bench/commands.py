@@ -10,7 +10,7 @@ import typer
 
 from ...model.bounds import MAX_LENGTH, MAX_WRITTEN
 from ...results import runs_folder
-from ...results.console.command_line import MAX_CELLS, MAX_NUMBER, AsJson, Runs
+from ...results.console.command_line import MAX_CELLS, MAX_NUMBER, AsJson, Documented, Runs
 from ..completion import grids
 
 bench_app = typer.Typer(
@@ -44,8 +44,9 @@ Out = Annotated[Path | None, typer.Option("--out", metavar="FILE", help="Also wr
 
 
 @bench_app.command("kernels")
+@Documented
 def bench_kernels(
-    ops: Annotated[list[str] | None, typer.Argument(metavar="OP", help="Operations to time; without any, all.")] = None,
+    ops: Annotated[list[str] | None, typer.Argument()] = None,
     rounds: Rounds = 10,
     out: Out = None,
     as_json: AsJson = False,
@@ -55,6 +56,9 @@ def bench_kernels(
     \b
     Example:
       atma-sweep bench kernels polar softmax --rounds 5
+
+    Args:
+        ops (OP): Operations to time; without any, all.
     """
     from . import kernels, report
 
@@ -64,21 +68,14 @@ def bench_kernels(
 
 
 @bench_app.command("train")
+@Documented
 def bench_train(
     cells: Slugs = None,
     grid: OfGrid = "full",
     set_: Set = None,
-    graphs: Annotated[
-        list[Graphs] | None,
-        typer.Option(
-            "--graphs", metavar="WAY", help="Time every cell with train.graphs on, off or auto; repeatable, in turns."
-        ),
-    ] = None,
+    graphs: list[Graphs] | None = None,
     rounds: Rounds = 3,
-    profile: Annotated[
-        bool,
-        typer.Option("--profile", help="Also say what the device spends its time on; --out has it kernel by kernel."),
-    ] = False,
+    profile: bool = False,
     out: Out = None,
     as_json: AsJson = False,
 ) -> None:
@@ -87,6 +84,10 @@ def bench_train(
     \b
     Example:
       atma-sweep bench train polar-baseline-d0-m0-w0 polar-baseline-d0-m1-w0
+
+    Args:
+        graphs (WAY): Time every cell with train.graphs on, off or auto; repeatable, in turns.
+        profile: Also say what the device spends its time on; --out has it kernel by kernel.
     """
     from . import report, train
 
@@ -101,29 +102,12 @@ def bench_train(
 
 
 @bench_app.command("decode")
+@Documented
 def bench_decode(
     cells: Slugs = None,
     grid: OfGrid = "full",
-    texts: Annotated[
-        list[int] | None,
-        typer.Option(
-            "--texts",
-            metavar="N",
-            min=1,
-            max=MAX_WRITTEN,
-            help="Texts at a time, instead of 1, 8, 64, 512; repeatable.",
-        ),
-    ] = None,
-    context: Annotated[
-        list[int] | None,
-        typer.Option(
-            "--context",
-            metavar="TOKENS",
-            min=1,
-            max=MAX_LENGTH,
-            help="Tokens behind each, instead of 512, 4096, 65536; repeatable.",
-        ),
-    ] = None,
+    texts: Annotated[list[int] | None, typer.Option(min=1, max=MAX_WRITTEN)] = None,
+    context: Annotated[list[int] | None, typer.Option(min=1, max=MAX_LENGTH)] = None,
     rounds: Rounds = 3,
     out: Out = None,
     as_json: AsJson = False,
@@ -133,6 +117,10 @@ def bench_decode(
     \b
     Example:
       atma-sweep bench decode polar-baseline-d0-m1-w0 --texts 512 --context 512
+
+    Args:
+        texts (N): Texts at a time, instead of 1, 8, 64, 512; repeatable.
+        context (TOKENS): Tokens behind each, instead of 512, 4096, 65536; repeatable.
     """
     from . import decode, report, train
 
@@ -143,13 +131,10 @@ def bench_decode(
 
 
 @bench_app.command("scale")
+@Documented
 def bench_scale(
-    cells: Annotated[
-        int, typer.Option("--cells", metavar="N", min=1, max=MAX_CELLS, help="How many cells, about.")
-    ] = 10_000,
-    points: Annotated[
-        int, typer.Option("--points", metavar="N", min=1, max=MAX_NUMBER, help="Points of each cell's curve.")
-    ] = 100,
+    cells: Annotated[int, typer.Option(min=1, max=MAX_CELLS)] = 10_000,
+    points: Annotated[int, typer.Option(min=1, max=MAX_NUMBER)] = 100,
     out: Out = None,
     as_json: AsJson = False,
 ) -> None:
@@ -158,6 +143,10 @@ def bench_scale(
     \b
     Example:
       atma-sweep bench scale --cells 1000
+
+    Args:
+        cells (N): How many cells, about.
+        points (N): Points of each cell's curve.
     """
     import sys
     import tempfile
@@ -171,21 +160,12 @@ def bench_scale(
 
 
 @bench_app.command("sweep")
+@Documented
 def bench_sweep(
-    grid: Annotated[
-        str,
-        typer.Argument(
-            metavar="GRID", help="Grid file, or the name of a shipped grid such as quick.", autocompletion=grids
-        ),
-    ],
-    attempts: Annotated[
-        str, typer.Option("--attempts", metavar="N,N..", help="How many at once, one after the other.")
-    ] = "1,2,4,8,16",
+    grid: Annotated[str, typer.Argument(autocompletion=grids)],
+    attempts: str = "1,2,4,8,16",
     set_: Set = None,
-    only: Annotated[
-        list[str] | None,
-        typer.Option("--only", metavar="AXIS=LEVEL,..", help="Only the cells with these levels; repeatable."),
-    ] = None,
+    only: list[str] | None = None,
     runs: Runs = None,
     out: Out = None,
     as_json: AsJson = False,
@@ -199,6 +179,11 @@ def bench_sweep(
     \b
     Example:
       atma-sweep bench sweep quick --attempts 1,2 --only attn_type=nope
+
+    Args:
+        grid (GRID): Grid file, or the name of a shipped grid such as quick.
+        attempts (N,N..): How many at once, one after the other.
+        only (AXIS=LEVEL,..): Only the cells with these levels; repeatable.
     """
     import sys
     import tempfile

@@ -10,7 +10,7 @@ import typer
 
 from ...model.bounds import MAX_COUNT, MAX_LENGTH, MAX_TOKENS
 from ...results import runs_folder
-from ...results.console.command_line import AsJson, Cells, Db, Runs, print_json
+from ...results.console.command_line import AsJson, Cells, Db, Documented, Runs, print_json
 from ...results.console.terminal_table import terminal_width
 from ...results.console.text import cleaned, say
 from ..completion import grids
@@ -23,90 +23,20 @@ data_app = typer.Typer(help="Prepare, list and verify corpora.", no_args_is_help
 
 
 @data_app.command("prepare")
+@Documented
 def data_prepare(
-    what: Annotated[
-        str | None,
-        typer.Argument(
-            metavar="NAME|PATH", help="A known corpus (data list --known), or a file or folder of text or of shards."
-        ),
-    ] = None,
-    grid: Annotated[
-        str | None,
-        typer.Option(
-            "--grid",
-            metavar="GRID",
-            help="Prepare what this grid needs, instead of NAME or PATH.",
-            autocompletion=grids,
-        ),
-    ] = None,
-    name: Annotated[
-        str | None,
-        typer.Option("--name", metavar="NAME", help="Name of the corpus here; a grid then says data.corpus: NAME."),
-    ] = None,
-    tokenizer: Annotated[str | None, typer.Option("--tokenizer", metavar="NAME", help="bytes, gpt2 or json.")] = None,
-    tokenizer_file: Annotated[
-        Path | None, typer.Option("--tokenizer-file", metavar="FILE", help="File of the tokenizer.")
-    ] = None,
-    end_of_text: Annotated[
-        str | None,
-        typer.Option(
-            "--end-of-text",
-            metavar="TOKEN",
-            help="Token that ends a text, where the tokenizer's file has an unusual name for it.",
-        ),
-    ] = None,
-    tokens: Annotated[
-        float | None,
-        typer.Option(
-            "--tokens",
-            metavar="N",
-            min=1,
-            max=MAX_TOKENS,
-            help="Training tokens, such as 1e9; without it all, or what the grid says.",
-        ),
-    ] = None,
-    heldout: Annotated[
-        str | None,
-        typer.Option(
-            "--heldout",
-            metavar="NAME|PATH",
-            help="Corpus or path from which the long documents of the probes are taken.",
-        ),
-    ] = None,
-    heldout_tokens: Annotated[
-        int | None,
-        typer.Option(
-            "--heldout-tokens",
-            metavar="N",
-            min=2,
-            max=MAX_LENGTH,
-            help="Tokens that a long document has at least; without it 65601.",
-        ),
-    ] = None,
-    validation_tokens: Annotated[
-        float | None,
-        typer.Option(
-            "--validation-tokens",
-            metavar="N",
-            min=1,
-            max=MAX_TOKENS,
-            help="Tokens of the validation split of your own text; without it 5% of the text, at most 2,097,153.",
-        ),
-    ] = None,
-    heldout_documents: Annotated[
-        int | None,
-        typer.Option(
-            "--heldout-documents",
-            metavar="N",
-            min=0,
-            max=MAX_COUNT,
-            help="Long documents of your own text to hold out at most; without it 16, and at most a quarter of the text.",
-        ),
-    ] = None,
-    path: Annotated[
-        Path | None,
-        typer.Option("--path", metavar="PATH", help="Local copy of a known corpus, instead of its download."),
-    ] = None,
+    what: Annotated[str | None, typer.Argument()] = None,
+    grid: Annotated[str | None, typer.Option(autocompletion=grids)] = None,
+    name: str | None = None,
+    tokenizer: str | None = None,
+    tokenizer_file: Path | None = None,
+    end_of_text: str | None = None,
+    tokens: Annotated[float | None, typer.Option(min=1, max=MAX_TOKENS)] = None,
+    heldout: str | None = None,
+    heldout_tokens: Annotated[int | None, typer.Option(min=2, max=MAX_LENGTH)] = None,
+    validation_tokens: Annotated[float | None, typer.Option(min=1, max=MAX_TOKENS)] = None,
+    heldout_documents: Annotated[int | None, typer.Option(min=0, max=MAX_COUNT)] = None,
+    path: Path | None = None,
     plugin: Plugins = None,
     most: Cells = None,
     runs: Runs = None,
@@ -120,6 +50,22 @@ def data_prepare(
       atma-sweep data prepare --grid quick
       atma-sweep data prepare stdlib --tokens 1e5 --name small
       atma-sweep data prepare texts --validation-tokens 1e6 --name mine
+
+    Args:
+        what (NAME|PATH): A known corpus (data list --known), or a file or folder of text or of shards.
+        grid (GRID): Prepare what this grid needs, instead of NAME or PATH.
+        name (NAME): Name of the corpus here; a grid then says data.corpus: NAME.
+        tokenizer (NAME): bytes, gpt2 or json.
+        tokenizer_file (FILE): File of the tokenizer.
+        end_of_text (TOKEN): Token that ends a text, where the tokenizer's file has an unusual name for it.
+        tokens (N): Training tokens, such as 1e9; without it all, or what the grid says.
+        heldout (NAME|PATH): Corpus or path from which the long documents of the probes are taken.
+        heldout_tokens (N): Tokens that a long document has at least; without it 65601.
+        validation_tokens (N): Tokens of the validation split of your own text; without it 5% of the text, at most
+            2,097,153.
+        heldout_documents (N): Long documents of your own text to hold out at most; without it 16, and at most a
+            quarter of the text.
+        path (PATH): Local copy of a known corpus, instead of its download.
     """
     from ..data import corpora
     from ..data.prepare import prepare as prepare_text
@@ -153,27 +99,24 @@ def data_prepare(
 
 
 @data_app.command("tokenizer")
+@Documented
 def data_tokenizer(
-    text: Annotated[Path, typer.Argument(metavar="PATH", help="File or folder of text.")],
-    out: Annotated[Path, typer.Option("--out", metavar="FILE", help="JSON file to write.")],
-    size: Annotated[
-        int,
-        typer.Option(
-            "--size", metavar="N", min=257, max=65_536, help="Tokens, the bytes and the end of a text among them."
-        ),
-    ] = 4096,
-    single_digits: Annotated[
-        bool,
-        typer.Option(
-            "--single-digits", help="Every digit a token of its own, so that numbers are read digit by digit."
-        ),
-    ] = False,
+    text: Path,
+    out: Annotated[Path, typer.Option()],
+    size: Annotated[int, typer.Option(min=257, max=65_536)] = 4096,
+    single_digits: bool = False,
 ) -> None:
     """Make a tokenizer of byte pairs from text. The same text gives the same file.
 
     \b
     Example:
       atma-sweep data tokenizer texts --size 4096 --out bpe.json
+
+    Args:
+        text (PATH): File or folder of text.
+        out (FILE): JSON file to write.
+        size (N): Tokens, the bytes and the end of a text among them.
+        single_digits: Every digit a token of its own, so that numbers are read digit by digit.
     """
     from ...results.console.output_files import write
     from ..data.byte_pairs import byte_pairs
@@ -190,8 +133,9 @@ def data_tokenizer(
 
 
 @data_app.command("list")
+@Documented
 def data_list(
-    known: Annotated[bool, typer.Option("--known", help="Instead the corpora that can be prepared by name.")] = False,
+    known: bool = False,
     plugin: Plugins = None,
     runs: Runs = None,
     db: Db = None,
@@ -203,6 +147,9 @@ def data_list(
     Example:
       atma-sweep data list
       atma-sweep data list --known
+
+    Args:
+        known: Instead the corpora that can be prepared by name.
     """
     from ..data import corpora
     from ..data.registry import every_kind
@@ -225,13 +172,9 @@ def data_list(
 
 
 @data_app.command("verify")
+@Documented
 def data_verify(
-    what: Annotated[
-        str | None,
-        typer.Argument(
-            metavar="NAME|CORPUS|FINGERPRINT", help="As data list shows it; without it all that are prepared."
-        ),
-    ] = None,
+    what: Annotated[str | None, typer.Argument()] = None,
     plugin: Plugins = None,
     runs: Runs = None,
     db: Db = None,
@@ -244,6 +187,9 @@ def data_verify(
     \b
     Example:
       atma-sweep data verify
+
+    Args:
+        what (NAME|CORPUS|FINGERPRINT): As data list shows it; without it all that are prepared.
     """
     from ..data import corpora
     from ..grid.plugins import load_plugins

@@ -8,11 +8,12 @@ from typing import Annotated, Any
 import typer
 
 from ...results import runs_folder
-from ...results.console import completion
-from ...results.console.command_line import BY_NAME, MAX_NUMBER, AsJson, Db, Runs, SweepName, print_json
+from ...results.console.command_line import MAX_NUMBER, AsJson, Db, Documented, Runs, SweepName, print_json
 from ...results.console.text import cleaned, counted, plain, say
 from ...results.exchange.trackers import EXPORTERS
-from ..completion import probes as probe_names
+from .options import CellName, ProbeNames
+
+TRACKERS = ", ".join(name for name, one in EXPORTERS.items() if not one.ending)
 
 db_app = typer.Typer(help="Look after the results database.", no_args_is_help=True)
 
@@ -34,41 +35,14 @@ def db_upgrade(db: Db = None, as_json: AsJson = False) -> None:
         say(f"up to date; backup: {backup}" if backup else "up to date; nothing to do")
 
 
+@Documented
 def export(
     sweep: SweepName = None,
-    out: Annotated[
-        Path | None,
-        typer.Option(
-            "--out",
-            metavar="FILE|FOLDER",
-            help="File or folder to write; without it <sweep>.zip, <sweep>-<what>.<to>, or <sweep>-<to>.",
-        ),
-    ] = None,
-    with_weights: Annotated[bool, typer.Option("--with-weights", help="Also the kept weights and logs.")] = False,
-    no_examples: Annotated[
-        bool,
-        typer.Option(
-            "--no-examples",
-            help="Without items, nine tenths of a bundle: table and figure `items`, figures by place, written samples and `--what examples` need them.",
-        ),
-    ] = False,
-    to: Annotated[
-        str | None,
-        typer.Option(
-            "--to",
-            metavar="FORMAT",
-            help="Not a bundle but a table (csv, jsonl, parquet), a folder "
-            f"({', '.join(name for name, one in EXPORTERS.items() if not one.ending)}), or a study (optuna).",
-        ),
-    ] = None,
-    what: Annotated[
-        str | None,
-        typer.Option(
-            "--what",
-            metavar="TABLE",
-            help="Which table: measurements (the default), cells, curves, examples or attempts.",
-        ),
-    ] = None,
+    out: Path | None = None,
+    with_weights: bool = False,
+    no_examples: bool = False,
+    to: str | None = None,
+    what: str | None = None,
     runs: Runs = None,
     db: Db = None,
     as_json: AsJson = False,
@@ -83,6 +57,14 @@ def export(
     Example:
       atma-sweep export --sweep quick --out quick.zip
       atma-sweep export --to csv --what curves
+
+    Args:
+        out (FILE|FOLDER): File or folder to write; without it <sweep>.zip, <sweep>-<what>.<to>, or <sweep>-<to>.
+        with_weights: Also the kept weights and logs.
+        no_examples: Without items, nine tenths of a bundle: table and figure `items`, figures by place, written
+            samples and `--what examples` need them.
+        to (FORMAT): Not a bundle but a table (csv, jsonl, parquet), a folder ({TRACKERS}), or a study (optuna).
+        what (TABLE): Which table: measurements (the default), cells, curves, examples or attempts.
     """
     from dataclasses import asdict
 
@@ -139,15 +121,11 @@ def export(
         say(note, err=True)
 
 
+@Documented
 def import_(
-    file: Annotated[Path, typer.Argument(metavar="FILE", help="A bundle that atma-sweep export wrote.")],
-    name: Annotated[
-        str | None,
-        typer.Option(
-            "--name", metavar="NAME", help="Name of the sweep here, to keep it apart from one of the same name."
-        ),
-    ] = None,
-    large: Annotated[bool, typer.Option("--large", help="Take a file of any size, if you trust who made it.")] = False,
+    file: Path,
+    name: str | None = None,
+    large: bool = False,
     runs: Runs = None,
     db: Db = None,
     as_json: AsJson = False,
@@ -158,6 +136,11 @@ def import_(
     Example:
       atma-sweep import quick.zip
       atma-sweep import quick.zip --name theirs
+
+    Args:
+        file (FILE): A bundle that atma-sweep export wrote.
+        name (NAME): Name of the sweep here, to keep it apart from one of the same name.
+        large: Take a file of any size, if you trust who made it.
     """
     from dataclasses import asdict
 
@@ -179,25 +162,12 @@ def import_(
 
 
 @db_app.command("forget")
+@Documented
 def db_forget(
-    cell: Annotated[str, typer.Argument(metavar="CELL", help=f"Cell {BY_NAME}.", autocompletion=completion.cells)],
-    probe: Annotated[
-        list[str] | None,
-        typer.Option(
-            "--probe", metavar="NAME", help="Only measurements of this probe; repeatable.", autocompletion=probe_names
-        ),
-    ] = None,
-    length: Annotated[
-        list[int] | None,
-        typer.Option(
-            "--length",
-            metavar="TOKENS",
-            min=0,
-            max=MAX_NUMBER,
-            help="Only measurements at this context length; repeatable.",
-        ),
-    ] = None,
-    yes: Annotated[bool, typer.Option("--yes", help="Delete without asking.")] = False,
+    cell: CellName,
+    probe: ProbeNames = None,
+    length: Annotated[list[int] | None, typer.Option(min=0, max=MAX_NUMBER)] = None,
+    yes: bool = False,
     sweep: SweepName = None,
     db: Db = None,
     as_json: AsJson = False,
@@ -207,6 +177,12 @@ def db_forget(
     \b
     Example:
       atma-sweep db forget polar-baseline-d0-m1-w0-s0 --probe needle --yes
+
+    Args:
+        cell (CELL): Cell {BY_NAME}.
+        probe (NAME): Only measurements of this probe; repeatable.
+        length (TOKENS): Only measurements at this context length; repeatable.
+        yes: Delete without asking.
     """
     import sys
 
@@ -232,13 +208,9 @@ def db_forget(
 
 
 @db_app.command("backup")
+@Documented
 def db_backup(
-    to: Annotated[
-        Path | None,
-        typer.Option(
-            "--to", metavar="FILE|FOLDER", help="Folder or file; without it <db>.<UTC time>.backup beside the database."
-        ),
-    ] = None,
+    to: Path | None = None,
     db: Db = None,
     as_json: AsJson = False,
 ) -> None:
@@ -247,6 +219,9 @@ def db_backup(
     \b
     Example:
       atma-sweep db backup --to backups.db
+
+    Args:
+        to (FILE|FOLDER): Folder or file; without it <db>.<UTC time>.backup beside the database.
     """
     from ...results.maintenance.backup import backup
 
@@ -259,10 +234,9 @@ def db_backup(
 
 
 @db_app.command("check")
+@Documented
 def db_check(
-    skip_weights: Annotated[
-        bool, typer.Option("--skip-weights", help="Do not read the kept weights to compare them with their hashes.")
-    ] = False,
+    skip_weights: bool = False,
     runs: Runs = None,
     db: Db = None,
     as_json: AsJson = False,
@@ -275,6 +249,9 @@ def db_check(
     \b
     Example:
       atma-sweep db check
+
+    Args:
+        skip_weights: Do not read the kept weights to compare them with their hashes.
     """
     from dataclasses import asdict
 

@@ -11,9 +11,9 @@ import typer
 
 from ...results import runs_folder
 from ...results.console import completion
-from ...results.console.command_line import MAX_NUMBER, AsJson, Db, Runs, print_json
+from ...results.console.command_line import MAX_NUMBER, AsJson, Db, Documented, Runs, print_json
 from ...results.console.text import cleaned, say
-from ..completion import probes as probe_names
+from .options import ProbeNames
 
 DryRun = Annotated[bool, typer.Option("--dry-run", help="Only show what would go.")]
 Yes = Annotated[bool, typer.Option("--yes", help="Without asking.")]
@@ -29,51 +29,15 @@ def agreed(*, yes: bool, as_json: bool, done: str) -> None:
         raise StoreError(f"nothing was {done}; --yes does so without asking")
 
 
+@Documented
 def delete(
-    names: Annotated[
-        list[str],
-        typer.Argument(
-            metavar="SWEEP|CELL...",
-            help="Sweeps by name, else cells by their whole id or their slug.",
-            autocompletion=completion.sweeps_and_cells,
-        ),
-    ],
-    probe: Annotated[
-        list[str] | None,
-        typer.Option(
-            "--probe",
-            metavar="NAME",
-            help="Of one cell only this probe's numbers; repeatable.",
-            autocompletion=probe_names,
-        ),
-    ] = None,
-    metric: Annotated[
-        list[str] | None,
-        typer.Option(
-            "--metric",
-            metavar="NAME",
-            help="Of one cell only this metric; repeatable.",
-            autocompletion=completion.metrics,
-        ),
-    ] = None,
-    length: Annotated[
-        list[int] | None,
-        typer.Option(
-            "--length",
-            metavar="TOKENS",
-            min=0,
-            max=MAX_NUMBER,
-            help="Of one cell only numbers at this context length; repeatable.",
-        ),
-    ] = None,
+    names: Annotated[list[str], typer.Argument(autocompletion=completion.sweeps_and_cells)],
+    probe: ProbeNames = None,
+    metric: Annotated[list[str] | None, typer.Option(autocompletion=completion.metrics)] = None,
+    length: Annotated[list[int] | None, typer.Option(min=0, max=MAX_NUMBER)] = None,
     dry_run: DryRun = False,
     yes: Yes = False,
-    no_backup: Annotated[
-        bool,
-        typer.Option(
-            "--no-backup", help="Without the copy of the database that is made before; of PostgreSQL you make it."
-        ),
-    ] = False,
+    no_backup: bool = False,
     runs: Runs = None,
     db: Db = None,
     as_json: AsJson = False,
@@ -89,6 +53,13 @@ def delete(
       atma-sweep delete polar-baseline-d0-m1-w0-s0 --probe needle --yes
       atma-sweep delete polar-baseline-d0-m1-w0-s0 --yes
       atma-sweep delete quick --yes
+
+    Args:
+        names (SWEEP|CELL...): Sweeps by name, else cells by their whole id or their slug.
+        probe (NAME): Of one cell only this probe's numbers; repeatable.
+        metric (NAME): Of one cell only this metric; repeatable.
+        length (TOKENS): Of one cell only numbers at this context length; repeatable.
+        no_backup: Without the copy of the database that is made before; of PostgreSQL you make it.
     """
     from ...results.maintenance import deletion
     from ...results.store.store import open_store
@@ -169,15 +140,9 @@ def _backup(db: str | None, without: bool, as_json: bool) -> str | None:
     return str(copy)
 
 
+@Documented
 def gc(
-    place: Annotated[
-        list[str] | None,
-        typer.Option(
-            "--place",
-            metavar="URL|FOLDER",
-            help="Also look into this checkpoint.path, which no other database may use; repeatable.",
-        ),
-    ] = None,
+    place: list[str] | None = None,
     dry_run: DryRun = False,
     yes: Yes = False,
     runs: Runs = None,
@@ -193,6 +158,9 @@ def gc(
     Example:
       atma-sweep gc --dry-run
       atma-sweep gc --yes
+
+    Args:
+        place (URL|FOLDER): Also look into this checkpoint.path, which no other database may use; repeatable.
     """
     from ...results.store.store import open_store
     from ..checkpoints import garbage

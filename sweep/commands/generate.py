@@ -7,67 +7,23 @@ from typing import Annotated, Literal
 import typer
 
 from ...model.bounds import MAX_FLOAT, MAX_INT64, MAX_WRITTEN
-from ...results.console import completion
-from ...results.console.command_line import BY_NAME, AsJson, Db, Runs, print_json
+from ...results.console.command_line import AsJson, Db, Documented, Runs, print_json
 from ...results.console.text import say
 from ...results.weights import NO_HASH
+from .options import CellName, OtherSweep
 
 
+@Documented
 def generate(
-    cell: Annotated[
-        str, typer.Argument(metavar="CELL", help=f"Trained cell {BY_NAME}.", autocompletion=completion.cells)
-    ],
-    prompt: Annotated[str, typer.Option("--prompt", metavar="TEXT", help="How the text begins.")] = "",
-    tokens: Annotated[
-        int,
-        typer.Option(
-            "--tokens",
-            metavar="N",
-            min=1,
-            max=MAX_WRITTEN,
-            help="Write at most N tokens; the end of a text ends it before.",
-        ),
-    ] = 256,
-    temperature: Annotated[
-        float,
-        typer.Option(
-            "--temperature",
-            metavar="X",
-            min=0,
-            max=MAX_FLOAT,
-            help="Below 1 more predictable, above 1 more random; 0: always the likeliest token.",
-        ),
-    ] = 1.0,
-    top_p: Annotated[
-        float,
-        typer.Option(
-            "--top-p",
-            metavar="P",
-            min=0,
-            max=1,
-            help="Draw from the fewest tokens that have this probability together.",
-        ),
-    ] = 1.0,
-    seed: Annotated[
-        int, typer.Option("--seed", metavar="N", min=-MAX_INT64, max=MAX_INT64, help="Another number, another text.")
-    ] = 0,
-    full_context: Annotated[
-        bool,
-        typer.Option("--full-context", help="Read without the window that the cell was trained with, as probes do."),
-    ] = False,
-    device: Annotated[
-        Literal["cpu", "cuda"] | None,
-        typer.Option("--device", metavar="cpu|cuda", help="Where to compute; without it the GPU, if there is one."),
-    ] = None,
-    sweep: Annotated[
-        str | None,
-        typer.Option(
-            "--sweep",
-            metavar="NAME",
-            help="Sweep to look in; without it the one launched last, then all.",
-            autocompletion=completion.sweeps,
-        ),
-    ] = None,
+    cell: CellName,
+    prompt: str = "",
+    tokens: Annotated[int, typer.Option(min=1, max=MAX_WRITTEN)] = 256,
+    temperature: Annotated[float, typer.Option(min=0, max=MAX_FLOAT)] = 1.0,
+    top_p: Annotated[float, typer.Option(min=0, max=1)] = 1.0,
+    seed: Annotated[int, typer.Option(min=-MAX_INT64, max=MAX_INT64)] = 0,
+    full_context: bool = False,
+    device: Literal["cpu", "cuda"] | None = None,
+    sweep: OtherSweep = None,
     runs: Runs = None,
     db: Db = None,
     as_json: AsJson = False,
@@ -79,6 +35,17 @@ def generate(
     \b
     Example:
       atma-sweep generate polar-baseline-d0-m1-w0-s0 --prompt "def "
+
+    Args:
+        cell (CELL): Trained cell {BY_NAME}.
+        prompt (TEXT): How the text begins.
+        tokens (N): Write at most N tokens; the end of a text ends it before.
+        temperature (X): Below 1 more predictable, above 1 more random; 0: always the likeliest token.
+        top_p (P): Draw from the fewest tokens that have this probability together.
+        seed (N): Another number, another text.
+        full_context: Read without the window that the cell was trained with, as probes do.
+        device (cpu|cuda): Where to compute; without it the GPU, if there is one.
+        sweep (NAME): Sweep to look in; without it the one launched last, then all.
     """
     from ..attempt.generation import SamplingError
     from ..attempt.trained_cells import load

@@ -6,7 +6,8 @@ from typing import Annotated
 
 import typer
 
-from ..completion import grids
+from ...results.console import completion
+from ..completion import grids, probes
 from ..executors.registry import EXECUTORS
 
 GridName = Annotated[
@@ -36,11 +37,7 @@ Rate = Annotated[
         "--rate", metavar="MONEY/h", help="Price of a GPU-hour, or of a core-hour on the CPU, such as 2.50/h."
     ),
 ]
-Budget = Annotated[
-    str | None,
-    typer.Option(
-        "--budget",
-        metavar="HOURS",
-        help="GPU-hours, or core-hours on the CPU, that the grid's cells may have cost after this launch, such as 40h; with --rate also money, such as 100$.",
-    ),
-]
+ProbeNames = Annotated[list[str] | None, typer.Option(autocompletion=probes)]
+CellName = Annotated[str, typer.Argument(autocompletion=completion.cells)]
+OtherSweep = Annotated[str | None, typer.Option(autocompletion=completion.sweeps)]
+"""For `Documented` commands, each of which says what they mean there."""

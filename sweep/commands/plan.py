@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING, Annotated, Any
 import typer
 
 from ...model.bounds import MAX_CPUS, MAX_WATTS
-from ...results.console.command_line import AsJson, Cells, Db, Runs, print_json
+from ...results.console.command_line import AsJson, Cells, Db, Documented, Runs, print_json
 from ...results.console.text import counted
 from .options import GridName, Name, Rate, Set
 
@@ -18,47 +18,20 @@ if TYPE_CHECKING:
     from ..planning.planner import Plan
     from .launch import Asked
 
-Gpus = Annotated[
-    int | None,
-    typer.Option(
-        "--gpus", metavar="N", min=1, max=MAX_CPUS, help="GPUs to finish on; without it those of this machine."
-    ),
-]
-GpuName = Annotated[
-    str | None,
-    typer.Option("--gpu", metavar="NAME", help="Kind of GPU, such as H200; without it the grid's, or this machine's."),
-]
 
-
+@Documented
 def plan(
     grid: GridName,
     set_: Set = None,
-    only: Annotated[
-        list[str] | None,
-        typer.Option("--only", metavar="AXIS=LEVEL,..", help="Plan only the cells with these levels; repeatable."),
-    ] = None,
+    only: list[str] | None = None,
     name: Name = None,
-    gpus: Gpus = None,
-    gpu: GpuName = None,
+    gpus: Annotated[int | None, typer.Option(min=1, max=MAX_CPUS)] = None,
+    gpu: str | None = None,
     rate: Rate = None,
-    watts: Annotated[
-        float | None,
-        typer.Option(
-            "--watts",
-            metavar="W",
-            min=1,
-            max=MAX_WATTS,
-            help="What a GPU takes, measured; without it its board's limit.",
-        ),
-    ] = None,
-    calibrate: Annotated[
-        bool,
-        typer.Option("--calibrate", help="First time a few steps of every kind of cell here; kept in the runs folder."),
-    ] = False,
-    list_: Annotated[bool, typer.Option("--list", help="List every cell, change and kind of cell.")] = False,
-    retrain: Annotated[
-        bool, typer.Option("--retrain", help="As if cells were trained again that diverged or whose weights are gone.")
-    ] = False,
+    watts: Annotated[float | None, typer.Option(min=1, max=MAX_WATTS)] = None,
+    calibrate: bool = False,
+    list_: bool = False,
+    retrain: bool = False,
     most: Cells = None,
     runs: Runs = None,
     db: Db = None,
@@ -73,6 +46,15 @@ def plan(
     Example:
       atma-sweep plan quick
       atma-sweep plan full --gpus 8 --gpu H200 --rate 2.50/h
+
+    Args:
+        only (AXIS=LEVEL,..): Plan only the cells with these levels; repeatable.
+        gpus (N): GPUs to finish on; without it those of this machine.
+        gpu (NAME): Kind of GPU, such as H200; without it the grid's, or this machine's.
+        watts (W): What a GPU takes, measured; without it its board's limit.
+        calibrate: First time a few steps of every kind of cell here; kept in the runs folder.
+        list_: List every cell, change and kind of cell.
+        retrain: As if cells were trained again that diverged or whose weights are gone.
     """
     from ..planning.cost_estimate import rate_of
     from .launch import Asked

@@ -11,49 +11,38 @@ import typer
 from ...model.bounds import MAX_LENGTH
 from ...results import runs_folder
 from ...results.console import completion
-from ...results.console.command_line import BY_NAME, MAX_NUMBER, Address, AsJson, Cells, Db, Runs, SweepName, print_json
+from ...results.console.command_line import (
+    MAX_NUMBER,
+    Address,
+    AsJson,
+    Cells,
+    Db,
+    Documented,
+    Runs,
+    SweepName,
+    print_json,
+)
 from ...results.console.text import Printed, cleaned, say
-from ..completion import probes
 from ..executors.registry import DEFAULT, chosen
-from .options import Budget, Executor, GridName, Name, Rate, Set
+from .options import CellName, Executor, GridName, Name, OtherSweep, ProbeNames, Rate, Set
 
 
+@Documented
 def launch(
     grid: GridName,
     set_: Set = None,
-    only: Annotated[
-        list[str] | None,
-        typer.Option("--only", metavar="AXIS=LEVEL,..", help="Run only the cells with these levels now; repeatable."),
-    ] = None,
+    only: list[str] | None = None,
     name: Name = None,
-    dry_run: Annotated[bool, typer.Option("--dry-run", help="Show the plan and leave; nothing is written.")] = False,
+    dry_run: bool = False,
     executor: Executor = DEFAULT,
     address: Address = None,
-    detach: Annotated[
-        bool, typer.Option("--detach", help="Leave the sweep to the cluster and return at once; needs --address.")
-    ] = False,
-    retrain: Annotated[
-        bool, typer.Option("--retrain", help="Train cells again that diverged or whose weights are gone.")
-    ] = False,
-    code: Annotated[
-        Literal["new", "kept"],
-        typer.Option(
-            "--code",
-            metavar="new|kept",
-            help="new: run the code as it is now; kept: the code that this sweep was last launched with.",
-        ),
-    ] = "new",
-    notify: Annotated[
-        str | None,
-        typer.Option(
-            "--notify", metavar="URL", help="Post one JSON to this http(s) address at the end, however it comes."
-        ),
-    ] = None,
-    budget: Budget = None,
+    detach: bool = False,
+    retrain: bool = False,
+    code: Literal["new", "kept"] = "new",
+    notify: str | None = None,
+    budget: str | None = None,
     rate: Rate = None,
-    prepare: Annotated[
-        bool, typer.Option("--prepare", help="First download and prepare the text, as data prepare --grid does.")
-    ] = False,
+    prepare: bool = False,
     most: Cells = None,
     runs: Runs = None,
     db: Db = None,
@@ -72,6 +61,17 @@ def launch(
       atma-sweep launch quick --only attn_type=polar,nope --only memory=on
       atma-sweep launch quick --set train.tokens=5e4 --name try
       atma-sweep launch quick --budget 0.1h
+
+    Args:
+        only (AXIS=LEVEL,..): Run only the cells with these levels now; repeatable.
+        dry_run: Show the plan and leave; nothing is written.
+        detach: Leave the sweep to the cluster and return at once; needs --address.
+        retrain: Train cells again that diverged or whose weights are gone.
+        code (new|kept): new: run the code as it is now; kept: the code that this sweep was last launched with.
+        notify (URL): Post one JSON to this http(s) address at the end, however it comes.
+        budget (HOURS): GPU-hours, or core-hours on the CPU, that the grid's cells may have cost after this launch, such as
+            40h; with --rate also money, such as 100$.
+        prepare: First download and prepare the text, as data prepare --grid does.
     """
     from .launch import Asked, carry_out
 
@@ -83,49 +83,14 @@ def launch(
         raise typer.Exit(1)
 
 
+@Documented
 def evaluate(
-    cells: Annotated[
-        list[str],
-        typer.Argument(
-            metavar="CELL|hf:MODEL",
-            help=f"Trained cells {BY_NAME}; or hf: and a repository of the Hugging Face hub, or a folder.",
-            autocompletion=completion.cells,
-        ),
-    ],
-    probe: Annotated[
-        list[str] | None,
-        typer.Option("--probe", metavar="NAME", help="Only this probe; repeatable.", autocompletion=probes),
-    ] = None,
-    length: Annotated[
-        list[int] | None,
-        typer.Option(
-            "--length",
-            metavar="TOKENS",
-            min=1,
-            max=MAX_LENGTH,
-            help="At this context length instead of the grid's; repeatable.",
-        ),
-    ] = None,
-    sweep: Annotated[
-        str | None,
-        typer.Option(
-            "--sweep",
-            metavar="NAME",
-            help="Name of the sweep; without it the one launched last that has the cell, or for a model the one launched last.",
-            autocompletion=completion.sweeps,
-        ),
-    ] = None,
-    revision: Annotated[
-        str | None, typer.Option("--revision", metavar="REV", help="For a model of the hub: its branch, tag or commit.")
-    ] = None,
-    pairing: Annotated[
-        Literal["text", "native"] | None,
-        typer.Option(
-            "--pairing",
-            metavar="text|native",
-            help="For a model: text, the very characters that the sweep's cells read; native, as many of its own tokens. Without it text.",
-        ),
-    ] = None,
+    cells: Annotated[list[str], typer.Argument(autocompletion=completion.cells)],
+    probe: ProbeNames = None,
+    length: Annotated[list[int] | None, typer.Option(min=1, max=MAX_LENGTH)] = None,
+    sweep: OtherSweep = None,
+    revision: str | None = None,
+    pairing: Literal["text", "native"] | None = None,
     executor: Executor = DEFAULT,
     runs: Runs = None,
     db: Db = None,
@@ -143,6 +108,17 @@ def evaluate(
       atma-sweep evaluate polar-baseline-d0-m1-w0-s0
       atma-sweep evaluate polar-baseline-d0-m1-w0-s0 --probe needle --length 2048
       atma-sweep evaluate hf:Qwen/Qwen3-0.6B-Base --sweep full
+
+    Args:
+        cells (CELL|hf:MODEL): Trained cells {BY_NAME}; or hf: and a repository of the Hugging Face hub, or a
+            folder.
+        probe (NAME): Only this probe; repeatable.
+        length (TOKENS): At this context length instead of the grid's; repeatable.
+        sweep (NAME): Name of the sweep; without it the one launched last that has the cell, or for a model the one
+            launched last.
+        revision (REV): For a model of the hub: its branch, tag or commit.
+        pairing (text|native): For a model: text, the very characters that the sweep's cells read; native, as many of
+            its own tokens. Without it text.
     """
     from ...results.store.store import open_store
     from ..orchestrator import display, evaluate, openweight
@@ -175,34 +151,14 @@ def evaluate(
         raise typer.Exit(1)
 
 
+@Documented
 def logs(
-    cell: Annotated[
-        str,
-        typer.Argument(
-            metavar="CELL",
-            help=f"Cell {BY_NAME}.",
-            autocompletion=completion.cells,
-        ),
-    ],
+    cell: CellName,
     follow: Annotated[
         bool, typer.Option("--follow", "-f", help="Go on printing new lines until the attempt ends.")
     ] = False,
-    attempt: Annotated[
-        int | None,
-        typer.Option(
-            "--attempt", metavar="N", min=1, max=MAX_NUMBER, help="The N-th attempt of the cell; without it the newest."
-        ),
-    ] = None,
-    lines: Annotated[
-        int | None,
-        typer.Option(
-            "--lines",
-            metavar="N",
-            min=0,
-            max=MAX_NUMBER,
-            help="Begin with the last N lines; without it with the first.",
-        ),
-    ] = None,
+    attempt: Annotated[int | None, typer.Option(min=1, max=MAX_NUMBER)] = None,
+    lines: Annotated[int | None, typer.Option(min=0, max=MAX_NUMBER)] = None,
     sweep: SweepName = None,
     runs: Runs = None,
     db: Db = None,
@@ -214,6 +170,11 @@ def logs(
     Example:
       atma-sweep logs polar-baseline-d0-m1-w0-s0 --lines 20
       atma-sweep logs polar-baseline-d0-m1-w0-s0 --follow
+
+    Args:
+        cell (CELL): Cell {BY_NAME}.
+        attempt (N): The N-th attempt of the cell; without it the newest.
+        lines (N): Begin with the last N lines; without it with the first.
     """
     from ...results.store.store import open_store
     from ..orchestrator import logs
@@ -230,20 +191,12 @@ def logs(
     out.close()
 
 
+@Documented
 def prune_checkpoints(
     sweep: SweepName = None,
-    keep: Annotated[
-        Literal["newest", "weights", "nothing"],
-        typer.Option(
-            "--keep",
-            metavar="newest|weights|nothing",
-            help="What stays. newest: weights, and two checkpoints of each unfinished cell; weights: no checkpoint; nothing: neither.",
-        ),
-    ] = "newest",
-    dry_run: Annotated[bool, typer.Option("--dry-run", help="Only say what would be removed.")] = False,
-    orphans: Annotated[
-        bool, typer.Option("--orphans", help="Also those of orphans, cells that the grid no longer holds.")
-    ] = False,
+    keep: Literal["newest", "weights", "nothing"] = "newest",
+    dry_run: bool = False,
+    orphans: bool = False,
     runs: Runs = None,
     db: Db = None,
     as_json: AsJson = False,
@@ -256,6 +209,12 @@ def prune_checkpoints(
     Example:
       atma-sweep prune-checkpoints --dry-run
       atma-sweep prune-checkpoints --keep weights --orphans
+
+    Args:
+        keep (newest|weights|nothing): What stays. newest: weights, and two checkpoints of each unfinished cell;
+            weights: no checkpoint; nothing: neither.
+        dry_run: Only say what would be removed.
+        orphans: Also those of orphans, cells that the grid no longer holds.
     """
     from ...results.store.store import open_store
     from ..checkpoints.prune import prune
@@ -323,11 +282,10 @@ def resume(sweep: SweepName = None, db: Db = None, as_json: AsJson = False) -> N
     _ask("resume", sweep, db, as_json)
 
 
+@Documented
 def cancel(
     sweep: SweepName = None,
-    finish: Annotated[
-        bool, typer.Option("--finish", help="Let running cells end first, and start no others; resume takes that back.")
-    ] = False,
+    finish: bool = False,
     db: Db = None,
     as_json: AsJson = False,
 ) -> None:
@@ -337,19 +295,16 @@ def cancel(
     Example:
       atma-sweep cancel --sweep quick
       atma-sweep cancel --finish
+
+    Args:
+        finish: Let running cells end first, and start no others; resume takes that back.
     """
     _ask("finish" if finish else "cancel", sweep, db, as_json)
 
 
+@Documented
 def retry(
-    cells: Annotated[
-        list[str] | None,
-        typer.Argument(
-            metavar="CELL",
-            help=f"Failed cells {BY_NAME}; without any, all failed ones.",
-            autocompletion=completion.cells,
-        ),
-    ] = None,
+    cells: Annotated[list[str] | None, typer.Argument(autocompletion=completion.cells)] = None,
     sweep: SweepName = None,
     db: Db = None,
     as_json: AsJson = False,
@@ -360,5 +315,8 @@ def retry(
     Example:
       atma-sweep retry
       atma-sweep retry polar-baseline-d0-m1-w0-s0 --sweep quick
+
+    Args:
+        cells (CELL): Failed cells {BY_NAME}; without any, all failed ones.
     """
     _ask("retry", sweep, db, as_json, cells)

@@ -8,7 +8,7 @@ from typing import Annotated
 import typer
 
 from ...results.console import completion
-from ...results.console.command_line import BY_NAME, AsJson, Db, print_json
+from ...results.console.command_line import AsJson, Db, Documented, print_json
 from ...results.console.text import cleaned, say
 
 
@@ -43,9 +43,10 @@ def sweeps(db: Db = None, as_json: AsJson = False) -> None:
 SWEEP = typer.Argument(metavar="SWEEP", help="Name of the sweep.", autocompletion=completion.sweeps)
 
 
+@Documented
 def rename(
     sweep: Annotated[str, SWEEP],
-    new: Annotated[str, typer.Argument(metavar="NEW", help="What it is called from now on.")],
+    new: str,
     db: Db = None,
     as_json: AsJson = False,
 ) -> None:
@@ -57,6 +58,9 @@ def rename(
     Example:
       atma-sweep rename quick first-try
       atma-sweep rename first-try quick
+
+    Args:
+        new (NEW): What it is called from now on.
     """
     from ...results.maintenance import names_tags_notes
     from ...results.store.store import open_store
@@ -70,10 +74,11 @@ def rename(
         say(f"sweep {sweep} is {new} now; to go on with it: atma-sweep launch {grid} --name {new}")
 
 
+@Documented
 def tag(
     sweep: Annotated[str, SWEEP],
-    tags: Annotated[list[str], typer.Argument(metavar="TAG...", help="Letters, digits, '.', '_' and '-'.")],
-    remove: Annotated[bool, typer.Option("--remove", help="Take these tags off instead.")] = False,
+    tags: list[str],
+    remove: bool = False,
     db: Db = None,
     as_json: AsJson = False,
 ) -> None:
@@ -83,6 +88,10 @@ def tag(
     Example:
       atma-sweep tag quick paper baseline
       atma-sweep tag quick baseline --remove
+
+    Args:
+        tags (TAG...): Letters, digits, '.', '_' and '-'.
+        remove: Take these tags off instead.
     """
     from ...results.maintenance import names_tags_notes
     from ...results.store.store import open_store
@@ -94,18 +103,10 @@ def tag(
         say(f"{sweep}: {', '.join(now) or 'no tag'}")
 
 
+@Documented
 def note(
-    what: Annotated[
-        str,
-        typer.Argument(
-            metavar="SWEEP|CELL",
-            help=f"A sweep by its name, else a cell {BY_NAME}.",
-            autocompletion=completion.sweeps_and_cells,
-        ),
-    ],
-    text: Annotated[
-        str | None, typer.Argument(metavar="TEXT", help="The note; empty takes it away, none shows the one there is.")
-    ] = None,
+    what: Annotated[str, typer.Argument(autocompletion=completion.sweeps_and_cells)],
+    text: Annotated[str | None, typer.Argument()] = None,
     db: Db = None,
     as_json: AsJson = False,
 ) -> None:
@@ -115,6 +116,10 @@ def note(
     Example:
       atma-sweep note quick "first try; the text was too short"
       atma-sweep note polar-baseline-d0-m1-w0-s0 "look at its gates"
+
+    Args:
+        what (SWEEP|CELL): A sweep by its name, else a cell {BY_NAME}.
+        text (TEXT): The note; empty takes it away, none shows the one there is.
     """
     from ...results.maintenance import names_tags_notes
     from ...results.store.store import open_store
