@@ -13,10 +13,7 @@ import typer
 
 from . import __version__
 from .reports.commands import dashboard, report, show, status
-from .results.console.command_line import (
-    OneLine,
-    completion_line,
-)
+from .results.console.command_line import OneLine, completion_line
 from .results.console.streams import OutputClosed, open_standard_streams, write_out
 from .results.console.terminal_table import forgo_styles
 from .results.console.text import say, sentence
@@ -64,30 +61,13 @@ def _options(
     pass
 
 
-app.command()(launch)
-app.command()(plan)
-app.command()(evaluate)
-app.command()(generate)
-app.command()(status)
-app.command()(logs)
-app.command("prune-checkpoints")(prune_checkpoints)
-app.command()(doctor)
-app.command()(pause)
-app.command()(resume)
-app.command()(cancel)
-app.command()(retry)
-app.command()(show)
-app.command()(report)
-app.command()(dashboard)
-app.command()(sweeps)
-app.command()(rename)
-app.command()(tag)
-app.command()(note)
-app.command()(delete)
-app.command("gc")(collect)
-app.command()(export)
-app.command("import")(import_)
-app.command()(schema)
+COMMANDS: tuple[Callable[..., None], ...] = (
+    launch, plan, evaluate, generate, status, logs, prune_checkpoints, doctor, pause, resume, cancel, retry, show, report,
+    dashboard, sweeps, rename, tag, note, delete, collect, export, import_, schema,
+)  # fmt: skip
+"""In the order in which help lists them."""
+for command in COMMANDS:
+    app.command({collect: "gc", import_: "import"}.get(command))(command)
 
 
 @app.command(hidden=True)
@@ -125,8 +105,8 @@ def _tell_bug(kind: type[BaseException], error: BaseException, trace: Any) -> No
     say("".join(format_exception(kind, error, trace)), err=True, nl=False)
 
 
-def _asked(words: Sequence[str]) -> typer.Typer:
-    """The command line with the one command that the first word names; all of it when that names none.
+def lean_app(words: Sequence[str]) -> typer.Typer:
+    """Return the command line with the one command that the first word names; all of it when that names none.
 
     To build all takes `status` a tenth of its time.
     """
@@ -140,8 +120,8 @@ def _asked(words: Sequence[str]) -> typer.Typer:
     return lean
 
 
-def _name(command: Any) -> str:
-    return command.name or typer.main.get_command_name(command.callback.__name__)
+def _name(info: Any) -> str:
+    return info.name or typer.main.get_command_name(info.callback.__name__)
 
 
 def _check_working_folder() -> None:
@@ -183,7 +163,7 @@ def main(command: Callable[[], Any] | None = None) -> None:
     open_standard_streams()
     _check_working_folder()
     try:
-        _run(command or _asked(sys.argv[1:] or completion_line()))
+        _run(command or lean_app(sys.argv[1:] or completion_line()))
     except OutputClosed as closed:
         sys.exit(closed.exit_code)
     except SystemExit as end:

@@ -351,7 +351,7 @@ def test_a_bug_is_not_dressed_up(monkeypatch: pytest.MonkeyPatch) -> None:
 @pytest.mark.parametrize("word", ["status", "launch", "db", "bench", "prune-checkpoints", "gc"])
 def test_the_command_that_is_asked_for_is_the_one_of_the_whole_command_line(word: str) -> None:
     whole = typer.main.get_command(cli.app).commands[word]  # type: ignore[attr-defined]
-    lean = typer.main.get_command(cli._asked([word, "--help"])).commands  # type: ignore[attr-defined]
+    lean = typer.main.get_command(cli.lean_app([word, "--help"])).commands  # type: ignore[attr-defined]
     assert list(lean) == [word]
 
     def told(command: Any) -> Any:
@@ -360,7 +360,7 @@ def test_the_command_that_is_asked_for_is_the_one_of_the_whole_command_line(word
 
     assert told(lean[word]) == told(whole)
     for words in ([], ["--version"], ["staus"], ["--json", word]):
-        assert cli._asked(words) is cli.app
+        assert cli.lean_app(words) is cli.app
 
 
 def test_what_typer_would_leave_as_it_is_needs_no_conversion(monkeypatch: pytest.MonkeyPatch) -> None:

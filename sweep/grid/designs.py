@@ -5,23 +5,19 @@ from __future__ import annotations
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from fractions import Fraction
-from typing import TYPE_CHECKING, Any
+from typing import Any
+
+import numpy as np
 
 from ...results.console.text import counted
 from ...results.contrasts import Contrast, reference_level
 from ...results.designs import aliasing, design_choice, regular_fractions
 from ...results.designs.design_option import METHODS, Design, as_options
 from ...results.designs.design_space import EXACT, Space, Term, closed, estimable, words
-from ...results.lazy_import import Late
 from ..errors import GridError
 from .grid_file import MODELS, DesignKeys
 from .sections import canonical, place
 from .yaml_document import Document, shown
-
-if TYPE_CHECKING:
-    import numpy as np
-else:
-    np = Late("numpy")
 
 KEY = "design"
 

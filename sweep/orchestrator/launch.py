@@ -223,7 +223,7 @@ def run(
             executor = held.enter_context(closing(open_executor(request.executor, opening)))
         fence = claim(request, store, processes.this_process("launch"))
         held.callback(store.release_sweep, sweep, fence)
-        seeds = _seeds(request, store, fence, tell)
+        seeds = seeds_of(request, store, fence, tell)
         ending = held.enter_context(
             notify.Ending(
                 request.notify, sweep, tell=tell,
@@ -251,7 +251,7 @@ def run(
         return outcome
 
 
-def _seeds(request: Request, store: Store, fence: int, tell: Tell) -> Seeds | None:
+def seeds_of(request: Request, store: Store, fence: int, tell: Tell) -> Seeds | None:
     """Who adds seeds to the sweep while it runs; None without a rule, and for a launch of a part of the cells."""
     if request.grid.stop is None:
         return None
