@@ -5,25 +5,28 @@ Ten thousand cells differ in a few settings each, so most of their sections are 
 
 from __future__ import annotations
 
-import itertools
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass, replace
 from pathlib import Path
-from typing import Any, cast
+from typing import TYPE_CHECKING, Any, cast
 
-from ..config import SECTIONS, CellConfig, DataConfig, Plugin
+from ..config import SECTIONS, CellConfig, DataConfig
 from ..data import corpora, tokenizer
 from ..data.corpora import Prepared
 from ..data.registry import CORPORA
 from . import settings, validate
 from .cell import Cell, canonical, data_identity, five_levels, id_of_parts, model_identity, slug_part, train_identity
-from .settings import Layer, NamedLevels, Setting
-from .yaml_document import Document
+from .settings import Layer, Setting
+
+if TYPE_CHECKING:
+    from .grid import Grid
 
 Combination = Mapping[str, Any]
 """Axis -> level, as written in the file."""
 Fingerprint = Callable[[DataConfig], str]
 _GIVEN = set(CellConfig.model_fields)
+SEARCH, TUNE = "search", "tune"
+"""Keys of studies."""
 
 
 @dataclass(frozen=True, eq=False)
@@ -53,28 +56,15 @@ class _Parts:
 class Expansion:
     """Makes cells, combination by combination. It remembers what it worked out, and lives as long as one expansion."""
 
-    def __init__(
-        self,
-        layers: Sequence[Layer],
-        command_line: Layer,
-        *,
-        document: Document,
-        seeds: Sequence[int],
-        plugins: tuple[Plugin, ...],
-        fingerprint: Fingerprint,
-        prepared: Lookup,
-        named: tuple[NamedLevels, NamedLevels] = ({}, {}),
-        varied: str = "axes",
-        settled: Mapping[tuple[str, str], Mapping[str, Any]] | None = None,
-    ) -> None:
-        """`varied`: the key of the file under which levels stand, by axis. `settled`: what a level sets besides, by axis and word. `named`: axes of the file's own, and what levels of any set."""
-        self._named = named
-        self._varied, self._settled = varied, settled or {}
-        self._layers, self._command_line = layers, command_line
-        self._document, self._seeds, self._plugins, self._fingerprint = document, seeds, plugins, fingerprint
-        self._chain, self._prepared = _Chain(layers, document.path), prepared
-        self._below = _by_section(settings.merge(layers))
-        self._above = _by_section(settings.merge([command_line]))
+    def __init__(self, grid: Grid, fingerprint: Fingerprint, prepared: Lookup) -> None:
+        self._grid, self._fingerprint, self._prepared = grid, fingerprint, prepared
+        study = grid.search is not None
+        self._varied = f"{TUNE if grid.part else SEARCH}.ranges" if study else "axes"
+        """Key of the file under which levels stand, by axis."""
+        self._layers, self._command_line, self._document = grid.layers, grid.command_line, grid.document
+        self._chain = _Chain(grid.layers, grid.document.path)
+        self._below = _by_section(settings.merge(grid.layers))
+        self._above = _by_section(settings.merge([grid.command_line]))
         self._levels: dict[tuple[int | None, str, str], _Level] = {}
         self._sections: dict[tuple[str, tuple[_Level, ...], Prepared | None], _Parts] = {}
         self._prints: dict[DataConfig, str] = {}
@@ -92,15 +82,14 @@ class Expansion:
             known = self._section("data", levels).known
             parts = {name: self._section(name, levels, known) for name in SECTIONS}
             model, data, train = (parts[name].config for name in ("model", "data", "train"))
-            asked = validate.precision(model, train, parts["resources"].config)
-            for problem in itertools.chain(validate.agreement(model, data, train, known), asked):
-                raise validate.Invalid(problem)
+            validate.check_agreement(model, data, train, known)
+            validate.check_precision(model, train, parts["resources"].config)
             parts["data"] = self._pin(parts["data"])
         except validate.Invalid as error:
-            raise validate.blame(self._merged(levels), error.problem, self._document.path) from error
+            raise validate.blame(self._merged(levels), error, self._document.path) from error
         words = {level.axis: level.word for level in levels}
-        shared = {name: part.config for name, part in parts.items()} | {"plugins": self._plugins}
-        configs = [CellConfig.model_construct(_GIVEN, **shared, seed=seed) for seed in self._seeds]
+        shared = {name: part.config for name, part in parts.items()} | {"plugins": self._grid.plugins}
+        configs = [CellConfig.model_construct(_GIVEN, **shared, seed=seed) for seed in self._grid.seeds]
         identities = {name: parts[name].identity for name in ("model", "data", "train")}
         extra = (level.slug for level in levels if level.slug is not None)
         stem = "-".join([self._five_levels(configs[0]), *extra, "s"])
@@ -117,10 +106,12 @@ class Expansion:
             where = line or self._document.line(*self._varied.split("."), name)
             key = f"{'include' if line else self._varied}.{name}"
             setting, layer = Setting(level, self._document.path, where, key), Layer()
-            settings.put(layer, name, setting, *self._named)
+            settings.put(layer, name, setting, self._grid.named, self._grid.besides)
             word = settings.level_text(name, level)
-            for path, value in self._settled.get((name, word), {}).items():
-                settings.add(layer, path, Setting(value, self._document.path, self._document.line("tune"), "tune"))
+            tune = self._grid.tune
+            tuned = self._grid.tuned.get(word, {}) if tune is not None and tune.per == name else {}
+            for path, value in tuned.items():
+                settings.add(layer, path, Setting(value, self._document.path, self._document.line(TUNE), TUNE))
             extra = None if name in settings.AXES else slug_part(name.rpartition(".")[2] + word)
             sections = tuple(dict.fromkeys(path.partition(".")[0] for path in layer))
             found = self._levels[place] = _Level(name, word, setting, layer, sections, extra)
@@ -143,7 +134,7 @@ class Expansion:
             if name == "data":
                 found = self._data(layer)
             else:
-                config = validate.section(name, layer, self._plugins)
+                config = validate.section(name, layer, self._grid.plugins)
                 if name == "model" and known is not None and config.vocab_size < known.vocabulary:
                     config = self._fitting(config, layer, levels, known)
                 found = _Parts(config, _identity(name, config))
@@ -162,9 +153,9 @@ class Expansion:
         if isinstance(name, str):
             known = corpora.with_own_tokens(name) if name in CORPORA else self._prepared(name)
         if corpus is None or known is None:
-            return _Parts(validate.section("data", layer, self._plugins))
+            return _Parts(validate.section("data", layer, self._grid.plugins))
         layer = self._chain.without_below(layer, corpus)
-        section = validate.section("data", layer, self._plugins)
+        section = validate.section("data", layer, self._grid.plugins)
         return _Parts(_with_tokenizer(section, layer, known), known=known)
 
     def _fitting(self, model: Any, layer: Layer, levels: Iterable[_Level], known: Prepared) -> Any:
@@ -173,7 +164,7 @@ class Expansion:
         if said is not None and not self._chain.below(said, corpus):
             return model
         return validate.section(
-            "model", {**layer, "model.vocab_size": replace(corpus, value=known.vocabulary)}, self._plugins
+            "model", {**layer, "model.vocab_size": replace(corpus, value=known.vocabulary)}, self._grid.plugins
         )
 
     def _pin(self, data: _Parts) -> _Parts:
@@ -242,7 +233,7 @@ def _with_tokenizer(data: DataConfig, layer: Layer, known: Prepared) -> DataConf
     """The section with the tokenizer that made the corpus; raises Invalid when the layer says another."""
     said = {name: layer[f"data.{name}"].value for name in SAID if f"data.{name}" in layer}
     if "tokenizer" in said and data.tokenizer != known.kind:
-        raise validate.Invalid(validate.Problem(("data.tokenizer",), _differs(known, data.tokenizer)))
+        raise validate.Invalid(("data.tokenizer",), _differs(known, data.tokenizer))
     file, end = data.tokenizer_file, data.end_of_text
     if known.kind == "json" and (file is not None or end is not None):
         path = "data.tokenizer_file" if file is not None else "data.end_of_text"
@@ -251,9 +242,9 @@ def _with_tokenizer(data: DataConfig, layer: Layer, known: Prepared) -> DataConf
                 "json", file or known.file, end or (known.end_of_text if file is None else None)
             )
         except tokenizer.TokenizerError as error:
-            raise validate.Invalid(validate.Problem((path,), str(error))) from error
+            raise validate.Invalid((path,), str(error)) from error
         if asked.name != known.tokenizer:
-            raise validate.Invalid(validate.Problem((path,), _differs(known, asked.name)))
+            raise validate.Invalid((path,), _differs(known, asked.name))
     update = {"tokenizer": known.kind, "tokenizer_file": file or known.file, "end_of_text": end or known.end_of_text}
     return data.model_copy(update=update)
 

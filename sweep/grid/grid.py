@@ -21,7 +21,7 @@ from ..config import Plugin
 from ..errors import GridError
 from . import designs, sections, settings
 from .cell import Cell
-from .expansion import Combination, Expansion, Fingerprint, Lookup
+from .expansion import SEARCH, TUNE, Combination, Expansion, Fingerprint, Lookup
 from .grid_file import BASE_KEYS, GridFile
 from .grid_file import find_file as find_file
 from .grid_file import shipped as shipped
@@ -80,7 +80,7 @@ class Grid:
         """
         expansion = self.expansion(fingerprint, prepared)
         if self.search is not None:
-            return sections.ends(self.document, self.search, expansion, sections.TUNE if self.part else sections.SEARCH)
+            return sections.ends(self.document, self.search, expansion, TUNE if self.part else SEARCH)
         cells: list[Cell] = []
         seen: dict[str, Cell] = {}
         of_seeds = self._dropping(seeds=True)
@@ -102,18 +102,7 @@ class Grid:
 
     def expansion(self, fingerprint: Fingerprint, prepared: Lookup = lambda name: None) -> Expansion:
         """What makes the cells of its combinations of levels, or of its trials."""
-        return Expansion(
-            self.layers,
-            self.command_line,
-            document=self.document,
-            seeds=self.seeds,
-            plugins=self.plugins,
-            fingerprint=fingerprint,
-            prepared=prepared,
-            named=(self.named, self.besides),
-            varied="axes" if self.search is None else f"{sections.TUNE if self.part else sections.SEARCH}.ranges",
-            settled={(self.tune.per, word): set_ for word, set_ in self.tuned.items()} if self.tune else {},
-        )
+        return Expansion(self, fingerprint, prepared)
 
     @property
     def short_path(self) -> str:
@@ -136,7 +125,7 @@ class Grid:
                 settings.put(
                     layer,
                     axis,
-                    Setting(value, self.document.path, self.tune.line, sections.TUNE),
+                    Setting(value, self.document.path, self.tune.line, TUNE),
                     self.named,
                     self.besides,
                 )

@@ -18,12 +18,12 @@ from ..errors import GridError
 from ..probes import requested
 from . import settings
 from .cell import Cell
-from .expansion import Expansion
+from .expansion import SEARCH, TUNE, Expansion
 from .grid_file import ContrastKeys, StopKeys, TuneKeys, check_measured, measure, own_metrics
 from .settings import AXES, NamedLevels, level_text
 from .yaml_document import Document, KeyPath
 
-CONTRASTS, STOP, SEARCH, TUNE = "contrasts", "stop", "search", "tune"
+CONTRASTS, STOP = "contrasts", "stop"
 EVALUATION = "eval."
 CALLED = {"measure": "metric", "axis": "contrast"}
 """Keys of a contrast by the names that they have under `stop`."""

@@ -4,9 +4,9 @@ from __future__ import annotations
 
 import math
 import re
-from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterable, Mapping
 from pathlib import Path
-from typing import Any, NamedTuple
+from typing import Any
 
 from pydantic import BaseModel, ValidationError
 
@@ -26,23 +26,18 @@ FP8_MULTIPLE = 16
 """Of which the widths of matrices must be multiples; torch's products of 8-bit matrices ask for it."""
 
 
-class Problem(NamedTuple):
-    """Something wrong with a config, not yet traced to a line."""
-
-    paths: tuple[str, ...]
-    """Dotted paths that have a part in it; the setting of one of them that had the last word is blamed."""
-    message: str
-    allowed: Sequence[str] = ()
-    word: str | None = None
-    """The word that is wrong, if it may be a misspelling of an allowed one."""
-
-
 class Invalid(Exception):
-    """A config that cannot be; `blame` says where it was written."""
+    """A config that cannot be, not yet traced to a line; `blame` says where it was written."""
 
-    def __init__(self, problem: Problem) -> None:
-        self.problem = problem
-        super().__init__(problem.message)
+    def __init__(
+        self, paths: tuple[str, ...], message: str, allowed: Iterable[str] = (), word: str | None = None
+    ) -> None:
+        """Take the dotted paths that have a part in it, the message, and a word that may be a misspelling of an allowed one.
+
+        The setting of one of the paths that had the last word is blamed.
+        """
+        self.paths, self.message, self.allowed, self.word = paths, message, allowed, word
+        super().__init__(message)
 
 
 def section(name: str, layer: Layer, plugins: tuple[Plugin, ...] = ()) -> Any:
@@ -53,20 +48,18 @@ def section(name: str, layer: Layer, plugins: tuple[Plugin, ...] = ()) -> Any:
     tree = nested({path: setting.value for path, setting in layer.items()}).get(name, {})
     cls: Any = CellConfig.model_fields[name].annotation
     config = _validated(cls, tree, name)
-    for problem in _names(name, config):
-        raise Invalid(problem)
+    _check_names(name, config)
     if isinstance(config, ModelConfig):
         try:
             config = check_model_config(config)
         except ModelConfigError as error:
-            raise Invalid(_model_problem(layer, error)) from error
+            raise _invalid_model(layer, error) from error
     if isinstance(config, EvalConfig):
         config = _with_probe_settings(config)
     if isinstance(config, DataConfig):
         config = _with_corpus_settings(config)
     config = with_sources(name, config, plugins)
-    for problem in _infinite(config.model_dump(), name):
-        raise Invalid(problem)
+    _check_finite(config.model_dump(), name)
     return config
 
 
@@ -76,7 +69,7 @@ def _validated(cls: type[BaseModel], values: Any, path: str) -> Any:
         return cls.model_validate(values)
     except ValidationError as error:
         first = error.errors(include_url=False)[0]
-        raise Invalid(_problem(".".join([path, *map(str, first["loc"])]), first)) from error
+        raise _invalid_value(".".join([path, *map(str, first["loc"])]), first) from error
 
 
 def _with_probe_settings(config: EvalConfig) -> EvalConfig:
@@ -109,38 +102,38 @@ def pinned(data: DataConfig, fingerprint: Callable[[DataConfig], str]) -> str:
         message = (
             f"no corpus {error.name!r} is built in or prepared; atma-sweep data prepare PATH --name {error.name} would"
         )
-        raise Invalid(Problem(("data.corpus",), message, error.allowed, error.name)) from error
+        raise Invalid(("data.corpus",), message, error.allowed, error.name) from error
     except CorpusError as error:
         setting = re.match(r"(data\.\w+): ", str(error))
         if setting is None:
             raise
-        raise Invalid(Problem((setting[1],), str(error).removeprefix(setting[0]))) from error
+        raise Invalid((setting[1],), str(error).removeprefix(setting[0])) from error
 
 
-def _problem(path: str, error: Mapping[str, Any]) -> Problem:
+def _invalid_value(path: str, error: Mapping[str, Any]) -> Invalid:
     value = error.get("input")
     if error["type"] == "literal_error":
-        return Problem(
+        return Invalid(
             (path,), f"no such value {quoted(value)}", re.findall(r"'([^']*)'", error["ctx"]["expected"]), str(value)
         )
     message = error["msg"].removeprefix("Value error, ")
     if error["type"] == "value_error":
-        return Problem((path,), message)
-    return Problem((path,), f"{_must_be(message)}, got {quoted(value)}")
+        return Invalid((path,), message)
+    return Invalid((path,), f"{_must_be(message)}, got {quoted(value)}")
 
 
-def _model_problem(merged: Layer, error: ModelConfigError) -> Problem:
+def _invalid_model(merged: Layer, error: ModelConfigError) -> Invalid:
     setting = merged.get(error.path)
     if error.allowed and setting is not None:
-        return Problem((error.path,), f"no such value {setting.value!r}", error.allowed, str(setting.value))
-    return Problem((error.path,), _must_be(error.message), error.allowed or [])
+        return Invalid((error.path,), f"no such value {setting.value!r}", error.allowed, str(setting.value))
+    return Invalid((error.path,), _must_be(error.message), error.allowed or ())
 
 
 def _must_be(message: str) -> str:
     return re.sub("^Input should be ", "must be ", message)
 
 
-def _names(section: str, config: Any) -> Iterator[Problem]:
+def _check_names(section: str, config: Any) -> None:
     tables: dict[str, Iterable[str]] = {
         "model.attn_type": registry.MIXERS,
         "model.memory": ["none", *registry.MEMORIES],
@@ -156,58 +149,55 @@ def _names(section: str, config: Any) -> Iterator[Problem]:
         said = getattr(config, field)
         for name in (said,) if isinstance(said, str) else said:
             if name not in allowed:
-                yield Problem((path,), f"no such name {name!r}", list(allowed), name)
+                raise Invalid((path,), f"no such name {name!r}", list(allowed), name)
 
 
-def _infinite(values: Any, path: str) -> Iterator[Problem]:
-    """Yield what is infinite or NaN, which has no place in JSON, so none in an id."""
+def _check_finite(values: Any, path: str) -> None:
+    """Raise Invalid for what is infinite or NaN, which has no place in JSON, so none in an id."""
     if isinstance(values, Mapping):
         for name, value in values.items():
-            yield from _infinite(value, f"{path}.{name}")
+            _check_finite(value, f"{path}.{name}")
     elif isinstance(values, float) and not math.isfinite(values):
-        yield Problem((path,), f"must be a finite number, got {values}")
+        raise Invalid((path,), f"must be a finite number, got {values}")
 
 
-def agreement(
-    model: ModelConfig, data: DataConfig, train: TrainConfig, known: Prepared | None = None
-) -> Iterator[Problem]:
-    """What no single section can know; `known` is the corpus when it was prepared under a name."""
+def check_agreement(model: ModelConfig, data: DataConfig, train: TrainConfig, known: Prepared | None = None) -> None:
+    """Raise Invalid for what no single section can know; `known` is the corpus when it was prepared under a name."""
     need = known.vocabulary if known is not None else tokenizer.TOKENIZERS[data.tokenizer].vocabulary
     if need is None:
         try:
             need = tokenizer.load_tokenizer(data.tokenizer, data.tokenizer_file, data.end_of_text).vocabulary
         except tokenizer.TokenizerError as error:
-            yield Problem(("data.tokenizer_file", "data.tokenizer"), str(error))
-            return
+            raise Invalid(("data.tokenizer_file", "data.tokenizer"), str(error)) from error
     if model.vocab_size < need:
         has = f"tokenizer {data.tokenizer} has {need} tokens"
         if known is not None:
             has = f"corpus {known.name!r} was prepared with tokenizer {known.tokenizer} of {need} tokens"
-        yield Problem(("model.vocab_size", "data.tokenizer"), f"model.vocab_size is {model.vocab_size}, but {has}")
+        raise Invalid(("model.vocab_size", "data.tokenizer"), f"model.vocab_size is {model.vocab_size}, but {has}")
     kind = CORPORA.load(data.corpus) if data.corpus in CORPORA else None
     if train.loss_on == "marked" and not (kind is not None and kind.may_mark if known is None else known.marked):
         able = ", ".join(name for name, other in every_kind().items() if other.may_mark)
-        yield Problem(
+        raise Invalid(
             ("train.loss_on",),
             f"corpus {data.corpus} does not mark which tokens count; set train.loss_on to all, or name one that may: "
             f"{able}",
         )
     row = kind and kind.row_length(kind.Config.model_validate(data.settings.get(data.corpus, {})))
     if row is not None and row != train.seq_len:
-        yield Problem(
+        raise Invalid(
             (f"data.settings.{data.corpus}.length", "train.seq_len"),
             f"train.seq_len is {train.seq_len}, but the rows of corpus {data.corpus} have {row} tokens "
             f"(data.settings.{data.corpus}.length); make them the same",
         )
     if not model.n_global_layers:
-        yield Problem(
+        raise Invalid(
             ("model.attn_offset", "model.attn_every", "model.n_layers"),
             f"none of the {model.n_layers} blocks is global, so mixer {model.attn_type} has no place; "
             f"set model.attn_offset, which is {model.attn_offset}, below model.n_layers",
         )
     longest = longest_text(model)
     if longest is not None and longest < train.seq_len:
-        yield Problem(
+        raise Invalid(
             (f"model.position_settings.{model.positions}", "model.positions", "train.seq_len"),
             f"positions {model.positions} has {longest} places, fewer than train.seq_len ({train.seq_len}); "
             f"set model.position_settings.{model.positions}.length to as many as the longest text has",
@@ -216,20 +206,20 @@ def agreement(
         why = registry.MEMORIES.load(model.memory).unfit(memory_settings(model), train.seq_len)
         if why is not None:
             section = f"model.memories.{model.memory}"
-            yield Problem((section, "model.memory"), f"{section}: {why}")
+            raise Invalid((section, "model.memory"), f"{section}: {why}")
     if train.distractor and not registry.MIXERS.load(model.attn_type).has_distractor:
-        yield Problem(
+        raise Invalid(
             ("train.distractor", "model.attn_type"),
             f"mixer {model.attn_type} has no distractor loss; exclude that combination, or give the mixer one",
         )
 
 
-def precision(model: ModelConfig, train: TrainConfig, resources: Resources) -> Iterator[Problem]:
-    """What `train.precision` asks of the network and of the machine, as far as the grid says it."""
+def check_precision(model: ModelConfig, train: TrainConfig, resources: Resources) -> None:
+    """Raise Invalid for a `train.precision` that the network or the machine, as far as the grid says it, does not allow."""
     if train.precision == "bf16":
         return
     if not resources.gpus:
-        yield Problem(
+        raise Invalid(
             ("train.precision", "resources.gpus"),
             f"train.precision is {train.precision}, which only a GPU computes in, and resources.gpus is 0; "
             "set train.precision to bf16, with which the CPU computes in float32",
@@ -243,7 +233,7 @@ def precision(model: ModelConfig, train: TrainConfig, resources: Resources) -> I
     }
     for name, width in widths.items():
         if width % FP8_MULTIPLE:
-            yield Problem(
+            raise Invalid(
                 ("train.precision", "model.d_model", "model.head_dim"),
                 f"train.precision is fp8, whose products take multiples of {FP8_MULTIPLE}, and {name} is {width}; "
                 f"make it a multiple of {FP8_MULTIPLE}, or set train.precision to bf16",
@@ -255,7 +245,7 @@ def base_of(setting: Setting, grid: Path) -> str | None:
     return setting.file.stem if isinstance(setting.file, Path) and setting.file != grid else None
 
 
-def blame(merged: Layer, problem: Problem, grid: Path) -> GridError:
+def blame(merged: Layer, problem: Invalid, grid: Path) -> GridError:
     """The error at the setting that caused it; a setting of a base is said to be inherited by the file `grid`.
 
     That is a setting below one of the problem's paths that the message names, else one of the paths, else one in the same section

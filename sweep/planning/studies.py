@@ -22,9 +22,8 @@ from ..data.corpora import Prepared
 from ..data.registry import CORPORA
 from ..errors import GridError, SweepError
 from ..grid.cell import Cell
-from ..grid.expansion import Expansion
+from ..grid.expansion import SEARCH, Expansion
 from ..grid.grid import Grid
-from ..grid.sections import SEARCH
 from ..probes import requested
 
 DIGITS = 4
