@@ -79,8 +79,7 @@ class DataConfig(Config):
         le=MAX_COUNT,
     )
     heldout: str | None = aside(
-        None,
-        "Corpus, or folder or file of text, that gives the long documents of the probes; none: the corpus itself.",
+        None, "Corpus, or folder or file of text, that gives the long documents of the probes; none: the corpus itself."
     )
     heldout_tokens: Int = aside(
         65_601, "Tokens that a document needs to be held out for the length probes.", ge=2, le=MAX_LENGTH

@@ -37,8 +37,7 @@ OfGrid = Annotated[
     str, typer.Option("--grid", metavar="GRID", help="Grid that the cells belong to.", autocompletion=grids)
 ]
 Set = Annotated[
-    list[str] | None,
-    typer.Option("--set", metavar="PATH=VALUE", help="Change a setting of every cell; repeatable."),
+    list[str] | None, typer.Option("--set", metavar="PATH=VALUE", help="Change a setting of every cell; repeatable.")
 ]
 Out = Annotated[Path | None, typer.Option("--out", metavar="FILE", help="Also write every number to this JSON file.")]
 
@@ -94,10 +93,7 @@ def bench_train(
     report.check_place(out)
     chosen = train.both_ways(train.choose(grid, cells or [], set_ or []), [way.value for way in graphs or []])
     report.show(
-        train,
-        lambda device, tell: train.run(chosen, device, rounds=rounds, profile=profile, tell=tell),
-        out,
-        as_json,
+        train, lambda device, tell: train.run(chosen, device, rounds=rounds, profile=profile, tell=tell), out, as_json
     )
 
 

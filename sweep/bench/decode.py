@@ -179,7 +179,7 @@ def table(limits: Ceilings, rows: Sequence[Row]) -> str:
     ]
     if any(row.attention != PAGES for row in rows):
         lines += [
-            "Attention other than in pages: torch's, over keys that lie in one piece, without those of the tokens written meanwhile.",
+            "Attention other than in pages: torch's, over keys that lie in one piece, without those of the tokens written meanwhile."
         ]
     lines += sorted({f"Not compiled, {row.cell}: {row.not_compiled}." for row in rows if row.not_compiled is not None})
     return "\n".join(lines)

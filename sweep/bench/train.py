@@ -363,12 +363,7 @@ def as_dict(limits: Ceilings, rows: Sequence[Row]) -> dict[str, object]:
 
 
 def _trainer(
-    model: Backbone,
-    config: TrainConfig,
-    seed: int,
-    device: torch.device,
-    graphs: bool,
-    refused: Callable[[str], None],
+    model: Backbone, config: TrainConfig, seed: int, device: torch.device, graphs: bool, refused: Callable[[str], None]
 ) -> Trainer:
     tokens = np.random.default_rng(0).integers(0, 256, 4 * config.batch_tokens + 2, dtype=np.uint16)
     return Trainer(

@@ -135,11 +135,7 @@ def data_tokenizer(
 @data_app.command("list")
 @Documented
 def data_list(
-    known: bool = False,
-    plugin: Plugins = None,
-    runs: Runs = None,
-    db: Db = None,
-    as_json: AsJson = False,
+    known: bool = False, plugin: Plugins = None, runs: Runs = None, db: Db = None, as_json: AsJson = False
 ) -> None:
     """List the corpora that are prepared for a database.
 

@@ -123,12 +123,7 @@ def export(
 
 @Documented
 def import_(
-    file: Path,
-    name: str | None = None,
-    large: bool = False,
-    runs: Runs = None,
-    db: Db = None,
-    as_json: AsJson = False,
+    file: Path, name: str | None = None, large: bool = False, runs: Runs = None, db: Db = None, as_json: AsJson = False
 ) -> None:
     """Take a bundle into the database. Adds what is missing and changes nothing that is there, so it may be repeated.
 
@@ -209,11 +204,7 @@ def db_forget(
 
 @db_app.command("backup")
 @Documented
-def db_backup(
-    to: Path | None = None,
-    db: Db = None,
-    as_json: AsJson = False,
-) -> None:
+def db_backup(to: Path | None = None, db: Db = None, as_json: AsJson = False) -> None:
     """Copy a SQLite database while it is in use. The copy is checked and never overwrites anything.
 
     \b
@@ -235,12 +226,7 @@ def db_backup(
 
 @db_app.command("check")
 @Documented
-def db_check(
-    skip_weights: bool = False,
-    runs: Runs = None,
-    db: Db = None,
-    as_json: AsJson = False,
-) -> None:
+def db_check(skip_weights: bool = False, runs: Runs = None, db: Db = None, as_json: AsJson = False) -> None:
     """Look for everything that is wrong with a database, and say what to do.
 
     It reads every file of kept weights, about a second per GB.

@@ -283,12 +283,7 @@ def resume(sweep: SweepName = None, db: Db = None, as_json: AsJson = False) -> N
 
 
 @Documented
-def cancel(
-    sweep: SweepName = None,
-    finish: bool = False,
-    db: Db = None,
-    as_json: AsJson = False,
-) -> None:
+def cancel(sweep: SweepName = None, finish: bool = False, db: Db = None, as_json: AsJson = False) -> None:
     """Ask a running sweep to save its cells and stop; launch continues it.
 
     \b

@@ -44,12 +44,7 @@ SWEEP = typer.Argument(metavar="SWEEP", help="Name of the sweep.", autocompletio
 
 
 @Documented
-def rename(
-    sweep: Annotated[str, SWEEP],
-    new: str,
-    db: Db = None,
-    as_json: AsJson = False,
-) -> None:
+def rename(sweep: Annotated[str, SWEEP], new: str, db: Db = None, as_json: AsJson = False) -> None:
     """Give a sweep another name. Cells, numbers and files stay as they are; not while somebody runs it.
 
     The grid file still says the old name: launch it with --name NEW to go on with this sweep.
@@ -76,11 +71,7 @@ def rename(
 
 @Documented
 def tag(
-    sweep: Annotated[str, SWEEP],
-    tags: list[str],
-    remove: bool = False,
-    db: Db = None,
-    as_json: AsJson = False,
+    sweep: Annotated[str, SWEEP], tags: list[str], remove: bool = False, db: Db = None, as_json: AsJson = False
 ) -> None:
     """Put tags on a sweep, which `sweeps` and `status` show, or take them off.
 

@@ -15,20 +15,7 @@ from ...results.console.text import counted
 from ..host.hardware import precisions
 from ..host.locks import GpuLocks
 from ..units import size
-from .context import (
-    Check,
-    Context,
-    LookFailed,
-    State,
-    absent,
-    bad,
-    number_in,
-    ok,
-    smi,
-    smi_table,
-    version_of,
-    warn,
-)
+from .context import Check, Context, LookFailed, State, absent, bad, number_in, ok, smi, smi_table, version_of, warn
 
 ECC_FIELDS = ("uuid", "ecc.errors.corrected.volatile.total", "ecc.errors.uncorrected.volatile.total")
 ROW_FIELDS = ("gpu_uuid", "remapped_rows.pending", "remapped_rows.failure")

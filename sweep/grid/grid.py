@@ -123,11 +123,7 @@ class Grid:
             layer: Layer = {}
             for axis, value in {self.tune.per: level, **self.tune.at}.items():
                 settings.put(
-                    layer,
-                    axis,
-                    Setting(value, self.document.path, self.tune.line, TUNE),
-                    self.named,
-                    self.besides,
+                    layer, axis, Setting(value, self.document.path, self.tune.line, TUNE), self.named, self.besides
                 )
             found[word] = Grid(
                 name=self.tune.sweep(self.name, word),

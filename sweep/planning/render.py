@@ -9,10 +9,7 @@ from .cost_estimate import PARTS, Bill
 from .difference import Difference, Key
 from .speed_model import Span
 
-WORDS = {
-    "needs-eval": "needs evaluation",
-    "weights gone": "weights gone",
-}
+WORDS = {"needs-eval": "needs evaluation", "weights gone": "weights gone"}
 MOST_LINES = 12
 """Of one kind, unless everything is asked for."""
 

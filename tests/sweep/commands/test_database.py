@@ -111,8 +111,7 @@ def test_the_ending_says_what_is_exported(run: Run, tmp_path: Path) -> None:
 @pytest.mark.parametrize(
     ("kind", "to"),
     shared_out(
-        product(["bundle", "csv", "parquet"], ["-", "/dev/stdout", "link"]),
-        lambda one: one == ("csv", "/dev/stdout"),
+        product(["bundle", "csv", "parquet"], ["-", "/dev/stdout", "link"]), lambda one: one == ("csv", "/dev/stdout")
     ),
 )
 def test_an_export_into_a_pipe(run: Run, tmp_path: Path, to: str, kind: str) -> None:

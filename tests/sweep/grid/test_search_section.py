@@ -47,10 +47,7 @@ def cells_of(grid: Grid) -> Any:
 def test_a_study_is_read_with_its_defaults(tmp_path: Path) -> None:
     search = grid_of(tmp_path).search
     assert search is not None
-    assert dict(search.ranges) == {
-        "train.muon_lr": Interval(0.003, 0.1, log=True),
-        "model.n_layers": Choice((4, 6)),
-    }
+    assert dict(search.ranges) == {"train.muon_lr": Interval(0.003, 0.1, log=True), "model.n_layers": Choice((4, 6))}
     assert dict(search.objectives) == {"val.val_loss": "minimize"}
     assert (search.sampler, search.trials, search.pruner, search.seed) == ("tpe", 20, None, 0)
 
