@@ -11,18 +11,11 @@ from typing import Annotated, Any
 import typer
 
 from ...results.console import command_line
-from ...results.console.command_line import NAME
 from ...results.console.streams import write_out
 
 OutFile = Annotated[
     Path | None, typer.Option("--out", metavar="FILE", help="Write to this file instead of standard output.")
 ]
-HEAD = f"""\
-# Commands
-
-This page is made from the commands. After a change of one: `{NAME} reference --out docs/cli.md`.
-
-"""
 COMMON = {
     "db": command_line.Db,
     "runs": command_line.Runs,
@@ -30,30 +23,6 @@ COMMON = {
     "sweep": command_line.SweepName,
 }
 """By parameter: options that mean the same in every command that has them, and are told of once."""
-EXIT_CODES = f"""\
-## Exit codes
-
-| code | what it means |
-|---|---|
-| 0 | all done |
-| 1 | cells failed, or what was checked differs |
-| 2 | the input is wrong: one line says what, and what to do |
-| 3 | the machine lacks something, or is busy |
-| 130, 143, 129 | stopped by Ctrl-C, by SIGTERM, by a closed terminal (`nohup` outlives it) |
-| 141 | nobody reads standard output any more, as in `{NAME} status \\| head -1`; nothing is printed about it |
-
-The first Ctrl-C of a launch saves every running cell and leaves; another, two seconds later or more, kills.
-A launch goes on without a reader of what it says. Standard output that was closed (`>&-`) is a pipe that nobody reads.
-
-"""
-FILES = """\
-## Files that commands write
-
-`--out` follows links, writes into pipes and devices, and takes `-` for standard output where it names one file. The folder must
-be there. The ending of the file says the format unless an option does (`.csv`, `.svg`, `.zip` ...). A file appears whole or not
-at all.
-
-"""
 
 
 def schema(out: OutFile = None) -> None:
@@ -83,20 +52,18 @@ def give_out(text: str, out: Path | None) -> None:
 
 
 def page(group: Any) -> str:
-    """The Markdown of all commands of a group, `group` as typer.main.get_command makes it."""
-    commands = dict(_commands(group, ()))
-    rows = [f"| [`{name}`](#{name.replace(' ', '-')}) | {_sentence(one)} |" for name, one in commands.items()]
-    sections = [_section(name, one) for name, one in commands.items()]
-    return (
-        HEAD
-        + "\n".join(["| command | what it does |", "|---|---|", *rows])
-        + "\n\n"
-        + _common(commands)
-        + EXIT_CODES
-        + FILES
-        + "\n\n".join(sections)
-        + "\n"
+    """Return the Markdown of all commands of a group, `group` as typer.main.get_command makes it."""
+    from jinja2 import Environment, FileSystemLoader
+
+    environment = Environment(
+        loader=FileSystemLoader(Path(__file__).parent), trim_blocks=True, keep_trailing_newline=True
     )
+    commands = dict(_commands(group, ()))
+    common = {one.name: one for command in commands.values() for one in command.params if _is_common(one)}
+    return environment.get_template("reference.md.jinja").render(
+        commands=commands, common=[common[name] for name in COMMON if name in common], help=_help, parameters=_parameters,
+        usage=_place, row=_row, examples=examples,
+    )  # fmt: skip
 
 
 def examples(command: Any) -> list[str]:
@@ -116,38 +83,12 @@ def _help(command: Any) -> str:
     return inspect.cleandoc(command.help)
 
 
-def _sentence(command: Any) -> str:
-    return " ".join(_help(command).partition("\n\n")[0].split())
-
-
-def _details(command: Any) -> str:
-    return _help(command).partition("\b\nExample:\n")[0].partition("\n\n")[2].strip()
-
-
-def _section(name: str, command: Any) -> str:
+def _parameters(command: Any) -> tuple[list[Any], list[Any], list[Any]]:
+    """Return the arguments of a command, its own options, and those that many commands have."""
     shown = [one for one in command.params if not getattr(one, "hidden", False)]
     arguments = [one for one in shown if one.param_type_name == "argument"]
-    own = [one for one in shown if one not in arguments and not _is_common(one)]
     common = [one for one in shown if _is_common(one)]
-    usage = " ".join([NAME, name, "[OPTIONS]", *map(_place, arguments)])
-    parts = [f"## {name}", _sentence(command), _details(command), f"```text\n{usage}\n```"]
-    if arguments or own:
-        parts.append("\n".join(["| word | what it says |", "|---|---|", *map(_row, [*arguments, *own])]))
-    if common:
-        parts.append(
-            f"Also {', '.join(f'`{one.opts[0]}`' for one in common)}: [as everywhere](#options-of-many-commands)."
-        )
-    parts.append("Example:" if len(examples(command)) == 1 else "Examples:")
-    parts.append("\n".join(["```console", *(f"$ {line}" for line in examples(command)), "```"]))
-    return "\n\n".join(part for part in parts if part)
-
-
-def _common(commands: dict[str, Any]) -> str:
-    found = {one.name: one for command in commands.values() for one in command.params if _is_common(one)}
-    rows = [_row(found[name]) for name in COMMON if name in found]
-    text = ["## Options of many commands", "", "| word | what it says |", "|---|---|", *rows]
-    text.append("| `-h`, `--help` | Show the help of a command, with its examples. |")
-    return "\n".join(text) + "\n\n"
+    return arguments, [one for one in shown if one not in (*arguments, *common)], common
 
 
 def _is_common(parameter: Any) -> bool:
