@@ -144,14 +144,13 @@ def bench_scale(
         cells (N): How many cells, about.
         points (N): Points of each cell's curve.
     """
-    import sys
     import tempfile
 
     from . import report, scale
 
     report.check_place(out)
     with tempfile.TemporaryDirectory(prefix="atma-scale-") as folder:
-        rows = scale.run(cells, points, Path(folder), tell=lambda line: print(line, file=sys.stderr, flush=True))
+        rows = scale.run(cells, points, Path(folder), tell=report.tell)
     report.show_rows(scale, rows, out, as_json)
 
 
@@ -181,7 +180,6 @@ def bench_sweep(
         attempts (N,N..): How many at once, one after the other.
         only (AXIS=LEVEL,..): Only the cells with these levels; repeatable.
     """
-    import sys
     import tempfile
 
     from . import packing, report
@@ -192,6 +190,6 @@ def bench_sweep(
     with tempfile.TemporaryDirectory(prefix="atma-sweep-") as folder:
         found = packing.run(
             grid, numbers, Path(folder), sets=set_ or [], only=only or [], prepared=prepared if prepared.is_dir() else None,
-            tell=lambda line: print(line, file=sys.stderr, flush=True),
+            tell=report.tell,
         )  # fmt: skip
     report.show_rows(packing, found, out, as_json)

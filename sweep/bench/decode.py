@@ -7,7 +7,7 @@ import statistics
 import time
 from collections.abc import Callable, Mapping, Sequence
 from contextlib import nullcontext
-from dataclasses import asdict, dataclass
+from dataclasses import dataclass
 
 import torch
 from torch.nn.attention import SDPBackend
@@ -183,8 +183,3 @@ def table(limits: Ceilings, rows: Sequence[Row]) -> str:
         ]
     lines += sorted({f"Not compiled, {row.cell}: {row.not_compiled}." for row in rows if row.not_compiled is not None})
     return "\n".join(lines)
-
-
-def as_dict(limits: Ceilings, rows: Sequence[Row]) -> dict[str, object]:
-    """For JSON."""
-    return {"ceilings": limits._asdict(), "rows": [asdict(row) for row in rows]}

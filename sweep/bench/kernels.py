@@ -7,7 +7,6 @@ from __future__ import annotations
 
 import json
 import math
-import sys
 from collections.abc import Callable, Collection, Iterator, Sequence
 from dataclasses import asdict, dataclass
 from typing import Any
@@ -32,6 +31,7 @@ from ...results.console.text import choice
 from ..errors import SweepError
 from . import kernel_variants, single_token
 from .ceilings import Ceilings, Timing, ceilings, interleaved, recorded
+from .report import tell as report_line
 from .subprocess_usage import child_arguments, rows_of_child
 
 H, J, D = 8, 2, 128
@@ -166,7 +166,7 @@ def print_rows(op: str, device: str, rounds: str, flops: str, bytes_per_s: str) 
     """Time an op and print the rows of each of its cases as one line of JSON; what the child process of a benchmark does."""
     limits = Ceilings(float(flops), float(bytes_per_s))
     for case in cases([op], torch.device(device)):
-        rows = timed_case(case, limits, int(rounds), lambda line: print(line, file=sys.stderr, flush=True))
+        rows = timed_case(case, limits, int(rounds), report_line)
         print(json.dumps([asdict(row) for row in rows]), flush=True)
 
 
@@ -179,11 +179,6 @@ def table(limits: Ceilings, rows: Sequence[Row]) -> str:
         "|---|---|---|---|---|---|---|---|---|---|",
     ]
     return "\n".join(head + [_line(row) for row in rows])
-
-
-def as_dict(limits: Ceilings, rows: Sequence[Row]) -> dict[str, object]:
-    """For JSON."""
-    return {"ceilings": limits._asdict(), "rows": [asdict(row) for row in rows]}
 
 
 def _line(row: Row) -> str:

@@ -11,7 +11,7 @@ import time
 from collections import Counter
 from collections.abc import Callable, Sequence
 from contextlib import closing
-from dataclasses import asdict, dataclass, field
+from dataclasses import dataclass, field
 from pathlib import Path
 from statistics import fmean
 
@@ -259,8 +259,3 @@ def table(found: Found) -> str:
     where = f"{found.gpu}; {mps}" if found.gpu is not None else "on the CPU"
     last = f"Grid {found.grid}, {where}. Start to idle: seconds of a cell, means; phases are seen every 0.2 s."
     return "\n".join([*lines, "", last])
-
-
-def as_dict(found: Found) -> dict[str, object]:
-    """For JSON."""
-    return asdict(found)

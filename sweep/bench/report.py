@@ -7,6 +7,7 @@ import os
 import platform
 import sys
 from collections.abc import Callable, Sequence
+from dataclasses import asdict, is_dataclass
 from datetime import UTC, datetime
 from pathlib import Path
 from typing import Any
@@ -21,12 +22,17 @@ from ..executors.source_snapshot import git_state
 Tell = Callable[[str], None]
 
 
+def tell(line: str) -> None:
+    """Print a line of progress, to standard error."""
+    print(line, file=sys.stderr, flush=True)
+
+
 def show(benchmark: Any, run: Callable[[torch.device, Tell], tuple[Any, Any]], out: Path | None, as_json: bool) -> None:
     """Runs the module of a benchmark on the GPU; progress goes to stderr, the table, or JSON, to stdout. Raises MachineError without a GPU."""
     if not torch.cuda.is_available():
         raise MachineError("no usable CUDA GPU: torch sees none; benchmarks run on a machine with an NVIDIA GPU")
     device = torch.device("cuda", torch.cuda.current_device())
-    measured = run(device, lambda line: print(line, file=sys.stderr, flush=True))
+    measured = run(device, tell)
     _tell(facts(device), benchmark, measured, out, as_json)
 
 
@@ -36,12 +42,20 @@ def show_rows(benchmark: Any, rows: Any, out: Path | None, as_json: bool) -> Non
 
 
 def _tell(known: dict[str, object], benchmark: Any, measured: Sequence[Any], out: Path | None, as_json: bool) -> None:
-    found = json.dumps({**known, **benchmark.as_dict(*measured)}, indent=1)
+    found = json.dumps({**known, **as_dict(*measured)}, indent=1)
     # printed first, so that a file that cannot be written costs no measurement
     if not is_standard(out):
         print(found if as_json else heading(known) + "\n\n" + benchmark.table(*measured), flush=True)
     if out is not None:
         write(out, found + "\n")
+
+
+def as_dict(*measured: Any) -> dict[str, Any]:
+    """Return for JSON what a benchmark measured: ceilings and rows, rows alone, or a dataclass that holds rows."""
+    *limits, rows = measured
+    if is_dataclass(rows):
+        return asdict(rows)  # type: ignore[arg-type]
+    return {**({"ceilings": limits[0]._asdict()} if limits else {}), "rows": [asdict(row) for row in rows]}
 
 
 def check_place(out: Path | None) -> None:

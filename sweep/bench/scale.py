@@ -12,7 +12,6 @@ import sys
 import time
 from collections import deque
 from collections.abc import Callable, Sequence
-from dataclasses import asdict, dataclass
 from pathlib import Path
 from typing import Any
 
@@ -31,6 +30,7 @@ from ..planning import admission
 from ..planning.planner import Task
 from ..probes import requested
 from . import scale_commands
+from .scale_commands import Row
 
 GRID = """\
 name: scale
@@ -40,15 +40,6 @@ seeds: {seeds}
 """
 COMBINATIONS = 8
 MIB = 2**20
-
-
-@dataclass
-class Row:
-    """One number, with its unit."""
-
-    what: str
-    value: float
-    unit: str
 
 
 class Nobody:
@@ -146,9 +137,9 @@ def run(cells: int, points: int, folder: Path, *, tell: Callable[[str], None] = 
     tell("asking for the status")
     rows += _status(store, grid.name, len(made) * points)
     tell("reporting")
-    rows += [Row(*found) for found in scale_commands.reports(store, folder)]
+    rows += scale_commands.reports(store, folder)
     tell("exporting and importing")
-    rows += [Row(*found) for found in scale_commands.exchanged(str(store), grid.name, folder)]
+    rows += scale_commands.exchanged(str(store), grid.name, folder)
     tell("launching again")
     began = time.perf_counter()
     grid, made = expanded()
@@ -156,20 +147,15 @@ def run(cells: int, points: int, folder: Path, *, tell: Callable[[str], None] = 
     assert outcome.finished
     rows.append(Row("launch the finished sweep again", time.perf_counter() - began, "s"))
     tell("planning dry")
-    rows += [Row(*found) for found in scale_commands.dry_runs(cells, folder)]
+    rows += scale_commands.dry_runs(cells, folder)
     tell("training a cell and stopping it")
-    return [*rows, *(Row(*found) for found in scale_commands.stopped(folder))]
+    return [*rows, *scale_commands.stopped(folder)]
 
 
 def table(rows: Sequence[Row]) -> str:
     """Markdown."""
     lines = ["| what | found |", "|---|---|"]
     return "\n".join(lines + [f"| {row.what} | {row.value:,.3f} {row.unit} |" for row in rows])
-
-
-def as_dict(rows: Sequence[Row]) -> dict[str, object]:
-    """For JSON."""
-    return {"rows": [asdict(row) for row in rows]}
 
 
 def _supervised(executor: Instant, seconds: float) -> list[Row]:

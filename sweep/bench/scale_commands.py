@@ -1,6 +1,6 @@
 """Whole commands over a large sweep, each in a process of its own: plans, reports, a bundle, and a launch that is stopped.
 
-Each function gives (what, number, unit); seconds include the start of the command, memory is its peak.
+Seconds include the start of the command, memory is its peak.
 """
 
 from __future__ import annotations
@@ -12,11 +12,22 @@ import sys
 import time
 from collections.abc import Iterator
 from contextlib import closing
+from dataclasses import dataclass
 from pathlib import Path
 
 from ...results.store.store import Store, StoreError, StoreMissing, open_store
 from ..errors import MachineError
 from .subprocess_usage import MIB, OURS, used
+
+
+@dataclass
+class Row:
+    """One number, with its unit."""
+
+    what: str
+    value: float
+    unit: str
+
 
 PLAN_GRID = """\
 name: plan
@@ -36,8 +47,8 @@ MOST_LEVELS = 250
 """Of the learning rate; beyond that the grid grows by seeds."""
 
 
-def dry_runs(cells: int, folder: Path) -> Iterator[tuple[str, float, str]]:
-    """(what, value, unit) for about that many cells, and of a dry run for ten times as many. No database, nothing prepared."""
+def dry_runs(cells: int, folder: Path) -> Iterator[Row]:
+    """Yield rows for about that many cells, and of a dry run for ten times as many. No database, nothing prepared."""
     for wanted in (cells, 10 * cells):
         rates = min(MOST_LEVELS, max(1, round(wanted / COMBINATIONS)))
         seeds = max(1, round(wanted / COMBINATIONS / rates))
@@ -47,11 +58,11 @@ def dry_runs(cells: int, folder: Path) -> Iterator[tuple[str, float, str]]:
         file.write_text(PLAN_GRID.format(levels=levels, seeds=seeds))
         command = [*OURS, "launch", str(file), "--dry-run", "--cells", str(made)]
         took = used(command, folder)
-        yield f"dry run of {made:,} cells, with its start", took.wall, "s"
-        yield "memory that it takes at most", took.memory / MIB, "MiB"
+        yield Row(f"dry run of {made:,} cells, with its start", took.wall, "s")
+        yield Row("memory that it takes at most", took.memory / MIB, "MiB")
         if wanted == cells:
             took = used([*OURS, "plan", str(file), "--cells", str(made)], folder)
-            yield f"plan of {made:,} cells with its price, with its start", took.wall, "s"
+            yield Row(f"plan of {made:,} cells with its price, with its start", took.wall, "s")
 
 
 COMMANDS = {
@@ -60,8 +71,8 @@ COMMANDS = {
 }
 
 
-def reports(store: Store, folder: Path) -> list[tuple[str, float, str]]:
-    """(what, value, unit) for the reports that read every point of every curve; their files are left in `folder`.
+def reports(store: Store, folder: Path) -> list[Row]:
+    """Return rows of the reports that read every point of every curve; their files are left in `folder`.
 
     Raises MachineError when one of them fails.
     """
@@ -69,9 +80,9 @@ def reports(store: Store, folder: Path) -> list[tuple[str, float, str]]:
     for name, arguments in COMMANDS.items():
         took = used([*OURS, *arguments, "--db", str(store)], folder)
         found += [
-            (f"{name}, with the start", took.wall, "s"),
-            ("of which processor", took.processor, "s"),
-            ("its memory", took.memory / MIB, "MiB"),
+            Row(f"{name}, with the start", took.wall, "s"),
+            Row("of which processor", took.processor, "s"),
+            Row("its memory", took.memory / MIB, "MiB"),
         ]
     return found
 
@@ -92,26 +103,26 @@ print(json.dumps([seconds, done.bytes, done.added["curve_point"]]))
 """
 
 
-def exchanged(db: str, sweep: str, folder: Path) -> list[tuple[str, float, str]]:
-    """(what, number, unit) of an export of that sweep and of its import into an empty database under `folder`."""
+def exchanged(db: str, sweep: str, folder: Path) -> list[Row]:
+    """Return rows of an export of that sweep and of its import into an empty database under `folder`."""
     file, found = folder / "exchanged.zip", []
     for what, where in (("export", db), ("import", str(folder / "exchanged.db"))):
         command = [sys.executable, "-c", SCRIPT, what, where, sweep, str(file)]
         took = used(command, folder)
         seconds, size, points = json.loads(took.printed.splitlines()[-1])
         found += [
-            (f"{what} it, with {points:,} curve points", seconds, "s"),
-            ("its peak memory", took.memory / MIB, "MiB"),
+            Row(f"{what} it, with {points:,} curve points", seconds, "s"),
+            Row("its peak memory", took.memory / MIB, "MiB"),
         ]
-    return [*found, ("the bundle", size / MIB, "MiB")]
+    return [*found, Row("the bundle", size / MIB, "MiB")]
 
 
 STOP_GRID = "name: stop\nextends: tiny\nset: {train.tokens: 15_360_000}\n"
 LOOK_S = 0.05
 
 
-def stopped(folder: Path) -> Iterator[tuple[str, float, str]]:
-    """(what, value, unit); the text lies prepared in `folder`/runs. Raises MachineError when the launch does not train."""
+def stopped(folder: Path) -> Iterator[Row]:
+    """Yield rows of a launch that is stopped; the text lies prepared in `folder`/runs. Raises MachineError when the launch does not train."""
     file, db = folder / "stop.yaml", folder / "stop.db"
     file.write_text(STOP_GRID)
     command = [*OURS, "launch", str(file), "--executor", "local", "--db", str(db), "--runs", str(folder / "runs")]
@@ -123,11 +134,11 @@ def stopped(folder: Path) -> Iterator[tuple[str, float, str]]:
             if launch.poll() is not None:
                 raise MachineError(f"the cell to be stopped does not train: {(folder / 'stop.txt').read_text()[-500:]}")
             time.sleep(LOOK_S)
-        yield "launch a cell until its first step", time.perf_counter() - began, "s"
+        yield Row("launch a cell until its first step", time.perf_counter() - began, "s")
         asked = time.perf_counter()
         launch.send_signal(signal.SIGINT)
         launch.wait()
-        yield "Ctrl-C until it has saved and left", time.perf_counter() - asked, "s"
+        yield Row("Ctrl-C until it has saved and left", time.perf_counter() - asked, "s")
     finally:
         launch.terminate()
         launch.wait()

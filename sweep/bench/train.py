@@ -7,8 +7,8 @@ import os
 import statistics
 import time
 from collections.abc import Callable, Mapping, Sequence
-from dataclasses import asdict, dataclass, field, replace
-from typing import Any, NamedTuple
+from dataclasses import dataclass, field, replace
+from typing import Any
 
 import numpy as np
 import torch
@@ -28,7 +28,8 @@ from ..training.optimizers import Optimizers
 from .ceilings import Ceilings, ceilings
 
 
-class Kernel(NamedTuple):
+@dataclass(frozen=True)
+class Kernel:
     """What one kernel of a step takes of the device, all its launches together."""
 
     name: str
@@ -354,12 +355,6 @@ def table(limits: Ceilings, rows: Sequence[Row]) -> str:
             parts = ", ".join(f"{kind} {share:.0%}" for kind, share in row.profile.items() if share >= 0.005)
             lines += ["", f"{row.cell}: {parts}"]
     return "\n".join(lines)
-
-
-def as_dict(limits: Ceilings, rows: Sequence[Row]) -> dict[str, object]:
-    """For JSON."""
-    told = [asdict(row) | {"lines": [line._asdict() for line in row.lines]} for row in rows]
-    return {"ceilings": limits._asdict(), "rows": told}
 
 
 def _trainer(

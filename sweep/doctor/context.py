@@ -14,7 +14,7 @@ from collections.abc import Callable, Iterator, Sequence
 from concurrent.futures import Future, ThreadPoolExecutor
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any, Literal
+from typing import Any, Literal, get_args
 
 from ...results.errors import StoreError
 from ...results.store.store import Store, default_runs, open_store
@@ -42,24 +42,8 @@ class Check:
     remedy: str = ""
 
 
-def ok(found: str, remedy: str = "") -> Check:
-    """A finding that takes the name of its look; so are the next three."""
-    return Check("", "ok", found, remedy)
-
-
-def warn(found: str, remedy: str = "") -> Check:
-    """Works, but not as it could."""
-    return Check("", "warn", found, remedy)
-
-
-def bad(found: str, remedy: str = "") -> Check:
-    """Stops a sweep."""
-    return Check("", "bad", found, remedy)
-
-
-def absent(found: str, remedy: str = "") -> Check:
-    """Is not there and need not be."""
-    return Check("", "absent", found, remedy)
+ok, warn, bad, absent = (functools.partial(Check, "", state) for state in get_args(State))
+"""Findings in each state, with a remedy or without, that take the name of their look."""
 
 
 class LookFailed(Exception):

@@ -287,7 +287,7 @@ def test_shares_are_those_of_the_kernels_and_json_names_each() -> None:
     assert found == pytest.approx({"matrix products": 0.6, "compiled elementwise": 0.4})
     assert list(found) == ["matrix products", "compiled elementwise"]
     assert train.shares([]) == {}
-    (row,) = json.loads(json.dumps(train.as_dict(LIMITS, [made_up(profile=found, lines=lines)])))["rows"]
+    (row,) = json.loads(json.dumps(report.as_dict(LIMITS, [made_up(profile=found, lines=lines)])))["rows"]
     assert row["lines"][1] == {
         "name": "triton_red_fused_add_3", "kind": "compiled elementwise", "launches": 12, "ms": 3.0,
     }  # fmt: skip
@@ -457,11 +457,11 @@ def test_table_of_kernels() -> None:
 
 def test_json_holds_every_number() -> None:
     row = made_up(profile={"attention": 0.2})
-    found = json.loads(json.dumps(train.as_dict(LIMITS, [row])))
+    found = json.loads(json.dumps(report.as_dict(LIMITS, [row])))
     assert found["ceilings"] == {"flops": 712.4e12, "bytes_per_s": 4.123e12}
     assert found["rows"] == [row.__dict__]
     timed = kernels.Row("conv", "B16", "triton", 1.0, 2.0, 1.9, 2.1, 0.5, 0.5, None, 7)
-    assert json.loads(json.dumps(kernels.as_dict(LIMITS, [timed])))["rows"] == [timed.__dict__]
+    assert json.loads(json.dumps(report.as_dict(LIMITS, [timed])))["rows"] == [timed.__dict__]
 
 
 def test_heading_and_file(tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]) -> None:
@@ -578,7 +578,7 @@ def test_writing_is_timed_beside_what_its_bytes_take(monkeypatch: pytest.MonkeyP
     assert [row[7] for row in table[:2]] == ["1,234", "n/a"]
     assert table[-1][4] == "n/a (the GPU's memory)"
     assert f"Not compiled, {cell.slug}: too odd." in decode.table(LIMITS, rows)
-    assert json.loads(json.dumps(decode.as_dict(LIMITS, rows)))["rows"][1]["texts"] == 3
+    assert json.loads(json.dumps(report.as_dict(LIMITS, rows)))["rows"][1]["texts"] == 3
 
 
 @pytest.mark.thorough

@@ -8,7 +8,7 @@ from pathlib import Path
 import pytest
 from atma_sweep.results.store.records import Attempt
 from atma_sweep.results.store.store import open_store
-from atma_sweep.sweep.bench import packing
+from atma_sweep.sweep.bench import packing, report
 from atma_sweep.sweep.bench.packing import Found, Row
 from atma_sweep.sweep.errors import SweepError
 
@@ -26,7 +26,7 @@ def test_the_table_marks_the_most_tokens_and_says_whether_mps_runs() -> None:
     assert {line.count("|") for line in lines[:4]} == {11}
     assert "MPS does not run" in lines[-1]
     assert "MPS runs" in packing.table(Found("quick", "NVIDIA H200", True, found.rows))
-    assert json.loads(json.dumps(packing.as_dict(found)))["rows"][1]["tokens_per_s"] == 3500.4
+    assert json.loads(json.dumps(report.as_dict(found)))["rows"][1]["tokens_per_s"] == 3500.4
 
 
 def test_more_attempts_than_cores_are_refused_before_anything_starts(
