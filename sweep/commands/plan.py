@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass, replace
+from dataclasses import replace
 from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
@@ -60,22 +60,13 @@ def plan(
     from .launch import Asked
 
     asked = Asked(grid, set_ or [], only or [], name, "local", None, False, retrain, "new", most, runs, db)
-    carry_out(asked, Wanted(gpus, gpu, rate_of(rate), watts, calibrate, list_), as_json=as_json)
+    rates = {"rate": rate_of(rate), "watts": watts}
+    carry_out(asked, rates, gpus=gpus, gpu=gpu, calibrate=calibrate, every=list_, as_json=as_json)
 
 
-@dataclass(frozen=True)
-class Wanted:
-    """What the command line says of the price."""
-
-    gpus: int | None = None
-    gpu: str | None = None
-    rate: float | None = None
-    watts: float | None = None
-    calibrate: bool = False
-    every: bool = False
-
-
-def carry_out(asked: Asked, wanted: Wanted, *, as_json: bool) -> None:
+def carry_out(
+    asked: Asked, rates: dict[str, float | None], *, gpus: int | None, gpu: str | None, calibrate: bool, every: bool, as_json: bool,
+) -> None:  # fmt: skip
     """Plans, calibrates if that is asked for, prices and prints."""
     from ...results.console.text import say
     from ..orchestrator import display, launch, requirements
@@ -85,21 +76,21 @@ def carry_out(asked: Asked, wanted: Wanted, *, as_json: bool) -> None:
     ahead = prospect(asked, display.Terminal(stderr=True, soft_wrap=True))
     request, store, made = ahead.request, ahead.store, ahead.made
     between = difference.between(request.grid, made, made.cells if made.study is not None else request.cells, store)
-    prices = cost_estimate.machine_prices(request.like, request.runs, store, gpu=wanted.gpu)
-    if wanted.calibrate:
+    prices = cost_estimate.machine_prices(request.like, request.runs, store, gpu=gpu)
+    if calibrate:
         _calibrate(request, made.with_proposals(), prices, ahead.unprepared)
-        prices = cost_estimate.machine_prices(request.like, request.runs, store, gpu=wanted.gpu)
-    count = wanted.gpus if wanted.gpus is not None else cost_estimate.gpus_here()
+        prices = cost_estimate.machine_prices(request.like, request.runs, store, gpu=gpu)
+    count = gpus if gpus is not None else cost_estimate.gpus_here()
 
     def billed(plan: Plan) -> cost_estimate.Bill:
-        return cost_estimate.bill(plan, prices, gpus=count, watts=wanted.watts, rate=wanted.rate)
+        return cost_estimate.bill(plan, prices, gpus=count, **rates)
 
     bill = billed(made.with_proposals())
     outlook = replicates.outlook(
         request.grid, request.cells, store, lambda cells: billed(launch.plan(replace(request, cells=cells), store))
     )
     # whoever names other GPUs does not ask about this machine
-    lacking = requirements.lacks(request, made) if wanted.gpu is None and wanted.gpus is None else []
+    lacking = requirements.lacks(request, made) if gpu is None and gpus is None else []
     if as_json:
         found: dict[str, Any] = {"sweep": request.grid.name, "counts": made.counts, "tokens": made.tokens}
         disk = made.disk.as_json() if made.disk is not None else {}
@@ -110,8 +101,8 @@ def carry_out(asked: Asked, wanted: Wanted, *, as_json: bool) -> None:
         return
     left = f"; {made.left_out} more left out by --only" if made.left_out else ""
     first = f"{counted(len(made.cells), 'cell')}{left}" if made.study is None else made.study.describe()
-    lines = [f"{request.grid.name}: {first}", *render.describe(between, every=wanted.every)]
-    lines += render.priced(bill, every=wanted.every)
+    lines = [f"{request.grid.name}: {first}", *render.describe(between, every=every)]
+    lines += render.priced(bill, every=every)
     lines += outlook.told() if outlook is not None else []
     lines += made.disk.describe() if made.disk is not None else []
     say("\n".join([*lines, *made.damaged, *requirements.remarks(ahead.remarks, lacking)]))
