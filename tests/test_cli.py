@@ -13,6 +13,7 @@ import shlex
 import subprocess
 import sys
 from pathlib import Path
+from string import Template
 from typing import Any
 
 import click
@@ -24,7 +25,8 @@ from atma_sweep.reports.figures import files
 from atma_sweep.results.console import command_line
 from atma_sweep.results.store.records import CellRecord, Owner
 from atma_sweep.results.store.store import open_store
-from tiers import every_nth
+from atma_sweep.sweep.data.registry import CORPORA
+from ruamel.yaml import YAML
 from typer.testing import CliRunner
 
 ROOT = Path(__file__).resolve().parent.parent
@@ -65,64 +67,37 @@ def test_version(run) -> None:  # type: ignore[no-untyped-def]
     assert run("--version") == (0, "atma-sweep 0.1.0\n", "")
 
 
-@pytest.mark.parametrize(
-    ("arguments", "code", "said"),
-    [
-        (["status", "--db", "x.db"], 2, "launch a grid first"),
-        (["report", "--table", "6"], 2, "launch a grid first"),
-        (["show", "abc"], 2, "launch a grid first"),
-        (["launch", "quikc"], 2, "did you mean 'quick'?"),
-        (["launch", "quick", "--executor", "rya"], 2, "did you mean 'ray'?"),
-        (["launch", "quick", "--set", "train.tokens=1e6"], 2, "add --name"),
-        (["launch", "quick", "--set", "train.tokns=1e6", "--name", "x"], 2, "did you mean 'train.tokens'?"),
-        (["launch", "quick", "--only", "attn_typ=polar", "--dry-run"], 2, "did you mean 'attn_type'?"),
-        (["launch", "quick", "--only", "attn_type=polr", "--dry-run"], 2, "did you mean 'polar'?"),
-        (["status", "--db", "mysql://somewhere/x"], 2, "not supported"),
-    ],
-)
-def test_a_mistake_is_one_line_with_the_remedy(run, arguments: list[str], code: int, said: str) -> None:  # type: ignore[no-untyped-def]
-    found, out, err = run(*arguments)
-    assert found == code
-    assert out == ""
-    assert err.startswith("atma-sweep: ")
-    assert len(err.splitlines()) == 1
-    assert said in err
+MISTAKES = [
+    pytest.param(group["database"], words, said, marks=[pytest.mark.thorough] if index % group.get("first", 1) else [])
+    for group in YAML(typ="safe", pure=True).load((ROOT / "tests" / "mistakes.yaml").read_text()).values()
+    for index, (words, said) in enumerate(group["cases"])
+]
 
 
-@pytest.mark.parametrize(
-    ("arguments", "said"),
-    [
-        (["launhc"], "No such command 'launhc'; did you mean launch? (atma-sweep --help)"),
-        (["xyzzy"], "No such command 'xyzzy' (atma-sweep --help)"),
-        (["db", "bakup"], "No such command 'bakup'; did you mean backup? (atma-sweep db --help)"),
-        (["launch", "--dryrun"], "No such option: --dryrun; did you mean --dry-run? (atma-sweep launch --help)"),
-        (["bench", "train", "--ronds", "3"], "did you mean --rounds? (atma-sweep bench train --help)"),
-        (["launch", "quick", "--xyzzy"], "No such option: --xyzzy (atma-sweep launch --help)"),
-        (["status", "-z"], "No such option: -z (atma-sweep status --help)"),
-        (
-            ["--detach", "launch"],
-            "No such option: --detach; write it after the command, as in atma-sweep launch --detach",
-        ),
-        (["launch"], "Missing argument '"),
-        (["status", "--sweep"], "Option '--sweep' requires an argument"),
-        (["status", "--interval", "soon"], "Invalid value for '--interval'"),
-        (["status", "one", "two"], "Got unexpected extra argument"),
-        (["launch", "--\x1b[31m\nx"], "No such option: --"),
-        (["export", "--to", "parket", "--sweep", "printed-v2"], "did you mean parquet?"),
-        (["report", "--table", "6", "--format", "htlm", "--sweep", "printed-v2"], "did you mean html?"),
-        (["report", "--figure", "1", "--format", "pnf", "--sweep", "printed-v2"], "did you mean png?"),
-    ],
-)
-def test_a_mistake_in_the_words_of_a_command_is_one_line(run, arguments: list[str], said: str) -> None:  # type: ignore[no-untyped-def]
-    open_store("atma.db", create=True).close()
-    code, out, err = run(*arguments)
+@pytest.mark.parametrize(("database", "words", "said"), MISTAKES)
+def test_a_mistake_is_one_line_with_the_remedy(run, tmp_path: Path, database: str, words: list[str], said: str) -> None:  # type: ignore[no-untyped-def]
+    numbers = {"FOLDER": str(tmp_path), "CORPORA": ", ".join(CORPORA), "N4000": "9" * 4000, "N5000": "9" * 5000}
+    words, said = (
+        [Template(text).safe_substitute(numbers, LONG="x" * 5000) for text in some] for some in (words, [said])
+    )
+    if database != "none":
+        store = open_store("atma.db", create=True)
+        if database == "demo":
+            store.record_revision("demo", grid_text="x", grid_file="x.yaml", cells=[])
+        store.close()
+    code, out, err = run(*words)
     assert (code, out) == (2, "")
-    assert err.startswith("atma-sweep: ")
-    assert said in err
-    assert err.endswith("\n")
-    # nothing that a terminal would obey, and no frame
+    # nothing that a terminal would obey, no frame, and no word that nobody reads
     assert err[:-1].isprintable()
     assert not set(err) & set("╭│╰")
+    assert len(err) < 1000
+    assert (
+        err == f"{said[0]}\n"
+        if said[0].startswith("atma-sweep: ")
+        else err.startswith("atma-sweep: ") and said[0] in err
+    )
+    allowed = ("atma-runs",) if database == "none" else ("atma.db", "atma-runs")
+    assert all(path.name.startswith(allowed) for path in tmp_path.iterdir())
 
 
 def test_help_without_a_command_stays_help(run) -> None:  # type: ignore[no-untyped-def]
@@ -243,53 +218,6 @@ def test_an_error_that_may_be_ours_is_not_dressed_up(monkeypatch: pytest.MonkeyP
 
     with pytest.raises(type(error)):
         cli.main(broken)
-
-
-LONG = "x" * 5000
-
-
-@pytest.mark.parametrize(
-    "arguments",
-    every_nth(
-        [
-            ["launch", LONG],
-            ["launch", "quick", "--name", LONG],
-            ["launch", "quick", "--dry-run", "--db", LONG],
-            ["launch", "quick", "--runs", LONG],
-            ["launch", "quick", "--dry-run", "--runs", LONG],
-            ["launch", "quick", "--dry-run", "--only", LONG],
-            ["launch", "quick", "--dry-run", "--name", "a", "--set", f"data.path={LONG}"],
-            ["launch", "quick", "--dry-run", "--name", "a", "--set", "data.path=~nobody-is-called-so/x"],
-            ["launch", "quick", "--dry-run", "--name", "a", "--set", 'data.path="a\\0b"'],
-            ["launch", "quick", "--dry-run", "--name", "a", "--set", f"{LONG}=1"],
-            ["status", "--db", LONG],
-            ["status", "--db", "~nobody-is-called-so/x.db"],
-            ["status", "--sweep", LONG],
-            ["show", LONG],
-            ["report", "--table", LONG],
-            ["report", "--check", LONG],
-            ["report", "--table", "6", "--out", f"{LONG}.csv"],
-            ["export", "--out", f"{LONG}.zip"],
-            ["import", LONG],
-            ["import", "x.zip", "--name", LONG],
-            ["data", "prepare", LONG],
-            ["data", "prepare", "~nobody-is-called-so/x"],
-            ["data", "prepare", ".", "--heldout", LONG],
-            ["data", "prepare", ".", "--runs", LONG],
-            ["data", "list", "--runs", LONG],
-            ["db", "backup", "--to", LONG],
-            ["schema", "--out", f"{LONG}.json"],
-        ],
-        3,
-    ),
-)
-def test_words_of_five_thousand_letters_and_paths_that_cannot_be(run, arguments: list[str]) -> None:  # type: ignore[no-untyped-def]
-    store = open_store("atma.db", create=True)
-    store.record_revision("demo", grid_text="x", grid_file="x.yaml", cells=[])
-    store.close()
-    code, out, err = run(*arguments)
-    assert (code, out, len(err.splitlines())) == (2, "", 1)
-    assert len(err) < 1000
 
 
 def test_a_missing_package_is_a_single_line(

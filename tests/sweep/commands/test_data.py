@@ -193,31 +193,6 @@ def test_an_interrupted_preparation_goes_on(
     assert heard[-1].fresh < heard[-1].tokens
 
 
-@pytest.mark.parametrize(("arguments", "said"), [
-    ([], f"say what to prepare: a path, or one of {', '.join(CORPORA)}; or --grid GRID"),
-    (["gone"], f"gone: neither a file or folder nor a corpus; known are {', '.join(CORPORA)}"),
-    (["files"], "data.corpus: files needs data.path, the folder or file that holds the text"),
-    (["stdlib", "--tokens", "0"], "Invalid value for '--tokens': Input should be greater than or equal to 1 (atma-sweep data prepare --help)"),
-    (["stdlib", "--tokens", "nan"], "Invalid value for '--tokens': Input should be less than or equal to 1000000000000000 (atma-sweep data prepare --help)"),
-    (["stdlib", "--tokens", "inf"], "Invalid value for '--tokens': Input should be less than or equal to 1000000000000000 (atma-sweep data prepare --help)"),
-    (["stdlib", "--tokens", "1.5"], "--tokens: must be a valid integer, got a number with a fractional part, got 1.5"),
-    (["stdlib", "--heldout-tokens", "1"], "Invalid value for '--heldout-tokens': Input should be greater than or equal to 2 (atma-sweep data prepare --help)"),
-    (["stdlib", "--tokenizer", "gtp2"], "no tokenizer 'gtp2'; there are: bytes, gpt2, json, mqar, flipflop"),
-    (["stdlib", "--tokenizer", "json"], "data.tokenizer: json needs data.tokenizer_file, a file of the tokenizers library"),
-    (["stdlib", "--tokenizer", "gpt2", "--tokenizer-file", "x"], "data.tokenizer_file: {}/x does not exist"),
-    (["stdlib", "--name", "a b"], "--name: 'a b' must be letters, digits, '.', '_' and '-', at most 100, of which the first is a letter or digit; and not the name of a known corpus"),
-    (["stdlib", "--heldout", "x"], "data.heldout: {}/x is neither a file or folder nor one of the corpora that lend long documents: stdlib, fineweb-edu, finepdfs, wikitext-103"),
-    (["fineweb-edu", "--path", "x", "--tokenizer", "bytes"], "data.path: {}/x is no folder with a copy of HuggingFaceFW/fineweb-edu"),
-    (["x", "--grid", "quick"], "--grid: the grid says what is prepared and how; give nothing else but --name, or change it"),
-    (["--grid", "quick", "--tokens", "5"], "--grid: the grid says what is prepared and how; give nothing else but --name, or change it"),
-    (["--grid", "h200-check"], f"no corpus 'books'; allowed: {', '.join(CORPORA)}, or one prepared with `data prepare PATH --name books`"),
-])  # fmt: skip
-def test_a_mistake_is_one_line(tmp_path: Path, command: Command, arguments: list[str], said: str) -> None:
-    code, out, err = command("data", "prepare", *arguments)
-    assert (code, out, err) == (2, "", f"atma-sweep: {said.format(tmp_path)}\n")
-    assert command("data", "list", "--json")[:2] == (0, "[]\n")
-
-
 @pytest.mark.thorough
 def test_without_a_network_it_ends_at_once(tmp_path: Path) -> None:
     """Exit 3 and one line, for streamed text, for shards, and for a lender after the text itself."""

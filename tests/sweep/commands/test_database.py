@@ -71,37 +71,6 @@ def test_a_folder_for_tensorboard(run: Run, tmp_path: Path) -> None:
     assert (code, len(err.splitlines()), "--out" in err) == (2, 1, True)
 
 
-@pytest.mark.parametrize(
-    ("arguments", "said"),
-    [
-        (["--to", "xls"], "choose one of: csv, jsonl, parquet, tensorboard, wandb"),
-        (
-            ["--to", "csv", "--what", "cell"],
-            "choose one of: cells, measurements, curves, examples, attempts; did you mean cells?",
-        ),
-        (["--to", "csv", "--with-weights"], "leave --to out"),
-        (["--to", "wandb", "--what", "curves"], "leave --what out"),
-        (["--sweep", "printed-v3"], "no sweep is named"),
-        (["--sweep", "x" * 5000], "(5000 letters); there is: printed-atlas, printed-tra, "),
-        (
-            ["--out", "x.docx"],
-            "'x.docx' has no ending that names a format; end it in .zip, .csv, .jsonl, .parquet, or add --to",
-        ),
-        (["--out", "x.csv", "--to", "jsonl"], "'x.csv' ends as csv, but --to says jsonl"),
-        (["--out", "x.csv", "--with-weights"], "leave --to out"),
-        (["--what", "curves"], "leave --what out"),
-        (["--out", "deep/x.zip"], "there is no folder"),
-        (["--out", "."], ". is a folder; name a file"),
-        (["--out", "-", "--to", "tensorboard"], "standard output is none"),
-    ],
-)
-def test_what_cannot_be_is_one_line(run: Run, tmp_path: Path, arguments: list[str], said: str) -> None:
-    code, out, err = run("export", *arguments)
-    assert (code, out, len(err.splitlines())) == (2, "", 1)
-    assert said in err
-    assert [path.name for path in tmp_path.iterdir() if not path.name.startswith("atma.db")] == []
-
-
 def test_the_ending_says_what_is_exported(run: Run, tmp_path: Path) -> None:
     code, out, _ = run("export", "--sweep", "printed-v1", "--out", "x.jsonl", "--what", "cells")
     assert (code, out) == (0, "x.jsonl: 100 rows of cells of sweep printed-v1\n")

@@ -42,21 +42,6 @@ def test_a_plan_writes_nothing_and_tells_groups_and_price(tmp_path: Path) -> Non
     assert "price: " in bench.ask("launch", "micro.yaml", "--dry-run")
 
 
-@pytest.mark.parametrize(("words", "said"), [
-    (["plan", "quick", "--rate", "much"], "--rate 'much' must be an amount above 0 of money an hour, such as 2.50/h"),
-    (["plan", "nowhere"], "nowhere: no such grid file"),
-    (["plan", "quick", "--gpus", "0"], "--gpus"),
-    (["launch", "quick", "--budget", "soon"], "--budget 'soon' must be hours above 0, such as 40h"),
-    (["launch", "quick", "--budget", "5$"], "--budget 5$ is money; say what an hour costs with --rate"),
-])  # fmt: skip
-def test_mistakes_are_one_line(command: Command, tmp_path: Path, words: list[str], said: str) -> None:
-    code, out, err = command(*words)
-    assert (code, out) == (2, "")
-    assert said in err
-    assert len(err.strip().splitlines()) == 1
-    assert not (tmp_path / "atma.db").exists()
-
-
 def test_a_gpu_that_is_not_here_cannot_be_calibrated(command: Command) -> None:
     import torch
 
