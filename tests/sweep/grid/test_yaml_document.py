@@ -125,43 +125,22 @@ def test_a_grid_with_merge_keys_gives_the_cells_of_one_without(write: Write) -> 
         load_grid(wrong)
 
 
+DEEP = "more than 50 lists and mappings inside each other"
+
+
 @pytest.mark.parametrize(
-    ("text", "said"),
+    ("text", "line"),
     [
-        ("a: &a {b: 1}\nc:\n  <<: *a\n  <<: *a\n", "4: <<: key given twice; keep one of them"),
-        ("a: 1\nb: {1: 2, '1': 3}\n", "2: 1: key given twice; keep one of them"),
-        ("a:\n  <<: 3\n", "2: <<: must be a mapping to merge, or a list of them"),
-        ("a:\n  <<: [{b: 1}, c]\n", "2: <<: must be a mapping to merge, or a list of them"),
-        ("a: &a\n  <<: *a\n", "2: <<: merges itself; name another mapping"),
-        ("a: 1\nb: !foo [1]\n", "2: the tag '!foo' does not fit here; leave it out"),
-        ("a: 1\nb: !foo {c: 1}\n", "2: the tag '!foo' does not fit here; leave it out"),
-        ("a: 1\nb: !foo c\n", "2: the tag '!foo' does not fit here; leave it out"),
-        ("a: 1\n!foo b: c\n", "2: the tag '!foo' does not fit here; leave it out"),
-        ("a: !!python/object/apply:os.system [ls]\n", "1: the tag '!!python/object/apply:os.system' does not fit"),
-        ("a: !!python/tuple [1]\n", "1: the tag '!!python/tuple' does not fit here; leave it out"),
-        ("a: !!set {b}\n", "1: the tag '!!set' does not fit here"),
-        ("a: !!omap [b: 1]\n", "1: the tag '!!omap' does not fit here"),
-        ("a: !!binary aGk=\n", "1: the tag '!!binary' does not fit here"),
-        ("a: !!int [1]\n", "1: the tag '!!int' does not fit here"),
-        ("a: !<tag:x,2000:y> 1\n", "1: the tag 'tag:x,2000:y' does not fit here"),
-        ("a: 1\n? [1, 2]\n: 3\n", "2: a key must be a word, not a list or a mapping"),
-        (f"a: 1\nb: {'[' * 3000}{']' * 3000}\n", "2: more than 50 lists and mappings inside each other"),
-        (f"a: 1\nb: {'[' * 500_000}", "2: more than 50 lists and mappings inside each other"),
-        (f"a: 1\nb: {'{a: ' * 3000}1{'}' * 3000}\n", "2: more than 50 lists and mappings inside each other"),
-        ("a: &a [*a]\n", "1: more than 50 lists and mappings inside each other"),
-        (
-            "a: {m0: &m0 {b: 1}, " + ", ".join(f"m{n}: &m{n} {{<<: *m{n - 1}}}" for n in range(1, 999)) + "}\n<<: *m998\n",
-            "1: more than 50 lists and mappings inside each other",
-        ),
-        (
-            "a0: &a0 [1]\n" + "".join(f"a{n}: &a{n} [*a{n - 1}]\n" for n in range(1, 100)),
-            "1: more than 50 lists and mappings inside each other",
-        ),
+        (f"a: 1\nb: {'[' * 3000}{']' * 3000}\n", 2),
+        (f"a: 1\nb: {'[' * 500_000}", 2),
+        (f"a: 1\nb: {'{a: ' * 3000}1{'}' * 3000}\n", 2),
+        ("a: {m0: &m0 {b: 1}, " + ", ".join(f"m{n}: &m{n} {{<<: *m{n - 1}}}" for n in range(1, 999)) + "}\n<<: *m998\n", 1),
+        ("a0: &a0 [1]\n" + "".join(f"a{n}: &a{n} [*a{n - 1}]\n" for n in range(1, 100)), 1),
     ],
 )  # fmt: skip
-def test_what_a_grid_may_not_hold_is_one_line(write: Write, text: str, said: str) -> None:
+def test_lists_and_mappings_inside_each_other_end_at_fifty(write: Write, text: str, line: int) -> None:
     path = write(text)
-    assert refused(path).startswith(f"{path}:{said}")
+    assert refused(path) == f"{path}:{line}: {DEEP}"
 
 
 def test_plain_tags_are_understood(write: Write) -> None:
