@@ -12,11 +12,8 @@ from atma_sweep.results.exchange.exporting import export_sweep
 from atma_sweep.results.exchange.importing import import_bundle
 from atma_sweep.results.store.store import Store, open_store
 from atma_sweep.sweep.grid.grid import load_grid
-from atma_sweep.sweep.grid.json_schema import grid_schema
 from atma_sweep.sweep.host.processes import this_process
 from atma_sweep.sweep.orchestrator.launch import Request, claim
-from jsonschema import Draft202012Validator
-from ruamel.yaml import YAML
 
 Write = Callable[..., Path]
 HEAD = "name: g\nextends: micro\naxes: {attn_type: [polar, nope], memory: [off, on]}\n"
@@ -60,12 +57,6 @@ def test_other_lengths_may_be_tried_on_the_command_line(write: Write) -> None:
 def test_they_are_part_of_no_cell(write: Write) -> None:
     bare, declared = (load_grid(write(HEAD + text)).expand(fake) for text in ("", GOOD))
     assert [(cell.id, cell.config) for cell in declared] == [(cell.id, cell.config) for cell in bare]
-
-
-def test_the_schema_knows_them(write: Write) -> None:
-    schema = Draft202012Validator(grid_schema())
-    yaml = YAML(typ="safe", pure=True)
-    assert list(schema.iter_errors(yaml.load(HEAD + GOOD))) == []
 
 
 def test_options_are_read_back_and_strange_ones_are_left_out() -> None:

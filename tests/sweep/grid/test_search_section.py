@@ -2,18 +2,13 @@
 
 from __future__ import annotations
 
-import copy
-import json
 from pathlib import Path
 from typing import Any
 
-import jsonschema
 import pytest
 from atma_sweep.results.studies.search import Choice, Interval
-from atma_sweep.sweep.errors import GridError
 from atma_sweep.sweep.grid.cell import cell_id
-from atma_sweep.sweep.grid.grid import GRIDS, Grid, load_grid
-from atma_sweep.sweep.grid.json_schema import grid_schema
+from atma_sweep.sweep.grid.grid import Grid, load_grid
 from ruamel.yaml import YAML
 
 GRID = """
@@ -50,6 +45,7 @@ def test_a_study_is_read_with_its_defaults(tmp_path: Path) -> None:
     assert dict(search.ranges) == {"train.muon_lr": Interval(0.003, 0.1, log=True), "model.n_layers": Choice((4, 6))}
     assert dict(search.objectives) == {"val.val_loss": "minimize"}
     assert (search.sampler, search.trials, search.pruner, search.seed) == ("tpe", 20, None, 0)
+    assert cells_of(grid_of(tmp_path, search={"pruner": "asha"})), "it validates before the end"
 
 
 @pytest.mark.parametrize(
@@ -59,15 +55,10 @@ def test_a_study_is_read_with_its_defaults(tmp_path: Path) -> None:
         ("clean.bits@128", {"clean.bits@128": "minimize"}),
         ({"val_loss": "minimize", "tokens_per_s": "maximize"},
          {"val.val_loss": "minimize", "throughput.tokens_per_s": "maximize"}),
-        (["val_loss", "needle.absent_nats@512"], None),
         ({"throughput.train_seconds": "minimize"}, {"throughput.train_seconds": "minimize"}),
     ],
 )  # fmt: skip
 def test_objectives_are_the_numbers_that_reports_know(tmp_path: Path, given: Any, found: Any) -> None:
-    if found is None:
-        with pytest.raises(GridError, match="neither side of it is better by itself"):
-            grid_of(tmp_path, search={"objective": given})
-        return
     grid = grid_of(tmp_path, search={"objective": given})
     assert grid.search is not None
     assert dict(grid.search.objectives) == found
@@ -93,42 +84,5 @@ def test_the_ends_of_the_ranges_are_cells_like_any_other(tmp_path: Path) -> None
     assert cells[0].axes == {"train.muon_lr": "0.003", "model.n_layers": "4"}
 
 
-FACTORIAL = {"axes": {"memory": ["off", "on"]}}
-
-
-def test_a_pruner_needs_validations_before_the_end(tmp_path: Path) -> None:
-    assert cells_of(grid_of(tmp_path, search={"pruner": "asha"}))
-    with pytest.raises(GridError, match="no validation before the end: 100 steps"):
-        cells_of(grid_of(tmp_path, {"set": {"eval": {"validate_every": 100}}}, {"pruner": "asha"}))
-
-
-@pytest.mark.parametrize("key", ["axes", "include", "exclude", "contrasts", "design"])
-def test_what_is_about_a_factorial_is_refused_beside_a_study(tmp_path: Path, key: str) -> None:
-    given: Any = {"axes": {"memory": ["off"]}, "design": {"runs": 2}}.get(key, [{"memory": "off"}])
-    with pytest.raises(GridError, match=rf"(?s){key}.*(factorial|axis)"):
-        grid_of(tmp_path, {key: given})
-
-
-def test_a_study_has_one_seed(tmp_path: Path) -> None:
-    with pytest.raises(GridError, match="a study has one seed"):
-        grid_of(tmp_path, {"seeds": 2})
+def test_a_study_has_the_seed_of_its_grid(tmp_path: Path) -> None:
     assert cells_of(grid_of(tmp_path, {"seeds": [7]}))[0].config.seed == 7
-
-
-@pytest.mark.parametrize("where", ["search", "top"])
-def test_a_factorial_is_not_pruned_and_the_reason_is_said(tmp_path: Path, where: str) -> None:
-    change: Any = copy.deepcopy(FACTORIAL)
-    if where == "top":
-        change |= {"pruner": "asha", "search": {}}
-    with pytest.raises(GridError, match=r"pruner: .*best ones at retrieval \(docs/designs\.md"):
-        grid_of(tmp_path, change, {"pruner": "asha"} if where == "search" else {"ranges": None})
-
-
-@pytest.mark.thorough
-def test_editors_know_the_keys(tmp_path: Path) -> None:
-    schema = grid_schema()
-    shipped = YAML(typ="safe").load((GRIDS / "search-mini.yaml").read_text())
-    jsonschema.validate(json.loads(json.dumps(shipped)), schema)
-    for wrong in ({"sampler": "grid"}, {"trials": 0}, {"ranges": {"train.clip": {"low": 1}}}, {"pruners": "asha"}):
-        with pytest.raises(jsonschema.ValidationError):
-            jsonschema.validate(shipped | {"search": shipped["search"] | wrong}, schema)

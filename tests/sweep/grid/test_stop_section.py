@@ -8,9 +8,6 @@ from pathlib import Path
 from atma_sweep.results.contrasts import Contrast
 from atma_sweep.results.stopping.stopping_rule import Rule
 from atma_sweep.sweep.grid.grid import load_grid
-from atma_sweep.sweep.grid.json_schema import grid_schema
-from jsonschema import Draft202012Validator
-from ruamel.yaml import YAML
 
 Write = Callable[..., Path]
 HEAD = "name: g\nextends: micro\naxes: {attn_type: [polar, nope, rope], memory: [off, on], window: [off, on]}\n"
@@ -50,9 +47,3 @@ def test_a_contrast_that_is_declared_already_is_not_declared_twice(write: Write)
 def test_no_cell_of_the_grid_changes(write: Write) -> None:
     bare, with_rule = (load_grid(write(HEAD + text)).expand(fake) for text in ("", GOOD))
     assert [(cell.id, cell.config) for cell in with_rule] == [(cell.id, cell.config) for cell in bare]
-
-
-def test_the_schema_knows_it() -> None:
-    schema = Draft202012Validator(grid_schema())
-    yaml = YAML(typ="safe", pure=True)
-    assert list(schema.iter_errors(yaml.load(HEAD + GOOD))) == []

@@ -5,12 +5,10 @@ from __future__ import annotations
 from pathlib import Path
 from typing import Any
 
-import jsonschema
 import pytest
 from atma_sweep.sweep.errors import GridError
 from atma_sweep.sweep.grid.cell import cell_id
 from atma_sweep.sweep.grid.grid import Grid, load_grid
-from atma_sweep.sweep.grid.json_schema import grid_schema
 from ruamel.yaml import YAML
 
 GRID: dict[str, Any] = {
@@ -74,22 +72,3 @@ def test_a_range_that_no_cell_can_have_is_blamed_where_it_stands(tmp_path: Path)
     grid = grid_of(tmp_path, tune={"ranges": {"train.clip": {"low": -1, "high": 2}}})
     with pytest.raises(GridError, match=r"tune\.ranges\.train\.clip"):
         cells_of(grid.studies()["polar"])
-
-
-@pytest.mark.parametrize("key", ["search", "stop"])
-def test_tuning_is_for_a_factorial_without_further_seeds(tmp_path: Path, key: str) -> None:
-    other: dict[str, Any] = {
-        "search": {"objective": "val_loss", "ranges": {"train.clip": [0.5, 1.0]}},
-        "stop": {"contrast": "memory", "metric": "val_loss", "ci": 1},
-    }
-    with pytest.raises(GridError, match=r"tune|factorial"):
-        grid_of(tmp_path, {key: other[key]})
-
-
-@pytest.mark.thorough
-def test_editors_know_the_keys() -> None:
-    schema = grid_schema()
-    jsonschema.validate(GRID, schema)
-    for wrong in ({"per": 3}, {"pruner": "asha"}, {"trials": 0}):
-        with pytest.raises(jsonschema.ValidationError):
-            jsonschema.validate(GRID | {"tune": GRID["tune"] | wrong}, schema)
