@@ -27,6 +27,7 @@ from atma_sweep.results.store.records import CellRecord, Owner
 from atma_sweep.results.store.store import open_store
 from atma_sweep.sweep.data.registry import CORPORA
 from ruamel.yaml import YAML
+from typer.core import TyperGroup
 from typer.testing import CliRunner
 
 ROOT = Path(__file__).resolve().parent.parent
@@ -296,7 +297,7 @@ def test_what_typer_would_leave_as_it_is_needs_no_conversion(monkeypatch: pytest
     known: list[dict[str, Any]] = []
     for lazily in (True, False):
         if not lazily:
-            monkeypatch.setattr(command_line, "_spared", lambda command, ctx: None)
+            monkeypatch.setattr(command_line.OneLine, "get_command", TyperGroup.get_command)
 
         def status(**given: Any) -> None:
             known.append(given)

@@ -87,7 +87,7 @@ class Documented:
         """The signature of the function with what the docstring says of its parameters."""
 
         def constant(match: re.Match[str]) -> str:
-            return str(self._function.__globals__[match[1]])
+            return str({**globals(), **self._function.__globals__}[match[1]])
 
         entries = {
             name: (metavar or None, re.sub(r"\{([A-Z_]+)\}", constant, " ".join(text.split())))

@@ -72,7 +72,7 @@ class Found:
 
 
 @dataclass
-class _Watch:
+class Watch:
     """A supervisor's Listener that notes when an attempt is first seen in each phase; the supervisor looks every 0.2 s."""
 
     tell: Callable[[str], None]
@@ -194,7 +194,7 @@ def _measured(
     store: Store, grid: Grid, cells: Sequence[Cell], number: int, runs: Path, tell: Callable[[str], None]
 ) -> Row:
     request = launch.Request(grid=grid, cells=list(cells), runs=runs, executor="local")
-    watch = _Watch(tell)
+    watch = Watch(tell)
     fence = launch.claim(request, store, processes.this_process("bench"))
     try:
         with closing(_Packed(number)) as executor:
@@ -208,7 +208,7 @@ def _measured(
     return row_of(store, cells, number, watch)
 
 
-def row_of(store: Store, cells: Sequence[Cell], number: int, watch: _Watch) -> Row:
+def row_of(store: Store, cells: Sequence[Cell], number: int, watch: Watch) -> Row:
     seconds = max(watch.over.values()) - min(watch.began.values())
     tokens = sum(cell.config.train.steps * cell.config.train.batch_tokens for cell in cells)
     steps = {key: (store.curve(key)[-1].wall_s or 0.0) for key in watch.over}

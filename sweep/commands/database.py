@@ -2,8 +2,9 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from pathlib import Path
-from typing import Annotated, Any
+from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
 
@@ -12,6 +13,9 @@ from ...results.console.command_line import MAX_NUMBER, AsJson, Db, Documented, 
 from ...results.console.text import cleaned, counted, plain, say
 from ...results.exchange.trackers import EXPORTERS
 from .options import CellName, ProbeNames
+
+if TYPE_CHECKING:
+    from ...results.store.store import Store
 
 TRACKERS = ", ".join(name for name, one in EXPORTERS.items() if not one.ending)
 
@@ -66,59 +70,59 @@ def export(
         to (FORMAT): Not a bundle but a table (csv, jsonl, parquet), a folder ({TRACKERS}), or a study (optuna).
         what (TABLE): Which table: measurements (the default), cells, curves, examples or attempts.
     """
-    from dataclasses import asdict
-
     from ...results.builtin_sweeps import open_known
-    from ...results.console.output_files import format_of, is_standard
-    from ...results.errors import StoreError
-    from ...results.exchange.exporting import export_sweep
-    from ...results.exchange.tables import ENDINGS, export_table
-    from ...results.names import file_name
+    from ...results.console.output_files import is_standard
 
     store = open_known(db, sweep)
     name = sweep or store.default_sweep()
-    plain = file_name(name)
-    kind = (
-        to
-        if to is not None and to in EXPORTERS
-        else format_of(out, to, {".zip": "bundle", **ENDINGS}, "bundle", option="--to")
-    )
+    bundle = {"weights": with_weights, "examples": not no_examples}
+    told, line = _written(store, name, out, to, what, bundle, lambda: runs_folder(runs, db))
     away = is_standard(out)  # what is told goes elsewhere then
-    if with_weights and kind != "bundle":
-        raise StoreError("--with-weights goes into a bundle, not into a table; leave --to out, and end --out in .zip")
-    if no_examples and kind != "bundle":
-        raise StoreError("--no-examples is about a bundle; a table holds what --what names")
-    if exporter := EXPORTERS.get(kind):
-        if what is not None:
-            raise StoreError(f"--to {kind} takes all that it can show; leave --what out")
-        place = out or Path(f"{plain}-{kind}{exporter.ending}")
-        count = exporter.export(store, name, place)
-        told: Any = {"sweep": name, "file" if exporter.ending else "folder": place, exporter.counts: count}
-        line = f"{place}: {count} {exporter.counts} of sweep {name}"
-    elif kind == "bundle":
-        if what is not None:
-            raise StoreError("a bundle holds every table; leave --what out, or name a table's format with --to")
-        file = out or Path(f"{plain}.zip")
-        summary = export_sweep(
-            store, name, file, weights=with_weights, examples=not no_examples, runs=runs_folder(runs, db)
-        )
-        told = asdict(summary)
-        counts = ", ".join(f"{count} {table}" for table, count in summary.added.items() if count)
-        line = (
-            f"{summary.file}: sweep {name} in {summary.bytes / 1e6:.1f} MB ({counts}, {counted(summary.files, 'file')})"
-        )
-    else:
-        what = what or "measurements"
-        file = out or Path(f"{plain}-{what}.{kind}")
-        rows = export_table(store, what, file, kind, name)  # type: ignore[arg-type]
-        told = {"sweep": name, "file": file, "rows": rows}
-        line = f"{file}: {counted(rows, 'row')} of {what} of sweep {name}"
     if as_json:
         print_json(told, err=away)
         return
     say(line, err=away)
     for note in told.get("notes", ()):
         say(note, err=True)
+
+
+def _written(
+    store: Store, name: str, out: Path | None, to: str | None, what: str | None, bundle: dict[str, bool], runs: Callable[[], Path]
+) -> tuple[dict[str, Any], str]:  # fmt: skip
+    """Write a sweep as a bundle, a table or another program's files; return what was written, by names and in words."""
+    from dataclasses import asdict
+
+    from ...results.console.output_files import format_of
+    from ...results.errors import StoreError
+    from ...results.exchange.exporting import export_sweep
+    from ...results.exchange.tables import ENDINGS, export_table
+    from ...results.names import file_name
+
+    plain = file_name(name)
+    formats = {".zip": "bundle", **ENDINGS}
+    kind = to if to is not None and to in EXPORTERS else format_of(out, to, formats, "bundle", option="--to")
+    if bundle["weights"] and kind != "bundle":
+        raise StoreError("--with-weights goes into a bundle, not into a table; leave --to out, and end --out in .zip")
+    if not bundle["examples"] and kind != "bundle":
+        raise StoreError("--no-examples is about a bundle; a table holds what --what names")
+    if exporter := EXPORTERS.get(kind):
+        if what is not None:
+            raise StoreError(f"--to {kind} takes all that it can show; leave --what out")
+        path = out or Path(f"{plain}-{kind}{exporter.ending}")
+        count = exporter.export(store, name, path)
+        written = {"sweep": name, "file" if exporter.ending else "folder": path, exporter.counts: count}
+        return written, f"{path}: {count} {exporter.counts} of sweep {name}"
+    if kind == "bundle":
+        if what is not None:
+            raise StoreError("a bundle holds every table; leave --what out, or name a table's format with --to")
+        summary = export_sweep(store, name, out or Path(f"{plain}.zip"), **bundle, runs=runs())
+        counts = ", ".join(f"{count} {table}" for table, count in summary.added.items() if count)
+        size = f"{summary.bytes / 1e6:.1f} MB ({counts}, {counted(summary.files, 'file')})"
+        return asdict(summary), f"{summary.file}: sweep {name} in {size}"
+    what = what or "measurements"
+    file = out or Path(f"{plain}-{what}.{kind}")
+    rows = export_table(store, what, file, kind, name)  # type: ignore[arg-type]
+    return {"sweep": name, "file": file, "rows": rows}, f"{file}: {counted(rows, 'row')} of {what} of sweep {name}"
 
 
 @Documented

@@ -49,7 +49,7 @@ def test_phases_that_were_never_seen_have_no_length(monkeypatch: pytest.MonkeyPa
         train = type("Train", (), {"steps": 10, "batch_tokens": 100})()
 
     cell = type("Cell", (), {"config": Settings()})()
-    watch = packing._Watch(lambda line: None)
+    watch = packing.Watch(lambda line: None)
     watch.began, watch.over = {1: 10.0, 2: 20.0}, {1: 18.0, 2: 30.0}
     watch.trained, watch.stepped, watch.probed = {1: 11.0, 2: 22.0}, {1: 12.5}, {1: 17.0}
     found = packing.row_of(Known(), [cell, cell], 1, watch)  # type: ignore[arg-type, list-item]

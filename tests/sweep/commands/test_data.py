@@ -22,7 +22,7 @@ from atma_sweep.sweep.data.corpora import open_corpus
 from atma_sweep.sweep.data.prepare import Told
 from atma_sweep.sweep.data.registry import CORPORA, every_kind
 from copies import finepdfs, fineweb_edu, prose, published_shard
-from patience import PATIENCE_S
+from patience import PATIENCE_S, until
 from prepared import divided, document, joined, naive, parts, put, stream
 from rich.console import Console
 
@@ -97,18 +97,7 @@ def test_tokens_are_cut_exactly(text: Path, tmp_path: Path, command: Command, wr
 def test_a_copy_of_a_known_corpus_with_documents_from_another(tmp_path: Path, command: Command) -> None:
     fineweb_edu(tmp_path / "fw edu", prose(90))
     finepdfs(tmp_path / "pdfs", [text * 9 for text in prose(6)])
-    asked = (
-        "--path",
-        "fw edu",
-        "--tokenizer",
-        "bytes",
-        "--tokens",
-        "5e3",
-        "--heldout",
-        "pdfs",
-        "--heldout-tokens",
-        "300",
-    )
+    asked = "--path|fw edu|--tokenizer|bytes|--tokens|5e3|--heldout|pdfs|--heldout-tokens|300".split("|")
     code, out, _ = command("data", "prepare", "fineweb-edu", *asked, "--name", "small", "--json")
     assert code == 0
     (row,) = json.loads(out)
@@ -276,17 +265,7 @@ def test_verify_ends_with_one_after_a_flipped_byte(text: Path, tmp_path: Path, c
     model = tokenizers.Tokenizer(tokenizers.models.WordLevel(words, unk_token="[UNK]"))
     model.pre_tokenizer = tokenizers.pre_tokenizers.WhitespaceSplit()
     model.save(str(tmp_path / "own.json"))
-    asked = (
-        "--tokenizer",
-        "json",
-        "--tokenizer-file",
-        "own.json",
-        "--heldout-tokens",
-        "30",
-        "--name",
-        "mine",
-        "--json",
-    )
+    asked = "--tokenizer json --tokenizer-file own.json --heldout-tokens 30 --name mine --json".split()
     (row,) = json.loads(command("data", "prepare", str(text), *asked)[1])
     fine = put(tmp_path / "fine", prose(5))
     (other,) = json.loads(command("data", "prepare", str(fine), "--json")[1])
@@ -360,9 +339,8 @@ def test_a_bar_on_a_terminal() -> None:
     out = io.StringIO()
     with preparing.Preparing(Console(file=out, width=120, force_terminal=True), "books") as tell:
         tell(told("tokenizing", 500, 1.0, 1000))
-        tell._bar.refresh()
-        drawn = re.sub(r"\x1b\[[0-9;?]*[A-Za-z]", "", out.getvalue())
-        assert re.search(r"books +━+.* tokenizing: 1,234 documents, 500 tokens, 500 tokens/s", drawn)
+        bar = re.compile(r"books +━+.* tokenizing: 1,234 documents, 500 tokens, 500 tokens/s")
+        until(lambda: bar.search(re.sub(r"\x1b\[[0-9;?]*[A-Za-z]", "", out.getvalue())), "the bar")
     assert "books: 1,234 documents, 500 tokens, 500 tokens/s in 1 s" in out.getvalue()
 
 

@@ -21,6 +21,7 @@ from atma_sweep.sweep.orchestrator.supervisor import as_told
 from atma_sweep.sweep.planning import cost_estimate, planner, render, speed_model
 from atma_sweep.sweep.planning.ordering import ordered
 from atma_sweep.sweep.planning.speed_model import Calibration, Span
+from atma_sweep.sweep.probes import requested
 from atma_sweep.sweep.training import flops
 from factories import record_sweep
 
@@ -270,9 +271,8 @@ def test_ten_thousand_cells_are_worked_out_once_a_kind(
     rates = ", ".join(f"{n / 1000}" for n in range(1, 101))
     every = cells(f"axes:\n  memory: [off, on]\n  train.muon_lr: [{rates}]\nseeds: 50\n")
     assert len(every) == 10_000
-    asked: list[int] = []
-    whole = cost_estimate.Prices._cost
-    monkeypatch.setattr(cost_estimate.Prices, "_cost", lambda self, *some: asked.append(1) or whole(self, *some))
+    asked: list[object] = []
+    monkeypatch.setattr(cost_estimate, "requested", lambda section: (asked.append(section), requested(section))[1])
     bill = cost_estimate.bill(made(None, every), cost_estimate.machine_prices(every, tmp_path, None), gpus=1)
     assert sum(group.attempts for group in bill.groups) == 10_000
     assert (len(bill.groups), len(asked)) == (2, 2)
