@@ -66,8 +66,10 @@ COMMANDS: tuple[Callable[..., None], ...] = (
     dashboard, sweeps, rename, tag, note, delete, collect, export, import_, schema,
 )  # fmt: skip
 """In the order in which help lists them."""
+NAMES: dict[Callable[..., None], str] = {collect: "gc", import_: "import"}
+"""Of commands whose functions cannot have them."""
 for command in COMMANDS:
-    app.command({collect: "gc", import_: "import"}.get(command))(command)
+    app.command(NAMES.get(command))(command)
 
 
 @app.command(hidden=True)

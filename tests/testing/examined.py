@@ -40,7 +40,8 @@ def cuda(*gpus: dict[str, Any], **more: Any) -> dict[str, Any]:
     return {"torch": "2.11.0", "cuda": "13.0", "error": None, "gpus": list(gpus)} | more
 
 
-def isolate(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+@pytest.fixture
+def elsewhere(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     """An empty home and temporary folder, a working folder without a database, and no word from the environment."""
     for name in ("home", "tmp", "work"):
         (tmp_path / name).mkdir()
@@ -53,7 +54,8 @@ def isolate(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
         monkeypatch.delenv(name, raising=False)
 
 
-def nvidia_smi(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Callable[..., None]:
+@pytest.fixture
+def driver(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Callable[..., None]:
     """install(gpus=..., faults=..., apps=..., plain=...): what nvidia-smi prints; *_sh is a script that does."""
     folder = tmp_path / "bin"
     folder.mkdir()
@@ -69,7 +71,8 @@ def nvidia_smi(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Callable[...,
     return install
 
 
-def examining(monkeypatch: pytest.MonkeyPatch) -> Callable[..., dict[str, Check]]:
+@pytest.fixture
+def look(monkeypatch: pytest.MonkeyPatch) -> Callable[..., dict[str, Check]]:
     """look(torch=..., kernels=..., disk=...) examines with these answers; the checks by name."""
 
     def examine(runs: Path | None = None, db: str | None = None, **answers: Any) -> dict[str, Check]:

@@ -319,13 +319,9 @@ def test_what_is_asked_in_vain_ends_the_launch_before_it_begins(
     assert [path.name for path in (tmp_path / "atma-runs").iterdir()] == ["corpora"]
 
 
-LOOKS = (
-    ("plan",),
-    ("plan", "--json"),
-    ("plan", "--calibrate"),
-    ("launch", "--dry-run"),
-    ("launch", "--dry-run", "--json"),
-)
+LOOKS = [
+    line.split() for line in ("plan", "plan --json", "plan --calibrate", "launch --dry-run", "launch --dry-run --json")
+]
 """What only looks, or times steps before a launch."""
 
 
@@ -377,7 +373,7 @@ def test_text_too_short_for_the_trials_of_a_study_ends_a_plan(
     ] * 4
     path.write_text(path.read_text().replace("validation_tokens: 256", "validation_tokens: 1e6"))
     said = "the validation split has 2263 tokens, eval.validation_tokens asks for 999937: lower it"
-    asked = [command(word, str(path), *options) for word, *options in (*LOOKS, ("launch", "--executor", "local"))]
+    asked = [command(word, str(path), *options) for word, *options in (*LOOKS, ["launch", "--executor", "local"])]
     assert asked == [(2, "", f"atma-sweep: corpus 'files': {said}\n")] * 6
 
 

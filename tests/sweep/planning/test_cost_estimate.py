@@ -38,6 +38,7 @@ resources: {gpus: GPUS}
 """150 or 300 steps of 1,024 tokens, with 5 or 10 validations of 16,384."""
 
 
+WIDE = {"seeds": "\n", "set_": "set:\n  model: {d_model: 160}\n"}
 CAPTURED = "CUDA graphs: a micro-batch is 4e+09 FLOPs, at most 1e+13"
 
 
@@ -93,16 +94,40 @@ def made(store: Store | None, cells: Sequence[Cell]) -> planner.Plan:
     return planner.Plan(tasks, plan.standings, list(cells), counts=plan.counts)
 
 
+@pytest.fixture
+def recorded(store: Store, cells: Cells) -> Callable[..., list[Cell]]:
+    """recorded(gpus, text in place of text, ...): cells of GRID that the database has."""
+
+    def record(gpus: str = "1", **changes: str) -> list[Cell]:
+        every = cells(grid_text(gpus, **changes))
+        record_sweep(store, every, "g")
+        return every
+
+    return record
+
+
+def grid_text(gpus: str = "1", **changes: str) -> str:
+    text = GRID.replace("GPUS", gpus)
+    for name, value in changes.items():
+        text = text.replace({"seeds": "seeds: 2\n", "set_": "set:\n", "tokens": "153600, 307200"}[name], value)
+    return text
+
+
+def billed(
+    store: Store | None, cells: Sequence[Cell], folder: Path, gpus: int = 1, **options: float
+) -> cost_estimate.Bill:
+    prices = cost_estimate.machine_prices(cells, folder, store, gpu="H200")
+    return cost_estimate.bill(made(store, cells), prices, gpus=gpus, **options)
+
+
 SHORT, LONG = 7 + 1.928 + 15.36 + 0.4 + 6, 7 + 1.928 + 30.72 + 0.8 + 6
 
 
-def test_cells_that_were_measured_cost_what_such_cells_took(store: Store, cells: Cells, tmp_path: Path) -> None:
-    every = cells(GRID.replace("GPUS", "1"))
-    record_sweep(store, every, "g")
+def test_cells_that_were_measured_cost_what_such_cells_took(store: Store, recorded: Cells, tmp_path: Path) -> None:
+    every = recorded()
     assert [cell.config.train.tokens for cell in every] == [153600, 153600, 307200, 307200]
     trained(store, every[0], gpu="NVIDIA H200")
-    prices = cost_estimate.machine_prices(every, tmp_path, store, gpu="H200")
-    bill = cost_estimate.bill(made(store, every), prices, gpus=2, rate=2.5)
+    bill = billed(store, every, tmp_path, 2, rate=2.5)
     assert (bill.unit, bill.place, dict(bill.sources)) == ("GPU-hours", "H200", {"measured": 3})
     assert bill.hours.likely * 3600 == pytest.approx(SHORT + 2 * LONG)
     seconds = {part: span.likely * 3600 for part, span in bill.parts.items()}
@@ -129,11 +154,9 @@ def test_cells_that_were_measured_cost_what_such_cells_took(store: Store, cells:
     ],
 )
 def test_a_small_network_costs_what_it_took_with_graphs_or_without(
-    store: Store, cells: Cells, tmp_path: Path, steps: str, setting: str, source: str
+    store: Store, cells: Cells, recorded: Cells, tmp_path: Path, steps: str, setting: str, source: str
 ) -> None:
-    every = cells(GRID.replace("GPUS", "1").replace("set:\n", f"set:\n  train.graphs: {setting}\n"))
-    before = cells(GRID.replace("GPUS", "1"))
-    record_sweep(store, before, "g")
+    every, before = cells(grid_text(set_=f"set:\n  train.graphs: {setting}\n")), recorded()
     trained(store, before[0], gpu="NVIDIA H200", steps=steps)
     assert (
         next(iter(cost_estimate.machine_prices(every, tmp_path, store, gpu="H200").speeds.of(every[1].config)))
@@ -142,42 +165,34 @@ def test_a_small_network_costs_what_it_took_with_graphs_or_without(
 
 
 def test_of_several_attempts_the_median_counts_and_the_bounds_hold_all(
-    store: Store, cells: Cells, tmp_path: Path
+    store: Store, recorded: Cells, tmp_path: Path
 ) -> None:
-    every = cells(GRID.replace("GPUS", "1").replace("seeds: 2", "seeds: 4").replace("153600, 307200", "153600"))
-    record_sweep(store, every, "g")
+    every = recorded(seeds="seeds: 4\n", tokens="153600")
     for cell, slow in zip(every, (1.0, 1.2, 2.0), strict=False):
         trained(store, cell, gpu="NVIDIA H200", slow=slow)
-    bill = cost_estimate.bill(made(store, every), cost_estimate.machine_prices(every, tmp_path, store), gpus=1)
+    bill = billed(store, every, tmp_path)
     assert bill.parts["training"].likely * 3600 == pytest.approx(1.2 * 15.36)
     assert bill.parts["training"].low * 3600 <= 15.36 < 2 * 15.36 <= bill.parts["training"].high * 3600
 
 
-def test_another_gpu_another_width_and_failed_attempts_say_nothing(store: Store, cells: Cells, tmp_path: Path) -> None:
-    every = cells(GRID.replace("GPUS", "1"))
-    record_sweep(store, every, "g")
+def test_another_gpu_another_width_and_failed_attempts_say_nothing(
+    store: Store, cells: Cells, recorded: Cells, tmp_path: Path
+) -> None:
+    every = recorded()
     trained(store, every[0], gpu="NVIDIA H200 NVL")
     trained(store, every[1], gpu="NVIDIA H200", state="failed")
-    prices = cost_estimate.machine_prices(every, tmp_path, store, gpu="H200")
-    assert dict(cost_estimate.bill(made(store, every), prices, gpus=1).sources) == {"FLOPs": 3}
+    assert dict(billed(store, every, tmp_path).sources) == {"FLOPs": 3}
     trained(store, every[1], gpu="NVIDIA H200")
-    wide = cells(GRID.replace("GPUS", "1").replace("seeds: 2", "").replace("set:", "set:\n  model: {d_model: 160}"))
-    bill = cost_estimate.bill(
-        made(store, wide), cost_estimate.machine_prices(wide, tmp_path, store, gpu="H200"), gpus=1
-    )
+    wide = cells(grid_text(**WIDE))
+    bill = billed(store, wide, tmp_path)
     assert dict(bill.sources) == {"FLOPs": 2}
     # at the FLOP/s that the narrow one reached
-    per_token = [flops.training_flops(one.config.model, 128) for one in (every[0], wide[0])]
-    assert per_token[0] is not None
-    assert per_token[1] is not None
-    assert bill.parts["training"].likely * 3600 == pytest.approx(
-        (153600 + 307200) / 10_000 * per_token[1] / per_token[0]
-    )
+    narrow, wider = (flops.training_flops(one.config.model, 128) or 0.0 for one in (every[0], wide[0]))
+    assert bill.parts["training"].likely * 3600 == pytest.approx((153600 + 307200) / 10_000 * wider / narrow)
 
 
-def test_what_is_half_trained_costs_half_the_training(store: Store, cells: Cells, tmp_path: Path) -> None:
-    every = cells(GRID.replace("GPUS", "1"))
-    record_sweep(store, every, "g")
+def test_what_is_half_trained_costs_half_the_training(store: Store, recorded: Cells, tmp_path: Path) -> None:
+    every = recorded()
     trained(store, every[0], gpu="NVIDIA H200")
     attempt = store.start_attempt(every[1].id, owner=ME, fence=1, steps_total=150)
     recorder = Recorder(store, attempt.id, 1)
@@ -189,11 +204,12 @@ def test_what_is_half_trained_costs_half_the_training(store: Store, cells: Cells
     assert cost.seconds.likely == pytest.approx(7 + 1.928 + 15.36 / 2 + 0.2 + 6)
 
 
-def test_a_probe_that_reads_twice_the_text_takes_twice_the_time(store: Store, cells: Cells, tmp_path: Path) -> None:
-    every = cells(GRID.replace("GPUS", "1"))
-    record_sweep(store, every, "g")
+def test_a_probe_that_reads_twice_the_text_takes_twice_the_time(
+    store: Store, cells: Cells, recorded: Cells, tmp_path: Path
+) -> None:
+    every = recorded()
     trained(store, every[0], gpu="NVIDIA H200")
-    longer = cells(GRID.replace("GPUS", "1").replace("lengths: [128, 256]", "lengths: [128, 256], documents: 32"))
+    longer = cells(grid_text().replace("lengths: [128, 256]", "lengths: [128, 256], documents: 32"))
     assert longer[0].config.eval.documents == 2 * every[0].config.eval.documents
     cost = cost_estimate.machine_prices(longer, tmp_path, store).whole(longer[0].config)["measured"]
     assert cost.parts["probing"].likely == pytest.approx(2 + 2 * (1 + 3))
@@ -216,7 +232,7 @@ def test_from_flops_of_a_network_that_fills_the_gpu(cells: Cells, tmp_path: Path
 
 
 def test_a_share_of_a_gpu_is_priced_between_no_neighbour_and_taking_turns(cells: Cells, tmp_path: Path) -> None:
-    whole, quarter = (cells(GRID.replace("GPUS", share)) for share in ("1", "0.25"))
+    whole, quarter = (cells(grid_text(share)) for share in ("1", "0.25"))
     prices = cost_estimate.machine_prices(whole, tmp_path, None, gpu="H200")
     alone, shared = (next(iter(prices.whole(some[0].config).values())) for some in (whole, quarter))
     assert shared.parts["training"].low == alone.parts["training"].low
@@ -225,15 +241,13 @@ def test_a_share_of_a_gpu_is_priced_between_no_neighbour_and_taking_turns(cells:
 
 
 def test_another_network_on_the_same_share_had_such_neighbours_already(
-    store: Store, cells: Cells, tmp_path: Path
+    store: Store, cells: Cells, recorded: Cells, tmp_path: Path
 ) -> None:
     """What attempts on a quarter of the GPU took, their neighbours beside them, is not made longer by neighbours once more."""
-    wide = "seeds: 2", "", "set:", "set:\n  model: {d_model: 160}"
 
     def training(measured_on: str, priced_on: str, neighbours: int = 0) -> Span:
-        record_sweep(store, every := cells(GRID.replace("GPUS", measured_on)), "g")
-        trained(store, every[0], gpu="NVIDIA H200", neighbours=neighbours)
-        some = cells(GRID.replace("GPUS", priced_on).replace(*wide[:2]).replace(*wide[2:]))
+        trained(store, recorded(measured_on)[0], gpu="NVIDIA H200", neighbours=neighbours)
+        some = cells(grid_text(priced_on, **WIDE))
         prices = cost_estimate.machine_prices(some, tmp_path, store, gpu="H200")
         return prices.whole(some[0].config)["FLOPs"].parts["training"]
 
@@ -247,7 +261,7 @@ def test_another_network_on_the_same_share_had_such_neighbours_already(
 
 
 def test_a_calibration_is_kept_and_priced(cells: Cells, tmp_path: Path) -> None:
-    every = cells(GRID.replace("GPUS", "0"))
+    every = cells(grid_text("0"))
     prices = cost_estimate.machine_prices(every, tmp_path, None)
     like = prices.speeds.likeness.of(every[0].config)
     assert {prices.speeds.likeness.of(cell.config) for cell in every} == {like}, "tokens and seed change no speed"
@@ -273,7 +287,7 @@ def test_ten_thousand_cells_are_worked_out_once_a_kind(
     assert len(every) == 10_000
     asked: list[object] = []
     monkeypatch.setattr(cost_estimate, "requested", lambda section: (asked.append(section), requested(section))[1])
-    bill = cost_estimate.bill(made(None, every), cost_estimate.machine_prices(every, tmp_path, None), gpus=1)
+    bill = billed(None, every, tmp_path)
     assert sum(group.attempts for group in bill.groups) == 10_000
     assert (len(bill.groups), len(asked)) == (2, 2)
 
