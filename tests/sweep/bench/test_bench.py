@@ -66,18 +66,15 @@ def test_the_default_cells_are_cells_of_the_full_grid() -> None:
     assert train.changes("full", found, []) == {}
 
 
-def test_any_mixer_of_the_370m_network_can_be_timed() -> None:
-    found = train.choose("rivals", [f"{name}-baseline-d0-m0-w0" for name in MIXERS], [])
-    assert [cell.config.model.attn_type for cell in found] == list(MIXERS)
+@pytest.mark.parametrize(("grid", "part", "slugs"), [
+    ("rivals", "attn_type", {name: f"{name}-baseline-d0-m0-w0" for name in MIXERS}),
+    ("memories", "memory", {name: f"polar-baseline-d0-m{'1' if name == 'gated_delta' else name}-w0" for name in MEMORIES}),
+])  # fmt: skip
+def test_any_part_of_the_370m_network_can_be_timed(grid: str, part: str, slugs: dict[str, str]) -> None:
+    found = train.choose(grid, [*slugs.values()], [])
+    assert [getattr(cell.config.model, part) for cell in found] == [*slugs]
     assert all(training_flops(cell.config.model, 2048) for cell in found)
     assert {cell.config.train.compile for cell in found} == {True}
-
-
-def test_any_memory_of_the_370m_network_can_be_timed() -> None:
-    slugs = [f"polar-baseline-d0-m{'1' if name == 'gated_delta' else name}-w0" for name in MEMORIES]
-    found = train.choose("memories", slugs, [])
-    assert [cell.config.model.memory for cell in found] == list(MEMORIES)
-    assert all(training_flops(cell.config.model, 2048) for cell in found)
 
 
 @pytest.mark.parametrize("op", kernel_variants.MEMORY_OPS)

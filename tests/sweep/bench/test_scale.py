@@ -8,8 +8,6 @@ from pathlib import Path
 import pytest
 from atma_sweep.results.store.store import open_store
 from atma_sweep.sweep.bench import scale
-from atma_sweep.sweep.grid.cell import cell_id, slug
-from atma_sweep.sweep.grid.grid import load_grid
 from atma_sweep.sweep.orchestrator import supervisor
 
 
@@ -44,21 +42,3 @@ def test_every_cell_is_planned_supervised_and_found_done(tmp_path: Path, monkeyp
     assert 0.0123 not in slept, "a slot stood empty while cells waited"
     assert told[-3:] == ["launching again", "planning dry", "training a cell and stopping it"]
     assert set(values) >= {"dry run of 80 cells, with its start", "dry run of 160 cells, with its start"}
-
-
-def test_cells_of_one_combination_are_what_each_would_be_alone(tmp_path: Path) -> None:
-    text = (
-        "name: g\nextends: tiny\naxes: {attn_type: [polar, nope], memory: [off, on], train.tokens: [153600, 307200]}\n"
-    )
-    cells = {}
-    for name, seeds in (("all", "[0, 7, 3]"), ("0", "[0]"), ("7", "[7]"), ("3", "[3]")):
-        file = tmp_path / f"{name}.yaml"
-        file.write_text(f"{text}seeds: {seeds}\n")
-        cells[name] = load_grid(file).expand(lambda data: "f")
-    assert len(cells["all"]) == 24
-    alone = {cell.id: cell for name in "073" for cell in cells[name]}
-    for cell in cells["all"]:
-        assert cell == alone[cell.id]
-        assert cell.id == cell_id(cell.config)
-        extra = {name: word for name, word in cell.axes.items() if name == "train.tokens"}
-        assert cell.slug == slug(cell.config, extra)

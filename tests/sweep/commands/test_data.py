@@ -249,13 +249,6 @@ def test_what_can_be_prepared(command: Command) -> None:
     }
 
 
-@pytest.mark.parametrize(("number", "words"), [
-    (0, "0"), (999.4, "999"), (12_345, "12,345"), (1e6, "1.0M"), (99_950_000, "100.0M"), (1e9, "1.0B"), (1.26e12, "1260.0B"),
-])  # fmt: skip
-def test_amounts(number: float, words: str) -> None:
-    assert preparing.amount(number) == words
-
-
 # --- verify -------------------------------------------------------------------------------------------------------
 
 

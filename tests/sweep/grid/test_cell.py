@@ -12,6 +12,7 @@ from pathlib import Path
 from typing import Any
 
 import pytest
+from atma_sweep.model.backbone import count_parameters
 from atma_sweep.model.config import Flag, Float, Int, ModelConfig, knob
 from atma_sweep.model.registry import SETTINGS
 from atma_sweep.sweep.config import CellConfig, DataConfig, TrainConfig, aside
@@ -234,9 +235,10 @@ def test_a_moved_working_default_changes_only_cells_that_follow_it(later: Callab
 @pytest.mark.parametrize("name", shipped())
 def test_golden_ids(name: str, fake_fingerprint: Any) -> None:
     """Ids are for ever: a change here orphans every number that was measured under the old ones."""
-    found = [[cell.id, cell.slug] for cell in load_grid(name).expand(fake_fingerprint)]
-    assert found == GOLDEN[name]
-    assert len({number for number, _ in found}) == len(found)
+    cells = load_grid(name).expand(fake_fingerprint)
+    assert [[cell.id, cell.slug] for cell in cells] == GOLDEN[name]
+    assert len({cell.id for cell in cells}) == len({cell.slug for cell in cells}) == len(cells)
+    assert all(map(count_parameters, {id(cell.config.model): cell.config.model for cell in cells}.values()))
 
 
 def test_the_recipes_share_no_cell_and_the_paper_grids_do() -> None:

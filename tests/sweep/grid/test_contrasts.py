@@ -6,6 +6,7 @@ import json
 from collections.abc import Callable
 from pathlib import Path
 
+import pytest
 from atma_sweep.reports.sweep_data import gather
 from atma_sweep.results.contrasts import Contrast, as_options, contrasts_of
 from atma_sweep.results.exchange.exporting import export_sweep
@@ -54,8 +55,9 @@ def test_other_lengths_may_be_tried_on_the_command_line(write: Write) -> None:
     assert len(grid.expand(fake)) == 4
 
 
-def test_they_are_part_of_no_cell(write: Write) -> None:
-    bare, declared = (load_grid(write(HEAD + text)).expand(fake) for text in ("", GOOD))
+@pytest.mark.parametrize("text", [GOOD, "stop: {contrast: memory, metric: needle@1024, ci: 10}\n"])
+def test_contrasts_and_a_stop_rule_are_part_of_no_cell(write: Write, text: str) -> None:
+    bare, declared = (load_grid(write(HEAD + more)).expand(fake) for more in ("", text))
     assert [(cell.id, cell.config) for cell in declared] == [(cell.id, cell.config) for cell in bare]
 
 

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import json
 import math
 from collections import Counter
 from collections.abc import Callable
@@ -299,21 +298,6 @@ def test_every_setting_of_every_shipped_base_is_a_valid_path() -> None:
         found = [entry[0] for entry in flatten(document.data["set"], document, ("set",))]
         assert len(found) >= 4
         assert [path for path in found if unknown(path)] == []
-
-
-COUNTS = {
-    "atlas-170m": 2, "atlas-tiny": 7, "flipflop": 36, "flipflop-mini": 4, "full": 120, "h200-check": 4, "memories": 6, "mqar": 16, "paper-v1": 100, "paper-v2": 120, "precision": 6, "quick": 12, "replication": 960, "replication-longer": 12, "replication-pilot": 12, "replication-rates": 24, "replication-retrieval": 64, "rivals": 12, "search-mini": 6, "small": 120,
-    "wall-400m": 5, "wall-bias": 8, "wall-subdim": 9, "wikitext-tra": 36,
-}  # fmt: skip
-
-
-@pytest.mark.parametrize(("name", "count"), COUNTS.items())
-def test_every_shipped_grid_expands(name: str, count: int, fake_fingerprint: Any) -> None:
-    assert shipped() == list(COUNTS)
-    found = load_grid(name).expand(fake_fingerprint)
-    models = {json.dumps(cell.config.model.model_dump(), sort_keys=True): cell.config.model for cell in found}
-    assert all(map(count_parameters, models.values()))
-    assert (len(found), len({c.id for c in found}), len({c.slug for c in found})) == (count, count, count)
 
 
 def test_a_memory_is_one_cell_by_whatever_name(fake_fingerprint: Any) -> None:

@@ -12,7 +12,6 @@ import pytest
 from atma_sweep.sweep.data import corpora
 from atma_sweep.sweep.data import tokenizer as tokenizers
 from atma_sweep.sweep.data.prepare import prepare
-from atma_sweep.sweep.errors import GridError
 from atma_sweep.sweep.grid.cell import Cell
 from atma_sweep.sweep.grid.grid import load_grid
 from atma_sweep.sweep.planning import admission as texts
@@ -145,9 +144,3 @@ def test_data_prepare_takes_a_grid_that_names_one(write: Write, root: Path, comm
     code, out, err = command("data", "prepare", "--grid", str(path), "--json")
     assert (code, err) == (0, "")
     assert [row["names"] for row in json.loads(out)] == [["books"]]
-
-
-def test_a_name_that_nothing_has_is_told_as_before(write: Write, root: Path) -> None:
-    path = write(f"{HEAD}set: {{data.corpus: boks}}\n")
-    with pytest.raises(GridError, match=r"no corpus 'boks' is built in or prepared; .* did you mean 'books'"):
-        texts.expand(load_grid(path), root)

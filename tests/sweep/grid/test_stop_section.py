@@ -42,8 +42,3 @@ def test_a_contrast_that_is_declared_already_is_not_declared_twice(write: Write)
     assert [one.margin for one in grid.contrasts] == [0.05]
     other = load_grid(write(HEAD + declared.replace("memory, level: gated_delta", "window, level: on") + GOOD))
     assert [one.axis for one in other.contrasts] == ["window", "memory"]
-
-
-def test_no_cell_of_the_grid_changes(write: Write) -> None:
-    bare, with_rule = (load_grid(write(HEAD + text)).expand(fake) for text in ("", GOOD))
-    assert [(cell.id, cell.config) for cell in with_rule] == [(cell.id, cell.config) for cell in bare]

@@ -268,17 +268,6 @@ def test_an_unknown_corpus_names_line_and_nearest(
     assert err.endswith("did you mean 'finepdfs'?\n")
 
 
-def test_a_name_goes_with_its_tokenizer(
-    grid: Callable[[str], Path], named: str, tmp_path: Path, command: Command
-) -> None:
-    path = grid("corpus: books, tokenizer: gpt2")
-    path.write_text(path.read_text().replace("  train:", "  model: {vocab_size: 50304}\n  train:"))
-    assert command("launch", str(path), "--dry-run")[::2] == (
-        2,
-        f"atma-sweep: {path}:7: set.data.tokenizer: corpus 'books' was prepared with tokenizer bytes, but the grid asks for gpt2\n",
-    )
-
-
 @pytest.mark.parametrize(("data", "said"), [
     ("corpus: files, path: gone", "data.path: {}/gone does not exist"),
     ("corpus: files", "data.corpus: files needs data.path, the folder or file that holds the text"),
