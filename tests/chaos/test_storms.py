@@ -153,12 +153,3 @@ def test_a_full_disk(tmp_path: Path, reference: Curves) -> None:
         assert bench.sql("PRAGMA integrity_check") == [("ok",)]
     finally:
         subprocess.run(["umount", "-l", str(small)], check=False)
-
-
-def test_a_second_supervisor_is_refused_and_named(small_bench: Bench, reference: Curves) -> None:
-    bench = small_bench
-    running = bench.start("launch", "micro.yaml", "--executor", "local")
-    bench.wait("SELECT 1 FROM attempt")
-    assert f"pid {running.pid}" in bench.launch(code=3)
-    ended(running)
-    calm(bench, FEW, reference)

@@ -18,7 +18,6 @@ from atma_sweep.model.backbone import Backbone, build
 from atma_sweep.model.bases import Mixer, MixerConfig
 from atma_sweep.model.config import ModelConfig
 from atma_sweep.sweep.checkpoints import checkpoint, storage
-from atma_sweep.sweep.checkpoints.checkpoint import CheckpointError
 from atma_sweep.sweep.checkpoints.seal import SEAL, Damaged, facts_of, written
 from atma_sweep.sweep.config import TrainConfig
 from atma_sweep.sweep.training.optimizers import Optimizers
@@ -52,6 +51,11 @@ def test_round_trip_of_a_trained_model(network: Network, tmp_path: Path) -> None
     assert name == "checkpoint-00000012"
     path = tmp_path / "run" / name
     assert sorted(p.name for p in path.iterdir()) == ["model.safetensors", "optimizers.pt", "state.json"]
+    state = json.loads((path / SEAL).read_text())
+    assert (state["step"], state["tokens"], state["wall_s"]) == (12, 34, 5.5)
+    assert {name: len(digest) for name, digest in state["sha256"].items()} == {
+        "model.safetensors": 64, "optimizers.pt": 64,
+    }  # fmt: skip
     found = checkpoint.newest(tmp_path / "run")
     assert found is not None
     assert (found.step, found.tokens, found.wall_s, found.name) == (12, 34, 5.5, name)
@@ -70,20 +74,6 @@ def test_bfloat16_tensors_keep_their_type(network: Network, tmp_path: Path) -> N
     found = checkpoint.load(tmp_path / checkpoint.save(tmp_path, model, {}, step=1, tokens=1, wall_s=0.0))
     assert found.model["embedding.weight"].dtype == torch.bfloat16
     assert torch.equal(found.model["embedding.weight"], model.embedding.weight)
-
-
-def test_the_one_before_is_kept_and_older_ones_go(tmp_path: Path) -> None:
-    for step in (5, 10, 100, 1000):
-        put(tmp_path, step)
-    assert checkpoint.found(tmp_path) == ["checkpoint-00001000", "checkpoint-00000100"]
-    assert newest_step(tmp_path) == 1000
-
-
-def test_writing_a_step_again_replaces_it(tmp_path: Path) -> None:
-    put(tmp_path, 5, 1.0)
-    put(tmp_path, 5, 2.0)
-    assert checkpoint.load(tmp_path / "checkpoint-00000005").optimizers["x"].item() == 2.0
-    assert len(checkpoint.found(tmp_path)) == 1
 
 
 def test_an_unfinished_one_is_not_seen_and_not_in_the_way(tmp_path: Path) -> None:
@@ -110,38 +100,22 @@ def test_a_death_before_the_rename_leaves_the_old_one(tmp_path: Path, monkeypatc
     assert newest_step(tmp_path) == 5
 
 
-@pytest.mark.parametrize("name", ["model.safetensors", "optimizers.pt", "state.json"])
-@pytest.mark.parametrize("damage", ["cut", "flip", "gone"])
-def test_a_damaged_newest_is_passed_over(tmp_path: Path, name: str, damage: str) -> None:
-    put(tmp_path, 5)
-    file = put(tmp_path, 10) / name
-    raw = file.read_bytes()
-    if damage == "gone":
-        file.unlink()
-    else:
-        middle = len(raw) // 2
-        file.write_bytes(
-            raw[:middle] if damage == "cut" else raw[:middle] + bytes([raw[middle] ^ 1]) + raw[middle + 1 :]
-        )
-    assert newest_step(tmp_path) == 5
-
-
 @pytest.mark.thorough
 def test_no_byte_can_change_unnoticed(tmp_path: Path) -> None:
-    """Every byte of every file, the facts of the seal included, turned over in one bit or in all."""
+    """Every byte of every file turned over in one bit; of the seal, which is read and not hashed alone, in all of them, too."""
     put(tmp_path, 5)
     folder = put(tmp_path, 10)
     flips = 0
     for file in folder.iterdir():
         raw = file.read_bytes()
         for index in range(len(raw)):
-            for bits in (1 << index % 8, 0xFF):
+            for bits in (1 << index % 8, 0xFF)[: 2 if file.name == SEAL else 1]:
                 file.write_bytes(raw[:index] + bytes([raw[index] ^ bits]) + raw[index + 1 :])
                 with pytest.raises(Damaged):
                     facts_of(folder, folder.name)
                 flips += 1
         file.write_bytes(raw)
-    assert flips > 2000
+    assert flips > 1500
     assert newest_step(tmp_path) == 10
 
 
@@ -196,25 +170,11 @@ def test_the_seal_of_an_older_release_is_still_good(tmp_path: Path) -> None:
     assert checkpoint.newest(tmp_path) is None
 
 
-def test_all_damaged_is_none(tmp_path: Path) -> None:
-    (put(tmp_path, 5) / "optimizers.pt").unlink()
-    assert checkpoint.newest(tmp_path) is None
-    assert checkpoint.newest(tmp_path / "gone") is None
-
-
 @pytest.mark.parametrize(
     "text", ["[1]", "{}", '{"sha256": 3}', '{"sha256": {}}', '{"sha256": [["state.json", 3]]}', "", "\0"]
 )
 def test_a_strange_state_is_damage_not_a_crash(tmp_path: Path, text: str) -> None:
     (put(tmp_path, 5) / "state.json").write_text(text)
-    assert checkpoint.newest(tmp_path) is None
-
-
-def test_a_state_that_forgets_its_step_is_damage(tmp_path: Path) -> None:
-    file = put(tmp_path, 5) / "state.json"
-    state = json.loads(file.read_text())
-    del state["step"]
-    file.write_text(json.dumps(state))
     assert checkpoint.newest(tmp_path) is None
 
 
@@ -237,13 +197,6 @@ def test_clear_removes_unfinished_ones_too_and_nothing_else(tmp_path: Path) -> N
     (tmp_path / "weights.safetensors").touch()
     checkpoint.clear(tmp_path)
     assert [p.name for p in tmp_path.iterdir()] == ["weights.safetensors"]
-
-
-def test_clear_can_spare_one(tmp_path: Path) -> None:
-    for step in (5, 10):
-        put(tmp_path, step)
-    checkpoint.clear(tmp_path, but="checkpoint-00000005")
-    assert checkpoint.found(tmp_path) == ["checkpoint-00000005"]
 
 
 def test_every_file_is_hashed_once_and_older_ones_wait_for_it(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -361,41 +314,3 @@ def test_a_mixer_that_needs_real_numbers_is_counted_too() -> None:
     config = ModelConfig(d_model=16, n_layers=3, n_heads=2, n_kv_heads=1, head_dim=8, vocab_size=29, attn_type="real")
     plain = checkpoint.sizes(config.model_copy(update={"attn_type": "nope"}), narrow=False)
     assert checkpoint.sizes(config, narrow=False) == (plain[0] + 4 * 7, plain[1] + 2 * 4 * 7)
-
-
-# --- weights ------------------------------------------------------------------------------------------------------
-
-
-def test_weights_round_trip(network: Network, tmp_path: Path) -> None:
-    model, other = network(awake=True), network(seed=3)
-    checkpoint.save_weights(tmp_path / "w.safetensors", model)
-    checkpoint.load_weights(tmp_path / "w.safetensors", other)
-    assert all(torch.equal(a, b) for a, b in zip(model.parameters(), other.parameters(), strict=True))
-    assert [p.name for p in tmp_path.iterdir()] == ["w.safetensors"]
-
-
-@pytest.mark.parametrize("damage", ["gone", "cut", "text", "other-model"])
-def test_weights_that_cannot_be_used_say_what_to_do(network: Network, tmp_path: Path, damage: str) -> None:
-    path = tmp_path / "w.safetensors"
-    checkpoint.save_weights(path, network(d_model=24) if damage == "other-model" else network())
-    if damage == "gone":
-        path.unlink()
-    elif damage == "cut":
-        path.write_bytes(path.read_bytes()[:-7])
-    elif damage == "text":
-        path.write_text("not safetensors")
-    with pytest.raises(CheckpointError) as caught:
-        checkpoint.load_weights(path, network())
-    text = str(caught.value)
-    assert text.startswith(f"{path}: the weights cannot be read: ")
-    assert text.endswith("; train the cell again with --retrain")
-    assert "\n" not in text
-
-
-def test_state_is_readable_json(tmp_path: Path) -> None:
-    state = json.loads((put(tmp_path, 7) / "state.json").read_text())
-    assert (state["step"], state["tokens"], state["wall_s"]) == (7, 70, 3.5)
-    assert {name: len(digest) for name, digest in state["sha256"].items()} == {
-        "model.safetensors": 64,
-        "optimizers.pt": 64,
-    }

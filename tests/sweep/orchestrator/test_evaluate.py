@@ -4,13 +4,11 @@ from __future__ import annotations
 
 import io
 import json
-import random
 import re
 import shutil
 import signal
 import sqlite3
 import subprocess
-import sys
 from contextlib import redirect_stdout
 from pathlib import Path
 from types import SimpleNamespace
@@ -32,48 +30,34 @@ from atma_sweep.sweep.errors import GridError
 from atma_sweep.sweep.host import processes
 from atma_sweep.sweep.orchestrator import evaluate
 from atma_sweep.sweep.probes import PROBES
+from bench import COMMAND, README_MIXER, Bench
 from factories import AtOnce, supervisor_of
 from here import here
 from machine import Quiet
 from once import once
-from patience import PATIENCE_S, until
+from patience import PATIENCE_S
 
 pytestmark = [pytest.mark.slow, pytest.mark.thorough]
-README = (Path(__file__).resolve().parents[3] / "README.md").read_text()
-PLUGIN = re.findall(r"^```python\n(# my_mixer.py\n.*?)^```$", README, re.MULTILINE | re.DOTALL)[0]
 GUIDE = (Path(__file__).resolve().parents[3] / "docs" / "guide.md").read_text()
 IN_PYTHON = re.findall(r"^## In Python\n\n```python\n(.*?)^```$", GUIDE, re.MULTILINE | re.DOTALL)[0]
-"""What README and guide show, to the letter."""
-WORDS = ["the", "model", "reads", "a", "long", "row", "of", "bytes", "and", "guesses", "what", "comes", "next"]
-GRID = """
-name: micro
-extends: tiny
-axes:
-  attn_type: [polar, fade, rope]
-include:
-  - {attn_type: nope, window: on}
-plugins: [my_mixer.py]
-set:
-  model: {d_model: 16, n_layers: 3, n_heads: 2, n_kv_heads: 1, head_dim: 8, window_size: 8}
-  data: {corpus: files, path: text, heldout_tokens: 400}
-  train: {tokens: 3840, seq_len: 32, batch_tokens: 128, micro_batch: 2}
-  eval: {lengths: [32, 64], documents: 2, junk_rows: 2, needle_trials: 2, validate_every: 10, validation_tokens: 256}
-"""
+"""What the guide shows, to the letter."""
 POLAR, FADE, ROPE = (f"{name}-baseline-d0-m0-w0-s0" for name in ("polar", "fade", "rope"))
 NOPE = "nope-baseline-d0-m0-w1-s0"
 PROBED = ("val", "clean", "junk", "needle")
 
 
-class Desk:
+class Desk(Bench):
     """A folder with a database whose cells polar, fade and nope are trained, and rope is not."""
 
     def __init__(self, folder: Path) -> None:
-        self.folder, self.db, self.runs = folder, folder / "atma.db", folder / "atma-runs"
+        super().__init__(folder, copied=folder)
+        self.db, self.runs = folder / "atma.db", folder / "atma-runs"
 
-    def start(self, *arguments: str) -> subprocess.Popen[str]:
-        command = [sys.executable, "-m", "atma_sweep.cli", *arguments]
+    def start(self, *arguments: str, out: Any = subprocess.PIPE) -> subprocess.Popen[str]:
+        """A command whose errors come apart from its output."""
+        command = [*COMMAND, *arguments]
         return subprocess.Popen(
-            command, cwd=self.folder, stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True, encoding="utf-8"
+            command, cwd=self.folder, stdout=out, stderr=subprocess.PIPE, text=True, encoding="utf-8"
         )
 
     def run(self, *arguments: str, code: int = 0) -> str:
@@ -85,19 +69,9 @@ class Desk:
     def evaluate(self, *arguments: str, code: int = 0) -> str:
         return self.run("evaluate", *arguments, "--executor", "local", code=code)
 
-    def sql(self, query: str) -> list[tuple[Any, ...]]:
-        with sqlite3.connect(self.db, timeout=PATIENCE_S) as connection:
-            return connection.execute(query).fetchall()
-
     def cell(self, slug: str) -> str:
         ((found,),) = self.sql(f"SELECT id FROM cell WHERE slug = '{slug}'")
         return str(found)
-
-    def wait(self, query: str) -> tuple[Any, ...]:
-        """The query's first row, as soon as it gives one."""
-        found: list[tuple[Any, ...]] = []
-        until(lambda: found.extend(self.sql(query)) or found, query)
-        return found[0]
 
     def state(self) -> list[Any]:
         """All that an evaluation has no business to change."""
@@ -119,16 +93,13 @@ def trained(tmp_path_factory: pytest.TempPathFactory) -> Path:
 
 
 def _train(folder: Path) -> None:
-    draw = random.Random(0)
-    (folder / "text").mkdir()
-    for index in range(40):
-        (folder / "text" / f"{index}.txt").write_text(" ".join(draw.choice(WORDS) for _ in range(300)))
-    (folder / "my_mixer.py").write_text(PLUGIN)
-    (folder / "micro.yaml").write_text(GRID)
+    bench = Bench(folder)
+    bench.grid(tokens=3840, more="plugins: [my_mixer.py]\ninclude:\n  - {attn_type: nope, window: on}\n")
+    bench.edit("[nope, polar]", "[polar, fade, rope]")
+    bench.edit("  checkpoint: {every_steps: 7}\n", "")
+    (folder / "my_mixer.py").write_text(README_MIXER)
     # in a process of its own, whose plugin nobody else has
-    launch = Desk(folder).start("launch", "micro.yaml", "--executor", "local", "--only", "attn_type=polar,fade,nope")
-    out, err = launch.communicate(timeout=PATIENCE_S)
-    assert launch.returncode == 0, out + err
+    bench.launch("--only", "attn_type=polar,fade,nope")
     shutil.rmtree(folder / "text")
     for name in ("my_mixer.py", "micro.yaml"):
         (folder / name).unlink()
@@ -329,7 +300,8 @@ CHILD = "SELECT pid FROM attempt JOIN sweep s WHERE attempt.state = 'running' AN
 
 def test_a_killed_evaluation_is_tried_again(desk: Desk) -> None:
     started = desk.start("evaluate", POLAR, "--executor", "local", "--json")
-    psutil.Process(desk.wait(CHILD)[0]).send_signal(signal.SIGKILL)
+    desk.wait(CHILD)
+    psutil.Process(int(str(desk.sql(CHILD)[0][0]))).send_signal(signal.SIGKILL)
     out, err = started.communicate(timeout=PATIENCE_S)
     assert started.returncode == 0, err
     assert f"[0/1] {POLAR} interrupted in " in err

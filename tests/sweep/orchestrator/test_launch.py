@@ -23,7 +23,7 @@ from atma_sweep.sweep.grid.grid import load_grid
 from atma_sweep.sweep.host import processes as process
 from atma_sweep.sweep.host.hardware import cores
 from atma_sweep.sweep.orchestrator.launch import Request, claim
-from bench import COMMAND, Bench, Curves
+from bench import COMMAND, README_MIXER, Bench, Curves
 from factories import ended
 from once import once
 from patience import PATIENCE_S
@@ -190,22 +190,6 @@ def test_a_cell_that_another_sweep_is_training_is_waited_for(bench: Bench) -> No
 
 
 @pytest.mark.thorough
-def test_interrupt_saves_marks_and_the_next_launch_continues(bench: Bench, long_curves: Curves) -> None:
-    bench.grid(tokens=LONG)
-    process = bench.start("launch", "micro.yaml", "--executor", "local", *ONE)
-    bench.wait(TRAINING)
-    out = ended(process, 130, signal.SIGINT)
-    assert "launch again to continue" in out
-    assert bench.sql("SELECT DISTINCT state, cause FROM attempt") == [("interrupted", "stopped on request")]
-    assert bench.processes() == []
-    assert bench.sql("SELECT owner FROM sweep") == [(None,)]
-    bench.launch(*ONE)
-    bench.once(1)
-    assert bench.sql("SELECT DISTINCT cell_id FROM event WHERE kind = 'resumed'") != []
-    assert bench.curves() == long_curves
-
-
-@pytest.mark.thorough
 @pytest.mark.parametrize("executor", ["local", *long_form("ray")])
 def test_sigterm_to_every_process_at_once_saves_the_cell(bench: Bench, executor: str) -> None:
     """As batch systems and service managers end a job; the launch and its wrappers pass the signal on besides."""
@@ -250,33 +234,6 @@ def test_killed_launch_is_continued_to_the_same_curves(bench: Bench, long_curves
 
 
 @pytest.mark.thorough
-def test_killed_trainer_is_tried_again_within_the_launch(bench: Bench, long_curves: Curves) -> None:
-    process = _kill(bench, "local", lambda _: bench.processes()[0].kill(), "--only", "attn_type=nope")
-    ended(process)
-    bench.once(1)
-    assert bench.curves() == long_curves
-    first = bench.sql("SELECT state, cause, exit_code FROM attempt ORDER BY id LIMIT 1")
-    assert first == [("interrupted", "process killed by SIGKILL (out of memory, or by hand)", -9)]
-
-
-@pytest.mark.thorough
-def test_damaged_newest_checkpoint_is_passed_over(bench: Bench, long_curves: Curves) -> None:
-    one = ("--only", "attn_type=nope")
-    bench.grid(tokens=LONG)
-    process = bench.start("launch", "micro.yaml", "--executor", "local", *one)
-    bench.wait("SELECT 1 FROM attempt WHERE checkpoint NOT LIKE '%7'")
-    ended(process, 143, signal.SIGTERM)
-    older, newest = sorted((bench.folder / "atma-runs").glob("*/1/checkpoint-*"))
-    weights = newest / "model.safetensors"
-    weights.write_bytes(weights.read_bytes()[:-10])
-    bench.launch(*one)
-    bench.once(1)
-    assert bench.curves() == long_curves
-    ((message,),) = bench.sql("SELECT message FROM event WHERE kind = 'resumed'")
-    assert message == f"from step {int(older.name.removeprefix('checkpoint-'))} of attempt 1"
-
-
-@pytest.mark.thorough
 def test_second_launch_of_a_running_sweep_names_the_first(bench: Bench) -> None:
     bench.grid(tokens=10 * VERY_LONG)
     first = bench.start("launch", "micro.yaml", "--executor", "local")
@@ -289,11 +246,6 @@ def test_second_launch_of_a_running_sweep_names_the_first(bench: Bench) -> None:
     assert sum(cell["standing"] == "running" for cell in status[0]["cells"]) >= 1
     first.send_signal(signal.SIGTERM)
     first.communicate(timeout=PATIENCE_S)
-
-
-README = (Path(__file__).resolve().parents[3] / "README.md").read_text()
-PLUGIN = re.findall(r"^```python\n(# my_mixer.py\n.*?)^```$", README, re.MULTILINE | re.DOTALL)[0]
-"""The mixer that the README shows, to the letter."""
 
 
 def test_a_launch_that_goes_on_elsewhere_waits_for_its_own_lease(bench: Bench) -> None:
@@ -334,7 +286,7 @@ def test_a_launch_that_is_refused_a_new_name_leaves_no_revision(bench: Bench, mo
 
 @pytest.mark.thorough
 def test_plugin_mixer_trains_and_appears_in_the_table(bench: Bench) -> None:
-    (bench.folder / "my_mixer.py").write_text(PLUGIN)
+    (bench.folder / "my_mixer.py").write_text(README_MIXER)
     bench.grid(more="plugins: [my_mixer.py]\n")
     bench.edit("[nope, polar]", "[fade, nope]")
     bench.edit("set:\n", "set:\n  model.mixers.fade.keep: 0.8\n")
@@ -345,14 +297,14 @@ def test_plugin_mixer_trains_and_appears_in_the_table(bench: Bench) -> None:
     ((config,),) = bench.sql("SELECT config FROM cell WHERE attn_type = 'fade'")
     assert json.loads(str(config))["model"]["mixers"] == {"fade": {"canon": True, "keep": 0.8}}
     # an edited plugin is another mixer: a new cell; the cell without it stays
-    (bench.folder / "my_mixer.py").write_text(PLUGIN.replace("Mean of", "A mean of"))
+    (bench.folder / "my_mixer.py").write_text(README_MIXER.replace("Mean of", "A mean of"))
     assert bench.plan()["counts"] == {"new": 1, "done": 1}
 
 
 @pytest.mark.thorough
 @pytest.mark.parametrize("executor", ["local", *long_form("ray")])
 def test_failing_cell_is_told_and_the_others_go_on(bench: Bench, executor: str) -> None:
-    (bench.folder / "my_mixer.py").write_text(PLUGIN.replace("        steps =", "        1 / 0\n        steps ="))
+    (bench.folder / "my_mixer.py").write_text(README_MIXER.replace("        steps =", "        1 / 0\n        steps ="))
     bench.grid(more="plugins: [my_mixer.py]\n")
     bench.edit("[nope, polar]", "[fade, nope]")
     (line,) = [
@@ -377,7 +329,7 @@ def test_failing_cell_is_told_and_the_others_go_on(bench: Bench, executor: str) 
 @pytest.mark.thorough
 def test_a_plugin_that_leaves_fails_its_cell_and_is_named(bench: Bench) -> None:
     (bench.folder / "my_mixer.py").write_text(
-        PLUGIN.replace("        steps =", "        raise SystemExit(0)\n        steps =")
+        README_MIXER.replace("        steps =", "        raise SystemExit(0)\n        steps =")
     )
     bench.grid(more="plugins: [my_mixer.py]\n")
     bench.edit("[nope, polar]", "[fade]")
