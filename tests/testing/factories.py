@@ -108,6 +108,26 @@ class AtOnce(OnThisMachine):
         return ended
 
 
+WAITING_JOB = """
+import faulthandler, os, pathlib, signal, sys, time
+folder = pathlib.Path.cwd()
+def leave(*_):
+    (folder / "saved").write_text("yes")
+    sys.exit(143)
+signal.signal(signal.SIGTERM, signal.SIG_IGN if (folder / "deaf").exists() else leave)
+signal.pthread_sigmask(signal.SIG_UNBLOCK, [signal.SIGTERM])
+faulthandler.register(signal.SIGUSR1)
+print("begun", flush=True)
+about = os.getpid(), " ".join(sys.argv[1:]), os.environ.get("ATMA_DB", "none"), os.environ.get("CUDA_VISIBLE_DEVICES")
+(folder / "saying").write_text("|".join(map(str, about)))
+(folder / "saying").rename(folder / "said")  # whole, for whoever waits for it
+while not (folder / "go").exists():
+    time.sleep(0.02)
+sys.exit(7)
+"""
+"""A job for `stand_in` that ends with 7 when a file `go` lies in its folder, and with 143 after SIGTERM unless `deaf` lies there."""
+
+
 def stand_in(folder: Path, job: str) -> Path:
     """A copy of the package's source in which this text is what an attempt runs."""
     module = folder / "source" / "atma_sweep" / "sweep" / "job.py"

@@ -1,6 +1,7 @@
 """A Ray cluster on one machine: each node in namespaces of its own, so that it has its name, its network, its processes.
 
-A node that is killed goes with every process at once, and one whose cable is pulled hears of nobody.
+A node that is killed goes with every process at once, and one whose cable is pulled hears of nobody. And one in this process
+(`ray_here`), for what the supervisor's side does: agents are objects, and their calls are threads.
 """
 
 from __future__ import annotations
@@ -11,15 +12,24 @@ import os
 import secrets
 import shutil
 import signal
+import socket
 import subprocess
 import sys
 import tempfile
 import time
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
+from concurrent import futures
 from pathlib import Path
+from types import SimpleNamespace
+from typing import TYPE_CHECKING, Any
 
+from atma_sweep.sweep.executors import node_agent
 from bench import COMMAND, Bench
 from patience import until
+
+if TYPE_CHECKING:
+    import pytest
+    from atma_sweep.sweep.executors.ray_connection import NodeFacts
 
 PORT = 6379
 HEAD = f"10.77.0.1:{PORT}"
@@ -167,3 +177,75 @@ def cluster(**cpus: int) -> Iterator[Nodes]:
         yield made
     finally:
         made.stop()
+
+
+# --- in this process ------------------------------------------------------------------------------------------------
+
+
+class _Calls:
+    """An actor's handle: `handle.method.remote(...)` begins a call in a thread."""
+
+    def __init__(self, actor: object, pool: futures.Executor) -> None:
+        self._actor, self._pool = actor, pool
+
+    def __getattr__(self, name: str) -> Any:
+        method: Callable[..., Any] = getattr(self._actor, name)
+        return SimpleNamespace(remote=lambda *given, **named: self._pool.submit(method, *given, **named))
+
+
+class RayHere:
+    """As much of Ray as a cluster's executor uses, without processes of its own."""
+
+    def __init__(self, exceptions: Any) -> None:
+        self.exceptions, self._pool = exceptions, futures.ThreadPoolExecutor(16)
+
+    def remote(self, kind: type) -> Any:
+        made = SimpleNamespace(remote=lambda lease: _Calls(node_agent.Node(lease=lease, grace=1.0), self._pool))
+        return SimpleNamespace(options=lambda **_: made)
+
+    def get(self, call: futures.Future[Any], timeout: float | None = None) -> Any:
+        return call.result(timeout)
+
+    def wait(self, calls: list[Any], num_returns: int = 1, timeout: float | None = None) -> tuple[list[Any], list[Any]]:
+        until_ = futures.FIRST_COMPLETED if num_returns == 1 else futures.ALL_COMPLETED
+        done, rest = futures.wait(calls, timeout, until_)
+        return list(done), list(rest)
+
+    def kill(self, handle: object) -> None:
+        """Nothing: what it would end is an object of this process."""
+
+
+def facts_of_node(name: str = "", *, cpus: int, gpus: int = 0) -> NodeFacts:
+    """What a node says of itself, one of this host unless it has a name."""
+    from atma_sweep.sweep.executors.ray_connection import NodeFacts
+
+    host = name or socket.gethostname()
+    return NodeFacts(
+        id=host.encode().hex()[:56].ljust(56, "0"), address=host, host=host, cpus=cpus, gpus=gpus, python="3.12.1", executable="python", import_path=None,
+        versions={}, sees_runs=True, clock_ahead=0.0, clock_slack=0.0,
+    )  # fmt: skip
+
+
+def ray_here(patch: pytest.MonkeyPatch, *surveys: list[NodeFacts] | Exception) -> list[Any]:
+    """Has clusters be one of this process; what surveys are still to answer, one after the other. Every node lives meanwhile."""
+    from atma_sweep.sweep.executors import ray_cluster, ray_connection
+
+    left: list[Any] = list(surveys)
+    nodes = {node.id for answer in surveys if isinstance(answer, list) for node in answer}
+
+    def survey(*_: object) -> list[NodeFacts]:
+        answer = left.pop(0)
+        if isinstance(answer, Exception):
+            raise answer
+        found: list[NodeFacts] = answer
+        return found
+
+    patch.setattr(ray_cluster, "ray", RayHere(ray_cluster.ray.exceptions))
+    patch.setattr(ray_cluster, "AGAIN_S", 0.0)
+    patch.setattr(ray_cluster, "LOOK_S", 0.05)
+    patch.setattr(node_agent, "POLL_S", 0.1)
+    patch.setattr(ray_cluster.source_snapshot, "frozen", lambda runs: runs)
+    patch.setattr(ray_connection, "connect", lambda address: None)
+    patch.setattr(ray_connection, "live_nodes", lambda: [{"NodeID": node} for node in sorted(nodes)])
+    patch.setattr(ray_connection, "survey", survey)
+    return left

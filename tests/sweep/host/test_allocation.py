@@ -8,26 +8,22 @@ from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
-import psutil
 import pytest
 from atma_sweep.results.store.store import Store, open_store
 from atma_sweep.sweep.attempt.job import Job
 from atma_sweep.sweep.config import Resources
 from atma_sweep.sweep.errors import GridError, MachineError, SweepError
-from atma_sweep.sweep.executors.executor import Executor, Finished, Launch, LocalExecutor, OnThisMachine, hold
+from atma_sweep.sweep.executors.executor import Finished, Launch, OnThisMachine, hold
 from atma_sweep.sweep.grid.cell import Cell
 from atma_sweep.sweep.host import allocation as room
 from atma_sweep.sweep.host import hardware
-from atma_sweep.sweep.host.allocation import PARTS, Allocation, Machine, Room, is_type
+from atma_sweep.sweep.host.allocation import Allocation, Machine, Room, is_type
 from atma_sweep.sweep.host.hardware import Gpu
 from atma_sweep.sweep.host.locks import GpuLocks
 from atma_sweep.sweep.planning import admission
-from bench import Bench
-from factories import hold_sweep, stand_in, supervisor_of, trainings
+from factories import hold_sweep, supervisor_of, trainings
 from hypothesis import given, settings
 from hypothesis import strategies as st
-from patience import until
-from tiers import long_form
 
 FIRST, SECOND = Gpu("0", "GPU-aaaa", "NVIDIA H200"), Gpu("1", "GPU-bbbb", "NVIDIA L40S")
 TWO = Machine(8, 32.0, (FIRST, SECOND))
@@ -108,7 +104,8 @@ def test_no_gpu_is_given_away_twice(data: st.DataObject) -> None:
         assert sum(seat.cpus for _, seat in taken) <= 4
     for _, seat in taken:
         room.give(seat)
-    assert (room._cpus, room._memory, set(room._parts.values())) == (4, 8.0, {PARTS})
+    every = [seated(room, wants(1, cpus=2, memory_gb=4.0)) for _ in range(2)]
+    assert {seat and seat.gpu for seat in every} == {FIRST, SECOND}, "all of it is free again"
 
 
 # --- what never fits ------------------------------------------------------------------------------------------------
@@ -150,15 +147,6 @@ def test_resources_that_make_no_sense(cells: Callable[..., list[Cell]], asked: s
 def test_resources_are_no_part_of_a_cell(cells: Callable[..., list[Cell]]) -> None:
     texts = ("", "resources: {gpus: 0.25, gpu_type: L4, memory_gb: 5, cpus: 3}\n", "resources: {gpus: 1}\n")
     assert len({cells(text)[0].id for text in texts}) == 1
-
-
-def test_a_launch_refuses_before_anything_starts(tmp_path: Path) -> None:
-    bench = Bench(tmp_path)
-    bench.grid(more="resources: {cpus: 4096, memory_gb: 0.5}\n")
-    before = sorted(bench.folder.rglob("*"))
-    said = bench.launch(code=3)
-    assert f"  CPU cores  2 cells need 4096 CPU cores, and this machine has {hardware.cores()}\n" in said
-    assert sorted(bench.folder.rglob("*")) == before
 
 
 def test_the_memory_of_this_machine() -> None:
@@ -252,117 +240,6 @@ def test_who_stands_back(part: dict[str, str], whole: dict[str, str], back: bool
     assert room.stands_back(wants(0.5, **part), waiting) is back
     assert not room.stands_back(wants(0.5, **part), waiting[:2])
     assert not room.stands_back(wants(0), waiting)
-
-
-# --- real processes -------------------------------------------------------------------------------------------------
-
-FAKE_JOB = """
-import os, pathlib, time
-folder = pathlib.Path.cwd()
-(folder / "seeing").write_text(os.environ["CUDA_VISIBLE_DEVICES"])
-(folder / "seeing").rename(folder / "seen")  # whole, for whoever waits for it
-while not (folder.parent / "go").exists():
-    time.sleep(0.05)
-"""
-
-
-class Yard:
-    """A folder where a stand-in for the job writes down which GPU it may see, and ends when it is told."""
-
-    def __init__(self, folder: Path) -> None:
-        self.runs, self.source = folder / "runs", stand_in(folder, FAKE_JOB)
-
-    def ready(self, number: int, resources: Resources) -> Launch:
-        (self.runs / str(number)).mkdir(parents=True)
-        return Launch(number, self.runs, str(number), resources, "sqlite:///x.db", self.source)
-
-    def seen(self, place: Executor, count: int) -> list[str]:
-        """What the first `count` attempts see, once all of them run."""
-
-        def all_run() -> bool:
-            assert place.wait(0.2) == []
-            return len(list(self.runs.glob("*/seen"))) == count
-
-        until(all_run, "what all of them see")
-        return [(self.runs / str(number) / "seen").read_text() for number in range(count)]
-
-    def end(self, place: Executor, count: int) -> None:
-        """Lets all end, and hears of each."""
-        (self.runs / "go").touch()
-        ended = list[Finished]()
-        until(lambda: ended.extend(place.wait(1.0)) or len(ended) >= count, "the end of all")
-        assert sorted(ended) == [(number, 0) for number in range(count)]
-
-
-def local(here: Machine) -> LocalExecutor:
-    place = LocalExecutor()
-    place.begin(here)
-    return place
-
-
-def executor(name: str, here: Machine, monkeypatch: pytest.MonkeyPatch) -> Executor:
-    if name == "local":
-        return local(here)
-    pytest.importorskip("ray")
-    # set for good by whatever test of a cluster ran in this process; here Ray's daemons would ask for a token, and get none
-    monkeypatch.delenv("RAY_AUTH_MODE", raising=False)
-    from atma_sweep.sweep.executors.ray_local import RayExecutor
-
-    place = RayExecutor()
-    place.begin(here)
-    return place
-
-
-@pytest.mark.parametrize("name", ["local", *long_form("ray")])
-def test_parts_run_side_by_side_on_the_gpu_they_were_given(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, name: str
-) -> None:
-    yard = Yard(tmp_path)
-    place = executor(
-        name, Machine(8, 32.0, (Gpu("GPU-aaaa", "GPU-aaaa", "x"), Gpu("GPU-bbbb", "GPU-bbbb", "x"))), monkeypatch
-    )
-    try:
-        started = [wants(0.5), wants(0.5), wants(1), wants(0)]
-        for number, resources in enumerate(started):
-            assert place.fits(resources)
-            place.start(yard.ready(number, resources))
-        assert not place.fits(wants(0.25))
-        assert yard.seen(place, 4) == ["GPU-aaaa", "GPU-aaaa", "GPU-bbbb", ""]
-        yard.end(place, 4)
-        assert place.fits(wants(1))
-    finally:
-        place.close()
-
-
-def test_without_ray_four_quarters_share_a_gpu_and_a_core_each(tmp_path: Path) -> None:
-    yard, place = Yard(tmp_path), local(Machine(4, 8.0, (Gpu("GPU-aaaa", "GPU-aaaa", "x"),)))
-    for number in range(4):
-        assert place.fits(wants(0.25))
-        place.start(yard.ready(number, wants(0.25)))
-    assert [place.fits(wants(share)) for share in (0.25, 0)] == [False, False], "neither GPU nor core is left"
-    assert yard.seen(place, 4) == ["GPU-aaaa"] * 4
-    yard.end(place, 4)
-    assert place.fits(wants(1, cpus=4))
-
-
-def test_without_ray_two_run_at_once_and_a_third_waits_for_a_core(tmp_path: Path) -> None:
-    yard, place = Yard(tmp_path), local(Machine(2, 8.0))
-    for number in range(2):
-        place.start(yard.ready(number, wants(0)))
-    assert not place.fits(wants(0))
-    assert yard.seen(place, 2) == ["", ""], "both run, and neither has ended"
-    live = [child for child in psutil.Process().children() if child.status() != psutil.STATUS_ZOMBIE]
-    children = [process for process in live if "atma_sweep.sweep.job" in process.cmdline()]
-    assert len(children) == 2
-    place.close()
-    assert not any(child.is_running() for child in children), "close leaves none"
-    assert place.fits(wants(0, cpus=2))
-
-
-def test_without_ray_memory_and_the_type_of_gpu_are_asked_too() -> None:
-    place = local(Machine(8, 4.0, (Gpu("0", "0", "NVIDIA L4"),)))
-    assert [place.fits(wants(1, gpu_type=kind)) for kind in ("L4", "H200")] == [True, False]
-    assert [place.fits(wants(0, memory_gb=size)) for size in (4, 5)] == [True, False]
 
 
 # --- several machines -----------------------------------------------------------------------------------------------

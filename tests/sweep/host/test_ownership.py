@@ -11,7 +11,6 @@ import time
 from collections.abc import Callable
 from dataclasses import replace
 from pathlib import Path
-from types import SimpleNamespace
 from typing import Any
 
 import psutil
@@ -26,10 +25,8 @@ from atma_sweep.sweep.host import processes as process
 from atma_sweep.sweep.orchestrator import control, launch, supervisor
 from atma_sweep.sweep.planning import planner
 from factories import AtOnce, hold_sweep, record_sweep, supervisor_of, trainings
+from machine import Quiet
 from patience import PATIENCE_S, gone, until
-
-SILENT: Any = SimpleNamespace(**dict.fromkeys(("started", "running", "ended", "waiting"), lambda *_: None))
-
 
 # --- namespaces -----------------------------------------------------------------------------------------------------
 
@@ -132,7 +129,7 @@ def test_every_sweep_that_is_held_keeps_its_lease(
         shares.append((name, hold_sweep(store, [cell], name, 1.0), trainings([cell])))
     before = {one.name: one.lease_until for one in store.sweeps()}
     place: Any = Looking(store)
-    launch.carry_out(store, shares, SILENT, place, runs=tmp_path / "runs", commit=(None, None))
+    launch.carry_out(store, shares, Quiet(), place, runs=tmp_path / "runs", commit=(None, None))
     assert len(place.leases) == 2
     for leases in place.leases:
         assert all(leases[name] > until for name, until in before.items())
@@ -204,51 +201,6 @@ def test_a_retry_that_is_asked_for_while_another_is_heard_is_not_lost(
     monkeypatch.undo()
     assert [task.cell.id for task in queue] == [first]
     assert store.asked("s") == {"retry": sorted([second, third])}
-
-
-# --- nodes ----------------------------------------------------------------------------------------------------------
-
-
-@pytest.mark.parametrize("trouble", ["silent", "blind", "full disk"])
-def test_a_node_that_failed_one_survey_is_asked_again(monkeypatch: pytest.MonkeyPatch, trouble: str) -> None:
-    pytest.importorskip("ray")
-    from atma_sweep.sweep.executors import ray_cluster
-
-    place: Any = ray_cluster.ClusterExecutor.__new__(ray_cluster.ClusterExecutor)
-    told: list[str] = []
-    joined: list[str] = []
-    vars(place).update(
-        _runs=Path("runs"),
-        _tell=told.append,
-        _lock=ray_cluster.threading.RLock(),
-        _links={},
-        _joining=set(),
-        _refused={},
-    )
-    node = SimpleNamespace(id="n", host="far", sees_runs=True)
-    answers: list[Any] = {
-        "silent": [[], [node]],
-        "blind": [[SimpleNamespace(id="n", host="far", sees_runs=False)], [node]],
-        "full disk": [OSError(28, "No space left"), [node]],
-    }[trouble]
-
-    def survey(*_: object) -> Any:
-        answer = answers.pop(0)
-        if isinstance(answer, OSError):
-            raise answer
-        return answer
-
-    monkeypatch.setattr(ray_cluster, "AGAIN_S", 0.0)
-    monkeypatch.setattr(ray_cluster.ray_connection, "live_nodes", lambda: [{"NodeID": "n"}])
-    monkeypatch.setattr(ray_cluster.ray_connection, "survey", survey)
-    monkeypatch.setattr(place, "_join", lambda found: joined.append(found.id), raising=False)
-    place._look_for_nodes()
-    assert joined == []
-    time.sleep(0.01)
-    place._look_for_nodes()
-    assert (joined, answers) == (["n"], [])
-    left_out = ["node far is left out for now, it cannot see runs"]
-    assert told == (left_out if trouble == "blind" else ["node far has come"])
 
 
 # --- frozen attempts ------------------------------------------------------------------------------------------------

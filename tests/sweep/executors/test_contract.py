@@ -1,0 +1,236 @@
+"""The contract of an executor, held by each of the registry and by the one with journals: real processes of a stand-in job.
+
+The cluster's runs on a Ray of this process (`nodes.RayHere`); tests/chaos/test_cluster.py has a real one.
+"""
+
+from __future__ import annotations
+
+import itertools
+import os
+import signal
+import subprocess
+import sys
+import tempfile
+import time
+from collections.abc import Iterator
+from dataclasses import dataclass, field, replace
+from pathlib import Path
+from typing import Any
+
+import psutil
+import pytest
+from atma_sweep.results.store.records import Attempt
+from atma_sweep.results.store.store import open_store
+from atma_sweep.sweep.attempt.failures import EXIT_MACHINE
+from atma_sweep.sweep.attempt.job import Job
+from atma_sweep.sweep.config import Resources
+from atma_sweep.sweep.errors import MachineError
+from atma_sweep.sweep.executors.executor import Executor, Launch, Opening
+from atma_sweep.sweep.executors.journaling import Journalled
+from atma_sweep.sweep.executors.registry import EXECUTORS, open_executor
+from atma_sweep.sweep.grid.cell import Cell
+from atma_sweep.sweep.grid.grid import load_grid
+from atma_sweep.sweep.host import hardware, processes
+from atma_sweep.sweep.host.hardware import Gpu
+from factories import WAITING_JOB, attempt_of, stand_in
+from nodes import facts_of_node, ray_here
+from patience import gone, until
+
+GPUS = [Gpu("GPU-aaaa", "GPU-aaaa", "NVIDIA L4"), Gpu("GPU-bbbb", "GPU-bbbb", "NVIDIA L4")]
+KINDS = [
+    *(pytest.param(name, marks=[pytest.mark.thorough, pytest.mark.slow] * (name == "ray")) for name in EXECUTORS),
+    "journal",
+]
+URL = "sqlite:///x.db"
+
+
+def cell_of(**resources: Any) -> Cell:
+    cell = load_grid("quick").expand(lambda data: "0" * 12)[0]
+    return replace(cell, config=cell.config.model_copy(update={"resources": Resources(**resources)}))
+
+
+@dataclass
+class Stage:
+    """An executor on a machine of four cores and two GPUs, and a folder where attempts of the stand-in run."""
+
+    place: Executor
+    runs: Path
+    source: Path
+    numbers: Iterator[int] = field(default_factory=lambda: itertools.count(1))
+
+    def launch(self, *, deaf: bool = False, **resources: Any) -> Launch:
+        number = next(self.numbers)
+        job = Job(attempt=number, fence=1, cell="c", slug="s", kind="train", folder=str(number), config={}, missing=[], resume=[])  # fmt: skip
+        folder = job.write(self.runs)
+        if deaf:
+            (folder / "deaf").touch()
+        database = URL if self.place.writes_directly else None
+        return Launch(number, self.runs, job.folder, Resources(**({"gpus": 0} | resources)), database, self.source)
+
+    def start(self, **how: Any) -> Attempt:
+        """The attempt, once its process runs."""
+        launch = self.launch(**how)
+        assert self.place.fits(launch.resources)
+        self.place.start(launch)
+        return self.begun(launch.attempt)
+
+    def begun(self, number: int) -> Attempt:
+        until((self.runs / str(number) / "said").exists)
+        pid, me = int(self.said(number)[0]), processes.this_process("x")
+        return attempt_of(
+            id=number, pid=pid, pid_started=psutil.Process(pid).create_time(), host=me.host, pid_space=me.space,
+            run_dir=str(number),
+        )  # fmt: skip
+
+    def said(self, number: int) -> list[str]:
+        """Its pid, its options, its database, and the GPUs that it sees."""
+        return (self.runs / str(number) / "said").read_text().split("|")
+
+    def log(self, attempt: Attempt) -> str:
+        return (self.runs / attempt.run_dir / "log.txt").read_text()
+
+    def ends(self, *attempts: Attempt) -> list[int]:
+        """Their exit codes, as soon as the executor has told all of them."""
+        codes: dict[int, int] = {}
+        until(lambda: codes.update(self.place.wait(0.2)) or len(codes) == len(attempts), "every exit code")
+        return [codes[attempt.id] for attempt in attempts]
+
+    def finish(self, *attempts: Attempt) -> None:
+        """Lets them end by themselves."""
+        for attempt in attempts:
+            (self.runs / attempt.run_dir / "go").touch()
+        assert self.ends(*attempts) == [7] * len(attempts)
+
+
+@pytest.fixture(scope="module", params=KINDS)
+def stage(request: pytest.FixtureRequest, tmp_path_factory: pytest.TempPathFactory) -> Iterator[Stage]:
+    """One for all tests of a kind: a Ray takes seconds to start. Closing it ends what still runs."""
+    pytest.importorskip("ray")
+    folder, name = tmp_path_factory.mktemp("stage"), str(request.param)
+    with pytest.MonkeyPatch.context() as patch, tempfile.TemporaryDirectory(prefix="atma-", dir="/tmp") as short:
+        patch.setattr(hardware, "cores", lambda: 4)
+        patch.setattr(hardware, "memory_gb", lambda: 8.0)
+        patch.setattr(hardware, "gpus", lambda: GPUS)
+        patch.setattr(tempfile, "tempdir", short)  # a socket's path may have 107 bytes
+        # set for good by whatever test of a cluster ran in this process; Ray's daemons would ask for a token, and get none
+        patch.delenv("RAY_AUTH_MODE", raising=False)
+        if name == "cluster":
+            ray_here(patch, [facts_of_node(cpus=4, gpus=2)])
+        (folder / "runs").mkdir()
+        opening = Opening(open_store(folder / "atma.db", create=True), folder / "runs", print, "here:1")
+        place = Journalled.opened(opening) if name == "journal" else open_executor(name, opening)
+        place.admit([cell_of(gpus=0.5)])
+        made = Stage(place, folder / "runs", stand_in(folder, WAITING_JOB))
+        yield made
+        left = made.start(deaf=True)
+        place.close()
+        gone(left.pid or 0)
+
+
+def test_an_attempt_runs_and_its_log_and_exit_code_arrive(stage: Stage) -> None:
+    first = stage.start()
+    _, options, database, _ = stage.said(first.id)
+    words = options.split()
+    assert [words[words.index(name) + 1] for name in ("--runs", "--folder")] == [str(stage.runs), first.run_dir]
+    assert "--parent" in words
+    assert ("--journal" in options, database) == ((False, URL) if stage.place.writes_directly else (True, "none"))
+    assert stage.place.wait(0.05) == []
+    assert (stage.place.broken(), stage.place.away(first)) == (None, False)
+    assert stage.log(first) == "begun\n"
+    stage.finish(first)
+    assert stage.place.wait(0.05) == [], "it is told once"
+
+
+def test_attempts_share_what_there_is(stage: Stage) -> None:
+    """Two halves on one GPU, a whole one, and one without; whatever is too much waits."""
+    four = [stage.start(gpus=share) for share in (0.5, 0.5, 1, 0)]
+    assert [stage.said(one.id)[3] for one in four] == ["GPU-aaaa", "GPU-aaaa", "GPU-bbbb", ""]
+    for much in ({"gpus": 0}, {"gpus": 0.25}, {"gpus": 0, "memory_gb": 9}, {"gpus": 1, "gpu_type": "H200"}):
+        assert not stage.place.fits(Resources(**much))
+    stage.finish(*four)
+    assert stage.place.fits(Resources(gpus=1, cpus=4, memory_gb=8))
+
+
+def test_an_attempt_that_is_asked_to_stop_saves_itself(stage: Stage) -> None:
+    one = stage.start()
+    assert stage.place.stop(one)
+    assert stage.ends(one) == [143]
+    assert (stage.runs / one.run_dir / "saved").exists()
+    assert (stage.place.stop(one), stage.place.kill(one)) == (False, False), "nobody knows its process any more"
+
+
+def test_an_attempt_is_killed_after_it_said_where_it_stands(stage: Stage) -> None:
+    one = stage.start(deaf=True)
+    assert stage.place.stop(one)
+    assert stage.place.kill(one, dump=True)
+    assert stage.ends(one) == [-signal.SIGKILL]
+    assert "most recent call first" in stage.log(one)
+
+
+@pytest.mark.parametrize("victim", ["attempt", "worker"])
+def test_a_process_that_dies_is_told_and_the_next_one_runs(stage: Stage, victim: str) -> None:
+    """A worker is the process between this one and the attempt, where there is one."""
+    one = stage.start()
+    process = psutil.Process(one.pid)
+    parent = process.parent()
+    (process if victim == "attempt" or parent is None or parent.pid == os.getpid() else parent).kill()
+    assert stage.ends(one) == [-signal.SIGKILL]
+    gone(one.pid or 0)
+    stage.finish(stage.start())
+
+
+def test_what_no_machine_has_room_for_is_refused(stage: Stage) -> None:
+    with pytest.raises(MachineError, match="needs 4,096 CPU cores"):
+        stage.place.admit([cell_of(gpus=0, cpus=4096)])
+    stage.finish(stage.start())
+
+
+def test_an_attempt_that_cannot_be_started_is_the_machines_fault(stage: Stage) -> None:
+    """Its log cannot be opened: the executor raises OSError, or tells the exit code that stands for that."""
+    launch = stage.launch()
+    (stage.runs / launch.folder / "log.txt").mkdir()
+    try:
+        stage.place.start(launch)
+    except OSError:
+        assert stage.place.wait(0.05) == []
+    else:
+        assert stage.ends(attempt_of(id=launch.attempt)) == [EXIT_MACHINE]
+    assert stage.place.fits(Resources(gpus=0, cpus=4)), "what it would have taken is free"
+
+
+def test_attempts_of_a_dead_supervisor_are_ended(stage: Stage) -> None:
+    launch = stage.launch()
+    command = [sys.executable, "-m", "atma_sweep.sweep.job", "--runs", str(stage.runs), "--folder", launch.folder]
+    with (stage.runs / launch.folder / "log.txt").open("w") as log:
+        stray = subprocess.Popen(
+            command, cwd=stage.runs / launch.folder, env=os.environ | {"PYTHONPATH": str(launch.source)}, stdout=log
+        )
+    left = stage.begun(launch.attempt)
+    assert stage.place.end([left], stage.runs) == {left.id}
+    assert (stage.runs / launch.folder / "saved").exists()
+    gone(stray.pid)
+
+
+# --- nodes that come later ------------------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize("trouble", ["silent", "blind", "full disk"])
+def test_a_node_that_failed_one_survey_is_asked_again(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, trouble: str
+) -> None:
+    pytest.importorskip("ray")
+    near, far = facts_of_node("near", cpus=1), facts_of_node("far", cpus=8)
+    first: Any = {"silent": [], "blind": [replace(far, sees_runs=False)], "full disk": OSError(28, "No space left")}
+    monkeypatch.setattr(hardware, "cores", lambda: 8)
+    answers = ray_here(monkeypatch, [near], first[trouble], [far])
+    told: list[str] = []
+    opening = Opening(open_store(tmp_path / "atma.db", create=True), tmp_path, told.append, "here:1")
+    place = open_executor("cluster", opening)
+    try:
+        until(lambda: place.fits(Resources(cpus=5, gpus=0)), "the other node")
+        time.sleep(0.2)
+        assert answers == [], "nor is a node asked that is there"
+    finally:
+        place.close()
+    left_out = [f"node far is left out for now, it cannot see {tmp_path}"]
+    assert told == (left_out if trouble == "blind" else ["node far has come"])
