@@ -5,12 +5,12 @@ from __future__ import annotations
 import signal
 import subprocess
 import sys
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
 from atma_sweep.results.contrasts import Contrast
-from atma_sweep.results.store.records import Attempt, CellRecord, CellState, Owner
+from atma_sweep.results.store.records import AXES, Attempt, CellRecord, CellState, Owner
 from atma_sweep.results.store.store import Store
 from atma_sweep.sweep.attempt.job import Job
 from atma_sweep.sweep.config import DataConfig, Resources
@@ -31,6 +31,15 @@ OWNER = Owner(name="ada", host="here", pid=1, started=0.0)
 def fingerprint(data: object) -> str:
     """The hash of a corpus that nobody prepares."""
     return "f" * 64
+
+
+def cell_record(key: str, slug: str = "", *, seed: int = 0, config: Mapping[str, Any] | None = None) -> CellRecord:
+    """A cell as the database has it, whose id is `key` up to twelve letters."""
+    levels = dict(zip(AXES, ("polar", "baseline", "off", "on", "off"), strict=True))
+    id_ = (key * 12)[:12] if len(key) == 1 else key.ljust(12, "0")
+    return CellRecord(
+        id=id_, slug=slug or f"slug-{key}", seed=seed, levels=levels, config=dict(config or {}), tokens=10
+    )
 
 
 def state_of(cell: Cell, word: str = "done", **values: Any) -> CellState:

@@ -11,16 +11,16 @@ from pathlib import Path
 import pytest
 from atma_sweep.results.maintenance import deletion
 from atma_sweep.results.store.recorder import Recorder
-from atma_sweep.results.store.records import AXES, CellRecord, Owner, Provenance
+from atma_sweep.results.store.records import CellRecord, Owner, Provenance
 from atma_sweep.results.store.store import Store, open_store
 from atma_sweep.sweep.checkpoints import garbage
 from atma_sweep.sweep.errors import SweepError
 from atma_sweep.sweep.grid.cell import Cell
 from atma_sweep.sweep.orchestrator.supervisor import freeze_plugins
+from factories import cell_record
 
 OWNER = Owner(name="ada", host="elsewhere", pid=1, started=0.0)
 HASHES = {"kept": "a" * 64, "gone": "b" * 64}
-LEVELS = dict(zip(AXES, ("polar", "baseline", "off", "on", "off"), strict=True))
 
 
 def nobody(owner: object, until: object) -> bool:
@@ -28,8 +28,7 @@ def nobody(owner: object, until: object) -> bool:
 
 
 def cell(letter: str, plugin: str | None = None) -> CellRecord:
-    config = {"plugins": [{"path": "x.py", "sha256": HASHES[plugin]}]} if plugin else {}
-    return CellRecord(id=letter * 12, slug=f"slug-{letter}", seed=0, levels=LEVELS, config=config, tokens=1)
+    return cell_record(letter, config={"plugins": [{"path": "x.py", "sha256": HASHES[plugin]}]} if plugin else {})
 
 
 class House:

@@ -16,22 +16,18 @@ from typing import Any
 import pytest
 import torch
 from atma_sweep.results.store.recorder import Recorder
-from atma_sweep.results.store.records import AXES, Attempt, CellRecord, Measurement, Owner, Provenance
+from atma_sweep.results.store.records import Attempt, Measurement, Owner, Provenance
 from atma_sweep.results.store.store import Store, open_store
 from atma_sweep.sweep.checkpoints import checkpoint, storage
 from atma_sweep.sweep.checkpoints import prune as pruning
 from atma_sweep.sweep.checkpoints.prune import prune
 from atma_sweep.sweep.errors import SweepError
+from factories import cell_record
 from patience import PATIENCE_S
 
 OWNER = Owner(name="ada", host="here", pid=1, started=0.0)
 MODEL, OPTIMIZERS, WEIGHTS = 1000, 300, 700
 serial = count()
-
-
-def cell(letter: str, seed: int = 0) -> CellRecord:
-    levels = dict(zip(AXES, ("polar", "baseline", "off", "on", "off"), strict=True))
-    return CellRecord(id=letter * 12, slug=f"slug-{letter}", seed=seed, levels=levels, config={}, tokens=10)
 
 
 def write(size: int, path: Path) -> None:
@@ -51,7 +47,9 @@ class Bench:
     def __init__(self, folder: Path) -> None:
         self.runs = folder / "atma-runs"
         self.store: Store = open_store(folder / "atma.db", create=True)
-        self.store.record_revision("s", grid_text="x", grid_file="x", cells=[cell(letter) for letter in "abcdef"])
+        self.store.record_revision(
+            "s", grid_text="x", grid_file="x", cells=[cell_record(letter) for letter in "abcdef"]
+        )
 
     def attempt(
         self, letter: str, state: str, steps: tuple[int, ...] = (), *, weights: bool = False, home: str | None = None
@@ -246,7 +244,7 @@ def test_a_launch_that_takes_the_cell_up_meanwhile_keeps_it(bench: Bench, monkey
 
 def test_cells_that_the_grid_dropped_go_when_asked(bench: Bench) -> None:
     bench.attempt("b", "diverged", (5,))
-    bench.store.record_revision("s", grid_text="y", grid_file="x", cells=[cell("a")])
+    bench.store.record_revision("s", grid_text="y", grid_file="x", cells=[cell_record("a")])
     assert list(prune(bench.store, bench.runs).cells) == []
     assert [row.slug for row in prune(bench.store, bench.runs, orphans=True).cells] == ["slug-b"]
 

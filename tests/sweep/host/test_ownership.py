@@ -15,15 +15,16 @@ from typing import Any
 
 import psutil
 import pytest
+from atma_sweep.results.failure_classes import FAILURES
 from atma_sweep.results.maintenance import check
 from atma_sweep.results.store import records
 from atma_sweep.results.store.records import Attempt, Owner
 from atma_sweep.results.store.store import Store, open_store
 from atma_sweep.sweep.attempt.job import Job
+from atma_sweep.sweep.executors.executor import Finished, Launch
 from atma_sweep.sweep.grid.cell import Cell
 from atma_sweep.sweep.host import processes as process
 from atma_sweep.sweep.orchestrator import control, launch, supervisor
-from atma_sweep.sweep.planning import planner
 from factories import AtOnce, hold_sweep, record_sweep, supervisor_of, trainings
 from machine import Quiet
 from patience import PATIENCE_S, gone, until
@@ -153,16 +154,20 @@ def test_retries_that_are_asked_for_at_once_are_joined(
     """One is asked for after each transaction of the other."""
     first, second = _failed(store, cells("seeds: 2\n"))
     other = open_store(store.path)
-    patiently, left = store._patiently, [after]
+    left = [after]
 
-    def disturbed(*arguments: Any, **options: Any) -> Any:
-        found = patiently(*arguments, **options)
-        left[0] -= 1
-        if left[0] == 0:
-            control.ask(other, "retry", "s", [second])
-        return found
+    def disturbed(work: Any) -> Any:
+        def transaction(*arguments: Any, **options: Any) -> Any:
+            found = work(*arguments, **options)
+            left[0] -= 1
+            if left[0] == 0:
+                control.ask(other, "retry", "s", [second])
+            return found
 
-    monkeypatch.setattr(store, "_patiently", disturbed)
+        return transaction
+
+    for name in ("read", "write"):
+        monkeypatch.setattr(store, name, disturbed(getattr(store, name)))
     control.ask(store, "retry", "s", [first])
     monkeypatch.undo()
     if left[0] > 0:
@@ -177,30 +182,63 @@ def test_a_retry_of_nothing_leaves_no_wish_behind(store: Store, cells: Callable[
     assert store.asked("s") == {}
 
 
+class Retried(AtOnce):
+    """Fails every cell's first attempt, but for the last cell's, which runs until two cells are tried again."""
+
+    def __init__(self, store: Store, cells: list[Cell]) -> None:
+        super().__init__(store)
+        self.names = [cell.id for cell in cells]
+        self.again: list[tuple[str, dict[str, Any]]] = []
+        """Cells that are tried again, and what is asked for at that moment."""
+
+    def start(self, launch: Launch) -> None:
+        job = Job.read(launch.runs / launch.folder)
+        if job.cell in [one.cell for one in self.jobs]:
+            self.again.append((job.cell, self.store.asked("s")))
+        super().start(launch)
+
+    def end_of(self, job: Job) -> int:
+        first = [one.cell for one in self.jobs].count(job.cell) == 1
+        self.store.finish_attempt(
+            job.attempt, job.fence, "failed" if first else "done", failure="host_oom" if first else None
+        )
+        return int(first)
+
+    def wait(self, seconds: float) -> list[Finished]:
+        ended = super().wait(seconds)
+        running = [job.attempt for job in self.jobs if job.cell == self.names[-1]][:1]
+        self._ended += [one for one in ended if one[0] in running and len(self.again) < 2]
+        return [one for one in ended if one not in self._ended]
+
+
 def test_a_retry_that_is_asked_for_while_another_is_heard_is_not_lost(
     store: Store, cells: Callable[..., list[Cell]], tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
+    """Nor is one of a cell whose attempt has failed and is not closed yet."""
     made = cells("seeds: 3\n")
-    first, second, third = _failed(store, made)
-    place: Any = Looking(store)
-    runner = supervisor_of(store, 1, place, tmp_path / "runs")
-    tasks = {cell.id: planner.Task(cell, "train", [], "failed") for cell in made}
-    runner._given_up = {first: tasks[first], second: tasks[second]}
-    runner._tasks = {99: tasks[third]}  # it has failed, and is not closed yet
-    store.ask("s", retry=[first, third])
-    asked = store.asked
+    first, second, third = (cell.id for cell in made)
+    place = Retried(store, made)
+    monkeypatch.setattr(supervisor, "LISTEN_S", 0.0)
+    monkeypatch.setattr(supervisor, "POLL_S", 0.0)
+    monkeypatch.setitem(FAILURES, "host_oom", replace(FAILURES["host_oom"], tries=1, alone=False))  # type: ignore[arg-type]
+    asked, looks = store.asked, iter(range(10**9))
 
     def late(name: str) -> dict[str, Any]:
+        look = next(looks)
+        if look == 2:
+            store.ask("s", retry=[first, third])
         found = asked(name)
-        store.ask("s", retry=[second])
+        if look == 2:
+            store.ask("s", retry=[second])
         return found
 
     monkeypatch.setattr(store, "asked", late)
-    queue: Any = []
-    runner._listen(queue)
+    fence = hold_sweep(store, made)
+    supervisor_of(store, fence, place, tmp_path / "runs").run(trainings(made))
     monkeypatch.undo()
-    assert [task.cell.id for task in queue] == [first]
-    assert store.asked("s") == {"retry": sorted([second, third])}
+    assert place.again[0] == (first, {"retry": sorted([second, third])})
+    assert [cell for cell, _ in place.again] == [first, second]
+    assert store.asked("s") == {"retry": [third]}, "whoever goes on hears it"
 
 
 # --- frozen attempts ------------------------------------------------------------------------------------------------

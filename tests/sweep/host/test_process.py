@@ -12,7 +12,6 @@ from pathlib import Path
 import psutil
 import pytest
 from atma_sweep.results.store.records import Owner
-from atma_sweep.sweep.attempt.failures import judge
 from atma_sweep.sweep.config import Resources
 from atma_sweep.sweep.executors.executor import Launch, environment, run_command
 from atma_sweep.sweep.host import processes
@@ -138,31 +137,6 @@ def test_a_request_to_stop_is_one_with_its_echo_and_a_later_one_kills(who: str) 
     assert line_of(child) == "later"
     child.send_signal(signal.SIGTERM)
     assert child.wait(PATIENCE_S) == 143
-
-
-@pytest.mark.parametrize(
-    ("code", "state", "failure", "said"),
-    [
-        (-9, "interrupted", "preempted", "killed by SIGKILL (out of memory, or by hand)"),
-        (-11, "interrupted", "infrastructure", "crashed with SIGSEGV"),
-        (-15, "interrupted", None, "stopped before training began"),
-        (143, "interrupted", None, "stopped before training began"),
-        (1, "failed", "code", "exit code 1: ImportError: no such thing"),
-    ],
-)
-def test_an_exit_code_is_judged(tmp_path: Path, code: int, state: str, failure: str | None, said: str) -> None:
-    log = tmp_path / "log.txt"
-    log.write_text("Traceback\n  something\nImportError: no such thing\n\n")
-    ending = judge(code, log)
-    assert (ending.state, ending.failure) == (state, failure)
-    assert said in ending.cause
-    assert "no log was written" in judge(2, tmp_path / "none").cause
-
-
-@pytest.mark.parametrize("code", [1, 2, -9, -11])
-def test_whatever_ends_an_attempt_that_was_asked_to_stop_is_no_failure(tmp_path: Path, code: int) -> None:
-    ending = judge(code, tmp_path / "none", asked=True)
-    assert (ending.state, ending.failure) == ("interrupted", None)
 
 
 def test_a_child_sees_the_gpus_and_threads_that_it_was_given(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:

@@ -18,18 +18,18 @@ from typing import Any
 import psutil
 import pytest
 from atma_sweep.results.errors import CellAmbiguous, CellUnknown
-from atma_sweep.results.store.records import AXES, Attempt, CellRecord, Owner
+from atma_sweep.results.store.records import Attempt, CellRecord, Owner
 from atma_sweep.results.store.store import Store, open_store
 from atma_sweep.sweep.orchestrator import logs
 from atma_sweep.sweep.orchestrator.logs import JsonLines, LogMissing
+from factories import cell_record
 from patience import PATIENCE_S, until
 
 HERE = socket.gethostname()
 
 
 def cell(key: str, slug: str, seed: int) -> CellRecord:
-    levels = dict(zip(AXES, ("polar", "baseline", "off", "on", "off"), strict=True))
-    return CellRecord(id=key.ljust(12, "0"), slug=f"{slug}-s{seed}", seed=seed, levels=levels, config={}, tokens=10)
+    return cell_record(key, f"{slug}-s{seed}", seed=seed)
 
 
 def owner(host: str = HERE, pid: int | None = None) -> Owner:
