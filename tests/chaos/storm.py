@@ -1,6 +1,6 @@
 """Kills at random moments while a sweep is launched again and again, and what must hold afterwards.
 
-Long form: `python -m pytest tests/chaos/test_storms.py -k kills --kills 200 -s`, which prints a table of them.
+Long form: `python -m pytest tests/chaos/test_storms.py -k kills --kills 200 -s`, which prints what each sweep came to.
 """
 
 from __future__ import annotations
@@ -70,6 +70,13 @@ class Storm:
     ends: Counter[int] = field(default_factory=Counter)
     """Exit codes of launches; negative for a signal."""
 
+    def __str__(self) -> str:
+        attempts = self.bench.sql("SELECT count(*) FROM attempt")[0][0]
+        return (
+            f"{self.executor}: kills {dict(self.counts)}, {self.launches} launches {dict(self.ends)}, {attempts} attempts, "
+            f"at most {lost(self.bench)} of {EVERY} steps made again"
+        )
+
     def run(self) -> None:
         """Until all kills are done; the last launch is left to end by itself."""
         draw = random.Random(self.seed)
@@ -124,38 +131,6 @@ class Storm:
                 continue
             return True
         return False
-
-
-@dataclass
-class Tally:
-    """What many storms on one executor came to."""
-
-    executor: str
-    kills: Counter[str] = field(default_factory=Counter)
-    launches: int = 0
-    ends: Counter[int] = field(default_factory=Counter)
-    sweeps: int = 0
-    attempts: int = 0
-    again: int = 0
-    """The most steps that a resumed attempt had to make again."""
-
-    def add(self, storm: Storm) -> None:
-        """Counts a storm that is over, whose sweep is found right."""
-        self.kills += storm.counts
-        self.launches += storm.launches
-        self.ends += storm.ends
-        self.sweeps += 1
-        self.attempts += int(str(storm.bench.sql("SELECT count(*) FROM attempt")[0][0]))
-        self.again = max(self.again, lost(storm.bench))
-
-    def table(self) -> str:
-        """A row of Markdown."""
-        kills = ", ".join(f"{target.rstrip(':')} {self.kills[target]}" for target in TARGETS[self.executor])
-        ends = ", ".join(f"{code}: {count}" for code, count in sorted(self.ends.items()))
-        return (
-            f"| {self.executor} | {self.kills.total()} ({kills}) | {self.launches} ({ends}) | {self.sweeps} | "
-            f"{self.sweeps * CELLS} | {self.attempts} | {self.again} of {EVERY} |"
-        )
 
 
 def family(pid: int) -> list[psutil.Process]:

@@ -20,7 +20,7 @@ pytestmark = [
     pytest.mark.thorough,
     pytest.mark.skipif(postgres.not_ours() is not None, reason=postgres.not_ours() or ""),
 ]
-AWAY_S = 8.0
+AWAY_S = 3.0
 
 
 class ServerBench(OnServer, Bench):

@@ -17,7 +17,7 @@ from factories import ended
 from ..testing.bench import Bench, Curves
 from ..testing.patience import PATIENCE_S
 from ..testing.tiers import long_form, only_long
-from .storm import A_STORM, CELLS, EVERY, FEW, Storm, Tally, bench_in, calm, family, first
+from .storm import A_STORM, CELLS, EVERY, FEW, Storm, bench_in, calm, family, first
 
 pytestmark = [pytest.mark.slow, pytest.mark.thorough]
 
@@ -25,18 +25,17 @@ pytestmark = [pytest.mark.slow, pytest.mark.thorough]
 @pytest.mark.parametrize("executor", ["ray", *long_form("local")])
 def test_kills(tmp_path: Path, reference: Curves, kills: int, executor: str) -> None:
     """Sweep after sweep, until all kills are done; a sweep that ends before its storm does is right all the same."""
-    tally = Tally(executor)
-    while tally.kills.total() < kills and tally.sweeps < kills:
-        left = min(kills - tally.kills.total(), A_STORM)
-        with contextlib.closing(bench_in(tmp_path / f"stormy{tally.sweeps}")) as bench:
-            storm = Storm(bench, executor, seed=11 + tally.sweeps, kills=left)
+    done = sweeps = 0
+    while done < kills and sweeps < kills:
+        with contextlib.closing(bench_in(tmp_path / f"stormy{sweeps}")) as bench:
+            storm = Storm(bench, executor, seed=11 + sweeps, kills=min(kills - done, A_STORM))
             storm.run()
             calm(bench, CELLS, reference)
-        tally.add(storm)
-        print(tally.table(), flush=True)
+        done, sweeps = done + storm.counts.total(), sweeps + 1
+        print(storm, flush=True)
         if kills <= A_STORM:
             break
-    assert tally.kills.total() >= min(kills, 3)
+    assert done >= min(kills, 3)
 
 
 @only_long

@@ -3,11 +3,30 @@
 from __future__ import annotations
 
 import shutil
+import subprocess
 import tempfile
 from collections.abc import Iterator
 from pathlib import Path
+from typing import Any
 
 import pytest
+from atma_sweep.sweep.executors.executor import LocalExecutor
+from atma_sweep.sweep.host import processes
+
+
+@pytest.fixture
+def spares(monkeypatch: pytest.MonkeyPatch) -> list[int]:
+    """Pids of the spare processes that launches of this process start, which here they do without a GPU, too."""
+    start, pids = processes.start_waiting, list[int]()
+
+    def start_and_note(*arguments: Any) -> subprocess.Popen[bytes]:
+        process = start(*arguments)
+        pids.append(process.pid)
+        return process
+
+    monkeypatch.setattr(LocalExecutor, "spares_without_gpu", True)
+    monkeypatch.setattr(processes, "start_waiting", start_and_note)
+    return pids
 
 
 @pytest.fixture

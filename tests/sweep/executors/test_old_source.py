@@ -8,15 +8,12 @@ from __future__ import annotations
 import json
 import shutil
 import signal
-import subprocess
 from pathlib import Path
 from typing import Any, NamedTuple
 
 import old_code
 import pytest
-from atma_sweep.sweep.executors.executor import LocalExecutor
 from atma_sweep.sweep.executors.source_snapshot import PACKAGE, PARTS, fingerprint
-from atma_sweep.sweep.host import processes
 from old_code import COMMAND, COMMITS, with_code
 from patience import PATIENCE_S
 
@@ -62,26 +59,11 @@ def begun(request: pytest.FixtureRequest, tmp_path_factory: pytest.TempPathFacto
 def bench(begun: Begun, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Bench:
     """A copy of what was begun, for today's code to go on with."""
     monkeypatch.delenv("PYTHONDONTWRITEBYTECODE", raising=False)
-    monkeypatch.setattr(LocalExecutor, "spares_without_gpu", True)
     folder = tmp_path / "copy"
     shutil.copytree(begun.folder, folder)
     resumed = Bench(folder, copied=begun.folder)
     resumed.ask("db", "upgrade")
     return resumed
-
-
-@pytest.fixture
-def spares(monkeypatch: pytest.MonkeyPatch) -> list[int]:
-    """Pids of the spare processes that today's launch started, as it starts them."""
-    start, pids = processes.start_waiting, []
-
-    def start_and_note(*arguments: Any) -> subprocess.Popen[bytes]:
-        process = start(*arguments)
-        pids.append(process.pid)
-        return process
-
-    monkeypatch.setattr(processes, "start_waiting", start_and_note)
-    return pids
 
 
 def goes_on(bench: Bench, begun: Begun) -> None:

@@ -6,19 +6,21 @@ import os
 import signal
 import subprocess
 import sys
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Mapping
 from pathlib import Path
-from typing import Any
 
 import psutil
 import pytest
 from atma_sweep.sweep.attempt.failures import EXIT_MACHINE
-from atma_sweep.sweep.executors.executor import LocalExecutor, _knows_spares
+from atma_sweep.sweep.config import Resources
+from atma_sweep.sweep.executors.executor import Launch, run_command
 from atma_sweep.sweep.executors.warm_pool import Spares
 from atma_sweep.sweep.host import processes
 from bench import Bench
 from patience import PATIENCE_S
 
+Start = Callable[[], subprocess.Popen[bytes]]
+Began = list[subprocess.Popen[bytes]]
 READS = "import sys; print(sys.stdin.readline().strip(), flush=True); sys.stdin.read()"
 WARM = "from atma_sweep.sweep.executors.executor import LocalExecutor; LocalExecutor.spares_without_gpu = True; from atma_sweep.cli import app; app()"
 
@@ -40,22 +42,14 @@ def waiting(bench: Bench) -> list[psutil.Process]:
 
 
 @pytest.mark.thorough
-def test_attempts_that_were_spares_are_attempts(bench: Bench, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_attempts_that_were_spares_are_attempts(bench: Bench, tmp_path: Path, request: pytest.FixtureRequest) -> None:
     """Two cells one after the other: the second is a process that waited, with the numbers that any other gives."""
     bench.launch("--db", f"sqlite:///{tmp_path}/plain.db", "--runs", "plain")
-    monkeypatch.setattr(LocalExecutor, "spares_without_gpu", True)
-    start, waited = processes.start_waiting, []
-
-    def noted(*arguments: Any) -> subprocess.Popen[bytes]:
-        made = start(*arguments)
-        waited.append(made.pid)
-        return made
-
-    monkeypatch.setattr(processes, "start_waiting", noted)
+    spares: list[int] = request.getfixturevalue("spares")
     bench.launch()
     bench.once(2)
     attempts = bench.sql("SELECT pid, run_dir FROM attempt ORDER BY id")
-    assert [pid in waited for pid, _ in attempts] == [False, True]
+    assert [pid in spares for pid, _ in attempts] == [False, True]
     for _, folder in attempts:
         log = (bench.folder / "atma-runs" / str(folder) / "log.txt").read_text()
         assert "12 steps of 128 tokens" in log
@@ -68,11 +62,11 @@ def test_attempts_that_were_spares_are_attempts(bench: Bench, tmp_path: Path, mo
 
 
 @pytest.mark.thorough
+@pytest.mark.usefixtures("spares")
 def test_without_room_for_a_spare_attempts_start_as_ever(bench: Bench, monkeypatch: pytest.MonkeyPatch) -> None:
     def refused(*_: object) -> None:
         raise OSError(11, "Resource temporarily unavailable")
 
-    monkeypatch.setattr(LocalExecutor, "spares_without_gpu", True)
     monkeypatch.setattr(processes, "start_waiting", refused)
     bench.launch()
     bench.once(2)
@@ -93,77 +87,56 @@ def test_a_spare_goes_with_its_launch(bench: Bench, number: int) -> None:
     bench.gone()
 
 
+def become(folder: Path, env: Mapping[str, str] = os.environ) -> int:
+    """The exit code of a spare that is told to be the attempt in `folder`/cell/1."""
+    command = run_command(Launch(1, folder, "", Resources(gpus=0), "sqlite:///x.db"), os.getpid(), spare=True)
+    spare = processes.start_waiting(command, env, folder)
+    assert spare.stdin is not None
+    spare.stdin.write(b"cell/1\n")
+    spare.stdin.close()
+    return spare.wait(PATIENCE_S)
+
+
 def test_a_spare_that_could_not_import_begins_anew_as_the_attempt(tmp_path: Path) -> None:
     """What fails half-way at an import may fail otherwise the second time: the attempt is a fresh process with the same pid."""
     (tmp_path / "cell" / "1").mkdir(parents=True)
     broken = tmp_path / "path" / "torch" / "__init__.py"
     broken.parent.mkdir(parents=True)
     broken.write_text("raise OSError(5, 'Input/output error')")
-    env = {**os.environ, "PYTHONPATH": f"{broken.parents[1]}:{os.environ.get('PYTHONPATH', '')}"}
-    command = [
-        sys.executable,
-        "-m",
-        "atma_sweep.sweep.job",
-        "--runs",
-        str(tmp_path),
-        "--spare",
-        "--parent",
-        str(os.getpid()),
-    ]
-    spare = processes.start_waiting(command, env, tmp_path)
-    assert spare.stdin is not None
-    spare.stdin.write(b"cell/1\n")
-    spare.stdin.close()
-    assert spare.wait(PATIENCE_S) != 0
+    path = f"{broken.parents[1]}:{os.environ.get('PYTHONPATH', '')}"
+    assert become(tmp_path, {**os.environ, "PYTHONPATH": path}) != 0
     log = (tmp_path / "cell" / "1" / "log.txt").read_text()
     assert "job.json" in log, "the first thing that an attempt looks for, which here is not there"
 
 
 def test_a_spare_whose_folder_is_gone_blames_the_machine(tmp_path: Path) -> None:
-    command = [
-        sys.executable,
-        "-m",
-        "atma_sweep.sweep.job",
-        "--runs",
-        str(tmp_path),
-        "--spare",
-        "--parent",
-        str(os.getpid()),
-    ]
-    spare = processes.start_waiting(command, os.environ, tmp_path)
-    assert spare.stdin is not None
-    spare.stdin.write(b"cell/1\n")
-    spare.stdin.close()
-    assert spare.wait(PATIENCE_S) == EXIT_MACHINE
-
-
-def test_a_copy_of_the_source_from_before_has_no_spares(tmp_path: Path) -> None:
-    assert _knows_spares(None)
-    assert not _knows_spares(tmp_path)
-    module = tmp_path / "atma_sweep" / "sweep" / "attempt" / "spare.py"
-    module.parent.mkdir(parents=True)
-    module.touch()
-    assert _knows_spares(tmp_path)
+    assert become(tmp_path) == EXIT_MACHINE
 
 
 # --- from inside ----------------------------------------------------------------------------------------------------
 
 
 @pytest.fixture
-def start(tmp_path: Path) -> Iterator[Callable[[], subprocess.Popen[bytes]]]:
-    made: list[subprocess.Popen[bytes]] = []
-
-    def begin() -> subprocess.Popen[bytes]:
-        made.append(processes.start_waiting([sys.executable, "-c", READS], os.environ, tmp_path))
-        return made[-1]
-
-    yield begin
+def began(tmp_path: Path) -> Iterator[Began]:
+    made: Began = []
+    yield made
     for one in made:
         one.kill()
         one.wait()
 
 
-def test_a_spare_is_taken_once(start: Callable[[], subprocess.Popen[bytes]], tmp_path: Path) -> None:
+@pytest.fixture
+def start(began: Began, tmp_path: Path) -> Start:
+    """Starts a process that waits for a line, and notes it in `began`."""
+
+    def begin() -> subprocess.Popen[bytes]:
+        began.append(processes.start_waiting([sys.executable, "-c", READS], os.environ, tmp_path))
+        return began[-1]
+
+    return begin
+
+
+def test_a_spare_is_taken_once(start: Start, tmp_path: Path) -> None:
     spares, env = Spares(), {"A": "1"}
     assert spares.become("0", tmp_path, env, "cell/1") is None
     for device in ("0", "1", "0"):
@@ -178,11 +151,9 @@ def test_a_spare_is_taken_once(start: Callable[[], subprocess.Popen[bytes]], tmp
 
 
 @pytest.mark.parametrize("change", ["environment", "runs", "dead"])
-def test_a_spare_that_does_not_fit_is_ended(
-    start: Callable[[], subprocess.Popen[bytes]], tmp_path: Path, change: str
-) -> None:
-    spares, began = Spares(), []
-    spares.prepare("", tmp_path, {"A": "1"}, lambda: began.append(start()) or began[-1])  # type: ignore[func-returns-value]
+def test_a_spare_that_does_not_fit_is_ended(start: Start, began: Began, tmp_path: Path, change: str) -> None:
+    spares = Spares()
+    spares.prepare("", tmp_path, {"A": "1"}, start)
     if change == "dead":
         began[0].kill()
         began[0].wait()
@@ -192,10 +163,10 @@ def test_a_spare_that_does_not_fit_is_ended(
     assert spares.become("", tmp_path, {"A": "1"}, "cell/1") is None
 
 
-def test_closing_ends_all(start: Callable[[], subprocess.Popen[bytes]], tmp_path: Path) -> None:
-    spares, began = Spares(), []
+def test_closing_ends_all(start: Start, began: Began, tmp_path: Path) -> None:
+    spares = Spares()
     for device in ("0", "1"):
-        spares.prepare(device, tmp_path, {}, lambda: began.append(start()) or began[-1])  # type: ignore[func-returns-value]
+        spares.prepare(device, tmp_path, {}, start)
     spares.close()
     assert [one.poll() for one in began] == [-signal.SIGKILL] * 2
     spares.close()

@@ -126,13 +126,10 @@ def test_a_bundle_takes_it_along(desk: Bench, made: Path, tmp_path: Path) -> Non
     assert "tiny-llama" in desk.ask("status", "--db", "other.db")
     known = json.loads(
         desk.ask(
-            "show",
-            str(desk.sql("SELECT cell_id FROM attempt WHERE kind = 'external'")[0][0]),
-            "--json",
-            "--db",
+            "show", str(desk.sql("SELECT cell_id FROM attempt WHERE kind = 'external'")[0][0]), "--json", "--db",
             "other.db",
         )
-    )
+    )  # fmt: skip
     assert [attempt["kind"] for attempt in known["attempts"]] == ["external"]
     assert any(value["metric"] == "bits_per_byte" for value in known["measurements"])
 
