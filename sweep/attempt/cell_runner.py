@@ -86,14 +86,9 @@ class Work(Probing):
             self._graphs, why = optimizer_steps.wanted(config.train, count(model), device)
             extra["steps"] = f"{'CUDA graphs' if self._graphs else 'as they come'}: {why}"
         self._origin = provenance.collect(
-            self.job,
-            device=device,
-            precision=model.precision,
-            kernels=kernels,
-            tokenizer=config.data.tokenizer,
-            corpus=config.data.corpus,
-            extra=extra,
-        )
+            self.job, device=device, precision=model.precision, kernels=kernels, tokenizer=config.data.tokenizer,
+            corpus=config.data.corpus, extra=extra,
+        )  # fmt: skip
         self.recorder.provenance(self._origin)
         self.recorder.neighbours()
         self._introduce(subject, kernels)

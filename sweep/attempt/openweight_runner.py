@@ -40,22 +40,15 @@ class External(Probing):
         size = sum(parameter.numel() for parameter in network.parameters())
         self.recorder.provenance(
             provenance.collect(
-                self.job,
-                device=device,
-                precision=model.dtype,
+                self.job, device=device, precision=model.dtype,
                 kernels={"model": f"transformers {metadata.version('transformers')}, {type(network).__name__}"},
-                tokenizer=f"sha256:{model.tokenizer[:16]}",
-                corpus=config.data.corpus,
+                tokenizer=f"sha256:{model.tokenizer[:16]}", corpus=config.data.corpus,
                 extra={
-                    "parameters": size,
-                    "start_seconds": round(time.monotonic() - began, 3),
-                    "chunk_tokens": PIECE,
-                    "pairing": model.pairing,
-                    "revision": model.revision,
-                    "native_context": model.context,
+                    "parameters": size, "start_seconds": round(time.monotonic() - began, 3), "chunk_tokens": PIECE,
+                    "pairing": model.pairing, "revision": model.revision, "native_context": model.context,
                 },
             )
-        )
+        )  # fmt: skip
         self.recorder.neighbours()
         say(
             f"model {model.name} ({self.job.cell}), revision {model.revision}, {model.family}, {model.dtype}, {size:,} parameters, "

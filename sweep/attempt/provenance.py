@@ -12,18 +12,7 @@ import torch
 from ...results.store.records import Provenance
 from .job import Job
 
-PACKAGES = (
-    "atma-sweep",
-    "torch",
-    "triton",
-    "fla-core",
-    "flash-linear-attention",
-    "numpy",
-    "ray",
-    "sqlalchemy",
-    "pydantic",
-    "safetensors",
-)
+PACKAGES = "atma-sweep torch triton fla-core flash-linear-attention numpy ray sqlalchemy pydantic safetensors".split()
 
 
 def packages() -> dict[str, str]:
@@ -60,24 +49,10 @@ def collect(
     config = job.config
     gpu = torch.cuda.get_device_name(device) if device.type == "cuda" else None
     return Provenance(
-        config=config,
-        seed=config["seed"],
-        git_commit=job.commit,
-        git_dirty=job.dirty,
-        packages=packages(),
-        python=platform.python_version(),
-        platform=platform.platform(),
-        host=socket.gethostname(),
-        device=device.type,
-        gpu_name=gpu,
-        gpu_uuid=str(torch.cuda.get_device_properties(device).uuid) if gpu else None,
-        gpu_count=1 if gpu else 0,
-        driver=driver_version() if gpu else None,
-        dtype=precision,
-        kernels=kernels,
-        tokenizer=tokenizer,
-        corpus=corpus,
-        corpus_fingerprint=config["data"]["fingerprint"],
-        threads=torch.get_num_threads(),
-        extra=extra,
-    )
+        config=config, seed=config["seed"], git_commit=job.commit, git_dirty=job.dirty, packages=packages(),
+        python=platform.python_version(), platform=platform.platform(), host=socket.gethostname(), device=device.type,
+        gpu_name=gpu, gpu_uuid=str(torch.cuda.get_device_properties(device).uuid) if gpu else None,
+        gpu_count=1 if gpu else 0, driver=driver_version() if gpu else None, dtype=precision, kernels=kernels,
+        tokenizer=tokenizer, corpus=corpus, corpus_fingerprint=config["data"]["fingerprint"],
+        threads=torch.get_num_threads(), extra=extra,
+    )  # fmt: skip

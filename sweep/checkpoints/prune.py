@@ -139,9 +139,7 @@ def prune(
     found = [cell for cell in pruned if cell.checkpoints or cell.weights or cell.problem]
     result = Pruned(name, keep, dry, found, running)
     if not dry and any(cell.checkpoints or cell.weights for cell in found):
-        checkpoints, weights = (
-            sum(values) for values in zip(*((c.checkpoints, c.weights) for c in found), strict=True)
-        )
+        checkpoints, weights = sum(cell.checkpoints for cell in found), sum(cell.weights for cell in found)
         store.add_event(
             "pruned",
             f"{counted(checkpoints, 'checkpoint')} and {weights} weights, {size(result.bytes)} (keep {keep})",

@@ -221,13 +221,10 @@ class Folder(Place):
             shutil.rmtree(aside, ignore_errors=True)
             raise self._unwritable(error) from error
 
-    @contextlib.contextmanager
-    def bundle(self, name: str) -> Iterator[Path]:
-        yield self.path / name
+    def bundle(self, name: str) -> contextlib.AbstractContextManager[Path]:
+        return contextlib.nullcontext(self.path / name)
 
-    @contextlib.contextmanager
-    def file(self, name: str) -> Iterator[Path]:
-        yield self.path / name
+    file = bundle
 
     def put(self, name: str, writer: Writer) -> str:
         aside = self.path / f"{name}.part"

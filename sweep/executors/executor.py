@@ -196,28 +196,28 @@ def hold(cells: Sequence[Cell], locks: GpuLocks) -> Machine:
 
 
 def end_at_once(child: psutil.Process, *, dump: bool) -> None:
-    """Kills a process and its children, with `dump` after it wrote into its log where its threads stand."""
+    """Kills a process and its children, with `dump` after it wrote into its log where its threads stand.
+
+    Never one that we descend from. Its exit code is left to whoever started it: a process that is waited for here has none there.
+    """
     with contextlib.suppress(psutil.NoSuchProcess):
-        started = child.create_time()
-        if dump:
+        family = [child, *child.children(recursive=True)] if child.pid not in processes.lineage() else []
+        if dump and family:
             child.send_signal(signal.SIGUSR1)
             time.sleep(DUMP_S)
-        processes.end(child.pid, started, grace=0)
+        for member in family:
+            with contextlib.suppress(psutil.NoSuchProcess):
+                member.kill()
 
 
 def run_command(launch: Launch, parent: int | None = None, *, spare: bool = False) -> list[str]:
     """The command line of an attempt's process, to be completed with its parent's pid for None; `spare`, of one that hears by
     a pipe which attempt it is."""
     return [
-        sys.executable,
-        "-m",
-        "atma_sweep.sweep.job",
-        "--runs",
-        str(launch.runs),
+        sys.executable, "-m", "atma_sweep.sweep.job", "--runs", str(launch.runs),
         *(["--spare"] if spare else ["--folder", launch.folder]),
-        *(["--parent", str(parent)] if parent is not None else []),
-        *(["--journal"] if launch.database is None else []),
-    ]
+        *(["--parent", str(parent)] if parent is not None else []), *(["--journal"] if launch.database is None else []),
+    ]  # fmt: skip
 
 
 def environment(launch: Launch, devices: str | None = None) -> dict[str, str]:
@@ -225,16 +225,13 @@ def environment(launch: Launch, devices: str | None = None) -> dict[str, str]:
 
     Without a GPU in its resources none is visible; `devices` names the one it gets otherwise (None: as inherited).
     """
-    env = dict(os.environ)
-    for name in ("ATMA_DB", "RAY_AUTH_TOKEN"):
-        env.pop(name, None)
+    env = {name: value for name, value in os.environ.items() if name not in ("ATMA_DB", "RAY_AUTH_TOKEN")}
     if launch.database is not None:
         env["ATMA_DB"] = launch.database
     if launch.source is not None:
         env["PYTHONPATH"] = source_snapshot.import_path(launch.source.resolve(), env.get("PYTHONPATH"))
-    threads = str(launch.resources.cpus)
-    for name in ("OMP_NUM_THREADS", "MKL_NUM_THREADS", "OPENBLAS_NUM_THREADS"):
-        env[name] = threads
+    threads = ("OMP_NUM_THREADS", "MKL_NUM_THREADS", "OPENBLAS_NUM_THREADS")
+    env |= dict.fromkeys(threads, str(launch.resources.cpus))
     if launch.resources.gpus == 0:
         env["CUDA_VISIBLE_DEVICES"] = ""
     elif devices is not None:
@@ -292,11 +289,9 @@ class LocalExecutor(OnThisMachine):
         deadline = time.monotonic() + seconds
         while self._running:
             ended = [attempt for attempt, (child, _) in self._running.items() if child.poll() is not None]
-            if ended:
-                return [self._collect(attempt) for attempt in ended]
             left = deadline - time.monotonic()
-            if left <= 0:
-                break
+            if ended or left <= 0:
+                return [self._collect(attempt) for attempt in ended]
             time.sleep(min(LOOK_S, left))
         return []
 

@@ -2,8 +2,8 @@
 
 from __future__ import annotations
 
-import contextlib
 import time
+from collections.abc import Mapping
 from pathlib import Path
 
 from ...results.errors import LostLease
@@ -20,6 +20,40 @@ AT_ONCE = 500
 """Lines of a journal, a second or two of writing, before the supervisor looks after everything else again."""
 
 
+class Journals:
+    """Journals of attempts that run or have just ended, applied to the database. Used from one thread."""
+
+    def __init__(self, store: Store) -> None:
+        self._store = store
+        self._readers: dict[int, Reader] = {}
+        self._applied = 0.0
+
+    def open(self, launch: Launch) -> int:
+        """Reads the journal of that attempt from now on; returns the attempt's fence."""
+        folder = launch.runs / launch.folder
+        fence = Job.read(folder).fence
+        self._readers[launch.attempt] = Reader(folder / JOURNAL, self._store, launch.attempt, fence)
+        return fence
+
+    def apply(self, codes: Mapping[int, int]) -> tuple[list[Finished], list[int]]:
+        """Applies what has come, not too much at once: of attempts that run now and then, of those that ended (`codes`) always.
+
+        Returns the ended ones whose journal is applied whole, and running ones that are nobody's or somebody else's by now.
+        """
+        lost = []
+        due = time.monotonic() - self._applied > APPLY_S
+        for attempt in list(self._readers) if due else list(codes):
+            try:
+                self._readers[attempt].apply(AT_ONCE)
+            except LostLease:
+                lost += [attempt] if attempt not in codes else []
+        self._applied = time.monotonic() if due else self._applied
+        done = [(attempt, code) for attempt, code in codes.items() if not self._readers[attempt].behind]
+        for attempt, _ in done:
+            del self._readers[attempt]
+        return done, lost
+
+
 class Journalled:
     """An executor of this machine whose attempts do not open the database, since their code knows another schema of it."""
 
@@ -27,14 +61,12 @@ class Journalled:
 
     def __init__(self, inner: Executor, store: Store) -> None:
         self.name = inner.name
-        self._inner, self._store = inner, store
+        self._inner, self._store, self._journals = inner, store, Journals(store)
         # the executor knows an attempt's process once the journal that names it is applied
         self.admit, self.fits, self.close = inner.admit, inner.fits, inner.close
         self.stop, self.kill, self.end = inner.stop, inner.kill, inner.end
         self.away, self.broken = inner.away, inner.broken
-        self._readers: dict[int, Reader] = {}
-        self._ended: list[Finished] = []
-        self._applied = 0.0
+        self._ended: dict[int, int] = {}
 
     @classmethod
     def opened(cls, opening: Opening) -> Executor:
@@ -43,24 +75,17 @@ class Journalled:
 
     def start(self, launch: Launch) -> None:
         """Starts the attempt's process."""
-        fence = Job.read(launch.runs / launch.folder).fence
         self._inner.start(launch)
-        path = launch.runs / launch.folder / JOURNAL
-        self._readers[launch.attempt] = Reader(path, self._store, launch.attempt, fence)
+        self._journals.open(launch)
 
     def wait(self, seconds: float) -> list[Finished]:
         """Attempts whose process has ended and whose journal is applied whole."""
-        self._ended += self._inner.wait(seconds)
-        codes = dict(self._ended)
-        if codes or time.monotonic() - self._applied > APPLY_S:
-            for attempt, reader in self._readers.items():
-                if not applied(reader, AT_ONCE) and attempt not in codes:
-                    self._inner.kill(self._store.attempt(attempt))
-            self._applied = time.monotonic()
-        done = [(attempt, code) for attempt, code in self._ended if not self._readers[attempt].behind]
-        self._ended = [(attempt, code) for attempt, code in self._ended if self._readers[attempt].behind]
+        self._ended |= dict(self._inner.wait(seconds))
+        done, lost = self._journals.apply(self._ended)
+        for attempt in lost:
+            self._inner.kill(self._store.attempt(attempt))
         for attempt, _ in done:
-            del self._readers[attempt]
+            del self._ended[attempt]
         return done
 
 
@@ -69,11 +94,3 @@ def understood(executor: Executor, store: Store, source: Path | None) -> Executo
     if source is None or not executor.writes_directly or source_snapshot.schema_of(source) == HEAD:
         return executor
     return Journalled(executor, store)
-
-
-def applied(reader: Reader, limit: int) -> bool:
-    """Applies what has come, not too much at once; False when the attempt is nobody's or somebody else's by now."""
-    with contextlib.suppress(LostLease):
-        reader.apply(limit)
-        return True
-    return False

@@ -23,7 +23,7 @@ from ..attempt.failures import OOM_KILLED, not_started, oom_kills
 from ..errors import MachineError
 from ..host import allocation, hardware, processes
 from ..host.locks import GpuLocks
-from .executor import DUMP_S, Finished, Launch, environment, run_command
+from .executor import Finished, Launch, end_at_once, environment, run_command
 
 LEASE_S = float(os.environ.get("ATMA_NODE_LEASE_S", 60.0))
 """How long attempts go on without a word from the supervisor."""
@@ -138,18 +138,9 @@ class Node:
         """Ends an attempt at once, with `dump` after it wrote into its log where its threads stand."""
         with self._lock:
             child = self._children.get(attempt)
-        if child is None:
-            return
-        family: list[psutil.Process] = []
-        with contextlib.suppress(psutil.NoSuchProcess):
-            family = psutil.Process(child.pid).children(recursive=True)
-        if dump:
-            child.send_signal(signal.SIGUSR1)
-            time.sleep(DUMP_S)
-        child.kill()
-        for member in family:
+        if child is not None:
             with contextlib.suppress(psutil.NoSuchProcess):
-                member.kill()
+                end_at_once(psutil.Process(child.pid), dump=dump)
 
     def end(self, folders: Sequence[Path], known: Sequence[tuple[int | None, float | None]] = ()) -> None:
         """Ends what is left here of other supervisors' attempts; returns when it is gone.

@@ -13,11 +13,10 @@ from pathlib import Path
 from typing import Any
 
 from ...results.console.text import counted
-from ...results.store.journal import JOURNAL, Reader
+from ...results.store.journal import JOURNAL
 from ...results.store.records import Attempt
 from ...results.store.store import Store
 from ..attempt.failures import NODE_LOST
-from ..attempt.job import Job
 from ..config import Resources
 from ..errors import MachineError
 from ..grid.cell import Cell
@@ -26,7 +25,7 @@ from ..host.allocation import Allocation, Rooms
 from ..planning import admission
 from . import ray_connection, source_snapshot
 from .executor import Finished, Launch, Opening, Tell, device_for
-from .journaling import APPLY_S, AT_ONCE, applied
+from .journaling import Journals
 from .node_agent import CLOSE_S, LEASE_S, Agent, given_up_after
 from .ray_connection import NodeFacts, ray
 
@@ -56,9 +55,7 @@ class _Link:
 class _Running:
     launch: Launch
     node: str
-    host: str
     given: Allocation
-    reader: Reader
 
 
 class ClusterExecutor:
@@ -90,7 +87,7 @@ class ClusterExecutor:
         """Codes of attempts that have ended and whose journal is not yet applied to the end."""
         self._doubtful: dict[int, tuple[NodeFacts, float]] = {}
         """Attempts whose agent is gone: its node, and when they are surely dead, on the monotonic clock."""
-        self._applied = 0.0
+        self._journals = Journals(store)
         self._news = threading.Event()
         self._closed = threading.Event()
         self._failure: Exception | None = None
@@ -283,7 +280,6 @@ class ClusterExecutor:
         self._kinds = {cell.config.resources.gpu_type for cell in cells if cell.config.resources.gpus}
         with self._lock:
             links = list(self._links.values())
-        causes = []
         if self._kinds:
             asked = [(link, link.handle.hold.remote(self._kinds)) for link in links if link.node.gpus]
             for link, answer in asked:
@@ -291,9 +287,8 @@ class ClusterExecutor:
                     machine, why = ray.get(answer, timeout=START_S)
                     link.machine = allocation.Machine(link.machine.cpus, machine.memory_gb, machine.gpus)
                     self._rooms.add(link.node.id, link.machine)
-                    causes += [f"{link.node.host}: {why}"] if why else []
-        for cause in causes:
-            self._tell(f"node {cause}")
+                    if why:
+                        self._tell(f"node {link.node.host}: {why}")
         admission.check_placement(cells, *(link.machine for link in links))
 
     def fits(self, resources: Resources) -> bool:
@@ -303,7 +298,7 @@ class ClusterExecutor:
 
     def start(self, launch: Launch) -> None:
         """Sends the attempt to the agent of the node that has most room."""
-        fence = Job.read(launch.runs / launch.folder).fence
+        fence = self._journals.open(launch)
         with self._lock:
             found = self._rooms.place(launch.resources)
             if found is None:
@@ -313,8 +308,7 @@ class ClusterExecutor:
             node, given = found
             link = self._links.get(node)
             host = link.node.host if link is not None else ""
-            reader = Reader(launch.runs / launch.folder / JOURNAL, self._store, launch.attempt, fence)
-            self._running[launch.attempt] = _Running(launch, node, host, given, reader)
+            self._running[launch.attempt] = _Running(launch, node, given)
             if link is None:
                 return
             self._rooms.take(node, given)
@@ -333,22 +327,16 @@ class ClusterExecutor:
             ) from self._failure
         with self._lock:
             ended = dict(self._ended)
-            running = {attempt: run for attempt, run in self._running.items() if attempt not in ended}
-        if time.monotonic() - self._applied > APPLY_S:
-            for attempt, run in running.items():
-                if not applied(run.reader, AT_ONCE):
-                    self._ask(run, "kill", attempt)
-            self._applied = time.monotonic()
-        finished = []
-        for attempt, code in ended.items():
-            run = self._running[attempt]
-            if applied(run.reader, AT_ONCE) and run.reader.behind:
-                self._news.set()
-                continue
-            with self._lock:
-                del self._ended[attempt], self._running[attempt]
+        finished, lost = self._journals.apply(ended)
+        for attempt in lost:
+            self._ask(self._running[attempt], "kill", attempt)
+        if len(finished) < len(ended):
+            self._news.set()
+        with self._lock:
+            for attempt, _ in finished:
+                run = self._running.pop(attempt)
+                del self._ended[attempt]
                 self._rooms.give(run.node, run.given)
-            finished.append((attempt, code))
         return finished
 
     def _ask(self, run: _Running, what: str, *given: Any, **named: Any) -> bool:

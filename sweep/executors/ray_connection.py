@@ -115,12 +115,9 @@ def connect(address: str) -> None:
         )
     try:
         ray.init(
-            address=address,
-            namespace=NAMESPACE,
-            log_to_driver=False,
-            logging_level=logging.ERROR,
+            address=address, namespace=NAMESPACE, log_to_driver=False, logging_level=logging.ERROR,
             configure_logging=True,
-        )
+        )  # fmt: skip
     except (ConnectionError, RuntimeError, ray.exceptions.RayError) as error:
         raise MachineError(f"the cluster at {address} refuses us: {line(error)}") from error
 

@@ -51,16 +51,10 @@ def cell_of(checkpoint: Checkpoint, base: CellConfig, pairing: str) -> Cell:
     cuda = base.resources.gpus > 0
     checkpoint.check(cuda=cuda)
     model = Model(
-        name=checkpoint.name,
-        revision=checkpoint.revision,
-        dtype=checkpoint.dtype(cuda=cuda),
-        tokenizer=checkpoint.tokenizer,
-        pairing=pairing,
-        family=checkpoint.family,
-        context=checkpoint.context,
-        places=checkpoint.places,
-        folder=str(checkpoint.folder),
-    )
+        name=checkpoint.name, revision=checkpoint.revision, dtype=checkpoint.dtype(cuda=cuda),
+        tokenizer=checkpoint.tokenizer, pairing=pairing, family=checkpoint.family, context=checkpoint.context,
+        places=checkpoint.places, folder=str(checkpoint.folder),
+    )  # fmt: skip
     config = OpenWeightConfig(
         data=base.data, train=base.train, eval=base.eval, resources=base.resources, open_weight=model
     )

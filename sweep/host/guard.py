@@ -20,13 +20,12 @@ LOOK_S = 0.5
 
 def start(parent: int, grace: float) -> None:
     """Has this process, an attempt started by `parent`, watched. It gets `grace` seconds to save itself."""
+    nowhere = subprocess.DEVNULL
     subprocess.Popen(
         [sys.executable, "-m", "atma_sweep.sweep.host.guard", str(os.getpid()), str(parent), str(grace)],
-        stdin=subprocess.DEVNULL,
-        stdout=subprocess.DEVNULL,
-        stderr=subprocess.DEVNULL,
+        stdin=nowhere, stdout=nowhere, stderr=nowhere,
         start_new_session=True,  # what stops or kills the attempt's group does not reach it
-    )
+    )  # fmt: skip
 
 
 def watch(pid: int, parent: int, grace: float) -> None:

@@ -54,18 +54,11 @@ def lineage() -> set[int]:
     return {me.pid, os.getppid()}
 
 
-def end(pid: int | None, started: float | None, grace: float = GRACE_S) -> None:
-    """Ends a process and its children: SIGTERM, then SIGKILL after `grace` seconds. Returns when they are gone.
-
-    Never the running process or one that it descends from, whatever a database says of them.
-    """
-    process = find(pid, started)
-    if process is not None:
-        end_all([process], grace)
-
-
 def end_all(processes: Sequence[psutil.Process], grace: float = GRACE_S) -> None:
-    """The same for several at once, and for the process groups that they lead."""
+    """Ends processes, their children and the groups that they lead: SIGTERM, then SIGKILL after `grace` seconds.
+
+    Returns when they are gone. Never the running process or one that it descends from, whatever a database says of them.
+    """
     ours = lineage()
     others = [process for process in processes if process.pid not in ours]
     family, groups = list(others), set()
@@ -92,14 +85,9 @@ def start(
     """
     with (folder / "log.txt").open("ab") as log:
         return subprocess.Popen(
-            list(command),
-            env=dict(env),
-            cwd=folder,
-            stdin=subprocess.DEVNULL,
-            stdout=log,
-            stderr=subprocess.STDOUT,
+            list(command), env=dict(env), cwd=folder, stdin=subprocess.DEVNULL, stdout=log, stderr=subprocess.STDOUT,
             process_group=0 if apart else None,
-        )
+        )  # fmt: skip
 
 
 def start_waiting(command: Sequence[str], env: Mapping[str, str], folder: Path) -> subprocess.Popen[bytes]:

@@ -72,15 +72,10 @@ class Display:
     def __init__(self, console: Console, total: int, *, line_s: float = LINE_S) -> None:
         self.console = console
         self._bars = Progress(
-            TextColumn("{task.description}"),
-            BarColumn(bar_width=24),
-            MofNCompleteColumn(),
-            TextColumn("{task.fields[note]}"),
-            TimeElapsedColumn(),
-            console=console,
-            transient=True,
+            TextColumn("{task.description}"), BarColumn(bar_width=24), MofNCompleteColumn(),
+            TextColumn("{task.fields[note]}"), TimeElapsedColumn(), console=console, transient=True,
             disable=not console.is_terminal,
-        )
+        )  # fmt: skip
         self._all = self._bars.add_task("[bold]cells", total=total, note="")
         self._rows: dict[int, TaskID] = {}
         self._task_of: dict[int, Task] = {}

@@ -119,10 +119,9 @@ def plan(request: Request, store: Store | None) -> planner.Plan:
     chosen, runs = request.chosen, request.runs
     states, damaged = _states(request, chosen, store)
     made = planner.plan(chosen, states, retrain=request.retrain, left_out=len(request.cells) - len(chosen))
-    made = replace(made, damaged=damaged)
     finished = {cell for cell, word in made.standings.items() if word == "done"}
     tasks = ordering.ordered(made.tasks, chosen, list(request.grid.axes), states, finished, request.grid.contrasts)
-    made = replace(made, tasks=tasks)
+    made = replace(made, tasks=tasks, damaged=damaged)
     if request.budget is not None:
         known = cost_estimate.machine_prices(request.cells, runs, store)
         used = cost_estimate.hours_spent(store, request.cells)
@@ -143,9 +142,8 @@ def _of_study(request: Request, space: Space, store: Store | None) -> planner.Pl
     # a trial whose weights are gone before all objectives were measured is trained again: without them it tells nothing
     states, damaged = _states(request, cells, store)
     made = planner.plan(cells, states, retrain=True)
-    made = replace(
-        made, damaged=damaged, tasks=[task for task in made.tasks if task.cell.id in study.open], study=study
-    )
+    tasks = [task for task in made.tasks if task.cell.id in study.open]
+    made = replace(made, damaged=damaged, tasks=tasks, study=study)
     training = made.with_proposals().training
     return replace(made, disk=admission.disk_needed([task.cell for task in training], request.runs))
 
@@ -262,15 +260,11 @@ def seeds_of(request: Request, store: Store, fence: int, tell: Tell) -> Seeds | 
         tell("stop: no seeds are added by a launch with --only")
         return None
 
-    def tasks(cells: Sequence[Cell]) -> list[planner.Task]:
-        return plan(replace(request, cells=cells, budget=None), store).tasks
-
-    def prices(cells: Sequence[Cell]) -> cost_estimate.Prices:
-        return cost_estimate.machine_prices(cells, request.runs, store)
-
     return Seeds(
-        request.grid, request.cells, store, fence, plan=tasks, prices=prices, allowed=request.budget, tell=tell
-    )
+        request.grid, request.cells, store, fence, allowed=request.budget, tell=tell,
+        plan=lambda cells: plan(replace(request, cells=cells, budget=None), store).tasks,
+        prices=lambda cells: cost_estimate.machine_prices(cells, request.runs, store),
+    )  # fmt: skip
 
 
 def _check_storage(request: Request, made: planner.Plan) -> None:

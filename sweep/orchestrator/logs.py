@@ -153,26 +153,18 @@ def follow(path: Path, alive: Callable[[], bool], out: Out, *, lines: int | None
     log = _Log(path, lines)
     try:
         while alive():
-            _copy(log, out)
+            log.copy(out)
             time.sleep(poll)
         ended = quiet = time.monotonic()
         while time.monotonic() - quiet < SETTLE_S[0] and time.monotonic() - ended < SETTLE_S[1]:
-            if _copy(log, out):
+            if log.copy(out):
                 quiet = time.monotonic()
             time.sleep(min(poll, SETTLE_S[0] / 4))
-        _copy(log, out)
+        log.copy(out)
     except KeyboardInterrupt:
         pass
     finally:
         log.close()
-
-
-def _copy(log: _Log, out: Out) -> bool:
-    text = log.read()
-    if text:
-        out.write(text)
-        out.flush()
-    return bool(text)
 
 
 class _Log:
@@ -184,6 +176,14 @@ class _Log:
         self._decoder = codecs.getincrementaldecoder("utf-8")(errors="replace")
         if self._open() and self._file is not None:
             self._file.seek(_start_of(self._file, lines))
+
+    def copy(self, out: Out) -> bool:
+        """Writes what is new; whether there was anything."""
+        text = self.read()
+        if text:
+            out.write(text)
+            out.flush()
+        return bool(text)
 
     def read(self) -> str:
         """What is new."""

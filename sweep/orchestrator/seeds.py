@@ -2,14 +2,13 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Sequence
 from typing import Any
 
 from ...results import forecast
 from ...results.console.text import counted
 from ...results.stopping import messages
 from ...results.stopping.interim_analysis import Looked, finished, looked_at
-from ...results.store.records import Attempt
 from ...results.store.store import Store
 from ..executors.executor import Tell
 from ..grid.cell import Cell
@@ -19,14 +18,14 @@ from ..planning import cost_estimate, planner, replicates
 from ..planning.cost_estimate import Prices
 from ..planning.planner import Task
 from ..probes import requested
-from .supervisor import Fits
+from .supervisor import Fits, Source
 
 LOOK = "look"
 """Kind of the events that keep what was seen, and when."""
 
 
-class Seeds:
-    """A supervisor's Source. What it decides follows from the database alone, so that a launch which goes on makes the same looks."""
+class Seeds(Source):
+    """Further seeds, wave by wave, as the database alone decides: a launch that goes on makes the same looks."""
 
     def __init__(
         self,
@@ -72,13 +71,6 @@ class Seeds:
             if tasks:
                 return tasks
         return []
-
-    def ended(self, task: Task, attempt: Attempt, again: bool) -> None:
-        """Nothing to note: the database has it."""
-
-    def hopeless(self, attempts: Sequence[Attempt]) -> Mapping[int, str]:
-        """None: a run that is ended early would leave its pair without a number."""
-        return {}
 
     def _all_there(self) -> bool:
         if self._pending:

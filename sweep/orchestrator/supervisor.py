@@ -9,7 +9,7 @@ import signal
 import time
 from collections import deque
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
-from dataclasses import asdict, replace
+from dataclasses import asdict, dataclass, replace
 from datetime import UTC, datetime, timedelta
 from pathlib import Path
 from typing import Any, Protocol, cast
@@ -49,12 +49,14 @@ class Source(Protocol):
 
     def ended(self, task: Task, attempt: Attempt, again: bool) -> None:
         """An attempt of whichever task has ended, however it did; `again`: its cell is tried once more, and nothing is final."""
+        return
 
     def hopeless(self, attempts: Sequence[Attempt]) -> Mapping[int, str]:
         """Which of these running attempts are to save themselves and end now, by id, and why; their cells count as pruned.
 
         Asked several times a second.
         """
+        return {}
 
 
 LEASE_S = 60.0
@@ -77,6 +79,22 @@ class Listener(Protocol):
 
     def waiting(self, cell: Cell) -> None:
         """A cell is being trained by another sweep; this one will take the result."""
+
+
+@dataclass
+class _Running:
+    """An attempt of this supervisor, from its start until its end is noted."""
+
+    task: Task
+    progress: object = None
+    """What the database last knew of it."""
+    changed: float = 0.0
+    """When that changed, on the monotonic clock."""
+    hung: bool = False
+    asked: bool = False
+    """Whether it was asked to stop."""
+    hopeless: str | None = None
+    """Why the source has given it up."""
 
 
 class Supervisor:
@@ -102,16 +120,9 @@ class Supervisor:
         self.executor, self.listener = executor, listener
         self.runs, self.commit = runs, commit
         self._owner = processes.this_process("launch")
-        self._tasks: dict[int, Task] = {}
+        self._running: dict[int, _Running] = {}
         self._retries = Retries()
         self._given_up: dict[str, Task] = {}
-        self._progress: dict[int, tuple[object, float]] = {}
-        """By attempt: what it last told, and when that changed, on the monotonic clock."""
-        self._hung: set[int] = set()
-        self._asked: set[int] = set()
-        """Attempts that were asked to stop."""
-        self._pruned: dict[int, str] = {}
-        """Those of them that are hopeless, and why."""
         self._source: Source | None = None
         self._signals = Signals()
         self._oom_kills = oom_kills()
@@ -144,7 +155,7 @@ class Supervisor:
                 for attempt, code in ended:
                     self._close(attempt, code, queue)
                 self._show()
-                if not self._tasks and not ended:
+                if not self._running and not ended:
                     time.sleep(POLL_S)
         if self._finishing:
             self.store.ask(self.sweep, finish=None, pause=None, retry=None)
@@ -154,15 +165,17 @@ class Supervisor:
     def _more(self, queue: deque[Task]) -> bool:
         """Whether anything is left to do, after asking for more where no task waits."""
         if self._finishing:
-            return bool(self._tasks)
+            return bool(self._running)
         if self._source is not None and not queue and not self._paused and self._signals.number is None:
             queue.extend(self._source.further(self._fits))
-        return bool(queue or self._tasks) or (self._source is not None and self._paused)
+        return bool(queue or self._running) or (self._source is not None and self._paused)
 
     def _fits(self, resources: Resources) -> bool:
-        if any(task.alone for task in self._tasks.values()):
-            return False
-        return not self._tasks or self.executor.fits(resources)
+        return not self._is_alone() and (not self._running or self.executor.fits(resources))
+
+    def _is_alone(self) -> bool:
+        """Return whether an attempt runs that has the machine to itself."""
+        return any(one.task.alone for one in self._running.values())
 
     def _listen(self, queue: deque[Task]) -> None:
         """Does what people have asked of the sweep: pause, finish, cancel, retry."""
@@ -178,12 +191,12 @@ class Supervisor:
         if bool(asked.get("pause")) != self._paused:
             self._paused = not self._paused
             if self._paused:
-                held = list(self._tasks.values())
+                held = [one.task for one in self._running.values()]
                 self._stop()
                 queue.extendleft(reversed(held))
             self.store.add_event("paused" if self._paused else "resumed", f"sweep {self.sweep}", sweep=self.sweep)
         # one whose attempt has failed, but is not closed yet, is asked for again the next time
-        running = {task.cell.id for task in self._tasks.values()}
+        running = {one.task.cell.id for one in self._running.values()}
         heard = [cell for cell in asked.get("retry", ()) if cell not in running]
         for cell in heard:
             task = self._given_up.pop(cell, None)
@@ -203,8 +216,8 @@ class Supervisor:
         for _ in range(len(queue)):
             task = queue.popleft()
             wanted = task.cell.config.resources
-            waits = time.monotonic() < task.not_before or any(other.alone for other in self._tasks.values())
-            if waits or (task.alone and self._tasks) or stands_back(wanted, crowded):
+            waits = time.monotonic() < task.not_before or self._is_alone()
+            if waits or (task.alone and self._running) or stands_back(wanted, crowded):
                 queue.append(task)
                 continue
             if not self.executor.fits(wanted):
@@ -262,24 +275,14 @@ class Supervisor:
         except CellTaken:
             self._wait_for(task.cell)
             return False
-        resume = list(self._resumable(task, attempt))
+        resume = list(resumable(self.store, attempt))
         job = Job(
-            attempt=attempt.id,
-            fence=attempt.fence,
-            cell=task.cell.id,
-            slug=task.cell.slug,
-            kind=task.kind,
-            folder=attempt.run_dir,
-            config=as_told(task.config),
-            missing=list(task.missing),
-            resume=resume,
-            ends={} if self.executor.writes_directly else self._ends(resume, attempt),
-            weights=task.weights,
-            weights_sha256=self._weights_sha256(task),
-            commit=self.commit[0],
-            dirty=self.commit[1],
-        )
-        self._tasks[attempt.id] = task
+            attempt=attempt.id, fence=attempt.fence, cell=task.cell.id, slug=task.cell.slug, kind=task.kind,
+            folder=attempt.run_dir, config=as_told(task.config), missing=list(task.missing), resume=resume,
+            ends={} if self.executor.writes_directly else last_points(self.store, resume, attempt), weights=task.weights,
+            weights_sha256=self._weights_sha256(task), commit=self.commit[0], dirty=self.commit[1],
+        )  # fmt: skip
+        self._running[attempt.id] = _Running(task)
         self.listener.started(task, attempt)
         url = self.store.url.render_as_string(hide_password=False) if self.executor.writes_directly else None
         try:
@@ -291,13 +294,9 @@ class Supervisor:
             # a runs folder that is full or gone, no process left: whatever it is, the cell is not to blame
             with contextlib.suppress(LostLease):
                 self.store.finish_attempt(
-                    attempt.id,
-                    attempt.fence,
-                    "failed",
-                    cause=f"could not be started: {error}",
-                    exit_code=EXIT_MACHINE,
-                    failure="infrastructure",
-                )
+                    attempt.id, attempt.fence, "failed", cause=f"could not be started: {error}",
+                    exit_code=EXIT_MACHINE, failure="infrastructure",
+                )  # fmt: skip
             self._close(attempt.id, EXIT_MACHINE, queue)
         return True
 
@@ -317,39 +316,17 @@ class Supervisor:
             self._looked = time.monotonic()
             reap(self.store, [cell], self.runs, self.executor)
 
-    def _resumable(self, task: Task, attempt: Attempt) -> Iterator[tuple[int, str]]:
-        """Earlier unfinished trainings of the cell, newest first, back to the last one that ended as a result."""
-        if task.kind != "train":
-            return
-        for earlier in reversed(self.store.attempts(task.cell.id)):
-            # one that came with a bundle has no checkpoint here, and what it says of places is not ours to follow
-            if earlier.id == attempt.id or earlier.kind != "train" or earlier.imported:
-                continue
-            if earlier.state in ("done", "diverged"):
-                return
-            yield earlier.id, place_of(self.store, earlier)
-
-    def _ends(self, resume: Iterable[tuple[int, str]], attempt: Attempt) -> dict[str, dict[str, Any]]:
-        """The last points of resumable curves that reach the last step: who goes on from there writes no point."""
-        last = {earlier: self.store.curve(earlier)[-1:] for earlier, _ in resume}
-        return {
-            str(key): asdict(point)
-            for key, found in last.items()
-            for point in found
-            if point.step == attempt.steps_total
-        }
-
     def _close(self, attempt_id: int, code: int, queue: deque[Task]) -> None:
-        task = self._tasks.pop(attempt_id)
-        self._progress.pop(attempt_id, None)
+        closing = self._running.pop(attempt_id)
+        task = closing.task
         attempt = self.store.attempt(attempt_id)
         again = None
         if attempt.state == "running":
             kills = oom_kills()
             killed, self._oom_kills = kills > self._oom_kills, kills
             log = self.runs / attempt.run_dir / "log.txt"
-            asked = attempt_id in self._asked or self._signals.number is not None
-            ending = judge(code, log, oom_killed=killed, hung=attempt_id in self._hung, asked=asked)
+            asked = closing.asked or self._signals.number is not None
+            ending = judge(code, log, oom_killed=killed, hung=closing.hung, asked=asked)
             state, cause = ending.state, ending.cause
             if ending.failure is not None:
                 again = self._retries.after(task, attempt, ending.failure)
@@ -357,22 +334,17 @@ class Supervisor:
                     state, cause = "failed", f"{cause}; given up for this launch"
             with contextlib.suppress(LostLease):
                 self.store.finish_attempt(
-                    attempt_id,
-                    attempt.fence,
-                    state,
-                    cause=cause,
-                    exit_code=None if code <= NODE_LOST else code,
+                    attempt_id, attempt.fence, state, cause=cause, exit_code=None if code <= NODE_LOST else code,
                     failure=ending.failure,
-                )
+                )  # fmt: skip
             attempt = self.store.attempt(attempt_id)
         elif attempt.state == "failed":
             again = self._retries.after(task, attempt, cast(Failure, attempt.failure or "code"))
-        elif attempt.state == "interrupted" and code < 0 and attempt_id not in self._pruned:
+        elif attempt.state == "interrupted" and code < 0 and closing.hopeless is None:
             # it had saved itself when its node, not we, asked it to leave
             again = self._retries.after(task, attempt, "node_lost" if code == NODE_LOST else PREEMPTED)
-        why = self._pruned.pop(attempt_id, None)
-        if why is not None and attempt.state == "interrupted":
-            self.store.mark_pruned(attempt_id, why)
+        if closing.hopeless is not None and attempt.state == "interrupted":
+            self.store.mark_pruned(attempt_id, closing.hopeless)
             attempt, again = self.store.attempt(attempt_id), None
         if again is not None:
             queue.appendleft(again)
@@ -387,7 +359,7 @@ class Supervisor:
     def _break_off(self, task: Task, attempt: Attempt, queue: deque[Task]) -> None:
         """Stops the sweep when too many cells made the same mistake and others are still to come."""
         broken = self._retries.broken(task.cell.id, attempt.cause or "no cause")
-        if broken is not None and (queue or self._tasks):
+        if broken is not None and (queue or self._running):
             self.store.add_event("stopped", str(broken), sweep=self.sweep)
             self._stop()
             raise broken
@@ -395,21 +367,17 @@ class Supervisor:
     def _end_hung(self, attempts: Iterable[Attempt]) -> None:
         """Kills attempts that have told nothing new for too long, after asking where their threads stand."""
         for attempt in attempts:
-            told = (attempt.heartbeat_at, attempt.step, attempt.phase)
-            known = self._progress.get(attempt.id)
-            if known is None or known[0] != told:
-                self._progress[attempt.id] = told, time.monotonic()
-                continue
-            limit = 60 * self._tasks[attempt.id].cell.config.resources.hang_minutes
-            if time.monotonic() - known[1] < limit or attempt.id in self._hung:
-                continue
-            if self.executor.kill(attempt, dump=True):
-                self._hung.add(attempt.id)
+            one, now = self._running[attempt.id], time.monotonic()
+            progress = (attempt.heartbeat_at, attempt.step, attempt.phase)
+            if progress != one.progress:
+                one.progress, one.changed = progress, now
+            elif not one.hung and now - one.changed >= 60 * one.task.cell.config.resources.hang_minutes:
+                one.hung = self.executor.kill(attempt, dump=True)
 
     def _show(self) -> None:
-        if self._tasks:
+        if self._running:
             live = {attempt.id: attempt for attempt in self.store.live_attempts(self.sweep)}
-            mine = [live[key] for key in self._tasks if key in live]
+            mine = [live[key] for key in self._running if key in live]
             self.listener.running(mine)
             self._end_hung(mine)
             self._prune(mine)
@@ -418,30 +386,53 @@ class Supervisor:
         """Ends attempts that the source has given up."""
         if self._source is None:
             return
-        free = [attempt for attempt in attempts if attempt.id not in self._asked]
+        free = [attempt for attempt in attempts if not self._running[attempt.id].asked]
         hopeless = self._source.hopeless(free)
         for attempt in free:
             if attempt.id in hopeless and self.executor.stop(attempt):
-                self._asked.add(attempt.id)
-                self._pruned[attempt.id] = hopeless[attempt.id]
+                self._running[attempt.id].asked = True
+                self._running[attempt.id].hopeless = hopeless[attempt.id]
 
     def _stop(self) -> None:
         """Asks every attempt to save itself and leave; kills what is still there after the grace, marks everything."""
         deadline = time.monotonic() + processes.GRACE_S - 1
         nothing: deque[Task] = deque()
-        while self._tasks and time.monotonic() < deadline:
+        while self._running and time.monotonic() < deadline:
             for attempt in self.store.live_attempts(self.sweep):
-                if attempt.id in self._tasks and attempt.id not in self._asked and self.executor.stop(attempt):
-                    self._asked.add(attempt.id)
+                one = self._running.get(attempt.id)
+                if one is not None and not one.asked:
+                    one.asked = self.executor.stop(attempt)
             for attempt_id, code in self.executor.wait(POLL_S):
                 self._close(attempt_id, code, nothing)
-        for attempt_id in self._tasks:
+        for attempt_id in self._running:
             attempt = self.store.attempt(attempt_id)
             if self.executor.away(attempt):
                 continue  # still `running`, so that nobody takes the cell up before the node's lease has ended
             self.executor.kill(attempt)
             self.store.interrupt_dead(attempt_id, "killed: it did not leave in time after the launch was stopped")
-        self._tasks.clear()
+        self._running.clear()
+
+
+def resumable(store: Store, attempt: Attempt) -> Iterator[tuple[int, str]]:
+    """Yield earlier unfinished trainings of a training's cell, newest first, back to the last one that ended as a result.
+
+    Each is (attempt id, address of the place of its checkpoints); an attempt that trains nothing resumes none.
+    """
+    for earlier in reversed(store.attempts(attempt.cell_id) if attempt.kind == "train" else ()):
+        # one that came with a bundle has no checkpoint here, and what it says of places is not ours to follow
+        if earlier.id == attempt.id or earlier.kind != "train" or earlier.imported:
+            continue
+        if earlier.state in ("done", "diverged"):
+            return
+        yield earlier.id, place_of(store, earlier)
+
+
+def last_points(store: Store, resume: Iterable[tuple[int, str]], attempt: Attempt) -> dict[str, dict[str, Any]]:
+    """Return the last points of resumable curves that reach the last step: who goes on from there writes no point."""
+    last = {earlier: store.curve(earlier)[-1:] for earlier, _ in resume}
+    return {
+        str(key): asdict(point) for key, found in last.items() for point in found if point.step == attempt.steps_total
+    }
 
 
 def as_told(config: CellConfig) -> dict[str, Any]:

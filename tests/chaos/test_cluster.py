@@ -31,7 +31,7 @@ pytestmark = [
     pytest.mark.skipif(machines.missing() is not None, reason=machines.missing() or ""),
 ]
 CELLS = 2
-TOKENS = 128 * 500
+TOKENS = 128 * 250
 """So many steps that no attempt is done before a lease has ended."""
 Scenario = Callable[[Path, Curves], Bench]
 

@@ -21,7 +21,7 @@ from atma_sweep.sweep.checkpoints import checkpoint, storage
 from atma_sweep.sweep.grid.cell import Cell
 from atma_sweep.sweep.grid.grid import load_grid
 from atma_sweep.sweep.host import processes
-from atma_sweep.sweep.orchestrator.supervisor import Supervisor, freeze_plugins
+from atma_sweep.sweep.orchestrator.supervisor import freeze_plugins, resumable
 from atma_sweep.sweep.planning import admission, planner
 from atma_sweep.sweep.probes import requested
 from atma_sweep.sweep.training.loop import Stopped
@@ -61,11 +61,9 @@ class Room:
             owner=processes.this_process("launch"),
             fence=0,
         )
-        task = planner.Task(self.cell, kind, [], "new")
-        supervisor = Supervisor(self.store, "g", 0, None, None, runs=self.runs, commit=(None, None))  # type: ignore[arg-type]
         job = Job(
             attempt=attempt.id, fence=0, cell=self.cell.id, slug=self.cell.slug, kind=kind, folder=attempt.run_dir,
-            config=config, missing=requested(self.cell.config.eval), resume=list(supervisor._resumable(task, attempt)),
+            config=config, missing=requested(self.cell.config.eval), resume=list(resumable(self.store, attempt)),
             weights=weights,
         )  # fmt: skip
         job.write(self.runs)

@@ -33,7 +33,7 @@ if TYPE_CHECKING:
 
 PORT = 6379
 HEAD = f"10.77.0.1:{PORT}"
-LEASE_S = 6.0
+LEASE_S = 3.0
 """How long attempts go on without their supervisor here; a minute elsewhere."""
 RAY = [sys.executable, "-c", "import sys; from ray.scripts.scripts import main; sys.exit(main())"]
 INSIDE = """

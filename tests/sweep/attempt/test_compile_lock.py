@@ -5,7 +5,6 @@ from __future__ import annotations
 import os
 import signal
 import subprocess
-import sys
 import time
 from collections.abc import Callable
 from pathlib import Path
@@ -18,6 +17,7 @@ from atma_sweep.sweep.attempt.compile_lock import Turn, kind_of
 from atma_sweep.sweep.config import CellConfig
 from atma_sweep.sweep.grid.grid import load_grid
 from atma_sweep.sweep.training.loop import Stopped
+from factories import line_of, script
 from patience import PATIENCE_S
 
 HOLDER = """
@@ -36,10 +36,8 @@ sys.stdin.readline()
 
 def holder(folder: Path) -> subprocess.Popen[str]:
     """Another process, whose turn it is."""
-    pipe = subprocess.PIPE
-    other = subprocess.Popen([sys.executable, "-c", HOLDER, str(folder)], stdin=pipe, stdout=pipe, text=True)
-    assert other.stdout is not None
-    assert other.stdout.readline() == "compiling\n"
+    other = script(HOLDER, str(folder))
+    assert line_of(other) == "compiling"
     return other
 
 
@@ -67,7 +65,6 @@ def test_one_compiles_and_the_other_finds_it(tmp_path: Path) -> None:
         waited = mine.wait(told(calls, let_go, 4))
         assert len(calls) >= 4
         assert 4 * compile_lock.EVERY_S <= waited < PATIENCE_S
-        assert mine._file is not None
         mine.over()
         # from now on nobody waits, however many there are
         begun = [Turn(tmp_path / "turns", "kind") for _ in range(3)]
@@ -92,12 +89,21 @@ def stopped() -> None:
     raise Stopped
 
 
-def test_who_waits_can_be_stopped_and_other_kinds_do_not_wait(tmp_path: Path) -> None:
+def full() -> None:
+    raise OSError(28, "No space left on device")
+
+
+@pytest.mark.parametrize(("meanwhile", "error"), [(stopped, Stopped), (full, OSError)])
+def test_what_is_raised_meanwhile_ends_the_wait(
+    tmp_path: Path, meanwhile: Callable[[], None], error: type[Exception]
+) -> None:
+    """And other kinds of networks do not wait."""
     with holder(tmp_path) as other:
         mine = Turn(tmp_path, "kind")
-        with pytest.raises(Stopped):
-            mine.wait(stopped)
-        assert mine._file is None
+        with pytest.raises(error):
+            mine.wait(meanwhile)
+        mine.over()
+        assert (tmp_path / "kind").read_text() == "", "it never was its turn"
         assert Turn(tmp_path, "another").wait(pytest.fail) < 1
         other.kill()
 
@@ -112,18 +118,6 @@ def test_who_compiled_nothing_lets_the_next_one(tmp_path: Path) -> None:
         third.wait(stopped)
     second.over()
     assert third.wait(pytest.fail) < 1
-
-
-def test_what_goes_wrong_meanwhile_is_not_swallowed(tmp_path: Path) -> None:
-    def full() -> None:
-        raise OSError(28, "No space left on device")
-
-    with holder(tmp_path) as other:
-        mine = Turn(tmp_path, "kind")
-        with pytest.raises(OSError, match="No space left"):
-            mine.wait(full)
-        assert mine._file is None
-        other.kill()
 
 
 def test_nobody_waits_for_ever(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:

@@ -24,16 +24,15 @@ from atma_sweep.sweep.attempt import trained_cells as loading
 from atma_sweep.sweep.attempt.trained_cells import CellUnreadable, NotTrained, WeightsGone
 from atma_sweep.sweep.checkpoints import checkpoint, storage
 from atma_sweep.sweep.checkpoints.checkpoint import CheckpointError
-from atma_sweep.sweep.config import DataConfig
 from atma_sweep.sweep.data.corpora import CorpusError
-from atma_sweep.sweep.data.prepare import prepare
 from atma_sweep.sweep.errors import MachineError, SweepError
 from atma_sweep.sweep.grid.cell import Cell
 from atma_sweep.sweep.grid.grid import load_grid, shipped
 from atma_sweep.sweep.grid.plugins import PluginChanged
 from atma_sweep.sweep.orchestrator.supervisor import freeze_plugins
-from atma_sweep.sweep.planning import planner
+from factories import prepared_text, record_sweep
 from patience import PATIENCE_S
+from refusals import refused
 
 OWNER = Owner(name="test", host="here", pid=1, started=1.0)
 POLAR, NOPE, ROPE = (f"{name}-baseline-d0-m0-w0-s0" for name in ("polar", "nope", "rope"))
@@ -54,9 +53,7 @@ class Shelf:
 
     def __init__(self, folder: Path, write: Callable[..., Path], wake: Callable[[Backbone], None]) -> None:
         self.path, self.runs, self.write, self.wake = folder / "atma.db", folder / "atma-runs", write, wake
-        (folder / "text").mkdir()
-        for name in "abcdef":
-            (folder / "text" / f"{name}.txt").write_text(f"{name} few words of text")
+        self.text = prepared_text(folder, self.runs)
         self.store = open_store(self.path, create=True)
         cells = self.expand("axes: {attn_type: [polar, nope, rope]}\nset: {model.n_layers: 3}\n")
         self.cells = {cell.slug: cell for cell in cells}
@@ -64,14 +61,10 @@ class Shelf:
 
     def expand(self, text: str) -> list[Cell]:
         """The cells of a grid with these lines, on a prepared corpus."""
-        path = self.write(f"name: g\nextends: micro\n{text}")
-        data = DataConfig(corpus="files", path=str(self.path.with_name("text")))
-        found = prepare(data, self.runs / "corpora")
-        return load_grid(path).expand(lambda _: found)
+        return load_grid(self.write(f"name: g\nextends: micro\n{text}")).expand(self.text)
 
     def list(self, sweep: str, cells: list[Cell]) -> None:
-        records = [planner.record(cell) for cell in cells]
-        self.store.record_revision(sweep, grid_text="", grid_file="g.yaml", cells=records)
+        record_sweep(self.store, cells, sweep)
 
     def train(
         self, slug: str, state: Any = "done", *, seed: int = 0, keep: bool = True, address: str | None = None
@@ -144,39 +137,32 @@ def test_weights_at_an_address_of_their_own(shelf: Shelf, tmp_path: Path) -> Non
         shelf.load(POLAR)
 
 
-def _one_line(error: BaseException, *words: str) -> None:
-    text = str(error)
-    assert "\n" not in text
-    for word in words:
-        assert word in text
+def refusal(call: Callable[[], object], error: type[Exception], *words: str) -> None:
+    """The call ends with one line that holds these words."""
+    said = refused(call, error)
+    assert [word for word in words if word not in said] == []
 
 
 def test_what_is_missing_is_said_with_the_remedy(shelf: Shelf, tmp_path: Path) -> None:
     name = f"cell {shelf.cells[ROPE].id} ({ROPE})"
-    with pytest.raises(NotTrained) as caught:
-        shelf.load(ROPE)
-    _one_line(caught.value, f"{name} is not trained yet; launch its grid")
+    refusal(lambda: shelf.load(ROPE), NotTrained, f"{name} is not trained yet; launch its grid")
     shelf.train(ROPE, "diverged")
-    with pytest.raises(NotTrained) as caught:
-        shelf.load(ROPE)
-    _one_line(caught.value, f"{name} diverged", "launch it with --retrain")
+    refusal(lambda: shelf.load(ROPE), NotTrained, f"{name} diverged", "launch it with --retrain")
     shelf.train(POLAR)
     (weights,) = shelf.runs.glob(f"{shelf.cells[POLAR].id}/1/*.safetensors")
     (shelf.runs / "corpora").rename(tmp_path / "aside")
     with pytest.raises(CorpusError, match="no prepared corpus"):
         shelf.load(POLAR)
     (tmp_path / "aside").rename(shelf.runs / "corpora")
-    with pytest.raises(WeightsGone) as caught:
-        shelf.load(POLAR, runs=tmp_path / "none")
-    _one_line(caught.value, str(tmp_path / "none"), "--runs", "--retrain")
+    refusal(
+        lambda: shelf.load(POLAR, runs=tmp_path / "none"), WeightsGone, str(tmp_path / "none"), "--runs", "--retrain"
+    )
     weights.write_bytes(weights.read_bytes()[:-3])
     with pytest.raises(CheckpointError, match="cannot be read"):
         shelf.load(POLAR)
     weights.unlink()
-    with pytest.raises(WeightsGone) as caught:
-        shelf.load(POLAR)
-    _one_line(caught.value, "are gone from", "--retrain")
-    assert caught.value.exit_code == 2
+    refusal(lambda: shelf.load(POLAR), WeightsGone, "are gone from", "--retrain")
+    assert WeightsGone("x").exit_code == 2
 
 
 def test_cells_are_found_as_show_finds_them(shelf: Shelf, tmp_path: Path) -> None:
@@ -210,7 +196,7 @@ def test_shipped_cells_come_back_from_the_database_as_they_were(
 ) -> None:
     found = load_grid(grid).expand(fake_fingerprint)
     store = open_store(tmp_path / "a.db", create=True)
-    store.record_revision("g", grid_text="", grid_file="", cells=[planner.record(cell) for cell in found])
+    record_sweep(store, found, "g")
     for cell in found[:: max(1, len(found) // 7)]:
         assert _stored(store, cell, tmp_path) == cell
 
@@ -236,9 +222,14 @@ def test_fields_newer_than_the_stored_config_leave_the_id_alone(shelf: Shelf) ->
 def test_a_config_that_means_another_cell_by_now_is_refused(shelf: Shelf) -> None:
     shelf.train(POLAR)
     shelf.stored(POLAR, lambda config: config["train"].update(muon_lr=0.5))
-    with pytest.raises(CellUnreadable) as caught:
-        shelf.load(POLAR)
-    _one_line(caught.value, shelf.cells[POLAR].id, POLAR, "for another cell", "launch its grid again")
+    refusal(
+        lambda: shelf.load(POLAR),
+        CellUnreadable,
+        shelf.cells[POLAR].id,
+        POLAR,
+        "for another cell",
+        "launch its grid again",
+    )
     shelf.stored(POLAR, lambda config: config["train"].update(warmth=1))
     with pytest.raises(CellUnreadable, match=r"cannot read the config .*: Extra inputs are not permitted"):
         shelf.load(POLAR)
@@ -282,13 +273,15 @@ def test_plugins_that_are_gone_or_edited_or_broken_are_said(shelf: Shelf, plugge
         shelf.load(slug)
     plugged.write_text(text)
     registry.MIXERS.register("flat")(NoPE)
-    with pytest.raises(CellUnreadable) as caught:
-        shelf.load(slug)
-    _one_line(caught.value, slug, "ValueError: a mixer named 'flat' exists already", "a process each")
+    refusal(
+        lambda: shelf.load(slug),
+        CellUnreadable,
+        slug,
+        "ValueError: a mixer named 'flat' exists already",
+        "a process each",
+    )
     plugged.unlink()
-    with pytest.raises(CellUnreadable) as caught:
-        shelf.load(slug)
-    _one_line(caught.value, str(plugged), "--runs")
+    refusal(lambda: shelf.load(slug), CellUnreadable, str(plugged), "--runs")
 
 
 def test_a_device_that_is_unknown_or_not_there_is_said_before_anything_else(
@@ -301,9 +294,8 @@ def test_a_device_that_is_unknown_or_not_there_is_said_before_anything_else(
         raise RuntimeError("Found no NVIDIA driver\non your system")
 
     monkeypatch.setattr(torch.cuda, "init", no_driver)
-    with pytest.raises(MachineError) as caught:
-        atma_sweep.load(POLAR, db=tmp_path / "none.db", device="cuda")
-    assert str(caught.value) == 'no usable CUDA GPU: Found no NVIDIA driver; device="cpu" loads the model on the CPU'
+    said = refused(lambda: atma_sweep.load(POLAR, db=tmp_path / "none.db", device="cuda"), MachineError)
+    assert said == 'no usable CUDA GPU: Found no NVIDIA driver; device="cpu" loads the model on the CPU'
 
 
 @pytest.mark.gpu

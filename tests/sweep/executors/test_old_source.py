@@ -19,7 +19,7 @@ from patience import PATIENCE_S
 
 from ...testing.bench import Bench
 
-STEPS = 300
+STEPS = 200
 SPARES = {"dd87905": False, "0c020c1": True, "a2d1eee": True}
 """Whether that code waits, when it is told to, for an attempt to become."""
 JOURNALS = {"dd87905": True, "0c020c1": False, "a2d1eee": False}

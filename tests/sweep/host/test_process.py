@@ -42,25 +42,16 @@ def test_end_takes_a_process_that_ignores_sigterm_with_its_children() -> None:
     child = script(STUBBORN)
     grandchild = int(line_of(child))
     assert psutil.Process(grandchild).ppid() == child.pid
-    processes.end(child.pid, psutil.Process(child.pid).create_time(), grace=0.3)
+    processes.end_all([psutil.Process(child.pid)], grace=0.3)
     gone(child.pid)
     gone(grandchild)
-
-
-def test_end_leaves_a_process_with_another_start_time_alone() -> None:
-    child = script("import time; print(1, flush=True); time.sleep(600)")
-    line_of(child)
-    processes.end(child.pid, psutil.Process(child.pid).create_time() + 100, grace=0.1)
-    assert child.poll() is None
-    child.kill()
-    child.wait()
 
 
 SUICIDE = """
 import os, psutil
 from atma_sweep.sweep.host import processes as process
 for pid in (os.getpid(), os.getppid()):
-    process.end(pid, psutil.Process(pid).create_time(), grace=0.2)
+    process.end_all([psutil.Process(pid)], grace=0.2)
 from pathlib import Path
 from types import SimpleNamespace
 from atma_sweep.sweep.executors.executor import OnThisMachine

@@ -21,7 +21,6 @@ from atma_sweep.results.store.records import Owner
 from atma_sweep.results.store.store import open_store
 from atma_sweep.sweep.grid.grid import load_grid
 from atma_sweep.sweep.host import processes as process
-from atma_sweep.sweep.host.hardware import cores
 from atma_sweep.sweep.orchestrator.launch import Request, claim
 from bench import COMMAND, README_MIXER, Bench, Curves
 from factories import ended
@@ -127,21 +126,6 @@ def test_lost_weights_are_said_and_retrained_only_on_request(launched: Bench) ->
     assert "--retrain" in out
     bench.launch("--only", "attn_type=nope", "--retrain")
     assert bench.sql("SELECT count(*) FROM attempt WHERE kind = 'train' AND state = 'done'") == [(3,)]
-
-
-@pytest.mark.thorough
-def test_without_ray_two_attempts_train_at_the_same_time(bench: Bench) -> None:
-    if cores() < 2:
-        pytest.skip("needs two cores")
-    bench.grid(tokens=4 * LONG)
-    process = bench.start("launch", "micro.yaml", "--executor", "local")
-    bench.wait("SELECT 1 WHERE (SELECT count(*) FROM attempt WHERE state = 'running' AND phase = 'training') = 2")
-    assert len(bench.processes()) == 2
-    process.kill()
-    process.wait()
-    bench.gone()  # a kill of the launch leaves none
-    bench.launch()
-    bench.once(2)
 
 
 @pytest.mark.thorough

@@ -135,13 +135,6 @@ def test_launch_dry_run_and_plan_list_the_same_lacks(
     assert json.loads(command("plan", path, "--gpus", "8", "--json")[1])["lacks"] == []
 
 
-def test_plan_of_a_machine_that_lacks_nothing(write: Write, machine: pytest.MonkeyPatch, command: Command) -> None:
-    path = str(write(text_of(())))
-    for line in (("launch", path, "--dry-run"), ("plan", path)):
-        assert json.loads(command(*line, "--json")[1])["lacks"] == []
-        assert "lacks" not in command(*line)[1]
-
-
 def test_disk_without_room_for_all_weights_warns(write: Write, machine: pytest.MonkeyPatch, tmp_path: Path) -> None:
     grid = load_grid(write(text_of(())))
     cells, _ = admission.expand(grid, tmp_path / "corpora", dry=True)

@@ -7,15 +7,15 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-from atma_sweep.results.store.records import Attempt, NewRevision
+from atma_sweep.results.store.records import Attempt
 from atma_sweep.results.store.store import Store, open_store
 from atma_sweep.sweep.grid.grid import load_grid
-from atma_sweep.sweep.host import processes
 from atma_sweep.sweep.orchestrator import supervisor
 from atma_sweep.sweep.orchestrator.supervisor import Fits
 from atma_sweep.sweep.planning import planner
 from atma_sweep.sweep.planning.planner import Task
-from machine import Machine, Quiet
+from factories import hold_sweep, supervisor_of
+from machine import Machine
 
 
 class Waves:
@@ -46,16 +46,14 @@ def held(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[tuple[Stor
     monkeypatch.setattr(supervisor, "POLL_S", 0.001)
     cells = load_grid("quick").expand(lambda data: "0" * 12)
     store = open_store(tmp_path / "a.db", create=True)
-    revision = NewRevision(grid_text="x", grid_file="x.yaml", cells=[planner.record(cell) for cell in cells])
-    fence = store.acquire_sweep("quick", processes.this_process("launch"), 60.0, revision=revision)
-    yield store, fence, planner.plan(cells, {}).tasks
+    yield store, hold_sweep(store, cells, "quick"), planner.plan(cells, {}).tasks
     store.close()
 
 
 def run(held: Any, tasks: Sequence[Task], source: Waves, room: int, runs: Path) -> Machine:
     store, fence, _ = held
     machine = Machine(store, room)
-    supervisor.Supervisor(store, "quick", fence, machine, Quiet(), runs=runs, commit=(None, None)).run(tasks, source)  # type: ignore[arg-type]
+    supervisor_of(store, fence, machine, runs, name="quick").run(tasks, source)
     return machine
 
 

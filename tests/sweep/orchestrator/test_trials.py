@@ -23,7 +23,8 @@ from atma_sweep.sweep.orchestrator.launch import Request
 from atma_sweep.sweep.orchestrator.trials import Trials
 from atma_sweep.sweep.planning import cost_estimate, planner
 from atma_sweep.sweep.planning.studies import Space, progress_of, space_of
-from machine import Killed, Machine, Quiet
+from factories import hold_sweep, supervisor_of
+from machine import Killed, Machine
 
 STEPS = 9
 GRID = """
@@ -87,10 +88,9 @@ class Bench:
             self.store.interrupt_dead(attempt.id, "its launch died")
         plan = launch.plan(request, self.store)
         assert plan.study is not None
-        one = supervisor.Supervisor(self.store, "s", fence, machine, Quiet(), runs=self.runs, commit=(None, None))  # type: ignore[arg-type]
-        one.run(
-            plan.tasks,
-            Trials(plan.study, self.store, fence, cost_estimate.machine_prices(space.ends, self.runs, self.store)),
+        prices = cost_estimate.machine_prices(space.ends, self.runs, self.store)
+        supervisor_of(self.store, fence, machine, self.runs).run(
+            plan.tasks, Trials(plan.study, self.store, fence, prices)
         )
         return machine
 
@@ -221,10 +221,9 @@ def test_as_many_at_once_as_there_is_room(bench: Bench) -> None:
 
 def train(bench: Bench, cells: Sequence[Cell]) -> None:
     """Trains cells as those of another sweep."""
-    revision = NewRevision(grid_text="x", grid_file="x", cells=[planner.record(cell) for cell in cells])
-    fence = bench.store.acquire_sweep("other", processes.this_process("launch"), 60.0, revision=revision)
+    fence = hold_sweep(bench.store, cells, "other")
     machine = Machine(bench.store, 1, steps=STEPS, loss=loss)
-    one = supervisor.Supervisor(bench.store, "other", fence, machine, Quiet(), runs=bench.runs, commit=(None, None))  # type: ignore[arg-type]
+    one = supervisor_of(bench.store, fence, machine, bench.runs, name="other")
     one.run(planner.plan(cells, bench.store.states({cell.id for cell in cells})).tasks)
     bench.store.release_sweep("other", fence)
 
