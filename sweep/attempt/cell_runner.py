@@ -41,13 +41,13 @@ class Work(Probing):
         super().__init__(job, runs, recorder, stop)
         self.home = storage.home(self.config.checkpoint.path, job.folder)
         """Where checkpoints and weights go, as the database says it."""
-        self._place = storage.resolve(runs, self.home)
+        self.storage_address = storage.resolve(runs, self.home)
         self._earlier = [storage.resolve(runs, folder) for _, folder in job.resume]
         """Places of earlier attempts that may hold checkpoints, newest first."""
         self._source = ("", "")
         """Place and name of the checkpoint that this attempt went on from."""
         self._graphs = False
-        self._turn: Turn | None = None
+        self.turn: Turn | None = None
         """Of compiling, until the first step is done."""
         self._saved = time.monotonic()
         self._unwritable = False
@@ -70,8 +70,8 @@ class Work(Probing):
         subject = Network(model, corpus.load_tokenizer(), corpus, config, device, self.leave_if_asked)
         waited = 0.0
         if self.job.kind == "train" and config.train.compile and device.type == "cuda":
-            self._turn = compiling_turn(config)
-            waited = self._turn.wait(self.leave_if_asked)
+            self.turn = compiling_turn(config)
+            waited = self.turn.wait(self.leave_if_asked)
             if waited >= 1:
                 say(f"waited {waited:.0f} s for another attempt to compile the same network")
             model.compile_blocks(regional=config.train.compile == "blocks")
@@ -148,8 +148,8 @@ class Work(Probing):
         )
         self.recorder.progress(trainer.step, config.train.steps, phase="training")
         trainer.run()
-        if self._turn is not None:  # no step was left to do
-            self._turn.leave()
+        if self.turn is not None:  # no step was left to do
+            self.turn.leave()
         # The finished state, so that an attempt that dies while probing does not train again.
         self.save(trainer.step, trainer.step * config.train.batch_tokens, trainer.wall_s)
 
@@ -195,10 +195,10 @@ class Work(Probing):
     def _claim(self) -> None:
         """Makes sure that checkpoints can be written, and that no strange one lies where ours will be looked for."""
         if self.config.checkpoint.path is not None:
-            checkpoint.claim(self._place)
+            checkpoint.claim(self.storage_address)
         else:
             # The runs folder is this database's own: what lies there is left of one that was deleted.
-            checkpoint.clear(self._place)
+            checkpoint.clear(self.storage_address)
 
     def _resume(self, trainer: Trainer) -> None:
         for (attempt, _), place in zip(self.job.resume, self._earlier, strict=True):
@@ -213,9 +213,9 @@ class Work(Probing):
 
     def progress(self, step: int, loss: float, tokens_per_s: float) -> None:
         """Watcher: how far the training is."""
-        if self._turn is not None:
-            self._turn.over()
-            self._turn = None
+        if self.turn is not None:
+            self.turn.over()
+            self.turn = None
         self.recorder.progress(step, self.config.train.steps, loss, tokens_per_s, "training")
 
     def point(self, point: Point) -> None:
@@ -250,7 +250,7 @@ class Work(Probing):
         self.recorder.settle()
         state = self._optimizers.state_dict()
         name = checkpoint.save(
-            self._place, self._model, state, step=step, tokens=tokens, wall_s=wall_s, pending=pending
+            self.storage_address, self._model, state, step=step, tokens=tokens, wall_s=wall_s, pending=pending
         )
         self.recorder.checkpoint(storage.join(self.home, name))
         if self._earlier:
@@ -259,7 +259,7 @@ class Work(Probing):
 
     def _thin_out(self) -> None:
         """Leaves two checkpoints over all attempts of the cell, so that stops do not pile them up."""
-        enough = len(checkpoint.found(self._place)) >= checkpoint.KEPT
+        enough = len(checkpoint.found(self.storage_address)) >= checkpoint.KEPT
         for place in self._earlier:
             checkpoint.clear(place, but=None if enough or place != self._source[0] else self._source[1])
         if enough:
@@ -327,7 +327,7 @@ class Work(Probing):
     def _keep(self) -> None:
         """Leaves the weights on disk if the config says so."""
         if self.config.checkpoint.keep != "nothing":
-            written = checkpoint.save_weights(storage.join(self._place, checkpoint.WEIGHTS), self._model)
+            written = checkpoint.save_weights(storage.join(self.storage_address, checkpoint.WEIGHTS), self._model)
             self._describe(**{WEIGHTS_SHA256: written})
             self.weights = storage.join(self.home, checkpoint.WEIGHTS)
 
@@ -335,7 +335,7 @@ class Work(Probing):
         """Removes the checkpoints of every attempt of this cell, once the database knows that they are not needed."""
         if self.job.kind == "train" and self.config.checkpoint.keep != "everything":
             try:
-                for place in (self._place, *self._earlier):
+                for place in (self.storage_address, *self._earlier):
                     checkpoint.clear(place)
             except storage.StorageError as error:
                 # the numbers stand, so this is only told

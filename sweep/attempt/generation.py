@@ -23,17 +23,9 @@ class SamplingError(SweepError):
 
 
 def pieces(
-    model: Backbone,
-    tokenizer: Tokenizer,
-    prompt: str,
-    *,
-    tokens: int,
-    temperature: float,
-    top_p: float,
-    seed: int,
-    full_context: bool,
-    under_way: Decoder | None = None,
-) -> Iterator[str]:
+    model: Backbone, tokenizer: Tokenizer, prompt: str, *, tokens: int, temperature: float, top_p: float, seed: int,
+    full_context: bool, under_way: Decoder | None = None,
+) -> Iterator[str]:  # fmt: skip
     """What `Trained.generate` returns; its errors come at once, not with the first piece. `under_way` as in `write`."""
     try:
         check_sampling(temperature, top_p)

@@ -36,15 +36,9 @@ def driver_version() -> str | None:
 
 
 def collect(
-    job: Job,
-    *,
-    device: torch.device,
-    precision: str,
-    kernels: dict[str, str],
-    tokenizer: str,
-    corpus: str,
+    job: Job, *, device: torch.device, precision: str, kernels: dict[str, str], tokenizer: str, corpus: str,
     extra: dict[str, object],
-) -> Provenance:
+) -> Provenance:  # fmt: skip
     """The provenance row of a running attempt."""
     config = job.config
     gpu = torch.cuda.get_device_name(device) if device.type == "cuda" else None

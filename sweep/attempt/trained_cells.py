@@ -69,15 +69,9 @@ class Trained:
     """SHA-256 of its weights, with which the file was compared; None where an earlier version kept them without one."""
 
     def generate(
-        self,
-        prompt: str = "",
-        *,
-        tokens: int = 256,
-        temperature: float = 1.0,
-        top_p: float = 1.0,
-        seed: int = 0,
+        self, prompt: str = "", *, tokens: int = 256, temperature: float = 1.0, top_p: float = 1.0, seed: int = 0,
         full_context: bool = False,
-    ) -> Iterator[str]:
+    ) -> Iterator[str]:  # fmt: skip
         """How the model goes on with a prompt, piece by piece: at most `tokens` tokens, and none behind the end of the text.
 
             print("".join(trained.generate("def main(", tokens=64)))
@@ -223,13 +217,9 @@ def completed(cls: type[BaseModel], values: Mapping[str, Any]) -> dict[str, Any]
 
 
 def load(
-    asked: str,
-    *,
-    db: str | Path | None = None,
-    runs: str | Path | None = None,
-    sweep: str | None = None,
+    asked: str, *, db: str | Path | None = None, runs: str | Path | None = None, sweep: str | None = None,
     device: str = "cpu",
-) -> Trained:
+) -> Trained:  # fmt: skip
     """What `atma_sweep.load` returns and raises."""
     check_argument("load", "cell", asked, TEXT)
     check_argument("load", "db", db, PATH, optional=True)

@@ -85,15 +85,9 @@ def load_weights(address: str | Path, model: nn.Module, recorded: str | None = N
 
 
 def save(
-    folder: str | Path,
-    model: nn.Module,
-    optimizers: Mapping[str, Any],
-    *,
-    step: int,
-    tokens: int,
-    wall_s: float,
+    folder: str | Path, model: nn.Module, optimizers: Mapping[str, Any], *, step: int, tokens: int, wall_s: float,
     pending: Sequence[float] | None = None,
-) -> str:
+) -> str:  # fmt: skip
     """Writes a checkpoint into the place `folder` and returns its name there.
 
     Once it has been read back, older ones go, but for the one just before it. Raises StorageError.

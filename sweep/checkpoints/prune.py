@@ -100,14 +100,9 @@ class Pruned:
 
 
 def prune(
-    store: Store,
-    runs: Path,
-    sweep: str | None = None,
-    *,
-    keep: Keep = "newest",
-    dry: bool = False,
+    store: Store, runs: Path, sweep: str | None = None, *, keep: Keep = "newest", dry: bool = False,
     orphans: bool = False,
-) -> Pruned:
+) -> Pruned:  # fmt: skip
     """Removes checkpoints of a sweep, the one launched last by default, that are not needed any more.
 
     `keep` says what stays. "newest": kept weights, and of each unfinished cell the two newest sound checkpoints.

@@ -47,12 +47,9 @@ class Node:
     """The attempts of one supervisor on this machine. Its methods may be called from several threads."""
 
     def __init__(
-        self,
-        *,
-        lease: float = LEASE_S,
-        grace: float = processes.GRACE_S,
+        self, *, lease: float = LEASE_S, grace: float = processes.GRACE_S,
         clock: Callable[[], float] = time.monotonic,
-    ) -> None:
+    ) -> None:  # fmt: skip
         """`lease` and `grace` in seconds, on `clock`."""
         self._lease, self._grace, self._clock = lease, grace, clock
         self._lock = threading.RLock()

@@ -60,7 +60,7 @@ def _private() -> Iterator[None]:
 
 
 @contextlib.contextmanager
-def _prompt_end(daemons: Sequence[psutil.Process]) -> Iterator[None]:
+def prompt_end(daemons: Sequence[psutil.Process]) -> Iterator[None]:
     """Kill each of these daemons as soon as Ray asks it to end, and on leaving what they had started.
 
     They were started with SIGTERM blocked, so that Ray would wait a second for each of them before it kills it.
@@ -205,7 +205,7 @@ class RayExecutor(OnThisMachine):
     def close(self) -> None:
         """Stops Ray, and with it whatever still runs."""
         with held():
-            with _prompt_end(self._ours()):
+            with prompt_end(self._ours()):
                 ray.shutdown()
             self._environment.close()
         super().close()

@@ -123,7 +123,8 @@ class OpenWeight(Subject):
         return f"n/a: the model has {self._places} positions, fewer than {tokens} tokens"
 
     @cached_property
-    def _gpt2(self) -> Tokenizer | MachineError:
+    def gpt2_tokenizer(self) -> Tokenizer | MachineError:
+        """GPT-2's tokenizer, in whose tokens every model's bits are given, too; why there is none."""
         if self.theirs.name == "gpt2":
             return self.theirs
         try:
@@ -132,7 +133,7 @@ class OpenWeight(Subject):
             return error
 
     def _extent(self, counted_BT: Tensor, texts: Sequence[str]) -> Extent:
-        gpt2, size = self._gpt2, sum(len(text.encode()) for text in texts)
+        gpt2, size = self.gpt2_tokenizer, sum(len(text.encode()) for text in texts)
         if isinstance(gpt2, MachineError):
             return Extent(counted_BT, size, None, f"n/a: {gpt2}")
         return Extent(counted_BT, size, sum(len(gpt2.encode(text)) for text in texts))

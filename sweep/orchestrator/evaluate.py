@@ -59,14 +59,9 @@ def _said(value: Value) -> str:
 
 
 def plan(
-    store: Store,
-    asked: Sequence[str],
-    *,
-    runs: Path,
-    probes: Sequence[str] = (),
-    lengths: Sequence[int] = (),
+    store: Store, asked: Sequence[str], *, runs: Path, probes: Sequence[str] = (), lengths: Sequence[int] = (),
     sweep: str | None = None,
-) -> dict[str, list[Task]]:
+) -> dict[str, list[Task]]:  # fmt: skip
     """What to measure, by the sweep that has to be held for it: all cells are checked, nothing is written.
 
     `asked` names cells as `Store.find_cell` takes them; `probes` and `lengths` (tokens) stand in for those of the
@@ -152,14 +147,9 @@ def asking(cell: Cell, probes: Sequence[str], lengths: Sequence[int]) -> Cell:
 
 
 def run(
-    store: Store,
-    shares: dict[str, list[Task]],
-    listener: Listener,
-    *,
-    runs: Path,
-    executor: str = DEFAULT,
+    store: Store, shares: dict[str, list[Task]], listener: Listener, *, runs: Path, executor: str = DEFAULT,
     revisions: Mapping[str, NewRevision] | None = None,
-) -> list[Measured]:
+) -> list[Measured]:  # fmt: skip
     """Carries a plan out and returns what was measured, cell by cell.
 
     Every sweep is claimed before the first attempt starts; a revision is recorded where `revisions` has one for it. Raises SweepBusy when somebody runs

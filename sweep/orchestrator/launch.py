@@ -188,13 +188,9 @@ def check_text(request: Request, *, dry: bool = False) -> None:
 
 
 def run(
-    request: Request,
-    store: Store,
-    listener: Listener,
-    *,
-    planned: Callable[[planner.Plan], None] = lambda plan: None,
-    tell: Tell = lambda line: None,
-) -> Outcome:
+    request: Request, store: Store, listener: Listener, *,
+    planned: Callable[[planner.Plan], None] = lambda plan: None, tell: Tell = lambda line: None,
+) -> Outcome:  # fmt: skip
     """Launches a grid and stays until its cells are finished. Attempts run a frozen copy of this package.
 
     Raises SweepBusy when somebody else runs the sweep, MachineError when a GPU is missing or held, CorpusError and
@@ -211,7 +207,7 @@ def run(
         commit=request.commit or source_snapshot.git_state(),
     )
     opening = Opening(store, runs, tell, request.address)
-    before = _last_source(store, sweep)
+    before = last_source(store, sweep)
     source = _source(before, sweep, runs, request.code, tell)
     folder = source_snapshot.folder(runs, source)
     with ExitStack() as held:
@@ -221,7 +217,7 @@ def run(
             executor = held.enter_context(closing(open_executor(request.executor, opening)))
         fence = claim(request, store, processes.this_process("launch"))
         held.callback(store.release_sweep, sweep, fence)
-        seeds = seeds_of(request, store, fence, tell)
+        seeds = seeds_source(request, store, fence, tell)
         ending = held.enter_context(
             notify.Ending(
                 request.notify, sweep, tell=tell,
@@ -249,7 +245,7 @@ def run(
         return outcome
 
 
-def seeds_of(request: Request, store: Store, fence: int, tell: Tell) -> Seeds | None:
+def seeds_source(request: Request, store: Store, fence: int, tell: Tell) -> Seeds | None:
     """Who adds seeds to the sweep while it runs; None without a rule, and for a launch of a part of the cells."""
     if request.grid.stop is None:
         return None
@@ -320,17 +316,10 @@ def _left(request: Request, store: Store) -> tuple[Counter[str], planner.Plan]:
 
 
 def carry_out(
-    store: Store,
-    shares: Sequence[tuple[str, int, Sequence[planner.Task]]],
-    listener: Listener,
-    executor: Executor,
-    *,
-    runs: Path,
-    commit: Commit | None,
-    source: Path | None = None,
-    further: Mapping[str, Source] | None = None,
+    store: Store, shares: Sequence[tuple[str, int, Sequence[planner.Task]]], listener: Listener, executor: Executor,
+    *, runs: Path, commit: Commit | None, source: Path | None = None, further: Mapping[str, Source] | None = None,
     likely: Sequence[Cell] = (),
-) -> None:
+) -> None:  # fmt: skip
     """Runs the tasks of sweeps that the caller holds, (sweep, fence, tasks) each, one sweep after the other.
 
     `further` gives a sweep more tasks while it runs, for cells whose resources are those of `likely`.
@@ -406,7 +395,7 @@ def _source(before: str | None, sweep: str, runs: Path, code: str, tell: Tell) -
     return now
 
 
-def _last_source(store: Store, sweep: str) -> str | None:
+def last_source(store: Store, sweep: str) -> str | None:
     """Fingerprint of the code that the sweep was launched with last."""
     try:
         known = (event.message for event in reversed(store.events(sweep=sweep)) if event.kind == CODE)

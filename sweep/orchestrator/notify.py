@@ -57,14 +57,9 @@ class Ending:
     """
 
     def __init__(
-        self,
-        url: str | None,
-        sweep: str,
-        *,
-        count: Callable[[], Mapping[str, int]],
-        states: Callable[[], Sequence[CellState]],
-        tell: Tell,
-    ) -> None:
+        self, url: str | None, sweep: str, *, count: Callable[[], Mapping[str, int]],
+        states: Callable[[], Sequence[CellState]], tell: Tell,
+    ) -> None:  # fmt: skip
         self.url, self.sweep, self.tell = url, sweep, tell
         self._count, self._states = count, states
         self._began = time.monotonic()

@@ -53,16 +53,9 @@ def check_cell_options(*, revision: str | None, pairing: str | None) -> None:
 
 
 def plan(
-    store: Store,
-    asked: Sequence[str],
-    *,
-    runs: Path,
-    probes: Sequence[str] = (),
-    lengths: Sequence[int] = (),
-    sweep: str | None = None,
-    revision: str | None = None,
-    pairing: str = "text",
-) -> Beside:
+    store: Store, asked: Sequence[str], *, runs: Path, probes: Sequence[str] = (), lengths: Sequence[int] = (),
+    sweep: str | None = None, revision: str | None = None, pairing: str = "text",
+) -> Beside:  # fmt: skip
     """All models are found, checked and, where need be, downloaded; nothing is written into the database.
 
     They get the text, the probes and the lengths of the sweep's cells, as far as these probes look into no network. Without

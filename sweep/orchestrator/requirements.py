@@ -69,7 +69,7 @@ def lacks(request: Request, plan: Plan) -> list[Lack]:
         begun = any(task.kind == "evaluate" or task.rest < 1 for task in tasks)
         lacking += _disk(plan.disk, begun=begun)
     kernels = ("triton",) if gpus and sys.platform == "linux" and platform.machine() == "x86_64" else ()
-    return lacking + _packages((*EVERY_LAUNCH, *executor.packages, *kernels)) + (_cpu_build() if gpus else [])
+    return lacking + _packages((*EVERY_LAUNCH, *executor.packages, *kernels)) + (cpu_build() if gpus else [])
 
 
 def _text(text: Unprepared) -> Lack:
@@ -126,20 +126,20 @@ def _disk(disk: Disk, *, begun: bool) -> list[Lack]:
 
 
 def _packages(names: Sequence[str]) -> list[Lack]:
-    missing = [name for name in names if not _is_installed(name)]
+    missing = [name for name in names if not is_installed(name)]
     if not missing:
         return []
     remedy = shlex.join(["pip", "install", "-c", "constraints.txt", *missing])
     return [Lack("packages", f"{', '.join(missing)} not installed", remedy, numbers={"packages": missing})]
 
 
-def _is_installed(name: str) -> bool:
+def is_installed(name: str) -> bool:
     if name in sys.modules:
         return sys.modules[name] is not None
     return importlib.util.find_spec(name) is not None
 
 
-def _cpu_build() -> list[Lack]:
+def cpu_build() -> list[Lack]:
     """Return the lack of a torch that can use the GPUs of this machine; the version of a build for the CPU ends in +cpu."""
     try:
         version = importlib.metadata.version("torch")

@@ -28,17 +28,10 @@ class Seeds(Source):
     """Further seeds, wave by wave, as the database alone decides: a launch that goes on makes the same looks."""
 
     def __init__(
-        self,
-        grid: Grid,
-        cells: Sequence[Cell],
-        store: Store,
-        fence: int,
-        *,
-        plan: Callable[[Sequence[Cell]], list[Task]],
-        prices: Callable[[Sequence[Cell]], Prices],
-        allowed: float | None,
-        tell: Tell,
-    ) -> None:
+        self, grid: Grid, cells: Sequence[Cell], store: Store, fence: int, *,
+        plan: Callable[[Sequence[Cell]], list[Task]], prices: Callable[[Sequence[Cell]], Prices],
+        allowed: float | None, tell: Tell,
+    ) -> None:  # fmt: skip
         """`cells`: all of the sweep so far, which `fence` holds. `plan`: the tasks that are left of some cells. `allowed`: hours that
         they may cost in all."""
         assert grid.stop is not None

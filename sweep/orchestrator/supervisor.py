@@ -91,8 +91,8 @@ class _Running:
     changed: float = 0.0
     """When that changed, on the monotonic clock."""
     hung: bool = False
-    asked: bool = False
-    """Whether it was asked to stop."""
+    is_stopping: bool = False
+    """Whether it was asked to save itself and leave."""
     hopeless: str | None = None
     """Why the source has given it up."""
 
@@ -101,18 +101,9 @@ class Supervisor:
     """One launch of one sweep. The caller holds the sweep under `fence`."""
 
     def __init__(
-        self,
-        store: Store,
-        sweep: str,
-        fence: int,
-        executor: Executor,
-        listener: Listener,
-        *,
-        runs: Path,
-        commit: tuple[str | None, bool | None],
-        source: Path | None = None,
-        beside: Sequence[tuple[str, int]] = (),
-    ) -> None:
+        self, store: Store, sweep: str, fence: int, executor: Executor, listener: Listener, *, runs: Path,
+        commit: tuple[str | None, bool | None], source: Path | None = None, beside: Sequence[tuple[str, int]] = (),
+    ) -> None:  # fmt: skip
         """`beside`: other sweeps that the caller holds, by name and fence, whose leases are to be kept meanwhile."""
         self.store, self.sweep, self.fence = store, sweep, fence
         self._held = [(sweep, fence), *(pair for pair in beside if pair[0] != sweep)]
@@ -175,7 +166,7 @@ class Supervisor:
 
     def _is_alone(self) -> bool:
         """Return whether an attempt runs that has the machine to itself."""
-        return any(one.task.alone for one in self._running.values())
+        return any(entry.task.alone for entry in self._running.values())
 
     def _listen(self, queue: deque[Task]) -> None:
         """Does what people have asked of the sweep: pause, finish, cancel, retry."""
@@ -191,12 +182,12 @@ class Supervisor:
         if bool(asked.get("pause")) != self._paused:
             self._paused = not self._paused
             if self._paused:
-                held = [one.task for one in self._running.values()]
+                held = [entry.task for entry in self._running.values()]
                 self._stop()
                 queue.extendleft(reversed(held))
             self.store.add_event("paused" if self._paused else "resumed", f"sweep {self.sweep}", sweep=self.sweep)
         # one whose attempt has failed, but is not closed yet, is asked for again the next time
-        running = {one.task.cell.id for one in self._running.values()}
+        running = {entry.task.cell.id for entry in self._running.values()}
         heard = [cell for cell in asked.get("retry", ()) if cell not in running]
         for cell in heard:
             task = self._given_up.pop(cell, None)
@@ -325,7 +316,7 @@ class Supervisor:
             kills = oom_kills()
             killed, self._oom_kills = kills > self._oom_kills, kills
             log = self.runs / attempt.run_dir / "log.txt"
-            asked = closing.asked or self._signals.number is not None
+            asked = closing.is_stopping or self._signals.number is not None
             ending = judge(code, log, oom_killed=killed, hung=closing.hung, asked=asked)
             state, cause = ending.state, ending.cause
             if ending.failure is not None:
@@ -367,12 +358,12 @@ class Supervisor:
     def _end_hung(self, attempts: Iterable[Attempt]) -> None:
         """Kills attempts that have told nothing new for too long, after asking where their threads stand."""
         for attempt in attempts:
-            one, now = self._running[attempt.id], time.monotonic()
+            entry, now = self._running[attempt.id], time.monotonic()
             progress = (attempt.heartbeat_at, attempt.step, attempt.phase)
-            if progress != one.progress:
-                one.progress, one.changed = progress, now
-            elif not one.hung and now - one.changed >= 60 * one.task.cell.config.resources.hang_minutes:
-                one.hung = self.executor.kill(attempt, dump=True)
+            if progress != entry.progress:
+                entry.progress, entry.changed = progress, now
+            elif not entry.hung and now - entry.changed >= 60 * entry.task.cell.config.resources.hang_minutes:
+                entry.hung = self.executor.kill(attempt, dump=True)
 
     def _show(self) -> None:
         if self._running:
@@ -386,11 +377,11 @@ class Supervisor:
         """Ends attempts that the source has given up."""
         if self._source is None:
             return
-        free = [attempt for attempt in attempts if not self._running[attempt.id].asked]
+        free = [attempt for attempt in attempts if not self._running[attempt.id].is_stopping]
         hopeless = self._source.hopeless(free)
         for attempt in free:
             if attempt.id in hopeless and self.executor.stop(attempt):
-                self._running[attempt.id].asked = True
+                self._running[attempt.id].is_stopping = True
                 self._running[attempt.id].hopeless = hopeless[attempt.id]
 
     def _stop(self) -> None:
@@ -399,9 +390,9 @@ class Supervisor:
         nothing: deque[Task] = deque()
         while self._running and time.monotonic() < deadline:
             for attempt in self.store.live_attempts(self.sweep):
-                one = self._running.get(attempt.id)
-                if one is not None and not one.asked:
-                    one.asked = self.executor.stop(attempt)
+                entry = self._running.get(attempt.id)
+                if entry is not None and not entry.is_stopping:
+                    entry.is_stopping = self.executor.stop(attempt)
             for attempt_id, code in self.executor.wait(POLL_S):
                 self._close(attempt_id, code, nothing)
         for attempt_id in self._running:

@@ -80,7 +80,7 @@ class Room:
 
         def spy(*arguments: Any) -> None:
             save(*arguments)
-            self.saved.append([name for one in self.works for name in checkpoint.found(one._place)])
+            self.saved.append([name for one in self.works for name in checkpoint.found(one.storage_address)])
 
         work.save = spy  # type: ignore[method-assign]
         try:
@@ -117,7 +117,7 @@ class Room:
     def names(self, attempt: Attempt) -> list[str]:
         """What lies in the attempt's place, the supervisor's own files aside."""
         work = self.works[attempt.number - 1]
-        return [name for name in storage.place(work._place).names() if name not in ("job.json", "log.txt")]
+        return [name for name in storage.place(work.storage_address).names() if name not in ("job.json", "log.txt")]
 
 
 def small_grid(folder: Path) -> Path:

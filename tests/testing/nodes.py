@@ -1,7 +1,7 @@
 """A Ray cluster on one machine: each node in namespaces of its own, so that it has its name, its network, its processes.
 
 A node that is killed goes with every process at once, and one whose cable is pulled hears of nobody. And one in this process
-(`ray_here`), for what the supervisor's side does: agents are objects, and their calls are threads.
+(`ray_in_process`), for what the supervisor's side does: agents are objects, and their calls are threads.
 """
 
 from __future__ import annotations
@@ -190,18 +190,18 @@ class _Calls:
 
     def __getattr__(self, name: str) -> Any:
         method: Callable[..., Any] = getattr(self._actor, name)
-        return SimpleNamespace(remote=lambda *given, **named: self._pool.submit(method, *given, **named))
+        return SimpleNamespace(remote=lambda *args, **kwargs: self._pool.submit(method, *args, **kwargs))
 
 
-class RayHere:
-    """As much of Ray as a cluster's executor uses, without processes of its own."""
+class RayInProcess:
+    """The part of Ray that a cluster's executor uses, without processes of its own."""
 
     def __init__(self, exceptions: Any) -> None:
         self.exceptions, self._pool = exceptions, futures.ThreadPoolExecutor(16)
 
     def remote(self, kind: type) -> Any:
-        made = SimpleNamespace(remote=lambda lease: _Calls(node_agent.Node(lease=lease, grace=1.0), self._pool))
-        return SimpleNamespace(options=lambda **_: made)
+        actor = SimpleNamespace(remote=lambda lease: _Calls(node_agent.Node(lease=lease, grace=1.0), self._pool))
+        return SimpleNamespace(options=lambda **_: actor)
 
     def get(self, call: futures.Future[Any], timeout: float | None = None) -> Any:
         return call.result(timeout)
@@ -216,7 +216,7 @@ class RayHere:
 
 
 def facts_of_node(name: str = "", *, cpus: int, gpus: int = 0) -> NodeFacts:
-    """What a node says of itself, one of this host unless it has a name."""
+    """Facts of a node, one of this host unless it has a name."""
     from atma_sweep.sweep.executors.ray_connection import NodeFacts
 
     host = name or socket.gethostname()
@@ -226,21 +226,21 @@ def facts_of_node(name: str = "", *, cpus: int, gpus: int = 0) -> NodeFacts:
     )  # fmt: skip
 
 
-def ray_here(patch: pytest.MonkeyPatch, *surveys: list[NodeFacts] | Exception) -> list[Any]:
+def ray_in_process(patch: pytest.MonkeyPatch, *surveys: list[NodeFacts] | Exception) -> list[Any]:
     """Has clusters be one of this process; what surveys are still to answer, one after the other. Every node lives meanwhile."""
     from atma_sweep.sweep.executors import ray_cluster, ray_connection
 
-    left: list[Any] = list(surveys)
+    pending: list[Any] = list(surveys)
     nodes = {node.id for answer in surveys if isinstance(answer, list) for node in answer}
 
     def survey(*_: object) -> list[NodeFacts]:
-        answer = left.pop(0)
+        answer = pending.pop(0)
         if isinstance(answer, Exception):
             raise answer
-        found: list[NodeFacts] = answer
-        return found
+        facts: list[NodeFacts] = answer
+        return facts
 
-    patch.setattr(ray_cluster, "ray", RayHere(ray_cluster.ray.exceptions))
+    patch.setattr(ray_cluster, "ray", RayInProcess(ray_cluster.ray.exceptions))
     patch.setattr(ray_cluster, "AGAIN_S", 0.0)
     patch.setattr(ray_cluster, "LOOK_S", 0.05)
     patch.setattr(node_agent, "POLL_S", 0.1)
@@ -248,4 +248,4 @@ def ray_here(patch: pytest.MonkeyPatch, *surveys: list[NodeFacts] | Exception) -
     patch.setattr(ray_connection, "connect", lambda address: None)
     patch.setattr(ray_connection, "live_nodes", lambda: [{"NodeID": node} for node in sorted(nodes)])
     patch.setattr(ray_connection, "survey", survey)
-    return left
+    return pending

@@ -6,21 +6,18 @@
 from __future__ import annotations
 
 import contextlib
-import ctypes
-import functools
 import os
 import pwd
 import shutil
 import signal
 import subprocess
 import tempfile
-import time
 import uuid
 from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
-from patience import PATIENCE_S
+from patience import PATIENCE_S, end_with_parent, until
 from sqlalchemy import create_engine, text
 from sqlalchemy.engine import make_url
 from sqlalchemy.exc import OperationalError
@@ -68,17 +65,6 @@ def _account() -> pwd.struct_passwd | None:
     raise RuntimeError("PostgreSQL does not run as root, and there is neither a user postgres nor nobody")
 
 
-@functools.cache
-def _libc() -> ctypes.CDLL:
-    return ctypes.CDLL(None)
-
-
-def _end_with_parent() -> None:
-    # PR_SET_PDEATHSIG: a killed test run leaves no server behind; SIGQUIT ends one at once
-    with contextlib.suppress(AttributeError):
-        _libc().prctl(1, signal.SIGQUIT)
-
-
 class Cluster:
     """A cluster in a folder of its own. `url` is that of its first database."""
 
@@ -114,28 +100,27 @@ class Cluster:
         # a zone with an odd offset, so that a time that is not said in UTC shows
         settings = [*FAST, "listen_addresses=", f"unix_socket_directories={self.home}", "timezone=Asia/Kathmandu"]
         words = [word for setting in settings for word in ("-c", setting)]
-        _libc()
         with (self.home / "log.txt").open("ab") as out:
             self._process = subprocess.Popen(
                 [self.folder / "postgres", "-D", self.home / "data", *words],
-                env=self.env,
-                cwd=self.home,
-                stdout=out,
-                stderr=out,
-                preexec_fn=_end_with_parent,
-                **self.who,
-            )
+                env=self.env, cwd=self.home, stdout=out, stderr=out, preexec_fn=end_with_parent(signal.SIGQUIT), **self.who,
+            )  # fmt: skip
         engine = create_engine(self.url)
-        deadline = time.monotonic() + PATIENCE_S
-        while True:
+
+        def answers() -> bool:
+            assert self._process is not None
             try:
-                with engine.connect():
-                    break
+                engine.connect().close()
             except OperationalError as error:
-                if self._process.poll() is not None or time.monotonic() > deadline:
-                    said = (self.home / "log.txt").read_text()[-2000:]
-                    raise RuntimeError(f"PostgreSQL did not start: {said}") from error
-                time.sleep(0.05)
+                if self._process.poll() is not None:
+                    raise RuntimeError(f"PostgreSQL did not start: {log()}") from error
+                return False
+            return True
+
+        def log() -> str:
+            return (self.home / "log.txt").read_text()[-2000:]
+
+        until(answers, log, pause=0.05)
         engine.dispose()
 
     def stop(self, number: int = signal.SIGINT) -> None:

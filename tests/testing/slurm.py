@@ -3,21 +3,18 @@
 from __future__ import annotations
 
 import contextlib
-import ctypes
-import functools
 import getpass
 import os
 import re
 import secrets
 import shutil
-import signal
 import socket
 import subprocess
 import tempfile
 from collections.abc import Iterator
 from pathlib import Path
 
-from patience import PATIENCE_S, until
+from patience import PATIENCE_S, end_with_parent, until
 
 SCRIPT = Path(__file__).resolve().parents[2] / "docs" / "slurm.sbatch"
 PROGRAMS = ("munged", "slurmctld", "slurmd", "sbatch", "scancel", "scontrol", "squeue")
@@ -82,17 +79,6 @@ def missing() -> str | None:
     return f"needs Slurm: apt-get install slurm-wlm munge (no {', '.join(lacking)})" if lacking else None
 
 
-@functools.cache
-def _libc() -> ctypes.CDLL:
-    return ctypes.CDLL(None)
-
-
-def _end_with_parent() -> None:
-    # PR_SET_PDEATHSIG: a killed test run leaves no daemon behind
-    with contextlib.suppress(AttributeError):
-        _libc().prctl(1, signal.SIGTERM)
-
-
 def _free_ports(count: int) -> list[int]:
     with contextlib.ExitStack() as stack:
         sockets = [stack.enter_context(socket.socket()) for _ in range(count)]
@@ -120,7 +106,6 @@ class Slurm:
 
     def start(self) -> None:
         """Starts the daemons and waits until the node is idle."""
-        _libc()
         munge = self.home / "munge"
         files = [f"--{name}={munge / name.removesuffix('-file')}" for name in ("key-file", "pid-file", "seed-file")]
         files += [f"--socket={munge / 'socket'}", f"--log-file={munge / 'log'}"]
@@ -135,7 +120,7 @@ class Slurm:
             self._daemons.append(
                 subprocess.Popen(
                     [shutil.which(program, path=PATH) or program, *words],
-                    env=self.env, cwd=self.home, stdout=out, stderr=out, preexec_fn=_end_with_parent,
+                    env=self.env, cwd=self.home, stdout=out, stderr=out, preexec_fn=end_with_parent(),
                 )
             )  # fmt: skip
 

@@ -40,7 +40,7 @@ def test_an_exception_has_a_class(error: BaseException, failure: str) -> None:
 
 
 @pytest.mark.parametrize(
-    ("code", "about", "state", "failure", "said"),
+    ("code", "circumstances", "state", "failure", "cause"),
     [
         (1, {}, "failed", "code", "exit code 1: ImportError: no such thing"),
         (EXIT_MACHINE, {}, "failed", "infrastructure", "exit code 3: ImportError"),
@@ -57,14 +57,14 @@ def test_an_exception_has_a_class(error: BaseException, failure: str) -> None:
     ],
 )
 def test_an_exit_code_is_judged(
-    tmp_path: Path, code: int, about: dict[str, bool], state: str, failure: str | None, said: str
+    tmp_path: Path, code: int, circumstances: dict[str, bool], state: str, failure: str | None, cause: str
 ) -> None:
     """Whatever ends an attempt that was asked to stop is no failure."""
     log = tmp_path / "log.txt"
     log.write_text("Traceback\n  something\nImportError: no such thing\n\n")
-    ending = judge(code, log, **about)
+    ending = judge(code, log, **circumstances)
     assert (ending.state, ending.failure) == (state, failure)
-    assert said in ending.cause
+    assert cause in ending.cause
 
 
 def test_a_log_that_says_nothing_is_judged_by_the_exit_code(tmp_path: Path) -> None:
@@ -226,12 +226,12 @@ ONCE_MORE: dict[str, tuple[str, int, str, list[tuple[str, str | None]], str]] = 
 @pytest.mark.slow
 @pytest.mark.parametrize("case", ONCE_MORE)
 def test_a_cell_is_tried_again(bench: Bench, case: str) -> None:
-    what, times, more, ends, said = ONCE_MORE[case]
+    what, times, more, ends, message = ONCE_MORE[case]
     broken(bench, what, times, more)
     bench.launch()
     assert endings(bench) == [*ends, ("done", None)]
     causes = {str(cause) for (cause,) in bench.sql("SELECT cause FROM attempt WHERE failure IS NOT NULL")}
-    assert all(said in cause for cause in causes)
+    assert all(message in cause for cause in causes)
     smaller = '{"train.micro_batch": 1}' if case == "want of GPU memory" else None
     assert bench.sql("SELECT deviation FROM attempt ORDER BY id") == [(None,)] * len(ends) + [(smaller,)]
     assert bench.sql(f"SELECT count(*) FROM curve_point WHERE attempt_id = {len(ends) + 1}") != [(0,)]

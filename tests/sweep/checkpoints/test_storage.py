@@ -17,7 +17,6 @@ import torch
 from atma_sweep.sweep.checkpoints import checkpoint, storage
 from atma_sweep.sweep.checkpoints.checkpoint import CheckpointError
 from atma_sweep.sweep.checkpoints.storage import AddressError, StorageError
-from atma_sweep.sweep.errors import MachineError
 from fsspec.implementations.memory import MemoryFileSystem
 from fsspec.registry import known_implementations
 from refusals import refused
@@ -149,9 +148,9 @@ def test_weights_that_cannot_be_used_say_what_to_do(address: str, damage: str) -
         edit(where, lambda raw: raw[:-7])
     elif damage == "text":
         edit(where, lambda raw: b"not safetensors")
-    said = refused(lambda: checkpoint.load_weights(where, linear(0.0)), CheckpointError)
-    assert said.startswith(f"{where}: the weights cannot be read: ")
-    assert said.endswith("; train the cell again with --retrain")
+    message = refused(lambda: checkpoint.load_weights(where, linear(0.0)), CheckpointError)
+    assert message.startswith(f"{where}: the weights cannot be read: ")
+    assert message.endswith("; train the cell again with --retrain")
 
 
 def test_a_claimed_place_is_writable_and_empty_afterwards(address: str) -> None:
@@ -202,20 +201,16 @@ def test_free_bytes_are_those_of_the_disk_below(tmp_path: Path) -> None:
     ("nosuch://bucket/x", "nosuch://bucket/x: Protocol not known: nosuch; name a folder or an fsspec URL such as s3://..."),
 ])  # fmt: skip
 def test_an_address_that_cannot_be_understood_is_the_users_mistake(address: str, said: str) -> None:
-    with pytest.raises(AddressError) as caught:
-        storage.place(address)
-    assert (str(caught.value), caught.value.exit_code) == (said, 2)
+    assert refused(lambda: storage.place(address), AddressError) == said
+    assert AddressError("x").exit_code == 2
 
 
 def test_a_missing_backend_is_named_with_the_package(monkeypatch: pytest.MonkeyPatch) -> None:
     tape = {"class": "no_such_package.Tape", "err": "Install tapefs to access tape"}
     monkeypatch.setitem(known_implementations, "tape", tape)
     monkeypatch.setattr(storage, "SCHEMES", storage.SCHEMES | {"tape"})
-    with pytest.raises(StorageError) as caught:
-        storage.place("tape://drive/x")
-    assert isinstance(caught.value, MachineError)
-    assert caught.value.exit_code == 3
-    assert str(caught.value) == (
+    assert StorageError("x").exit_code == 3
+    assert refused(lambda: storage.place("tape://drive/x"), StorageError) == (
         "tape://drive/x: Install tapefs to access tape; install that package beside atma-sweep, or name a folder with "
         "checkpoint.path"
     )
@@ -226,9 +221,9 @@ def test_a_missing_backend_is_named_with_the_package(monkeypatch: pytest.MonkeyP
 
 def test_a_folder_that_cannot_be_written_is_one_line(tmp_path: Path) -> None:
     (tmp_path / "file").write_text("in the way")
-    said = refused(lambda: storage.place(tmp_path / "file" / "inside").check(), StorageError)
-    assert said.startswith(f"{tmp_path}/file/inside cannot be written: ")
-    assert said.endswith("make room there or name another place with checkpoint.path, then launch again")
+    message = refused(lambda: storage.place(tmp_path / "file" / "inside").check(), StorageError)
+    assert message.startswith(f"{tmp_path}/file/inside cannot be written: ")
+    assert message.endswith("make room there or name another place with checkpoint.path, then launch again")
 
 
 def test_the_seal_goes_last(memory: str, monkeypatch: pytest.MonkeyPatch) -> None:

@@ -103,7 +103,7 @@ def test_an_event_names_code_by_its_fingerprint_alone(store: Store, cell: Cell) 
     record_sweep(store, [record(cell)], "g")
     store.add_event(launch.CODE, "0123456789ab", sweep="g")
     store.add_event(launch.CODE, "../../elsewhere", sweep="g")
-    assert launch._last_source(store, "g") == "0123456789ab"
+    assert launch.last_source(store, "g") == "0123456789ab"
 
 
 @pytest.fixture

@@ -106,51 +106,37 @@ def test_a_launch_that_ends_by_itself_is_never_requeued(
     assert job.calls == calls
 
 
-def test_the_warning_before_the_time_limit_saves_and_requeues(tmp_path: Path) -> None:
-    job = Job(tmp_path, "-143")
+WARNING, SCANCEL = signal.SIGUSR1, signal.SIGTERM
+
+
+@pytest.mark.parametrize(
+    ("launch", "signals", "code", "calls", "said"),
+    [
+        # a second warning does not become a second SIGTERM, which would kill
+        ("-143", [WARNING, WARNING], 143, [FIRST, "TERM", REQUEUE], "asking Slurm to requeue"),
+        # the sweep ends just after the warning
+        ("-0", [WARNING], 0, [FIRST, "TERM"], "all cells are done"),
+        ("-143", [SCANCEL], 143, [FIRST, "TERM"], "stopped by scancel"),
+        ("-143", [WARNING, SCANCEL], 143, [FIRST, "TERM"], ""),
+    ],
+)
+def test_signals_save_and_only_a_warning_requeues(
+    tmp_path: Path, launch: str, signals: list[signal.Signals], code: int, calls: list[str], said: str
+) -> None:
+    job = Job(tmp_path, launch)
     process = job.start()
-    job.once("launch")
-    process.send_signal(signal.SIGUSR1)
-    job.once("TERM")
-    process.send_signal(signal.SIGUSR1)  # a second warning does not become a second SIGTERM, which would kill
-    out = ended(process, 143)
-    assert job.calls == [FIRST, "TERM", REQUEUE]
-    assert "asking Slurm to requeue" in out.splitlines()[-1]
-
-
-def test_the_end_of_the_sweep_just_after_the_warning_is_the_end(tmp_path: Path) -> None:
-    job = Job(tmp_path, "-0")
-    process = job.start()
-    job.once("launch")
-    out = ended(process, 0, signal.SIGUSR1)
-    assert job.calls == [FIRST, "TERM"]
-    assert "all cells are done" in out
-
-
-def test_scancel_saves_and_is_not_requeued(tmp_path: Path) -> None:
-    job = Job(tmp_path, "-143")
-    process = job.start()
-    job.once("launch")
-    out = ended(process, 143, signal.SIGTERM)
-    assert job.calls == [FIRST, "TERM"]
-    assert "stopped by scancel" in out
-
-
-def test_scancel_after_the_warning_wins(tmp_path: Path) -> None:
-    job = Job(tmp_path, "-143")
-    process = job.start()
-    job.once("launch")
-    process.send_signal(signal.SIGUSR1)
-    job.once("TERM")
-    ended(process, 143, signal.SIGTERM)
-    assert job.calls == [FIRST, "TERM"]
+    for number, before in zip(signals, ("launch", "TERM"), strict=False):
+        job.once(before)
+        process.send_signal(number)
+    assert said in ended(process, code)
+    assert job.calls == calls
 
 
 def test_a_warning_during_the_pause_requeues(tmp_path: Path) -> None:
     job = Job(tmp_path, 3)
     process = job.start(LONG_PAUSE="yes")
     job.once("sleep")
-    ended(process, 143, signal.SIGUSR1)
+    ended(process, 143, WARNING)
     assert job.calls == [FIRST, PAUSE, REQUEUE]
 
 

@@ -72,15 +72,9 @@ def corpus_of(tokenizer: Any, *, documents: int = 4, count: int = 150) -> Corpus
 
 
 def subject_of(
-    model: Any,
-    words: Any,
-    theirs: Any,
-    kind: type[OpenWeight] = Paired,
-    *,
-    piece: int = 50,
-    pair_file: bool = False,
+    model: Any, words: Any, theirs: Any, kind: type[OpenWeight] = Paired, *, piece: int = 50, pair_file: bool = False,
     **settings: Any,
-) -> OpenWeight:
+) -> OpenWeight:  # fmt: skip
     small = {"lengths": (16, 32, 64), "documents": 3, "junk_rows": 4, "needle_trials": 16, "validation_tokens": 300}
     config = CellConfig(
         train=TrainConfig(seq_len=60, batch_tokens=60, micro_batch=1), eval=EvalConfig(**(small | settings))
@@ -215,7 +209,7 @@ def test_with_the_tokenizer_of_the_corpus_it_answers_token_for_token(gpt2: Any, 
 def test_native_rows_are_as_many_of_its_own_tokens(words: Words, pairs: Any) -> None:
     theirs = load_tokenizer("bytes")
     who = subject_of(Fake(uniform), words, theirs, Native)
-    who.__dict__["_gpt2"] = pairs
+    who.gpt2_tokenizer = pairs
     longest = who.config.eval.lengths[-1]
     assert all(len(document) > longest and document[0] == words.eot for document in who.documents)
     assert words.eot not in who.corpus.validation

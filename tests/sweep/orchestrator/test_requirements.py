@@ -33,7 +33,7 @@ def take(kind: str, patch: pytest.MonkeyPatch) -> None:
     if kind == "disk":
         patch.setattr(storage, "free_bytes", lambda folder: 1000)
     elif kind == "packages":
-        patch.setattr(requirements, "_is_installed", lambda name: name not in ("ray", "torch"))
+        patch.setattr(requirements, "is_installed", lambda name: name not in ("ray", "torch"))
 
 
 @pytest.fixture
@@ -42,7 +42,7 @@ def machine(monkeypatch: pytest.MonkeyPatch) -> pytest.MonkeyPatch:
     monkeypatch.setattr(hardware, "gpu_names", lambda: ["NVIDIA L4"])
     monkeypatch.setattr(hardware, "cores", lambda: 4)
     monkeypatch.setattr(hardware, "memory_gb", lambda: 32.0)
-    monkeypatch.setattr(requirements, "_cpu_build", lambda: [])
+    monkeypatch.setattr(requirements, "cpu_build", lambda: [])
     return monkeypatch
 
 
@@ -162,7 +162,7 @@ def test_cluster_asks_this_machine_for_text_and_packages(
 def test_cpu_build_of_torch_is_recognised(monkeypatch: pytest.MonkeyPatch) -> None:
     for version, count in (("2.13.0+cpu", 1), ("2.13.0+cu130", 0), ("2.13.0", 0)):
         monkeypatch.setattr(requirements.importlib.metadata, "version", lambda name, version=version: version)
-        assert len(requirements._cpu_build()) == count
+        assert len(requirements.cpu_build()) == count
 
 
 # --- text ---------------------------------------------------------------------------------------------------------

@@ -55,7 +55,7 @@ class Sweep:
         request = Request(grid=self.grid, cells=self.grid.expand(fingerprint), runs=self.runs, commit=("c", False))
         request = replace(launch.seeded(request, self.store), budget=allowed)
         self.fence = launch.claim(request, self.store, ME)
-        seeds = launch.seeds_of(request, self.store, self.fence, self.told.append)
+        seeds = launch.seeds_source(request, self.store, self.fence, self.told.append)
         assert seeds is not None
         yield seeds
         self.store.release_sweep("g", self.fence)
