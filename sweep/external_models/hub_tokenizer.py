@@ -137,12 +137,8 @@ def _continues(byte: int) -> bool:
 
 
 def _is_whole(text: bytes) -> bool:
-    """Whether the last character is all there."""
-    for back in range(1, min(4, len(text)) + 1):
-        byte = text[-back]
-        if not _continues(byte):
-            return back == (1 if byte < 0x80 else 2 if byte < 0xE0 else 3 if byte < 0xF0 else 4)
-    return False
+    """Return whether there is a last character, and all of it is there; the others are whole."""
+    return bool(text) and len(text.decode(errors="ignore").encode()) == len(text)
 
 
 def spread(nats: np.ndarray, places: np.ndarray, passage: Passage) -> np.ndarray:

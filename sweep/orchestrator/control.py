@@ -15,10 +15,6 @@ from ..host import processes
 Wish = Literal["pause", "resume", "finish", "cancel", "retry"]
 
 
-ASKED = {"pause": "pause asked", "finish": "finish asked", "cancel": "cancel asked"}
-"""By wish: the kind of the event that says who asked."""
-
-
 def person() -> str:
     """Who runs this command, and where."""
     try:
@@ -77,6 +73,6 @@ def ask(store: Store, wish: Wish, sweep: str | None = None, cells: Sequence[str]
             store.ask(name, pause=None, finish=None)
         else:
             if not store.asked(name).get(wish):
-                store.add_event(ASKED[wish], f"by {person()}", sweep=name)
+                store.add_event(f"{wish} asked", f"by {person()}", sweep=name)
             store.ask(name, **{wish: True})
     return Answer(name, wish, running, chosen)

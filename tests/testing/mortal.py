@@ -22,6 +22,8 @@ import signal
 import subprocess
 import sys
 import traceback
+from collections.abc import Callable, Sequence
+from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -50,49 +52,56 @@ def small(*, sync: float = -1.0, documents: int = 9, shard: int = 997) -> None:
     defaults["shard_tokens"] = shard
 
 
-def _die_before(change: int, corpora: Path) -> None:
-    left, begin, real = [change], str(corpora), os.fsync
+def die_before(change: int, is_change: Callable[[str, tuple[Any, ...]], bool]) -> Callable[[], None]:
+    """Kills this process just before its `change`-th change: an audit event that is one, or a call of what is returned."""
+    remaining = [change]
 
     def count() -> None:
-        left[0] -= 1
-        if left[0] == 0:
+        remaining[0] -= 1
+        if remaining[0] == 0:
             os.kill(os.getpid(), signal.SIGKILL)
 
-    def hook(event: str, arguments: tuple[Any, ...]) -> None:
-        # a folder is removed by names within it
-        within = event in ("os.remove", "os.rmdir") and arguments[1] != -1
-        if event in CHANGES and (within or str(arguments[0]).startswith(begin)):
-            count()
-
-    def fsync(file: int) -> None:
-        count()
-        real(file)
-
-    sys.addaudithook(hook)
-    os.fsync = fsync
+    sys.addaudithook(lambda event, arguments: count() if is_change(event, arguments) else None)
+    return count
 
 
-def _prepare(order: dict[str, Any], corpora: Path, change: int | None) -> int:
-    """Prepares in a child; its exit code, -9 when it was killed before its `change`-th change of a file."""
+def is_within(folder: Path, event: str, arguments: tuple[Any, ...], changes: Sequence[str] = CHANGES) -> bool:
+    """Return whether an audit event changes something below a folder, which is removed by names within it."""
+    by_name = event in ("os.remove", "os.rmdir") and arguments[1] != -1
+    return event in changes and (by_name or str(arguments[0]).startswith(str(folder)))
+
+
+def in_child(work: Callable[[], object]) -> int:
+    """Does the work in a forked child; returns its exit code, -9 when it was killed."""
     child = os.fork()
     if child:
         return os.waitstatus_to_exitcode(os.waitpid(child, 0)[1])
     code = 70
     try:
-        from atma_sweep.sweep.config import DataConfig
-        from atma_sweep.sweep.data.prepare import prepare
-
-        if change is not None:
-            _die_before(change, corpora)
-        prepare(DataConfig(**order["data"]), corpora)
-        imported = corpora.parent.parent / "modules.json"
-        if not imported.exists():
-            imported.write_text(json.dumps(sorted(sys.modules)))
+        work()
         code = 0
     finally:
         if code:
             traceback.print_exc()
         os._exit(code)
+
+
+def _prepare(order: dict[str, Any], corpora: Path, change: int | None) -> int:
+    """Prepares in a child; its exit code, -9 when it was killed before its `change`-th change of a file."""
+
+    def work() -> None:
+        from atma_sweep.sweep.config import DataConfig
+        from atma_sweep.sweep.data.prepare import prepare
+
+        if change is not None:
+            real, count = os.fsync, die_before(change, partial(is_within, corpora))
+            os.fsync = lambda file: count() or real(file)  # type: ignore[func-returns-value]
+        prepare(DataConfig(**order["data"]), corpora)
+        imported = corpora.parent.parent / "modules.json"
+        if not imported.exists():
+            imported.write_text(json.dumps(sorted(sys.modules)))
+
+    return in_child(work)
 
 
 def command(*arguments: str) -> int:

@@ -306,41 +306,27 @@ def test_text_and_json(bench: Bench) -> None:
 
 # --- killed ---------------------------------------------------------------------------------------------------------
 
+TESTING = str(Path(__file__).resolve().parents[2] / "testing")
 MORTAL = """
-import gc, json, os, shutil, signal, sys, traceback
+import gc, json, shutil, signal, sys
+from functools import partial
 from pathlib import Path
 from atma_sweep.results.store.store import Store, open_store
 from atma_sweep.sweep.checkpoints.prune import prune, is_sound
 from atma_sweep.sweep.checkpoints import storage
+sys.path.insert(0, sys.argv[4])
+from mortal import die_before, in_child, is_within
 
 real = Store.write
 whole, work, keep = Path(sys.argv[1]), Path(sys.argv[2]), sys.argv[3]
 
-def child(point):
-    left = [point]
-    def die():
-        left[0] -= 1
-        if left[0] == 0:
-            os.kill(os.getpid(), signal.SIGKILL)
-    def hook(event, arguments):
-        if event in ("os.remove", "os.rmdir") and (arguments[1] != -1 or str(arguments[0]).startswith(str(work))):
-            die()
-    def write(store, task, **options):
-        die()
-        return real(store, task, **options)
-    pid = os.fork()
-    if pid:
-        return os.waitstatus_to_exitcode(os.waitpid(pid, 0)[1])
-    code = 70
-    try:
-        sys.addaudithook(hook)
-        Store.write = write
-        prune(open_store(work / "atma.db"), work / "atma-runs", "s", keep=keep)
-        code = 0
-    finally:
-        if code:
-            traceback.print_exc()
-        os._exit(code)
+def pruned(point=None):
+    if point is not None:
+        die = die_before(point, partial(is_within, work, changes=("os.remove", "os.rmdir")))
+        Store.write = lambda *given, **options: die() or real(*given, **options)
+    store = open_store(work / "atma.db")
+    prune(store, work / "atma-runs", "s", keep=keep)
+    store.close()
 
 def wrong():
     store = open_store(work / "atma.db")
@@ -366,23 +352,18 @@ def fresh():
     shutil.rmtree(work, ignore_errors=True)
     shutil.copytree(whole, work)
 
-def finish():
-    store = open_store(work / "atma.db")
-    prune(store, work / "atma-runs", "s", keep=keep)
-    store.close()
-
 fresh()
-finish()  # in this process, so that the others need not import what it does
+pruned()  # in this process, so that the others need not import what it does
 expected, told = tree(), []
 gc.freeze()
 for point in range(1, 1000):
     fresh()
-    code = child(point)
+    code = in_child(partial(pruned, point))
     if code != -signal.SIGKILL:
         assert code == 0
         break
     told += [f"{point}: {line}" for line in wrong()]
-    finish()
+    pruned()
     if tree() != expected:
         told.append(f"{point}: not finished by the next run")
     told += [f"{point}, afterwards: {line}" for line in wrong()]
@@ -402,7 +383,7 @@ def test_killed_between_any_two_files(tmp_path: Path, keep: str, changes: int) -
     bench.attempt("c", "interrupted", (5,))
     bench.attempt("c", "interrupted", (10, 15, 20))
     bench.store.close()
-    run = subprocess.run([sys.executable, "-c", MORTAL, str(whole), str(tmp_path / "work"), keep], capture_output=True,
+    run = subprocess.run([sys.executable, "-c", MORTAL, str(whole), str(tmp_path / "work"), keep, TESTING], capture_output=True,
                          text=True, timeout=PATIENCE_S)  # fmt: skip
     assert run.returncode == 0, run.stderr
     found = json.loads(run.stdout)

@@ -33,7 +33,7 @@ from atma_sweep.sweep.grid.grid import load_grid
 from atma_sweep.sweep.host import hardware, processes
 from atma_sweep.sweep.host.hardware import Gpu
 from factories import WAITING_JOB, attempt_of, stand_in
-from nodes import facts_of_node, ray_here
+from nodes import facts_of_node, ray_in_process
 from patience import gone, until
 
 GPUS = [Gpu("GPU-aaaa", "GPU-aaaa", "NVIDIA L4"), Gpu("GPU-bbbb", "GPU-bbbb", "NVIDIA L4")]
@@ -53,7 +53,7 @@ def cell_of(**resources: Any) -> Cell:
 class Stage:
     """An executor on a machine of four cores and two GPUs, and a folder where attempts of the stand-in run."""
 
-    place: Executor
+    executor: Executor
     runs: Path
     source: Path
     numbers: Iterator[int] = field(default_factory=lambda: itertools.count(1))
@@ -64,25 +64,25 @@ class Stage:
         folder = job.write(self.runs)
         if deaf:
             (folder / "deaf").touch()
-        database = URL if self.place.writes_directly else None
+        database = URL if self.executor.writes_directly else None
         return Launch(number, self.runs, job.folder, Resources(**({"gpus": 0} | resources)), database, self.source)
 
     def start(self, **how: Any) -> Attempt:
         """The attempt, once its process runs."""
         launch = self.launch(**how)
-        assert self.place.fits(launch.resources)
-        self.place.start(launch)
+        assert self.executor.fits(launch.resources)
+        self.executor.start(launch)
         return self.begun(launch.attempt)
 
     def begun(self, number: int) -> Attempt:
         until((self.runs / str(number) / "said").exists)
-        pid, me = int(self.said(number)[0]), processes.this_process("x")
+        pid, me = int(self.report(number)[0]), processes.this_process("x")
         return attempt_of(
             id=number, pid=pid, pid_started=psutil.Process(pid).create_time(), host=me.host, pid_space=me.space,
             run_dir=str(number),
         )  # fmt: skip
 
-    def said(self, number: int) -> list[str]:
+    def report(self, number: int) -> list[str]:
         """Its pid, its options, its database, and the GPUs that it sees."""
         return (self.runs / str(number) / "said").read_text().split("|")
 
@@ -92,7 +92,7 @@ class Stage:
     def ends(self, *attempts: Attempt) -> list[int]:
         """Their exit codes, as soon as the executor has told all of them."""
         codes: dict[int, int] = {}
-        until(lambda: codes.update(self.place.wait(0.2)) or len(codes) == len(attempts), "every exit code")
+        until(lambda: codes.update(self.executor.wait(0.2)) or len(codes) == len(attempts), "every exit code")
         return [codes[attempt.id] for attempt in attempts]
 
     def finish(self, *attempts: Attempt) -> None:
@@ -104,7 +104,7 @@ class Stage:
 
 @pytest.fixture(scope="module", params=KINDS)
 def stage(request: pytest.FixtureRequest, tmp_path_factory: pytest.TempPathFactory) -> Iterator[Stage]:
-    """One for all tests of a kind: a Ray takes seconds to start. Closing it ends what still runs."""
+    """A stage for all tests of a kind, since a Ray takes seconds to start. Closing its executor ends what still runs."""
     pytest.importorskip("ray")
     folder, name = tmp_path_factory.mktemp("stage"), str(request.param)
     with pytest.MonkeyPatch.context() as patch, tempfile.TemporaryDirectory(prefix="atma-", dir="/tmp") as short:
@@ -115,73 +115,76 @@ def stage(request: pytest.FixtureRequest, tmp_path_factory: pytest.TempPathFacto
         # set for good by whatever test of a cluster ran in this process; Ray's daemons would ask for a token, and get none
         patch.delenv("RAY_AUTH_MODE", raising=False)
         if name == "cluster":
-            ray_here(patch, [facts_of_node(cpus=4, gpus=2)])
+            ray_in_process(patch, [facts_of_node(cpus=4, gpus=2)])
         (folder / "runs").mkdir()
         opening = Opening(open_store(folder / "atma.db", create=True), folder / "runs", print, "here:1")
-        place = Journalled.opened(opening) if name == "journal" else open_executor(name, opening)
-        place.admit([cell_of(gpus=0.5)])
-        made = Stage(place, folder / "runs", stand_in(folder, WAITING_JOB))
-        yield made
-        left = made.start(deaf=True)
-        place.close()
-        gone(left.pid or 0)
+        executor = Journalled.opened(opening) if name == "journal" else open_executor(name, opening)
+        assert executor.name == (name if name in EXECUTORS else "local")
+        executor.admit([cell_of(gpus=0.5)])
+        prepared = Stage(executor, folder / "runs", stand_in(folder, WAITING_JOB))
+        yield prepared
+        last = prepared.start(deaf=True)
+        executor.close()
+        gone(last.pid or 0)
 
 
 def test_an_attempt_runs_and_its_log_and_exit_code_arrive(stage: Stage) -> None:
     first = stage.start()
-    _, options, database, _ = stage.said(first.id)
-    words = options.split()
-    assert [words[words.index(name) + 1] for name in ("--runs", "--folder")] == [str(stage.runs), first.run_dir]
-    assert "--parent" in words
-    assert ("--journal" in options, database) == ((False, URL) if stage.place.writes_directly else (True, "none"))
-    assert stage.place.wait(0.05) == []
-    assert (stage.place.broken(), stage.place.away(first)) == (None, False)
+    report = stage.report(first.id)
+    options = report[1].split()
+    assert [options[options.index(name) + 1] for name in ("--runs", "--folder")] == [str(stage.runs), first.run_dir]
+    assert "--parent" in options
+    assert ("--journal" in options, report[2]) == ((False, URL) if stage.executor.writes_directly else (True, "none"))
+    assert stage.executor.wait(0.05) == []
+    assert (stage.executor.broken(), stage.executor.away(first)) == (None, False)
     assert stage.log(first) == "begun\n"
     stage.finish(first)
-    assert stage.place.wait(0.05) == [], "it is told once"
+    assert stage.executor.wait(0.05) == [], "it is told once"
 
 
 def test_attempts_share_what_there_is(stage: Stage) -> None:
     """Two halves on one GPU, a whole one, and one without; whatever is too much waits."""
     four = [stage.start(gpus=share) for share in (0.5, 0.5, 1, 0)]
-    assert [stage.said(one.id)[3] for one in four] == ["GPU-aaaa", "GPU-aaaa", "GPU-bbbb", ""]
-    for much in ({"gpus": 0}, {"gpus": 0.25}, {"gpus": 0, "memory_gb": 9}, {"gpus": 1, "gpu_type": "H200"}):
-        assert not stage.place.fits(Resources(**much))
+    assert [stage.report(attempt.id)[3] for attempt in four] == ["GPU-aaaa", "GPU-aaaa", "GPU-bbbb", ""]
+    for size in ({"gpus": 0}, {"gpus": 0.25}, {"gpus": 0, "memory_gb": 9}, {"gpus": 1, "gpu_type": "H200"}):
+        assert not stage.executor.fits(Resources(**size))
     stage.finish(*four)
-    assert stage.place.fits(Resources(gpus=1, cpus=4, memory_gb=8))
+    assert stage.executor.fits(Resources(gpus=1, cpus=4, memory_gb=8))
 
 
-def test_an_attempt_that_is_asked_to_stop_saves_itself(stage: Stage) -> None:
-    one = stage.start()
-    assert stage.place.stop(one)
-    assert stage.ends(one) == [143]
-    assert (stage.runs / one.run_dir / "saved").exists()
-    assert (stage.place.stop(one), stage.place.kill(one)) == (False, False), "nobody knows its process any more"
+def test_a_stopped_attempt_saves_itself(stage: Stage) -> None:
+    attempt = stage.start()
+    assert stage.executor.stop(attempt)
+    assert stage.ends(attempt) == [143]
+    assert (stage.runs / attempt.run_dir / "saved").exists()
+    assert (stage.executor.stop(attempt), stage.executor.kill(attempt)) == (False, False), (
+        "nobody knows its process any more"
+    )
 
 
-def test_an_attempt_is_killed_after_it_said_where_it_stands(stage: Stage) -> None:
-    one = stage.start(deaf=True)
-    assert stage.place.stop(one)
-    assert stage.place.kill(one, dump=True)
-    assert stage.ends(one) == [-signal.SIGKILL]
-    assert "most recent call first" in stage.log(one)
+def test_a_killed_attempt_leaves_its_stack_in_the_log(stage: Stage) -> None:
+    attempt = stage.start(deaf=True)
+    assert stage.executor.stop(attempt)
+    assert stage.executor.kill(attempt, dump=True)
+    assert stage.ends(attempt) == [-signal.SIGKILL]
+    assert "most recent call first" in stage.log(attempt)
 
 
 @pytest.mark.parametrize("victim", ["attempt", "worker"])
-def test_a_process_that_dies_is_told_and_the_next_one_runs(stage: Stage, victim: str) -> None:
+def test_a_dead_process_is_reported_and_the_next_runs(stage: Stage, victim: str) -> None:
     """A worker is the process between this one and the attempt, where there is one."""
-    one = stage.start()
-    process = psutil.Process(one.pid)
+    attempt = stage.start()
+    process = psutil.Process(attempt.pid)
     parent = process.parent()
     (process if victim == "attempt" or parent is None or parent.pid == os.getpid() else parent).kill()
-    assert stage.ends(one) == [-signal.SIGKILL]
-    gone(one.pid or 0)
+    assert stage.ends(attempt) == [-signal.SIGKILL]
+    gone(attempt.pid or 0)
     stage.finish(stage.start())
 
 
 def test_what_no_machine_has_room_for_is_refused(stage: Stage) -> None:
     with pytest.raises(MachineError, match="needs 4,096 CPU cores"):
-        stage.place.admit([cell_of(gpus=0, cpus=4096)])
+        stage.executor.admit([cell_of(gpus=0, cpus=4096)])
     stage.finish(stage.start())
 
 
@@ -190,12 +193,12 @@ def test_an_attempt_that_cannot_be_started_is_the_machines_fault(stage: Stage) -
     launch = stage.launch()
     (stage.runs / launch.folder / "log.txt").mkdir()
     try:
-        stage.place.start(launch)
+        stage.executor.start(launch)
     except OSError:
-        assert stage.place.wait(0.05) == []
+        assert stage.executor.wait(0.05) == []
     else:
         assert stage.ends(attempt_of(id=launch.attempt)) == [EXIT_MACHINE]
-    assert stage.place.fits(Resources(gpus=0, cpus=4)), "what it would have taken is free"
+    assert stage.executor.fits(Resources(gpus=0, cpus=4)), "what it would have taken is free"
 
 
 def test_attempts_of_a_dead_supervisor_are_ended(stage: Stage) -> None:
@@ -205,8 +208,8 @@ def test_attempts_of_a_dead_supervisor_are_ended(stage: Stage) -> None:
         stray = subprocess.Popen(
             command, cwd=stage.runs / launch.folder, env=os.environ | {"PYTHONPATH": str(launch.source)}, stdout=log
         )
-    left = stage.begun(launch.attempt)
-    assert stage.place.end([left], stage.runs) == {left.id}
+    stray_attempt = stage.begun(launch.attempt)
+    assert stage.executor.end([stray_attempt], stage.runs) == {stray_attempt.id}
     assert (stage.runs / launch.folder / "saved").exists()
     gone(stray.pid)
 
@@ -215,22 +218,22 @@ def test_attempts_of_a_dead_supervisor_are_ended(stage: Stage) -> None:
 
 
 @pytest.mark.parametrize("trouble", ["silent", "blind", "full disk"])
-def test_a_node_that_failed_one_survey_is_asked_again(
+def test_cluster_surveys_a_node_again_that_failed_first(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, trouble: str
 ) -> None:
     pytest.importorskip("ray")
     near, far = facts_of_node("near", cpus=1), facts_of_node("far", cpus=8)
     first: Any = {"silent": [], "blind": [replace(far, sees_runs=False)], "full disk": OSError(28, "No space left")}
     monkeypatch.setattr(hardware, "cores", lambda: 8)
-    answers = ray_here(monkeypatch, [near], first[trouble], [far])
-    told: list[str] = []
-    opening = Opening(open_store(tmp_path / "atma.db", create=True), tmp_path, told.append, "here:1")
-    place = open_executor("cluster", opening)
+    answers = ray_in_process(monkeypatch, [near], first[trouble], [far])
+    messages: list[str] = []
+    opening = Opening(open_store(tmp_path / "atma.db", create=True), tmp_path, messages.append, "here:1")
+    cluster = open_executor("cluster", opening)
     try:
-        until(lambda: place.fits(Resources(cpus=5, gpus=0)), "the other node")
+        until(lambda: cluster.fits(Resources(cpus=5, gpus=0)), "the other node")
         time.sleep(0.2)
         assert answers == [], "nor is a node asked that is there"
     finally:
-        place.close()
-    left_out = [f"node far is left out for now, it cannot see {tmp_path}"]
-    assert told == (left_out if trouble == "blind" else ["node far has come"])
+        cluster.close()
+    refusal = [f"node far is left out for now, it cannot see {tmp_path}"]
+    assert messages == (refusal if trouble == "blind" else ["node far has come"])

@@ -52,7 +52,7 @@ def deaf(code: str) -> subprocess.Popen[str]:
 def test_daemons_end_as_soon_as_ray_asks_them() -> None:
     """Nothing else ends them, since SIGTERM never reaches them; what was not asked lives, but for what it had started."""
     pytest.importorskip("ray")
-    from atma_sweep.sweep.executors.ray_local import _prompt_end
+    from atma_sweep.sweep.executors.ray_local import prompt_end
 
     sleep = "import time; print(flush=True); time.sleep(3600)"
     parent = f"import subprocess, sys; p = subprocess.Popen([sys.executable, '-c', {sleep!r}]); print(p.pid, flush=True); p.wait()"
@@ -62,7 +62,7 @@ def test_daemons_end_as_soon_as_ray_asks_them() -> None:
         assert bystander.stdout is not None
         target.stdout.readline()
         grandchild = psutil.Process(int(bystander.stdout.readline()))
-        with _prompt_end([psutil.Process(target.pid), psutil.Process(bystander.pid)]):
+        with prompt_end([psutil.Process(target.pid), psutil.Process(bystander.pid)]):
             target.terminate()
             assert target.wait(timeout=PATIENCE_S) == -signal.SIGKILL
             assert bystander.poll() is None
@@ -134,3 +134,18 @@ def test_ray_hears_this_machine_alone_and_nobody_without_the_token(tmp_path: Pat
         bench.close()
     assert launch.returncode == 143, out
     assert bench.sql("SELECT state, cause FROM attempt") == [("interrupted", "stopped on request")]
+
+
+@pytest.mark.thorough
+@pytest.mark.slow
+def test_a_stale_cluster_address_is_not_followed(tmp_path: Path, scratch: Path) -> None:
+    """Neither RAY_ADDRESS nor the file in which `ray start` notes its cluster; none answers there."""
+    bench, stale = Bench(tmp_path), "127.0.0.1:9"
+    noted = scratch / "ray" / "ray_current_cluster"
+    noted.parent.mkdir()
+    noted.write_text(stale)
+    bench.env |= {"RAY_TMPDIR": str(scratch), "RAY_ADDRESS": stale}
+    bench.launch("--only", "attn_type=nope", executor="ray")
+    bench.once(1)
+    assert not list(noted.parent.glob("session_*"))
+    assert list(scratch.glob("ray-*/r/session_*")), "Ray was started here, and of its own"

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import importlib
 from pathlib import Path
 
 import pytest
@@ -10,21 +9,9 @@ from atma_sweep import cli
 from atma_sweep.results.store.store import open_store
 from atma_sweep.sweep.errors import GridError, SweepError
 from atma_sweep.sweep.executors import registry
-from atma_sweep.sweep.executors.executor import Executor, LocalExecutor, Opening
+from atma_sweep.sweep.executors.executor import LocalExecutor, Opening
 from atma_sweep.sweep.executors.registry import DEFAULT, EXECUTORS, Kind, chosen, open_executor
 from typer.testing import CliRunner
-
-ASKED = {name for name in vars(Executor) if not name.startswith("_")} | set(Executor.__annotations__)
-
-
-@pytest.mark.parametrize("name", EXECUTORS)
-def test_each_does_all_that_is_asked_of_one(name: str) -> None:
-    pytest.importorskip("ray")
-    module, attribute = EXECUTORS[name].target.split(":")
-    found = getattr(importlib.import_module(f"atma_sweep.sweep.executors.{module}"), attribute)
-    assert found.name == name
-    assert {"admit", "opened", "start", "writes_directly"} <= ASKED
-    assert [member for member in ASKED if not hasattr(found, member)] == []
 
 
 def test_a_line_in_the_registry_is_enough(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:

@@ -2,10 +2,7 @@
 
 from __future__ import annotations
 
-import os
 import shutil
-import subprocess
-import sys
 import threading
 from pathlib import Path
 from typing import Any
@@ -14,26 +11,17 @@ import pytest
 from atma_sweep.kernels.dispatch import sources
 from atma_sweep.model.resolve import check_model_config
 from atma_sweep.sweep.config import CellConfig, Resources
-from atma_sweep.sweep.executors.source_snapshot import PACKAGE, PARTS, fingerprint, folder, freeze, takes_weights_hash
+from atma_sweep.sweep.executors.source_snapshot import PACKAGE, fingerprint, folder, freeze, takes_weights_hash
 from atma_sweep.sweep.grid.grid import load_grid
 from atma_sweep.sweep.orchestrator.supervisor import as_told
 
 from ...testing.bench import Bench
-from ...testing.patience import PATIENCE_S
 
 
 @pytest.fixture
 def package(tmp_path: Path) -> Path:
     """A copy of the package that a test may edit."""
-    home = tmp_path / "code" / "atma_sweep"
-    home.mkdir(parents=True)
-    for part in PARTS:
-        source = PACKAGE / part
-        if source.is_dir():
-            shutil.copytree(source, home / part, ignore=shutil.ignore_patterns("__pycache__"))
-        else:
-            shutil.copyfile(source, home / part)
-    return home
+    return tmp_path / "code" / "source" / freeze(tmp_path / "code") / "atma_sweep"
 
 
 def test_the_fingerprint_is_that_of_names_and_contents(package: Path) -> None:
@@ -93,32 +81,25 @@ def test_a_copy_is_made_once(package: Path, tmp_path: Path) -> None:
     assert folder(runs, "0" * 12) is None
 
 
-def launch(bench: Bench, package: Path, *arguments: str, code: int = 0) -> str:
-    env = {**os.environ, "PYTHONPATH": str(package.parent)}
-    command = [sys.executable, "-m", "atma_sweep.cli", "launch", "micro.yaml", "--executor", "local", *arguments]
-    done = subprocess.run(command, cwd=bench.folder, env=env, capture_output=True, text=True, timeout=PATIENCE_S)
-    assert done.returncode == code, done.stdout + done.stderr
-    return done.stdout + done.stderr
-
-
 @pytest.mark.thorough
 @pytest.mark.slow
 def test_workers_run_the_copy_and_a_change_is_told(package: Path, tmp_path: Path) -> None:
     (tmp_path / "bench").mkdir()
     bench = Bench(tmp_path / "bench")
+    bench.env["PYTHONPATH"] = str(package.parent)
     only = ("--only", "attn_type=nope")
-    assert "code:" not in launch(bench, package, *only)
+    assert "code:" not in bench.launch(*only)
     old = fingerprint(package)
     work = package / "sweep" / "attempt" / "cell_runner.py"
     work.write_text(work.read_text() + '\nprint("the edited code", __file__)\n')
     new = fingerprint(package)
-    out = launch(bench, package, "--only", "attn_type=polar", "--code", "kept")
+    out = bench.launch("--only", "attn_type=polar", "--code", "kept")
     assert f"code: as launched before ({old}), not as it is now ({new})" in out
     logs = {path.parent.parent.name: path.read_text() for path in (bench.folder / "atma-runs").glob("*/*/log.txt")}
     assert len(logs) == 2
     assert not any("the edited code" in text for text in logs.values()), "kept: the old code ran"
     bench.grid(seeds=2)
-    out = launch(bench, package)
+    out = bench.launch()
     assert f"code: changed since the last launch ({old} to {new})" in out
     texts = [path.read_text() for path in (bench.folder / "atma-runs").glob("*/*/log.txt")]
     edited = [text for text in texts if "the edited code" in text]
@@ -126,11 +107,11 @@ def test_workers_run_the_copy_and_a_change_is_told(package: Path, tmp_path: Path
     assert all(f"atma-runs/source/{new}/atma_sweep/sweep/attempt/cell_runner.py" in text for text in edited)
     codes = bench.sql("SELECT message FROM event WHERE kind = 'code' ORDER BY id")
     assert codes == [(old,), (new,)]
-    assert "is not one of 'new', 'kept'" in launch(bench, package, "--code", "newest", code=2)
+    assert "is not one of 'new', 'kept'" in bench.launch("--code", "newest", code=2)
     shutil.rmtree(bench.folder / "atma-runs" / "source" / new)
     work.write_text(work.read_text() + "\n")
     bench.grid(seeds=3)
-    assert "is gone; launch without --code" in launch(bench, package, "--code", "kept", code=2)
+    assert "is gone; launch without --code" in bench.launch("--code", "kept", code=2)
 
 
 def whole(told: dict[str, Any]) -> CellConfig:

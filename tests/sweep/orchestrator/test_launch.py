@@ -5,7 +5,6 @@ from __future__ import annotations
 import contextlib
 import json
 import math
-import os
 import re
 import shutil
 import signal
@@ -22,7 +21,7 @@ from atma_sweep.results.store.store import open_store
 from atma_sweep.sweep.grid.grid import load_grid
 from atma_sweep.sweep.host import processes as process
 from atma_sweep.sweep.orchestrator.launch import Request, claim
-from bench import COMMAND, README_MIXER, Bench, Curves
+from bench import README_MIXER, Bench, Curves
 from factories import ended
 from once import once
 from patience import PATIENCE_S
@@ -413,12 +412,10 @@ def test_the_disk_that_a_grid_needs_is_told_before_and_true_afterwards(bench: Be
 @pytest.mark.thorough
 def test_gpu_that_is_not_there_ends_before_any_attempt(bench: Bench) -> None:
     bench.grid(more="resources: {gpus: 1}\n")
-    env = {**os.environ, "CUDA_VISIBLE_DEVICES": ""}
-    command = [*COMMAND, "launch", "micro.yaml"]
-    result = subprocess.run(command, cwd=bench.folder, env=env, capture_output=True, text=True, timeout=PATIENCE_S)
-    assert result.returncode == 3
-    assert "  GPU  2 cells need a GPU, and this machine has none that can be used\n" in result.stderr
-    assert "resources.gpus" in result.stderr
+    bench.env["CUDA_VISIBLE_DEVICES"] = ""
+    said = bench.run("launch", "micro.yaml", code=3)
+    assert "  GPU  2 cells need a GPU, and this machine has none that can be used\n" in said
+    assert "resources.gpus" in said
     assert not (bench.folder / "atma.db").exists()
 
 
