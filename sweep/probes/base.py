@@ -132,7 +132,27 @@ class Probe(ABC):
         return {metric.name: metric for metric in (*cls.metrics, *cls.more_of_others)}[name]
 
 
-class OverDocuments(Probe):
+class LengthwiseProbe(Probe):
+    """A probe whose lengths are measured one after the other: a subclass defines `run_at`."""
+
+    names_every_missing: ClassVar[bool] = False
+    """Whether a reason stands in place of every metric, or of the main one alone."""
+
+    def run(self, subject: Any, lengths: Iterable[int]) -> Iterator[Result]:
+        """Yield what `run_at` gives, and its reasons as missing numbers."""
+        for length in lengths:
+            measured = self.run_at(subject, length)
+            if isinstance(measured, str):
+                metrics = self.metrics if self.names_every_missing else self.metrics[:1]
+                measured = [self.missing(measured, length, metric.name) for metric in metrics], []
+            yield measured
+
+    @abstractmethod
+    def run_at(self, subject: Any, length: int) -> Result | str:
+        """Return the numbers and examples of one length, or the reason why there are none."""
+
+
+class OverDocuments(LengthwiseProbe):
     """A probe over lengths that reads the first L tokens of each of `eval.documents` held-out documents."""
 
     by_length = True

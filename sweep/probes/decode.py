@@ -4,13 +4,12 @@ from __future__ import annotations
 
 import statistics
 import time
-from collections.abc import Iterable, Iterator
 from typing import TYPE_CHECKING
 
 from ...model.bounds import MAX_COUNT
 from ...model.config import Int, knob
 from ...results import metrics
-from .base import Probe, ProbeConfig, Result
+from .base import LengthwiseProbe, ProbeConfig, Result
 
 if TYPE_CHECKING:
     from ...model.inference.decode import Paged
@@ -26,48 +25,39 @@ class DecodeConfig(ProbeConfig):
     )
 
 
-class Decode(Probe):
+class Decode(LengthwiseProbe):
     """Texts of the context length get new tokens, at full context. What stands in them does not matter to the time: it is one token, again and again."""
 
     Config = DecodeConfig
     metrics = metrics.of_probe("decode")
     by_length = True
+    names_every_missing = True
     settings: DecodeConfig
 
     def tokens(self, length: int) -> int:
         return length + 3 * self.settings.texts * self.settings.steps
 
-    def run(self, subject: Network, lengths: Iterable[int]) -> Iterator[Result]:
-        """Two numbers a length, in the order of `metrics`."""
+    def run_at(self, subject: Network, length: int) -> Result | str:
+        """Return two numbers, in the order of `metrics`."""
         import torch
 
-        from ...model.inference.decode import Paged, as_used
+        from ...model.inference.decode import Paged
 
         texts, new = self.settings.texts, 4 * self.settings.steps
-        why = subject.model.why_no_step()
-        model = as_used(subject.model) if why is None else subject.model  # once for all lengths
-        for length in lengths:
-            reason = (
-                f"n/a: {why} has no form for one token at a time" if why is not None else subject.beyond(length + new)
-            )
-            if reason is not None:
-                yield [self.missing(reason, length, metric.name) for metric in self.metrics], []
-                continue
-            subject.pause()
-            paged = Paged(
-                model, texts=texts, tokens=length + new, full_context=True,
-                chunk=self.config.eval.chunk_tokens, compiled=subject.model.device.type == "cuda",
-            )  # fmt: skip
-            first, _ = paged.begin(torch.zeros(length, dtype=torch.int64))
-            slots = [first, *(paged.fork(first) for _ in range(texts - 1))]
-            kept = paged.kept_bytes(first)
-            yield (
-                [
-                    self.value("written_per_s", self._speed(paged, slots), length, n=3 * texts * self.settings.steps),
-                    self.value("cache_bytes", float(kept), length, n=1),
-                ],
-                [],
-            )
+        if (why := subject.model.why_no_step()) is not None:
+            return f"n/a: {why} has no form for one token at a time"
+        if (reason := subject.beyond(length + new)) is not None:
+            return reason
+        subject.pause()
+        paged = Paged(
+            subject.model, texts=texts, tokens=length + new, full_context=True,
+            chunk=self.config.eval.chunk_tokens, compiled=subject.model.device.type == "cuda",
+        )  # fmt: skip
+        first, _ = paged.begin(torch.zeros(length, dtype=torch.int64))
+        slots = [first, *(paged.fork(first) for _ in range(texts - 1))]
+        kept = paged.kept_bytes(first)
+        speed = self.value("written_per_s", self._speed(paged, slots), length, n=3 * texts * self.settings.steps)
+        return [speed, self.value("cache_bytes", float(kept), length, n=1)], []
 
     def _speed(self, paged: Paged, slots: list[int]) -> float:
         import torch

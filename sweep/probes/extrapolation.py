@@ -2,13 +2,13 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Iterator
+from collections.abc import Iterator
 from typing import TYPE_CHECKING
 
 from ...model.bounds import MAX_TOKENS
 from ...model.config import Int, knob
 from ...results import metrics
-from .base import WHO, Probe, ProbeConfig, Result
+from .base import WHO, LengthwiseProbe, ProbeConfig, Result
 
 if TYPE_CHECKING:
     from torch import Tensor
@@ -31,7 +31,7 @@ class ExtrapolationConfig(ProbeConfig):
     )
 
 
-class Extrapolation(Probe):
+class Extrapolation(LengthwiseProbe):
     """Mean loss over the same targets at every length L, each read after what stands before it in its window of L tokens.
 
     Windows lie side by side from the start of the validation split; the last one is shorter where L does not divide the span. An example is
@@ -41,6 +41,7 @@ class Extrapolation(Probe):
     Config = ExtrapolationConfig
     metrics = metrics.of_probe("extrapolation")
     by_length = True
+    names_every_missing = True
 
     @property
     def _span(self) -> int:
@@ -73,32 +74,24 @@ class Extrapolation(Probe):
             )
         return None
 
-    def run(self, subject: Network, lengths: Iterable[int]) -> Iterator[Result]:
-        """The perplexity is exp of the mean loss."""
+    def run_at(self, subject: Network, length: int) -> Result | str:
+        """Return the perplexity, exp of the mean loss, and that loss."""
         import torch
 
         span, have = self._span, len(subject.corpus.validation)
-        for length in lengths:
-            reason = subject.beyond(length)
-            if have <= span:
-                reason = f"too-short: the validation split has {have} tokens of {span + 1}"
-            elif length > span:
-                reason = f"n/a: the text of {span} targets holds no window of {length}"
-            if reason is not None:
-                yield [self.missing(reason, length, metric.name) for metric in self.metrics], []
-                continue
-            losses_N = torch.cat(list(self._losses(subject, length))).double()
-            mean = losses_N.mean()
-            yield (
-                [
-                    self.value("perplexity", float(mean.exp()), length, n=span),
-                    self.value("nats", float(mean), length, n=span),
-                ],
-                [
-                    self.example("nats", float(piece.mean()), length, item=item)
-                    for item, piece in enumerate(losses_N.tensor_split(min(PIECES, span)))
-                ],
-            )
+        if have <= span:
+            return f"too-short: the validation split has {have} tokens of {span + 1}"
+        if length > span:
+            return f"n/a: the text of {span} targets holds no window of {length}"
+        if (reason := subject.beyond(length)) is not None:
+            return reason
+        losses_N = torch.cat(list(self._losses(subject, length))).double()
+        mean = losses_N.mean()
+        numbers = {"perplexity": mean.exp(), "nats": mean}
+        pieces = enumerate(losses_N.tensor_split(min(PIECES, span)))
+        return [self.value(name, float(number), length, n=span) for name, number in numbers.items()], [
+            self.example("nats", float(piece.mean()), length, item=item) for item, piece in pieces
+        ]
 
     def _losses(self, subject: Network, length: int) -> Iterator[Tensor]:
         """Those of the whole windows, then those of the rest."""

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Iterator
 from typing import TYPE_CHECKING, NamedTuple
 
 import numpy as np
@@ -12,10 +11,10 @@ from ...model.config import Float, Int, knob
 from ...results import metrics
 from ...results.intervals import of_trials
 from ...results.metrics import Metric
-from ...results.store.records import Example, Measurement
+from ...results.store.records import Measurement
 from ..data.known.flipflop import FlipFlopRows, coin_flips, marks_of, settings_of
 from ..data.tokenizer import FLIPFLOP
-from .base import Probe, ProbeConfig, Result
+from .base import LengthwiseProbe, ProbeConfig, Result
 
 if TYPE_CHECKING:
     from .subject import Network
@@ -54,7 +53,7 @@ class _Score(NamedTuple):
     wrong: np.ndarray
 
 
-class FlipFlop(Probe):
+class FlipFlop(LengthwiseProbe):
     """Of each split the share of sequences whose reads are all right, the share of wrong reads, reads, and what coins score.
 
     A read is right when the bit has the largest logit of the whole vocabulary, the text before it being given.
@@ -84,26 +83,24 @@ class FlipFlop(Probe):
         kind, _, split = metric.name.partition("_")
         return coin_flips(self._length, self.split_of(split).ignore) if kind == "exact" else metric.chance
 
-    def run(self, subject: Network, lengths: Iterable[int]) -> Iterator[Result]:
-        """An example is whether one sequence was right throughout."""
-        reason = subject.beyond(self._length - 1) or self._speechless(subject)
-        for length in lengths:
-            if reason is not None:
-                yield [self.missing(reason, length)], []
-                continue
-            scores = {name: self._scored(subject, self.split_of(name).rows) for name in ("iid", "sparse", "dense")}
-            measured = [self._measured(metric.name, scores, length) for metric in self.metrics]
-            yield measured, [one for name in scores for one in self._examples(name, scores[name], length)]
-
-    def _speechless(self, subject: Network) -> str | None:
-        if all(len(subject.tokenizer.encode(letter)) == 1 for letter in FLIPFLOP):
-            return None
-        return f"n/a: tokenizer {subject.tokenizer.name} has no token for each of the letters {' '.join(FLIPFLOP)}"
-
-    def _scored(self, subject: Network, rows: FlipFlopRows) -> _Score:
-        letters = np.concatenate([subject.tokenizer.encode(letter) for letter in FLIPFLOP])
-        reads, right = subject.right_answers(rows, marks_of, letters=letters)
-        return _Score(reads, reads - right)
+    def run_at(self, subject: Network, length: int) -> Result | str:
+        """Return the numbers of each split; an example says whether one sequence was right throughout."""
+        if (reason := subject.beyond(self._length - 1)) is not None:
+            return reason
+        letters = [subject.tokenizer.encode(letter) for letter in FLIPFLOP]
+        if any(len(letter) != 1 for letter in letters):
+            return f"n/a: tokenizer {subject.tokenizer.name} has no token for each of the letters {' '.join(FLIPFLOP)}"
+        scores = {}
+        for name in ("iid", "sparse", "dense"):
+            rows = self.split_of(name).rows
+            reads, right = subject.right_answers(rows, marks_of, letters=np.concatenate(letters))
+            scores[name] = _Score(reads, reads - right)
+        measured = [self._measured(metric.name, scores, length) for metric in self.metrics]
+        return measured, [
+            self.example(f"exact_{split}", float(wrong == 0), length, item=item)
+            for split, score in scores.items()
+            for item, wrong in enumerate(score.wrong[: int(self.settings.items)])
+        ]
 
     def _measured(self, metric: str, scores: dict[str, _Score], length: int) -> Measurement:
         kind, _, split = metric.partition("_")
@@ -118,8 +115,3 @@ class FlipFlop(Probe):
         if kind == "reads":
             return self.value(metric, float(judged), length, n=sequences)
         return self.value(metric, float((0.5**reads).mean()), length, n=sequences)
-
-    def _examples(self, split: str, score: _Score, length: int) -> Iterator[Example]:
-        kept = int(self.settings.items)
-        for item, wrong in enumerate(score.wrong[:kept]):
-            yield self.example(f"exact_{split}", float(wrong == 0), length, item=item)

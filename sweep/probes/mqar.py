@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import functools
-from collections.abc import Iterable, Iterator
 from typing import TYPE_CHECKING
 
 from ...model.bounds import MAX_COUNT
@@ -13,7 +12,7 @@ from ...results.intervals import of_trials
 from ...results.metrics import Metric
 from ..data.known.mqar import MqarRows, answers, settings_of
 from ..data.tokenizer import Recall
-from .base import Probe, ProbeConfig, Result
+from .base import LengthwiseProbe, ProbeConfig, Result
 
 if TYPE_CHECKING:
     from .subject import Network
@@ -28,7 +27,7 @@ class MqarProbeConfig(ProbeConfig):
     )
 
 
-class Mqar(Probe):
+class Mqar(LengthwiseProbe):
     """Of rows like those of training the share of questions that are answered rightly, and of rows without a wrong answer.
 
     An answer is right when it has the largest logit of the whole vocabulary, the row before it being given. The window of training
@@ -48,25 +47,22 @@ class Mqar(Probe):
         guess = 1 / corpus.values
         return {"accuracy": guess, "exact": guess**corpus.pairs}.get(metric.name, metric.chance)
 
-    def run(self, subject: Network, lengths: Iterable[int]) -> Iterator[Result]:
-        """An example is the share of one row's questions that were answered rightly."""
+    def run_at(self, subject: Network, length: int) -> Result | str:
+        """Return the shares; an example is the share of one row's questions that were answered rightly."""
         corpus = settings_of(self.config.data)
-        reason = subject.beyond(corpus.length - 1)
-        if reason is None and subject.tokenizer.name != Recall.name:
-            reason = f"n/a: tokenizer {subject.tokenizer.name} has no keys and values; the corpus mqar has"
-        for length in lengths:
-            if reason is not None:
-                yield [self.missing(reason, length)], []
-                continue
-            rows = MqarRows(self.settings.rows, corpus, split="validation")
-            mark = functools.partial(answers, pairs=corpus.pairs)
-            _, right = subject.right_answers(rows, mark, full_context=False)
-            shares = right / corpus.pairs
-            measured = []
-            for name, each in (("accuracy", shares), ("exact", (right == corpus.pairs).astype(float))):
-                share = float(each.mean())
-                low, high = of_trials(share, len(each))
-                measured.append(self.value(name, share, length, n=len(each), low=low, high=high))
-            measured.append(self.value("questions", float(corpus.pairs * len(right)), length, n=len(right)))
-            kept = enumerate(shares[: self.settings.items].tolist())
-            yield measured, [self.example("accuracy", share, length, item=item) for item, share in kept]
+        if (reason := subject.beyond(corpus.length - 1)) is not None:
+            return reason
+        if subject.tokenizer.name != Recall.name:
+            return f"n/a: tokenizer {subject.tokenizer.name} has no keys and values; the corpus mqar has"
+        rows = MqarRows(self.settings.rows, corpus, split="validation")
+        mark = functools.partial(answers, pairs=corpus.pairs)
+        _, right = subject.right_answers(rows, mark, full_context=False)
+        shares = right / corpus.pairs
+        measured = []
+        for name, each in (("accuracy", shares), ("exact", (right == corpus.pairs).astype(float))):
+            share = float(each.mean())
+            low, high = of_trials(share, len(each))
+            measured.append(self.value(name, share, length, n=len(each), low=low, high=high))
+        measured.append(self.value("questions", float(corpus.pairs * len(right)), length, n=len(right)))
+        items = enumerate(shares[: self.settings.items].tolist())
+        return measured, [self.example("accuracy", share, length, item=item) for item, share in items]

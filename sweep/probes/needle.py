@@ -5,7 +5,7 @@ from __future__ import annotations
 import random
 from abc import abstractmethod
 from collections import Counter
-from collections.abc import Iterable, Iterator, Sequence
+from collections.abc import Sequence
 from dataclasses import dataclass, replace
 from typing import TYPE_CHECKING, Any
 
@@ -175,27 +175,22 @@ class Needle(DigitsRecalled):
         """A row a trial; the few tokens of the needle are not counted."""
         return int(self.settings.trials) * length
 
-    def run(self, subject: Subject, lengths: Iterable[int]) -> Iterator[Result]:
-        """An example is one digit of one trial."""
+    def run_at(self, subject: Subject, length: int) -> Result | str:
+        """Return the numbers at one gap; an example is one digit of one trial."""
         cast = self.cast()
-        for length in lengths:
-            reason = subject.lacking(length)
-            if reason is not None:
-                yield [self.missing(reason, length)], []
-                continue
-            prompts = self._prompts(subject, cast, length)
-            reason = subject.beyond(max(len(one.tokens) for one in prompts) - 1)
-            if reason is not None:
-                yield [self.missing(reason, length)], []
-                continue
-            measured, examples = self.scored(length, subject.answers(prompts))
-            if length == min(self.config.eval.lengths):
-                measured.append(self._absent(subject, cast, length))
-            share, n = constant_share(prompts)
-            measured.append(self.value("constant_accuracy", share, length, n=n))
-            if subject.own_tokens:
-                measured.append(self.value("steps_per_digit", steps_per_digit(cast, subject.tokenizer), length, n=n))
-            yield measured, examples
+        if (reason := subject.lacking(length)) is not None:
+            return reason
+        prompts = self._prompts(subject, cast, length)
+        if (reason := subject.beyond(max(len(one.tokens) for one in prompts) - 1)) is not None:
+            return reason
+        measured, examples = self.scored(length, subject.answers(prompts))
+        if length == min(self.config.eval.lengths):
+            measured.append(self._absent(subject, cast, length))
+        share, n = constant_share(prompts)
+        measured.append(self.value("constant_accuracy", share, length, n=n))
+        if subject.own_tokens:
+            measured.append(self.value("steps_per_digit", steps_per_digit(cast, subject.tokenizer), length, n=n))
+        return measured, examples
 
     def _prompts(self, subject: Subject, cast: list[Trial], length: int, *, absent: bool = False) -> list[Prompt]:
         """Trial by trial; without a needle the haystack takes its place, so it is longer."""

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import random
-from collections.abc import Iterable, Iterator
 from dataclasses import replace
 from typing import TYPE_CHECKING, Any, Literal
 
@@ -110,34 +109,23 @@ class Passkey(DigitsRecalled):
         """Its depth."""
         return {"depth": float(self.settings.depths[question])}
 
-    def run(self, subject: Subject, lengths: Iterable[int]) -> Iterator[Result]:
-        """The main number is over all depths."""
-        cast = self.cast()
-        for length in lengths:
-            reason = subject.beyond(length) or (
-                subject.lacking(length) if self.settings.filler == "documents" else None
-            )
-            prompts = [] if reason else self._prompts(subject, cast, length)
-            if isinstance(prompts, int):
-                reason = f"n/a: a value and its question take {prompts} tokens, more than a context of {length}"
-            if reason is not None or isinstance(prompts, int):
-                yield [self.missing(str(reason), length)], []
-                continue
-            measured, examples = self.scored(length, subject.answers(prompts))
-            share, n = constant_share(prompts)
-            yield [*measured, self.value("constant_accuracy", share, length, n=n)], examples
-
-    def _prompts(self, subject: Subject, cast: list[Trial], length: int) -> list[Prompt] | int:
-        """Trial by trial, depth by depth; or the tokens that one needs which has no room."""
-        found = []
-        for index, one in enumerate(cast):
+    def run_at(self, subject: Subject, length: int) -> Result | str:
+        """Return the numbers over all depths."""
+        if (reason := subject.beyond(length)) is not None:
+            return reason
+        if self.settings.filler == "documents" and (reason := subject.lacking(length)) is not None:
+            return reason
+        prompts = []
+        for index, one in enumerate(self.cast()):
             text = self._text(subject, index, length)
             for depth in self.settings.depths:
                 made = prompt(one, text, length, depth, subject.tokenizer)
                 if isinstance(made, int):
-                    return made
-                found.append(made)
-        return found
+                    return f"n/a: a value and its question take {made} tokens, more than a context of {length}"
+                prompts.append(made)
+        measured, examples = self.scored(length, subject.answers(prompts))
+        share, n = constant_share(prompts)
+        return [*measured, self.value("constant_accuracy", share, length, n=n)], examples
 
     def _text(self, subject: Subject, index: int, length: int) -> np.ndarray:
         """What stands around a trial's value: a document without the end-of-text token that leads it, or the sentences."""

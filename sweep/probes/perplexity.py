@@ -6,7 +6,7 @@ Source: docs/mechanisms.md, "Losses".
 from __future__ import annotations
 
 import math
-from collections.abc import Iterable, Iterator
+from collections.abc import Iterable
 from dataclasses import replace
 from typing import TYPE_CHECKING, Any, Self
 
@@ -16,7 +16,7 @@ from ...model.bounds import MAX_COUNT, MAX_LENGTH
 from ...model.config import Int, knob
 from ...results import metrics
 from ..config import EvalConfig
-from .base import WHO, OverDocuments, Probe, ProbeConfig, Result
+from .base import WHO, LengthwiseProbe, OverDocuments, Probe, ProbeConfig, Result
 
 if TYPE_CHECKING:
     from torch import Tensor
@@ -65,13 +65,8 @@ def document_rows(subject: Subject, length: int) -> Tensor | str:
     return torch.from_numpy(np.stack([d[: length + 1] for d in subject.documents]).astype(np.int64))
 
 
-def document_losses(subject: Subject, length: int) -> Tensor | str:
-    """Losses of the first `length` targets of each of the documents [documents, length], or why there are none."""
-    rows = document_rows(subject, length)
-    return rows if isinstance(rows, str) else subject.losses(rows[:, :-1], rows[:, 1:])
-
-
-def _by_row(probe: Probe, length: int, losses_BT: Tensor, extent: Extent | None) -> Result:
+def _by_row(probe: Probe, subject: Subject, length: int, inputs_BT: Tensor, targets_BT: Tensor) -> Result:
+    losses_BT, extent = subject.losses(inputs_BT, targets_BT), subject.extent(targets_BT)
     if extent is None:
         means, n = losses_BT.double().mean(1), losses_BT.numel()
         nats = means.mean()
@@ -96,7 +91,7 @@ def _as_text(probe: Probe, length: int, nats: float, extent: Extent | None) -> l
     return [per_token, probe.value("bits_per_byte", bits / extent.bytes, length, n=extent.bytes)]
 
 
-class Validation(Probe):
+class Validation(LengthwiseProbe):
     """val_loss with the window the model was trained with, and val_loss_full without it.
 
     Their unit says so where they are of marked targets alone.
@@ -109,7 +104,7 @@ class Validation(Probe):
         """The validation tokens, twice where the window makes two numbers of them."""
         return self.config.eval.validation_tokens * (2 if self.config.model.window else 1)
 
-    def run(self, subject: Subject, lengths: Iterable[int]) -> Iterator[Result]:
+    def run_at(self, subject: Subject, length: int) -> Result | str:
         """Raises DataError when the validation split is shorter than asked; in tokens of another tokenizer that is a reason."""
         from ..data.batches import DataError
 
@@ -118,13 +113,11 @@ class Validation(Probe):
         except DataError as error:
             if not subject.own_tokens:
                 raise
-            yield [self.missing(f"too-short: {error}")], []
-            return
+            return f"too-short: {error}"
         trained, n = float(losses.double().mean()), losses.numel()
         more = _as_text(self, 0, float(losses.double().sum()), extent)
         full = stream_loss(subject, full_context=True)[0] if self.config.model.window else trained
-        for _ in lengths:
-            yield [self.value("val_loss", trained, n=n), self.value("val_loss_full", full, n=n), *more], []
+        return [self.value("val_loss", trained, n=n), self.value("val_loss_full", full, n=n), *more], []
 
     def value(self, metric: str, value: float, length: int = 0, **more: Any) -> Measurement:
         """As of every probe, in the unit of the targets that count."""
@@ -147,15 +140,10 @@ class Clean(OverDocuments):
     of_any = True
     beyond = 1
 
-    def run(self, subject: Subject, lengths: Iterable[int]) -> Iterator[Result]:
-        """An example is the mean of one document."""
-        for length in lengths:
-            rows = document_rows(subject, length)
-            if isinstance(rows, str):
-                yield [self.missing(rows, length)], []
-                continue
-            inputs, targets = rows[:, :-1], rows[:, 1:]
-            yield _by_row(self, length, subject.losses(inputs, targets), subject.extent(targets))
+    def run_at(self, subject: Subject, length: int) -> Result | str:
+        """Return the mean loss; an example is the mean of one document."""
+        rows = document_rows(subject, length)
+        return rows if isinstance(rows, str) else _by_row(self, subject, length, rows[:, :-1], rows[:, 1:])
 
 
 class JunkConfig(ProbeConfig):
@@ -164,7 +152,7 @@ class JunkConfig(ProbeConfig):
     rows: Int = knob(16, "Rows of the junk probe.", ge=1, le=MAX_COUNT)
 
 
-class Junk(Probe):
+class Junk(LengthwiseProbe):
     """Mean over rows of L tokens of the validation stream, which run across document borders, from its start."""
 
     Config = JunkConfig
@@ -194,21 +182,16 @@ class Junk(Probe):
             f"{self.settings.rows}: lower eval.settings.junk.rows or eval.lengths"
         )
 
-    def run(self, subject: Subject, lengths: Iterable[int]) -> Iterator[Result]:
-        """An example is the mean of one row."""
+    def run_at(self, subject: Subject, length: int) -> Result | str:
+        """Return the mean loss; an example is the mean of one row."""
         from ..data.batches import stream_rows
 
-        wanted = self.settings.rows
-        for length in lengths:
-            have = (len(subject.corpus.validation) - 1) // length
-            reason = subject.beyond(length)
-            if have < wanted:
-                reason = f"too-short: the validation split holds {have} of {wanted} rows of {length} tokens"
-            if reason is not None:
-                yield [self.missing(reason, length)], []
-                continue
-            inputs, targets = stream_rows(subject.corpus.validation, length, wanted)
-            yield _by_row(self, length, subject.losses(inputs, targets), subject.extent(targets))
+        wanted, have = self.settings.rows, (len(subject.corpus.validation) - 1) // length
+        if have < wanted:
+            return f"too-short: the validation split holds {have} of {wanted} rows of {length} tokens"
+        if (reason := subject.beyond(length)) is not None:
+            return reason
+        return _by_row(self, subject, length, *stream_rows(subject.corpus.validation, length, wanted))
 
 
 MOST_SCORED = 512
@@ -267,22 +250,19 @@ class SameTail(OverDocuments):
             return short
         return f"the text, which {WHO}, ends at token {end}, before {length}: raise eval.settings.{self.name}.end or lower eval.lengths"
 
-    def run(self, subject: Subject, lengths: Iterable[int]) -> Iterator[Result]:
-        """An example is the mean of one document."""
+    def run_at(self, subject: Subject, length: int) -> Result | str:
+        """Return the mean loss; an example is the mean of one document."""
         import torch
 
         last, end = self._chosen.last, self._chosen.end
-        for length in lengths:
-            reason = subject.beyond(length) or subject.lacking(end + 1)
-            if length > end:
-                reason = f"n/a: before token {end}, where the text ends, there are no {length} tokens"
-            elif length < last:
-                reason = f"n/a: {last} tokens are scored, more than a context of {length}"
-            if reason is not None:
-                yield [self.missing(reason, length)], []
-                continue
-            rows = torch.from_numpy(np.stack([d[end - length : end + 1] for d in subject.documents]).astype(np.int64))
-            means = subject.losses(rows[:, :-1], rows[:, 1:], last=last).double().mean(1)
-            found = [self.value("nats", float(means.mean()), length, n=last * len(means))]
-            found.append(self.value("end", float(end), length))
-            yield found, [self.example("nats", float(mean), length, item=item) for item, mean in enumerate(means)]
+        if length > end:
+            return f"n/a: before token {end}, where the text ends, there are no {length} tokens"
+        if length < last:
+            return f"n/a: {last} tokens are scored, more than a context of {length}"
+        if (reason := subject.beyond(length) or subject.lacking(end + 1)) is not None:
+            return reason
+        rows = torch.from_numpy(np.stack([d[end - length : end + 1] for d in subject.documents]).astype(np.int64))
+        means = subject.losses(rows[:, :-1], rows[:, 1:], last=last).double().mean(1)
+        measured = [self.value("nats", float(means.mean()), length, n=last * len(means))]
+        measured.append(self.value("end", float(end), length))
+        return measured, [self.example("nats", float(mean), length, item=item) for item, mean in enumerate(means)]

@@ -2,14 +2,13 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Iterator
 from typing import TYPE_CHECKING
 
 from ...model.bounds import MAX_LENGTH
 from ...model.config import Int, knob
 from ...results import metrics
 from .base import OverDocuments, ProbeConfig, Result
-from .perplexity import document_losses
+from .perplexity import document_rows
 
 if TYPE_CHECKING:
     from .subject import Subject
@@ -30,26 +29,22 @@ class PositionNll(OverDocuments):
     Config = PositionNllConfig
     metrics = metrics.of_probe("position_nll")
     beyond = 1
+    names_every_missing = True
 
-    def run(self, subject: Subject, lengths: Iterable[int]) -> Iterator[Result]:
-        """An example is the mean of one bin (`position`) of one document (`item`)."""
-        for length in lengths:
-            losses = document_losses(subject, length)
-            if isinstance(losses, str):
-                yield [self.missing(losses, length, metric.name) for metric in self.metrics], []
-                continue
-            bins = losses.double().split(self.settings.bin, 1)
-            found = [
-                self.value("nats", float(losses.double().mean(1).mean()), length, n=losses.numel()),
-                self.value("end_nats", float(bins[-1].mean()), length, n=bins[-1].numel()),
-                self.value("bin", float(self.settings.bin), length),
-            ]
-            means = [part.mean(1) for part in bins]
-            yield (
-                found,
-                [
-                    self.example("nats", float(mean), length, item=item, position=position)
-                    for position, column in enumerate(means)
-                    for item, mean in enumerate(column)
-                ],
-            )
+    def run_at(self, subject: Subject, length: int) -> Result | str:
+        """Return the means; an example is the mean of one bin (`position`) of one document (`item`)."""
+        rows = document_rows(subject, length)
+        if isinstance(rows, str):
+            return rows
+        losses = subject.losses(rows[:, :-1], rows[:, 1:])
+        bins = losses.double().split(self.settings.bin, 1)
+        measured = [
+            self.value("nats", float(losses.double().mean(1).mean()), length, n=losses.numel()),
+            self.value("end_nats", float(bins[-1].mean()), length, n=bins[-1].numel()),
+            self.value("bin", float(self.settings.bin), length),
+        ]
+        return measured, [
+            self.example("nats", float(mean), length, item=item, position=position)
+            for position, part in enumerate(bins)
+            for item, mean in enumerate(part.mean(1))
+        ]

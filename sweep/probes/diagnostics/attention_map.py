@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Iterable, Iterator
 from dataclasses import replace
 from typing import TYPE_CHECKING, Annotated, Any
 
@@ -13,7 +12,7 @@ from pydantic import Field
 from ....model.bounds import MAX_HEADS, MAX_LAYERS
 from ....model.config import Int, knob
 from ....results import metrics
-from ..base import Probe, ProbeConfig, Result
+from ..base import LengthwiseProbe, ProbeConfig, Result
 
 if TYPE_CHECKING:
     from torch import Tensor
@@ -39,7 +38,7 @@ class AttentionMapConfig(ProbeConfig):
     heads: Int = knob(8, "Heads of a layer whose maps are kept, from the first on.", ge=1, le=MAX_HEADS)
 
 
-class AttentionMap(Probe):
+class AttentionMap(LengthwiseProbe):
     """How many keys share the attention of a query, (sum |w|)^2 / sum w^2, mean over queries and maps; and the maps.
 
     An example is a row of a map: `item` counts maps, `position` is the query, the detail has layer, head and the weights of keys up to
@@ -48,33 +47,29 @@ class AttentionMap(Probe):
 
     Config = AttentionMapConfig
     metrics = metrics.of_probe("attention_map")
+    names_every_missing = True
 
     def tokens(self, length: int) -> int:
         """The text once through the network, and about as much for the identity."""
         return 2 * int(self.settings.tokens)
 
-    def run(self, subject: Network, lengths: Iterable[int]) -> Iterator[Result]:
-        """Reads the start of the validation split."""
-        for _ in lengths:
-            found = self._maps(subject)
-            if isinstance(found, str):
-                yield [self.missing(found, metric=metric.name) for metric in self.metrics], []
-                continue
-            rows = np.abs(np.stack(list(found.values())))
-            squares = (rows**2).sum(-1)
-            keys = np.divide(rows.sum(-1) ** 2, squares, out=np.zeros_like(squares), where=squares > 0)
-            sums = np.stack(list(found.values())).sum(-1)
-            numbers = [
-                self.value("keys", float(keys.mean()), n=keys.size), self.value("row_sum", float(sums.mean()), n=sums.size),
-            ]  # fmt: skip
-            yield numbers, [
-                replace(
-                    self.example("keys", float(keys[item, query]), item=item, position=query),
-                    detail={"layer": layer, "head": head, "weights": [round(w, DIGITS) for w in map_TS[query, : query + 1].tolist()]},
-                )
-                for item, ((layer, head), map_TS) in enumerate(found.items())
-                for query in range(len(map_TS))
-            ]  # fmt: skip
+    def run_at(self, subject: Network, length: int) -> Result | str:
+        """Return the numbers and maps of the start of the validation split."""
+        maps = self._maps(subject)
+        if isinstance(maps, str):
+            return maps
+        weights_MTS = np.stack(list(maps.values()))
+        squares = (weights_MTS**2).sum(-1)
+        keys = np.divide(np.abs(weights_MTS).sum(-1) ** 2, squares, out=np.zeros_like(squares), where=squares > 0)
+        numbers = {"keys": keys, "row_sum": weights_MTS.sum(-1)}
+        return [self.value(name, float(each.mean()), n=each.size) for name, each in numbers.items()], [
+            replace(
+                self.example("keys", float(keys[item, query]), item=item, position=query),
+                detail={"layer": layer, "head": head, "weights": [round(w, DIGITS) for w in map_TS[query, : query + 1].tolist()]},
+            )
+            for item, ((layer, head), map_TS) in enumerate(maps.items())
+            for query in range(len(map_TS))
+        ]  # fmt: skip
 
     def _maps(self, subject: Network) -> dict[tuple[int, int], np.ndarray] | str:
         """By layer and head: the weights [T, T]; or why there are none."""

@@ -2,30 +2,30 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Iterator
 from typing import TYPE_CHECKING
 
 from ....results import metrics
-from ..base import Probe, Result
+from ..base import LengthwiseProbe, Result
 
 if TYPE_CHECKING:
     from ..subject import Network
 
 
-class CountMap(Probe):
+class CountMap(LengthwiseProbe):
     """The slope beta = softplus(mag_beta): mean, lowest and highest over all heads of all Polar layers.
 
     Examples hold every head's, by layer among those with a mixer (`item`) and head (`position`).
     """
 
     metrics = metrics.of_probe("count_map")
+    names_every_missing = True
 
     def tokens(self, length: int) -> int:
         """Nothing is read, which is next to nothing."""
         return 1
 
-    def run(self, subject: Network, lengths: Iterable[int]) -> Iterator[Result]:
-        """Reads the parameters alone."""
+    def run_at(self, subject: Network, length: int) -> Result | str:
+        """Return the slopes; the parameters alone are read."""
         import torch
         from torch.nn import functional
 
@@ -36,18 +36,12 @@ class CountMap(Probe):
         betas = [
             functional.softplus(mixer.mag_beta.detach().double()).cpu() for mixer in mixers if isinstance(mixer, Polar)
         ]
-        for _ in lengths:
-            if not betas:
-                reason = "n/a: the network has no Polar layer"
-                yield [self.missing(reason, metric=metric.name) for metric in self.metrics], []
-                continue
-            all_LH = torch.stack(betas)
-            found = {"beta": all_LH.mean(), "beta_lowest": all_LH.min(), "beta_highest": all_LH.max()}
-            yield (
-                [self.value(metric, float(value), n=all_LH.numel()) for metric, value in found.items()],
-                [
-                    self.example("beta", float(value), item=item, position=position)
-                    for item, heads in enumerate(all_LH)
-                    for position, value in enumerate(heads)
-                ],
-            )
+        if not betas:
+            return "n/a: the network has no Polar layer"
+        all_LH = torch.stack(betas)
+        numbers = {"beta": all_LH.mean(), "beta_lowest": all_LH.min(), "beta_highest": all_LH.max()}
+        return [self.value(metric, float(value), n=all_LH.numel()) for metric, value in numbers.items()], [
+            self.example("beta", float(value), item=item, position=position)
+            for item, heads in enumerate(all_LH)
+            for position, value in enumerate(heads)
+        ]

@@ -3,13 +3,12 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Iterable, Iterator
 from typing import TYPE_CHECKING, Any
 
 from ....model.bounds import MAX_COUNT
 from ....model.config import Int, knob
 from ....results import metrics
-from ..base import Probe, ProbeConfig, Result
+from ..base import LengthwiseProbe, ProbeConfig, Result
 
 if TYPE_CHECKING:
     from torch import Tensor
@@ -28,7 +27,7 @@ class GatesConfig(ProbeConfig):
     )
 
 
-class Gates(Probe):
+class Gates(LengthwiseProbe):
     """exp of the mean log of a gate over tokens: n tokens leave about the n-th power of it.
 
     Examples of `retention` hold every gate of a mixer, by layer of the network (`item`) and by head times `channels` plus channel
@@ -37,27 +36,27 @@ class Gates(Probe):
 
     Config = GatesConfig
     metrics = metrics.of_probe("gates")
+    names_every_missing = True
 
     def tokens(self, length: int) -> int:
         """The rows, at the training length."""
         return int(self.settings.rows) * self.config.train.seq_len
 
-    def run(self, subject: Network, lengths: Iterable[int]) -> Iterator[Result]:
-        """Reads the start of the validation split."""
-        for _ in lengths:
-            inputs_BT = subject.validation_rows(int(self.settings.rows))
-            reason = inputs_BT if isinstance(inputs_BT, str) else subject.beyond(self.config.train.seq_len)
-            if reason is not None or isinstance(inputs_BT, str):
-                yield [self.missing(str(reason), metric=metric.name) for metric in self.metrics], []
-                continue
-            mixers, memories = log_gates(subject, inputs_BT)
-            found, examples = self._of_mixers(mixers, inputs_BT.numel())
-            if memories:
-                together = sum(log_P.mean().item() for log_P in memories.values()) / len(memories)
-                found.append(self.value("memory", math.exp(together), n=inputs_BT.numel()))
-            else:
-                found.append(self.missing("n/a: the network has no memory with gates", metric="memory"))
-            yield found, examples + self._examples("memory", memories)
+    def run_at(self, subject: Network, length: int) -> Result | str:
+        """Return the gates over the start of the validation split."""
+        inputs_BT = subject.validation_rows(int(self.settings.rows))
+        if isinstance(inputs_BT, str):
+            return inputs_BT
+        if (reason := subject.beyond(self.config.train.seq_len)) is not None:
+            return reason
+        mixers, memories = log_gates(subject, inputs_BT)
+        measured, examples = self._of_mixers(mixers, inputs_BT.numel())
+        if memories:
+            together = sum(log_P.mean().item() for log_P in memories.values()) / len(memories)
+            measured.append(self.value("memory", math.exp(together), n=inputs_BT.numel()))
+        else:
+            measured.append(self.missing("n/a: the network has no memory with gates", metric="memory"))
+        return measured, examples + self._examples("memory", memories)
 
     def _of_mixers(self, logs: dict[int, Tensor], tokens: int) -> Result:
         """Numbers of all gates [heads, channels] of the mixers, by layer, and the gates one by one."""

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import math
 import random
-from collections.abc import Iterable, Iterator, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import replace
 from typing import TYPE_CHECKING, Annotated, NamedTuple
 
@@ -18,7 +18,7 @@ from ....results.metrics import Metric
 from ...data.known.mqar import NAME as MQAR
 from ...data.known.mqar import MqarConfig, MqarRows, settings_of
 from ...data.known.mqar import answers as marked
-from ..base import Probe, ProbeConfig, Prompt, Result
+from ..base import LengthwiseProbe, ProbeConfig, Prompt, Result
 
 if TYPE_CHECKING:
     from torch import Tensor
@@ -76,7 +76,7 @@ def held(pairs: Sequence[int], shares: Sequence[float]) -> float:
     return known
 
 
-class MemoryRecall(Probe):
+class MemoryRecall(LengthwiseProbe):
     """Shares are means over the numbers of pairs; how many pairs are held follows from the shares at each.
 
     Examples of `share` are a head (`position`) of a layer (`item`) at one number of pairs, as their detail says, in the numbers'
@@ -100,12 +100,11 @@ class MemoryRecall(Probe):
         """Of an answer that is one of the values at random."""
         return float(np.mean([1 / pairs for pairs in self.pair_counts])) if metric.name == "share" else metric.chance
 
-    def run(self, subject: Network, lengths: Iterable[int]) -> Iterator[Result]:
-        """The memory alone, then the network."""
-        for _ in lengths:
-            alone, of_heads = self._alone(subject)
-            whole, of_rows = self._in_context(subject)
-            yield [*alone, *whole], [*of_heads, *of_rows]
+    def run_at(self, subject: Network, length: int) -> Result:
+        """Return what the memory alone recalls, then the network."""
+        alone, of_heads = self._alone(subject)
+        in_context, of_rows = self._in_context(subject)
+        return [*alone, *in_context], [*of_heads, *of_rows]
 
     # --- the memory alone -----------------------------------------------------------------------------------------
 
@@ -116,7 +115,7 @@ class MemoryRecall(Probe):
         reason = lacking(subject.model, "read_rates", "write", "answer")
         reason = reason or (rows if isinstance(rows, str) else subject.beyond(rows.size(1)))
         if reason is not None or isinstance(rows, str):
-            return [self.missing(str(reason), metric=name) for name in ("share", "pairs")], []
+            return [self.missing(str(reason), metric=one.name) for one in self.metrics[:2]], []
         known, about = habits(subject, rows), (int(self.settings.draws), int(self.settings.seed))
         shares = {pairs: shares_right(subject, known, pairs, *about) for pairs in self.pair_counts}
         return self._of_heads(shares)

@@ -105,16 +105,17 @@ def _hebbian(k_BTHX: Tensor, v_BTHX: Tensor, rates: DeltaRates, state: Tensor | 
     return written if state is None else written + total_BTHX[:, -1].exp()[..., None, :] * state
 
 
-def norms_after(model: Backbone, read: Callable[[], None], chunk: int) -> dict[str, Tensor]:
-    """By metric, the norms once `read` has put rows through the network: [B, L, H], float64 on the CPU."""
-    memories = memories_of(model)
+def norms_after(subject: Network, rows_BT: Tensor, chunk: int) -> dict[str, Tensor]:
+    """By metric, the norms once these rows went through the network: [B, L, H], float64 on the CPU."""
+    memories = memories_of(subject.model)
     found: dict[int, list[dict[str, Tensor]]] = {layer: [] for layer in memories}
 
     def look(layer: int, seen: Seen) -> None:
         found[layer].append({name: norm.cpu() for name, norm in norms(memories[layer], seen, chunk).items()})
 
     with watched(memories, look):
-        read()
+        for rows in subject.batches(*rows_BT.shape):
+            subject.features(rows_BT[rows])
     metrics = next(iter(found.values()))[0]
     return {
         metric: torch.stack([torch.cat([part[metric] for part in parts]) for parts in found.values()], 1).double()

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Iterator
 from typing import TYPE_CHECKING
 
 import numpy as np
@@ -25,31 +24,24 @@ class StateNorm(OverDocuments):
     """
 
     metrics = metrics.of_probe("state_norm")
+    names_every_missing = True
 
     def inapplicable(self) -> str | None:
         """A network without memory has no state."""
         return "has no memory whose state could be measured" if self.config.model.memory == NO_MEMORY else None
 
-    def run(self, subject: Network, lengths: Iterable[int]) -> Iterator[Result]:
-        """Four numbers a length, in the order of `metrics`."""
+    def run_at(self, subject: Network, length: int) -> Result | str:
+        """Return four numbers, in the order of `metrics`."""
         import torch
 
         from .memory_state import lacking, memories_of, norms_after
 
-        speechless = lacking(subject.model, "read_rates", "write", "norm")
-        for length in lengths:
-            reason = speechless or subject.lacking(length) or subject.beyond(length)
-            if reason is not None:
-                yield [self.missing(reason, length, metric.name) for metric in self.metrics], []
-                continue
-            rows = torch.from_numpy(np.stack([d[:length] for d in subject.documents]).astype(np.int64))
-
-            def read(rows: Tensor = rows) -> None:
-                for batch in subject.batches(*rows.shape):
-                    subject.features(rows[batch])
-
-            norms = norms_after(subject.model, read, self.config.eval.chunk_tokens)
-            yield self._measured(length, norms, list(memories_of(subject.model)))
+        reason = lacking(subject.model, "read_rates", "write", "norm") or subject.lacking(length)
+        if reason or (reason := subject.beyond(length)) is not None:
+            return reason
+        rows = torch.from_numpy(np.stack([d[:length] for d in subject.documents]).astype(np.int64))
+        norms = norms_after(subject, rows, self.config.eval.chunk_tokens)
+        return self._measured(length, norms, list(memories_of(subject.model)))
 
     def _measured(self, length: int, norms: dict[str, Tensor], layers: list[int]) -> Result:
         """`norms` are [B, L, H]."""
