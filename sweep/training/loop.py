@@ -16,7 +16,7 @@ from ..checkpoints.checkpoint import Checkpoint
 from ..config import TrainConfig
 from ..data.batches import Ahead, Batches, Marked
 from . import schedule
-from .optimizer_steps import AsItComes, Batch, Replayed, Steps, as_graphs, as_they_are
+from .optimizer_steps import Batch, Steps, as_graphs, as_they_are
 from .optimizers import Optimizers
 
 
@@ -129,11 +129,8 @@ class Trainer:
 
     def __post_init__(self) -> None:
         self._ahead = Ahead(self.batches, self.device, self.config.micro_batch, self.room)
-        if self.graphs:
-            capture = as_graphs if self.device.type == "cuda" else as_they_are
-            self.step_runner = Replayed(self.objective, self.optimizers, self.config, capture, self.refused)
-        else:
-            self.step_runner = AsItComes(self.objective, self.optimizers, self.config)
+        capture = (as_graphs if self.device.type == "cuda" else as_they_are) if self.graphs else None
+        self.step_runner = Steps(self.objective, self.optimizers, self.config, capture, self.refused)
 
     def restore(self, checkpoint: Checkpoint) -> None:
         """Goes on from a checkpoint."""

@@ -10,7 +10,7 @@ from __future__ import annotations
 
 import contextlib
 from collections.abc import Callable, Mapping
-from typing import NamedTuple, Protocol
+from typing import NamedTuple
 
 import torch
 from torch import Tensor
@@ -48,51 +48,6 @@ Objective = Callable[[Batch], tuple[Tensor, Tensor]]
 """Objective and mean cross-entropy of a micro-batch."""
 
 
-class Steps(Protocol):
-    """The work of optimizer steps, one after the other."""
-
-    def micro(self, batch: Batch) -> None:
-        """Forward and backward of the next micro-batch of a step."""
-
-    def finish(self, factor: float) -> tuple[Tensor, Tensor]:
-        """Clips and updates, learning rates times `factor`. The step's mean cross-entropy and gradient norm, on the device."""
-
-    def abandon(self) -> None:
-        """Forgets the micro-batches of a step that is not finished."""
-
-    def forget(self) -> None:
-        """Forgets whatever was prepared for weights and optimizers as they were: they have been put in place anew."""
-
-
-class AsItComes:
-    """Each operation is queued when it is reached."""
-
-    def __init__(self, objective: Objective, optimizers: Optimizers, config: TrainConfig) -> None:
-        self.objective, self._optimizers, self._config = objective, optimizers, config
-        self._total: Tensor | None = None
-
-    def micro(self, batch: Batch) -> None:
-        objective, cross_entropy = self.objective(batch)
-        self._optimizers.scaled(objective).backward()
-        if self._total is None:
-            self._total = torch.zeros((), device=cross_entropy.device)
-        self._total += cross_entropy.detach() / self._config.accumulation
-
-    def finish(self, factor: float) -> tuple[Tensor, Tensor]:
-        norm = self._optimizers.clip(self._config.clip)
-        self._optimizers.step(factor)
-        assert self._total is not None
-        total, self._total = self._total, None
-        return total, norm
-
-    def abandon(self) -> None:
-        self._total = None
-        self._optimizers.zero_grad()
-
-    def forget(self) -> None:
-        self.abandon()
-
-
 def as_graphs(pieces: Mapping[str, Piece]) -> Mapping[str, Piece]:
     """Each piece as a CUDA graph; they share their working memory, so they are replayed in this order or from the first on.
 
@@ -122,21 +77,18 @@ def as_they_are(pieces: Mapping[str, Piece]) -> Mapping[str, Piece]:
     return pieces
 
 
-class Replayed:
-    """The first step as it comes, over memory that stays; then its pieces are captured, and replayed for every further step.
+class Steps:
+    """The work of optimizer steps. Without `capture` each operation is queued when it is reached.
 
+    With it the first step goes over memory that stays; then its pieces are captured, and replayed for every further step.
     What cannot be captured is told once and goes on as it comes, over the same gradients and to the same numbers: a piece that
     waits for the device, a batch whose shapes change.
     """
 
     def __init__(
-        self,
-        objective: Objective,
-        optimizers: Optimizers,
-        config: TrainConfig,
-        capture: Capture,
-        refused: Callable[[str], None],
-    ) -> None:
+        self, objective: Objective, optimizers: Optimizers, config: TrainConfig, capture: Capture | None = None,
+        refused: Callable[[str], None] = lambda why: None,
+    ) -> None:  # fmt: skip
         self.objective, self._optimizers, self._config = objective, optimizers, config
         self.capture, self.refused = capture, refused
         self._fixed: Batch | None = None
@@ -147,10 +99,11 @@ class Replayed:
         """Those that the captured pieces read and write; they live as long as the pieces."""
         self.replays: Mapping[str, Piece] = {}
         self._whole_steps = 0
-        self._given_up = False
+        self._given_up = capture is None
         self._micro = 0
 
     def micro(self, batch: Batch) -> None:
+        """Run forward and backward of the next micro-batch of a step."""
         self._receive(batch)
         if self._whole_steps and not self.replays and not self._given_up:
             self._prepare()
@@ -158,6 +111,7 @@ class Replayed:
         self._micro += 1
 
     def finish(self, factor: float) -> tuple[Tensor, Tensor]:
+        """Clip and update, learning rates times `factor`; return mean cross-entropy and gradient norm, on the device."""
         self._optimizers.set_factor(factor)
         self._do("finish")
         self._optimizers.zero_grad()
@@ -168,10 +122,12 @@ class Replayed:
         return self._total.clone(), self._norm.clone()
 
     def abandon(self) -> None:
+        """Forget the micro-batches of a step that is not finished."""
         self._micro = 0
         self._optimizers.zero_grad()
 
     def forget(self) -> None:
+        """Forget whatever was captured: weights and optimizers have been put in place anew."""
         self.abandon()
         self.replays, self._gradients, self._whole_steps = {}, [], 0
 
@@ -234,6 +190,7 @@ class Replayed:
             held[:] = [parameter.grad for parameter in parameters]
             self._finish()
 
+        assert self.capture is not None
         try:
             replays = self.capture({**self._pieces(), "finish": finish})
         except RuntimeError as error:

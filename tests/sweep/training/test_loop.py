@@ -165,7 +165,7 @@ def test_a_step_clips_the_whole_gradient_and_reports_the_norm_before(network: Ne
     model = network(awake=True)
     made = trainer(model, recipe(clip=norm / 4))
     clipped: list[dict[str, Tensor]] = []
-    made.optimizers.step = lambda factor: clipped.append(gradients(model))  # type: ignore[method-assign]
+    made.optimizers.update = lambda: clipped.append(gradients(model))  # type: ignore[method-assign]
     found_loss, found_norm = made.advance(0)
     assert float(found_norm) == pytest.approx(norm, rel=1e-5)
     assert float(found_loss) == pytest.approx(loss, rel=1e-6)
@@ -178,7 +178,7 @@ def test_a_small_gradient_is_not_clipped(network: Network) -> None:
     model = network(awake=True)
     made = trainer(model, recipe(clip=1e6))
     seen: list[dict[str, Tensor]] = []
-    made.optimizers.step = lambda factor: seen.append(gradients(model))  # type: ignore[method-assign]
+    made.optimizers.update = lambda: seen.append(gradients(model))  # type: ignore[method-assign]
     made.advance(0)
     assert all(torch.equal(seen[0][name], grads[name]) for name in grads)
 
@@ -191,15 +191,15 @@ def test_published_convolutions_never_train_and_intended_ones_do(network: Networ
     start = [(mix.in_proj.weight.detach().clone(), mix.conv.weight.detach().clone()) for mix in convs]
     made = trainer(model, recipe(tokens=24 * 5))
     grads: list[float] = []
-    step = made.optimizers.step
+    update = made.optimizers.update
 
-    def spy(factor: float) -> None:
+    def spy() -> None:
         for mix in convs:
             parts = (mix.in_proj.weight, mix.in_proj.bias, mix.conv.weight, mix.out_proj.weight)
             grads.append(max(float(p.grad.abs().max()) for p in parts))
-        step(factor)
+        update()
 
-    made.optimizers.step = spy  # type: ignore[method-assign]
+    made.optimizers.update = spy  # type: ignore[method-assign]
     made.run()
     assert len(grads) == 2 * 5
     if dead:
@@ -441,15 +441,15 @@ def test_an_infinite_gradient_alone_is_divergence(network: Network) -> None:
 def test_the_cause_names_the_step_that_failed_even_if_it_is_looked_at_later(network: Network) -> None:
     model, watch = network(awake=True), Watch(saves=(6,))
     made = trainer(model, recipe(tokens=24 * 8), watch, every=100)
-    step = made.optimizers.step
+    update = made.optimizers.update
 
-    def poison(factor: float) -> None:
-        step(factor)
+    def poison() -> None:
+        update()
         if made.step == 2:  # the third update, so the fourth step is the first to see it
             with torch.no_grad():
                 model.head.bias[3] = float("inf")
 
-    made.optimizers.step = poison  # type: ignore[method-assign]
+    made.optimizers.update = poison  # type: ignore[method-assign]
     with pytest.raises(Diverged, match="loss is not finite at step 4") as caught:
         made.run()
     assert (caught.value.step, made.step, watch.saved, watch.points) == (4, 6, [], [])

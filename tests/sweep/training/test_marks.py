@@ -110,7 +110,7 @@ def step_of(
     if marks is not None:
         trainer = replace(trainer, batches=marked_batches(config, marks), room=room)
     grads: dict[str, Tensor] = {}
-    trainer.optimizers.step = lambda factor: grads.update(  # type: ignore[method-assign]
+    trainer.optimizers.update = lambda: grads.update(  # type: ignore[method-assign]
         {name: p.grad.clone() for name, p in model.named_parameters() if p.grad is not None}
     )
     done = trainer.advance(0)

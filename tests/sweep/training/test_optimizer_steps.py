@@ -15,7 +15,7 @@ from atma_sweep.model.backbone import Backbone
 from atma_sweep.sweep.checkpoints import checkpoint
 from atma_sweep.sweep.config import TrainConfig
 from atma_sweep.sweep.training.loop import Stopped, Trainer
-from atma_sweep.sweep.training.optimizer_steps import SMALL, Batch, Replayed, as_they_are, wanted
+from atma_sweep.sweep.training.optimizer_steps import SMALL, Batch, as_they_are, wanted
 from atma_sweep.sweep.training.optimizers import Muon, Optimizers
 from registries import PAIRS
 from small_training import Watch, recipe, small_trainer
@@ -49,7 +49,6 @@ def made(model: Backbone, config: TrainConfig, way: str, watch: Watch | None = N
     if watch is not None:
         watch.trainer = trainer
     if way == "taped":
-        assert isinstance(trainer.step_runner, Replayed)
         kept = LateList(trainer)
         trainer.step_runner.capture = as_tapes(kept)
     return trainer
@@ -92,7 +91,6 @@ def test_replayed_steps_are_steps_as_they_come(network: Network, level: str) -> 
     config = recipe(**training)
     expected, curve, _ = whole(network(awake=True, **settings), config, "as it comes")
     found, points, trainer = whole(network(awake=True, **settings), config, "replayed")
-    assert isinstance(trainer.step_runner, Replayed)
     assert trainer.step_runner.replays.keys() >= {"first", "finish"}
     assert same(expected, found)
     assert points == curve
@@ -105,7 +103,6 @@ def test_a_capture_finds_all_that_changes_in_memory(network: Network, level: str
     config = recipe(**training)
     expected, curve, _ = whole(network(awake=True, **settings), config, "as it comes, resident")
     found, points, trainer = whole(network(awake=True, **settings), config, "taped")
-    assert isinstance(trainer.step_runner, Replayed)
     assert trainer.step_runner.replays, "captured"
     assert same(expected, found)
     assert points == curve
@@ -218,7 +215,6 @@ def test_work_that_asks_for_a_value_goes_on_as_it_comes(network: Network) -> Non
     mlp = model.blocks[1].mlp
     forward = mlp.forward
     mlp.forward = lambda x: forward(x) if x.sum().item() < 1e9 else x  # type: ignore[method-assign]
-    assert isinstance(trainer.step_runner, Replayed)
     trainer.step_runner.refused = told.append
     trainer.run()
     assert told == ["operation not permitted when stream is capturing"]
@@ -245,8 +241,7 @@ def test_a_shape_that_changes_goes_on_as_it_comes(network: Network, way: str, mi
             return found
 
         model.draw = drawn  # type: ignore[method-assign]
-        if isinstance(trainer.step_runner, Replayed):
-            trainer.step_runner.refused = told.append
+        trainer.step_runner.refused = told.append
         trainer.run()
         return weights(model), told
 
@@ -259,7 +254,6 @@ def test_a_shape_that_changes_goes_on_as_it_comes(network: Network, way: str, mi
 def test_a_micro_batch_is_read_from_the_same_memory_each_time(network: Network) -> None:
     read: list[list[int]] = []
     trainer = made(network(), recipe(regularizer="weak", distractor=True), "replayed")
-    assert isinstance(trainer.step_runner, Replayed)
     objective = trainer.step_runner.objective
 
     def seen(batch: Batch) -> tuple[Tensor, Tensor]:

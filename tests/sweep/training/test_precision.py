@@ -91,13 +91,13 @@ def test_a_step_that_overflows_is_skipped_counted_and_halves_the_scale(network: 
     model, watch = network(), Overflowing((1, 3))
     trainer = overflowing(model, recipe(precision="fp16"), watch)
     weights: list[torch.Tensor] = []
-    step = trainer.optimizers.step
+    update = trainer.optimizers.update
 
-    def spy(factor: float) -> None:
-        step(factor)
+    def spy() -> None:
+        update()
         weights.append(torch.cat([p.detach().flatten() for p in model.parameters()]))
 
-    trainer.optimizers.step = spy  # type: ignore[method-assign]
+    trainer.optimizers.update = spy  # type: ignore[method-assign]
     trainer.run()
     assert [torch.equal(*pair) for pair in pairwise(weights)] == [True, False, True, False]
     assert trainer.optimizers.scaling is not None
