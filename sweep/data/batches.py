@@ -7,21 +7,16 @@ import hashlib
 import math
 from collections.abc import Sequence
 from dataclasses import dataclass, field
-from typing import TYPE_CHECKING, NamedTuple
+from typing import NamedTuple
 
 import numpy as np
+import torch
+from torch import Tensor
 
-from ...results.lazy_import import Late
 from ..config import CellConfig
 from ..errors import SweepError
 from .computed_rows import Stream, pieces
 from .corpora import UNMARKED, Corpus
-
-if TYPE_CHECKING:
-    import torch
-    from torch import Tensor
-else:
-    torch = Late("torch")  # a launch counts the rows of a corpus without its long import
 
 
 class DataError(SweepError):
