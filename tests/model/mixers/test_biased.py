@@ -32,7 +32,7 @@ def one_by_one(q: Tensor, k: Tensor, v: Tensor, added: Pair, window: int | None,
     return torch.stack(y, 1).view(-1, heads, t, size).transpose(1, 2)  # type: ignore[arg-type]
 
 
-def agree(mixer: Mixer, args: list[Tensor], added: Pair, window: int | None, scale: float | None = None) -> None:
+def assert_agree(mixer: Mixer, args: list[Tensor], added: Pair, window: int | None, scale: float | None = None) -> None:
     """Result and all gradients, in blocks too."""
     inputs = [*args, *mixer.parameters()]
     expected = one_by_one(*args, added, window, scale)
@@ -49,7 +49,7 @@ def agree(mixer: Mixer, args: list[Tensor], added: Pair, window: int | None, sca
 @pytest.mark.parametrize("scale", [None, 0.9])
 def test_alibi(made: Made, qkv: Draw, window: int | None, scale: float | None) -> None:
     slope = [2.0**-2, 2.0**-4, 2.0**-6, 2.0**-8]
-    agree(made("alibi", scale=scale), qkv(), lambda h, i, j: -slope[h] * (i - j), window, scale)
+    assert_agree(made("alibi", scale=scale), qkv(), lambda h, i, j: -slope[h] * (i - j), window, scale)
 
 
 @pytest.mark.parametrize(("heads", "powers"), [
@@ -92,7 +92,7 @@ def test_rel(made: Made, qkv: Draw, window: int | None, settings: dict[str, Any]
     """Five buckets up to 8: two of one distance, then 2 to 3.2, to 5.04, and from there on."""
     mixer = drawn(made("rel", **settings))
     table = mixer.table.view(4, -1)
-    agree(mixer, qkv(), lambda h, i, j: table[h, numbers[i - j]], window)
+    assert_agree(mixer, qkv(), lambda h, i, j: table[h, numbers[i - j]], window)
 
 
 def bias_of(mixer: Mixer, t: int) -> Tensor:
@@ -160,7 +160,7 @@ def test_cope(made: Made, qkv: Draw, window: int | None, scale: float | None) ->
         e = vectors[0] + (position - below)[:, None] * (vectors[1] - vectors[0])
         return (q[:, i, h] * e).sum(-1)
 
-    agree(mixer, [q, k, v], added, window, scale)
+    assert_agree(mixer, [q, k, v], added, window, scale)
 
 
 def test_cope_starts_as_nope(made: Made, qkv: Draw) -> None:

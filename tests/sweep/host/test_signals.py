@@ -168,6 +168,7 @@ def test_nohup_outlives_its_terminal(bench: Bench) -> None:
     bench.wait("SELECT 1 FROM attempt")
     os.killpg(process.pid, signal.SIGHUP)
     ended(process)
+    assert bench.sql("SELECT state FROM attempt") == [("done",)]
     bench.once(1)
 
 
