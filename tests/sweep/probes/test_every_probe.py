@@ -2,18 +2,22 @@
 
 from __future__ import annotations
 
+import math
 import subprocess
 import sys
 from collections.abc import Callable
 from dataclasses import replace
 from typing import Any
 
+import numpy as np
 import pytest
+import torch
 from atma_sweep.results import metrics
-from atma_sweep.sweep.config import CellConfig
+from atma_sweep.sweep.config import CellConfig, DataConfig
+from atma_sweep.sweep.data.known.mqar import VALUES
 from atma_sweep.sweep.data.tokenizer import load_tokenizer
 from atma_sweep.sweep.probes import PROBES, Metric, Probe, ProbeConfig, bound, register_probe
-from atma_sweep.sweep.probes.subject import Network, measure
+from atma_sweep.sweep.probes.subject import Network, evaluating, measure
 
 EVERY = list(PROBES)
 OVER_LENGTHS = [name for name in EVERY if PROBES.load(name).by_length]
@@ -29,15 +33,18 @@ OF_NO_TEXT = ("decode",)
 """Probes over lengths that read no text, so that none can be too long for it."""
 SAME_TEXT = ("extrapolation",)
 """Probes that read as much text at every length."""
+BY_THE_CLOCK = ("written_per_s",)
+"""Metrics of which no two measurements are the same."""
 
 
 @pytest.fixture
 def who(network: Any, subject: Callable[..., Network]) -> Callable[..., Network]:
     """who(mixer, tokens, **settings): a network that every probe can measure but those of OTHER and TOKENS."""
 
-    def make(mixer: str = "polar", tokens: str = "bytes", **settings: Any) -> Network:
+    def make(mixer: str = "polar", tokens: str = "bytes", *, awake: bool = True, **settings: Any) -> Network:
         size = {"bytes": 264}.get(tokens, 1024)
-        model = network(awake=True, vocab_size=size, attn_type=mixer, memory="gated_delta", window=True).eval()
+        sizes = {"attn_type": mixer, "memory": "gated_delta", "window": True, "vocab_size": size}
+        model = network(awake=awake, dtype=torch.float64, **sizes).eval()
         small = {
             "lengths": (16, 32),
             "settings": {"flipflop": {"iid": 4, "sparse": 5, "dense": 3, "length": 16}, "mqar": {"rows": 3}},
@@ -45,6 +52,25 @@ def who(network: Any, subject: Callable[..., Network]) -> Callable[..., Network]
         return replace(subject(model, **(small | settings)), tokenizer=load_tokenizer(tokens))
 
     return make
+
+
+def lengths_of(name: str) -> tuple[int, ...]:
+    return LENGTHS.get(name, (16, 32)) if name in OVER_LENGTHS else (0,)
+
+
+@pytest.fixture
+def able(who: Callable[..., Network]) -> Callable[..., Network]:
+    """able(name, **settings): a network of which that probe has all numbers."""
+    return lambda name, **settings: who(OTHER.get(name, "polar"), TOKENS.get(name, "bytes"), **settings)
+
+
+def numbers(name: str, one: Network, lengths: tuple[int, ...] | None = None) -> dict[tuple[Any, ...], float]:
+    """Everything that a probe says which does not depend on the clock, measurements and examples."""
+    found: dict[tuple[Any, ...], float] = {}
+    for measured, examples in measure(name, one, lengths or lengths_of(name)):
+        found |= {("mean", m.metric, m.length): m.value for m in measured if m.metric not in BY_THE_CLOCK}
+        found |= {("one", e.metric, e.length, e.item, e.position): e.value for e in examples}
+    return found
 
 
 @pytest.mark.parametrize("name", EVERY)
@@ -63,6 +89,13 @@ def test_a_probe_says_what_it_measures(name: str) -> None:
 
 
 @pytest.mark.parametrize("name", EVERY)
+def test_a_missing_number_says_why(name: str) -> None:
+    row, main = bound(name, CellConfig()).missing("oom: too large", 64), PROBES.load(name).metrics[0]
+    assert (row.probe, row.metric, row.unit, row.length) == (name, main.name, main.unit, 64)
+    assert (row.value, row.n, row.reason) == (None, 0, "oom: too large")
+
+
+@pytest.mark.parametrize("name", EVERY)
 def test_the_cost_is_above_zero_and_never_falls_with_the_length(name: str) -> None:
     probe = bound(name, CellConfig())
     costs = [probe.tokens(length) for length in ((16, 32, 64) if probe.by_length else (0,))]
@@ -72,9 +105,8 @@ def test_the_cost_is_above_zero_and_never_falls_with_the_length(name: str) -> No
 
 
 @pytest.mark.parametrize("name", EVERY)
-def test_everything_that_it_yields_is_declared(name: str, who: Callable[..., Network]) -> None:
-    one = who(OTHER.get(name, "polar"), TOKENS.get(name, "bytes"))
-    lengths = LENGTHS.get(name, (16, 32)) if name in OVER_LENGTHS else (0,)
+def test_everything_that_it_yields_is_declared(name: str, able: Callable[..., Network]) -> None:
+    one, lengths = able(name), lengths_of(name)
     results = list(measure(name, one, lengths))
     units = {metric.name: metric.unit for metric in PROBES.load(name).metrics}
     found = {measured.metric for some, _ in results for measured in some}
@@ -86,6 +118,97 @@ def test_everything_that_it_yields_is_declared(name: str, who: Callable[..., Net
         assert {(e.probe, e.length) for e in examples} <= {(name, length)}
         assert {e.metric for e in examples} <= units.keys()
     assert found == units.keys(), "and everything that is declared is yielded"
+
+
+@pytest.mark.parametrize("name", EVERY)
+@pytest.mark.parametrize("training", [False, True])
+def test_it_leaves_the_network_as_it_was(name: str, training: bool, able: Callable[..., Network]) -> None:
+    one = able(name)
+    model = one.model.train(training)
+    before = {key: value.clone() for key, value in model.state_dict().items()}
+    config, drawn, tokens = model.config.model_dump(), torch.random.get_rng_state(), torch.arange(24)[None]
+    with torch.no_grad():
+        logits = model(tokens)
+    with evaluating(model):
+        list(measure(name, one, lengths_of(name)))
+    assert {module.training for module in model.modules()} == {training}
+    assert model.config.model_dump() == config
+    assert all(torch.equal(before[key], value) for key, value in model.state_dict().items())
+    assert all(p.grad is None and p.requires_grad for p in model.parameters())
+    assert torch.equal(torch.random.get_rng_state(), drawn)
+    assert not any("evaluate" in vars(part) for part in model.modules())
+    with torch.no_grad():
+        assert torch.equal(model(tokens), logits), "the window is still there"
+
+
+@pytest.mark.parametrize("name", EVERY)
+def test_lengths_one_by_one_give_the_same_and_batches_nearly(name: str, able: Callable[..., Network]) -> None:
+    together = numbers(name, able(name))
+    again = able(name)
+    assert together == {
+        key: n for length in lengths_of(name)[::-1] for key, n in numbers(name, again, (length,)).items()
+    }
+    for chunk in (1, 40, 10**6):
+        assert numbers(name, able(name, chunk_tokens=chunk)) == pytest.approx(together, rel=1e-9, abs=1e-9), chunk
+
+
+UNTRAINED = {"nats/token": math.log(264), "nats/digit": math.log(264), "perplexity": 264.0, "fraction": 0.0}
+"""By unit or name: the numbers of a network whose logits are all the same, so that it says token 0."""
+
+
+@pytest.mark.parametrize(
+    "name", ["val", "clean", "junk", "needle", "same_tail", "position_nll", "extrapolation", "passkey"]
+)
+def test_an_untrained_network_loses_ln_v_and_finds_nothing(name: str, able: Callable[..., Network]) -> None:
+    found = [m for measured, _ in measure(name, able(name, awake=False), lengths_of(name)) for m in measured]
+    of = {m: UNTRAINED.get(m.metric, UNTRAINED.get(str(m.unit))) for m in found if m.metric != "constant_accuracy"}
+    assert sum(level is not None for level in of.values()) >= len(lengths_of(name))
+    assert all(m.value == pytest.approx(level, abs=1e-6) for m, level in of.items() if level is not None)
+
+
+def always(token: int) -> Callable[[np.ndarray], np.ndarray]:
+    """Predict one token everywhere."""
+    return lambda row: np.full(len(row), token)
+
+
+@pytest.mark.parametrize(("name", "settings"), [
+    ("needle", {"needle_trials": 16}), ("needle", {"needle_trials": 5, "needle_digits": 2}),
+    ("passkey", {"settings": {"passkey": {"trials": 7}}}), ("passkey", {"settings": {"passkey": {"digits": 3}}}),
+])  # fmt: skip
+def test_the_best_constant_digit_scores_the_chance_level(
+    name: str, settings: dict[str, Any], rule: Any, subject: Callable[..., Network]
+) -> None:
+    """By running all ten of them."""
+    scored, levels = [], set()
+    for digit in "0123456789":
+        who = subject(rule(always(ord(digit))), **settings)
+        for measured, _ in measure(name, who, [120, 150]):
+            found = {m.metric: m.value for m in measured}
+            scored.append(found["digit_accuracy"])
+            levels.add(found["constant_accuracy"])
+    probe = bound(name, who.config)
+    assert levels == {max(scored)} == {probe.chance(probe.metrics[0])}
+
+
+@pytest.mark.parametrize(("name", "metrics", "answers"), [
+    ("flipflop", ("error_iid", "error_sparse", "error_dense"), tuple(b"01")),
+    ("mqar", ("accuracy",), tuple(range(VALUES, VALUES + 5))),
+])  # fmt: skip
+def test_constant_answers_score_the_chance_level_on_average(
+    name: str, metrics: tuple[str, ...], answers: tuple[int, ...], rule: Any, subject: Callable[..., Network]
+) -> None:
+    """Each question has one of these answers."""
+    task = {"mqar": {"length": 24, "pairs": 4, "keys": 6, "values": 5}}
+    small = {"flipflop": {"iid": 20, "sparse": 30, "dense": 10, "length": 32}, "mqar": {"rows": 30}}
+    scored = []
+    for answer in answers:
+        who = subject(rule(always(answer), 1024), settings=small)
+        config = who.config.model_copy(update={"data": DataConfig(settings=task)})
+        who = replace(who, config=config, tokenizer=load_tokenizer(TOKENS.get(name, "bytes")))
+        ((measured, _),) = measure(name, who, [0])
+        scored.append([m.value for m in measured if m.metric in metrics])
+    probe = bound(name, config)
+    assert np.mean(scored, 0).tolist() == pytest.approx([probe.chance(probe.metric(metric)) for metric in metrics])
 
 
 @pytest.mark.parametrize("name", [name for name in OVER_LENGTHS if name not in OF_NO_TEXT])
@@ -137,6 +260,12 @@ ALL_MISSING = ("position_nll", "extrapolation", "attention_map", "gates", "state
     ("state_norm", {"memory": "gated_delta"}, {}, 4096, "too-few-docs: 0 of 3 held-out documents have 4096 tokens"),
     ("count_map", {"attn_type": "nope"}, {}, 0, "n/a: the network has no Polar layer"),
     ("flipflop", SHORT, {"length": 32}, 0, "n/a: positions ape has 30 places, fewer than 31 tokens"),
+    ("mqar", {}, {}, 0, "n/a: tokenizer bytes has no keys and values; the corpus mqar has"),
+    ("clean", {}, {}, 301, "too-few-docs: 1 of 3 held-out documents have 302 tokens"),
+    ("clean", SHORT, {}, 31, "n/a: positions ape has 30 places, fewer than 31 tokens"),
+    ("junk", {}, {}, 175, "too-short: the validation split holds 3 of 4 rows of 175 tokens"),
+    ("junk", SHORT, {}, 31, "n/a: positions ape has 30 places, fewer than 31 tokens"),
+    ("needle", SHORT, {}, 16, "n/a: positions ape has 30 places, fewer than 112 tokens"),
 ])  # fmt: skip
 def test_what_cannot_be_measured_says_why(
     name: str, model: Any, settings: Any, length: int, reason: str, network: Any, subject: Callable[..., Network]
@@ -144,6 +273,7 @@ def test_what_cannot_be_measured_says_why(
     validation = {"gates": 60, "attention_map": 300}.get(name, 700)
     asked = {"validation_tokens": 26 if name == "gates" else 300, "settings": {name: settings}}
     who = subject(network(vocab_size=264, **model).eval(), validation=validation, **asked)
+    assert model is not SHORT or who.beyond(30) is None
     ((missing, examples),) = measure(name, who, [length])
     metrics = PROBES.load(name).metrics[: None if name in ALL_MISSING else 1]
     expected = [(metric.name, length, None, 0, reason) for metric in metrics]

@@ -51,9 +51,3 @@ def test_at_the_training_length_it_is_the_validation_loss(network: Any, subject:
     who = subject(network(awake=True, vocab_size=264, window=True).eval())
     ((_, full), _), ((_, nats), _) = next(measure("val", who, [0])), next(measure("extrapolation", who, [13]))
     assert (full.metric, nats.value, nats.n) == ("val_loss_full", pytest.approx(full.value, abs=1e-12), full.n)
-
-
-def test_an_untrained_network_has_the_perplexity_of_its_vocabulary(network: Any, subject: Make) -> None:
-    """Its head starts at zero."""
-    who = subject(network(vocab_size=264).eval())
-    assert next(measure("extrapolation", who, [32]))[0][0].value == pytest.approx(264, rel=1e-5)

@@ -104,12 +104,3 @@ def test_a_mixer_without_gates_says_so_and_its_memory_counts_all_the_same(networ
     numbers, gates = found(subject(network(vocab_size=264, attn_type="nope").eval()))
     assert numbers["memory"].reason == "n/a: the network has no memory with gates"
     assert gates == {}
-
-
-def test_the_network_is_left_as_it_was(network: Any, subject: Make) -> None:
-    model = network(awake=True, vocab_size=264, attn_type="fox", memory="gated_delta").eval()
-    who = subject(model)
-    before = [m.value for m, *_ in [next(measure("clean", who, [32]))[0]]]
-    found(who)
-    assert [m.value for m, *_ in [next(measure("clean", who, [32]))[0]]] == before
-    assert not any("evaluate" in vars(part) for part in model.modules())

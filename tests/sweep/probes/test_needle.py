@@ -155,15 +155,6 @@ def test_an_oracle_that_is_blind_beyond_its_reach_scores_chance(rule: Any, subje
     assert [length + pair < reach for length in (16, 32, 64)] == [True, True, False]
 
 
-def test_a_uniform_model_loses_ln_v_and_finds_nothing(network: Any, subject: Any) -> None:
-    model = network(vocab_size=264).eval()
-    found = values(measure("needle", subject(model), [16, 32, 64]))
-    for length in (16, 32, 64):
-        assert found["nats", length].value == pytest.approx(math.log(264), abs=1e-6)
-        assert (found["digit_accuracy", length].value, found["exact_accuracy", length].value) == (0.0, 0.0)
-    assert found["absent_nats", 16].value == pytest.approx(math.log(264), abs=1e-6)
-
-
 def test_answers_are_those_of_the_whole_network(network: Any, subject: Any) -> None:
     model = network(awake=True, vocab_size=264, dtype=torch.float64, window=True).eval()
     who = subject(model)
@@ -203,26 +194,6 @@ def test_measurements_and_examples(rule: Any, subject: Any) -> None:
         assert (digits.unit, nats.unit, nats.low) == ("fraction", "nats/digit", None)
 
 
-def always(token: int) -> Callable[[np.ndarray], np.ndarray]:
-    """Predicts one token everywhere."""
-    return lambda row: np.full(len(row), token)
-
-
-@pytest.mark.parametrize("settings", [{"needle_trials": 16}, {"needle_trials": 5, "needle_digits": 2}])
-def test_the_constant_answer_is_what_the_best_constant_network_scores(
-    rule: Any, subject: Any, settings: dict[str, int]
-) -> None:
-    """By running all ten of them."""
-    scored, told = [], set()
-    for digit in "0123456789":
-        found = values(measure("needle", subject(rule(always(ord(digit))), **settings), [16, 64]))
-        scored.append({found["digit_accuracy", length].value for length in (16, 64)})
-        told |= {found["constant_accuracy", length].value for length in (16, 64)}
-    assert told == max(scored, key=max)
-    if not settings:
-        assert told == {14 / 80}
-
-
 def test_haystacks_are_the_heldout_documents_in_turn(rule: Any, subject: Any) -> None:
     model = rule(copier())
     who = subject(model, held=5, needle_trials=5)
@@ -232,13 +203,6 @@ def test_haystacks_are_the_heldout_documents_in_turn(rule: Any, subject: Any) ->
     for row, index in enumerate((0, 1, 2, 0, 1)):
         assert seen[row, 1 + pair : 1 + pair + 32].tolist() == who.corpus.heldout[index][:32].tolist()
     assert seen.shape == (5, 1 + 2 * pair + 32 - 1), "the last token is not read"
-
-
-def test_lengths_asked_one_by_one_give_the_same(network: Any, subject: Any) -> None:
-    who = subject(network(awake=True, vocab_size=264).eval())
-    together = values(measure("needle", who, [16, 32, 64]))
-    alone = {key: value for length in (64, 16, 32) for key, value in values(measure("needle", who, [length])).items()}
-    assert together == alone
 
 
 def test_too_few_long_documents_is_a_reason_and_no_number(rule: Any, subject: Any) -> None:

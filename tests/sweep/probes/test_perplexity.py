@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import math
 from collections.abc import Callable
 from dataclasses import replace
 from typing import Any
@@ -82,37 +81,6 @@ def test_clean_is_the_mean_over_targets_and_documents(network: Any, subject: Any
         assert [(e.probe, e.length, e.item) for e in examples] == [("clean", length, i) for i in range(3)]
 
 
-def test_too_few_documents_is_a_reason_and_no_number(silent: Any, subject: Any) -> None:
-    found = list(measure("clean", subject(silent, held=2), [16, 64]))
-    for (measured, examples), length in zip(found, (16, 64), strict=True):
-        (only,) = measured
-        assert (only.probe, only.length, only.value, only.n, examples) == ("clean", length, None, 0, [])
-        assert only.reason == f"too-few-docs: 2 of 3 held-out documents have {length + 1} tokens"
-    assert silent.seen == []
-
-
-@pytest.mark.parametrize("probe", ["clean", "junk", "needle"])
-def test_a_text_longer_than_the_table_of_positions_is_a_reason_and_no_number(
-    network: Any, subject: Any, probe: Any
-) -> None:
-    """A network without places for it cannot read it; the needle's own text counts."""
-    settings = {"positions": "ape", "position_settings": {"ape": {"length": 128}}}
-    who = subject(network(vocab_size=264, **settings).eval(), validation=900)
-    found = [measured[0] for measured, _ in measure(probe, who, [16, 120, 160])]
-    tokens = 160 + (2 * len(" The access code for record 8394266 is 1 0 1 9 0") if probe == "needle" else 0)
-    assert [one.value is None for one in found] == [False, probe == "needle", True]
-    assert found[-1].reason == f"n/a: positions ape has 128 places, fewer than {tokens} tokens"
-
-
-def test_only_the_lengths_that_a_document_lacks_go_without_a_number(silent: Any, subject: Any) -> None:
-    who = subject(silent, held=5, length=63)
-    short, long, exact = (measured[0] for measured, _ in measure("clean", who, [16, 64, 62]))
-    assert short.value is not None
-    assert exact.value is not None, "the shortest document has 63 tokens, all that a length of 62 takes"
-    assert long.reason == "too-few-docs: 1 of 3 held-out documents have 65 tokens"
-    assert [tuple(seen.shape) for seen in silent.seen] == [(3, 16), (3, 62)]
-
-
 # --- junk ---------------------------------------------------------------------------------------------------------
 
 
@@ -132,14 +100,6 @@ def test_junk_is_the_mean_over_its_rows(network: Any, subject: Any) -> None:
     rows = np.stack([who.corpus.validation[32 * i : 32 * i + 33] for i in range(4)])
     assert (measured[0].n, len(examples)) == (128, 4)
     assert measured[0].value == pytest.approx(reference(model, rows), abs=2e-6)
-
-
-def test_a_stream_too_short_for_all_rows_is_a_reason_and_no_number(silent: Any, subject: Any) -> None:
-    found = [measured[0] for measured, _ in measure("junk", subject(silent, validation=256), [16, 32, 64])]
-    assert [m.value is None for m in found] == [False, False, True]
-    assert found[2].reason == "too-short: the validation split holds 3 of 4 rows of 64 tokens"
-    enough = [measured[0] for measured, _ in measure("junk", subject(silent, validation=257), [64])]
-    assert enough[0].value is not None
 
 
 # --- validation ---------------------------------------------------------------------------------------------------
@@ -170,37 +130,7 @@ def test_a_short_validation_split_is_never_a_smaller_sample(network: Any, subjec
         stream_loss(subject(network(vocab_size=264), validation=299), full_context=False)
 
 
-def test_a_uniform_model_loses_ln_v_everywhere(network: Any, subject: Any) -> None:
-    who = subject(network(vocab_size=264).eval())
-    for probe, lengths in (("val", [0]), ("clean", [16, 64]), ("junk", [16, 64])):
-        for measured, _ in measure(probe, who, lengths):
-            assert [m.value for m in measured] == pytest.approx([math.log(264)] * len(measured), abs=1e-6)
-
-
 # --- all of them --------------------------------------------------------------------------------------------------
-
-
-@pytest.mark.parametrize("name", ["val", "clean", "junk", "needle"])
-@pytest.mark.parametrize("training", [False, True])
-def test_a_probe_leaves_the_model_as_it_was(network: Any, subject: Any, name: str, training: bool) -> None:
-    model = network(awake=True, vocab_size=264, window=True, memory="gated_delta").train(training)
-    before = {key: value.clone() for key, value in model.state_dict().items()}
-    config = model.config.model_dump()
-    tokens = torch.arange(24)[None]
-    with torch.no_grad():
-        logits = model(tokens)
-    drawn = torch.random.get_rng_state()
-    with evaluating(model):
-        assert not model.training
-        for _ in measure(name, subject(model), [0] if name == "val" else [16, 64]):
-            pass
-    assert [module.training for module in model.modules()] == [training] * len(list(model.modules()))
-    assert model.config.model_dump() == config
-    assert all(torch.equal(before[key], value) for key, value in model.state_dict().items())
-    assert all(p.grad is None and p.requires_grad for p in model.parameters())
-    assert torch.equal(torch.random.get_rng_state(), drawn)
-    with torch.no_grad():
-        assert torch.equal(model(tokens), logits), "the window is still there"
 
 
 def test_the_mode_comes_back_after_an_error(network: Any) -> None:

@@ -16,7 +16,7 @@ from atma_sweep.results.intervals import wilson
 from atma_sweep.results.store.recorder import Recorder
 from atma_sweep.results.store.records import CellRecord, Measurement, Owner
 from atma_sweep.results.store.schema import ExampleRow
-from atma_sweep.results.store.store import Store, open_store
+from atma_sweep.results.store.store import Store
 from atma_sweep.sweep.attempt import base_runner as module
 from atma_sweep.sweep.attempt.cell_runner import Work
 from atma_sweep.sweep.attempt.job import Job
@@ -30,13 +30,6 @@ Attempt = Callable[[Any], Work]
 Found = dict[tuple[str, str, int], Any]
 MEASURABLE = reset_peak_resident()
 """Whether this system tells the peak of a process, as Linux does."""
-
-
-@pytest.fixture
-def store(tmp_path: Path) -> Iterator[Store]:
-    opened = open_store(f"sqlite:///{tmp_path / 'test.db'}", create=True)
-    yield opened
-    opened.close()
 
 
 @pytest.fixture
@@ -311,7 +304,7 @@ def test_exact_accuracy_is_rebuilt_where_trials_differ(rule: Any, subject: Any, 
         return np.append(row[1:], 97 if row[key_ends] % 2 else row[pair])
 
     who = subject(rule(mostly), needle_trials=7, lengths=(16,), probes=("needle",))
-    attempt(who)._probe_at(who, "needle", 16)
+    attempt(who).probe(who)
     digits = stored(store, "needle", "digit_accuracy", 16)
     even = [1.0 - int(trial.cue.split()[-2]) % 2 for trial in trials(NeedleConfig(trials=7))]
     assert 0 < sum(even) < 7

@@ -166,15 +166,6 @@ def test_a_memory_without_a_norm_says_so(network: Any, subject: Any) -> None:
     assert {one.reason for one in measured} == {"n/a: memory still defines no norm"}
 
 
-def test_the_model_is_left_as_it_was(model: Backbone, subject: Any) -> None:
-    who = subject(model, documents=2, lengths=(32,))
-    tokens = torch.arange(32)[None] % 264
-    before = who.features(tokens)
-    list(measure("state_norm", who, [32]))
-    assert torch.equal(who.features(tokens), before)
-    assert all("evaluate" not in vars(memory) for memory in memories(model))
-
-
 def test_an_error_takes_the_watching_away_too(model: Backbone, subject: Any, monkeypatch: pytest.MonkeyPatch) -> None:
     who = subject(model, documents=2, lengths=(32,))
 
