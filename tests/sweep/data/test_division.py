@@ -17,7 +17,7 @@ from atma_sweep.sweep.data.shards import SplitWriter
 from atma_sweep.sweep.grid.grid import load_grid, shipped
 from atma_sweep.sweep.planning import admission as plan_corpora
 from copies import prose
-from prepared import divided, files, joined, made, parts, put, stream, told
+from prepared import divided, files, made, put, stream, told
 
 
 @pytest.fixture
@@ -108,23 +108,6 @@ def test_prepared_splits_agree_with_a_naive_division(
         assert corpus.train_tokens == sizes["train_tokens"]
     assert sorted(path.name for path in (tmp_path / "c").iterdir()) == sorted([corpus.fingerprint[:16], "requests"])
     assert not list((tmp_path / "c").glob("*/pool*")), "the pool is gone"
-
-
-def test_no_document_is_in_two_splits(tmp_path: Path) -> None:
-    texts = prose(80, longest=90)
-    corpus = made(files(put(tmp_path / "t", texts), heldout_tokens=200), tmp_path / "c")
-    every = parts(stream(corpus) + corpus.validation.tolist() + joined([d.tolist() for d in corpus.heldout]))
-    assert sorted(every) == sorted([256, *text.encode()] for text in texts)
-    assert len(corpus.heldout) > 2
-    assert len(parts(corpus.validation.tolist())) > 1
-
-
-def test_two_preparations_give_the_same_fingerprint(tmp_path: Path) -> None:
-    put(tmp_path / "t", prose(60))
-    numbers = {prepare.prepare(files(tmp_path / "t", heldout_tokens=150), tmp_path / root) for root in "ab"}
-    assert len(numbers) == 1
-    larger = prepare.prepare(files(tmp_path / "t", heldout_tokens=150, validation_tokens=900), tmp_path / "a")
-    assert {larger} != numbers
 
 
 @pytest.mark.parametrize("stop", ["in the pass", "after the pass", "in the division"])

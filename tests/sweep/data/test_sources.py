@@ -78,21 +78,6 @@ def test_numbers_of_names_are_spread_evenly() -> None:
 # --- the standard library -----------------------------------------------------------------------------------------
 
 
-def test_stdlib_has_its_sources_and_help_without_tests_and_machine_facts() -> None:
-    texts = {text.name: text for text in Stdlib().documents()}
-    parts = {part for name in texts for part in name.split("/")}
-    assert not parts & {"test", "tests", "idlelib", "site-packages", "__pycache__"}
-    assert {"argparse.py", "asyncio/tasks.py", "help/with", "help/lambda"} <= set(texts)
-    assert not any(name.startswith(("_sysconfigdata", "config-")) for name in texts)
-    assert "pydoc_data/topics.py" not in texts, "its texts, not its source"
-    assert texts["help/lambda"].text.startswith("Lambdas")
-    assert texts["asyncio/tasks.py"].text == (LIBRARY / "asyncio" / "tasks.py").read_text()
-    for text in texts.values():
-        number = int(hashlib.sha256(text.name.encode()).hexdigest()[:16], 16) / 16**16
-        held = number < 0.25 and len(text.text) >= 20_000
-        assert text.split == ("heldout" if held else "validation" if number < 0.08 else "train")
-
-
 def test_stdlib_goes_on_and_names_its_interpreter() -> None:
     source, other = Stdlib(), Stdlib()
     reader = source.documents()
