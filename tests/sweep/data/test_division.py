@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import json
 import random
-from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
@@ -108,41 +107,6 @@ def test_prepared_splits_agree_with_a_naive_division(
         assert corpus.train_tokens == sizes["train_tokens"]
     assert sorted(path.name for path in (tmp_path / "c").iterdir()) == sorted([corpus.fingerprint[:16], "requests"])
     assert not list((tmp_path / "c").glob("*/pool*")), "the pool is gone"
-
-
-@pytest.mark.parametrize("stop", ["in the pass", "after the pass", "in the division"])
-def test_a_stopped_preparation_goes_on_to_the_same_splits(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, small_shards: None, stop: str
-) -> None:
-    data = files(put(tmp_path / "t", prose(60, longest=90)), heldout_tokens=200, train_tokens=3001)
-    expected = prepare.prepare(data, tmp_path / "undisturbed")
-    monkeypatch.setattr(prepare, "BATCH_DOCUMENTS", 5)
-    monkeypatch.setattr(prepare, "SYNC_SECONDS", -1.0)
-
-    class Stopped(Exception):
-        """The death of the process."""
-
-    calls = {"count": 0}
-
-    def dying(function: Callable[..., Any], at: int) -> Callable[..., Any]:
-        def call(*arguments: Any) -> Any:
-            calls["count"] += 1
-            if calls["count"] == at:
-                raise Stopped
-            return function(*arguments)
-
-        return call
-
-    with monkeypatch.context() as patch:
-        if stop == "in the pass":
-            patch.setattr(prepare.Preparation, "encode", dying(prepare.Preparation.encode, 4))
-        elif stop == "after the pass":
-            patch.setattr(prepare.Preparation, "divide", dying(prepare.Preparation.divide, 1))
-        else:
-            patch.setattr(SplitWriter, "close", dying(SplitWriter.close, 3))
-        with pytest.raises(Stopped):
-            prepare.prepare(data, tmp_path / "c")
-    assert prepare.prepare(data, tmp_path / "c") == expected
 
 
 # --- what cannot be, and what stays -------------------------------------------------------------------------------

@@ -11,10 +11,9 @@ from typing import Any
 
 import numpy as np
 import pytest
-import torch
 from atma_sweep.sweep.config import DataConfig
 from atma_sweep.sweep.data import corpora
-from atma_sweep.sweep.data.batches import Batches, stream_rows
+from atma_sweep.sweep.data.batches import stream_rows
 from atma_sweep.sweep.data.computed_rows import Marks
 from atma_sweep.sweep.data.known.flipflop import FlipFlopRows, coin_flips, marks_of
 from atma_sweep.sweep.data.tokenizer import TokenizerError, load_tokenizer
@@ -133,27 +132,6 @@ def test_a_stream_reads_like_the_array_that_it_stands_for(of: Callable[[FlipFlop
     assert stream.pieces(starts, 2).dtype == np.uint16
     with pytest.raises(ValueError, match="forwards"):
         stream[::2]
-
-
-@pytest.mark.parametrize("shuffle", [False, True])
-def test_a_row_of_training_is_one_whole_row_however_it_is_read(shuffle: bool) -> None:
-    def batches(rows_per_step: int) -> Batches:
-        return Batches([rows()], 12, rows_per_step, 5, shuffle, marks=[Marks(rows(), marks_of)])
-
-    assert batches(4).rows == 50, "every row, the last one too"
-    fours = torch.cat([batches(4).step(step)[0] for step in range(25)])
-    assert torch.equal(fours, torch.cat([batches(10).step(step)[0] for step in range(10)])), "two passes"
-    assert sorted(map(tuple, fours[:50].tolist())) == sorted(map(tuple, rows().made(np.arange(50)).tolist()))
-    late, whole = batches(4), batches(4)
-    for step in range(9):
-        whole.step(step)
-    for step in (9, 3):
-        assert all(map(torch.equal, late.step(step), whole.step(step))), "as one that goes on in the middle"
-        inputs, targets = late.step(step)
-        marked = late.marked(step)
-        assert marked is not None
-        assert torch.equal(marked, inputs == LETTERS.index("r")), "what comes after r"
-        assert torch.equal(targets[:, :-1], inputs[:, 1:])
 
 
 # --- as a prepared corpus -----------------------------------------------------------------------------------------

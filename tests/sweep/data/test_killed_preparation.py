@@ -9,6 +9,7 @@ import random
 import subprocess
 import sys
 import time
+from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
@@ -18,22 +19,7 @@ import pytest
 from copies import article, fineweb_edu, prose, published_shard, table, wikitext
 from patience import PATIENCE_S, until
 from prepared import naive, number_of, put
-
-
-@pytest.fixture
-def ordered(tmp_path: Path) -> Any:
-    """ordered(mode, path, corpus, **settings) gives how often it died; every corpus is as an uninterrupted one."""
-
-    def order(mode: str, path: Path, corpus: str = "files", **more: Any) -> int:
-        folder = tmp_path / "work"
-        folder.mkdir()
-        driver = {name: more.pop(name) for name in ("seed", "turns", "small") if name in more}
-        data = {"corpus": corpus, "path": str(path), "heldout_tokens": 150, **more}
-        found = mortal.ordered(folder=str(folder), mode=mode, data=data, **driver)
-        assert found["wrong"] == []
-        return int(found["points"])
-
-    return order
+from tiers import shared_out
 
 
 def packed(path: Path, texts: list[str]) -> Path:
@@ -41,63 +27,71 @@ def packed(path: Path, texts: list[str]) -> Path:
     return path
 
 
-@pytest.mark.thorough
-def test_text_of_ones_own_killed_before_every_change(tmp_path: Path, ordered: Any) -> None:
+def interesting(folder: Path) -> Path:
+    """A file of which some text draws validation, and whose long ones do not stand in the order in which they are kept."""
     texts = dict(enumerate(prose(14), 1))
-
-    def interesting(name: str) -> bool:
-        """Some text draws validation, and the long ones do not stand in the order in which they are kept."""
+    for name in (f"text{n}.jsonl.xz" for n in range(999)):
         held = list(naive({f"{name}:{n}": text for n, text in texts.items()}, long=150)["heldout"])
         drawn = any(number_of(f"{name}:{n}") < 0.05 and len(text) < 140 for n, text in texts.items())
-        return drawn and len(held) > 2 and held != sorted(held, key=lambda name: int(name.rpartition(":")[2]))
-
-    name = next(name for name in (f"text{n}.jsonl.xz" for n in range(999)) if interesting(name))
-    path = packed(tmp_path / name, list(texts.values()))
-    points = ordered("every", path, small={"shard": 900})
-    assert points > 50, "two batches, saved each, with two shards and held-out documents"
+        if drawn and len(held) > 2 and held != sorted(held, key=lambda name: int(name.rpartition(":")[2])):
+            return packed(folder / name, list(texts.values()))
+    raise AssertionError("no such name")
 
 
-@pytest.mark.thorough
-def test_a_second_pass_killed_before_every_change(tmp_path: Path, ordered: Any) -> None:
+def without_validation(folder: Path) -> Path:
     """No name draws validation, so what was written is thrown away, and every tenth text validates."""
     names = [name for name in (f"{n}.txt" for n in range(99)) if number_of(name) > 0.05][:11]
     for name, text in zip(names, prose(11), strict=True):
-        put(tmp_path / "t", [text], name)
-    assert ordered("every", tmp_path / "t") > 50
+        put(folder / "t", [text], name)
+    return folder / "t"
 
 
-@pytest.mark.thorough
-def test_adopted_shards_killed_before_every_change(tmp_path: Path, ordered: Any) -> None:
+def shards(folder: Path) -> Path:
     for number in (1, 2):
-        published_shard(tmp_path / "s" / f"x_train_{number}.bin", np.arange(40) + number)
-    published_shard(tmp_path / "s" / "x_val_0.bin", [256, 1, 2])
-    long = put(tmp_path / "long", prose(12))
-    assert ordered("every", tmp_path / "s", "shards", heldout=str(long)) > 30
+        published_shard(folder / "s" / f"x_train_{number}.bin", np.arange(40) + number)
+    return published_shard(folder / "s" / "x_val_0.bin", [256, 1, 2]).parent
 
 
-@pytest.mark.thorough
-def test_a_dataset_killed_again_and_again(tmp_path: Path, ordered: Any) -> None:
-    root = fineweb_edu(tmp_path / "copy", prose(45))
-    long = put(tmp_path / "long", prose(9, 7))
-    asked = {"heldout": str(long), "train_tokens": 5000}
-    assert ordered("chain", root, "fineweb-edu", **asked, seed=3, turns=2, small={"documents": 4}) > 8
+def tables(folder: Path) -> Path:
+    table(folder / "t" / "a.parquet", prose(20))
+    return table(folder / "t" / "b.parquet", prose(20, 1), group=3).parent
 
 
-def test_parquet_killed_again_and_again(tmp_path: Path, ordered: Any) -> None:
-    table(tmp_path / "t" / "a.parquet", prose(20))
-    table(tmp_path / "t" / "b.parquet", prose(20, 1), group=3)
-    assert ordered("chain", tmp_path / "t", seed=4, small={"documents": 4}) > 8
-
-
-@pytest.mark.thorough
-def test_articles_killed_again_and_again(tmp_path: Path, ordered: Any) -> None:
-    """They have no point to go on from, and begin anew."""
-    texts = {
+def articles(folder: Path) -> Path:
+    """Articles have no point to go on from, and begin anew."""
+    rows = {
         split: [row for n in range(count) for row in article(f"{n}", f" {text}\n" * n)]
         for split, count, text in (("train", 12, "a b c"), ("validation", 4, "d"), ("test", 3, "e f"))
     }
-    root = wikitext(tmp_path / "copy", texts)
-    assert ordered("chain", root, "wikitext-103", seed=7, turns=2) > 3
+    return wikitext(folder / "copy", rows)
+
+
+EVERY, CHAIN = {"mode": "every"}, {"mode": "chain"}
+KILLED = [
+    # what is prepared, how it is killed, and more deaths than this; two batches of the first are saved each, with two shards
+    ("files", interesting, EVERY | {"small": {"shard": 900}}, {}, 50),
+    ("files", without_validation, EVERY, {}, 50),
+    ("shards", shards, EVERY, {"heldout": "long"}, 30),
+    ("fineweb-edu", lambda folder: fineweb_edu(folder / "copy", prose(45)), CHAIN | {"seed": 3, "turns": 2, "small": {"documents": 4}},
+     {"heldout": "long", "train_tokens": 5000}, 8),
+    ("files", tables, CHAIN | {"seed": 4, "small": {"documents": 4}}, {}, 8),
+    ("wikitext-103", articles, CHAIN | {"seed": 7, "turns": 2}, {}, 3),
+]  # fmt: skip
+
+
+@pytest.mark.parametrize(
+    ("corpus", "make", "how", "settings", "deaths"), shared_out(KILLED, lambda one: one[1] is tables)
+)
+def test_a_killed_preparation_ends_as_an_uninterrupted_one(
+    tmp_path: Path, corpus: str, make: Callable[[Path], Path], how: Any, settings: Any, deaths: int
+) -> None:
+    path, folder = make(tmp_path), tmp_path / "work"
+    folder.mkdir()
+    lent = {"heldout": str(put(tmp_path / "long", prose(12, 7)))} if "heldout" in settings else {}
+    data = {"corpus": corpus, "path": str(path), "heldout_tokens": 150, **settings, **lent}
+    found = mortal.ordered(folder=str(folder), data=data, **how)
+    assert found["wrong"] == []
+    assert found["points"] > deaths
 
 
 # --- by the clock, in processes of their own ----------------------------------------------------------------------

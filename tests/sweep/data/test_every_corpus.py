@@ -1,0 +1,142 @@
+"""What holds of every corpus of the registry, whatever its text is: fingerprints, batches, damage, and preparations that stop."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import mortal
+import pytest
+import torch
+from atma_sweep.sweep.config import DataConfig
+from atma_sweep.sweep.data import corpora, prepare
+from atma_sweep.sweep.data.batches import Batches
+from atma_sweep.sweep.data.corpora import open_corpus
+from atma_sweep.sweep.data.registry import CORPORA
+from copies import article, finepdfs, fineweb_edu, prose, published_shard, wikitext
+from prepared import made, put, rederived
+from refusals import refused
+
+EVERY = list(CORPORA)
+COMPUTED = [name for name in EVERY if CORPORA.load(name).tokenizer is not None]
+SMALL = {"flipflop": {"length": 12, "train_rows": 50, "validation_rows": 7}, "mqar": {"length": 34, "train_rows": 50}}
+
+
+def shards_of(folder: Path) -> Path:
+    for name, size in (("x_train_1", 300), ("x_train_2", 200), ("x_val_0", 90)):
+        published_shard(folder / f"{name}.bin", [number % 256 for number in range(size)])
+    return folder
+
+
+SOURCES: dict[str, Callable[[Path], Path]] = {
+    "files": lambda folder: put(folder, prose(60)),
+    "shards": shards_of,
+    "fineweb-edu-shards": shards_of,
+    "fineweb-edu": lambda folder: fineweb_edu(folder, prose(60)),
+    "finepdfs": lambda folder: finepdfs(folder, prose(60)),
+    "wikitext-103": lambda folder: wikitext(
+        folder, {split: [row for n in range(9) for row in article(f"{n}", f" {split} {n}\n")] for split in ("train", "validation", "test")}
+    ),
+}  # fmt: skip
+
+
+@pytest.fixture
+def asked(tmp_path: Path) -> Callable[[str], DataConfig]:
+    """asked(name): a small text of that corpus, or as it is."""
+
+    def ask(name: str) -> DataConfig:
+        if name in SOURCES:
+            return DataConfig(corpus=name, path=str(SOURCES[name](tmp_path / "text")), heldout_tokens=150)
+        return DataConfig(corpus=name, settings={name: SMALL[name]} if name in SMALL else {})
+
+    return ask
+
+
+@pytest.mark.parametrize("name", EVERY)
+def test_the_fingerprint_is_that_of_its_tokens_wherever_it_is_prepared(
+    name: str, asked: Callable[[str], DataConfig], tmp_path: Path
+) -> None:
+    data = asked(name)
+    first, second = (made(data, tmp_path / root) for root in "ab")
+    assert first.fingerprint == second.fingerprint == prepare.aside(data).fingerprint
+    assert first.folder is not None
+    assert mortal.contents(tmp_path / "a") == mortal.contents(tmp_path / "b")
+    assert corpora.verify(first.folder) == []
+    if name not in (*COMPUTED, "stdlib"):
+        assert first.fingerprint == rederived(first)
+
+
+@pytest.mark.parametrize("name", EVERY)
+@pytest.mark.parametrize("shuffle", [False, True])
+def test_batches_are_disjoint_and_a_function_of_seed_and_step(
+    name: str, shuffle: bool, asked: Callable[[str], DataConfig], tmp_path: Path
+) -> None:
+    """Also as one that goes on in the middle reads them, and however many rows are read at once."""
+    data = asked(name)
+    corpus, kind = made(data, tmp_path / "c"), CORPORA.load(name)
+    length = kind.row_length(kind.Config.model_validate(data.settings.get(name, {}))) or 7
+
+    def batches(rows: int) -> Batches:
+        return Batches(corpus.train, length, rows, 5, shuffle, marks=corpus.train_marks)
+
+    source, other = batches(2), batches(4)
+    steps = min(source.rows, 40) // 4
+    read = torch.cat([source.step(step)[0] for step in range(2 * steps)])
+    assert torch.equal(read, torch.cat([other.step(step)[0] for step in reversed(range(steps))][::-1]))
+    places = [source.row(index) for index in range(source.rows)]
+    assert sorted(places) == list(range(source.rows))
+    assert (places == sorted(places)) != shuffle
+    inputs, targets = source.step(steps)
+    assert torch.equal(inputs[:, 1:], targets[:, :-1])
+    if corpus.train_marks is not None:
+        marked = [batches(2).marked(step) for step in range(source.rows // 2)]
+        assert sum(int(one.sum()) for one in marked if one is not None) == corpus.train_marks[0][:].sum()
+
+
+@pytest.mark.parametrize("name", EVERY)
+def test_damage_of_any_file_is_noticed_and_refused(
+    name: str, asked: Callable[[str], DataConfig], tmp_path: Path
+) -> None:
+    corpus = made(asked(name), tmp_path / "c")
+    folder = corpus.folder
+    assert folder is not None
+    for path in sorted(path for path in folder.iterdir() if path.stat().st_size > 1024 or path.suffix == ".json"):
+        linked, raw = path.resolve(), path.read_bytes()
+        for changed in (raw[:-1], raw[: len(raw) // 2], raw[:-2] + bytes([raw[-2] ^ 1]) + raw[-1:]):
+            linked.write_bytes(changed)
+            assert corpora.verify(folder), path.name
+            said = refused(lambda: corpora.verified(tmp_path / "c", corpus.fingerprint))
+            assert said.endswith(f"remove {folder} and prepare the corpus again")
+        linked.write_bytes(raw)
+        assert corpora.verify(folder) == []
+    (folder / "manifest.json").unlink()
+    assert "no prepared corpus" in refused(lambda: open_corpus(tmp_path / "c", corpus.fingerprint))
+
+
+@pytest.mark.parametrize("name", [*SOURCES, *COMPUTED])
+def test_a_stopped_preparation_goes_on_to_the_same_corpus(
+    name: str, asked: Callable[[str], DataConfig], tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Stopped before and after each state that is written down, one after the other."""
+    data, root = asked(name), tmp_path / "c"
+    made(data, tmp_path / "undisturbed")
+    monkeypatch.setattr(prepare, "BATCH_DOCUMENTS", 9)
+    monkeypatch.setattr(prepare, "SYNC_SECONDS", -1.0)
+    write, stops = corpora.write_json, []
+
+    def dying(path: Path, value: Any) -> None:
+        stops.append(path.name)
+        if len(stops) % 2 == 0:
+            write(path, value)
+        raise KeyboardInterrupt
+
+    monkeypatch.setattr(corpora, "write_json", dying)
+    while stops.count("manifest.json") < 2:
+        with pytest.raises(KeyboardInterrupt):
+            prepare.prepare(data, root)
+    monkeypatch.setattr(corpora, "write_json", write)
+    prepare.prepare(data, root)
+    assert len(stops) > {"files": 60, "fineweb-edu": 9, "finepdfs": 9}.get(name, 1)
+    assert mortal.contents(root) == mortal.contents(tmp_path / "undisturbed")
+    assert not list(root.glob("*.part"))
