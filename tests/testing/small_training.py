@@ -13,7 +13,7 @@ from atma_sweep.model.backbone import Backbone
 from atma_sweep.sweep.checkpoints import checkpoint
 from atma_sweep.sweep.config import TrainConfig
 from atma_sweep.sweep.data.batches import Batches
-from atma_sweep.sweep.training.loop import Point, Stopped, Trainer
+from atma_sweep.sweep.training.loop import Point, Trainer
 from atma_sweep.sweep.training.optimizers import Optimizers
 from torch import Tensor
 
@@ -21,6 +21,22 @@ CPU = torch.device("cpu")
 STREAM = np.random.default_rng(0).integers(0, 29, 400).astype(np.uint16)
 MARKS = (np.random.default_rng(5).random(400) < 0.3).astype(np.uint16)
 """Which tokens of the stream count for `loss_on: marked`."""
+LEVELS: dict[str, tuple[dict[str, Any], dict[str, Any]]] = {
+    "plain": ({}, {}),
+    "window": ({"window": True, "attn_type": "rope"}, {}),
+    "memory": ({"memory": "gated_delta", "attn_type": "nope"}, {}),
+    "everything": ({"memory": "gated_delta", "window": True}, {"distractor": True, "regularizer": "zipfian"}),
+    "strong, summed": (
+        {"attn_type": "rope"}, {"distractor": True, "regularizer": "strong", "loss_reduction": "sum"},
+    ),
+    "dropout": ({"dropout": 0.25, "attn_type": "nope"}, {"regularizer": "weak"}),
+    "positions": ({"positions": "label", "position_settings": {"label": {"length": 9}}}, {}),
+    "warm-up": ({"memory": "gated_delta"}, {"warmup_steps": 2}),
+    "adamw": ({"attn_type": "nope"}, {"optimizer": "adamw", "adam_weight_decay": 0.1, "schedule": "linear"}),
+    "marked": ({}, {"loss_on": "marked"}),
+    "tied": ({"tie_head": True, "logit_cap": "none", "attn_type": "nope"}, {"clip": 0.05}),
+}  # fmt: skip
+"""Settings of networks and of trainings that take every path of a step."""
 SMALL = {"tokens": 5 * 24, "seq_len": 6, "batch_tokens": 24, "micro_batch": 2, "regularizer_sketch": 5}
 
 
@@ -86,18 +102,3 @@ def trained(model: Backbone, config: TrainConfig, *, seed: int = 0) -> dict[str,
     """The weights at the end."""
     small_trainer(model, config, seed=seed).run()
     return {name: p.detach().clone() for name, p in model.named_parameters()}
-
-
-def trained_in_two(
-    first: Backbone, second: Backbone, config: TrainConfig, folder: Path, stop: int
-) -> dict[str, Tensor]:
-    """The same, `second` going on from the checkpoint that `first` left after `stop` steps."""
-    try:
-        small_trainer(first, config, Watch(folder, stop)).run()
-    except Stopped:
-        state = checkpoint.newest(folder)
-    assert state is not None
-    later = small_trainer(second, config)
-    later.restore(state)
-    later.run()
-    return {name: p.detach().clone() for name, p in second.named_parameters()}

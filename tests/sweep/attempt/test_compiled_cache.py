@@ -128,7 +128,7 @@ def test_what_is_compiled_is_found_by_the_same_sources(home: Path, monkeypatch: 
 @pytest.mark.parametrize("how", ["whole", "regional"])
 def test_a_later_process_traces_no_backward_again(tmp_path: Path, how: str) -> None:
     """To the same bits; after an edit of the sources it does."""
-    script = Path(__file__).parents[2] / "helpers" / "compiled_again.py"
+    script = Path(__file__).parents[2] / "testing" / "compiled_again.py"
     env = {**os.environ, "HOME": str(tmp_path), "XDG_CACHE_HOME": str(tmp_path / "cache")}
 
     def told(*others: str) -> Any:

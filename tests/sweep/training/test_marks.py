@@ -22,7 +22,7 @@ from attempts import room_of
 from copies import published_shard
 from prepared import made, rederived, told
 from refusals import refused
-from small_training import CPU, MARKS, STREAM, recipe, small_trainer, trained, trained_in_two
+from small_training import CPU, MARKS, STREAM, recipe, small_trainer
 from torch import Tensor
 from torch.nn import functional
 
@@ -155,14 +155,6 @@ def test_all_marked_is_all(network: Network, reduction: str) -> None:
     assert one == pytest.approx(other, rel=1e-6)
     for name in plain:
         assert (marked[name] - plain[name]).abs().max() <= 1e-12 * 24, name
-
-
-def test_a_resumed_training_is_the_uninterrupted_one(network: Network, tmp_path: Path) -> None:
-    config = recipe(loss_on="marked")
-    whole = trained(network(), config)
-    halves = trained_in_two(network(), network(seed=9), config, tmp_path, 2)
-    assert all(torch.equal(whole[name], halves[name]) for name in whole)
-    assert any(not torch.equal(whole[name], other) for name, other in trained(network(), recipe()).items())
 
 
 # --- corpora ------------------------------------------------------------------------------------------------------

@@ -18,7 +18,7 @@ from atma_sweep.sweep.training.loop import Stopped, Trainer
 from atma_sweep.sweep.training.optimizer_steps import SMALL, Batch, as_they_are, wanted
 from atma_sweep.sweep.training.optimizers import Muon, Optimizers
 from registries import PAIRS
-from small_training import Watch, recipe, small_trainer
+from small_training import LEVELS, Watch, recipe, small_trainer
 from taped import as_tapes
 from tiers import every_nth
 from tolerances import rounding_bound
@@ -26,16 +26,9 @@ from torch import Tensor, nn
 
 Network = Callable[..., Backbone]
 CPU = torch.device("cpu")
-LEVELS: dict[str, tuple[dict[str, Any], dict[str, Any]]] = {
+EVERY_LEVEL: dict[str, tuple[dict[str, Any], dict[str, Any]]] = LEVELS | {
     **{f"{mixer}+{memory}": ({"attn_type": mixer, "memory": memory}, {}) for mixer, memory in PAIRS},
-    "everything": ({"memory": "gated_delta", "window": True}, {"distractor": True, "regularizer": "zipfian"}),
-    "strong, summed": ({"attn_type": "rope"}, {"regularizer": "strong", "loss_reduction": "sum"}),
-    "dropout": ({"dropout": 0.25, "attn_type": "nope"}, {"regularizer": "weak"}),
-    "positions": ({"positions": "label", "position_settings": {"label": {"length": 9}}}, {}),
     "one micro-batch": ({"memory": "gated_delta"}, {"micro_batch": 4, "warmup_steps": 2}),
-    "adamw": ({"attn_type": "nope"}, {"optimizer": "adamw", "adam_weight_decay": 0.1, "schedule": "linear"}),
-    "marked": ({}, {"loss_on": "marked"}),
-    "tied": ({"tie_head": True, "logit_cap": "none", "attn_type": "nope"}, {"clip": 0.05}),
 }
 
 
@@ -85,9 +78,9 @@ def same(one: dict[str, Tensor], other: dict[str, Tensor]) -> bool:
     return one.keys() == other.keys() and all(torch.equal(one[name], other[name]) for name in one)
 
 
-@pytest.mark.parametrize("level", every_nth(LEVELS, 7))
+@pytest.mark.parametrize("level", every_nth(EVERY_LEVEL, 7))
 def test_replayed_steps_are_steps_as_they_come(network: Network, level: str) -> None:
-    settings, training = LEVELS[level]
+    settings, training = EVERY_LEVEL[level]
     config = recipe(**training)
     expected, curve, _ = whole(network(awake=True, **settings), config, "as it comes")
     found, points, trainer = whole(network(awake=True, **settings), config, "replayed")
@@ -96,10 +89,10 @@ def test_replayed_steps_are_steps_as_they_come(network: Network, level: str) -> 
     assert points == curve
 
 
-@pytest.mark.parametrize("level", every_nth(LEVELS, 7))
+@pytest.mark.parametrize("level", every_nth(EVERY_LEVEL, 7))
 def test_a_capture_finds_all_that_changes_in_memory(network: Network, level: str) -> None:
     """A tape keeps every number of Python that it was made with: rates, draws, tokens must not be among them."""
-    settings, training = LEVELS[level]
+    settings, training = EVERY_LEVEL[level]
     config = recipe(**training)
     expected, curve, _ = whole(network(awake=True, **settings), config, "as it comes, resident")
     found, points, trainer = whole(network(awake=True, **settings), config, "taped")

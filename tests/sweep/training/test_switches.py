@@ -3,14 +3,13 @@
 from __future__ import annotations
 
 from collections.abc import Callable
-from pathlib import Path
 from typing import Any
 
 import pytest
 import torch
 from atma_sweep.model.backbone import Backbone
 from atma_sweep.sweep.config import TrainConfig
-from small_training import recipe, trained, trained_in_two
+from small_training import recipe, trained
 from tiers import every_nth
 
 Network = Callable[..., Backbone]
@@ -55,17 +54,3 @@ def test_every_setting_acts(network: Network, setting: str) -> None:
 def test_words_of_one_setting_differ(network: Network, setting: str, one: str, other: str) -> None:
     weights = [trained(network(awake=True), recipe(**{setting: word})) for word in (one, other)]
     assert off(*weights) > 1e-7
-
-
-@pytest.mark.parametrize(("model", "changes"), [
-    ({}, {"optimizer": "adamw", "adam_weight_decay": 0.1}), ({}, {"warmup_steps": 3}), ({"dropout": 0.25}, {}),
-    ({"tie_head": True, "logit_cap": None}, {}),
-    ({"positions": "label", "position_settings": {"label": {"length": 9}}}, {}),
-])  # fmt: skip
-def test_a_resumed_training_is_the_uninterrupted_one(
-    network: Network, tmp_path: Path, model: dict[str, Any], changes: dict[str, Any]
-) -> None:
-    config = recipe(**changes)
-    whole = trained(network(**model), config)
-    halves = trained_in_two(network(**model), network(seed=9, **model), config, tmp_path, 2)
-    assert all(torch.equal(whole[name], halves[name]) for name in whole)
