@@ -85,8 +85,6 @@ def _names(data: SweepData, cells: set[str]) -> dict[str, str]:
 
 def draw(made: Collected, look: Look) -> Figure:
     """mag over ln(1 + m), one curve a slope, named at its end; guides for sums of m keys."""
-    from matplotlib.patches import Patch
-
     frame = made.frame
     figure = drawing.page(2.5, 4.6)
     (axes,) = drawing.panels(figure, [""])
@@ -101,16 +99,14 @@ def draw(made: Collected, look: Look) -> Figure:
         if slopes:
             low, high = min(low for low, _ in slopes), max(high for _, high in slopes)
             axes.fill_between(x, magnitude(counts, low), magnitude(counts, high), color=BAND, linewidth=0, zorder=1)
-            handles[f"learned, single heads: β {low:.3f} to {high:.3f}"] = Patch(facecolor=BAND, edgecolor=drawing.GREY)
+            handles[f"learned, single heads: β {low:.3f} to {high:.3f}"] = drawing.patch(facecolor=BAND)
     start = f"at the start: β {init['beta'].iloc[0]:.3f}"
     (line,) = axes.plot(x, init["mag"], color="#000000", zorder=4)
     if learned:
         handles[start] = line
     else:
-        axes.annotate(
-            start, (x[-1], init["mag"].iloc[-1]), xytext=(-3, -22), textcoords="offset points", ha="right", va="top",
-            fontsize=drawing.size("legend.fontsize"),
-        )  # fmt: skip
+        look = {"ha": "right", "va": "top", "fontsize": drawing.size("legend.fontsize")}
+        drawing.note(axes, start, (x[-1], init["mag"].iloc[-1]), (-3, -22), **look)
     several = len(learned) > len(drawing.INKS)
     for place, curve in enumerate(learned):
         how = drawing.look(place) | {"linestyle": drawing.DASHES[1 + place % 3], "markevery": 12 + place % 5}
@@ -140,7 +136,5 @@ def _guide(axes: Axes, words: str, power: float, first: float) -> None:
     heights = first * m**power
     inside = heights <= 1
     axes.plot(np.log1p(m[inside]), heights[inside], color=drawing.FAINT, linestyle=drawing.DASHES[1], zorder=2)
-    axes.annotate(
-        words, (math.log1p(m[inside][-1]), 1.0), xytext=(0, 2), textcoords="offset points", ha="center", va="bottom",
-        fontsize=drawing.size("small"), color=drawing.GREY, annotation_clip=False,
-    )  # fmt: skip
+    look = {"ha": "center", "va": "bottom", "color": drawing.GREY, "annotation_clip": False}
+    drawing.note(axes, words, (math.log1p(m[inside][-1]), 1.0), (0, 2), **look)

@@ -308,9 +308,9 @@ def draw(made: Collected, look: Look) -> Figure:
             if len(later):
                 axes.set_ylim(*robust_range(list(later[column]), list(means[means[x] >= begin]["value"])))
         elif made.about["log"]:
-            axes.set_xscale("log")
-            axes.set_yscale("log")
-            drawing.plain_log_ticks(axes)
+            axes.set(xscale="log", yscale="log")
+            drawing.log_ticks(axes.xaxis, 5)
+            drawing.log_ticks(axes.yaxis, 8)
         axes.set_xlabel(unit)
     words = "validation loss, nats per token" if column == "val_loss" else "training loss, smoothed, nats per token"
     drawing.vertical_label(figure, words)

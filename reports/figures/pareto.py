@@ -125,8 +125,6 @@ def _word(axis: str, level: str) -> str:
 
 def draw(made: Collected, look: Look) -> Figure:
     """A panel a quality; colour and mark are the mixer, filled with memory; the front stepped, ringed and named."""
-    from matplotlib.lines import Line2D
-
     frame = made.frame
     names = list(dict.fromkeys(frame["quality"]))
     looks = _looks(frame)
@@ -141,16 +139,14 @@ def draw(made: Collected, look: Look) -> Figure:
         here = frame[frame["quality"] == quality]
         _draw_points(axes, here, looks)
         kept = here[here["front"]].sort_values("speed")
-        _front(axes, kept)
+        axes.step(kept["speed"], kept["value"], color=drawing.GREY, linewidth=drawing.stroke(0.9), zorder=1)
+        _ring(axes, kept, "o", 8, "#000000", 1, 2.8)
         if (level := made.about["constant"].get(quality)) is not None:
             axes.axhline(100 * level, **CONSTANT)
         _scale(axes, here, quality, 72 * width / across)
         chosen = {made.about["names"].get(cell) for cell in look.highlight}
         marked = here[here["slug"].isin(chosen)]
-        axes.plot(
-            marked["speed"], marked["value"], linestyle="none", marker="D", markersize=drawing.stroke(9), zorder=2.9,
-            markerfacecolor="none", markeredgecolor=drawing.BAD, markeredgewidth=drawing.stroke(1.4),
-        )  # fmt: skip
+        _ring(axes, marked, "D", 9, drawing.BAD, 1.4, 2.9)
         named = kept.sort_values("p_front", ascending=False, kind="stable").head(MOST_NAMED)
         lacking = here[[(quality, name) in made.about["fewer"] for name in here["name"]]]
         told = pd.concat([marked, named, lacking]).drop_duplicates("slug")
@@ -159,12 +155,9 @@ def draw(made: Collected, look: Look) -> Figure:
             words = _label(one, several, made.about["fewer"].get((quality, one["name"])))
             alike.setdefault((float(one["speed"]), float(one["value"])), []).append(words)
         _name_later(axes, [(*point, _together(some)) for point, some in alike.items() if any(some)], here)
-    handles: dict[str, Any] = {
-        how["label"]: Line2D([], [], **{name: value for name, value in how.items() if name != "label"})
-        for how in looks.values()
-    }
+    handles: dict[str, Any] = {words: drawing.key(**how) for words, how in looks.values()}
     for level in list(made.about["constant"].values())[:1]:
-        handles[f"constant answer {rounded(level, 1, percent=True)}%"] = Line2D([], [], **CONSTANT)
+        handles[f"constant answer {rounded(level, 1, percent=True)}%"] = drawing.key(**CONSTANT)
     return drawing.finished(figure, made.title, made.notes, handles, columns=3)
 
 
@@ -180,39 +173,31 @@ def _together(words: Sequence[str]) -> str:
     return words[0] if len(words) == 1 else f"{words[0]} and {len(words) - 1} more"
 
 
-def _looks(frame: pd.DataFrame) -> dict[tuple[str, str], dict[str, Any]]:
-    """By mixer and memory: the mark of its points, and its words (`label`)."""
+def _looks(frame: pd.DataFrame) -> dict[tuple[str, str], tuple[str, dict[str, Any]]]:
+    """By mixer and memory: its words, and the mark of its points."""
     types = list(dict.fromkeys(frame["attn_type"]))
     memories = sorted(dict.fromkeys(frame["memory"]), key=drawing.off_first)
     found = {}
     for place, kind in enumerate(types):
         for memory in memories:
             if ((frame["attn_type"] == kind) & (frame["memory"] == memory)).any():
-                hollow = memory == memories[0] and len(memories) > 1
-                words = (
-                    f"{drawing.shown(kind)}, {drawing.shown(memory, 'memory')}"
-                    if len(memories) > 1
-                    else drawing.shown(kind)
-                )
-                found[kind, memory] = drawing.look(place, int(hollow)) | {"linestyle": "none", "label": words}
+                several = len(memories) > 1
+                words = drawing.shown(kind) + (f", {drawing.shown(memory, 'memory')}" if several else "")
+                look = drawing.look(place, int(several and memory == memories[0]))
+                found[kind, memory] = words, look | {"linestyle": "none"}
     return found
 
 
-def _draw_points(axes: Axes, here: pd.DataFrame, looks: Mapping[tuple[str, str], Mapping[str, Any]]) -> None:
+def _draw_points(axes: Axes, here: pd.DataFrame, looks: Mapping[tuple[str, str], tuple[str, dict[str, Any]]]) -> None:
     """Every point with its bars: those of the front firm, of the others faint."""
-    for key, how in looks.items():
+    for key, (_, how) in looks.items():
         mine = here[(here["attn_type"] == key[0]) & (here["memory"] == key[1])]
-        drawn = {name: value for name, value in how.items() if name != "label"}
-        axes.plot(mine["speed"], mine["value"], **drawn, zorder=2.5)
+        axes.plot(mine["speed"], mine["value"], **how, zorder=2.5)
         for front, part in mine.groupby("front", sort=False):
-            faint: dict[str, Any] = {
-                "alpha": 0.9 if front else 0.25,
-                "elinewidth": drawing.stroke(0.9 if front else 0.6),
-            }
+            alpha, width = (0.9, 0.9) if front else (0.25, 0.6)
+            faint = {"ecolor": how["color"], "alpha": alpha, "elinewidth": drawing.stroke(width), "zorder": 2}
             for axis, ends in _bars(part).items():
-                axes.errorbar(
-                    part["speed"], part["value"], **{axis: ends}, fmt="none", ecolor=drawn["color"], zorder=2, **faint
-                )
+                axes.errorbar(part["speed"], part["value"], **{axis: ends}, fmt="none", **faint)
 
 
 def _bars(part: pd.DataFrame) -> dict[str, Any]:
@@ -227,15 +212,9 @@ def _bars(part: pd.DataFrame) -> dict[str, Any]:
     return found
 
 
-def _front(axes: Axes, kept: pd.DataFrame) -> None:
-    """The steps of a front, and a ring around each of its points."""
-    axes.step(
-        kept["speed"], kept["value"], where="pre", color=drawing.GREY, linewidth=drawing.stroke(0.9), zorder=1
-    )  # fmt: skip
-    axes.plot(
-        kept["speed"], kept["value"], linestyle="none", marker="o", markersize=drawing.stroke(8), zorder=2.8,
-        markerfacecolor="none", markeredgecolor="#000000", markeredgewidth=drawing.stroke(1),
-    )  # fmt: skip
+def _ring(axes: Axes, here: pd.DataFrame, marker: str, size: float, ink: str, width: float, above: float) -> None:
+    look = {"markerfacecolor": "none", "markeredgecolor": ink, "zorder": above}
+    drawing.points(axes, here["speed"], here["value"], marker, markersize=size, markeredgewidth=width, **look)
 
 
 def _scale(axes: Axes, here: pd.DataFrame, quality: str, width: float) -> None:

@@ -15,9 +15,9 @@ from ..number_format import Column
 from ..sweep_data import ReportError, SweepData, level_of
 from .canvas import drawing
 from .canvas.base import Axes, Collected, Figure, Look, collected, names_of, origins_in
-from .canvas.length_frames import bands, lines_of
+from .canvas.length_frames import bars, lines_of
 from .canvas.line_drawing import draw_lines, legend, looks, named_cells, robust_range
-from .canvas.scales import of_numbers, put_ticks, words
+from .canvas.scales import of_numbers, words
 from .comparisons.forest import measure_words, shown_measures
 
 LINES = ("attn_type", "memory")
@@ -66,9 +66,7 @@ def collect(store: Store, data: SweepData, *, by: str | None = None) -> Collecte
     frame = pd.DataFrame(rows).astype({"value": float, "low": float, "high": float})
     means = _means(frame)
     others = [one for one in numeric if one != axis]
-    notes = [
-        f"{_averaged(data, axis, lines)}{bands(means, '95% Wilson intervals over the trials of a line of one cell')}"
-    ]
+    notes = [f"{_averaged(data, axis, lines)}{bars(means, 'Band')}"]
     if (means["cells"] < means["of"]).any():
         notes.append("n=k: a mean over k cells, fewer than the line has at other levels.")
     if others:
@@ -132,9 +130,8 @@ def draw(made: Collected, look: Look) -> Figure:
     titles = list(dict.fromkeys(frame["panel"]))
     told = frame.drop_duplicates("panel").set_index("panel")["words"]
     figure = drawing.page(drawing.PANEL + 0.35, drawing.width_of(len(titles), 3.0) if len(titles) > 1 else 4.6)
-    grid = drawing.panels(
-        figure, [told[title] for title in titles], columns=3 if figure.get_figwidth() > drawing.NARROW else 2
-    )
+    columns = 3 if figure.get_figwidth() > drawing.NARROW else 2
+    grid = drawing.panels(figure, [told[title] for title in titles], columns=columns)
     means, found = _means(frame), looks(frame, made.about["axes"])
     named = named_cells(made, look)
     handles: dict[str, Any] = {}
@@ -153,10 +150,8 @@ def _panel(
     single = here.groupby(["line", "length"])["cell"].transform("size") > 1
     for name, how in found.items():
         dots = here[(here["line"] == name) & single]
-        axes.plot(
-            dots["length"], scale * dots["value"], linestyle="none", marker="o", markersize=drawing.stroke(2.4), alpha=0.4,
-            color=how["color"], markeredgewidth=0, zorder=2.4,
-        )  # fmt: skip
+        look = {"markersize": 2.4, "alpha": 0.4, "color": how["color"], "markeredgewidth": 0, "zorder": 2.4}
+        drawing.points(axes, dots["length"], scale * dots["value"], **look)
     handles = draw_lines(axes, here, mean, found, scale, named=named, banded=True)
     if percent:
         axes.set_ylim(-3, 104)
@@ -167,7 +162,7 @@ def _panel(
     levels = sorted(set(here["length"]))
     of_numbers(levels).dress(axes, "x")
     if len(levels) <= drawing.MOST_TICKS:
-        put_ticks(axes.xaxis, {level: words(level) for level in levels})
+        drawing.put_ticks(axes.xaxis, {level: words(level) for level in levels})
     axes.set_xlabel(drawing.axis_name(str(here["axis"].iloc[0])))
     side = {1: "more is better", -1: "less is better"}.get(int(here["better"].iloc[0]), "")
     unit = str(here["unit"].iloc[0])

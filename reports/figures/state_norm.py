@@ -52,16 +52,9 @@ def collect(store: Store, data: SweepData) -> Collected:
         "erasing. γ = 1: nothing decays. "
     )
     frame = _started(min(trained.values(), default=2048))
-    return collected(
-        store,
-        data,
-        "state-norm",
-        "State of the memory before training",
-        frame,
-        [(cell.cell_id, None) for cell in remembering],
-        notes=[words + GUIDE_WORDS],
-        trained=None,
-    )
+    origins = [(cell.cell_id, None) for cell in remembering]
+    title = "State of the memory before training"
+    return collected(store, data, "state-norm", title, frame, origins, notes=[words + GUIDE_WORDS], trained=None)
 
 
 GUIDE_WORDS = (
@@ -74,22 +67,16 @@ def _measured(store: Store, data: SweepData, frame: pd.DataFrame) -> Collected:
         "Mean Frobenius norm over documents, layers, heads and cells. Hebbian: the memory's keys, values and gates, written "
         "without erasing. γ = 1: nothing decays. "
     )
-    about = {"trained": only(list(frame["trained"]))}
     memory = {cell.cell_id: cell.levels["memory"] for cell in data.cells}
     if len({memory[cell] for cell in frame["cell"]} - {"off"}) > 1:
         # states of different memories have no mean
         cells = zip(frame["panel"], frame["cell"], strict=True)
         frame["panel"] = [f"{drawing.shown(mixer)}, {drawing.memory_name(memory[cell])}" for mixer, cell in cells]
+    notes = [words + GUIDE_WORDS, *uneven(norm_means(frame))]
     return collected(
-        store,
-        data,
-        "state-norm",
-        "State of the memory over context length",
-        frame,
-        origins_in(frame),
-        notes=[words + GUIDE_WORDS, *uneven(norm_means(frame))],
-        trained=about["trained"],
-    )
+        store, data, "state-norm", "State of the memory over context length", frame, origins_in(frame), notes=notes,
+        trained=only(list(frame["trained"])),
+    )  # fmt: skip
 
 
 def _started(trained: int) -> pd.DataFrame:
@@ -108,12 +95,10 @@ def _started(trained: int) -> pd.DataFrame:
 
 def norm_means(frame: pd.DataFrame) -> pd.DataFrame:
     """One row a panel, metric and length of the state norms: value (mean over cells), cells, of (cells at any length)."""
-    whole = frame.groupby(["panel", "metric"])["cell"].nunique().to_dict()
-    means = frame.groupby(["panel", "metric", "length"], sort=False).agg(
-        value=("value", "mean"), cells=("cell", "size")
-    )
-    means = means.reset_index()
-    return means.assign(of=[int(whole[key]) for key in zip(means["panel"], means["metric"], strict=True)])
+    whole = frame.groupby(["panel", "metric"])["cell"].nunique().reset_index(name="of")
+    grouped = frame.groupby(["panel", "metric", "length"], sort=False)
+    means = grouped.agg(value=("value", "mean"), cells=("cell", "size")).reset_index()
+    return means.merge(whole, on=["panel", "metric"], how="left")
 
 
 def draw(made: Collected, look: Look) -> Figure:
@@ -136,12 +121,9 @@ def draw(made: Collected, look: Look) -> Figure:
         _guides(axes, means[means["panel"] == name])
     drawing.outer_labels(figure, length_label(trained), "norm of the state")
     if single:
-        last = means[means["length"] == means["length"].max()]
-        ends = [
-            (NORM_WORDS[row["metric"]], row["value"], handles[row["metric"]].get_color()) for _, row in last.iterrows()
-        ]
-        if set(last["metric"]) == set(means["metric"]):
-            at_ends(grid[0], ends, size=drawing.size("small"))
+        last = means[means["length"] == means["length"].max()].set_index("metric")["value"]
+        if set(last.index) == set(means["metric"]):
+            at_ends(grid[0], [(NORM_WORDS[name], value, handles[name].get_color()) for name, value in last.items()])
             handles = {}
     ordered = {NORM_WORDS[metric]: handles[metric] for metric in NORMS if metric in handles}
     return drawing.finished(figure, made.title, made.notes, ordered)
@@ -164,8 +146,6 @@ def _lines(axes: Axes, here: pd.DataFrame, means: pd.DataFrame, handles: dict[st
 
 def _heights(axes: Axes, values: pd.Series) -> None:
     """A vertical axis in steps of two that holds all values, and three ticks at least."""
-    from matplotlib.ticker import FuncFormatter, LogLocator, NullLocator
-
     above = values[values > 0]
     if above.empty:
         # zeros have no place on a logarithmic axis
@@ -174,9 +154,7 @@ def _heights(axes: Axes, values: pd.Series) -> None:
     wider = max(1.0, math.sqrt(LEAST_RANGE * high / low) / (high / low)) if high / low < LEAST_RANGE else 1.0
     axes.set_yscale("log", base=2)
     axes.set_ylim(low / wider / 1.3, high * wider * 1.3)
-    axes.yaxis.set_major_locator(LogLocator(base=2, numticks=6))
-    axes.yaxis.set_major_formatter(FuncFormatter(lambda y, _: f"{y:g}"))
-    axes.yaxis.set_minor_locator(NullLocator())
+    drawing.log_ticks(axes.yaxis, 6, (1,), base=2)
 
 
 def _guides(axes: Axes, means: pd.DataFrame) -> None:
@@ -196,9 +174,6 @@ def _guides(axes: Axes, means: pd.DataFrame) -> None:
         steep = power == max(GUIDES.values())
         place = int(np.flatnonzero(seen)[-1]) if steep else len(x) // 2
         offset = (-4, 2) if seen.all() else (-10, -2)
-        axes.annotate(
-            words, (x[place], y[place]), xytext=offset if steep else (4, -4), textcoords="offset points",
-            ha="right" if steep else "left", va="bottom" if steep and seen.all() else "top", fontsize=drawing.size("small"),
-            color=drawing.GREY,
-        )  # fmt: skip
+        look = {"ha": "right" if steep else "left", "va": "bottom" if steep and seen.all() else "top"}
+        drawing.note(axes, words, (x[place], y[place]), offset if steep else (4, -4), color=drawing.GREY, **look)
     axes.set_ylim(low, high)

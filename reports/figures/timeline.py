@@ -56,14 +56,9 @@ def collect(store: Store, data: SweepData) -> Collected:
         lane = next((place for place, free in enumerate(lanes) if free <= start), len(lanes))
         lanes[lane : lane + 1] = [end]
         slug = slugs[one.cell_id]
-        about: dict[str, Any] = {"cell": one.cell_id, "slug": slug, "name": names[slug]}
-        about |= {
-            "number": numbers.setdefault(one.cell_id, len(numbers) + 1),
-            "attempt": one.id,
-            "kind": one.kind,
-            "host": one.host,
-        }
-        about |= {"gpu": gpu, "lane": lane, "start": start, "end": end}
+        number = numbers.setdefault(one.cell_id, len(numbers) + 1)
+        about = {"cell": one.cell_id, "slug": slug, "name": names[slug], "number": number, "attempt": one.id}
+        about |= {"kind": one.kind, "host": one.host, "gpu": gpu, "lane": lane, "start": start, "end": end}
         rows.append(about | {"state": one.state, "failure": one.failure, "step": one.step})
     frame = pd.DataFrame(rows)
     notes = [f"First start {first:%Y-%m-%d %H:%M} UTC. A cross marks an attempt that failed or diverged."]
@@ -129,26 +124,20 @@ def _explained(figure: Figure, axes: Axes, words: Sequence[str]) -> None:
     seen = axes.get_tightbbox()
     left, lowest = (seen.x0 - axes.bbox.x0, seen.y0 - axes.bbox.y0) if seen else (0.0, 0.0)
     figure.set_size_inches(width, height + (len(lines) * points * 1.25 + 3) / 72)
-    axes.annotate(
-        "\n".join(lines), (0, 0), xycoords="axes fraction", xytext=(left * 72 / figure.dpi, lowest * 72 / figure.dpi - 3),
-        textcoords="offset points", va="top", ha="left", fontsize=points, linespacing=1.2, annotation_clip=False,
-    )  # fmt: skip
+    shift = left * 72 / figure.dpi, lowest * 72 / figure.dpi - 3
+    look = {"xycoords": "axes fraction", "va": "top", "linespacing": 1.2, "annotation_clip": False}
+    drawing.note(axes, "\n".join(lines), (0, 0), shift, **look)
 
 
 def _bars(axes: Axes, bars: pd.DataFrame) -> None:
     """The bars of each state at once, and a cross above the end of every bad one, where it hides no name."""
     for state, part in bars.groupby("state", sort=False):
-        axes.barh(
-            part["y"], part["width"], left=part["left"], height=0.8, facecolor=ENDS[str(state)], edgecolor="#000000",
-            linewidth=drawing.stroke(0.5), hatch=_hatch(str(state)),
-        )  # fmt: skip
+        axes.barh(part["y"], part["width"], left=part["left"], height=0.8, **_fill(str(state)))
     bad = bars[bars["state"].isin(BAD_ENDS)]
-    if bad.empty:
-        return
-    axes.plot(
-        bad["left"] + bad["width"], bad["y"] - 0.5, linestyle="none", marker="X", color=ENDS["failed"],
-        markeredgecolor="#ffffff", markersize=0.8 * drawing.size("ytick.labelsize"), zorder=7, clip_on=False,
-    )  # fmt: skip
+    if len(bad):
+        look = {"color": ENDS["failed"], "markeredgecolor": "#ffffff", "zorder": 7, "clip_on": False}
+        (cross,) = axes.plot(bad["left"] + bad["width"], bad["y"] - 0.5, linestyle="none", marker="X", **look)
+        cross.set_markersize(0.8 * drawing.size("ytick.labelsize"))
 
 
 def _names(figure: Figure, axes: Axes, bars: pd.DataFrame) -> set[int]:
@@ -170,7 +159,7 @@ def _names(figure: Figure, axes: Axes, bars: pd.DataFrame) -> set[int]:
             note = axes.text(
                 one["left"] + one["width"] / 2, one["y"], text, ha="center", va="center", fontsize=points, zorder=6,
                 rotation=turn, color="#ffffff" if one["state"] == "diverged" else "#000000",
-                bbox=drawing.backing() if _hatch(one["state"]) else None,
+                bbox=drawing.BACKING if _fill(one["state"])["hatch"] else None,
             )  # fmt: skip
             box = note.get_window_extent(renderer)
             if box.width <= across and box.height <= down * 1.1:
@@ -198,19 +187,14 @@ def _key(bars: pd.DataFrame, told: set[int]) -> list[str]:
 
 def _states(bars: pd.DataFrame) -> dict[str, Any]:
     """By its words: how each state is drawn, with how many attempts ended so."""
-    from matplotlib.lines import Line2D
-    from matplotlib.patches import Patch
-
     counts = bars["state"].value_counts()
-    found: dict[str, Any] = {}
-    for state, fill in ENDS.items():
-        if state in counts:
-            patch = Patch(facecolor=fill, edgecolor="#000000", linewidth=drawing.stroke(0.5), hatch=_hatch(state))
-            found[f"{state} ({counts[state]})"] = patch
+    found = {f"{state} ({counts[state]})": drawing.patch(**_fill(state)) for state in ENDS if state in counts}
     if counts.index.isin(BAD_ENDS).any():
-        found["failed or diverged here"] = Line2D([], [], linestyle="none", marker="X", color=ENDS["failed"])
+        found["failed or diverged here"] = drawing.key(linestyle="none", marker="X", color=ENDS["failed"])
     return found
 
 
-def _hatch(state: str) -> str:
-    return drawing.HATCHES[list(ENDS).index(state)] if state != "diverged" else ""
+def _fill(state: str) -> dict[str, Any]:
+    """Return how the bar of an attempt that ended so is filled."""
+    hatch = drawing.HATCHES[list(ENDS).index(state)] if state != "diverged" else ""
+    return {"facecolor": ENDS[state], "edgecolor": "#000000", "linewidth": drawing.stroke(0.5), "hatch": hatch}

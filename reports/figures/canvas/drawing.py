@@ -28,6 +28,7 @@ MARKERS = ("o", "s", "^", "D", "v", "P", "X")
 HATCHES = ("", "////", "....", "xxxx", "\\\\\\\\", "++++")
 MAP = "cividis"
 """Colours of heat maps: lightness rises all the way, and the colour-blind see the same order."""
+MISSING = "#e8e2da"  # of a map, where there is no number
 FAINT, GREY = "#b8b8b8", "#707070"
 PANEL = 2.0  # inches of height that a row of panels gets
 WIDTH = 7.2  # inches of a page between its margins
@@ -35,6 +36,9 @@ MOST_TICKS = 7
 PLACES = 9  # decimals of a place, as parts of the figure's size
 NARROW = 5.0  # inches of width below which panels stand over each other
 LEAST = 0.95  # inches of width that a panel gets at least, at the letters of the style `paper`
+
+BACKING = {"facecolor": "white", "edgecolor": "none", "alpha": 0.75, "pad": 0.4}
+"""The box that keeps letters readable over lines; an outline would make them drawings, which nobody can edit or search."""
 
 GOOD, BAD, NEUTRAL = "#0072B2", "#D55E00", "#f4f4f4"
 """The two ends of every diverging map, whichever sign is the better one, and what lies between them."""
@@ -175,9 +179,7 @@ def axis_name(axis: str) -> str:
 
 def diverging() -> Any:
     """The colour map from BAD over NEUTRAL to GOOD: 0 is bad, 1 is good, wherever more is better or less."""
-    from matplotlib.colors import LinearSegmentedColormap
-
-    return LinearSegmentedColormap.from_list("good", [BAD, NEUTRAL, GOOD])
+    return colours("good", BAD, NEUTRAL, GOOD)
 
 
 def page(height: float, width: float = WIDTH) -> Figure:
@@ -264,13 +266,86 @@ def stacked(figure: Figure, count: int, *, narrow: int = 1, wide: int = 2, **sha
 
 def letter(axes: Axes, place: int) -> None:
     """Writes the letter of the panel at this place left above it: (a), or a bold a."""
-    if not current().of.letters or place >= len(LETTERS):
-        return
-    points = size("axes.titlesize") + (1 if current().of.letters == "{}" else 0)
-    axes.annotate(
-        current().of.letters.format(LETTERS[place]), (0, 1), xycoords="axes fraction", xytext=(-2, 4),
-        textcoords="offset points", ha="right", va="baseline", fontsize=points, weight="bold",
-    )  # fmt: skip
+    form = current().of.letters
+    if form and place < len(LETTERS):
+        look = {"ha": "right", "fontsize": size("axes.titlesize") + (form == "{}"), "weight": "bold"}
+        note(axes, form.format(LETTERS[place]), (0, 1), (-2, 4), xycoords="axes fraction", **look)
+
+
+def note(axes: Axes, text: str, at: Any, shift: Any = (0, 0), **more: Any) -> Any:
+    """Write small letters so many points beside a place, which is in data or in the coordinates `xycoords`."""
+    how = {"xytext": shift, "textcoords": "offset points", "fontsize": size("small")}
+    return axes.annotate(text, at, **(how | more))
+
+
+def points(axes: Axes, x: Any, y: Any, marker: str = "o", **more: Any) -> Any:
+    """Draw marks without a line; `markersize` and `markeredgewidth` are points in the style `paper`."""
+    widths = {name: stroke(more[name]) for name in ("markersize", "markeredgewidth") if name in more}
+    return axes.plot(x, y, linestyle="none", marker=marker, **(more | widths))[0]
+
+
+def key(**how: Any) -> Any:
+    """Return a line or mark for a legend."""
+    from matplotlib.lines import Line2D
+
+    return Line2D([], [], **how)
+
+
+def patch(**how: Any) -> Any:
+    """Return a filled square for a legend, with a grey edge."""
+    from matplotlib.patches import Patch
+
+    return Patch(**({"edgecolor": GREY} | how))
+
+
+def colours(name: str, *inks: str) -> Any:
+    """Return the colour map from the first of these over the others to the last."""
+    from matplotlib.colors import LinearSegmentedColormap
+
+    return LinearSegmentedColormap.from_list(name, list(inks))
+
+
+def rows_alone(axes: Axes) -> None:
+    """Leave out the vertical axis but for the words of its rows."""
+    axes.grid(axis="y", visible=False)
+    axes.tick_params(axis="y", length=0)
+    axes.spines["left"].set_visible(False)
+
+
+def bare(axes: Axes) -> None:
+    """Leave out what frames a map: grid, ticks and spines."""
+    axes.grid(visible=False)
+    axes.tick_params(length=0)
+    for side in axes.spines.values():
+        side.set_visible(False)
+
+
+def linear(low: float, high: float, **more: Any) -> Any:
+    """Return what maps numbers between these two to shares of a colour map."""
+    from matplotlib.colors import Normalize
+
+    return Normalize(low, high, **more)
+
+
+def heat(axes: Axes, table: Any, norm: Any, *, colours: Any = MAP, bad: str = MISSING, **more: Any) -> Any:
+    """Draw the table, row 0 on top; NaN has the colour `bad`. The axes keep neither grid nor ticks."""
+    import matplotlib
+
+    chart = matplotlib.colormaps.get_cmap(colours).with_extremes(bad=bad)
+    image = axes.imshow(table, cmap=chart, norm=norm, aspect="auto", interpolation="nearest", **more)
+    bare(axes)
+    return image
+
+
+def colour_bar(figure: Figure, group: Sequence[Axes], mappable: Any, label: str, **more: Any) -> Any:
+    """Add the bar that says which colour is which number beside these axes, in the place that its shape asks for."""
+    bar: Any = figure.colorbar(mappable, ax=list(group), **more)
+    bar.ax.grid(visible=False)
+    bar.outline.set_visible(False)
+    bar.set_label(label)
+    # once the layout is done: until then it stands where there is room
+    after_layout(figure, lambda: bar.ax.apply_aspect(bar.ax.get_axes_locator()(bar.ax, None)))
+    return bar
 
 
 def columns_of(figure: Figure, count: int, most: int = 3) -> int:
@@ -293,8 +368,6 @@ def thinned(values: Sequence[int], most: int = MOST_TICKS) -> list[int]:
 def length_axis(axes: Axes, lengths: Sequence[int], trained: int | None = None, *, room: float = 0.25) -> None:
     """A horizontal axis of context lengths in steps of two, which begins and ends `room` octaves beside them; with `trained`,
     as multiples of that length above them."""
-    from matplotlib.ticker import FixedLocator, NullLocator
-
     every = sorted(set(lengths))
 
     def name(length: int) -> str:
@@ -305,10 +378,9 @@ def length_axis(axes: Axes, lengths: Sequence[int], trained: int | None = None, 
         wide = 1.0 if len(every) == 1 else room
         axes.set_xlim(every[0] / 2**wide, every[-1] * 2**wide)
     shown = thinned(every, min(MOST_TICKS, _fitting(axes, [name(length) for length in every])))
-    axes.xaxis.set_major_locator(FixedLocator(shown))
-    axes.xaxis.set_minor_locator(FixedLocator(every) if len(shown) < len(every) else NullLocator())
+    put_ticks(axes.xaxis, {length: name(length) for length in shown})
+    axes.set_xticks(every if len(shown) < len(every) else [], minor=True)
     axes.xaxis.set_minor_formatter("")
-    axes.set_xticklabels([name(length) for length in shown])
 
 
 def _fitting(axes: Axes, labels: Sequence[str]) -> int:
@@ -320,14 +392,22 @@ def _fitting(axes: Axes, labels: Sequence[str]) -> int:
     return max(1, int((0.86 * width - 12) / (size("xtick.labelsize") * (0.64 * longest + 0.5))))
 
 
-def plain_log_ticks(axes: Axes) -> None:
-    """Ticks of logarithmic axes as plain numbers, at 1, 2 and 5."""
+def log_ticks(axis: Any, most: int | None, subs: Sequence[float] = (1, 2, 5), base: float = 10) -> None:
+    """Give a logarithmic axis at most so many ticks, at these multiples of powers of the base, as plain numbers."""
     from matplotlib.ticker import FuncFormatter, LogLocator, NullLocator
 
-    for axis, most in ((axes.xaxis, 5), (axes.yaxis, 8)):
-        axis.set_major_locator(LogLocator(base=10, subs=(1, 2, 5), numticks=most))
-        axis.set_minor_locator(NullLocator())
-        axis.set_major_formatter(FuncFormatter(lambda value, _: f"{value:g}"))
+    axis.set_major_locator(LogLocator(base=base, subs=subs, numticks=most))
+    axis.set_minor_locator(NullLocator())
+    axis.set_major_formatter(FuncFormatter(lambda value, _: f"{value:g}"))
+
+
+def put_ticks(axis: Any, ticks: Mapping[float, str]) -> None:
+    """Give an axis these ticks and no others."""
+    from matplotlib.ticker import FixedFormatter, FixedLocator, NullLocator
+
+    axis.set_major_locator(FixedLocator(list(ticks)))
+    axis.set_minor_locator(NullLocator())
+    axis.set_major_formatter(FixedFormatter(list(ticks.values())))
 
 
 def _times(ratio: float) -> str:
@@ -422,11 +502,6 @@ def after_layout(figure: Figure, act: Callable[[], None]) -> None:
     _later.setdefault(figure, []).append(act)
 
 
-def place_bar(figure: Figure, bar: Any) -> None:
-    """Give a colour bar the place that its shape asks for, once the layout is done: until then it stands where there is room."""
-    after_layout(figure, lambda: bar.ax.apply_aspect(bar.ax.get_axes_locator()(bar.ax, None)))
-
-
 def settle(figure: Figure) -> None:
     """Lays the figure out for good, and puts the words beside all axes at the middle of the axes, not of the page."""
     figure.draw_without_rendering()
@@ -455,11 +530,6 @@ def _snap(figure: Figure) -> None:
 def shortened(text: str, most: int) -> str:
     """The text, or its beginning with an ellipsis."""
     return text if len(text) <= most else text[: most - 1] + "…"
-
-
-def backing() -> dict[str, Any]:
-    """What keeps letters readable over lines; an outline would make them drawings, which nobody can edit or search."""
-    return {"facecolor": "white", "edgecolor": "none", "alpha": 0.75, "pad": 0.4}
 
 
 def time_unit(seconds: float) -> tuple[str, float]:

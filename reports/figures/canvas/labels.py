@@ -5,6 +5,8 @@ from __future__ import annotations
 from collections.abc import Sequence
 from typing import TYPE_CHECKING, Any, Literal
 
+import numpy as np
+
 from . import drawing
 
 if TYPE_CHECKING:
@@ -15,43 +17,25 @@ AIR = 1.12
 
 
 def apart(places: Sequence[float], least: float) -> list[float]:
-    """The places, moved as little as puts neighbours at least so far apart; the order stays."""
-    order = sorted(range(len(places)), key=lambda i: (places[i], i))
-    blocks: list[list[Any]] = []  # [mean place, members]
-    for i in order:
-        blocks.append([places[i], [i]])
-        while len(blocks) > 1 and _bottom(blocks[-1], least) < _top(blocks[-2], least) + least:
-            last = blocks.pop()
-            members = [*blocks[-1][1], *last[1]]
-            total = blocks[-1][0] * len(blocks[-1][1]) + last[0] * len(last[1])
-            blocks[-1] = [total / len(members), members]
-    found = [0.0] * len(places)
-    for block in blocks:
-        for place, i in enumerate(block[1]):
-            found[i] = _bottom(block, least) + place * least
-    return found
+    """Return the places, moved as little as puts neighbours at least so far apart (least squares); the order stays."""
+    from scipy.optimize import isotonic_regression
+
+    if not len(places):
+        return []
+    order, steps = np.argsort(places, kind="stable"), least * np.arange(len(places))
+    found = np.empty(len(places))
+    found[order] = isotonic_regression(np.asarray(places)[order] - steps).x + steps
+    return found.tolist()
 
 
 def within(places: Sequence[float], least: float, lowest: float, highest: float) -> list[float]:
-    """Places that lie apart, moved between the two bounds where that leaves them apart: upwards first."""
-    order = sorted(range(len(places)), key=lambda i: (places[i], i))
-    found = list(places)
-    for rank, i in enumerate(order):
-        found[i] = max(found[i], lowest + rank * least)
-    for rank, i in enumerate(reversed(order)):
-        found[i] = min(found[i], highest - rank * least)
-    return found
+    """Return places that lie apart, moved between the two bounds where that leaves them apart: upwards first."""
+    rank = np.argsort(np.argsort(places, kind="stable"))
+    moved = np.maximum(places, lowest + rank * least)
+    return np.minimum(moved, highest - (len(places) - 1 - rank) * least).tolist()
 
 
-def _bottom(block: Sequence[Any], least: float) -> float:
-    return float(block[0] - least * (len(block[1]) - 1) / 2)
-
-
-def _top(block: Sequence[Any], least: float) -> float:
-    return float(block[0] + least * (len(block[1]) - 1) / 2)
-
-
-def at_ends(axes: Axes, labels: Sequence[tuple[str, float, Any]], *, size: float) -> None:
+def at_ends(axes: Axes, labels: Sequence[tuple[str, float, Any]]) -> None:
     """Writes each (text, height of the line's end in data, colour) right of the axes, none over another.
 
     The axes must have their scales and limits.
@@ -60,22 +44,11 @@ def at_ends(axes: Axes, labels: Sequence[tuple[str, float, Any]], *, size: float
     figure.draw_without_rendering()
     dots = [float(axes.transData.transform((axes.get_xlim()[1], y))[1]) for _, y, _ in labels]
     lowest, highest = axes.bbox.y0, axes.bbox.y1
-    to_points = 72 / figure.dpi
-    least = AIR * size * figure.dpi / 72
+    least = AIR * drawing.size("small") * figure.dpi / 72
     moved = within(apart([min(max(place, lowest), highest) for place in dots], least), least, lowest, highest)
     for (text, y, ink), place, wanted in zip(labels, dots, moved, strict=True):
-        axes.annotate(
-            text,
-            (1.0, y),
-            xycoords=("axes fraction", "data"),
-            xytext=(4, (wanted - place) * to_points),
-            textcoords="offset points",
-            va="center",
-            ha="left",
-            color=ink,
-            fontsize=size,
-            annotation_clip=False,
-        )
+        shift, among = (4, (wanted - place) * 72 / figure.dpi), ("axes fraction", "data")
+        drawing.note(axes, text, (1.0, y), shift, xycoords=among, va="center", color=ink, annotation_clip=False)
 
 
 SIDES: tuple[tuple[Literal["left", "right"], float], ...] = (
@@ -98,10 +71,9 @@ def beside_points(
     inside = axes.get_window_extent(renderer)
     taken = [text.get_window_extent(renderer) for text in axes.texts]
     for x, y, text in sorted(labels, key=lambda one: -one[1]):
-        note = axes.annotate(
-            text, (x, y), xytext=(6, 0), textcoords="offset points", va="center", fontsize=drawing.size("small"), zorder=6,
-            bbox=drawing.backing(), arrowprops={"arrowstyle": "-", "linewidth": 0.4, "shrinkA": 0, "shrinkB": 4, "color": drawing.GREY},
-        )  # fmt: skip
+        arrow = {"arrowstyle": "-", "linewidth": 0.4, "shrinkA": 0, "shrinkB": 4, "color": drawing.GREY}
+        look = {"va": "center", "zorder": 6, "bbox": drawing.BACKING, "arrowprops": arrow}
+        note = drawing.note(axes, text, (x, y), (6, 0), **look)
         line = note.arrow_patch
         costs = {}
         for side, aside in SIDES:

@@ -6,13 +6,12 @@ from collections.abc import Sequence
 from typing import Any
 
 import pandas as pd
-from scipy.special import stdtrit
 
 from ....results import metrics
 from ...number_format import length_name
 from ...sweep_data import SweepData
 from . import drawing
-from .base import GROUP, Axes, groups_of, line_axes
+from .base import GROUP, Axes, configuration_of, groups_of, line_axes, t_half_width
 
 
 def over_lengths(data: SweepData, trained: dict[str, int], probe: str, metric: str) -> pd.DataFrame:
@@ -24,7 +23,7 @@ def over_lengths(data: SweepData, trained: dict[str, int], probe: str, metric: s
     """
     lengths = data.lengths(probe, metric, unasked=True)
     groups = groups_of(data)
-    configurations = {cell.cell_id: ", ".join(key) for key, cells in data.configurations().items() for cell in cells}
+    configurations = configuration_of(data)
     rows = []
     for cell in data.cells:
         base = trained.get(cell.cell_id, min((length for length in lengths if length), default=1))
@@ -74,8 +73,7 @@ def lines_of(frame: pd.DataFrame) -> pd.DataFrame:
     several, seeds = found["configurations"] > 1, (found["configurations"] == 1) & (found["cells"] > 1)
     n = found["configurations"].where(several, found["cells"])
     sd = found["between"].where(several, found["within"])
-    # one value has no spread: a single degree of freedom only keeps its quantile from being undefined
-    half = stdtrit((n - 1).clip(lower=1), 0.975) * sd / n**0.5
+    half = t_half_width(n, sd)
     spread = several | seeds
     shares = [metrics.metric(probe, name).percent for probe, name in zip(found["probe"], found["metric"], strict=True)]
     for side, sign in (("low", -1), ("high", 1)):
@@ -89,16 +87,11 @@ def lines_of(frame: pd.DataFrame) -> pd.DataFrame:
     return found.merge(whole, on=LINE, how="left")[columns]
 
 
-def bars(means: pd.DataFrame) -> str:
-    """What the bars of these lines of `lines_of` are, as a sentence of a note; nothing where there are none."""
-    told = [words for kind, words in BARS.items() if (means["interval"] == kind).any()]
-    return f"Bars: {'; '.join(told)}. " if told else ""
-
-
-def bands(means: pd.DataFrame, trials: str) -> str:
-    """What the bands of these lines are, as a sentence of a note; `trials`: those of a line of one cell."""
+def bars(means: pd.DataFrame, mark: str = "Bars", trials: str = BARS["trials"]) -> str:
+    """What the bars or bands of these lines of `lines_of` are, as a sentence of a note; nothing where there are none. `trials`: those
+    of a line of one cell."""
     told = [words for kind, words in (BARS | {"trials": trials}).items() if (means["interval"] == kind).any()]
-    return f"Band: {'; '.join(told)}. " if told else ""
+    return f"{mark}: {'; '.join(told)}. " if told else ""
 
 
 def uneven(means: pd.DataFrame) -> list[str]:
@@ -129,10 +122,9 @@ def only(values: Sequence[int]) -> int | None:
 def count_fewer(axes: Axes, means: pd.DataFrame, ink: str, scale: float = 1) -> None:
     """Writes n beside every mean that is over fewer cells than its line has elsewhere."""
     for _, one in means[means["cells"] < means["of"]].iterrows():
-        axes.annotate(
-            f"n={int(one['cells'])}", (one["length"], scale * one["value"]), xytext=(0, 5), textcoords="offset points",
-            ha="center", fontsize=drawing.size("small"), color=ink, zorder=4, bbox=drawing.backing(),
-        )  # fmt: skip
+        at = one["length"], scale * one["value"]
+        look = {"ha": "center", "color": ink, "zorder": 4, "bbox": drawing.BACKING}
+        drawing.note(axes, f"n={int(one['cells'])}", at, (0, 5), **look)
 
 
 def length_label(trained: int | None) -> str:

@@ -18,6 +18,7 @@ MEANS = 3  # the height (zorder) from which on lines are means or named cells
 JUST = 0.06  # of the robust range, within which a value beside it is still shown
 MARKED = 6  # marks of a line of many points, about
 MOST_TOLD = 3  # values of outliers told one by one
+OVER_LINES: dict[str, Any] = {"zorder": 6, "bbox": drawing.BACKING, "linespacing": 1.0}
 SPREAD = 0.66  # octaves that the marks of all lines together take at one length
 
 
@@ -146,10 +147,7 @@ def _end_words(axes: Axes, words: Iterable[tuple[float, float, str]]) -> None:
     """Writes each text near the end (x, y) of its line, right-aligned, where it hides the least and no other text."""
     renderer = axes.figure.canvas.get_renderer()  # type: ignore[attr-defined]
     for x, y, text in sorted(words, key=lambda one: one[1]):
-        note = axes.annotate(
-            text, (x, y), xytext=(2, 2.5), textcoords="offset points", ha="right", va="bottom", zorder=6,
-            fontsize=drawing.size("small"), bbox=drawing.backing(), linespacing=1.0,
-        )  # fmt: skip
+        note = drawing.note(axes, text, (x, y), (2, 2.5), ha="right", va="bottom", **OVER_LINES)
         height = note.get_window_extent(renderer).height * 72 / axes.figure.dpi
         ways = [sign * (2.5 + 1.5 * step) - (height if sign < 0 else 0) for step in range(24) for sign in (1, -1)]
         costs = {}
@@ -165,10 +163,8 @@ def mark_trained(axes: Axes, trained: int | None, *, word: bool) -> None:
         return
     axes.axvline(trained, color=drawing.GREY, linewidth=drawing.stroke(0.8), linestyle=(0, (1, 1)), zorder=0.9)
     if word:
-        axes.annotate(
-            f"trained at {length_name(trained)}", (trained, 1), xycoords=("data", "axes fraction"), xytext=(2, -1),
-            textcoords="offset points", ha="left", va="top", fontsize=drawing.size("small"), color=drawing.GREY, zorder=5,
-        )  # fmt: skip
+        look = {"xycoords": ("data", "axes fraction"), "va": "top", "color": drawing.GREY, "zorder": 5}
+        drawing.note(axes, f"trained at {length_name(trained)}", (trained, 1), (2, -1), **look)
 
 
 def mark_level(group: Sequence[Axes], level: float, text: str) -> None:
@@ -187,11 +183,10 @@ def _level_words(group: Sequence[Axes], level: float, text: str) -> None:
     for axes in group:
         for place, side in ((0.98, "right"), (0.02, "left")):
             for way, upright in ((1.5, "bottom"), (-1.5, "top")):
-                note = axes.annotate(
-                    text, (place, level), xycoords=("axes fraction", "data"), xytext=(0, way),
-                    textcoords="offset points", ha=side, va=upright, fontsize=drawing.size("small"), zorder=6,
-                    bbox=drawing.backing(), linespacing=1.0,
-                )  # fmt: skip
+                among = ("axes fraction", "data")
+                note = drawing.note(
+                    axes, text, (place, level), (0, way), xycoords=among, ha=side, va=upright, **OVER_LINES
+                )
                 cost = _hidden(axes, note, renderer)
                 if best is None or cost < best[0]:
                     if best is not None:
@@ -242,7 +237,5 @@ def mark_beyond(axes: Axes, cells: pd.DataFrame, decimals: int) -> None:
         told = ", ".join(dict.fromkeys(beyond))
         if len(set(beyond)) > MOST_TOLD:
             told = f"{beyond[0]} to {beyond[-1]}"
-        axes.annotate(
-            f"↑ {told}", (0.99, 0.99), xycoords="axes fraction", ha="right", va="top", color="#000000", zorder=6,
-            fontsize=drawing.size("small"), bbox=drawing.backing(),
-        )  # fmt: skip
+        look = {"xycoords": "axes fraction", "ha": "right", "va": "top", "zorder": 6, "bbox": drawing.BACKING}
+        drawing.note(axes, f"↑ {told}", (0.99, 0.99), **look)

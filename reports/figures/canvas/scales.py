@@ -73,18 +73,9 @@ class Scale:
         else:
             room = ROOM * (self.high - self.low) or 0.05 * abs(self.high) or 1.0
             limits(self.low - room, self.high + room)
-        put_ticks(axis, self.ticks(most))
+        drawing.put_ticks(axis, self.ticks(most))
         if which == "x":
             drawing.after_layout(axes.figure, lambda: thin_labels(axes))  # type: ignore[arg-type]
-
-
-def put_ticks(axis: Any, ticks: dict[float, str]) -> None:
-    """Gives an axis these ticks and no others."""
-    from matplotlib.ticker import FixedFormatter, FixedLocator, NullLocator
-
-    axis.set_major_locator(FixedLocator(list(ticks)))
-    axis.set_minor_locator(NullLocator())
-    axis.set_major_formatter(FixedFormatter(list(ticks.values())))
 
 
 def of_numbers(numbers: Sequence[float]) -> Scale:

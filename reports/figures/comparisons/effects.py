@@ -95,8 +95,6 @@ def draw(made: Collected, look: Look) -> Figure:
         inner = inner[np.array([_key(row) in mixed for _, row in inner.iterrows()], dtype=bool)]
         draw_strata(axes, inner, [places[_key(row)] + 0.42 for _, row in inner.iterrows()], markers)
         frame_axes(axes, pd.concat([here, inner]) if len(inner) else here)
-        axes.tick_params(axis="y", length=0)
-        axes.spines["left"].set_visible(False)
     _labels(grid[0], places, bottom)
     return drawing.finished(figure, made.title, made.notes, keys(whole) | _strata_keys(markers), columns=3)
 
@@ -145,18 +143,8 @@ def _labels(axes: Any, places: dict[Key, float], bottom: float) -> None:
 
 
 def _strata_keys(markers: dict[str, str]) -> dict[str, Any]:
-    from matplotlib.lines import Line2D
-
-    found = {}
-    for where, marker in markers.items():
-        axis, _, level = where.partition("=")
-        found[drawing.shown(level, axis)] = Line2D(
-            [],
-            [],
-            linestyle="none",
-            marker=marker,
-            color=drawing.GREY,
-            markersize=drawing.stroke(3.0),
-            markerfacecolor="white",
-        )
-    return found
+    look = {"linestyle": "none", "color": drawing.GREY, "markersize": drawing.stroke(3.0), "markerfacecolor": "white"}
+    return {
+        drawing.shown(where.partition("=")[2], where.partition("=")[0]): drawing.key(marker=marker, **look)
+        for where, marker in markers.items()
+    }

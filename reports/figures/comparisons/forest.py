@@ -93,20 +93,16 @@ def draw_rows(axes: Axes, rows: pd.DataFrame, heights: Sequence[float]) -> None:
         ink, pale = ink_of(row), 0.45 if row["mixed"] else 1.0
         if not np.isnan(row["low"]):
             axes.hlines(y, row["low"], row["high"], color=ink, linewidth=drawing.stroke(1.3), alpha=pale)
-        axes.plot(
-            row["mean"], y, marker="o", color=ink, markerfacecolor=ink if row["sure"] else "white", linestyle="none", zorder=3,
-            markersize=drawing.stroke(4.2), alpha=pale if row["sure"] else 1.0,
-        )  # fmt: skip
+        fill, alpha = (ink, pale) if row["sure"] else ("white", 1.0)
+        drawing.points(axes, row["mean"], y, color=ink, markerfacecolor=fill, zorder=3, markersize=4.2, alpha=alpha)
 
 
 def draw_strata(axes: Axes, rows: pd.DataFrame, heights: Sequence[float], markers: Mapping[str, Any]) -> None:
     """A small mark for every row of a stratum, whose marker is that of its `where`."""
     for (_, row), y in zip(rows.iterrows(), heights, strict=True):
         ink = ink_of(row)
-        axes.plot(
-            row["mean"], y, marker=markers[row["where"]], color=ink, markerfacecolor=ink if row["sure"] else "white",
-            linestyle="none", markersize=drawing.stroke(3.0), markeredgewidth=drawing.stroke(0.7), zorder=4,
-        )  # fmt: skip
+        look = {"color": ink, "markerfacecolor": ink if row["sure"] else "white", "zorder": 4}
+        drawing.points(axes, row["mean"], y, markers[row["where"]], markersize=3.0, markeredgewidth=0.7, **look)
 
 
 def head_panel(axes: Axes, words: str, *, wrapped: bool = False) -> None:
@@ -129,13 +125,11 @@ def frame_axes(axes: Axes, rows: pd.DataFrame, side: str = BETTER) -> None:
     axes.set_xticks(ticks, [f"{tick:g}".replace("-", "−") for tick in ticks])
     drawing.after_layout(axes.figure, lambda: thin_labels(axes))  # type: ignore[arg-type]
     axes.axvline(0, color="#000000", linewidth=drawing.stroke(0.7), zorder=1)
-    axes.grid(axis="y", visible=False)
+    drawing.rows_alone(axes)
     axes.set_xlabel(str(rows["unit"].iloc[0]))
     if better:
-        axes.annotate(
-            f"{side} →", (1, 1), xycoords="axes fraction", xytext=(0, 1.5), textcoords="offset points", ha="right",
-            va="bottom", fontsize=drawing.size("small"), color=drawing.GOOD,
-        )  # fmt: skip
+        look = {"xycoords": "axes fraction", "ha": "right", "va": "bottom", "color": drawing.GOOD}
+        drawing.note(axes, f"{side} →", (1, 1), (0, 1.5), **look)
 
 
 def thin_labels(axes: Axes) -> None:
@@ -163,13 +157,9 @@ def three_ticks(low: float, high: float) -> list[float]:
 
 def keys(rows: pd.DataFrame, sides: tuple[str, str] = (BETTER, WORSE)) -> dict[str, Any]:
     """What the marks mean, in these words, as far as they occur."""
-    from matplotlib.lines import Line2D
-
-    inks = [ink_of(row) for _, row in rows.iterrows()]
-    found: dict[str, Any] = {}
-    for words, ink in zip(sides, (drawing.GOOD, drawing.BAD), strict=True):
-        if ink in inks:
-            found[words] = Line2D([], [], color=ink, marker="o")
+    inks = {ink_of(row) for _, row in rows.iterrows()}
+    pairs = zip(sides, (drawing.GOOD, drawing.BAD), strict=True)
+    found = {words: drawing.key(color=ink, marker="o") for words, ink in pairs if ink in inks}
     if not rows["sure"].all():
-        found[OPEN] = Line2D([], [], color=drawing.GREY, marker="o", markerfacecolor="white")
+        found[OPEN] = drawing.key(color=drawing.GREY, marker="o", markerfacecolor="white")
     return found

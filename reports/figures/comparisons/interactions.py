@@ -80,6 +80,4 @@ def draw(made: Collected, look: Look) -> Figure:
         frame_axes(axes, rows, SIDES[0])
         axes.set_yticks(heights, list(rows["words_row"]))
         axes.set_ylim(tall - 0.4, -0.7)
-        axes.tick_params(axis="y", length=0)
-        axes.spines["left"].set_visible(False)
     return drawing.finished(figure, made.title, made.notes, keys(pd.concat(list(parts.values())), SIDES))

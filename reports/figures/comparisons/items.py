@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import itertools
-from typing import Any
 
 import numpy as np
 import pandas as pd
@@ -90,8 +89,6 @@ def _placed(data: SweepData, found: pd.DataFrame) -> pd.DataFrame:
 
 def draw(made: Collected, look: Look) -> Figure:
     """A map a length: a row a cell, a column a trial, the darker the more of its digits are right; strata stand apart."""
-    from matplotlib.patches import Patch
-
     frame = made.frame
     cells = frame.drop_duplicates("cell").sort_values("row")
     places = _heights(cells)
@@ -107,17 +104,10 @@ def draw(made: Collected, look: Look) -> Figure:
         _means(axes, here, cells, places, named=named)
         axes.set_title(f"needle, {length_name(int(length))}")
     _names(grid[0], cells, places, named=named)
-    colours = {"none": NONE, "half": _colours()(0.5), "all digits right": ALL} | (
-        {"no answer": MISSING} if missing else {}
-    )
-    keys = {word: Patch(facecolor=ink, edgecolor=drawing.GREY, linewidth=0.5) for word, ink in colours.items()}
+    inks = {"none": NONE, "half": drawing.colours("right", NONE, ALL)(0.5), "all digits right": ALL}
+    inks |= {"no answer": MISSING} if missing else {}
+    keys = {word: drawing.patch(facecolor=ink, linewidth=0.5) for word, ink in inks.items()}
     return drawing.finished(figure, made.title, made.notes, keys)
-
-
-def _colours() -> Any:
-    from matplotlib.colors import LinearSegmentedColormap
-
-    return LinearSegmentedColormap.from_list("right", [NONE, ALL]).with_extremes(bad=MISSING)
 
 
 def _heights(cells: pd.DataFrame) -> list[float]:
@@ -133,19 +123,13 @@ def _map(axes: Axes, here: pd.DataFrame, cells: pd.DataFrame, places: list[float
     table = np.full((len(cells), across), np.nan)
     table[here["row"], here["column"]] = here["value"]
     strata = cells["stratum"].to_numpy()
+    look = {"colours": drawing.colours("right", NONE, ALL), "bad": MISSING, "zorder": 1}
     for stratum in dict.fromkeys(strata):
         (rows,) = np.nonzero(strata == stratum)
         ends = (-0.5, across - 0.5, places[rows[-1]] + 0.5, places[rows[0]] - 0.5)
-        axes.imshow(
-            np.ma.masked_invalid(table[rows]), cmap=_colours(), vmin=0, vmax=1, aspect="auto", interpolation="nearest",
-            extent=ends, zorder=1,
-        )  # fmt: skip
+        drawing.heat(axes, table[rows], drawing.linear(0, 1), extent=ends, **look)
     axes.set_xlim(-0.5, across - 0.5)
     axes.set_ylim(max(places) + 0.5, -0.5)
-    axes.grid(visible=False)
-    axes.tick_params(length=0)
-    for side in axes.spines.values():
-        side.set_visible(False)
     for edge in np.arange(1, across) - 0.5:
         axes.axvline(edge, color="#ffffff", linewidth=drawing.stroke(0.5), zorder=2)
     trials = here.drop_duplicates("column").sort_values("column")
@@ -161,10 +145,8 @@ def _means(axes: Axes, here: pd.DataFrame, cells: pd.DataFrame, places: list[flo
     height = dict(zip(cells["cell"], places, strict=True))
     groups = here.assign(y=here["cell"].map(height)).groupby("cell" if named else "stratum", sort=False)
     for _, row in groups.agg(y=("y", "mean"), value=("value", "mean")).iterrows():
-        axes.annotate(
-            rounded(row["value"], 1, percent=True) + "%", (1, row["y"]), xycoords=("axes fraction", "data"),
-            xytext=(4, 0), textcoords="offset points", va="center", fontsize=drawing.size("small"), annotation_clip=False,
-        )  # fmt: skip
+        look = {"xycoords": ("axes fraction", "data"), "va": "center", "annotation_clip": False}
+        drawing.note(axes, rounded(row["value"], 1, percent=True) + "%", (1, row["y"]), (4, 0), **look)
 
 
 def _names(axes: Axes, cells: pd.DataFrame, places: list[float], *, named: bool) -> None:

@@ -87,17 +87,15 @@ def draw(made: Collected, look: Look) -> Figure:
     named = {title: _named(frame[frame["measure"] == title]) for title in titles}
     for axes, title in zip(grid, titles, strict=True):
         _panel(axes, frame[frame["measure"] == title], found, set(named[title]["stratum"]))
-    from matplotlib.lines import Line2D
-
-    key = Line2D([], [], linestyle="none", marker="o", color=drawing.GREY, markerfacecolor="white")
-    rings = {"the pairs that this grid has": key} if (frame["pairs"] == frame["design"]).any() else {}
+    ring = drawing.key(linestyle="none", marker="o", color=drawing.GREY, markerfacecolor="white")
+    rings = {"the pairs that this grid has": ring} if (frame["pairs"] == frame["design"]).any() else {}
     finished = drawing.finished(figure, made.title, made.notes, rings)
     for axes, title in zip(grid, titles, strict=True):
         names = [
             (row["stratum"], row["detectable"], found[row["attn_type"], row["memory"]]["color"])
             for _, row in named[title].iterrows()
         ]
-        at_ends(axes, names, size=drawing.size("small"))
+        at_ends(axes, names)
     return finished
 
 
@@ -112,8 +110,6 @@ def _named(here: pd.DataFrame) -> pd.DataFrame:
 
 def _panel(axes: Axes, here: pd.DataFrame, found: dict[Stratum, dict[str, Any]], named: set[str]) -> None:
     """The lines of a number, the named ones over the others, which are thin and grey."""
-    from matplotlib.ticker import FixedLocator, FuncFormatter, LogLocator, NullFormatter, NullLocator
-
     unit = str(here["unit"].iloc[0])
     for _, line in here.groupby("stratum", sort=False):
         if line["stratum"].iloc[0] not in named:
@@ -122,28 +118,21 @@ def _panel(axes: Axes, here: pd.DataFrame, found: dict[Stratum, dict[str, Any]],
         how = found[line["attn_type"].iloc[0], line["memory"].iloc[0]]
         axes.plot(line["pairs"], line["detectable"], color=how["color"], linestyle=how["linestyle"], zorder=3)
         ring = line[line["pairs"] == line["design"]]
-        axes.plot(
-            ring["pairs"], ring["detectable"], linestyle="none", marker="o", color=how["color"], markerfacecolor="white",
-            zorder=4,
-        )  # fmt: skip
+        drawing.points(axes, ring["pairs"], ring["detectable"], color=how["color"], markerfacecolor="white", zorder=4)
     _told(axes, here, unit)
     axes.set_title(str(here["words"].iloc[0]))
     axes.set_xscale("log", base=2)
     axes.set_yscale("log")
     axes.set_xlim(FEWEST, MOST)
     ticks = [4, 8, 16, 32, 64, 128, MOST]
-    axes.xaxis.set_major_locator(FixedLocator(ticks[:: 2 if len(ticks) * drawing.size("xtick.labelsize") > 60 else 1]))
-    axes.xaxis.set_major_formatter(FuncFormatter(lambda x, _: f"{x:g}"))
-    axes.xaxis.set_minor_locator(NullLocator())
+    shown = ticks[:: 2 if len(ticks) * drawing.size("xtick.labelsize") > 60 else 1]
+    drawing.put_ticks(axes.xaxis, {tick: str(tick) for tick in shown})
     low, high = float(here["detectable"].min()) / 1.2, float(here["detectable"].max()) * 1.2
     if unit == "points":
         high = min(high, WHOLE)
     low = min(low, high / 10)
     axes.set_ylim(low, high)
-    axes.yaxis.set_major_locator(LogLocator(base=10, subs=(1.0, 2.0, 5.0)))
-    axes.yaxis.set_major_formatter(FuncFormatter(lambda y, _: f"{y:g}"))
-    axes.yaxis.set_minor_formatter(NullFormatter())
-    axes.yaxis.set_minor_locator(NullLocator())
+    drawing.log_ticks(axes.yaxis, None)
     axes.set_xlabel("matched pairs")
     axes.set_ylabel(f"smallest difference seen, {unit}")
 
@@ -154,7 +143,5 @@ def _told(axes: Axes, here: pd.DataFrame, unit: str) -> None:
     if rings.empty:
         return
     pairs, amount = rings[["pairs", "detectable"]].iloc[-1]
-    axes.annotate(
-        f"{amount:.2g} {unit}\nwith {pairs:g} pairs", (pairs, amount), xytext=(5, 4), textcoords="offset points",
-        va="bottom", fontsize=drawing.size("small"), linespacing=1.1, bbox=drawing.backing(), zorder=5,
-    )  # fmt: skip
+    look = {"va": "bottom", "linespacing": 1.1, "bbox": drawing.BACKING, "zorder": 5}
+    drawing.note(axes, f"{amount:.2g} {unit}\nwith {pairs:g} pairs", (pairs, amount), (5, 4), **look)

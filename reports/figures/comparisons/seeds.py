@@ -104,9 +104,7 @@ def _panel(axes: Axes, here: pd.DataFrame, order: list[Stratum], found: dict[Str
     axes.set_xlim(-end, end)
     axes.set_xticks(ticks, [f"{tick:g}".replace("-", "−") for tick in ticks])
     axes.axvline(0, color="#000000", linewidth=drawing.stroke(0.7), zorder=1)
-    axes.grid(axis="y", visible=False)
-    axes.tick_params(axis="y", length=0)
-    axes.spines["left"].set_visible(False)
+    drawing.rows_alone(axes)
     axes.set_xlabel(f"{here['unit'].iloc[0]} from the\nmean of replicates")
 
 
@@ -119,11 +117,7 @@ def _stratum(axes: Axes, part: pd.DataFrame, place: int, how: dict[str, Any]) ->
     for group, y in zip(groups, heights.tolist(), strict=True):
         runs = part[part["group"] == group]["difference"]
         axes.hlines(y, runs.min(), runs.max(), color=how["color"], linewidth=drawing.stroke(0.7), alpha=0.6, zorder=2)
-        axes.plot(
-            runs, np.full(len(runs), y), linestyle="none", marker=how["marker"], color=how["color"], zorder=3,
-            markerfacecolor=how["markerfacecolor"], markersize=drawing.stroke(2.6), markeredgewidth=drawing.stroke(0.7),
-        )  # fmt: skip
-    axes.annotate(
-        f"±{used:#.2g}".rstrip("."), (1, place), xycoords=("axes fraction", "data"), xytext=(4, 0), textcoords="offset points",
-        va="center", fontsize=drawing.size("small"), color=how["color"], annotation_clip=False,
-    )  # fmt: skip
+        drawn = {name: how[name] for name in ("marker", "color", "markerfacecolor")}
+        drawing.points(axes, runs, np.full(len(runs), y), **drawn, zorder=3, markersize=2.6, markeredgewidth=0.7)
+    look = {"xycoords": ("axes fraction", "data"), "va": "center", "color": how["color"], "annotation_clip": False}
+    drawing.note(axes, f"±{used:#.2g}".rstrip("."), (1, place), (4, 0), **look)

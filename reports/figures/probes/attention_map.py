@@ -10,7 +10,7 @@ import pandas as pd
 from ....results.store.store import Store
 from ...sweep_data import ReportError, SweepData
 from ..canvas import drawing
-from ..canvas.base import Axes, Collected, Figure, Look, collected, origins_in
+from ..canvas.base import Collected, Figure, Look, collected, origins_in
 from .heat_maps import chosen, first_of_each, heat, scale, sheet, title, titles_of, told
 from .item_frames import details
 
@@ -58,7 +58,7 @@ def _frame(store: Store, data: SweepData) -> pd.DataFrame:
 
 def draw(made: Collected, look: Look) -> Figure:
     """One map of each cell; all maps of a cell that is alone or stands out."""
-    from matplotlib.colors import Normalize, PowerNorm
+    from matplotlib.colors import PowerNorm
 
     cells = chosen(made, look)
     maps: list[tuple[str, np.ndarray]] = []
@@ -74,14 +74,16 @@ def draw(made: Collected, look: Look) -> Figure:
     figure, group = sheet([words for words, _ in maps], 2.1, 0.55)
     least, most = (reach([float(reach(table)) for _, table in maps]) for reach in (np.nanmin, np.nanmax))
     signed = least < -MANY
-    norm: Any = Normalize(-max(-least, most), max(-least, most)) if signed else PowerNorm(0.5, 0, max(most, 1e-3))
+    far = max(-least, most)
+    norm: Any = drawing.linear(-far, far) if signed else PowerNorm(0.5, 0, max(most, 1e-3))
     for axes, (_, table) in zip(group, maps, strict=True):
         image = heat(axes, table, norm, colours=drawing.diverging() if signed else drawing.MAP, bad="#ffffff")
-        _name(axes, len(table))
+        ticks = sorted({0, (len(table) - 1) // 2, len(table) - 1})
+        axes.set(xticks=ticks, yticks=ticks, box_aspect=1)
     drawing.outer_labels(figure, "key", "query")
-    ends = norm.vmin, norm.vmax
-    ticks = [ends[0], 0.0, ends[1]] if signed else [0.0, 0.1 * ends[1], 0.4 * ends[1], ends[1]]
-    scale(figure, group, image, "weight", ticks, [f"{one:.2g}" for one in ticks])
+    top = norm.vmax
+    shown = [norm.vmin, 0.0, top] if signed else [0.0, 0.1 * top, 0.4 * top, top]
+    scale(figure, image, "weight", {one: f"{one:.2g}" for one in shown})
     words = f"{made.title}: {title(made, look, cells[0])}" if len(cells) == 1 else made.title
     return drawing.finished(figure, words, made.notes, {})
 
@@ -98,10 +100,3 @@ def _table(rows: pd.DataFrame) -> np.ndarray:
     table = np.full((size, size), np.nan)
     table[rows["query"].to_numpy(dtype=int), rows["key"].to_numpy(dtype=int)] = rows["weight"]
     return table
-
-
-def _name(axes: Axes, size: int) -> None:
-    ticks = sorted({0, (size - 1) // 2, size - 1})
-    axes.set_xticks(ticks, [str(one) for one in ticks])
-    axes.set_yticks(ticks, [str(one) for one in ticks])
-    axes.set_box_aspect(1)

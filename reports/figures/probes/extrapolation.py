@@ -59,19 +59,11 @@ def draw(made: Collected, look: Look) -> Figure:
     def dress(axes: Axes, here: pd.DataFrame, last: bool) -> None:
         drawing.length_axis(axes, list(frame["length"]), trained, room=0.5)
         if wide(frame):
-            _logarithmic(axes, high / low)
+            axes.set_yscale("log")
+            # more ticks where the ends are less than a factor of thirty apart
+            drawing.log_ticks(axes.yaxis, 8, (1, 2, 5) if high / low > 30 else (1, 2, 3, 5, 7))
         axes.set_ylim(low, high)
         mark_trained(axes, trained, word=last)
         mark_beyond(axes, here, 1)
 
     return draw_panels(made, look, frame, means, dress, (length_label(trained), "perplexity"))
-
-
-def _logarithmic(axes: Axes, ratio: float) -> None:
-    """Logs, with more ticks where the ends are less than a factor of thirty apart."""
-    from matplotlib.ticker import FuncFormatter, LogLocator, NullLocator
-
-    axes.set_yscale("log")
-    axes.yaxis.set_major_locator(LogLocator(base=10, subs=(1, 2, 5) if ratio > 30 else (1, 2, 3, 5, 7), numticks=8))
-    axes.yaxis.set_minor_locator(NullLocator())
-    axes.yaxis.set_major_formatter(FuncFormatter(lambda value, _: f"{value:g}"))

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from typing import Any
 
 import numpy as np
@@ -13,7 +13,6 @@ from ..canvas.base import Axes, Collected, Figure, Look, names_of
 
 MOST = 12
 """Cells that are drawn where none is asked for by name."""
-MISSING = "#e8e2da"
 
 
 def titles_of(data: SweepData, cells: Iterable[str]) -> dict[str, list[str]]:
@@ -66,44 +65,24 @@ def sheet(titles: Sequence[str], each: float, more: float) -> tuple[Figure, list
     return figure, drawing.panels(figure, titles, columns=columns)
 
 
-def heat(axes: Axes, table: np.ndarray, norm: Any, *, colours: Any = drawing.MAP, bad: str = MISSING) -> Any:
-    """Draws the table, row 0 on top; NaN has the colour `bad`. The axes keep neither grid nor ticks."""
-    import matplotlib
-
-    image = axes.imshow(
-        np.ma.masked_invalid(table), cmap=matplotlib.colormaps.get_cmap(colours).with_extremes(bad=bad), norm=norm,
-        aspect="auto", interpolation="nearest",
-    )  # fmt: skip
-    axes.grid(visible=False)
-    axes.tick_params(length=0, labelsize=drawing.size("small"))
-    for side in axes.spines.values():
-        side.set_visible(False)
-    axes.set_xticks([])
-    axes.set_yticks([])
+def heat(axes: Axes, table: np.ndarray, norm: Any, **more: Any) -> Any:
+    """Draw the table as `drawing.heat` does, with small labels and no tick yet."""
+    image = drawing.heat(axes, table, norm, **more)
+    axes.tick_params(labelsize=drawing.size("small"))
+    axes.set(xticks=[], yticks=[])
     return image
 
 
-def scale(
-    figure: Figure,
-    group: Sequence[Axes],
-    image: Any,
-    label: str,
-    ticks: Sequence[float],
-    words: Sequence[str],
-    mark: float | None = None,
-) -> None:
+def scale(figure: Figure, image: Any, label: str, ticks: Mapping[float, str], mark: float | None = None) -> None:
     """The bar of colours below all maps, with a dotted line at `mark`."""
-    bar = figure.colorbar(image, ax=list(group), location="bottom", aspect=40, shrink=0.7, pad=0.02, ticks=list(ticks))
-    bar.ax.set_xticks(list(ticks), list(words))
+    place: dict[str, Any] = {"location": "bottom", "aspect": 40, "shrink": 0.7, "pad": 0.02, "ticks": list(ticks)}
+    group = [axes for axes in figure.axes if axes.axison]
+    bar = drawing.colour_bar(figure, group, image, label, **place)
+    bar.ax.set_xticks(list(ticks), list(ticks.values()))
     bar.ax.minorticks_off()
-    bar.ax.grid(visible=False)
-    bar.outline.set_visible(False)
-    bar.set_label(label)
     if mark is not None:
         bar.ax.axvline(mark, color="#ffffff", linewidth=drawing.stroke(2.0))
         bar.ax.axvline(mark, color="#000000", linewidth=drawing.stroke(1.0), linestyle=(0, (1, 1.2)))
-
-    drawing.place_bar(figure, bar)
 
 
 def written(axes: Axes, table: np.ndarray, words: Sequence[Sequence[str]], norm: Any) -> None:
@@ -111,7 +90,5 @@ def written(axes: Axes, table: np.ndarray, words: Sequence[Sequence[str]], norm:
     for row, column in np.ndindex(*table.shape):
         if np.isfinite(table[row, column]):
             dark = float(norm(table[row, column])) < 0.55
-            axes.text(
-                column, row, words[row][column], ha="center", va="center", fontsize=drawing.size("small"),
-                color="#ffffff" if dark else "#000000",
-            )  # fmt: skip
+            look = {"ha": "center", "va": "center", "fontsize": drawing.size("small")}
+            axes.text(column, row, words[row][column], color="#ffffff" if dark else "#000000", **look)

@@ -9,6 +9,7 @@ import pandas as pd
 from ....results.store.records import Key
 from ....results.store.store import Store
 from ...sweep_data import SweepData
+from ..canvas.base import in_grid_order
 
 
 def attempts_of(data: SweepData, measure: Key) -> dict[int, str]:
@@ -26,7 +27,7 @@ def places(store: Store, data: SweepData, measure: Key) -> pd.DataFrame:
     with store.snapshot() as seen:
         rows = seen.item_places(behind, measure)
     frame = pd.DataFrame(rows, columns=columns).astype({"attempt": int, "item": int, "position": int})
-    return _ordered(frame.assign(cell=frame["attempt"].map(behind)), data)
+    return in_grid_order(frame.assign(cell=frame["attempt"].map(behind)), data)
 
 
 def details(store: Store, data: SweepData, measure: Key) -> list[dict[str, Any]]:
@@ -51,9 +52,3 @@ def longest(data: SweepData, probe: str, metric: str) -> dict[str, int]:
         for cell in attempts_of(data, (probe, metric, length)).values():
             found[cell] = length
     return found
-
-
-def _ordered(frame: pd.DataFrame, data: SweepData) -> pd.DataFrame:
-    place = {cell.cell_id: index for index, cell in enumerate(data.cells)}
-    order = frame["cell"].map(place).sort_values(kind="stable").index
-    return frame.loc[order].reset_index(drop=True)

@@ -3,13 +3,23 @@
 from __future__ import annotations
 
 import pandas as pd
-from scipy.special import stdtrit
 
 from ....results.store.store import Store
 from ...sweep_data import ReportError, SweepData, level_of
 from ..canvas import drawing
-from ..canvas.base import Axes, Collected, Figure, Look, collected, names_of, origins_in
-from ..canvas.length_frames import averaged_over, bands, lines_of
+from ..canvas.base import (
+    GROUP,
+    Axes,
+    Collected,
+    Figure,
+    Look,
+    collected,
+    configuration_of,
+    names_of,
+    origins_in,
+    t_half_width,
+)
+from ..canvas.length_frames import averaged_over, bars, lines_of
 from .item_frames import details
 from .panels import draw_panels
 
@@ -18,6 +28,8 @@ PANELS = {"share": "the memory alone", "context_share": "in context"}
 """By metric: what its panel shows."""
 BAND = "95% t intervals over the heads of all layers, and over the rows in context, of a line of one cell"
 COLUMNS = ["cell", "attempt", "metric", "pairs", "chance", "value", "sd", "n"]
+NUMBERS = ["probe", "metric", "pairs", "chance", "value", "n", "low", "high"]
+SHOWN = ["cell", "attempt", "configuration", *GROUP, *NUMBERS]
 
 
 def collect(store: Store, data: SweepData) -> Collected:
@@ -35,7 +47,7 @@ def collect(store: Store, data: SweepData) -> Collected:
     frame = _grouped(data, frame, axes)
     means = lines_of(_over_pairs(frame))
     notes = [
-        f"{averaged_over(data, axes)}{bands(means, BAND)}Alone: random keys and values, written with the rates that the memory has on "
+        f"{averaged_over(data, axes)}{bars(means, 'Band', BAND)}Alone: random keys and values, written with the rates that the memory has on "
         "the text; right is an answer nearest to its own value. In context: pairs of tokens, then every key again; right is the most "
         "probable token.",
         "Dotted: one of the values at random.",
@@ -61,29 +73,15 @@ def _frame(store: Store, data: SweepData) -> pd.DataFrame:
 
 def _grouped(data: SweepData, frame: pd.DataFrame, axes: tuple[str, ...]) -> pd.DataFrame:
     """The rows with what their cells are drawn as, and the interval of each."""
-    configurations = {cell.cell_id: ", ".join(key) for key, cells in data.configurations().items() for cell in cells}
     levels = {cell.cell_id: [*(level_of(cell, axis) for axis in axes), "", ""][:2] for cell in data.cells}
-    half = stdtrit((frame["n"] - 1).clip(lower=1), 0.975) * frame["sd"] / frame["n"] ** 0.5
+    half = t_half_width(frame["n"], frame["sd"])
     first, second = ([levels[cell][place] for cell in frame["cell"]] for place in (0, 1))
-    return pd.DataFrame(
-        {
-            "cell": frame["cell"],
-            "attempt": frame["attempt"],
-            "configuration": frame["cell"].map(configurations),
-            "panel": frame["metric"].map(PANELS),
-            "first": first,
-            "second": second,
-            "line": [", ".join(filter(None, both)) or "all cells" for both in zip(first, second, strict=True)],
-            "probe": PROBE,
-            "metric": frame["metric"],
-            "pairs": frame["pairs"].astype(int),
-            "chance": frame["chance"].astype(float),
-            "value": frame["value"].astype(float),
-            "n": frame["n"].astype(int),
-            "low": (frame["value"] - half).clip(0, 1),
-            "high": (frame["value"] + half).clip(0, 1),
-        }
-    )
+    grouped = frame.assign(
+        configuration=frame["cell"].map(configuration_of(data)), panel=frame["metric"].map(PANELS), probe=PROBE,
+        first=first, second=second, low=(frame["value"] - half).clip(0, 1), high=(frame["value"] + half).clip(0, 1),
+        line=[", ".join(filter(None, both)) or "all cells" for both in zip(first, second, strict=True)],
+    )  # fmt: skip
+    return grouped[SHOWN].astype({"pairs": int, "chance": float, "value": float, "n": int})
 
 
 def _over_pairs(frame: pd.DataFrame) -> pd.DataFrame:
@@ -97,9 +95,8 @@ def draw(made: Collected, look: Look) -> Figure:
 
     def dress(axes: Axes, here: pd.DataFrame, last: bool) -> None:
         chance = 100 * here.groupby("length")["chance"].mean()
-        axes.plot(
-            chance.index, chance, color=drawing.GREY, linestyle=(0, (1, 1.2)), linewidth=drawing.stroke(0.9), zorder=2.5
-        )
+        dotted = {"color": drawing.GREY, "linestyle": (0, (1, 1.2)), "linewidth": drawing.stroke(0.9)}
+        axes.plot(chance.index, chance, **dotted, zorder=2.5)
         drawing.length_axis(axes, list(frame["length"]))
         axes.set_ylim(-3, 103)
 

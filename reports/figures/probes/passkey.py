@@ -8,7 +8,17 @@ from ....results.store.store import Store
 from ...number_format import length_name, rounded
 from ...sweep_data import ReportError, SweepData
 from ..canvas import drawing
-from ..canvas.base import Axes, Collected, Figure, Look, collected, origins_in, training_lengths
+from ..canvas.base import (
+    Axes,
+    Collected,
+    Figure,
+    Look,
+    collected,
+    configuration_of,
+    in_grid_order,
+    origins_in,
+    training_lengths,
+)
 from ..canvas.length_frames import only
 from .heat_maps import MOST, heat, scale, sheet, title, titles_of, written
 from .item_frames import details
@@ -57,7 +67,6 @@ def _spoken(counts: pd.Series) -> str:
 
 
 def _frame(store: Store, data: SweepData) -> pd.DataFrame:
-    configurations = {cell.cell_id: ", ".join(key) for key, cells in data.configurations().items() for cell in cells}
     parts = []
     for length in data.lengths(PROBE, METRIC, unasked=True):
         found = pd.DataFrame(details(store, data, (PROBE, METRIC, length)))
@@ -74,36 +83,30 @@ def _frame(store: Store, data: SweepData) -> pd.DataFrame:
     if not parts:
         return pd.DataFrame()
     frame = pd.concat(parts, ignore_index=True)
-    frame = frame.assign(configuration=frame["cell"].map(configurations)).astype({"constant": float})
-    order = {cell.cell_id: place for place, cell in enumerate(data.cells)}
-    frame = frame.assign(place=frame["cell"].map(order)).sort_values(["place", "length", "depth"], ignore_index=True)
+    frame = frame.assign(configuration=frame["cell"].map(configuration_of(data))).astype({"constant": float})
     columns = ["cell", "attempt", "configuration", "length", "depth", "trials", "answers", "value", "exact", "constant"]
-    return frame[columns]
+    return in_grid_order(frame[columns], data, "length", "depth")
 
 
 def draw(made: Collected, look: Look) -> Figure:
     """A map a configuration, or a cell that is to stand out: depths downwards, lengths to the right."""
-    from matplotlib.colors import Normalize
-
     frame = made.frame
     asked = frame[frame["cell"].isin(look.highlight)]
     shown, by = (asked, "cell") if len(asked) else (frame, "configuration")
     maps = [(title(made, look, str(rows["cell"].iloc[0])), rows) for _, rows in shown.groupby(by, sort=False)][:MOST]
     lengths, depths = sorted(set(frame["length"])), sorted(set(frame["depth"]))
     figure, group = sheet([words for words, _ in maps], 1.5, 0.55)
-    norm = Normalize(0, 1)
+    norm = drawing.linear(0, 1)
     for axes, (_, rows) in zip(group, maps, strict=True):
-        table = rows.pivot_table(index="depth", columns="length", values="value", aggfunc="mean")
-        image = heat(axes, table.reindex(index=depths, columns=lengths).to_numpy(dtype=float), norm)
+        means = rows.pivot_table(index="depth", columns="length", values="value", aggfunc="mean")
+        table = means.reindex(index=depths, columns=lengths).to_numpy(dtype=float)
+        image = heat(axes, table, norm)
         _name(axes, lengths, depths, made.about["trained"])
         if len(lengths) <= WRITTEN and len(depths) <= 2 * WRITTEN:
-            numbers = table.reindex(index=depths, columns=lengths).to_numpy(dtype=float)
-            written(axes, numbers, [[f"{100 * one:.0f}" for one in row] for row in numbers], norm)
+            written(axes, table, [[f"{100 * one:.0f}" for one in row] for row in table], norm)
     drawing.outer_labels(figure, "context length, tokens", "depth")
-    ticks = [0, 0.25, 0.5, 0.75, 1]
-    scale(
-        figure, group, image, "digits recalled", ticks, [f"{100 * one:.0f}%" for one in ticks], made.about["constant"]
-    )
+    ticks = {one: f"{100 * one:.0f}%" for one in (0, 0.25, 0.5, 0.75, 1)}
+    scale(figure, image, "digits recalled", ticks, made.about["constant"])
     return drawing.finished(figure, made.title, made.notes, {})
 
 

@@ -6,13 +6,24 @@ import math
 
 import numpy as np
 import pandas as pd
-from scipy.special import stdtrit
 
 from ....results.store.store import Store
 from ...sweep_data import ReportError, SweepData
 from ..canvas import drawing
-from ..canvas.base import Axes, Collected, Figure, Look, collected, names_of, origins_in, training_lengths
-from ..canvas.length_frames import averaged_over, bands, lines_of, only
+from ..canvas.base import (
+    Axes,
+    Collected,
+    Figure,
+    Look,
+    collected,
+    configuration_of,
+    in_grid_order,
+    names_of,
+    origins_in,
+    t_half_width,
+    training_lengths,
+)
+from ..canvas.length_frames import averaged_over, bars, lines_of, only
 from ..canvas.line_drawing import mark_beyond, mark_trained, robust_range
 from .item_frames import longest, places
 from .panels import draw_panels, leaving, side_by_side
@@ -36,7 +47,7 @@ def collect(store: Store, data: SweepData) -> Collected:
     frame, axes = side_by_side(data, frame)
     means = whole_lines(frame)
     notes = [
-        f"{averaged_over(data)}{bands(means, BAND)}Full attention, one reading of each document; beyond {TOGETHER} points an octave a point is the "
+        f"{averaged_over(data)}{bars(means, 'Band', BAND)}Full attention, one reading of each document; beyond {TOGETHER} points an octave a point is the "
         "mean over the runs of tokens about it."
     ]
     notes += leaving(frame, limits(frame, means)[1])
@@ -64,16 +75,9 @@ def _frame(store: Store, data: SweepData, trained: dict[str, int]) -> pd.DataFra
     if not parts:
         return pd.DataFrame()
     frame = _over_documents(pd.concat(parts, ignore_index=True))
-    about = [cell.cell_id for cell in data.cells]
-    configurations = {cell.cell_id: ", ".join(key) for key, cells in data.configurations().items() for cell in cells}
-    return frame.assign(
-        configuration=frame["cell"].map(configurations),
-        probe=PROBE,
-        metric=METRIC,
-        length=(frame["start"] + frame["stop"]) / 2,
-        trained=[trained.get(cell, 0) for cell in frame["cell"]],
-        place=[about.index(cell) for cell in frame["cell"]],
-    ).sort_values(["place", "start"], ignore_index=True).drop(columns="place")  # fmt: skip
+    middle, rows = (frame["start"] + frame["stop"]) / 2, [trained.get(cell, 0) for cell in frame["cell"]]
+    frame = frame.assign(configuration=frame["cell"].map(configuration_of(data)), probe=PROBE, metric=METRIC)
+    return in_grid_order(frame.assign(length=middle, trained=rows), data, "start")
 
 
 def _over_documents(frame: pd.DataFrame) -> pd.DataFrame:
@@ -88,7 +92,7 @@ def _over_documents(frame: pd.DataFrame) -> pd.DataFrame:
         start=("start", "min"), stop=("stop", "max"), value=("value", "mean"), sd=("value", "std"), n=("item", "size")
     )
     found = found.reset_index()
-    half = stdtrit((found["n"] - 1).clip(lower=1), 0.975) * found["sd"] / found["n"] ** 0.5
+    half = t_half_width(found["n"], found["sd"])
     return found.assign(low=found["value"] - half, high=found["value"] + half).drop(columns=["point", "sd"])
 
 

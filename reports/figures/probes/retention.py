@@ -12,7 +12,7 @@ from ....results.store.store import Store
 from ...number_format import length_name
 from ...sweep_data import ReportError, SweepData
 from ..canvas import drawing
-from ..canvas.base import Axes, Collected, Figure, Look, collected, origins_in
+from ..canvas.base import Axes, Collected, Figure, Look, collected, in_grid_order, origins_in
 from .heat_maps import chosen, first_of_each, heat, scale, sheet, title, titles_of, told
 from .item_frames import places
 
@@ -56,9 +56,7 @@ def _frame(store: Store, data: SweepData) -> pd.DataFrame:
             life = np.where(kept < 1, math.log(0.5) / np.log(np.clip(kept, 0, 1)), np.nan)
         about = {"part": part, "layer": found["item"], "head": place // size, "channel": place % size}
         parts.append(found[["cell", "attempt"]].assign(**about, retention=kept, half_life=life))
-    frame = pd.concat(parts, ignore_index=True)
-    order = {cell.cell_id: place for place, cell in enumerate(data.cells)}
-    return frame.sort_values("cell", key=lambda cells: cells.map(order), kind="stable", ignore_index=True)
+    return in_grid_order(pd.concat(parts, ignore_index=True), data)
 
 
 def _channels(data: SweepData, cell: str) -> int:
@@ -85,8 +83,8 @@ def draw(made: Collected, look: Look) -> Figure:
         image = _map(axes, rows, norm)
     step = -(-(high - low) // 7)
     ticks = [2.0**power for power in range(low, high + 1, step)]
-    words = [length_name(int(one)) if one >= 1 else f"{one:.2g}" for one in ticks]
-    scale(figure, group, image, "half-life, tokens", ticks, words)
+    words = {one: length_name(int(one)) if one >= 1 else f"{one:.2g}" for one in ticks}
+    scale(figure, image, "half-life, tokens", words)
     return drawing.finished(figure, made.title, made.notes, {})
 
 

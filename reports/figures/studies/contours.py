@@ -10,12 +10,24 @@ import numpy as np
 import pandas as pd
 
 from ....results.store.store import Store
-from ...stats.study_data import Objective, Study, held_together, rung_note, study_of, with_done
+from ...stats.study_data import Study, held_together, rung_note, study_of, with_done
 from ...sweep_data import ReportError, SweepData
 from ..canvas import drawing
 from ..canvas.base import Axes, Collected, Figure, Look, collected
-from ..canvas.scales import Scale, put_ticks, thin_labels
-from .settings import RING, colour_bar, colours, finer, jitter, place_of, ring_words, scale_of, value_range
+from ..canvas.scales import Scale, thin_labels
+from .settings import (
+    RING,
+    aside,
+    colour_bar,
+    colours,
+    finer,
+    objective_of,
+    place_of,
+    ring_words,
+    scale_of,
+    trial_row,
+    value_range,
+)
 
 LEAST = 4
 """Trials: three make a single triangle."""
@@ -59,7 +71,7 @@ def _rows(study: Study, x: str, y: str) -> list[dict[str, Any]]:
         places = {path: place_of(study, path, trial.params) for path in (x, y)}
         if trial.values is None or any(map(math.isnan, places.values())):
             continue
-        row: dict[str, Any] = {"number": trial.number, "cell": trial.cell, "attempt": study.attempt(trial)}
+        row = trial_row(study, trial)
         for side, path in (("x", x), ("y", y)):
             row |= {side: path, f"{side}_name": study.names[path], f"{side}_place": scales[path].share(places[path])}
         found.append(row | {"value": study.objectives[0].shown(trial.values[0]), "best": trial.number in study.best})
@@ -68,41 +80,39 @@ def _rows(study: Study, x: str, y: str) -> list[dict[str, Any]]:
 
 def draw(made: Collected, look: Look) -> Figure:
     """A panel a pair of settings, brighter where it is better."""
-    from matplotlib.colors import Normalize
-    from matplotlib.lines import Line2D
-
     frame, scales = made.frame, made.about["scales"]
     pairs = list(dict.fromkeys(zip(frame["x"], frame["y"], strict=True)))
     figure = drawing.page((drawing.PANEL + 0.1) * drawing.rows_of(len(pairs)), drawing.width_of(len(pairs) + 1))
     grid = drawing.panels(figure, [""] * len(pairs), columns=3 if figure.get_figwidth() > drawing.NARROW else 2)
-    objective = Objective(place=0, name="", direction=made.about["direction"])
-    norm = Normalize(*value_range(list(frame.drop_duplicates("number")["value"]), objective), clip=True)
+    objective = objective_of(made.about["direction"])
+    norm = drawing.linear(*value_range(list(frame.drop_duplicates("number")["value"]), objective), clip=True)
     chart = colours(objective.sign)
     for axes, (x, y) in zip(grid, pairs, strict=True):
         here = frame[(frame["x"] == x) & (frame["y"] == y)]
         _panel(axes, here, scales[x], scales[y], norm, chart)
     colour_bar(figure, grid, norm, chart, made.about["label"])
-    return drawing.finished(figure, made.title, made.notes, {made.about["ring"]: Line2D([], [], **RING)})
+    return drawing.finished(figure, made.title, made.notes, {made.about["ring"]: drawing.key(**RING)})
 
 
 def _panel(axes: Axes, here: pd.DataFrame, x: Scale, y: Scale, norm: Any, chart: Any) -> None:
     if not x.levels and not y.levels:
         _between(axes, here, norm, chart)
     across, up = (
-        here[f"{side}_place"] + [_aside(scale, int(one)) for one in here["number"]]
+        here[f"{side}_place"]
+        + [aside(scale, int(one), SPREAD / max(1, len(scale.levels) - 1)) for one in here["number"]]
         for side, scale in (("x", x), ("y", y))
     )
     fine = finer(len(here))
-    axes.scatter(
-        across, up, c=here["value"], cmap=chart, norm=norm, s=(fine * drawing.stroke(3.6)) ** 2, zorder=3, edgecolors="#000000",
-        linewidths=fine * drawing.stroke(0.5),
-    )  # fmt: skip
+    look = {"s": (fine * drawing.stroke(3.6)) ** 2, "edgecolors": "#000000", "linewidths": fine * drawing.stroke(0.5)}
+    axes.scatter(across, up, c=here["value"], cmap=chart, norm=norm, zorder=3, **look)
     axes.plot(across[here["best"]], up[here["best"]], markersize=drawing.stroke(7), zorder=4, **RING)
     axes.grid(visible=False)
     for which, scale in (("x", x), ("y", y)):
         room = 0.5 / max(1, len(scale.levels) - 1) if scale.levels else 0.06
         getattr(axes, f"set_{which}lim")(-room, 1 + room)
-        put_ticks(getattr(axes, f"{which}axis"), {scale.share(tick): words for tick, words in scale.ticks().items()})
+        drawing.put_ticks(
+            getattr(axes, f"{which}axis"), {scale.share(tick): words for tick, words in scale.ticks().items()}
+        )
     axes.set_xlabel(str(here["x_name"].iloc[0]))
     axes.set_ylabel(str(here["y_name"].iloc[0]))
     drawing.after_layout(axes.figure, lambda: thin_labels(axes))  # type: ignore[arg-type]
@@ -118,12 +128,6 @@ def _between(axes: Axes, here: pd.DataFrame, norm: Any, chart: Any) -> None:
     if len(points) < 3 or np.linalg.svd(places - places.mean(0), compute_uv=False)[-1] ** 2 < FLAT:
         return
     mesh = Triangulation(places[:, 0], places[:, 1])
-    levels = np.linspace(norm.vmin, norm.vmax, BANDS + 1)
     if norm.vmin < norm.vmax:
-        axes.tricontourf(
-            mesh, points["value"].clip(norm.vmin, norm.vmax), levels=levels, cmap=chart, norm=norm, alpha=0.75, zorder=1
-        )
-
-
-def _aside(scale: Scale, number: int) -> float:
-    return SPREAD * jitter(number) / max(1, len(scale.levels) - 1) if scale.levels else 0.0
+        look = {"levels": np.linspace(norm.vmin, norm.vmax, BANDS + 1), "cmap": chart, "alpha": 0.75, "zorder": 1}
+        axes.tricontourf(mesh, points["value"].clip(norm.vmin, norm.vmax), norm=norm, **look)

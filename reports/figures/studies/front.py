@@ -8,12 +8,12 @@ from typing import Any, Literal
 import pandas as pd
 
 from ....results.store.store import Store
-from ...stats.study_data import Objective, Study, study_of, with_done
+from ...stats.study_data import Study, study_of, with_done
 from ...sweep_data import ReportError, SweepData
 from ..canvas import drawing, labels
 from ..canvas.base import Axes, Collected, Figure, Look, collected
 from ..canvas.scales import short_numbers
-from .settings import RING, room, upright, value_range
+from .settings import RING, objective_of, room, trial_row, upright, value_range
 
 MOST_NAMED = 12
 
@@ -41,7 +41,7 @@ def _rows(study: Study, first: int, second: int) -> list[dict[str, Any]]:
     found = []
     for trial in study.done:
         assert trial.values is not None
-        row: dict[str, Any] = {"number": trial.number, "cell": trial.cell, "attempt": study.attempt(trial)}
+        row = trial_row(study, trial)
         for side, place in (("x", first), ("y", second)):
             one = study.objectives[place]
             row |= {side: one.name, f"{side}_label": one.label, f"{side}_sign": one.sign}
@@ -52,24 +52,20 @@ def _rows(study: Study, first: int, second: int) -> list[dict[str, Any]]:
 
 def draw(made: Collected, look: Look) -> Figure:
     """A panel a pair of objectives, every trial a mark; the front ringed, named by numbers, and of two objectives stepped."""
-    from matplotlib.lines import Line2D
-
     frame = made.frame
     pairs = list(dict.fromkeys(zip(frame["x"], frame["y"], strict=True)))
     figure = drawing.page(2.8, 5.2 if len(pairs) == 1 else drawing.WIDTH)
     for axes, (x, y) in zip(drawing.stacked(figure, len(pairs)), pairs, strict=True):
         _panel(axes, frame[(frame["x"] == x) & (frame["y"] == y)], stepped=len(pairs) == 1)
-    handles = {
-        "trial": Line2D([], [], linestyle="none", marker="o", color=drawing.GREY),
-        "Pareto front": Line2D([], [], **RING),
-    }
+    trial = drawing.key(linestyle="none", marker="o", color=drawing.GREY)
+    handles = {"trial": trial, "Pareto front": drawing.key(**RING)}
     return drawing.finished(figure, made.title, made.notes, handles)
 
 
 def _panel(axes: Axes, here: pd.DataFrame, *, stepped: bool) -> None:
     for side in ("x", "y"):
         sign = int(here[f"{side}_sign"].iloc[0])
-        objective = Objective(place=0, name="", direction="maximize" if sign > 0 else "minimize")
+        objective = objective_of("maximize" if sign > 0 else "minimize")
         kept = here[here["front"]][f"{side}_value"]
         low, high = value_range(list(here[f"{side}_value"]), objective)
         getattr(axes, f"set_{side}lim")(*room(min(low, kept.min()), max(high, kept.max()), 0.1))
@@ -77,15 +73,14 @@ def _panel(axes: Axes, here: pd.DataFrame, *, stepped: bool) -> None:
         getattr(axes, f"set_{side}label")(words if side == "x" and stepped else upright(words))
         short_numbers(getattr(axes, f"{side}axis"))
     front = here[here["front"]].sort_values("x_value", kind="stable")
-    axes.plot(here["x_value"], here["y_value"], linestyle="none", marker="o", color=drawing.GREY, alpha=0.7, zorder=2)
-    axes.plot(front["x_value"], front["y_value"], linestyle="none", marker="o", color="#0072B2", zorder=3)
+    drawing.points(axes, here["x_value"], here["y_value"], color=drawing.GREY, alpha=0.7, zorder=2)
+    drawing.points(axes, front["x_value"], front["y_value"], color="#0072B2", zorder=3)
     axes.plot(front["x_value"], front["y_value"], markersize=drawing.stroke(7), zorder=3.2, **RING)
     if stepped:
         # what the front reaches: from a trial on, along x towards the worse side, nothing better in y
         where: Literal["pre", "post"] = "post" if int(here["x_sign"].iloc[0]) < 0 else "pre"
-        axes.step(
-            front["x_value"], front["y_value"], where=where, color="#0072B2", linewidth=drawing.stroke(0.9), zorder=1.5
-        )
+        look = {"color": "#0072B2", "linewidth": drawing.stroke(0.9), "zorder": 1.5}
+        axes.step(front["x_value"], front["y_value"], where=where, **look)
     told = front.iloc[:: max(1, -(-len(front) // MOST_NAMED))]
     named = [(float(one["x_value"]), float(one["y_value"]), f"#{one['number']}") for one in told.to_dict("records")]
     points = list(zip(here["x_value"], here["y_value"], strict=True))

@@ -15,7 +15,7 @@ from ..canvas import drawing
 from ..canvas.base import Axes, Collected, Figure, Look, collected
 from ..canvas.line_drawing import MOST_TOLD
 from ..canvas.scales import short_numbers
-from .settings import room, upright, value_range
+from .settings import objective_of, room, trial_row, upright, value_range
 
 LOOKS: dict[str, dict[str, Any]] = {
     "done": {"marker": "o", "color": "#0072B2"},
@@ -50,8 +50,11 @@ def _rows(study: Study, objective: Objective) -> list[dict[str, Any]]:
         if trial.number in finished:
             better = max if objective.sign > 0 else min
             so_far = value if math.isnan(so_far) else better(so_far, value)
-        row: dict[str, Any] = {"number": trial.number, "cell": trial.cell, "attempt": study.attempt(trial)}
-        row |= {"standing": trial.standing, "objective": objective.name, "label": objective.label}
+        row = trial_row(study, trial) | {
+            "standing": trial.standing,
+            "objective": objective.name,
+            "label": objective.label,
+        }
         found.append(row | {"direction": objective.direction, "value": value, "so_far": so_far})
     return found
 
@@ -76,37 +79,32 @@ def draw(made: Collected, look: Look) -> Figure:
 
 
 def _panel(axes: Axes, here: pd.DataFrame) -> dict[str, Any]:
-    sign = 1 if here["direction"].iloc[0] == "maximize" else -1
+    from matplotlib.ticker import MaxNLocator
+
     known = here[here["value"].notna()]
-    objective = Objective(place=0, name="", direction=str(here["direction"].iloc[0]))
-    least, most = value_range([*known["value"], *here["so_far"].dropna()], objective)
-    low, high = room(least, most)
+    objective = objective_of(str(here["direction"].iloc[0]))
+    low, high = room(*value_range([*known["value"], *here["so_far"].dropna()], objective))
     axes.set_ylim(low, high)
     handles: dict[str, Any] = {}
     for standing, how in LOOKS.items():
         part = known[known["standing"] == standing]
         inside = part[(part["value"] >= low) & (part["value"] <= high)]
         if len(part):
-            (handles[TOLD.get(standing, "done")],) = axes.plot(
-                inside["number"],
-                inside["value"],
-                linestyle="none",
-                zorder=3,
-                markeredgewidth=drawing.stroke(1.0),
-                **how,
-            )
+            look = {"zorder": 3, "markeredgewidth": 1.0, **how}
+            handles[TOLD.get(standing, "done")] = drawing.points(axes, inside["number"], inside["value"], **look)
         _beyond(axes, part.drop(inside.index), how["color"])
     for standing in ("diverged", "failed"):
         lost = here[here["value"].isna() & (here["standing"] == standing)]
         if len(lost):
             # at the side that is worse, since no value is known of them
-            (handles[TOLD[standing]],) = axes.plot(
-                lost["number"], [0.0 if sign > 0 else 1.0] * len(lost), linestyle="none", zorder=3, clip_on=False,
-                transform=axes.get_xaxis_transform(), **LOOKS[standing],
-            )  # fmt: skip
+            worse = [0.0 if objective.sign > 0 else 1.0] * len(lost)
+            look = {"zorder": 3, "clip_on": False, "transform": axes.get_xaxis_transform(), **LOOKS[standing]}
+            handles[TOLD[standing]] = drawing.points(axes, lost["number"], worse, **look)
     line = here[here["so_far"].notna()]
     (handles["best so far"],) = axes.plot(line["number"], line["so_far"], zorder=2.5, **LINE)
-    _whole_ticks(axes, int(here["number"].max()))
+    last = int(here["number"].max())
+    axes.set_xlim(-0.5 - last / 40, last + 0.5 + last / 40)
+    axes.xaxis.set_major_locator(MaxNLocator(nbins=8, integer=True, min_n_ticks=3))
     axes.set_xlabel("trial")
     axes.set_ylabel(upright(str(here["label"].iloc[0])))
     short_numbers(axes.yaxis)
@@ -119,19 +117,9 @@ def _beyond(axes: Axes, part: pd.DataFrame, ink: str) -> None:
     for up, some in ((True, part[part["value"] > high]), (False, part[part["value"] < low])):
         if some.empty:
             continue
-        axes.plot(
-            some["number"], [0.985 if up else 0.015] * len(some), linestyle="none", marker="^" if up else "v", color=ink, zorder=3,
-            transform=axes.get_xaxis_transform(),
-        )  # fmt: skip
+        edge, marker, shift = (0.985, "^", (0, -9)) if up else (0.015, "v", (0, 9))
+        look = {"color": ink, "zorder": 3, "transform": axes.get_xaxis_transform()}
+        drawing.points(axes, some["number"], [edge] * len(some), marker, **look)
+        middle = {"xycoords": ("data", "axes fraction"), "ha": "center", "va": "center", "color": ink}
         for number, value in some[["number", "value"]].to_numpy() if len(some) <= MOST_TOLD else []:
-            axes.annotate(
-                f"{value:.3g}", (number, 1 if up else 0), xycoords=("data", "axes fraction"), xytext=(0, -9 if up else 9),
-                textcoords="offset points", ha="center", va="center", color=ink, fontsize=drawing.size("small"),
-            )  # fmt: skip
-
-
-def _whole_ticks(axes: Axes, last: int) -> None:
-    from matplotlib.ticker import MaxNLocator
-
-    axes.set_xlim(-0.5 - last / 40, last + 0.5 + last / 40)
-    axes.xaxis.set_major_locator(MaxNLocator(nbins=8, integer=True, min_n_ticks=3))
+            drawing.note(axes, f"{value:.3g}", (number, int(up)), shift, **middle)

@@ -65,8 +65,6 @@ def collect(store: Store, data: SweepData, *, evaluator: str | None = None) -> C
 
 def draw(made: Collected, look: Look) -> Figure:
     """A panel an objective, a bar a setting, in each what chance alone gives."""
-    from matplotlib.lines import Line2D
-
     frame = made.frame
     names = list(dict.fromkeys(frame["objective"]))
     rows = int(frame.groupby("objective").size().max())
@@ -75,7 +73,7 @@ def draw(made: Collected, look: Look) -> Figure:
         _panel(axes, frame[frame["objective"] == name])
         if len(names) > 1:
             axes.set_title(str(frame[frame["objective"] == name]["words"].iloc[0]))
-    mark = Line2D([], [], color="#000000", linestyle="none", marker="|", markeredgewidth=drawing.stroke(1.6))
+    mark = drawing.key(color="#000000", linestyle="none", marker="|", markeredgewidth=drawing.stroke(1.6))
     return drawing.finished(figure, made.title, made.notes, {CHANCE: mark})
 
 
@@ -83,17 +81,16 @@ def _panel(axes: Axes, here: pd.DataFrame) -> None:
     places = range(len(here))
     inks = ["#0072B2" if sure else "#a9cbe2" for sure in here["sure"]]
     axes.barh(places, here["share"], height=0.62, color=inks, zorder=2)
-    for inside, how in ((True, {"marker": "|", "markeredgewidth": drawing.stroke(1.6)}), (False, {"marker": ">"})):
-        chosen = [
-            (min(at, 100.0), place) for at, place in zip(here["chance"], places, strict=True) if (at <= 100) == inside
-        ]
-        for at, place in chosen:
-            size = drawing.stroke(9 if inside else 4)
-            axes.plot(at, place, linestyle="none", color="#000000", markersize=size, zorder=3, clip_on=False, **how)
+    # those beyond the axis last
+    for at, place in sorted(zip(here["chance"], places, strict=True), key=lambda one: one[0] > 100):
+        how = (
+            {"marker": "|", "markersize": 9, "markeredgewidth": 1.6} if at <= 100 else {"marker": ">", "markersize": 4}
+        )
+        drawing.points(axes, min(at, 100.0), place, color="#000000", zorder=3, clip_on=False, **how)
     axes.set_yticks(places, list(here["name"]))
     axes.set_ylim(len(here) - 0.45, -0.55)
     axes.set_xlim(0, 100)
     axes.locator_params(axis="x", nbins=5)
-    axes.grid(axis="y", visible=False)
-    axes.tick_params(axis="y", length=0)
+    drawing.rows_alone(axes)
+    axes.spines["left"].set_visible(True)
     axes.set_xlabel("share of what differs, %")

@@ -15,7 +15,7 @@ from ...sweep_data import SweepData
 from ..canvas import drawing
 from ..canvas.base import Axes, Collected, Figure, Look, collected
 from ..canvas.scales import Scale, of_numbers
-from .settings import colour_bar, colours, finer, jitter, place_of, scale_of, value_range
+from .settings import aside, colour_bar, colours, finer, objective_of, place_of, scale_of, trial_row, value_range
 
 LEAST = 2
 SPREAD = 0.2  # of the room of a level, over which lines through it are spread
@@ -52,7 +52,7 @@ def _value_scale(study: Study, objective: Objective) -> Scale:
 
 def _rows(study: Study, trial: Trial, scales: dict[str, Scale]) -> list[dict[str, Any]]:
     assert trial.values is not None
-    about: dict[str, Any] = {"number": trial.number, "cell": trial.cell, "attempt": study.attempt(trial)}
+    about = trial_row(study, trial)
     value = study.objectives[0].shown(trial.values[0])
     found = []
     for path in study.search.ranges:
@@ -71,19 +71,19 @@ def _rows(study: Study, trial: Trial, scales: dict[str, Scale]) -> list[dict[str
 def draw(made: Collected, look: Look) -> Figure:
     """Upright axes side by side; the better a trial the brighter and the further in front, those that none beats thick."""
     from matplotlib.collections import LineCollection
-    from matplotlib.colors import Normalize
 
     frame, scales = made.frame, made.about["scales"]
     names = frame.drop_duplicates("axis")[["axis", "name"]].to_dict("records")
     figure = drawing.page(2.6, max(5.2, min(drawing.WIDTH, EACH * 1.6 * len(names))))
     axes = figure.subplots()
-    objective = Objective(place=0, name="", direction=made.about["direction"])
-    norm = Normalize(*value_range(list(frame.drop_duplicates("number")["value"]), objective), clip=True)
+    objective = objective_of(made.about["direction"])
+    norm = drawing.linear(*value_range(list(frame.drop_duplicates("number")["value"]), objective), clip=True)
     chart = colours(objective.sign)
     order = {str(one["axis"]): place for place, one in enumerate(names)}
     ranked = frame.drop_duplicates("number").sort_values("value", ascending=objective.sign > 0, kind="stable")
-    aside = [_aside(scales[axis], int(number)) for axis, number in zip(frame["axis"], frame["number"], strict=True)]
-    placed = frame.assign(x=frame["axis"].map(order), y=frame["share"] + aside)
+    spread = {axis: SPREAD / max(1, len(scale.levels) - 1) for axis, scale in scales.items()}
+    beside = [aside(scales[axis], int(number), spread[axis]) for axis, number in frame[["axis", "number"]].to_numpy()]
+    placed = frame.assign(x=frame["axis"].map(order), y=frame["share"] + beside)
     ways = {number: one[["x", "y"]].to_numpy(dtype=float) for number, one in placed.groupby("number")}
     for best, width, alpha in ((False, 0.9 * finer(len(ranked)), 0.75), (True, 2.2, 1.0)):
         some = ranked[ranked["best"] == best]
@@ -101,18 +101,12 @@ def draw(made: Collected, look: Look) -> Figure:
     return drawing.finished(figure, made.title, made.notes, {})
 
 
-def _aside(scale: Scale, number: int) -> float:
-    return SPREAD * jitter(number) / max(1, len(scale.levels) - 1) if scale.levels else 0.0
-
-
 def _frame(axes: Axes, names: list[str], scales: list[Scale]) -> None:
     axes.set_xlim(-0.35, len(names) - 0.65)
     axes.set_ylim(-0.06, 1.06)
-    axes.grid(visible=False)
-    for spine in axes.spines.values():
-        spine.set_visible(False)
+    drawing.bare(axes)
     axes.set_yticks([])
-    axes.tick_params(axis="x", length=0, labeltop=True, labelbottom=False)
+    axes.tick_params(axis="x", labeltop=True, labelbottom=False)
     figure: Any = axes.figure
     letters = int(0.8 * 72 * figure.get_figwidth() / len(names) / (0.6 * drawing.size("xtick.labelsize")))
     axes.set_xticks(range(len(names)), [folded(name, letters) for name in names])
@@ -121,10 +115,8 @@ def _frame(axes: Axes, names: list[str], scales: list[Scale]) -> None:
         for tick, words in scale.ticks(4).items():
             share = scale.share(tick)
             axes.plot([place - 0.03, place], [share, share], color="#000000", linewidth=drawing.stroke(0.8), zorder=5)
-            axes.annotate(
-                words, (place - 0.03, share), xytext=(-2, 0), textcoords="offset points", ha="right", va="center", zorder=6,
-                fontsize=drawing.size("small"), bbox=drawing.backing(),
-            )  # fmt: skip
+            look = {"ha": "right", "va": "center", "zorder": 6, "bbox": drawing.BACKING}
+            drawing.note(axes, words, (place - 0.03, share), (-2, 0), **look)
 
 
 def folded(name: str, most: int) -> str:

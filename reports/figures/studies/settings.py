@@ -6,6 +6,7 @@ import math
 from collections.abc import Mapping, Sequence
 from typing import Any
 
+from ....results.studies.optuna_study import Trial
 from ...stats.study_data import Objective, Study, level_text, same
 from ..canvas import drawing
 from ..canvas.base import Axes, Figure
@@ -27,12 +28,8 @@ def scale_of(study: Study, path: str) -> Scale:
 
     found = study.search.ranges[path]
     if not isinstance(found, Interval):
-        return Scale(
-            levels=tuple(
-                drawing.shown(level_text(one), path) if path == "attn_type" else level_text(one)
-                for one in study.levels(path)
-            )
-        )
+        levels = map(level_text, study.levels(path))
+        return Scale(levels=tuple(drawing.shown(level) if path == "attn_type" else level for level in levels))
     had = [value for one in study.trials if (value := _number(one.params.get(path))) is not None]
     had = [value for value in had if value > 0] if found.log else had
     low, high = min([found.low, *had]), max([found.high, *had])
@@ -81,18 +78,17 @@ def colour_bar(figure: Figure, axes: Sequence[Axes], norm: Any, colour_map: Any,
     rows = spec.get_gridspec().nrows if spec is not None else 1
     longest = max(map(len, upright(words).split("\n")))
     needed = 0.56 * longest * drawing.size("axes.labelsize") / 72 / (0.85 * figure.get_figheight())
-    bar = figure.colorbar(
-        ScalarMappable(norm, colour_map), ax=list(axes), pad=0.02, aspect=26, fraction=0.06, shrink=min(1.0, max(1 / rows, needed)),
-        anchor=(0.0, 1.0),
-    )  # fmt: skip
-    bar.outline.set_visible(False)
+    place = {
+        "pad": 0.02,
+        "aspect": 26,
+        "fraction": 0.06,
+        "shrink": min(1.0, max(1 / rows, needed)),
+        "anchor": (0.0, 1.0),
+    }
+    bar = drawing.colour_bar(figure, axes, ScalarMappable(norm, colour_map), upright(words), **place)
     bar.locator = MaxNLocator(4)
     bar.update_ticks()
     short_numbers(bar.ax.yaxis)
-    bar.set_label(upright(words))
-    bar.ax.grid(visible=False)
-
-    drawing.place_bar(figure, bar)
 
 
 def upright(label: str) -> str:
@@ -113,9 +109,19 @@ def ring_words(study: Study) -> str:
     return "best trial" if len(study.objectives) == 1 else "Pareto front"
 
 
-def jitter(number: int) -> float:
-    """A place between -0.5 and 0.5 that differs between trials of one level, the same every time."""
-    return (number * 0.6180339887498949 + 0.5) % 1 - 0.5
+def aside(scale: Scale, number: int, spread: float) -> float:
+    """Return how far beside its level the mark of a trial stands, of a room of `spread`; the same every time, of a number nothing."""
+    return spread * ((number * 0.6180339887498949 + 0.5) % 1 - 0.5) if scale.levels else 0.0
+
+
+def trial_row(study: Study, trial: Trial) -> dict[str, Any]:
+    """Return the columns that every frame of trials begins with: number, cell, attempt."""
+    return {"number": trial.number, "cell": trial.cell, "attempt": study.attempt(trial)}
+
+
+def objective_of(direction: str) -> Objective:
+    """Return an objective of that direction, for what asks of one no more than that."""
+    return Objective(place=0, name="", direction=direction)
 
 
 def room(low: float, high: float, part: float = 0.08) -> tuple[float, float]:

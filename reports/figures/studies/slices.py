@@ -13,11 +13,26 @@ from ...sweep_data import SweepData
 from ..canvas import drawing
 from ..canvas.base import Axes, Collected, Figure, Look, collected
 from ..canvas.scales import Scale, short_numbers
-from .settings import RING, colour_bar, finer, jitter, place_of, ring_words, room, scale_of, upright, value_range
+from .settings import (
+    RING,
+    aside,
+    colour_bar,
+    finer,
+    objective_of,
+    place_of,
+    ring_words,
+    room,
+    scale_of,
+    trial_row,
+    upright,
+    value_range,
+)
 
 LEAST = 2
 WIDEST = 4
 """Panels side by side."""
+LATER = ("later", "#cfe3f1", "#0072B2", "#00263d")
+"""The name of the colour map of trials, and its colours from the first trial to the last."""
 SPREAD = 0.5  # of the room of a level, over which its trials are spread
 
 
@@ -46,8 +61,7 @@ def _rows(study: Study, objective: Objective, path: str) -> list[dict[str, Any]]
         place = place_of(study, path, trial.params)
         if trial.values is None or math.isnan(place):
             continue
-        row: dict[str, Any] = {"number": trial.number, "cell": trial.cell, "attempt": study.attempt(trial)}
-        row |= {"objective": objective.name, "label": objective.label}
+        row = trial_row(study, trial) | {"objective": objective.name, "label": objective.label}
         row |= {"direction": objective.direction, "value": objective.shown(trial.values[objective.place])}
         row |= {"setting": path, "name": study.names[path], "level": level_text(trial.params[path]), "place": place}
         found.append(row | {"best": trial.number in study.best})
@@ -56,9 +70,6 @@ def _rows(study: Study, objective: Objective, path: str) -> list[dict[str, Any]]
 
 def draw(made: Collected, look: Look) -> Figure:
     """A panel a setting and objective; the later a trial the darker its mark, those that none beats ringed."""
-    from matplotlib.colors import Normalize
-    from matplotlib.lines import Line2D
-
     frame = made.frame
     objectives, paths = (list(dict.fromkeys(frame[name])) for name in ("objective", "setting"))
     figure = drawing.page(1.0, drawing.width_of(max(2, len(paths))))
@@ -72,7 +83,7 @@ def draw(made: Collected, look: Look) -> Figure:
         columns = len(paths) if len(objectives) > 1 else _columns(len(paths), narrow)
     figure.set_figheight((drawing.PANEL + 0.1) * drawing.rows_of(len(pairs), columns) * look.scale)
     grid = drawing.panels(figure, [""] * len(pairs), columns=columns)
-    norm = Normalize(0, max(1, made.about["last"]))
+    norm = drawing.linear(0, max(1, made.about["last"]))
     limits = {name: _limits(frame[frame["objective"] == name]) for name in objectives}
     for place, (axes, (objective, path)) in enumerate(zip(grid, pairs, strict=True)):
         here = frame[(frame["objective"] == objective) & (frame["setting"] == path)]
@@ -81,8 +92,8 @@ def draw(made: Collected, look: Look) -> Figure:
             axes.tick_params(labelleft=False)
         else:
             axes.set_ylabel(upright(str(here["label"].iloc[0])))
-    colour_bar(figure, grid, norm, _later(), "trial")
-    return drawing.finished(figure, made.title, made.notes, {made.about["ring"]: Line2D([], [], **RING)})
+    colour_bar(figure, grid, norm, drawing.colours(*LATER), "trial")
+    return drawing.finished(figure, made.title, made.notes, {made.about["ring"]: drawing.key(**RING)})
 
 
 def _columns(panels: int, narrow: bool) -> int:
@@ -92,36 +103,25 @@ def _columns(panels: int, narrow: bool) -> int:
     return min(panels, WIDEST) if panels <= WIDEST else min((WIDEST, WIDEST - 1), key=lambda columns: -panels % columns)
 
 
-def _later() -> Any:
-    from matplotlib.colors import LinearSegmentedColormap
-
-    return LinearSegmentedColormap.from_list("later", ["#cfe3f1", "#0072B2", "#00263d"])
-
-
 def _limits(here: pd.DataFrame) -> tuple[float, float]:
     """The range of values that all panels of an objective have."""
-    objective = Objective(place=0, name="", direction=str(here["direction"].iloc[0]))
+    objective = objective_of(str(here["direction"].iloc[0]))
     return room(*value_range(list(here.drop_duplicates("number")["value"]), objective))
 
 
 def _panel(axes: Axes, here: pd.DataFrame, scale: Scale, norm: Any, limits: tuple[float, float]) -> None:
-    aside = [SPREAD * jitter(int(one)) if scale.levels else 0.0 for one in here["number"]]
-    places = here["place"] + aside
+    places = here["place"] + [aside(scale, int(one), SPREAD) for one in here["number"]]
+    chart = drawing.colours(*LATER)
     low, high = limits
     axes.set_ylim(low, high)
     inside = here["value"].clip(low, high)
     size = (finer(len(here)) * drawing.stroke(3.6)) ** 2
-    axes.scatter(
-        places, inside, c=here["number"], cmap=_later(), norm=norm, s=size, zorder=3, linewidths=drawing.stroke(0.3),
-        edgecolors="#ffffff",
-    )  # fmt: skip
+    look = {"s": size, "zorder": 3, "linewidths": drawing.stroke(0.3), "edgecolors": "#ffffff"}
+    axes.scatter(places, inside, c=here["number"], cmap=chart, norm=norm, **look)
     beyond = (here["value"] < low) | (here["value"] > high)
     for x, value, number in zip(places[beyond], here["value"][beyond], here["number"][beyond], strict=True):
-        up = value > high
-        axes.plot(
-            x, high if up else low, marker="^" if up else "v", color=_later()(norm(number)), clip_on=False, zorder=4,
-            markersize=drawing.stroke(3.6), linestyle="none",
-        )  # fmt: skip
+        edge, marker = (high, "^") if value > high else (low, "v")
+        drawing.points(axes, x, edge, marker, color=chart(norm(number)), clip_on=False, zorder=4, markersize=3.6)
     axes.plot(places[here["best"]], inside[here["best"]], markersize=drawing.stroke(6.5), zorder=4, **RING)
     scale.dress(axes, "x", 4)
     short_numbers(axes.yaxis)
