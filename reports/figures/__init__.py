@@ -16,53 +16,34 @@ if TYPE_CHECKING:
     from ..sweep_data import Lengths
     from .canvas.base import Collected
 
+LINES, CELLS = ("lengths", "highlight"), ("highlight",)
 FIGURES: dict[str, Listed] = {
-    "needle": Listed("needle", "needle accuracy over context length", number="1", takes=("lengths", "highlight")),
+    "needle": Listed("needle", "needle accuracy over context length", number="1", takes=LINES),
     "count-map": Listed("count_map", "what m keys of one weight come to in Polar attention", number="2a", takes=()),
     "state-norm": Listed("state_norm", "size of the memory's state over context length", number="2b"),
-    "length": Listed("length", "clean and junk loss over context length", takes=("lengths", "highlight")),
-    "position-nll": Listed("probes.position_nll", "loss by place in the document", takes=("lengths", "highlight")),
-    "passkey": Listed(
-        "probes.passkey",
-        "who finds a value by its depth in a text and the text's length",
-        takes=("lengths", "highlight"),
-    ),
-    "retention": Listed(
-        "probes.retention", "how long the gates of mixers and memories keep what was read", takes=("highlight",)
-    ),
-    "attention-map": Listed("probes.attention_map", "what queries of a small text attend to", takes=("highlight",)),
-    "extrapolation": Listed(
-        "probes.extrapolation", "perplexity of one text in windows of every length", takes=("lengths", "highlight")
-    ),
-    "memory-recall": Listed(
-        "probes.memory_recall", "how many pairs of keys and values memories and networks hold", takes=("highlight",)
-    ),
-    "loss": Listed(
-        "loss",
-        "validation and training loss over tokens or time",
-        takes=("by", "log", "against", "compare", "highlight"),
-    ),
-    "response": Listed(
-        "response", "how numbers follow an axis whose levels are numbers", takes=("lengths", "by", "highlight")
-    ),
+    "length": Listed("length", "clean and junk loss over context length", takes=LINES),
+    "position-nll": Listed("probes.position_nll", "loss by place in the document", takes=LINES),
+    "passkey": Listed("probes.passkey", "who finds a value by its depth in a text and the text's length", takes=LINES),
+    "retention": Listed("probes.retention", "how long the gates of mixers and memories keep what was read", takes=CELLS),
+    "attention-map": Listed("probes.attention_map", "what queries of a small text attend to", takes=CELLS),
+    "extrapolation": Listed("probes.extrapolation", "perplexity of one text in windows of every length", takes=LINES),
+    "memory-recall": Listed("probes.memory_recall", "how many pairs of keys and values memories and networks hold", takes=CELLS),
+    "loss": Listed("loss", "validation and training loss over tokens or time", takes=("by", "log", "against", "compare", "highlight")),
+    "response": Listed("response", "how numbers follow an axis whose levels are numbers", takes=("lengths", "by", "highlight")),
     "effects": Listed("comparisons.effects", "what every level does, with intervals"),
     "interactions": Listed("comparisons.interactions", "what two levels do together"),
     "power": Listed("comparisons.power", "how small a difference so many pairs show"),
     "seeds": Listed("comparisons.seeds", "how far runs that ought to agree lie apart"),
     "items": Listed("comparisons.items", "who answers which trial of the needle"),
-    "pareto": Listed("pareto", "quality against speed", takes=("lengths", "highlight")),
+    "pareto": Listed("pareto", "quality against speed", takes=LINES),
     "timeline": Listed("timeline", "which machine ran what when", takes=()),
     "history": Listed("studies.history", "trials of a study, and the best so far", takes=(), study=True),
-    "importance": Listed(
-        "studies.importance", "how much each setting of a study accounts for", takes=("evaluator",), study=True
-    ),
+    "importance": Listed("studies.importance", "how much each setting of a study accounts for", takes=("evaluator",), study=True),
     "slices": Listed("studies.slices", "trials of a study over each setting", takes=(), study=True),
     "contours": Listed("studies.contours", "values of a study over two settings at a time", takes=(), study=True),
     "parallel": Listed("studies.parallel", "trials of a study as lines through their settings", takes=(), study=True),
-    "front": Listed(
-        "studies.front", "trials of a study of several objectives, and the Pareto front", takes=(), study=True
-    ),
-}
+    "front": Listed("studies.front", "trials of a study of several objectives, and the Pareto front", takes=(), study=True),
+}  # fmt: skip
 """By name: the file, what the figure shows, its number in the paper, and whether context lengths play a part in it."""
 
 

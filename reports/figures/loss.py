@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
 
@@ -18,6 +18,7 @@ from ..report_spec import AGAINST
 from ..sweep_data import ReportError, SweepData, gather, level_of
 from .canvas import drawing
 from .canvas.base import Axes, Collected, Figure, Look, collected, line_axes, names_of, origins_in
+from .canvas.length_frames import configuration_of
 from .canvas.line_drawing import end_words, named_cells, robust_range
 
 CURVE = ("step", "tokens", "wall_s", "train_loss", "val_loss")
@@ -36,12 +37,10 @@ TIMES = (("hours of training", 3600.0), ("minutes of training", 60.0), ("seconds
 
 @dataclass(frozen=True)
 class _Curves:
-    """The curves of a sweep: the points of each, and the cell and the attempt of each; `longest` points of a curve at most were there,
-    `widest` of them at most are smoothed over."""
+    """The curves of a sweep as one frame; `longest` points of a curve at most were there, `widest` of them at most are smoothed over,
+    and at most `most` are drawn."""
 
-    parts: Sequence[np.ndarray]
-    cells: Sequence[CellState]
-    attempts: Sequence[int]
+    frame: pd.DataFrame
     longest: int
     widest: int
     most: int
@@ -70,10 +69,10 @@ def collect(
     """
     x = AGAINST[against or "tokens"]
     axes = _axes(data, by)
-    curves = _curves(store, data, ends=x == "wall_s")
-    if not curves.parts:
+    curves = _curves(store, data, axes, ends=x == "wall_s")
+    if curves.frame.empty:
         raise ReportError(f"no training curve of sweep {data.sweep} is stored; launch it, or wait for its first steps")
-    frame = own = _timed(_frame(data, curves, axes), x, data.sweep)
+    frame = own = _timed(curves.frame, x, data.sweep)
     notes: list[str] = []
     if compare is not None:
         theirs, notes = _published(compare, store, x)
@@ -83,7 +82,7 @@ def collect(
         notes.append(
             "Time is that of training, of all attempts of a cell together, interruptions left out; a mean ends with its first cell."
         )
-        lost = len(curves.cells) - own["cell"].nunique()
+        lost = curves.frame["cell"].nunique() - own["cell"].nunique()
         notes += [f"Of {counted(lost, 'cell')} no time is recorded; they are left out."] if lost else []
     options = {"by": by, "log": log, "against": against if x != "tokens" else None, "compare": compare}
     return collected(
@@ -93,16 +92,16 @@ def collect(
     )  # fmt: skip
 
 
-def _curves(store: Store, data: SweepData, *, ends: bool) -> _Curves:
-    """Of the newest training of every cell; with `ends` also where a training ended of which no curve is recorded."""
+def _curves(store: Store, data: SweepData, axes: Sequence[str], *, ends: bool) -> _Curves:
+    """Of the newest training of every cell, with its levels of these axes; with `ends` also where a training ended of which no curve is
+    recorded."""
     newest: dict[int, CellState] = {}
     for cell in data.cells:
         attempt = cell.trained_attempt_id or (cell.attempt_id if cell.kind == "train" else None)
         if attempt is not None:
             newest[attempt] = cell
     most = max(FEWEST_POINTS, MOST_POINTS // max(1, len(newest)))
-    parts: list[np.ndarray] = []
-    shown: list[int] = []
+    parts: dict[int, np.ndarray] = {}
     longest, widest = 0, 0
     with store.snapshot() as seen:
         for attempt, every in seen.curve_arrays(newest, CURVE):
@@ -113,19 +112,13 @@ def _curves(store: Store, data: SweepData, *, ends: bool) -> _Curves:
             width = max(1, steps // SMOOTHED)
             longest, widest = max(longest, len(points)), max(widest, width if steps else 0)
             kept_here = _kept(points, most)
-            parts.append(np.column_stack([points[kept_here], smoothed(points[:, TRAIN], width)[kept_here]]))
-            shown.append(attempt)
+            parts[attempt] = np.column_stack([points[kept_here], smoothed(points[:, TRAIN], width)[kept_here]])
     for attempt, cell in newest.items() if ends else ():
-        loss, seconds = (data.values.get((cell.cell_id, *one, 0)) for one in END)
-        if (
-            attempt not in shown
-            and loss is not None
-            and seconds is not None
-            and None not in (loss.value, seconds.value)
-        ):
-            parts.append(np.array([[0, 0, seconds.value, np.nan, loss.value, np.nan]]))
-            shown.append(attempt)
-    return _Curves(parts, [newest[attempt] for attempt in shown], shown, longest, widest, most)
+        values = (data.values.get((cell.cell_id, *one, 0)) for one in END)
+        loss, seconds = (None if one is None else one.value for one in values)
+        if attempt not in parts and loss is not None and seconds is not None:
+            parts[attempt] = np.array([[0, 0, seconds, np.nan, loss, np.nan]])
+    return _Curves(_frame(data, newest, parts, axes), longest, widest, most)
 
 
 def _timed(frame: pd.DataFrame, x: str, sweep: str) -> pd.DataFrame:
@@ -140,32 +133,29 @@ def _published(sweep: str, store: Store, x: str) -> tuple[pd.DataFrame, list[str
     """The curves of another sweep, and what is to be said of those that are left out. Raises SweepUnknown, ReportError."""
     home = with_known(store, sweep)
     data = gather(home, sweep)
-    curves = _curves(home, data, ends=x == "wall_s")
-    if not curves.parts:
+    curves = _curves(home, data, (), ends=x == "wall_s")
+    if curves.frame.empty:
         timed = "" if x == "wall_s" else " (--against time: where a training ended may be known)"
         raise ReportError(f"--compare {sweep}: no training curve of it is stored{timed}; leave it out")
-    frame = _timed(_frame(data, curves, ()), x, sweep)
+    frame = _timed(curves.frame, x, sweep)
     vary = [axis for axis in (*AXES, *data.extra_axes()) if len(data.levels(axis)) > 1]
-    words = {
-        cell.cell_id: ", ".join(drawing.shown(level_of(cell, axis), axis) for axis in vary) or "all cells"
-        for cell in data.cells
-    }
-    frame["first"], frame["second"] = sweep, frame["cell"].map(words)
-    lost = len(data.cells) - frame["cell"].nunique()
-    return frame, [
-        f"Of {counted(lost, 'cell')} of sweep {sweep} no curve{' or time' if x == 'wall_s' else ''} is on record."
-    ] if lost else []
+    words = {one.cell_id: ", ".join(drawing.shown(level_of(one, axis), axis) for axis in vary) for one in data.cells}
+    frame["first"], frame["second"] = sweep, [words[cell] or "all cells" for cell in frame["cell"]]
+    lost, timed = len(data.cells) - frame["cell"].nunique(), " or time" if x == "wall_s" else ""
+    return frame, [f"Of {counted(lost, 'cell')} of sweep {sweep} no curve{timed} is on record."] if lost else []
 
 
 def _axes(data: SweepData, by: str | None) -> tuple[str, ...]:
     """The axes that tell lines apart. Raises ReportError for one that is none, or stands still."""
     vary = [axis for axis in (*AXES, *data.extra_axes()) if len(data.levels(axis)) > 1]
     if by is not None and by not in vary:
-        if by in AXES or any(by in cell.axes for cell in data.cells):
-            raise ReportError(
-                f"--by {by}: all cells of sweep {data.sweep} stand at one level of it; {choice(by, vary)}"
-            )
-        raise ReportError(f"--by {by[:60]}: sweep {data.sweep} has no such axis; {choice(by, vary)}")
+        still = by in AXES or any(by in cell.axes for cell in data.cells)
+        why = (
+            f"all cells of sweep {data.sweep} stand at one level of it"
+            if still
+            else f"sweep {data.sweep} has no such axis"
+        )
+        raise ReportError(f"--by {by if still else by[:60]}: {why}; {choice(by, vary)}")
     if by is not None:
         return (by,)
     return tuple(axis for axis in ("attn_type", *line_axes(data)) if axis in vary)[:2]
@@ -196,28 +186,23 @@ def smoothed(values: Sequence[float] | np.ndarray, width: int) -> np.ndarray:
     return given.ewm(span=width, ignore_na=True).mean().where(given.notna()).to_numpy()
 
 
-def _frame(data: SweepData, curves: _Curves, axes: Sequence[str]) -> pd.DataFrame:
-    """Points of CURVE and `smoothed`, a part an attempt, as one frame that says whose each is."""
-    parts, cells = curves.parts, curves.cells
-    counts = [len(part) for part in parts]
-    configuration = {one.cell_id: ", ".join(key) for key, some in data.configurations().items() for one in some}
-    levels = [[level_of(cell, axis) for axis in axes] + ["", ""] for cell in cells]
-    told = {
-        "cell": [cell.cell_id for cell in cells],
-        "attempt": list(curves.attempts),
-        "configuration": [configuration[cell.cell_id] for cell in cells],
-        "first": [one[0] for one in levels],
-        "second": [one[1] for one in levels],
-        "diverged": [cell.state == "diverged" for cell in cells],
-    }
-    columns: dict[str, Any] = {
-        name: np.repeat(np.array(values, dtype=None if name in ("attempt", "diverged") else object), counts)
-        for name, values in told.items()
-    }
-    numbers = np.concatenate(parts)
-    for place, name in enumerate((*CURVE[:TRAIN], "train_loss", "val_loss", "smoothed")):
-        columns[name] = numbers[:, place].astype(np.int64) if name in ("step", "tokens") else numbers[:, place]
-    return pd.DataFrame(columns)
+def _frame(
+    data: SweepData, newest: Mapping[int, CellState], parts: Mapping[int, np.ndarray], axes: Sequence[str]
+) -> pd.DataFrame:
+    """Points of CURVE and `smoothed`, by attempt, as one frame that says whose each is."""
+    if not parts:
+        return pd.DataFrame()
+    configuration, rows = configuration_of(data), []
+    for attempt in parts:
+        cell = newest[attempt]
+        levels = [*(level_of(cell, axis) for axis in axes), "", ""]
+        whose = cell.cell_id, attempt, configuration[cell.cell_id], *levels[:2], cell.state == "diverged"
+        rows.append(whose)
+    owners = pd.DataFrame(rows, columns=["cell", "attempt", "configuration", "first", "second", "diverged"])
+    frame = owners.loc[np.repeat(np.arange(len(rows)), [len(part) for part in parts.values()])].reset_index(drop=True)
+    numbers = pd.DataFrame(np.concatenate(list(parts.values())), columns=[*CURVE, "smoothed"])
+    numbers = numbers[[*CURVE[:TRAIN], "train_loss", "val_loss", "smoothed"]]
+    return frame.join(numbers.astype({"step": np.int64, "tokens": np.int64}))
 
 
 def _notes(frame: pd.DataFrame, curves: _Curves, log: bool) -> list[str]:
@@ -227,17 +212,12 @@ def _notes(frame: pd.DataFrame, curves: _Curves, log: bool) -> list[str]:
     if validated:
         groups = frame.groupby(["first", "second"])["configuration"].nunique()
         of = "configurations" if (groups > 1).any() else "seeds"
-        notes.append(
-            f"Lines: mean validation loss. Bands: one standard deviation between {of}, to either side. Thin: single cells."
-        )
+        notes.append(f"Lines: mean validation loss. Bands: one standard deviation between {of}, to either side. Thin: single cells.")  # fmt: skip
     else:
         notes.append("No validation loss is stored.")
     if trained:
-        how = (
-            f"smoothed by an exponential mean of span {counted(width, 'point')}"
-            if width > 1
-            else "not smoothed, of so few points"
-        )
+        span = f"smoothed by an exponential mean of span {counted(width, 'point')}"
+        how = span if width > 1 else "not smoothed, of so few points"
         notes.append(f"{'Dotted and faint' if validated else 'Lines'}: training loss, {how}.")
     diverged = frame[frame["diverged"]]["cell"].nunique()
     if diverged:
@@ -257,26 +237,21 @@ def group_means(frame: pd.DataFrame, column: str, x: str = "tokens") -> pd.DataF
     known = frame[frame[column].notna()]
     for (first, second), group in known.groupby(["first", "second"], sort=False):
         curves = {
-            (one["configuration"].iloc[0], cell): (one[x].to_numpy(dtype=float), one[column].to_numpy())
+            (one["configuration"].iloc[0], cell): one[[x, column]].to_numpy(dtype=float).T
             for cell, one in group.groupby("cell", sort=False)
         }
         grid = np.unique(np.concatenate([places for places, _ in curves.values()]))
         if any(len(places) != len(grid) for places, _ in curves.values()) and len(grid) > GRID:
             grid = np.linspace(grid[0], grid[-1], GRID)
-        table = pd.DataFrame(
-            {key: np.interp(grid, *curve, left=np.nan, right=np.nan) for key, curve in curves.items()}, index=grid
-        )
+        table = pd.DataFrame({key: np.interp(grid, *one, np.nan, np.nan) for key, one in curves.items()}, index=grid)
         if x != "tokens":
             table = table.dropna()  # else its steps would be those of cells that end
         each = table.T.groupby([one for one, _ in curves]).mean().T
         spread = each.std(axis=1) if each.shape[1] > 1 else table.std(axis=1)
         told = {"first": first, "second": second, x: table.index, "value": each.mean(axis=1).to_numpy()}
         rows.append(pd.DataFrame(told | {"sd": spread.to_numpy(), "cells": table.notna().sum(axis=1).to_numpy()}))
-    return (
-        pd.concat(rows, ignore_index=True)
-        if rows
-        else pd.DataFrame(columns=["first", "second", x, "value", "sd", "cells"])
-    )
+    empty = pd.DataFrame(columns=["first", "second", x, "value", "sd", "cells"])
+    return pd.concat(rows, ignore_index=True) if rows else empty
 
 
 def draw(made: Collected, look: Look) -> Figure:
@@ -294,7 +269,7 @@ def draw(made: Collected, look: Look) -> Figure:
     group = drawing.panels(figure, ["whole training", "its last half"] if end else [""], columns=2)
     for place, axes in enumerate(group):
         begin = 0.0 if place == 0 else (1 - LAST) * end
-        _draw_cells(axes, frame, x, column, found, scale, named=look.highlight)
+        _draw_cells(axes, frame, x, column, found, scale, look.highlight)
         if column == "val_loss":
             _draw_behind(axes, behind, x, found, scale)
         _draw_means(axes, means, x, found, scale)
@@ -328,9 +303,13 @@ def _top(frame: pd.DataFrame, column: str) -> float | None:
     return 1.1 * float(values.max())
 
 
-def looks(frame: pd.DataFrame, axes: Sequence[str], beside: str | None = None) -> dict[tuple[str, str], dict[str, Any]]:
-    """By group: how it is drawn, with its words (`label`): colour by the first axis, dashes by the second. `beside` is the other
-    sweep of which some are, whose words are its name and what tells them apart."""
+Looks = Mapping[tuple[str, str], tuple[str, dict[str, Any]]]
+"""By group (first, second): its words, and how it is drawn."""
+
+
+def looks(frame: pd.DataFrame, axes: Sequence[str], beside: str | None = None) -> Looks:
+    """By group: colour by the first axis, dashes by the second. `beside` is the other sweep of which some are, whose words are its name
+    and what tells them apart."""
     groups = list(frame[["first", "second"]].drop_duplicates().itertuples(index=False, name=None))
     firsts, seconds = (list(dict.fromkeys(one)) for one in zip(*groups, strict=True))
     seconds = sorted(seconds, key=lambda one: -drawing.off_first(one))
@@ -339,7 +318,7 @@ def looks(frame: pd.DataFrame, axes: Sequence[str], beside: str | None = None) -
         words = [drawing.shown(one, axis) for one, axis in zip((first, second), axes, strict=False)]
         words = [first, second] if first == beside else words
         how = drawing.look(firsts.index(first), seconds.index(second))
-        found[first, second] = {**how, "label": ", ".join(words) or "all cells"}
+        found[first, second] = ", ".join(words) or "all cells", how
     return found
 
 
@@ -349,41 +328,32 @@ def _ends(means: pd.DataFrame) -> dict[tuple[str, str], float]:
     return {(str(one["first"]), str(one["second"])): float(one["value"]) for one in last.to_dict("records")}
 
 
-def _handles(means: pd.DataFrame, found: dict[tuple[str, str], dict[str, Any]]) -> dict[str, Any]:
+def _handles(means: pd.DataFrame, found: Looks) -> dict[str, Any]:
     """For the legend: a line a group with its last mean loss, lowest first."""
-    from matplotlib.lines import Line2D
-
     ends, handles = _ends(means), {}
     for key in sorted(ends, key=ends.__getitem__):
-        how = {name: value for name, value in found[key].items() if name != "label"}
-        handles[f"{found[key]['label']}: {rounded(ends[key], 3)}"] = Line2D([], [], **how)
-    for key in (one for one in found if one not in ends):
-        handles[f"{found[key]['label']}: diverged"] = Line2D(
-            [], [], color=found[key]["color"], linewidth=drawing.stroke(0.4)
-        )
+        handles[f"{found[key][0]}: {rounded(ends[key], 3)}"] = drawing.key(**found[key][1])
+    for words, how in (one for key, one in found.items() if key not in ends):
+        handles[f"{words}: diverged"] = drawing.key(color=how["color"], linewidth=drawing.stroke(0.4))
     return handles
 
 
-def _draw_means(
-    axes: Axes, means: pd.DataFrame, x: str, found: dict[tuple[str, str], dict[str, Any]], scale: float
-) -> None:
+def _draw_means(axes: Axes, means: pd.DataFrame, x: str, found: Looks, scale: float) -> None:
     # the lowest on top
     ends = _ends(means)
     for place, key in enumerate(sorted(found, key=lambda key: -ends.get(key, 0.0))):
-        how = found[key]
+        how = found[key][1]
         line = means[(means["first"] == key[0]) & (means["second"] == key[1])]
         at, y, sd = line[x] / scale, line["value"], line["sd"].fillna(0)
         if (sd > 0).any():
             axes.fill_between(at, y - sd, y + sd, color=how["color"], alpha=0.16, linewidth=0, zorder=2)
         every = max(1, len(line) // 6)
-        drawn = {name: value for name, value in how.items() if name != "label"}
-        axes.plot(at, y, **drawn, markevery=(place % every, every), zorder=3, linewidth=drawing.stroke(1.2))
+        axes.plot(at, y, **how, markevery=(place % every, every), zorder=3, linewidth=drawing.stroke(1.2))
 
 
 def _draw_cells(
-    axes: Axes, frame: pd.DataFrame, x: str, column: str, found: dict[tuple[str, str], dict[str, Any]], scale: float, *,
-    named: Sequence[str],
-) -> None:  # fmt: skip
+    axes: Axes, frame: pd.DataFrame, x: str, column: str, found: Looks, scale: float, named: Sequence[str]
+) -> None:
     """Every cell's own curve, thin; those of a group together, which takes a hundredth of the time."""
     from matplotlib.collections import LineCollection
 
@@ -391,18 +361,15 @@ def _draw_cells(
     for (first, second), group in known.groupby(["first", "second"], sort=False):
         curves = [one[[x, column]].to_numpy(dtype=float) / (scale, 1) for _, one in group.groupby("cell", sort=False)]
         thin = {"linewidths": drawing.stroke(0.4), "alpha": 0.15 if named else 0.3, "zorder": 1.5}
-        axes.add_collection(
-            LineCollection(curves, colors=found[str(first), str(second)]["color"], **thin), autolim=True
-        )
+        ink = found[str(first), str(second)][1]["color"]
+        axes.add_collection(LineCollection(curves, colors=ink, **thin), autolim=True)
     axes.autoscale_view()
 
 
-def _draw_behind(
-    axes: Axes, behind: pd.DataFrame, x: str, found: dict[tuple[str, str], dict[str, Any]], scale: float
-) -> None:
+def _draw_behind(axes: Axes, behind: pd.DataFrame, x: str, found: Looks, scale: float) -> None:
     """The smoothed training loss of every group, dotted and faint."""
     for (first, second), line in behind.groupby(["first", "second"], sort=False):
-        how = {"color": found[str(first), str(second)]["color"], "linestyle": (0, (1, 1.5)), "alpha": 0.55}
+        how = {"color": found[str(first), str(second)][1]["color"], "linestyle": (0, (1, 1.5)), "alpha": 0.55}
         axes.plot(line[x] / scale, line["value"], **how, linewidth=drawing.stroke(0.8), zorder=1)
 
 

@@ -8,7 +8,6 @@ from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, Any
 
 import pandas as pd
-from scipy.special import stdtrit
 
 from ....results.store.records import AXES
 from ....results.store.store import Store
@@ -120,26 +119,6 @@ def names_of(data: SweepData, without: Iterable[str] = ()) -> dict[str, str]:
         words = [drawing.shown(one, axis) for axis, one in levels if one not in ("off", "-")]
         found[cell.cell_id] = ", ".join([*words, *([f"seed {cell.seed}"] if seeds else [])])
     return found
-
-
-def configuration_of(data: SweepData) -> dict[str, str]:
-    """By cell: the levels of every axis, which seeds share."""
-    return {cell.cell_id: ", ".join(key) for key, cells in data.configurations().items() for cell in cells}
-
-
-def in_grid_order(frame: pd.DataFrame, data: SweepData, *then: str) -> pd.DataFrame:
-    """Return the rows by the place of their cell in the grid, then by these columns; else they stay in their order."""
-    place = {cell.cell_id: index for index, cell in enumerate(data.cells)}
-    ranked = frame.assign(_place=frame["cell"].map(place)).sort_values(
-        ["_place", *then], kind="stable", ignore_index=True
-    )
-    return ranked.drop(columns="_place")
-
-
-def t_half_width(n: pd.Series, sd: pd.Series) -> pd.Series:
-    """Return half of the 95% interval of Student's t of means over n values of this standard deviation."""
-    # one value has no spread: a single degree of freedom only keeps its quantile from being undefined
-    return stdtrit((n - 1).clip(lower=1), 0.975) * sd / n**0.5
 
 
 def training_lengths(store: Store, data: SweepData) -> dict[str, int]:

@@ -13,18 +13,7 @@ from ...stats.effects.needle_baseline import needle_words
 from ...sweep_data import ReportError, SweepData
 from ..canvas import drawing
 from ..canvas.base import Collected, Figure, Look, collected
-from .forest import (
-    ROW,
-    against,
-    draw_rows,
-    draw_strata,
-    fields_of,
-    frame_axes,
-    head_panel,
-    keys,
-    lacking,
-    shown_measures,
-)
+from . import forest
 
 MOST_LEVELS = 3
 """Of an axis whose levels are all held against each other; of a longer one the rows against its reference are drawn."""
@@ -38,7 +27,7 @@ def collect(store: Store, data: SweepData) -> Collected:
     within a stratum stand behind it. Confirmatory rows are the contrasts that the grid declares. Axes of more than three levels
     have the rows against their reference alone.
     """
-    chosen = shown_measures(data)
+    chosen = forest.shown_measures(data)
     if not chosen:
         raise ReportError(
             f"no two cells of sweep {data.sweep} have a number to compare; finish it, or evaluate its cells"
@@ -52,7 +41,7 @@ def collect(store: Store, data: SweepData) -> Collected:
         ):
             continue
         about: dict[str, Any] = {"axis": one.axis, "level": one.level, "reference": one.reference, "pairs": one.pairs}
-        rows.append(about | fields_of(one))
+        rows.append(about | forest.fields_of(one))
         origins += one.origins
     if not any(row["where"] == "" or row["confirmatory"] for row in rows):
         raise ReportError(
@@ -69,7 +58,7 @@ def collect(store: Store, data: SweepData) -> Collected:
         notes.append(needle_words(data))
     if any(row["confirmatory"] for row in rows):
         notes.append("*: a contrast that the grid declares, corrected with the other declared ones.")
-    notes += lacking(rows, "pairs")
+    notes += forest.lacking(rows, "pairs")
     if elsewhere:
         notes.append(f"{elsewhere} declared contrasts are about other numbers: --table effects.")
     return collected(store, data, "effects", "What each level does", pd.DataFrame(rows), origins, notes=notes)
@@ -82,21 +71,21 @@ def draw(made: Collected, look: Look) -> Figure:
     titles = list(dict.fromkeys(frame["measure"]))
     places = _places(whole)
     bottom = max(places.values()) + 0.7
-    figure = drawing.page(ROW * bottom + 1.0, 7.2 if len(titles) > 3 else 5.2)
+    figure = drawing.page(forest.ROW * bottom + 1.0, 7.2 if len(titles) > 3 else 5.2)
     grid = drawing.stacked(figure, len(titles), narrow=3, wide=4, sharey=True)
     parts = frame[(frame["where"] != "") & ~frame["confirmatory"]]
     markers = _markers(parts, whole)
     for axes, title in zip(grid, titles, strict=True):
         here = whole[whole["measure"] == title]
-        head_panel(axes, str(here["words"].iloc[0]), wrapped=True)
-        draw_rows(axes, here, [places[_key(row)] for _, row in here.iterrows()])
+        forest.head_panel(axes, str(here["words"].iloc[0]), wrapped=True)
+        forest.draw_rows(axes, here, [places[_key(row)] for _, row in here.iterrows()])
         mixed = {_key(row) for _, row in here[here["mixed"]].iterrows()}
         inner = parts[(parts["measure"] == title) & parts["where"].isin(list(markers))]
         inner = inner[np.array([_key(row) in mixed for _, row in inner.iterrows()], dtype=bool)]
-        draw_strata(axes, inner, [places[_key(row)] + 0.42 for _, row in inner.iterrows()], markers)
-        frame_axes(axes, pd.concat([here, inner]) if len(inner) else here)
+        forest.draw_strata(axes, inner, [places[_key(row)] + 0.42 for _, row in inner.iterrows()], markers)
+        forest.frame_axes(axes, pd.concat([here, inner]) if len(inner) else here)
     _labels(grid[0], places, bottom)
-    return drawing.finished(figure, made.title, made.notes, keys(whole) | _strata_keys(markers), columns=3)
+    return drawing.finished(figure, made.title, made.notes, forest.keys(whole) | _strata_keys(markers), columns=3)
 
 
 Key = tuple[bool, str, str, str, str]
@@ -133,7 +122,7 @@ def _labels(axes: Any, places: dict[Key, float], bottom: float) -> None:
     """The rows' names left of the first panel."""
     words = []
     for declared, axis, level, reference, where in places:
-        text = against(axis, level, reference)
+        text = forest.against(axis, level, reference)
         inside = ", ".join(
             drawing.shown(part.partition("=")[2], part.partition("=")[0]) for part in where.split(", ") if part
         )

@@ -9,7 +9,7 @@ import pandas as pd
 from ....results.store.records import Key
 from ....results.store.store import Store
 from ...sweep_data import SweepData
-from ..canvas.base import in_grid_order
+from ..canvas.length_frames import in_grid_order
 
 
 def attempts_of(data: SweepData, measure: Key) -> dict[int, str]:

@@ -7,19 +7,8 @@ import pandas as pd
 from ....results.store.store import Store
 from ...sweep_data import ReportError, SweepData, level_of
 from ..canvas import drawing
-from ..canvas.base import (
-    GROUP,
-    Axes,
-    Collected,
-    Figure,
-    Look,
-    collected,
-    configuration_of,
-    names_of,
-    origins_in,
-    t_half_width,
-)
-from ..canvas.length_frames import averaged_over, bars, lines_of
+from ..canvas.base import GROUP, Axes, Collected, Figure, Look, collected, names_of, origins_in
+from ..canvas.length_frames import averaged_over, bars, configuration_of, lines_of, t_half_width
 from .item_frames import details
 from .panels import draw_panels
 

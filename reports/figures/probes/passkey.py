@@ -8,18 +8,8 @@ from ....results.store.store import Store
 from ...number_format import length_name, rounded
 from ...sweep_data import ReportError, SweepData
 from ..canvas import drawing
-from ..canvas.base import (
-    Axes,
-    Collected,
-    Figure,
-    Look,
-    collected,
-    configuration_of,
-    in_grid_order,
-    origins_in,
-    training_lengths,
-)
-from ..canvas.length_frames import only
+from ..canvas.base import Axes, Collected, Figure, Look, collected, origins_in, training_lengths
+from ..canvas.length_frames import configuration_of, in_grid_order, only
 from .heat_maps import MOST, heat, scale, sheet, title, titles_of, written
 from .item_frames import details
 

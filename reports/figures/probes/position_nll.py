@@ -10,20 +10,8 @@ import pandas as pd
 from ....results.store.store import Store
 from ...sweep_data import ReportError, SweepData
 from ..canvas import drawing
-from ..canvas.base import (
-    Axes,
-    Collected,
-    Figure,
-    Look,
-    collected,
-    configuration_of,
-    in_grid_order,
-    names_of,
-    origins_in,
-    t_half_width,
-    training_lengths,
-)
-from ..canvas.length_frames import averaged_over, bars, lines_of, only
+from ..canvas.base import Axes, Collected, Figure, Look, collected, names_of, origins_in, training_lengths
+from ..canvas.length_frames import averaged_over, bars, configuration_of, in_grid_order, lines_of, only, t_half_width
 from ..canvas.line_drawing import mark_beyond, mark_trained, robust_range
 from .item_frames import longest, places
 from .panels import draw_panels, leaving, side_by_side

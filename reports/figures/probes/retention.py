@@ -12,7 +12,8 @@ from ....results.store.store import Store
 from ...number_format import length_name
 from ...sweep_data import ReportError, SweepData
 from ..canvas import drawing
-from ..canvas.base import Axes, Collected, Figure, Look, collected, in_grid_order, origins_in
+from ..canvas.base import Axes, Collected, Figure, Look, collected, origins_in
+from ..canvas.length_frames import in_grid_order
 from .heat_maps import chosen, first_of_each, heat, scale, sheet, title, titles_of, told
 from .item_frames import places
 

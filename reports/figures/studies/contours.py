@@ -15,19 +15,7 @@ from ...sweep_data import ReportError, SweepData
 from ..canvas import drawing
 from ..canvas.base import Axes, Collected, Figure, Look, collected
 from ..canvas.scales import Scale, thin_labels
-from .settings import (
-    RING,
-    aside,
-    colour_bar,
-    colours,
-    finer,
-    objective_of,
-    place_of,
-    ring_words,
-    scale_of,
-    trial_row,
-    value_range,
-)
+from . import settings
 
 LEAST = 4
 """Trials: three make a single triangle."""
@@ -60,18 +48,18 @@ def collect(store: Store, data: SweepData) -> Collected:
         notes.append(f"The first {MOST} settings of the grid that differ; left out: {', '.join(left)}.")
     return collected(
         store, study.data, "contours", "Values over two settings", frame, study.origins(study.done), notes=[*notes, *rung_note(study)],
-        scales={path: scale_of(study, path) for path in chosen}, label=first.label, direction=first.direction,
-        ring=ring_words(study),
+        scales={path: settings.scale_of(study, path) for path in chosen}, label=first.label, direction=first.direction,
+        ring=settings.ring_words(study),
     )  # fmt: skip
 
 
 def _rows(study: Study, x: str, y: str) -> list[dict[str, Any]]:
-    scales, found = {path: scale_of(study, path) for path in (x, y)}, []
+    scales, found = {path: settings.scale_of(study, path) for path in (x, y)}, []
     for trial in study.done:
-        places = {path: place_of(study, path, trial.params) for path in (x, y)}
+        places = {path: settings.place_of(study, path, trial.params) for path in (x, y)}
         if trial.values is None or any(map(math.isnan, places.values())):
             continue
-        row = trial_row(study, trial)
+        row = settings.trial_row(study, trial)
         for side, path in (("x", x), ("y", y)):
             row |= {side: path, f"{side}_name": study.names[path], f"{side}_place": scales[path].share(places[path])}
         found.append(row | {"value": study.objectives[0].shown(trial.values[0]), "best": trial.number in study.best})
@@ -84,14 +72,14 @@ def draw(made: Collected, look: Look) -> Figure:
     pairs = list(dict.fromkeys(zip(frame["x"], frame["y"], strict=True)))
     figure = drawing.page((drawing.PANEL + 0.1) * drawing.rows_of(len(pairs)), drawing.width_of(len(pairs) + 1))
     grid = drawing.panels(figure, [""] * len(pairs), columns=3 if figure.get_figwidth() > drawing.NARROW else 2)
-    objective = objective_of(made.about["direction"])
-    norm = drawing.linear(*value_range(list(frame.drop_duplicates("number")["value"]), objective), clip=True)
-    chart = colours(objective.sign)
+    objective = settings.objective_of(made.about["direction"])
+    norm = drawing.linear(*settings.value_range(list(frame.drop_duplicates("number")["value"]), objective), clip=True)
+    chart = settings.colours(objective.sign)
     for axes, (x, y) in zip(grid, pairs, strict=True):
         here = frame[(frame["x"] == x) & (frame["y"] == y)]
         _panel(axes, here, scales[x], scales[y], norm, chart)
-    colour_bar(figure, grid, norm, chart, made.about["label"])
-    return drawing.finished(figure, made.title, made.notes, {made.about["ring"]: drawing.key(**RING)})
+    settings.colour_bar(figure, grid, norm, chart, made.about["label"])
+    return drawing.finished(figure, made.title, made.notes, {made.about["ring"]: drawing.key(**settings.RING)})
 
 
 def _panel(axes: Axes, here: pd.DataFrame, x: Scale, y: Scale, norm: Any, chart: Any) -> None:
@@ -99,13 +87,13 @@ def _panel(axes: Axes, here: pd.DataFrame, x: Scale, y: Scale, norm: Any, chart:
         _between(axes, here, norm, chart)
     across, up = (
         here[f"{side}_place"]
-        + [aside(scale, int(one), SPREAD / max(1, len(scale.levels) - 1)) for one in here["number"]]
+        + [settings.aside(scale, int(one), SPREAD / max(1, len(scale.levels) - 1)) for one in here["number"]]
         for side, scale in (("x", x), ("y", y))
     )
-    fine = finer(len(here))
+    fine = settings.finer(len(here))
     look = {"s": (fine * drawing.stroke(3.6)) ** 2, "edgecolors": "#000000", "linewidths": fine * drawing.stroke(0.5)}
     axes.scatter(across, up, c=here["value"], cmap=chart, norm=norm, zorder=3, **look)
-    axes.plot(across[here["best"]], up[here["best"]], markersize=drawing.stroke(7), zorder=4, **RING)
+    axes.plot(across[here["best"]], up[here["best"]], markersize=drawing.stroke(7), zorder=4, **settings.RING)
     axes.grid(visible=False)
     for which, scale in (("x", x), ("y", y)):
         room = 0.5 / max(1, len(scale.levels) - 1) if scale.levels else 0.06

@@ -13,20 +13,7 @@ from ...sweep_data import SweepData
 from ..canvas import drawing
 from ..canvas.base import Axes, Collected, Figure, Look, collected
 from ..canvas.scales import Scale, short_numbers
-from .settings import (
-    RING,
-    aside,
-    colour_bar,
-    finer,
-    objective_of,
-    place_of,
-    ring_words,
-    room,
-    scale_of,
-    trial_row,
-    upright,
-    value_range,
-)
+from . import settings
 
 LEAST = 2
 WIDEST = 4
@@ -46,22 +33,22 @@ def collect(store: Store, data: SweepData) -> Collected:
     ]
     frame = pd.DataFrame(rows).astype({"value": float, "place": float})
     notes = [f"One mark a {study.kind}, the later the darker; between settings nothing is averaged."]
-    if any(scale_of(study, path).levels for path in study.search.ranges):
+    if any(settings.scale_of(study, path).levels for path in study.search.ranges):
         notes.append("Trials of one level stand side by side.")
     return collected(
         store, study.data, "slices", "Trials over each setting", frame, study.origins(study.done), notes=[*notes, *rung_note(study)],
-        scales={path: scale_of(study, path) for path in study.search.ranges}, last=study.trials[-1].number,
-        ring=ring_words(study),
+        scales={path: settings.scale_of(study, path) for path in study.search.ranges}, last=study.trials[-1].number,
+        ring=settings.ring_words(study),
     )  # fmt: skip
 
 
 def _rows(study: Study, objective: Objective, path: str) -> list[dict[str, Any]]:
     found = []
     for trial in study.done:
-        place = place_of(study, path, trial.params)
+        place = settings.place_of(study, path, trial.params)
         if trial.values is None or math.isnan(place):
             continue
-        row = trial_row(study, trial) | {"objective": objective.name, "label": objective.label}
+        row = settings.trial_row(study, trial) | {"objective": objective.name, "label": objective.label}
         row |= {"direction": objective.direction, "value": objective.shown(trial.values[objective.place])}
         row |= {"setting": path, "name": study.names[path], "level": level_text(trial.params[path]), "place": place}
         found.append(row | {"best": trial.number in study.best})
@@ -91,9 +78,9 @@ def draw(made: Collected, look: Look) -> Figure:
         if place % columns and pairs[place - 1][0] == objective:
             axes.tick_params(labelleft=False)
         else:
-            axes.set_ylabel(upright(str(here["label"].iloc[0])))
-    colour_bar(figure, grid, norm, drawing.colours(*LATER), "trial")
-    return drawing.finished(figure, made.title, made.notes, {made.about["ring"]: drawing.key(**RING)})
+            axes.set_ylabel(settings.upright(str(here["label"].iloc[0])))
+    settings.colour_bar(figure, grid, norm, drawing.colours(*LATER), "trial")
+    return drawing.finished(figure, made.title, made.notes, {made.about["ring"]: drawing.key(**settings.RING)})
 
 
 def _columns(panels: int, narrow: bool) -> int:
@@ -105,24 +92,24 @@ def _columns(panels: int, narrow: bool) -> int:
 
 def _limits(here: pd.DataFrame) -> tuple[float, float]:
     """The range of values that all panels of an objective have."""
-    objective = objective_of(str(here["direction"].iloc[0]))
-    return room(*value_range(list(here.drop_duplicates("number")["value"]), objective))
+    objective = settings.objective_of(str(here["direction"].iloc[0]))
+    return settings.room(*settings.value_range(list(here.drop_duplicates("number")["value"]), objective))
 
 
 def _panel(axes: Axes, here: pd.DataFrame, scale: Scale, norm: Any, limits: tuple[float, float]) -> None:
-    places = here["place"] + [aside(scale, int(one), SPREAD) for one in here["number"]]
+    places = here["place"] + [settings.aside(scale, int(one), SPREAD) for one in here["number"]]
     chart = drawing.colours(*LATER)
     low, high = limits
     axes.set_ylim(low, high)
     inside = here["value"].clip(low, high)
-    size = (finer(len(here)) * drawing.stroke(3.6)) ** 2
+    size = (settings.finer(len(here)) * drawing.stroke(3.6)) ** 2
     look = {"s": size, "zorder": 3, "linewidths": drawing.stroke(0.3), "edgecolors": "#ffffff"}
     axes.scatter(places, inside, c=here["number"], cmap=chart, norm=norm, **look)
     beyond = (here["value"] < low) | (here["value"] > high)
     for x, value, number in zip(places[beyond], here["value"][beyond], here["number"][beyond], strict=True):
         edge, marker = (high, "^") if value > high else (low, "v")
         drawing.points(axes, x, edge, marker, color=chart(norm(number)), clip_on=False, zorder=4, markersize=3.6)
-    axes.plot(places[here["best"]], inside[here["best"]], markersize=drawing.stroke(6.5), zorder=4, **RING)
+    axes.plot(places[here["best"]], inside[here["best"]], markersize=drawing.stroke(6.5), zorder=4, **settings.RING)
     scale.dress(axes, "x", 4)
     short_numbers(axes.yaxis)
     if scale.levels:
