@@ -131,6 +131,8 @@ def _log_chi_square(df: int) -> tuple[np.ndarray, np.ndarray]:
 
 def _log_chi_square_below(df: int, end: float) -> tuple[np.ndarray, np.ndarray]:
     """Return such nodes and weights of that part of the distribution that lies below `end`."""
+    if end == -math.inf:  # seeds that agree exactly: nothing lies below, and Student's t is left
+        return np.empty(0), np.empty(0)
     low, high, step = _bounds(df)
     if end > high:
         return _log_chi_square(df)

@@ -211,6 +211,13 @@ class TestModel:
         found = permutation_anova.fit({("x",): x[:, None]}, draw.exponential(1, (24, 300)))
         assert (found.p_permuted < 0.05).mean() == pytest.approx(0.05, abs=0.035)
 
+    def test_the_observed_order_counts_as_a_permutation(self):
+        """Two of the 24! / (12!)^2 splits reach an effect far beyond all noise, which 2,000 draws do not meet: p = 1 / 2,001."""
+        x = np.tile([1.0, -1.0], 12)
+        y = 100 * x + np.random.default_rng(4).normal(size=24)
+        found = permutation_anova.fit({("x",): x[:, None]}, y[:, None])
+        assert found.p_permuted.item() == 1 / (permutation_anova.MOST + 1)
+
     def test_large_designs_get_fewer_permutations(self):
         assert permutation_anova.permutations_for(120, 82, 200) == permutation_anova.MOST
         assert permutation_anova.permutations_for(4_000, 300, 500) == permutation_anova.LEAST

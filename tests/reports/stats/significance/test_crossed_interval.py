@@ -97,6 +97,15 @@ def test_crossed_takes_large_complete_designs(configurations: int, seeds: int) -
     assert p_of(table, 0.0) == pytest.approx(exact(table, 0.1), rel=1e-6)
 
 
+@pytest.mark.filterwarnings("error")
+def test_crossed_of_seeds_that_agree_exactly_is_student_t() -> None:
+    """Without a spread between seeds, or beside one, the mean is over configurations."""
+    means = np.array([0.25, 0.5, 1.0, 1.25])
+    low, high = stats.t.interval(0.95, 3, means.mean(), stats.sem(means))
+    found = crossed(np.tile(means[:, None], 3))
+    assert found == pytest.approx((low, high, stats.ttest_1samp(means, 0).pvalue))
+
+
 def test_crossed_refuses_seeds_that_never_meet() -> None:
     table = np.full((6, 4), math.nan)
     table[:3, :2], table[3:, 2:] = np.arange(6).reshape(3, 2), np.arange(6).reshape(3, 2)
