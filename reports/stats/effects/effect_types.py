@@ -5,17 +5,26 @@ from __future__ import annotations
 import math
 from collections.abc import Mapping
 from dataclasses import dataclass
+from typing import Any
 
 from ...number_format import Column
 from ..significance.paired_tests import ALPHA, Summary
-
-__all__ = ["CONFIRMATORY", "EQUIVALENT", "FLOOR", "NONE", "Effect", "Interaction", "Tested", "where_text"]
 
 CONFIRMATORY = "declared contrasts"
 EQUIVALENT = "equivalent"
 FLOOR = "not asked: all at chance"
 NONE = "none"
 """Method of a row without a single pair."""
+
+
+@dataclass(kw_only=True)
+class EffectRow:
+    """A row before the correction for its family: the number of its measure among those worked out together, its
+    (level, reference) by axis, and all fields that an Effect and an Interaction have in common but `p_corrected`."""
+
+    place: int
+    levels: Mapping[str, tuple[str, str]]
+    fields: dict[str, Any]
 
 
 @dataclass(frozen=True, kw_only=True)

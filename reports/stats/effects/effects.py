@@ -11,20 +11,19 @@ from __future__ import annotations
 import math
 from collections import Counter
 from collections.abc import Hashable, Iterable, Iterator, Mapping, Sequence
-from dataclasses import dataclass, field
-from itertools import combinations
-from typing import Any
+from dataclasses import dataclass
+from itertools import chain, combinations
+from typing import Any, Protocol
 
 import numpy as np
 from scipy import special
 
-from ....results.contrasts import Contrast
 from ...number_format import Column
 from ...sweep_data import SweepData
 from ..noise.run_noise import NEAR, STRATA, Spread, detectable, spread
-from ..significance.paired_tests import ALPHA, Summary, corrected_families, holm, summaries
-from . import partial_design_effects, stopping_rows
-from .effect_types import CONFIRMATORY, EQUIVALENT, FLOOR, NONE, Effect, Interaction, Tested, where_text
+from ..significance.paired_tests import ALPHA, corrected_families, holm, summaries
+from . import stopping_rows
+from .effect_types import CONFIRMATORY, EQUIVALENT, FLOOR, Effect, EffectRow, Interaction, Tested, where_text
 from .matched_groups import (
     Contrasted,
     Numbers,
@@ -41,6 +40,7 @@ from .matched_groups import (
 )
 from .matched_groups import within as standing
 from .needle_baseline import with_floor
+from .partial_design_effects import FittedDesign, Levels
 
 __all__ = [
     "ALPHA", "CONFIRMATORY", "EQUIVALENT", "FLOOR", "NEAR", "Effect", "Interaction", "Spread", "Tested", "contrast_column", "contrasts", "detectable", "effects", "factors",
@@ -52,45 +52,21 @@ __all__ = [
 # --- the rows ---------------------------------------------------------------------------------------------------------
 
 
-@dataclass(kw_only=True)
-class _Row:
-    """A row before its tests: its fields, its differences [configuration] or [configuration, seed], and those as they are
-    before strata are given equal weights."""
-
-    place: int
-    fields: dict[str, Any]
-    sample: np.ndarray
-    plain: np.ndarray
-    keys: Sequence[Hashable] = ()
-    """The configuration of every difference: rows that share some are tested with common flips of signs."""
-    scale: float = 0.0
-    """The largest number behind the differences, beside which their dust is small."""
-    about: dict[str, Any] = field(default_factory=dict)
-
-
 def effects(data: SweepData, columns: Sequence[Column] | None = None, *, within: bool = True) -> list[Effect]:
     """What the levels of every axis do to every measure, against each other: first the declared contrasts, then, exploratory and
     measure by measure, over the whole sweep and `within` its strata. What has not a single pair is left out."""
     chosen = measures(data) if columns is None else columns
-    if data.partial is not None:
-        return partial_design_effects.effects(data, chosen, within=within)
     shown = {one.key for one in chosen}
     declared = [one for one in contrasts(data) if one.measure.key in shown and (within or not one.where)]
     taken = {_what(one.measure, one.axis, one.level, one.reference, one.where) for one in declared}
-    numbers = Numbers(data, chosen)
-    rows = [
-        row
-        for axis in factors(data)
-        for pair in level_pairs(data, axis)
-        for row in _rows(numbers, {axis: pair}, _strata(data, [axis]) if within else [], _strata(data, [axis]))
-    ]
+    made = _estimator(data, chosen)
+    rows = [row for axis in made.axes for pair in level_pairs(data, axis) for row in made.effects({axis: pair}, within)]
     rows = [row for row in rows if _what(row.fields["measure"], *_single(row), row.fields["where"]) not in taken]
-    found = _tested(sorted(rows, key=lambda row: row.place))
-    return declared + [_effect(row, about) for row, about in found]
+    return declared + [_effect(row, about) for row, about in _tested(made, sorted(rows, key=lambda row: row.place))]
 
 
-def _single(row: _Row) -> tuple[str, str, str]:
-    ((axis, (level, reference)),) = row.about["levels"].items()
+def _single(row: EffectRow) -> tuple[str, str, str]:
+    ((axis, (level, reference)),) = row.levels.items()
     return axis, level, reference
 
 
@@ -99,37 +75,24 @@ def _what(column: Column, axis: str, level: str, reference: str, where: str) -> 
     return *column.key, axis, frozenset((level, reference)), where
 
 
-def _effect(row: _Row, about: Mapping[str, Any], **more: Any) -> Effect:
+def _effect(row: EffectRow, about: Mapping[str, Any], **more: Any) -> Effect:
     axis, level, reference = _single(row)
-    return Effect(**about, axis=axis, level=level, reference=reference, pairs=about["n"], **more)
+    pairs = 0 if math.isnan(about["mean"]) else about["n"]
+    return Effect(**about, axis=axis, level=level, reference=reference, pairs=pairs, **more)
 
 
 def interactions(data: SweepData, columns: Sequence[Column] | None = None) -> list[Interaction]:
     """Every two-way interaction on every main measure, over the whole sweep and within every mixer, and every three-way one: for
-    the mixers between all of them, for other axes against the reference."""
-    chosen = main_measures(data) if columns is None else columns
-    if data.partial is not None:
-        return partial_design_effects.interactions(data, chosen)
-    numbers = Numbers(data, chosen)
-    rows: list[_Row] = []
-    for count in (2, 3):
-        for axes in combinations(factors(data), count):
-            strata = _strata(data, axes)
-            pairs = {axis: level_pairs(data, axis, every=count == 2 or axis == STRATA[0]) for axis in axes}
-            against = {axis: level_pairs(data, axis, every=False) for axis in axes}
-            for levels in combined(pairs):
-                main = all(levels[axis] in against[axis] for axis in axes)
-                rows += _rows(numbers, levels, strata[:1] if count == 2 and main else [], strata)
-    return [
-        Interaction(
-            **about,
-            axes=tuple(row.about["levels"]),
-            levels=tuple(level for level, _ in row.about["levels"].values()),
-            references=tuple(reference for _, reference in row.about["levels"].values()),
-            fours=about["n"],
+    the mixers between all of them, for other axes against the reference. Of a partial design those that it estimates."""
+    made = _estimator(data, main_measures(data) if columns is None else columns)
+    rows = sorted(made.interactions(), key=lambda row: (row.place, len(row.levels)))
+    found = []
+    for row, about in _tested(made, rows):
+        levels, references = zip(*row.levels.values(), strict=True)
+        found.append(
+            Interaction(**about, axes=tuple(row.levels), levels=levels, references=references, fours=about["n"])
         )
-        for row, about in _tested(sorted(rows, key=lambda row: (row.place, len(row.about["levels"]))))
-    ]
+    return found
 
 
 def contrasts(data: SweepData) -> list[Effect]:
@@ -137,45 +100,124 @@ def contrasts(data: SweepData) -> list[Effect]:
     not forgotten."""
     if not data.contrasts:
         return []
-    if data.partial is not None:
-        return partial_design_effects.contrasts(data)
-    columns = [contrast_column(data, one) for one in data.contrasts]
-    numbers = Numbers(data, columns)
-    rows, empty = [], {}
+    made = _estimator(data, [contrast_column(data, one) for one in data.contrasts])
+    rows = []
     for place, one in enumerate(data.contrasts):
-        row = _declared(numbers, place, one, columns[place])
-        if len(row.sample):
-            rows.append(row)
-        else:
-            empty[place] = row
-    found = {row.place: (row, about) for row, about in _tested(rows)}
-    equal = _equivalences([found[place][0] for place in sorted(found)])
-    for place, row in empty.items():
-        nothing = Summary(
-            n=0, seeds=0, mean=math.nan, median=math.nan, up=0, down=0, ties=0, low=math.nan, high=math.nan,
-            p=math.nan, p_sign=math.nan, method=NONE,
-        )  # fmt: skip
-        unknown = {"i2": math.nan, "p_heterogeneity": math.nan, "p_corrected": math.nan}
-        found[place] = row, row.fields | vars(nothing) | unknown
-    made = [
-        _effect(row, about, margin=row.about["margin"], p_equivalence=equal.get(place, math.nan))
-        for place, (row, about) in sorted(found.items())
+        reference = reference_level(data.levels(one.axis) or [""]) if one.reference is None else one.reference
+        rows.append(made.declared(place, {one.axis: (one.level, reference)}, one.within))
+        rows[-1].fields |= {"family": CONFIRMATORY, "confirmatory": True}
+    margins = {row.place: one.margin for row, one in zip(rows, data.contrasts, strict=True) if one.margin is not None}
+    equal = dict(
+        zip(margins, holm(made.outside([rows[place] for place in margins], list(margins.values()))), strict=True)
+    )
+    found = [
+        _effect(row, about, margin=margins.get(row.place), p_equivalence=equal.get(row.place, math.nan))
+        for row, about in _tested(made, rows)
     ]
-    return with_floor(data, stopping_rows.applied(data, made))
+    return with_floor(data, stopping_rows.applied(data, found))
 
 
-def _declared(numbers: Numbers, place: int, one: Contrast, column: Column) -> _Row:
-    reference = reference_level(numbers.data.levels(one.axis) or [""]) if one.reference is None else one.reference
-    levels = {one.axis: (one.level, reference)}
-    # an axis that another grid of this sweep had, or that is left with one level: none of its pairs is here
-    known = one.axis in numbers.axes and one.level != reference
-    made = numbers.contrasted(levels if known else {STRATA[0]: ("", "")})
-    kept = standing(made.levels, one.within, len(made.corners)) & known
-    strata = [axis for axis in _strata(numbers.data, [one.axis]) if known and axis not in one.within]
-    row = _row(numbers, made, kept, place, strata[0] if strata else None)
-    row.fields |= {"measure": column, "where": where_text(one.within), "family": CONFIRMATORY, "confirmatory": True}
-    row.about |= {"levels": levels, "margin": one.margin}
-    return row
+class _Estimator(Protocol):
+    """The rows of a sweep before their correction, by matched pairs or by least squares."""
+
+    axes: Sequence[str]
+
+    def effects(self, levels: Levels, within: bool) -> Iterable[EffectRow]: ...
+    def interactions(self) -> Iterable[EffectRow]: ...
+    def declared(self, place: int, levels: Levels, where: Mapping[str, str]) -> EffectRow: ...
+    def outside(self, rows: Sequence[Any], margins: Sequence[float]) -> list[float]: ...
+    def corrected(self, rows: Sequence[Any], families: Sequence[Sequence[int]]) -> list[list[float]]: ...
+
+
+def _estimator(data: SweepData, columns: Sequence[Column]) -> _Estimator:
+    return _Matched(data, columns) if data.partial is None else FittedDesign(data, data.partial, columns)
+
+
+def _tested(made: _Estimator, rows: Sequence[EffectRow]) -> list[tuple[EffectRow, dict[str, Any]]]:
+    """Every row with the fields of its Effect or Interaction that all have, corrected family by family."""
+    families: dict[str, list[int]] = {}
+    for index, row in enumerate(rows):
+        families.setdefault(row.fields["family"], []).append(index)
+    members = list(families.values())
+    ps = dict(zip(chain(*members), chain(*made.corrected(rows, members)), strict=True))
+    return [(row, row.fields | {"p_corrected": ps[index]}) for index, row in enumerate(rows)]
+
+
+# --- matched pairs ----------------------------------------------------------------------------------------------------
+
+
+@dataclass(kw_only=True)
+class _MatchedRow(EffectRow):
+    """A row with its differences [configuration] or [configuration, seed], and those as they are before strata are given equal
+    weights."""
+
+    sample: np.ndarray
+    plain: np.ndarray
+    keys: Sequence[Hashable]
+    """The configuration of every difference: rows that share some are tested with common flips of signs."""
+    scale: float
+    """The largest number behind the differences, beside which their dust is small."""
+
+
+class _Matched:
+    """The rows of a sweep by matched pairs, fours and eights."""
+
+    def __init__(self, data: SweepData, columns: Sequence[Column]) -> None:
+        self.data, self.axes, self.numbers = data, factors(data), Numbers(data, columns)
+
+    def effects(self, levels: Levels, within: bool) -> Iterator[EffectRow]:
+        """The rows of two levels of an axis, over the whole sweep and `within` its strata."""
+        strata = _strata(self.data, levels)
+        return _rows(self.numbers, levels, strata if within else [], strata)
+
+    def interactions(self) -> Iterator[EffectRow]:
+        """The rows of two axes, over the whole sweep and within every mixer, and of three."""
+        for count in (2, 3):
+            for axes in combinations(self.axes, count):
+                strata = _strata(self.data, axes)
+                pairs = {axis: level_pairs(self.data, axis, every=count == 2 or axis == STRATA[0]) for axis in axes}
+                against = {axis: level_pairs(self.data, axis, every=False) for axis in axes}
+                for levels in combined(pairs):
+                    main = all(levels[axis] in against[axis] for axis in axes)
+                    yield from _rows(self.numbers, levels, strata[:1] if count == 2 and main else [], strata)
+
+    def declared(self, place: int, levels: Levels, where: Mapping[str, str]) -> EffectRow:
+        """The row of a declared contrast, which may have no pair."""
+        ((axis, (level, reference)),) = levels.items()
+        # an axis that another grid of this sweep had, or that is left with one level: none of its pairs is here
+        known = axis in self.numbers.axes and level != reference
+        made = self.numbers.contrasted(levels if known else {STRATA[0]: ("", "")})
+        kept = standing(made.levels, where, len(made.corners)) & known
+        strata = [one for one in _strata(self.data, levels) if known and one not in where]
+        row = _row(self.numbers, made, kept, place, strata[0] if strata else None)
+        row.levels = levels
+        row.fields["where"] = where_text(where)
+        return row
+
+    def outside(self, rows: Sequence[_MatchedRow], margins: Sequence[float]) -> list[float]:
+        """p of two one-sided tests that the mean lies outside of the margin; each side is half of the two-sided test of the
+        differences shifted by the margin, whichever test that is."""
+        scales = [row.scale for row in rows]
+        below = summaries([row.sample + margin for row, margin in zip(rows, margins, strict=True)], scales)
+        above = summaries([row.sample - margin for row, margin in zip(rows, margins, strict=True)], scales)
+        return [max(_one_sided(a.p, a.mean), _one_sided(b.p, -b.mean)) for a, b in zip(below, above, strict=True)]
+
+    def corrected(self, rows: Sequence[_MatchedRow], families: Sequence[Sequence[int]]) -> list[list[float]]:
+        """The corrected p of every family; adds its test to each row."""
+        samples, scales = [row.sample for row in rows], [row.scale for row in rows]
+        summed = summaries(samples, scales)
+        for row, summary in zip(rows, summed, strict=True):
+            # the median is that of the differences as they are, whatever the weights of strata
+            median = {"median": float(np.median(row.plain))} if summary.n else {"p_sign": math.nan}
+            row.fields |= vars(summary) | median
+        keys = [row.keys for row in rows]
+        return corrected_families(
+            [tuple([some[i] for i in members] for some in (samples, summed, keys, scales)) for members in families]  # type: ignore[misc]
+        )
+
+
+def _one_sided(p: float, mean: float) -> float:
+    return p / 2 if mean > 0 else 1 - p / 2
 
 
 def _strata(data: SweepData, axes: Iterable[str]) -> list[str]:
@@ -183,9 +225,7 @@ def _strata(data: SweepData, axes: Iterable[str]) -> list[str]:
     return [axis for axis in STRATA if axis not in axes and len(data.levels(axis)) > 1]
 
 
-def _rows(
-    numbers: Numbers, levels: Mapping[str, tuple[str, str]], split: Sequence[str], strata: Sequence[str]
-) -> Iterator[_Row]:
+def _rows(numbers: Numbers, levels: Levels, split: Sequence[str], strata: Sequence[str]) -> Iterator[EffectRow]:
     """The rows of these levels for every measure: over the whole sweep, within the levels of the first axis of `split`, and
     within those of the next wherever they differ. A row says how far the levels of the next of `strata` differ."""
     made = numbers.contrasted(levels)
@@ -198,14 +238,14 @@ def _rows(
             row = _row(numbers, made, kept, place, left[0] if left else None)
             if not len(row.sample):
                 continue
-            row.fields |= {"measure": column, "where": where_text(where), "family": family}
-            row.about["levels"] = levels
+            row.levels = levels
+            row.fields |= {"where": where_text(where), "family": family}
             yield row
             if left and left[0] in split and (left[0] == STRATA[0] or row.fields["p_heterogeneity"] < ALPHA):
                 subsets += [where | {left[0]: level} for level in numbers.data.levels(left[0])]
 
 
-def _row(numbers: Numbers, made: Contrasted, kept: np.ndarray, place: int, axis: str | None) -> _Row:
+def _row(numbers: Numbers, made: Contrasted, kept: np.ndarray, place: int, axis: str | None) -> _MatchedRow:
     """The differences of these configurations in one measure, those of an axis's strata with equal weights."""
     every = made.differences[kept, :, place]
     have = ~np.isnan(every)
@@ -219,6 +259,7 @@ def _row(numbers: Numbers, made: Contrasted, kept: np.ndarray, place: int, axis:
     corners = made.corners[kept]
     i2, p = heterogeneity(parts)
     fields = {
+        "measure": numbers.columns[place],
         "expected": int(listed.any(axis=1).sum()),
         "missing": _missing(numbers, corners[listed & ~have], place),
         "worst": _worst(numbers, made, kept, place, axis),
@@ -227,8 +268,9 @@ def _row(numbers: Numbers, made: Contrasted, kept: np.ndarray, place: int, axis:
         "p_heterogeneity": p,
     }
     alone = have.sum(axis=1).max(initial=0) <= 1
-    return _Row(
+    return _MatchedRow(
         place=place,
+        levels={},
         fields=fields,
         sample=means * weights if alone else sample * weights[:, None],
         plain=means,
@@ -295,49 +337,6 @@ def heterogeneity(strata: Sequence[np.ndarray]) -> tuple[float, float]:
     squares = variances**2
     above = float(inside.sum() ** 2 / ((share * variances).sum() ** 2 + (squares * (1 - 2 * share)).sum()))
     return max(0.0, 1 - 1 / f) if f > 0 else 0.0, float(special.fdtrc(above, below, f))
-
-
-def _tested(rows: Sequence[_Row]) -> Iterator[tuple[_Row, dict[str, Any]]]:
-    """Every row with the fields of its Effect or Interaction that all have."""
-    samples = [row.sample for row in rows]
-    scales = [row.scale for row in rows]
-    summed = summaries(samples, scales)
-    families: dict[str, list[int]] = {}
-    for place, row in enumerate(rows):
-        families.setdefault(row.fields["family"], []).append(place)
-    ps = [math.nan] * len(rows)
-    arguments = [
-        (
-            [samples[i] for i in members],
-            [summed[i] for i in members],
-            [rows[i].keys for i in members],
-            [scales[i] for i in members],
-        )
-        for members in families.values()
-    ]
-    for members, together in zip(families.values(), corrected_families(arguments), strict=True):
-        for i, p in zip(members, together, strict=True):
-            ps[i] = p
-    for row, summary, p in zip(rows, summed, ps, strict=True):
-        # the median is that of the differences as they are, whatever the weights of strata
-        yield row, row.fields | vars(summary) | {"median": float(np.median(row.plain)), "p_corrected": p}
-
-
-def _equivalences(rows: Sequence[_Row]) -> dict[int, float]:
-    """By row with a margin: p of the two one-sided tests that the mean lies within it, after Holm's correction.
-
-    Each side is half of the two-sided test of the differences shifted by the margin, whichever test that is.
-    """
-    asked = [row for row in rows if row.about["margin"] is not None]
-    scales = [row.scale for row in asked]
-    below = summaries([row.sample + row.about["margin"] for row in asked], scales)
-    above = summaries([row.sample - row.about["margin"] for row in asked], scales)
-    raw = [max(_one_sided(a.p, a.mean), _one_sided(b.p, -b.mean)) for a, b in zip(below, above, strict=True)]
-    return dict(zip((row.place for row in asked), holm(raw), strict=True))
-
-
-def _one_sided(p: float, mean: float) -> float:
-    return p / 2 if mean > 0 else 1 - p / 2
 
 
 # --- quality against speed ------------------------------------------------------------------------------------------
