@@ -5,10 +5,7 @@ from __future__ import annotations
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 from functools import cached_property
-from typing import TYPE_CHECKING, Any
-
-if TYPE_CHECKING:
-    import pandas as pd
+from typing import Any
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -91,15 +88,3 @@ class Table:
         """(row, column) of every best value."""
         words = self.text_columns
         return frozenset((r, words + c) for r, row in enumerate(self.entries) for c, e in enumerate(row) if e.best)
-
-
-def tidy(table: Table) -> pd.DataFrame:
-    """The table as a tidy frame: one row a number (a table of words alone: one a row), unrounded and as printed."""
-    import pandas as pd
-
-    rows = []
-    for raw in table.raw:
-        about = {name: value for name, value in raw.items() if name not in ("values", "trace", "row", "axes")}
-        about |= raw.get("row", {})
-        rows += [about | value for value in raw["values"]] or [about]
-    return pd.DataFrame(rows)

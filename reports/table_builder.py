@@ -6,7 +6,7 @@ import math
 import statistics
 from collections import Counter
 from collections.abc import Iterable, Mapping, Sequence
-from dataclasses import dataclass, field, replace
+from dataclasses import dataclass, field
 from functools import partial
 from itertools import chain
 from typing import Any
@@ -106,19 +106,16 @@ def derived(
         text += _counted(parts)
     elif lacking is not None:
         text = lacking.text
-    return Entry(
-        text=text,
-        heading=column.heading,
-        probe=column.probe,
-        metric=column.metric,
-        length=column.length,
-        direction=column.direction,
-        value=value,
-        unit=column.unit or None,
-        reason=lacking.reason if lacking else None,
-        sd=sd,
-        origins=tuple(dict.fromkeys(origin for part in parts for origin in part.origins)),
-    )
+    reason = lacking.reason if lacking else None
+    origins = tuple(dict.fromkeys(origin for part in parts for origin in part.origins))
+    about = {"direction": column.direction, "reason": reason, "sd": sd, "origins": origins}
+    return number_of(column, column.heading, text, value, **about)
+
+
+def number_of(column: Column, heading: str, text: str, value: float | None, **more: Any) -> Entry:
+    """Return the entry of a number in the unit of a column, printed as `text`."""
+    about = {"probe": column.probe, "metric": column.metric, "length": column.length, "unit": column.unit or None}
+    return Entry(text=text, heading=heading, value=value, **about, **more)
 
 
 def p_value(heading: str, p: float) -> Entry:
@@ -137,17 +134,27 @@ def count_entry(heading: str, n: int | None, origins: tuple[tuple[str, int | Non
 
 def difference(column: Column, heading: str, value: float | None) -> Entry:
     """The entry of a difference in a column's number, with its sign; None or NaN where there is none."""
-    base = Entry(
-        text=NOTHING,
-        heading=heading,
-        probe=column.probe,
-        metric=column.metric,
-        length=column.length,
-        unit=column.unit or None,
-    )
     if value is None or math.isnan(value):
-        return base
-    return replace(base, text=signed(round(value, DUST), column.decimals, percent=column.percent), value=value)
+        return number_of(column, heading, NOTHING, None)
+    return number_of(column, heading, signed(round(value, DUST), column.decimals, percent=column.percent), value)
+
+
+AMOUNTS = {"Mean": "mean", "Median": "median", "Low": "low", "High": "high", "Worst": "worst"}
+COUNTS = {"Up": "up", "Down": "down", "Pairs": "pairs", "Gained": "gained", "Lost": "lost"}
+P_VALUES = {
+    "p": "p", "p corr": "p_corrected", "p sign": "p_sign", "p het": "p_heterogeneity", "p equiv": "p_equivalence",
+    "p McN": "p_mcnemar",
+}  # fmt: skip
+"""By heading: the fields of a tested difference in its measure's unit, counted, and of its tests."""
+
+
+def tested_entry(one: Any, heading: str) -> Entry:
+    """Return the entry of a tested difference (a Summary with a `measure`) under one of these headings."""
+    if heading in AMOUNTS:
+        return difference(one.measure, heading, getattr(one, AMOUNTS[heading]))
+    if heading in COUNTS:
+        return count_entry(heading, getattr(one, COUNTS[heading]))
+    return p_value(heading, getattr(one, P_VALUES[heading]))
 
 
 def _counted(parts: Sequence[Entry]) -> str:

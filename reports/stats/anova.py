@@ -14,11 +14,9 @@ import pandas as pd
 from scipy import stats
 
 from ..number_format import Column
-from ..sweep_data import ReportError, SweepData
+from ..sweep_data import SweepData
 from .effects.effects import NEAR, STRATA, factors, numbers_of
 from .significance.permutation_anova import Fit, fit
-
-__all__ = ["COLUMNS", "Analysis", "analyses", "anova"]
 
 COLUMNS = ("term", "df", "sum_sq", "F", "p", "p_permuted", "p_robust", "omega_sq", "partial_eta_sq")
 SHAPIRO = (3, 5_000)  # residuals that Shapiro's test is made for
@@ -37,14 +35,6 @@ class Analysis:
     numbers: pd.DataFrame
     remarks: tuple[str, ...]
     permutations: int = 0
-
-
-def anova(data: SweepData, column: Column) -> tuple[pd.DataFrame, list[str]]:
-    """The analysis of one measure and its remarks. Raises ReportError where there is none to be made."""
-    (found,) = analyses(data, [column])
-    if found.frame.empty:
-        raise ReportError(found.remarks[0])
-    return found.frame, [f"{column.heading}: {remark}" for remark in found.remarks]
 
 
 def analyses(data: SweepData, columns: Sequence[Column]) -> list[Analysis]:

@@ -37,7 +37,7 @@ from ..stats.noise.run_noise import detectable, spreads
 from ..stats.significance.paired_tests import METHODS
 from ..sweep_data import SweepData
 from ..table import Entry, Table
-from ..table_builder import DUST, NOTHING, Line, assemble, count_entry, difference, p_value, sweep_note
+from ..table_builder import DUST, NOTHING, Line, assemble, sweep_note, tested_entry
 
 UNITS = "Differences in nats per token, needle and MFU in points; n is configurations, never runs: the seeds of one are one observation."
 TESTS = (
@@ -69,16 +69,7 @@ def table_of_effects(data: SweepData, every: Sequence[Effect], first: Sequence[E
     found = every if first is None else first
     headings = _headings(data, found, first is None)
     lines = [
-        Line(
-            words=(
-                one.measure.heading,
-                one.axis + (" (declared)" if one.confirmatory else ""),
-                f"{one.level} - {one.reference}",
-                _within(one),
-            ),
-            entries=_numbers(data, one, headings),
-            about=_about(one),
-        )
+        _line(one, _words(one, " (declared)" if one.confirmatory else ""), _numbers(data, one, headings))
         for one in found
     ]
     notes = [
@@ -113,12 +104,7 @@ def interactions_table(store: Store, data: SweepData, *, all_rows: bool = False)
     found = every if all_rows else first_interactions(every)
     headings = _headings(data, found, all_rows)
     lines = [
-        Line(
-            words=(one.measure.heading, *_sides(one), _within(one)),
-            entries=_numbers(data, one, headings),
-            about=_about(one),
-        )
-        for one in found
+        _line(one, (one.measure.heading, *_sides(one), _within(one)), _numbers(data, one, headings)) for one in found
     ]
     title = "Interactions"
     notes = [
@@ -166,23 +152,13 @@ def contrasts_table(store: Store, data: SweepData) -> Table:
     found = contrasts(data)
     lines = []
     for one in found:
-        verdict = Entry(text=_verdict(one), heading="Verdict")
         margin = Entry(text=NOTHING, heading="Margin")
         if one.margin is not None:
             text = rounded(one.margin, one.measure.decimals, percent=one.measure.percent)
             margin = replace(margin, text=text, value=one.margin)
-        amounts = {"Mean": one.mean, "Low": one.low, "High": one.high}
-        entries = (
-            _count(data, one),
-            *(difference(one.measure, name, value) for name, value in amounts.items()),
-            p_value("p", one.p),
-            p_value("p corr", one.p_corrected),
-            margin,
-            p_value("p equiv", one.p_equivalence),
-            verdict,
-        )
-        words = (one.measure.heading, one.axis, f"{one.level} - {one.reference}", _within(one))
-        lines.append(Line(words=words, entries=entries, about=_about(one)))
+        tested = [tested_entry(one, heading) for heading in ("Mean", "Low", "High", "p", "p corr", "p equiv")]
+        entries = (_count(data, one), *tested[:5], margin, tested[5], Entry(text=_verdict(one), heading="Verdict"))
+        lines.append(_line(one, _words(one), entries))
     notes = [sweep_note(data)]
     if found:
         notes += [
@@ -233,15 +209,14 @@ def _sides(one: Interaction) -> list[str]:
     return [*told, *[NOTHING] * (3 - len(told))]
 
 
-def _about(one: Tested) -> dict[str, object]:
-    return {
-        "family": one.family,
-        "confirmatory": one.confirmatory,
-        "method": one.method,
-        "expected": one.expected,
-        "missing": dict(one.missing),
-        "where": one.where,
-    }
+def _words(one: Effect, declared: str = "") -> tuple[str, ...]:
+    return one.measure.heading, one.axis + declared, f"{one.level} - {one.reference}", _within(one)
+
+
+def _line(one: Tested, words: tuple[str, ...], entries: tuple[Entry, ...]) -> Line:
+    """Return the row of a tested difference."""
+    about = {name: getattr(one, name) for name in ("family", "confirmatory", "method", "expected", "missing", "where")}
+    return Line(words=words, entries=entries, about=about | {"missing": dict(one.missing)})
 
 
 # --- numbers --------------------------------------------------------------------------------------------------------
@@ -271,15 +246,10 @@ def _count(data: SweepData, one: Effect | Interaction) -> Entry:
 
 
 def _numbers(data: SweepData, one: Effect | Interaction, headings: Sequence[str]) -> tuple[Entry, ...]:
-    amounts = {"Mean": one.mean, "Median": one.median, "Low": one.low, "High": one.high, WORST: one.worst}
-    told = {name: difference(one.measure, name, value) for name, value in amounts.items()}
-    told |= {name: count_entry(name, n) for name, n in (("Up", one.up), ("Down", one.down))}
-    ps = {"p": one.p, "p corr": one.p_corrected, "p sign": one.p_sign, "p het": one.p_heterogeneity}
-    told |= {name: p_value(name, p) for name, p in ps.items()}
-    told["I2"] = Entry(text=NOTHING, heading="I2", unit=BARE)
+    i2 = Entry(text=NOTHING, heading="I2", unit=BARE)
     if not math.isnan(one.i2):
-        told["I2"] = Entry(text=rounded(round(one.i2, DUST), 2), heading="I2", value=one.i2, unit=BARE)
-    return (_count(data, one), *(told[name] for name in headings))
+        i2 = replace(i2, text=rounded(round(one.i2, DUST), 2), value=one.i2)
+    return (_count(data, one), *(i2 if name == "I2" else tested_entry(one, name) for name in headings))
 
 
 # --- notes ----------------------------------------------------------------------------------------------------------

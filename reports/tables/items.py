@@ -6,8 +6,8 @@ from ...results.store.store import Store
 from ..stats.effects.needle_baseline import needle_note
 from ..stats.items import ItemEffect, item_effects
 from ..sweep_data import SweepData
-from ..table import Entry, Table
-from ..table_builder import Line, assemble, count_entry, difference, p_value, sweep_note
+from ..table import Table
+from ..table_builder import Line, assemble, count_entry, sweep_note, tested_entry
 
 ABOUT = (
     "Mean: difference of the levels over items, averaged over the pairs of configurations that differ in the axis alone; losses in "
@@ -46,7 +46,10 @@ def items_table(store: Store, data: SweepData) -> Table:
                 f"{one.level} - {one.reference}",
                 one.where.partition("=")[2] or "all",
             ),
-            entries=_numbers(one),
+            entries=(
+                count_entry("Items", one.n, one.origins),
+                *(tested_entry(one, heading) for heading in NUMBERS[1:]),
+            ),
             about={"family": one.family, "method": one.method, "seeds": one.seeds, "where": one.where},
         )
         for one in found
@@ -65,17 +68,3 @@ def _notes(data: SweepData, found: list[ItemEffect]) -> list[str]:
     if any(one.gained is not None for one in found):
         notes += [MCNEMAR, needle_note(data)]
     return notes
-
-
-def _numbers(one: ItemEffect) -> tuple[Entry, ...]:
-    told = {
-        name: difference(one.measure, name, value)
-        for name, value in (("Mean", one.mean), ("Low", one.low), ("High", one.high))
-    }
-    told["Items"] = count_entry("Items", one.n, one.origins)
-    counts = {"Pairs": one.pairs, "Gained": one.gained, "Lost": one.lost}
-    told |= {name: count_entry(name, n) for name, n in counts.items()}
-    told |= {
-        name: p_value(name, p) for name, p in (("p", one.p), ("p corr", one.p_corrected), ("p McN", one.p_mcnemar))
-    }
-    return tuple(told[name] for name in NUMBERS)

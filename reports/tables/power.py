@@ -9,7 +9,7 @@ from ..number_format import Column, rounded
 from ..stats.power_analysis import MOST, NATS, POINTS, Plan, plans
 from ..sweep_data import SweepData
 from ..table import Entry, Table
-from ..table_builder import NOTHING, Line, assemble, count_entry, sweep_note
+from ..table_builder import NOTHING, Line, assemble, count_entry, number_of, sweep_note
 
 HEADINGS = tuple(f"{100 * points:g} pt / {nats:g}" for points, nats in zip(POINTS, NATS, strict=True))
 NOTES = (
@@ -62,13 +62,4 @@ def _entries(one: Plan) -> tuple[Entry, ...]:
 def _amount(column: Column, name: str, value: float) -> Entry:
     if math.isnan(value):
         return Entry(text=NOTHING, heading=name)
-    text = rounded(value, column.decimals, percent=column.percent)
-    return Entry(
-        text=text,
-        heading=name,
-        probe=column.probe,
-        metric=column.metric,
-        length=column.length,
-        value=value,
-        unit=column.unit or None,
-    )
+    return number_of(column, name, rounded(value, column.decimals, percent=column.percent), value)

@@ -13,7 +13,6 @@ import pytest
 from atma_sweep.reports.number_format import length_name, reason_code, rounded
 from atma_sweep.reports.render import FORMATS, render
 from atma_sweep.reports.sweep_data import ReportError
-from atma_sweep.reports.table import tidy
 from atma_sweep.reports.tables import make_table
 from atma_sweep.results.console.text import csv_cell, markdown_escaped, plain, tex_escaped
 from atma_sweep.results.errors import SweepUnknown
@@ -351,16 +350,6 @@ class TestBest:
         attempt = store.start_attempt(f"{0:012x}", owner=ME, fence=1)
         store.finish_attempt(attempt.id, 1, "failed", cause="no memory", failure="cuda_oom")
         assert table6(store).rows[4][5:] == ("oom",) * 8
-
-
-def test_tidy_frame_has_a_row_for_every_number(store):
-    frame = tidy(table6(store))
-    assert len(frame) == 5 * 8
-    assert frame.loc[0, ["attn_type", "heading", "printed", "value", "attempt_id"]].tolist() == [
-        "polar", "Val", "0.125", 0.125, 1,
-    ]  # fmt: skip
-    words = tidy(make_table("5", store))
-    assert set(words["Mode"]) == {"baseline", "weak"}
 
 
 @pytest.mark.thorough
