@@ -22,9 +22,9 @@ DECLARATIONS = {
         "FAILURES: Mapping[Failure, FailureClass] = {\n",
         '    "overheated": FailureClass(meaning="its GPU was too hot", reaction="two tries", tries=2),\n',
     ),
-    "results/metrics.py": (
-        '        "passkey": (\n',
-        '            Metric("tens_accuracy", "fraction", "higher", "Share of tens recalled.", "Tens", 1, 0.1, 5),\n',
+    "results/metrics.csv": (
+        "probe,name,unit,better,heading,decimals,chance,trials,words\n",
+        "passkey,tens_accuracy,fraction,higher,Tens,1,0.1,5,Share of tens recalled.\n",
     ),
     "sweep/config.py": (
         '    """The training recipe (docs/mechanisms.md, "Training")."""\n',
