@@ -3,6 +3,9 @@
 from atma_sweep.results import open_store
 
 losses = open_store("atma.db").frames("quick").measurements().query("metric == 'val_loss'")
+
+Imports nothing of sweep, model or reports, and neither torch nor Ray. Start at store/store.py; errors.py, metrics.py and
+failure_classes.py say what a number, an end and a mistake may be.
 """
 
 from __future__ import annotations

@@ -2,6 +2,8 @@
 
 `make_figure("needle", store)` collects, `files.rendered(made, "svg")` draws. By number: 1 needle accuracy, 2a count map,
 2b state norm. A new figure is a file here with `collect` and `draw` as in needle.py, and a line in FIGURES.
+
+Only reports/ imports it. Start at needle.py, the shortest figure that has all of it; canvas/ holds what figures share.
 """
 
 from __future__ import annotations

@@ -1,6 +1,8 @@
 """A table as text: terminal, Markdown, CSV, LaTeX, HTML or JSON, a file each. Text from a grid may hold anything: it is escaped.
 
 Every rendering but the terminal's carries the table's trace, from which `check.check_file` makes the table again.
+
+Imports nothing of the package but reports/table.py and results/console. Start at markdown.py.
 """
 
 from __future__ import annotations

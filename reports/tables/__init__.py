@@ -3,6 +3,8 @@
 `make_table("6", store)` makes one, `render.render(table, "tex")` writes it. By number (as the paper's first version
 counts; the second version's numbers are v2:1 to v2:8) or by name. A new table is a function of store and data in a file here, as table5, and
 a line in TABLES.
+
+Only reports/ imports it. Start at complete.py, Table 6.
 """
 
 from __future__ import annotations

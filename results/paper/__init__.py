@@ -14,6 +14,8 @@ follows the first version: 4 is training throughput (6 in the second version), 6
 attention (its authors' blog) and the ATLAS memory (a blog): rivals.py, and docs/recipes.md for the sources.
 
 Losses are nats per token (the open-weight table: bits per token), accuracies and MFU fractions, times seconds.
+
+Imports results/store; reports and results/exchange import it. Start at published_sweeps.py.
 """
 
 from __future__ import annotations

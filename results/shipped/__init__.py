@@ -1,6 +1,8 @@
 """Sweeps of our own that come along, as bundles without items beside this file: every reading command knows them.
 
 They are what docs/replication.md is made of. A sweep of the same name in a database goes before. `import` takes a bundle into one.
+
+Start at builtin_sweeps.py beside this folder, which opens them.
 """
 
 from __future__ import annotations
