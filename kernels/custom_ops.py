@@ -39,45 +39,45 @@ def rows_like(q: Tensor) -> Tensor:
     return q.new_empty(b, h, t, dtype=torch.float32)
 
 
-Kept = Callable[[tuple[Any, ...], tuple[Tensor, ...]], tuple[Sequence[Tensor | None], Sequence[Any]]]
+Saved = Callable[[tuple[Any, ...], tuple[Tensor, ...]], tuple[Sequence[Tensor | None], Sequence[Any]]]
 """(inputs, results) of an op -> the tensors that its backward reads, and its options."""
 
 
-def keep_inputs(count: int, results_from: int = 0) -> Kept:
+def keep_inputs(count: int, results_from: int = 0) -> Saved:
     """The first inputs, and the results from one of them on; the other inputs are options."""
     return lambda inputs, results: ((*inputs[:count], *results[results_from:]), inputs[count:])
 
 
 def differentiate(
-    forward: Any, backward: Callable[..., Any], kept: Kept, *, results: int = 1, zeros_like: int | None = None
+    forward: Any, backward: Callable[..., Any], saved: Saved, *, results: int = 1, zeros_like: int | None = None
 ) -> None:
     """Give an op the gradient that `backward` works out.
 
     Args:
         forward: Op whose first inputs may be tensors with gradients.
-        backward: Function of the gradients of the results, of the tensors kept and of the options. It returns the gradients of
+        backward: Function of the gradients of the results, of the tensors saved and of the options. It returns the gradients of
             the first inputs, of which those that are None or want none are not looked at.
-        kept: See `Kept`.
+        saved: See `Saved`.
         results: Results of `forward` that have a gradient; those behind them have none.
         zeros_like: A result that is no part of the loss has None as its gradient, not zeros, which would cost a pass over
-            them; only the first has, of the shape and type of the kept tensor of that number.
+            them; only the first has, of the shape and type of the saved tensor of that number.
     """
 
     def save(ctx: Any, inputs: tuple[Any, ...], output: Tensor | tuple[Tensor, ...]) -> None:
-        found = output if isinstance(output, tuple) else (output,)
-        tensors, ctx.options = kept(inputs, found)
+        values = output if isinstance(output, tuple) else (output,)
+        tensors, ctx.options = saved(inputs, values)
         ctx.save_for_backward(*tensors)
-        ctx.mark_non_differentiable(*found[results:])
+        ctx.mark_non_differentiable(*values[results:])
         ctx.set_materialize_grads(zeros_like is None)
 
     def gradients(ctx: Any, *grads: Tensor | None) -> tuple[Tensor | None, ...]:
-        tensors, first, *others = ctx.saved_tensors, *grads[:results]
+        tensors, first, *rest = ctx.saved_tensors, *grads[:results]
         if first is None:
             first = torch.zeros_like(tensors[zeros_like])
-        grads_in = backward(first, *others, *tensors, *ctx.options)
-        asked = ctx.needs_input_grad
-        return tuple(g if needed else None for g, needed in zip(grads_in, asked, strict=False)) + (None,) * (
-            len(asked) - len(grads_in)
+        grads_in = backward(first, *rest, *tensors, *ctx.options)
+        needed = ctx.needs_input_grad
+        return tuple(g if wanted else None for g, wanted in zip(grads_in, needed, strict=False)) + (None,) * (
+            len(needed) - len(grads_in)
         )
 
     forward.register_autograd(gradients, setup_context=save)

@@ -231,9 +231,9 @@ def self_test(
 
     def error(device: torch.device, dtype: torch.dtype, head_dim: int, backend: str, *, seed: int) -> float:
         draw = torch.Generator().manual_seed(seed)
-        made = [torch.randn(1, tokens, heads, head_dim, generator=draw).to(device, dtype) for heads in (2, 1, 1)]
+        tensors = [torch.randn(1, tokens, heads, head_dim, generator=draw).to(device, dtype) for heads in (2, 1, 1)]
         wide = [x.to(device) for x in more(head_dim, draw)]
-        return worst(*both_ways(functools.partial(attention, **options), backend, dtype, made, wide))
+        return worst(*both_ways(functools.partial(attention, **options), backend, dtype, tensors, wide))
 
     return error
 

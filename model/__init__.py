@@ -1,4 +1,8 @@
-"""The network. A part of your own needs its base class, its config class and its `register_...` from here."""
+"""The network. A part of your own needs its base class, its config class and its `register_...` from here.
+
+Imported by: sweep, and parts of your own; backbone.py builds the network, registry.py knows its parts.
+Start at backbone.py.
+"""
 
 from importlib import import_module
 

@@ -93,12 +93,12 @@ def test_cuda_bf16_loss_and_gradients_are_near_the_cpu(attn_type: str, memory: s
 
 
 def test_launch_on_a_gpu_records_speed_and_memory(tmp_path: Path) -> None:
-    said = launched(
+    lines = launched(
         tmp_path,
         "axes: {attn_type: [polar], memory: [off, on]}\nresources: {gpus: 1, cpus: 2}\n"
         "set: {model.head_dim: 64, train.tokens: 40960, eval.lengths: [128, 1024]}\n", "--json",
     )  # fmt: skip
-    assert json.loads(said)["counts"] == {"done": 2}
+    assert json.loads(lines)["counts"] == {"done": 2}
     database = sqlite3.connect(tmp_path / "atma.db")
     query = "SELECT gpu_name, device, dtype, driver IS NOT NULL FROM provenance"
     assert database.execute(query).fetchall() == [(torch.cuda.get_device_name(), "cuda", "bfloat16", 1)] * 2

@@ -166,9 +166,9 @@ def fla_backward(
     return dq.to(q.dtype), dk.to(k.dtype), dv.to(v.dtype), d_gamma.float(), d_beta.float(), d_state.float()
 
 
-def _kept(inputs: tuple[Tensor, ...], results: tuple[Tensor, ...]) -> tuple[tuple[Tensor, ...], tuple[()]]:
+def _saved(inputs: tuple[Tensor, ...], results: tuple[Tensor, ...]) -> tuple[tuple[Tensor, ...], tuple[()]]:
     q, k, v, _, beta, state = inputs
     return (q, k, v, beta, state, *results[2:]), ()
 
 
-differentiate(fla_forward, fla_backward, _kept, results=2, zeros_like=0)
+differentiate(fla_forward, fla_backward, _saved, results=2, zeros_like=0)

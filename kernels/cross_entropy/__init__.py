@@ -1,1 +1,5 @@
-"""Head, soft cap and cross-entropy in one op, and its Triton kernel."""
+"""Head, soft cap and cross-entropy in one op, and its Triton kernel.
+
+Imported by: model/backbone.py, sweep/bench, sweep/doctor.
+Start at op.py.
+"""

@@ -112,9 +112,9 @@ def fla_backward(
     return dq.to(q.dtype), dk.to(k.dtype), dv.to(v.dtype), d_gamma.float(), d_beta.float(), d_first
 
 
-def _kept_fla(inputs: tuple[Any, ...], results: tuple[Tensor, ...]) -> tuple[tuple[Tensor | None, ...], tuple[()]]:
+def _saved_fla(inputs: tuple[Any, ...], results: tuple[Tensor, ...]) -> tuple[tuple[Tensor | None, ...], tuple[()]]:
     _, _, v, _, beta, first = inputs
     return (v, beta, first, *results[2:]), ()
 
 
-differentiate(fla_forward, fla_backward, _kept_fla, results=2, zeros_like=3)
+differentiate(fla_forward, fla_backward, _saved_fla, results=2, zeros_like=3)

@@ -1,1 +1,5 @@
-"""Omega memory: the op, a step-by-step reference, custom ops, and Triton kernels."""
+"""Omega memory: the op, a step-by-step reference, custom ops, and Triton kernels.
+
+Imported by: model/memory/omega.py, sweep/bench, sweep/probes.
+Start at reference.py, then op.py; scan.py is the one part that goes from chunk to chunk.
+"""

@@ -1,1 +1,5 @@
-"""Products of one row with a matrix: the ops and their Triton kernels."""
+"""Products of one row with a matrix: the ops and their Triton kernels.
+
+Imported by: the model's backbone, blocks and layers while they decode, sweep/bench.
+Start at op.py.
+"""

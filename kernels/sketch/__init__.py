@@ -1,1 +1,5 @@
-"""Projections on a few directions: the op and its Triton kernels."""
+"""Projections on a few directions: the op and its Triton kernels.
+
+Imported by: model/backbone.py, model/regularizers.py.
+Start at op.py.
+"""

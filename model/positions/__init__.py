@@ -1,4 +1,5 @@
 """Position schemes at the embedding: each part's settings and module in one file.
 
-Only model/registry.py imports them; start with ape.py.
+Imported by: model/registry.py alone.
+Start at ape.py.
 """

@@ -64,7 +64,7 @@ def with_heads_first(x: Tensor) -> Tensor:
 def exactly(of: Operation | Formula, args: list[Tensor], options: dict[str, Any]) -> list[Tensor]:
     """The oracle's results and gradients in float64, with those of the options that it has."""
     named = inspect.signature(of.exact).parameters
-    every = any(one.kind is inspect.Parameter.VAR_KEYWORD for one in named.values())
+    every = any(parameter.kind is inspect.Parameter.VAR_KEYWORD for parameter in named.values())
     return run(of.exact, double(args), **{name: value for name, value in options.items() if every or name in named})
 
 
@@ -219,13 +219,13 @@ def test_in_bf16_compiled_kernels_are_near_float64_and_repeat(name: str, case: C
 
 QKV = [torch.zeros(2, 5, heads, 4) for heads in (4, 2, 2)]
 GATES = torch.zeros(2, 5, 4)
-POOL, OTHER_POOL, TEXTS = (
+POOL, WIDE_POOL, TEXTS = (
     torch.zeros(3, 4, 2, 6), torch.zeros(3, 4, 3, 6),
     Texts(torch.zeros(2, 2, dtype=torch.int32), torch.ones(2, dtype=torch.int32), 4),
 )  # fmt: skip
 REFUSED: list[tuple[str, Callable[..., object], tuple[Any, ...], dict[str, Any]]] = [
-    (said, function, tuple(torch.zeros(x) if isinstance(x, tuple) else x for x in args), options)
-    for said, function, args, options in (
+    (message, function, tuple(torch.zeros(x) if isinstance(x, tuple) else x for x in args), options)
+    for message, function, args, options in (
         (r"\(1, 13, 4, 16\).*\(2, 5, 2, 16\)", polar_distractor_loss, ((1, 13, 4, 16), (2, 5, 2, 16), (4,), (4,), (4,)), {}),
         (r"but the distractors are", softmax_distractor_loss, (*QKV, (2, 3, 2, 4), (2, 2, 2, 4), QKV[0]), {}),
         (r"\(2, 5, 2, 4\).*\(2, 5, 2, 3\)", softmax_distractor_loss, (*QKV, *((2, 5, 2, 3),) * 2, QKV[0]), {"backend": "triton"}),
@@ -243,15 +243,15 @@ REFUSED: list[tuple[str, Callable[..., object], tuple[Any, ...], dict[str, Any]]
           for kind, size in (("full", 5), ("half-truncated", 6), ("half-truncated", 4))),
         (r"\(7,\).*8", rms_norm, ((1, 8), (7,)), {}),
         *((r"got 7", gate, ((3, 5, 7),), {}) for gate in (squared_relu_gate, swish_gate)),
-        *((said, losses, args, {"cap": 15.0} | options)
-          for losses in (linear_cross_entropy, linear_cross_entropy_sum) for said, args, options in (
+        *((message, losses, args, {"cap": 15.0} | options)
+          for losses in (linear_cross_entropy, linear_cross_entropy_sum) for message, args, options in (
             (r"\(3, 4\).*\(5, 3\)", ((3, 4), (5, 3), (5,), (3,)), {}), (r"3 rows.*\(2,\)", ((3, 4), (5, 4), (5,), (2,)), {}),
             (r"chunk must be at least 1, got 0", ((3, 4), (5, 4), (5,), (3,)), {"chunk": 0}))),
         (r"\(2, 5\).*\(1, 3, 4\)", sketch, ([torch.zeros(2, 5)], (1, 3, 4)), {}),
         (r"\(5,\).*\(1, 3, 5\)", sketch, ([torch.zeros(5)], (1, 3, 5)), {}),
         (r"\(2, 5\), \(3, 5\) and \(2, 3, 5\)", sketch, ([torch.zeros(2, 5), torch.zeros(3, 5)], (2, 3, 5)), {}),
-        (r"but the pools \(3, 4, 2, 6\) and \(3, 4, 3, 6\) in pages of 4", paged_softmax, ((2, 4, 6), POOL, OTHER_POOL, TEXTS), {}),
-        (r"3 KV heads must divide 4 query heads", paged_softmax, ((2, 4, 6), OTHER_POOL, OTHER_POOL, TEXTS), {}),
+        (r"but the pools \(3, 4, 2, 6\) and \(3, 4, 3, 6\) in pages of 4", paged_softmax, ((2, 4, 6), POOL, WIDE_POOL, TEXTS), {}),
+        (r"3 KV heads must divide 4 query heads", paged_softmax, ((2, 4, 6), WIDE_POOL, WIDE_POOL, TEXTS), {}),
         (r"q has 1 rows, but the tables 2", paged_softmax, ((1, 4, 6), POOL, POOL, TEXTS), {}),
         (r"q must be \[B, H, X\] and a pool", paged_softmax, ((4, 6), POOL, POOL, TEXTS), {}),
         (r"the tails", conv_step, ((2, 5), (4, 3, 2), torch.arange(2), (5, 4)), {}),
@@ -261,8 +261,8 @@ REFUSED: list[tuple[str, Callable[..., object], tuple[Any, ...], dict[str, Any]]
          ((2, 4), torch.zeros(6, 4).double()), {}),
         (r"x must be \[B, D\]", row_linear, ((2, 4), (6, 3)), {}),
         (r"the kernel is for one row, got 2", row_linear, ((2, 4), (6, 4)), {"backend": "triton"}),
-        *((said, linear, ((3, inputs), w), {"backend": "scaled_mm"})
-          for linear in (fp8_linear, fp8_gated_linear) for inputs, w, said in (
+        *((message, linear, ((3, inputs), w), {"backend": "scaled_mm"})
+          for linear in (fp8_linear, fp8_gated_linear) for inputs, w, message in (
             (16, (16,), "but w has shape"), (16, (32, 17), "but w has shape"), (24, (32, 24), "multiples of 16"))),
         (r"multiples of 16", fp8_linear, ((3, 16), (24, 16)), {"backend": "scaled_mm"}),
         (r"two halves", fp8_gated_linear, ((3, 16), (31, 16)), {"backend": "torch"}),
@@ -271,9 +271,9 @@ REFUSED: list[tuple[str, Callable[..., object], tuple[Any, ...], dict[str, Any]]
 """What the ValueError says, the operation, and its arguments, of which those without numbers are shapes."""
 
 
-@pytest.mark.parametrize(("said", "function", "args", "options"), REFUSED)
-def test_other_wrong_inputs_are_refused(
-    said: str, function: Callable[..., object], args: tuple[Any, ...], options: dict[str, Any]
+@pytest.mark.parametrize(("message", "function", "args", "options"), REFUSED)
+def test_further_wrong_inputs_are_refused(
+    message: str, function: Callable[..., object], args: tuple[Any, ...], options: dict[str, Any]
 ) -> None:
-    with pytest.raises(ValueError, match=said):
+    with pytest.raises(ValueError, match=message):
         function(*args, **options)

@@ -32,8 +32,8 @@ def double(args: list[Tensor]) -> list[Tensor]:
 
 def run(function: Callable[..., Any], args: list[Tensor], **options: Any) -> list[Tensor]:
     """Results, then the gradients of a fixed random weighting of them."""
-    found = function(*args, **options)
-    results = list(found) if isinstance(found, tuple) else [found]
+    values = function(*args, **options)
+    results = list(values) if isinstance(values, tuple) else [values]
     # weights that bf16 holds exactly, so that what is compared has the same gradient coming in
     weights = [normal(*x.shape, seed=90 + i).bfloat16().to(x) for i, x in enumerate(results)]
     return [x.detach() for x in results] + list(torch.autograd.grad(results, args, weights))
@@ -81,8 +81,8 @@ def loss_of(model: Backbone, tokens: Tensor, terms: Auxiliary | None = None, **o
 def check_pieces_and_gradients(model: Backbone, tokens: Tensor, terms: Auxiliary, chunks: Iterable[int]) -> None:
     """An evaluation in pieces is the forward pass, and every parameter learns."""
     with torch.no_grad():
-        whole = model.features(tokens).hidden_BTD
+        at_once = model.features(tokens).hidden_BTD
         for chunk in chunks:
-            assert (model.features(tokens, chunk=chunk).hidden_BTD - whole).abs().max() <= 1e-12
+            assert (model.features(tokens, chunk=chunk).hidden_BTD - at_once).abs().max() <= 1e-12
     loss_of(model, tokens, terms).backward()
     assert [name for name, p in model.named_parameters() if p.grad is None or not p.grad.abs().max() > 0] == []

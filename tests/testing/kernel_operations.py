@@ -324,15 +324,15 @@ def of_targets(function: Callable[..., Tensor], *, summed: bool = False) -> Call
 
     @functools.wraps(function)
     def losses(h: Tensor, w: Tensor, b: Tensor | None = None, **options: Any) -> Tensor:
-        found = function(h, w, b, targets_of(len(h), len(w)).to(h.device), **options)
-        return found.sum() if summed else found
+        loss = function(h, w, b, targets_of(len(h), len(w)).to(h.device), **options)
+        return loss.sum() if summed else loss
 
     return losses
 
 
 def turned(x: Tensor, *, kind: Any, offset: int) -> Tensor:
-    places = torch.arange(offset, offset + x.shape[1]).expand(len(x), -1) if offset else None
-    return rotate(x, kind, 1024.0, places)
+    positions = torch.arange(offset, offset + x.shape[1]).expand(len(x), -1) if offset else None
+    return rotate(x, kind, 1024.0, positions)
 
 
 def turned_exactly(x: Tensor, *, kind: Any, offset: int) -> Tensor:
@@ -674,16 +674,16 @@ def delta_rule(
     backend: str = "torch",
 ) -> Any:  # fmt: skip
     """Compute the readout and, with `last`, the last state."""
-    found = gated_delta(q, k, v, gamma, beta, initial_state=first, return_state=True, backend=backend)
-    return found if last else found[0]
+    results = gated_delta(q, k, v, gamma, beta, initial_state=first, return_state=True, backend=backend)
+    return results if last else results[0]
 
 
 def delta_exact(*args: Tensor, last: bool = True) -> Any:
     """Compute token by token, which for long texts would take minutes."""
     if args[0].shape[1] > 200:
         return delta_rule(*args, last=last)
-    found = gated_delta_reference(*args[:5], initial_state=args[5] if len(args) == 6 else None)
-    return found if last else found[0]
+    results = gated_delta_reference(*args[:5], initial_state=args[5] if len(args) == 6 else None)
+    return results if last else results[0]
 
 
 def delta_op_cases() -> dict[str, tuple[Any, tuple[Any, ...]]]:
@@ -720,8 +720,8 @@ def losses_op_cases() -> dict[str, tuple[Any, tuple[Any, ...]]]:
     cases = {}
     for path in ("torch", "triton"):
         for cap, biased, gradient in itertools.product((15.0, math.inf), (True, False), (True, False)):
-            some = [x.requires_grad_(gradient) for x in losses_inputs(5, 4, 7)[: 3 if biased else 2]]
-            args = (*some, *([] if biased else [None]), targets_of(5, 7), cap, 2, gradient, path)
+            tensors = [x.requires_grad_(gradient) for x in losses_inputs(5, 4, 7)[: 3 if biased else 2]]
+            args = (*tensors, *([] if biased else [None]), targets_of(5, 7), cap, 2, gradient, path)
             cases[f"{path} {cap} {biased} {gradient}"] = (cross_entropy.cross_entropy_sum, args)
     return cases
 

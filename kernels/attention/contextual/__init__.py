@@ -1,1 +1,5 @@
-"""Attention with contextual positions (CoPE): the op and its Triton kernels."""
+"""Attention with contextual positions (CoPE): the op and its Triton kernels.
+
+Imported by: model/mixers/biased.py, sweep/bench.
+Start at op.py, whose `of_positions` is the formula.
+"""

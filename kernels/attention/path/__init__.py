@@ -1,1 +1,5 @@
-"""PaTH attention: torch, and flash-linear-attention's kernels."""
+"""PaTH attention: torch, and flash-linear-attention's kernels.
+
+Imported by: model/mixers/path.py.
+Start at op.py.
+"""

@@ -311,11 +311,11 @@ def polar_backward(
     return load_kernels(__package__, path).polar_backward(*(x.contiguous() for x in args), window=window or None)
 
 
-def _kept(inputs: tuple[Any, ...], results: tuple[Tensor, ...]) -> tuple[tuple[Tensor, ...], tuple[Any, ...]]:
+def _saved(inputs: tuple[Any, ...], results: tuple[Tensor, ...]) -> tuple[tuple[Tensor, ...], tuple[Any, ...]]:
     *tensors, window, _, exact_floor, path = inputs
     c, _, lse, n_eff, inverse = results
     # the sign is what tells the kernels that the floor binds
     return (*tensors, c, lse, n_eff if exact_floor else n_eff.abs(), inverse), (window, path)
 
 
-differentiate(polar_forward, polar_backward, _kept, results=2)
+differentiate(polar_forward, polar_backward, _saved, results=2)

@@ -1,1 +1,5 @@
-"""Threshold relative attention: the op and its Triton kernels."""
+"""Threshold relative attention: the op and its Triton kernels.
+
+Imported by: model/mixers/tra.py, sweep/bench.
+Start at op.py, whose `survivors` says which keys count.
+"""

@@ -124,7 +124,7 @@ BLOCK = 64
 
 
 def _empty_results(q: Tensor, k: Tensor, v: Tensor, f: Tensor, *_: Any) -> tuple[Tensor, ...]:
-    (b, t, _, d), y = q.shape, f.shape[2]
+    b, t, d, y = *q.shape[:2], q.shape[3], f.shape[2]
     edges = q.new_empty(2, b, y, -(-t // BLOCK) + 1, d, dtype=torch.float32)
     return q.new_empty(q.shape), rows_like(q), q.new_empty(q.shape), k.new_empty(b, t, y, d), edges
 
@@ -150,10 +150,10 @@ def wall_backward(
     )
 
 
-def _kept(inputs: tuple[Any, ...], results: tuple[Tensor, ...]) -> tuple[tuple[Tensor, ...], tuple[Any, ...]]:
+def _saved(inputs: tuple[Any, ...], results: tuple[Tensor, ...]) -> tuple[tuple[Tensor, ...], tuple[Any, ...]]:
     _, _, v, f, factor, window, _ = inputs
     o, lse, q_, k_, edges = results
     return (q_, k_, v, f, o, lse, edges), (factor, window)
 
 
-differentiate(wall_forward, wall_backward, _kept)
+differentiate(wall_forward, wall_backward, _saved)

@@ -518,7 +518,7 @@ def test_writing_repeats_itself_and_ends_where_it_is_told(awake: Awake) -> None:
 
 @pytest.mark.parametrize(("top_p", "count"), [(1e-9, 1), (0.499, 1), (0.501, 2), (0.749, 2), (0.751, 3), (1.0, 4)])
 def test_top_p_keeps_the_fewest_tokens_that_reach_it(top_p: float, count: int) -> None:
-    """Of shares 1/2, 1/4, 1/8 and 1/8: the uniform draw, times what the kept ones hold, falls into one of their intervals."""
+    """Shares are 1/2, 1/4, 1/8 and 1/8: the uniform draw, times what the kept ones hold, falls into one of their intervals."""
     ranked, shares = [2, 0, 1, 3], [0.5, 0.25, 0.125, 0.125]
     logits_V = torch.zeros(4, dtype=torch.float64)
     logits_V[ranked] = torch.tensor(shares, dtype=torch.float64).log()
