@@ -172,35 +172,27 @@ def test_what_is_to_come_changes_nothing(orthogonal: Any) -> None:
     assert (one[:, 6:] - two[:, 6:]).abs().max() > 1e-2
 
 
-def test_gradients_are_those_of_differences() -> None:
-    q, k, v, rates = drawn(5, slow=True)
-    args = [x[:1, :, :1].clone().requires_grad_() for x in (q, k, v, *rates)]  # type: ignore[index]
-    start = memory("network")
-
-    def run(q: Tensor, k: Tensor, v: Tensor, *rates: Tensor) -> Tensor:
-        return omega(q, k, v, Rates(*rates), first_state(start, 1, 1, F, X, 2), window=2, chunk=3)[0]
-
-    assert torch.autograd.gradcheck(run, args, fast_mode=True)
-
-
-@pytest.mark.parametrize(("orthogonal", "slow"), [("none", False), ("none", True), ("chunk", True), ("chunk", False)])
-def test_gradients_through_whole_chunks_are_those_of_differences(
-    orthogonal: Any, slow: bool, monkeypatch: pytest.MonkeyPatch
+@pytest.mark.parametrize(("kind", "orthogonal", "slow", "chunk"), [
+    ("network", "none", True, 3), ("matrix", "none", False, 2), ("matrix", "none", True, 2), ("matrix", "chunk", True, 2),
+    ("matrix", "chunk", False, 2),
+])  # fmt: skip
+def test_gradients_are_those_of_differences(
+    kind: str, orthogonal: Any, slow: bool, chunk: int, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """Chunks whose steps the backward makes together, and one beyond; a rest; a memory and a momentum that are not zero."""
     monkeypatch.setattr(scanned, "TOGETHER", 2)
     q, k, v, rates = drawn(7, slow=slow)
-    args = [x[:1, :, :1].clone().requires_grad_() for x in (q, k, v, *rates) if x is not None]
-    args += [normal(1, 1, X, F, seed=seed).requires_grad_() for seed in (30, 31)]
+    empty = first_state(memory(kind), 1, 1, F, X, 2)
+    count = len(empty.layers)
+    args = [x[:1, :, :1].clone() for x in (q, k, v, *rates) if x is not None]
+    args += [normal(*x.shape, seed=30 + i) for i, x in enumerate((*empty.layers, *empty.momenta))]
 
     def run(*args: Tensor) -> tuple[Tensor, ...]:
-        *given, layer, momentum = args
-        empty = first_state([torch.zeros(X, F, dtype=torch.float64)], 1, 1, F, X, 2)
-        state = empty._replace(layers=(layer,), momenta=(momentum,))
-        y, end = omega(*given[:3], Rates(*given[3:]), state, window=2, chunk=2, orthogonal=orthogonal)
-        return y, end.layers[0], *(end.momenta if slow else ())
+        given, state = args[: -2 * count], empty._replace(layers=args[-2 * count : -count], momenta=args[-count:])
+        y, end = omega(*given[:3], Rates(*given[3:]), state, window=2, chunk=chunk, orthogonal=orthogonal)
+        return y, *end.layers, *(end.momenta if slow else ())
 
-    assert torch.autograd.gradcheck(run, args, fast_mode=True)
+    assert torch.autograd.gradcheck(run, [x.requires_grad_() for x in args], fast_mode=True)
 
 
 @pytest.mark.parametrize("shape", [(3, 5), (5, 3), (4, 4)])

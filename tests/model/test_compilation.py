@@ -77,6 +77,13 @@ def differ(one: dict[str, Tensor], two: dict[str, Tensor]) -> float:
     )
 
 
+def check_graphs(model: Backbone, eager: dict[str, Tensor], terms: Auxiliary | None, *, near: float = 1e-6) -> None:
+    """The same numbers from one graph without a break."""
+    assert differ(numbers(model, terms), eager) <= near
+    assert counters["graph_break"] == {}
+    assert counters["stats"]["unique_graphs"] == 1
+
+
 def combinations() -> list[tuple[str, str, bool, bool, str]]:
     """Every pair of parts with and without window and distractor; then each regularizer beside every level of every part."""
     plain, dealt = [], []
@@ -113,22 +120,18 @@ def test_one_graph_gives_the_eager_numbers(
     assert ("distractor" in eager, "regularizer" in eager) == (distractor, regularizer != "baseline")
     model.compile_blocks("eager")
     assert model.kernel_paths()["blocks"].startswith("eager torch ")
-    compiled = numbers(model, terms)
-    assert differ(compiled, eager) <= 1e-6
-    assert counters["graph_break"] == {}
-    assert counters["stats"]["unique_graphs"] == 1
+    check_graphs(model, eager, terms)
 
 
 def test_one_graph_with_products_in_eight_bits(wake: Callable[[Backbone], None]) -> None:
     model = network(wake, attn_type="polar", memory="gated_delta", **ONE_OF_EACH)
-    plain = numbers(model, auxiliary("weak", True))
+    terms = auxiliary("weak", True)
+    plain = numbers(model, terms)
     model.use_fp8()
-    eager = numbers(model, auxiliary("weak", True))
+    eager = numbers(model, terms)
     assert differ(eager, plain) > 1e-3
     model.compile_blocks("eager")
-    assert differ(numbers(model, auxiliary("weak", True)), eager) <= 1e-6
-    assert counters["graph_break"] == {}
-    assert counters["stats"]["unique_graphs"] == 1
+    check_graphs(model, eager, terms)
 
 
 @pytest.mark.parametrize("fp8", [False, True])
@@ -156,26 +159,17 @@ def test_no_kernel_sums_rows_and_columns_at_once_beside_eight_bits(
 @pytest.mark.thorough
 def test_one_graph_with_every_switch_of_the_surround(wake: Callable[[Backbone], None]) -> None:
     """And dropout and labels of other steps are no reason to compile again."""
-    switches: dict[str, Any] = {
-        "mlp": "swiglu",
-        "mlp_ratio": 2,
-        "residual": "normed",
-        "dropout": 0.25,
-        "tie_head": True,
-        "qk_norm": False,
-        "output_gate": False,
-        "bias": False,
-    }
-    switches |= {"positions": "label", "position_settings": {"label": {"length": 30}}}
-    model = network(wake, attn_type="polar", logit_cap=None, **switches, **ONE_OF_EACH)
+    model = network(
+        wake, attn_type="polar", logit_cap=None, mlp="swiglu", mlp_ratio=2, residual="normed", dropout=0.25, tie_head=True,
+        qk_norm=False, output_gate=False, bias=False, positions="label", position_settings={"label": {"length": 30}},
+        **ONE_OF_EACH,
+    )  # fmt: skip
     steps = [auxiliary("weak", True, step=step) for step in (3, 4)]
     eager = [numbers(model, terms) for terms in steps]
     assert not torch.equal(eager[0]["hidden"], eager[1]["hidden"])
     model.compile_blocks("aot_eager")
     for terms, expected in zip(steps, eager, strict=True):
-        assert differ(numbers(model, terms), expected) <= 1e-5
-    assert counters["graph_break"] == {}
-    assert counters["stats"]["unique_graphs"] == 1
+        check_graphs(model, expected, terms, near=1e-5)
 
 
 @pytest.mark.thorough
