@@ -9,7 +9,6 @@ from __future__ import annotations
 from collections import Counter
 from collections.abc import Callable, Iterable, Sequence
 from dataclasses import asdict, dataclass, field, replace
-from datetime import UTC, datetime, timedelta
 from pathlib import Path
 from typing import Any
 
@@ -23,7 +22,7 @@ from ..metrics import METRICS
 from ..names import short
 from ..store import queries
 from ..store.attempt_queries import attempts_of
-from ..store.records import SILENCE_S, Attempt, Standing, find, here, requests_of, standing
+from ..store.records import Attempt, Standing, requests_of, standing
 from ..store.schema import (
     AttemptRow,
     CellRow,
@@ -42,6 +41,7 @@ from ..store.store import Store, tell
 from ..store.sweep_lease import held_still
 from .finding import some
 from .names_tags_notes import Holds, free, meant
+from .walk import ATTEMPT, PROVENANCE, attempts, lives
 
 OF_ATTEMPTS = (ExampleRow, MeasurementRow, CurvePointRow, ProvenanceRow)
 Lives = Callable[[Attempt], bool]
@@ -117,13 +117,6 @@ def _by_reason(kept: Iterable[Kept]) -> dict[str, list[str]]:
     return found
 
 
-def lives(attempt: Attempt) -> bool:
-    """Whether a running attempt's process lives; where that cannot be seen, whether it was heard of not long ago."""
-    if here(attempt.host, attempt.pid_space):
-        return find(attempt.pid, attempt.pid_started) is not None
-    return datetime.now(UTC) - attempt.heartbeat_at < timedelta(seconds=SILENCE_S)
-
-
 def plan(
     store: Store, names: Sequence[str], *, holds: Holds, lives: Lives = lives, runs: Path | None = None
 ) -> Deletion:
@@ -194,13 +187,13 @@ def _plan(session: Session, names: Sequence[str], holds: Holds, lives: Lives) ->
     losers = sorted({name for cell in cells for name in holders[cell]} - set(sweeps))
     for name in losers:
         free(held_still(session, name), holds, "lose cells")
-    attempts = attempts_of(session, cells)
-    for one in attempts:
+    tried = attempts_of(session, cells)
+    for one in tried:
         if one.state == "running" and lives(one):
             raise CellTaken(
                 f"cell {one.cell_id} is being run (attempt {one.number}, pid {one.pid} on {one.host}); stop that first"
             )
-    hours = _hours(session, cells)
+    hours, places = _cost(session, cells)
     slugs = dict(map(tuple, queries.rows_in(session, select(CellRow.id, CellRow.slug), CellRow.id, why)))
     return Deletion(
         sweeps=tuple(sorted(sweeps)),
@@ -210,8 +203,8 @@ def _plan(session: Session, names: Sequence[str], holds: Holds, lives: Lives) ->
         cpu_hours=round(hours[False], 3),
         kept=tuple(Kept(cell=cell, slug=slugs[cell], why=said) for cell, said in why.items()),
         asked_by=_asking(session, cells, losers),
-        folders=tuple(sorted(one.run_dir for one in attempts)),
-        places=_places(session, cells),
+        folders=tuple(sorted(one.run_dir for one in tried)),
+        places=tuple(sorted(places)),
     )
 
 
@@ -236,28 +229,23 @@ def _keep_parents(session: Session, cells: set[str], why: dict[str, str]) -> Non
         why |= {above: f"on whose weights cell {below} was measured" for above, below in more.items()}
 
 
-def _hours(session: Session, cells: Iterable[str]) -> dict[bool, float]:
-    """Hours that the attempts of these cells took, times GPUs: of those with a GPU (True), and without (False)."""
-    found = {True: 0.0, False: 0.0}
-    query = select(AttemptRow.started_at, AttemptRow.finished_at, AttemptRow.heartbeat_at, ProvenanceRow.gpu_count)
-    query = query.outerjoin(ProvenanceRow, ProvenanceRow.attempt_id == AttemptRow.id)
-    for began, ended, heard, gpus in queries.rows_in(session, query, AttemptRow.cell_id, sorted(cells)):
-        found[bool(gpus)] += max(gpus or 0, 1) * ((ended or heard) - began).total_seconds() / 3600
-    return found
+def _cost(session: Session, cells: Iterable[str]) -> tuple[dict[bool, float], set[str]]:
+    """Return the hours of these cells' attempts, times GPUs, by whether they had any; and where else they kept checkpoints."""
+    hours, places = {True: 0.0, False: 0.0}, set()
+    times = (ATTEMPT.started_at, ATTEMPT.finished_at, ATTEMPT.heartbeat_at, ATTEMPT.imported)
+    for one in attempts(session, *times, PROVENANCE.gpu_count, PROVENANCE.config, cells=[*cells]):
+        took = (one.finished_at or one.heartbeat_at) - one.started_at
+        hours[bool(one.gpu_count)] += max(one.gpu_count or 0, 1) * took.total_seconds() / 3600
+        place = (one.config or {}).get("checkpoint", {}).get("path")
+        if place and not one.imported:
+            places.add(place)
+    return hours, places
 
 
 def _asking(session: Session, cells: set[str], sweeps: Iterable[str]) -> dict[str, int]:
     """By sweep: how many of these cells its newest revision lists, where it lists any."""
     asked = {name: len(cells & {cell for cell, _ in queries.newest_members(session, name)}) for name in sweeps}
     return {name: count for name, count in asked.items() if count}
-
-
-def _places(session: Session, cells: Iterable[str]) -> tuple[str, ...]:
-    """Folders and addresses beside the runs folder where attempts of these cells kept checkpoints."""
-    query = select(ProvenanceRow.config).join(AttemptRow, AttemptRow.id == ProvenanceRow.attempt_id)
-    configs = queries.rows_in(session, query.where(AttemptRow.imported.is_(False)), AttemptRow.cell_id, sorted(cells))
-    found = {config.get("checkpoint", {}).get("path") for (config,) in configs}
-    return tuple(sorted(place for place in found if place))
 
 
 # --- the rows ---------------------------------------------------------------------------------------------------------
@@ -443,8 +431,7 @@ def forget(
 
 def _finished(session: Session, cell: str) -> list[int]:
     """Ids of the attempts of a cell that do not run."""
-    query = select(AttemptRow.id).where(AttemptRow.cell_id == cell, AttemptRow.state != "running")
-    return list(session.scalars(query))
+    return [row.id for row in attempts(session, ATTEMPT.id, ATTEMPT.state, cells=[cell]) if row.state != "running"]
 
 
 def _forgetting(session: Session, cell: str, selection: Selection) -> Forgetting:

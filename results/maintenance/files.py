@@ -5,14 +5,14 @@ from __future__ import annotations
 from collections.abc import Callable
 from pathlib import Path
 
-from sqlalchemy import Connection, select
+from sqlalchemy import Connection
 
 from ..console.text import counted
 from ..exchange.bundles import local_path
 from ..exchange.import_files import STAGING
-from ..store.schema import Base
 from ..weights import NO_HASH, recorded_hash, weights_change
 from .finding import Finding, some
+from .walk import ATTEMPT, PROVENANCE, attempts, is_missing, label
 
 ANNOUNCED_BYTES = 10**9
 """Bytes of kept weights from which on it is said beforehand that they are read."""
@@ -20,21 +20,19 @@ ANNOUNCED_BYTES = 10**9
 
 def missing_files(connection: Connection, runs: Path) -> list[Finding]:
     """Weights that are gone, and checkpoints that would be gone on from; and folders of imports that were killed."""
-    attempt = Base.metadata.tables["attempt"].c
-    columns = (attempt.cell_id, attempt.number, attempt.kind, attempt.state, attempt.weights, attempt.checkpoint)
     weights, newest, finished = [], {}, set()
-    for row in connection.execute(select(*columns).order_by(attempt.id)):
-        if row.weights and _missing(runs, row.weights):
-            weights.append(f"{row.cell_id} attempt {row.number} ({row.weights})")
+    for row in attempts(connection, ATTEMPT.kind, ATTEMPT.state, ATTEMPT.weights, ATTEMPT.checkpoint):
+        if row.weights and is_missing(runs, row.weights):
+            weights.append(label(row, row.weights))
         if row.kind == "train" and row.state in ("done", "diverged"):
             finished.add(row.cell_id)
         elif row.kind == "train" and row.checkpoint:
             newest[row.cell_id] = row
     # a finished cell has its checkpoints removed, and older ones make room for newer ones
     gone = [
-        f"{cell} attempt {row.number} ({row.checkpoint})"
+        label(row, row.checkpoint)
         for cell, row in newest.items()
-        if cell not in finished and _missing(runs, row.checkpoint)
+        if cell not in finished and is_missing(runs, row.checkpoint)
     ]
     findings = []
     if weights:
@@ -67,12 +65,11 @@ def changed_weights(
     Without `read` their number and size is a note instead; `tell` gets a line before much is read. Files that are missing
     are not found here.
     """
-    attempt, provenance = Base.metadata.tables["attempt"], Base.metadata.tables["provenance"]
-    query = select(attempt.c.cell_id, attempt.c.number, attempt.c.weights, provenance.c.extra)
-    query = query.join_from(attempt, provenance, provenance.c.attempt_id == attempt.c.id, isouter=True)
     unrecorded, elsewhere, files = [], [], []
-    for row in connection.execute(query.where(attempt.c.weights.is_not(None)).order_by(attempt.c.id)):
-        name = f"{row.cell_id} attempt {row.number} ({row.weights})"
+    for row in attempts(connection, ATTEMPT.weights, PROVENANCE.extra):
+        if row.weights is None:
+            continue
+        name = label(row, row.weights)
         local, recorded = local_path(row.weights), recorded_hash(row.extra)
         if local is None:
             elsewhere.append(name)
@@ -85,17 +82,19 @@ def changed_weights(
     size = f"{len(files)} files of kept weights, {sum(path.stat().st_size for path, _ in files) / 1e9:,.1f} GB"
     findings = []
     if files and not read:
-        findings.append(_note(f"{size}, were not read", "check without --skip-weights compares them with their hashes"))
+        findings.append(
+            Finding.note(f"{size}, were not read", "check without --skip-weights compares them with their hashes")
+        )
     elif files:
         if sum(path.stat().st_size for path, _ in files) >= ANNOUNCED_BYTES:
             tell(f"reading {size}, to compare them with their hashes; --skip-weights leaves that out")
         findings += [finding for path, recorded in files for finding in _compared(path, recorded)]
     if unrecorded:
         what = f"the kept weights of {len(unrecorded)} attempts have {NO_HASH}: {some(unrecorded)}"
-        findings.append(_note(what, "nothing; what is trained from now on has a hash"))
+        findings.append(Finding.note(what, "nothing; what is trained from now on has a hash"))
     if elsewhere:
         what = f"the kept weights of {len(elsewhere)} attempts are not local and were not read: {some(elsewhere)}"
-        findings.append(_note(what, "nothing; they are compared with their hashes when they are loaded"))
+        findings.append(Finding.note(what, "nothing; they are compared with their hashes when they are loaded"))
     return findings
 
 
@@ -109,12 +108,3 @@ def _compared(path: Path, recorded: str) -> list[Finding]:
         return []
     what, _, remedy = line.partition("; ")
     return [Finding.error(what, remedy)]
-
-
-def _note(what: str, remedy: str) -> Finding:
-    return Finding.note(what, remedy)
-
-
-def _missing(runs: Path, address: str) -> bool:
-    local = local_path(address)
-    return local is not None and not (runs / local).exists()

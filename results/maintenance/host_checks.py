@@ -10,10 +10,10 @@ from sqlalchemy import Connection, String, func, select, type_coerce
 
 from ..console.text import counted
 from ..store.database import network_filesystem
-from ..store.records import find, here
 from ..store.schema import Base, UtcNow, UtcTime
 from ..store.upgrading import PART
 from .finding import Finding, some
+from .walk import ATTEMPT, attempts, is_gone, label
 
 LOW_BYTES = 2**30
 """Less free space than this beside the database is worth a warning; a tenth of it is an error."""
@@ -74,13 +74,9 @@ def clock(connection: Connection) -> list[Finding]:
 
 def dead(connection: Connection) -> list[Finding]:
     """Attempts marked running whose process, on this host, is gone."""
-    attempt = Base.metadata.tables["attempt"].c
-    query = select(attempt.cell_id, attempt.number, attempt.pid, attempt.pid_started, attempt.host, attempt.pid_space)
-    gone = [
-        f"{row.cell_id} attempt {row.number} (pid {row.pid})"
-        for row in connection.execute(query.where(attempt.state == "running"))
-        if here(row.host, row.pid_space) and find(row.pid, row.pid_started) is None
-    ]
+    columns = (ATTEMPT.state, ATTEMPT.pid, ATTEMPT.pid_started, ATTEMPT.host, ATTEMPT.pid_space)
+    running = (row for row in attempts(connection, *columns) if row.state == "running")
+    gone = [label(row, f"pid {row.pid}") for row in running if is_gone(row)]
     if not gone:
         return []
     return [
