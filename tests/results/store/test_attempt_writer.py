@@ -22,7 +22,7 @@ from atma_sweep.results.store.recorder import AttemptWriter, Recorder
 from atma_sweep.results.store.records import CurvePoint, Example, Measurement, Owner, Provenance
 from atma_sweep.results.store.schema import Base, UtcTime
 from atma_sweep.results.store.store import Store
-from sqlalchemy import select
+from sqlalchemy import select, text
 
 NAN, INF = math.nan, math.inf
 POINT = CurvePoint(step=4, tokens=400, wall_s=2.0, train_loss=1.5, val_loss=1.75, lr=0.5, peak_memory=2**40)
@@ -221,7 +221,9 @@ class TestContract:
         )
         desk.writer.curve([CurvePoint(step=1, tokens=1, wall_s=1.0, train_loss=INF, grad_norm=NAN, lr=-INF)])
         desk.writer.examples([Example(probe="p", metric="m", item=0, value=NAN, detail={"logits": [1.0, INF, -INF]})])
-        desk.writer.provenance(Provenance(config={"weight": NAN}, seed=0, extra={"nested": {"x": [INF]}}))
+        config = {"weight": NAN, "a": [-INF, np.float32("nan"), np.int64(3), {"é": None}]}
+        desk.writer.examples([Example(probe="p", metric="m", item=1, value=None, detail=None)])
+        desk.writer.provenance(Provenance(config=config, seed=0, extra={"nested": {"x": [INF]}}))
         desk.writer.progress(1, loss=1.0)
         desk.writer.progress(2, loss=NAN, tokens_per_s=INF)
         desk.deliver()
@@ -235,7 +237,10 @@ class TestContract:
         assert (found["example"][0]["value"], found["example"][0]["detail"]) == (
             None, {"logits": [1.0, "Infinity", "-Infinity"]},
         )  # fmt: skip
-        assert found["provenance"][0]["config"] == {"weight": "NaN"}
+        expected = {"weight": "NaN", "a": ["-Infinity", "NaN", 3, {"é": None}]}
+        assert list(found["provenance"][0]["config"].items()) == list(expected.items()), "in the order given"
+        with desk.store.transaction(write=False) as session:  # not the JSON word null
+            assert session.scalar(text("SELECT COUNT(*) FROM example WHERE detail IS NULL")) == 1
         assert found["provenance"][0]["extra"] == {"nested": {"x": ["Infinity"]}}
         assert [found["attempt"][0][name] for name in ("step", "loss", "tokens_per_s")] == [2, None, None]
 
@@ -255,7 +260,7 @@ class TestContract:
         assert {name: found["provenance"][0][name] for name in told} == told
 
     def test_text_that_is_long_or_strange(self, desk: Desk) -> None:
-        long = "ü\u2028" * 100_000
+        long = "quote ' \" % _ \\ : ; -- $1 %s {} \U0001f600 e\u0301" + "ü\u2028" * 100_000
         desk.writer.measurements(
             [
                 Measurement(probe="p", metric="m", reason=f"oom: {long}"),

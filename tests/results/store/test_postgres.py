@@ -4,7 +4,6 @@
 """
 
 import contextlib
-import math
 import multiprocessing
 import os
 import shlex
@@ -26,7 +25,7 @@ from atma_sweep.results.maintenance import backup, check
 from atma_sweep.results.store.database import is_away, place
 from atma_sweep.results.store.recorder import Recorder
 from atma_sweep.results.store.records import CellRecord, CurvePoint, Example, Measurement, Owner, Provenance
-from atma_sweep.results.store.schema import AttemptRow, EventRow, ExampleRow, SweepRow
+from atma_sweep.results.store.schema import AttemptRow, EventRow, SweepRow
 from atma_sweep.results.store.store import Store, open_store
 from databases import finished, launched
 from patience import PATIENCE_S, gone
@@ -190,48 +189,6 @@ def test_numbers_of_every_size(store, running, cells, owner):
     wide = CellRecord(**{**vars(cells(1)[0]), "id": "wide", "seed": 2**63 - 1, "tokens": 2**62})
     store.record_revision("wide", grid_text="x", grid_file="x", cells=[wide])
     assert store.cell("wide") == wide
-
-
-def test_json_without_json_numbers_and_in_the_order_given(store, running):
-    config = {
-        "z": math.nan,
-        "a": [math.inf, -math.inf, np.float32("nan"), np.int64(3)],
-        "m": {"é": None, "path": Path("x")},
-    }
-    recorder = Recorder(store, running.id, 3)
-    recorder.provenance(Provenance(config=config, seed=1))
-    recorder.examples([Example(probe="p", metric="m", item=0, value=math.nan, detail=None)])
-    found = store.provenance(running.id).config
-    assert found == {"z": "NaN", "a": ["Infinity", "-Infinity", "NaN", 3], "m": {"é": None, "path": "x"}}
-    assert list(found) == ["z", "a", "m"]
-    with store.transaction(write=False) as session:
-        assert session.execute(select(ExampleRow.value, ExampleRow.detail)).one() == (None, None)
-        assert session.scalar(text("SELECT COUNT(*) FROM example WHERE detail IS NULL")) == 1  # not the JSON word null
-
-
-TEXTS = [
-    "NUL \0 inside",
-    "undecodable \udcff name",
-    "quote ' \" % _ \\ : ; -- $1 %s {}",
-    "\u2028 \U0001f600 e\u0301",
-    "x" * 100_000,
-]
-
-
-@pytest.mark.parametrize("said", TEXTS, ids=["nul", "surrogate", "signs", "letters", "long"])
-def test_text_that_a_database_may_not_like(store, running, said):
-    expected = said.replace("\0", "\ufffd").encode("utf-8", "replace").decode()
-    recorder = Recorder(store, running.id, 3)
-    recorder.measurements([Measurement(probe="p", metric="m", reason=said)])
-    recorder.provenance(Provenance(config={"said": said}, seed=1, device=said))
-    store.finish_attempt(running.id, 3, "done", cause=said, traceback=said)
-    store.add_event("note", said, sweep="quick")
-    attempt = store.attempt(running.id)
-    assert attempt.cause == attempt.traceback == expected
-    assert store.measurements(running.cell_id)[0].reason == expected
-    assert store.provenance(running.id).device == expected
-    assert store.events()[-1].message == expected
-    assert store.provenance(running.id).config["said"].replace("\0", "\ufffd") == expected
 
 
 def test_slugs_are_matched_as_they_are_written(store, cells):
