@@ -12,12 +12,8 @@ NUMBER = (numbers.Real,)
 COUNT = (numbers.Integral,)
 FLAG = (bool,)
 _WORDS: dict[tuple[type, ...], str] = {
-    TEXT: "a str",
-    PATH: "a str or a path",
-    NUMBER: "a number",
-    COUNT: "an int",
-    FLAG: "True or False",
-}
+    TEXT: "a str", PATH: "a str or a path", NUMBER: "a number", COUNT: "an int", FLAG: "True or False",
+}  # fmt: skip
 
 
 def check_argument(function: str, name: str, value: Any, kind: tuple[type, ...], *, optional: bool = False) -> None:

@@ -29,13 +29,9 @@ T = Base.metadata.tables
 SWEEP_COLUMNS = ("name", "created_at", "launched_at", "read_only")
 """The rest says who runs it, which is nobody's business elsewhere."""
 DROPPED = {
-    "cell": ("note",),
-    "revision": ("id", "sweep_id"),
-    "revision_cell": ("revision_id",),
-    "attempt": ("imported", "pid_space"),
-    "measurement": ("id",),
-    "event": ("id", "sweep_id"),
-}
+    "cell": ("note",), "revision": ("id", "sweep_id"), "revision_cell": ("revision_id",),
+    "attempt": ("imported", "pid_space"), "measurement": ("id",), "event": ("id", "sweep_id"),
+}  # fmt: skip
 OF_ATTEMPTS = ("provenance", "measurement", "example", "curve_point")
 MEMBERS = ("sweep", "revision", "cell", "revision_cell", "attempt", *OF_ATTEMPTS, "event")
 
@@ -166,14 +162,9 @@ def _list_or_object(field: Field, value: Any) -> str | None:
 
 
 _CHECKS: dict[Kind, Callable[[Field, Any], str | None]] = {
-    "whole": _whole,
-    "real": _real,
-    "flag": _flag,
-    "time": _time,
-    "text": _text,
-    "json": _json,
+    "whole": _whole, "real": _real, "flag": _flag, "time": _time, "text": _text, "json": _json,
     "tree": _list_or_object,
-}
+}  # fmt: skip
 
 
 def _tree(value: Any) -> str | None:
@@ -328,17 +319,9 @@ KEYS: dict[str, tuple[str, ...]] = {
 """Tables whose rows rise by these columns, as they are written, so that none can be there twice."""
 
 LINE: Mapping[str, int] = {
-    "sweep": 16 * KIB,
-    "revision": 8 * MIB,
-    "cell": MIB,
-    "revision_cell": 256 * KIB,
-    "attempt": 4 * MIB,
-    "provenance": 4 * MIB,
-    "measurement": 512 * KIB,
-    "example": 512 * KIB,
-    "curve_point": 4 * KIB,
-    "event": 2 * MIB,
-}
+    "sweep": 16 * KIB, "revision": 8 * MIB, "cell": MIB, "revision_cell": 256 * KIB, "attempt": 4 * MIB,
+    "provenance": 4 * MIB, "measurement": 512 * KIB, "example": 512 * KIB, "curve_point": 4 * KIB, "event": 2 * MIB,
+}  # fmt: skip
 """Bytes of the longest line of each member."""
 
 

@@ -15,18 +15,8 @@ from .names_tags_notes import Holds
 
 Origin = Literal["launched", "imported", "published"]
 HEADINGS = (
-    "sweep",
-    "tags",
-    "origin",
-    "launched (UTC)",
-    "runs now",
-    "note",
-    "revisions",
-    "cells",
-    "done",
-    "failed",
-    "open",
-)
+    "sweep", "tags", "origin", "launched (UTC)", "runs now", "note", "revisions", "cells", "done", "failed", "open",
+)  # fmt: skip
 WORDS = 6
 """Columns of words, the others are numbers."""
 NOTE = 60

@@ -43,27 +43,10 @@ from .published_sweeps import (
 from .rivals import SETS
 
 __all__ = [
-    "ATLAS",
-    "AXES",
-    "DIGITS",
-    "LENGTHS",
-    "MOST_FREQUENT",
-    "OPEN_WEIGHT",
-    "OWNER",
-    "PARAMETERS",
-    "SETS",
-    "SWEEPS",
-    "TRA",
-    "VERSIONS",
-    "WALL",
-    "is_published",
-    "is_published_cell",
-    "load_published",
-    "open_published",
-    "rows",
-    "shared_published",
-    "with_published",
-]
+    "ATLAS", "AXES", "DIGITS", "LENGTHS", "MOST_FREQUENT", "OPEN_WEIGHT", "OWNER", "PARAMETERS", "SETS", "SWEEPS",
+    "TRA", "VERSIONS", "WALL", "is_published", "is_published_cell", "load_published", "open_published", "rows",
+    "shared_published", "with_published",
+]  # fmt: skip
 
 
 def open_published() -> Store:

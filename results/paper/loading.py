@@ -127,24 +127,12 @@ def _attempt(given: Sheet, cell: CellRecord, number: int, moment: datetime) -> d
     curve = given.curves.get(cell.id)
     steps = cell.tokens // cell.config["train"]["batch_tokens"] if cell.tokens else None
     return {
-        "cell_id": cell.id,
-        "number": number,
-        "kind": "train",
-        "state": "done",
-        "fence": 0,
-        "owner": OWNER,
-        "host": "paper",
-        "pid": 0,
-        "pid_started": 0.0,
-        "started_at": moment,
-        "heartbeat_at": moment,
-        "finished_at": moment,
-        "step": steps or 0,
-        "steps_total": steps,
-        "tokens_per_s": curve[-1].tokens_per_s if curve else None,
-        "phase": "probing" if steps else "starting",
+        "cell_id": cell.id, "number": number, "kind": "train", "state": "done", "fence": 0, "owner": OWNER,
+        "host": "paper", "pid": 0, "pid_started": 0.0, "started_at": moment, "heartbeat_at": moment,
+        "finished_at": moment, "step": steps or 0, "steps_total": steps,
+        "tokens_per_s": curve[-1].tokens_per_s if curve else None, "phase": "probing" if steps else "starting",
         "run_dir": f"{cell.id}/{number}",
-    }
+    }  # fmt: skip
 
 
 def _provenance(given: Sheet, cell: CellRecord) -> Provenance:

@@ -25,13 +25,9 @@ MOST_FREQUENT = 14
 """How many of those DIGITS are a 7, the most frequent: what always answering 7 gets right at every length."""
 TOKENS, STEP_TOKENS = 996_147_200, 524_288
 PARAMETERS = {
-    ("rope", "off"): 369_692_800,
-    ("rope", "on"): 378_155_200,
-    ("nope", "off"): 369_717_376,
-    ("nope", "on"): 378_179_776,
-    ("polar", "off"): 369_758_464,
-    ("polar", "on"): 378_220_864,
-}
+    ("rope", "off"): 369_692_800, ("rope", "on"): 378_155_200, ("nope", "off"): 369_717_376,
+    ("nope", "on"): 378_179_776, ("polar", "off"): 369_758_464, ("polar", "on"): 378_220_864,
+}  # fmt: skip
 """By mixer and memory: all parameters of the published models, both vocabulary matrices included."""
 SOURCE = "arXiv:2606.25156"
 EDITION = 2
@@ -39,24 +35,16 @@ EDITION = 2
 RIVALS: Mapping[str, rivals.Rival] = {TRA: rivals.THRESHOLD, WALL: rivals.DIAGONAL, ATLAS: rivals.MEMORY}
 """By sweep: the source and the edition of the rivals' numbers."""
 L4 = {
-    "device": "cuda",
-    "gpu_name": "NVIDIA L4",
-    "gpu_count": 1,
-    "dtype": "bfloat16",
-    "tokenizer": "gpt2",
+    "device": "cuda", "gpu_name": "NVIDIA L4", "gpu_count": 1, "dtype": "bfloat16", "tokenizer": "gpt2",
     "corpus": "fineweb-edu",
-}
+}  # fmt: skip
 """What the published runs are known to have run on, as fields of a Provenance."""
 COMPLETE = {
-    "val_loss": ("val", "val_loss", 0),
-    "clean_2k": ("clean", "nats", 2048),
-    "clean_64k": ("clean", "nats", 65536),
-    "junk_2k": ("junk", "nats", 2048),
-    "junk_64k": ("junk", "nats", 65536),
-    "needle_2k": ("needle", "digit_accuracy", 2048),
-    "needle_64k": ("needle", "digit_accuracy", 65536),
+    "val_loss": ("val", "val_loss", 0), "clean_2k": ("clean", "nats", 2048), "clean_64k": ("clean", "nats", 65536),
+    "junk_2k": ("junk", "nats", 2048), "junk_64k": ("junk", "nats", 65536),
+    "needle_2k": ("needle", "digit_accuracy", 2048), "needle_64k": ("needle", "digit_accuracy", 65536),
     "mfu": ("throughput", "mfu_paper", 0),
-}
+}  # fmt: skip
 SMALL = {
     "clean": ("clean", "nats"),
     "needle": ("needle", "digit_accuracy"),

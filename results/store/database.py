@@ -175,12 +175,9 @@ _WAIT_FOR_DISK = (
 
 
 _LIVELY = {
-    "connect_timeout": 10,
-    "keepalives_idle": 30,
-    "keepalives_interval": 10,
-    "keepalives_count": 3,
+    "connect_timeout": 10, "keepalives_idle": 30, "keepalives_interval": 10, "keepalives_count": 3,
     "tcp_user_timeout": 60_000,
-}
+}  # fmt: skip
 """So that a connection into nothing is noticed within a minute or so; an URL that says otherwise is obeyed."""
 
 

@@ -32,40 +32,21 @@ from .store_reader import Snapshot
 
 CELL = {"cell": "string", "slug": "string", "seed": "int64"} | dict.fromkeys(AXES, "string")
 STATE = {
-    "position": "int64",
-    "state": "string",
-    "standing": "string",
-    "tokens_total": "int64",
-    "attempt": "Int64",
-    "step": "Int64",
-    "steps_total": "Int64",
-    "loss": "float64",
-    "tokens_per_s": "float64",
-    "started_at": "datetime64[ms, UTC]",
-    "finished_at": "datetime64[ms, UTC]",
-    "cause": "string",
-}
+    "position": "int64", "state": "string", "standing": "string", "tokens_total": "int64", "attempt": "Int64",
+    "step": "Int64", "steps_total": "Int64", "loss": "float64", "tokens_per_s": "float64",
+    "started_at": "datetime64[ms, UTC]", "finished_at": "datetime64[ms, UTC]", "cause": "string",
+}  # fmt: skip
 DTYPES = {
-    "str": "string",
-    "str | None": "string",
-    "int": "int64",
-    "int | None": "Int64",
-    "float": "float64",
+    "str": "string", "str | None": "string", "int": "int64", "int | None": "Int64", "float": "float64",
     "float | None": "float64",
-}
+}  # fmt: skip
 """Types of columns by those of a record's fields."""
 VALUE = {f.name: DTYPES[str(f.type)] for f in fields(Measurement) if f.name != "description"} | {"attempt": "int64"}
 CURVE = {"attempt": "int64"} | {f.name: DTYPES[str(f.type)] for f in fields(CurvePoint)}
 EXAMPLE = {
-    "attempt": "int64",
-    "probe": "string",
-    "metric": "string",
-    "length": "int64",
-    "item": "int64",
-    "item_position": "int64",
-    "value": "float64",
-    "detail": "object",
-}
+    "attempt": "int64", "probe": "string", "metric": "string", "length": "int64", "item": "int64",
+    "item_position": "int64", "value": "float64", "detail": "object",
+}  # fmt: skip
 TAKEN = frozenset(CELL) | set(STATE) | set(VALUE) | set(CURVE) | set(EXAMPLE)
 """Names of columns, which no axis gets."""
 

@@ -254,15 +254,8 @@ def _trainings(session: Session, pairs: Any) -> tuple[dict[str, tuple[int, str |
 def _cell_rows(session: Session, pairs: Any) -> Iterable[Any]:
     newest = _newest_attempts().subquery()
     run_time: tuple[str, ...] = (
-        "kind",
-        "phase",
-        "step",
-        "steps_total",
-        "loss",
-        "tokens_per_s",
-        "started_at",
-        "heartbeat_at",
-    )
+        "kind", "phase", "step", "steps_total", "loss", "tokens_per_s", "started_at", "heartbeat_at",
+    )  # fmt: skip
     run_time += ("finished_at", "cause", "host", "pid", "pid_started")
     query = (
         select(

@@ -49,10 +49,6 @@ def best_of_one(search: Search, trials: Sequence[Trial]) -> Trial | None:
 def as_json(search: Search, trials: Sequence[Trial]) -> dict[str, Any]:
     """The same as plain values."""
     return {
-        "sampler": search.sampler,
-        "pruner": search.pruner,
-        "objectives": dict(search.objectives),
-        "trials": search.trials,
-        "counts": dict(standings(trials)),
-        "left": left(search, trials),
-    }
+        "sampler": search.sampler, "pruner": search.pruner, "objectives": dict(search.objectives),
+        "trials": search.trials, "counts": dict(standings(trials)), "left": left(search, trials),
+    }  # fmt: skip

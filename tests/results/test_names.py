@@ -16,23 +16,9 @@ from hypothesis import strategies as st
 
 GOOD = ["a", "0", "paper-v2", "h200-check", "A.b_c-d", "x" * 100, "my-printed-v2"]
 BAD = [
-    "",
-    ".",
-    "..",
-    "a/b",
-    "../../../x",
-    "/etc/x",
-    "a b",
-    "-x",
-    ".x",
-    "_x",
-    "größe",
-    "x" * 101,
-    "a\n",
-    "a\0b",
-    "\udc80",
-    7,
-]
+    "", ".", "..", "a/b", "../../../x", "/etc/x", "a b", "-x", ".x", "_x", "größe", "x" * 101, "a\n", "a\0b",
+    "\udc80", 7,
+]  # fmt: skip
 
 
 @pytest.mark.parametrize("name", GOOD)

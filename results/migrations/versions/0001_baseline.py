@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import re
+from typing import Any
 
 import sqlalchemy as sa
 from alembic import op
@@ -12,7 +13,7 @@ down_revision = None
 branch_labels = None
 depends_on = None
 
-TYPES = {
+TYPES: dict[str, sa.types.TypeEngine[Any]] = {
     "time": sa.String(24), "id": sa.String(12), "state": sa.String(11), "word": sa.String(8), "int": sa.Integer(), "big": sa.BigInteger(),
     "real": sa.Double(), "bool": sa.Boolean(), "json": sa.JSON(), "text": sa.Text(),
 }  # fmt: skip

@@ -252,15 +252,9 @@ def test_any_value_in_any_field(victim: Victim, members: dict[str, bytes], chang
 
 
 NAMES = [
-    "../evil",
-    "/evil",
-    "files/1/../../evil",
-    "source/x",
-    "files/1/log.txt/x",
-    "files/9/log.txt",
-    "cell.jsonl ",
+    "../evil", "/evil", "files/1/../../evil", "source/x", "files/1/log.txt/x", "files/9/log.txt", "cell.jsonl ",
     "\0",
-]
+]  # fmt: skip
 
 
 @pytest.mark.slow

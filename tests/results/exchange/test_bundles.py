@@ -263,14 +263,8 @@ def test_a_newer_bundle_names_the_remedy(victim, tmp_path, changes):
 
 
 NAMES = [
-    "../evil",
-    "/evil",
-    "files/../../evil",
-    "files/1/../evil",
-    "files/1/.hidden",
-    "files/1/a/b",
-    "files/77/log.txt",
-]
+    "../evil", "/evil", "files/../../evil", "files/1/../evil", "files/1/.hidden", "files/1/a/b", "files/77/log.txt",
+]  # fmt: skip
 
 
 @pytest.mark.parametrize("name", [*NAMES, "files/1/a\\..\\evil", "attempt.jsonl/x", "files/0/log.txt", "evil.py"])

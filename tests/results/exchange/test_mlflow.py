@@ -101,12 +101,8 @@ def test_numbers_to_the_last_bit(client: Any, cells: Any) -> None:
         return sorted((one.step, one.value) for one in client.get_metric_history(run.info.run_id, name))
 
     assert sorted(run.data.metrics) == [
-        "curve/tokens",
-        "curve/train_loss",
-        "curve/wall_s",
-        "needle/digit_right",
-        "val/val_loss",
-    ]
+        "curve/tokens", "curve/train_loss", "curve/wall_s", "needle/digit_right", "val/val_loss",
+    ]  # fmt: skip
     began = run.info.start_time
     curve = client.get_metric_history(run.info.run_id, "curve/train_loss")
     assert sorted((one.timestamp, one.value, one.step) for one in curve) == [

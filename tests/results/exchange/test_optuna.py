@@ -23,12 +23,9 @@ from studied import DECAY, DEPTH, KIND, ONE, RATE, SECONDS, START, trials_at_ran
 
 pytestmark = pytest.mark.thorough
 STATES = {
-    "done": TrialState.COMPLETE,
-    "pruned": TrialState.PRUNED,
-    "diverged": TrialState.PRUNED,
-    "failed": TrialState.FAIL,
-    "asked": TrialState.RUNNING,
-}
+    "done": TrialState.COMPLETE, "pruned": TrialState.PRUNED, "diverged": TrialState.PRUNED,
+    "failed": TrialState.FAIL, "asked": TrialState.RUNNING,
+}  # fmt: skip
 
 
 @pytest.fixture

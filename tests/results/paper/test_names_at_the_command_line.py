@@ -12,13 +12,9 @@ from bench import Bench
 Run = Callable[..., tuple[int, str, str]]
 CELL = "polar-baseline-d0-m1-w0-s0"
 COUNTS = {
-    "printed-v1": 100,
-    "printed-v2": 120,
-    "printed-v2-open-weight": 17,
-    "printed-tra": 18,
-    "printed-wall": 4,
+    "printed-v1": 100, "printed-v2": 120, "printed-v2-open-weight": 17, "printed-tra": 18, "printed-wall": 4,
     "printed-atlas": 2,
-}
+}  # fmt: skip
 
 
 @pytest.fixture(params=["no database", "a database"])

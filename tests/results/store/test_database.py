@@ -41,19 +41,13 @@ def test_the_deepest_and_last_mount_decides(path, kind):
 
 # as the kernel writes them
 REMOTE = {
-    "nfs": "server:/export rw,vers=3,addr=10.0.0.1",
-    "nfs4": "server:/export rw,vers=4.2,clientaddr=10.0.0.2",
-    "lustre": "10.0.0.1@tcp:/scratch rw,flock,lazystatfs",
-    "gpfs": "gpfs0 rw,relatime",
-    "cifs": "//server/share rw,vers=3.1.1,cache=strict",
-    "smb3": "//server/share rw",
-    "fuse.sshfs": "ada@far:/home/ada rw,user_id=1000",
-    "9p": "C:\\134 rw,aname=drvfs,trans=fd",
-    "beegfs": "beegfs_nodev rw",
-    "ceph": "10.0.0.1:6789:/ rw",
-    "fuse.ceph-fuse": "ceph-fuse rw",
+    "nfs": "server:/export rw,vers=3,addr=10.0.0.1", "nfs4": "server:/export rw,vers=4.2,clientaddr=10.0.0.2",
+    "lustre": "10.0.0.1@tcp:/scratch rw,flock,lazystatfs", "gpfs": "gpfs0 rw,relatime",
+    "cifs": "//server/share rw,vers=3.1.1,cache=strict", "smb3": "//server/share rw",
+    "fuse.sshfs": "ada@far:/home/ada rw,user_id=1000", "9p": "C:\\134 rw,aname=drvfs,trans=fd",
+    "beegfs": "beegfs_nodev rw", "ceph": "10.0.0.1:6789:/ rw", "fuse.ceph-fuse": "ceph-fuse rw",
     "fuse.gcsfuse": "bucket rw",
-}
+}  # fmt: skip
 
 
 def mounted(monkeypatch, folder, kind, source):

@@ -191,12 +191,8 @@ def test_a_journal_of_an_earlier_release_is_applied(
     assert (found.state, found.exit_code, found.weights) == ("done", 0, "c00000000000/1/weights.safetensors")
     assert (found.host, found.pid, found.pid_started, found.pid_space) == ("node-3", 4242, 17.5, "boot-1:4026531836")
     assert (found.step, found.steps_total, found.loss, found.tokens_per_s, found.phase) == (
-        6,
-        10,
-        None,
-        99.5,
-        "training",
-    )
+        6, 10, None, 99.5, "training",
+    )  # fmt: skip
     assert found.checkpoint == "c00000000000/1/checkpoint-00000006"
     own = CurvePoint(step=6, tokens=600, wall_s=0.5, train_loss=2.25, lr=1.0)
     assert store.curve(second.id) == [*points[:2], own]

@@ -322,13 +322,9 @@ def populate(connection):
                            for r in (1, 2, 3) for i, cell in enumerate(cells)))  # fmt: skip
     shared = {"fence": 2, "owner": "ada", "host": "far", "pid": 7, "pid_started": 1.5, "phase": "probing", "step": 3}
     shared |= {
-        "steps_total": 9,
-        "loss": 1 / 3,
-        "tokens_per_s": 1e5,
-        "exit_code": 1,
-        "deviation": {"micro_batch": 2},
+        "steps_total": 9, "loss": 1 / 3, "tokens_per_s": 1e5, "exit_code": 1, "deviation": {"micro_batch": 2},
         "pid_space": "boot namespace",
-    }
+    }  # fmt: skip
     plan = [(1, 0, 1, "train", None, "failed"), (2, 0, 2, "train", None, "done"), (3, 0, 3, "evaluate", 2, "done"),
             (4, 1, 1, "train", None, "interrupted"), (5, 2, 1, "train", None, "diverged"), (6, 2, 2, "train", None, "failed")]  # fmt: skip
     for id_, cell, number, kind, parent, state in plan:

@@ -51,12 +51,8 @@ def test_a_training_tells_its_times_and_only_finished_ones_do(store: Store) -> N
     second = run(store, cells[1], points=1)
     one, other = store.timed()
     assert (one.attempt_id, one.gpu_name, one.host, one.start_s, one.elapsed_s) == (
-        first,
-        "NVIDIA H200",
-        "here",
-        4.0,
-        30.0,
-    )
+        first, "NVIDIA H200", "here", 4.0, 30.0,
+    )  # fmt: skip
     assert (one.points, one.first, one.last, one.tokens_per_s) == (5, (100, 2.0), (500, 10.0), 55.0)
     assert dict(one.probes) == {("val", 0): 1.5}
     assert one.config == {"model": {"d_model": 16}, "train": {"micro_batch": 2}}

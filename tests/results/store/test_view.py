@@ -9,25 +9,9 @@ from atma_sweep.results.store.records import Measurement
 from sqlalchemy import text
 
 COLUMNS = [
-    "sweep",
-    "cell",
-    "slug",
-    "seed",
-    "attn_type",
-    "reg_mode",
-    "distractor",
-    "memory",
-    "window",
-    "axes",
-    "probe",
-    "metric",
-    "length",
-    "value",
-    "unit",
-    "n",
-    "state",
-    "source",
-]
+    "sweep", "cell", "slug", "seed", "attn_type", "reg_mode", "distractor", "memory", "window", "axes", "probe",
+    "metric", "length", "value", "unit", "n", "state", "source",
+]  # fmt: skip
 
 
 def run(store, cell, owner, state, values, kind="train"):
