@@ -207,15 +207,6 @@ LINES = {
 }
 
 
-@pytest.mark.parametrize("what", LINES)
-def test_lines_that_are_no_rows(victim, tmp_path, what):
-    store, members, unchanged = victim
-    members = members | {"measurement.jsonl": members["measurement.jsonl"] + LINES[what]}
-    with pytest.raises(BundleError):
-        import_bundle(store, packed(tmp_path / "evil.zip", members))
-    unchanged()
-
-
 MANIFESTS = {
     "a wrong hash": {"members__cell.jsonl": {"sha256": "0" * 64, "bytes": 0}},
     "no members": {"members": {}},
@@ -244,14 +235,6 @@ def test_a_row_that_was_changed_without_its_hash(victim, tmp_path):
     unchanged()
 
 
-@pytest.mark.parametrize("what", MANIFESTS)
-def test_manifests_that_lie(victim, tmp_path, what):
-    store, members, unchanged = victim
-    with pytest.raises(BundleError):
-        import_bundle(store, packed(tmp_path / "evil.zip", members, **MANIFESTS[what]))
-    unchanged()
-
-
 @pytest.mark.parametrize(
     "changes", [{"format": 2}, {"schema": "9999"}, {"format": 99, "schema": "from the future", "members": 1}]
 )
@@ -264,14 +247,24 @@ def test_a_newer_bundle_names_the_remedy(victim, tmp_path, changes):
 
 NAMES = [
     "../evil", "/evil", "files/../../evil", "files/1/../evil", "files/1/.hidden", "files/1/a/b", "files/77/log.txt",
+    "files/1/a\\..\\evil", "attempt.jsonl/x", "files/0/log.txt", "evil.py",
 ]  # fmt: skip
+"""Of members, which lead elsewhere or belong to no attempt."""
+LIES: dict[str, tuple[dict[str, bytes], dict[str, object]]] = {
+    **{f"line: {what}": ({"measurement.jsonl": line}, {}) for what, line in LINES.items()},
+    **{f"manifest: {what}": ({}, values) for what, values in MANIFESTS.items()},
+    **{f"member {name}": ({name: b"evil"}, {}) for name in NAMES},
+}
+"""By what is wrong: bytes behind those of a member, and entries of the manifest."""
 
 
-@pytest.mark.parametrize("name", [*NAMES, "files/1/a\\..\\evil", "attempt.jsonl/x", "files/0/log.txt", "evil.py"])
-def test_names_that_lead_elsewhere(victim, tmp_path, name):
+@pytest.mark.parametrize("what", LIES)
+def test_lines_manifests_and_names_that_lie(victim, tmp_path, what):
     store, members, unchanged = victim
+    more, manifest = LIES[what]
+    members = members | {name: members.get(name, b"") + data for name, data in more.items()}
     with pytest.raises(BundleError):
-        import_bundle(store, packed(tmp_path / "evil.zip", members | {name: b"evil"}))
+        import_bundle(store, packed(tmp_path / "evil.zip", members, **manifest))
     unchanged()
 
 

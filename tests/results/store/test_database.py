@@ -85,13 +85,6 @@ def test_a_local_file_system_is_not_refused(tmp_path, monkeypatch, kind):
     assert (tmp_path / "atma.db").stat().st_size > 0
 
 
-def test_a_network_file_system_is_refused(tmp_path, monkeypatch):
-    monkeypatch.setattr("atma_sweep.results.store.database.network_filesystem", lambda path, mounts: "nfs4")
-    monkeypatch.setattr(Path, "exists", lambda path: True)
-    with pytest.raises(StoreError, match="local disk or PostgreSQL"):
-        open_store(tmp_path / "atma.db", create=True)
-
-
 def test_a_missing_database_names_the_remedy(tmp_path):
     with pytest.raises(StoreMissing, match="launch a grid first, or name the database with --db"):
         open_store(tmp_path / "none.db")
