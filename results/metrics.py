@@ -75,8 +75,8 @@ def _declared() -> Iterator[tuple[str, Metric]]:
         for row in csv.DictReader(file):
             chance = float(row["chance"]) if row["chance"] else None
             numbers = {name: int(row[name]) for name in ("decimals", "trials")}
-            words = {name: row[name] for name in ("name", "unit", "better", "heading", "words")}
-            yield row["probe"], Metric(**words, **numbers, chance=chance)  # type: ignore[arg-type]
+            texts = {name: row[name] for name in ("name", "unit", "better", "heading", "words")}
+            yield row["probe"], Metric(**texts, **numbers, chance=chance)  # type: ignore[arg-type]
 
 
 OF_TRAINING = ("throughput", "corpus")

@@ -1,4 +1,4 @@
-"""One walk over attempts with their origins, files and processes: what db check, delete and db forget look at."""
+"""The walk over attempts with their origins, files and processes: what db check, delete and db forget look at."""
 
 from __future__ import annotations
 

@@ -46,12 +46,10 @@ COMPLETE = {
     "mfu": ("throughput", "mfu_paper", 0),
 }  # fmt: skip
 SMALL = {
-    "clean": ("clean", "nats"),
-    "needle": ("needle", "digit_accuracy"),
-    "step_seconds": ("throughput", "step_seconds"),
-    "mfu": ("throughput", "mfu_paper"),
+    "clean": ("clean", "nats"), "needle": ("needle", "digit_accuracy"),
+    "step_seconds": ("throughput", "step_seconds"), "mfu": ("throughput", "mfu_paper"),
     "mfu_drop": ("throughput", "mfu_drop"),
-}
+}  # fmt: skip
 SWITCHES = ("distractor", "memory", "window")
 
 Key = tuple[str, ...]

@@ -77,11 +77,8 @@ def members(tmp_path_factory: pytest.TempPathFactory) -> dict[str, bytes]:
         attempt = store.start_attempt(cell.id, owner=OWNER, fence=1, steps_total=7, deviation={"train.micro_batch": 1})
         recorder = Recorder(store, attempt.id, 1)
         known = {
-            "packages": {"torch": "2"},
-            "kernels": {"memory": "torch"},
-            "extra": {"parameters": 5},
-            "gpu_name": "x",
-        }
+            "packages": {"torch": "2"}, "kernels": {"memory": "torch"}, "extra": {"parameters": 5}, "gpu_name": "x",
+        }  # fmt: skip
         recorder.provenance(Provenance(config=dict(cell.config), seed=0, device="cpu", **known))  # type: ignore[arg-type]
         recorder.curve([CurvePoint(step=n, tokens=n, wall_s=n / 3, train_loss=1 / 3, lr=0.5) for n in range(1, 4)])
         recorder.measurements(

@@ -69,11 +69,8 @@ def test_one_experiment_with_one_run_a_cell(client: Any, filled: Store, cells: A
     assert experiment.lifecycle_stage == "active"
     assert experiment.artifact_location == (tmp_path / "out" / "artifacts").as_uri()
     expected = {
-        "tag.paper": "true",
-        "sweep": "quick",
-        "revision": "1",
-        "mlflow.note.content": "of a sweep\nin two lines",
-    }
+        "tag.paper": "true", "sweep": "quick", "revision": "1", "mlflow.note.content": "of a sweep\nin two lines",
+    }  # fmt: skip
     assert expected.items() <= experiment.tags.items()
     first, second, third = cells(3)
     runs = runs_of(client)
@@ -115,10 +112,8 @@ def test_numbers_to_the_last_bit(client: Any, cells: Any) -> None:
     assert (params["cell"], params["seed"], params["train.lr"]) == (first.id, "0", "0.1")
     flat = {name: json.loads(text) for name, text in params.items() if name.startswith("config.")}
     assert flat == {
-        "config.model.d_model": 8,
-        "config.model.mixers.polar.base": 1e-3,
-        "config.train.lr": None,
+        "config.model.d_model": 8, "config.model.mixers.polar.base": 1e-3, "config.train.lr": None,
         "config.seed": 0,
-    }
+    }  # fmt: skip
     tags = run.data.tags
     assert (tags["reason..._clean.nats.4096"], tags["mlflow.note.content"]) == ("oom: no\nmemory", "of a cell")

@@ -45,11 +45,9 @@ def test_every_trial_is_what_it_was(empty: Store, tmp_path: Path) -> None:
     assert study.metric_names == ["val.val_loss"]
     assert study.user_attrs == {"sampler": "tpe", "pruner": "asha"}
     spaces = {
-        RATE: FloatDistribution(0.003, 0.1, log=True),
-        DEPTH: IntDistribution(4, 16, step=4),
-        KIND: CategoricalDistribution(("polar", "nope", "rope")),
-        DECAY: FloatDistribution(0.0, 0.2),
-    }
+        RATE: FloatDistribution(0.003, 0.1, log=True), DEPTH: IntDistribution(4, 16, step=4),
+        KIND: CategoricalDistribution(("polar", "nope", "rope")), DECAY: FloatDistribution(0.0, 0.2),
+    }  # fmt: skip
     assert len(study.trials) == len(trials)
     for theirs, ours in zip(study.trials, trials, strict=True):
         assert theirs.number == ours.number

@@ -167,11 +167,9 @@ def test_the_bars_of_the_blog_and_their_averages(tmp_path: Path) -> None:
     """Every average is the mean of its four, as far as one digit tells; of FoX, 50.475, the blog prints 50.4."""
     data = published_alone(tmp_path, "printed-wall")
     bars = {
-        "rope": (68.0, 46.5, 31.1, 62.4, 52.0),
-        "fox": (66.9, 45.0, 28.8, 61.2, 50.4),
-        "wall-rotary-full": (67.1, 46.6, 33.1, 63.1, 52.5),
-        "wall": (68.9, 47.1, 39.8, 63.0, 54.7),
-    }
+        "rope": (68.0, 46.5, 31.1, 62.4, 52.0), "fox": (66.9, 45.0, 28.8, 61.2, 50.4),
+        "wall-rotary-full": (67.1, 46.6, 33.1, 63.1, 52.5), "wall": (68.9, 47.1, 39.8, 63.0, 54.7),
+    }  # fmt: skip
     assert {one.slug for one in data.cells} == set(bars)
     for slug, printed in bars.items():
         one = cell(data, slug)

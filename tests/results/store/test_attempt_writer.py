@@ -148,11 +148,9 @@ class TestContract:
         ]
         events = [event for event in desk.store.events(cell_id=desk.cell.id) if event.attempt_id == desk.attempt.id]
         assert [(event.kind, event.message) for event in events] == [
-            ("started", "attempt 2 (train) on here"),
-            ("resumed", "from step 3 of attempt 1"),
-            ("done", "done"),
+            ("started", "attempt 2 (train) on here"), ("resumed", "from step 3 of attempt 1"), ("done", "done"),
             ("storage", "left behind"),
-        ]
+        ]  # fmt: skip
         assert {event.cell_id for event in events} == {desk.cell.id}
 
     def test_the_same_twice_is_once_and_the_later_wins(self, desk: Desk) -> None:

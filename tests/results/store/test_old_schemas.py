@@ -306,11 +306,9 @@ def populate(connection):
     add("sweep", *({"id": i, "name": name, "created_at": moments[i], "launched_at": moments[i], "fence": i, "read_only": i == 1,
                     "request": {"pause": True}, "owner_space": "boot namespace", "tags": ["paper"], "note": "é"} for i, name in ((1, "published"), (2, "quick"))))  # fmt: skip
     grid = {
-        "grid_file": "g.yaml",
-        "options": {"only": None, "requested": [["val", 0]]},
-        "git_commit": "c0ffee",
+        "grid_file": "g.yaml", "options": {"only": None, "requested": [["val", 0]]}, "git_commit": "c0ffee",
         "git_dirty": True,
-    }
+    }  # fmt: skip
     add("revision", {"id": 1, "sweep_id": 1, "number": 1, "grid_text": "name: published", **grid, "created_at": moments[1]},
         {"id": 2, "sweep_id": 2, "number": 1, "grid_text": "name: quick", **grid, "created_at": moments[2]},
         {"id": 3, "sweep_id": 2, "number": 2, "grid_text": "name: quick # ä\n", **grid, "created_at": moments[3]})  # fmt: skip

@@ -14,11 +14,9 @@ from atma_sweep.results.studies.tuning import Level, Tuned, tuned_of
 RANGES = {"train.muon_lr": Interval(0.01, 0.1, log=True)}
 LOSS = Search(RANGES, {"val.val_loss": "minimize"}, "tpe", 6, "asha")
 TRIALS = [
-    Trial(0, {"train.muon_lr": 0.01}, "done", (2.5,)),
-    Trial(1, {"train.muon_lr": 0.02}, "pruned"),
-    Trial(2, {"train.muon_lr": 0.03}, "done", (2.25,)),
-    Trial(3, {"train.muon_lr": 0.04}),
-]
+    Trial(0, {"train.muon_lr": 0.01}, "done", (2.5,)), Trial(1, {"train.muon_lr": 0.02}, "pruned"),
+    Trial(2, {"train.muon_lr": 0.03}, "done", (2.25,)), Trial(3, {"train.muon_lr": 0.04}),
+]  # fmt: skip
 
 
 def test_a_study_in_a_line() -> None:
