@@ -121,6 +121,14 @@ def print_json(value: Any, *, err: bool = False) -> None:
     write_out(as_text(value), err=err)
 
 
+def print_result(value: Any, lines: Sequence[str], *, as_json: bool) -> None:
+    """Print what a command has found or done: as JSON, or in lines for people."""
+    if as_json:
+        print_json(value)
+    else:
+        say("\n".join(lines))
+
+
 NAME = "atma-sweep"
 COMPLETE = "_ATMA_SWEEP_COMPLETE"
 """Variable in which a shell says that it asks for completions, as typer derives it from the name."""

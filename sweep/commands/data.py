@@ -10,7 +10,7 @@ import typer
 
 from ...model.bounds import MAX_COUNT, MAX_LENGTH, MAX_TOKENS
 from ...results import runs_folder
-from ...results.console.command_line import AsJson, Cells, Db, Documented, Runs, print_json
+from ...results.console.command_line import AsJson, Cells, Db, Documented, Runs, print_json, print_result
 from ...results.console.terminal_table import terminal_width
 from ...results.console.text import cleaned, say
 from ..completion import grids
@@ -92,10 +92,7 @@ def data_prepare(
         with data_display.Preparing(console, data.corpus) as tell:
             found.append(prepare_text(data, root, name=name, tell=tell))
     rows = corpora.listing(root, only=found)
-    if as_json:
-        print_json(rows)
-    else:
-        say("\n".join(data_display.table(cleaned(rows), root, terminal_width(sys.stdout))))
+    print_result(rows, data_display.table(cleaned(rows), root, terminal_width(sys.stdout)), as_json=as_json)
 
 
 @data_app.command("tokenizer")
@@ -161,10 +158,7 @@ def data_list(
     else:
         rows = corpora.listing(root)
         lines = data_display.table(cleaned(rows), root, terminal_width(sys.stdout))
-    if as_json:
-        print_json(rows)
-    else:
-        say("\n".join(lines))
+    print_result(rows, lines, as_json=as_json)
 
 
 @data_app.command("verify")

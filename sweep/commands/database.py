@@ -9,7 +9,16 @@ from typing import TYPE_CHECKING, Annotated, Any
 import typer
 
 from ...results import runs_folder
-from ...results.console.command_line import MAX_NUMBER, AsJson, Db, Documented, Runs, SweepName, print_json
+from ...results.console.command_line import (
+    MAX_NUMBER,
+    AsJson,
+    Db,
+    Documented,
+    Runs,
+    SweepName,
+    print_json,
+    print_result,
+)
 from ...results.console.text import cleaned, counted, plain, say
 from ...results.exchange.trackers import EXPORTERS
 from .options import CellName, ProbeNames
@@ -33,10 +42,8 @@ def db_upgrade(db: Db = None, as_json: AsJson = False) -> None:
     from ...results.store.upgrading import upgrade_store
 
     backup = upgrade_store(db)
-    if as_json:
-        print_json({"backup": backup})
-    else:
-        say(f"up to date; backup: {backup}" if backup else "up to date; nothing to do")
+    line = f"up to date; backup: {backup}" if backup else "up to date; nothing to do"
+    print_result({"backup": backup}, [line], as_json=as_json)
 
 
 @Documented
@@ -221,11 +228,9 @@ def db_backup(to: Path | None = None, db: Db = None, as_json: AsJson = False) ->
     from ...results.maintenance.backup import backup
 
     copy = backup(db, to)
-    if as_json:
-        print_json({"backup": copy, "bytes": copy.stat().st_size})
-    else:
-        say(f"{copy}: {copy.stat().st_size / 1e6:.1f} MB")
-        say("to go back: stop launches, move the database away with its -wal and -shm, give this file its name")
+    size = copy.stat().st_size
+    back = "to go back: stop launches, move the database away with its -wal and -shm, give this file its name"
+    print_result({"backup": copy, "bytes": size}, [f"{copy}: {size / 1e6:.1f} MB", back], as_json=as_json)
 
 
 @db_app.command("check")

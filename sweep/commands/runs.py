@@ -21,6 +21,7 @@ from ...results.console.command_line import (
     Runs,
     SweepName,
     print_json,
+    print_result,
 )
 from ...results.console.text import Printed, cleaned, say
 from ..executors.registry import DEFAULT, chosen
@@ -220,10 +221,7 @@ def prune_checkpoints(
     from ..checkpoints.prune import prune
 
     found = prune(open_store(db), runs_folder(runs, db), sweep, keep=keep, dry=dry_run, orphans=orphans)
-    if as_json:
-        print_json(found.as_json())
-    else:
-        say("\n".join(cleaned(found).lines()))
+    print_result(found.as_json(), cleaned(found).lines(), as_json=as_json)
     if found.problems:
         raise typer.Exit(1)
 
@@ -241,10 +239,7 @@ def doctor(address: Address = None, runs: Runs = None, db: Db = None, as_json: A
     from .. import doctor
 
     checks = doctor.examine(db, runs, address)
-    if as_json:
-        print_json(doctor.as_json(checks))
-    else:
-        say("\n".join(doctor.describe(cleaned(checks))))
+    print_result(doctor.as_json(checks), doctor.describe(cleaned(checks)), as_json=as_json)
     if doctor.exit_code(checks):
         raise typer.Exit(doctor.exit_code(checks))
 
@@ -254,10 +249,7 @@ def _ask(wish: Any, sweep: str | None, db: str | None, as_json: bool, cells: lis
     from ..orchestrator.control import ask
 
     answer = ask(open_store(db), wish, sweep, cells or [])
-    if as_json:
-        print_json(asdict(answer))
-    else:
-        say(answer.text)
+    print_result(asdict(answer), [answer.text], as_json=as_json)
 
 
 def pause(sweep: SweepName = None, db: Db = None, as_json: AsJson = False) -> None:

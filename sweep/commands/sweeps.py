@@ -8,8 +8,8 @@ from typing import Annotated
 import typer
 
 from ...results.console import completion
-from ...results.console.command_line import AsJson, Db, Documented, print_json
-from ...results.console.text import cleaned, say
+from ...results.console.command_line import AsJson, Db, Documented, print_result
+from ...results.console.text import cleaned
 
 
 def sweeps(db: Db = None, as_json: AsJson = False) -> None:
@@ -34,10 +34,7 @@ def sweeps(db: Db = None, as_json: AsJson = False) -> None:
         if db is not None:
             raise
         found = Overview((), nothing_launched(error))
-    if as_json:
-        print_json(found.as_json())
-    else:
-        say("\n".join(cleaned(found).lines(terminal_width(sys.stdout))))
+    print_result(found.as_json(), cleaned(found).lines(terminal_width(sys.stdout)), as_json=as_json)
 
 
 SWEEP = typer.Argument(metavar="SWEEP", help="Name of the sweep.", autocompletion=completion.sweeps)
@@ -63,10 +60,8 @@ def rename(sweep: Annotated[str, SWEEP], new: str, db: Db = None, as_json: AsJso
     from ..orchestrator.control import person
 
     grid = names_tags_notes.rename(open_store(db), sweep, new, holds=holds, who=person())
-    if as_json:
-        print_json({"sweep": new, "before": sweep, "grid_file": grid})
-    else:
-        say(f"sweep {sweep} is {new} now; to go on with it: atma-sweep launch {grid} --name {new}")
+    line = f"sweep {sweep} is {new} now; to go on with it: atma-sweep launch {grid} --name {new}"
+    print_result({"sweep": new, "before": sweep, "grid_file": grid}, [line], as_json=as_json)
 
 
 @Documented
@@ -88,10 +83,7 @@ def tag(
     from ...results.store.store import open_store
 
     now = names_tags_notes.tag(open_store(db), sweep, tags, remove=remove)
-    if as_json:
-        print_json({"sweep": sweep, "tags": now})
-    else:
-        say(f"{sweep}: {', '.join(now) or 'no tag'}")
+    print_result({"sweep": sweep, "tags": now}, [f"{sweep}: {', '.join(now) or 'no tag'}"], as_json=as_json)
 
 
 @Documented
@@ -116,7 +108,4 @@ def note(
     from ...results.store.store import open_store
 
     kind, name, now = names_tags_notes.note(open_store(db), what, text)
-    if as_json:
-        print_json({kind: name, "note": now})
-    else:
-        say(f"{kind} {name}: {cleaned(now) if now else 'no note'}")
+    print_result({kind: name, "note": now}, [f"{kind} {name}: {cleaned(now) if now else 'no note'}"], as_json=as_json)

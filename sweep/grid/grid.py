@@ -147,20 +147,18 @@ class Grid:
         axis = next(name for name, word in second.axes.items() if first.axes[name] != word)
         return self.document.error(("axes", axis), problem)
 
+    def _crossed(self) -> Iterator[tuple[Combination, dict[str, str]]]:
+        """Yield every combination of the levels of `axes`, and the words of the levels."""
+        texts = [[level_text(name, level) for level in levels] for name, levels in self.axes.items()]
+        for levels, words in zip(itertools.product(*self.axes.values()), itertools.product(*texts), strict=True):
+            yield dict(zip(self.axes, levels, strict=True)), dict(zip(self.axes, words, strict=True))
+
     def _combinations(self) -> Iterator[tuple[Combination, int | None]]:
         if self.axes or not self.include:
             dropped = self._dropping(seeds=False)
-            texts = {name: [level_text(name, level) for level in levels] for name, levels in self.axes.items()}
             taken = None if self.chosen is None else set(self.chosen.members.tolist())
-            place = 0
-            for levels, words in zip(
-                itertools.product(*self.axes.values()), itertools.product(*texts.values()), strict=True
-            ):
-                word = dict(zip(self.axes, words, strict=True)) if dropped else {}
-                if _first(dropped, word) is None:
-                    if taken is None or place in taken:
-                        yield dict(zip(self.axes, levels, strict=True)), None
-                    place += 1
+            left = (levels for levels, words in self._crossed() if _first(dropped, words) is None)
+            yield from ((levels, None) for place, levels in enumerate(left) if taken is None or place in taken)
         for rule, line in self.include:
             for levels in itertools.product(*rule.values()):
                 yield dict(zip(rule, levels, strict=True)), line
@@ -173,10 +171,8 @@ class Grid:
         """What `exclude` drops, each with the place of the first rule that does: a combination, or with SEED one seed of it."""
         if not self.exclude:
             return
-        texts = {name: [level_text(name, level) for level in levels] for name, levels in self.axes.items()}
         whole, of_seeds = self._dropping(seeds=False), self._dropping(seeds=True)
-        for words in itertools.product(*texts.values()):
-            word = dict(zip(texts, words, strict=True))
+        for _, word in self._crossed():
             if (first := _first(whole, word)) is not None:
                 yield first, word
                 continue
