@@ -105,19 +105,19 @@ class Prices:
 
     def _probes(self, config: CellConfig, speed: Speed, wanted: Sequence[Request]) -> Span:
         """Seconds of these probes: as measured, else by their tokens."""
-        found = NOTHING
+        found = []
         probes = {name: bound(name, config) for name in {name for name, _ in wanted}}
         base = flops.estimated_flops(config.model, config.train.seq_len)
         for name, length in wanted:
             tokens = probes[name].tokens(length)
             known = speed.probes.get((name, length))
             if known is not None:
-                found = found.plus(Span(0.9, 1.0, 1.1).times(known * tokens))
+                found.append(Span(0.9, 1.0, 1.1).times(known * tokens))
                 continue
             # a token of a longer row takes more, since it attends to more
             more = flops.estimated_flops(config.model, length) / base if length else 1.0
-            found = found.plus(speed.forward_token.times(tokens * more))
-        return found
+            found.append(speed.forward_token.times(tokens * more))
+        return total(found)
 
 
 def packed(seconds: Span, config: CellConfig, speed: Speed) -> Span:
@@ -218,10 +218,10 @@ def bill(plan: Plan, prices: Prices, *, gpus: int, watts: float | None = None, r
     told = [_group(prices, some) for some in groups.values()]
     # most cells of a grid share their cost
     tally = list(_tally(costs).values())
-    hours = _sum([cost.hours.times(count) for cost, count in tally])
+    hours = total([cost.hours.times(count) for cost, count in tally])
     work = [(cost.seconds.likely, task.cell.config.resources) for task, cost in zip(tasks, costs, strict=True)]
     ends = makespan(work, gpus)
-    scale = hours if hours.likely else _sum([cost.seconds.times(count) for cost, count in tally])
+    scale = hours if hours.likely else total([cost.seconds.times(count) for cost, count in tally])
     finish = scale.times(ends / scale.likely) if scale.likely else NOTHING
     board = board_watts(prices.speeds.place.gpu) if on_gpus else None
     names = {
@@ -235,7 +235,7 @@ def bill(plan: Plan, prices: Prices, *, gpus: int, watts: float | None = None, r
         gpus=gpus if on_gpus else 0,
         hours=hours,
         parts={
-            part: _sum(
+            part: total(
                 [cost.parts[part].times(cost.share / 3600 * count) for cost, count in tally if part in cost.parts]
             )
             for part in PARTS
@@ -255,15 +255,10 @@ def _tally(costs: Sequence[Cost]) -> dict[int, tuple[Cost, int]]:
     return {id(cost): (cost, counts[id(cost)]) for cost in costs}
 
 
-def _sum(spans: Sequence[Span]) -> Span:
-    """As `total`, quick for many."""
-    return Span(*(sum(getattr(one, name) for one in spans) for name in ("low", "likely", "high")))
-
-
 def _group(prices: Prices, some: Sequence[tuple[Task, Cost]]) -> Group:
     task, cost = some[0]
     speed = prices.speeds.of(task.cell.config)[cost.source]
-    seconds = _sum([one.seconds for _, one in some])
+    seconds = total([one.seconds for _, one in some])
     return Group(
         slug=task.cell.slug,
         kind=task.kind,
@@ -272,7 +267,7 @@ def _group(prices: Prices, some: Sequence[tuple[Task, Cost]]) -> Group:
         tokens_per_s=1 / speed.token.likely,
         measured_on=speed.attempts,
         seconds=seconds.times(1 / len(some)),
-        hours=_sum([one.hours for _, one in some]),
+        hours=total([one.hours for _, one in some]),
         silent=speed.silent if cost.source == "FLOPs" else None,
     )
 

@@ -2,16 +2,17 @@
 
 from __future__ import annotations
 
+import contextlib
 import hashlib
 import json
 import socket
 from collections.abc import Callable, Iterable, Mapping, Sequence
-from dataclasses import asdict, dataclass, field, fields
+from dataclasses import asdict, dataclass, field
 from pathlib import Path
 from statistics import median
-from typing import Literal
+from typing import Annotated, Literal
 
-from pydantic import ValidationError
+from pydantic import ConfigDict, Field, TypeAdapter, ValidationError
 
 from ...model.config import ModelConfigError
 from ...model.resolve import check_model_config
@@ -44,10 +45,6 @@ class Span:
         found = sorted(amounts)
         return cls(found[0] * (1 - margin), median(found), found[-1] * (1 + margin))
 
-    def plus(self, other: Span) -> Span:
-        """The sum, both low or both high at once."""
-        return Span(self.low + other.low, self.likely + other.likely, self.high + other.high)
-
     def times(self, factor: float) -> Span:
         """So many of it."""
         return Span(self.low * factor, self.likely * factor, self.high * factor)
@@ -65,13 +62,12 @@ NOTHING = Span(0.0, 0.0, 0.0)
 
 
 def total(spans: Iterable[Span]) -> Span:
-    """The sum of all of them."""
-    found = NOTHING
-    for one in spans:
-        found = found.plus(one)
-    return found
+    """The sum of all of them, all low or all high at once."""
+    some = list(spans)
+    return Span(*(sum(getattr(one, name) for one in some) for name in ("low", "likely", "high")))
 
 
+Seconds = Annotated[float, Field(ge=0)]
 CALIBRATION_FILE = "calibration.json"
 
 
@@ -79,22 +75,23 @@ CALIBRATION_FILE = "calibration.json"
 class Calibration:
     """How fast one cell, and every one that is alike, went. Seconds."""
 
+    __pydantic_config__ = ConfigDict(strict=True, extra="forbid")
     like: str
     """As likeness.Likeness tells it."""
     device: str
     """As price.Place names it."""
     slug: str
     """The cell that was timed."""
-    step_s: float
+    step_s: Annotated[float, Field(gt=0)]
     """Of one optimizer step."""
-    low_s: float
-    high_s: float
+    low_s: Seconds
+    high_s: Seconds
     """The quickest and the slowest."""
-    start_s: float
+    start_s: Seconds
     """Imports, and building the network."""
-    compile_s: float
+    compile_s: Seconds
     """What the first two steps took beyond others: compiling, and capturing."""
-    validation_token_s: float
+    validation_token_s: Seconds
     """Of a token, forward, as a validation does it."""
 
 
@@ -104,15 +101,10 @@ def read_calibrations(runs: Path) -> list[Calibration]:
         found = json.loads((runs / CALIBRATION_FILE).read_text())
     except (OSError, ValueError):
         return []
-    names = {field.name: field.type for field in fields(Calibration)}
     known = []
     for one in found if isinstance(found, list) else []:
-        if not isinstance(one, dict) or set(one) != set(names):
-            continue
-        texts = all(isinstance(one[name], str) for name in ("like", "device", "slug"))
-        rest = all(type(one[name]) in (int, float) and one[name] >= 0 for name in names if name.endswith("_s"))
-        if texts and rest and one["step_s"] > 0:
-            known.append(Calibration(**one))
+        with contextlib.suppress(ValidationError):
+            known.append(TypeAdapter(Calibration).validate_json(json.dumps(one)))
     return known
 
 

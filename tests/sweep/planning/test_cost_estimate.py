@@ -350,4 +350,4 @@ def test_a_forecast_of_a_strange_database_says_nothing(junk: object) -> None:
 def test_spans_keep_their_order() -> None:
     span = Span.seen([3.0, 1.0, 2.0], 0.5)
     assert span == Span(0.5, 2.0, 4.5)
-    assert span.plus(Span.exactly(1)).times(2).by(Span(1, 2, 3)) == Span(3.0, 12.0, 33.0)
+    assert speed_model.total([span, Span.exactly(1)]).times(2).by(Span(1, 2, 3)) == Span(3.0, 12.0, 33.0)
