@@ -25,8 +25,9 @@ from ..executors.executor import Finished, Launch, OnThisMachine
 from ..grid.grid import Grid, load_grid
 from ..host import processes
 from ..orchestrator import launch
-from ..orchestrator.supervisor import LEASE_S, Listener, Supervisor
+from ..orchestrator.supervisor import LEASE_S, Supervisor
 from ..planning import admission
+from ..planning.planner import Task
 from ..probes import requested
 from . import scale_commands
 from .scale_commands import Row
@@ -41,8 +42,13 @@ COMBINATIONS = 8
 MIB = 2**20
 
 
-class Nobody(Listener):
+class Nobody:
     """A listener that tells nobody."""
+
+    def started(self, task: Task, attempt: Any) -> None: ...
+    def running(self, attempts: Sequence[Any]) -> None: ...
+    def ended(self, task: Task, attempt: Any) -> None: ...
+    def waiting(self, cell: Any) -> None: ...
 
 
 class Instant(OnThisMachine):

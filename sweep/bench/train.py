@@ -23,7 +23,7 @@ from ..errors import GridError
 from ..grid.cell import Cell
 from ..grid.grid import load_grid
 from ..training import flops, optimizer_steps
-from ..training.loop import Trainer, Watcher
+from ..training.loop import Pending, Point, Trainer
 from ..training.optimizers import Optimizers
 from .ceilings import Ceilings, ceilings
 
@@ -132,14 +132,18 @@ def _flat(tree: Mapping[str, Any], within: str = "") -> dict[str, Any]:
     return leaves
 
 
-class _Silent(Watcher):
+class _Silent:
     """A watcher that asks for nothing."""
 
+    def progress(self, step: int, loss: float, tokens_per_s: float) -> None: ...
+    def point(self, point: Point) -> None: ...
     def should_stop(self) -> bool:
         return False
 
     def should_save(self, step: int) -> bool:
         return False
+
+    def save(self, step: int, tokens: int, wall_s: float, pending: Pending | None = None) -> None: ...
 
 
 class Runner:
