@@ -1,5 +1,5 @@
-"""From a grid file to finished cells.
+"""From a grid file to finished cells: grids, plans, executors, attempts, probes, benchmarks and the commands for them.
 
-May import model, kernels and results; cli.py and nothing else imports it. Its layers are in docs/layers.toml.
-Start at orchestrator/launch.py, which plans with planning/, starts attempts with executors/ and records with results/.
+Imported by: cli; may import model, kernels and results.
+Start at grid/grid.py (a file becomes cells), then planning/planner.py and orchestrator/launch.py.
 """

@@ -69,33 +69,37 @@ def test_version(run) -> None:  # type: ignore[no-untyped-def]
 
 
 MISTAKES = [
-    pytest.param(group["database"], words, said, marks=[pytest.mark.thorough] if index % group.get("first", 1) else [])
+    pytest.param(
+        group["database"], arguments, message, marks=[pytest.mark.thorough] if index % group.get("first", 1) else []
+    )
     for group in YAML(typ="safe", pure=True).load((ROOT / "tests" / "mistakes.yaml").read_text()).values()
-    for index, (words, said) in enumerate(group["cases"])
+    for index, (arguments, message) in enumerate(group["cases"])
 ]
 
 
-@pytest.mark.parametrize(("database", "words", "said"), MISTAKES)
-def test_a_mistake_is_one_line_with_the_remedy(run, tmp_path: Path, database: str, words: list[str], said: str) -> None:  # type: ignore[no-untyped-def]
+@pytest.mark.parametrize(("database", "arguments", "message"), MISTAKES)
+def test_a_mistake_is_one_line_with_the_remedy(
+    run, tmp_path: Path, database: str, arguments: list[str], message: str
+) -> None:  # type: ignore[no-untyped-def]
     numbers = {"FOLDER": str(tmp_path), "CORPORA": ", ".join(CORPORA), "N4000": "9" * 4000, "N5000": "9" * 5000}
-    words, said = (
-        [Template(text).safe_substitute(numbers, LONG="x" * 5000) for text in some] for some in (words, [said])
+    arguments, (message,) = (
+        [Template(text).safe_substitute(numbers, LONG="x" * 5000) for text in texts] for texts in (arguments, [message])
     )
     if database != "none":
         store = open_store("atma.db", create=True)
         if database == "demo":
             store.record_revision("demo", grid_text="x", grid_file="x.yaml", cells=[])
         store.close()
-    code, out, err = run(*words)
+    code, out, err = run(*arguments)
     assert (code, out) == (2, "")
     # nothing that a terminal would obey, no frame, and no word that nobody reads
     assert err[:-1].isprintable()
     assert not set(err) & set("╭│╰")
     assert len(err) < 1000
     assert (
-        err == f"{said[0]}\n"
-        if said[0].startswith("atma-sweep: ")
-        else err.startswith("atma-sweep: ") and said[0] in err
+        err == f"{message}\n"
+        if message.startswith("atma-sweep: ")
+        else err.startswith("atma-sweep: ") and message in err
     )
     allowed = ("atma-runs",) if database == "none" else ("atma.db", "atma-runs")
     assert all(path.name.startswith(allowed) for path in tmp_path.iterdir())

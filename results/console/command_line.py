@@ -95,7 +95,8 @@ class Documented:
         }
         signature = inspect.signature(self._function, eval_str=True)
         described = (
-            _described(one, *entries[one.name]) if one.name in entries else one for one in signature.parameters.values()
+            _described(parameter, *entries[parameter.name]) if parameter.name in entries else parameter
+            for parameter in signature.parameters.values()
         )
         return signature.replace(parameters=[*described])
 

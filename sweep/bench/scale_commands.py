@@ -22,7 +22,7 @@ from .subprocess_usage import MIB, OURS, used
 
 @dataclass
 class Row:
-    """One number, with its unit."""
+    """A number with its unit."""
 
     what: str
     value: float

@@ -1,5 +1,5 @@
-"""Commands that need more than one call: parse, call one function, print.
+"""Commands of the command line, one file per group: each parses its options, calls one function and prints.
 
-May import all of sweep and results; only cli.py imports them.
-Start at runs.py: launch, status, evaluate and their kin; options.py holds options that several commands share.
+Imported by: cli. What an option means stands in the section `Args:` of its command's docstring.
+Start at runs.py (launch to doctor), then launch.py; options.py holds what several commands take.
 """

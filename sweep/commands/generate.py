@@ -10,7 +10,7 @@ from ...model.bounds import MAX_FLOAT, MAX_INT64, MAX_WRITTEN
 from ...results.console.command_line import AsJson, Db, Documented, Runs, print_json
 from ...results.console.text import say
 from ...results.weights import NO_HASH
-from .options import CellName, OtherSweep
+from .options import CellName, NamedSweep
 
 
 @Documented
@@ -23,7 +23,7 @@ def generate(
     seed: Annotated[int, typer.Option(min=-MAX_INT64, max=MAX_INT64)] = 0,
     full_context: bool = False,
     device: Literal["cpu", "cuda"] | None = None,
-    sweep: OtherSweep = None,
+    sweep: NamedSweep = None,
     runs: Runs = None,
     db: Db = None,
     as_json: AsJson = False,

@@ -39,5 +39,5 @@ Rate = Annotated[
 ]
 ProbeNames = Annotated[list[str] | None, typer.Option(autocompletion=probes)]
 CellName = Annotated[str, typer.Argument(autocompletion=completion.cells)]
-OtherSweep = Annotated[str | None, typer.Option(autocompletion=completion.sweeps)]
+NamedSweep = Annotated[str | None, typer.Option(autocompletion=completion.sweeps)]
 """For `Documented` commands, each of which says what they mean there."""

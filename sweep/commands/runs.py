@@ -25,7 +25,7 @@ from ...results.console.command_line import (
 )
 from ...results.console.text import Printed, cleaned, say
 from ..executors.registry import DEFAULT, chosen
-from .options import CellName, Executor, GridName, Name, OtherSweep, ProbeNames, Rate, Set
+from .options import CellName, Executor, GridName, Name, NamedSweep, ProbeNames, Rate, Set
 
 
 @Documented
@@ -89,7 +89,7 @@ def evaluate(
     cells: Annotated[list[str], typer.Argument(autocompletion=completion.cells)],
     probe: ProbeNames = None,
     length: Annotated[list[int] | None, typer.Option(min=1, max=MAX_LENGTH)] = None,
-    sweep: OtherSweep = None,
+    sweep: NamedSweep = None,
     revision: str | None = None,
     pairing: Literal["text", "native"] | None = None,
     executor: Executor = DEFAULT,

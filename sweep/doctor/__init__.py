@@ -2,6 +2,7 @@
 
 Imports neither torch nor ray, and starts no cluster. What only torch can tell is asked in a process of its own:
 python -m atma_sweep.sweep.doctor torch | kernels | disk RUNS | cluster ADDRESS RUNS, which print one JSON object.
+Imported by: commands. Start at LOOKS below, then context.py, which several looks share.
 """
 
 from __future__ import annotations

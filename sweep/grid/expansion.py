@@ -8,7 +8,7 @@ from __future__ import annotations
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass, replace
 from pathlib import Path
-from typing import TYPE_CHECKING, Any, cast
+from typing import Any, cast
 
 from ..config import SECTIONS, CellConfig, DataConfig
 from ..data import corpora, tokenizer
@@ -17,9 +17,7 @@ from ..data.registry import CORPORA
 from . import settings, validate
 from .cell import Cell, canonical, data_identity, five_levels, id_of_parts, model_identity, slug_part, train_identity
 from .settings import Layer, Setting
-
-if TYPE_CHECKING:
-    from .grid import Grid
+from .yaml_document import Document
 
 Combination = Mapping[str, Any]
 """Axis -> level, as written in the file."""
@@ -56,12 +54,15 @@ class _Parts:
 class Expansion:
     """Makes cells, combination by combination. It remembers what it worked out, and lives as long as one expansion."""
 
-    def __init__(self, grid: Grid, fingerprint: Fingerprint, prepared: Lookup) -> None:
+    def __init__(self, grid: Any, fingerprint: Fingerprint, prepared: Lookup) -> None:
+        """Take a `grid.Grid`, which this file must not import: its layers, levels, seeds and plugins make the cells."""
         self._grid, self._fingerprint, self._prepared = grid, fingerprint, prepared
         study = grid.search is not None
         self._varied = f"{TUNE if grid.part else SEARCH}.ranges" if study else "axes"
         """Key of the file under which levels stand, by axis."""
-        self._layers, self._command_line, self._document = grid.layers, grid.command_line, grid.document
+        self._layers: Sequence[Layer] = grid.layers
+        self._command_line: Layer = grid.command_line
+        self._document: Document = grid.document
         self._chain = _Chain(grid.layers, grid.document.path)
         self._below = _by_section(settings.merge(grid.layers))
         self._above = _by_section(settings.merge([grid.command_line]))

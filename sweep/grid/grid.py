@@ -157,8 +157,8 @@ class Grid:
         if self.axes or not self.include:
             dropped = self._dropping(seeds=False)
             taken = None if self.chosen is None else set(self.chosen.members.tolist())
-            left = (levels for levels, words in self._crossed() if _first(dropped, words) is None)
-            yield from ((levels, None) for place, levels in enumerate(left) if taken is None or place in taken)
+            combinations = (levels for levels, words in self._crossed() if _first(dropped, words) is None)
+            yield from ((levels, None) for place, levels in enumerate(combinations) if taken is None or place in taken)
         for rule, line in self.include:
             for levels in itertools.product(*rule.values()):
                 yield dict(zip(rule, levels, strict=True)), line

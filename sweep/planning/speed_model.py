@@ -63,8 +63,8 @@ NOTHING = Span(0.0, 0.0, 0.0)
 
 def total(spans: Iterable[Span]) -> Span:
     """The sum of all of them, all low or all high at once."""
-    some = list(spans)
-    return Span(*(sum(getattr(one, name) for one in some) for name in ("low", "likely", "high")))
+    summands = list(spans)
+    return Span(*(sum(getattr(span, name) for span in summands) for name in ("low", "likely", "high")))
 
 
 Seconds = Annotated[float, Field(ge=0)]

@@ -64,8 +64,8 @@ def test_a_mistake_is_one_line_that_says_where_and_what(
     write(CLASH, "clash.py")
     path, sets = write(CASES[case]["grid"]), CASES[case].get("sets", ())
     expected = Template(CASES[case]["error"]).substitute(NAMES)
-    found = message(path, fake_fingerprint, sets=sets, rename="other" if sets else None)
-    assert found == (expected if sets else f"{path}:{expected}")
+    line = message(path, fake_fingerprint, sets=sets, rename="other" if sets else None)
+    assert line == (expected if sets else f"{path}:{expected}")
 
 
 def test_editors_mark_mistakes_that_no_plugin_excuses() -> None:

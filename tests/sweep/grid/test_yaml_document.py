@@ -138,7 +138,7 @@ DEEP = "more than 50 lists and mappings inside each other"
         ("a0: &a0 [1]\n" + "".join(f"a{n}: &a{n} [*a{n - 1}]\n" for n in range(1, 100)), 1),
     ],
 )  # fmt: skip
-def test_lists_and_mappings_inside_each_other_end_at_fifty(write: Write, text: str, line: int) -> None:
+def test_nesting_ends_at_fifty_levels(write: Write, text: str, line: int) -> None:
     path = write(text)
     assert refused(path) == f"{path}:{line}: {DEEP}"
 

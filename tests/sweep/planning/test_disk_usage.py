@@ -107,12 +107,12 @@ def test_nothing_to_train_needs_nothing(cells: Callable[..., list[Cell]], counte
     assert len(display.describe_plan(plan, "g")) == 2
 
 
-@pytest.mark.parametrize(("words", "number", "text"), [
+@pytest.mark.parametrize(("format_amount", "number", "text"), [
     (units.size, 0, "0 B"), (units.size, 999, "999 B"), (units.size, 1000, "1.0 KiB"), (units.size, 1024 * 10, "10 KiB"),
     (units.size, int(9.94 * 2**20), "9.9 MiB"), (units.size, int(9.96 * 2**20), "10 MiB"), (units.size, 999 * GIB, "999 GiB"),
     (units.size, 1000 * GIB, "1.0 TiB"), (units.size, 5000 * 2**50, "5000 PiB"), (units.amount, 0, "0"), (units.amount, 999.4, "999"),
     (units.amount, 12_345, "12,345"), (units.amount, 1e6, "1.0M"), (units.amount, 99_950_000, "100.0M"), (units.amount, 1e9, "1.0B"),
     (units.amount, 1.26e12, "1260.0B"),
 ])  # fmt: skip
-def test_amounts_for_people(words: Any, number: float, text: str) -> None:
-    assert words(number) == text
+def test_amounts_for_people(format_amount: Any, number: float, text: str) -> None:
+    assert format_amount(number) == text
