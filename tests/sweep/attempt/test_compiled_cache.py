@@ -63,16 +63,12 @@ def test_the_folder_that_torch_sets_by_itself_is_not_one_that_is_set(
     assert Path(os.environ["TORCHINDUCTOR_CACHE_DIR"]).is_relative_to(home)
 
 
-def test_under_the_cache_home_that_is_set(home: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setenv("XDG_CACHE_HOME", str(home / "elsewhere"))
+@pytest.mark.parametrize(("cache", "folder"), [("{home}/elsewhere", "elsewhere"), ("", ".cache")])
+def test_under_the_cache_home_that_is_set(home: Path, monkeypatch: pytest.MonkeyPatch, cache: str, folder: str) -> None:
+    """An empty one is none."""
+    monkeypatch.setenv("XDG_CACHE_HOME", cache.format(home=home))
     share_compiled(DEVICE)
-    assert all(Path(os.environ[name]).is_relative_to(home / "elsewhere" / "atma-sweep" / "compiled") for name in NAMES)
-
-
-def test_an_empty_cache_home_is_none(home: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setenv("XDG_CACHE_HOME", "")
-    share_compiled(DEVICE)
-    assert all(Path(os.environ[name]).is_relative_to(home / ".cache") for name in NAMES)
+    assert all(Path(os.environ[name]).is_relative_to(home / folder / "atma-sweep" / "compiled") for name in NAMES)
 
 
 @pytest.mark.parametrize("name", NAMES)

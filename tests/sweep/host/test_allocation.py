@@ -17,7 +17,7 @@ from atma_sweep.sweep.executors.executor import Finished, Launch, OnThisMachine,
 from atma_sweep.sweep.grid.cell import Cell
 from atma_sweep.sweep.host import allocation as room
 from atma_sweep.sweep.host import hardware
-from atma_sweep.sweep.host.allocation import Allocation, Machine, Room, is_type
+from atma_sweep.sweep.host.allocation import Allocation, Machine, Room, Rooms, is_type
 from atma_sweep.sweep.host.hardware import Gpu
 from atma_sweep.sweep.host.locks import GpuLocks
 from atma_sweep.sweep.planning import admission
@@ -187,9 +187,8 @@ class Packed(OnThisMachine):
 
     def __init__(self, store: Store, here: Machine) -> None:
         super().__init__()
-        self.store, self.room = store, Room(here)
-        self.draw = random.Random(2)
-        self.running: dict[int, tuple[Job, Resources, Allocation]] = {}
+        self.store, self.room, self.draw = store, Room(here), random.Random(2)
+        self.running: dict[int, tuple[Job, Allocation]] = {}
         self.started: list[str] = []
         self.most = 0
 
@@ -197,10 +196,9 @@ class Packed(OnThisMachine):
         return self.room.place(resources) is not None
 
     def start(self, launch: Launch) -> None:
-        job, seat = Job.read(launch.runs / launch.folder), self.room.place(launch.resources)
+        job, seat = Job.read(launch.runs / launch.folder), seated(self.room, launch.resources)
         assert seat is not None
-        self.room.take(seat)
-        self.running[job.attempt] = job, launch.resources, seat
+        self.running[job.attempt] = job, seat
         self.started.append(f"{launch.resources.gpus:g}")
         self.most = max(self.most, len(self.running))
 
@@ -208,12 +206,10 @@ class Packed(OnThisMachine):
         if not self.running:
             return []
         attempt = self.draw.choice(sorted(self.running))
-        job, _, seat = self.running.pop(attempt)
+        job, seat = self.running.pop(attempt)
         self.room.give(seat)
         self.store.finish_attempt(attempt, job.fence, "done")
         return [(attempt, 0)]
-
-    def close(self) -> None: ...
 
 
 def test_parts_run_together_and_do_not_starve_a_whole(cells: Callable[..., list[Cell]], tmp_path: Path) -> None:
@@ -243,17 +239,19 @@ def test_who_stands_back(part: dict[str, str], whole: dict[str, str], back: bool
 # --- several machines -----------------------------------------------------------------------------------------------
 
 
+def seat_on(rooms: Rooms, wanted: Resources) -> tuple[str, Allocation]:
+    found = rooms.place(wanted)
+    assert found is not None
+    rooms.take(*found)
+    return found
+
+
 def test_attempts_go_where_most_cores_are_free() -> None:
-    rooms = room.Rooms()
+    rooms = Rooms()
     rooms.add("a", Machine(2, 8.0))
     rooms.add("b", Machine(3, 8.0))
-    seats = []
-    for expected in ("b", "a", "b", "a", "b"):
-        found = rooms.place(wants(0, cpus=1))
-        assert found is not None
-        assert (found[0], found[1].cpus) == (expected, 1)
-        rooms.take(*found)
-        seats.append(found)
+    seats = [seat_on(rooms, wants(0, cpus=1)) for _ in range(5)]
+    assert [(name, seat.cpus) for name, seat in seats] == [(name, 1) for name in "babab"]
     assert rooms.place(wants(0, cpus=1)) is None
     rooms.give(*seats[1])
     assert rooms.place(wants(0, cpus=2)) is None, "two cores on two machines are not a pair"
@@ -262,29 +260,21 @@ def test_attempts_go_where_most_cores_are_free() -> None:
 
 
 def test_parts_fill_a_gpu_before_they_break_another_open() -> None:
-    rooms = room.Rooms()
+    rooms = Rooms()
     rooms.add("a", Machine(8, 8.0, (FIRST,)))
     rooms.add("b", Machine(9, 8.0, (SECOND,)))
-    for _ in range(2):
-        found = rooms.place(wants(0.5))
-        assert found is not None
-        rooms.take(*found)
-    whole = rooms.place(wants(1))
-    assert whole is not None
-    assert whole[1].gpu in (FIRST, SECOND)
-    assert whole[1].gpu != found[1].gpu
-    rooms.take(*whole)
+    halves = {seat_on(rooms, wants(0.5))[1].gpu for _ in range(2)}
+    assert halves | {seat_on(rooms, wants(1))[1].gpu} == {FIRST, SECOND}
+    assert len(halves) == 1
     assert rooms.place(wants(0.25)) is None
 
 
 def test_a_machine_that_is_gone_takes_its_seats_along() -> None:
-    rooms = room.Rooms()
+    rooms = Rooms()
     rooms.add("a", Machine(1, 8.0))
-    taken = rooms.place(wants(0, cpus=1))
-    assert taken is not None
-    rooms.take(*taken)
+    seat = seat_on(rooms, wants(0, cpus=1))
     rooms.drop("a")
-    rooms.give(*taken)
+    rooms.give(*seat)
     assert rooms.place(wants(0, cpus=1)) is None
     rooms.add("a", Machine(1, 8.0))
     assert rooms.place(wants(0, cpus=1)) is not None

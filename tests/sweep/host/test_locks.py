@@ -103,19 +103,15 @@ def test_a_link_that_somebody_planted_is_not_followed(tmp_path: Path) -> None:
     assert target.read_text() == "mine"
 
 
-@pytest.mark.parametrize("mode", [0o777, 0o750])
-def test_a_folder_that_others_may_enter_is_refused(tmp_path: Path, mode: int) -> None:
+@pytest.mark.parametrize(("owner", "mode"), [
+    (os.getuid(), 0o777), (os.getuid(), 0o750),
+    pytest.param(65534, 0o700, marks=pytest.mark.skipif(os.geteuid() != 0, reason="needs root to give a folder away")),
+])  # fmt: skip
+def test_a_folder_that_others_may_enter_is_refused(tmp_path: Path, owner: int, mode: int) -> None:
     own(tmp_path).mkdir()
     own(tmp_path).chmod(mode)
-    with pytest.raises(MachineError, match=rf"is not this user's alone .owner {os.getuid()}, mode {mode:04o}."):
-        GpuLocks(tmp_path).take(GPUS)
-
-
-@pytest.mark.skipif(os.geteuid() != 0, reason="needs root to give a folder away")
-def test_a_folder_of_somebody_else_is_refused(tmp_path: Path) -> None:
-    own(tmp_path).mkdir(mode=0o700)
-    os.chown(own(tmp_path), 65534, 65534)
-    with pytest.raises(MachineError, match=r"is not this user's alone .owner 65534, mode 0700."):
+    os.chown(own(tmp_path), owner, -1)
+    with pytest.raises(MachineError, match=rf"is not this user's alone .owner {owner}, mode {mode:04o}."):
         GpuLocks(tmp_path).take(GPUS)
 
 

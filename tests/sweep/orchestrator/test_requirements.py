@@ -56,18 +56,27 @@ def text_of(lacking: tuple[str, ...], *, more: str = "") -> str:
     )
 
 
+def request_of(grid: Path, runs: Path, **options: Any) -> Request:
+    """A launch of every cell of a grid, its text not prepared."""
+    loaded = load_grid(grid)
+    cells, _ = admission.expand(loaded, runs / "corpora", dry=True)
+    return Request(grid=loaded, cells=cells, runs=runs, **options)
+
+
+def lacks_of(request: Request) -> list[requirements.Lack]:
+    return requirements.lacks(request, launch.plan(request, None))
+
+
 EVERY = [subset for count in range(len(KINDS) + 1) for subset in itertools.combinations(KINDS, count)]
 
 
 def test_lacks_lists_every_combination(write: Write, machine: pytest.MonkeyPatch, tmp_path: Path) -> None:
     for lacking in EVERY:
-        grid = load_grid(write(text_of(lacking)))
-        cells, _ = admission.expand(grid, tmp_path / "runs" / "corpora", dry=True)
-        request = Request(grid=grid, cells=cells, runs=tmp_path / "runs")
+        request = request_of(write(text_of(lacking)), tmp_path / "runs")
         with pytest.MonkeyPatch.context() as patch:
             for kind in lacking:
                 take(kind, patch)
-            lacks = requirements.lacks(request, launch.plan(request, None))
+            lacks = lacks_of(request)
         assert tuple(lack.kind for lack in lacks) == lacking
         assert all(lack.blocks for lack in lacks)
 
@@ -136,13 +145,11 @@ def test_launch_dry_run_and_plan_list_the_same_lacks(
 
 
 def test_disk_without_room_for_all_weights_warns(write: Write, machine: pytest.MonkeyPatch, tmp_path: Path) -> None:
-    grid = load_grid(write(text_of(())))
-    cells, _ = admission.expand(grid, tmp_path / "corpora", dry=True)
-    request = Request(grid=grid, cells=cells, runs=tmp_path)
+    request = request_of(write(text_of(())), tmp_path)
     disk = launch.plan(request, None).disk
     assert disk is not None
     machine.setattr(storage, "free_bytes", lambda folder: disk.running)
-    (lack,) = requirements.lacks(request, launch.plan(request, None))
+    (lack,) = lacks_of(request)
     assert (lack.kind, lack.blocks) == ("disk", False)
 
 
@@ -150,13 +157,10 @@ def test_cluster_asks_this_machine_for_text_and_packages(
     write: Write, machine: pytest.MonkeyPatch, tmp_path: Path
 ) -> None:
     """Its attempts run on other machines."""
-    grid = load_grid(write(text_of(KINDS)))
-    cells, _ = admission.expand(grid, tmp_path / "corpora", dry=True)
-    request = Request(grid=grid, cells=cells, runs=tmp_path, executor="cluster", address="127.0.0.1:1")
+    request = request_of(write(text_of(KINDS)), tmp_path, executor="cluster", address="127.0.0.1:1")
     take("disk", machine)
     take("packages", machine)
-    kinds = [lack.kind for lack in requirements.lacks(request, launch.plan(request, None))]
-    assert kinds == ["text", "packages"]
+    assert [lack.kind for lack in lacks_of(request)] == ["text", "packages"]
 
 
 def test_cpu_build_of_torch_is_recognised(monkeypatch: pytest.MonkeyPatch) -> None:
