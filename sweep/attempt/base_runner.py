@@ -6,6 +6,7 @@ import time
 from dataclasses import replace
 from itertools import groupby
 from pathlib import Path
+from typing import Any
 
 import torch
 
@@ -51,11 +52,8 @@ class Probing:
             for length in lengths:
                 self._probe_at(subject, name, length)
                 self.leave_if_asked()
-            at = (
-                f" at {', '.join(f'{length:,}' for length in lengths)} tokens"
-                if bound(name, self.config).by_length
-                else ""
-            )
+            tokens = ", ".join(f"{length:,}" for length in lengths)
+            at = f" at {tokens} tokens" if bound(name, self.config).by_length else ""
             say(f"probe {name}{at}: {time.perf_counter() - began:.1f} s")
 
     def _probe_at(self, subject: Subject, name: str, length: int) -> None:
@@ -83,18 +81,13 @@ class Probing:
             # A length without a single number has no peak either, and for the same reason.
             why = measured[0].reason if all(one.value is None for one in measured) else None
             value = None if why else float(peak)
-            measured.append(
-                Measurement(probe=name, metric=PEAK_MEMORY, length=length, value=value, unit="bytes", reason=why)
-            )
+            fields: dict[str, Any] = {"metric": PEAK_MEMORY, "length": length, "value": value, "unit": "bytes"}
+            measured.append(Measurement(probe=name, reason=why, **fields))
         self.recorder.examples([example for _, some in results for example in some])
         source = plugin_of(PROBES, name, self.config.plugins)
+        origin: dict[str, Any] = {"seconds": seconds, "peak_memory": peak, "source": source}
         self.recorder.measurements(
-            [
-                replace(
-                    one, seconds=seconds, peak_memory=peak, source=source, description=probe.description(one.metric)
-                )
-                for one in measured
-            ]
+            [replace(one, description=probe.description(one.metric), **origin) for one in measured]
         )
 
     def leave_if_asked(self) -> None:

@@ -77,8 +77,8 @@ class Display:
             disable=not console.is_terminal,
         )  # fmt: skip
         self._all = self._bars.add_task("[bold]cells", total=total, note="")
-        self._rows: dict[int, TaskID] = {}
-        self._task_of: dict[int, Task] = {}
+        self._rows: dict[int, tuple[TaskID, Task]] = {}
+        """By attempt: its bar, and what it does."""
         self._waiting: set[str] = set()
         self._done = 0
         self._total = total
@@ -145,23 +145,23 @@ class Display:
         steps = task.cell.config.train.steps
         with self._lock:
             self._note_progress(task, attempt)
-        self._task_of[attempt.id] = task
-        self._rows[attempt.id] = self._bars.add_task(_word(task.cell.slug), total=steps, note="starting")
+        self._rows[attempt.id] = self._bars.add_task(_word(task.cell.slug), total=steps, note="starting"), task
         self.expect(max(self._total, self._done + len(self._rows)))  # more than was planned, where cells are added
 
     def running(self, attempts: Sequence[Attempt]) -> None:
         """The attempts of this supervisor as they stand."""
         for attempt in attempts:
             if attempt.id in self._rows:
-                self._bars.update(self._rows[attempt.id], completed=attempt.step, note=_note(attempt))
+                bar, task = self._rows[attempt.id]
+                self._bars.update(bar, completed=attempt.step, note=_note(attempt))
                 with self._lock:
-                    self._note_progress(self._task_of[attempt.id], attempt)
+                    self._note_progress(task, attempt)
 
     def ended(self, task: Task, attempt: Attempt) -> None:
         """An attempt has ended, however it did."""
         row = self._rows.pop(attempt.id, None)
         if row is not None:
-            self._bars.remove_task(row)
+            self._bars.remove_task(row[0])
         word = PRUNED if attempt.failure == PRUNED else attempt.state
         final = word in ("done", "diverged", "failed", PRUNED)
         self._done += final
@@ -169,7 +169,6 @@ class Display:
             self._note_progress(task, attempt)
             self._attempts.pop(attempt.id, None)
             self._ends.update([word] * final)
-        self._task_of.pop(attempt.id, None)
         self._bars.update(self._all, completed=self._done)
         colour = COLOURS.get(word, "white")
         cause = f": {_word(attempt.cause)}" if attempt.cause else ""

@@ -104,13 +104,8 @@ def check_lengths(cell: Cell, corpus: corpora.Corpus) -> None:
     beyond = [length for length in config.eval.lengths if any(length > limit for limit in known.values())]
     if beyond:
         told = ", ".join(f"{name} {limit:,}" if limit > 1 else f"{name} none" for name, limit in known.items())
-        raise GridError(
-            "--length",
-            None,
-            str(beyond[0]),
-            f"more than the text of cell {cell.id} ({cell.slug}) is long enough for; "
-            f"the longest length by probe, in tokens: {told}",
-        )
+        problem = f"more than the text of cell {cell.id} ({cell.slug}) is long enough for; the longest length by probe, in tokens: {told}"
+        raise GridError("--length", None, str(beyond[0]), problem)
     for probe in probes:
         if (why := probe.inapplicable()) is not None:
             told = f"cell {cell.id} ({cell.slug}) {why}; leave the probe or the cell out"
