@@ -110,7 +110,7 @@ WARNING, SCANCEL = signal.SIGUSR1, signal.SIGTERM
 
 
 @pytest.mark.parametrize(
-    ("launch", "signals", "code", "calls", "said"),
+    ("launch", "signals", "code", "calls", "message"),
     [
         # a second warning does not become a second SIGTERM, which would kill
         ("-143", [WARNING, WARNING], 143, [FIRST, "TERM", REQUEUE], "asking Slurm to requeue"),
@@ -121,14 +121,14 @@ WARNING, SCANCEL = signal.SIGUSR1, signal.SIGTERM
     ],
 )
 def test_signals_save_and_only_a_warning_requeues(
-    tmp_path: Path, launch: str, signals: list[signal.Signals], code: int, calls: list[str], said: str
+    tmp_path: Path, launch: str, signals: list[signal.Signals], code: int, calls: list[str], message: str
 ) -> None:
     job = Job(tmp_path, launch)
     process = job.start()
     for number, before in zip(signals, ("launch", "TERM"), strict=False):
         job.once(before)
         process.send_signal(number)
-    assert said in ended(process, code)
+    assert message in ended(process, code)
     assert job.calls == calls
 
 
