@@ -110,21 +110,15 @@ def facts(path: Path) -> ShardFacts:
 
 
 class SplitWriter:
-    """Appends one split's tokens to `<folder>/<split>_<number>.bin`, `shard_tokens` in each, and can go on after a crash.
+    """Appends one split's tokens to `<folder>/<split>_<number>.bin`, SHARD_TOKENS in each, and can go on after a crash.
 
     `state` of the last `sync` is where it goes on: what was written after that is cut off.
     """
 
     def __init__(
-        self,
-        folder: Path,
-        split: str,
-        dtype: type[np.unsignedinteger[Any]],
-        *,
-        state: dict[str, Any] | None = None,
-        shard_tokens: int = SHARD_TOKENS,
+        self, folder: Path, split: str, dtype: type[np.unsignedinteger[Any]], *, state: dict[str, Any] | None = None
     ) -> None:
-        self.folder, self.split, self.shard_tokens = folder, split, shard_tokens
+        self.folder, self.split = folder, split
         self.dtype = np.dtype(dtype).newbyteorder("<")
         _check_dtype(np.dtype(dtype))
         state = state or {"shards": [], "open": 0}
@@ -156,13 +150,13 @@ class SplitWriter:
     def append(self, tokens: np.ndarray) -> None:
         """Adds tokens; a full shard is closed and hashed."""
         while len(tokens):
-            room = self.shard_tokens - self._count
+            room = SHARD_TOKENS - self._count
             self._file.write(tokens[:room].astype(self.dtype).tobytes())
             written = min(room, len(tokens))
             self._count += written
             self.tokens += written
             tokens = tokens[room:]
-            if self._count == self.shard_tokens:
+            if self._count == SHARD_TOKENS:
                 self._finish()
                 self._file = self._open()
 

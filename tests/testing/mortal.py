@@ -46,10 +46,7 @@ def small(*, sync: float = -1.0, documents: int = 9, shard: int = 997) -> None:
     """Few documents at a time, saved after each batch, in small shards: constants, because no setting names them."""
     from atma_sweep.sweep.data import prepare, shards
 
-    prepare.SYNC_SECONDS, prepare.BATCH_DOCUMENTS = sync, documents
-    defaults = shards.SplitWriter.__init__.__kwdefaults__
-    assert defaults is not None
-    defaults["shard_tokens"] = shard
+    prepare.SYNC_SECONDS, prepare.BATCH_DOCUMENTS, shards.SHARD_TOKENS = sync, documents, shard
 
 
 def die_before(change: int, is_change: Callable[[str, tuple[Any, ...]], bool]) -> Callable[[], None]:

@@ -10,12 +10,23 @@ from typing import Any
 
 import numpy as np
 import pytest
+import tokenizers
 from atma_sweep.sweep.config import DataConfig
 from atma_sweep.sweep.data import prepare
 from atma_sweep.sweep.data.corpora import Corpus, open_corpus
 from atma_sweep.sweep.errors import SweepError
+from tokenizers import models, pre_tokenizers
 
 EOT = 256
+
+
+def word_level(*words: str, end: str = "<eos>") -> tokenizers.Tokenizer:
+    """Words between spaces, numbered in the order given after `[UNK]` and the end."""
+    numbers = {word: number for number, word in enumerate(["[UNK]", end, *words])}
+    made = tokenizers.Tokenizer(models.WordLevel(numbers, unk_token="[UNK]"))
+    made.pre_tokenizer = pre_tokenizers.WhitespaceSplit()
+    made.add_special_tokens([end])
+    return made
 
 
 def put(folder: Path, texts: Sequence[str], name: str = "{}.txt") -> Path:

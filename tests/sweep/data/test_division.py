@@ -12,7 +12,6 @@ from atma_sweep.sweep.config import DataConfig
 from atma_sweep.sweep.data import corpora, division, prepare
 from atma_sweep.sweep.data.division import Division, Pooled
 from atma_sweep.sweep.data.known.local import OwnFiles
-from atma_sweep.sweep.data.shards import SplitWriter
 from atma_sweep.sweep.grid.grid import load_grid, shipped
 from atma_sweep.sweep.planning import admission as plan_corpora
 from copies import prose
@@ -22,7 +21,7 @@ from prepared import divided, files, made, put, stream, told
 @pytest.fixture
 def small_shards(monkeypatch: pytest.MonkeyPatch) -> None:
     """Set the size of shards to 1,009 tokens."""
-    monkeypatch.setitem(SplitWriter.__init__.__kwdefaults__, "shard_tokens", 1009)  # type: ignore[arg-type]
+    monkeypatch.setattr("atma_sweep.sweep.data.shards.SHARD_TOKENS", 1009)
 
 
 def lengths(count: int, seed: int, *, long: int = 400) -> list[int]:

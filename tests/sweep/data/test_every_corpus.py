@@ -7,6 +7,7 @@ from pathlib import Path
 from typing import Any
 
 import mortal
+import numpy as np
 import pytest
 import torch
 from atma_sweep.sweep.config import DataConfig
@@ -18,6 +19,7 @@ from copies import article, finepdfs, fineweb_edu, prose, published_shard, wikit
 from prepared import made, put, rederived
 from refusals import refused
 
+AGAIN = "remove {} and prepare the corpus again"
 EVERY = list(CORPORA)
 COMPUTED = [name for name in EVERY if CORPORA.load(name).tokenizer is not None]
 SMALL = {"flipflop": {"length": 12, "train_rows": 50, "validation_rows": 7}, "mqar": {"length": 34, "train_rows": 50}}
@@ -101,13 +103,28 @@ def test_damage_of_any_file_is_noticed_and_refused(
     corpus = made(asked(name), tmp_path / "c")
     folder = corpus.folder
     assert folder is not None
+    draw = np.random.default_rng(0)
     for path in sorted(path for path in folder.iterdir() if path.stat().st_size > 1024 or path.suffix == ".json"):
         linked, raw = path.resolve(), path.read_bytes()
-        for changed in (raw[:-1], raw[: len(raw) // 2], raw[:-2] + bytes([raw[-2] ^ 1]) + raw[-1:]):
+        # of a header the words that are used
+        used = [*range(12), *range(1024, len(raw))] if path.suffix == ".bin" else range(len(raw))
+        flipped = [
+            (at, 1 << int(draw.integers(8)))
+            for at in (
+                *used[: 2 if name == "stdlib" else 12],
+                *draw.choice(used, 1 if name == "stdlib" else 20).tolist(),
+            )
+        ]
+        for changed in (
+            raw[:-1],
+            raw[: len(raw) // 2],
+            *(raw[:at] + bytes([raw[at] ^ bit]) + raw[at + 1 :] for at, bit in flipped),
+        ):
             linked.write_bytes(changed)
-            assert corpora.verify(folder), path.name
-            said = refused(lambda: corpora.verified(tmp_path / "c", corpus.fingerprint))
-            assert said.endswith(f"remove {folder} and prepare the corpus again")
+            said = corpora.verify(folder)
+            assert said, path.name
+            assert all(line.startswith(str(folder)) and len(line.splitlines()) == 1 for line in said)
+            assert refused(lambda: corpora.verified(tmp_path / "c", corpus.fingerprint)).endswith(AGAIN.format(folder))
         linked.write_bytes(raw)
         assert corpora.verify(folder) == []
     (folder / "manifest.json").unlink()

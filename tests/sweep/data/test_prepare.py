@@ -16,29 +16,38 @@ from typing import Any
 import mortal
 import numpy as np
 import pytest
-import tokenizers
 from atma_sweep.results.errors import WriteRefused
 from atma_sweep.results.names import short
 from atma_sweep.sweep.config import DataConfig
-from atma_sweep.sweep.data import corpora, prepare
+from atma_sweep.sweep.data import corpora, prepare, shards
 from atma_sweep.sweep.data.corpora import open_corpus
 from atma_sweep.sweep.data.known.local import OwnFiles
 from atma_sweep.sweep.data.prepare import Told, aside
-from atma_sweep.sweep.data.shards import SplitWriter
 from atma_sweep.sweep.data.sources import Stdlib
 from atma_sweep.sweep.errors import MachineError
 from copies import finepdfs, prose, wikitext
 from patience import PATIENCE_S
-from prepared import EOT, document, files, joined, made, naive, number_of, parts, put, rederived, stream, told
-from tokenizers import models, pre_tokenizers
+from prepared import (
+    EOT,
+    document,
+    files,
+    joined,
+    made,
+    naive,
+    number_of,
+    parts,
+    put,
+    rederived,
+    stream,
+    told,
+    word_level,
+)
 
 
 @pytest.fixture
 def shards_of(monkeypatch: pytest.MonkeyPatch) -> Callable[[int], None]:
     """Sets the size of shards."""
-    defaults = SplitWriter.__init__.__kwdefaults__
-    assert defaults is not None
-    return lambda tokens: monkeypatch.setitem(defaults, "shard_tokens", tokens)
+    return lambda tokens: monkeypatch.setattr(shards, "SHARD_TOKENS", tokens)
 
 
 @pytest.fixture
@@ -135,10 +144,7 @@ def test_empty_documents_and_one_longer_than_a_shard(tmp_path: Path, shards_of: 
 
 
 def test_a_vocabulary_beyond_sixteen_bits(tmp_path: Path) -> None:
-    words = {word: number for number, word in enumerate(["[UNK]", "<eos>", *(f"w{n}" for n in range(70_000))])}
-    model = tokenizers.Tokenizer(models.WordLevel(words, unk_token="[UNK]"))
-    model.pre_tokenizer = pre_tokenizers.WhitespaceSplit()
-    model.save(str(tmp_path / "own.json"))
+    word_level(*(f"w{n}" for n in range(70_000))).save(str(tmp_path / "own.json"))
     put(tmp_path / "t", [f"w{n} w{69_999 - n} nothing" for n in range(30)])
     data = files(tmp_path / "t", tokenizer="json", tokenizer_file=str(tmp_path / "own.json"))
     corpus = made(data, tmp_path / "c")

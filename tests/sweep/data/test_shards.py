@@ -121,6 +121,12 @@ def test_what_is_no_row_of_tokens_is_not_written(tmp_path: Path, tokens: np.ndar
 
 # --- writing a split ----------------------------------------------------------------------------------------------
 
+
+@pytest.fixture(autouse=True)
+def small_shards(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr("atma_sweep.sweep.data.shards.SHARD_TOKENS", 10)
+
+
 PARTS = [np.arange(start, start + size, dtype=np.uint16) for start, size in [(0, 3), (3, 0), (3, 25), (28, 2), (30, 7)]]
 """37 tokens: shards of 10, 10, 10 and 7."""
 
@@ -134,7 +140,7 @@ def joined(folder: Path) -> list[int]:
 
 
 def test_a_split_is_cut_into_shards(tmp_path: Path) -> None:
-    writer = SplitWriter(tmp_path, "train", np.uint16, shard_tokens=10)
+    writer = SplitWriter(tmp_path, "train", np.uint16)
     for part in PARTS:
         writer.append(part)
     found = writer.close()
@@ -149,7 +155,7 @@ def test_a_split_is_cut_into_shards(tmp_path: Path) -> None:
 
 @pytest.mark.parametrize(("tokens", "sizes"), [(0, [0]), (10, [10]), (20, [10, 10]), (1, [1])])
 def test_no_empty_shard_but_the_only_one(tmp_path: Path, tokens: int, sizes: list[int]) -> None:
-    writer = SplitWriter(tmp_path, "validation", np.uint16, shard_tokens=10)
+    writer = SplitWriter(tmp_path, "validation", np.uint16)
     writer.append(np.arange(tokens, dtype=np.uint16))
     assert [shard.tokens for shard in writer.close()] == sizes
     assert [len(shard) for shard in contents(tmp_path).values()] == sizes
@@ -158,14 +164,14 @@ def test_no_empty_shard_but_the_only_one(tmp_path: Path, tokens: int, sizes: lis
 @pytest.mark.parametrize("kept", range(len(PARTS) + 1))
 @pytest.mark.parametrize("lost", [0, 1, 2, 5])
 def test_goes_on_from_any_state_whatever_was_written_after_it(tmp_path: Path, kept: int, lost: int) -> None:
-    writer = SplitWriter(tmp_path, "train", np.uint16, shard_tokens=10)
+    writer = SplitWriter(tmp_path, "train", np.uint16)
     for part in PARTS[:kept]:
         writer.append(part)
     state = json.loads(json.dumps(writer.sync()))
     for part in PARTS[kept : kept + lost]:
         writer.append(part + 1000)
     writer.sync()
-    again = SplitWriter(tmp_path, "train", np.uint16, state=state, shard_tokens=10)
+    again = SplitWriter(tmp_path, "train", np.uint16, state=state)
     assert again.tokens == sum(map(len, PARTS[:kept]))
     for part in PARTS[kept:]:
         again.append(part)
@@ -177,7 +183,7 @@ def test_goes_on_from_any_state_whatever_was_written_after_it(tmp_path: Path, ke
 
 @pytest.mark.parametrize("damage", ["gone", "short"])
 def test_what_a_state_speaks_of_must_be_there(tmp_path: Path, damage: str) -> None:
-    writer = SplitWriter(tmp_path, "train", np.uint16, shard_tokens=10)
+    writer = SplitWriter(tmp_path, "train", np.uint16)
     writer.append(TOKENS)
     state = writer.sync()
     path = tmp_path / "train_000000.bin"
@@ -185,7 +191,7 @@ def test_what_a_state_speaks_of_must_be_there(tmp_path: Path, damage: str) -> No
         path.unlink()
     else:
         path.write_bytes(path.read_bytes()[:-2])
-    assert refused(lambda: SplitWriter(tmp_path, "train", np.uint16, state=state, shard_tokens=10), ShardError) == (
+    assert refused(lambda: SplitWriter(tmp_path, "train", np.uint16, state=state), ShardError) == (
         f"{path}: lost what was written there; remove {tmp_path} and prepare the corpus again"
     )
 

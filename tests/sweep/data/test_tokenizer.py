@@ -9,6 +9,7 @@ import shutil
 import subprocess
 import sys
 import sysconfig
+from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
@@ -20,6 +21,7 @@ from atma_sweep.sweep.data.tokenizer import (
     GPT2,
     TOKENIZERS,
     Json,
+    Tokenizer,
     TokenizerError,
     describe,
     dtype_of,
@@ -28,6 +30,7 @@ from atma_sweep.sweep.data.tokenizer import (
     request_key,
 )
 from atma_sweep.sweep.errors import MachineError, SweepError
+from prepared import word_level
 from refusals import refused
 from tokenizers import decoders, models, normalizers, pre_tokenizers, processors
 
@@ -46,15 +49,6 @@ TEXTS = [
 def save(made: tokenizers.Tokenizer, path: Path) -> Path:
     made.save(str(path))
     return path
-
-
-def word_level(*words: str, end: str = "<eos>") -> tokenizers.Tokenizer:
-    """Words between spaces, numbered in the order given after `[UNK]` and the end."""
-    numbers = {word: number for number, word in enumerate(["[UNK]", end, *words])}
-    made = tokenizers.Tokenizer(models.WordLevel(numbers, unk_token="[UNK]"))
-    made.pre_tokenizer = pre_tokenizers.WhitespaceSplit()
-    made.add_special_tokens([end])
-    return made
 
 
 def byte_level(merges: list[tuple[str, str]], end: str | None = "<|endoftext|>") -> tokenizers.Tokenizer:
@@ -421,3 +415,58 @@ def test_nothing_of_a_library_is_loaded_before_it_is_needed() -> None:
     program = f"import sys, {ours.__name__}; print({{'tiktoken', 'tokenizers'}} & set(sys.modules))"
     run = subprocess.run([sys.executable, "-c", program], capture_output=True, text=True, check=True)
     assert run.stdout.strip() == "set()"
+
+
+# --- made from text ------------------------------------------------------------------------------------------------
+
+Command = Callable[..., tuple[int, str, str]]
+PAIRED = [
+    "the cat sat on the mat and the cat ate the rat. " * 30,
+    "Ünïcode: das Äffchen, 猫! " * 30,
+    "half \ud800 a pair",
+]
+
+
+def test_it_repeats_knows_every_text_and_joins_what_stands_together_often(tmp_path: Path, command: Command) -> None:
+    (tmp_path / "texts").mkdir()
+    (tmp_path / "texts" / "all.jsonl").write_text("".join(json.dumps({"text": text}) + "\n" for text in PAIRED))
+    for name, size in {"a": 300, "b": 300, "bytes": 257}.items():
+        code, out, _ = command("data", "tokenizer", "texts", "--size", str(size), "--out", f"{name}.json")
+        assert (code, out.splitlines()[-1]) == (0, f"{name}.json: {size} tokens")
+    first, second, plain = (tmp_path / f"{name}.json" for name in ("a", "b", "bytes"))
+    assert first.read_bytes() == second.read_bytes()
+    one, bare = (load_tokenizer("json", str(file), None) for file in (first, plain))
+    assert (one.vocabulary, one.eot, bare.vocabulary) == (300, 0, 257)
+    text = "a <|endoftext|> that is text, and the cat"
+    assert b"".join(map(one.token_bytes, one.encode(text).tolist())) == text.encode()
+    assert [len(bare.encode(text)) for text in PAIRED[:2]] == [len(text.encode()) for text in PAIRED[:2]]
+    assert len(one.encode(" the cat the cat")) == 4
+    found = command("data", "prepare", "texts", "--tokenizer", "json", "--tokenizer-file", "a.json", "--json")
+    assert found[0] == 0
+
+
+def test_single_digits_are_in_no_token_with_anything_else(tmp_path: Path, command: Command) -> None:
+    (tmp_path / "texts").mkdir()
+    (tmp_path / "texts" / "all.txt").write_text("in 1875 and in 1875 there were 12 12 of 3 " * 50)
+    for name, option in {"apart": ["--single-digits"], "together": []}.items():
+        assert command("data", "tokenizer", "texts", "--size", "300", "--out", f"{name}.json", *option)[0] == 0
+    apart, together = (load_tokenizer("json", str(tmp_path / f"{name}.json"), None) for name in ("apart", "together"))
+
+    def pieces(tokenizer: Tokenizer, text: str) -> list[bytes]:
+        found = [tokenizer.token_bytes(int(token)) for token in tokenizer.encode(text)]
+        assert b"".join(found) == text.encode()
+        return found
+
+    assert pieces(apart, " in 1875") == [b" in", b" ", b"1", b"8", b"7", b"5"]
+    assert pieces(apart, "3 4") == [b"3", b" ", b"4"]
+    assert pieces(together, " in 1875") == [b" in", b" 1875"]
+    digits = set(b"0123456789")
+    of_digits = [one for one in map(apart.token_bytes, range(apart.vocabulary)) if digits & set(one)]
+    assert sorted(of_digits) == [b"%d" % digit for digit in range(10)]
+
+
+def test_what_is_no_text_is_said(tmp_path: Path, command: Command) -> None:
+    code, _, err = command("data", "tokenizer", "nowhere", "--out", "x.json")
+    assert (code, err) == (2, f"atma-sweep: PATH: {tmp_path}/nowhere does not exist\n")
+    assert command("data", "tokenizer", "nowhere", "--size", "200", "--out", "x.json")[0] == 2
+    assert not (tmp_path / "x.json").exists()
