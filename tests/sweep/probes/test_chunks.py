@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-from collections import Counter
 from dataclasses import replace
 from typing import Any
 
@@ -35,19 +34,6 @@ def numbers(who: Any, lengths: tuple[int, ...] = (16, 45)) -> dict[tuple[Any, ..
 
 
 SMALL = {"lengths": (16, 45), "junk_rows": 2, "needle_trials": 2, "validation_tokens": 40}
-DOCUMENTS = 3
-"""Held-out documents of `subject`."""
-EXPECTED = {
-    # the loss without and with the distractor
-    ("mean", "val"): 2,
-    ("mean", "clean"): 2, ("one", "clean"): 2 * DOCUMENTS,
-    # the loss and where the text ends
-    ("mean", "same_tail"): 2 * 2, ("one", "same_tail"): 2 * DOCUMENTS,
-    ("mean", "junk"): 2, ("one", "junk"): 2 * 2,
-    # digits, trials, loss and the best constant answer, and at the shortest length the loss without a needle; of each digit hit and loss
-    ("mean", "needle"): 2 * 4 + 1, ("one", "needle"): 2 * 2 * 5 * 2,
-}  # fmt: skip
-"""Numbers of SMALL by kind and probe."""
 
 
 def never(one: Any) -> bool:
@@ -79,7 +65,7 @@ def test_numbers_do_not_depend_on_the_chunk(
     model = awake(network, dtype, attn_type, branches)
     at = {chunk: numbers(subject(model, chunk_tokens=chunk, **SMALL)) for chunk in (1, 7, 64, 100_000)}
     whole = at.pop(100_000)
-    assert Counter(key[:2] for key in whole) == EXPECTED
+    assert {key[1] for key in whole} == set(PROBES)
     for found in at.values():
         assert found == pytest.approx(whole, **tolerance)
     assert at[7] == numbers(subject(model, chunk_tokens=7, **SMALL)), "bit for bit at one size"
