@@ -39,22 +39,12 @@ def core(store: Store, data: SweepData, attempts: Sequence[Attempt], curves: Map
     audit = homogeneity(store, data.sweep, lengths=data.beyond)
     progress = progress_of(store, data)
     return {
-        "sweep": data.sweep,
-        "revision": data.revision,
-        "version": __version__,
-        "launched": None if printed else _moment(launched.created_at),
-        "printed": printed,
-        "commit": launched.git_commit,
-        "dirty": launched.git_dirty,
-        "grid": launched.grid_text,
-        "done": data.done,
-        "asked": asked_of(store, data, launched),
-        "progress": progress,
-        "care": care_of(data, audit, running=progress["runs"]),
-        "audit": audit,
-        "notes": list(table.notes),
-        "columns": _columns(data),
-        "charts": _charts(data),
+        "sweep": data.sweep, "revision": data.revision, "version": __version__,
+        "launched": None if printed else _moment(launched.created_at), "printed": printed,
+        "commit": launched.git_commit, "dirty": launched.git_dirty, "grid": launched.grid_text,
+        "done": data.done, "asked": asked_of(store, data, launched), "progress": progress,
+        "care": care_of(data, audit, running=progress["runs"]), "audit": audit, "notes": list(table.notes),
+        "columns": _columns(data), "charts": _charts(data),
         "tables": {"mean": _rows(data, table)} | ({"each": _rows(data, table6(store, data, seeds=True, has_chances=False))} if several else {}),
         "keys": [_key(data, key, units.get(key, "")) for key in keys],
         "cells": _cells(store, data, keys, curves),
@@ -71,14 +61,8 @@ def _moment(moment: datetime | None) -> str | None:
 def _columns(data: SweepData) -> list[dict[str, Any]]:
     """The numbers of the complete results, as their headings."""
     return [
-        {
-            "heading": column.heading,
-            "probe": column.probe,
-            "metric": column.metric,
-            "length": column.length,
-            "percent": column.percent,
-            "better": column.direction,
-        }
+        {name: getattr(column, name) for name in ("heading", "probe", "metric", "length", "percent")}
+        | {"better": column.direction}
         for column in complete_columns(data)
     ]
 
@@ -152,19 +136,17 @@ def _cells(
     for cell in data.cells:
         curve = curves.get(cell.cell_id)
         written = _thinned(samples.get(curve.attempt, [])) if curve else []
-        found.append(
-            {
-                "id": cell.cell_id,
-                "slug": cell.slug,
-                "seed": cell.seed,
-                "state": data.word(cell),
-                "cause": cell.cause,
-                "axes": {**cell.levels, **cell.axes},
-                "values": sorted(values.get(cell.cell_id, []), key=lambda row: row[0]),
-                "curve": curve_facts(curve) if curve else None,
-                **({"samples": [[one.step, one.prompt, one.text] for one in written]} if written else {}),
-            }
-        )
+        about = {
+            "id": cell.cell_id,
+            "slug": cell.slug,
+            "seed": cell.seed,
+            "state": data.word(cell),
+            "cause": cell.cause,
+        }
+        numbers = sorted(values.get(cell.cell_id, []), key=lambda row: row[0])
+        about |= {"axes": {**cell.levels, **cell.axes}, "values": numbers}
+        about |= {"curve": curve_facts(curve) if curve else None}
+        found.append(about | ({"samples": [[s.step, s.prompt, s.text] for s in written]} if written else {}))
     return found
 
 
@@ -177,23 +159,14 @@ def _thinned(samples: Sequence[Sample]) -> list[Sample]:
 
 
 def _attempt(attempt: Attempt, known: Provenance | None, group: int | None) -> dict[str, Any]:
-    ran = (
-        attempt.owner != OWNER
-    )  # the moment at which a published number came into this database says nothing of its run
-    return {
-        "printed": not ran,
-        "number": attempt.number,
-        "kind": attempt.kind,
-        "state": attempt.state,
-        "host": attempt.host if ran else None,
-        "started": _moment(attempt.started_at) if ran else None,
-        "finished": _moment(attempt.finished_at) if ran else None,
-        "commit": known.git_commit if known else None,
-        "dirty": known.git_dirty if known else None,
-        "gpu": (known.gpu_name or known.device or None) if known else None,
-        "deviation": attempt.deviation,
-        "origin": group,
-    }
+    # the moment at which a published number came into this database says nothing of its run
+    ran = attempt.owner != OWNER
+    told = {"printed": not ran, "number": attempt.number, "kind": attempt.kind, "state": attempt.state}
+    run = {"host": attempt.host, "started": _moment(attempt.started_at), "finished": _moment(attempt.finished_at)}
+    told |= run if ran else dict.fromkeys(run)
+    told |= {"commit": known.git_commit if known else None, "dirty": known.git_dirty if known else None}
+    gpu = (known.gpu_name or known.device or None) if known else None
+    return told | {"gpu": gpu, "deviation": attempt.deviation, "origin": group}
 
 
 def _failures(table: Table) -> dict[str, Any]:

@@ -35,20 +35,14 @@ def answer_of(store: Store, data: SweepData, found: Sequence[Effect] | None = No
     columns = main_columns(data)
     forest = forest_of(data, columns, found)
     best = best_of(data, columns)
-    return {
-        "best": best,
-        "declared": declared_of(data),
-        "forest": forest,
-        "needle": needle_of(store, data),
-        "care": careful(data, columns, best, forest),
-    }
+    found = {"best": best, "declared": declared_of(data), "forest": forest, "needle": needle_of(store, data)}
+    return found | {"care": careful(data, columns, best, forest)}
 
 
 def main_columns(data: SweepData) -> list[Column]:
     """The numbers that decide: needle and clean loss at the longest length, validation loss; those that any cell has."""
-    by_probe = {
-        column.probe: column for column in complete_columns(data)
-    }  # the last of a probe is at the longest length
+    # the last of a probe is at the longest length
+    by_probe = {column.probe: column for column in complete_columns(data)}
     wanted = [by_probe[probe] for probe in ("needle", "val", "clean") if probe in by_probe]
     further = {probe for probe, _ in further_metrics(data)}
     wanted += [column for probe, column in by_probe.items() if probe in further and column.direction]
@@ -79,20 +73,11 @@ def _ranking(data: SweepData, groups: Mapping[tuple[str, ...], Sequence[CellStat
     ranked = sorted(found, key=lambda key: -column.direction * found[key][0])[:RANKED]
     rows = []
     for key in ranked:
-        value, cells = found[key][0], groups[key]
+        cells = groups[key]
         low, high = interval(against[key]) if key in against else (None, None)
-        rows.append(
-            {
-                "cells": [cell.cell_id for cell in cells],
-                "words": _words(data, cells[0]),
-                "text": entry(data, cells, column).text,
-                "value": value,
-                "low": low,
-                "high": high,
-                "interval": _range_text(column, low, high),
-                "chance": chances.get(key),
-            }
-        )
+        row = {"cells": [cell.cell_id for cell in cells], "words": _words(data, cells[0])}
+        row |= {"text": entry(data, cells, column).text, "value": found[key][0], "low": low, "high": high}
+        rows.append(row | {"interval": _range_text(column, low, high), "chance": chances.get(key)})
     tied = sum(value == found[ranked[0]][0] for value, _ in found.values())
     if 1 < len(found) == tied:
         same = rounded(round(found[ranked[0]][0], DUST), column.decimals, percent=column.percent)
@@ -122,9 +107,8 @@ def interval(rival: Rival) -> tuple[float | None, float | None]:
 def _words(data: SweepData, cell: CellState) -> list[str]:
     """The levels of every axis that varies, as figures name them; what is off or plain is not named."""
     levels = [(axis, level_of(cell, axis)) for axis in factors(data)]
-    return [shown(level, axis) for axis, level in levels if level not in PLAIN] or [
-        "plain" if levels else "the only configuration"
-    ]
+    words = [shown(level, axis) for axis, level in levels if level not in PLAIN]
+    return words or ["plain" if levels else "the only configuration"]
 
 
 def _range_text(column: Column, low: float | None, high: float | None) -> str:
@@ -146,24 +130,12 @@ def forest_of(data: SweepData, columns: Sequence[Column], found: Sequence[Effect
         # of levels that are neither plain nor mixers, the page of effects has the differences among each other
         told = one.axis == "attn_type" or one.reference == reference_level(data.levels(one.axis)) or one.confirmatory
         if measure is not None and told:
-            rows.append(
-                {
-                    "measure": measure,
-                    "axis": axis_name(one.axis),
-                    "level": shown(one.level, one.axis),
-                    "reference": shown(one.reference, one.axis),
-                    "where": _within(one.where),
-                    "pairs": one.pairs,
-                    **effect_numbers(one),
-                }
-            )
-    why = None
-    if not rows:
-        why = (
-            "No axis varies: the sweep has one configuration."
-            if not factors(data)
-            else "No two cells with numbers agree on all axes but one: there is no pair to compare yet."
-        )
+            row = {"measure": measure, "axis": axis_name(one.axis), "level": shown(one.level, one.axis)}
+            row |= {"reference": shown(one.reference, one.axis), "where": _within(one.where), "pairs": one.pairs}
+            rows.append(row | effect_numbers(one))
+    alone = "No axis varies: the sweep has one configuration."
+    apart = "No two cells with numbers agree on all axes but one: there is no pair to compare yet."
+    why = None if rows else apart if factors(data) else alone
     return {"measures": [about(column) for column in columns], "rows": rows, "why": why}
 
 
@@ -177,17 +149,8 @@ def declared_of(data: SweepData) -> list[list[str]]:
         unit = "points" if one.measure.percent else one.measure.unit
         p = "-" if math.isnan(one.p_corrected) else p_value("p", one.p_corrected).text
         pairs = f"{one.pairs} of {one.expected}"
-        rows.append(
-            [
-                one.measure.heading,
-                what + (f", {where}" if where else ""),
-                f"{mean} {unit}",
-                f"{low} to {high}",
-                p,
-                pairs,
-                one.verdict,
-            ]
-        )
+        what += f", {where}" if where else ""
+        rows.append([one.measure.heading, what, f"{mean} {unit}", f"{low} to {high}", p, pairs, one.verdict])
     return rows
 
 
@@ -226,14 +189,9 @@ def needle_of(store: Store, data: SweepData) -> dict[str, Any]:
     lengths = sorted({int(length) for length in frame["length"]})
     ceilings = [[length, 100 * share] for length in lengths if (share := ceiling(data, length)) is not None]
     told = [note for note in dict.fromkeys(BARS.get(str(kind), "") for kind in means["interval"]) if note]
-    return {
-        "panels": list(panels.values()),
-        "trained": trained,
-        "ceiling": ceilings,
-        "note": f"Points: means over the cells of a line. Bars: {'; '.join(told)}." if told else "",
-        "yardstick": yardstick(data, lengths),
-        "why": None,
-    }
+    note = f"Points: means over the cells of a line. Bars: {'; '.join(told)}." if told else ""
+    found = {"panels": list(panels.values()), "trained": trained, "ceiling": ceilings, "note": note}
+    return found | {"yardstick": yardstick(data, lengths), "why": None}
 
 
 def _point(row: Mapping[Any, Any]) -> list[Any]:

@@ -31,11 +31,8 @@ def asked_of(store: Store, data: SweepData, launched: RevisionRecord) -> dict[st
     seeds = sorted({cell.seed for cell in data.cells})
     lengths = sorted({length for some in data.asked.values() for length in some})
     printed = source_of(launched)
-    once = (
-        f"means over {counted(data.printed_runs, 'run')}, as printed"
-        if data.printed_runs
-        else "one run of each configuration"
-    )
+    means = f"means over {counted(data.printed_runs, 'run')}, as printed"
+    once = means if data.printed_runs else "one run of each configuration"
     facts = [
         ("Cells", _cells(data, axes, len(seeds))),
         ("Model", _model(data)),
@@ -74,9 +71,8 @@ def _shared(configs: Sequence[Mapping[str, Any]], section: str, name: str) -> An
 def _training(data: SweepData, configs: Sequence[Mapping[str, Any]]) -> str:
     tokens = sorted({cell.tokens_total for cell in data.cells})
     told = [f"{' to '.join(dict.fromkeys(large(t) for t in (tokens[0], tokens[-1])))} tokens each"] if tokens else []
-    corpus, tokenizer, row = (
-        _shared(configs, *path) for path in (("data", "corpus"), ("data", "tokenizer"), ("train", "seq_len"))
-    )
+    paths = ("data", "corpus"), ("data", "tokenizer"), ("train", "seq_len")
+    corpus, tokenizer, row = (_shared(configs, *path) for path in paths)
     told += [f"of {corpus}"] if corpus else []
     told += [f"({tokenizer} tokenizer)"] if tokenizer else []
     told += [f"in rows of {length_name(int(row))}"] if row else []
@@ -102,21 +98,13 @@ def progress_of(store: Store, data: SweepData) -> dict[str, Any]:
     seen = snapshot(store, data.sweep)
     counts = Counter(data.word(cell) for cell in data.cells)
     first = [word for word in ("done", "running", "new") if counts[word]]
-    running = [
-        {
-            "slug": row["slug"],
-            "doing": _doing(row),
-            "left": duration(row["seconds_left"]) if row["seconds_left"] is not None else None,
-        }
-        for row in seen["running"]
-    ]
-    left = seen["seconds_left"]
-    return {
-        "counts": [[word, counts[word]] for word in [*first, *sorted(counts.keys() - set(first))]],
-        "running": running,
-        "left": duration(left) if left is not None else None,
-        "runs": bool(seen["owned"]),
-    }
+    running = [{"slug": row["slug"], "doing": _doing(row), "left": _left(row)} for row in seen["running"]]
+    ordered = [[word, counts[word]] for word in [*first, *sorted(counts.keys() - set(first))]]
+    return {"counts": ordered, "running": running, "left": _left(seen), "runs": bool(seen["owned"])}
+
+
+def _left(row: Mapping[str, Any]) -> str | None:
+    return None if row["seconds_left"] is None else duration(row["seconds_left"])
 
 
 def _doing(row: Mapping[str, Any]) -> str:

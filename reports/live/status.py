@@ -7,22 +7,11 @@ from collections import Counter
 from collections.abc import Mapping, Sequence
 from dataclasses import asdict, dataclass
 from datetime import datetime
+from functools import partial
 from typing import Any
 
 from ...results.console.text import counted
-from ...results.store.records import (
-    Attempt,
-    CellRecord,
-    CellState,
-    CurvePoint,
-    RevisionRecord,
-    Sample,
-    Standing,
-    SweepSummary,
-    Value,
-    requests_of,
-    standing,
-)
+from ...results.store import records
 from ...results.store.store import Store
 from ...results.studies import study_text
 from ...results.studies.optuna_study import Trial
@@ -54,9 +43,9 @@ class Pause:
 class SweepStatus:
     """One sweep in full: its summary, its cells and where each stands."""
 
-    summary: SweepSummary
-    cells: Sequence[CellState]
-    standings: dict[str, Standing]
+    summary: records.SweepSummary
+    cells: Sequence[records.CellState]
+    standings: dict[str, records.Standing]
     pause: Pause | None = None
     source: str | None = None
     """Where the numbers of a published sweep are printed; None for a sweep that was launched."""
@@ -93,9 +82,8 @@ class SweepStatus:
         told = ", ".join(f"{count} {word}" for word, count in sorted(self.counts.items()))
         since = f"launched {_when(summary.launched_at)}" if self.source is None else f"printed in {self.source}"
         tags = f" [{', '.join(summary.tags)}]" if summary.tags else ""
-        lines = [
-            f"{summary.name}{tags} (revision {summary.revision}, {since}): {counted(len(self.cells), 'cell')}: {told}"
-        ]
+        cells = counted(len(self.cells), "cell")
+        lines = [f"{summary.name}{tags} (revision {summary.revision}, {since}): {cells}: {told}"]
         lines += [f"  note: {summary.note}"] if summary.note else []
         lines += [f"  {study_text.describe(self.search, self.trials)}"] if self.search is not None else []
         if self.source is not None:
@@ -142,22 +130,22 @@ def status_of(store: Store, sweep: str | None = None) -> Status:
     return Status([_one(store, summary) for summary in wanted])
 
 
-def _one(store: Store, summary: SweepSummary) -> SweepStatus:
+def _one(store: Store, summary: records.SweepSummary) -> SweepStatus:
     launched = store.revision(summary.name)
-    requested = requests_of(launched.options)
+    requested = records.requests_of(launched.options)
     cells = store.cell_states(summary.name)
-    standings = {cell.cell_id: standing(cell, requested) for cell in cells}
+    standings = {cell.cell_id: records.standing(cell, requested) for cell in cells}
     search = search_from(launched.options)
     trials = trials_of(store, summary.name) if search is not None else ()
     return SweepStatus(summary, cells, standings, _pause(store, summary), source_of(launched), search, trials)
 
 
-def source_of(launched: RevisionRecord) -> str | None:
+def source_of(launched: records.RevisionRecord) -> str | None:
     """Where the numbers of a sweep are printed; None for one that was launched."""
     return launched.printed_in
 
 
-def _pause(store: Store, summary: SweepSummary) -> Pause | None:
+def _pause(store: Store, summary: records.SweepSummary) -> Pause | None:
     if not summary.request.get("pause"):
         return None
     asked = store.newest_event(summary.name, ("pause asked",))
@@ -168,27 +156,21 @@ def _pause(store: Store, summary: SweepSummary) -> Pause | None:
     return Pause(since, asked.message if asked is not None else None)
 
 
-def seconds_left(cell: CellState) -> float | None:
+def seconds_left(cell: records.CellState) -> float | None:
     """Training time left at the present speed, seconds; None when it is not training or has not reported yet."""
-    if (
-        cell.state != "running"
-        or cell.phase != "training"
-        or not cell.tokens_per_s
-        or not cell.steps_total
-        or cell.step is None
-    ):
+    trains = cell.state == "running" and cell.phase == "training"
+    if not trains or not cell.tokens_per_s or not cell.steps_total or cell.step is None:
         return None
     return cell.tokens_total * (1 - cell.step / cell.steps_total) / cell.tokens_per_s
 
 
-def _progress(cell: CellState) -> str:
+def _progress(cell: records.CellState) -> str:
     if cell.phase != "training" or cell.loss is None:
         return cell.phase or "starting"
     left = seconds_left(cell)
     rate = f", {cell.tokens_per_s:,.0f} tokens/s" if cell.tokens_per_s else ""
-    return f"step {cell.step}/{cell.steps_total}, loss {cell.loss:.3f}{rate}" + (
-        f", {duration(left)} left" if left is not None else ""
-    )
+    more = f", {duration(left)} left" if left is not None else ""
+    return f"step {cell.step}/{cell.steps_total}, loss {cell.loss:.3f}{rate}{more}"
 
 
 def duration(seconds: float) -> str:
@@ -214,13 +196,13 @@ def _plain(record: Any) -> dict[str, Any]:
 class CellSheet:
     """Everything known of one cell."""
 
-    cell: CellRecord
-    attempts: Sequence[Attempt]
-    curve: Sequence[CurvePoint]
-    values: Sequence[Value]
+    cell: records.CellRecord
+    attempts: Sequence[records.Attempt]
+    curve: Sequence[records.CurvePoint]
+    values: Sequence[records.Value]
     source: str | None = None
     """Where the numbers of a published cell are printed; None for a cell that was launched."""
-    samples: Sequence[Sample] = ()
+    samples: Sequence[records.Sample] = ()
     """What the network wrote during the training that `curve` is of."""
 
     def as_json(self) -> dict[str, Any]:
@@ -241,10 +223,8 @@ class CellSheet:
         if "open_weight" in cell.config:  # a model from elsewhere, of which we have no more than this
             known = ("open_weight", "data", "train", "eval", "resources")
         for section in known:
-            values = ", ".join(
-                f"{key}={value}" for key, value in cell.config.get(section, {}).items() if value not in (None, {})
-            )
-            lines.append(f"  {section}: {values}")
+            told = (f"{k}={value}" for k, value in cell.config.get(section, {}).items() if value not in (None, {}))
+            lines.append(f"  {section}: {', '.join(told)}")
         if self.source is not None:
             lines.append(f"attempts: none here; these are numbers of {self.source}, as printed and as logged")
             lines += self._curve_lines() if self.curve else []
@@ -253,11 +233,9 @@ class CellSheet:
         numbers = {attempt.id: attempt.number for attempt in self.attempts}
         constant = ceilings(self.values, self.source is not None)
         lines.append("measurements:" if self.values else "measurements: none yet")
-        lines += [
-            f"  {_measured(value, constant)}"
-            + (f" (attempt {numbers[value.attempt_id]})" if self.source is None else "")
-            for value in self.values
-        ]
+        for value in self.values:
+            by = f" (attempt {numbers[value.attempt_id]})" if self.source is None else ""
+            lines.append(f"  {_measured(value, constant)}{by}")
         return "\n".join([*lines, *self._sample_lines()])
 
     def _sample_lines(self) -> list[str]:
@@ -267,9 +245,8 @@ class CellSheet:
         steps = sorted({sample.step for sample in self.samples})
         more = f", the last of {len(steps)} steps with samples; --json has all" if len(steps) > 1 else ""
         last = [sample for sample in self.samples if sample.step == steps[-1]]
-        told = (
-            f"  {json.dumps(s.prompt, ensure_ascii=False)} -> {json.dumps(s.text, ensure_ascii=False)}" for s in last
-        )
+        quoted = partial(json.dumps, ensure_ascii=False)
+        told = (f"  {quoted(sample.prompt)} -> {quoted(sample.text)}" for sample in last)
         return [f"samples after step {steps[-1]}{more}:", *told]
 
     def _attempt_lines(self) -> list[str]:
@@ -299,16 +276,13 @@ class CellSheet:
         if rates:
             lines.append(f"  learning rates: schedule factor x {', '.join(rates)}")
         for p in shown:
-            numbers = (
-                f"{value:.4f}" if value is not None else "-" for value in (p.train_loss, p.val_loss, p.grad_norm, p.lr)
-            )
-            lines.append(
-                f"  {p.step:>7} {p.tokens:>12,} {' '.join(f'{n:>9}' for n in numbers)} {p.tokens_per_s or 0:>10,.0f}"
-            )
+            four = (p.train_loss, p.val_loss, p.grad_norm, p.lr)
+            numbers = " ".join(f"{'-' if value is None else f'{value:.4f}':>9}" for value in four)
+            lines.append(f"  {p.step:>7} {p.tokens:>12,} {numbers} {p.tokens_per_s or 0:>10,.0f}")
         return lines
 
 
-def _measured(value: Value, constant: Mapping[int, float]) -> str:
+def _measured(value: records.Value, constant: Mapping[int, float]) -> str:
     """A line; a needle accuracy beside what the best constant answer scores on these trials."""
     at = f" at {value.length}" if value.length else ""
     if value.value is None:
@@ -333,15 +307,13 @@ def cell_sheet(store: Store, asked: str, sweep: str | None = None) -> CellSheet:
     samples = store.samples([attempt.id for attempt in newest]).get(newest[0].id, []) if newest else []
     values = {(value.cell_id, value.probe, value.metric, value.length): value for value in store.measurements(cell.id)}
     # with the intervals that a report prints
-    return CellSheet(
-        cell, attempts, curve, list(with_intervals(values).values()), _printed_in(store, attempts), samples
-    )
+    shown = list(with_intervals(values).values())
+    return CellSheet(cell, attempts, curve, shown, _printed_in(store, attempts), samples)
 
 
-def _printed_in(store: Store, attempts: Sequence[Attempt]) -> str | None:
+def _printed_in(store: Store, attempts: Sequence[records.Attempt]) -> str | None:
     """Where the numbers of these attempts are printed; None when they ran."""
     known = store.provenance(attempts[-1].id) if attempts else None
     told = known.extra.get("published") if known is not None else None
-    return (
-        f"{told['source']}{told['version']}" if isinstance(told, dict) and {"source", "version"} <= set(told) else None
-    )
+    is_whole = isinstance(told, dict) and {"source", "version"} <= set(told)
+    return f"{told['source']}{told['version']}" if told and is_whole else None

@@ -7,6 +7,7 @@ import statistics
 import time
 from collections import Counter
 from collections.abc import Callable, Mapping, Sequence
+from contextlib import nullcontext
 from datetime import datetime
 from typing import Any
 
@@ -55,18 +56,10 @@ def snapshot(store: Store, sweep: str | None = None) -> dict[str, Any]:
         owner, lease = summary.owner, summary.lease_until
         owned = owner is not None and lease is not None and lease > now
         return {
-            "sweep": summary.name,
-            "revision": summary.revision,
-            "launched_at": summary.launched_at,
-            "now": now,
-            "owner": owner.name if owner else None,
-            "owner_host": owner.host if owner else None,
-            "owner_pid": owner.pid if owner else None,
-            "owned": owned,
-            "request": summary.request or None,
-            "ended": not owned and all(one["stale"] for one in rows),
-            "cells": len(cells),
-            "done": counts["done"],
+            "sweep": summary.name, "revision": summary.revision, "launched_at": summary.launched_at, "now": now,
+            "owner": owner and owner.name, "owner_host": owner and owner.host, "owner_pid": owner and owner.pid,
+            "owned": owned, "request": summary.request or None,
+            "ended": not owned and all(one["stale"] for one in rows), "cells": len(cells), "done": counts["done"],
             "counts": {word: counts[word] for word in ORDER if counts[word]},
             "tokens_total": sum(cell.tokens_total for cell in cells),
             "tokens_left": sum(_tokens_left(cell) for cell in cells),
@@ -74,7 +67,7 @@ def snapshot(store: Store, sweep: str | None = None) -> dict[str, Any]:
             "running": rows,
             "failures": _failures(seen, cells, standings),
             "events": [_event(event, cells) for event in seen.events(sweep=summary.name, limit=EVENTS)[::-1]],
-        }
+        }  # fmt: skip
 
 
 def _running(seen: Reads, cells: Sequence[CellState], now: datetime) -> list[dict[str, Any]]:
@@ -84,25 +77,11 @@ def _running(seen: Reads, cells: Sequence[CellState], now: datetime) -> list[dic
     rows = []
     for cell in sorted(cells, key=lambda cell: cell.attempt_id or 0):
         silent = (now - cell.heartbeat_at).total_seconds() if cell.heartbeat_at else 0.0
-        rows.append(
-            {
-                "cell_id": cell.cell_id,
-                "slug": cell.slug,
-                "attempt_id": cell.attempt_id,
-                "number": cell.attempt_number,
-                "kind": cell.kind,
-                "host": cell.host,
-                "gpu": devices.get(cell.attempt_id),
-                "phase": cell.phase,
-                "step": cell.step,
-                "steps_total": cell.steps_total,
-                "loss": cell.loss,
-                "tokens_per_s": cell.tokens_per_s,
-                "seconds_left": seconds_left(cell),
-                "seconds_since_heartbeat": round(max(0.0, silent), 3),
-                "stale": silent >= STALE_S,
-            }
-        )
+        row = {"cell_id": cell.cell_id, "slug": cell.slug, "attempt_id": cell.attempt_id, "number": cell.attempt_number}
+        row |= {"kind": cell.kind, "host": cell.host, "gpu": devices.get(cell.attempt_id)}
+        row |= {name: getattr(cell, name) for name in ("phase", "step", "steps_total", "loss", "tokens_per_s")}
+        row |= {"seconds_left": seconds_left(cell), "seconds_since_heartbeat": round(max(0.0, silent), 3)}
+        rows.append(row | {"stale": silent >= STALE_S})
     return rows
 
 
@@ -157,16 +136,12 @@ def _failures(seen: Reads, cells: Sequence[CellState], standings: Mapping[str, S
     bad.sort(key=lambda cell: (str(cell.finished_at or ""), cell.position), reverse=True)
     return [
         {
-            "cell_id": cell.cell_id,
-            "slug": cell.slug,
-            "number": cell.attempt_number,
-            "standing": standings[cell.cell_id],
-            "failure": classes.get(cell.attempt_id or 0),
-            "finished_at": cell.finished_at,
-            "cause": _one_line(cell.cause or ""),
+            "cell_id": cell.cell_id, "slug": cell.slug, "number": cell.attempt_number,
+            "standing": standings[cell.cell_id], "failure": classes.get(cell.attempt_id or 0),
+            "finished_at": cell.finished_at, "cause": _one_line(cell.cause or ""),
         }
         for cell in bad
-    ]
+    ]  # fmt: skip
 
 
 def _event(event: Event, cells: Sequence[CellState]) -> dict[str, Any]:
@@ -318,27 +293,24 @@ def _listed(rows: Sequence[Any], count: int, say: Callable[[Any], str]) -> list[
 def _table(rows: Sequence[Mapping[str, Any]], count: int, width: int) -> Table:
     table = Table(box=None, padding=(0, 1), pad_edge=False, show_edge=False, width=width)
     # what stands left matters most, so a narrow terminal cuts the right columns, then the slug
-    table.add_column("cell", no_wrap=True, overflow="ellipsis", ratio=3, min_width=8)
-    table.add_column("where", no_wrap=True, overflow="ellipsis", ratio=2)
+    cut_off: dict[str, Any] = {"no_wrap": True, "overflow": "ellipsis"}
+    table.add_column("cell", ratio=3, min_width=8, **cut_off)
+    table.add_column("where", ratio=2, **cut_off)
     for name in ("phase", "step", "loss", "tokens/s", "left", "heard"):
-        right = name not in ("phase",)
-        table.add_column(name, no_wrap=True, overflow="ellipsis", justify="right" if right else "left")
+        table.add_column(name, justify="left" if name == "phase" else "right", **cut_off)
     cut = count < len(rows)
     for row in rows[: count - 1 if cut else count]:
         silent = row["seconds_since_heartbeat"]
         style = "bold red" if row["stale"] else "yellow" if silent >= LATE_S else ""
+        # a str would be read as rich's markup
+        where = Text(f"{row['host']}/{row['gpu']}" if row["gpu"] else str(row["host"]))
         table.add_row(
-            # a str would be read as rich's markup
-            Text(row["slug"]),
-            Text(f"{row['host']}/{row['gpu']}" if row["gpu"] else str(row["host"])),
-            row["phase"] if row["kind"] == "train" else row["kind"],
-            f"{row['step']}/{row['steps_total'] or '?'}",
-            f"{row['loss']:.3f}" if row["loss"] is not None else "-",
+            Text(row["slug"]), where, row["phase"] if row["kind"] == "train" else row["kind"],
+            f"{row['step']}/{row['steps_total'] or '?'}", f"{row['loss']:.3f}" if row["loss"] is not None else "-",
             f"{row['tokens_per_s']:,.0f}" if row["tokens_per_s"] else "-",
             duration(row["seconds_left"]) if row["seconds_left"] is not None else "-",
-            Text(duration(silent), style=style),
-            style="red" if row["stale"] else "",
-        )
+            Text(duration(silent), style=style), style="red" if row["stale"] else "",
+        )  # fmt: skip
     if cut:
         table.add_row(f"and {len(rows) - count + 1} more", *[""] * 7)
     return table
@@ -364,63 +336,37 @@ def watch(
     not answer for a while is told of and waited for, once it has answered. Raises SweepUnknown.
     """
     name = store.default_sweep() if sweep is None else sweep
-    show = _Plain(console, as_json) if as_json or not console.is_terminal else _Screen(console)
-    found = snapshot(store, name)
+    live = (
+        None
+        if as_json or not console.is_terminal
+        else Live(console=console, auto_refresh=False, vertical_overflow="crop")
+    )
+    found, note, turn = snapshot(store, name), "", 1
     try:
-        with show:
-            turn = 1
-            show.update(found)
-            while turn != rounds and not (until_end and found["ended"]):
+        with live or nullcontext():
+            while True:
+                if live is not None:
+                    # at the terminal's present size, less the line that the cursor needs
+                    width, height = console.size
+                    live.update(screen(found, width, height - 1, note), refresh=True)
+                else:
+                    # not through rich, which would break lines at 80 columns; whole, so that a reader of a pipe sees it at once
+                    console.file.write(_written(found, note, as_json=as_json, first=turn == 1) + "\n")
+                    console.file.flush()
+                if turn == rounds or (until_end and found["ended"]):
+                    return
                 time.sleep(interval)
                 turn += 1
                 try:
                     found, note = snapshot(store, name), ""
                 except DBAPIError as error:
                     note = f"the database does not answer: {_one_line(str(error.orig))}"
-                show.update(found, note)
     except KeyboardInterrupt:
         return
 
 
-class _Plain:
-    """Text or JSON, one view after the other."""
-
-    def __init__(self, console: Console, as_json: bool) -> None:
-        self._console, self._as_json, self._first = console, as_json, True
-
-    def __enter__(self) -> _Plain:
-        return self
-
-    def __exit__(self, *_: object) -> None:
-        pass
-
-    def update(self, found: Mapping[str, Any], note: str = "") -> None:
-        """Writes a view, whole, so that a reader of a pipe sees it at once."""
-        if self._as_json:
-            said = json.dumps({**found, "note": note} if note else found, default=str)
-        else:
-            said = ("" if self._first else "\n") + text(found) + (f"\n{plain(note)}" if note else "")
-        self._first = False
-        # not through rich, which would break lines at 80 columns
-        self._console.file.write(said + "\n")
-        self._console.file.flush()
-
-
-class _Screen:
-    """A view that is drawn over the one before."""
-
-    def __init__(self, console: Console) -> None:
-        self._console = console
-        self._live = Live(console=console, auto_refresh=False, vertical_overflow="crop")
-
-    def __enter__(self) -> _Screen:
-        self._live.start()
-        return self
-
-    def __exit__(self, *_: object) -> None:
-        self._live.stop()
-
-    def update(self, found: Mapping[str, Any], note: str = "") -> None:
-        """Draws the view at the terminal's present size, less the line that the cursor needs."""
-        width, height = self._console.size
-        self._live.update(screen(found, width, height - 1, note), refresh=True)
+def _written(found: Mapping[str, Any], note: str, *, as_json: bool, first: bool) -> str:
+    """A view as one line of JSON, or as plain text with an empty line before each but the first."""
+    if as_json:
+        return json.dumps({**found, "note": note} if note else found, default=str)
+    return ("" if first else "\n") + text(found) + (f"\n{plain(note)}" if note else "")

@@ -41,11 +41,8 @@ def text(table: Table, *, trace: bool = True) -> str:
     body = []
     for r, row in enumerate(table.rows):
         numbers = "".join(_number(table, r, c) for c in range(len(row) - first))
-        body.append(
-            f"<tr>{words('th', 'row', row[:1])}{words('td', 'row', row[1:first])}{numbers}</tr>".replace(
-                '<td scope="row">', "<td>"
-            )
-        )
+        more = "".join(f"<td>{html_escaped(text)}</td>" for text in row[1:first])
+        body.append(f"<tr>{words('th', 'row', row[:1])}{more}{numbers}</tr>")
     title = html_escaped(table.title)
     notes, above = ("".join(f"<p>{html_escaped(n)}</p>\n" for n in some) for some in (table.notes, table.above))
     return (
@@ -60,20 +57,10 @@ def text(table: Table, *, trace: bool = True) -> str:
 
 def _number(table: Table, r: int, c: int) -> str:
     one = table.entries[r][c]
-    facts = {
-        "cells": " ".join(one.cells),
-        "attempts": " ".join(map(str, one.attempts)),
-        "probe": one.probe,
-        "metric": one.metric,
-        "length": one.length,
-        "value": one.value,
-        "sd": one.sd,
-        "n": one.n,
-        "reason": one.reason,
-    }
-    data = "".join(
-        f' data-{name}="{html_escaped(str(fact))}"' for name, fact in facts.items() if fact not in (None, "")
-    )
+    facts = {"cells": " ".join(one.cells), "attempts": " ".join(map(str, one.attempts))}
+    facts |= {name: getattr(one, name) for name in ("probe", "metric", "length", "value", "sd", "n", "reason")}
+    known = {name: html_escaped(str(fact)) for name, fact in facts.items() if fact not in (None, "")}
+    data = "".join(f' data-{name}="{fact}"' for name, fact in known.items())
     text = html_escaped(one.text)
     return f'<td class="n{" w" if one.value is None else ""}"{data}>{f"<b>{text}</b>" if one.best else text}</td>'
 

@@ -52,15 +52,8 @@ def text(table: Table, *, trace: bool = True) -> str:
         lines = [*small, *above, _sized(table, headings), *body, *_rows(table), r"\end{longtable}", *notes]
         lines.append(r"\par\endgroup")
     else:
-        body = [
-            r"\begin{table}[htbp]\centering",
-            *small,
-            caption,
-            *above,
-            FITTED,
-            rf"\begin{{tabular}}{columns}",
-            *head,
-        ]
+        begin = [r"\begin{table}[htbp]\centering", *small, caption, *above, FITTED]
+        body = [*begin, rf"\begin{{tabular}}{columns}", *head]
         end = [r"\bottomrule", r"\end{tabular}", r"\end{adjustbox}"]
         lines = [*body, *_rows(table), *end, *notes, r"\par\endgroup", r"\end{table}"]
     needs = [f"% needs {line}" for line in PREAMBLE.splitlines()]
@@ -100,9 +93,8 @@ def _sized(table: Table, headings: list[list[str]]) -> str:
     for index, lines in enumerate(headings):
         longest = max((len(row[index]) for row in table.rows), default=0)
         sentence = index < table.text_columns and longest >= SENTENCE
-        signs = max(
-            *map(len, lines), 0 if sentence else min(longest, NARROW) if index >= table.text_columns else longest
-        )
+        below = min(longest, NARROW) if index >= table.text_columns else longest
+        signs = max(*map(len, lines), 0 if sentence else below)
         width += max(signs * SIGN, WIDEST_COLUMN * 28.5 if sentence else 0) + APART
     words = ""
     for (size, _), share in zip(SIZES, (1.0, SIZES[0][1]), strict=True):

@@ -22,10 +22,8 @@ def text(table: Table, *, trace: bool = True) -> str:
     words = table.text_columns
 
     def line(row: list[str]) -> str:
-        cells = (
-            text.ljust(w) if i < words else text.rjust(w) for i, (text, w) in enumerate(zip(row, widths, strict=True))
-        )
-        return f"| {' | '.join(cells)} |"
+        sized = enumerate(zip(row, widths, strict=True))
+        return f"| {' | '.join(text.ljust(w) if i < words else text.rjust(w) for i, (text, w) in sized)} |"
 
     rule = ["-" * width if index < words else "-" * (width - 1) + ":" for index, width in enumerate(widths)]
     notes = [text for note in table.notes for text in ("", markdown_escaped(note))]

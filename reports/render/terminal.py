@@ -15,7 +15,5 @@ def text(table: Table, *, trace: bool = True, color: bool = False, width: int | 
     )
     above = [line for text in (table.title, *table.above) for line in terminal_table.wrapped(plain(text), width)]
     below = [*table.notes, *([sources_in_words(table)] if trace else [])]
-    return (
-        "\n".join([*above, *drawn, *(line for text in below for line in terminal_table.wrapped(plain(text), width))])
-        + "\n"
-    )
+    notes = [line for text in below for line in terminal_table.wrapped(plain(text), width)]
+    return "\n".join([*above, *drawn, *notes]) + "\n"

@@ -52,9 +52,8 @@ def differences(trace: Mapping[str, Any], fresh: Mapping[str, Any]) -> list[str]
     for cell in dict.fromkeys([*trace["cells"], *mine["cells"]]):
         was, now = trace["cells"].get(cell), mine["cells"].get(cell)
         if was is not None and was != now:
-            lines.append(
-                f"cell {cell}: the file's numbers come from {_attempts(was)}, the database's from {_attempts(now)}"
-            )
+            there, here = _attempts(was), _attempts(now)
+            lines.append(f"cell {cell}: the file's numbers come from {there}, the database's from {here}")
     return lines
 
 
@@ -82,13 +81,9 @@ def sources_in_words(table: Table) -> str:
         return "Trace: no attempt stands behind this table."
     told = []
     for source in sources:
-        commit = (
-            f"commit {source['commit'][:12]}{' with changes' if source['dirty'] else ''}" if source["commit"] else ""
-        )
-        told.append(" on ".join(word for word in (commit or "no commit recorded", source["gpu"]) if word))
-    which = (
-        f"{counted(len(attempts), 'attempt')}, {min(attempts)} to {max(attempts)}"
-        if len(attempts) > 1
-        else f"attempt {attempts[0]}"
-    )
+        changed = " with changes" if source["dirty"] else ""
+        commit = f"commit {source['commit'][:12]}{changed}" if source["commit"] else "no commit recorded"
+        told.append(" on ".join(filter(None, (commit, source["gpu"]))))
+    several = f"{counted(len(attempts), 'attempt')}, {min(attempts)} to {max(attempts)}"
+    which = several if len(attempts) > 1 else f"attempt {attempts[0]}"
     return f"Trace: {which} ({'; '.join(dict.fromkeys(told))})."
