@@ -8,7 +8,7 @@ from statistics import fmean, stdev
 from typing import Any
 
 import pytest
-from atma_sweep.reports.figures import FIGURES, make_figure
+from atma_sweep.reports.figures import make_figure
 from atma_sweep.reports.figures.canvas.base import Collected, digest
 from atma_sweep.reports.figures.canvas.length_frames import lines_of
 from atma_sweep.reports.figures.loss import smoothed
@@ -278,15 +278,6 @@ class TestLeftOut:
     def test_a_sweep_without_norms_is_told_how_to_get_them(self, store: Store) -> None:
         with pytest.raises(ReportError, match=r"no cell of sweep quick has norms .* evaluate .* --probe state_norm"):
             make_figure("state-norm", store)
-
-    @pytest.mark.parametrize("name", FIGURES)
-    def test_a_sweep_that_nobody_started_says_why_in_one_line(self, empty: Store, make: Any, name: str) -> None:
-        cell, _ = make
-        empty.record_revision("new", grid_text="x", grid_file="x.yaml", cells=[cell(1, attn_type="nope")])
-        with pytest.raises(ReportError) as error:
-            make_figure(name, empty)
-        assert "\n" not in str(error.value)
-        assert "new" in str(error.value)
 
     def test_an_unknown_figure_is_told_its_nearest_name(self, empty: Store) -> None:
         with pytest.raises(ReportError, match=r"there is no figure parto; .*did you mean pareto\?"):

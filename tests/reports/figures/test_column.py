@@ -24,11 +24,6 @@ def test_a_printed_sweep_fits_a_column(published: Store, name: str) -> None:
     check_column(figure_of(make_figure(name, published, "printed-v2")))
 
 
-@pytest.mark.parametrize("name", ["count-map", "state-norm", "timeline"])
-def test_a_small_sweep_fits_a_column(every: Store, name: str) -> None:
-    check_column(figure_of(make_figure(name, every)))
-
-
 class TestStart:
     def test_guides_grow_as_the_count_and_as_its_root(self, published: Store) -> None:
         axes = figure_of(make_figure("state-norm", published, "printed-v2")).axes[0]

@@ -7,7 +7,6 @@ import os
 import sqlite3
 import subprocess
 import sys
-from collections.abc import Callable
 from itertools import pairwise
 from pathlib import Path
 from typing import Any
@@ -15,7 +14,7 @@ from typing import Any
 import matplotlib
 import pytest
 from atma_sweep.cli import app
-from atma_sweep.reports.figures import FIGURES, make_figure, redraw
+from atma_sweep.reports.figures import make_figure
 from atma_sweep.reports.figures.canvas import drawing
 from atma_sweep.reports.figures.canvas.base import Collected
 from atma_sweep.reports.figures.canvas.length_frames import lines_of
@@ -23,7 +22,6 @@ from atma_sweep.reports.figures.files import FORMATS, drawn, renderings, trace_i
 from atma_sweep.reports.report_folder import write_all
 from atma_sweep.reports.sweep_data import ReportError
 from atma_sweep.results.errors import StoreError
-from atma_sweep.results.store.records import Measurement
 from atma_sweep.results.store.store import Store
 from pictures import check_words
 from tiers import every_nth
@@ -47,25 +45,6 @@ class TestReadable:
     @pytest.mark.parametrize("name", PRINTED)
     def test_no_words_meet_in_a_sweep_of_120_cells(self, published: Store, name: str) -> None:
         assert check_words(figure_of(make_figure(name, published, "printed-v2"))) > 10
-
-    @pytest.mark.usefixtures("few_deals")
-    @pytest.mark.parametrize("name", every_nth(FIGURES, 8))
-    def test_no_words_meet_in_one_of_six(self, shown: Callable[[str], Store], name: str) -> None:
-        assert check_words(figure_of(make_figure(name, shown(name)))) > 5
-
-    @pytest.mark.parametrize("name", ["needle", "length", "pareto"])
-    def test_no_words_meet_for_one_cell(self, empty: Store, make: Any, run: Callable[..., None], name: str) -> None:
-        cell, numbers = make
-        empty.record_revision("one", grid_text="x", grid_file="x.yaml", cells=[cell(1)])
-        run(
-            empty,
-            cell(1).id,
-            "done",
-            [*numbers(2.5), Measurement(probe="throughput", metric="tokens_per_s", value=9e4)],
-        )
-        figure = figure_of(make_figure(name, empty))
-        assert check_words(figure) > 5
-        assert sum(axes.axison for axes in figure.axes) == {"needle": 1, "length": 2, "pareto": 2}[name]
 
     def test_the_check_itself_sees_words_that_meet(self) -> None:
         with drawing.settings():
@@ -152,15 +131,6 @@ class TestLegends:
 
 
 class TestFiles:
-    @pytest.mark.thorough
-    def test_traces_read_back_from_every_format(self, every: Store) -> None:
-        made = make_figure("loss", every)
-        for format, content in renderings(made, FORMATS).items():
-            told = trace_in(content, format)
-            assert told.pop("drawn_with") == redraw.versions()
-            assert told.pop("look") == {"style": "paper", "title": True, "font": "DejaVu Sans"}
-            assert told == json.loads(json.dumps(made.trace))
-
     @pytest.mark.parametrize(
         ("format", "content"), [("svg", b"<svg/>"), ("pdf", b"%PDF-1.4"), ("png", b"\x89PNG"), ("svg", b"<")]
     )

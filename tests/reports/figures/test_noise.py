@@ -2,10 +2,8 @@
 
 import math
 from collections import defaultdict
-from dataclasses import replace
 from statistics import mean
 from typing import Any
-from xml.etree import ElementTree
 
 import matplotlib.colors as colors
 import numpy as np
@@ -13,7 +11,6 @@ import pytest
 from atma_sweep.reports.figures import make_figure
 from atma_sweep.reports.figures.canvas import drawing
 from atma_sweep.reports.figures.canvas.base import Collected
-from atma_sweep.reports.figures.files import rendered
 from atma_sweep.reports.sweep_data import ReportError
 from atma_sweep.reports.tables import make_table
 from atma_sweep.results import paper
@@ -233,21 +230,3 @@ class TestBadInput:
             "of least and most noise"
         )
         assert any("5 of most" in note for note in made.notes)
-
-    def test_all_diverged(self, empty: Store, make: Any, run: Any) -> None:
-        cell, _ = make
-        empty.record_revision("lost", grid_text="x", grid_file="x.yaml", cells=[cell(i, seed=i) for i in range(3)])
-        for i in range(3):
-            run(empty, cell(i).id, "diverged", [])
-        for name in ("power", "seeds", "items"):
-            with pytest.raises(ReportError, match="sweep lost"):
-                make_figure(name, empty)
-
-    @pytest.mark.thorough
-    @pytest.mark.parametrize("name", ["power", "seeds", "items"])
-    def test_names_that_steer_are_words(self, replicated: Store, name: str) -> None:
-        made = make_figure(name, replicated)
-        frame = made.frame.replace({"polar": "$x$ <b>\x1b[31m", "PoLAR, with memory": "$x$ <b>\x1b[31m, with memory"})
-        content = rendered(replace(made, frame=frame), "svg")
-        assert b"\x1b" not in content
-        assert "$x$ <b>" in "".join(ElementTree.fromstring(content).itertext())

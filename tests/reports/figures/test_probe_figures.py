@@ -19,15 +19,9 @@ from atma_sweep.results.store.recorder import Recorder
 from atma_sweep.results.store.records import Example, Measurement, Owner
 from atma_sweep.results.store.store import Store
 from pictures import COLUMN, check_column, figure_of
-from probed import FIGURES, gates, memory_recall
-from tiers import every_nth
+from probed import gates, memory_recall
 
 Run = Callable[..., Any]
-
-
-@pytest.mark.parametrize("name", every_nth(FIGURES, 4))
-def test_a_small_sweep_fits_a_column(probed: Store, name: str) -> None:
-    check_column(figure_of(make_figure(name, probed)))
 
 
 class TestPosition:

@@ -15,7 +15,7 @@ from atma_sweep.results.store.store import Store
 from here import here
 from hypothesis import given
 from hypothesis import strategies as st
-from pictures import COLUMN, check_column, figure_of
+from pictures import COLUMN, figure_of
 from scipy import stats
 from swept import AXIS, LAYERS, RATES, loss
 
@@ -60,11 +60,6 @@ def test_another_axis_and_the_place_of_its_cells(rates: Store) -> None:
     assert figure_of(made).axes[0].get_xscale() == "linear"
     for look in (COLUMN, Look()):
         figure_of(made, look)
-
-
-@pytest.mark.thorough
-def test_it_fits_a_column(rates: Store) -> None:
-    check_column(figure_of(make_figure("response", rates)))
 
 
 @pytest.mark.thorough

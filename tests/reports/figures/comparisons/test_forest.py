@@ -15,7 +15,7 @@ from atma_sweep.reports.figures.canvas.base import Collected
 from atma_sweep.reports.figures.canvas.figure_options import Look
 from atma_sweep.reports.figures.comparisons.forest import against, three_ticks
 from atma_sweep.reports.stats.effects.effects import effects, interactions
-from atma_sweep.reports.sweep_data import ReportError, gather
+from atma_sweep.reports.sweep_data import gather
 from atma_sweep.results import paper
 from atma_sweep.results.store.records import AXES, CellRecord, Measurement
 from atma_sweep.results.store.store import Store
@@ -148,23 +148,6 @@ def square(empty: Store, make: Any) -> list[CellRecord]:
 
 
 class TestBadInput:
-    def test_one_cell_says_why_in_one_line(self, empty: Store, make: Any, run: Any) -> None:
-        cell, numbers = make
-        empty.record_revision("one", grid_text="x", grid_file="x.yaml", cells=[cell(1)])
-        run(empty, cell(1).id, "done", numbers(2.5))
-        for name, why in (("effects", "no two cells"), ("interactions", "fewer than two axes")):
-            with pytest.raises(ReportError, match=why) as error:
-                make_figure(name, empty)
-            assert "\n" not in str(error.value)
-
-    @pytest.mark.filterwarnings("error")
-    def test_all_diverged(self, empty: Store, square: list[CellRecord], run: Any) -> None:
-        for one in square:
-            run(empty, one.id, "diverged", [])
-        for name in ("effects", "interactions"):
-            with pytest.raises(ReportError, match="sweep square"):
-                make_figure(name, empty)
-
     @pytest.mark.filterwarnings("error")
     def test_a_number_that_never_changes_is_drawn_at_zero(
         self, empty: Store, square: list[CellRecord], run: Any

@@ -1,28 +1,33 @@
-"""A sweep that gives a figure little or nothing: a picture without a warning, or one line that says why there is none."""
+"""What holds of every figure of the registry: a picture without a warning or one line that says why there is none, the same bytes
+every time, words that neither meet nor are cut off, and a trace of what is drawn."""
 
 from __future__ import annotations
 
+import json
 import logging
 import shutil
 import warnings
 from collections.abc import Callable
 from pathlib import Path
 from typing import Any
+from xml.etree import ElementTree
 
+import pandas as pd
 import pytest
-from atma_sweep.reports.figures import FIGURES, make_figure
-from atma_sweep.reports.figures.canvas import drawing
-from atma_sweep.reports.figures.canvas.figure_options import wanted
-from atma_sweep.reports.figures.files import drawn, rendered
+from atma_sweep.reports.figures import FIGURES, make_figure, redraw
+from atma_sweep.reports.figures.canvas.base import digest
+from atma_sweep.reports.figures.canvas.figure_options import Look
+from atma_sweep.reports.figures.files import FORMATS, rendered, renderings, trace_in
 from atma_sweep.reports.figures.state_norm import NORMS
 from atma_sweep.reports.sweep_data import ReportError
 from atma_sweep.results.store.recorder import Recorder
 from atma_sweep.results.store.records import AXES, CellRecord, CurvePoint, Example, Measurement, Owner
 from atma_sweep.results.store.store import Store, open_store
+from pictures import COLUMN, check_column, check_words, figure_of
 from probed import FIGURES as PROBED
 from probed import probe_items
 from studied import FIGURES as STUDIED
-from tiers import long_form, shared_out
+from tiers import every_nth, long_form, shared_out
 
 ME = Owner(name="ada", host="here", pid=1, started=0.0)
 LENGTHS = (128, 256)
@@ -101,6 +106,17 @@ def no_pairs() -> list[tuple[CellRecord, Run]]:
     return [(cell(2, 0), {}), (cell(2, 1, "nope", "off"), {"loss": 4.0, "share": 0.25})]
 
 
+def odd_names() -> list[tuple[CellRecord, Run]]:
+    """Mixers whose names are long, steer a terminal, or are markup and formulas elsewhere; two seeds each."""
+    every = [(kind, memory, seed) for kind in ODD for memory in ("on", "off") for seed in (0, 1)]
+    runs: list[Run] = [{"loss": 3 + 0.1 * i, "share": i / 20, "speed": 9e4 + i} for i in range(len(every))]
+    return [(cell(6, i, *levels), run) for i, (levels, run) in enumerate(zip(every, runs, strict=True))]
+
+
+def never_started() -> list[tuple[CellRecord, Run]]:
+    return [(cell(7, 0, "nope"), None)]
+
+
 def all_diverged() -> list[tuple[CellRecord, Run]]:
     return [(cell(3, i, *levels), {"state": "diverged", "loss": 1e30}) for i, levels in enumerate(crossed())]
 
@@ -122,7 +138,9 @@ def constant() -> list[tuple[CellRecord, Run]]:
 
 CASES: dict[str, Callable[[], list[tuple[CellRecord, Run]]]] = {
     "one-cell": one_cell, "no-pairs": no_pairs, "all-diverged": all_diverged, "seeds-missing": seeds_missing, "constant": constant,
+    "odd-names": odd_names, "never-started": never_started,
 }  # fmt: skip
+ODD = ("$x$ <b>\x1b[31m & | \n", "a-mixer-of-a-long-name")
 ALONE = ("one-cell", "no-pairs", "all-diverged")
 NOTHING: dict[str, tuple[str, ...]] = {
     "state-norm": ("all-diverged",), "needle": ("all-diverged",), "length": ("all-diverged",), "items": ("all-diverged",),
@@ -156,27 +174,66 @@ def test_a_picture_without_a_warning_or_one_line_that_says_why(
 ) -> None:
     with warnings.catch_warnings(), caplog.at_level(logging.WARNING):
         warnings.simplefilter("error")
-        if case in NOTHING.get(figure, ()):
+        if case == "never-started" or case in NOTHING.get(figure, ()):
             with pytest.raises(ReportError, match=rf"^[^\n]*sweep {case}\b[^\n]*$"):
                 make_figure(figure, poor, case)
         else:
-            picture = rendered(make_figure(figure, poor, case), look=wanted("nature", "89mm"))
-            assert picture.startswith(b"<?xml")
+            made = make_figure(figure, poor, case)
+            picture = rendered(made, look=Look() if case == "odd-names" else COLUMN)
+            assert b"\x1b" not in picture
+            words = "".join(ElementTree.fromstring(picture).itertext())
+            assert (
+                "$x$ <b>" in words
+                or case != "odd-names"
+                or figure not in ("needle", "power", "seeds", "items", "pareto")
+            )
+            if case not in ("odd-names", "constant"):
+                check_words(figure_of(made))
     assert not caplog.records
     assert capfd.readouterr() == ("", "")
+
+
+CROWDED = ("length", "loss", "pareto")
+"""Figures whose words meet in a column where a mixer has a long name."""
+
+
+@pytest.mark.usefixtures("few_deals")
+@pytest.mark.parametrize("figure", every_nth(FIGURES, 4))
+def test_its_words_are_readable_in_a_column_and_on_a_page(shown: Callable[[str], Store], figure: str) -> None:
+    made = make_figure(figure, shown(figure))
+    if figure not in CROWDED:
+        (check_words if figure in STUDIED else check_column)(figure_of(made))
+    assert check_words(figure_of(made, Look())) > 5
+
+
+@pytest.mark.usefixtures("few_deals")
+@pytest.mark.parametrize("figure", every_nth(FIGURES, 6))
+def test_it_repeats_byte_for_byte_and_traces_what_is_drawn(shown: Callable[[str], Store], figure: str) -> None:
+    store = shown(figure)
+    made, again = make_figure(figure, store), make_figure(figure, store)
+    pictures = renderings(made, FORMATS)
+    assert renderings(again, FORMATS) == pictures
+    for format, content in pictures.items():
+        told = trace_in(content, format)
+        assert told.pop("drawn_with") == redraw.versions()
+        assert told.pop("look") == {"style": "paper", "title": True, "font": "DejaVu Sans"}
+        assert told == json.loads(json.dumps(made.trace))
+    assert made.trace["data"] == digest(made.frame)
+    rows = pd.DataFrame(made.as_json()["rows"], columns=made.frame.columns)
+    assert rows.to_csv() == made.frame.to_csv()
+    cells = set(made.frame["cell"].dropna()) if "cell" in made.frame else set()
+    assert cells <= set(made.trace["cells"])
 
 
 @pytest.mark.thorough
 def test_a_loss_that_diverged_flattens_no_other(poor: Store) -> None:
     made = make_figure("loss", poor, "seeds-missing")
     assert "1 diverged and stand in no mean." in made.notes
-    with drawing.settings():
-        figure = drawn(made)
+    figure = figure_of(made, Look())
     assert [axes.get_ylim()[1] < 13 for axes in figure.axes] == [True, True]
     told = {text.get_text() for text in figure.legends[0].get_texts()}
     # polar without memory: seeds 0 and 1 of three, at 3.3 and 3.4
     assert "PoLAR, no memory: 3.350" in told
-    with drawing.settings():
-        every = drawn(make_figure("loss", poor, "all-diverged"))
+    every = figure_of(make_figure("loss", poor, "all-diverged"), Look())
     assert every.axes[0].get_ylim()[1] == pytest.approx(1.1 * 11)
     assert all(text.get_text().endswith(": diverged") for text in every.legends[0].get_texts())
