@@ -71,10 +71,7 @@ def status(
 
 
 def show(
-    cell: Annotated[
-        str,
-        typer.Argument(metavar="CELL", help=f"Cell {BY_NAME}.", autocompletion=completion.cells),
-    ],
+    cell: Annotated[str, typer.Argument(metavar="CELL", help=f"Cell {BY_NAME}.", autocompletion=completion.cells)],
     sweep: SweepName = None,
     db: Db = None,
     as_json: AsJson = False,

@@ -113,13 +113,7 @@ def write_all(
 
 
 def _write_figures(
-    store: Store,
-    sweep: str,
-    names: Sequence[str],
-    out: Path,
-    written: Written,
-    wanted: Mapping[str, Any],
-    look: Look,
+    store: Store, sweep: str, names: Sequence[str], out: Path, written: Written, wanted: Mapping[str, Any], look: Look
 ) -> dict[str, Collected]:
     found = {}
     for name in names:

@@ -195,13 +195,14 @@ class SweepData:
 
     def levels(self, axis: str) -> list[str]:
         """The levels of an axis, in the order of the cells."""
-        if axis not in self._levels:
+        if axis not in self._cache:
             named = (cell.levels if axis in AXES else cell.axes for cell in self.cells)
-            self._levels[axis] = tuple(dict.fromkeys(levels[axis] for levels in named if axis in levels))
-        return list(self._levels[axis])
+            self._cache[axis] = tuple(dict.fromkeys(levels[axis] for levels in named if axis in levels))
+        return list(self._cache[axis])
 
     @cached_property
-    def _levels(self) -> dict[str, tuple[str, ...]]:
+    def _cache(self) -> dict[Any, Any]:
+        """Results of `levels` by axis and of `averaged` by (probe, metric)."""
         return {}
 
     def extra_axes(self) -> list[str]:
@@ -225,14 +226,12 @@ class SweepData:
 
     def levels_of(self, cell: CellState) -> tuple[str, ...]:
         """Return the levels of a cell, of AXES and then of the extra axes."""
-        if cell.cell_id not in self._levels_of:
-            axes = (*AXES, *self._extra_axes)
-            self._levels_of[cell.cell_id] = tuple(level_of(cell, axis) for axis in axes)
         return self._levels_of[cell.cell_id]
 
     @cached_property
     def _levels_of(self) -> dict[str, tuple[str, ...]]:
-        return {}
+        axes = (*AXES, *self._extra_axes)
+        return {cell.cell_id: tuple(level_of(cell, axis) for axis in axes) for cell in self.cells}
 
     @cached_property
     def _described(self) -> Mapping[tuple[str, str], metrics.Metric]:
@@ -299,21 +298,16 @@ class SweepData:
 
     def averaged(self, probe: str, metric: str) -> Sequence[int]:
         """The context lengths that an average of a metric is over: those that the launch asked for, shortest first."""
-        found = self._averaged.get((probe, metric))
-        if found is None:
+        if (probe, metric) not in self._cache:
             asked = sorted(self.asked.get(probe, ()))
-            found = asked or [length for length in self.lengths(probe, metric) if length]
-            self._averaged[probe, metric] = found
+            self._cache[probe, metric] = asked or [length for length in self.lengths(probe, metric) if length]
+        found: Sequence[int] = self._cache[probe, metric]
         return found
 
     @cached_property
     def over_lengths(self) -> frozenset[tuple[str, str]]:
         """The (probe, metric) that are measured at context lengths: a number of these that has none is an average over them."""
         return frozenset(key for key, lengths in self._measured.items() if lengths - {0})
-
-    @cached_property
-    def _averaged(self) -> dict[tuple[str, str], list[int]]:
-        return {}
 
 
 def _metric(probe: str, name: str, values: Sequence[Value]) -> metrics.Metric:

@@ -249,11 +249,7 @@ def _trace(
 
 
 def _raw(
-    made: Mapping[str, Any],
-    headings: Sequence[str],
-    lines: Sequence[Line],
-    grid: Grid,
-    sources: Mapping[int, Source],
+    made: Mapping[str, Any], headings: Sequence[str], lines: Sequence[Line], grid: Grid, sources: Mapping[int, Source]
 ) -> tuple[dict[str, Any], ...]:
     """Return the rows of a table as JSON has them."""
     rows = []

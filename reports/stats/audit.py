@@ -66,8 +66,7 @@ def homogeneity(
     }
     axes = {name: texts if name in OF_TEXT else None for name in FACTS}
     lines = [line for name, fact in FACTS.items() if (line := _differs(name, by_cell, fact, axes[name]))]
-    lines += _packages(by_cell)
-    lines += _kernels(by_cell)
+    lines += _named("package", by_cell, lambda p: p.packages) + _named("kernel of", by_cell, lambda p: p.kernels)
     lines += _probes(data)
     lines += _settings(data, {cell: found[-1].config for cell, found in by_cell.items() if found})
     if not paper:
@@ -123,15 +122,12 @@ def _differs(
     return _line(name, groups)
 
 
-def _packages(by_cell: Mapping[str, Sequence[Provenance]]) -> list[str]:
-    names = sorted({name for found in by_cell.values() for one in found for name in one.packages})
-    told = (_differs(f"package {name}", by_cell, lambda p, n=name: p.packages.get(n)) for name in names)  # type: ignore[misc]
-    return [line for line in told if line]
-
-
-def _kernels(by_cell: Mapping[str, Sequence[Provenance]]) -> list[str]:
-    names = sorted({name for found in by_cell.values() for one in found for name in one.kernels})
-    told = (_differs(f"kernel of {name}", by_cell, lambda p, n=name: p.kernels.get(n)) for name in names)  # type: ignore[misc]
+def _named(
+    what: str, by_cell: Mapping[str, Sequence[Provenance]], facts: Callable[[Provenance], Mapping[str, Any]]
+) -> list[str]:
+    """The lines on facts that have names of their own, such as versions of packages."""
+    names = sorted({name for found in by_cell.values() for one in found for name in facts(one)})
+    told = (_differs(f"{what} {name}", by_cell, lambda p, n=name: facts(p).get(n)) for name in names)  # type: ignore[misc]
     return [line for line in told if line]
 
 

@@ -22,8 +22,6 @@ from ..sweep_data import ReportError, SweepData
 from .effects.matched_groups import Numbers, factors, level_pairs, within
 from .significance.paired_tests import ALPHA, Summary, corrected, summaries
 
-__all__ = ["ItemEffect", "Items", "answers", "item_effects", "item_measures", "items_of", "mcnemar"]
-
 ANSWERS = ("cell", "attempt", "configuration", "seed", "length", "trial", "value", "exact")
 
 

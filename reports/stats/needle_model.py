@@ -21,8 +21,6 @@ from ..number_format import NEEDLE, Column, column_of, length_name
 from ..sweep_data import SweepData
 from .effects.effects import STRATA, factors, numbers_of, reference_level
 
-__all__ = ["COLUMNS", "NeedleModel", "needle_columns", "needle_model"]
-
 COLUMNS = ("term", "df", "deviance", "F", "p", "odds_ratio", "low", "high")
 LEVEL = 0.95
 FAR = 12.0  # of a linear predictor: a share of 6e-6, which no number of trials here can tell from none

@@ -12,8 +12,6 @@ from ..sweep_data import SweepData
 from .effects.matched_groups import Numbers, factors, level_pairs, main_measures, numbers_of, origins_of, within
 from .noise.run_noise import POWER, STRATA, Spread, detectable, power_of, spreads
 
-__all__ = ["MOST", "NATS", "POINTS", "Plan", "pairs_needed", "plans"]
-
 POINTS = (0.05, 0.1, 0.2)
 """Differences of shares that are planned for."""
 NATS = (0.01, 0.02, 0.05)

@@ -71,11 +71,17 @@ class Comparison:
     difference: float | None
     spread: Spread | None
     limit: float | None
-    verdict: str
     flags: tuple[str, ...] = ()
     p: float | None = None
     further: tuple[str, ...] = ()
     """Levels of the further axes that tell matched configurations apart."""
+
+    @property
+    def verdict(self) -> str:
+        """Within the limit or beyond it; UNKNOWN where there is none."""
+        if self.difference is None or self.limit is None:
+            return UNKNOWN
+        return WITHIN if abs(self.difference) <= self.limit * (1 + 1e-9) else BEYOND
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -164,27 +170,20 @@ def _judge(pair: Match, column: Column, left: Entry, right: Entry, spread: Sprea
     difference = left.value - right.value if left.value is not None and right.value is not None else None
     limit = None
     if spread is not None:
-        digit = 10.0**-column.decimals / (100 if column.percent else 1)
-        limit = max(_reach(left, right, spread), digit)
-    verdict = UNKNOWN
-    if difference is not None and limit is not None:
-        verdict = WITHIN if abs(difference) <= limit * (1 + 1e-9) else BEYOND
+        # how far two means lie apart by chance, at most, with 95%; at least a printed digit
+        error, df = _error(left, right, spread)
+        reach = float(special.stdtrit(df, 1 - ALPHA / 2)) * error if error else 0.0
+        limit = max(reach, 10.0**-column.decimals / (100 if column.percent else 1))
+    levels = tuple(pair.theirs[0].levels[axis] for axis in AXES)
     return Comparison(
-        levels=tuple(pair.theirs[0].levels[axis] for axis in AXES),
+        levels=levels,
         column=column,
         measured=left,
         published=right,
         difference=difference,
         spread=spread,
         limit=limit,
-        verdict=verdict,
     )
-
-
-def _reach(left: Entry, right: Entry, spread: Spread) -> float:
-    """How far two means lie apart by chance, at most, with 95%."""
-    error, df = _error(left, right, spread)
-    return float(special.stdtrit(df, 1 - ALPHA / 2)) * error if error else 0.0
 
 
 def _error(measured: Entry, published: Entry, spread: Spread) -> tuple[float, float]:
@@ -220,8 +219,7 @@ def _with_run_test(comparison: Comparison, data: SweepData, pair: Match) -> Comp
         high - measured.value if comparison.difference < 0 else measured.value - low,
         10.0**-comparison.column.decimals / 100,
     )
-    verdict = WITHIN if abs(comparison.difference) <= limit * (1 + 1e-9) else BEYOND
-    return replace(comparison, p=p, limit=limit, verdict=verdict)
+    return replace(comparison, p=p, limit=limit)
 
 
 def _has_equal_runs(comparison: Comparison) -> bool:

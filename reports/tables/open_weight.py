@@ -83,16 +83,7 @@ def open_weight(store: Store, data: SweepData) -> Table:
     notes += [*notes_on(elsewhere, ends), *seed_notes(grid, n), *word_notes(grid)]
     title = "Beside open-weight models"
     numbers = [column.heading for column in columns]
-    return assemble(
-        data,
-        "open-weight",
-        title,
-        ("Model", "Params"),
-        lines,
-        numbers=numbers,
-        notes=notes,
-        rank="column",
-    )
+    return assemble(data, "open-weight", title, ("Model", "Params"), lines, numbers=numbers, notes=notes, rank="column")
 
 
 def _published_rows(store: Store, columns: Sequence[Column]) -> list[Line]:

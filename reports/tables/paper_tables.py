@@ -25,16 +25,7 @@ from ..table_builder import (
     sweep_note,
     word_notes,
 )
-from .paper_rows import (
-    OURS,
-    chosen,
-    contradicted,
-    memories,
-    mixers,
-    named,
-    ours_last,
-    plain_levels,
-)
+from .paper_rows import OURS, chosen, contradicted, memories, mixers, named, ours_last, plain_levels
 
 UNITS = "clean: nats per token."
 

@@ -7,8 +7,9 @@ share is of sequences, Wilson's interval of the sequences of one seed stands bes
 from __future__ import annotations
 
 import math
-from collections.abc import Sequence
+from collections.abc import Callable, Iterable, Iterator, Sequence
 from dataclasses import dataclass, replace
+from itertools import chain
 from statistics import fmean, stdev
 
 from scipy import special
@@ -41,17 +42,15 @@ def flipflop(store: Store, data: SweepData) -> Table:
     """Sequences of the flip-flop task without an error, in the three test sets, with the intervals of seeds and of sequences."""
     rows = rows_about(data, FLIPFLOP)
     shares = {name: column_of(FLIPFLOP, f"exact_{name}", heading) for name, heading in HEADINGS.items()}
-    lines = []
-    for cells in rows.groups:
-        found: list[Entry] = []
+
+    def entries(cells: Sequence[CellState]) -> Iterator[Entry]:
         for name, column in shares.items():
-            mean = entry(data, cells, column)
-            wrong = column_of(FLIPFLOP, f"error_{name}", f"{column.heading} {WRONG}", decimals=2)
-            found += [mean, of_seeds(mean, column), of_sequences(data, cells, mean), entry(data, cells, wrong)]
-        lines.append(Line(words=rows.words(cells), entries=tuple(found), cells=cells))
+            yield from with_intervals(data, cells, column)
+            yield entry(data, cells, column_of(FLIPFLOP, f"error_{name}", f"{column.heading} {WRONG}", decimals=2))
+
     notes = [SETS, *_coins(data, rows)]
     return task_table(
-        store, rows, FLIPFLOP, "The flip-flop task", without_empty(lines, tuple(HEADINGS.values())), notes
+        store, rows, FLIPFLOP, "The flip-flop task", without_empty(rows.lines(entries), tuple(HEADINGS.values())), notes
     )
 
 
@@ -61,18 +60,18 @@ def extrapolation(store: Store, data: SweepData) -> Table:
     known = sorted({*data.lengths(EXTRAPOLATION, PERPLEXITY), *data.requested_lengths().get(EXTRAPOLATION, ())})
     about = data.metric(EXTRAPOLATION, PERPLEXITY)
     columns = [column_of(EXTRAPOLATION, about, f"PPL@{length_name(n)}", decimals=2, length=n) for n in known if n]
-    lines = []
-    for cells in rows.groups:
-        found: list[Entry] = []
+
+    def entries(cells: Sequence[CellState]) -> Iterator[Entry]:
         for column in columns:
-            mean = entry(data, cells, column)
-            found += [mean, of_seeds(mean, column)]
+            yield from (mean := entry(data, cells, column), of_seeds(mean, column))
         if len(columns) > 1:
-            found += _ratio(data, cells, columns[0], columns[-1])
-        lines.append(Line(words=rows.words(cells), entries=tuple(found), cells=cells))
+            yield from _ratio(data, cells, columns[0], columns[-1])
+
     notes = ["PPL@L: exp of the mean cross-entropy over windows of L tokens.", *_trained(data, rows)]
     kept = tuple(column.heading for column in columns)
-    return task_table(store, rows, EXTRAPOLATION, "Perplexity over context lengths", without_empty(lines, kept), notes)
+    return task_table(
+        store, rows, EXTRAPOLATION, "Perplexity over context lengths", without_empty(rows.lines(entries), kept), notes
+    )
 
 
 def downstream(store: Store, data: SweepData) -> Table:
@@ -186,14 +185,9 @@ def mqar(store: Store, data: SweepData) -> Table:
     rows = rows_about(data, MQAR)
     shares = [column_of(MQAR, name, heading) for name, heading in SHARES.items()]
     loss = column_of("val", "val_loss", "Loss")
-    lines = []
-    for cells in rows.groups:
-        found = []
-        for column in shares:
-            mean = entry(data, cells, column)
-            found += [mean, of_seeds(mean, column), of_sequences(data, cells, mean)]
-        found.append(entry(data, cells, loss))
-        lines.append(Line(words=rows.words(cells), entries=tuple(found), cells=cells))
+    lines = rows.lines(
+        lambda cells: [*chain(*(with_intervals(data, cells, one) for one in shares)), entry(data, cells, loss)]
+    )
     kept = without_empty(lines, tuple(SHARES.values()))
     return task_table(store, rows, MQAR, "Associative recall", kept, [MQAR_MEANT, *_guesses(data, rows)])
 
@@ -246,6 +240,10 @@ class Rows:
 
     def words(self, cells: Sequence[CellState]) -> tuple[str, ...]:
         return tuple(level_of(cells[0], axis) for axis in self.axes)
+
+    def lines(self, entries: Callable[[Sequence[CellState]], Iterable[Entry]]) -> list[Line]:
+        """A row for every configuration."""
+        return [Line(words=self.words(cells), entries=tuple(entries(cells)), cells=cells) for cells in self.groups]
 
     @property
     def seeds(self) -> int:
@@ -306,6 +304,12 @@ def _names(store: Store, rows: Rows) -> list[str]:
 def named(words: Sequence[str]) -> str:
     """A configuration in a sentence."""
     return " ".join(word for word in words if word not in ("none", NOTHING))
+
+
+def with_intervals(data: SweepData, cells: Sequence[CellState], column: Column) -> tuple[Entry, Entry, Entry]:
+    """A share of sequences, with the intervals of seeds and of sequences."""
+    mean = entry(data, cells, column)
+    return mean, of_seeds(mean, column), of_sequences(data, cells, mean)
 
 
 def of_seeds(mean: Entry, column: Column) -> Entry:

@@ -23,11 +23,6 @@ from ...sweep_data import WEIGHTED, SweepData, level_of
 if TYPE_CHECKING:
     import pandas as pd
 
-__all__ = [
-    "Contrasted", "Numbers", "contrast_column", "factors", "first_measures", "level_pairs", "main_measures",  "measures", "numbers_of", "origins_of",
-    "reference_level",
-]  # fmt: skip
-
 MOST_LEVELS = 6
 """Of an axis whose levels are all held against each other; those of a longer one are held against the reference alone."""
 LOSS_DECIMALS = 3

@@ -18,17 +18,6 @@ from ..significance.paired_tests import ALPHA
 from ..significance.trial_intervals import CONSTANT, DIGITS, ceilings, trials_of
 from .effect_types import Effect
 
-__all__ = [
-    "about_needle",
-    "at_chance",
-    "below_note",
-    "ceiling",
-    "needle_note",
-    "needle_words",
-    "with_floor",
-    "yardstick",
-]
-
 DUST = 1e-9
 
 

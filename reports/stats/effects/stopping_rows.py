@@ -13,8 +13,6 @@ from ...sweep_data import SweepData
 from ..significance.paired_tests import LOOKS, holm
 from .effect_types import NONE, Effect
 
-__all__ = ["applied", "notes"]
-
 
 def applied(data: SweepData, found: Sequence[Effect]) -> list[Effect]:
     """The rows of the declared contrasts in their order, the one of the rule with the interval and p of its last look, and all

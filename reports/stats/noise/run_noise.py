@@ -24,20 +24,6 @@ from ...sweep_data import WEIGHTED, SweepData, level_of
 from ..significance.paired_tests import ALPHA
 from ..significance.trial_intervals import trials_of
 
-__all__ = [
-    "NEAR",
-    "POWER",
-    "STRATA",
-    "Replicate",
-    "Spread",
-    "detectable",
-    "factor",
-    "printed",
-    "replicates",
-    "spread",
-    "spreads",
-]
-
 POWER = 0.8
 SEEDS = "seeds"
 NEAR = "reg_mode"

@@ -22,8 +22,6 @@ from scipy import special
 
 from .sign_flip_test import ALPHA, crossing
 
-__all__ = ["crossed", "student"]
-
 DUST = 1e-12  # of the largest difference: a standard error below it is none
 FINE = 1e-9  # of a standard error: how closely half an interval is found
 STEP = 0.4  # of the trapezoid rule in the logarithm of a chi-square; many degrees of freedom: as many of its deviations

@@ -8,8 +8,6 @@ from dataclasses import dataclass
 import numpy as np
 from scipy import special
 
-__all__ = ["Fit", "fit", "permutations_for"]
-
 MOST, LEAST = 2_000, 200  # permutations
 WORK = 3e10  # floating-point operations that permutations may take
 CHUNK = 200  # permutations worked on at a time

@@ -15,8 +15,6 @@ from functools import cache
 import numpy as np
 from scipy import special
 
-__all__ = ["ALPHA", "EXACT", "FLIPS", "LEAST", "crossing", "rejected", "signs", "tested"]
-
 ALPHA = 0.05
 LEAST = 6  # differences below which no split of signs reaches 5%
 EXACT = 30  # differences up to which every flip of signs is counted

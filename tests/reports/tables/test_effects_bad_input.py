@@ -66,11 +66,7 @@ def notes(table: Table) -> str:
 
 @pytest.mark.parametrize(
     ("levels", "state"),
-    [
-        ([{}], "done"),
-        ([{}, {"memory": "off", "attn_type": "nope"}], "done"),
-        (square("polar", "nope"), "diverged"),
-    ],
+    [([{}], "done"), ([{}, {"memory": "off", "attn_type": "nope"}], "done"), (square("polar", "nope"), "diverged")],
     ids=["one cell", "no pairs", "all diverged"],
 )
 def test_nothing_to_compare(tables: Any, levels: list[dict[str, Any]], state: str) -> None:

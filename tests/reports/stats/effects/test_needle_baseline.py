@@ -8,13 +8,7 @@ from itertools import product
 import pytest
 from atma_sweep.reports.figures import make_figure
 from atma_sweep.reports.live.status import cell_sheet
-from atma_sweep.reports.stats.effects.needle_baseline import (
-    about_needle,
-    below_note,
-    ceiling,
-    needle_note,
-    yardstick,
-)
+from atma_sweep.reports.stats.effects.needle_baseline import about_needle, below_note, ceiling, needle_note, yardstick
 from atma_sweep.reports.sweep_data import gather
 from atma_sweep.reports.tables import make_table
 from atma_sweep.results import paper
