@@ -18,7 +18,7 @@ from atma_sweep.reports.figures.canvas import drawing
 from atma_sweep.reports.figures.canvas.base import Collected, collected
 from atma_sweep.reports.figures.canvas.figure_options import Look
 from atma_sweep.reports.figures.files import renderings, trace_in
-from atma_sweep.reports.render import FORMATS, SUFFIXES, files_of, render
+from atma_sweep.reports.render import SUFFIXES
 from atma_sweep.reports.report_folder import write_all
 from atma_sweep.reports.report_spec import Listed
 from atma_sweep.reports.sweep_data import ReportError, SweepData
@@ -30,30 +30,6 @@ from tiers import every_nth
 from typer.testing import CliRunner
 
 PAGE = Path(__file__).resolve().parents[2] / "docs" / "cli.md"
-
-SLOW = ("effects", "interactions", "pareto")
-"""Ten thousand resamples of every effect, each time one is made."""
-
-
-@pytest.mark.parametrize(
-    "name",
-    every_nth([name for name in TABLES if name not in SLOW], 3)
-    + [pytest.param(name, marks=pytest.mark.thorough) for name in SLOW],
-)
-def test_every_table_is_written_in_every_format_and_checked(
-    shown: Callable[[str], Store], tmp_path: Path, name: str
-) -> None:
-    store = shown("study" if TABLES[name].study else "")
-    table = make_table(name, store)
-    assert table.number == name, "the name under which the trace finds it again"
-    assert table.columns
-    for ending, format in SUFFIXES.items():
-        for file, text in files_of(table, tmp_path / f"x{ending}", format).items():
-            file.write_text(text)
-        if table.rows or format != "json":
-            assert check_file(tmp_path / f"x{ending}", store) == []
-    assert set(FORMATS) == {"terminal", *SUFFIXES.values()}
-    assert table.title in render(table, width=10_000)
 
 
 @pytest.mark.usefixtures("few_deals")

@@ -302,19 +302,19 @@ class TestNothing:
             warnings.simplefilter("error")
             return " ".join(render(make_table("anova", store), "terminal").split())
 
-    def test_a_single_cell(self, sweep):
-        store = sweep([({}, 0, 1.0)])
-        assert "nothing to analyse" in self.printed(store)
-        assert "no axis varies among the cells that have Val" in anova(gather(store), VAL)[1][0]
-
-    def test_two_cells(self, sweep):
-        store = sweep([({"memory": "on"}, 0, 1.0), ({"memory": "off"}, 0, 2.0)])
-        assert "too few cells" in anova(gather(store), VAL)[1][0]
-        assert "too few cells have Val (2)" in self.printed(store)
-
-    def test_a_constant_measure(self, sweep):
-        store = sweep([({"memory": m}, seed, 1.5) for m in ("off", "on") for seed in range(3)])
-        assert "Val is the same in all 6 cells" in self.printed(store)
+    @pytest.mark.parametrize(
+        ("rows", "table", "remark"),
+        [
+            ([({}, 0, 1.0)], "nothing to analyse", "no axis varies among the cells that have Val"),
+            ([({"memory": m}, 0, value) for m, value in (("on", 1.0), ("off", 2.0))], "too few cells have Val (2)", "too few cells"),
+            ([({"memory": m}, seed, 1.5) for m in ("off", "on") for seed in range(3)], "Val is the same in all 6 cells", "the same"),
+        ],
+        ids=["a single cell", "two cells", "a constant measure"],
+    )  # fmt: skip
+    def test_without_an_analysis(self, sweep, rows, table, remark):
+        store = sweep(rows)
+        assert table in self.printed(store)
+        assert remark in anova(gather(store), VAL)[1][0]
 
     def test_no_residual(self, sweep):
         store = sweep([({"memory": m}, seed, 1.0 + (m == "on")) for m in ("off", "on") for seed in range(3)])

@@ -16,6 +16,7 @@ from atma_sweep.reports.render import FORMATS, SUFFIXES, WRITERS, files_of, rend
 from atma_sweep.reports.sweep_data import ReportError
 from atma_sweep.reports.table import Table
 from atma_sweep.reports.tables import TABLES, make_table
+from atma_sweep.results.console.text import csv_cell
 from atma_sweep.results.store.recorder import Recorder
 from atma_sweep.results.store.records import AXES, CellRecord, Measurement, Owner
 from atma_sweep.results.store.store import Store, open_store
@@ -150,6 +151,9 @@ def test_a_table_keeps_its_contract(bad: Store, name: str, sweep: str, capfd: An
     assert {format: render(again, format) for format in FORMATS} == texts, "the same bytes every time"
     cells = {cell.cell_id for cell in bad.cell_states(sweep)}
     assert name in BORROWED or table.trace["cells"].keys() <= cells
+    # the other formats escape words and pad numbers
+    assert WRITERS["json"].rows(texts["json"]) == [list(row) for row in table.rows]
+    assert WRITERS["csv"].rows(texts["csv"])[1:] == [list(map(csv_cell, row)) for row in table.rows]
     for ending, format in SUFFIXES.items():
         rows = WRITERS[format].rows(texts[format])[format != "json" :]
         assert [digits(row[table.text_columns :]) for row in rows] == [
