@@ -97,7 +97,7 @@ def test_loss_scaling_is_told_and_resumed(
     room: Callable[..., Room], monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:
     """On the CPU, which has no float16, the scale comes and goes without a trace in the numbers."""
-    monkeypatch.setattr(validate, "precision", lambda *sections: ())
+    monkeypatch.setattr(validate, "check_precision", lambda *sections: ())
     plain, scaled = room(), room("train.precision=fp16")
     whole = plain.run()
     scaled.run(stop=11)
