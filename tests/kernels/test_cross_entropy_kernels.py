@@ -164,10 +164,9 @@ def test_gradients_scale_with_what_comes_from_above(backend: str) -> None:
 def test_sums_and_losses_of_single_tokens_without_gradients(
     backend: str, chunk: int, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """Evaluation takes the kernel too, and leaves what it is given as it was."""
+    """Evaluation takes the kernel too."""
     monkeypatch.setattr(cross_entropy, "choose_backend", lambda *args: Choice(backend, "asked for"))
     args, targets = inputs(13, 5, 4099)
-    before = [x.detach().clone() for x in args]
     total = linear_cross_entropy_sum(*args, targets, cap=15.0, chunk=chunk, backend=backend)
     with torch.no_grad():
         without = linear_cross_entropy_sum(*args, targets, cap=15.0, chunk=chunk, backend=backend)
@@ -179,7 +178,6 @@ def test_sums_and_losses_of_single_tokens_without_gradients(
     assert torch.equal(frozen, without)
     assert found.dtype == torch.float32
     assert (found.double() - expected).abs().max() <= NEAR
-    assert all(torch.equal(a, b) for a, b in zip(args, before, strict=True))
 
 
 @pytest.mark.parametrize("backend", BACKENDS)

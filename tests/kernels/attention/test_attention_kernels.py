@@ -15,10 +15,7 @@ import torch
 from atma_sweep.kernels.attention.polar.op import available, choose_backend, polar_attention, polar_distractor_loss
 from atma_sweep.kernels.attention.polar.reference import polar_attention_reference
 from atma_sweep.kernels.attention.softmax import op as softmax_op
-from atma_sweep.kernels.attention.softmax.op import (
-    softmax_attention,
-    softmax_distractor_loss,
-)
+from atma_sweep.kernels.attention.softmax.op import softmax_attention, softmax_distractor_loss
 from graded import NEAR, NEAR_GRADIENT, check, distance, double, interpreted, normal, run
 from kernel_operations import polar_inputs as inputs
 from tiers import every_nth
@@ -175,9 +172,6 @@ def test_softmax_distractor_loss_is_near_float64(r: int, window: int | None) -> 
     ours, theirs = run(loss, [q, k, v], backend="triton"), run(loss, double([q, k, v]), backend="torch")
     assert (ours[0] == 0) == (r == 0)
     check(ours, theirs, 1)
-
-
-# --- as torch ops -------------------------------------------------------------------------------------------------
 
 
 # --- on a GPU -----------------------------------------------------------------------------------------------------
