@@ -172,6 +172,7 @@ class Optimizers:
             {"params": params("scalar"), "lr": config.scalar_lr},
         ]
         self.by_name: dict[str, torch.optim.Optimizer] = {}
+        """`muon`, of the matrices, unless AdamW has them; `adam`, of everything else."""
         if config.optimizer == "muon":
             self.by_name["muon"] = Muon(
                 params("muon"),
@@ -201,16 +202,6 @@ class Optimizers:
 
     def _groups(self) -> list[dict[str, Any]]:
         return [group for optimizer in self.by_name.values() for group in optimizer.param_groups]
-
-    @property
-    def muon(self) -> torch.optim.Optimizer:
-        """That of the matrices; KeyError when AdamW has them."""
-        return self.by_name["muon"]
-
-    @property
-    def adam(self) -> torch.optim.Optimizer:
-        """AdamW, of everything that Muon has not."""
-        return self.by_name["adam"]
 
     def scaled(self, objective: Tensor) -> Tensor:
         """The loss to call backward on."""
@@ -290,7 +281,7 @@ class Optimizers:
             if not muon:
                 group["capturable"] = True
         # torch warns of updates that could be captured and are not; the attribute is private, pyproject.toml bounds its version
-        self.adam._warned_capturable_if_run_uncaptured = True
+        self.by_name["adam"]._warned_capturable_if_run_uncaptured = True
 
 
 class _Resident:

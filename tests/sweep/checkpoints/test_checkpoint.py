@@ -63,7 +63,10 @@ def test_round_trip_of_a_trained_model(network: Network, tmp_path: Path) -> None
     assert all(torch.equal(found.model[name], value) for name, value in model.state_dict().items())
     again = Optimizers(network(awake=True).parameter_groups(), TrainConfig(), torch.device("cpu"))
     again.load_state_dict(found.optimizers)
-    for old, new in ((optimizers.muon, again.muon), (optimizers.adam, again.adam)):
+    for old, new in (
+        (optimizers.by_name["muon"], again.by_name["muon"]),
+        (optimizers.by_name["adam"], again.by_name["adam"]),
+    ):
         for (_, a), (_, b) in zip(old.state.items(), new.state.items(), strict=True):
             assert a.keys() == b.keys()
             assert all(torch.equal(torch.as_tensor(a[key]), torch.as_tensor(b[key])) for key in a)

@@ -314,7 +314,7 @@ def test_rates_in_memory_train_the_same_network(network: Network) -> None:
     assert max(float((expected[name] - found[name]).abs().max()) for name in found) < near
     factor = trainer.lr_factor(config.steps - 1)
     assert 0 < factor < 1
-    rates = [float(group["lr"]) for group in trainer.optimizers.adam.param_groups]
+    rates = [float(group["lr"]) for group in trainer.optimizers.by_name["adam"].param_groups]
     assert rates == pytest.approx([0.3 * factor, factor / 320, 0.01 * factor], rel=1e-6)
 
 
@@ -335,7 +335,7 @@ def test_a_checkpoint_goes_from_rates_as_numbers_to_rates_in_memory(
     trainer.run()
     near = rounding_bound(torch.float32, config.steps, condition=10)  # of rates, as above
     assert max(float((expected[name] - value).abs().max()) for name, value in weights(resumed).items()) < near
-    ways = {(bool(group["fused"]), bool(group["foreach"])) for group in trainer.optimizers.adam.param_groups}
+    ways = {(bool(group["fused"]), bool(group["foreach"])) for group in trainer.optimizers.by_name["adam"].param_groups}
     assert ways == ({(True, False)} if after == "taped" else {(False, True)})
 
 

@@ -253,8 +253,8 @@ def test_every_parameter_is_in_one_group_by_its_kind(network: Network, attn_type
     assert sorted(held) == sorted(id(p) for p in model.parameters())
     assert len(set(held)) == len(held)
     names = {id(p): name for name, p in model.named_parameters()}
-    rates = {names[id(p)]: g["lr"] for g in optimizers.adam.param_groups for p in g["params"]}
-    muon = {names[id(p)] for g in optimizers.muon.param_groups for p in g["params"]}
+    rates = {names[id(p)]: g["lr"] for g in optimizers.by_name["adam"].param_groups for p in g["params"]}
+    muon = {names[id(p)] for g in optimizers.by_name["muon"].param_groups for p in g["params"]}
     for name, p in model.named_parameters():
         if p.ndim < 2:
             assert rates[name] == 0.01
@@ -265,11 +265,11 @@ def test_every_parameter_is_in_one_group_by_its_kind(network: Network, attn_type
         else:
             assert name in muon
             assert name not in rates
-    assert {g["weight_decay"] for g in optimizers.adam.param_groups} == {0.0}
-    assert {(g["betas"], g["eps"]) for g in optimizers.adam.param_groups} == {((0.8, 0.95), 1e-10)}
-    assert {(g["lr"], g["momentum"], g["weight_decay"], g["iterations"]) for g in optimizers.muon.param_groups} == {
-        (0.02, 0.95, 0.01, 12)
-    }
+    assert {g["weight_decay"] for g in optimizers.by_name["adam"].param_groups} == {0.0}
+    assert {(g["betas"], g["eps"]) for g in optimizers.by_name["adam"].param_groups} == {((0.8, 0.95), 1e-10)}
+    assert {
+        (g["lr"], g["momentum"], g["weight_decay"], g["iterations"]) for g in optimizers.by_name["muon"].param_groups
+    } == {(0.02, 0.95, 0.01, 12)}
 
 
 def backward(model: Backbone, seed: int) -> None:
@@ -289,8 +289,8 @@ def test_the_factor_scales_every_rate_and_decay(network: Network) -> None:
     for factor in (0.5, 1.0, 0.25):
         backward(model, 1)
         optimizers.step(factor)
-        assert [g["lr"] for g in optimizers.adam.param_groups] == [0.3 * factor, factor / 320, 0.01 * factor]
-        assert [g["lr"] for g in optimizers.muon.param_groups] == [0.02 * factor]
+        assert [g["lr"] for g in optimizers.by_name["adam"].param_groups] == [0.3 * factor, factor / 320, 0.01 * factor]
+        assert [g["lr"] for g in optimizers.by_name["muon"].param_groups] == [0.02 * factor]
 
 
 def test_adam_is_the_textbook_update(network: Network) -> None:
@@ -332,7 +332,7 @@ def test_adamw_alone_has_a_rate_for_each_kind(network: Network) -> None:
     model = network(memory="gated_delta")
     optimizers = Optimizers(model.parameter_groups(), TrainConfig(optimizer="adamw", matrix_lr=0.007), CPU)
     assert sorted(map(id, optimizers.parameters)) == sorted(map(id, model.parameters()))
-    rates = {id(p): g["lr"] for g in optimizers.adam.param_groups for p in g["params"]}
+    rates = {id(p): g["lr"] for g in optimizers.by_name["adam"].param_groups for p in g["params"]}
     for name, p in model.named_parameters():
         kind = 0.01 if p.ndim < 2 else {"embedding": 0.3, "head": 1 / 320}.get(name.split(".")[0], 0.007)
         assert rates[id(p)] == kind, name
