@@ -136,7 +136,7 @@ def _cells(
     for cell in data.cells:
         curve = curves.get(cell.cell_id)
         written = _thinned(samples.get(curve.attempt, [])) if curve else []
-        about = {
+        facts = {
             "id": cell.cell_id,
             "slug": cell.slug,
             "seed": cell.seed,
@@ -144,9 +144,9 @@ def _cells(
             "cause": cell.cause,
         }
         numbers = sorted(values.get(cell.cell_id, []), key=lambda row: row[0])
-        about |= {"axes": {**cell.levels, **cell.axes}, "values": numbers}
-        about |= {"curve": curve_facts(curve) if curve else None}
-        found.append(about | ({"samples": [[s.step, s.prompt, s.text] for s in written]} if written else {}))
+        facts |= {"axes": {**cell.levels, **cell.axes}, "values": numbers}
+        facts |= {"curve": curve_facts(curve) if curve else None}
+        found.append(facts | ({"samples": [[s.step, s.prompt, s.text] for s in written]} if written else {}))
     return found
 
 
@@ -161,12 +161,12 @@ def _thinned(samples: Sequence[Sample]) -> list[Sample]:
 def _attempt(attempt: Attempt, known: Provenance | None, group: int | None) -> dict[str, Any]:
     # the moment at which a published number came into this database says nothing of its run
     ran = attempt.owner != OWNER
-    told = {"printed": not ran, "number": attempt.number, "kind": attempt.kind, "state": attempt.state}
+    facts = {"printed": not ran, "number": attempt.number, "kind": attempt.kind, "state": attempt.state}
     run = {"host": attempt.host, "started": _moment(attempt.started_at), "finished": _moment(attempt.finished_at)}
-    told |= run if ran else dict.fromkeys(run)
-    told |= {"commit": known.git_commit if known else None, "dirty": known.git_dirty if known else None}
+    facts |= run if ran else dict.fromkeys(run)
+    facts |= {"commit": known.git_commit if known else None, "dirty": known.git_dirty if known else None}
     gpu = (known.gpu_name or known.device or None) if known else None
-    return told | {"gpu": gpu, "deviation": attempt.deviation, "origin": group}
+    return facts | {"gpu": gpu, "deviation": attempt.deviation, "origin": group}
 
 
 def _failures(table: Table) -> dict[str, Any]:

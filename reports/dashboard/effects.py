@@ -30,11 +30,11 @@ def effects_of(data: SweepData, found: Sequence[Effect]) -> dict[str, Any]:
         cells = tuple(place[cell] for cell, _ in one.origins)
         scale = 100 if column.percent else 1
         spot = [None if math.isnan(v) else round(scale * v, 9) for v in (one.mean, one.low, one.high)]
-        told = {"measure": measures.setdefault(column.key, len(measures)), "axis": one.axis}
-        told |= {"words": row[1 : table.text_columns], "numbers": row[table.text_columns :], "spot": spot}
-        told |= {"sure": one.sure, "mixed": one.mixed, "family": one.family}
-        told |= {"missing": ", ".join(f"{word} {count}" for word, count in one.missing.items())}
-        rows.append(told | {"pairs": pairs.setdefault(cells, len(pairs))})
+        facts = {"measure": measures.setdefault(column.key, len(measures)), "axis": one.axis}
+        facts |= {"words": row[1 : table.text_columns], "numbers": row[table.text_columns :], "spot": spot}
+        facts |= {"sure": one.sure, "mixed": one.mixed, "family": one.family}
+        facts |= {"missing": ", ".join(f"{word} {count}" for word, count in one.missing.items())}
+        rows.append(facts | {"pairs": pairs.setdefault(cells, len(pairs))})
     columns = {one.measure.key: one.measure for one in found}
     keys = {key: {"probe": key[0], "metric": key[1], "length": key[2]} for key in measures}
     return {

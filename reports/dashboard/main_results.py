@@ -35,8 +35,8 @@ def answer_of(store: Store, data: SweepData, found: Sequence[Effect] | None = No
     columns = main_columns(data)
     forest = forest_of(data, columns, found)
     best = best_of(data, columns)
-    found = {"best": best, "declared": declared_of(data), "forest": forest, "needle": needle_of(store, data)}
-    return found | {"care": careful(data, columns, best, forest)}
+    answer = {"best": best, "declared": declared_of(data), "forest": forest, "needle": needle_of(store, data)}
+    return answer | {"care": careful(data, columns, best, forest)}
 
 
 def main_columns(data: SweepData) -> list[Column]:
@@ -107,8 +107,8 @@ def interval(rival: Rival) -> tuple[float | None, float | None]:
 def _words(data: SweepData, cell: CellState) -> list[str]:
     """The levels of every axis that varies, as figures name them; what is off or plain is not named."""
     levels = [(axis, level_of(cell, axis)) for axis in factors(data)]
-    words = [shown(level, axis) for axis, level in levels if level not in PLAIN]
-    return words or ["plain" if levels else "the only configuration"]
+    names = [shown(level, axis) for axis, level in levels if level not in PLAIN]
+    return names or ["plain" if levels else "the only configuration"]
 
 
 def _range_text(column: Column, low: float | None, high: float | None) -> str:
@@ -190,8 +190,8 @@ def needle_of(store: Store, data: SweepData) -> dict[str, Any]:
     ceilings = [[length, 100 * share] for length in lengths if (share := ceiling(data, length)) is not None]
     told = [note for note in dict.fromkeys(BARS.get(str(kind), "") for kind in means["interval"]) if note]
     note = f"Points: means over the cells of a line. Bars: {'; '.join(told)}." if told else ""
-    found = {"panels": list(panels.values()), "trained": trained, "ceiling": ceilings, "note": note}
-    return found | {"yardstick": yardstick(data, lengths), "why": None}
+    picture = {"panels": list(panels.values()), "trained": trained, "ceiling": ceilings, "note": note}
+    return picture | {"yardstick": yardstick(data, lengths), "why": None}
 
 
 def _point(row: Mapping[Any, Any]) -> list[Any]:

@@ -98,12 +98,12 @@ def progress_of(store: Store, data: SweepData) -> dict[str, Any]:
     seen = snapshot(store, data.sweep)
     counts = Counter(data.word(cell) for cell in data.cells)
     first = [word for word in ("done", "running", "new") if counts[word]]
-    running = [{"slug": row["slug"], "doing": _doing(row), "left": _left(row)} for row in seen["running"]]
+    running = [{"slug": row["slug"], "doing": _doing(row), "left": _time_left(row)} for row in seen["running"]]
     ordered = [[word, counts[word]] for word in [*first, *sorted(counts.keys() - set(first))]]
-    return {"counts": ordered, "running": running, "left": _left(seen), "runs": bool(seen["owned"])}
+    return {"counts": ordered, "running": running, "left": _time_left(seen), "runs": bool(seen["owned"])}
 
 
-def _left(row: Mapping[str, Any]) -> str | None:
+def _time_left(row: Mapping[str, Any]) -> str | None:
     return None if row["seconds_left"] is None else duration(row["seconds_left"])
 
 

@@ -93,7 +93,7 @@ def collect(
 
 
 def _curves(store: Store, data: SweepData, axes: Sequence[str], *, ends: bool) -> _Curves:
-    """Of the newest training of every cell, with its levels of these axes; with `ends` also where a training ended of which no curve is
+    """Return the curves of the newest training of every cell, with its levels of these axes; with `ends` also where a training ended of which no curve is
     recorded."""
     newest: dict[int, CellState] = {}
     for cell in data.cells:

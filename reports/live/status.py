@@ -223,8 +223,8 @@ class CellSheet:
         if "open_weight" in cell.config:  # a model from elsewhere, of which we have no more than this
             known = ("open_weight", "data", "train", "eval", "resources")
         for section in known:
-            told = (f"{k}={value}" for k, value in cell.config.get(section, {}).items() if value not in (None, {}))
-            lines.append(f"  {section}: {', '.join(told)}")
+            settings = (f"{k}={value}" for k, value in cell.config.get(section, {}).items() if value not in (None, {}))
+            lines.append(f"  {section}: {', '.join(settings)}")
         if self.source is not None:
             lines.append(f"attempts: none here; these are numbers of {self.source}, as printed and as logged")
             lines += self._curve_lines() if self.curve else []
@@ -315,5 +315,5 @@ def _printed_in(store: Store, attempts: Sequence[records.Attempt]) -> str | None
     """Where the numbers of these attempts are printed; None when they ran."""
     known = store.provenance(attempts[-1].id) if attempts else None
     told = known.extra.get("published") if known is not None else None
-    is_whole = isinstance(told, dict) and {"source", "version"} <= set(told)
-    return f"{told['source']}{told['version']}" if told and is_whole else None
+    is_complete = isinstance(told, dict) and {"source", "version"} <= set(told)
+    return f"{told['source']}{told['version']}" if told and is_complete else None

@@ -59,8 +59,8 @@ def _number(table: Table, r: int, c: int) -> str:
     one = table.entries[r][c]
     facts = {"cells": " ".join(one.cells), "attempts": " ".join(map(str, one.attempts))}
     facts |= {name: getattr(one, name) for name in ("probe", "metric", "length", "value", "sd", "n", "reason")}
-    known = {name: html_escaped(str(fact)) for name, fact in facts.items() if fact not in (None, "")}
-    data = "".join(f' data-{name}="{fact}"' for name, fact in known.items())
+    attributes = {name: html_escaped(str(fact)) for name, fact in facts.items() if fact not in (None, "")}
+    data = "".join(f' data-{name}="{fact}"' for name, fact in attributes.items())
     text = html_escaped(one.text)
     return f'<td class="n{" w" if one.value is None else ""}"{data}>{f"<b>{text}</b>" if one.best else text}</td>'
 

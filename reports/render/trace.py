@@ -52,8 +52,8 @@ def differences(trace: Mapping[str, Any], fresh: Mapping[str, Any]) -> list[str]
     for cell in dict.fromkeys([*trace["cells"], *mine["cells"]]):
         was, now = trace["cells"].get(cell), mine["cells"].get(cell)
         if was is not None and was != now:
-            there, here = _attempts(was), _attempts(now)
-            lines.append(f"cell {cell}: the file's numbers come from {there}, the database's from {here}")
+            in_file, in_database = _attempts(was), _attempts(now)
+            lines.append(f"cell {cell}: the file's numbers come from {in_file}, the database's from {in_database}")
     return lines
 
 

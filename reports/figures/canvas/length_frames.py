@@ -109,7 +109,7 @@ def lines_of(frame: pd.DataFrame) -> pd.DataFrame:
 
 
 def bars(means: pd.DataFrame, mark: str = "Bars", trials: str = BARS["trials"]) -> str:
-    """What the bars or bands of these lines of `lines_of` are, as a sentence of a note; nothing where there are none. `trials`: those
+    """Return the sentence of a note on the bars or bands of these lines of `lines_of`; nothing where there are none. `trials`: those
     of a line of one cell."""
     told = [words for kind, words in (BARS | {"trials": trials}).items() if (means["interval"] == kind).any()]
     return f"{mark}: {'; '.join(told)}. " if told else ""

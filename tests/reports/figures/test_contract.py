@@ -1,4 +1,4 @@
-"""What holds of every figure of the registry: a picture without a warning or one line that says why there is none, the same bytes
+"""The contract of every figure of the registry: a picture without a warning or one line that says why there is none, the same bytes
 every time, words that neither meet nor are cut off, and a trace of what is drawn."""
 
 from __future__ import annotations
@@ -199,7 +199,7 @@ CROWDED = ("length", "loss", "pareto")
 
 @pytest.mark.usefixtures("few_deals")
 @pytest.mark.parametrize("figure", every_nth(FIGURES, 4))
-def test_its_words_are_readable_in_a_column_and_on_a_page(shown: Callable[[str], Store], figure: str) -> None:
+def test_texts_fit_a_column_and_a_page(shown: Callable[[str], Store], figure: str) -> None:
     made = make_figure(figure, shown(figure))
     if figure not in CROWDED:
         (check_words if figure in STUDIED else check_column)(figure_of(made))

@@ -1,4 +1,4 @@
-"""What holds of every renderer of the registry: odd words are told as they are, read back, and steer nothing."""
+"""The contract of every renderer of the registry: odd words are told as they are, read back, and steer nothing."""
 
 from __future__ import annotations
 
@@ -53,7 +53,7 @@ def test_a_word_is_shown_and_steers_nothing(format: str, name: str) -> None:
 
 @pytest.mark.parametrize("name", WORDS)
 @pytest.mark.parametrize("format", READ)
-def test_the_trace_is_read_back_or_left_out(format: str, name: str) -> None:
+def test_traces_are_read_back_or_omitted(format: str, name: str) -> None:
     table = table_of(WORDS[name])
     written = csv_renderer.trace_beside(table) if format == "csv" else render(table, format)
     assert WRITERS[format].trace_of(written) == table.trace
