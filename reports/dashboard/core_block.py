@@ -136,15 +136,9 @@ def _cells(
     for cell in data.cells:
         curve = curves.get(cell.cell_id)
         written = _thinned(samples.get(curve.attempt, [])) if curve else []
-        facts = {
-            "id": cell.cell_id,
-            "slug": cell.slug,
-            "seed": cell.seed,
-            "state": data.word(cell),
-            "cause": cell.cause,
-        }
+        facts = {"id": cell.cell_id, "slug": cell.slug, "seed": cell.seed, "state": data.word(cell)}
         numbers = sorted(values.get(cell.cell_id, []), key=lambda row: row[0])
-        facts |= {"axes": {**cell.levels, **cell.axes}, "values": numbers}
+        facts |= {"cause": cell.cause, "axes": {**cell.levels, **cell.axes}, "values": numbers}
         facts |= {"curve": curve_facts(curve) if curve else None}
         found.append(facts | ({"samples": [[s.step, s.prompt, s.text] for s in written]} if written else {}))
     return found
@@ -161,7 +155,7 @@ def _thinned(samples: Sequence[Sample]) -> list[Sample]:
 def _attempt(attempt: Attempt, known: Provenance | None, group: int | None) -> dict[str, Any]:
     # the moment at which a published number came into this database says nothing of its run
     ran = attempt.owner != OWNER
-    facts = {"printed": not ran, "number": attempt.number, "kind": attempt.kind, "state": attempt.state}
+    facts: dict[str, Any] = {"printed": not ran, "number": attempt.number, "kind": attempt.kind, "state": attempt.state}
     run = {"host": attempt.host, "started": _moment(attempt.started_at), "finished": _moment(attempt.finished_at)}
     facts |= run if ran else dict.fromkeys(run)
     facts |= {"commit": known.git_commit if known else None, "dirty": known.git_dirty if known else None}

@@ -75,7 +75,7 @@ def _ranking(data: SweepData, groups: Mapping[tuple[str, ...], Sequence[CellStat
     for key in ranked:
         cells = groups[key]
         low, high = interval(against[key]) if key in against else (None, None)
-        row = {"cells": [cell.cell_id for cell in cells], "words": _words(data, cells[0])}
+        row: dict[str, Any] = {"cells": [cell.cell_id for cell in cells], "words": _words(data, cells[0])}
         row |= {"text": entry(data, cells, column).text, "value": found[key][0], "low": low, "high": high}
         rows.append(row | {"interval": _range_text(column, low, high), "chance": chances.get(key)})
     tied = sum(value == found[ranked[0]][0] for value, _ in found.values())

@@ -105,8 +105,8 @@ def draw(made: Collected, look: Look) -> Figure:
     if learned:
         handles[start] = line
     else:
-        look = {"ha": "right", "va": "top", "fontsize": drawing.size("legend.fontsize")}
-        drawing.note(axes, start, (x[-1], init["mag"].iloc[-1]), (-3, -22), **look)
+        corner: dict[str, Any] = {"ha": "right", "va": "top", "fontsize": drawing.size("legend.fontsize")}
+        drawing.note(axes, start, (x[-1], init["mag"].iloc[-1]), (-3, -22), **corner)
     several = len(learned) > len(drawing.INKS)
     for place, curve in enumerate(learned):
         how = drawing.look(place) | {"linestyle": drawing.DASHES[1 + place % 3], "markevery": 12 + place % 5}
@@ -136,5 +136,5 @@ def _guide(axes: Axes, words: str, power: float, first: float) -> None:
     heights = first * m**power
     inside = heights <= 1
     axes.plot(np.log1p(m[inside]), heights[inside], color=drawing.FAINT, linestyle=drawing.DASHES[1], zorder=2)
-    look = {"ha": "center", "va": "bottom", "color": drawing.GREY, "annotation_clip": False}
+    look: dict[str, Any] = {"ha": "center", "va": "bottom", "color": drawing.GREY, "annotation_clip": False}
     drawing.note(axes, words, (math.log1p(m[inside][-1]), 1.0), (0, 2), **look)

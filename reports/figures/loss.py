@@ -243,7 +243,9 @@ def group_means(frame: pd.DataFrame, column: str, x: str = "tokens") -> pd.DataF
         grid = np.unique(np.concatenate([places for places, _ in curves.values()]))
         if any(len(places) != len(grid) for places, _ in curves.values()) and len(grid) > GRID:
             grid = np.linspace(grid[0], grid[-1], GRID)
-        table = pd.DataFrame({key: np.interp(grid, *one, np.nan, np.nan) for key, one in curves.items()}, index=grid)
+        table = pd.DataFrame(
+            {key: np.interp(grid, one[0], one[1], np.nan, np.nan) for key, one in curves.items()}, index=grid
+        )
         if x != "tokens":
             table = table.dropna()  # else its steps would be those of cells that end
         each = table.T.groupby([one for one, _ in curves]).mean().T

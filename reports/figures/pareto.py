@@ -195,7 +195,12 @@ def _draw_points(axes: Axes, here: pd.DataFrame, looks: Mapping[tuple[str, str],
         axes.plot(mine["speed"], mine["value"], **how, zorder=2.5)
         for front, part in mine.groupby("front", sort=False):
             alpha, width = (0.9, 0.9) if front else (0.25, 0.6)
-            faint = {"ecolor": how["color"], "alpha": alpha, "elinewidth": drawing.stroke(width), "zorder": 2}
+            faint: dict[str, Any] = {
+                "ecolor": how["color"],
+                "alpha": alpha,
+                "elinewidth": drawing.stroke(width),
+                "zorder": 2,
+            }
             for axis, ends in _bars(part).items():
                 axes.errorbar(part["speed"], part["value"], **{axis: ends}, fmt="none", **faint)
 
@@ -213,7 +218,7 @@ def _bars(part: pd.DataFrame) -> dict[str, Any]:
 
 
 def _ring(axes: Axes, here: pd.DataFrame, marker: str, size: float, ink: str, width: float, above: float) -> None:
-    look = {"markerfacecolor": "none", "markeredgecolor": ink, "zorder": above}
+    look: dict[str, Any] = {"markerfacecolor": "none", "markeredgecolor": ink, "zorder": above}
     drawing.points(axes, here["speed"], here["value"], marker, markersize=size, markeredgewidth=width, **look)
 
 

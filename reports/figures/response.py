@@ -150,7 +150,13 @@ def _panel(
     single = here.groupby(["line", "length"])["cell"].transform("size") > 1
     for name, how in found.items():
         dots = here[(here["line"] == name) & single]
-        look = {"markersize": 2.4, "alpha": 0.4, "color": how["color"], "markeredgewidth": 0, "zorder": 2.4}
+        look: dict[str, Any] = {
+            "markersize": 2.4,
+            "alpha": 0.4,
+            "color": how["color"],
+            "markeredgewidth": 0,
+            "zorder": 2.4,
+        }
         drawing.points(axes, dots["length"], scale * dots["value"], **look)
     handles = draw_lines(axes, here, mean, found, scale, named=named, banded=True)
     if percent:

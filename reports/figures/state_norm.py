@@ -174,6 +174,6 @@ def _guides(axes: Axes, means: pd.DataFrame) -> None:
         steep = power == max(GUIDES.values())
         place = int(np.flatnonzero(seen)[-1]) if steep else len(x) // 2
         offset = (-4, 2) if seen.all() else (-10, -2)
-        look = {"ha": "right" if steep else "left", "va": "bottom" if steep and seen.all() else "top"}
+        look: dict[str, Any] = {"ha": "right" if steep else "left", "va": "bottom" if steep and seen.all() else "top"}
         drawing.note(axes, words, (x[place], y[place]), offset if steep else (4, -4), color=drawing.GREY, **look)
     axes.set_ylim(low, high)

@@ -125,7 +125,7 @@ def _explained(figure: Figure, axes: Axes, words: Sequence[str]) -> None:
     left, lowest = (seen.x0 - axes.bbox.x0, seen.y0 - axes.bbox.y0) if seen else (0.0, 0.0)
     figure.set_size_inches(width, height + (len(lines) * points * 1.25 + 3) / 72)
     shift = left * 72 / figure.dpi, lowest * 72 / figure.dpi - 3
-    look = {"xycoords": "axes fraction", "va": "top", "linespacing": 1.2, "annotation_clip": False}
+    look: dict[str, Any] = {"xycoords": "axes fraction", "va": "top", "linespacing": 1.2, "annotation_clip": False}
     drawing.note(axes, "\n".join(lines), (0, 0), shift, **look)
 
 
@@ -135,7 +135,7 @@ def _bars(axes: Axes, bars: pd.DataFrame) -> None:
         axes.barh(part["y"], part["width"], left=part["left"], height=0.8, **_fill(str(state)))
     bad = bars[bars["state"].isin(BAD_ENDS)]
     if len(bad):
-        look = {"color": ENDS["failed"], "markeredgecolor": "#ffffff", "zorder": 7, "clip_on": False}
+        look: dict[str, Any] = {"color": ENDS["failed"], "markeredgecolor": "#ffffff", "zorder": 7, "clip_on": False}
         (cross,) = axes.plot(bad["left"] + bad["width"], bad["y"] - 0.5, linestyle="none", marker="X", **look)
         cross.set_markersize(0.8 * drawing.size("ytick.labelsize"))
 

@@ -77,7 +77,12 @@ def _running(seen: Reads, cells: Sequence[CellState], now: datetime) -> list[dic
     rows = []
     for cell in sorted(cells, key=lambda cell: cell.attempt_id or 0):
         silent = (now - cell.heartbeat_at).total_seconds() if cell.heartbeat_at else 0.0
-        row = {"cell_id": cell.cell_id, "slug": cell.slug, "attempt_id": cell.attempt_id, "number": cell.attempt_number}
+        row: dict[str, Any] = {
+            "cell_id": cell.cell_id,
+            "slug": cell.slug,
+            "attempt_id": cell.attempt_id,
+            "number": cell.attempt_number,
+        }
         row |= {"kind": cell.kind, "host": cell.host, "gpu": devices.get(cell.attempt_id)}
         row |= {name: getattr(cell, name) for name in ("phase", "step", "steps_total", "loss", "tokens_per_s")}
         row |= {"seconds_left": seconds_left(cell), "seconds_since_heartbeat": round(max(0.0, silent), 3)}

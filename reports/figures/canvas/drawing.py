@@ -268,7 +268,7 @@ def letter(axes: Axes, place: int) -> None:
     """Writes the letter of the panel at this place left above it: (a), or a bold a."""
     form = current().of.letters
     if form and place < len(LETTERS):
-        look = {"ha": "right", "fontsize": size("axes.titlesize") + (form == "{}"), "weight": "bold"}
+        look: dict[str, Any] = {"ha": "right", "fontsize": size("axes.titlesize") + (form == "{}"), "weight": "bold"}
         note(axes, form.format(LETTERS[place]), (0, 1), (-2, 4), xycoords="axes fraction", **look)
 
 
@@ -280,7 +280,7 @@ def note(axes: Axes, text: str, at: Any, shift: Any = (0, 0), **more: Any) -> An
 
 def points(axes: Axes, x: Any, y: Any, marker: str = "o", **more: Any) -> Any:
     """Draw marks without a line; `markersize` and `markeredgewidth` are points in the style `paper`."""
-    widths = {name: stroke(more[name]) for name in ("markersize", "markeredgewidth") if name in more}
+    widths: dict[str, Any] = {name: stroke(more[name]) for name in ("markersize", "markeredgewidth") if name in more}
     return axes.plot(x, y, linestyle="none", marker=marker, **(more | widths))[0]
 
 

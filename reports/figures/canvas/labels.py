@@ -72,7 +72,7 @@ def beside_points(
     taken = [text.get_window_extent(renderer) for text in axes.texts]
     for x, y, text in sorted(labels, key=lambda one: -one[1]):
         arrow = {"arrowstyle": "-", "linewidth": 0.4, "shrinkA": 0, "shrinkB": 4, "color": drawing.GREY}
-        look = {"va": "center", "zorder": 6, "bbox": drawing.BACKING, "arrowprops": arrow}
+        look: dict[str, Any] = {"va": "center", "zorder": 6, "bbox": drawing.BACKING, "arrowprops": arrow}
         note = drawing.note(axes, text, (x, y), (6, 0), **look)
         line = note.arrow_patch
         costs = {}

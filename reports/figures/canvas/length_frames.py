@@ -144,7 +144,7 @@ def count_fewer(axes: Axes, means: pd.DataFrame, ink: str, scale: float = 1) -> 
     """Writes n beside every mean that is over fewer cells than its line has elsewhere."""
     for _, one in means[means["cells"] < means["of"]].iterrows():
         at = one["length"], scale * one["value"]
-        look = {"ha": "center", "color": ink, "zorder": 4, "bbox": drawing.BACKING}
+        look: dict[str, Any] = {"ha": "center", "color": ink, "zorder": 4, "bbox": drawing.BACKING}
         drawing.note(axes, f"n={int(one['cells'])}", at, (0, 5), **look)
 
 

@@ -163,7 +163,7 @@ def mark_trained(axes: Axes, trained: int | None, *, word: bool) -> None:
         return
     axes.axvline(trained, color=drawing.GREY, linewidth=drawing.stroke(0.8), linestyle=(0, (1, 1)), zorder=0.9)
     if word:
-        look = {"xycoords": ("data", "axes fraction"), "va": "top", "color": drawing.GREY, "zorder": 5}
+        look: dict[str, Any] = {"xycoords": ("data", "axes fraction"), "va": "top", "color": drawing.GREY, "zorder": 5}
         drawing.note(axes, f"trained at {length_name(trained)}", (trained, 1), (2, -1), **look)
 
 
@@ -237,5 +237,11 @@ def mark_beyond(axes: Axes, cells: pd.DataFrame, decimals: int) -> None:
         told = ", ".join(dict.fromkeys(beyond))
         if len(set(beyond)) > MOST_TOLD:
             told = f"{beyond[0]} to {beyond[-1]}"
-        look = {"xycoords": "axes fraction", "ha": "right", "va": "top", "zorder": 6, "bbox": drawing.BACKING}
+        look: dict[str, Any] = {
+            "xycoords": "axes fraction",
+            "ha": "right",
+            "va": "top",
+            "zorder": 6,
+            "bbox": drawing.BACKING,
+        }
         drawing.note(axes, f"↑ {told}", (0.99, 0.99), **look)

@@ -132,7 +132,12 @@ def _labels(axes: Any, places: dict[Key, float], bottom: float) -> None:
 
 
 def _strata_keys(markers: dict[str, str]) -> dict[str, Any]:
-    look = {"linestyle": "none", "color": drawing.GREY, "markersize": drawing.stroke(3.0), "markerfacecolor": "white"}
+    look: dict[str, Any] = {
+        "linestyle": "none",
+        "color": drawing.GREY,
+        "markersize": drawing.stroke(3.0),
+        "markerfacecolor": "white",
+    }
     return {
         drawing.shown(where.partition("=")[2], where.partition("=")[0]): drawing.key(marker=marker, **look)
         for where, marker in markers.items()

@@ -101,7 +101,7 @@ def draw_strata(axes: Axes, rows: pd.DataFrame, heights: Sequence[float], marker
     """A small mark for every row of a stratum, whose marker is that of its `where`."""
     for (_, row), y in zip(rows.iterrows(), heights, strict=True):
         ink = ink_of(row)
-        look = {"color": ink, "markerfacecolor": ink if row["sure"] else "white", "zorder": 4}
+        look: dict[str, Any] = {"color": ink, "markerfacecolor": ink if row["sure"] else "white", "zorder": 4}
         drawing.points(axes, row["mean"], y, markers[row["where"]], markersize=3.0, markeredgewidth=0.7, **look)
 
 
@@ -128,7 +128,7 @@ def frame_axes(axes: Axes, rows: pd.DataFrame, side: str = BETTER) -> None:
     drawing.rows_alone(axes)
     axes.set_xlabel(str(rows["unit"].iloc[0]))
     if better:
-        look = {"xycoords": "axes fraction", "ha": "right", "va": "bottom", "color": drawing.GOOD}
+        look: dict[str, Any] = {"xycoords": "axes fraction", "ha": "right", "va": "bottom", "color": drawing.GOOD}
         drawing.note(axes, f"{side} →", (1, 1), (0, 1.5), **look)
 
 

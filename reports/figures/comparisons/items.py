@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import itertools
+from typing import Any
 
 import numpy as np
 import pandas as pd
@@ -123,7 +124,7 @@ def _map(axes: Axes, here: pd.DataFrame, cells: pd.DataFrame, places: list[float
     table = np.full((len(cells), across), np.nan)
     table[here["row"], here["column"]] = here["value"]
     strata = cells["stratum"].to_numpy()
-    look = {"colours": drawing.colours("right", NONE, ALL), "bad": MISSING, "zorder": 1}
+    look: dict[str, Any] = {"colours": drawing.colours("right", NONE, ALL), "bad": MISSING, "zorder": 1}
     for stratum in dict.fromkeys(strata):
         (rows,) = np.nonzero(strata == stratum)
         ends = (-0.5, across - 0.5, places[rows[-1]] + 0.5, places[rows[0]] - 0.5)
@@ -145,7 +146,7 @@ def _means(axes: Axes, here: pd.DataFrame, cells: pd.DataFrame, places: list[flo
     height = dict(zip(cells["cell"], places, strict=True))
     groups = here.assign(y=here["cell"].map(height)).groupby("cell" if named else "stratum", sort=False)
     for _, row in groups.agg(y=("y", "mean"), value=("value", "mean")).iterrows():
-        look = {"xycoords": ("axes fraction", "data"), "va": "center", "annotation_clip": False}
+        look: dict[str, Any] = {"xycoords": ("axes fraction", "data"), "va": "center", "annotation_clip": False}
         drawing.note(axes, rounded(row["value"], 1, percent=True) + "%", (1, row["y"]), (4, 0), **look)
 
 

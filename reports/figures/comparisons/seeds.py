@@ -119,5 +119,10 @@ def _stratum(axes: Axes, part: pd.DataFrame, place: int, how: dict[str, Any]) ->
         axes.hlines(y, runs.min(), runs.max(), color=how["color"], linewidth=drawing.stroke(0.7), alpha=0.6, zorder=2)
         drawn = {name: how[name] for name in ("marker", "color", "markerfacecolor")}
         drawing.points(axes, runs, np.full(len(runs), y), **drawn, zorder=3, markersize=2.6, markeredgewidth=0.7)
-    look = {"xycoords": ("axes fraction", "data"), "va": "center", "color": how["color"], "annotation_clip": False}
+    look: dict[str, Any] = {
+        "xycoords": ("axes fraction", "data"),
+        "va": "center",
+        "color": how["color"],
+        "annotation_clip": False,
+    }
     drawing.note(axes, f"±{used:#.2g}".rstrip("."), (1, place), (4, 0), **look)

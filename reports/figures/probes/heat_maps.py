@@ -90,5 +90,5 @@ def written(axes: Axes, table: np.ndarray, words: Sequence[Sequence[str]], norm:
     for row, column in np.ndindex(*table.shape):
         if np.isfinite(table[row, column]):
             dark = float(norm(table[row, column])) < 0.55
-            look = {"ha": "center", "va": "center", "fontsize": drawing.size("small")}
+            look: dict[str, Any] = {"ha": "center", "va": "center", "fontsize": drawing.size("small")}
             axes.text(column, row, words[row][column], color="#ffffff" if dark else "#000000", **look)

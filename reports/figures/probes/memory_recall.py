@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from typing import Any
+
 import pandas as pd
 
 from ....results.store.store import Store
@@ -84,7 +86,7 @@ def draw(made: Collected, look: Look) -> Figure:
 
     def dress(axes: Axes, here: pd.DataFrame, last: bool) -> None:
         chance = 100 * here.groupby("length")["chance"].mean()
-        dotted = {"color": drawing.GREY, "linestyle": (0, (1, 1.2)), "linewidth": drawing.stroke(0.9)}
+        dotted: dict[str, Any] = {"color": drawing.GREY, "linestyle": (0, (1, 1.2)), "linewidth": drawing.stroke(0.9)}
         axes.plot(chance.index, chance, **dotted, zorder=2.5)
         drawing.length_axis(axes, list(frame["length"]))
         axes.set_ylim(-3, 103)

@@ -91,7 +91,11 @@ def _panel(axes: Axes, here: pd.DataFrame, x: Scale, y: Scale, norm: Any, chart:
         for side, scale in (("x", x), ("y", y))
     )
     fine = settings.finer(len(here))
-    look = {"s": (fine * drawing.stroke(3.6)) ** 2, "edgecolors": "#000000", "linewidths": fine * drawing.stroke(0.5)}
+    look: dict[str, Any] = {
+        "s": (fine * drawing.stroke(3.6)) ** 2,
+        "edgecolors": "#000000",
+        "linewidths": fine * drawing.stroke(0.5),
+    }
     axes.scatter(across, up, c=here["value"], cmap=chart, norm=norm, zorder=3, **look)
     axes.plot(across[here["best"]], up[here["best"]], markersize=drawing.stroke(7), zorder=4, **settings.RING)
     axes.grid(visible=False)
@@ -117,5 +121,10 @@ def _between(axes: Axes, here: pd.DataFrame, norm: Any, chart: Any) -> None:
         return
     mesh = Triangulation(places[:, 0], places[:, 1])
     if norm.vmin < norm.vmax:
-        look = {"levels": np.linspace(norm.vmin, norm.vmax, BANDS + 1), "cmap": chart, "alpha": 0.75, "zorder": 1}
+        look: dict[str, Any] = {
+            "levels": np.linspace(norm.vmin, norm.vmax, BANDS + 1),
+            "cmap": chart,
+            "alpha": 0.75,
+            "zorder": 1,
+        }
         axes.tricontourf(mesh, points["value"].clip(norm.vmin, norm.vmax), norm=norm, **look)

@@ -79,7 +79,7 @@ def _panel(axes: Axes, here: pd.DataFrame, *, stepped: bool) -> None:
     if stepped:
         # what the front reaches: from a trial on, along x towards the worse side, nothing better in y
         where: Literal["pre", "post"] = "post" if int(here["x_sign"].iloc[0]) < 0 else "pre"
-        look = {"color": "#0072B2", "linewidth": drawing.stroke(0.9), "zorder": 1.5}
+        look: dict[str, Any] = {"color": "#0072B2", "linewidth": drawing.stroke(0.9), "zorder": 1.5}
         axes.step(front["x_value"], front["y_value"], where=where, **look)
     told = front.iloc[:: max(1, -(-len(front) // MOST_NAMED))]
     named = [(float(one["x_value"]), float(one["y_value"]), f"#{one['number']}") for one in told.to_dict("records")]

@@ -90,7 +90,7 @@ def _panel(axes: Axes, here: pd.DataFrame) -> dict[str, Any]:
         part = known[known["standing"] == standing]
         inside = part[(part["value"] >= low) & (part["value"] <= high)]
         if len(part):
-            look = {"zorder": 3, "markeredgewidth": 1.0, **how}
+            look: dict[str, Any] = {"zorder": 3, "markeredgewidth": 1.0, **how}
             handles[TOLD.get(standing, "done")] = drawing.points(axes, inside["number"], inside["value"], **look)
         _beyond(axes, part.drop(inside.index), how["color"])
     for standing in ("diverged", "failed"):
@@ -118,7 +118,7 @@ def _beyond(axes: Axes, part: pd.DataFrame, ink: str) -> None:
         if some.empty:
             continue
         edge, marker, shift = (0.985, "^", (0, -9)) if up else (0.015, "v", (0, 9))
-        look = {"color": ink, "zorder": 3, "transform": axes.get_xaxis_transform()}
+        look: dict[str, Any] = {"color": ink, "zorder": 3, "transform": axes.get_xaxis_transform()}
         drawing.points(axes, some["number"], [edge] * len(some), marker, **look)
         middle = {"xycoords": ("data", "axes fraction"), "ha": "center", "va": "center", "color": ink}
         for number, value in some[["number", "value"]].to_numpy() if len(some) <= MOST_TOLD else []:

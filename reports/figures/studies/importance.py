@@ -83,10 +83,9 @@ def _panel(axes: Axes, here: pd.DataFrame) -> None:
     axes.barh(places, here["share"], height=0.62, color=inks, zorder=2)
     # those beyond the axis last
     for at, place in sorted(zip(here["chance"], places, strict=True), key=lambda one: one[0] > 100):
-        how = (
-            {"marker": "|", "markersize": 9, "markeredgewidth": 1.6} if at <= 100 else {"marker": ">", "markersize": 4}
-        )
-        drawing.points(axes, min(at, 100.0), place, color="#000000", zorder=3, clip_on=False, **how)
+        marker, size, edge = ("|", 9.0, 1.6) if at <= 100 else (">", 4.0, None)
+        how: dict[str, Any] = {"markersize": size} | ({"markeredgewidth": edge} if edge else {})
+        drawing.points(axes, min(at, 100.0), place, marker, color="#000000", zorder=3, clip_on=False, **how)
     axes.set_yticks(places, list(here["name"]))
     axes.set_ylim(len(here) - 0.45, -0.55)
     axes.set_xlim(0, 100)

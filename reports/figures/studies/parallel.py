@@ -115,7 +115,7 @@ def _frame(axes: Axes, names: list[str], scales: list[Scale]) -> None:
         for tick, words in scale.ticks(4).items():
             share = scale.share(tick)
             axes.plot([place - 0.03, place], [share, share], color="#000000", linewidth=drawing.stroke(0.8), zorder=5)
-            look = {"ha": "right", "va": "center", "zorder": 6, "bbox": drawing.BACKING}
+            look: dict[str, Any] = {"ha": "right", "va": "center", "zorder": 6, "bbox": drawing.BACKING}
             drawing.note(axes, words, (place - 0.03, share), (-2, 0), **look)
 
 

@@ -103,7 +103,7 @@ def _panel(axes: Axes, here: pd.DataFrame, scale: Scale, norm: Any, limits: tupl
     axes.set_ylim(low, high)
     inside = here["value"].clip(low, high)
     size = (settings.finer(len(here)) * drawing.stroke(3.6)) ** 2
-    look = {"s": size, "zorder": 3, "linewidths": drawing.stroke(0.3), "edgecolors": "#ffffff"}
+    look: dict[str, Any] = {"s": size, "zorder": 3, "linewidths": drawing.stroke(0.3), "edgecolors": "#ffffff"}
     axes.scatter(places, inside, c=here["number"], cmap=chart, norm=norm, **look)
     beyond = (here["value"] < low) | (here["value"] > high)
     for x, value, number in zip(places[beyond], here["value"][beyond], here["number"][beyond], strict=True):
