@@ -108,13 +108,18 @@ def derived(
         text = lacking.text
     reason = lacking.reason if lacking else None
     origins = tuple(dict.fromkeys(origin for part in parts for origin in part.origins))
-    about = {"direction": column.direction, "reason": reason, "sd": sd, "origins": origins}
+    about: dict[str, Any] = {"direction": column.direction, "reason": reason, "sd": sd, "origins": origins}
     return number_of(column, column.heading, text, value, **about)
 
 
 def number_of(column: Column, heading: str, text: str, value: float | None, **more: Any) -> Entry:
     """Return the entry of a number in the unit of a column, printed as `text`."""
-    about = {"probe": column.probe, "metric": column.metric, "length": column.length, "unit": column.unit or None}
+    about: dict[str, Any] = {
+        "probe": column.probe,
+        "metric": column.metric,
+        "length": column.length,
+        "unit": column.unit or None,
+    }
     return Entry(text=text, heading=heading, value=value, **about, **more)
 
 

@@ -120,7 +120,7 @@ def contrasts(data: SweepData) -> list[Effect]:
 class _Estimator(Protocol):
     """The rows of a sweep before their correction, by matched pairs or by least squares."""
 
-    axes: Sequence[str]
+    axes: list[str]
 
     def effects(self, levels: Levels, within: bool) -> Iterable[EffectRow]: ...
     def interactions(self) -> Iterable[EffectRow]: ...

@@ -93,15 +93,15 @@ class FittedDesign:
         first, (axis,) = STRATA[0], levels
         split = within and first != axis and self.design.space.term((first, axis)) in self.design.terms
         wheres = [{}, *({first: level} for level in self.design.space.axes[first])] if split else [{}]
-        return self._known_rows(levels, *wheres)
+        return self._estimable_rows(levels, *wheres)
 
     def interactions(self) -> Iterator[FittedRow]:
         """The interactions that the design estimates, against the reference levels, for mixers between all of them."""
         for term in (term for term in self.design.terms if len(term) > 1):
             for levels in combined({axis: level_pairs(self.data, axis, every=axis == STRATA[0]) for axis in term}):
-                yield from self._known_rows(levels, {})
+                yield from self._estimable_rows(levels, {})
 
-    def _known_rows(self, levels: Levels, *wheres: Mapping[str, str]) -> Iterator[FittedRow]:
+    def _estimable_rows(self, levels: Levels, *wheres: Mapping[str, str]) -> Iterator[FittedRow]:
         rows = (self.declared(place, levels, where) for where in wheres for place in range(len(self.columns)))
         return (row for row in rows if not math.isnan(row.estimate.value))
 
