@@ -1,4 +1,4 @@
-"""What holds of every corpus of the registry, whatever its text is: fingerprints, batches, damage, and preparations that stop."""
+"""Contract of every corpus of the registry: fingerprints, batches, damage, and preparations that stop."""
 
 from __future__ import annotations
 
@@ -44,8 +44,8 @@ SOURCES: dict[str, Callable[[Path], Path]] = {
 
 
 @pytest.fixture
-def asked(tmp_path: Path) -> Callable[[str], DataConfig]:
-    """asked(name): a small text of that corpus, or as it is."""
+def config_of(tmp_path: Path) -> Callable[[str], DataConfig]:
+    """config_of(name): a small text of that corpus, or as it is."""
 
     def ask(name: str) -> DataConfig:
         if name in SOURCES:
@@ -57,9 +57,9 @@ def asked(tmp_path: Path) -> Callable[[str], DataConfig]:
 
 @pytest.mark.parametrize("name", EVERY)
 def test_the_fingerprint_is_that_of_its_tokens_wherever_it_is_prepared(
-    name: str, asked: Callable[[str], DataConfig], tmp_path: Path
+    name: str, config_of: Callable[[str], DataConfig], tmp_path: Path
 ) -> None:
-    data = asked(name)
+    data = config_of(name)
     first, second = (made(data, tmp_path / root) for root in "ab")
     assert first.fingerprint == second.fingerprint == prepare.aside(data).fingerprint
     assert first.folder is not None
@@ -72,35 +72,35 @@ def test_the_fingerprint_is_that_of_its_tokens_wherever_it_is_prepared(
 @pytest.mark.parametrize("name", EVERY)
 @pytest.mark.parametrize("shuffle", [False, True])
 def test_batches_are_disjoint_and_a_function_of_seed_and_step(
-    name: str, shuffle: bool, asked: Callable[[str], DataConfig], tmp_path: Path
+    name: str, shuffle: bool, config_of: Callable[[str], DataConfig], tmp_path: Path
 ) -> None:
     """Also as one that goes on in the middle reads them, and however many rows are read at once."""
-    data = asked(name)
+    data = config_of(name)
     corpus, kind = made(data, tmp_path / "c"), CORPORA.load(name)
     length = kind.row_length(kind.Config.model_validate(data.settings.get(name, {}))) or 7
 
     def batches(rows: int) -> Batches:
         return Batches(corpus.train, length, rows, 5, shuffle, marks=corpus.train_marks)
 
-    source, other = batches(2), batches(4)
+    source, wider = batches(2), batches(4)
     steps = min(source.rows, 40) // 4
     read = torch.cat([source.step(step)[0] for step in range(2 * steps)])
-    assert torch.equal(read, torch.cat([other.step(step)[0] for step in reversed(range(steps))][::-1]))
-    places = [source.row(index) for index in range(source.rows)]
-    assert sorted(places) == list(range(source.rows))
-    assert (places == sorted(places)) != shuffle
+    assert torch.equal(read, torch.cat([wider.step(step)[0] for step in reversed(range(steps))][::-1]))
+    order = [source.row(index) for index in range(source.rows)]
+    assert sorted(order) == list(range(source.rows))
+    assert (order == sorted(order)) != shuffle
     inputs, targets = source.step(steps)
     assert torch.equal(inputs[:, 1:], targets[:, :-1])
     if corpus.train_marks is not None:
         marked = [batches(2).marked(step) for step in range(source.rows // 2)]
-        assert sum(int(one.sum()) for one in marked if one is not None) == corpus.train_marks[0][:].sum()
+        assert sum(int(mask.sum()) for mask in marked if mask is not None) == corpus.train_marks[0][:].sum()
 
 
 @pytest.mark.parametrize("name", EVERY)
 def test_damage_of_any_file_is_noticed_and_refused(
-    name: str, asked: Callable[[str], DataConfig], tmp_path: Path
+    name: str, config_of: Callable[[str], DataConfig], tmp_path: Path
 ) -> None:
-    corpus = made(asked(name), tmp_path / "c")
+    corpus = made(config_of(name), tmp_path / "c")
     folder = corpus.folder
     assert folder is not None
     draw = np.random.default_rng(0)
@@ -121,9 +121,9 @@ def test_damage_of_any_file_is_noticed_and_refused(
             *(raw[:at] + bytes([raw[at] ^ bit]) + raw[at + 1 :] for at, bit in flipped),
         ):
             linked.write_bytes(changed)
-            said = corpora.verify(folder)
-            assert said, path.name
-            assert all(line.startswith(str(folder)) and len(line.splitlines()) == 1 for line in said)
+            findings = corpora.verify(folder)
+            assert findings, path.name
+            assert all(line.startswith(str(folder)) and len(line.splitlines()) == 1 for line in findings)
             assert refused(lambda: corpora.verified(tmp_path / "c", corpus.fingerprint)).endswith(AGAIN.format(folder))
         linked.write_bytes(raw)
         assert corpora.verify(folder) == []
@@ -133,10 +133,10 @@ def test_damage_of_any_file_is_noticed_and_refused(
 
 @pytest.mark.parametrize("name", [*SOURCES, *COMPUTED])
 def test_a_stopped_preparation_goes_on_to_the_same_corpus(
-    name: str, asked: Callable[[str], DataConfig], tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+    name: str, config_of: Callable[[str], DataConfig], tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """Stopped before and after each state that is written down, one after the other."""
-    data, root = asked(name), tmp_path / "c"
+    """Stopped before and after each state that is written down, one after the wider."""
+    data, root = config_of(name), tmp_path / "c"
     made(data, tmp_path / "undisturbed")
     monkeypatch.setattr(prepare, "BATCH_DOCUMENTS", 9)
     monkeypatch.setattr(prepare, "SYNC_SECONDS", -1.0)

@@ -76,7 +76,7 @@ def check(case: str, code: int, err: str, mentions: tuple[str, ...]) -> None:
         assert any(mention in lines[0] for mention in mentions), f"{case}: {lines[0][:300]}"
 
 
-def refused_in_one_line(cases: list[tuple[str, str]], command: Command, write: Write) -> int:
+def count_one_line_errors(cases: list[tuple[str, str]], command: Command, write: Write) -> int:
     """Run each case through a file or through --set: none ends in a traceback. Return how many are refused, each in one line."""
     refused = 0
     for index, (path, kind) in enumerate(cases):
@@ -108,10 +108,10 @@ def test_every_section_has_fields_to_fuzz() -> None:
 
 @pytest.mark.slow
 def test_odd_values_of_settings_are_refused(command_line: Command, write: Write) -> None:
-    assert refused_in_one_line(DAILY, command_line, write) > len(DAILY) / 2
+    assert count_one_line_errors(DAILY, command_line, write) > len(DAILY) / 2
 
 
 @pytest.mark.thorough
 @pytest.mark.parametrize("part", range(10))
 def test_odd_values_of_all_settings_are_refused(command_line: Command, write: Write, part: int) -> None:
-    assert refused_in_one_line(THOROUGH[part::10], command_line, write) > 0
+    assert count_one_line_errors(THOROUGH[part::10], command_line, write) > 0
