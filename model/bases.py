@@ -138,7 +138,7 @@ class Mixer(Part):
 
     step: Callable[..., Mixed] | None = None
     """step(q_BHX, kept) -> what `forward` gives at the last token of each text, [B, H, X] or with [B, D]; with `x_BD` as well if
-    `reads_input`. `kept` (cache.py) has what `keep` returned for every token. None: texts are worked out anew for each token
+    `reads_input`. `kept` (kv_cache.py) has what `keep` returned for every token. None: texts are worked out anew for each token
     that is written. The answer of a class above is not taken for that of a class below it."""
     one_stream: ClassVar[bool] = True
     """Whether `step` asks the device for no number, so that it can be captured as a CUDA graph; only asked of the package's own."""

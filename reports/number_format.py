@@ -48,7 +48,7 @@ class Column:
 def column_of(
     probe: str, metric: str | metrics.Metric, heading: str = "", *, decimals: int | None = None, length: int = 0
 ) -> Column:
-    """The column of a metric: by its name one of the package's, printed as results/metrics.py says unless told otherwise."""
+    """The column of a metric: by its name one of the package's, printed as results/metrics.csv says unless told otherwise."""
     about = metrics.metric(probe, metric) if isinstance(metric, str) else metric
     places = about.decimals if decimals is None else decimals
     return Column(

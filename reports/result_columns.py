@@ -12,8 +12,10 @@ from .number_format import Column, column_of, length_name, reason_code
 from .sweep_data import WEIGHTED, SweepData
 
 AXIS_HEADINGS = ("Type", "Reg", "Dist", "Mem", "Win")
-STANDING = ("val", "clean", "junk", "same_tail", "needle", "throughput")
-"""Probes and parts of a training whose columns the complete results name one by one."""
+STANDING = {
+    "val": "val_loss", "clean": "nats", "junk": "nats", "same_tail": "nats", "needle": "digit_accuracy", "throughput": "mfu_paper",
+}  # fmt: skip
+"""Probe or part of a training -> its metric whose column the complete results name by itself."""
 Over = Callable[[SweepData, Mapping[str, Sequence[int]], Column], list[Column]]
 NO_LENGTHS = [(-1, "shortest"), (-1, "longest")]
 
@@ -66,7 +68,7 @@ def complete_columns(
 def further_metrics(data: SweepData) -> list[tuple[str, Metric]]:
     """The metrics with a heading, each with its probe, that a sweep has besides those of STANDING: of probes of the package, then
     of others."""
-    known = [(probe, about) for (probe, _), about in METRICS.items() if probe not in STANDING]
+    known = [(probe, about) for (probe, name), about in METRICS.items() if STANDING.get(probe) != name]
     measured = [(probe, data.metric(probe, about.name)) for probe, about in known if data.lengths(probe, about.name)]
     return [(probe, about) for probe, about in [*measured, *data.strange()] if about.heading]
 
@@ -74,7 +76,7 @@ def further_metrics(data: SweepData) -> list[tuple[str, Metric]]:
 def qualities(data: SweepData) -> list[Column]:
     """What speed is held against: validation loss, and needle accuracy at the longest length."""
     columns = complete_columns(data)
-    needle = [column for column in columns if column.probe == "needle"][-1]
+    needle = [column for column in columns if (column.probe, column.metric) == ("needle", "digit_accuracy")][-1]
     return [next(column for column in columns if column.metric == "val_loss"), needle]
 
 

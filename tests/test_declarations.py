@@ -24,7 +24,7 @@ DECLARATIONS = {
     ),
     "results/metrics.csv": (
         "probe,name,unit,better,heading,decimals,chance,trials,words\n",
-        "passkey,tens_accuracy,fraction,higher,Tens,1,0.1,5,Share of tens recalled.\n",
+        "needle,tens_accuracy,fraction,higher,Tens,1,0.1,5,Share of tens recalled.\n",
     ),
     "sweep/config.py": (
         '    """The training recipe (docs/mechanisms.md, "Training")."""\n',
@@ -65,7 +65,7 @@ for cell in cells:
         store.finish_attempt(attempt.id, 1, "failed", failure="overheated", cause="95 degrees")
         continue
     share = 0.625 + 0.125 * cell.seed - 0.25 * (cell.levels["attn_type"] == "nope")
-    number = Measurement(probe="passkey", metric="tens_accuracy", length=64, value=share, unit="fraction", n=80)
+    number = Measurement(probe="needle", metric="tens_accuracy", length=64, value=share, unit="fraction", n=80)
     loss = Measurement(probe="val", metric="val_loss", value=3.0 + share, unit="nats/token")
     Recorder(store, attempt.id, 1).measurements([number, loss])
     store.finish_attempt(attempt.id, 1, "done")

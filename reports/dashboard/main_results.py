@@ -15,7 +15,7 @@ from ..figures.canvas.base import training_lengths
 from ..figures.canvas.drawing import axis_name, shown
 from ..figures.canvas.length_frames import BARS, lines_of, only, over_lengths
 from ..number_format import NEEDLE, Column, rounded
-from ..result_columns import complete_columns, further_metrics
+from ..result_columns import STANDING, complete_columns, further_metrics
 from ..stats.effects.effects import ALPHA, Effect, contrasts, effects, factors, reference_level, spread
 from ..stats.effects.needle_baseline import ceiling, needle_words, yardstick
 from ..stats.noise.best_probability import Rival, best_probabilities, means, rivals
@@ -42,9 +42,12 @@ def answer_of(store: Store, data: SweepData, found: Sequence[Effect] | None = No
 def main_columns(data: SweepData) -> list[Column]:
     """The numbers that decide: needle and clean loss at the longest length, validation loss; those that any cell has."""
     # the last of a probe is at the longest length
-    by_probe = {column.probe: column for column in complete_columns(data)}
+    columns = [
+        column for column in complete_columns(data) if STANDING.get(column.probe, column.metric) == column.metric
+    ]
+    by_probe = {column.probe: column for column in columns}
     wanted = [by_probe[probe] for probe in ("needle", "val", "clean") if probe in by_probe]
-    further = {probe for probe, _ in further_metrics(data)}
+    further = {probe for probe, _ in further_metrics(data)} - STANDING.keys()
     wanted += [column for probe, column in by_probe.items() if probe in further and column.direction]
     return [column for column in wanted if any(data.numbers(data.cells, column))]
 

@@ -79,7 +79,7 @@ def export_table(store: Store, what: What, to: Path, fmt: Format, sweep: str | N
     if what not in ("cells", "measurements", "curves", "examples", "attempts"):
         raise StoreError(f"there is no table {what!r}; {choice(what, get_args(What))}")
     if fmt not in ("csv", "jsonl", "parquet"):
-        raise StoreError(f"{fmt!r} is no format; {choice(fmt, (*get_args(Format), 'tensorboard', 'wandb'))}")
+        raise StoreError(f"{fmt!r} is no format; {choice(fmt, get_args(Format))}")
     columns, source, order = _listed(what)
     count = 0
     with replacing(to) as stream, store.transaction(write=False) as session:

@@ -19,7 +19,7 @@ from ...results.console.command_line import (
     print_json,
     print_result,
 )
-from ...results.console.text import cleaned, counted, plain, say
+from ...results.console.text import choice, cleaned, counted, plain, say
 from ...results.exchange.trackers import EXPORTERS
 from .options import CellName, ProbeNames
 
@@ -108,6 +108,8 @@ def _written(
     plain = file_name(name)
     formats = {".zip": "bundle", **ENDINGS}
     kind = to if to is not None and to in EXPORTERS else format_of(out, to, formats, "bundle", option="--to")
+    if kind not in (*EXPORTERS, *ENDINGS.values(), "bundle"):
+        raise StoreError(f"{kind!r} is no format; {choice(kind, (*ENDINGS.values(), *EXPORTERS))}")
     if bundle["weights"] and kind != "bundle":
         raise StoreError("--with-weights goes into a bundle, not into a table; leave --to out, and end --out in .zip")
     if not bundle["examples"] and kind != "bundle":

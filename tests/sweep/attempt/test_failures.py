@@ -93,6 +93,8 @@ def test_the_table_of_classes_is_whole_and_documented() -> None:
     page = (Path(__file__).parents[3] / "docs" / "robustness.md").read_text()
     rows = "\n".join(f"| `{name}` | {one.meaning} | {one.reaction} |" for name, one in FAILURES.items())
     assert rows in page, f"docs/robustness.md has another table than results/failure_classes.py, which reads:\n{rows}"
+    tries = {None: "without end", 1: "none", 2: "once more", 3: "three tries"}
+    assert [name for name, policy in FAILURES.items() if tries[policy.tries] not in policy.reaction] == []
 
 
 # --- policies, without processes ----------------------------------------------------------------------------------
