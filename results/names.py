@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import hashlib
 import re
 
 DATABASE = "atma.db"
@@ -55,6 +54,8 @@ def file_name(name: str) -> str:
     if FILE.fullmatch(name):
         return name
     plain = re.sub(r"[^A-Za-z0-9._+=@-]+", "_", name)[:SHOWN].lstrip("._+=@-") or "unnamed"
+    import hashlib  # every command imports this module
+
     return f"{plain}-{hashlib.sha256(name.encode('utf-8', 'surrogatepass')).hexdigest()[:8]}"
 
 

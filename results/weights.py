@@ -5,8 +5,6 @@ from __future__ import annotations
 from collections.abc import Mapping
 from pathlib import Path
 
-from .console.output_files import sha256
-
 WEIGHTS_SHA256 = "weights_sha256"
 """Key of a provenance's `extra`: SHA-256 of the weights that its attempt kept, hex."""
 NO_HASH = "no hash recorded: kept by an earlier version"
@@ -29,6 +27,8 @@ def weights_change(path: Path, address: str, recorded: str) -> str | None:
     Raises:
         OSError: The file cannot be read.
     """
+    from .console.output_files import sha256  # every command imports this module
+
     actual = sha256(path)
     return None if actual == recorded else difference(address, actual, recorded)
 

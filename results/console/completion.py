@@ -7,7 +7,6 @@ from __future__ import annotations
 
 import functools
 import os
-import sqlite3
 from collections.abc import Callable
 from contextlib import closing
 from pathlib import Path
@@ -15,7 +14,6 @@ from typing import Any
 
 import typer
 
-from ..metrics import METRICS
 from ..names import DATABASE, PUBLISHED, SHIPPED
 
 READERS = ("dashboard", "export", "report", "show", "status")
@@ -79,6 +77,8 @@ def sweeps_and_cells(ctx: typer.Context, incomplete: str) -> list[Offer]:
 @silent
 def metrics(ctx: typer.Context, incomplete: str) -> list[Offer]:
     """Return the metrics of every probe that the program knows."""
+    from ..metrics import METRICS
+
     return list(dict.fromkeys(name for _, name in METRICS))
 
 
@@ -88,6 +88,8 @@ def _rows(ctx: typer.Context, query: str, values: Any = ()) -> list[Offer]:
     path = Path(word).expanduser().absolute()
     if "://" in word or not path.is_file():
         return []
+    import sqlite3  # every command imports this module
+
     # without a log beside it the file is all there is, and SQLite need not make one to read it
     mode = "mode=ro" if Path(f"{path}-wal").exists() else "immutable=1"
     try:
