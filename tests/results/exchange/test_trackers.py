@@ -61,17 +61,19 @@ class TestContract:
             exporter.export(filled, sweep, out)
         assert files(tmp_path) == first
 
-    def test_a_missing_package_names_the_command(self, filled, tmp_path, monkeypatch, name):
-        exporter = EXPORTERS[name]
-        if not exporter.package:
-            pytest.skip("its package is always there")
-        module = f"{trackers.__name__}.{exporter.module}"
-        monkeypatch.delitem(sys.modules, module, raising=False)
-        for part in (exporter.module, "tensorboard.compat.proto.event_pb2"):
-            monkeypatch.setitem(sys.modules, part, None)
-        with pytest.raises(StoreError, match=f"{exporter.tracker} files need .* pip install '{exporter.package}'"):
-            exporter.export(filled, "quick", tmp_path / "x")
-        assert not (tmp_path / "x").exists()
+
+@pytest.mark.parametrize(
+    "name", [pytest.param(name, marks=MARKS.get(name, ())) for name, exporter in EXPORTERS.items() if exporter.package]
+)
+def test_a_missing_package_names_the_command(filled, tmp_path, monkeypatch, name):
+    exporter = EXPORTERS[name]
+    module = f"{trackers.__name__}.{exporter.module}"
+    monkeypatch.delitem(sys.modules, module, raising=False)
+    for part in (exporter.module, "tensorboard.compat.proto.event_pb2"):
+        monkeypatch.setitem(sys.modules, part, None)
+    with pytest.raises(StoreError, match=f"{exporter.tracker} files need .* pip install '{exporter.package}'"):
+        exporter.export(filled, "quick", tmp_path / "x")
+    assert not (tmp_path / "x").exists()
 
 
 class TestTensorboard:
