@@ -11,7 +11,7 @@ wanted = {
     for name in tracked
     if not name.startswith(outside)
     and (
-        name.endswith((".py", ".typed", ".js"))
+        name.endswith((".py", ".typed", ".js", ".jinja", "metrics.csv"))
         or name.startswith(("grids/", "results/paper/", "results/shipped/", "reports/dashboard/templates/"))
     )
 }
