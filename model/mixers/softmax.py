@@ -97,6 +97,10 @@ class RoPE(NoPE):
     def check(cls, model: ModelConfig, config: Any) -> None:
         check_rotary(config.rotary, model.head_dim)
 
+    @classmethod
+    def forward_flops(cls, model: ModelConfig, config: Any, keys: float) -> float:
+        return attention_flops(model, keys)
+
     def place(self, x_BTHX: Tensor, places_BT: Tensor | None = None) -> Tensor:
         return rotate(x_BTHX, self.config.rotary, self.config.base, places_BT)
 
@@ -114,6 +118,10 @@ class SSMax(NoPE):
 
     Config: ClassVar[type[Config]] = SSMaxConfig
     config: SSMaxConfig
+
+    @classmethod
+    def forward_flops(cls, model: ModelConfig, config: SSMaxConfig, keys: float) -> float:
+        return attention_flops(model, keys)
 
     def __init__(self, model: ModelConfig, config: SSMaxConfig) -> None:
         super().__init__(model, config)
