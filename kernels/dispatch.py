@@ -24,7 +24,7 @@ from torch import Tensor
 SIXTEEN_BITS = (torch.bfloat16, torch.float16)
 
 
-class Choice(NamedTuple):
+class BackendChoice(NamedTuple):
     """A backend and why it is the one."""
 
     backend: str
@@ -135,7 +135,7 @@ def _deciding(errors: Sequence[float]) -> float:
 
 def attention_choice(
     op: str, device: torch.device, dtype: torch.dtype, head_dim: int, error: Callable[..., float]
-) -> Choice:
+) -> BackendChoice:
     """ "triton" where it can run and passes its self-test, else "torch". `error` gives the self-test's relative error."""
     why = why_no_triton(device, dtype)
     if why is None and (head_dim not in (16, 32, 64, 128, 256)):
@@ -151,19 +151,23 @@ def why_not_gluon(device: torch.device, dtype: torch.dtype, head_dim: int, windo
 
 def gluon_choice(
     op: str, device: torch.device, dtype: torch.dtype, head_dim: int, window: int | None, error: Callable[..., float]
-) -> Choice:
+) -> BackendChoice:
     """As `attention_choice`, but "gluon" in place of "triton" where it can run and passes the same self-test."""
     ours = attention_choice(op, device, dtype, head_dim, error)
     if ours.backend != "triton":
         return ours
     why = why_not_gluon(device, dtype, head_dim, window)
     why = why or failure(f"Gluon {op}", error, device, dtype, head_dim, "gluon")
-    return Choice("gluon", ours.reason) if why is None else Choice("triton", f"{ours.reason}; not Gluon: {why}")
+    return (
+        BackendChoice("gluon", ours.reason)
+        if why is None
+        else BackendChoice("triton", f"{ours.reason}; not Gluon: {why}")
+    )
 
 
-def triton_or_torch(why: str | None) -> Choice:
+def triton_or_torch(why: str | None) -> BackendChoice:
     """Our kernels, unless there is a reason why not."""
-    return Choice("triton", f"Triton {version('triton')}") if why is None else Choice("torch", why)
+    return BackendChoice("triton", f"Triton {version('triton')}") if why is None else BackendChoice("torch", why)
 
 
 def why_no_fla(device: torch.device, dtype: torch.dtype) -> str | None:

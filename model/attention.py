@@ -15,7 +15,7 @@ from torch.nn import functional
 from ..kernels.conv.op import choose_backend
 from ..kernels.norms import rms_norm
 from .config import ModelConfig
-from .kv_cache import Kept, Pools, Room, Step, has_step
+from .kv_cache import CacheCapacity, DecodeStep, KVView, Pools, has_step
 from .layers import Canon, Linear, RMSNorm, few, in_pieces, join
 from .registry import MEMORIES, MIXERS
 from .resolve import NO_MEMORY, memory_settings, mixer_settings
@@ -121,12 +121,12 @@ class Attention(nn.Module):
         parts = (self.mixer,) if self.memory is None else (self.mixer, self.memory)
         return all(type(part).__module__.startswith(f"{ours}.") and part.one_stream for part in parts)
 
-    def open(self, room: Room) -> States:
+    def open(self, room: CacheCapacity) -> States:
         """Empty states of texts that `step` goes on with."""
         tails = None if self.canon is None else self.canon.open(room)
         return States(Pools(room), tails, None if self.memory is None else self.memory.open(room))
 
-    def begin(self, x_1TD: Tensor, states: States, step: Step, *, chunk: int) -> Tensor:
+    def begin(self, x_1TD: Tensor, states: States, step: DecodeStep, *, chunk: int) -> Tensor:
         """`evaluate` of one text from its start, of which the states then hold what `step` needs."""
         out_1TD, q, k, v = self._mixed(x_1TD, step.window, chunk)
         places_1T = torch.arange(x_1TD.shape[1], device=x_1TD.device)[None]
@@ -140,7 +140,7 @@ class Attention(nn.Module):
             out_1TD = out_1TD + self.memory.begin(x_1TD, q, k, v, states.memory, slot, chunk=chunk)
         return out_1TD
 
-    def step(self, x_BD: Tensor, states: Plain, step: Step) -> Tensor:
+    def step(self, x_BD: Tensor, states: Plain, step: DecodeStep) -> Tensor:
         """What `forward` gives at the next token of some texts, [B, D]; their states are changed in place."""
         y_BE, *more = self._stepped(self._side_by_side(x_BD), x_BD, states, step)
         out_BD: Tensor = self.proj(y_BE)
@@ -148,7 +148,7 @@ class Attention(nn.Module):
             out_BD = out_BD + part_BD
         return out_BD
 
-    def few_step(self, x_BD: Tensor, norm: RMSNorm, under_BD: Tensor, states: Plain, step: Step) -> Tensor:
+    def few_step(self, x_BD: Tensor, norm: RMSNorm, under_BD: Tensor, states: Plain, step: DecodeStep) -> Tensor:
         """under + what `step` gives at norm(x), for so few texts that a product costs what reading its matrix does.
 
         The matrices are in x's type and side by side (`Backbone.join`).
@@ -165,13 +165,13 @@ class Attention(nn.Module):
             out_BD = out_BD + part_BD
         return out_BD
 
-    def _stepped(self, x_BE: Tensor, x_BD: Tensor, states: Plain, step: Step) -> list[Tensor]:
+    def _stepped(self, x_BE: Tensor, x_BD: Tensor, states: Plain, step: DecodeStep) -> list[Tensor]:
         """What the last projection reads, [B, H X], then what is added behind it, from what the first ones give.
 
         `x_BD`, the block's normed input, is read where a mixer or a memory asks for it.
         """
         pools, tails, memory = states
-        kept = Kept(pools, step)
+        kept = KVView(pools, step)
         q_BE, k_BE, v_BE = x_BE.split([self.heads * self.apart, *[self.kv_heads * self.size] * 2], -1)
         q, *gate = q_BE.unflatten(-1, (self.heads, self.apart)).split(self.size, -1)
         k, v = (part.unflatten(-1, (self.kv_heads, self.size)) for part in (k_BE, v_BE))

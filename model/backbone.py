@@ -17,18 +17,18 @@ from torch.nn import functional
 
 from ..kernels.cross_entropy import op as cross_entropy
 from ..kernels.cross_entropy.op import CHUNK, linear_cross_entropy, linear_cross_entropy_sum, softcap
-from ..kernels.dispatch import Choice, version
+from ..kernels.dispatch import BackendChoice, version
 from ..kernels.fp8 import op as fp8_linear
 from ..kernels.fp8 import rows as fp8_rows
 from ..kernels.row_linear.op import choose_backend
 from ..kernels.sketch import op as sketch
 from . import registry
 from .attention import Attention, States
-from .bases import Position, Table
+from .bases import EmbeddingTable, Position
 from .block import Block, Kept
 from .compilation import one_graph
 from .config import ModelConfig
-from .kv_cache import Ledger, Room, Step
+from .kv_cache import CacheCapacity, DecodeStep, Ledger
 from .layers import CausalConv, Linear, RMSNorm, TiedHead, few, in_pieces
 from .resolve import (
     NO_POSITIONS,
@@ -41,10 +41,10 @@ from .resolve import (
 from .rng import generator, seed_of
 
 
-class Parts(NamedTuple):
+class StepFunctions(NamedTuple):
     """What a step of one token a text is made of, so that each part can be compiled by itself. See `EAGER`."""
 
-    first: Callable[..., tuple[Tensor, Tensor | None, Step]]
+    first: Callable[..., tuple[Tensor, Tensor | None, DecodeStep]]
     block: Callable[..., tuple[Tensor, Tensor | None]]
     last: Callable[..., Tensor]
 
@@ -79,7 +79,7 @@ class Features:
 
 
 @dataclass
-class Drawn:
+class RandomDraws:
     """The random parts of a forward pass of training, made by `Backbone.draw`."""
 
     regularizer: Callable[..., Tensor] | None = None
@@ -93,7 +93,7 @@ class Drawn:
         single = [one for one in (self.sketches_LKD, self.places_BT) if one is not None]
         return [*single, *self.distractors.values(), *(one for pair in self.kept.values() for one in pair)]
 
-    def copy(self) -> Drawn:
+    def copy(self) -> RandomDraws:
         """The same in memory of its own."""
 
         def own(one: Tensor | None) -> Tensor | None:
@@ -101,7 +101,7 @@ class Drawn:
 
         distractors = {layer: drawn.clone() for layer, drawn in self.distractors.items()}
         kept = {layer: (mix.clone(), mlp.clone()) for layer, (mix, mlp) in self.kept.items()}
-        return Drawn(self.regularizer, own(self.sketches_LKD), distractors, kept, own(self.places_BT))
+        return RandomDraws(self.regularizer, own(self.sketches_LKD), distractors, kept, own(self.places_BT))
 
 
 class Backbone(nn.Module):
@@ -137,7 +137,7 @@ class Backbone(nn.Module):
         self._compiler: str | None = None
         self._joined = False
         self.to(torch.float64 if dtype == torch.float64 else torch.float32)
-        self._fp8: Choice | None = None
+        self._fp8: BackendChoice | None = None
         self._wide = config.embedding_dtype == "float32" or dtype == torch.float16
         if not tied and not self._wide:  # a head's matrix is float32
             self.embedding.to(dtype)
@@ -156,7 +156,7 @@ class Backbone(nn.Module):
         name = str(self.dtype).removeprefix("torch.")
         return name if self._fp8 is None else f"{name}, fp8 projections"
 
-    def use_fp8(self) -> Choice:
+    def use_fp8(self) -> BackendChoice:
         """Lets the projections around mixers, in convolutions and in MLPs multiply in 8 bits, in training and evaluation.
 
         Head, memory and a mixer's own parameters stay in the activations' type. Call it on the network's device; it
@@ -195,7 +195,7 @@ class Backbone(nn.Module):
         return self.positions.places(1, length, generator(0, "places of an evaluation", length)).to(self.device)
 
     def features(
-        self, tokens_BT: Tensor, *, full_context: bool = False, auxiliary: Auxiliary | Drawn | None = None,
+        self, tokens_BT: Tensor, *, full_context: bool = False, auxiliary: Auxiliary | RandomDraws | None = None,
         chunk: int | None = None,
     ) -> Features:  # fmt: skip
         """Hidden states of int64 tokens [B, T], and the auxiliary terms asked for, with what they draw or have drawn.
@@ -217,9 +217,9 @@ class Backbone(nn.Module):
             embedded_BTD = self._embedded(tokens_BT, self._evaluation_places(length))
             return Features(self._evaluate(embedded_BTD, window, chunk))
         if auxiliary is None:
-            drawn = Drawn(places_BT=self._evaluation_places(length))
+            drawn = RandomDraws(places_BT=self._evaluation_places(length))
         else:
-            drawn = auxiliary if isinstance(auxiliary, Drawn) else self.draw(auxiliary, rows, length)
+            drawn = auxiliary if isinstance(auxiliary, RandomDraws) else self.draw(auxiliary, rows, length)
         return Features(
             *self._forward_blocks(
                 tokens_BT,
@@ -276,11 +276,11 @@ class Backbone(nn.Module):
             x_BTD = x_BTD + self.positions(places_BT).to(x_BTD.dtype)
         return x_BTD.to(self.dtype)
 
-    def draw(self, auxiliary: Auxiliary, rows: int, length: int) -> Drawn:
+    def draw(self, auxiliary: Auxiliary, rows: int, length: int) -> RandomDraws:
         """What `features` needs for [rows, length] tokens and draws itself otherwise. Raises as it does."""
         check_regularizer(auxiliary.regularizer)
         self._check_distractor(auxiliary)
-        found = Drawn()
+        found = RandomDraws()
         layers, width, device = self.config.n_layers, self.config.d_model, self.device
         key = f"{auxiliary.step}.{auxiliary.micro}"
         if auxiliary.regularizer != NO_REGULARIZER:
@@ -336,11 +336,11 @@ class Backbone(nn.Module):
         """Whether a step asks the device for no number, so that it can be captured as a CUDA graph."""
         return all(block.mix.one_stream() for block in self.blocks)
 
-    def open(self, room: Room) -> list[Any]:
+    def open(self, room: CacheCapacity) -> list[Any]:
         """Empty states of every block, for `begin` and `step`."""
         return [block.mix.open(room) for block in self.blocks]
 
-    def begin(self, tokens_T: Tensor, states: list[Any], step: Step, *, chunk: int) -> Tensor:
+    def begin(self, tokens_T: Tensor, states: list[Any], step: DecodeStep, *, chunk: int) -> Tensor:
         """Logits [V] behind one text, int64 [T], worked out `chunk` tokens at a time; the states then hold what `step` needs."""
         x_1TD = self._embedded(tokens_T[None], self._evaluation_places(len(tokens_T)))
         for block, state in zip(self.blocks, states, strict=True):
@@ -349,7 +349,7 @@ class Backbone(nn.Module):
 
     def step(
         self, tokens_B: Tensor, states: list[Any], ledger: Ledger, slots_B: Tensor, window: int | None,
-        parts: Parts | None = None,
+        parts: StepFunctions | None = None,
     ) -> Tensor:  # fmt: skip
         """Logits [B, V] behind the next token of some texts, int64 [B]; states and ledger are changed in place.
 
@@ -492,7 +492,7 @@ def _fill(module: nn.Module, parameter: nn.Parameter, draw: torch.Generator, con
         value.fill_(1)
     elif isinstance(module, TiedHead):
         value.zero_()
-    elif isinstance(module, Table):
+    elif isinstance(module, EmbeddingTable):
         value.normal_(generator=draw).mul_(module.std)
     elif isinstance(module, nn.Embedding) and config.tie_head:
         value.normal_(generator=draw).mul_(HEAD_STD)
@@ -524,7 +524,7 @@ def _block(block: Block, *args: Any, **named: Any) -> tuple[Tensor, Tensor | Non
 
 def _step_first(
     model: Backbone, tokens_B: Tensor, ledger: Ledger, slots_B: Tensor, window: int | None
-) -> tuple[Tensor, Tensor | None, Step]:
+) -> tuple[Tensor, Tensor | None, DecodeStep]:
     step = ledger.advance(slots_B, window)
     places_B1 = None if model.positions is None else step.places[:, None]
     x_BD = model._embedded(tokens_B[:, None], places_B1)[:, 0]
@@ -532,7 +532,7 @@ def _step_first(
 
 
 def _step_block(
-    block: Block, x_BD: Tensor, branch_BD: Tensor | None, states: Any, step: Step
+    block: Block, x_BD: Tensor, branch_BD: Tensor | None, states: Any, step: DecodeStep
 ) -> tuple[Tensor, Tensor | None]:
     return block.step(x_BD, branch_BD, states, step)
 
@@ -541,7 +541,7 @@ def _step_last(model: Backbone, x_BD: Tensor, branch_BD: Tensor | None) -> Tenso
     return model.few_logits(x_BD) if branch_BD is None else model.logits(model.norm(x_BD + branch_BD))
 
 
-EAGER = Parts(_step_first, _step_block, _step_last)
+EAGER = StepFunctions(_step_first, _step_block, _step_last)
 """The parts of a step as they come."""
 
 

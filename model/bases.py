@@ -21,7 +21,7 @@ from torch import Tensor, nn
 from ..kernels.shapes import query_block
 from .bounds import MAX_FLOAT
 from .config import Config, Flag, Float, ModelConfig, knob
-from .kv_cache import Room
+from .kv_cache import CacheCapacity
 
 Before = Callable[[str], Tensor]
 """Name -> what was kept of the token before, [B, ...], zeros where there is none."""
@@ -204,7 +204,7 @@ class Memory(Part):
     """step(x_BD, q_BHX, k_BJX, v_BJX, states, slots_B) -> [B, D], what `forward` gives at the next token of the texts in these
     slots, whose states it changes in place. None: texts are worked out anew for each token that is written."""
 
-    def open(self, room: Room) -> Any:
+    def open(self, room: CacheCapacity) -> Any:
         """Empty states for `step`."""
         raise NotImplementedError(f"{type(self).__name__} has no step")
 
@@ -221,7 +221,7 @@ class Memory(Part):
         raise NotImplementedError(f"{type(self).__name__} has no step")
 
 
-class Table(nn.Embedding):
+class EmbeddingTable(nn.Embedding):
     """Learned vectors, one for each of `rows` places, that start normal with the deviation `std`."""
 
     def __init__(self, rows: int, width: int, std: float) -> None:

@@ -17,7 +17,7 @@ from ..kernels.gated_delta.op import choose_backend
 from ..kernels.row_linear.op import row_conv_step
 from .attention import Attention
 from .config import ModelConfig
-from .kv_cache import Room, Step
+from .kv_cache import CacheCapacity, DecodeStep
 from .layers import MLP, CausalConv, Linear, RMSNorm, drop, in_pieces
 
 Kept = tuple[Tensor, Tensor]
@@ -55,20 +55,20 @@ class GatedConv(nn.Module):
     def one_stream(self) -> bool:
         return True
 
-    def open(self, room: Room) -> Tensor:
+    def open(self, room: CacheCapacity) -> Tensor:
         return room.table(self.conv.halo, self.out_proj.weight.shape[1])
 
-    def begin(self, x_1TD: Tensor, states: Tensor, step: Step, *, chunk: int) -> Tensor:
+    def begin(self, x_1TD: Tensor, states: Tensor, step: DecodeStep, *, chunk: int) -> Tensor:
         b, _, u = self.in_proj(x_1TD[0, -self.conv.halo :] if self.conv.halo else x_1TD[0, :0]).chunk(3, -1)
         states.index_copy_(0, step.slots_B, tail_of(b * u, self.conv.taps)[None])
         return self.evaluate(x_1TD, window=step.window, chunk=chunk)
 
-    def step(self, x_BD: Tensor, states: Tensor, step: Step) -> Tensor:
+    def step(self, x_BD: Tensor, states: Tensor, step: DecodeStep) -> Tensor:
         y_BC = gated_conv_step(self.in_proj(x_BD), states, step.slots_B, self.conv.filters(x_BD.dtype))
         out_BD: Tensor = self.out_proj(y_BC)
         return out_BD
 
-    def few_step(self, x_BD: Tensor, norm: RMSNorm, under_BD: Tensor, states: Tensor, step: Step) -> Tensor:
+    def few_step(self, x_BD: Tensor, norm: RMSNorm, under_BD: Tensor, states: Tensor, step: DecodeStep) -> Tensor:
         y_BC = row_conv_step(
             x_BD, self.in_proj.weight, self.in_proj.bias, norm.weight, norm.eps, states, step.slots_B,
             self.conv.filters(x_BD.dtype),
@@ -127,11 +127,13 @@ class Block(nn.Module):
             (x_BTD,) = in_pieces(lambda x: (self.norm2(x),), (x_BTD,), chunk)
         return x_BTD + out_BTD
 
-    def begin(self, x_1TD: Tensor, states: Any, step: Step, *, chunk: int) -> Tensor:
+    def begin(self, x_1TD: Tensor, states: Any, step: DecodeStep, *, chunk: int) -> Tensor:
         """`evaluate` of one text from its start, of which the states then hold what `step` needs."""
         return self._evaluated(x_1TD, lambda normed: self.mix.begin(normed, states, step, chunk=chunk), chunk)
 
-    def step(self, x_BD: Tensor, branch_BD: Tensor | None, states: Any, step: Step) -> tuple[Tensor, Tensor | None]:
+    def step(
+        self, x_BD: Tensor, branch_BD: Tensor | None, states: Any, step: DecodeStep
+    ) -> tuple[Tensor, Tensor | None]:
         """What `forward` gives at the next token of some texts, as two numbers to add, [B, D] each; so is its input.
 
         The sum stands where the next norm can take it along. Of few texts the products take norms and sums along instead, and

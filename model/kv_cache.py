@@ -25,7 +25,7 @@ class CacheFull(RuntimeError):
 
 
 @dataclass(frozen=True)
-class Room:
+class CacheCapacity:
     """How much there is room for, and where."""
 
     slots: int
@@ -52,7 +52,7 @@ class Room:
 
 
 @dataclass(frozen=True)
-class Step:
+class DecodeStep:
     """Which texts get a token, as tensors: a graph of a step can be replayed for any of them."""
 
     slots_B: Tensor
@@ -72,7 +72,7 @@ class Step:
 class Pools:
     """What a mixer keeps of each token, by name; pools are made when the first tokens come, since only these have shapes."""
 
-    def __init__(self, room: Room) -> None:
+    def __init__(self, room: CacheCapacity) -> None:
         self._room = room
         self._pools: dict[str, Tensor] = {}
 
@@ -111,11 +111,11 @@ class Pools:
 
 
 @dataclass(frozen=True)
-class Kept:
+class KVView:
     """What a step of a mixer reads: rows of every token of each text, the new one's included."""
 
     pools: Mapping[str, Tensor]
-    step: Step
+    step: DecodeStep
 
     def write(self, rows: Mapping[str, Tensor]) -> None:
         """`rows` [B, ...] of the new tokens."""
@@ -170,22 +170,22 @@ class Ledger:
     page: int
     nobody: int
 
-    def advance(self, slots_B: Tensor, window: int | None) -> Step:
+    def advance(self, slots_B: Tensor, window: int | None) -> DecodeStep:
         """Counts one token more of each text and says what its step needs; asks nothing of the host."""
         lengths_B = self.lengths_R[slots_B]
         lengths_B = lengths_B + (lengths_B > 0)
         self.lengths_R.index_copy_(0, slots_B, lengths_B)
         return self.step(slots_B, lengths_B, window)
 
-    def step(self, slots_B: Tensor, lengths_B: Tensor, window: int | None) -> Step:
+    def step(self, slots_B: Tensor, lengths_B: Tensor, window: int | None) -> DecodeStep:
         """What a step needs of texts of these lengths."""
-        return Step(slots_B, Texts(self.tables_RP[slots_B], lengths_B, self.page), window, self.nobody)
+        return DecodeStep(slots_B, Texts(self.tables_RP[slots_B], lengths_B, self.page), window, self.nobody)
 
 
 class Book:
     """Who has which pages. The host knows all of it; the device has tables and lengths of its own and is told what changes."""
 
-    def __init__(self, room: Room, pages_of_a_text: int) -> None:
+    def __init__(self, room: CacheCapacity, pages_of_a_text: int) -> None:
         self.room, self._most = room, pages_of_a_text
         self._free_pages = list(range(room.pages - 1, DUMMY, -1))
         self._free_slots = list(range(room.slots - 1, -1, -1))
@@ -304,7 +304,7 @@ class Book:
             self._rows[count] = wanted, rows_B
         return rows_B
 
-    def step(self, slots: Sequence[int], window: int | None) -> Step:
+    def step(self, slots: Sequence[int], window: int | None) -> DecodeStep:
         """What a text's beginning needs: its slot, its pages, its length."""
         slots_B = torch.tensor(list(slots), device=self.room.device)
         return self.ledger.step(slots_B, self.ledger.lengths_R[slots_B], window)
@@ -336,4 +336,15 @@ def has_step(part: Any) -> bool:
     return False
 
 
-__all__ = ["DUMMY", "PAGE", "Book", "CacheFull", "Pools", "Remembered", "Room", "Step", "Texts", "has_step"]
+__all__ = [
+    "DUMMY",
+    "PAGE",
+    "Book",
+    "CacheFull",
+    "Pools",
+    "Remembered",
+    "CacheCapacity",
+    "DecodeStep",
+    "Texts",
+    "has_step",
+]

@@ -18,7 +18,7 @@ from ..kernels.fp8.op import fp8_gated_linear, fp8_linear
 from ..kernels.gates import squared_relu_gate, swish_gate
 from ..kernels.norms import rms_norm
 from ..kernels.row_linear.op import row_linear
-from .kv_cache import Room
+from .kv_cache import CacheCapacity
 
 
 class Linear(nn.Module):
@@ -163,7 +163,7 @@ class Canon(nn.Module):
     def taps(self) -> int:
         return self.q.taps
 
-    def open(self, room: Room) -> list[Tensor]:
+    def open(self, room: CacheCapacity) -> list[Tensor]:
         """Tails of q, k and v side by side, a row for each text."""
         return [room.table(self.halo, sum(conv.weight.shape[0] for conv in (self.q, self.k, self.v)))]
 

@@ -14,7 +14,7 @@ NO_POSITIONS = "none"
 NO_REGULARIZER = "baseline"
 
 
-class Kind(NamedTuple):
+class PartKind(NamedTuple):
     """A kind of part that the model section names, and whose settings it holds."""
 
     parts: registry.Registry[Any]
@@ -26,9 +26,9 @@ class Kind(NamedTuple):
     """The name that means no part."""
 
 
-MIXER = Kind(registry.MIXERS, "attn_type", "mixers", None)
-MEMORY = Kind(registry.MEMORIES, "memory", "memories", NO_MEMORY)
-POSITION = Kind(registry.POSITIONS, "positions", "position_settings", NO_POSITIONS)
+MIXER = PartKind(registry.MIXERS, "attn_type", "mixers", None)
+MEMORY = PartKind(registry.MEMORIES, "memory", "memories", NO_MEMORY)
+POSITION = PartKind(registry.POSITIONS, "positions", "position_settings", NO_POSITIONS)
 KINDS = (MIXER, MEMORY, POSITION)
 
 
@@ -84,7 +84,7 @@ def longest_text(config: ModelConfig) -> int | None:
     return registry.POSITIONS.load(config.positions).longest(config, position_settings(config))
 
 
-def _settings(kind: Kind, config: ModelConfig) -> Config:
+def _settings(kind: PartKind, config: ModelConfig) -> Config:
     name = getattr(config, kind.name)
     part, path = kind.parts.load(name), f"model.{kind.settings}.{name}"
     try:

@@ -15,7 +15,7 @@ from .sweep_data import WEIGHTED, SweepData
 from .table import Entry
 
 if TYPE_CHECKING:
-    from .stats.noise.best_probability import Rival, Stratum
+    from .stats.noise.best_probability import Candidate, Stratum
     from .stats.noise.run_noise import Spread
 
 Rank = Literal["column", "row", "none"]
@@ -138,15 +138,15 @@ class _Spreads:
         found = spreads[stratum]
         return stratum, found if scale == 1 else replace(found, sd=scale * found.sd, floor=scale * found.floor)
 
-    def rival(self, one: Entry, spread: tuple[Stratum, Spread] | None) -> Rival:
+    def rival(self, one: Entry, spread: tuple[Stratum, Spread] | None) -> Candidate:
         """Return a number with its spread; without one where that is None."""
-        from .stats.noise.best_probability import Rival
+        from .stats.noise.best_probability import Candidate
 
         if spread is None:
-            return Rival(self._value(one), 0.0)
+            return Candidate(self._value(one), 0.0)
         stratum, found = spread
         share = self._data.metric(one.probe, one.metric).percent
-        return Rival(self._value(one), found.used, found.df, stratum, max(one.seeds, 1), share)
+        return Candidate(self._value(one), found.used, found.df, stratum, max(one.seeds, 1), share)
 
     def luck(self, best: Sequence[Entry], entries: Sequence[Entry], values: Sequence[float]) -> Luck | None:
         """Of the near-replicates in the stratum of the best numbers: they are what those are chosen from."""

@@ -11,8 +11,8 @@ from ..results.console import completion
 from ..results.console.command_line import BY_NAME, AsJson, Db, SweepName, print_json
 from ..results.console.text import cleaned, say
 from .figures import FIGURES
-from .report_options import SIGNATURE, Compare, Request, listing
-from .report_spec import Listed
+from .report_options import SIGNATURE, Compare, ReportRequest, listing
+from .report_spec import ReportSpec
 from .tables import TABLES
 
 
@@ -148,7 +148,7 @@ def report(**options: Any) -> None:
       atma-sweep report --all --out appendix
       atma-sweep report --check appendix
     """
-    request = Request(**options)
+    request = ReportRequest(**options)
     if request.list_:
         if request.as_json:
             print_json([{"kind": kind, "name": name, "shows": shows} for kind, name, shows in listing()])
@@ -161,7 +161,7 @@ def report(**options: Any) -> None:
         raise typer.Exit(1)
 
 
-def _listed(lines: Mapping[str, Listed]) -> str:
+def _listed(lines: Mapping[str, ReportSpec]) -> str:
     return "; ".join(
         f"{name} ({line.number}: {line.shows})" if line.number else f"{name} ({line.shows})"
         for name, line in lines.items()

@@ -15,8 +15,8 @@ from ..results.store.store import Store
 from ..results.studies.study_store import search_of
 from .dashboard.page import write_dashboard
 from .figures import FIGURES, figure_name, make_figure
-from .figures.canvas.base import Collected
-from .figures.canvas.figure_options import Look, highlighted
+from .figures.canvas.base import FigureData
+from .figures.canvas.figure_options import FigureOptions, highlighted
 from .figures.files import FORMATS, renderings
 from .render import SUFFIXES, files_of
 from .render.latex import PREAMBLE
@@ -62,7 +62,7 @@ def write_all(
     all_rows: bool = False,
     figures: Sequence[str] = tuple(FIGURES),
     lengths: Lengths = None,
-    look: Look | None = None,
+    look: FigureOptions | None = None,
     highlight: Sequence[str] = (),
     options: Mapping[str, Any] | None = None,
 ) -> Written:
@@ -79,7 +79,7 @@ def write_all(
         raise ReportError(f"--all writes files of {', '.join(FILES)}, not {', '.join(unknown)}")
     data = gather(store, sweep, lengths=lengths)
     name = data.sweep
-    look = highlighted(look or Look(title=False), data, highlight)
+    look = highlighted(look or FigureOptions(title=False), data, highlight)
     make_folder(out)
     written = Written()
     # what is about studies is not lacking in a sweep that is none
@@ -113,8 +113,14 @@ def write_all(
 
 
 def _write_figures(
-    store: Store, sweep: str, names: Sequence[str], out: Path, written: Written, wanted: Mapping[str, Any], look: Look
-) -> dict[str, Collected]:
+    store: Store,
+    sweep: str,
+    names: Sequence[str],
+    out: Path,
+    written: Written,
+    wanted: Mapping[str, Any],
+    look: FigureOptions,
+) -> dict[str, FigureData]:
     found = {}
     for name in names:
         options = FIGURES[figure_name(name)].options(wanted)
@@ -135,7 +141,7 @@ def _write(path: Path, content: str | bytes, written: Written) -> None:
     written.files.append(path)
 
 
-def _document(tables: dict[str, Table], pictures: dict[str, Collected]) -> str:
+def _document(tables: dict[str, Table], pictures: dict[str, FigureData]) -> str:
     # what goes over many pages stands behind what is looked at first
     short = [number for number, table in tables.items() if len(table.rows) <= MANY_ROWS]
     parts = [rf"\input{{{file_name(number)}}}" for number in short]
@@ -155,7 +161,7 @@ def _document(tables: dict[str, Table], pictures: dict[str, Collected]) -> str:
     return "\n".join([*head, r"\begin{document}", lists, body, r"\end{document}"]) + "\n"
 
 
-def figure_float(made: Collected) -> str:
+def figure_float(made: FigureData) -> str:
     """The figure as a float of LaTeX, from its PDF, with the notes as its caption, and the label fig:NAME."""
     # as large as drawn, unless the page is smaller
     size = r"[max width=\linewidth,max totalheight=0.85\textheight]"
@@ -177,7 +183,7 @@ def _rows(table: Table) -> str:
 def _index_markdown(
     name: str,
     tables: dict[str, Table],
-    pictures: dict[str, Collected],
+    pictures: dict[str, FigureData],
     formats: Sequence[str],
     left_out: dict[str, str],
 ) -> str:
@@ -197,7 +203,7 @@ def _index_markdown(
 def _index_html(
     name: str,
     tables: dict[str, Table],
-    pictures: dict[str, Collected],
+    pictures: dict[str, FigureData],
     formats: Sequence[str],
     left_out: dict[str, str],
 ) -> str:

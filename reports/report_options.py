@@ -58,7 +58,7 @@ OF_FIGURES = {"figures": True}
 
 
 @dataclass(frozen=True, kw_only=True)
-class Request:
+class ReportRequest:
     """A `report` as asked for on the command line."""
 
     table: Annotated[
@@ -197,13 +197,13 @@ class Request:
     as_json: AsJson = False
 
 
-FIGURE_OPTIONS = tuple(option.name for option in fields(Request) if option.metadata)
+FIGURE_OPTIONS = tuple(option.name for option in fields(ReportRequest) if option.metadata)
 """Options that say something of figures alone."""
-_HINTS = get_type_hints(Request, include_extras=True)
+_HINTS = get_type_hints(ReportRequest, include_extras=True)
 SIGNATURE = Signature(
     [
         Parameter(option.name, Parameter.KEYWORD_ONLY, default=option.default, annotation=_HINTS[option.name])
-        for option in fields(Request)
+        for option in fields(ReportRequest)
     ]
 )
 """What typer reads in place of the parameters of the command."""

@@ -19,19 +19,19 @@ from ..results.paper import SWEEPS
 from ..results.store.store import Store
 from .cell_filter import only
 from .figures import FIGURES, figure_name, make_figure
-from .figures.canvas.figure_options import Look, highlighted, wanted
+from .figures.canvas.figure_options import FigureOptions, highlighted, wanted
 from .render import SUFFIXES, files_of, render, trace_file
-from .report_options import FIGURE_OPTIONS, Request
+from .report_options import FIGURE_OPTIONS, ReportRequest
 from .report_spec import AGAINST
 from .sweep_data import Lengths, ReportError, gather, one_reading
 from .table import Table
 from .tables import TABLES, make_table, table_name
 
 if TYPE_CHECKING:
-    from .figures.canvas.base import Collected
+    from .figures.canvas.base import FigureData
 
 
-def checked(asked: Request) -> Request:
+def checked(asked: ReportRequest) -> ReportRequest:
     """Return the request with the table by its name here. Raises ReportError for options that do not go together."""
     lengths_of(asked.length)
     asked = replace(asked, table=table_name(asked.table)) if asked.table else asked
@@ -64,7 +64,7 @@ def lengths_of(words: list[str] | None) -> Lengths:
 
 
 @one_reading()
-def carry_out(asked: Request) -> bool:
+def carry_out(asked: ReportRequest) -> bool:
     """Writes or checks what is asked for. Returns whether every checked file says what the database says.
 
     Raises ReportError, SweepUnknown, StoreError and WriteRefused.
@@ -84,7 +84,7 @@ def carry_out(asked: Request) -> bool:
     return True
 
 
-def _check(asked: Request) -> bool:
+def _check(asked: ReportRequest) -> bool:
     from .check import check_file, files_in, sweep_of
 
     for file in asked.check or ():
@@ -102,7 +102,7 @@ def _check(asked: Request) -> bool:
     return not any(row["problems"] for row in rows)
 
 
-def _write_dashboard(asked: Request, store: Store, file: Path) -> None:
+def _write_dashboard(asked: ReportRequest, store: Store, file: Path) -> None:
     from .dashboard.page import write_dashboard
 
     format_of(file, None, {".html": "html", ".htm": "html"}, "html", option="")
@@ -112,7 +112,7 @@ def _write_dashboard(asked: Request, store: Store, file: Path) -> None:
     say(f"wrote {told(file)} ({size / 1e6:.1f} MB); open it in a browser, no network needed", err=True)
 
 
-def _write_all(asked: Request, store: Store) -> None:
+def _write_all(asked: ReportRequest, store: Store) -> None:
     from .report_folder import write_all
 
     if asked.out is None:
@@ -136,7 +136,7 @@ def _write_all(asked: Request, store: Store) -> None:
     say(f"wrote {counted(len(written.files), 'file')} in {asked.out}; start at {asked.out / 'index.html'}", err=True)
 
 
-def _write_figure(asked: Request, store: Store, name: str) -> None:
+def _write_figure(asked: ReportRequest, store: Store, name: str) -> None:
     from .figures.canvas.base import caption
     from .figures.files import FORMATS, rendered
 
@@ -151,7 +151,7 @@ def _write_figure(asked: Request, store: Store, name: str) -> None:
     look = wanted(asked.style, asked.width, asked.title)
     options = {"by": asked.by, "log": asked.log, "against": asked.against, "compare": asked.compare}
 
-    def make() -> tuple[Collected, Look]:
+    def make() -> tuple[FigureData, FigureOptions]:
         made = make_figure(
             name, store, asked.sweep, lengths=lengths_of(asked.length), options=options, only=asked.only or ()
         )
@@ -186,7 +186,7 @@ def _write_figure(asked: Request, store: Store, name: str) -> None:
     say(f"wrote {told(out)}", err=True)
 
 
-def _write_table(asked: Request, store: Store) -> None:
+def _write_table(asked: ReportRequest, store: Store) -> None:
     format = format_of(asked.out, "json" if asked.as_json else asked.format_, SUFFIXES, "terminal")
     if asked.out is None:
         color = format == "terminal" and is_styled(sys.stdout)
@@ -205,7 +205,7 @@ def _write_table(asked: Request, store: Store) -> None:
     say(f"wrote {told(asked.out)}", err=True)
 
 
-def _table(asked: Request, store: Store) -> Table:
+def _table(asked: ReportRequest, store: Store) -> Table:
     """The table that is asked for: by --table, or that of --compare, which keeps what --table prints."""
     name = "compare" if asked.compare else str(asked.table)
     kept = asked.table if asked.table != "compare" else None

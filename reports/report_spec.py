@@ -12,7 +12,7 @@ AGAINST = {"tokens": "tokens", "time": "wall_s"}
 
 
 @dataclass(frozen=True)
-class Listed:
+class ReportSpec:
     """A table (`at`: module:function) or figure (`at`: module), what it shows in a few words, and what is asked about it.
 
     `number` is a figure's in the paper, and a table's in the paper's second version where it has another there. `takes` names the options of the function that not every one has. `compares` says

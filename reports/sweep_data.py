@@ -17,9 +17,9 @@ from ..results.stopping.stopping_rule import Rule, rule_of
 from ..results.store.records import (
     AXES,
     CellState,
+    CodeAndGpu,
     Provenance,
     Request,
-    Source,
     Standing,
     Value,
     extra_axes,
@@ -70,7 +70,7 @@ class SweepData:
     """Every (probe, length) that the launch asked for."""
     printed: Mapping[tuple[str, str, str, str, int], Value] = field(default_factory=dict)
     """By (cell, table, probe, metric, length): a published number as that table prints it."""
-    sources: Mapping[int, Source] = field(default_factory=dict)
+    sources: Mapping[int, CodeAndGpu] = field(default_factory=dict)
     """By attempt, for those that said where their numbers come from."""
 
     also: tuple[int, ...] = ()

@@ -12,7 +12,7 @@ from itertools import chain
 from typing import Any
 
 from ..results.console.text import counted
-from ..results.store.records import CellState, Source
+from ..results.store.records import CellState, CodeAndGpu
 from .best_values import Grid, Place, Rank, notes_of, ranked
 from .cell_filter import told
 from .number_format import BARE, PLUS_MINUS, Column, reason_code, rounded, signed
@@ -194,7 +194,7 @@ def assemble(
     rank: Rank = "none",
     unlisted: Sequence[Sequence[Entry]] = (),
     options: Mapping[str, Any] | None = None,
-    sources: Mapping[int, Source] | None = None,
+    sources: Mapping[int, CodeAndGpu] | None = None,
     has_chances: bool = True,
     above: Sequence[str] = (),
     paged: bool = False,
@@ -242,7 +242,7 @@ def _origins(line: Line, row: Sequence[Entry]) -> dict[tuple[str, int | None], N
 
 
 def _trace(
-    made: Mapping[str, Any], lines: Sequence[Line], grid: Grid, sources: Mapping[int, Source]
+    made: Mapping[str, Any], lines: Sequence[Line], grid: Grid, sources: Mapping[int, CodeAndGpu]
 ) -> Mapping[str, Any]:
     """Return the trace of a table: `made`, the attempts of every cell, and their sources."""
     by_cell = attempts_by_cell(
@@ -254,7 +254,11 @@ def _trace(
 
 
 def _raw(
-    made: Mapping[str, Any], headings: Sequence[str], lines: Sequence[Line], grid: Grid, sources: Mapping[int, Source]
+    made: Mapping[str, Any],
+    headings: Sequence[str],
+    lines: Sequence[Line],
+    grid: Grid,
+    sources: Mapping[int, CodeAndGpu],
 ) -> tuple[dict[str, Any], ...]:
     """Return the rows of a table as JSON has them."""
     rows = []

@@ -139,7 +139,7 @@ def circle(graph: Mapping[str, set[str]]) -> list[str]:
 def listed(file: Path) -> set[Path]:
     """The files that a list of tables or figures names, which are imported when one is made."""
     calls = [node for node in nodes(file) if isinstance(node, ast.Call)]
-    made = [call for call in calls if isinstance(call.func, ast.Name) and call.func.id == "Listed"]
+    made = [call for call in calls if isinstance(call.func, ast.Name) and call.func.id == "ReportSpec"]
     places = [call.args[0].value for call in made if isinstance(call.args[0], ast.Constant)]
     return {file.with_name(f"{str(place).partition(':')[0]}.py") for place in places}
 

@@ -16,7 +16,7 @@ from ..norms import statistics_dtype
 from ..shapes import QUERY_BLOCK, check_qkv, check_window, visible_mask
 
 
-class Span(NamedTuple):
+class QueryBlock(NamedTuple):
     """A block of queries and the keys in its reach."""
 
     start: int
@@ -43,7 +43,7 @@ class Span(NamedTuple):
         return i_M[:, None] - torch.arange(self.first, self.stop, device=device)
 
 
-Logits = Callable[[Span], Tensor]
+Logits = Callable[[QueryBlock], Tensor]
 """Span -> [B, H, M, S] of the statistics' type; -inf hides a key beyond those that the span hides."""
 
 
@@ -60,7 +60,7 @@ def scored_attention(
     dtype = statistics_dtype(v_BTJX.dtype)
     v_BJTX = v_BTJX.to(dtype).transpose(1, 2)
 
-    def rows(span: Span) -> Tensor:
+    def rows(span: QueryBlock) -> Tensor:
         return _weighted(logits(span).masked_fill(~span.seen_MS, -torch.inf), v_BJTX[:, :, span.keys], heads)
 
     spans = [span_of(start, min(start + block, t), window, v_BTJX.device) for start in range(0, t, block)]
@@ -71,13 +71,13 @@ def scored_attention(
     return torch.cat(found, 2).transpose(1, 2).to(v_BTJX.dtype)
 
 
-def span_of(start: int, stop: int, window: int | None, device: torch.device) -> Span:
+def span_of(start: int, stop: int, window: int | None, device: torch.device) -> QueryBlock:
     """The queries start <= i < stop and what they see."""
     first = 0 if window is None else max(0, start - window + 1)
-    return Span(start, stop, first, visible_mask(start, stop, first, window, device))
+    return QueryBlock(start, stop, first, visible_mask(start, stop, first, window, device))
 
 
-def dot_scores(q_BTHX: Tensor, k_BTJX: Tensor, span: Span, scale: float | None = None) -> Tensor:
+def dot_scores(q_BTHX: Tensor, k_BTJX: Tensor, span: QueryBlock, scale: float | None = None) -> Tensor:
     """scale q kᵀ [B, H, M, S] in the statistics' type; `scale` None is 1/sqrt(X)."""
     dtype = statistics_dtype(q_BTHX.dtype)
     scale = q_BTHX.shape[-1] ** -0.5 if scale is None else scale

@@ -10,7 +10,7 @@ from torch import Tensor
 from torch.nn import functional
 
 from ..custom_ops import differentiate, empty_like, torch_op
-from ..dispatch import Choice, constant, failure, plain_torch, version
+from ..dispatch import BackendChoice, constant, failure, plain_torch, version
 from ..fla_configs import channelwise, settle
 from ..gated_delta.op import NORM_FLOOR, in_chunks, rule_error, running_sum, why_no_fla
 from ..norms import statistics_dtype
@@ -51,12 +51,12 @@ def channelwise_delta(
 
 
 @constant
-def choose_backend(device: torch.device | str, dtype: torch.dtype, head_dim: int) -> Choice:
+def choose_backend(device: torch.device | str, dtype: torch.dtype, head_dim: int) -> BackendChoice:
     """What `channelwise_delta` takes for such tensors."""
     device = torch.device(device)
     why = "asked for by train.kernels" if plain_torch() else _why_no_fla(device, dtype, head_dim)
     why = why or failure("channelwise delta", _error, device, dtype, head_dim, "fla")
-    return Choice("fla", f"fla {version('fla-core')}") if why is None else Choice("torch", why)
+    return BackendChoice("fla", f"fla {version('fla-core')}") if why is None else BackendChoice("torch", why)
 
 
 def _why_no_fla(device: torch.device, dtype: torch.dtype, head_dim: int) -> str | None:

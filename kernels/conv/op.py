@@ -10,7 +10,7 @@ from torch import Tensor
 from torch.nn import functional
 
 from ..custom_ops import differentiate, empty_like, keep_inputs, load_kernels, torch_op
-from ..dispatch import Choice, constant, failure, triton_or_torch, why_no_triton, worst
+from ..dispatch import BackendChoice, constant, failure, triton_or_torch, why_no_triton, worst
 from ..norms import rms_norm
 
 MOST_TAPS = 4
@@ -89,7 +89,7 @@ def _takes_kernels(x: Tensor, w_CW: Tensor, backend: str | None) -> bool:
 
 
 @constant
-def choose_backend(device: torch.device | str, dtype: torch.dtype, taps: int) -> Choice:
+def choose_backend(device: torch.device | str, dtype: torch.dtype, taps: int) -> BackendChoice:
     """What `gated_causal_conv` and `canon` take for such tensors, tried once on small ones before it is believed."""
     device = torch.device(device)
     why = why_no_triton(device, dtype)

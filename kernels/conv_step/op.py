@@ -11,7 +11,7 @@ import torch
 from torch import Tensor
 
 from ..custom_ops import load_kernels, torch_op
-from ..dispatch import Choice, constant, failure, triton_or_torch, why_no_triton, worst
+from ..dispatch import BackendChoice, constant, failure, triton_or_torch, why_no_triton, worst
 from ..norms import rms_norm
 
 
@@ -87,7 +87,7 @@ def tail_of(x_TC: Tensor, taps: int) -> Tensor:
 
 
 @constant
-def choose_backend(device: torch.device | str, dtype: torch.dtype) -> Choice:
+def choose_backend(device: torch.device | str, dtype: torch.dtype) -> BackendChoice:
     """What `conv_step` takes for such tensors."""
     device = torch.device(device)
     return triton_or_torch(why_no_triton(device, dtype) or failure("the convolution step", _error, device, dtype))

@@ -14,7 +14,7 @@ from torch.nn import functional
 from torch.utils.checkpoint import checkpoint
 
 from ..custom_ops import load_kernels, torch_op
-from ..dispatch import Choice, constant, failure, triton_or_torch, why_no_triton, worst
+from ..dispatch import BackendChoice, constant, failure, triton_or_torch, why_no_triton, worst
 from ..norms import statistics_dtype
 
 CHUNK = 8192
@@ -77,7 +77,7 @@ def linear_cross_entropy_sum(
 
 
 @constant
-def choose_backend(device: torch.device | str, dtype: torch.dtype, capped: bool = True) -> Choice:
+def choose_backend(device: torch.device | str, dtype: torch.dtype, capped: bool = True) -> BackendChoice:
     """What `linear_cross_entropy_sum` takes for rows of logits, tried once on a few before it is believed."""
     device = torch.device(device)
     return triton_or_torch(why_no_triton(device, dtype) or failure("cross-entropy", _error, device, dtype, capped))

@@ -10,7 +10,7 @@ from torch import Tensor
 from torch.nn import functional
 
 from ..custom_ops import load_kernels, torch_op
-from ..dispatch import Choice, attention_choice, constant, worst
+from ..dispatch import BackendChoice, attention_choice, constant, worst
 from ..gated_delta.op import NORM_FLOOR
 
 
@@ -45,7 +45,7 @@ def delta_step(
 
 
 @constant
-def choose_backend(device: torch.device | str, dtype: torch.dtype, head_dim: int) -> Choice:
+def choose_backend(device: torch.device | str, dtype: torch.dtype, head_dim: int) -> BackendChoice:
     """What `delta_step` takes for such tensors."""
     return attention_choice("the delta step", torch.device(device), dtype, head_dim, _error)
 

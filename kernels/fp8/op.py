@@ -10,7 +10,7 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from ..dispatch import Choice, failure, version, worst
+from ..dispatch import BackendChoice, failure, version, worst
 from ..gates import squared_relu_gate_forward
 from .rows import E4M3, E5M2, LEAST, TOP, gate_backward, quantise, quantise_gradient
 
@@ -137,10 +137,10 @@ def why_no_fp8(device: torch.device) -> str | None:
     return failure("8-bit products", _error, device)
 
 
-def choose_backend(device: torch.device | str) -> Choice:
+def choose_backend(device: torch.device | str) -> BackendChoice:
     """ "scaled_mm" where the GPU has it and it passes its self-test, else "torch"."""
     why = why_no_fp8(torch.device(device))
-    return Choice("scaled_mm", f"torch {version('torch')}") if why is None else Choice("torch", why)
+    return BackendChoice("scaled_mm", f"torch {version('torch')}") if why is None else BackendChoice("torch", why)
 
 
 def _error(device: torch.device, *, seed: int) -> float:

@@ -9,7 +9,7 @@ import torch
 from torch import Tensor
 
 from ..custom_ops import load_kernels, torch_op
-from ..dispatch import Choice, constant, failure, triton_or_torch, why_no_triton, worst
+from ..dispatch import BackendChoice, constant, failure, triton_or_torch, why_no_triton, worst
 from ..gates import squared_relu_gate_backward
 
 E4M3, E5M2 = torch.float8_e4m3fn, torch.float8_e5m2
@@ -55,7 +55,7 @@ def _gate_backward(ag_MN: Tensor, dy_MF: Tensor) -> tuple[Tensor, Tensor, Tensor
 
 
 @constant
-def choose_backend(device: torch.device, dtype: torch.dtype) -> Choice:
+def choose_backend(device: torch.device, dtype: torch.dtype) -> BackendChoice:
     """ "triton" where it can run and passes its self-test, else "torch"."""
     return triton_or_torch(why_no_triton(device, dtype) or failure("casts to 8 bits", _error, device, dtype))
 

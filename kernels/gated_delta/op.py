@@ -14,7 +14,7 @@ from torch import Tensor
 from torch.nn import functional
 
 from .. import dispatch
-from ..dispatch import SIXTEEN_BITS, Choice, attention_choice, constant, plain_torch, version, worst
+from ..dispatch import SIXTEEN_BITS, BackendChoice, attention_choice, constant, plain_torch, version, worst
 from ..norms import statistics_dtype
 from ..shapes import check_qkv, expand_kv
 from . import torch_op
@@ -57,7 +57,7 @@ def gated_delta(
 
 
 @constant
-def choose_backend(device: torch.device | str, dtype: torch.dtype, head_dim: int) -> Choice:
+def choose_backend(device: torch.device | str, dtype: torch.dtype, head_dim: int) -> BackendChoice:
     """What `gated_delta` takes for such tensors: our "triton" kernels, else "fla", else "torch".
 
     Ours are tried once on a small input, forward and backward, before they are believed. fla is taken by its version:
@@ -69,9 +69,9 @@ def choose_backend(device: torch.device | str, dtype: torch.dtype, head_dim: int
         return ours
     why = why_no_fla(device, dtype)
     return (
-        Choice("fla", f"fla {version('fla-core')}; {ours.reason}")
+        BackendChoice("fla", f"fla {version('fla-core')}; {ours.reason}")
         if why is None
-        else Choice("torch", f"{ours.reason}; {why}")
+        else BackendChoice("torch", f"{ours.reason}; {why}")
     )
 
 

@@ -23,7 +23,7 @@ MOST_TRACED = 1
 """Rounds that the compiler sees as they are."""
 
 
-class Plan:
+class ChunkCoefficients:
     """How much of what a chunk's tokens feel: a function of the rates alone, [..., C], and of the weights, [..., S]."""
 
     def __init__(self, keep: Tensor, step: Tensor, slow: Tensor | None, weight: Tensor, window: int) -> None:
@@ -100,7 +100,9 @@ def readout(
     return y if momentum is None else y - carried[..., None] * (x @ momentum.mT)
 
 
-def _plain(q: Tensor, layers: tuple[Tensor, ...], momenta: tuple[Tensor, ...], pairs: Pairs, plan: Plan) -> Round:
+def _plain(
+    q: Tensor, layers: tuple[Tensor, ...], momenta: tuple[Tensor, ...], pairs: Pairs, plan: ChunkCoefficients
+) -> Round:
     """Every token's own memory, without ever forming one: masked products of what they are sums of."""
     felt_BHCS, carried_BHC = plan.felt_and_carried()
     x, ends, slow = q, [], []
@@ -115,7 +117,9 @@ def _plain(q: Tensor, layers: tuple[Tensor, ...], momenta: tuple[Tensor, ...], p
     return x, tuple(ends), tuple(slow)
 
 
-def _each_token(q: Tensor, layers: tuple[Tensor, ...], momenta: tuple[Tensor, ...], pairs: Pairs, plan: Plan) -> Round:
+def _each_token(
+    q: Tensor, layers: tuple[Tensor, ...], momenta: tuple[Tensor, ...], pairs: Pairs, plan: ChunkCoefficients
+) -> Round:
     """Every token's momentum is made orthogonal: a matrix a token."""
     x, ends, slow = q, [], []
     for index, (layer, momentum, (left, right)) in enumerate(zip(layers, momenta, pairs, strict=True)):
@@ -131,7 +135,9 @@ def _each_token(q: Tensor, layers: tuple[Tensor, ...], momenta: tuple[Tensor, ..
     return x, tuple(ends), tuple(slow)
 
 
-def _each_chunk(q: Tensor, layers: tuple[Tensor, ...], momenta: tuple[Tensor, ...], pairs: Pairs, plan: Plan) -> Round:
+def _each_chunk(
+    q: Tensor, layers: tuple[Tensor, ...], momenta: tuple[Tensor, ...], pairs: Pairs, plan: ChunkCoefficients
+) -> Round:
     """One orthogonal step at the end, which no token of the chunk may read."""
     x, ends, slow = q, [], []
     for index, (layer, momentum, (left, right)) in enumerate(zip(layers, momenta, pairs, strict=True)):
@@ -142,7 +148,7 @@ def _each_chunk(q: Tensor, layers: tuple[Tensor, ...], momenta: tuple[Tensor, ..
     return x, tuple(ends), tuple(slow)
 
 
-def _after(momentum: Tensor, left: Tensor, right: Tensor, plan: Plan) -> Tensor:
+def _after(momentum: Tensor, left: Tensor, right: Tensor, plan: ChunkCoefficients) -> Tensor:
     """The momentum after the chunk's last token."""
     new = (plan.last_momentum()[..., None] * left).mT @ right
     return plan.old_momentum[..., -1, None, None] * momentum + new
@@ -168,7 +174,7 @@ def rounds(
     for start in range(0, t, chunk):
         stop = min(start + chunk, t)
         own, seen = slice(start, stop), slice(start, stop + window - 1)
-        plan = Plan(
+        plan = ChunkCoefficients(
             keep[..., own], step[..., own], None if slow is None else slow[..., own], weights[..., seen], window
         )
         pairs = gradients(layers, keys[:, :, seen], values[:, :, seen])

@@ -13,10 +13,10 @@ import torch
 from torch import Tensor
 from torch.nn import functional
 
-from ..dispatch import Choice, constant, failure, triton_or_torch, why_no_triton, worst
+from ..dispatch import BackendChoice, constant, failure, triton_or_torch, why_no_triton, worst
 from ..norms import statistics_dtype
 from . import torch_op
-from .chunk_loop import Plan, Rated, Steps, gradients, readout, rounds, through
+from .chunk_loop import ChunkCoefficients, Rated, Steps, gradients, readout, rounds, through
 from .scan import scan
 from .tiles import CHANNELS, MOST_SEEN, MOST_TOKENS
 
@@ -135,7 +135,7 @@ def _check(q_BTHF: Tensor, k_BTHF: Tensor, v_BTHX: Tensor, state: State, window:
 @constant
 def choose_backend(
     device: torch.device | str, dtype: torch.dtype, size: int, window: int, chunk: int, orthogonal: Steps, slow: bool
-) -> Choice:
+) -> BackendChoice:
     """What `omega` takes for activations of that type, a memory [size, size], 0 for any other; `slow`: with a momentum."""
     device = torch.device(device)
     why = why_no_triton(device, dtype)
@@ -183,12 +183,12 @@ def _chunks(x: Tensor, size: int, chunk: int) -> Tensor:
     return (cut.mT if x.ndim == 4 else cut).movedim(2, 0).flatten(1, 2).contiguous()
 
 
-def _planned(rated: Rated, window: int, chunk: int) -> Plan:
+def _planned(rated: Rated, window: int, chunk: int) -> ChunkCoefficients:
     """Of whole chunks, [N, G, ...]; `rated`: keep, step and momentum of their tokens, and the weights of the pairs that they see."""
     keep, step, slow, weights = rated
     slow = None if slow is None else _chunks(slow, chunk, chunk)
     seen = _chunks(weights, chunk + window - 1, chunk)
-    return Plan(_chunks(keep, chunk, chunk), _chunks(step, chunk, chunk), slow, seen, window)
+    return ChunkCoefficients(_chunks(keep, chunk, chunk), _chunks(step, chunk, chunk), slow, seen, window)
 
 
 def _all_at_once(

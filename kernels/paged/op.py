@@ -13,7 +13,7 @@ from torch.nn import functional
 
 from ..attention.polar.op import TINY, null_schedule
 from ..custom_ops import load_kernels, torch_op
-from ..dispatch import Choice, attention_choice, constant, worst
+from ..dispatch import BackendChoice, attention_choice, constant, worst
 from ..norms import statistics_dtype
 from .page_tables import PAGE, Texts, check_step
 from .single_query import row_attention, row_scores, row_sums, row_weights
@@ -87,10 +87,10 @@ def write_pages(
 
 
 @constant
-def choose_backend(device: torch.device | str, dtype: torch.dtype, head_dim: int, page: int = PAGE) -> Choice:
+def choose_backend(device: torch.device | str, dtype: torch.dtype, head_dim: int, page: int = PAGE) -> BackendChoice:
     """What `paged_softmax` and `paged_polar` take for such tensors."""
     if page < LEAST_PAGE or page & (page - 1):
-        return Choice("torch", f"the kernels need a page that is a power of two from {LEAST_PAGE}, got {page}")
+        return BackendChoice("torch", f"the kernels need a page that is a power of two from {LEAST_PAGE}, got {page}")
     return attention_choice("paged attention", torch.device(device), dtype, head_dim, _error)
 
 

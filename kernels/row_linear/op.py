@@ -13,7 +13,7 @@ from torch.nn import functional
 
 from ..conv_step.op import gated_conv_step
 from ..custom_ops import load_kernels, torch_op
-from ..dispatch import Choice, constant, failure, triton_or_torch, why_no_triton, worst
+from ..dispatch import BackendChoice, constant, failure, triton_or_torch, why_no_triton, worst
 from ..gates import squared_relu_gate, swish_gate
 from ..norms import rms_norm
 
@@ -62,10 +62,10 @@ def _by_kernel(x_BD: Tensor, backend: str | None) -> bool:
 
 
 @constant
-def choose_backend(device: torch.device | str, dtype: torch.dtype, rows: int) -> Choice:
+def choose_backend(device: torch.device | str, dtype: torch.dtype, rows: int) -> BackendChoice:
     """What `row_linear` takes for so many rows."""
     if rows > MOST_ROWS:
-        return Choice("torch", f"the kernel is for one row, got {rows}")
+        return BackendChoice("torch", f"the kernel is for one row, got {rows}")
     device = torch.device(device)
     return triton_or_torch(why_no_triton(device, dtype) or failure("the product of one row", _error, device, dtype))
 

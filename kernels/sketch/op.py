@@ -15,7 +15,7 @@ import torch
 from torch import Tensor
 
 from ..custom_ops import load_kernels, torch_op
-from ..dispatch import Choice, constant, failure, triton_or_torch, why_no_triton, worst
+from ..dispatch import BackendChoice, constant, failure, triton_or_torch, why_no_triton, worst
 from ..norms import statistics_dtype
 
 
@@ -77,7 +77,7 @@ class _Gram(torch.autograd.Function):
 
 
 @constant
-def choose_backend(device: torch.device | str, dtype: torch.dtype) -> Choice:
+def choose_backend(device: torch.device | str, dtype: torch.dtype) -> BackendChoice:
     """What `sketch` takes for such tensors, tried once on small ones before it is believed."""
     device = torch.device(device)
     why = why_no_triton(device, dtype)

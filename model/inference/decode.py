@@ -15,9 +15,9 @@ from torch import Tensor
 from torch.utils._pytree import tree_leaves
 
 from ..attention import States
-from ..backbone import EAGER, Backbone, Parts
+from ..backbone import EAGER, Backbone, StepFunctions
 from ..compilation import CompileError, one_graph
-from ..kv_cache import PAGE, Book, CacheFull, Remembered, Room
+from ..kv_cache import PAGE, Book, CacheCapacity, CacheFull, Remembered
 from ..layers import CausalConv, Linear, TiedHead
 
 CHUNK = 8192
@@ -57,7 +57,7 @@ class Paged:
             raise ValueError(f"{why} has no form for one token at a time")
         self.window = model.config.window_size if model.config.window and not full_context else None
         most = -(-tokens // page)
-        room = Room(texts, 1 + (texts * most if pages is None else pages), page, model.device, model.dtype)
+        room = CacheCapacity(texts, 1 + (texts * most if pages is None else pages), page, model.device, model.dtype)
         self.model, self.book, self._chunk = as_used(model), Book(room, most), chunk
         self.states = model.open(room)
         one_stream = model.one_stream()
@@ -136,7 +136,7 @@ class Paged:
             return Ready(parts, tokens_B, None)
         return Ready(parts, tokens_B, captured(lambda: self._worked_out(tokens_B, rows_B, parts)))
 
-    def _worked_out(self, tokens_B: Tensor, rows_B: Tensor, parts: Parts) -> Tensor:
+    def _worked_out(self, tokens_B: Tensor, rows_B: Tensor, parts: StepFunctions) -> Tensor:
         return self.model.step(tokens_B, self.states, self.book.ledger, rows_B, self.window, parts)
 
     def step_bytes(self, texts: int, tokens: int) -> int:
@@ -201,7 +201,7 @@ def _kept(state: Any, slot: int, tokens: int) -> int:
 class Ready(NamedTuple):
     """A step of a number of rows, ready to be taken. It knows nothing of what it belongs to, so that both go together."""
 
-    parts: Parts
+    parts: StepFunctions
     tokens_B: Tensor
     """Where a step reads its tokens."""
     replay: tuple[torch.cuda.CUDAGraph, Tensor] | None
@@ -222,9 +222,9 @@ def captured(step: Callable[[], Tensor]) -> tuple[torch.cuda.CUDAGraph, Tensor]:
     return graph, logits_BV
 
 
-def compiled_parts() -> Parts:
+def compiled_parts() -> StepFunctions:
     """The parts of a step, compiled for one number of texts: a graph for each kind of block, one for what comes before, one for after."""
-    return Parts(*(one_graph(fresh(part)) for part in EAGER))
+    return StepFunctions(*(one_graph(fresh(part)) for part in EAGER))
 
 
 def fresh(part: Callable[..., Any]) -> Callable[..., Any]:

@@ -15,7 +15,7 @@ from ...kernels.norms import statistics_dtype
 from ..bases import MemoryConfig
 from ..bounds import MAX_LENGTH
 from ..config import Config, Int, ModelConfig, knob
-from ..kv_cache import Room
+from ..kv_cache import CacheCapacity
 from ..layers import Linear, few, join
 from .recurrent import Recurrent
 
@@ -69,7 +69,7 @@ class Delta(Recurrent):
         if len({linear.bias is None for linear in every}) == 1:
             self.joined = join(every)
 
-    def open(self, room: Room) -> Tensor:
+    def open(self, room: CacheCapacity) -> Tensor:
         return room.table(self.heads, self.head_dim, self.head_dim, dtype=statistics_dtype(room.dtype))
 
     def begin(

@@ -13,7 +13,7 @@ from torch import Tensor
 from ...kernels.norms import rms_norm
 from ..bases import Memory
 from ..config import ModelConfig
-from ..kv_cache import Remembered, Room
+from ..kv_cache import CacheCapacity, Remembered
 from ..layers import Linear, spans
 
 
@@ -76,7 +76,7 @@ class Recurrent(Memory):
         """Tokens of a chunk whose tokens depend on where it starts, rounding aside; 1 where they do not."""
         return 1
 
-    def open(self, room: Room) -> Any:
+    def open(self, room: CacheCapacity) -> Any:
         return Remembered()
 
     def begin(

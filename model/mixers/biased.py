@@ -21,7 +21,7 @@ from ...kernels.paged.single_query import row_attention, row_scores
 from ..bases import InBlocks, ScaledConfig, attention_flops
 from ..bounds import MAX_LENGTH
 from ..config import Config, Int, ModelConfig, knob
-from ..kv_cache import Kept
+from ..kv_cache import KVView
 
 
 class ALiBiConfig(ScaledConfig):
@@ -73,7 +73,7 @@ class ALiBi(InBlocks):
             q_BTHX, k_BTJX, v_BTJX, gate_1TH, scale=self.config.scale, window=window, query_block=block
         )
 
-    def step(self, q_BHX: Tensor, kept: Kept) -> Tensor:
+    def step(self, q_BHX: Tensor, kept: KVView) -> Tensor:
         scores_BHS = row_scores(q_BHX, kept.gather("k"), self.config.scale)
         fade_BHS = -_slopes_on(len(self.slopes), q_BHX.device) * kept.texts.distance[:, None]
         return row_attention(scores_BHS + fade_BHS.to(scores_BHS.dtype), kept.gather("v"), kept.seen).to(q_BHX.dtype)
@@ -132,7 +132,7 @@ class Rel(InBlocks):
             q_BTHX, k_BTJX, v_BTJX, bias_HR, scale=self.config.scale, window=window, query_block=block
         )
 
-    def step(self, q_BHX: Tensor, kept: Kept) -> Tensor:
+    def step(self, q_BHX: Tensor, kept: KVView) -> Tensor:
         scores_BHS = row_scores(q_BHX, kept.gather("k"), self.config.scale)
         bias_HR = self.table.view(q_BHX.shape[1], -1)[:, self._numbers].to(scores_BHS.dtype)
         along_HBS = bias_HR[:, kept.texts.distance.clamp(0, self.config.reach)]
@@ -191,7 +191,7 @@ class CoPE(InBlocks):
             q_BTHX, k_BTJX, v_BTJX, vectors, scale=self.config.scale, window=window, query_block=block
         )
 
-    def step(self, q_BHX: Tensor, kept: Kept) -> Tensor:
+    def step(self, q_BHX: Tensor, kept: KVView) -> Tensor:
         scores_BHS, seen_BS = row_scores(q_BHX, kept.gather("k"), self.config.scale), kept.seen
         q_B1HX, scores_BH1S = q_BHX[:, None].to(scores_BHS.dtype), scores_BHS[:, :, None]
         along_BH1S = of_positions(q_B1HX, scores_BH1S, seen_BS[:, None, None], self.vectors.to(scores_BHS.dtype))

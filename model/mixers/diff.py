@@ -15,7 +15,7 @@ from ...kernels.rotary import check_rotary, rotate
 from ..bases import Before, InBlocks, ScaledConfig
 from ..bounds import MAX_FLOAT
 from ..config import Config, Float, ModelConfig, knob
-from ..kv_cache import Kept
+from ..kv_cache import KVView
 from ..layers import RMSNorm
 
 
@@ -85,7 +85,7 @@ class Diff(InBlocks):
     def keep(self, k_BTJX: Tensor, v_BTJX: Tensor, *, places_BT: Tensor, before: Before | None) -> dict[str, Tensor]:
         return {"k": self._placed(k_BTJX, places_BT), "v": v_BTJX}
 
-    def step(self, q_BHX: Tensor, kept: Kept) -> Tensor:
+    def step(self, q_BHX: Tensor, kept: KVView) -> Tensor:
         q = self._placed(q_BHX[:, None], kept.places[:, None])[:, 0]
 
         def read(which: int) -> Tensor:

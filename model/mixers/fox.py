@@ -12,7 +12,7 @@ from ...kernels.paged.single_query import row_scores
 from ..bases import Before, InBlocks, ScaledConfig, attention_flops
 from ..bounds import MAX_FLOAT
 from ..config import Config, Float, ModelConfig, Real, knob
-from ..kv_cache import Kept
+from ..kv_cache import KVView
 from .gates import Gate, faded, fall_of
 
 
@@ -52,7 +52,7 @@ class FoX(InBlocks):
     ) -> dict[str, Tensor]:
         return {"k": k_BTJX, "v": v_BTJX, "fall": fall_of(self.gate(x_BTD), before)}
 
-    def step(self, q_BHX: Tensor, kept: Kept, x_BD: Tensor) -> Tensor:
+    def step(self, q_BHX: Tensor, kept: KVView, x_BD: Tensor) -> Tensor:
         scores_BHS = row_scores(q_BHX, kept.gather("k"), self.config.scale)
         return faded(scores_BHS, kept).to(q_BHX.dtype)
 

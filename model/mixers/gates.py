@@ -10,7 +10,7 @@ from ...kernels.attention.scored import running_sum
 from ...kernels.norms import statistics_dtype
 from ...kernels.paged.single_query import row_attention
 from ..bases import Before
-from ..kv_cache import Kept
+from ..kv_cache import KVView
 
 
 class Gate(nn.Module):
@@ -42,7 +42,7 @@ def fall_of(log_gate_BTP: Tensor, before: Before | None) -> Tensor:
     return fall if before is None else fall + before("fall")[:, None]
 
 
-def faded(scores_BHS: Tensor, kept: Kept) -> Tensor:
+def faded(scores_BHS: Tensor, kept: KVView) -> Tensor:
     """Attention of the new tokens, [B, H, X], whose scores fade by what every gate since the key says."""
     fall_BSH = kept.gather("fall")
     now_B1H = fall_BSH.gather(1, kept.places.view(-1, 1, 1).expand(-1, 1, fall_BSH.shape[2]))

@@ -13,7 +13,7 @@ from ...kernels.shapes import QUERY_BLOCK
 from ..bases import InBlocks, MixerConfig, attention_flops
 from ..bounds import MAX_FLOAT
 from ..config import Config, Float, ModelConfig, Real, knob
-from ..kv_cache import Kept
+from ..kv_cache import KVView
 from ..layers import Linear
 
 
@@ -70,7 +70,7 @@ class Polar(InBlocks):
         )  # fmt: skip
         return c_BTHX, self.mu_proj(mag_BTH.to(q_BTHX.dtype))
 
-    def step(self, q_BHX: Tensor, kept: Kept) -> tuple[Tensor, Tensor]:
+    def step(self, q_BHX: Tensor, kept: KVView) -> tuple[Tensor, Tensor]:
         scalars = (self.null_base, self.null_slope, self.len_gain, self.mag_beta, self.v_null)
         c_BHX, mag_BH = paged_polar(
             q_BHX, kept["k"], kept["v"], *scalars, kept.texts, window=kept.window, n_eff_floor=self.n_eff_floor

@@ -14,7 +14,7 @@ from ...kernels.rotary import check_rotary, rotate
 from ..bases import Before, InBlocks, ScaledConfig, attention_flops
 from ..bounds import MAX_FLOAT
 from ..config import Config, Flag, Float, ModelConfig, Real, knob
-from ..kv_cache import Kept
+from ..kv_cache import KVView
 
 
 class SoftmaxConfig(ScaledConfig):
@@ -69,7 +69,7 @@ class NoPE(InBlocks):
     def keep(self, k_BTJX: Tensor, v_BTJX: Tensor, *, places_BT: Tensor, before: Before | None) -> dict[str, Tensor]:
         return {"k": self.place(k_BTJX, places_BT), "v": v_BTJX}
 
-    def step(self, q_BHX: Tensor, kept: Kept) -> Tensor:
+    def step(self, q_BHX: Tensor, kept: KVView) -> Tensor:
         q = self.place(q_BHX[:, None], kept.places[:, None])[:, 0]
         return paged_softmax(q, kept["k"], kept["v"], kept.texts, scale=self.config.scale, window=kept.window)
 
@@ -131,7 +131,7 @@ class SSMax(NoPE):
         t = q_BTHX.shape[1]
         return self._by_keys(q_BTHX, torch.arange(1, t + 1, device=q_BTHX.device).clamp(max=window or t))
 
-    def step(self, q_BHX: Tensor, kept: Kept) -> Tensor:
+    def step(self, q_BHX: Tensor, kept: KVView) -> Tensor:
         q = self._by_keys(q_BHX, kept.texts.counts(kept.window).clamp(min=1))
         return paged_softmax(q, kept["k"], kept["v"], kept.texts, scale=self.config.scale, window=kept.window)
 

@@ -12,7 +12,7 @@ from ...kernels.paged.single_query import row_attention, row_scores
 from ..bases import InBlocks, ScaledConfig, attention_flops
 from ..bounds import MAX_FLOAT
 from ..config import Config, Float, ModelConfig, knob
-from ..kv_cache import Kept
+from ..kv_cache import KVView
 from .gates import Gate
 
 
@@ -79,7 +79,7 @@ class TRA(InBlocks):
             query_block=block,
         )  # fmt: skip
 
-    def step(self, q_BHX: Tensor, kept: Kept, x_BD: Tensor) -> Tensor:
+    def step(self, q_BHX: Tensor, kept: KVView, x_BD: Tensor) -> Tensor:
         v, seen_BS = kept.gather("v"), kept.seen
         scores_BHS = row_scores(q_BHX, kept.gather("k"), self.config.scale)
         keep = (scores_BHS > 0) & seen_BS[:, None]

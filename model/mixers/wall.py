@@ -16,7 +16,7 @@ from ...kernels.shapes import expand_kv
 from ..bases import Before, InBlocks, ScaledConfig, attention_flops
 from ..bounds import MAX_FLOAT, MAX_WIDTH
 from ..config import Config, Float, Int, ModelConfig, PositiveOrNone, Real, knob
-from ..kv_cache import Kept
+from ..kv_cache import KVView
 from .gates import Gate, fall_of
 
 
@@ -103,7 +103,7 @@ class Wall(InBlocks):
         fall_BTPX = fall_of(self.log_gates(x_BTD, k_BTJX), before)
         return {"k": self._placed(k_BTJX, places_BT), "v": v_BTJX, "fall": fall_BTPX}
 
-    def step(self, q_BHX: Tensor, kept: Kept, x_BD: Tensor) -> Tensor:
+    def step(self, q_BHX: Tensor, kept: KVView, x_BD: Tensor) -> Tensor:
         q = self._placed(q_BHX[:, None], kept.places[:, None])[:, 0]
         dtype, fall_BSPX, seen_BS = statistics_dtype(q.dtype), kept.gather("fall"), kept.seen
         now_B1PX = fall_BSPX.gather(1, kept.places.view(-1, 1, 1, 1).expand(-1, 1, *fall_BSPX.shape[2:]))

@@ -7,7 +7,7 @@ from typing import ClassVar
 import torch
 from torch import Tensor
 
-from ..bases import Position, PositionConfig, Table
+from ..bases import EmbeddingTable, Position, PositionConfig
 from ..bounds import MAX_FLOAT, MAX_LENGTH
 from ..config import Config, Float, Int, ModelConfig, knob
 
@@ -32,7 +32,7 @@ class APE(Position):
 
     def __init__(self, model: ModelConfig, config: TableConfig) -> None:
         super().__init__(model, config)
-        self.table = Table(config.length, model.d_model, config.std)
+        self.table = EmbeddingTable(config.length, model.d_model, config.std)
 
     def forward(self, places_BT: Tensor) -> Tensor:
         """Rows of the table [B, T, D]."""

@@ -21,19 +21,19 @@ IN_ALL = 64  # points of a line in the picture of all validation losses
 
 
 @dataclass(frozen=True)
-class Series:
+class LossSeries:
     """One loss over training: `tokens` (float64), `wall_s` and `loss` (float32; NaN where it was not finite)."""
 
     tokens: np.ndarray
     wall_s: np.ndarray
     loss: np.ndarray
 
-    def thinned(self, most: int) -> Series:
+    def thinned(self, most: int) -> LossSeries:
         """Every k-th point counted from the last, at most `most`."""
         every = max(1, -(-len(self.tokens) // most))
         kept = slice((len(self.tokens) - 1) % every, None, every)
         # copies: a view would keep the whole curve in memory
-        return Series(self.tokens[kept].copy(), self.wall_s[kept].copy(), self.loss[kept].copy())
+        return LossSeries(self.tokens[kept].copy(), self.wall_s[kept].copy(), self.loss[kept].copy())
 
     def packed(self) -> bytes:
         """Differences of `tokens`, then `wall_s`, then `loss`, little-endian, each with its bytes grouped by place."""
@@ -48,8 +48,8 @@ class Curve:
     attempt: int
     points: int
     all: tuple[int, int]
-    train: Series
-    val: Series
+    train: LossSeries
+    val: LossSeries
 
     def packed(self) -> bytes:
         """The training series, then the validation series."""
@@ -80,8 +80,8 @@ def _curve(attempt: int, rows: np.ndarray, most: int) -> Curve:
     return Curve(attempt, len(rows), counts, train.thinned(most), val.thinned(most))
 
 
-def _series(rows: np.ndarray) -> Series:
-    return Series(rows[:, 0].copy(), rows[:, 1].astype("<f4"), rows[:, 2].astype("<f4"))
+def _series(rows: np.ndarray) -> LossSeries:
+    return LossSeries(rows[:, 0].copy(), rows[:, 1].astype("<f4"), rows[:, 2].astype("<f4"))
 
 
 def _bytes_by_place(column: np.ndarray) -> bytes:

@@ -18,7 +18,7 @@ from ..number_format import NEEDLE, Column, rounded
 from ..result_columns import STANDING, complete_columns, further_metrics
 from ..stats.effects.effects import ALPHA, Effect, contrasts, effects, factors, reference_level, spread
 from ..stats.effects.needle_baseline import ceiling, needle_words, yardstick
-from ..stats.noise.best_probability import Rival, best_probabilities, means, rivals
+from ..stats.noise.best_probability import Candidate, best_probabilities, means, rivals
 from ..sweep_data import SweepData, level_of
 from ..table_builder import DUST, difference, entry, p_value
 from .caveats import careful
@@ -97,7 +97,7 @@ def _ranking(data: SweepData, groups: Mapping[tuple[str, ...], Sequence[CellStat
     return {"rows": rows, "of": len(found), "how": shared + how.get(known.kind if known else None, near) + constant}
 
 
-def interval(rival: Rival) -> tuple[float | None, float | None]:
+def interval(rival: Candidate) -> tuple[float | None, float | None]:
     """95% by the spread of its stratum: value ± t sd / sqrt(seeds), within 0 and 1 for a share; None where sd is not known."""
     if not math.isfinite(rival.sd) or not rival.sd:
         return None, None

@@ -11,40 +11,40 @@ from __future__ import annotations
 from collections.abc import Mapping, Sequence
 from typing import TYPE_CHECKING, Any
 
-from ..report_spec import Listed
+from ..report_spec import ReportSpec
 
 if TYPE_CHECKING:
     from ...results.store.store import Store
     from ..sweep_data import Lengths
-    from .canvas.base import Collected
+    from .canvas.base import FigureData
 
 LINES, CELLS = ("lengths", "highlight"), ("highlight",)
-FIGURES: dict[str, Listed] = {
-    "needle": Listed("needle", "needle accuracy over context length", number="1", takes=LINES),
-    "count-map": Listed("count_map", "what m keys of one weight come to in Polar attention", number="2a", takes=()),
-    "state-norm": Listed("state_norm", "size of the memory's state over context length", number="2b"),
-    "length": Listed("length", "clean and junk loss over context length", takes=LINES),
-    "position-nll": Listed("probes.position_nll", "loss by place in the document", takes=LINES),
-    "passkey": Listed("probes.passkey", "who finds a value by its depth in a text and the text's length", takes=LINES),
-    "retention": Listed("probes.retention", "how long the gates of mixers and memories keep what was read", takes=CELLS),
-    "attention-map": Listed("probes.attention_map", "what queries of a small text attend to", takes=CELLS),
-    "extrapolation": Listed("probes.extrapolation", "perplexity of one text in windows of every length", takes=LINES),
-    "memory-recall": Listed("probes.memory_recall", "how many pairs of keys and values memories and networks hold", takes=CELLS),
-    "loss": Listed("loss", "validation and training loss over tokens or time", takes=("by", "log", "against", "compare", "highlight")),
-    "response": Listed("response", "how numbers follow an axis whose levels are numbers", takes=("lengths", "by", "highlight")),
-    "effects": Listed("comparisons.effects", "what every level does, with intervals"),
-    "interactions": Listed("comparisons.interactions", "what two levels do together"),
-    "power": Listed("comparisons.power", "how small a difference so many pairs show"),
-    "seeds": Listed("comparisons.seeds", "how far runs that ought to agree lie apart"),
-    "items": Listed("comparisons.items", "who answers which trial of the needle"),
-    "pareto": Listed("pareto", "quality against speed", takes=LINES),
-    "timeline": Listed("timeline", "which machine ran what when", takes=()),
-    "history": Listed("studies.history", "trials of a study, and the best so far", takes=(), study=True),
-    "importance": Listed("studies.importance", "how much each setting of a study accounts for", takes=("evaluator",), study=True),
-    "slices": Listed("studies.slices", "trials of a study over each setting", takes=(), study=True),
-    "contours": Listed("studies.contours", "values of a study over two settings at a time", takes=(), study=True),
-    "parallel": Listed("studies.parallel", "trials of a study as lines through their settings", takes=(), study=True),
-    "front": Listed("studies.front", "trials of a study of several objectives, and the Pareto front", takes=(), study=True),
+FIGURES: dict[str, ReportSpec] = {
+    "needle": ReportSpec("needle", "needle accuracy over context length", number="1", takes=LINES),
+    "count-map": ReportSpec("count_map", "what m keys of one weight come to in Polar attention", number="2a", takes=()),
+    "state-norm": ReportSpec("state_norm", "size of the memory's state over context length", number="2b"),
+    "length": ReportSpec("length", "clean and junk loss over context length", takes=LINES),
+    "position-nll": ReportSpec("probes.position_nll", "loss by place in the document", takes=LINES),
+    "passkey": ReportSpec("probes.passkey", "who finds a value by its depth in a text and the text's length", takes=LINES),
+    "retention": ReportSpec("probes.retention", "how long the gates of mixers and memories keep what was read", takes=CELLS),
+    "attention-map": ReportSpec("probes.attention_map", "what queries of a small text attend to", takes=CELLS),
+    "extrapolation": ReportSpec("probes.extrapolation", "perplexity of one text in windows of every length", takes=LINES),
+    "memory-recall": ReportSpec("probes.memory_recall", "how many pairs of keys and values memories and networks hold", takes=CELLS),
+    "loss": ReportSpec("loss", "validation and training loss over tokens or time", takes=("by", "log", "against", "compare", "highlight")),
+    "response": ReportSpec("response", "how numbers follow an axis whose levels are numbers", takes=("lengths", "by", "highlight")),
+    "effects": ReportSpec("comparisons.effects", "what every level does, with intervals"),
+    "interactions": ReportSpec("comparisons.interactions", "what two levels do together"),
+    "power": ReportSpec("comparisons.power", "how small a difference so many pairs show"),
+    "seeds": ReportSpec("comparisons.seeds", "how far runs that ought to agree lie apart"),
+    "items": ReportSpec("comparisons.items", "who answers which trial of the needle"),
+    "pareto": ReportSpec("pareto", "quality against speed", takes=LINES),
+    "timeline": ReportSpec("timeline", "which machine ran what when", takes=()),
+    "history": ReportSpec("studies.history", "trials of a study, and the best so far", takes=(), study=True),
+    "importance": ReportSpec("studies.importance", "how much each setting of a study accounts for", takes=("evaluator",), study=True),
+    "slices": ReportSpec("studies.slices", "trials of a study over each setting", takes=(), study=True),
+    "contours": ReportSpec("studies.contours", "values of a study over two settings at a time", takes=(), study=True),
+    "parallel": ReportSpec("studies.parallel", "trials of a study as lines through their settings", takes=(), study=True),
+    "front": ReportSpec("studies.front", "trials of a study of several objectives, and the Pareto front", takes=(), study=True),
 }  # fmt: skip
 """By name: the file, what the figure shows, its number in the paper, and whether context lengths play a part in it."""
 
@@ -71,7 +71,7 @@ def make_figure(
     lengths: Lengths = None,
     options: Mapping[str, Any] | None = None,
     only: Sequence[str] = (),
-) -> Collected:
+) -> FigureData:
     """What the figure of that name or number shows of a sweep (None: the one launched last), at the context lengths that
     the launch asked for and `lengths` besides. `options`: what not every figure takes (by, log, against, compare), as its `collect` says.
     `only`: filters such as "recipe=intended", of cells alone that all of them let through.
@@ -98,7 +98,7 @@ def make_figure(
     try:
         with cell_filter.only(store.revision(sweep, revision).sweep, only):
             data = gather(store, sweep, revision=revision, lengths=lengths)
-            made: Collected = line.load(__package__).collect(store, data, **wanted)
+            made: FigureData = line.load(__package__).collect(store, data, **wanted)
     except ReportError as error:
         if sweep is None or not is_published(sweep) or isinstance(error, cell_filter.SubsetError):
             raise

@@ -16,7 +16,7 @@ from ...results.store.store import Store
 from ..stats.untrained_formulas import BETA, magnitude
 from ..sweep_data import ReportError, SweepData, level_of
 from .canvas import drawing
-from .canvas.base import Axes, Collected, Figure, Look, collected
+from .canvas.base import Axes, Figure, FigureData, FigureOptions, collected
 
 MOST_COUNT = 1000
 BAND = "#dfe9f2"
@@ -24,7 +24,7 @@ GUIDES = {"∝ m": 1.0, "∝ √m": 0.5}
 """What sums of m keys would come to: of keys that agree, and of keys that have nothing to do with each other."""
 
 
-def collect(store: Store, data: SweepData) -> Collected:
+def collect(store: Store, data: SweepData) -> FigureData:
     """The count map of Polar attention, mag = tanh(beta ln(1 + m)): what m keys that share the weight alike come to.
 
     One row a curve and m in 0 to 1000: source (`init`, or the cell of a learned slope), cell, attempt, beta, lowest and
@@ -83,7 +83,7 @@ def _names(data: SweepData, cells: set[str]) -> dict[str, str]:
     return found
 
 
-def draw(made: Collected, look: Look) -> Figure:
+def draw(made: FigureData, look: FigureOptions) -> Figure:
     """mag over ln(1 + m), one curve a slope, named at its end; guides for sums of m keys."""
     frame = made.frame
     figure = drawing.page(2.5, 4.6)

@@ -20,8 +20,8 @@ from ...results.console.text import cleaned, plain
 from ..sweep_data import ReportError
 from . import FIGURES
 from .canvas import drawing
-from .canvas.base import Collected
-from .canvas.figure_options import Look
+from .canvas.base import FigureData
+from .canvas.figure_options import FigureOptions
 from .redraw import versions
 
 FORMATS = ("svg", "pdf", "png")
@@ -32,19 +32,19 @@ DESCRIPTION = "{http://purl.org/dc/elements/1.1/}description"
 PDF_ESCAPE = re.compile(rb"\\(.)", re.DOTALL)
 
 
-def trace_text(made: Collected, look: Look) -> str:
+def trace_text(made: FigureData, look: FigureOptions) -> str:
     """The trace, how it looks, and what the figure is drawn with, in one line of ASCII."""
     told = {**made.trace, "look": look.as_json(), "drawn_with": versions()}
     return f"{TRACE} {json.dumps(told, separators=(',', ':'), ensure_ascii=True, allow_nan=False)}"
 
 
-def rendered(made: Collected, format: str = "svg", *, look: Look | None = None, trace: bool = True) -> bytes:
+def rendered(made: FigureData, format: str = "svg", *, look: FigureOptions | None = None, trace: bool = True) -> bytes:
     """The picture as a file's content. Raises ReportError for an unknown format."""
     return renderings(made, [format], look=look, trace=trace)[format]
 
 
 def renderings(
-    made: Collected, formats: Sequence[str] = FORMATS, *, look: Look | None = None, trace: bool = True
+    made: FigureData, formats: Sequence[str] = FORMATS, *, look: FigureOptions | None = None, trace: bool = True
 ) -> dict[str, bytes]:
     """The picture as the content of a file of each of these formats, drawn once, each with the trace unless that is unwanted.
 
@@ -53,7 +53,7 @@ def renderings(
     for format in formats:
         if format not in FORMATS:
             raise ReportError(f"a figure is written as {', '.join(FORMATS)}, not {format!r}; give --out FILE.svg")
-    look = look or Look()
+    look = look or FigureOptions()
     told: dict[str, dict[str, Any]] = {
         "svg": {"Title": plain(made.title), "Creator": "atma-sweep", "Date": None},
         "pdf": {"Title": plain(made.title), "Creator": "atma-sweep", "CreationDate": None},
@@ -72,7 +72,7 @@ def renderings(
     return found
 
 
-def drawn(made: Collected, look: Look | None = None) -> Any:
+def drawn(made: FigureData, look: FigureOptions | None = None) -> Any:
     """The matplotlib Figure, laid out for good; to be called and used inside `style.settings(look)`."""
     figure = FIGURES[made.name].load(str(__package__)).draw(_shown(made), look or drawing.current())
     # once: finding the places takes longer than drawing, and so they are the same in every format
@@ -80,7 +80,7 @@ def drawn(made: Collected, look: Look | None = None) -> Any:
     return figure
 
 
-def _with_families(svg: bytes, look: Look) -> bytes:
+def _with_families(svg: bytes, look: FigureOptions) -> bytes:
     """The SVG with every font of the style named, for a reader's machine that lacks the one it is drawn with."""
     fonts = dict.fromkeys((look.family(), *look.of.fonts))
     families = ", ".join((*(f"'{font}'" for font in fonts), look.of.beside))
@@ -92,7 +92,7 @@ def _drawable(text: str) -> str:
     return plain(text).replace("$", r"\$")
 
 
-def _shown(made: Collected) -> Collected:
+def _shown(made: FigureData) -> FigureData:
     """The figure with its words as they can be drawn."""
     frame = made.frame.copy(deep=False)
     for name in frame.columns:

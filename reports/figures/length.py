@@ -9,7 +9,7 @@ import pandas as pd
 from ...results.store.store import Store
 from ..sweep_data import ReportError, SweepData
 from .canvas import drawing
-from .canvas.base import Collected, Figure, Look, collected, line_axes, names_of, origins_in, training_lengths
+from .canvas.base import Figure, FigureData, FigureOptions, collected, line_axes, names_of, origins_in, training_lengths
 from .canvas.length_frames import averaged_over, bars, length_label, lines_of, only, over_lengths, uneven
 from .canvas.line_drawing import draw_lines, legend, looks, mark_beyond, mark_trained, named_cells, robust_range
 
@@ -17,7 +17,7 @@ PROBES = ("clean", "junk", "same_tail")
 WORDS = {"same_tail": "same last tokens"}
 
 
-def collect(store: Store, data: SweepData) -> Collected:
+def collect(store: Store, data: SweepData) -> FigureData:
     """The losses (nats per token) over context lengths; the frame is that of `over_lengths`, PROBES in turn, the last one where the
     grid asks for it."""
     trained = training_lengths(store, data)
@@ -54,7 +54,7 @@ def limits(part: pd.DataFrame, means: pd.DataFrame) -> tuple[float, float]:
     return robust_range(list(part["value"]), list(mine["value"]))
 
 
-def draw(made: Collected, look: Look) -> Figure:
+def draw(made: FigureData, look: FigureOptions) -> Figure:
     """A row for clean and one for junk, a panel a mixer, a line a group of cells."""
     frame, trained = made.frame, made.about["trained"]
     names, probes = list(dict.fromkeys(frame["panel"])), list(dict.fromkeys(frame["probe"]))

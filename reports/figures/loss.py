@@ -17,7 +17,7 @@ from ..number_format import rounded
 from ..report_spec import AGAINST
 from ..sweep_data import ReportError, SweepData, gather, level_of
 from .canvas import drawing
-from .canvas.base import Axes, Collected, Figure, Look, collected, line_axes, names_of, origins_in
+from .canvas.base import Axes, Figure, FigureData, FigureOptions, collected, line_axes, names_of, origins_in
 from .canvas.length_frames import configuration_of
 from .canvas.line_drawing import end_words, named_cells, robust_range
 
@@ -54,7 +54,7 @@ def collect(
     log: bool = False,
     against: str | None = None,
     compare: str | None = None,
-) -> Collected:
+) -> FigureData:
     """Validation and training loss (nats per token) against tokens, from the first point on.
 
     One row a point of the curve of each cell's newest training: cell, attempt, configuration, first, second (levels of the axes that
@@ -256,7 +256,7 @@ def group_means(frame: pd.DataFrame, column: str, x: str = "tokens") -> pd.DataF
     return pd.concat(rows, ignore_index=True) if rows else empty
 
 
-def draw(made: Collected, look: Look) -> Figure:
+def draw(made: FigureData, look: FigureOptions) -> Figure:
     """The whole training, and its last half closer; a line a group, in the order of their last loss."""
     frame, x = made.frame, made.about["x"]
     column = "val_loss" if frame["val_loss"].notna().any() else "smoothed"

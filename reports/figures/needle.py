@@ -12,14 +12,14 @@ from ..number_format import NEEDLE, length_name, rounded
 from ..stats.effects.needle_baseline import ceiling
 from ..sweep_data import ReportError, SweepData
 from .canvas import drawing
-from .canvas.base import Collected, Figure, Look, collected, line_axes, names_of, origins_in, training_lengths
+from .canvas.base import Figure, FigureData, FigureOptions, collected, line_axes, names_of, origins_in, training_lengths
 from .canvas.length_frames import averaged_over, bars, length_label, lines_of, only, over_lengths, uneven
 from .canvas.line_drawing import draw_lines, legend, looks, mark_level, mark_trained
 
 HEADROOM = 132  # percent at the top of the axes: room for words above the best line
 
 
-def collect(store: Store, data: SweepData) -> Collected:
+def collect(store: Store, data: SweepData) -> FigureData:
     """Needle accuracy (digits, fraction) over context lengths; the frame is that of `over_lengths`."""
     frame = over_lengths(data, training_lengths(store, data), *NEEDLE)
     if frame.empty:
@@ -67,7 +67,7 @@ def _ceiling_note(known: Mapping[int, float]) -> str:
     return f"Dotted: the best constant answer on these trials, always the same digit, {ends}."
 
 
-def draw(made: Collected, look: Look) -> Figure:
+def draw(made: FigureData, look: FigureOptions) -> Figure:
     """A panel a mixer, a line a group of cells, the best cell and the highlighted ones by themselves."""
     frame, trained, ceilings = made.frame, made.about["trained"], made.about["ceilings"]
     names = list(dict.fromkeys(frame["panel"]))
@@ -92,7 +92,7 @@ def draw(made: Collected, look: Look) -> Figure:
     return drawing.finished(figure, made.title, made.notes, legend(handles, found))
 
 
-def _named(made: Collected, look: Look) -> dict[str, str]:
+def _named(made: FigureData, look: FigureOptions) -> dict[str, str]:
     """The cells that are drawn by themselves, with their words: the best, or those that are to stand out."""
     wanted = look.highlight or ((made.about["best"],) if made.about["best"] else ())
     ends = made.frame.sort_values("length").drop_duplicates("cell", keep="last").set_index("cell")["value"]

@@ -19,7 +19,7 @@ from ..stats.noise.best_probability import front_probabilities, rivals
 from ..sweep_data import ReportError, SweepData
 from ..table_builder import entry
 from .canvas import drawing, labels
-from .canvas.base import Axes, Collected, Figure, Look, collected
+from .canvas.base import Axes, Figure, FigureData, FigureOptions, collected
 from .canvas.line_drawing import mark_beyond, robust_range
 
 ROOM = 0.09  # of an axis, that stays free beside the outermost points
@@ -31,7 +31,7 @@ CONSTANT: dict[str, Any] = {"color": "#000000", "linestyle": (0, (1, 1.2)), "lin
 MOST_NAMED = 8  # points of a front that are named, the most probable ones
 
 
-def collect(store: Store, data: SweepData) -> Collected:
+def collect(store: Store, data: SweepData) -> FigureData:
     """Quality against speed, one row a configuration and quality that has both: quality (heading), speed_name, speed, value,
     speed_sd and sd (standard deviations of both by the spread between runs of the stratum; NaN where that is not known), front
     (whether no other is as good in both and better in one), p_front (how probable that is), slug (of its first cell), the five
@@ -123,7 +123,7 @@ def _word(axis: str, level: str) -> str:
     return axis if level == "on" else level
 
 
-def draw(made: Collected, look: Look) -> Figure:
+def draw(made: FigureData, look: FigureOptions) -> Figure:
     """A panel a quality; colour and mark are the mixer, filled with memory; the front stepped, ringed and named."""
     frame = made.frame
     names = list(dict.fromkeys(frame["quality"]))

@@ -14,7 +14,7 @@ from ...results.studies.study_store import search_of
 from ..number_format import Column
 from ..sweep_data import ReportError, SweepData, level_of
 from .canvas import drawing
-from .canvas.base import Axes, Collected, Figure, Look, collected, names_of, origins_in
+from .canvas.base import Axes, Figure, FigureData, FigureOptions, collected, names_of, origins_in
 from .canvas.length_frames import bars, lines_of
 from .canvas.line_drawing import draw_lines, legend, looks, named_cells, robust_range
 from .canvas.scales import of_numbers, words
@@ -46,7 +46,7 @@ def number(level: str) -> float | None:
     return found if math.isfinite(found) else None
 
 
-def collect(store: Store, data: SweepData, *, by: str | None = None) -> Collected:
+def collect(store: Store, data: SweepData, *, by: str | None = None) -> FigureData:
     """One row a cell and number: cell, attempt, configuration (levels of every axis, which seeds share), panel (heading of the
     number), words, unit, better (1, -1 or 0), percent, first and second (levels of the line) and line, probe, metric, axis,
     length (the level of that axis, a number), value (shares as fractions), low, high (of an accuracy: 95%, of its trials).
@@ -124,7 +124,7 @@ def _averaged(data: SweepData, axis: str, lines: Sequence[str]) -> str:
     return f"Lines: means over {', '.join(names)}; dots: single cells. " if names else ""
 
 
-def draw(made: Collected, look: Look) -> Figure:
+def draw(made: FigureData, look: FigureOptions) -> Figure:
     """A panel a number, a line a mixer (and memory) with its band, single cells faint behind it."""
     frame = made.frame
     titles = list(dict.fromkeys(frame["panel"]))

@@ -13,7 +13,7 @@ from ...results.store.store import Store
 from ..stats.untrained_formulas import HEAD_SIZE, state_norms
 from ..sweep_data import ReportError, SweepData
 from .canvas import drawing
-from .canvas.base import Axes, Collected, Figure, Look, collected, origins_in, training_lengths
+from .canvas.base import Axes, Figure, FigureData, FigureOptions, collected, origins_in, training_lengths
 from .canvas.labels import at_ends
 from .canvas.length_frames import count_fewer, length_label, only, over_lengths, uneven
 
@@ -31,7 +31,7 @@ START = "before training"
 LEAST_RANGE = 4.0  # ratio of the highest and the lowest norm that an axis shows: three ticks in steps of two
 
 
-def collect(store: Store, data: SweepData) -> Collected:
+def collect(store: Store, data: SweepData) -> FigureData:
     """Norm of the memory's state over context lengths; the frame is that of `over_lengths`, metrics of NORMS in turn.
 
     Of the published sweeps, whose weights nobody has: what the memory does before training, by `state_norms`, without cells.
@@ -62,7 +62,7 @@ GUIDE_WORDS = (
 )
 
 
-def _measured(store: Store, data: SweepData, frame: pd.DataFrame) -> Collected:
+def _measured(store: Store, data: SweepData, frame: pd.DataFrame) -> FigureData:
     words = (
         "Mean Frobenius norm over documents, layers, heads and cells. Hebbian: the memory's keys, values and gates, written "
         "without erasing. γ = 1: nothing decays. "
@@ -101,7 +101,7 @@ def norm_means(frame: pd.DataFrame) -> pd.DataFrame:
     return means.merge(whole, on=["panel", "metric"], how="left")
 
 
-def draw(made: Collected, look: Look) -> Figure:
+def draw(made: FigureData, look: FigureOptions) -> Figure:
     """A panel a mixer; delta and Hebbian writes, with the trained retention and with none; both axes in logs, with guides."""
     frame, trained = made.frame, made.about["trained"]
     means = norm_means(frame)

@@ -12,7 +12,7 @@ from ...results.paper import OWNER as PRINTED_BY
 from ...results.store.store import Store
 from ..sweep_data import ReportError, SweepData
 from .canvas import drawing
-from .canvas.base import Axes, Collected, Figure, Look, collected, origins_in
+from .canvas.base import Axes, Figure, FigureData, FigureOptions, collected, origins_in
 
 ENDS = {
     "done": "#56B4E9",
@@ -27,7 +27,7 @@ KEY_MOST = 40
 """Cells that the key below names; of more, those that did not get done."""
 
 
-def collect(store: Store, data: SweepData) -> Collected:
+def collect(store: Store, data: SweepData) -> FigureData:
     """Which machine ran what when: one row an attempt, oldest first.
 
     Columns: cell, slug, name (of the slug what not all cells share), number (of the cell, by its first start), attempt, kind,
@@ -76,7 +76,7 @@ def distinct(slugs: Sequence[str]) -> dict[str, str]:
     return {slug: "-".join(part[place] for place in kept) for slug, part in zip(slugs, parts, strict=True)}
 
 
-def draw(made: Collected, look: Look) -> Figure:
+def draw(made: FigureData, look: FigureOptions) -> Figure:
     """A lane for each attempt that runs at once on a machine, a bar an attempt, with its cell's name or number in it."""
     frame = made.frame
     unit, size = drawing.time_unit(float(frame["end"].max()))

@@ -11,7 +11,7 @@ from collections.abc import Iterable, Mapping, Sequence
 from typing import Any
 
 from ...results.console.text import counted
-from ...results.store.records import Source
+from ...results.store.records import CodeAndGpu
 from ..sweep_data import SweepData
 from ..table import Table
 
@@ -27,11 +27,11 @@ def attempts_by_cell(origins: Iterable[tuple[str, int | None]]) -> dict[str, lis
     return {cell: sorted(attempts) for cell, attempts in cells.items()}
 
 
-def sources_of(attempts: Iterable[int], sources: Mapping[int, Source]) -> list[dict[str, Any]]:
+def sources_of(attempts: Iterable[int], sources: Mapping[int, CodeAndGpu]) -> list[dict[str, Any]]:
     """Return the attempts by the commit and the GPU that they ran on."""
-    groups: dict[Source, list[int]] = {}
+    groups: dict[CodeAndGpu, list[int]] = {}
     for attempt in sorted(set(attempts)):
-        groups.setdefault(sources.get(attempt, Source()), []).append(attempt)
+        groups.setdefault(sources.get(attempt, CodeAndGpu()), []).append(attempt)
     return [
         {"commit": source.commit, "dirty": source.dirty, "gpu": source.gpu, "attempts": found}
         for source, found in groups.items()

@@ -16,7 +16,7 @@ from scipy import stats
 from ..number_format import Column
 from ..sweep_data import SweepData
 from .effects.effects import NEAR, STRATA, factors, numbers_of
-from .significance.permutation_anova import Fit, fit
+from .significance.permutation_anova import AnovaFit, fit
 
 COLUMNS = ("term", "df", "sum_sq", "F", "p", "p_permuted", "p_robust", "omega_sq", "partial_eta_sq")
 SHAPIRO = (3, 5_000)  # residuals that Shapiro's test is made for
@@ -141,7 +141,7 @@ def _product(parts: Sequence[np.ndarray]) -> np.ndarray:
 
 
 def _table(
-    terms: Terms, fitted: Fit, measure: int, numbers: pd.DataFrame, names: Sequence[str]
+    terms: Terms, fitted: AnovaFit, measure: int, numbers: pd.DataFrame, names: Sequence[str]
 ) -> tuple[pd.DataFrame, list[str]]:
     """The rows of a measure, and what to know of them."""
     residual, df = float(fitted.residual[measure]), fitted.residual_df
@@ -181,7 +181,7 @@ def _table(
 # --- what the F test takes for granted ------------------------------------------------------------------------------
 
 
-def _checks(fitted: Fit, measure: int, numbers: pd.DataFrame, names: Sequence[str]) -> list[str]:
+def _checks(fitted: AnovaFit, measure: int, numbers: pd.DataFrame, names: Sequence[str]) -> list[str]:
     """Where the residuals are not what an F test is made for: normal, and of one spread."""
     # as large as errors are, not as what the model leaves of them
     left = fitted.residuals[:, measure] * math.sqrt(len(numbers) / fitted.residual_df)

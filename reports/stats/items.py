@@ -20,7 +20,7 @@ from ...results.store.store import Store
 from ..number_format import Column, column_of, length_name
 from ..sweep_data import ReportError, SweepData
 from .effects.matched_groups import Numbers, factors, level_pairs, within
-from .significance.paired_tests import ALPHA, Summary, corrected, summaries
+from .significance.paired_tests import ALPHA, PairedTest, corrected, summaries
 
 ANSWERS = ("cell", "attempt", "configuration", "seed", "length", "trial", "value", "exact")
 
@@ -105,7 +105,7 @@ def answers(
 
 
 @dataclass(frozen=True, kw_only=True)
-class ItemEffect(Summary):
+class ItemEffect(PairedTest):
     """What a level does to a measure item by item; the fields of Summary with items in place of configurations.
 
     `n` counts items. The differences of an item are averaged over `pairs` of configurations that differ in the axis alone, and

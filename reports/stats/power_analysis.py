@@ -22,7 +22,7 @@ LOSS = "nats"
 
 
 @dataclass(frozen=True, kw_only=True)
-class Plan:
+class PowerAnalysis:
     """What can be seen of a number in a stratum. `pairs` is the most that the design has there for two levels of an axis;
     `one` and `all` are the smallest differences that one pair and those pairs show with 80% power; `needed` are the pairs
     that each of `differences` takes, None beyond MOST, empty where nobody said what difference matters."""
@@ -39,7 +39,7 @@ class Plan:
     """The cells and attempts of the stratum that have the number."""
 
 
-def plans(data: SweepData, columns: Sequence[Column] | None = None) -> list[Plan]:
+def plans(data: SweepData, columns: Sequence[Column] | None = None) -> list[PowerAnalysis]:
     """Of every main measure but speeds, in every stratum with a known spread."""
     chosen = [one for one in (main_measures(data) if columns is None else columns) if one.probe != "throughput"]
     pairs = _pairs(data)
@@ -51,7 +51,7 @@ def plans(data: SweepData, columns: Sequence[Column] | None = None) -> list[Plan
             n = pairs.get(stratum, 0)
             needed = pairs_needed(np.full(len(deltas), spread.used), np.full(len(deltas), spread.df), np.array(deltas))
             found.append(
-                Plan(
+                PowerAnalysis(
                     measure=column,
                     stratum=stratum,
                     spread=spread,

@@ -13,7 +13,7 @@ from ...results.console.text import counted
 from ...results.store.records import Attempt
 from ...results.store.store import Store
 from ...results.studies.optuna_study import Trial, best
-from ...results.studies.search import Choice, Search
+from ...results.studies.search import LevelChoice, Search
 from ...results.studies.study_store import search_of, trials_of
 from ..number_format import length_name
 from ..result_columns import MEASURES
@@ -153,7 +153,7 @@ class Study:
         """The levels of a setting that has no range: those searched now, then those that earlier trials had besides."""
         if path not in self._levels:
             found = self.search.ranges[path]
-            declared = list(found.levels) if isinstance(found, Choice) else []
+            declared = list(found.levels) if isinstance(found, LevelChoice) else []
             for one in {
                 repr(trial.params[path]): trial.params[path] for trial in self.trials if path in trial.params
             }.values():
@@ -242,7 +242,7 @@ def with_done(study: Study, least: int, what: str) -> Study:
 def told_range(search: Search, path: str) -> str:
     """What a setting may be: (0.003 to 0.1, logarithmic), (4, 8)."""
     found = search.ranges[path]
-    if isinstance(found, Choice):
+    if isinstance(found, LevelChoice):
         return f"({', '.join(map(level_text, found.levels))})"
     step = f", steps of {found.step:g}" if found.step is not None else ""
     return f"({found.low:g} to {found.high:g}{', logarithmic' if found.log else ''}{step})"

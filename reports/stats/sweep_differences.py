@@ -72,7 +72,7 @@ SPEED = "throughput"
 
 
 @dataclass(frozen=True)
-class Difference:
+class RecipeDifference:
     """One thing that is not the same: in words, and the probes whose numbers cannot be judged by it (None: all of them; none:
     rounding alone)."""
 
@@ -110,7 +110,7 @@ Pairs = Sequence[tuple[Sequence[CellState], Sequence[CellState]]]
 """The cells of one configuration in both sweeps."""
 
 
-def differences(mine: Side, theirs: Side, pairs: Pairs) -> tuple[list[Difference], list[str]]:
+def differences(mine: Side, theirs: Side, pairs: Pairs) -> tuple[list[RecipeDifference], list[str]]:
     """What matched cells do not share, what spoils every number first; and what one side alone recorded, in words."""
     found = _Found()
     settings = _Found()
@@ -131,16 +131,16 @@ def differences(mine: Side, theirs: Side, pairs: Pairs) -> tuple[list[Difference
                 settings.add(path, flat_left.get(path, set()), flat_right.get(path, set()))
     of_facts = {"precision": (), "GPU": (SPEED,)}
     told = [
-        Difference(found.text(name), of_facts.get(name))
+        RecipeDifference(found.text(name), of_facts.get(name))
         for name in ("tokenizer", "corpus", "parameters")
         if found.differs(name)
     ]
     told += [
-        Difference(settings.text(path), _probes_of(path))
+        RecipeDifference(settings.text(path), _probes_of(path))
         for path in sorted(settings.left, key=_rank)
         if settings.differs(path)
     ]
-    told += [Difference(found.text(name), of_facts[name]) for name in ("GPU", "precision") if found.differs(name)]
+    told += [RecipeDifference(found.text(name), of_facts[name]) for name in ("GPU", "precision") if found.differs(name)]
     sweeps = (mine.data.sweep, theirs.data.sweep)
     lacking = zip(sweeps, found.lacking(), settings.lacking(), strict=True)
     named = [(sweep, [*facts, *sorted(paths, key=_rank)]) for sweep, facts, paths in lacking]

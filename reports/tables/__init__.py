@@ -13,46 +13,48 @@ from collections.abc import Mapping
 from dataclasses import replace
 from typing import TYPE_CHECKING, Any
 
-from ..report_spec import Listed
+from ..report_spec import ReportSpec
 
 if TYPE_CHECKING:
     from ...results.store.store import Store
     from ..table import Table
 
 LOSSES = ("clean", "junk", "needle")
-TABLES: dict[str, Listed] = {
-    "1": Listed("paper_tables:table1", "attention alone, over context lengths", of=LOSSES),
-    "2": Listed("paper_tables:table2", "what memory adds, over context lengths", of=LOSSES),
-    "3": Listed("paper_tables:table3", "window and distractor on top of memory", of=LOSSES),
-    "4": Listed("paper_tables:table4", "training throughput", number="v2:6", takes=(), of=("throughput",)),
-    "5": Listed("paper_tables:table5", "regularizer modes", number="v2:7", takes=(), compares=False),
-    "6": Listed("complete:table6", "complete results", number="v2:8", takes=("lengths", "seeds", "orphans")),
-    "open-weight": Listed(
+TABLES: dict[str, ReportSpec] = {
+    "1": ReportSpec("paper_tables:table1", "attention alone, over context lengths", of=LOSSES),
+    "2": ReportSpec("paper_tables:table2", "what memory adds, over context lengths", of=LOSSES),
+    "3": ReportSpec("paper_tables:table3", "window and distractor on top of memory", of=LOSSES),
+    "4": ReportSpec("paper_tables:table4", "training throughput", number="v2:6", takes=(), of=("throughput",)),
+    "5": ReportSpec("paper_tables:table5", "regularizer modes", number="v2:7", takes=(), compares=False),
+    "6": ReportSpec("complete:table6", "complete results", number="v2:8", takes=("lengths", "seeds", "orphans")),
+    "open-weight": ReportSpec(
         "open_weight:open_weight", "beside open-weight models, bits per token", number="v2:5", of=LOSSES, whole=True
     ),
-    "budgets": Listed("open_weight:budgets", "training budgets", number="v2:4", takes=(), compares=False, whole=True),
-    "budget": Listed(
+    "budgets": ReportSpec(
+        "open_weight:budgets", "training budgets", number="v2:4", takes=(), compares=False, whole=True
+    ),
+    "budget": ReportSpec(
         "run_records:budget", "predicted hours against those that it took", takes=(), compares=False, whole=True
     ),
-    "flipflop": Listed("task_tables:flipflop", "the flip-flop task", takes=(), of=("flipflop",)),
-    "mqar": Listed("task_tables:mqar", "associative recall", takes=(), of=("mqar",)),
-    "extrapolation": Listed("task_tables:extrapolation", "perplexity over context lengths", of=("extrapolation",)),
-    "downstream": Listed(
+    "flipflop": ReportSpec("task_tables:flipflop", "the flip-flop task", takes=(), of=("flipflop",)),
+    "mqar": ReportSpec("task_tables:mqar", "associative recall", takes=(), of=("mqar",)),
+    "extrapolation": ReportSpec("task_tables:extrapolation", "perplexity over context lengths", of=("extrapolation",)),
+    "downstream": ReportSpec(
         "task_tables:downstream", "four questionnaires and their average", takes=(), of=("downstream",)
     ),
-    "effects": Listed(
+    "effects": ReportSpec(
         "effects:effects_table", "effect of every level, by matched pairs", takes=("lengths", "all_rows")
     ),
-    "interactions": Listed(
+    "interactions": ReportSpec(
         "effects:interactions_table", "two-way and three-way interactions", takes=("lengths", "all_rows")
     ),
-    "contrasts": Listed("effects:contrasts_table", "the contrasts that the grid declares", whole=True),
-    "power": Listed("power:power_table", "pairs that a difference takes to be seen"),
-    "items": Listed("items:items_table", "effects by document, row and trial"),
-    "anova": Listed("anova:anova_table", "type-III analysis of variance"),
-    "needle-model": Listed("anova:needle_model_table", "binomial model of the needle, in trials", of=("needle",)),
-    "pareto": Listed("pareto:pareto_table", "quality against speed", of=("throughput",)),
-    "study": Listed(
+    "contrasts": ReportSpec("effects:contrasts_table", "the contrasts that the grid declares", whole=True),
+    "power": ReportSpec("power:power_table", "pairs that a difference takes to be seen"),
+    "items": ReportSpec("items:items_table", "effects by document, row and trial"),
+    "anova": ReportSpec("anova:anova_table", "type-III analysis of variance"),
+    "needle-model": ReportSpec("anova:needle_model_table", "binomial model of the needle, in trials", of=("needle",)),
+    "pareto": ReportSpec("pareto:pareto_table", "quality against speed", of=("throughput",)),
+    "study": ReportSpec(
         "study:study_table",
         "best trials of a study, and what they took",
         takes=("all_rows",),
@@ -60,10 +62,10 @@ TABLES: dict[str, Listed] = {
         study=True,
         whole=True,
     ),
-    "failures": Listed("run_records:failures", "attempts that did not finish", takes=(), compares=False),
-    "provenance": Listed("run_records:provenance", "where the numbers come from", takes=(), compares=False),
-    "claims": Listed("compare:claims_table", "sentences of the paper against the numbers"),
-    "compare": Listed(
+    "failures": ReportSpec("run_records:failures", "attempts that did not finish", takes=(), compares=False),
+    "provenance": ReportSpec("run_records:provenance", "where the numbers come from", takes=(), compares=False),
+    "claims": ReportSpec("compare:claims_table", "sentences of the paper against the numbers"),
+    "compare": ReportSpec(
         "compare:compare_table", "measured beside published", takes=("lengths", "reference", "table"), whole=True
     ),
 }

@@ -18,14 +18,14 @@ from ...results.store.records import AXES
 from ...results.store.store import Store
 from ..number_format import Column, column_of, length_name, rounded
 from ..result_columns import AXIS_HEADINGS, further_metrics
-from ..stats.claims.paper_claims import SILENT, Facts
+from ..stats.claims.paper_claims import SILENT, ClaimFacts
 from ..stats.claims.rival_claims import sentences
 from ..stats.effects.needle_baseline import needle_note
 from ..stats.noise.best_probability import spreads_by_stratum, stratum_of
 from ..stats.noise.run_noise import Spread
 from ..stats.significance.paired_tests import ALPHA
 from ..stats.significance.trial_intervals import trials_of
-from ..stats.sweep_differences import Difference, Match, Side, differences, further_axes, matched
+from ..stats.sweep_differences import Match, RecipeDifference, Side, differences, further_axes, matched
 from ..sweep_data import ReportError, SweepData, gather
 from ..table import Entry, Table
 from ..table_builder import Line, assemble, difference, entry, p_value, seed_notes, sweep_note
@@ -89,7 +89,7 @@ class Compared:
     """The numbers that two sweeps have in common, what their cells do not share, and what one of them did not record."""
 
     numbers: Sequence[Comparison]
-    differences: Sequence[Difference]
+    differences: Sequence[RecipeDifference]
     unrecorded: Sequence[str]
     axes: tuple[str, ...] = ()
     """The further axes that tell matched configurations apart."""
@@ -285,7 +285,7 @@ def compare_table(
     )  # fmt: skip
 
 
-def refused(unlike: Sequence[Difference], found: Sequence[Comparison]) -> tuple[str, ...]:
+def refused(unlike: Sequence[RecipeDifference], found: Sequence[Comparison]) -> tuple[str, ...]:
     """One line for what is not judged, and why."""
     whole = [one.text for one in unlike if one.probes is None]
     if whole:
@@ -357,9 +357,9 @@ def claims_table(store: Store, data: SweepData) -> Table:
     """The sentences of the paper, each with a verdict and the numbers that decide it; of what a sweep has no cell for, that."""
     lines = []
     counts: Counter[str] = Counter()
-    asked = sentences(Facts(data))
+    asked = sentences(ClaimFacts(data))
     for claim in asked:
-        facts = Facts(data)
+        facts = ClaimFacts(data)
         answer = claim.asked_of(facts)
         silent = answer.verdict == SILENT
         counts["cannot be said" if silent else answer.verdict] += 1

@@ -101,7 +101,7 @@ def _published_rows(store: Store, columns: Sequence[Column]) -> list[Line]:
     return lines
 
 
-def _external_rows(found: Sequence[External], data: SweepData, columns: Sequence[Column]) -> list[Line]:
+def _external_rows(found: Sequence[ExternalModel], data: SweepData, columns: Sequence[Column]) -> list[Line]:
     """Where texts are paired the loss is over the very tokens of our own rows; else over tokens of GPT-2."""
     lengths = _lengths(data)
     lines = []
@@ -136,7 +136,7 @@ MARK = " (external)"
 
 
 @dataclass(frozen=True)
-class External:
+class ExternalModel:
     """A model measured here; nobody here has trained it."""
 
     data: SweepData
@@ -186,7 +186,7 @@ class External:
         }
 
 
-def externals(store: Store, data: SweepData) -> list[External]:
+def externals(store: Store, data: SweepData) -> list[ExternalModel]:
     """Those that read the text that the sweep's own cells read, whichever sweep they were measured beside."""
     texts = set(map(_text, data.configs.values())) - {None}
     if not texts or paper.is_published(data.sweep):
@@ -194,7 +194,7 @@ def externals(store: Store, data: SweepData) -> list[External]:
     return [one for one in _all(store) if _text(one.data.configs[one.cell.cell_id]) in texts]
 
 
-def _all(store: Store) -> Iterator[External]:
+def _all(store: Store) -> Iterator[ExternalModel]:
     for summary in store.sweeps():
         if summary.read_only and paper.is_published(summary.name):
             continue
@@ -204,7 +204,7 @@ def _all(store: Store) -> Iterator[External]:
         for cell in data.cells:
             model = data.setting(cell, KEY)
             if isinstance(model, Mapping) and cell.trained_attempt_id is not None:
-                yield External(data, cell, model)
+                yield ExternalModel(data, cell, model)
 
 
 def _text(config: Mapping[str, Any]) -> str | None:
@@ -212,7 +212,7 @@ def _text(config: Mapping[str, Any]) -> str | None:
     return str(found) if found else None
 
 
-def notes_on(found: Sequence[External], lengths: Sequence[int]) -> list[str]:
+def notes_on(found: Sequence[ExternalModel], lengths: Sequence[int]) -> list[str]:
     """What a reader of their rows has to know."""
     if not found:
         return []
@@ -261,7 +261,7 @@ def budgets(store: Store, data: SweepData) -> Table:
     return assemble(data, "budgets", title, headings, lines, notes=notes)
 
 
-def _external_budget(one: External) -> Line:
+def _external_budget(one: ExternalModel) -> Line:
     context = length_name(one.context) if one.context else "-"
     printed = [one.budget.get(name, "-") for name in ("train_tokens", "train_flops")]
     return Line(words=(one.label, one.params, printed[0], context, printed[1]), cells=[one.cell], about=one.about)

@@ -31,7 +31,7 @@ UNITS = "clean: nats per token."
 
 
 @dataclass(frozen=True)
-class Series:
+class LengthSeries:
     """A column of a table over lengths: the levels that its cells stand at, and what is measured."""
 
     heading: str
@@ -39,7 +39,7 @@ class Series:
     what: tuple[str, str]
 
 
-def over_lengths(data: SweepData, number: str, title: str, series: Sequence[Series]) -> Table:
+def over_lengths(data: SweepData, number: str, title: str, series: Sequence[LengthSeries]) -> Table:
     """A table with a row for every length and, where further axes vary, every combination of their levels."""
     where = [chosen(data, one.levels) for one in series]
     printed = {key for key in data.printed if key[1] == number}
@@ -96,7 +96,7 @@ def over_lengths(data: SweepData, number: str, title: str, series: Sequence[Seri
 def table1(store: Store, data: SweepData) -> Table:
     """Attention alone: clean loss and needle accuracy of every mixer without memory, over context lengths."""
     series = [
-        Series(f"{mixer} {what[0]}", plain_levels(data, attn_type=mixer), what)
+        LengthSeries(f"{mixer} {what[0]}", plain_levels(data, attn_type=mixer), what)
         for what in (CLEAN, NEEDLE)
         for mixer in mixers(data)
     ]
@@ -110,7 +110,7 @@ def table2(store: Store, data: SweepData) -> Table:
     pairs = [(mixer, memory) for memory in known for mixer in names]
     alone = [(OURS, "off")] if OURS in names else []
     series = [
-        Series(f"{named(mixer, memory, one)} {what[0]}", plain_levels(data, attn_type=mixer, memory=memory), what)
+        LengthSeries(f"{named(mixer, memory, one)} {what[0]}", plain_levels(data, attn_type=mixer, memory=memory), what)
         for what, some in ((NEEDLE, [*alone, *pairs]), (CLEAN, pairs))
         for mixer, memory in some
     ]
@@ -127,9 +127,9 @@ def table3(store: Store, data: SweepData) -> Table:
     mixer, memory = _main_mixer(data), memories(data)[0]
     base = {"attn_type": mixer, "memory": memory}
     series = [
-        Series(f"{mixer} + memory", plain_levels(data, **base), NEEDLE),
-        Series("+ distractor", plain_levels(data, **base, distractor="on"), NEEDLE),
-        Series("+ window", plain_levels(data, **base, window="on"), NEEDLE),
+        LengthSeries(f"{mixer} + memory", plain_levels(data, **base), NEEDLE),
+        LengthSeries("+ distractor", plain_levels(data, **base, distractor="on"), NEEDLE),
+        LengthSeries("+ window", plain_levels(data, **base, window="on"), NEEDLE),
     ]
     return over_lengths(data, "3", "Window and distractor on top of memory, needle", series)
 

@@ -6,7 +6,7 @@ import math
 
 from ...results.store.store import Store
 from ..number_format import Column, rounded
-from ..stats.power_analysis import MOST, NATS, POINTS, Plan, plans
+from ..stats.power_analysis import MOST, NATS, POINTS, PowerAnalysis, plans
 from ..sweep_data import SweepData
 from ..table import Entry, Table
 from ..table_builder import NOTHING, Line, assemble, count_entry, number_of, sweep_note
@@ -42,7 +42,7 @@ def power_table(store: Store, data: SweepData) -> Table:
     return assemble(data, "power", title, ("Measure", "Type", "Mem"), lines, numbers=numbers, notes=notes)
 
 
-def _entries(one: Plan) -> tuple[Entry, ...]:
+def _entries(one: PowerAnalysis) -> tuple[Entry, ...]:
     amounts = {"sd": one.spread.sd, "Floor": one.spread.floor, "1 pair": one.one, "n pairs": one.all}
     told = {name: _amount(one.measure, name, value) for name, value in amounts.items()}
     if not one.spread.floor:

@@ -98,7 +98,7 @@ def downstream(store: Store, data: SweepData) -> Table:
     return task_table(store, rows, DOWNSTREAM, "Downstream tasks", lines, [*notes, *facts_besides(data.sweep)])
 
 
-def _coins(data: SweepData, rows: Rows) -> list[str]:
+def _coins(data: SweepData, rows: TaskRows) -> list[str]:
     """What fair coins would get right of the very sequences, and how many those are."""
     told = []
     for name, heading in HEADINGS.items():
@@ -134,7 +134,7 @@ def _small(share: float) -> str:
     return f"{100 * share:.1f}%" if share >= 0.001 else f"{share:.0e}"
 
 
-def _trained(data: SweepData, rows: Rows) -> list[str]:
+def _trained(data: SweepData, rows: TaskRows) -> list[str]:
     """The tokens of a training row."""
     known = {data.setting(cell, "train.seq_len") for cells in rows.groups for cell in cells}
     lengths = sorted(int(length) for length in known if length)
@@ -192,7 +192,7 @@ def mqar(store: Store, data: SweepData) -> Table:
     return task_table(store, rows, MQAR, "Associative recall", kept, [MQAR_MEANT, *_guesses(data, rows)])
 
 
-def _guesses(data: SweepData, rows: Rows) -> list[str]:
+def _guesses(data: SweepData, rows: TaskRows) -> list[str]:
     """What whoever guesses among the values is expected to score."""
     told = set()
     for cell in (cell for cells in rows.groups for cell in cells):
@@ -221,7 +221,7 @@ MEANT = {
 
 
 @dataclass(frozen=True)
-class Rows:
+class TaskRows:
     """The configurations that a table is about, and the axes that tell them apart."""
 
     data: SweepData
@@ -250,15 +250,17 @@ class Rows:
         return max((len(cells) for cells in self.groups), default=0)
 
 
-def rows_about(data: SweepData, probe: str) -> Rows:
+def rows_about(data: SweepData, probe: str) -> TaskRows:
     """The configurations with a number of the probe; all of them where the sweep asks for it."""
     have = {cell for cell, of, *_ in data.values if of == probe}
     asked = any(name == probe for name, _ in data.requested)
     groups = data.configurations().values()
-    return Rows(data, [cells for cells in groups if asked or any(cell.cell_id in have for cell in cells)])
+    return TaskRows(data, [cells for cells in groups if asked or any(cell.cell_id in have for cell in cells)])
 
 
-def task_table(store: Store, rows: Rows, name: str, title: str, lines: Sequence[Line], notes: Sequence[str]) -> Table:
+def task_table(
+    store: Store, rows: TaskRows, name: str, title: str, lines: Sequence[Line], notes: Sequence[str]
+) -> Table:
     """The table of the task of a probe of that name, with what its headings mean and how far seeds lie apart."""
     data, grid = rows.data, [line.entries for line in lines]
     published = paper.is_published(data.sweep)
@@ -291,7 +293,7 @@ def without_empty(lines: Sequence[Line], kept: Sequence[str]) -> list[Line]:
     return [replace(line, entries=tuple(line.entries[place] for place in places)) for line in lines]
 
 
-def _names(store: Store, rows: Rows) -> list[str]:
+def _names(store: Store, rows: TaskRows) -> list[str]:
     """What the paper calls the configurations, where it calls them otherwise."""
     told = []
     for cells in rows.groups:

@@ -10,7 +10,7 @@ from itertools import combinations
 import numpy as np
 
 from ..console.text import counted
-from .design_space import EXACT, Model, Space, Term, estimable, term_columns, words
+from .design_space import EXACT, DesignSpace, LinearModel, Term, estimable, term_columns, words
 
 SHOWN = 0.5
 """Correlations above it are told."""
@@ -33,7 +33,7 @@ class Alias:
     equal: bool
 
 
-def aliases(model: Model, members: np.ndarray, least: float = SHOWN) -> list[Alias]:
+def aliases(model: LinearModel, members: np.ndarray, least: float = SHOWN) -> list[Alias]:
     """The pairs of terms, main effects and interactions of two axes and what the model has besides, that these points
     [places in the space] mix with a correlation above `least` and all points together do not; the strongest first."""
     space = model.space
@@ -61,21 +61,21 @@ def aliases(model: Model, members: np.ndarray, least: float = SHOWN) -> list[Ali
     return sorted(found, key=lambda one: (-round(one.correlation, 6), not one.whole, len(one.first) + len(one.second)))
 
 
-def lost(model: Model, members: np.ndarray) -> list[Term]:
+def lost(model: LinearModel, members: np.ndarray) -> list[Term]:
     """The terms of which the design shows nothing, since they are the same in all its cells."""
     space = model.space
     terms = dict.fromkeys([*space.terms(1), *model.terms, *space.terms(2)])
     return [term for term in terms if not _basis(space, term, space.points[members]).shape[1]]
 
 
-def _basis(space: Space, term: Term, points: np.ndarray) -> np.ndarray:
+def _basis(space: DesignSpace, term: Term, points: np.ndarray) -> np.ndarray:
     """An orthonormal basis [point, rank] of a term's columns beside the mean."""
     columns = term_columns(space, term, points)
     left, sizes, _ = np.linalg.svd(columns - columns.mean(axis=0), full_matrices=False)
     return np.asarray(left[:, sizes > EXACT * math.sqrt(len(points))])
 
 
-def efficiency(model: Model, members: np.ndarray) -> float:
+def efficiency(model: LinearModel, members: np.ndarray) -> float:
     """D-efficiency: how much a cell of the design tells, beside a cell of all of them; 1 is as much. 0 where something of the
     model cannot be told at all."""
     rows = model.whitened[members]
@@ -98,7 +98,7 @@ class Width:
         return self.fewer * self.balance
 
 
-def widths(model: Model, members: np.ndarray) -> list[Width]:
+def widths(model: LinearModel, members: np.ndarray) -> list[Width]:
     """Of every axis: by the mean variance of the differences between its levels; axes that cannot be told are left out."""
     every, here = model.every, model.every[members]
     inverse, whole = np.linalg.pinv(here.T @ here), np.linalg.pinv(every.T @ every)
@@ -116,7 +116,7 @@ def widths(model: Model, members: np.ndarray) -> list[Width]:
 # --- in words -------------------------------------------------------------------------------------------------------
 
 
-def told(model: Model, members: np.ndarray) -> list[str]:
+def told(model: LinearModel, members: np.ndarray) -> list[str]:
     """What cannot be told from what with these cells, in sentences without an end."""
     n, found = len(members), aliases(model, members)
     start = f"with these {counted(n, 'cell')}, "
@@ -150,7 +150,7 @@ def told(model: Model, members: np.ndarray) -> list[str]:
     return sentences
 
 
-def _of_model(model: Model, found: Sequence[Alias]) -> list[Alias]:
+def _of_model(model: LinearModel, found: Sequence[Alias]) -> list[Alias]:
     """Those in which a term of the model has a share."""
     return [a for a in found if a.first in model.terms or a.second in model.terms]
 
@@ -170,7 +170,7 @@ def _groups(found: Sequence[Alias]) -> Iterator[list[Term]]:
     yield from (sorted(group, key=len) for group in groups)
 
 
-def precision(model: Model, members: np.ndarray) -> list[str]:
+def precision(model: LinearModel, members: np.ndarray) -> list[str]:
     """Efficiency and widths in sentences without an end."""
     found = widths(model, members)
     share = f"D-efficiency {100 * efficiency(model, members):.0f}% (of what as many cells of the whole grid would tell)"

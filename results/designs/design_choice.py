@@ -8,16 +8,16 @@ import numpy as np
 
 from . import point_exchange, regular_fractions
 from .design_option import Design
-from .design_space import EXACT, Model, Space, Term, residual
+from .design_space import EXACT, DesignSpace, LinearModel, Term, residual
 
 
-def d_optimal(space: Space, terms: Sequence[Term], runs: int) -> tuple[Design, np.ndarray]:
+def d_optimal(space: DesignSpace, terms: Sequence[Term], runs: int) -> tuple[Design, np.ndarray]:
     """The design and the places of its points, for at least as many runs as the model has numbers.
 
     With the same terms a larger design holds the points of every smaller one.
     """
-    model = Model(space, tuple(terms))
-    others = Model(space, tuple(term for term in space.terms(2) if term not in model.terms))
+    model = LinearModel(space, tuple(terms))
+    others = LinearModel(space, tuple(term for term in space.terms(2) if term not in model.terms))
     left = residual(others.every[:, 1:], model.every)
     if left.shape[1]:
         basis, sizes, _ = np.linalg.svd(left, full_matrices=False)
@@ -32,7 +32,7 @@ def d_optimal(space: Space, terms: Sequence[Term], runs: int) -> tuple[Design, n
 
 
 def regular_fraction(
-    space: Space, terms: Sequence[Term], fraction: regular_fractions.Fraction
+    space: DesignSpace, terms: Sequence[Term], fraction: regular_fractions.Fraction
 ) -> tuple[Design, np.ndarray]:
     """The design and the places of its points."""
     members = fraction.members(space)

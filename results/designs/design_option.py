@@ -9,7 +9,7 @@ from functools import cached_property
 from typing import Any
 
 from ..revision_options import stored
-from .design_space import Model, Space, Term
+from .design_space import DesignSpace, LinearModel, Term
 
 OPTION = "design"
 """Under this key in a revision's options."""
@@ -26,15 +26,15 @@ class Design:
     """One of METHODS."""
     runs: int
     """Combinations of levels; each has all seeds of the grid."""
-    space: Space
+    space: DesignSpace
     terms: tuple[Term, ...]
     words: tuple[Term, ...] = ()
     """Of a regular fraction: the products of axes that are the same in all its cells."""
 
     @cached_property
-    def model(self) -> Model:
+    def model(self) -> LinearModel:
         """The mean and the terms."""
-        return Model(self.space, self.terms)
+        return LinearModel(self.space, self.terms)
 
 
 def as_options(design: Design) -> dict[str, Any]:
@@ -63,7 +63,7 @@ def _design(found: Mapping[str, Any]) -> Design | None:
     whole = all(len(set(levels)) == len(levels) > 1 for levels in axes.values())
     if not axes or not whole or math.prod(sizes) > MOST_POINTS or any(rule.keys() - axes.keys() for rule in exclude):
         return None
-    space = Space(axes, exclude)
+    space = DesignSpace(axes, exclude)
     terms = tuple(space.term(map(str, term)) for term in found["terms"])
     if not terms or not all(terms) or len(set(terms)) < len(terms):
         return None

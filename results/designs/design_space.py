@@ -16,7 +16,7 @@ EXACT = 1e-9
 
 
 @dataclass(frozen=True)
-class Space:
+class DesignSpace:
     """Every combination of the levels of axes but those that a rule of `exclude` matches, as a grid lists them.
 
     `axes` are those with two or more levels; a rule maps axes to levels and drops the points that stand at one of them on
@@ -75,11 +75,11 @@ def closed(terms: Iterable[Term]) -> list[Term]:
 
 
 @dataclass(frozen=True)
-class Model:
+class LinearModel:
     """A linear model over a space: the mean and `terms`, each axis in contrasts that sum to zero and have variance 1 over its
     levels, so that over a complete factorial all columns are orthogonal."""
 
-    space: Space
+    space: DesignSpace
     terms: tuple[Term, ...]
 
     @cached_property
@@ -158,7 +158,7 @@ class Model:
         return np.asarray(np.mean([rows[which == one].mean(axis=0) for one in np.unique(which)], axis=0))
 
 
-def term_columns(space: Space, term: Term, points: np.ndarray) -> np.ndarray:
+def term_columns(space: DesignSpace, term: Term, points: np.ndarray) -> np.ndarray:
     """The columns of a term, [point, df]."""
     names = list(space.axes)
     found = np.ones((len(points), 1))

@@ -12,7 +12,7 @@ from itertools import combinations
 
 import numpy as np
 
-from .design_space import Space, Term
+from .design_space import DesignSpace, Term
 
 MOST_TRIES = 3_000_000
 """Words that are looked at before a fraction is given up as too large to search."""
@@ -36,7 +36,7 @@ class Fraction:
         """The words by their axes."""
         return [tuple(a for bit, a in enumerate(self.axes) if word >> bit & 1) for word in self.words]
 
-    def members(self, space: Space) -> np.ndarray:
+    def members(self, space: DesignSpace) -> np.ndarray:
         """The places of its points among those of a space."""
         names = list(space.axes)
         signs = space.points[:, [names.index(axis) for axis in self.axes]] * 2 - 1
@@ -47,12 +47,12 @@ class Fraction:
         return np.flatnonzero(kept)
 
 
-def two_level(space: Space) -> tuple[str, ...]:
+def two_level(space: DesignSpace) -> tuple[str, ...]:
     """The axes with two levels."""
     return tuple(axis for axis, levels in space.axes.items() if len(levels) == 2)
 
 
-def best(space: Space, halvings: int, terms: Collection[Term], least: int = 3) -> Fraction | None:
+def best(space: DesignSpace, halvings: int, terms: Collection[Term], least: int = 3) -> Fraction | None:
     """The fraction 1/2^halvings that tells all `terms` apart and has the fewest short words (minimum aberration); None where
     none does with at least that resolution, or where there are too many to try."""
     axes = two_level(space)
@@ -70,7 +70,7 @@ def best(space: Space, halvings: int, terms: Collection[Term], least: int = 3) -
     return None if found is None else Fraction(axes, tuple(sorted(found[1], key=lambda word: (word.bit_count(), word))))
 
 
-def smallest(space: Space, resolution: int, terms: Collection[Term]) -> Fraction | None:
+def smallest(space: DesignSpace, resolution: int, terms: Collection[Term]) -> Fraction | None:
     """The smallest fraction of at least that resolution that tells all `terms` apart; None where only the complete factorial
     does."""
     k = len(two_level(space))
@@ -82,7 +82,7 @@ def smallest(space: Space, resolution: int, terms: Collection[Term]) -> Fraction
     return None
 
 
-def _forbidden(space: Space, axes: Sequence[str], terms: Collection[Term]) -> set[int]:
+def _forbidden(space: DesignSpace, axes: Sequence[str], terms: Collection[Term]) -> set[int]:
     """The words that would mix two of these terms, or one of them with the mean: they agree on all axes but the two-level ones."""
     split = []
     for term in [(), *terms]:

@@ -70,7 +70,7 @@ class Limits:
 
 
 @dataclass(frozen=True, kw_only=True)
-class Summary:
+class BundleSummary:
     """What an export wrote or an import found. `added` and `present` count rows by table, `bytes` is the file's size.
 
     `notes` are sentences for people: what was left out, and what is not as they might think.

@@ -17,7 +17,7 @@ from ..errors import StoreError
 from ..store import queries
 from ..store.recorder import finite
 from ..weights import difference, recorded_hash
-from .bundles import LOG, WEIGHTS, BundleWriter, Summary, encoded, line_of, local_path
+from .bundles import LOG, WEIGHTS, BundleSummary, BundleWriter, encoded, line_of, local_path
 from .row_validation import MEMBERS, Row, T, columns_of_member
 
 if TYPE_CHECKING:
@@ -159,7 +159,7 @@ def _sort_key(row: Row) -> list[tuple[bool, Any]]:
 
 def export_sweep(
     store: Store, sweep: str | None, to: Path, *, weights: bool = False, examples: bool = True, runs: Path | None = None
-) -> Summary:
+) -> BundleSummary:
     """Writes a sweep (None: the one launched last) with all its revisions, cells, attempts and numbers into a bundle.
 
     `weights` takes the kept weights and the logs along, from the folder `runs` (None: the store's own). Without `examples`,
@@ -199,4 +199,6 @@ def export_sweep(
         live = sum(1 for row in export.attempts if row["state"] == "running")
         if live:
             notes.append(f"of {counted(live, 'attempt')} that had not ended it holds what there was so far")
-    return Summary(sweep=export.name, file=str(to), added=writer.counts, files=files, bytes=size, notes=tuple(notes))
+    return BundleSummary(
+        sweep=export.name, file=str(to), added=writer.counts, files=files, bytes=size, notes=tuple(notes)
+    )

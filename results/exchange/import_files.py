@@ -17,7 +17,7 @@ STAGING = ".import-"
 """How folders begin that an import fills before it commits; one that is left over may be deleted."""
 
 
-class Files:
+class BundleFiles:
     """Weights and logs on their way from a bundle into the runs folder, and back if the import fails."""
 
     def __init__(self, bundle: Bundle, runs: Path) -> None:

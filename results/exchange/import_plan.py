@@ -198,7 +198,7 @@ def _by_age(here: Sequence[Row], there: Sequence[Row], age: Callable[[Row], Any]
 
 
 @dataclass
-class Plan:
+class ImportPlan:
     """What an import does to the attempts and revisions of the database."""
 
     new: list[Row] = field(default_factory=list)
@@ -235,7 +235,7 @@ class Planner:
 
     def __init__(self, session: Session, store: Store, content: Content, name: str, runs: Path) -> None:
         self.session, self.store, self.content, self.name, self.runs = session, store, content, name, runs
-        self.plan = Plan()
+        self.plan = ImportPlan()
         self.folders: set[str] = set()
         self.brought = {index for index, _, role in content.bundle.files.values() if role == "weights"}
 
@@ -247,7 +247,7 @@ class Planner:
         top = self.session.scalar(select(func.max(T[table].c.id))) or 0
         return list(range(top + 1, top + 1 + count))
 
-    def make(self) -> Plan:
+    def make(self) -> ImportPlan:
         """The plan. Raises SweepBusy when it would touch what somebody runs at this moment."""
         self._attempts()
         self._revisions()

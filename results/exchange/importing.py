@@ -25,9 +25,9 @@ from ..store import queries
 from ..store.database import explain_driver_error, file_of
 from ..store.database import place as place_of
 from ..store.store import Store
-from .bundles import WEIGHTS, Bundle, Limits, Summary, iso, local_path, opened, opened_bundle
-from .import_files import Files
-from .import_plan import COPY, Content, Identify, Plan, Planner
+from .bundles import WEIGHTS, Bundle, BundleSummary, Limits, iso, local_path, opened, opened_bundle
+from .import_files import BundleFiles
+from .import_plan import COPY, Content, Identify, ImportPlan, Planner
 from .row_validation import MEMBERS, OF_ATTEMPTS, Row, T, columns_of_member
 from .staging import Stage, StageLost
 
@@ -62,7 +62,7 @@ def _move(session: Session, table: Table, moves: Mapping[int, tuple[int, int]]) 
 class _Import:
     """The writing half of an import, inside one transaction."""
 
-    def __init__(self, session: Session, content: Content, stage: Stage, plan: Plan, files: Files) -> None:
+    def __init__(self, session: Session, content: Content, stage: Stage, plan: ImportPlan, files: BundleFiles) -> None:
         self.session, self.content, self.stage, self.plan, self.files = session, content, stage, plan, files
         self.counts: dict[str, int] = content.bundle.manifest["counts"]
         self.added: Counter[str] = Counter(dict.fromkeys(MEMBERS, 0))
@@ -259,7 +259,7 @@ def import_bundle(
     identify: Identify | None = None,
     derive: Derive | None = None,
     large: bool = False,
-) -> Summary:
+) -> BundleSummary:
     """Takes a bundle into the database: all of it in one transaction, or nothing.
 
     Adds what is missing and leaves what is there; a second import changes nothing. `rename` gives the sweep another name
@@ -281,7 +281,7 @@ def import_bundle(
             if rename is None and (why := why_not(bundle.sweep)):
                 raise BundleError(f"{file}: {short(bundle.sweep)} {why}; give it another with --name")
             _check_room(bundle, file_of(store.url), where)
-            files = Files(bundle, where)
+            files = BundleFiles(bundle, where)
             try:
                 with _uncollected():
                     while True:
@@ -329,8 +329,8 @@ def _uncollected() -> Iterator[None]:
 
 
 def _taken_in(
-    store: Store, bundle: Bundle, files: Files, name: str, identify: Identify | None, derive: Derive | None
-) -> Summary:
+    store: Store, bundle: Bundle, files: BundleFiles, name: str, identify: Identify | None, derive: Derive | None
+) -> BundleSummary:
     """Checks everything, then writes it. What was done to files is undone when anything is raised."""
     stage = Stage(store)
     with store.transaction(write=False) as session:
@@ -356,7 +356,7 @@ def _taken_in(
     except BaseException:
         files.undo()
         raise
-    return Summary(
+    return BundleSummary(
         sweep=name,
         file=str(bundle.path),
         added=dict(done.added),

@@ -51,7 +51,7 @@ _UNSEEN: dict[str, Any] = {"execution_options": {"synchronize_session": False}}
 
 
 @dataclass(frozen=True, kw_only=True)
-class Kept:
+class RetainedCell:
     """A cell that stays, and why."""
 
     cell: str
@@ -72,7 +72,7 @@ class Deletion:
     """What the attempts took: hours times GPUs."""
     cpu_hours: float
     """The same of attempts without a GPU."""
-    kept: Sequence[Kept]
+    kept: Sequence[RetainedCell]
     asked_by: dict[str, int]
     """By sweep that stays: how many of the cells its grid asks for, so that its next launch trains them again."""
     folders: Sequence[str] = field(repr=False)
@@ -110,7 +110,7 @@ class Deletion:
         return lines
 
 
-def _by_reason(kept: Iterable[Kept]) -> dict[str, list[str]]:
+def _by_reason(kept: Iterable[RetainedCell]) -> dict[str, list[str]]:
     found: dict[str, list[str]] = {}
     for one in kept:
         found.setdefault(one.why, []).append(one.slug)
@@ -201,7 +201,7 @@ def _plan(session: Session, names: Sequence[str], holds: Holds, lives: Lives) ->
         rows=_count(session, sorted(cells), doomed),
         gpu_hours=round(hours[True], 3),
         cpu_hours=round(hours[False], 3),
-        kept=tuple(Kept(cell=cell, slug=slugs[cell], why=said) for cell, said in why.items()),
+        kept=tuple(RetainedCell(cell=cell, slug=slugs[cell], why=said) for cell, said in why.items()),
         asked_by=_asking(session, cells, losers),
         folders=tuple(sorted(one.run_dir for one in tried)),
         places=tuple(sorted(places)),
@@ -331,7 +331,7 @@ class Selection:
 
 
 @dataclass(frozen=True, kw_only=True)
-class Row:
+class MeasurementCount:
     """What goes of one probe at one length: numbers (in how many attempts) and the single items behind them."""
 
     probe: str
@@ -347,7 +347,7 @@ class Forgetting:
 
     cell: str
     slug: str
-    rows: Sequence[Row]
+    rows: Sequence[MeasurementCount]
     asked_by: dict[str, Standing]
     deleted: bool = False
     selection: Selection = field(repr=False)
@@ -443,7 +443,9 @@ def _forgetting(session: Session, cell: str, selection: Selection) -> Forgetting
     items = select(*items_key, func.count()).group_by(*items_key).where(selection.where(ExampleRow, attempts))
     behind = {(probe, length): count for probe, length, count in session.execute(items)}
     rows = [
-        Row(probe=probe, length=length, measurements=count, attempts=of, examples=behind.get((probe, length), 0))
+        MeasurementCount(
+            probe=probe, length=length, measurements=count, attempts=of, examples=behind.get((probe, length), 0)
+        )
         for probe, length, count, of in session.execute(
             numbers.where(selection.where(MeasurementRow, attempts)).order_by(*key)
         )

@@ -24,7 +24,7 @@ NOTE = 60
 
 
 @dataclass(frozen=True, kw_only=True)
-class Listed:
+class SweepOverview:
     """One sweep. `failed` counts cells that failed or diverged, `open` those that are neither that, nor done, nor
     given up by a study."""
 
@@ -49,7 +49,7 @@ class Listed:
 class Overview:
     """Every sweep, the one launched last first."""
 
-    sweeps: Sequence[Listed]
+    sweeps: Sequence[SweepOverview]
     without: Sequence[str] = ("no sweep yet; launch a grid first",)
     """Lines for people where there is no sweep."""
 
@@ -86,7 +86,7 @@ def overview(store: Store, holds: Holds) -> Overview:
             counts = Counter(standing(cell, requested) for cell in seen.cell_states(summary.name))
             failed = counts["failed"] + counts["diverged"]
             found.append(
-                Listed(
+                SweepOverview(
                     sweep=summary.name,
                     tags=summary.tags,
                     note=summary.note,

@@ -55,7 +55,7 @@ _TOKENIZERS = {"flipflop": "flipflop", "wikitext-103": "gpt2"}
 
 
 @dataclass(frozen=True)
-class Rival:
+class RivalPaper:
     """Where a rival's numbers come from, the edition of what is made of them, and the sweep."""
 
     source: str
@@ -152,6 +152,8 @@ def _mean(probe: str, about: Metric, length: int, mean: str, sd: str) -> list[Me
     return [number(probe, about, length, mean), replace(number(probe, metrics.spread_of(about), length, sd), n=RUNS)]
 
 
-THRESHOLD = Rival("arXiv:2503.23174", 2, threshold)
-DIAGONAL = Rival("Wall Attention: Length Generalization With Diagonal Gates (Tilde Research, 2 June 2026)", 2, diagonal)
-MEMORY = Rival("a blog's training of ATLAS and of a transformer, 170M parameters", 2, memory)
+THRESHOLD = RivalPaper("arXiv:2503.23174", 2, threshold)
+DIAGONAL = RivalPaper(
+    "Wall Attention: Length Generalization With Diagonal Gates (Tilde Research, 2 June 2026)", 2, diagonal
+)
+MEMORY = RivalPaper("a blog's training of ATLAS and of a transformer, 170M parameters", 2, memory)

@@ -30,7 +30,7 @@ Verdict = Literal["narrow", "sure", "most", "nothing", "open"]
 
 
 @dataclass(frozen=True)
-class Run:
+class SeedResult:
     """A configuration at one seed: whether its cell is finished, and its number, None where it has none."""
 
     seed: int
@@ -40,7 +40,7 @@ class Run:
 
 
 @dataclass(frozen=True)
-class Look:
+class InterimAnalysis:
     """One look, in the number's own unit. `low` and `high` are the ends of the interval with 1 - `level` confidence, by Student's t over
     the seeds of these very configurations; NaN where there is no spread to judge by."""
 
@@ -72,7 +72,7 @@ class Looked:
     """How far a rule is."""
 
     rule: Rule
-    looks: tuple[Look, ...]
+    looks: tuple[InterimAnalysis, ...]
     """Those that could be made, the first first."""
     asked: int
     """Seeds that there are cells of."""
@@ -84,7 +84,7 @@ class Looked:
     """Whether all are finished and not one group of them has its numbers at any seed."""
 
     @property
-    def last(self) -> Look | None:
+    def last(self) -> InterimAnalysis | None:
         """The last one."""
         return self.looks[-1] if self.looks else None
 
@@ -126,7 +126,7 @@ class Looked:
         return repeated(p, [look.used for look in self.looks], rule.most, spending=rule.spending)
 
 
-def looked(rule: Rule, runs: Sequence[Run], design: Design | None) -> Looked:
+def looked(rule: Rule, runs: Sequence[SeedResult], design: Design | None) -> Looked:
     """How far the rule is with these runs of a sweep."""
     places: dict[tuple[tuple[str, str], ...], int] = {}
     of = [places.setdefault(tuple(sorted(run.levels.items())), len(places)) for run in runs]
@@ -143,7 +143,7 @@ def looked(rule: Rule, runs: Sequence[Run], design: Design | None) -> Looked:
     have = int(np.flatnonzero(there.any(axis=0)).max(initial=-1)) + 1
     asked = next(n for n in rule.looks if n >= have)
     waiting = int((~finished[needed, :asked]).sum())
-    looks: list[Look] = []
+    looks: list[InterimAnalysis] = []
     for n in rule.looks:
         if n > asked or not finished[needed, :n].all() or not needed.any():
             break
@@ -155,7 +155,9 @@ def looked(rule: Rule, runs: Sequence[Run], design: Design | None) -> Looked:
     return Looked(rule, tuple(looks), asked, cells, waiting, nothing=not waiting and not any(measured))
 
 
-def _look(rule: Rule, estimator: Estimator, values: np.ndarray, before: Sequence[Look]) -> Look | None:
+def _look(
+    rule: Rule, estimator: Estimator, values: np.ndarray, before: Sequence[InterimAnalysis]
+) -> InterimAnalysis | None:
     """The next look, at `values` [configuration, seed]; None where fewer than two seeds count, or no more than at the last one."""
     there = np.array([np.isfinite(values[group]).all(axis=0) for group in estimator.groups])
     groups, seeds = complete(there, lambda kept: estimator.weights(kept) is not None)
@@ -169,7 +171,7 @@ def _look(rule: Rule, estimator: Estimator, values: np.ndarray, before: Sequence
     mean, error = float(of_seeds.mean()), float(of_seeds.std(ddof=1)) / math.sqrt(used)
     known = error > DUST * float(np.abs(values[chosen][:, seeds]).max(initial=0.0))
     half = float(special.stdtrit(used - 1, 1 - level / 2)) * error if known else math.nan
-    return Look(
+    return InterimAnalysis(
         number=len(before) + 1, seeds=values.shape[1], used=used, configurations=int(groups.sum()),
         left_out=int((~groups).sum()), level=level, mean=mean, error=error if known else math.nan,
         low=mean - half, high=mean + half,
@@ -185,7 +187,7 @@ def finished(rule: Rule, state: CellState, requested: Sequence[Request]) -> bool
     )  # fmt: skip
 
 
-def runs_of(rule: Rule, cells: Sequence[CellState], requested: Sequence[Request], values: Values) -> list[Run]:
+def runs_of(rule: Rule, cells: Sequence[CellState], requested: Sequence[Request], values: Values) -> list[SeedResult]:
     """The cells of a sweep as a look sees them."""
     one = rule.contrast
     asked = [length for probe, length in requested if probe == one.probe and length]
@@ -199,7 +201,9 @@ def runs_of(rule: Rule, cells: Sequence[CellState], requested: Sequence[Request]
         return weighted(known) if known and len(known) == len(every) else None
 
     return [
-        Run(cell.seed, dict(cell.axes) | dict(cell.levels), finished(rule, cell, requested), number(cell.cell_id))
+        SeedResult(
+            cell.seed, dict(cell.axes) | dict(cell.levels), finished(rule, cell, requested), number(cell.cell_id)
+        )
         for cell in cells
     ]
 

@@ -11,7 +11,7 @@ from ..metrics import Metric
 from .stopping_rule import Rule
 
 if TYPE_CHECKING:
-    from .interim_analysis import Look, Looked
+    from .interim_analysis import InterimAnalysis, Looked
 
 NAMES = {"obrien-fleming": "O'Brien-Fleming", "pocock": "Pocock"}
 
@@ -38,7 +38,7 @@ def plan(rule: Rule, metric: Metric, configurations: int) -> str:
     )
 
 
-def found(rule: Rule, look: Look, metric: Metric) -> str:
+def found(rule: Rule, look: InterimAnalysis, metric: Metric) -> str:
     """What a look saw."""
     told = (
         f"look {look.number} of at most {len(rule.looks)}, after {look.seeds} of at most {counted(rule.most, 'seed')}: "

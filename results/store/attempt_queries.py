@@ -17,7 +17,7 @@ from sqlalchemy.orm import Session
 from ..errors import AttemptUnknown
 from ..metrics import SAMPLES
 from .queries import columns_of, in_parts, membership, read_records, revision_row, rows_in, sweep_row
-from .records import SAMPLE_METRIC, Attempt, CurvePoint, Event, Key, Provenance, Sample, Source, Timed, Value
+from .records import SAMPLE_METRIC, Attempt, CodeAndGpu, CurvePoint, Event, Key, Provenance, Sample, Timed, Value
 from .schema import (
     AttemptRow,
     CellRow,
@@ -120,11 +120,11 @@ def provenances(session: Session, attempt_ids: Collection[int]) -> dict[int, Pro
     return {values.pop("attempt_id"): Provenance(**values) for values in found}
 
 
-def sources(session: Session, attempt_ids: Collection[int]) -> dict[int, Source]:
+def sources(session: Session, attempt_ids: Collection[int]) -> dict[int, CodeAndGpu]:
     """By attempt: the code and the chip, for those that have said so."""
     columns = (ProvenanceRow.git_commit, ProvenanceRow.git_dirty, ProvenanceRow.gpu_name)
     rows = rows_in(session, select(ProvenanceRow.attempt_id, *columns), ProvenanceRow.attempt_id, attempt_ids)
-    return {attempt: Source(commit=commit, dirty=dirty, gpu=gpu) for attempt, commit, dirty, gpu in rows}
+    return {attempt: CodeAndGpu(commit=commit, dirty=dirty, gpu=gpu) for attempt, commit, dirty, gpu in rows}
 
 
 def mark(session: Session, sweep: str) -> str:

@@ -141,7 +141,7 @@ def _fields(record: Any) -> dict[str, Any]:
     return {field.name: getattr(record, field.name) for field in fields(record)}
 
 
-class Reader:
+class JournalReader:
     """Applies the lines of an attempt's journal to the database, those that are whole. Used from one thread."""
 
     def __init__(self, path: Path, store: Store, attempt_id: int, fence: int) -> None:
@@ -209,4 +209,4 @@ def settle(store: Store, runs: Path, attempt_id: int) -> None:
     attempt = store.attempt(attempt_id)
     if attempt.state == "running":
         with contextlib.suppress(LostLease):
-            Reader(runs / attempt.run_dir / JOURNAL, store, attempt.id, attempt.fence).apply()
+            JournalReader(runs / attempt.run_dir / JOURNAL, store, attempt.id, attempt.fence).apply()

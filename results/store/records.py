@@ -372,7 +372,7 @@ class Provenance:
 
 
 @dataclass(frozen=True, kw_only=True)
-class Source:
+class CodeAndGpu:
     """The code and the chip that an attempt's numbers come from: the few columns of its provenance that a trace tells."""
 
     commit: str | None = None

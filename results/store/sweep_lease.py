@@ -19,7 +19,7 @@ from .schema import CellRow, RevisionCellRow, RevisionRow, SweepRow
 
 
 @dataclass(frozen=True)
-class Seen:
+class LeaseState:
     """A sweep as it stood when its holder was looked for."""
 
     fence: int
@@ -31,17 +31,17 @@ class Seen:
     """Nobody has launched it yet."""
 
 
-def seen(session: Session, name: str, *, new: bool) -> Seen:
+def seen(session: Session, name: str, *, new: bool) -> LeaseState:
     """The sweep as it stands. Raises SweepReadOnly, and SweepUnknown unless it may be `new`."""
     if new and session.scalar(select(SweepRow.id).where(SweepRow.name == name)) is None:
-        return Seen(0, None, None, None, True, new=True)
+        return LeaseState(0, None, None, None, True, new=True)
     row = queries.sweep_row(session, name)
     _open(row)
     expired = row.lease_until is None or row.lease_until < queries.now(session)
-    return Seen(row.fence, row.lease_until, queries.owner_of(row), row.owner_since, expired)
+    return LeaseState(row.fence, row.lease_until, queries.owner_of(row), row.owner_since, expired)
 
 
-def busy(name: str, seen: Seen, *, known: bool) -> str:
+def busy(name: str, seen: LeaseState, *, known: bool) -> str:
     """Why the sweep cannot be had. `known`: its holder was seen to live; else only its lease says so."""
     assert seen.holder is not None
     who = f"{seen.holder.name} on {seen.holder.host} (pid {seen.holder.pid})"
@@ -55,7 +55,7 @@ def take(
     name: str,
     owner: Owner,
     lease_seconds: float,
-    seen: Seen,
+    seen: LeaseState,
     revision: NewRevision | None,
     forget: bool,
 ) -> int | None:

@@ -14,7 +14,7 @@ from dataclasses import dataclass, field, replace
 from typing import TYPE_CHECKING, Any
 
 from ..store.records import TrialStanding
-from .search import Choice, Interval, Range, Search
+from .search import Interval, LevelChoice, Range, Search
 
 if TYPE_CHECKING:
     import optuna
@@ -47,7 +47,7 @@ class Trial:
 
 
 @dataclass(frozen=True)
-class Asked:
+class Proposal:
     """A proposal, earlier trials of which Optuna now remembers more, and what it remembers of the whole study."""
 
     trial: Trial
@@ -55,7 +55,7 @@ class Asked:
     memory: Mapping[str, Any]
 
 
-def ask(search: Search, trials: Sequence[Trial], memory: Mapping[str, Any]) -> Asked:
+def ask(search: Search, trials: Sequence[Trial], memory: Mapping[str, Any]) -> Proposal:
     """The next trial after these, which are all there were, in order of their numbers; `memory` is what the last answer brought.
 
     Raises ModuleNotFoundError where the sampler needs a package that is not there (cmaes).
@@ -75,7 +75,7 @@ def ask(search: Search, trials: Sequence[Trial], memory: Mapping[str, Any]) -> A
         if dict(new.system_attrs) != dict(old.attrs)
     )
     kept = dict(study._storage.get_study_system_attrs(study._study_id))
-    return Asked(Trial(number, dict(found.params), attrs=dict(now[number].system_attrs)), changed, kept)
+    return Proposal(Trial(number, dict(found.params), attrs=dict(now[number].system_attrs)), changed, kept)
 
 
 def hopeless(search: Search, trials: Sequence[Trial], number: int) -> tuple[bool, Trial]:
@@ -159,7 +159,7 @@ def distributions_of(ranges: Mapping[str, Range]) -> dict[str, BaseDistribution]
 def _distribution(one: Range) -> BaseDistribution:
     from optuna.distributions import CategoricalDistribution, FloatDistribution, IntDistribution
 
-    if isinstance(one, Choice):
+    if isinstance(one, LevelChoice):
         return CategoricalDistribution(one.levels)
     assert isinstance(one, Interval)
     if one.whole and (one.step is None or float(one.step).is_integer()):

@@ -44,13 +44,13 @@ class Interval:
 
 
 @dataclass(frozen=True)
-class Choice:
+class LevelChoice:
     """One of these levels, of which none lies between two others."""
 
     levels: tuple[Value, ...]
 
 
-Range = Interval | Choice
+Range = Interval | LevelChoice
 
 
 @dataclass(frozen=True)
@@ -72,7 +72,7 @@ class Search:
 def as_options(search: Search) -> dict[str, Any]:
     """As JSON; ranges and objectives in lists, since the order of a mapping is lost in some databases."""
     ranges = [
-        [path, {"levels": list(one.levels)} if isinstance(one, Choice) else asdict(one)]
+        [path, {"levels": list(one.levels)} if isinstance(one, LevelChoice) else asdict(one)]
         for path, one in search.ranges.items()
     ]
     return {
@@ -105,7 +105,7 @@ def _search(found: Mapping[str, Any]) -> Search | None:
 
 def _range(given: Mapping[str, Any]) -> Range:
     if "levels" in given:
-        return Choice(tuple(given["levels"]))
+        return LevelChoice(tuple(given["levels"]))
     low, high, step = given["low"], given["high"], given["step"]
     numbers = (low, high) if step is None else (low, high, step)
     if not all(type(one) in (int, float) and math.isfinite(one) for one in numbers) or low > high:

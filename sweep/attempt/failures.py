@@ -48,7 +48,7 @@ _DISK = {errno.ENOSPC, errno.EDQUOT, errno.EFBIG, errno.EIO, errno.EROFS, errno.
 
 
 @dataclass(frozen=True)
-class Ending:
+class ExitVerdict:
     """Verdict on a process that ended without closing its attempt."""
 
     state: AttemptState
@@ -76,7 +76,9 @@ def of_text(said: str) -> Failure:
     return "infrastructure" if _INFRASTRUCTURE.search(said) else "code"
 
 
-def judge(exit_code: int, log: Path, *, oom_killed: bool = False, hung: bool = False, asked: bool = False) -> Ending:
+def judge(
+    exit_code: int, log: Path, *, oom_killed: bool = False, hung: bool = False, asked: bool = False
+) -> ExitVerdict:
     """Classifies the exit code of a process whose attempt still reads `running`.
 
     Stopped on request, or ended in any way after it was `asked` to: interrupted, and nothing failed. Killed because
@@ -84,29 +86,31 @@ def judge(exit_code: int, log: Path, *, oom_killed: bool = False, hung: bool = F
     failed, with the last line of its log as the cause.
     """
     if exit_code == EXIT_STOPPED or exit_code == -signal.SIGTERM:
-        return Ending("interrupted", "stopped before training began", None)
+        return ExitVerdict("interrupted", "stopped before training began", None)
     if exit_code == NODE_LOST:
-        return Ending("interrupted", "its node was lost", "node_lost")
+        return ExitVerdict("interrupted", "its node was lost", "node_lost")
     if exit_code == OOM_KILLED:
         exit_code, oom_killed = -signal.SIGKILL, True
     if asked:
-        return Ending("interrupted", f"asked to stop, it ended with exit code {exit_code}: {last_line(log)}", None)
+        return ExitVerdict("interrupted", f"asked to stop, it ended with exit code {exit_code}: {last_line(log)}", None)
     if hung:
-        return Ending("interrupted", "killed: it made no progress; its log ends with where every thread stood", "hang")
+        return ExitVerdict(
+            "interrupted", "killed: it made no progress; its log ends with where every thread stood", "hang"
+        )
     if exit_code < 0:
         try:
             name = signal.Signals(-exit_code).name
         except ValueError:
             name = f"signal {-exit_code}"
         if oom_killed and name == "SIGKILL":
-            return Ending("interrupted", "killed by the system: the machine ran out of memory", "host_oom")
+            return ExitVerdict("interrupted", "killed by the system: the machine ran out of memory", "host_oom")
         if name in ("SIGSEGV", "SIGBUS", "SIGILL", "SIGFPE", "SIGABRT"):
-            return Ending("interrupted", f"process crashed with {name}: {last_line(log)}", "infrastructure")
+            return ExitVerdict("interrupted", f"process crashed with {name}: {last_line(log)}", "infrastructure")
         hint = " (out of memory, or by hand)" if name == "SIGKILL" else ""
-        return Ending("interrupted", f"process killed by {name}{hint}", PREEMPTED)
+        return ExitVerdict("interrupted", f"process killed by {name}{hint}", PREEMPTED)
     said = last_line(log)
     failure = "infrastructure" if exit_code == EXIT_MACHINE else of_text(said)
-    return Ending("failed", f"process ended with exit code {exit_code}: {said}", failure)
+    return ExitVerdict("failed", f"process ended with exit code {exit_code}: {said}", failure)
 
 
 def not_started(log: Path, error: BaseException) -> int:

@@ -86,10 +86,10 @@ def _attempt(job: Job, runs: Path, writer: AttemptWriter, stop: StopFlag) -> int
     # torch only now: the attempt is registered before its long import, and can be stopped during it
     from ..training.loop import Diverged, Stopped
     from .cell_runner import Work
-    from .openweight_runner import External
+    from .openweight_runner import OpenWeightRunner
 
     try:
-        work = (External if job.kind == "external" else Work)(job, runs, writer, stop)
+        work = (OpenWeightRunner if job.kind == "external" else Work)(job, runs, writer, stop)
         work.run(began)
         finish("done", exit_code=0, weights=work.weights)
     except Stopped:

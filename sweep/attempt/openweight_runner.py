@@ -14,14 +14,14 @@ from ..errors import MachineError
 from ..external_models.config import OpenWeightConfig
 from ..external_models.hub_checkpoint import need_transformers
 from ..external_models.hub_tokenizer import Words
-from ..external_models.subject import PAIRINGS, PIECE, Reader, load_model
+from ..external_models.subject import PAIRINGS, PIECE, ChunkedScorer, load_model
 from . import provenance
 from .base_runner import Probing
 from .device import choose_device
 from .process import say
 
 
-class External(Probing):
+class OpenWeightRunner(Probing):
     """Trains nothing and writes no weights."""
 
     def run(self, began: float) -> None:
@@ -57,6 +57,6 @@ class External(Probing):
         self.recorder.measurements(
             [Measurement(probe="throughput", metric="parameters", value=float(size), unit="parameters")]
         )
-        reader = Reader(network, device, self.leave_if_asked)
+        reader = ChunkedScorer(network, device, self.leave_if_asked)
         self.probe(PAIRINGS[model.pairing](reader, Words(folder), corpus, config, model.places))
         self.recorder.neighbours()

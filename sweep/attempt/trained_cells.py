@@ -42,7 +42,7 @@ class CellUnreadable(SweepError):
 
 
 @dataclass(frozen=True)
-class Kept:
+class TrainedCell:
     """A trained cell whose weights are there."""
 
     cell: Cell
@@ -96,7 +96,7 @@ class Trained:
         )  # fmt: skip
 
 
-def kept(store: Store, asked: str, runs: Path, sweep: str | None = None) -> Kept:
+def kept(store: Store, asked: str, runs: Path, sweep: str | None = None) -> TrainedCell:
     """The trained cell of that name, as `Store.find_cell` takes it: of the sweep named, else of the newest, else of any.
 
     Its weights are those of its newest finished training. Raises CellUnknown, CellAmbiguous, SweepUnknown, NotTrained,
@@ -123,7 +123,7 @@ def kept(store: Store, asked: str, runs: Path, sweep: str | None = None) -> Kept
             "name their folder with --runs, or add what is to be measured to its grid and launch that with --retrain"
         )
     origin = store.provenance(done[-1].id)
-    return Kept(cell, done[-1].id, weights, origin.weights_sha256 if origin is not None else None)
+    return TrainedCell(cell, done[-1].id, weights, origin.weights_sha256 if origin is not None else None)
 
 
 def restored(record: CellRecord, runs: Path) -> Cell:
@@ -252,7 +252,7 @@ def _device(name: str) -> torch.device:
         raise MachineError(f'no usable CUDA GPU: {cause}; device="cpu" loads the model on the CPU') from error
 
 
-def _built(found: Kept, runs: Path, device: torch.device) -> Trained:
+def _built(found: TrainedCell, runs: Path, device: torch.device) -> Trained:
     from ..checkpoints import checkpoint
     from .device import network
 

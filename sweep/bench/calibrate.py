@@ -26,7 +26,7 @@ from ..errors import MachineError
 from ..grid.cell import Cell
 from ..grid.plugins import load_plugin
 from ..host.processes import die_with
-from ..planning.speed_model import Calibration, Place
+from ..planning.speed_model import Calibration, TargetMachine
 from ..probes.subject import evaluating
 from .train import Runner
 
@@ -38,7 +38,7 @@ STEPS = 3
 MOST_STEPS = 60
 
 
-def timed(cell: Cell, like: str, place: Place, *, tell: Callable[[str], None]) -> Calibration:
+def timed(cell: Cell, like: str, place: TargetMachine, *, tell: Callable[[str], None]) -> Calibration:
     """What steps of the cell take on this machine, which must be that of `place`.
 
     Raises MachineError where there is no GPU though the cell needs one, where it is another one, and where its memory

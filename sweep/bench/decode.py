@@ -28,7 +28,7 @@ PAGES = "pages"
 
 
 @dataclass
-class Row:
+class DecodeRow:
     """One cell at one size. Times are of a step of all its texts."""
 
     cell: str
@@ -67,7 +67,7 @@ def run(
     steps: int = STEPS,
     dense: Mapping[str, SDPBackend] | None = None,
     tell: Callable[[str], None] = print,
-) -> tuple[Ceilings, list[Row]]:
+) -> tuple[Ceilings, list[DecodeRow]]:
     """Every cell with random weights, at every size; what the contexts hold does not matter to the time, so none is read in.
 
     A network of softmax attention is timed again with that of each of `dense` (None: cuDNN's and FlashAttention's on a GPU).
@@ -81,7 +81,7 @@ def run(
         ways: list[tuple[str, SDPBackend | None]] = [(PAGES, None)]
         ways += dense.items() if single_token.takes_dense(model) else []
         for context, texts, (attention, backend) in itertools.product(contexts, batches, ways):
-            rows.append(Row(cell.slug, texts, context, None, attention=attention))
+            rows.append(DecodeRow(cell.slug, texts, context, None, attention=attention))
             _fill(rows[-1], model, backend, rounds, steps, limits)
             if device.type == "cuda":
                 torch.cuda.empty_cache()
@@ -89,7 +89,9 @@ def run(
     return limits, rows
 
 
-def _fill(row: Row, model: Backbone, backend: SDPBackend | None, rounds: int, steps: int, limits: Ceilings) -> None:
+def _fill(
+    row: DecodeRow, model: Backbone, backend: SDPBackend | None, rounds: int, steps: int, limits: Ceilings
+) -> None:
     """Times the row's size with the network's own attention or that of `backend`, or says why it does not fit."""
     tokens, on_gpu = row.context + steps, model.device.type == "cuda"
     try:
@@ -106,7 +108,7 @@ def _fill(row: Row, model: Backbone, backend: SDPBackend | None, rounds: int, st
         row.unfit = str(error).splitlines()[0]
 
 
-def _time(row: Row, paged: Paged, rounds: int, steps: int, limits: Ceilings) -> None:
+def _time(row: DecodeRow, paged: Paged, rounds: int, steps: int, limits: Ceilings) -> None:
     """Fills the row in."""
     texts, context = row.texts, row.context
     device = paged.model.device
@@ -148,14 +150,14 @@ def _time(row: Row, paged: Paged, rounds: int, steps: int, limits: Ceilings) -> 
     row.not_compiled = paged.not_compiled
 
 
-def _said(row: Row) -> str:
+def _said(row: DecodeRow) -> str:
     found = f"{row.tokens_per_s:,.0f} tokens/s" if row.tokens_per_s is not None else f"n/a: {row.unfit}"
     if row.not_compiled is not None:
         found += f", not compiled: {row.not_compiled}"
     return f"{row.cell}, {row.attention}, {row.texts} texts, {row.context:,} tokens behind each: {found}"
 
 
-def table(limits: Ceilings, rows: Sequence[Row]) -> str:
+def table(limits: Ceilings, rows: Sequence[DecodeRow]) -> str:
     """Markdown."""
     lines = [
         limits.line,

@@ -21,7 +21,7 @@ from ...kernels.attention.softmax import op as softmax
 from ...kernels.attention.threshold import op as threshold
 from ...kernels.conv import op as conv
 from ...kernels.cross_entropy import op as cross_entropy
-from ...kernels.dispatch import Choice
+from ...kernels.dispatch import BackendChoice
 from ...kernels.fp8 import op as fp8_linear
 from ...kernels.gated_delta import op as gated_delta
 from ...kernels.norms import rms_norm
@@ -85,7 +85,7 @@ class Case:
 
 
 @dataclass
-class Row:
+class KernelRow:
     """One variant of one case; times in milliseconds, shares of what the chip was measured to do in the same run."""
 
     op: str
@@ -123,10 +123,10 @@ def cases(selected: Sequence[str], device: torch.device, *, without_fla: str | N
 
 def run(
     selected: Sequence[str], device: torch.device, *, rounds: int = 10, tell: Callable[[str], None] = print
-) -> tuple[Ceilings, list[Row]]:
+) -> tuple[Ceilings, list[KernelRow]]:
     """Time every variant of every case, the variants of a case in turns; ops beside foreign kernels in a child process."""
     limits = ceilings(device)
-    rows: list[Row] = []
+    rows: list[KernelRow] = []
     own = [op for op in selected or OPS if op not in FOREIGN]
     for case in cases(own, device) if own else ():
         rows += timed_case(case, limits, rounds, tell)
@@ -136,7 +136,7 @@ def run(
     return limits, rows
 
 
-def timed_case(case: Case, limits: Ceilings, rounds: int, tell: Callable[[str], None]) -> list[Row]:
+def timed_case(case: Case, limits: Ceilings, rounds: int, tell: Callable[[str], None]) -> list[KernelRow]:
     """Time one case, with a line before, since half a minute may pass, and its rows after."""
     tell(f"{case.op}, {case.size}: compiling and timing {', '.join(case.variants)}")
     rows = _rows(case, limits, rounds)
@@ -147,13 +147,13 @@ def timed_case(case: Case, limits: Ceilings, rounds: int, tell: Callable[[str], 
 
 def _foreign_rows(
     op: str, device: torch.device, limits: Ceilings, rounds: int, tell: Callable[[str], None]
-) -> list[Row]:
+) -> list[KernelRow]:
     """Time an op of FOREIGN in a child process; cases that it does not end in time are timed here without fla."""
     torch.cuda.empty_cache()
     found, why = rows_of_child(
         [f"{__package__}.kernels", op, str(device), str(rounds), *map(str, limits)], CASE_LIMIT_S
     )
-    rows = [Row(**row) for case in found for row in case]
+    rows = [KernelRow(**row) for case in found for row in case]
     if why is not None:
         tell(f"{op}: timed again without fla: {why}")
         for number, case in enumerate(cases([op], device, without_fla=why)):
@@ -170,7 +170,7 @@ def print_rows(op: str, device: str, rounds: str, flops: str, bytes_per_s: str) 
         print(json.dumps([asdict(row) for row in rows]), flush=True)
 
 
-def table(limits: Ceilings, rows: Sequence[Row]) -> str:
+def table(limits: Ceilings, rows: Sequence[KernelRow]) -> str:
     """Markdown."""
     head = [
         limits.line,
@@ -181,7 +181,7 @@ def table(limits: Ceilings, rows: Sequence[Row]) -> str:
     return "\n".join(head + [_line(row) for row in rows])
 
 
-def _line(row: Row) -> str:
+def _line(row: KernelRow) -> str:
     def number(value: float | None, form: str) -> str:
         return "" if value is None else format(value, form)
 
@@ -193,7 +193,7 @@ def _line(row: Row) -> str:
     )
 
 
-def _rows(case: Case, limits: Ceilings, rounds: int) -> list[Row]:
+def _rows(case: Case, limits: Ceilings, rounds: int) -> list[KernelRow]:
     inputs, variants = case.inputs(), case.compiled()
     wanted = [x for x in inputs if x.requires_grad]
     with torch.no_grad():
@@ -221,7 +221,7 @@ def _rows(case: Case, limits: Ceilings, rounds: int) -> list[Row]:
     for name in case.variants:
         trip = round_trip.get(name)
         rows.append(
-            Row(
+            KernelRow(
                 op=case.op,
                 size=case.size,
                 variant=name,
@@ -337,7 +337,7 @@ def _why_no_eager(device: torch.device, b: int, t: int) -> str | None:
 
 def _gated_attention(made: _Inputs, b: int, t: int, selected: Sequence[str], without_fla: str | None) -> Iterator[Case]:
     """Forgetting and wall attention beside fla's, where they are right, those that nobody else has beside torch's operations."""
-    ours_alone: dict[kernel_variants.Gated, Callable[[], Choice]] = {
+    ours_alone: dict[kernel_variants.Gated, Callable[[], BackendChoice]] = {
         kernel_variants.threshold: lambda: threshold.choose_backend(made.device, torch.bfloat16, D),
         kernel_variants.contextual: lambda: contextual.choose_backend(made.device, torch.bfloat16, D, POSITIONS),
         kernel_variants.relative: lambda: relative.choose_backend(made.device, torch.bfloat16, D),

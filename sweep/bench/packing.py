@@ -37,7 +37,7 @@ MPS = ("nvidia-cuda-mps", "nvidia-cuda-mps-control", "nvidia-cuda-mps-server")
 
 
 @dataclass(frozen=True)
-class Row:
+class PackingRow:
     """Cells at so many attempts at once; seconds are means over the attempts."""
 
     attempts: int
@@ -68,7 +68,7 @@ class Found:
     """The type of GPU; None where the cells use none."""
     mps: bool | None
     """Whether NVIDIA's MPS runs on this machine; None without a GPU."""
-    rows: tuple[Row, ...]
+    rows: tuple[PackingRow, ...]
 
 
 @dataclass
@@ -174,7 +174,7 @@ def run(
     """
     corpora_of = prepared or folder / "corpora"
     corpora_of.mkdir(parents=True, exist_ok=True)
-    rows: list[Row] = []
+    rows: list[PackingRow] = []
     cells: list[Cell] = []
     for number in attempts:
         runs = folder / f"runs-{number}"
@@ -192,8 +192,8 @@ def run(
 
 def _measured(
     store: Store, grid: Grid, cells: Sequence[Cell], number: int, runs: Path, tell: Callable[[str], None]
-) -> Row:
-    request = launch.Request(grid=grid, cells=list(cells), runs=runs, executor="local")
+) -> PackingRow:
+    request = launch.LaunchRequest(grid=grid, cells=list(cells), runs=runs, executor="local")
     watch = Watch(tell)
     fence = launch.claim(request, store, processes.this_process("bench"))
     try:
@@ -208,7 +208,7 @@ def _measured(
     return row_of(store, cells, number, watch)
 
 
-def row_of(store: Store, cells: Sequence[Cell], number: int, watch: Watch) -> Row:
+def row_of(store: Store, cells: Sequence[Cell], number: int, watch: Watch) -> PackingRow:
     seconds = max(watch.over.values()) - min(watch.began.values())
     tokens = sum(cell.config.train.steps * cell.config.train.batch_tokens for cell in cells)
     steps = {key: (store.curve(key)[-1].wall_s or 0.0) for key in watch.over}
@@ -218,7 +218,7 @@ def row_of(store: Store, cells: Sequence[Cell], number: int, watch: Watch) -> Ro
     steps = {key: max(0.0, steps[key] - (stepped[key] - trained[key])) for key in watch.over}
     probed = {key: max(stepped[key], watch.probed.get(key, watch.over[key])) for key in watch.over}
     busy = sum(watch.over[key] - watch.began[key] for key in watch.over)
-    return Row(
+    return PackingRow(
         attempts=number,
         cells=len(cells),
         seconds=seconds,

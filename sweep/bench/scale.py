@@ -30,7 +30,7 @@ from ..planning import admission
 from ..planning.planner import Task
 from ..probes import requested
 from . import scale_commands
-from .scale_commands import Row
+from .scale_commands import ScaleRow
 
 GRID = """\
 name: scale
@@ -104,7 +104,7 @@ class Instant(OnThisMachine):
         """Nothing is left to end."""
 
 
-def run(cells: int, points: int, folder: Path, *, tell: Callable[[str], None] = print) -> list[Row]:
+def run(cells: int, points: int, folder: Path, *, tell: Callable[[str], None] = print) -> list[ScaleRow]:
     """Every number, in a new database under `folder`; `points` a cell's curve. `cells` is rounded to whole seeds."""
     file = folder / "scale.yaml"
     file.write_text(GRID.format(seeds=max(1, round(cells / COMBINATIONS))))
@@ -119,14 +119,14 @@ def run(cells: int, points: int, folder: Path, *, tell: Callable[[str], None] = 
 
     began = time.perf_counter()
     grid, made = expanded()
-    plan = launch.plan(launch.Request(grid=grid, cells=made, runs=runs), None)
-    rows = [Row(f"plan {len(made):,} new cells", time.perf_counter() - began, "s")]
+    plan = launch.plan(launch.LaunchRequest(grid=grid, cells=made, runs=runs), None)
+    rows = [ScaleRow(f"plan {len(made):,} new cells", time.perf_counter() - began, "s")]
     store = open_store(folder / "atma.db", create=True)
     owner = processes.this_process("bench")
     tell("recording the revision")
     began = time.perf_counter()
-    fence = launch.claim(launch.Request(grid=grid, cells=made, runs=runs), store, owner)
-    rows.append(Row("record the revision", time.perf_counter() - began, "s"))
+    fence = launch.claim(launch.LaunchRequest(grid=grid, cells=made, runs=runs), store, owner)
+    rows.append(ScaleRow("record the revision", time.perf_counter() - began, "s"))
     tell("supervising")
     executor = Instant(store, points, sorted({pair for cell in made for pair in requested(cell.config.eval)}))
     began = time.perf_counter()
@@ -143,34 +143,34 @@ def run(cells: int, points: int, folder: Path, *, tell: Callable[[str], None] = 
     tell("launching again")
     began = time.perf_counter()
     grid, made = expanded()
-    outcome = launch.run(launch.Request(grid=grid, cells=made, runs=runs, executor="local"), store, Nobody())
+    outcome = launch.run(launch.LaunchRequest(grid=grid, cells=made, runs=runs, executor="local"), store, Nobody())
     assert outcome.finished
-    rows.append(Row("launch the finished sweep again", time.perf_counter() - began, "s"))
+    rows.append(ScaleRow("launch the finished sweep again", time.perf_counter() - began, "s"))
     tell("planning dry")
     rows += scale_commands.dry_runs(cells, folder)
     tell("training a cell and stopping it")
     return [*rows, *scale_commands.stopped(folder)]
 
 
-def table(rows: Sequence[Row]) -> str:
+def table(rows: Sequence[ScaleRow]) -> str:
     """Markdown."""
     lines = ["| what | found |", "|---|---|"]
     return "\n".join(lines + [f"| {row.what} | {row.value:,.3f} {row.unit} |" for row in rows])
 
 
-def _supervised(executor: Instant, seconds: float) -> list[Row]:
+def _supervised(executor: Instant, seconds: float) -> list[ScaleRow]:
     gaps, memory = executor.gaps, executor.memory
     early = memory[len(memory) // 10]
     return [
-        Row("supervise a cell, all its writes included", 1e3 * seconds / max(1, len(memory)), "ms"),
-        Row("a slot stands empty between two cells, median", 1e3 * statistics.median(gaps or [0.0]), "ms"),
-        Row("the longest that it did", 1e3 * max(gaps, default=0.0), "ms"),
-        Row("memory of the supervisor after a tenth of the cells", early / MIB, "MiB"),
-        Row("after all of them", memory[-1] / MIB, "MiB"),
+        ScaleRow("supervise a cell, all its writes included", 1e3 * seconds / max(1, len(memory)), "ms"),
+        ScaleRow("a slot stands empty between two cells, median", 1e3 * statistics.median(gaps or [0.0]), "ms"),
+        ScaleRow("the longest that it did", 1e3 * max(gaps, default=0.0), "ms"),
+        ScaleRow("memory of the supervisor after a tenth of the cells", early / MIB, "MiB"),
+        ScaleRow("after all of them", memory[-1] / MIB, "MiB"),
     ]
 
 
-def _status(store: Store, sweep: str, points: int) -> list[Row]:
+def _status(store: Store, sweep: str, points: int) -> list[ScaleRow]:
     """The whole command, and what it asks of the database."""
     command = [sys.executable, "-m", "atma_sweep.cli", "status", "--db", str(store)]
     began = time.perf_counter()
@@ -182,6 +182,6 @@ def _status(store: Store, sweep: str, points: int) -> list[Row]:
     store.cell_states(sweep)
     asked = time.perf_counter() - began
     return [
-        Row(f"atma-sweep status, over {points:,} curve points, with its start", whole, "s"),
-        Row("of which what it asks of the database, as Python objects", asked, "s"),
+        ScaleRow(f"atma-sweep status, over {points:,} curve points, with its start", whole, "s"),
+        ScaleRow("of which what it asks of the database, as Python objects", asked, "s"),
     ]

@@ -21,7 +21,7 @@ from .subprocess_usage import MIB, OURS, used
 
 
 @dataclass
-class Row:
+class ScaleRow:
     """A number with its unit."""
 
     what: str
@@ -47,7 +47,7 @@ MOST_LEVELS = 250
 """Of the learning rate; beyond that the grid grows by seeds."""
 
 
-def dry_runs(cells: int, folder: Path) -> Iterator[Row]:
+def dry_runs(cells: int, folder: Path) -> Iterator[ScaleRow]:
     """Yield rows for about that many cells, and of a dry run for ten times as many. No database, nothing prepared."""
     for wanted in (cells, 10 * cells):
         rates = min(MOST_LEVELS, max(1, round(wanted / COMBINATIONS)))
@@ -58,11 +58,11 @@ def dry_runs(cells: int, folder: Path) -> Iterator[Row]:
         file.write_text(PLAN_GRID.format(levels=levels, seeds=seeds))
         command = [*OURS, "launch", str(file), "--dry-run", "--cells", str(made)]
         took = used(command, folder)
-        yield Row(f"dry run of {made:,} cells, with its start", took.wall, "s")
-        yield Row("memory that it takes at most", took.memory / MIB, "MiB")
+        yield ScaleRow(f"dry run of {made:,} cells, with its start", took.wall, "s")
+        yield ScaleRow("memory that it takes at most", took.memory / MIB, "MiB")
         if wanted == cells:
             took = used([*OURS, "plan", str(file), "--cells", str(made)], folder)
-            yield Row(f"plan of {made:,} cells with its price, with its start", took.wall, "s")
+            yield ScaleRow(f"plan of {made:,} cells with its price, with its start", took.wall, "s")
 
 
 COMMANDS = {
@@ -71,7 +71,7 @@ COMMANDS = {
 }
 
 
-def reports(store: Store, folder: Path) -> list[Row]:
+def reports(store: Store, folder: Path) -> list[ScaleRow]:
     """Return rows of the reports that read every point of every curve; their files are left in `folder`.
 
     Raises MachineError when one of them fails.
@@ -80,9 +80,9 @@ def reports(store: Store, folder: Path) -> list[Row]:
     for name, arguments in COMMANDS.items():
         took = used([*OURS, *arguments, "--db", str(store)], folder)
         found += [
-            Row(f"{name}, with the start", took.wall, "s"),
-            Row("of which processor", took.processor, "s"),
-            Row("its memory", took.memory / MIB, "MiB"),
+            ScaleRow(f"{name}, with the start", took.wall, "s"),
+            ScaleRow("of which processor", took.processor, "s"),
+            ScaleRow("its memory", took.memory / MIB, "MiB"),
         ]
     return found
 
@@ -103,7 +103,7 @@ print(json.dumps([seconds, done.bytes, done.added["curve_point"]]))
 """
 
 
-def exchanged(db: str, sweep: str, folder: Path) -> list[Row]:
+def exchanged(db: str, sweep: str, folder: Path) -> list[ScaleRow]:
     """Return rows of an export of that sweep and of its import into an empty database under `folder`."""
     file, found = folder / "exchanged.zip", []
     for what, where in (("export", db), ("import", str(folder / "exchanged.db"))):
@@ -111,17 +111,17 @@ def exchanged(db: str, sweep: str, folder: Path) -> list[Row]:
         took = used(command, folder)
         seconds, size, points = json.loads(took.printed.splitlines()[-1])
         found += [
-            Row(f"{what} it, with {points:,} curve points", seconds, "s"),
-            Row("its peak memory", took.memory / MIB, "MiB"),
+            ScaleRow(f"{what} it, with {points:,} curve points", seconds, "s"),
+            ScaleRow("its peak memory", took.memory / MIB, "MiB"),
         ]
-    return [*found, Row("the bundle", size / MIB, "MiB")]
+    return [*found, ScaleRow("the bundle", size / MIB, "MiB")]
 
 
 STOP_GRID = "name: stop\nextends: tiny\nset: {train.tokens: 15_360_000}\n"
 LOOK_S = 0.05
 
 
-def stopped(folder: Path) -> Iterator[Row]:
+def stopped(folder: Path) -> Iterator[ScaleRow]:
     """Yield rows of a launch that is stopped; the text lies prepared in `folder`/runs. Raises MachineError when the launch does not train."""
     file, db = folder / "stop.yaml", folder / "stop.db"
     file.write_text(STOP_GRID)
@@ -134,11 +134,11 @@ def stopped(folder: Path) -> Iterator[Row]:
             if launch.poll() is not None:
                 raise MachineError(f"the cell to be stopped does not train: {(folder / 'stop.txt').read_text()[-500:]}")
             time.sleep(LOOK_S)
-        yield Row("launch a cell until its first step", time.perf_counter() - began, "s")
+        yield ScaleRow("launch a cell until its first step", time.perf_counter() - began, "s")
         asked = time.perf_counter()
         launch.send_signal(signal.SIGINT)
         launch.wait()
-        yield Row("Ctrl-C until it has saved and left", time.perf_counter() - asked, "s")
+        yield ScaleRow("Ctrl-C until it has saved and left", time.perf_counter() - asked, "s")
     finally:
         launch.terminate()
         launch.wait()

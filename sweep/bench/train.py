@@ -40,7 +40,7 @@ class Kernel:
 
 
 @dataclass
-class Row:
+class TrainRow:
     """One cell's speed. Memory in bytes, times in seconds."""
 
     cell: str
@@ -264,7 +264,7 @@ def run(
     profile: bool = False,
     changed: Mapping[str, str] | None = None,
     tell: Callable[[str], None] = print,
-) -> tuple[Ceilings, list[Row]]:
+) -> tuple[Ceilings, list[TrainRow]]:
     """Times the cells in turns, `rounds` times `steps` optimizer steps each; `changed` as `changes` gives it."""
     if any(cell.config.train.deterministic for cell in cells):
         # read when CUDA is first used; what it costs the others is within the noise
@@ -293,7 +293,7 @@ def run(
     return limits, rows
 
 
-def _row(runner: Runner, times: Sequence[float], limits: Ceilings, *, profile: bool, changed: str) -> Row:
+def _row(runner: Runner, times: Sequence[float], limits: Ceilings, *, profile: bool, changed: str) -> TrainRow:
     """The numbers of a cell whose steps took these seconds."""
     config = runner.cell.config
     tokens, length = config.train.batch_tokens, config.train.seq_len
@@ -301,7 +301,7 @@ def _row(runner: Runner, times: Sequence[float], limits: Ceilings, *, profile: b
     parameters = sum(p.numel() for p in runner.model.parameters())
     lines = runner.profile() if profile else []
     peak = flops.peak_flops(torch.cuda.get_device_name(runner.device))
-    return Row(
+    return TrainRow(
         cell=runner.cell.slug,
         tokens_per_s=rate,
         low=tokens / max(times),
@@ -321,7 +321,7 @@ def _row(runner: Runner, times: Sequence[float], limits: Ceilings, *, profile: b
     )
 
 
-def table(limits: Ceilings, rows: Sequence[Row]) -> str:
+def table(limits: Ceilings, rows: Sequence[TrainRow]) -> str:
     """Markdown; rows are those of a micro-batch."""
     lines = [
         limits.line,

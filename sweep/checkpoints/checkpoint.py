@@ -17,13 +17,13 @@ from ...model.backbone import Backbone
 from ...model.config import ModelConfig
 from . import storage
 from .file_names import KEPT, MODEL, OPTIMIZERS, PREFIX, WEIGHTS, name_of
-from .seal import Damaged, Facts, facts_of
+from .seal import CheckpointFacts, Damaged, facts_of
 from .weights import CheckpointError as CheckpointError
 from .weights import check_weights
 
 
 @dataclass(frozen=True, kw_only=True)
-class Checkpoint(Facts):
+class Checkpoint(CheckpointFacts):
     """A state after `step` optimizer steps. Data order and every draw follow from the step, so nothing else is kept."""
 
     model: dict[str, Tensor]
@@ -129,7 +129,7 @@ def load(path: Path) -> Checkpoint:
     return _load(path, facts_of(path, path.name))
 
 
-def _load(path: Path, facts: Facts) -> Checkpoint:
+def _load(path: Path, facts: CheckpointFacts) -> Checkpoint:
     return Checkpoint(
         **vars(facts),
         model=load_file(path / MODEL),

@@ -59,7 +59,7 @@ class Thing:
 
 
 @dataclass(frozen=True, kw_only=True)
-class Collected:
+class GarbageReport:
     """What nobody owns, or what of it went."""
 
     runs: str
@@ -97,7 +97,7 @@ class Collected:
         return lines + self.problems
 
 
-def find(store: Store, runs: Path, places: Sequence[str] = ()) -> Collected:
+def find(store: Store, runs: Path, places: Sequence[str] = ()) -> GarbageReport:
     """What nobody owns under `runs` and in `places` (checkpoint.path as a grid says it). Changes nothing.
 
     Raises SweepError while an import may be under way, and when no attempt that lies there is one of the database's;
@@ -129,10 +129,10 @@ def find(store: Store, runs: Path, places: Sequence[str] = ()) -> Collected:
                for word, path in logs if word not in known.sweeps and _old(path)]  # fmt: skip
     given = {storage.home(place, "") for place in places}
     elsewhere = tuple(sorted(place for place in known.places if storage.home(place, "") not in given))
-    return Collected(runs=str(runs), things=tuple(things), elsewhere=elsewhere)
+    return GarbageReport(runs=str(runs), things=tuple(things), elsewhere=elsewhere)
 
 
-def remove(store: Store, found: Collected) -> Collected:
+def remove(store: Store, found: GarbageReport) -> GarbageReport:
     """Removes what `find` found and nobody owns by now; what cannot be removed has a problem and stops nothing."""
     done = []
     for thing in found.things:

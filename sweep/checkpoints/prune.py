@@ -177,11 +177,11 @@ class _Cell:
             state.cell_id, state.slug, self.word, self.checkpoints, self.weights, self.bytes, starts_over, problem
         )
 
-    def _plan(self, keep: Keep) -> tuple[list[tuple[Attempt, storage.Place, str]], list[tuple[storage.Place, str]]]:
+    def _plan(self, keep: Keep) -> tuple[list[tuple[Attempt, storage.Storage, str]], list[tuple[storage.Storage, str]]]:
         """Kept weights and checkpoints to remove, those of the newest attempt first."""
-        weights: list[tuple[Attempt, storage.Place, str]] = []
-        gone: list[tuple[storage.Place, str]] = []
-        damaged: list[tuple[storage.Place, str]] = []
+        weights: list[tuple[Attempt, storage.Storage, str]] = []
+        gone: list[tuple[storage.Storage, str]] = []
+        damaged: list[tuple[storage.Storage, str]] = []
         unfinished, wanted = True, KEPT if keep == "newest" else 0
         for attempt in reversed(self.attempts):
             if attempt.kind != "train":
@@ -220,7 +220,7 @@ class _Cell:
         except OSError as error:
             self.problems.append(f"{error.filename}: {error.strerror}; make it readable and writable, then prune again")
 
-    def _ours(self, place: storage.Place, name: str) -> bool:
+    def _ours(self, place: storage.Storage, name: str) -> bool:
         """Whether a bundle holds only what a checkpoint holds. A link, or anything else in it, makes it somebody's."""
         strange = set(storage.place(storage.join(place.address, name)).names()) - INSIDE
         if isinstance(place, storage.Folder):
@@ -231,7 +231,7 @@ class _Cell:
             self.problems.append(f"{what} and stays; take out what is yours, then prune again")
         return not strange
 
-    def _remove(self, place: storage.Place, name: str, dry: bool) -> None:
+    def _remove(self, place: storage.Storage, name: str, dry: bool) -> None:
         taken = bytes_of(place, name)
         if not dry:
             if isinstance(place, storage.Folder) and (place.path / name).is_dir():
@@ -240,7 +240,7 @@ class _Cell:
         self.bytes += taken
 
 
-def is_sound(place: storage.Place, name: str) -> bool:
+def is_sound(place: storage.Storage, name: str) -> bool:
     """Whether a launch could go on from it: hashed on a local disk; elsewhere, where that would fetch it, sealed."""
     if isinstance(place, storage.Folder):
         try:
@@ -251,7 +251,7 @@ def is_sound(place: storage.Place, name: str) -> bool:
     return storage.place(storage.join(place.address, name)).has(SEAL)
 
 
-def bytes_of(place: storage.Place, name: str) -> int:
+def bytes_of(place: storage.Storage, name: str) -> int:
     """What a bundle or a file of a place takes, bytes. Raises StorageError."""
     if isinstance(place, storage.Folder):
         return bytes_under(place.path / name)

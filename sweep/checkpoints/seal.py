@@ -27,7 +27,7 @@ class Damaged(Exception):
 
 
 @dataclass(frozen=True)
-class Facts:
+class CheckpointFacts:
     """What the seal of a checkpoint says of it."""
 
     step: int
@@ -48,7 +48,7 @@ def _hash_of(said: Mapping[str, Any]) -> str:
     return hashlib.sha256(json.dumps(said).encode()).hexdigest()
 
 
-def facts_of(bundle: Path, name: str) -> Facts:
+def facts_of(bundle: Path, name: str) -> CheckpointFacts:
     """The facts of a local copy of the checkpoint `name`, all of whose files have been hashed.
 
     One of an older release, whose seal has no hash of itself, passes when its facts can be true. Raises Damaged.
@@ -87,7 +87,7 @@ def _opened(bundle: Path) -> dict[str, Any]:
     return said
 
 
-def _facts(said: Mapping[str, Any]) -> Facts:
+def _facts(said: Mapping[str, Any]) -> CheckpointFacts:
     step, tokens, wall_s, pending = (said.get(key) for key in ("step", "tokens", "wall_s", "pending"))
     numbers = [wall_s, *(pending if isinstance(pending, list) else [])]
     sound = (
@@ -99,7 +99,7 @@ def _facts(said: Mapping[str, Any]) -> Facts:
     )
     if not sound:
         raise Damaged(f"{SEAL} holds values that no training has")
-    return Facts(step, tokens, wall_s, tuple(pending) if pending else None)  # type: ignore[arg-type]
+    return CheckpointFacts(step, tokens, wall_s, tuple(pending) if pending else None)  # type: ignore[arg-type]
 
 
 def at_once(work: Callable[[Any], Any], items: list[Any]) -> list[Any]:

@@ -85,7 +85,7 @@ def check_address(address: str) -> None:
         raise AddressError(f"{address}: Protocol not known: {scheme}; name a folder or an fsspec URL such as s3://...")
 
 
-def place(address: str | Path) -> Place:
+def place(address: str | Path) -> Storage:
     """The place of that address; it need not exist yet.
 
     Raises AddressError for one that cannot be understood, StorageError when its backend is missing or fails.
@@ -138,7 +138,7 @@ def _written(folder: Path, writers: Mapping[str, Writer]) -> dict[str, str]:
 # --- places ---------------------------------------------------------------------------------------------------------
 
 
-class Place(ABC):
+class Storage(ABC):
     """A folder of bundles and single files. Every method raises StorageError when the place fails it."""
 
     def __init__(self, address: str) -> None:
@@ -192,7 +192,7 @@ class Place(ABC):
         )
 
 
-class Folder(Place):
+class Folder(Storage):
     """A place on a local disk."""
 
     def __init__(self, path: Path) -> None:
@@ -252,7 +252,7 @@ class Folder(Place):
             raise StorageError(f"{path} cannot be removed: {_line(error)}; remove it by hand") from error
 
 
-class Remote(Place):
+class Remote(Storage):
     """A place behind fsspec. Everything passes through a temporary folder of this machine."""
 
     def __init__(self, address: str) -> None:

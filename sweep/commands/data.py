@@ -117,11 +117,11 @@ def data_tokenizer(
     """
     from ...results.console.output_files import write
     from ..data.byte_pairs import byte_pairs
-    from ..data.sources import Files
+    from ..data.sources import FileSource
     from ..orchestrator.display import Terminal
     from . import data_display
 
-    source = Files(data_display.full(text), setting="PATH")
+    source = FileSource(data_display.full(text), setting="PATH")
     source.key()  # says at once what is no text
     Terminal(soft_wrap=True).print(f"reading {text}; about a minute for 100 MB", highlight=False, markup=False)
     made = byte_pairs((one.text for one in source.documents()), size, single_digits=single_digits)

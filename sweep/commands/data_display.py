@@ -27,7 +27,7 @@ from ..units import amount
 LINE_SECONDS = 15.0
 
 
-class Interrupted(SweepError):
+class PrepareInterrupted(SweepError):
     """Ctrl-C while text is prepared."""
 
     exit_code = 130
@@ -59,7 +59,7 @@ class Preparing:
     ) -> None:
         self._bar.stop()
         if kind is KeyboardInterrupt:
-            raise Interrupted(f"{self.what}: stopped; run again to go on where it stopped") from value
+            raise PrepareInterrupted(f"{self.what}: stopped; run again to go on where it stopped") from value
         if self._last is not None and kind is None:
             self._say(f"{self.what}: {_words(self._last)} in {self._last.seconds:.0f} s")
 

@@ -20,7 +20,7 @@ from ...results.store.store import Store, open_store
 from ..errors import MachineError, SweepError
 from ..grid.grid import Grid, load_grid
 from ..orchestrator import display, launch, requirements
-from ..orchestrator.launch import Outcome, Request
+from ..orchestrator.launch import LaunchRequest, Outcome
 from ..orchestrator.notify import checked
 from ..orchestrator.requirements import Lack, Refusal
 from ..planning import admission, cost_estimate, difference, render, replicates
@@ -33,7 +33,7 @@ from .data_display import Preparing
 
 
 @dataclass(frozen=True)
-class Asked:
+class LaunchOptions:
     """What the command line says of a launch."""
 
     grid: str
@@ -58,7 +58,7 @@ class Asked:
     """Whether text that has to be downloaded is."""
 
 
-def carry_out(asked: Asked, *, dry_run: bool, as_json: bool) -> bool:
+def carry_out(asked: LaunchOptions, *, dry_run: bool, as_json: bool) -> bool:
     """Launches, or with `dry_run` only tells the plan; False when cells are left that failed.
 
     Ends with exit code 3, and says all that is missing, where the machine lacks something that the cells need.
@@ -108,13 +108,13 @@ def carry_out(asked: Asked, *, dry_run: bool, as_json: bool) -> bool:
     return outcome.finished
 
 
-def _billed(options: Asked, ahead: Prospect) -> Callable[[Plan], Bill]:
+def _billed(options: LaunchOptions, ahead: Prospect) -> Callable[[Plan], Bill]:
     """Return the pricing of plans on this machine's GPUs."""
     prices = cost_estimate.machine_prices(ahead.request.like, ahead.request.runs, ahead.store)
     return lambda plan: cost_estimate.bill(plan, prices, gpus=cost_estimate.gpus_here(), rate=rate_of(options.rate))
 
 
-def _refuse(options: Asked, ahead: Prospect, lacking: Sequence[Lack], as_json: bool) -> NoReturn:
+def _refuse(options: LaunchOptions, ahead: Prospect, lacking: Sequence[Lack], as_json: bool) -> NoReturn:
     """Say what the launch lacks and what works instead, and end the command with exit code 3."""
     plan = ahead.made.with_proposals()
     cells = len(plan.cells) if plan.study is None else ahead.request.most
@@ -126,7 +126,7 @@ def _refuse(options: Asked, ahead: Prospect, lacking: Sequence[Lack], as_json: b
     raise typer.Exit(MachineError.exit_code)
 
 
-def requested(asked: Asked, console: Console, *, dry: bool) -> tuple[Request, list[str]]:
+def requested(asked: LaunchOptions, console: Console, *, dry: bool) -> tuple[LaunchRequest, list[str]]:
     """The launch, its text prepared where it lies on this machine or may be downloaded, and remarks; a dry run prepares
     nothing.
     """
@@ -141,7 +141,7 @@ def requested(asked: Asked, console: Console, *, dry: bool) -> tuple[Request, li
         raise SweepError(
             f"{'--only' if asked.only else '--budget'} chooses among cells of a factorial; a study makes its trials one by one"
         )
-    request = Request(
+    request = LaunchRequest(
         grid=grid, cells=cells if space is None else [], space=space, runs=runs, executor=asked.executor, address=asked.address,
         only=asked.only, retrain=asked.retrain, code=asked.code, notify=listener, budget=hours,
     )  # fmt: skip
@@ -152,7 +152,7 @@ def requested(asked: Asked, console: Console, *, dry: bool) -> tuple[Request, li
 class Prospect:
     """What a launch would do now."""
 
-    request: Request
+    request: LaunchRequest
     store: Store | None
     """None where there is no database yet."""
     made: Plan
@@ -162,7 +162,7 @@ class Prospect:
     """These, and others."""
 
 
-def prospect(asked: Asked, console: Console) -> Prospect:
+def prospect(asked: LaunchOptions, console: Console) -> Prospect:
     """Prepares and writes nothing. Raises what a launch would, CorpusError for prepared text that is too short among it."""
     request, unprepared = requested(asked, console, dry=True)
     store = store_if_any(asked.db)
@@ -184,7 +184,7 @@ def store_if_any(db: str | None) -> Store | None:
         return None
 
 
-def leave(request: Request, store: Store, console: Console, as_json: bool) -> None:
+def leave(request: LaunchRequest, store: Store, console: Console, as_json: bool) -> None:
     """Leaves a supervisor on the cluster, and says what it plans."""
     from ..orchestrator import detached  # which needs Ray
 
@@ -196,7 +196,7 @@ def leave(request: Request, store: Store, console: Console, as_json: bool) -> No
         print_json({"sweep": sweep, "supervisor": detached.actor_name(store, sweep)})
 
 
-def stay(request: Request, store: Store, console: Console) -> Outcome:
+def stay(request: LaunchRequest, store: Store, console: Console) -> Outcome:
     """Launches, and shows how it goes until it has ended."""
 
     def tell(line: str) -> None:

@@ -13,10 +13,10 @@ from ...results.console.text import counted
 from .options import GridName, Name, Rate, Set
 
 if TYPE_CHECKING:
-    from ..orchestrator.launch import Request
+    from ..orchestrator.launch import LaunchRequest
     from ..planning.cost_estimate import Prices
     from ..planning.planner import Plan
-    from .launch import Asked
+    from .launch import LaunchOptions
 
 
 @Documented
@@ -57,15 +57,15 @@ def plan(
         retrain: As if cells were trained again that diverged or whose weights are gone.
     """
     from ..planning.cost_estimate import rate_of
-    from .launch import Asked
+    from .launch import LaunchOptions
 
-    asked = Asked(grid, set_ or [], only or [], name, "local", None, False, retrain, "new", most, runs, db)
+    asked = LaunchOptions(grid, set_ or [], only or [], name, "local", None, False, retrain, "new", most, runs, db)
     rates = {"rate": rate_of(rate), "watts": watts}
     carry_out(asked, rates, gpus=gpus, gpu=gpu, calibrate=calibrate, every=list_, as_json=as_json)
 
 
 def carry_out(
-    asked: Asked, rates: dict[str, float | None], *, gpus: int | None, gpu: str | None, calibrate: bool, every: bool, as_json: bool,
+    asked: LaunchOptions, rates: dict[str, float | None], *, gpus: int | None, gpu: str | None, calibrate: bool, every: bool, as_json: bool,
 ) -> None:  # fmt: skip
     """Plans, calibrates if that is asked for, prices and prints."""
     from ...results.console.text import say
@@ -108,7 +108,7 @@ def carry_out(
     say("\n".join([*lines, *made.damaged, *requirements.remarks(ahead.remarks, lacking)]))
 
 
-def _calibrate(request: Request, made: Plan, prices: Prices, unprepared: list[str]) -> None:
+def _calibrate(request: LaunchRequest, made: Plan, prices: Prices, unprepared: list[str]) -> None:
     """Times every kind of cell that is to be trained and was not measured here, and keeps what it finds.
 
     `unprepared`: what is to be said of text that could not be checked, before minutes are spent on a grid that cannot be launched.

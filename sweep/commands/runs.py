@@ -74,9 +74,9 @@ def launch(
             40h; with --rate also money, such as 100$.
         prepare: First download and prepare the text, as data prepare --grid does.
     """
-    from .launch import Asked, carry_out
+    from .launch import LaunchOptions, carry_out
 
-    asked = Asked(
+    asked = LaunchOptions(
         grid, set_ or [], only or [], name, chosen(executor, address), address, detach, retrain, code, most, runs, db,
         notify, budget, rate, prepare,
     )  # fmt: skip

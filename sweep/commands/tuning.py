@@ -10,15 +10,15 @@ from rich.console import Console
 from ...results.store.store import Store
 from ...results.studies import tuning
 from ..errors import SweepError
-from ..orchestrator.launch import Outcome, Request
+from ..orchestrator.launch import LaunchRequest, Outcome
 from ..planning import admission
 from ..planning.studies import Progress
 from ..planning.tuning import Tuning, tuning_of
 
-Stay = Callable[[Request, Store, Console], Outcome]
+Stay = Callable[[LaunchRequest, Store, Console], Outcome]
 
 
-def planned(request: Request, store: Store | None) -> tuple[Request, Tuning | None, list[str]]:
+def planned(request: LaunchRequest, store: Store | None) -> tuple[LaunchRequest, Tuning | None, list[str]]:
     """The request with the cells that the studies so far lead to, the studies, and a line on each."""
     found = tuning_of(request.grid, request.runs / "corpora", store, dry=True)
     if found is None:
@@ -32,19 +32,19 @@ def planned(request: Request, store: Store | None) -> tuple[Request, Tuning | No
     return replace(request, grid=found.settled, cells=cells), found, told
 
 
-def begins_with(request: Request, studies: Tuning | None) -> list[Request]:
+def begins_with(request: LaunchRequest, studies: Tuning | None) -> list[LaunchRequest]:
     """What a launch would begin with: the studies that are not finished, else the request itself."""
     parts = studies.parts.values() if studies is not None else ()
     return [_study(request, progress) for progress in parts if not progress.finished] or [request]
 
 
-def _study(request: Request, progress: Progress) -> Request:
+def _study(request: LaunchRequest, progress: Progress) -> LaunchRequest:
     """The launch of one of the studies."""
     space = progress.space
     return replace(request, grid=space.grid, cells=[], space=space, only=(), budget=None, notify=None)
 
 
-def carried_out(request: Request, store: Store, console: Console, stay: Stay) -> Request | None:
+def carried_out(request: LaunchRequest, store: Store, console: Console, stay: Stay) -> LaunchRequest | None:
     """The request with the best of every study, each launched until it is finished; None when one could not be.
 
     Raises SweepError for a study whose trials are all made and none of them done.

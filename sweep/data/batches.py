@@ -116,7 +116,7 @@ class Marked(NamedTuple):
     """Micro-batches of the step over its marked targets; float64, no dimensions."""
 
 
-class Step(NamedTuple):
+class StepBatch(NamedTuple):
     """What one optimizer step reads."""
 
     inputs: Tensor
@@ -137,9 +137,9 @@ class Ahead:
     def __init__(self, batches: Batches, device: torch.device, micro_batch: int = 1, room: int | None = None) -> None:
         """`micro_batch`: rows that go through the network together; `room`: what its marked targets are filled up to, if they are fewer."""
         self._batches, self._device, self._micro_batch, self._room = batches, device, micro_batch, room
-        self._ready: tuple[int, Step] | None = None
+        self._ready: tuple[int, StepBatch] | None = None
 
-    def take(self, step: int) -> Step:
+    def take(self, step: int) -> StepBatch:
         """`Batches.step` and `Batches.marked` on the device."""
         if self._ready is None or self._ready[0] != step:
             self.prepare(step)
@@ -153,7 +153,7 @@ class Ahead:
         inputs, targets = self._batches.step(step)
         found = self._batches.marked(step)
         marked = None if found is None else self._marked(targets, found)
-        self._ready = step, Step(self._sent(inputs), self._sent(targets), marked)
+        self._ready = step, StepBatch(self._sent(inputs), self._sent(targets), marked)
 
     def _marked(self, targets_RT: Tensor, found_RT: Tensor) -> list[Marked]:
         """Looked for on the CPU, since the device would have to be waited for."""

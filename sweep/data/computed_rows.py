@@ -63,7 +63,7 @@ class Rows(ABC):
         return np.take_along_axis(found, offsets[:, None] + np.arange(count), 1)
 
 
-class Drawn(Rows):
+class RandomRows(Rows):
     """Rows made of `draws` random numbers each; corpus, seed and split name the Philox key, the number of a row its counter."""
 
     TOGETHER: ClassVar[int] = 1 << 21

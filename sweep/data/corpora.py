@@ -25,7 +25,7 @@ from . import tokenizer as tokenizers
 from .computed_rows import Stream, Streams
 from .registry import CORPORA, every_kind
 from .shards import PIECE, ShardError, facts, open_shard
-from .sources import CorpusError, Files, Source
+from .sources import CorpusError, DocumentSource, FileSource
 from .tokenizer import Tokenizer
 
 MARK_SPLITS = ("train_marks", "validation_marks")
@@ -109,7 +109,7 @@ class Corpus:
 # --- what was asked for, and where it is --------------------------------------------------------------------------
 
 
-def source_of(data: DataConfig) -> Source | None:
+def source_of(data: DataConfig) -> DocumentSource | None:
     """The documents that a config names; None for shards and for rows. Raises CorpusError when the path is missing."""
     kind = CORPORA.load(data.corpus)
     return None if kind.ready or kind.tokenizer else kind.source(data)
@@ -124,7 +124,7 @@ def _trained_on(heldout: str, data: DataConfig) -> bool:
     return one.is_relative_to(other) or other.is_relative_to(one)
 
 
-def heldout_source(data: DataConfig) -> Source | None:
+def heldout_source(data: DataConfig) -> DocumentSource | None:
     """The long documents, when another corpus lends them. Raises CorpusError for one that cannot."""
     if data.heldout is None:
         return None
@@ -141,7 +141,7 @@ def heldout_source(data: DataConfig) -> Source | None:
             f"data.heldout: {data.heldout} is neither a file or folder nor one of the corpora that lend long documents: "
             f"{lenders}"
         )
-    return Files(Path(data.heldout), "data.heldout")
+    return FileSource(Path(data.heldout), "data.heldout")
 
 
 def request(data: DataConfig) -> dict[str, Any]:

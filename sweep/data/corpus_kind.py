@@ -20,7 +20,7 @@ from typing import Any, ClassVar
 from ...model.config import Config
 from ..config import DataConfig
 from .computed_rows import Streams
-from .sources import Counted, Hub, HubSpec, Source, Text
+from .sources import Counted, DocumentSource, Hub, HubSpec, Text
 
 BYTES_PER_TOKEN = 3
 """Of a download from the hub: FineWeb-Edu has 2.8 bytes of compressed Parquet per GPT-2 token."""
@@ -70,12 +70,12 @@ class CorpusKind:
         return None
 
     @classmethod
-    def source(cls, data: DataConfig) -> Source:
+    def source(cls, data: DataConfig) -> DocumentSource:
         """Its documents as something that a stopped preparation goes on with. Raises CorpusError for what `data` lacks."""
         return Made(cls, data)
 
     @classmethod
-    def lent(cls) -> Source | None:
+    def lent(cls) -> DocumentSource | None:
         """The long documents that it gives to probes of other corpora, which name it as data.heldout; None: it gives none."""
         return None
 
@@ -127,12 +127,12 @@ class HubCorpus(CorpusKind):
     by_tokens = False
 
     @classmethod
-    def source(cls, data: DataConfig) -> Source:
+    def source(cls, data: DataConfig) -> DocumentSource:
         """Its rows, streamed."""
         return Hub(cls.spec, Path(data.path) if data.path else None)
 
     @classmethod
-    def lent(cls) -> Source:
+    def lent(cls) -> DocumentSource:
         """The same from the hub."""
         return Hub(cls.spec, setting="data.heldout")
 

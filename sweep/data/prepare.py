@@ -27,7 +27,7 @@ from .corpora import Corpus, CorpusError
 from .division import Division, PoolIndex, pieces
 from .registry import CORPORA
 from .shards import ShardError, ShardFacts, SplitWriter, facts, marks_of, open_shard, write_shard
-from .sources import Source, Text, draw, name_digest
+from .sources import DocumentSource, Text, draw, name_digest
 from .tokenizer import Tokenizer
 
 HELDOUT_DOCUMENTS = 64
@@ -170,7 +170,7 @@ class Preparation:
 
     # --- from documents -------------------------------------------------------------------------------------------
 
-    def _load(self, source: Source | None) -> None:
+    def _load(self, source: DocumentSource | None) -> None:
         try:
             self._state = json.loads((self.part / "state.json").read_text())
         except (OSError, ValueError):
@@ -197,7 +197,7 @@ class Preparation:
         self._state["splits"] |= {split: writer.sync() for split, writer in self._writers.items()}
         corpora.write_json(self.part / "state.json", self._state)
 
-    def _tokenize(self, source: Source) -> dict[str, list[ShardFacts]]:
+    def _tokenize(self, source: DocumentSource) -> dict[str, list[ShardFacts]]:
         if self._state["phase"] == "main":
             self._pass(source)
             if not self._state["tenth"] and not self._writers["validation"].tokens and self._writers["train"].tokens:
@@ -208,7 +208,7 @@ class Preparation:
             self._close()
         return self._closed()
 
-    def _pooled(self, source: Source) -> dict[str, list[ShardFacts]]:
+    def _pooled(self, source: DocumentSource) -> dict[str, list[ShardFacts]]:
         """Tokenise all documents into a pool, and divide it by tokens."""
         if self._state["phase"] == "main":
             self._pass(source)
@@ -258,7 +258,7 @@ class Preparation:
         closed = self._state["splits"]
         return {split: [ShardFacts(**shard) for shard in closed[split]] for split in ("train", "validation")}
 
-    def _pass(self, source: Source) -> None:
+    def _pass(self, source: DocumentSource) -> None:
         saved = time.monotonic()
         for texts in _batches(self._asked(source.documents(self._state["source"]))):
             for text, ids in zip(texts, self.encode(texts), strict=True):
@@ -280,7 +280,7 @@ class Preparation:
             if not lent and not (text.split == "train" and self._enough()):
                 yield text
 
-    def _again(self, source: Source) -> None:
+    def _again(self, source: DocumentSource) -> None:
         # said first, so that a death in the middle does not lead back to the pass that was in vain
         corpora.write_json(self.part / "state.json", _nothing(tenth=True))
         self._writers.clear()
@@ -347,7 +347,7 @@ class Preparation:
 
     # --- long documents -------------------------------------------------------------------------------------------
 
-    def _borrow(self, lender: Source) -> None:
+    def _borrow(self, lender: DocumentSource) -> None:
         """The lender's first long documents, in its order."""
         most = HELDOUT_DOCUMENTS if self.data.heldout_documents is None else self.data.heldout_documents
         # no tokenizer makes more than four tokens of a character

@@ -17,8 +17,8 @@ CORPORA: Registry[type[CorpusKind]] = Registry("corpus", __name__.rpartition("."
     "fineweb-edu-shards": "known.hub:FineWebEduShards",
     "finepdfs": "known.hub:FinePDFs",
     "wikitext-103": "known.hub:WikiText103",
-    "flipflop": "known.flipflop:FlipFlop",
-    "mqar": "known.mqar:Mqar",
+    "flipflop": "known.flipflop:FlipFlopCorpus",
+    "mqar": "known.mqar:MqarCorpus",
 })  # fmt: skip
 
 register_corpus = CORPORA.register

@@ -48,7 +48,7 @@ class Text:
     """train, validation or heldout when the source has splits of its own; None lets the corpus draw one by name."""
 
 
-class Source(Protocol):
+class DocumentSource(Protocol):
     """Documents in a fixed order."""
 
     def documents(self, state: Any = None) -> Iterator[Text]:
@@ -157,7 +157,7 @@ def listing_key(root: Path, paths: list[Path]) -> list[Any]:
 
 
 @dataclass
-class Files(Counted):
+class FileSource(Counted):
     """Text of one's own: a folder or file of text files, JSON lines (also .xz, .gz) and Parquet, each with a `text`."""
 
     root: Path = Path()

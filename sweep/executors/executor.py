@@ -20,7 +20,7 @@ from ...results.store.store import Store
 from ..config import Resources
 from ..grid.cell import Cell
 from ..host import hardware, processes
-from ..host.allocation import Allocation, Machine, Room, is_type
+from ..host.allocation import Allocation, Machine, MachineAllocator, is_type
 from ..host.locks import GpuLocks
 from ..planning import admission
 from . import source_snapshot
@@ -128,7 +128,7 @@ class OnThisMachine:
 
     def begin(self, machine: Machine) -> None:
         """Makes ready for attempts on that much of this machine."""
-        self._room = Room(machine)
+        self._room = MachineAllocator(machine)
 
     def fits(self, resources: Resources) -> bool:
         """Whether cores, memory and a GPU, or the part of one, are left."""

@@ -7,7 +7,7 @@ from collections.abc import Mapping
 from pathlib import Path
 
 from ...results.errors import LostLease
-from ...results.store.journal import JOURNAL, Reader
+from ...results.store.journal import JOURNAL, JournalReader
 from ...results.store.schema import HEAD
 from ...results.store.store import Store
 from ..attempt.job import Job
@@ -25,14 +25,14 @@ class Journals:
 
     def __init__(self, store: Store) -> None:
         self._store = store
-        self._readers: dict[int, Reader] = {}
+        self._readers: dict[int, JournalReader] = {}
         self._applied = 0.0
 
     def open(self, launch: Launch) -> int:
         """Reads the journal of that attempt from now on; returns the attempt's fence."""
         folder = launch.runs / launch.folder
         fence = Job.read(folder).fence
-        self._readers[launch.attempt] = Reader(folder / JOURNAL, self._store, launch.attempt, fence)
+        self._readers[launch.attempt] = JournalReader(folder / JOURNAL, self._store, launch.attempt, fence)
         return fence
 
     def apply(self, codes: Mapping[int, int]) -> tuple[list[Finished], list[int]]:

@@ -13,7 +13,7 @@ if TYPE_CHECKING:
 
 
 @dataclass(frozen=True)
-class Kind:
+class ExecutorSpec:
     """What is known of an executor before it is opened."""
 
     target: str
@@ -28,10 +28,12 @@ class Kind:
     """Packages that it imports besides those of every attempt."""
 
 
-EXECUTORS: dict[str, Kind] = {
-    "ray": Kind("ray_local:RayExecutor", "a Ray of this machine's own", with_address="cluster", packages=("ray",)),
-    "local": Kind("executor:LocalExecutor", "this machine without Ray"),
-    "cluster": Kind("ray_cluster:ClusterExecutor", "the Ray cluster at --address", "cluster", True, ("ray",)),
+EXECUTORS: dict[str, ExecutorSpec] = {
+    "ray": ExecutorSpec(
+        "ray_local:RayExecutor", "a Ray of this machine's own", with_address="cluster", packages=("ray",)
+    ),
+    "local": ExecutorSpec("executor:LocalExecutor", "this machine without Ray"),
+    "cluster": ExecutorSpec("ray_cluster:ClusterExecutor", "the Ray cluster at --address", "cluster", True, ("ray",)),
 }
 DEFAULT = "ray"
 

@@ -12,13 +12,13 @@ from ...model.config import Config, Int, knob
 from ...results.store.records import AXES, CellRecord
 from ..config import CellConfig, aside
 from ..grid.cell import Cell, canonical, slug_part
-from .hub_checkpoint import Checkpoint
+from .hub_checkpoint import HubCheckpoint
 
 KEY = "open_weight"
 """The section of a stored config that says what model it is, and the option of a revision that lists such models."""
 
 
-class Model(Config):
+class ExternalModelConfig(Config):
     """A checkpoint, and how it is measured. All but the last fields make the cell's id, with the text's fingerprint."""
 
     name: str = knob(..., "Repository of the hub, or the folder's name.")
@@ -38,7 +38,7 @@ class Model(Config):
 class OpenWeightConfig(CellConfig):
     """Text, probes and resources are those of a sweep's cells; model and train, but for the length of a row, mean nothing."""
 
-    open_weight: Model
+    open_weight: ExternalModelConfig
 
 
 def config_of(stored: Mapping[str, Any]) -> CellConfig:
@@ -46,11 +46,11 @@ def config_of(stored: Mapping[str, Any]) -> CellConfig:
     return (OpenWeightConfig if KEY in stored else CellConfig).model_validate(stored)
 
 
-def cell_of(checkpoint: Checkpoint, base: CellConfig, pairing: str) -> Cell:
+def cell_of(checkpoint: HubCheckpoint, base: CellConfig, pairing: str) -> Cell:
     """The cell of a checkpoint measured beside cells of that config. Raises MachineError where it cannot run as they do."""
     cuda = base.resources.gpus > 0
     checkpoint.check(cuda=cuda)
-    model = Model(
+    model = ExternalModelConfig(
         name=checkpoint.name, revision=checkpoint.revision, dtype=checkpoint.dtype(cuda=cuda),
         tokenizer=checkpoint.tokenizer, pairing=pairing, family=checkpoint.family, context=checkpoint.context,
         places=checkpoint.places, folder=str(checkpoint.folder),
@@ -65,7 +65,7 @@ def cell_of(checkpoint: Checkpoint, base: CellConfig, pairing: str) -> Cell:
     return Cell(key, slug, config, {})
 
 
-def id_of(model: Model, fingerprint: str | None) -> str:
+def id_of(model: ExternalModelConfig, fingerprint: str | None) -> str:
     """Of the model, its tokenizer and type, and the text: what its numbers depend on besides the probes."""
     known = {"name", "revision", "dtype", "tokenizer"} | ({"pairing"} if model.pairing != "text" else set())
     identity = {KEY: model.model_dump(mode="json", include=known), "data": {"fingerprint": fingerprint}}
@@ -74,12 +74,12 @@ def id_of(model: Model, fingerprint: str | None) -> str:
 
 def id_of_stored(stored: Mapping[str, Any]) -> str:
     """The id of a cell whose config stands in a database. Raises pydantic's ValidationError, LookupError."""
-    return id_of(Model.model_validate(stored[KEY]), stored["data"]["fingerprint"])
+    return id_of(ExternalModelConfig.model_validate(stored[KEY]), stored["data"]["fingerprint"])
 
 
 def levels_of_stored(stored: Mapping[str, Any]) -> dict[str, str]:
     """Return the levels of the five axes of a cell whose config stands in a database. Raises ValidationError, LookupError."""
-    return dict.fromkeys(AXES, "-") | {"attn_type": Path(Model.model_validate(stored[KEY]).name).name}
+    return dict.fromkeys(AXES, "-") | {"attn_type": Path(ExternalModelConfig.model_validate(stored[KEY]).name).name}
 
 
 def record(cell: Cell) -> CellRecord:

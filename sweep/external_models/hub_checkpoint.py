@@ -40,7 +40,7 @@ class NoWeights(MachineError):
 
 
 @dataclass(frozen=True)
-class Checkpoint:
+class HubCheckpoint:
     """A checkpoint on this machine."""
 
     name: str
@@ -81,7 +81,7 @@ def need_transformers() -> None:
         raise MachineError(f"open-weight models need the package transformers: {EXTRA}")
 
 
-def find(asked: str, revision: str | None = None) -> Checkpoint:
+def find(asked: str, revision: str | None = None) -> HubCheckpoint:
     """The checkpoint that `hf:NAME` or `hf:FOLDER` means, downloaded where it is not here yet.
 
     Raises NoWeights with what to download and where to put it, NoCheckpoint for what is none or needs foreign code.
@@ -130,7 +130,7 @@ def _from_hub(name: str, revision: str | None) -> Path:
         ) from error
 
 
-def _checked(name: str, folder: Path, commit: str | None) -> Checkpoint:
+def _checked(name: str, folder: Path, commit: str | None) -> HubCheckpoint:
     config = _config(folder)
     family = _family(folder, config)
     weights = sorted(folder.glob("*.safetensors"))
@@ -149,7 +149,7 @@ def _checked(name: str, folder: Path, commit: str | None) -> Checkpoint:
     _whole(folder)
     text = config.get("text_config") or config
     limit = text.get("max_position_embeddings")
-    return Checkpoint(
+    return HubCheckpoint(
         name=name,
         folder=folder,
         revision=commit or f"sha256:{_hash(folder, [*weights, *folder.glob('*.json')])}",

@@ -52,7 +52,7 @@ def load_model(folder: Path, dtype: torch.dtype, device: torch.device) -> Any:
     return model.to(device).eval()
 
 
-class Reader:
+class ChunkedScorer:
     """Runs a model over one text, `piece` tokens at a time, so that memory grows with the cache alone."""
 
     def __init__(self, model: Any, device: torch.device, pause: Callable[[], None] = never, piece: int = PIECE) -> None:
@@ -104,7 +104,7 @@ class OpenWeight(Subject):
     own_tokens = True
 
     def __init__(
-        self, reader: Reader, words: Tokenizer, corpus: Corpus, config: CellConfig, places: int | None
+        self, reader: ChunkedScorer, words: Tokenizer, corpus: Corpus, config: CellConfig, places: int | None
     ) -> None:
         """`places`: tokens beyond which the model has no positions. Raises SweepError for tokens without their text."""
         self.reader, self.tokenizer, self.corpus, self.config, self._places = reader, words, corpus, config, places
@@ -208,7 +208,7 @@ class Native(OpenWeight):
     """
 
     def __init__(
-        self, reader: Reader, words: Tokenizer, corpus: Corpus, config: CellConfig, places: int | None
+        self, reader: ChunkedScorer, words: Tokenizer, corpus: Corpus, config: CellConfig, places: int | None
     ) -> None:
         super().__init__(reader, words, corpus, config, places)
         self._rows = int(config.eval.settings.get("junk", {}).get("rows", 16))

@@ -13,7 +13,7 @@ from ...results.console.text import counted
 from ...results.contrasts import Contrast, reference_level
 from ...results.designs import aliasing, design_choice, regular_fractions
 from ...results.designs.design_option import METHODS, Design, as_options
-from ...results.designs.design_space import EXACT, Space, Term, closed, estimable, words
+from ...results.designs.design_space import EXACT, DesignSpace, Term, closed, estimable, words
 from ..errors import GridError
 from .grid_file import MODELS, DesignKeys
 from .sections import canonical, place
@@ -79,7 +79,7 @@ def read(
 
 def _space(
     document: Document, levels: Mapping[str, Sequence[Any]], exclude: Sequence[Mapping[str, Sequence[str]]]
-) -> Space:
+) -> DesignSpace:
     """Return the combinations to choose from. An axis of one level is none here; an exclude rule on it holds for all or nothing."""
     named = {axis: tuple(canonical(axis, level) for level in some) for axis, some in levels.items()}
     for axis, some in named.items():
@@ -92,7 +92,7 @@ def _space(
         {axis: tuple(canonical(axis, word) for word in dict.fromkeys(some)) for axis, some in rule.items() if axis in axes}
         for rule in exclude
     ]  # fmt: skip
-    space = Space(axes, tuple(rules))
+    space = DesignSpace(axes, tuple(rules))
     if not len(space.points):
         raise document.error((KEY,), "exclude drops every combination; there is nothing to choose from")
     return space
@@ -101,7 +101,7 @@ def _space(
 class _Chooser:
     """Makes the design; says in one line why it cannot be made."""
 
-    def __init__(self, document: Document, given: DesignKeys, space: Space, terms: Sequence[Term]) -> None:
+    def __init__(self, document: Document, given: DesignKeys, space: DesignSpace, terms: Sequence[Term]) -> None:
         self.document, self.given, self.space, self.terms = document, given, space, terms
 
     def error(self, problem: str, key: str) -> GridError:

@@ -37,7 +37,7 @@ from ...results.designs.design_option import METHODS
 from ...results.metrics import OF_TRAINING, Metric
 from ...results.names import NAME, RESERVED, RULE, level_word
 from ...results.stopping.stopping_rule import FIRST, MOST, MOST_SEEDS, OBRIEN_FLEMING, SPENDINGS
-from ...results.studies.search import Choice, Direction, Interval, Pruner, Range, Sampler, Search
+from ...results.studies.search import Direction, Interval, LevelChoice, Pruner, Range, Sampler, Search
 from ..probes import PROBES
 from . import settings
 from .settings import AXES, level_text
@@ -313,7 +313,7 @@ def _range(value: Any) -> IntervalKeys | list[Any]:
     return value if isinstance(value, list) else IntervalKeys.model_validate(value)
 
 
-def _choice_of(path: str, levels: Sequence[Any]) -> Choice:
+def _choice_of(path: str, levels: Sequence[Any]) -> LevelChoice:
     """Return the range of a list of levels."""
     words = [level_text(path, level) for level in levels]
     if len(set(words)) < max(2, len(words)):
@@ -323,10 +323,10 @@ def _choice_of(path: str, levels: Sequence[Any]) -> Choice:
         for word in words:
             if word not in allowed:
                 raise wrong(f"no level {word!r}", path, allowed=allowed, word=word)
-        return Choice(tuple(words))
+        return LevelChoice(tuple(words))
     if not all(level is None or isinstance(level, bool | int | float | str) for level in levels):
         raise wrong(f"levels must be single values, got {levels!r}", path)
-    return Choice(tuple(levels))
+    return LevelChoice(tuple(levels))
 
 
 Scalar = Annotated[Any, WithJsonSchema(SCALAR)]

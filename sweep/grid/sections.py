@@ -13,7 +13,7 @@ from ...results import metrics
 from ...results.contrasts import Contrast, reference_level
 from ...results.names import why_not
 from ...results.stopping.stopping_rule import FIRST, Rule
-from ...results.studies.search import Choice, Search
+from ...results.studies.search import LevelChoice, Search
 from ..errors import GridError
 from ..probes import requested
 from . import settings
@@ -241,7 +241,7 @@ def ends(document: Document, search: Search, expansion: Expansion, key: str = SE
     Raises GridError for a range that holds what no cell can have, and for an objective that no cell is measured by.
     """
     every = {
-        path: one.levels if isinstance(one, Choice) else (one.low, one.high) for path, one in search.ranges.items()
+        path: one.levels if isinstance(one, LevelChoice) else (one.low, one.high) for path, one in search.ranges.items()
     }
     first = {path: levels[0] for path, levels in every.items()}
     found: dict[str, Cell] = {}

@@ -58,7 +58,7 @@ def is_shared(gpus: float) -> bool:
     return 0 < gpus < 1
 
 
-class Room:
+class MachineAllocator:
     """A machine, and what attempts have been given of it. Used from one thread.
 
     A whole GPU is given when nobody has a part of it; a part goes where the least is left that is enough, so that other
@@ -109,11 +109,11 @@ class Rooms:
     """
 
     def __init__(self) -> None:
-        self._rooms: dict[str, Room] = {}
+        self._rooms: dict[str, MachineAllocator] = {}
 
     def add(self, name: str, machine: Machine) -> None:
         """A machine that has come, all of it free."""
-        self._rooms[name] = Room(machine)
+        self._rooms[name] = MachineAllocator(machine)
 
     def drop(self, name: str) -> None:
         """A machine that is gone, with all that was given of it."""

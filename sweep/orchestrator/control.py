@@ -25,7 +25,7 @@ def person() -> str:
 
 
 @dataclass(frozen=True)
-class Answer:
+class ControlResult:
     """What came of it."""
 
     sweep: str
@@ -50,7 +50,7 @@ class Answer:
         }[self.asked]
 
 
-def ask(store: Store, wish: Wish, sweep: str | None = None, cells: Sequence[str] = ()) -> Answer:
+def ask(store: Store, wish: Wish, sweep: str | None = None, cells: Sequence[str] = ()) -> ControlResult:
     """Asks it of whoever runs the sweep (None: the one launched last), who hears it within seconds.
 
     `retry` takes cells as `Store.find_cell` does, none for every failed cell. Raises SweepUnknown, CellUnknown, CellAmbiguous, and
@@ -75,4 +75,4 @@ def ask(store: Store, wish: Wish, sweep: str | None = None, cells: Sequence[str]
             if not store.asked(name).get(wish):
                 store.add_event(f"{wish} asked", f"by {person()}", sweep=name)
             store.ask(name, **{wish: True})
-    return Answer(name, wish, running, chosen)
+    return ControlResult(name, wish, running, chosen)

@@ -29,7 +29,7 @@ from ..executors.ray_connection import ray
 from ..executors.source_snapshot import git_state
 from ..host.signals import Interrupted
 from . import display, launch
-from .launch import Request
+from .launch import LaunchRequest
 from .retries import SweepBroken
 
 PATIENCE_S = 7 * 86_400.0
@@ -53,7 +53,7 @@ class Order:
 
     name: str
     """Of the actor."""
-    request: Request
+    request: LaunchRequest
     url: str
     """Of the database, with its password."""
     folder: str
@@ -165,7 +165,7 @@ def actor_name(store: Store, sweep: str) -> str:
     return f"atma-sweep:{hashlib.sha256(where.encode()).hexdigest()[:12]}:{sweep}"
 
 
-def order(request: Request, store: Store) -> list[str]:
+def order(request: LaunchRequest, store: Store) -> list[str]:
     """Has a supervisor on the cluster at the request's address carry it out; returns what it says of its plan, when it has one.
 
     It stays on this machine if the database is a file here. Raises AddressWrong, MachineError, SweepBusy when the sweep

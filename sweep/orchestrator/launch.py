@@ -27,10 +27,10 @@ from ..grid.cell import Cell
 from ..grid.grid import Grid
 from ..host import processes
 from ..planning import admission, cost_estimate, ordering, planner, replicates
-from ..planning.studies import Progress, Space, progress_of
+from ..planning.studies import Progress, TrialSpace, progress_of
 from ..probes import requested
 from . import notify, supervisor
-from .supervisor import Listener, Source, Supervisor
+from .supervisor import Listener, Supervisor, TaskSource
 from .trials import Trials
 
 if TYPE_CHECKING:
@@ -46,13 +46,13 @@ Commit = tuple[str | None, bool | None]
 
 
 @dataclass(frozen=True, kw_only=True)
-class Request:
+class LaunchRequest:
     """One launch, as it was asked for."""
 
     grid: Grid
     cells: Sequence[Cell]
     """All of the grid's; of a study those of its trials so far, which `run` and `plan` look up."""
-    space: Space | None = None
+    space: TrialSpace | None = None
     """Of a study: where its cells come from."""
     runs: Path
     executor: str = DEFAULT
@@ -107,7 +107,7 @@ class Outcome:
     """Of a study: its trials, which `standings` counts."""
 
 
-def plan(request: Request, store: Store | None) -> planner.Plan:
+def plan(request: LaunchRequest, store: Store | None) -> planner.Plan:
     """What a launch would do now, in the order it would, and the disk it needs; without a database `store` is None.
 
     Kept weights that are wanted and not found under `runs`, or where else the database says, or that differ from their
@@ -130,12 +130,12 @@ def plan(request: Request, store: Store | None) -> planner.Plan:
     return replace(made, disk=admission.disk_needed([task.cell for task in made.training], runs))
 
 
-def seeded(request: Request, store: Store | None) -> Request:
+def seeded(request: LaunchRequest, store: Store | None) -> LaunchRequest:
     """The request with the cells at further seeds that its grid's `stop` begins with, or has asked for so far. Raises GridError."""
     return replace(request, cells=replicates.with_further_seeds(request.grid, request.cells, store))
 
 
-def _of_study(request: Request, space: Space, store: Store | None) -> planner.Plan:
+def _of_study(request: LaunchRequest, space: TrialSpace, store: Store | None) -> planner.Plan:
     """The trials that were begun; how many are to come follows from where the study stands."""
     study = progress_of(space, store, retrain=request.retrain)
     cells = list(study.cells.values())
@@ -149,7 +149,7 @@ def _of_study(request: Request, space: Space, store: Store | None) -> planner.Pl
 
 
 def _states(
-    request: Request, cells: Sequence[Cell], store: Store | None
+    request: LaunchRequest, cells: Sequence[Cell], store: Store | None
 ) -> tuple[dict[str, CellState], tuple[str, ...]]:
     """Return the cells' states, without weights that are missing or damaged, and a line for each damaged file."""
     if store is None:
@@ -177,7 +177,7 @@ def _states(
     return states, tuple(damaged)
 
 
-def check_text(request: Request, *, dry: bool = False) -> None:
+def check_text(request: LaunchRequest, *, dry: bool = False) -> None:
     """Compares the text with what the cells to carry out ask, or with what a study may ask; a dry run only what is prepared.
 
     Raises GridError for an `only` that means none, CorpusError and ShardError for text that is too short or damaged.
@@ -188,7 +188,7 @@ def check_text(request: Request, *, dry: bool = False) -> None:
 
 
 def run(
-    request: Request, store: Store, listener: Listener, *,
+    request: LaunchRequest, store: Store, listener: Listener, *,
     planned: Callable[[planner.Plan], None] = lambda plan: None, tell: Tell = lambda line: None,
 ) -> Outcome:  # fmt: skip
     """Launches a grid and stays until its cells are finished. Attempts run a frozen copy of this package.
@@ -219,7 +219,7 @@ def run(
         held.callback(store.release_sweep, sweep, fence)
         seeds = seeds_source(request, store, fence, tell)
         ending = held.enter_context(
-            notify.Ending(
+            notify.EndNotifier(
                 request.notify, sweep, tell=tell,
                 count=lambda: _left(_now(request, seeds, store), store)[0],
                 states=lambda: list(store.states({cell.id for cell in _now(request, seeds, store).chosen}).values()),
@@ -245,7 +245,7 @@ def run(
         return outcome
 
 
-def seeds_source(request: Request, store: Store, fence: int, tell: Tell) -> Seeds | None:
+def seeds_source(request: LaunchRequest, store: Store, fence: int, tell: Tell) -> Seeds | None:
     """Who adds seeds to the sweep while it runs; None without a rule, and for a launch of a part of the cells."""
     if request.grid.stop is None:
         return None
@@ -263,7 +263,7 @@ def seeds_source(request: Request, store: Store, fence: int, tell: Tell) -> Seed
     )  # fmt: skip
 
 
-def _check_storage(request: Request, made: planner.Plan) -> None:
+def _check_storage(request: LaunchRequest, made: planner.Plan) -> None:
     """Raise AddressError or StorageError for a checkpoint.path of what is to be trained that cannot be used."""
     cells = request.like if made.study is not None else [task.cell for task in made.tasks if task.kind == "train"]
     for address in {cell.config.checkpoint.path for cell in cells}:
@@ -272,8 +272,8 @@ def _check_storage(request: Request, made: planner.Plan) -> None:
 
 
 def _further(
-    request: Request, made: planner.Plan, seeds: Seeds | None, store: Store, fence: int
-) -> tuple[Source | None, Sequence[Cell]]:
+    request: LaunchRequest, made: planner.Plan, seeds: Seeds | None, store: Store, fence: int
+) -> tuple[TaskSource | None, Sequence[Cell]]:
     """Return the source of further tasks while the sweep runs, and cells with the resources of those; None without one."""
     if made.study is not None:
         prices = cost_estimate.machine_prices(request.like, request.runs, store)
@@ -281,22 +281,22 @@ def _further(
     return seeds, seeds.likely if seeds is not None else ()
 
 
-def _now(request: Request, seeds: Seeds | None, store: Store) -> Request:
+def _now(request: LaunchRequest, seeds: Seeds | None, store: Store) -> LaunchRequest:
     """The request with the seeds, or the trials, that were added meanwhile."""
     return _with_trials(request, store) if seeds is None else replace(request, cells=seeds.cells)
 
 
-def _with_trials(request: Request, store: Store) -> Request:
+def _with_trials(request: LaunchRequest, store: Store) -> LaunchRequest:
     """Of a study: with the cells of its trials so far, and with plugins that nobody edits."""
     space = request.space
     if space is None:
         return request
     ends = supervisor.freeze_plugins(space.ends, request.runs)
-    space = Space(replace(space.grid, plugins=ends[0].config.plugins), ends, space.known)
+    space = TrialSpace(replace(space.grid, plugins=ends[0].config.plugins), ends, space.known)
     return replace(request, space=space, cells=list(progress_of(space, store).cells.values()))
 
 
-def _outcome(request: Request, store: Store, before: planner.Plan, seeds: Seeds | None) -> Outcome:
+def _outcome(request: LaunchRequest, store: Store, before: planner.Plan, seeds: Seeds | None) -> Outcome:
     counts, after = _left(request, store)
     if after.study is not None:
         return Outcome(counts, after.study.finished, study=after.study)
@@ -306,7 +306,7 @@ def _outcome(request: Request, store: Store, before: planner.Plan, seeds: Seeds 
     return Outcome(counts, not rest, left, tuple(seeds.told) if seeds is not None else ())
 
 
-def _left(request: Request, store: Store) -> tuple[Counter[str], planner.Plan]:
+def _left(request: LaunchRequest, store: Store) -> tuple[Counter[str], planner.Plan]:
     """Where the cells, or the trials of a study, stand now, and what another launch would do."""
     if request.space is not None:
         study = progress_of(request.space, store, again=False)
@@ -317,7 +317,7 @@ def _left(request: Request, store: Store) -> tuple[Counter[str], planner.Plan]:
 
 def carry_out(
     store: Store, shares: Sequence[tuple[str, int, Sequence[planner.Task]]], listener: Listener, executor: Executor,
-    *, runs: Path, commit: Commit | None, source: Path | None = None, further: Mapping[str, Source] | None = None,
+    *, runs: Path, commit: Commit | None, source: Path | None = None, further: Mapping[str, TaskSource] | None = None,
     likely: Sequence[Cell] = (),
 ) -> None:  # fmt: skip
     """Runs the tasks of sweeps that the caller holds, (sweep, fence, tasks) each, one sweep after the other.
@@ -337,7 +337,7 @@ def carry_out(
         one.run(share, (further or {}).get(sweep))
 
 
-def claim(request: Request, store: Store, owner: processes.Owner) -> int:
+def claim(request: LaunchRequest, store: Store, owner: processes.Owner) -> int:
     """Takes the sweep and records what is launched, in one: a refused launch changes nothing. Returns its fence.
 
     The same launch that goes on again waits for the lease that it had on another machine. Raises SweepBusy.

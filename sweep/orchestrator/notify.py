@@ -50,7 +50,7 @@ def checked(url: str) -> str:
     return url
 
 
-class Ending:
+class EndNotifier:
     """A context around a launch: when it ends, `url` is told (None: nobody is).
 
     `count` gives cells by where they stand, `states` how far each is; both ask the database and may take long.
@@ -67,7 +67,7 @@ class Ending:
         """Whether every cell is done or has diverged; to be set by a launch that comes to its end, as `counts`."""
         self.counts: Mapping[str, int] | None = None
 
-    def __enter__(self) -> Ending:
+    def __enter__(self) -> EndNotifier:
         return self
 
     def __exit__(

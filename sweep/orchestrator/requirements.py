@@ -23,7 +23,7 @@ from ..planning.cost_estimate import Bill
 from ..planning.planner import Plan
 from ..planning.render import short
 from ..units import size
-from .launch import Request
+from .launch import LaunchRequest
 
 Kind = Literal["text", "GPU", "CPU cores", "memory", "disk", "packages"]
 EVERY_LAUNCH = ("torch", "numpy", "safetensors")
@@ -50,7 +50,7 @@ class Lack:
         return {name: value for name, value in named.items() if name != "numbers"}
 
 
-def lacks(request: Request, plan: Plan) -> list[Lack]:
+def lacks(request: LaunchRequest, plan: Plan) -> list[Lack]:
     """Return every need of the plan's attempts that this machine does not meet; none for a plan without attempts.
 
     Of an executor at an address only text and packages count, since its attempts run on other machines.

@@ -18,13 +18,13 @@ from ..planning import cost_estimate, planner, replicates
 from ..planning.cost_estimate import Prices
 from ..planning.planner import Task
 from ..probes import requested
-from .supervisor import Fits, Source
+from .supervisor import Fits, TaskSource
 
 LOOK = "look"
 """Kind of the events that keep what was seen, and when."""
 
 
-class Seeds(Source):
+class Seeds(TaskSource):
     """Further seeds, wave by wave, as the database alone decides: a launch that goes on makes the same looks."""
 
     def __init__(

@@ -38,7 +38,7 @@ Fits = Callable[[Resources], bool]
 """Whether an attempt of that size could start now. Always so while nothing runs: what does not fit then never will."""
 
 
-class Source(Protocol):
+class TaskSource(Protocol):
     """Asked by one supervisor, from its thread. Whatever it raises ends the launch."""
 
     def further(self, fits: Fits) -> Sequence[Task]:
@@ -114,14 +114,14 @@ class Supervisor:
         self._running: dict[int, _Running] = {}
         self._retries = Retries()
         self._given_up: dict[str, Task] = {}
-        self._source: Source | None = None
+        self._source: TaskSource | None = None
         self._signals = Signals()
         self._oom_kills = oom_kills()
         self._paused = self._finishing = False
         self._renewed = self._listened = 0.0
         self._looked = time.monotonic()
 
-    def run(self, tasks: Sequence[Task], source: Source | None = None) -> None:
+    def run(self, tasks: Sequence[Task], source: TaskSource | None = None) -> None:
         """Runs every task to its end, and whatever `source` gives whenever no task waits.
 
         Raises Interrupted after a clean stop, LostLease when the sweep was taken over, SweepBroken when cell after cell

@@ -102,7 +102,7 @@ class Trials:
         self._add(replace(trial, cell=cell.id), cell, asked)
         return self._tasks(cell)
 
-    def _add(self, trial: Trial, cell: Cell | None, asked: optuna_study.Asked) -> None:
+    def _add(self, trial: Trial, cell: Cell | None, asked: optuna_study.Proposal) -> None:
         record = planner.record(cell) if cell is not None else None
         cost = cost_estimate.forecast([cell], self._prices) if cell is not None else None
         self._studies.propose(trial, record, asked.changed, asked.memory, cost)

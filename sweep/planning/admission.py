@@ -21,7 +21,7 @@ from ..errors import MachineError, SweepError
 from ..grid.cell import Cell
 from ..grid.grid import Grid
 from ..grid.validate import base_of
-from ..host.allocation import Machine, Room, is_type, need
+from ..host.allocation import Machine, MachineAllocator, is_type, need
 from ..host.hardware import PRECISIONS, Gpu
 from ..probes import bound
 from ..probes.base import WHO, OverDocuments
@@ -396,7 +396,7 @@ def check_placement(cells: Sequence[Cell], *machines: Machine, held: Sequence[Gp
     Raises MachineError naming the need and what there is, SweepError for a precision that a GPU does not have.
     """
     _check_precisions(cells, [gpu for machine in machines for gpu in machine.gpus])
-    rooms = [Room(machine) for machine in machines]
+    rooms = [MachineAllocator(machine) for machine in machines]
     never = [cell for cell in cells if all(room.place(cell.config.resources) is None for room in rooms)]
     if not never:
         return

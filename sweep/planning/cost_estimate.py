@@ -19,14 +19,25 @@ from ..config import CellConfig, Resources
 from ..errors import SweepError
 from ..grid.cell import Cell
 from ..host import hardware
-from ..host.allocation import Allocation, Machine, Room, is_shared, is_type
+from ..host.allocation import Allocation, Machine, MachineAllocator, is_shared, is_type
 from ..host.hardware import Gpu
 from ..probes import bound, requested
 from ..training import flops
 from ..training.flops import PEAK_BF16
 from .ordering import blocks
 from .planner import Budget, Plan, Task
-from .speed_model import NOTHING, SOURCES, Place, Source, Span, Speed, Speeds, read_calibrations, total, validated
+from .speed_model import (
+    NOTHING,
+    SOURCES,
+    Source,
+    Speed,
+    Speeds,
+    TargetMachine,
+    ThreePointEstimate,
+    read_calibrations,
+    total,
+    validated,
+)
 
 PARTS = ("start", "compile", "training", "validation", "probing")
 """Of an attempt, in its order."""
@@ -37,17 +48,17 @@ class Cost:
     """What one attempt takes: seconds by part, and how they are known."""
 
     source: Source
-    parts: Mapping[str, Span]
+    parts: Mapping[str, ThreePointEstimate]
     share: float
     """GPUs of it, or where it has none, cores."""
 
     @cached_property
-    def seconds(self) -> Span:
+    def seconds(self) -> ThreePointEstimate:
         """From its start to its end."""
         return total(self.parts.values())
 
     @cached_property
-    def hours(self) -> Span:
+    def hours(self) -> ThreePointEstimate:
         """GPU-hours, or core-hours."""
         return self.seconds.times(self.share / 3600)
 
@@ -57,7 +68,7 @@ class Prices:
 
     def __init__(self, speeds: Speeds) -> None:
         self.speeds = speeds
-        self._probing: dict[tuple[object, ...], Span] = {}
+        self._probing: dict[tuple[object, ...], ThreePointEstimate] = {}
         self._whole: dict[tuple[object, ...], dict[Source, Cost]] = {}
         self._kept: list[CellConfig] = []
         """Whose sections are told apart by where they lie."""
@@ -103,7 +114,7 @@ class Prices:
         parts = {name: packed(span, config, speed) for name, span in parts.items()}
         return Cost(speed.source, {"start": speed.start, **parts}, resources.gpus or float(resources.cpus))
 
-    def _probes(self, config: CellConfig, speed: Speed, wanted: Sequence[Request]) -> Span:
+    def _probes(self, config: CellConfig, speed: Speed, wanted: Sequence[Request]) -> ThreePointEstimate:
         """Seconds of these probes: as measured, else by their tokens."""
         found = []
         probes = {name: bound(name, config) for name in {name for name, _ in wanted}}
@@ -112,7 +123,7 @@ class Prices:
             tokens = probes[name].tokens(length)
             known = speed.probes.get((name, length))
             if known is not None:
-                found.append(Span(0.9, 1.0, 1.1).times(known * tokens))
+                found.append(ThreePointEstimate(0.9, 1.0, 1.1).times(known * tokens))
                 continue
             # a token of a longer row takes more, since it attends to more
             more = flops.estimated_flops(config.model, length) / base if length else 1.0
@@ -120,7 +131,7 @@ class Prices:
         return total(found)
 
 
-def packed(seconds: Span, config: CellConfig, speed: Speed) -> Span:
+def packed(seconds: ThreePointEstimate, config: CellConfig, speed: Speed) -> ThreePointEstimate:
     """Seconds of an attempt beside others on the same GPU: not slower at best, and at worst as if they took turns.
 
     Where such attempts were measured, their neighbours are part of the measurement.
@@ -128,7 +139,7 @@ def packed(seconds: Span, config: CellConfig, speed: Speed) -> Span:
     share = config.resources.gpus
     if speed.shared or not is_shared(share):
         return seconds
-    return seconds.by(Span(1.0, (1 + 1 / share) / 2, 1 / share))
+    return seconds.by(ThreePointEstimate(1.0, (1 + 1 / share) / 2, 1 / share))
 
 
 @dataclass(frozen=True)
@@ -142,9 +153,9 @@ class Group:
     attempts: int
     tokens_per_s: float
     measured_on: int
-    seconds: Span
+    seconds: ThreePointEstimate
     """Of one on average."""
-    hours: Span
+    hours: ThreePointEstimate
     silent: str | None
 
 
@@ -157,10 +168,10 @@ class Bill:
     place: str
     how: str
     gpus: int
-    hours: Span
-    parts: Mapping[str, Span]
+    hours: ThreePointEstimate
+    parts: Mapping[str, ThreePointEstimate]
     """Hours by part."""
-    finish: Span
+    finish: ThreePointEstimate
     """Seconds from now."""
     watts: float | None
     """Of one GPU."""
@@ -172,12 +183,12 @@ class Bill:
     """Attempts by where their price comes from."""
 
     @property
-    def kwh(self) -> Span | None:
+    def kwh(self) -> ThreePointEstimate | None:
         """Of the GPUs alone; None where nobody knows what one takes."""
         return None if self.watts is None else self.hours.times(self.watts / 1000)
 
     @property
-    def money(self) -> Span | None:
+    def money(self) -> ThreePointEstimate | None:
         """None without a rate."""
         return None if self.rate is None else self.hours.times(self.rate)
 
@@ -325,7 +336,7 @@ def makespan(work: Sequence[tuple[float, Resources]], gpus: int) -> float:
     else:  # a cell that is too large for this machine is meant for another
         cores = max(hardware.cores(), *(one.cpus for one in kinds.values()), 1)
         memory = max(hardware.memory_gb(), *(one.memory_gb or 0.0 for one in kinds.values()), 0.0)
-    room = Room(Machine(cores, memory, tuple(Gpu(str(n), str(n), "a GPU") for n in range(max(gpus, 1)))))
+    room = MachineAllocator(Machine(cores, memory, tuple(Gpu(str(n), str(n), "a GPU") for n in range(max(gpus, 1)))))
     waiting: dict[Resources, deque[tuple[int, float]]] = {}
     for place, (seconds, resources) in enumerate(work):
         waiting.setdefault(kinds[id(resources)], deque()).append((place, seconds))
@@ -362,22 +373,22 @@ def gpus_here() -> int:
     return max(1, len(hardware.driver_gpus()))
 
 
-def _place(cells: Sequence[Cell], timed: Sequence[Timed], gpu: str | None) -> Place:
+def _place(cells: Sequence[Cell], timed: Sequence[Timed], gpu: str | None) -> TargetMachine:
     resources = {id(cell.config.resources): cell.config.resources for cell in cells}.values()
     if not any(one.gpus for one in resources):
-        return Place(None)
+        return TargetMachine(None)
     if gpu is not None:
-        return Place(_whole_name(gpu, timed))
+        return TargetMachine(_whole_name(gpu, timed))
     here = hardware.driver_gpus()
     word = next((one.gpu_type for one in resources if one.gpu_type is not None), None)
     if word is not None:
-        return Place(next((name for name in here if is_type(name, word)), None) or _whole_name(word, timed))
+        return TargetMachine(next((name for name in here if is_type(name, word)), None) or _whole_name(word, timed))
     if here:
-        return Place(here[0])
+        return TargetMachine(here[0])
     measured = next((one.gpu_name for one in reversed(timed) if one.gpu_name is not None), None)
     if measured is not None:
-        return Place(measured, "as the attempts in the database; --gpu names another")
-    return Place(ASSUMED_GPU, "assumed; --gpu names another")
+        return TargetMachine(measured, "as the attempts in the database; --gpu names another")
+    return TargetMachine(ASSUMED_GPU, "assumed; --gpu names another")
 
 
 def _whole_name(word: str, timed: Sequence[Timed]) -> str:

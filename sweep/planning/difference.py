@@ -26,7 +26,7 @@ LEFT_OUT = ("name", "description")
 
 
 @dataclass(frozen=True)
-class Listed:
+class ListedCell:
     """A cell in a group."""
 
     id: str | None
@@ -36,10 +36,10 @@ class Listed:
 
 
 @dataclass(frozen=True)
-class Difference:
+class GridDifference:
     """Every cell of the grid, of its exclude rules and of the last revision is in one group."""
 
-    groups: Mapping[str, Sequence[Listed]]
+    groups: Mapping[str, Sequence[ListedCell]]
     revision: int | None = None
     """The sweep's last one; None for a sweep that was never launched."""
     changes: Sequence[Key] = ()
@@ -52,7 +52,7 @@ class Difference:
     """By exclude rule, the cells that it drops."""
 
 
-def between(grid: Grid, plan: Plan, cells: Sequence[Cell], store: Store | None) -> Difference:
+def between(grid: Grid, plan: Plan, cells: Sequence[Cell], store: Store | None) -> GridDifference:
     """The difference between the grid with its cells, of which the plan carries out some, and what the database holds."""
     groups = _standing(plan)
     rules: dict[str, int] = {}
@@ -61,19 +61,19 @@ def between(grid: Grid, plan: Plan, cells: Sequence[Cell], store: Store | None) 
         text = f"exclude[{index}] ({', '.join(f'{name}: {_levels(some)}' for name, some in rule.items())})"
         rules[text] = rules.get(text, 0) + (1 if SEED in words else len(grid.seeds))
         slug = ", ".join(f"{name}={word}" for name, word in words.items())
-        groups.setdefault("excluded", []).append(Listed(None, slug, f"by exclude[{index}]"))
+        groups.setdefault("excluded", []).append(ListedCell(None, slug, f"by exclude[{index}]"))
     last = _last(store, grid.name)
     if store is None or last is None:
-        return Difference(groups, rules=rules)
+        return GridDifference(groups, rules=rules)
     members = store.members(grid.name)
     now = {cell.id: cell for cell in cells}
     gone = [cell for cell, _ in members if cell not in now]
     states = store.states(gone) if gone else {}
     orphans = [states[cell] for cell in gone if cell in states]
     if orphans:
-        groups["orphaned"] = [Listed(state.cell_id, state.slug, state.state) for state in orphans]
+        groups["orphaned"] = [ListedCell(state.cell_id, state.slug, state.state) for state in orphans]
     changes = list(changed(last, grid, cells))
-    return Difference(
+    return GridDifference(
         groups,
         revision=last.number,
         changes=changes,
@@ -87,16 +87,16 @@ def _levels(words: Sequence[str]) -> str:
     return words[0] if len(words) == 1 else f"[{', '.join(words)}]"
 
 
-def _standing(plan: Plan) -> dict[str, list[Listed]]:
+def _standing(plan: Plan) -> dict[str, list[ListedCell]]:
     rest = {task.cell.id: task.rest for task in plan.tasks if task.kind == "train"}
-    groups: dict[str, list[Listed]] = {}
+    groups: dict[str, list[ListedCell]] = {}
     for cell in plan.cells:
         word, note = str(plan.standings[cell.id]), ""
         left = rest.get(cell.id, 1.0)
         if left < 1:
             note = f"{1 - left:.0%} of its steps are done"
             word = "resumable" if word == "interrupted" else word
-        groups.setdefault(word, []).append(Listed(cell.id, cell.slug, note))
+        groups.setdefault(word, []).append(ListedCell(cell.id, cell.slug, note))
     return groups
 
 

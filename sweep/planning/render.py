@@ -6,15 +6,15 @@ from collections.abc import Iterator, Mapping
 from typing import Any
 
 from .cost_estimate import PARTS, Bill
-from .difference import Difference, Key
-from .speed_model import Span
+from .difference import GridDifference, Key
+from .speed_model import ThreePointEstimate
 
 WORDS = {"needs-eval": "needs evaluation", "weights gone": "weights gone"}
 MOST_LINES = 12
 """Of one kind, unless everything is asked for."""
 
 
-def describe(difference: Difference, *, every: bool) -> Iterator[str]:
+def describe(difference: GridDifference, *, every: bool) -> Iterator[str]:
     """Groups of cells with their counts, the cells of each with `every`, then what changed."""
     for word, some in difference.groups.items():
         notes = {one.note for one in some} if word != "excluded" else set(difference.rules)
@@ -45,7 +45,7 @@ def _value(value: object) -> str:
     return f"[{', '.join(map(_value, value))}]" if isinstance(value, list) else str(value)
 
 
-def difference_json(difference: Difference) -> dict[str, Any]:
+def difference_json(difference: GridDifference) -> dict[str, Any]:
     """The same by names."""
     return {
         "groups": {word: [vars(one) for one in some] for word, some in difference.groups.items()},
@@ -124,7 +124,7 @@ def _sources(sources: Mapping[str, int]) -> str:
     return ", ".join(f"{count} {words[word]}" for word, count in sources.items())
 
 
-def _amount(span: Span | None) -> str:
+def _amount(span: ThreePointEstimate | None) -> str:
     assert span is not None
     return f"{_number(span.likely)} ({_number(span.low)} to {_number(span.high)})"
 

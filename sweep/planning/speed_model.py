@@ -27,7 +27,7 @@ from ..training import flops
 
 
 @dataclass(frozen=True, slots=True)
-class Span:
+class ThreePointEstimate:
     """A likely amount between a low and a high one."""
 
     low: float
@@ -35,36 +35,36 @@ class Span:
     high: float
 
     @classmethod
-    def exactly(cls, amount: float) -> Span:
+    def exactly(cls, amount: float) -> ThreePointEstimate:
         """One that is known."""
         return cls(amount, amount, amount)
 
     @classmethod
-    def seen(cls, amounts: Iterable[float], margin: float) -> Span:
+    def seen(cls, amounts: Iterable[float], margin: float) -> ThreePointEstimate:
         """Around those that were seen, at least one: their median, from the smallest to the largest, `margin` wider."""
         found = sorted(amounts)
         return cls(found[0] * (1 - margin), median(found), found[-1] * (1 + margin))
 
-    def times(self, factor: float) -> Span:
+    def times(self, factor: float) -> ThreePointEstimate:
         """So many of it."""
-        return Span(self.low * factor, self.likely * factor, self.high * factor)
+        return ThreePointEstimate(self.low * factor, self.likely * factor, self.high * factor)
 
-    def by(self, other: Span) -> Span:
+    def by(self, other: ThreePointEstimate) -> ThreePointEstimate:
         """The product of two."""
-        return Span(self.low * other.low, self.likely * other.likely, self.high * other.high)
+        return ThreePointEstimate(self.low * other.low, self.likely * other.likely, self.high * other.high)
 
     def as_json(self, digits: int = 4) -> dict[str, float]:
         """The three numbers by name."""
         return {name: round(getattr(self, name), digits) for name in ("low", "likely", "high")}
 
 
-NOTHING = Span(0.0, 0.0, 0.0)
+NOTHING = ThreePointEstimate(0.0, 0.0, 0.0)
 
 
-def total(spans: Iterable[Span]) -> Span:
+def total(spans: Iterable[ThreePointEstimate]) -> ThreePointEstimate:
     """The sum of all of them, all low or all high at once."""
     summands = list(spans)
-    return Span(*(sum(getattr(span, name) for span in summands) for name in ("low", "likely", "high")))
+    return ThreePointEstimate(*(sum(getattr(span, name) for span in summands) for name in ("low", "likely", "high")))
 
 
 Seconds = Annotated[float, Field(ge=0)]
@@ -160,21 +160,21 @@ SOURCES: tuple[Source, ...] = ("measured", "calibrated", "FLOPs")
 """The best first."""
 MARGIN = 0.05
 """How far a measured speed may be off, beyond what was seen."""
-UTILISATION = Span(0.12, 0.4, 0.6)
+UTILISATION = ThreePointEstimate(0.12, 0.4, 0.6)
 """Share of a GPU's peak FLOP/s that the training of a network reaches which is large enough to fill it."""
-UNKNOWN_PEAK = Span(1e14, 3e14, 1e15)
+UNKNOWN_PEAK = ThreePointEstimate(1e14, 3e14, 1e15)
 """FLOP/s of a GPU that is not in the table of peaks."""
-LAUNCH_S = {True: Span(0.2e-3, 0.6e-3, 2e-3), False: Span(0.5e-3, 2e-3, 8e-3)}
+LAUNCH_S = {True: ThreePointEstimate(0.2e-3, 0.6e-3, 2e-3), False: ThreePointEstimate(0.5e-3, 2e-3, 8e-3)}
 """Of one layer in one micro-batch, forward and backward, with a GPU and without: however small it is, it takes that long."""
-CORE_FLOPS = Span(3e9, 12e9, 40e9)
+CORE_FLOPS = ThreePointEstimate(3e9, 12e9, 40e9)
 """FLOP/s that the training of a small network reaches on a CPU core."""
-START_S = {True: Span(8.0, 15.0, 40.0), False: Span(3.0, 5.0, 12.0)}
+START_S = {True: ThreePointEstimate(8.0, 15.0, 40.0), False: ThreePointEstimate(3.0, 5.0, 12.0)}
 """Of an attempt's process with a GPU and without one, until the network is built."""
-COMPILE_S = Span(20.0, 60.0, 180.0)
+COMPILE_S = ThreePointEstimate(20.0, 60.0, 180.0)
 """Of the first step of a network that is compiled."""
-FORWARD = Span(0.7, 1.0, 2.0)
+FORWARD = ThreePointEstimate(0.7, 1.0, 2.0)
 """Seconds of a validation, by what a third of a training step says."""
-PROBING = Span(0.7, 1.2, 3.0)
+PROBING = ThreePointEstimate(0.7, 1.2, 3.0)
 """Seconds of a probe, by what a third of a training step says: its batches are smaller."""
 
 
@@ -183,12 +183,12 @@ class Speed:
     """How fast the cells of one likeness go. Seconds, one attempt having its share of the machine for itself."""
 
     source: Source
-    token: Span
+    token: ThreePointEstimate
     """Of a trained token."""
-    start: Span
-    compile: Span
-    validation_token: Span
-    forward_token: Span
+    start: ThreePointEstimate
+    compile: ThreePointEstimate
+    validation_token: ThreePointEstimate
+    forward_token: ThreePointEstimate
     """Of a token that a probe reads in a row as long as a training row."""
     probes: Mapping[tuple[str, int], float] = field(default_factory=dict)
     """Of a token that a probe reads, by probe and context length, where that was measured."""
@@ -201,7 +201,7 @@ class Speed:
 
 
 @dataclass(frozen=True)
-class Place:
+class TargetMachine:
     """What the cells are priced on: GPUs of one kind and this machine's cores."""
 
     gpu: str | None
@@ -229,7 +229,7 @@ QUEUED = ("", "as they come: train.graphs: off")
 class Speeds:
     """What is known of the speed of cells on one place; asked once a likeness, remembered."""
 
-    def __init__(self, place: Place, timed: Iterable[Timed], calibrated: Iterable[Calibration]) -> None:
+    def __init__(self, place: TargetMachine, timed: Iterable[Timed], calibrated: Iterable[Calibration]) -> None:
         self.place = place
         self.likeness = Likeness()
         self._runs = [run for one in timed if (run := _run(one, self.likeness)) is not None]
@@ -261,13 +261,16 @@ class Speeds:
         each = flops.estimated_flops(config.model, train.seq_len)
         floor = LAUNCH_S[on_gpu].times(config.model.n_layers / (train.seq_len * train.micro_batch))
         if others:
-            reached, floor = Span.seen([run.flops / run.token for run in others], 0.5), Span.exactly(0.0)
+            reached, floor = (
+                ThreePointEstimate.seen([run.flops / run.token for run in others], 0.5),
+                ThreePointEstimate.exactly(0.0),
+            )
         elif on_gpu:
             peak = flops.peak_flops(self.place.gpu)
             reached = UTILISATION.times(peak) if peak is not None else UNKNOWN_PEAK.by(UTILISATION)
         else:
             reached = CORE_FLOPS.times(config.resources.cpus)
-        token = Span(
+        token = ThreePointEstimate(
             max(each / reached.high, floor.low), max(each / reached.likely, floor.likely),
             max(each / reached.low, floor.high),
         )  # fmt: skip
@@ -275,7 +278,7 @@ class Speeds:
         return Speed(
             source="FLOPs",
             token=token,
-            start=Span.seen(starts, 0.5) if starts else START_S[on_gpu],
+            start=ThreePointEstimate.seen(starts, 0.5) if starts else START_S[on_gpu],
             compile=_first_step(config, [run.compile for run in others]),
             validation_token=token.times(1 / 3).by(FORWARD),
             forward_token=token.times(1 / 3).by(PROBING),
@@ -284,22 +287,24 @@ class Speeds:
         )
 
 
-def _first_step(config: CellConfig, seen: Sequence[float]) -> Span:
+def _first_step(config: CellConfig, seen: Sequence[float]) -> ThreePointEstimate:
     if seen:
-        return Span(0.0, median(seen), 1.5 * max(seen))
+        return ThreePointEstimate(0.0, median(seen), 1.5 * max(seen))
     compiled = config.resources.gpus > 0 and config.train.compile
-    return COMPILE_S if compiled else Span(0.0, 0.5, 5.0)
+    return COMPILE_S if compiled else ThreePointEstimate(0.0, 0.5, 5.0)
 
 
 def _calibrated(config: CellConfig, one: Calibration) -> Speed:
     tokens = config.train.batch_tokens
-    forward = Span.exactly(one.validation_token_s)
+    forward = ThreePointEstimate.exactly(one.validation_token_s)
     return Speed(
         source="calibrated",
-        token=Span(one.low_s / tokens * (1 - MARGIN), one.step_s / tokens, one.high_s / tokens * (1 + MARGIN)),
-        start=Span(0.7, 1.0, 2.0).times(one.start_s),
-        compile=Span(0.0, 1.0, 1.3).times(one.compile_s),
-        validation_token=Span(0.8, 1.0, 1.3).by(forward),
+        token=ThreePointEstimate(
+            one.low_s / tokens * (1 - MARGIN), one.step_s / tokens, one.high_s / tokens * (1 + MARGIN)
+        ),
+        start=ThreePointEstimate(0.7, 1.0, 2.0).times(one.start_s),
+        compile=ThreePointEstimate(0.0, 1.0, 1.3).times(one.compile_s),
+        validation_token=ThreePointEstimate(0.8, 1.0, 1.3).by(forward),
         forward_token=PROBING.by(forward),
     )
 
@@ -345,16 +350,16 @@ def _run(one: Timed, likeness: Likeness) -> _Run | None:
 
 
 def _measured(config: CellConfig, runs: Sequence[_Run]) -> Speed:
-    token = Span.seen([run.token for run in runs], MARGIN)
+    token = ThreePointEstimate.seen([run.token for run in runs], MARGIN)
     shares = [found for run in runs if (found := _beside(run)) is not None]
     starts = [start for start, _ in shares]
     validations = [one for _, one in shares]
     return Speed(
         source="measured",
         token=token,
-        start=Span.seen(starts, MARGIN) if starts else START_S[config.resources.gpus > 0],
-        compile=Span.seen([run.compile for run in runs], MARGIN),
-        validation_token=Span.seen(validations, MARGIN) if starts else token.times(1 / 3).by(FORWARD),
+        start=ThreePointEstimate.seen(starts, MARGIN) if starts else START_S[config.resources.gpus > 0],
+        compile=ThreePointEstimate.seen([run.compile for run in runs], MARGIN),
+        validation_token=ThreePointEstimate.seen(validations, MARGIN) if starts else token.times(1 / 3).by(FORWARD),
         forward_token=token.times(1 / 3).by(PROBING),
         probes=_probes(runs),
         shared=True,

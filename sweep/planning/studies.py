@@ -16,7 +16,7 @@ from ...results.store.records import Standing, standing
 from ...results.store.store import Store
 from ...results.studies import study_store, study_text
 from ...results.studies.optuna_study import Trial, best
-from ...results.studies.search import Choice, Range, Search
+from ...results.studies.search import LevelChoice, Range, Search
 from ..data import corpora
 from ..data.corpora import Prepared
 from ..data.registry import CORPORA
@@ -31,7 +31,7 @@ DIGITS = 4
 
 
 @dataclass(frozen=True)
-class Space:
+class TrialSpace:
     """The cells that a study may propose. `ends` are those at the ends of its ranges, corpora pinned; they share one text."""
 
     grid: Grid
@@ -64,7 +64,7 @@ class Space:
 
     def _drawn(self, chance: random.Random) -> Cell:
         params = {
-            path: chance.choice(one.levels) if isinstance(one, Choice) else one.at(chance.random())
+            path: chance.choice(one.levels) if isinstance(one, LevelChoice) else one.at(chance.random())
             for path, one in self.search.ranges.items()
         }
         try:
@@ -77,16 +77,16 @@ class Space:
         return {path: _tidy(self.search.ranges[path], value) for path, value in params.items()}
 
 
-def space_of(grid: Grid, ends: Sequence[Cell], root: Path) -> Space | None:
+def space_of(grid: Grid, ends: Sequence[Cell], root: Path) -> TrialSpace | None:
     """The space of a grid whose text lies under `root`; None for a grid without a study."""
     if grid.search is None:
         return None
     name = ends[0].config.data.corpus
-    return Space(grid, ends, corpora.prepared(name, root) if name not in CORPORA else None)
+    return TrialSpace(grid, ends, corpora.prepared(name, root) if name not in CORPORA else None)
 
 
 def _tidy(one: Range, value: Any) -> Any:
-    if isinstance(one, Choice) or not isinstance(value, float) or one.step is not None or not value:
+    if isinstance(one, LevelChoice) or not isinstance(value, float) or one.step is not None or not value:
         return value
     short = round(value, DIGITS - 1 - math.floor(math.log10(abs(value))))
     return short if one.low <= short <= one.high else value
@@ -96,7 +96,7 @@ def _tidy(one: Range, value: Any) -> Any:
 class Progress:
     """Where a study stands: its trials as the database and its cells now say, and their cells."""
 
-    space: Space
+    space: TrialSpace
     trials: tuple[Trial, ...] = ()
     cells: Mapping[str, Cell] = field(default_factory=dict)
     """By id, in the order in which they were proposed."""
@@ -145,7 +145,7 @@ class Progress:
         )
 
 
-def progress_of(space: Space, store: Store | None, *, again: bool = True, retrain: bool = False) -> Progress:
+def progress_of(space: TrialSpace, store: Store | None, *, again: bool = True, retrain: bool = False) -> Progress:
     """The study so far. `again`: trials that failed are to be made once more; `retrain`: those that diverged, too.
 
     Raises SweepError when the grid now makes other cells of its trials than it did when they were proposed.
@@ -184,7 +184,7 @@ def progress_of(space: Space, store: Store | None, *, again: bool = True, retrai
     return Progress(space, tuple(map(settled, trials)), cells, standings)
 
 
-def _cell(space: Space, trial: Trial) -> Cell | None:
+def _cell(space: TrialSpace, trial: Trial) -> Cell | None:
     try:
         cell = space.cell(trial.params)
     except GridError:

@@ -53,7 +53,7 @@ class _Score(NamedTuple):
     wrong: np.ndarray
 
 
-class FlipFlop(LengthwiseProbe):
+class FlipFlopProbe(LengthwiseProbe):
     """Of each split the share of sequences whose reads are all right, the share of wrong reads, reads, and what coins score.
 
     A read is right when the bit has the largest logit of the whole vocabulary, the text before it being given.

@@ -27,7 +27,7 @@ class MqarProbeConfig(ProbeConfig):
     )
 
 
-class Mqar(LengthwiseProbe):
+class MqarProbe(LengthwiseProbe):
     """Of rows like those of training the share of questions that are answered rightly, and of rows without a wrong answer.
 
     An answer is right when it has the largest logit of the whole vocabulary, the row before it being given. The window of training

@@ -37,7 +37,7 @@ class NeedleConfig(ProbeConfig):
 
 
 @dataclass(frozen=True)
-class Trial:
+class NeedleTrial:
     """Digits to be recalled, and the words that they follow."""
 
     cue: str
@@ -49,13 +49,13 @@ class Trial:
         return "".join(f" {digit}" for digit in self.digits)
 
 
-def draw_trial(draw: random.Random, digits: int) -> Trial:
+def draw_trial(draw: random.Random, digits: int) -> NeedleTrial:
     """Draw the number of a record, and its access code."""
     key = draw.randint(10**6, 10**7 - 1)
-    return Trial(f" The access code for record {key} is", tuple(draw.randint(0, 9) for _ in range(digits)))
+    return NeedleTrial(f" The access code for record {key} is", tuple(draw.randint(0, 9) for _ in range(digits)))
 
 
-def trials(config: NeedleConfig) -> list[Trial]:
+def trials(config: NeedleConfig) -> list[NeedleTrial]:
     """The same keys and digits for every cell and every length."""
     draw = random.Random(config.seed)
     return [draw_trial(draw, config.digits) for _ in range(config.trials)]
@@ -68,7 +68,7 @@ def value_tokens(text: str, tokenizer: Tokenizer) -> tuple[np.ndarray, np.ndarra
     return value, np.flatnonzero(digit)
 
 
-def prompt(trial: Trial, haystack: np.ndarray, gap: int, tokenizer: Tokenizer, *, absent: bool = False) -> Prompt:
+def prompt(trial: NeedleTrial, haystack: np.ndarray, gap: int, tokenizer: Tokenizer, *, absent: bool = False) -> Prompt:
     """[EOT] cue value haystack[:gap] cue value; without the first pair, but as long, when `absent`."""
     eot, cue = np.array([tokenizer.eot], dtype=haystack.dtype), tokenizer.encode(trial.cue)
     value, digits = value_tokens(trial.value, tokenizer)
@@ -84,7 +84,7 @@ def constant_share(prompts: list[Prompt]) -> tuple[float, int]:
     return float(np.unique(asked, return_counts=True)[1].max() / len(asked)), len(asked)
 
 
-def steps_per_digit(cast: Sequence[Trial], tokenizer: Tokenizer) -> float:
+def steps_per_digit(cast: Sequence[NeedleTrial], tokenizer: Tokenizer) -> float:
     """Tokens that a digit with its space takes, on average; the one that bears the digit is scored."""
     return sum(len(tokenizer.encode(t.value)) for t in cast) / sum(len(t.digits) for t in cast)
 
@@ -96,7 +96,7 @@ class DigitsRecalled(OverDocuments):
     """
 
     @abstractmethod
-    def cast(self) -> list[Trial]:
+    def cast(self) -> list[NeedleTrial]:
         """Return the trials of the cell."""
 
     @property
@@ -168,7 +168,7 @@ class Needle(DigitsRecalled):
     metrics, more_of_others = metrics.by_subject("needle")
     of_any = True
 
-    def cast(self) -> list[Trial]:
+    def cast(self) -> list[NeedleTrial]:
         return trials(self.settings)
 
     def tokens(self, length: int) -> int:
@@ -192,7 +192,7 @@ class Needle(DigitsRecalled):
             measured.append(self.value("steps_per_digit", steps_per_digit(cast, subject.tokenizer), length, n=n))
         return measured, examples
 
-    def _prompts(self, subject: Subject, cast: list[Trial], length: int, *, absent: bool = False) -> list[Prompt]:
+    def _prompts(self, subject: Subject, cast: list[NeedleTrial], length: int, *, absent: bool = False) -> list[Prompt]:
         """Trial by trial; without a needle the haystack takes its place, so it is longer."""
         found = []
         for index, trial in enumerate(cast):
@@ -201,7 +201,7 @@ class Needle(DigitsRecalled):
             found.append(prompt(trial, hay, len(hay), subject.tokenizer, absent=absent))
         return found
 
-    def _absent(self, subject: Subject, cast: list[Trial], length: int) -> Measurement:
+    def _absent(self, subject: Subject, cast: list[NeedleTrial], length: int) -> Measurement:
         """Cross-entropy of digits that stand nowhere else; the haystack takes the needle's place, so it must be longer."""
         import torch
 

@@ -13,7 +13,7 @@ from ...model.bounds import MAX_COUNT, MAX_DIGITS, MAX_INT64
 from ...model.config import Float, Int, knob
 from ...results import metrics
 from .base import ProbeConfig, Prompt, Result
-from .needle import DigitsRecalled, Trial, constant_share, draw_trial, value_tokens
+from .needle import DigitsRecalled, NeedleTrial, constant_share, draw_trial, value_tokens
 
 if TYPE_CHECKING:
     from ..data.corpora import Corpus
@@ -50,7 +50,7 @@ class PasskeyConfig(ProbeConfig):
         return self
 
 
-def hidden(config: PasskeyConfig) -> list[Trial]:
+def hidden(config: PasskeyConfig) -> list[NeedleTrial]:
     """The trials; each is a draw of its own from seed, kind and its number."""
     found = []
     for index in range(config.trials):
@@ -61,7 +61,7 @@ def hidden(config: PasskeyConfig) -> list[Trial]:
     return found
 
 
-def prompt(one: Trial, text: np.ndarray, length: int, depth: float, tokenizer: Tokenizer) -> Prompt | int:
+def prompt(one: NeedleTrial, text: np.ndarray, length: int, depth: float, tokenizer: Tokenizer) -> Prompt | int:
     """[EOT] text[:d] cue value text[d:] cue value, of which a network reads `length` tokens, all but the last.
 
     d = floor(depth n), n the tokens of text that this leaves room for. Where there is no room: the tokens that are needed.
@@ -97,7 +97,7 @@ class Passkey(DigitsRecalled):
         """Held-out documents, where these are the text."""
         return None if self.settings.filler == "grass" else super().lack(corpus, length)
 
-    def cast(self) -> list[Trial]:
+    def cast(self) -> list[NeedleTrial]:
         return hidden(self.settings)
 
     @property

@@ -64,7 +64,7 @@ def paper_flops(config: ModelConfig, parameters: int, seq_len: int) -> float:
     return 6.0 * parameters + 12.0 * config.n_layers * config.d_model * seq_len
 
 
-class Parts(NamedTuple):
+class ForwardFlops(NamedTuple):
     """Forward FLOPs per token of a network: of all that is known, and which parts do not say theirs."""
 
     known: float
@@ -97,7 +97,7 @@ def estimated_flops(config: ModelConfig, seq_len: int) -> float:
     return 3.0 * _forward(config, seq_len).known
 
 
-def _forward(config: ModelConfig, seq_len: int, counted: float = 1.0) -> Parts:
+def _forward(config: ModelConfig, seq_len: int, counted: float = 1.0) -> ForwardFlops:
     d, heads, kv, dh = config.d_model, config.n_heads, config.n_kv_heads, config.head_dim
     globals_ = config.n_global_layers
     convs = config.n_layers - globals_
@@ -112,7 +112,7 @@ def _forward(config: ModelConfig, seq_len: int, counted: float = 1.0) -> Parts:
     attention = projections + sum(flops for flops in said.values() if flops is not None)
     head = 2 * d * config.vocab_size * counted
     known = config.n_layers * mlp + convs * gated_conv + globals_ * attention + head
-    return Parts(known, tuple(name for name, flops in said.items() if flops is None) if globals_ else ())
+    return ForwardFlops(known, tuple(name for name, flops in said.items() if flops is None) if globals_ else ())
 
 
 def _of_parts(config: ModelConfig, keys: float) -> dict[str, float | None]:

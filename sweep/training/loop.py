@@ -11,7 +11,7 @@ from typing import Protocol
 import torch
 from torch import Tensor
 
-from ...model.backbone import Auxiliary, Backbone, Drawn
+from ...model.backbone import Auxiliary, Backbone, RandomDraws
 from ..checkpoints.checkpoint import Checkpoint
 from ..config import TrainConfig
 from ..data.batches import Ahead, Batches, Marked
@@ -258,7 +258,7 @@ class Trainer:
             step=step,
             micro=micro,
         )
-        drawn: Drawn = self.model.draw(auxiliary, *inputs_BT.shape)
+        drawn: RandomDraws = self.model.draw(auxiliary, *inputs_BT.shape)
         return Batch(inputs_BT, targets_BT, drawn, marked)
 
     def objective(self, batch: Batch) -> tuple[Tensor, Tensor]:

@@ -15,7 +15,7 @@ from typing import NamedTuple
 import torch
 from torch import Tensor
 
-from ...model.backbone import Drawn
+from ...model.backbone import RandomDraws
 from ..config import TrainConfig
 from ..data.batches import Marked
 from .flops import SMALL
@@ -31,7 +31,7 @@ class Batch(NamedTuple):
 
     inputs_BT: Tensor
     targets_BT: Tensor
-    drawn: Drawn
+    drawn: RandomDraws
     marked: Marked | None = None
 
     def tensors(self) -> list[Tensor]:

@@ -14,7 +14,7 @@ from atma_sweep.kernels.cross_entropy.op import (
     linear_cross_entropy_reference,
     linear_cross_entropy_sum,
 )
-from atma_sweep.kernels.dispatch import Choice
+from atma_sweep.kernels.dispatch import BackendChoice
 from graded import distance, double, interpreted, normal
 from kernel_operations import losses_inputs, targets_of
 from tolerances import rounding_bound
@@ -110,7 +110,7 @@ def test_logits_all_at_one_end(cap: float, level: float) -> None:
 @pytest.mark.parametrize("backend", BACKENDS)
 def test_without_a_cap_it_is_torchs_cross_entropy(backend: str, monkeypatch: pytest.MonkeyPatch) -> None:
     """Sum and gradients, and single losses with and without gradients."""
-    monkeypatch.setattr(cross_entropy, "choose_backend", lambda *args: Choice(backend, "asked for"))
+    monkeypatch.setattr(cross_entropy, "choose_backend", lambda *args: BackendChoice(backend, "asked for"))
     args, targets = inputs(13, 5, 4099)
 
     def plain(h: Tensor, w: Tensor, b: Tensor, y: Tensor) -> Tensor:
@@ -165,7 +165,7 @@ def test_sums_and_losses_of_single_tokens_without_gradients(
     backend: str, chunk: int, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """Evaluation takes the kernel too."""
-    monkeypatch.setattr(cross_entropy, "choose_backend", lambda *args: Choice(backend, "asked for"))
+    monkeypatch.setattr(cross_entropy, "choose_backend", lambda *args: BackendChoice(backend, "asked for"))
     args, targets = inputs(13, 5, 4099)
     total = linear_cross_entropy_sum(*args, targets, cap=15.0, chunk=chunk, backend=backend)
     with torch.no_grad():

@@ -21,11 +21,18 @@ from atma_sweep.kernels.attention.softmax import op as softmax
 from atma_sweep.kernels.attention.wall import op as wall
 from atma_sweep.kernels.conv import op as conv
 from atma_sweep.kernels.cross_entropy import op as cross_entropy
-from atma_sweep.kernels.dispatch import Choice, attention_choice, constant, plain_torch, use_plain_torch, why_no_triton
+from atma_sweep.kernels.dispatch import (
+    BackendChoice,
+    attention_choice,
+    constant,
+    plain_torch,
+    use_plain_torch,
+    why_no_triton,
+)
 from atma_sweep.kernels.gated_delta import op as gated_delta
 
 CUDA, CPU, BF16 = torch.device("cuda"), torch.device("cpu"), torch.bfloat16
-CHOOSERS: dict[str, Callable[..., Choice]] = {
+CHOOSERS: dict[str, Callable[..., BackendChoice]] = {
     "polar": lambda device, dtype, d=128: polar.choose_backend(device, dtype, d),
     "softmax": lambda device, dtype, d=128: softmax.choose_backend(device, dtype, d, windowed=False),
     "windowed": lambda device, dtype, d=128: softmax.choose_backend(device, dtype, d, windowed=True),
@@ -185,7 +192,7 @@ def test_full_softmax_attention_beside_cudnn(monkeypatch: pytest.MonkeyPatch) ->
             raise results[backend]
         return float(results[backend])
 
-    def full(cudnn: float | Exception) -> Choice:
+    def full(cudnn: float | Exception) -> BackendChoice:
         results["cudnn"] = cudnn
         dispatch.failure.cache_clear()
         return CHOOSERS["softmax"](CUDA, BF16)

@@ -227,7 +227,7 @@ def test_on_a_gpu_any_numbers_are_cast_to_the_same_bits(kind: torch.dtype) -> No
 
 @interpreted
 def test_wide_gradients_take_the_kernel_where_it_is_chosen(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(rows, "choose_backend", lambda device, dtype: rows.Choice("triton", "asked for"))
+    monkeypatch.setattr(rows, "choose_backend", lambda device, dtype: rows.BackendChoice("triton", "asked for"))
     asked: list[int] = []
     cast = rows.cast_rows
     monkeypatch.setattr(rows, "cast_rows", lambda g: (asked.append(g.shape[1]), cast(g))[1])

@@ -7,14 +7,14 @@ from typing import Any
 
 import pytest
 import torch
-from atma_sweep.model.kv_cache import DUMMY, Book, CacheFull, Room
+from atma_sweep.model.kv_cache import DUMMY, Book, CacheCapacity, CacheFull
 from torch.utils._python_dispatch import TorchDispatchMode
 
 SLOTS, PAGE, MOST = 5, 4, 6
 
 
 def book(pages: int = 17) -> Book:
-    return Book(Room(SLOTS, pages, PAGE, torch.device("cpu"), torch.float32), MOST)
+    return Book(CacheCapacity(SLOTS, pages, PAGE, torch.device("cpu"), torch.float32), MOST)
 
 
 class Counted(TorchDispatchMode):

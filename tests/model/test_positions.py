@@ -10,7 +10,7 @@ from typing import Any
 import pytest
 import torch
 from atma_sweep.model import registry
-from atma_sweep.model.backbone import Auxiliary, Backbone, Drawn, build
+from atma_sweep.model.backbone import Auxiliary, Backbone, RandomDraws, build
 from atma_sweep.model.config import ModelConfig, ModelConfigError
 from atma_sweep.model.positions.ape import APE
 from atma_sweep.model.resolve import check_model_config, longest_text
@@ -85,7 +85,7 @@ def test_moving_tokens_with_their_places_moves_the_output(awake: Awake) -> None:
     streams: list[Tensor] = []
     model.blocks[0].register_forward_pre_hook(lambda _, given: streams.append(given[0]))
     for some in (torch.arange(9), order):
-        model.features(tokens[:, some], auxiliary=Drawn(places_BT=some[None]))
+        model.features(tokens[:, some], auxiliary=RandomDraws(places_BT=some[None]))
     assert torch.equal(streams[1], streams[0][:, order])
 
 

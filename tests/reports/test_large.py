@@ -163,9 +163,9 @@ def test_ends_of_intervals_hold_no_draws(method: Any, n: int) -> None:
 def test_best_is_the_share_of_draws_won() -> None:
     """Against the definition: in every draw the winners share one win."""
     rivals = [
-        best_probability.Rival(1.0, 0.5),
-        best_probability.Rival(1.2, 0.5, 6.0, ("a",)),
-        best_probability.Rival(5.0, 9.0, share=True),
+        best_probability.Candidate(1.0, 0.5),
+        best_probability.Candidate(1.2, 0.5, 6.0, ("a",)),
+        best_probability.Candidate(5.0, 9.0, share=True),
     ]
     rivals.append(rivals[2])  # both are clipped at 1, so that draws tie
     shares = np.zeros(4)

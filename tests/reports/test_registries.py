@@ -15,12 +15,12 @@ from atma_sweep.reports import figures, tables
 from atma_sweep.reports.check import check_file, files_in
 from atma_sweep.reports.figures import FIGURES, make_figure
 from atma_sweep.reports.figures.canvas import drawing
-from atma_sweep.reports.figures.canvas.base import Collected, collected
-from atma_sweep.reports.figures.canvas.figure_options import Look
+from atma_sweep.reports.figures.canvas.base import FigureData, collected
+from atma_sweep.reports.figures.canvas.figure_options import FigureOptions
 from atma_sweep.reports.figures.files import renderings, trace_in
 from atma_sweep.reports.render import SUFFIXES
 from atma_sweep.reports.report_folder import write_all
-from atma_sweep.reports.report_spec import Listed
+from atma_sweep.reports.report_spec import ReportSpec
 from atma_sweep.reports.sweep_data import ReportError, SweepData
 from atma_sweep.reports.table import Table
 from atma_sweep.reports.table_builder import Line, assemble
@@ -49,7 +49,7 @@ def test_every_figure_is_written_in_every_format_and_checked(
 @pytest.mark.parametrize(("listed", "maker"), [(TABLES, make_table), (FIGURES, make_figure)])
 @pytest.mark.thorough
 def test_lengths_are_for_those_that_take_them(
-    every: Store, shown: Callable[[str], Store], listed: dict[str, Listed], maker: Any
+    every: Store, shown: Callable[[str], Store], listed: dict[str, ReportSpec], maker: Any
 ) -> None:
     refused = {}
     for name in listed:
@@ -75,12 +75,12 @@ def scratch_table(store: Store, data: SweepData) -> Table:
     return assemble(data, "scratch", "Scratch", ("Cell",), lines)
 
 
-def scratch_figure(store: Store, data: SweepData) -> Collected:
+def scratch_figure(store: Store, data: SweepData) -> FigureData:
     frame = pd.DataFrame({"seed": [cell.seed for cell in data.cells]})
     return collected(store, data, "scratch", "Scratch", frame, [(cell.cell_id, None) for cell in data.cells])
 
 
-def draw_scratch(made: Collected, look: Look) -> Any:
+def draw_scratch(made: FigureData, look: FigureOptions) -> Any:
     figure = drawing.page(2.0)
     (axes,) = drawing.panels(figure, [""])
     axes.plot(made.frame["seed"])
@@ -98,8 +98,8 @@ def test_a_table_and_a_figure_more_are_a_file_and_a_line_each(
         file = ModuleType(f"{package.__name__}.scratch")
         vars(file).update(names)
         monkeypatch.setitem(sys.modules, file.__name__, file)
-    monkeypatch.setitem(TABLES, "scratch", Listed("scratch:scratch_table", "a scratch"))
-    monkeypatch.setitem(FIGURES, "scratch", Listed("scratch", "a scratch", number="9z", takes=()))
+    monkeypatch.setitem(TABLES, "scratch", ReportSpec("scratch:scratch_table", "a scratch"))
+    monkeypatch.setitem(FIGURES, "scratch", ReportSpec("scratch", "a scratch", number="9z", takes=()))
     for other in set(TABLES) - {"scratch"}:
         monkeypatch.delitem(TABLES, other)
     written = write_all(every, out=tmp_path, figures=["9z"])

@@ -20,7 +20,7 @@ from typing import Any
 import pytest
 from atma_sweep.results import open_store
 from atma_sweep.results.maintenance.check import check
-from atma_sweep.results.store.journal import JOURNAL, Reader
+from atma_sweep.results.store.journal import JOURNAL, JournalReader
 from atma_sweep.results.store.schema import HEAD
 from old_code import COMMITS, FIXTURES, PRINTING_COMMANDS
 
@@ -127,7 +127,7 @@ def test_old_journal_gives_the_numbers_of_direct_writes(wrote: Path, database: P
     journal.write_bytes(lines)
     with closing(open_store(database)) as store:
         fence = store.attempt(1).fence
-        assert Reader(journal, store, 1, fence).apply() == len(lines.splitlines())
+        assert JournalReader(journal, store, 1, fence).apply() == len(lines.splitlines())
         ended = store.attempt(1)
     assert (ended.state, ended.exit_code, ended.step, ended.steps_total) == ("done", 0, 12, 12)
     assert ended.weights is not None

@@ -6,18 +6,18 @@ from typing import Any
 
 import pytest
 from atma_sweep.reports.figures.canvas import drawing
-from atma_sweep.reports.figures.canvas.base import Collected
-from atma_sweep.reports.figures.canvas.figure_options import Look
+from atma_sweep.reports.figures.canvas.base import FigureData
+from atma_sweep.reports.figures.canvas.figure_options import FigureOptions
 from atma_sweep.reports.figures.files import drawn
 from matplotlib.axes import Axes
 from matplotlib.axis import Axis
 from matplotlib.text import Text
 
-COLUMN = Look(style="nature", width_mm=89.0, title=False)
+COLUMN = FigureOptions(style="nature", width_mm=89.0, title=False)
 """A column of a journal."""
 
 
-def figure_of(made: Collected, look: Look = COLUMN) -> Any:
+def figure_of(made: FigureData, look: FigureOptions = COLUMN) -> Any:
     """Return the figure of matplotlib, laid out."""
     with drawing.settings(look):
         return drawn(made, look)

@@ -15,7 +15,7 @@ from atma_sweep.results.store.records import AXES, CellRecord, Measurement, NewR
 from atma_sweep.results.store.schema import AttemptRow
 from atma_sweep.results.store.store import Store
 from atma_sweep.results.studies.optuna_study import Trial
-from atma_sweep.results.studies.search import OPTION, Choice, Interval, Search, as_options
+from atma_sweep.results.studies.search import OPTION, Interval, LevelChoice, Search, as_options
 from atma_sweep.results.studies.study_store import Studies
 from sqlalchemy import update
 
@@ -25,7 +25,7 @@ ONE = Search(
     {
         RATE: Interval(0.003, 0.1, log=True),
         DEPTH: Interval(4, 16, step=4),
-        KIND: Choice(("polar", "nope", "rope")),
+        KIND: LevelChoice(("polar", "nope", "rope")),
         DECAY: Interval(0.0, 0.2),
     },
     {"val.val_loss": "minimize"}, trials=40, pruner="asha",
@@ -43,7 +43,7 @@ def drawn(search: Search, number: int) -> dict[str, Any]:
     """The settings of a trial at random, the same every time."""
     draw, found = random.Random(number), {}
     for path, one in search.ranges.items():
-        if isinstance(one, Choice):
+        if isinstance(one, LevelChoice):
             found[path] = draw.choice(one.levels)
         elif one.whole:
             found[path] = draw.randrange(int(one.low), int(one.high) + 1, int(one.step or 1))

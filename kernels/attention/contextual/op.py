@@ -8,10 +8,10 @@ from __future__ import annotations
 import torch
 from torch import Tensor
 
-from ...dispatch import Choice, attention_choice, constant, self_test
+from ...dispatch import BackendChoice, attention_choice, constant, self_test
 from ...shapes import check_qkv, check_window, cut
 from ..extra_input_ops import attention_ops
-from ..scored import Span, dot_scores, scored_attention
+from ..scored import QueryBlock, dot_scores, scored_attention
 from ..softmax.op import LOG2E, factor_in_log2
 
 MOST = 128
@@ -38,7 +38,7 @@ def contextual_attention(
         z_BHTP = torch.einsum("bthx,px->bhtp", q_BTHX.to(vectors_PX.dtype), vectors_PX) * LOG2E
         return _forward(q_BTHX, k_BTJX, v_BTJX, z_BHTP, factor_in_log2(d, scale), cut(window, t))[0]
 
-    def logits(span: Span) -> Tensor:
+    def logits(span: QueryBlock) -> Tensor:
         scores = dot_scores(q_BTHX, k_BTJX, span, scale)
         return scores + of_positions(q_BTHX[:, span.queries].to(scores.dtype), scores, span.seen_MS, vectors_PX)
 
@@ -46,10 +46,10 @@ def contextual_attention(
 
 
 @constant
-def choose_backend(device: torch.device | str, dtype: torch.dtype, head_dim: int, positions: int) -> Choice:
+def choose_backend(device: torch.device | str, dtype: torch.dtype, head_dim: int, positions: int) -> BackendChoice:
     """What `contextual_attention` takes for such tensors and that many positions."""
     if positions > MOST:
-        return Choice("torch", f"the kernels hold {MOST} positions, these are {positions}")
+        return BackendChoice("torch", f"the kernels hold {MOST} positions, these are {positions}")
     return attention_choice("contextual attention", torch.device(device), dtype, head_dim, _error)
 
 

@@ -9,9 +9,9 @@ import torch
 from torch import Tensor
 
 from ...custom_ops import differentiate, empty_like, keep_inputs, load_kernels, rows_like, torch_op
-from ...dispatch import Choice, constant, gluon_choice, self_test
+from ...dispatch import BackendChoice, constant, gluon_choice, self_test
 from ...shapes import check_qkv, check_window, cut
-from ..scored import Span, dot_scores, running_sum, scored_attention
+from ..scored import QueryBlock, dot_scores, running_sum, scored_attention
 from ..softmax.op import factor_in_log2
 
 
@@ -41,7 +41,7 @@ def forgetting_attention(
         return forgetting_forward(q, k_BTJX, v_BTJX, gate.expand(b, t, h), factor, window, backend)[0]
     f_BHT = running_sum(log_gate_BTH).transpose(1, 2)
 
-    def logits(span: Span) -> Tensor:
+    def logits(span: QueryBlock) -> Tensor:
         fade_BHMS = f_BHT[:, :, span.queries, None] - f_BHT[:, :, None, span.keys]
         scores = dot_scores(q_BTHX, k_BTJX, span, scale)
         # hidden pairs would grow, and may overflow
@@ -51,7 +51,9 @@ def forgetting_attention(
 
 
 @constant
-def choose_backend(device: torch.device | str, dtype: torch.dtype, head_dim: int, window: int | None = None) -> Choice:
+def choose_backend(
+    device: torch.device | str, dtype: torch.dtype, head_dim: int, window: int | None = None
+) -> BackendChoice:
     """What `forgetting_attention` takes for such tensors: "gluon" on Hopper, "triton" from Ampere on, "torch" elsewhere."""
     return gluon_choice("forgetting attention", torch.device(device), dtype, head_dim, window, _error)
 

@@ -10,11 +10,11 @@ from torch import Tensor
 from torch.nn import functional
 
 from ...custom_ops import differentiate, empty_like, keep_inputs, torch_op
-from ...dispatch import Choice, constant, failure, plain_torch, self_test, version, why_no_fla
+from ...dispatch import BackendChoice, constant, failure, plain_torch, self_test, version, why_no_fla
 from ...fla_configs import path, settle
 from ...norms import statistics_dtype
 from ...shapes import check_qkv, check_window
-from ..scored import Span, scored_attention
+from ..scored import QueryBlock, scored_attention
 
 CHUNK = 64
 """Tokens whose maps are taken as one."""
@@ -49,7 +49,7 @@ def path_attention(
         return fla_forward(q_BTHX, k_BTJX, v_BTJX, w_BTJX.float(), beta_BTJ.float(), scale)
     maps = _Maps(k_BTJX, w_BTJX, beta_BTJ, min(chunk, t), statistics_dtype(q_BTHX.dtype))
 
-    def logits(span: Span) -> Tensor:
+    def logits(span: QueryBlock) -> Tensor:
         return maps.scores(q_BTHX[:, span.queries], span) * scale
 
     return scored_attention(v_BTJX, h, logits, window=window, query_block=query_block)
@@ -74,7 +74,7 @@ class _Maps:
         missing = -x_BTJX.shape[1] % self.chunk
         return functional.pad(x_BTJX, (0, 0, 0, 0, 0, missing)).transpose(1, 2).unflatten(2, (-1, self.chunk))
 
-    def scores(self, q_BMHX: Tensor, span: Span) -> Tensor:
+    def scores(self, q_BMHX: Tensor, span: QueryBlock) -> Tensor:
         """[B, H, M, S], from the last chunk back to the first: q is turned by each chunk that it leaves behind."""
         kv_heads, queries = self.w.shape[1], span.stop - span.start
         q = q_BMHX.to(self.w.dtype).transpose(1, 2).unflatten(1, (kv_heads, -1)).flatten(2, 3)
@@ -91,12 +91,12 @@ class _Maps:
 
 
 @constant
-def choose_backend(device: torch.device | str, dtype: torch.dtype, head_dim: int, *, windowed: bool) -> Choice:
+def choose_backend(device: torch.device | str, dtype: torch.dtype, head_dim: int, *, windowed: bool) -> BackendChoice:
     """What `path_attention` takes for such tensors, with a window shorter than T or without."""
     device = torch.device(device)
     why = _why_no_fla(device, dtype, head_dim, windowed)
     why = why or failure("path attention", _error, device, dtype, head_dim, "fla")
-    return Choice("fla", f"fla {version('fla-core')}") if why is None else Choice("torch", why)
+    return BackendChoice("fla", f"fla {version('fla-core')}") if why is None else BackendChoice("torch", why)
 
 
 def _why_no_fla(device: torch.device, dtype: torch.dtype, head_dim: int, windowed: bool) -> str | None:

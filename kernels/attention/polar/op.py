@@ -16,7 +16,7 @@ from torch.nn import functional
 from torch.utils.checkpoint import checkpoint
 
 from ...custom_ops import differentiate, empty_like, load_kernels, rows_like, torch_op
-from ...dispatch import Choice, constant, gluon_choice, worst
+from ...dispatch import BackendChoice, constant, gluon_choice, worst
 from ...norms import statistics_dtype
 from ...shapes import QUERY_BLOCK, check_groups, check_qkv, check_window, cut, visible_mask
 from ..softmax.op import log_sum
@@ -99,7 +99,9 @@ def polar_distractor_loss(
 
 
 @constant
-def choose_backend(device: torch.device | str, dtype: torch.dtype, head_dim: int, window: int | None = None) -> Choice:
+def choose_backend(
+    device: torch.device | str, dtype: torch.dtype, head_dim: int, window: int | None = None
+) -> BackendChoice:
     """What `polar_attention` takes for such tensors: "gluon" on Hopper, "triton" from Ampere on, "torch" elsewhere.
 
     Each is tried once on a small input, forward and backward, before it is believed.

@@ -8,11 +8,11 @@ from __future__ import annotations
 import torch
 from torch import Tensor
 
-from ...dispatch import Choice, attention_choice, constant, self_test
+from ...dispatch import BackendChoice, attention_choice, constant, self_test
 from ...norms import statistics_dtype
 from ...shapes import check_qkv, check_window, cut
 from ..extra_input_ops import attention_ops
-from ..scored import Span, dot_scores, scored_attention
+from ..scored import QueryBlock, dot_scores, scored_attention
 from ..softmax.op import LOG2E, factor_in_log2
 
 _forward, _backward = attention_ops("relative")
@@ -39,7 +39,7 @@ def relative_attention(
         return _forward(q_BTHX, k_BTJX, v_BTJX, bias_HR * LOG2E, factor_in_log2(d, scale), cut(window, t))[0]
     reach = bias_HR.shape[1] - 1
 
-    def logits(span: Span) -> Tensor:
+    def logits(span: QueryBlock) -> Tensor:
         scores = dot_scores(q_BTHX, k_BTJX, span, scale)
         m, s = span.seen_MS.shape
         # one number a diagonal, so that its gradient is a sum along it: from the last key at the first query on
@@ -51,7 +51,7 @@ def relative_attention(
 
 
 @constant
-def choose_backend(device: torch.device | str, dtype: torch.dtype, head_dim: int) -> Choice:
+def choose_backend(device: torch.device | str, dtype: torch.dtype, head_dim: int) -> BackendChoice:
     """What `relative_attention` takes for such tensors."""
     return attention_choice("relative attention", torch.device(device), dtype, head_dim, _error)
 

@@ -15,7 +15,7 @@ from torch.nn import functional
 from torch.nn.attention import SDPBackend, sdpa_kernel
 
 from ...custom_ops import differentiate, empty_like, keep_inputs, load_kernels, rows_like, torch_op
-from ...dispatch import Choice, attention_choice, both_ways, constant, failure, plain_torch, worst
+from ...dispatch import BackendChoice, attention_choice, both_ways, constant, failure, plain_torch, worst
 from ...norms import statistics_dtype
 from ...shapes import QUERY_BLOCK, check_qkv, check_window, cut, expand_kv, visible_mask
 
@@ -69,7 +69,7 @@ def softmax_attention(
 
 
 @constant
-def choose_backend(device: torch.device | str, dtype: torch.dtype, head_dim: int, *, windowed: bool) -> Choice:
+def choose_backend(device: torch.device | str, dtype: torch.dtype, head_dim: int, *, windowed: bool) -> BackendChoice:
     """What `softmax_attention` takes for such tensors, with a window shorter than T or without."""
     device = torch.device(device)
     ours = attention_choice("softmax", device, dtype, head_dim, _error)
@@ -78,17 +78,17 @@ def choose_backend(device: torch.device | str, dtype: torch.dtype, head_dim: int
     return _full_choice(device, dtype, head_dim, ours)
 
 
-def _full_choice(device: torch.device, dtype: torch.dtype, head_dim: int, ours: Choice) -> Choice:
+def _full_choice(device: torch.device, dtype: torch.dtype, head_dim: int, ours: BackendChoice) -> BackendChoice:
     """cuDNN for Hopper and later, unless it has to repeat bit for bit."""
     major, minor = torch.cuda.get_device_capability(device)
     if major < 9:
-        return Choice("torch", f"torch's own choice on compute capability {major}.{minor}")
+        return BackendChoice("torch", f"torch's own choice on compute capability {major}.{minor}")
     if torch.are_deterministic_algorithms_enabled():
         return ours
     why = failure("cuDNN attention", _error, device, dtype, head_dim, "cudnn")
     if why is not None:
-        return Choice(ours.backend, f"{ours.reason}; not cuDNN: {why}")
-    return Choice("cudnn", f"cuDNN {torch.backends.cudnn.version()}")
+        return BackendChoice(ours.backend, f"{ours.reason}; not cuDNN: {why}")
+    return BackendChoice("cudnn", f"cuDNN {torch.backends.cudnn.version()}")
 
 
 def _error(device: torch.device, dtype: torch.dtype, head_dim: int, backend: str, *, seed: int) -> float:

@@ -11,11 +11,11 @@ from typing import Literal
 import torch
 from torch import Tensor
 
-from ...dispatch import Choice, attention_choice, both_ways, constant, worst
+from ...dispatch import BackendChoice, attention_choice, both_ways, constant, worst
 from ...norms import statistics_dtype
 from ...shapes import check_qkv, check_window, cut, expand_kv
 from ..extra_input_ops import attention_ops
-from ..scored import Span, dot_scores, scored_attention
+from ..scored import QueryBlock, dot_scores, scored_attention
 from ..softmax.op import LOG2E, factor_in_log2
 
 Empty = Literal["zero", "uniform"]
@@ -60,7 +60,7 @@ def threshold_attention(
 
 
 @constant
-def choose_backend(device: torch.device | str, dtype: torch.dtype, head_dim: int) -> Choice:
+def choose_backend(device: torch.device | str, dtype: torch.dtype, head_dim: int) -> BackendChoice:
     """What `threshold_attention` takes for such tensors."""
     return attention_choice("threshold attention", torch.device(device), dtype, head_dim, _error)
 
@@ -79,7 +79,7 @@ def _error(device: torch.device, dtype: torch.dtype, head_dim: int, backend: str
     return worst(*both_ways(attention, backend, dtype, made, [gate.to(device)]))
 
 
-def survivors(q_BTHX: Tensor, k_BTJX: Tensor, span: Span, scale: float | None = None) -> tuple[Tensor, Tensor]:
+def survivors(q_BTHX: Tensor, k_BTJX: Tensor, span: QueryBlock, scale: float | None = None) -> tuple[Tensor, Tensor]:
     """(scores, and whether the query sees the key and gives it a positive one) [B, H, M, S]."""
     scores = dot_scores(q_BTHX, k_BTJX, span, scale)
     return scores, (scores > 0) & span.seen_MS
@@ -90,7 +90,7 @@ def distances(keep: Tensor) -> Tensor:
     return keep.to(torch.float32).flip(-1).cumsum(-1).flip(-1)
 
 
-def _logits(q_BTHX: Tensor, k_BTJX: Tensor, decay_BTH: Tensor, span: Span, scale: float | None) -> Tensor:
+def _logits(q_BTHX: Tensor, k_BTJX: Tensor, decay_BTH: Tensor, span: QueryBlock, scale: float | None) -> Tensor:
     scores, keep = survivors(q_BTHX, k_BTJX, span, scale)
     decay_BHM1 = decay_BTH[:, span.queries].transpose(1, 2)[..., None]
     return torch.where(keep, scores + distances(keep).to(scores.dtype) * decay_BHM1, -torch.inf)
@@ -99,7 +99,7 @@ def _logits(q_BTHX: Tensor, k_BTJX: Tensor, decay_BTH: Tensor, span: Span, scale
 def _rows_without(q_BTHX: Tensor, k_BTJX: Tensor, scale: float | None, window: int | None, block: int | None) -> Tensor:
     """bool [B, T, H, 1]: rows in which no key survives."""
 
-    def kept(span: Span) -> Tensor:
+    def kept(span: QueryBlock) -> Tensor:
         scores, keep = survivors(q_BTHX, k_BTJX, span, scale)
         return torch.where(keep, torch.zeros_like(scores), -torch.inf)
 

@@ -13,10 +13,10 @@ import torch
 from torch import Tensor
 
 from ...custom_ops import differentiate, empty_like, load_kernels, rows_like, torch_op
-from ...dispatch import Choice, both_ways, constant, gluon_choice, worst
+from ...dispatch import BackendChoice, both_ways, constant, gluon_choice, worst
 from ...norms import statistics_dtype
 from ...shapes import check_qkv, check_window, cut, expand_kv
-from ..scored import Span, running_sum, scored_attention
+from ..scored import QueryBlock, running_sum, scored_attention
 
 LOG2E = math.log2(math.e)
 DIRECT = 32
@@ -57,13 +57,15 @@ def wall_attention(
 def choose_backend(
     device: torch.device | str, dtype: torch.dtype, head_dim: int, steepest: float | None = None,
     window: int | None = None,
-) -> Choice:  # fmt: skip
+) -> BackendChoice:  # fmt: skip
     """What `wall_attention` takes for such tensors, whose log gates are at least -`steepest`: "gluon" on Hopper, "triton" from Ampere on."""
     if steepest is None or steepest > STEEPEST:
         said = "no limit" if steepest is None else f"the limit {steepest:g}"
-        return Choice("torch", f"the kernels take gates that fall by at most {STEEPEST} a token, these have {said}")
+        return BackendChoice(
+            "torch", f"the kernels take gates that fall by at most {STEEPEST} a token, these have {said}"
+        )
     if dtype == torch.float16:
-        return Choice(
+        return BackendChoice(
             "torch", "inside a block of tokens q and k are scaled by up to 2^80, which leaves the range of float16"
         )
     return gluon_choice("wall attention", torch.device(device), dtype, head_dim, window, _error)
@@ -81,7 +83,7 @@ def _error(device: torch.device, dtype: torch.dtype, head_dim: int, backend: str
     return worst(apart[0] + tied[0], apart[1] + tied[1])
 
 
-def _logits(q_BTHX: Tensor, k_BTJX: Tensor, p_BTPX: Tensor, span: Span) -> Tensor:
+def _logits(q_BTHX: Tensor, k_BTJX: Tensor, p_BTPX: Tensor, span: QueryBlock) -> Tensor:
     """[B, H, M, S]; what a span hides may be any finite number."""
     far = _before(q_BTHX, k_BTJX, p_BTPX, span.start, span.stop, span.first)
     near = []

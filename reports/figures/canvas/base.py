@@ -15,7 +15,7 @@ from ...render.trace import attempts_by_cell, shown_beyond, sources_of
 from ...sweep_data import SweepData, level_of
 from ...table_builder import some_cells
 from . import drawing
-from .figure_options import Look as Look
+from .figure_options import FigureOptions as FigureOptions
 
 if TYPE_CHECKING:
     from matplotlib.axes import Axes as Axes
@@ -35,7 +35,7 @@ Origins = Iterable[tuple[str, int | None]]
 
 
 @dataclass(frozen=True, kw_only=True)
-class Collected:
+class FigureData:
     """A figure before it is drawn.
 
     `frame` is tidy, its columns as `collect` in the figure's file says. `trace` names the figure, sweep and revision, the attempts
@@ -56,7 +56,7 @@ class Collected:
         return {"figure": self.name, "title": self.title, "notes": list(self.notes), "trace": self.trace, "rows": rows}
 
 
-def caption(made: Collected) -> str:
+def caption(made: FigureData) -> str:
     """What a page says of the figure below it: its title and notes as sentences."""
     return " ".join([f"{made.title}.", *made.notes])
 
@@ -77,7 +77,7 @@ def collected(
     notes: Iterable[str] = (),
     options: Mapping[str, Any] | None = None,
     **about: Any,
-) -> Collected:
+) -> FigureData:
     """The figure of this frame, whose numbers come from these (cell, attempt) pairs; `options` are those of `make_figure`."""
     cells = attempts_by_cell(origins)
     attempts = sorted({attempt for found in cells.values() for attempt in found})
@@ -86,7 +86,7 @@ def collected(
     trace |= {"options": dict(options)} if options else {}
     trace |= {"only": list(data.only)} if data.only else {}
     which = f"{title}, sweep {data.sweep}, revision {data.revision}{some_cells(data)}"
-    return Collected(name=name, title=which, frame=frame, notes=tuple(notes), trace=trace, about=about)
+    return FigureData(name=name, title=which, frame=frame, notes=tuple(notes), trace=trace, about=about)
 
 
 def line_axes(data: SweepData) -> tuple[str, ...]:

@@ -15,7 +15,7 @@ from collections.abc import Callable, Iterator, Mapping, Sequence
 from typing import TYPE_CHECKING, Any
 
 from ...number_format import length_name
-from .figure_options import STYLES, Look
+from .figure_options import STYLES, FigureOptions
 
 if TYPE_CHECKING:
     from matplotlib.axes import Axes
@@ -93,18 +93,18 @@ _SHARED: dict[str, Any] = {
 }
 
 _alone = threading.RLock()
-_looks: list[Look] = [Look()]
+_looks: list[FigureOptions] = [FigureOptions()]
 
 
 @contextlib.contextmanager
-def settings(look: Look | None = None) -> Iterator[None]:
+def settings(look: FigureOptions | None = None) -> Iterator[None]:
     """The settings of a look inside, for one thread at a time; before and after, those of the program around us.
 
     Raises ReportError for a font that this machine lacks.
     """
     import matplotlib
 
-    look = look or Look()
+    look = look or FigureOptions()
     with _alone, matplotlib.rc_context():
         matplotlib.rcdefaults()
         given: Any = matplotlib.rcParams
@@ -116,12 +116,12 @@ def settings(look: Look | None = None) -> Iterator[None]:
             _looks.pop()
 
 
-def current() -> Look:
+def current() -> FigureOptions:
     """The look of the `settings` around; the usual one outside of any."""
     return _looks[-1]
 
 
-def _settings(look: Look) -> dict[str, Any]:
+def _settings(look: FigureOptions) -> dict[str, Any]:
     how = look.of
     sizes = {
         "font.family": [look.family()],

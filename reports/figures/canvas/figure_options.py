@@ -73,7 +73,7 @@ STYLES: dict[str, Style] = {
 
 
 @dataclass(frozen=True, kw_only=True)
-class Look:
+class FigureOptions:
     """How a figure is drawn. `draw(made, look)` gets it; outside of a figure's own file, `style` reads it.
 
     `highlight`: ids of the cells that stand out. `title`: whether title and notes are in the picture.
@@ -118,14 +118,14 @@ class Look:
         return told | {name: value for name, value in more.items() if value}
 
 
-def look_of(told: Any) -> Look:
+def look_of(told: Any) -> FigureOptions:
     """The look that a trace tells; the usual one where it tells none. Raises ReportError for what no look is."""
     if told is None:
-        return Look()
+        return FigureOptions()
     try:
         own = {name: checked(name, value) for name, value in told.get("own", {}).items()}
         given = {name: told[name] for name in ("style", "title", "font", "width_mm") if name in told}
-        found = Look(**given, highlight=tuple(map(str, told.get("highlight", ()))), own=own)
+        found = FigureOptions(**given, highlight=tuple(map(str, told.get("highlight", ()))), own=own)
         good = found.style in STYLES and isinstance(found.title, bool) and isinstance(found.font, str | None)
         good = good and (found.width_mm is None or NARROWEST <= float(found.width_mm) <= WIDEST)
     except (AttributeError, TypeError, ValueError) as error:
@@ -149,7 +149,7 @@ def first_font(fonts: tuple[str, ...]) -> str:
     return next((font for font in fonts[:-1] if font in installed()), fonts[-1])
 
 
-def wanted(style: str | None = None, width: str | None = None, title: bool | None = None) -> Look:
+def wanted(style: str | None = None, width: str | None = None, title: bool | None = None) -> FigureOptions:
     """The look of these words of the command line: a style or a file of one, and a width such as 89mm. Raises ReportError."""
     name, own = style or "paper", {}
     if Path(name).suffix in OWN:
@@ -157,7 +157,7 @@ def wanted(style: str | None = None, width: str | None = None, title: bool | Non
     elif name not in STYLES:
         raise ReportError(f"there is no style {name!r}; {choice(name, STYLES)}; or a file that ends in {OWN[0]}")
     titled = STYLES[name].titled if title is None else title
-    return Look(style=name, width_mm=None if width is None else millimetres(width), title=titled, own=own)
+    return FigureOptions(style=name, width_mm=None if width is None else millimetres(width), title=titled, own=own)
 
 
 def millimetres(text: str) -> float:
@@ -212,7 +212,7 @@ def checked(name: str, value: Any) -> Any:
     return taken
 
 
-def highlighted(look: Look, data: SweepData, words: Sequence[str]) -> Look:
+def highlighted(look: FigureOptions, data: SweepData, words: Sequence[str]) -> FigureOptions:
     """The look with these cells standing out: each word a slug, the beginning of an id, or levels such as polar,memory=on.
 
     Raises ReportError for a word that no cell of the sweep fits.

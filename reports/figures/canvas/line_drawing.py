@@ -10,7 +10,7 @@ import pandas as pd
 
 from ...number_format import length_name
 from . import drawing
-from .base import Axes, Collected, Look
+from .base import Axes, FigureData, FigureOptions
 from .length_frames import count_fewer
 
 APART = 0.2  # octaves between the marks of two lines, at most
@@ -133,7 +133,7 @@ def legend(handles: Mapping[str, Any], found: Mapping[str, Mapping[str, Any]]) -
     return {one["label"]: handles[one["label"]] for one in found.values() if one["label"] in handles}
 
 
-def named_cells(made: Collected, look: Look) -> dict[str, str]:
+def named_cells(made: FigureData, look: FigureOptions) -> dict[str, str]:
     """Return the cells that are to stand out, with their words."""
     return {cell: made.about["names"].get(cell, "") or "this cell" for cell in look.highlight}
 

@@ -12,7 +12,7 @@ from ...stats.effects.effects import contrasts, effects, reference_level
 from ...stats.effects.needle_baseline import needle_words
 from ...sweep_data import ReportError, SweepData
 from ..canvas import drawing
-from ..canvas.base import Collected, Figure, Look, collected
+from ..canvas.base import Figure, FigureData, FigureOptions, collected
 from . import forest
 
 MOST_LEVELS = 3
@@ -20,7 +20,7 @@ MOST_LEVELS = 3
 STRATUM_MARKERS = ("^", "v", "D", "s", "P", "X", "<", ">")
 
 
-def collect(store: Store, data: SweepData) -> Collected:
+def collect(store: Store, data: SweepData) -> FigureData:
     """The effect of every level of every axis on the main numbers, by matched pairs of configurations.
 
     One row an effect: axis, level, reference, pairs, and what `forest.fields_of` says. `where` is empty over the whole sweep; rows
@@ -64,7 +64,7 @@ def collect(store: Store, data: SweepData) -> Collected:
     return collected(store, data, "effects", "What each level does", pd.DataFrame(rows), origins, notes=notes)
 
 
-def draw(made: Collected, look: Look) -> Figure:
+def draw(made: FigureData, look: FigureOptions) -> Figure:
     """A panel a number, a row a level, the declared contrasts on top; axes apart."""
     frame = made.frame
     whole = frame[(frame["where"] == "") | frame["confirmatory"]]

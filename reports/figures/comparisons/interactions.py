@@ -12,14 +12,14 @@ from ...stats.effects.effects import factors, interactions
 from ...stats.effects.needle_baseline import needle_words
 from ...sweep_data import ReportError, SweepData
 from ..canvas import drawing
-from ..canvas.base import Collected, Figure, Look, collected
+from ..canvas.base import Figure, FigureData, FigureOptions, collected
 from .forest import ROW, against, draw_rows, fields_of, frame_axes, head_panel, keys, lacking
 
 MOST_ROWS = 10
 SIDES = ("better together", "worse together")
 
 
-def collect(store: Store, data: SweepData) -> Collected:
+def collect(store: Store, data: SweepData) -> FigureData:
     """Every interaction of two axes on validation loss and on needle accuracy at the longest length, over the whole sweep: how much
     more a level does at a level of a second axis than at that axis's reference.
 
@@ -67,7 +67,7 @@ def _words(pairs: list[tuple[str, str, str]]) -> str:
     return " × ".join(f"({text})" if "−" in text else text for text in words)
 
 
-def draw(made: Collected, look: Look) -> Figure:
+def draw(made: FigureData, look: FigureOptions) -> Figure:
     """A panel a measure, a row an interaction, the largest on top."""
     frame = made.frame
     parts = {str(name): rows.head(MOST_ROWS) for name, rows in frame.groupby("measure", sort=False)}

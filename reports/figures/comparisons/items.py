@@ -16,7 +16,7 @@ from ...stats.items import answers, items_of
 from ...stats.noise.run_noise import STRATA
 from ...sweep_data import ReportError, SweepData
 from ..canvas import drawing
-from ..canvas.base import Axes, Collected, Figure, Look, collected, names_of, origins_in
+from ..canvas.base import Axes, Figure, FigureData, FigureOptions, collected, names_of, origins_in
 from .strata import words_of
 
 PROBE, METRIC = NEEDLE
@@ -29,7 +29,7 @@ GAP = 0.6  # rows between strata
 NONE, ALL, MISSING = "#f1f1f1", drawing.GOOD, "#c9b8a8"
 
 
-def collect(store: Store, data: SweepData) -> Collected:
+def collect(store: Store, data: SweepData) -> FigureData:
     """Which cell gets which trial right, at the longest context length with trials, and at those that are asked for besides.
 
     One row a cell, length and trial, as `stats.items.answers` has them, with attn_type, memory, stratum (in words), name (of the
@@ -88,7 +88,7 @@ def _placed(data: SweepData, found: pd.DataFrame) -> pd.DataFrame:
     return frame.sort_values(["length", "row", "column"], ignore_index=True)
 
 
-def draw(made: Collected, look: Look) -> Figure:
+def draw(made: FigureData, look: FigureOptions) -> Figure:
     """A map a length: a row a cell, a column a trial, the darker the more of its digits are right; strata stand apart."""
     frame = made.frame
     cells = frame.drop_duplicates("cell").sort_values("row")

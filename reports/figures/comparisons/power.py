@@ -8,10 +8,10 @@ import pandas as pd
 
 from ....results.store.store import Store
 from ...stats.noise.run_noise import detectable
-from ...stats.power_analysis import Plan, plans
+from ...stats.power_analysis import PowerAnalysis, plans
 from ...sweep_data import ReportError, SweepData
 from ..canvas import drawing
-from ..canvas.base import Axes, Collected, Figure, Look, collected
+from ..canvas.base import Axes, Figure, FigureData, FigureOptions, collected
 from ..canvas.labels import at_ends
 from .forest import measure_words
 from .strata import Stratum, in_order, looks, planned_measures, strata_of, words_of
@@ -24,7 +24,7 @@ MOST_NAMED = 10
 WHOLE = 100.0  # points: no share differs by more
 
 
-def collect(store: Store, data: SweepData) -> Collected:
+def collect(store: Store, data: SweepData) -> FigureData:
     """The smallest difference that a mean over so many pairs shows with 80% power, within every stratum of known spread.
 
     One row a number, stratum and count of pairs: measure (heading), words, unit, attn_type, memory, stratum (in words), place (of the
@@ -65,7 +65,7 @@ def collect(store: Store, data: SweepData) -> Collected:
     return collected(store, data, "power", "Differences that pairs can show", pd.DataFrame(rows), origins, notes=notes)
 
 
-def _rows(data: Any, plan: Plan) -> list[dict[str, Any]]:
+def _rows(data: Any, plan: PowerAnalysis) -> list[dict[str, Any]]:
     scale, unit = (100, "points") if plan.measure.percent else (1, plan.measure.unit)
     about: dict[str, Any] = {"measure": plan.measure.heading, "words": measure_words(plan.measure), "unit": unit}
     about |= {"attn_type": plan.stratum[0], "memory": plan.stratum[1], "stratum": words_of(data, plan.stratum)}
@@ -77,7 +77,7 @@ def _rows(data: Any, plan: Plan) -> list[dict[str, Any]]:
     ]
 
 
-def draw(made: Collected, look: Look) -> Figure:
+def draw(made: FigureData, look: FigureOptions) -> Figure:
     """A panel a number, a line a stratum, named at its end; rings where the design stands."""
     frame = made.frame
     titles = list(dict.fromkeys(frame["measure"]))

@@ -12,7 +12,7 @@ from ...number_format import Column
 from ...stats.noise.run_noise import Replicate, Spread, replicates
 from ...sweep_data import ReportError, SweepData
 from ..canvas import drawing
-from ..canvas.base import Axes, Collected, Figure, Look, collected, names_of, origins_in
+from ..canvas.base import Axes, Figure, FigureData, FigureOptions, collected, names_of, origins_in
 from .forest import measure_words, three_ticks
 from .strata import Stratum, in_order, looks, planned_measures, strata_of, words_of
 
@@ -29,7 +29,7 @@ KINDS = {
 }
 
 
-def collect(store: Store, data: SweepData) -> Collected:
+def collect(store: Store, data: SweepData) -> FigureData:
     """Runs that ought to agree, within every stratum: seeds of one configuration, or else near-replicates (stats/noise/run_noise.py).
 
     One row a run and number: measure (heading), words, unit, attn_type, memory, stratum (in words), place (of the stratum), group
@@ -75,7 +75,7 @@ def _rows(
     ]
 
 
-def draw(made: Collected, look: Look) -> Figure:
+def draw(made: FigureData, look: FigureOptions) -> Figure:
     """A panel a number, a band a stratum with its standard deviation, in it a line a group of runs."""
     frame = made.frame
     titles = list(dict.fromkeys(frame["measure"]))

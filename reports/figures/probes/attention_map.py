@@ -10,7 +10,7 @@ import pandas as pd
 from ....results.store.store import Store
 from ...sweep_data import ReportError, SweepData
 from ..canvas import drawing
-from ..canvas.base import Collected, Figure, Look, collected, origins_in
+from ..canvas.base import Figure, FigureData, FigureOptions, collected, origins_in
 from .heat_maps import chosen, first_of_each, heat, scale, sheet, title, titles_of, told
 from .item_frames import details
 
@@ -21,7 +21,7 @@ MANY = 0.01
 """Weight below zero from which on a map has colours for it."""
 
 
-def collect(store: Store, data: SweepData) -> Collected:
+def collect(store: Store, data: SweepData) -> FigureData:
     """The weights of every map that was kept.
 
     One row a weight: cell, attempt, layer, head, query, key, weight; and keys, how many keys share the attention of that query.
@@ -56,7 +56,7 @@ def _frame(store: Store, data: SweepData) -> pd.DataFrame:
     return frame.rename(columns={"position": "query", "value": "keys"}).assign(key=key, weight=weight)
 
 
-def draw(made: Collected, look: Look) -> Figure:
+def draw(made: FigureData, look: FigureOptions) -> Figure:
     """One map of each cell; all maps of a cell that is alone or stands out."""
     from matplotlib.colors import PowerNorm
 

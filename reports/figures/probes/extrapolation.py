@@ -8,7 +8,7 @@ import pandas as pd
 from ....results.store.store import Store
 from ...sweep_data import ReportError, SweepData
 from ..canvas import drawing
-from ..canvas.base import Axes, Collected, Figure, Look, collected, names_of, origins_in, training_lengths
+from ..canvas.base import Axes, Figure, FigureData, FigureOptions, collected, names_of, origins_in, training_lengths
 from ..canvas.length_frames import averaged_over, bars, length_label, lines_of, only, over_lengths, uneven
 from ..canvas.line_drawing import mark_beyond, mark_trained, robust_range
 from .panels import draw_panels, leaving, side_by_side
@@ -18,7 +18,7 @@ WIDE = 3.0
 """Ratio of the highest and the lowest perplexity from which on the axis is logarithmic."""
 
 
-def collect(store: Store, data: SweepData) -> Collected:
+def collect(store: Store, data: SweepData) -> FigureData:
     """Perplexity over context lengths; the frame is that of `over_lengths`."""
     frame = over_lengths(data, training_lengths(store, data), PROBE, METRIC)
     if frame.empty:
@@ -50,7 +50,7 @@ def limits(frame: pd.DataFrame, means: pd.DataFrame) -> tuple[float, float]:
     return float(np.exp(low)), float(np.exp(high))
 
 
-def draw(made: Collected, look: Look) -> Figure:
+def draw(made: FigureData, look: FigureOptions) -> Figure:
     """All lines in one panel, or a panel a mixer; the training length marked."""
     frame, trained = made.frame, made.about["trained"]
     means = lines_of(frame)

@@ -9,7 +9,7 @@ import numpy as np
 
 from ...sweep_data import SweepData
 from ..canvas import drawing
-from ..canvas.base import Axes, Collected, Figure, Look, names_of
+from ..canvas.base import Axes, Figure, FigureData, FigureOptions, names_of
 
 MOST = 12
 """Cells that are drawn where none is asked for by name."""
@@ -22,7 +22,7 @@ def titles_of(data: SweepData, cells: Iterable[str]) -> dict[str, list[str]]:
     return {cell: [mixers[cell], *filter(None, names[cell].split(", "))] for cell in cells}
 
 
-def title(made: Collected, look: Look, cell: str, *, memory: bool = False) -> str:
+def title(made: FigureData, look: FigureOptions, cell: str, *, memory: bool = False) -> str:
     """What stands above a cell's map; without its seed where a seed was not asked for. `memory`: the map is of its memory."""
     mixer, *words = made.about["titles"][cell]
     kept = [word for word in words if cell in look.highlight or not word.startswith("seed ")]
@@ -50,7 +50,7 @@ def told(data: SweepData, measured: Iterable[str]) -> list[str]:
     return found
 
 
-def chosen(made: Collected, look: Look) -> list[str]:
+def chosen(made: FigureData, look: FigureOptions) -> list[str]:
     """The cells to draw: those that are to stand out, else the first of each configuration."""
     known = list(dict.fromkeys(made.frame["cell"]))
     asked = [cell for cell in known if cell in look.highlight]

@@ -9,7 +9,7 @@ import pandas as pd
 from ....results.store.store import Store
 from ...sweep_data import ReportError, SweepData, level_of
 from ..canvas import drawing
-from ..canvas.base import GROUP, Axes, Collected, Figure, Look, collected, names_of, origins_in
+from ..canvas.base import GROUP, Axes, Figure, FigureData, FigureOptions, collected, names_of, origins_in
 from ..canvas.length_frames import averaged_over, bars, configuration_of, lines_of, t_half_width
 from .item_frames import details
 from .panels import draw_panels
@@ -23,7 +23,7 @@ NUMBERS = ["probe", "metric", "pairs", "chance", "value", "n", "low", "high"]
 SHOWN = ["cell", "attempt", "configuration", *GROUP, *NUMBERS]
 
 
-def collect(store: Store, data: SweepData) -> Collected:
+def collect(store: Store, data: SweepData) -> FigureData:
     """Shares of keys that are answered with their own value, by number of pairs.
 
     One row a cell, metric and number of pairs: cell, attempt, configuration, panel, first, second, line, probe, metric, pairs, chance (what
@@ -80,7 +80,7 @@ def _over_pairs(frame: pd.DataFrame) -> pd.DataFrame:
     return frame.assign(length=frame["pairs"])
 
 
-def draw(made: Collected, look: Look) -> Figure:
+def draw(made: FigureData, look: FigureOptions) -> Figure:
     """The memory alone and in context side by side, a line a memory, and what chance scores."""
     frame = _over_pairs(made.frame)
 

@@ -9,7 +9,7 @@ import pandas as pd
 
 from ...sweep_data import SweepData
 from ..canvas import drawing
-from ..canvas.base import Axes, Collected, Figure, Look, groups_of, line_axes
+from ..canvas.base import Axes, Figure, FigureData, FigureOptions, groups_of, line_axes
 from ..canvas.line_drawing import draw_lines, legend, looks, named_cells
 
 ONE_PANEL = 8
@@ -40,7 +40,7 @@ def leaving(frame: pd.DataFrame, high: float) -> list[str]:
 
 
 def draw_panels(
-    made: Collected, look: Look, frame: pd.DataFrame, means: pd.DataFrame, dress: Dress, labels: tuple[str, str], *,
+    made: FigureData, look: FigureOptions, frame: pd.DataFrame, means: pd.DataFrame, dress: Dress, labels: tuple[str, str], *,
     scale: float = 1, banded: bool = False,
 ) -> Figure:  # fmt: skip
     """A panel for each name in `panel`, its cells thin and the means of its lines (`lines_of`) thick, cells that stand out named;

@@ -8,7 +8,7 @@ from ....results.store.store import Store
 from ...number_format import length_name, rounded
 from ...sweep_data import ReportError, SweepData
 from ..canvas import drawing
-from ..canvas.base import Axes, Collected, Figure, Look, collected, origins_in, training_lengths
+from ..canvas.base import Axes, Figure, FigureData, FigureOptions, collected, origins_in, training_lengths
 from ..canvas.length_frames import configuration_of, in_grid_order, only
 from .heat_maps import MOST, heat, scale, sheet, title, titles_of, written
 from .item_frames import details
@@ -18,7 +18,7 @@ WRITTEN = 5
 """Lengths up to which every square of a map says its number."""
 
 
-def collect(store: Store, data: SweepData) -> Collected:
+def collect(store: Store, data: SweepData) -> FigureData:
     """Digits recalled by depth and context length.
 
     One row a cell, length and depth: cell, attempt, configuration, length, depth (share of the text before the value), trials,
@@ -78,7 +78,7 @@ def _frame(store: Store, data: SweepData) -> pd.DataFrame:
     return in_grid_order(frame[columns], data, "length", "depth")
 
 
-def draw(made: Collected, look: Look) -> Figure:
+def draw(made: FigureData, look: FigureOptions) -> Figure:
     """A map a configuration, or a cell that is to stand out: depths downwards, lengths to the right."""
     frame = made.frame
     asked = frame[frame["cell"].isin(look.highlight)]

@@ -10,7 +10,7 @@ import pandas as pd
 from ....results.store.store import Store
 from ...sweep_data import ReportError, SweepData
 from ..canvas import drawing
-from ..canvas.base import Axes, Collected, Figure, Look, collected, names_of, origins_in, training_lengths
+from ..canvas.base import Axes, Figure, FigureData, FigureOptions, collected, names_of, origins_in, training_lengths
 from ..canvas.length_frames import averaged_over, bars, configuration_of, in_grid_order, lines_of, only, t_half_width
 from ..canvas.line_drawing import mark_beyond, mark_trained, robust_range
 from .item_frames import longest, places
@@ -22,7 +22,7 @@ TOGETHER = 8
 BAND = "95% t intervals over the documents of a line of one cell, which are the same for all lines"
 
 
-def collect(store: Store, data: SweepData) -> Collected:
+def collect(store: Store, data: SweepData) -> FigureData:
     """Loss (nats per token) by place in the document, of each cell at the longest context length that it is measured at.
 
     One row a cell and place: cell, attempt, configuration, panel, first, second, line, probe, metric, length (the middle of
@@ -95,7 +95,7 @@ def limits(frame: pd.DataFrame, means: pd.DataFrame) -> tuple[float, float]:
     return robust_range(list(frame["value"]), list(means["value"]))
 
 
-def draw(made: Collected, look: Look) -> Figure:
+def draw(made: FigureData, look: FigureOptions) -> Figure:
     """All lines in one panel, or a panel a mixer; the training length marked."""
     frame, trained = made.frame, made.about["trained"] or None
     means = whole_lines(frame)

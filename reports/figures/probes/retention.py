@@ -12,7 +12,7 @@ from ....results.store.store import Store
 from ...number_format import length_name
 from ...sweep_data import ReportError, SweepData
 from ..canvas import drawing
-from ..canvas.base import Axes, Collected, Figure, Look, collected, origins_in
+from ..canvas.base import Axes, Figure, FigureData, FigureOptions, collected, origins_in
 from ..canvas.length_frames import in_grid_order
 from .heat_maps import chosen, first_of_each, heat, scale, sheet, title, titles_of, told
 from .item_frames import places
@@ -23,7 +23,7 @@ SHORTEST, LONGEST = 0.1, 2.0**20
 """Half-lives in tokens between which colours tell them apart."""
 
 
-def collect(store: Store, data: SweepData) -> Collected:
+def collect(store: Store, data: SweepData) -> FigureData:
     """What every gate leaves of what lies before a token, mean over tokens.
 
     One row a gate: cell, attempt, part (mixer or memory), layer, head, channel, retention, half_life (tokens until half is
@@ -65,7 +65,7 @@ def _channels(data: SweepData, cell: str) -> int:
     return int(found.value) if found is not None and found.value else 1
 
 
-def draw(made: Collected, look: Look) -> Figure:
+def draw(made: FigureData, look: FigureOptions) -> Figure:
     """A map for the mixer and one for the memory of each cell."""
     from matplotlib.colors import LogNorm
 

@@ -13,7 +13,7 @@ from ....results.store.store import Store
 from ...stats.study_data import Study, held_together, rung_note, study_of, with_done
 from ...sweep_data import ReportError, SweepData
 from ..canvas import drawing
-from ..canvas.base import Axes, Collected, Figure, Look, collected
+from ..canvas.base import Axes, Figure, FigureData, FigureOptions, collected
 from ..canvas.scales import Scale, thin_labels
 from . import settings
 
@@ -26,7 +26,7 @@ SPREAD = 0.5
 FLAT = 1e-6  # of the square of both axes, below which points lie on a line
 
 
-def collect(store: Store, data: SweepData) -> Collected:
+def collect(store: Store, data: SweepData) -> FigureData:
     """One row a trial that is done and pair of settings, of the first objective: number, cell, attempt, x and y (the settings),
     x_name, y_name, x_place and y_place (how far along their axes, 0 to 1), value (shares in %), best (whether no trial is better)."""
     study = with_done(held_together(study_of(store, data)), LEAST, "the figure contours")
@@ -66,7 +66,7 @@ def _rows(study: Study, x: str, y: str) -> list[dict[str, Any]]:
     return found
 
 
-def draw(made: Collected, look: Look) -> Figure:
+def draw(made: FigureData, look: FigureOptions) -> Figure:
     """A panel a pair of settings, brighter where it is better."""
     frame, scales = made.frame, made.about["scales"]
     pairs = list(dict.fromkeys(zip(frame["x"], frame["y"], strict=True)))

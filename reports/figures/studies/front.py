@@ -11,14 +11,14 @@ from ....results.store.store import Store
 from ...stats.study_data import Study, study_of, with_done
 from ...sweep_data import ReportError, SweepData
 from ..canvas import drawing, labels
-from ..canvas.base import Axes, Collected, Figure, Look, collected
+from ..canvas.base import Axes, Figure, FigureData, FigureOptions, collected
 from ..canvas.scales import short_numbers
 from .settings import RING, objective_of, room, trial_row, upright, value_range
 
 MOST_NAMED = 12
 
 
-def collect(store: Store, data: SweepData) -> Collected:
+def collect(store: Store, data: SweepData) -> FigureData:
     """One row a trial that is done and pair of objectives: number, cell, attempt, x and y (names of the objectives), x_label,
     y_label, x_sign, y_sign (1 where more is better, else -1), x_value, y_value (shares in %), front (whether
     no trial is at least as good in every objective and better in one)."""
@@ -50,7 +50,7 @@ def _rows(study: Study, first: int, second: int) -> list[dict[str, Any]]:
     return found
 
 
-def draw(made: Collected, look: Look) -> Figure:
+def draw(made: FigureData, look: FigureOptions) -> Figure:
     """A panel a pair of objectives, every trial a mark; the front ringed, named by numbers, and of two objectives stepped."""
     frame = made.frame
     pairs = list(dict.fromkeys(zip(frame["x"], frame["y"], strict=True)))

@@ -12,7 +12,7 @@ from ....results.studies.optuna_study import Trial
 from ...stats.study_data import Objective, Study, study_of, with_done
 from ...sweep_data import SweepData
 from ..canvas import drawing
-from ..canvas.base import Axes, Collected, Figure, Look, collected
+from ..canvas.base import Axes, Figure, FigureData, FigureOptions, collected
 from ..canvas.line_drawing import MOST_TOLD
 from ..canvas.scales import short_numbers
 from .settings import objective_of, room, trial_row, upright, value_range
@@ -27,7 +27,7 @@ TOLD = {"pruned": "pruned, at its last value", "diverged": "diverged", "failed":
 LINE: dict[str, Any] = {"color": "#000000", "drawstyle": "steps-post"}
 
 
-def collect(store: Store, data: SweepData) -> Collected:
+def collect(store: Store, data: SweepData) -> FigureData:
     """One row a trial and objective: number, cell, attempt, standing, objective, label (its words), direction, value (of a pruned
     trial the last one of its curve, of the first objective; NaN where there is none; shares in %), so_far (the best of the trials done
     up to this one; NaN before the first)."""
@@ -67,7 +67,7 @@ def _value(trial: Trial, objective: Objective, finished: bool) -> float:
     return math.nan
 
 
-def draw(made: Collected, look: Look) -> Figure:
+def draw(made: FigureData, look: FigureOptions) -> Figure:
     """A panel an objective: a mark a trial, the best so far as steps."""
     frame = made.frame
     names = list(dict.fromkeys(frame["objective"]))

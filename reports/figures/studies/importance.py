@@ -11,13 +11,13 @@ from ...stats.importance import LEAST, NAMES, deals, evaluator_here, importances
 from ...stats.study_data import held_together, rung_note, study_of, with_done
 from ...sweep_data import ReportError, SweepData
 from ..canvas import drawing
-from ..canvas.base import Axes, Collected, Figure, Look, collected
+from ..canvas.base import Axes, Figure, FigureData, FigureOptions, collected
 
 ROW = 0.24  # inches of height that a setting gets
 CHANCE = "what chance stays below, 19 times of 20"
 
 
-def collect(store: Store, data: SweepData, *, evaluator: str | None = None) -> Collected:
+def collect(store: Store, data: SweepData, *, evaluator: str | None = None) -> FigureData:
     """One row an objective and setting that differs between trials, the most important first: objective, words, setting, name
     (short), share (in %; those of an objective sum to 100), chance (in %: below it are 95% when values are dealt to the trials by
     chance), sure (whether it is above).
@@ -63,7 +63,7 @@ def collect(store: Store, data: SweepData, *, evaluator: str | None = None) -> C
     )  # fmt: skip
 
 
-def draw(made: Collected, look: Look) -> Figure:
+def draw(made: FigureData, look: FigureOptions) -> Figure:
     """A panel an objective, a bar a setting, in each what chance alone gives."""
     frame = made.frame
     names = list(dict.fromkeys(frame["objective"]))

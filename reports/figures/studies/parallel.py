@@ -13,7 +13,7 @@ from ....results.studies.optuna_study import Trial
 from ...stats.study_data import Objective, Study, held_together, level_text, rung_note, study_of, with_done
 from ...sweep_data import SweepData
 from ..canvas import drawing
-from ..canvas.base import Axes, Collected, Figure, Look, collected
+from ..canvas.base import Axes, Figure, FigureData, FigureOptions, collected
 from ..canvas.scales import Scale, of_numbers
 from .settings import aside, colour_bar, colours, finer, objective_of, place_of, scale_of, trial_row, value_range
 
@@ -23,7 +23,7 @@ EACH = 0.62
 """Inches of width that an axis takes at least at the letters of the style `paper`; of more axes the page is no wider."""
 
 
-def collect(store: Store, data: SweepData) -> Collected:
+def collect(store: Store, data: SweepData) -> FigureData:
     """One row a trial that is done and axis, settings first and objectives last: number, cell, attempt, axis (path of the setting, or
     objective), name (as it is written there), text (what the trial has there), share (how far up the axis it is, 0 to 1; NaN where an earlier
     trial did not have that setting), value (of the first objective, shares in %), best (whether no trial is better)."""
@@ -68,7 +68,7 @@ def _rows(study: Study, trial: Trial, scales: dict[str, Scale]) -> list[dict[str
     return [row | {"value": value, "best": trial.number in study.best} for row in found]
 
 
-def draw(made: Collected, look: Look) -> Figure:
+def draw(made: FigureData, look: FigureOptions) -> Figure:
     """Upright axes side by side; the better a trial the brighter and the further in front, those that none beats thick."""
     from matplotlib.collections import LineCollection
 

@@ -11,7 +11,7 @@ from ....results.store.store import Store
 from ...stats.study_data import Objective, Study, held_together, level_text, rung_note, study_of, with_done
 from ...sweep_data import SweepData
 from ..canvas import drawing
-from ..canvas.base import Axes, Collected, Figure, Look, collected
+from ..canvas.base import Axes, Figure, FigureData, FigureOptions, collected
 from ..canvas.scales import Scale, short_numbers
 from . import settings
 
@@ -23,7 +23,7 @@ LATER = ("later", "#cfe3f1", "#0072B2", "#00263d")
 SPREAD = 0.5  # of the room of a level, over which its trials are spread
 
 
-def collect(store: Store, data: SweepData) -> Collected:
+def collect(store: Store, data: SweepData) -> FigureData:
     """One row a trial that is done, setting and objective: number, cell, attempt, objective, label (its words), direction, value
     (shares in %), setting, name (of the setting, short), level (as text), place (on the axis: the number, or the place of the
     level), best (whether no trial is better)."""
@@ -55,7 +55,7 @@ def _rows(study: Study, objective: Objective, path: str) -> list[dict[str, Any]]
     return found
 
 
-def draw(made: Collected, look: Look) -> Figure:
+def draw(made: FigureData, look: FigureOptions) -> Figure:
     """A panel a setting and objective; the later a trial the darker its mark, those that none beats ringed."""
     frame = made.frame
     objectives, paths = (list(dict.fromkeys(frame[name])) for name in ("objective", "setting"))

@@ -49,7 +49,7 @@ Metric = tuple[str, str]
 
 
 @dataclass(frozen=True)
-class Answer:
+class ClaimResult:
     """What the numbers say of a sentence."""
 
     verdict: str
@@ -62,7 +62,7 @@ class Lacking(Exception):
 
 
 @dataclass
-class Facts:
+class ClaimFacts:
     """A sweep, and which of its numbers were read."""
 
     data: SweepData
@@ -164,7 +164,7 @@ class Facts:
         return float(self.data.setting(cell, "resources.gpus") or 0)
 
 
-Query = Callable[[Facts], Answer]
+Query = Callable[[ClaimFacts], ClaimResult]
 
 
 @dataclass(frozen=True)
@@ -175,12 +175,12 @@ class Claim:
     sentence: str
     query: Query
 
-    def asked_of(self, facts: Facts) -> Answer:
+    def asked_of(self, facts: ClaimFacts) -> ClaimResult:
         """The verdict; SILENT with what is missing."""
         try:
             return self.query(facts)
         except Lacking as lacking:
-            return Answer(SILENT, f"{lacking}")
+            return ClaimResult(SILENT, f"{lacking}")
 
 
 # --- words ------------------------------------------------------------------------------------------------------------
@@ -248,16 +248,16 @@ def _signed(share: float) -> str:
 # --- retrieval --------------------------------------------------------------------------------------------------------
 
 
-def memory_helps(facts: Facts) -> Answer:
+def memory_helps(facts: ClaimFacts) -> ClaimResult:
     """The effect of memory on our mixer at the longest length."""
     length = facts.lengths(NEEDLE)[-1]
     verdict, numbers, told = _judged(facts.differences("memory", NEEDLE, length, attn_type=OURS), 1)
     if facts.at_chance(facts.sides("memory", attn_type=OURS), length):
         verdict = FLOOR
-    return Answer(verdict, f"{length_name(length)}: {told}", numbers)
+    return ClaimResult(verdict, f"{length_name(length)}: {told}", numbers)
 
 
-def holds_ninety(facts: Facts) -> Answer:
+def holds_ninety(facts: ClaimFacts) -> ClaimResult:
     """How many of our cells with memory keep 90% at the longest length."""
     length = facts.lengths(NEEDLE)[-1]
     groups = facts.cells(attn_type=OURS, memory=facts.memory)
@@ -272,10 +272,10 @@ def holds_ninety(facts: Facts) -> Answer:
     if len(open_) > 1:
         numbers |= {"no_window": fmean(open_), "no_window_sd": stdev(open_)}
         told += f", without window {_points(fmean(open_))} (sd {_points(stdev(open_))}, {counted(len(open_), 'cell')})"
-    return Answer(_of(count, len(values)), told, numbers)
+    return ClaimResult(_of(count, len(values)), told, numbers)
 
 
-def average(facts: Facts) -> Answer:
+def average(facts: ClaimFacts) -> ClaimResult:
     """The length-weighted average of our plain cell with memory, and its range."""
     runs, lengths = facts.plain(OURS, True), facts.lengths(NEEDLE)
     mean = facts.value(runs, (NEEDLE[0], NEEDLE[1] + WEIGHTED))
@@ -298,31 +298,31 @@ def average(facts: Facts) -> Answer:
         "reach": float(best),
     }
     verdict = DIFFERS if not kept else TRUE if best == known else f"true of {best} of {known}"
-    return Answer(verdict, told, numbers)
+    return ClaimResult(verdict, told, numbers)
 
 
-def axis_hurts(axis: str) -> Callable[[Facts], Answer]:
+def axis_hurts(axis: str) -> Callable[[ClaimFacts], ClaimResult]:
     """Whether switching this axis on costs our mixer with memory accuracy."""
 
-    def query(facts: Facts) -> Answer:
+    def query(facts: ClaimFacts) -> ClaimResult:
         length = facts.lengths(NEEDLE)[-1]
         levels = {"attn_type": OURS, "memory": facts.memory}
         verdict, numbers, told = _judged(facts.differences(axis, NEEDLE, length, **levels), -1)
         if facts.at_chance(facts.sides(axis, **levels), length):
             verdict = FLOOR
         if axis == "window":
-            return Answer(verdict, f"{length_name(length)}: {told}", numbers)
+            return ClaimResult(verdict, f"{length_name(length)}: {told}", numbers)
         alone = facts.differences(axis, NEEDLE, length, **levels, window="off")
         if len(alone) > 1:
             error = stdev(alone) / math.sqrt(len(alone))
             numbers |= {"no_window": fmean(alone), "no_window_error": error}
             told += f"; without window {' '.join(map(_signed, alone))}, mean {_signed(fmean(alone))} ± {_points(error)}"
-        return Answer(verdict, f"{length_name(length)}: {told}", numbers)
+        return ClaimResult(verdict, f"{length_name(length)}: {told}", numbers)
 
     return query
 
 
-def simplest(facts: Facts) -> Answer:
+def simplest(facts: ClaimFacts) -> ClaimResult:
     """Whether neither distractor nor window is best within every regularizer."""
     length = facts.lengths(NEEDLE)[-1]
     found: dict[tuple[str, ...], dict[tuple[str, str], tuple[float, str]]] = {}
@@ -347,10 +347,10 @@ def simplest(facts: Facts) -> Answer:
     for _, runs in _with_memory(facts):
         sides.setdefault((runs[0].levels["distractor"], runs[0].levels["window"]), []).append(runs)
     verdict = FLOOR if facts.at_chance(sides.values(), length) else FALSE if better else TRUE
-    return Answer(verdict, "; ".join([told, *examples]), numbers)
+    return ClaimResult(verdict, "; ".join([told, *examples]), numbers)
 
 
-def _with_memory(facts: Facts) -> Iterable[tuple[tuple[str, ...], list[CellState]]]:
+def _with_memory(facts: ClaimFacts) -> Iterable[tuple[tuple[str, ...], list[CellState]]]:
     """Our configurations with memory, by their levels."""
     facts.cells(attn_type=OURS, memory=facts.memory)  # raises Lacking
     for key, runs in facts.data.configurations().items():
@@ -358,7 +358,7 @@ def _with_memory(facts: Facts) -> Iterable[tuple[tuple[str, ...], list[CellState
             yield key, runs
 
 
-def collapses(facts: Facts) -> Answer:
+def collapses(facts: ClaimFacts) -> ClaimResult:
     """Whether softmax attention with memory, which retrieves at the shortest length, does not at the longest."""
     first, length = _ends(facts)
     runs = facts.plain(SOFTMAX, True)
@@ -375,18 +375,18 @@ def collapses(facts: Facts) -> Answer:
     numbers = {"value": value, "ceiling": level}
     told = f"{_slug(runs)} at {length_name(length)}: {_points(value, 2)}{hits}; {yardstick}"
     if nothing and facts.at_chance([[runs]], first):
-        return Answer(FLOOR, f"{told}; at {length_name(first)} it retrieves nothing either", numbers)
-    return Answer(TRUE if nothing else FALSE, told, numbers)
+        return ClaimResult(FLOOR, f"{told}; at {length_name(first)} it retrieves nothing either", numbers)
+    return ClaimResult(TRUE if nothing else FALSE, told, numbers)
 
 
-def _ends(facts: Facts) -> tuple[int, int]:
+def _ends(facts: ClaimFacts) -> tuple[int, int]:
     lengths = facts.lengths(NEEDLE)
     if len(lengths) < 2:
         raise Lacking("one context length alone")
     return lengths[0], lengths[-1]
 
 
-def rotary(facts: Facts) -> Answer:
+def rotary(facts: ClaimFacts) -> ClaimResult:
     """RoPE with memory: no needle from half the longest length on, and the loss that is printed."""
     _ends(facts)  # raises Lacking
     runs, last = facts.plain(ROTARY, True), facts.lengths(NEEDLE)[-2:]
@@ -398,13 +398,13 @@ def rotary(facts: Facts) -> Answer:
         verdict = TRUE if rounded(loss, 2) == "2.86" else DIFFERS
     else:  # digits that always the same answer gets right, too, are no needle found
         verdict = DIFFERS if all(facts.at_chance([[runs]], length) for length in last) else FALSE
-    return Answer(verdict, told, {"needle": max(needle), "loss": loss})
+    return ClaimResult(verdict, told, {"needle": max(needle), "loss": loss})
 
 
 # --- loss -------------------------------------------------------------------------------------------------------------
 
 
-def monotone(facts: Facts) -> Answer:
+def monotone(facts: ClaimFacts) -> ClaimResult:
     """In how many cells the loss falls from every context length to the next."""
     lengths = facts.lengths(CLEAN)
     if len(lengths) < 2:
@@ -428,10 +428,10 @@ def monotone(facts: Facts) -> Answer:
     if f"{OURS} + memory, cells" not in numbers:
         raise Lacking(f"no cell {OURS} + memory with a loss at every length")
     verdict = _of(int(numbers[f"{OURS} + memory, falling"]), int(numbers[f"{OURS} + memory, cells"]))
-    return Answer(verdict, f"{length_name(lengths[0])} to {length_name(lengths[-1])}: {', '.join(told)}", numbers)
+    return ClaimResult(verdict, f"{length_name(lengths[0])} to {length_name(lengths[-1])}: {', '.join(told)}", numbers)
 
 
-def best_loss(facts: Facts) -> Answer:
+def best_loss(facts: ClaimFacts) -> ClaimResult:
     """Whether our plain cell with memory has the lowest loss at the longest length, of the plain cells and of all."""
     length = facts.lengths(CLEAN)[-1]
     ours = facts.value(facts.plain(OURS, True), CLEAN, length)
@@ -461,10 +461,10 @@ def best_loss(facts: Facts) -> Answer:
     )
     if lower > 1:
         told += f", {lower - 1} more are below {rounded(round(ours - 1.5 * DIGIT, 9), 3)}"
-    return Answer(verdict, told, {"ours": ours, "plain": min(known), "lowest": lowest, "lower": float(lower)})
+    return ClaimResult(verdict, told, {"ours": ours, "plain": min(known), "lowest": lowest, "lower": float(lower)})
 
 
-def degrades(facts: Facts) -> Answer:
+def degrades(facts: ClaimFacts) -> ClaimResult:
     """Whether the losses of softmax attention without memory rise past the training length."""
     (trained, *_) = [int(length) for length in facts.setting("train.seq_len")]
     lengths = facts.lengths(CLEAN)
@@ -493,14 +493,16 @@ def degrades(facts: Facts) -> Answer:
             f"{mixer} {rounded(numbers[f'{mixer}, trained'], 2)} -> {rounded(numbers[f'{mixer}, {most}x'], 2)} at {length_name(most * trained)}"
             for mixer in (SOFTMAX, ROTARY)
         ]
-        return Answer(f"false up to {most}x", f"both improve: {', '.join(told)}", numbers)
-    return Answer(TRUE if not any(kept) else f"true of {sum(not some for some in kept)} of 2", ", ".join(told), numbers)
+        return ClaimResult(f"false up to {most}x", f"both improve: {', '.join(told)}", numbers)
+    return ClaimResult(
+        TRUE if not any(kept) else f"true of {sum(not some for some in kept)} of 2", ", ".join(told), numbers
+    )
 
 
 # --- cost, size and recipe --------------------------------------------------------------------------------------------
 
 
-def speed(facts: Facts) -> Answer:
+def speed(facts: ClaimFacts) -> ClaimResult:
     """What memory and distractor cost of MFU, and by the time of a step."""
     table = "4" if facts.data.sweep in paper.SWEEPS else None
     runs = [facts.plain(OURS, False), facts.plain(OURS, True), facts.plain(OURS, True, distractor="on")]
@@ -516,10 +518,10 @@ def speed(facts: Facts) -> Answer:
         numbers |= {"memory_by_time": by_time[0], "both_by_time": by_time[1]}
         told += f"; by the time of a step {_points(by_time[0])}% and {_points(by_time[1])}%, since N counts the memory"
     same = (_points(points), _points(drops[0]), _points(drops[1])) == ("4.5", "11.2", "20.7")
-    return Answer(TRUE if same else DIFFERS, told, numbers)
+    return ClaimResult(TRUE if same else DIFFERS, told, numbers)
 
 
-def budgets(facts: Facts) -> Answer:
+def budgets(facts: ClaimFacts) -> ClaimResult:
     """Whether the printed training budgets are six times parameters times tokens."""
     if facts.data.sweep != paper.SWEEPS[1]:
         raise Lacking(f"the budgets are of models that {paper.SWEEPS[1]} prints")
@@ -531,20 +533,20 @@ def budgets(facts: Facts) -> Answer:
         size, tokens = (float(text[:-1]) * UNITS[text[-1]] for text in texts)
         every += 1
         right += f"{rounded(6 * size * tokens / 1e21, 1)} ZF" == row["train_flops"]
-    return Answer(
+    return ClaimResult(
         _of(right, every), f"{right} of {every} are 6 N T to the digit", {"right": float(right), "models": float(every)}
     )
 
 
-def non_embedding(facts: Facts) -> Answer:
+def non_embedding(facts: ClaimFacts) -> ClaimResult:
     """Whether 369.72M leaves the embedding out."""
     size = facts.value(facts.plain(SOFTMAX, False), SIZE)
     is_total = rounded(size / 1e6, 2) == "369.72"
     told = f"all parameters of {SOFTMAX} without memory, the embedding among them: {rounded(size / 1e6, 2)}M"
-    return Answer(FALSE if is_total else DIFFERS, told, {"parameters": size})
+    return ClaimResult(FALSE if is_total else DIFFERS, told, {"parameters": size})
 
 
-def billion(facts: Facts) -> Answer:
+def billion(facts: ClaimFacts) -> ClaimResult:
     """Whether exactly a billion tokens were trained."""
     known = sorted({cell.tokens_total for cell in facts.data.cells if cell.tokens_total})
     if not known:
@@ -555,16 +557,16 @@ def billion(facts: Facts) -> Answer:
         told += f" = {known[0] // size:,} steps of {size:,}" if len(known) == 1 and not known[0] % size else ""
     except Lacking:
         pass
-    return Answer(TRUE if known == [10**9] else FALSE, f"{told} tokens", {"tokens": float(known[0])})
+    return ClaimResult(TRUE if known == [10**9] else FALSE, f"{told} tokens", {"tokens": float(known[0])})
 
 
-def cosine(facts: Facts) -> Answer:
+def cosine(facts: ClaimFacts) -> ClaimResult:
     """Whether the schedule is a cosine."""
     known = facts.setting("train.schedule")
-    return Answer(TRUE if known == ["cosine"] else FALSE, f"schedule: {', '.join(known)}")
+    return ClaimResult(TRUE if known == ["cosine"] else FALSE, f"schedule: {', '.join(known)}")
 
 
-def eigenvalue(facts: Facts) -> Answer:
+def eigenvalue(facts: ClaimFacts) -> ClaimResult:
     """The eigenvalue of the memory's transition with keys that are normed by their root mean square."""
     (size, *_) = [int(text) for text in facts.setting("model.head_dim")]
     here, there = (DECAY * (1 - WRITE * keys) for keys in (size, PROTOTYPE))
@@ -572,26 +574,28 @@ def eigenvalue(facts: Facts) -> Answer:
     verdict = (
         TRUE if rounded(here, 0) == "-7" else f"true of d = {PROTOTYPE} only" if rounded(there, 0) == "-7" else FALSE
     )
-    return Answer(verdict, told, {"eigenvalue": here, "prototype": there})
+    return ClaimResult(verdict, told, {"eigenvalue": here, "prototype": there})
 
 
-def state_size(facts: Facts) -> Answer:
+def state_size(facts: ClaimFacts) -> ClaimResult:
     """Bytes of the memory's state of a layer and a sequence."""
     heads, size = (int(facts.setting(f"model.{name}")[0]) for name in ("n_heads", "head_dim"))
     held = heads * size * size * 4
     told = f"{heads} heads x {size} x {size} x 4 bytes = {rounded(held / 1024, 0)} KB"
-    return Answer(TRUE if held == 512 * 1024 else DIFFERS, told, {"bytes": float(held)})
+    return ClaimResult(TRUE if held == 512 * 1024 else DIFFERS, told, {"bytes": float(held)})
 
 
-def in_benchmark(facts: Facts) -> Answer:
+def in_benchmark(facts: ClaimFacts) -> ClaimResult:
     """Return that no sweep decides a sentence about the kernel of polar attention, and which command measures it."""
-    return Answer(UNCHECKED, "not of a sweep: atma-sweep bench kernels polar times the kernel beside eager PyTorch")
+    return ClaimResult(
+        UNCHECKED, "not of a sweep: atma-sweep bench kernels polar times the kernel beside eager PyTorch"
+    )
 
 
-def writes(facts: Facts) -> Answer:
+def writes(facts: ClaimFacts) -> ClaimResult:
     """Tokens a second of polar attention with memory, which only numbers of the same GPU can decide."""
     if not any(key[1:3] == WRITING for key in facts.data.values):
-        return Answer(UNCHECKED, "the sweep did not run the probe decode: not derivable")
+        return ClaimResult(UNCHECKED, "the sweep did not run the probe decode: not derivable")
     runs = facts.plain(OURS, True)
     lengths = [length for length in facts.lengths(WRITING) if facts.known(runs, WRITING, length)]
     if not lengths:
@@ -602,7 +606,7 @@ def writes(facts: Facts) -> Answer:
     where = (source.gpu if source else None) or "no GPU"
     told = f"{rounded(value, 0)} at {length_name(best)} on {where}; the sentence is of an NVIDIA L4"
     verdict = (TRUE if value >= WRITTEN else FALSE) if where.split()[-1] == "L4" else SILENT
-    return Answer(verdict, told, {"tokens_per_s": value})
+    return ClaimResult(verdict, told, {"tokens_per_s": value})
 
 
 CLAIMS = (

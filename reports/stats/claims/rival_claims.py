@@ -16,7 +16,7 @@ from ...number_format import Column, column_of, length_name, rounded
 from ...sweep_data import SweepData, level_of
 from ..significance.paired_tests import ALPHA
 from ..sweep_differences import NOT_THERE
-from .paper_claims import CLAIMS, DIFFERS, FALSE, NOT_SHOWN, TRUE, Answer, Claim, Facts, Lacking
+from .paper_claims import CLAIMS, DIFFERS, FALSE, NOT_SHOWN, TRUE, Claim, ClaimFacts, ClaimResult, Lacking
 
 SETS = paper.SETS
 THRESHOLD, ROTARY, NO_POSITION, FORGETTING, WALL = "tra", "rope", "nope", "fox", "wall"
@@ -47,14 +47,14 @@ class Mean:
     high: float | None = None
 
 
-def sentences(facts: Facts) -> list[Claim]:
+def sentences(facts: ClaimFacts) -> list[Claim]:
     """Those of every paper that a sweep has a number for; of a sweep without any, our own paper's."""
     data = facts.data
     found = [claim for one in FAMILIES if data.values and data.has_any(one.probes) for claim in one.claims]
     return found or list(CLAIMS)
 
 
-def _plain(facts: Facts, mixer: str, column: Column) -> Mean:
+def _plain(facts: ClaimFacts, mixer: str, column: Column) -> Mean:
     """The number of the plain configuration with that mixer that has it."""
     extra = [axis for axis in facts.data.extra_axes() if not axis.startswith(TEXT)]
     for runs in facts.plain_of(mixer):
@@ -82,43 +82,43 @@ def _share(one: Mean) -> str:
     return f"{rounded(round(one.value, 12), 2, percent=True)}{spread}"
 
 
-def solved(facts: Facts) -> Answer:
+def solved(facts: ClaimFacts) -> ClaimResult:
     """Whether every sequence of every set is right, in the mean over seeds, which is then every seed's."""
     found = {name: _plain(facts, THRESHOLD, column_of("flipflop", f"exact_{name}")) for name in SETS}
     told = ", ".join(f"{name} {_share(one)}" for name, one in found.items())
     seeds = min(one.seeds for one in found.values())
     whole = sum(one.value >= 1 - DUST for one in found.values())
     verdict = TRUE if whole == len(found) else f"true of {whole} of {len(found)}" if whole else FALSE
-    return Answer(verdict, f"{told}; {_runs(seeds)}", {name: one.value for name, one in found.items()})
+    return ClaimResult(verdict, f"{told}; {_runs(seeds)}", {name: one.value for name, one in found.items()})
 
 
 def _runs(seeds: int) -> str:
     return "one run" if seeds < 2 else f"{seeds} runs"
 
 
-def fails(mixer: str, which: str, printed: str) -> Callable[[Facts], Answer]:
+def fails(mixer: str, which: str, printed: str) -> Callable[[ClaimFacts], ClaimResult]:
     """Whether a mixer leaves sequences of a set wrong: by Student's t of its seeds, by the sequences where it has one."""
 
-    def query(facts: Facts) -> Answer:
+    def query(facts: ClaimFacts) -> ClaimResult:
         one = _plain(facts, mixer, column_of("flipflop", f"exact_{which}"))
         told = f"{mixer}, {which}: {_share(one)}; {_runs(one.seeds)}"
         numbers = {"share": one.value}
         if one.value >= 1 - DUST:
-            return Answer(FALSE, told, numbers)
+            return ClaimResult(FALSE, told, numbers)
         if one.sd is not None and one.seeds > 1:
             high = one.value + float(special.stdtrit(one.seeds - 1, 1 - ALPHA / 2)) * one.sd / math.sqrt(one.seeds)
             told += f", 95% to {rounded(min(1.0, high), 2, percent=True)}"
-            return Answer(TRUE if high < 1 else NOT_SHOWN, told, numbers | {"high": high})
+            return ClaimResult(TRUE if high < 1 else NOT_SHOWN, told, numbers | {"high": high})
         if one.high is not None:
             told += f", 95% of sequences to {rounded(one.high, 2, percent=True)}"
-            return Answer(TRUE if one.high < 1 else NOT_SHOWN, told, numbers | {"high": one.high})
+            return ClaimResult(TRUE if one.high < 1 else NOT_SHOWN, told, numbers | {"high": one.high})
         same = rounded(round(one.value, 12), 2, percent=True) == printed
-        return Answer(TRUE if same else NOT_SHOWN, f"{told}, no spread of it", numbers)
+        return ClaimResult(TRUE if same else NOT_SHOWN, f"{told}, no spread of it", numbers)
 
     return query
 
 
-def extrapolates(facts: Facts) -> Answer:
+def extrapolates(facts: ClaimFacts) -> ClaimResult:
     """Whether perplexity stays below that at the training length for two mixers, and more than doubles for a third."""
     lengths = facts.lengths(("extrapolation", "perplexity"))
     if len(lengths) < 2:
@@ -131,14 +131,14 @@ def extrapolates(facts: Facts) -> Answer:
     kept = [ratios[THRESHOLD] <= 1 + DUST, ratios[FORGETTING] <= 1 + DUST, ratios[ROTARY] > 2]
     told = ", ".join(f"{mixer} {rounded(ratio, 2)}" for mixer, ratio in ratios.items())
     verdict = TRUE if all(kept) else f"true of {sum(kept)} of 3" if any(kept) else FALSE
-    return Answer(verdict, f"{length_name(lengths[-1])} over {length_name(lengths[0])}: {told}", ratios)
+    return ClaimResult(verdict, f"{length_name(lengths[-1])} over {length_name(lengths[0])}: {told}", ratios)
 
 
-def _perplexity(facts: Facts, length: int) -> Column:
+def _perplexity(facts: ClaimFacts, length: int) -> Column:
     return column_of("extrapolation", facts.data.metric("extrapolation", "perplexity"), length=length)
 
 
-def averages(facts: Facts) -> Answer:
+def averages(facts: ClaimFacts) -> ClaimResult:
     """Whether each printed average is, to the digit, the mean of the four numbers beside it."""
     every, right, told, numbers = 0, 0, [], {}
     for runs in facts.cells():
@@ -156,10 +156,10 @@ def averages(facts: Facts) -> Answer:
     if not every:
         raise Lacking("no configuration with four tasks and their average")
     verdict = TRUE if right == every else f"true of {right} of {every}"
-    return Answer(verdict, "; ".join([f"{right} of {every} to the digit", *told]), numbers)
+    return ClaimResult(verdict, "; ".join([f"{right} of {every} to the digit", *told]), numbers)
 
 
-def outperforms(facts: Facts) -> Answer:
+def outperforms(facts: ClaimFacts) -> ClaimResult:
     """On how many tasks Wall attention is ahead of rotary and of forgetting attention."""
     ahead, every, numbers, behind = 0, 0, {}, []
     for name in TASKS:
@@ -174,10 +174,10 @@ def outperforms(facts: Facts) -> Answer:
     if ours.seeds < 2:
         told += "; one run each, so whether runs agree is not known"
     verdict = TRUE if ahead == every else f"true of {ahead} of {every}" if ahead else FALSE
-    return Answer(verdict, "; ".join([told, *behind]), numbers)
+    return ClaimResult(verdict, "; ".join([told, *behind]), numbers)
 
 
-def rescaled(facts: Facts) -> Answer:
+def rescaled(facts: ClaimFacts) -> ClaimResult:
     """Whether the printed rescale factors are 2^(0.02 C)."""
     if facts.data.sweep != paper.WALL:
         raise Lacking(f"the factors are what {paper.WALL} prints")
@@ -190,7 +190,7 @@ def rescaled(facts: Facts) -> Answer:
         right += rounded(factor, 2) == row["printed"]
         told.append(f"{rounded(factor, 3)} at C = {size}, printed {row['printed']}")
     verdict = TRUE if right == len(printed) else DIFFERS if not right else f"true of {right} of {len(printed)}"
-    return Answer(verdict, f"2^({DECAY} C): {'; '.join(told)}", numbers)
+    return ClaimResult(verdict, f"2^({DECAY} C): {'; '.join(told)}", numbers)
 
 
 FAMILIES = (

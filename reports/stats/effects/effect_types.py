@@ -8,7 +8,7 @@ from dataclasses import dataclass
 from typing import Any
 
 from ...number_format import Column
-from ..significance.paired_tests import ALPHA, Summary
+from ..significance.paired_tests import ALPHA, PairedTest
 
 CONFIRMATORY = "declared contrasts"
 EQUIVALENT = "equivalent"
@@ -28,7 +28,7 @@ class EffectRow:
 
 
 @dataclass(frozen=True, kw_only=True)
-class Tested(Summary):
+class Tested(PairedTest):
     """Differences in a measure, summed up and tested; in the measure's own unit, shares as fractions.
 
     `p_corrected` is p after the correction for its `family`, the tests made together. `expected` is how many differences the grid

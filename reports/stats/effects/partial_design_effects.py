@@ -12,7 +12,7 @@ import numpy as np
 from scipy import special
 
 from ....results.designs.design_option import Design
-from ....results.designs.design_space import Model, estimable
+from ....results.designs.design_space import LinearModel, estimable
 from ...number_format import Column
 from ...sweep_data import SweepData
 from ..noise.run_noise import STRATA
@@ -40,10 +40,10 @@ class FittedDesign:
         self.numbers = Numbers(data, columns)
         places = [SweepData.place(design, cell) for cell in data.cells]
         self._places = np.array([-1 if place is None else place for place in places])
-        self._fits: dict[int, tuple[Fit, dict[str, Any]]] = {}
+        self._fits: dict[int, tuple[DesignRegression, dict[str, Any]]] = {}
         self._weights: dict[tuple[Any, ...], np.ndarray] = {}
 
-    def fit(self, place: int) -> tuple[Fit, dict[str, Any]]:
+    def fit(self, place: int) -> tuple[DesignRegression, dict[str, Any]]:
         """The fit of a measure, and the fields that all its rows have; those of pairs alone are empty."""
         if place not in self._fits:
             values = self.numbers.values[:, place]
@@ -62,7 +62,7 @@ class FittedDesign:
                 "origins": self.numbers.origins(np.flatnonzero(have), place),
                 **dict.fromkeys(("up", "down", "ties"), 0),
             }
-            self._fits[place] = Fit(self.design.model, members, means), fields
+            self._fits[place] = DesignRegression(self.design.model, members, means), fields
         return self._fits[place]
 
     def known(self, levels: Levels, within: Mapping[str, str]) -> bool:
@@ -145,14 +145,14 @@ class Estimate:
         return _upper((bound - self.value) / self.error, self.df) if self.error > 0 else math.nan
 
 
-class Fit:
+class DesignRegression:
     """The model fitted to one number a combination: `members` are their places in the model's space.
 
     Variances are HC3 (MacKinnon and White, Journal of Econometrics 29, 1985), which holds where cells of one mixer vary more
     than those of another; with few cells to spare, or one that nothing else stands beside, the pooled one.
     """
 
-    def __init__(self, model: Model, members: np.ndarray, values: np.ndarray, *, pooled: bool = False) -> None:
+    def __init__(self, model: LinearModel, members: np.ndarray, values: np.ndarray, *, pooled: bool = False) -> None:
         """`pooled`: the pooled variance whatever there is to spare."""
         self.model, self.rows, self.values = model, model.every[members], values
         inverse = np.linalg.pinv(self.rows.T @ self.rows, rcond=1e-10, hermitian=True)

@@ -35,7 +35,7 @@ Stratum = tuple[str, ...]
 
 
 @dataclass(frozen=True)
-class Rival:
+class Candidate:
     """A number among those that it is held against: the mean of `seeds` runs, whose standard deviation `sd` is that of `stratum`,
     estimated with `df` degrees of freedom. A `share` stays between 0 and 1."""
 
@@ -47,14 +47,14 @@ class Rival:
     share: bool = False
 
 
-def best(rivals: Sequence[Rival], direction: int) -> np.ndarray:
+def best(rivals: Sequence[Candidate], direction: int) -> np.ndarray:
     """By rival, how probable it is that none is better; those that draw alike share. `direction` is 1 where more is better, -1
     where less is. Sums to 1."""
     return _best(tuple(rivals), direction).copy()
 
 
 @lru_cache(maxsize=32)  # the first page ranks the numbers of Table 6 again
-def _best(rivals: tuple[Rival, ...], direction: int) -> np.ndarray:
+def _best(rivals: tuple[Candidate, ...], direction: int) -> np.ndarray:
     """Draw the numbers and return the shares of draws that each rival wins; drawn once for the same rivals."""
     won = np.zeros(len(rivals))
     if not rivals:
@@ -66,7 +66,7 @@ def _best(rivals: tuple[Rival, ...], direction: int) -> np.ndarray:
     return won / _draws_of(len(rivals))
 
 
-def front(pairs: Sequence[tuple[Rival, Rival]], directions: tuple[int, int] = (1, 1)) -> np.ndarray:
+def front(pairs: Sequence[tuple[Candidate, Candidate]], directions: tuple[int, int] = (1, 1)) -> np.ndarray:
     """By pair (speed, quality), how probable it is that no other is at least as good in both and better in one."""
     kept = np.zeros(len(pairs))
     if not pairs:
@@ -109,7 +109,7 @@ def front_probabilities(data: SweepData, speed: Column, quality: Column) -> dict
     good = rivals(data, quality)
     if not good:
         return {}
-    fast = rivals(data, speed) or {key: Rival(value, 0.0) for key, (value, _) in means(data, speed).items()}
+    fast = rivals(data, speed) or {key: Candidate(value, 0.0) for key, (value, _) in means(data, speed).items()}
     both = [key for key in good if key in fast]
     chances = front([(fast[key], good[key]) for key in both], (speed.direction or 1, quality.direction))
     return dict(zip(both, chances.tolist(), strict=True))
@@ -124,7 +124,7 @@ def means(data: SweepData, column: Column) -> dict[Configuration, tuple[float, i
     return found
 
 
-def rivals(data: SweepData, column: Column) -> dict[Configuration, Rival]:
+def rivals(data: SweepData, column: Column) -> dict[Configuration, Candidate]:
     """By configuration that has the number, the number with the spread of its stratum, a printed mean with the one that is printed;
     empty where no spread is known."""
     spreads = spreads_by_stratum(data, column)
@@ -138,7 +138,7 @@ def rivals(data: SweepData, column: Column) -> dict[Configuration, Rival]:
         known = spreads[stratum]
         if own is not None:
             stratum, known, seeds = (cell.cell_id,), own, own.df + 1
-        found[key] = Rival(value, known.used, known.df, stratum, seeds, column.percent)
+        found[key] = Candidate(value, known.used, known.df, stratum, seeds, column.percent)
     return found
 
 
@@ -169,7 +169,7 @@ def _draws_of(rivals: int) -> int:
     return max(FEWEST, min(DRAWS, NUMBERS // rivals // CHUNK * CHUNK))
 
 
-def _draws(rivals: Sequence[Rival], salt: int = 0) -> Iterator[np.ndarray]:
+def _draws(rivals: Sequence[Candidate], salt: int = 0) -> Iterator[np.ndarray]:
     """Rows of a number of each rival, [CHUNK, rivals] at a time."""
     draw = np.random.default_rng((RANDOM, salt, len(rivals)))
     values = np.array([one.value for one in rivals])

@@ -36,7 +36,7 @@ Differences = Sequence[float] | np.ndarray
 
 
 @dataclass(frozen=True, kw_only=True)
-class Summary:
+class PairedTest:
     """What matched differences come to.
 
     `n` configurations with up to `seeds` runs each; mean, median, and counts above, below and at zero are over the means of
@@ -58,7 +58,7 @@ class Summary:
     method: str
 
 
-def summaries(samples: Sequence[Differences], scales: Sequence[float] | None = None) -> list[Summary]:
+def summaries(samples: Sequence[Differences], scales: Sequence[float] | None = None) -> list[PairedTest]:
     """One summary a sample, in the order given.
 
     A sample is an array [configurations], or [configurations, seeds] with NaN where a run is missing. `scales` are the
@@ -82,7 +82,7 @@ def summaries(samples: Sequence[Differences], scales: Sequence[float] | None = N
 
 def corrected(
     samples: Sequence[Differences],
-    summed: Sequence[Summary],
+    summed: Sequence[PairedTest],
     keys: Sequence[Sequence[Hashable]] | None = None,
     scales: Sequence[float] | None = None,
 ) -> list[float]:
@@ -96,7 +96,7 @@ def corrected(
 
 
 FamilyOfTests = tuple[
-    Sequence[Differences], Sequence[Summary], Sequence[Sequence[Hashable]] | None, Sequence[float] | None
+    Sequence[Differences], Sequence[PairedTest], Sequence[Sequence[Hashable]] | None, Sequence[float] | None
 ]
 """The arguments of `corrected`."""
 
@@ -116,7 +116,7 @@ def corrected_families(families: Sequence[FamilyOfTests]) -> list[list[float]]:
 
 def _flips_of(
     samples: Sequence[Differences],
-    summed: Sequence[Summary],
+    summed: Sequence[PairedTest],
     keys: Sequence[Sequence[Hashable]] | None,
     scales: Sequence[float] | None,
     tests: Sequence[int],
@@ -179,10 +179,10 @@ def _by_model(table: np.ndarray, d: np.ndarray) -> tuple[str, float, float, floa
     return method, *found
 
 
-def _summary(table: np.ndarray, d: np.ndarray, found: tuple[str, float, float, float]) -> Summary:
+def _summary(table: np.ndarray, d: np.ndarray, found: tuple[str, float, float, float]) -> PairedTest:
     method, low, high, p = found
     up, down = int((d > 0).sum()), int((d < 0).sum())
-    return Summary(
+    return PairedTest(
         n=len(d),
         seeds=int(np.isfinite(table).sum(axis=1).max()) if table.size else 0,
         mean=float(d.mean()) if len(d) else math.nan,

@@ -20,7 +20,7 @@ EXCESS = (
 
 
 @dataclass(frozen=True)
-class Fit:
+class AnovaFit:
     """T terms and M measures over N rows."""
 
     squares: np.ndarray
@@ -48,7 +48,7 @@ class Fit:
         return np.where(np.isfinite(found), found, np.nan)
 
 
-def fit(columns: Mapping[tuple[str, ...], np.ndarray], y: np.ndarray) -> Fit:
+def fit(columns: Mapping[tuple[str, ...], np.ndarray], y: np.ndarray) -> AnovaFit:
     """The model with an intercept and these columns [N, df] of each term, of full rank, for `y` [N, M].
 
     A measure whose residual is no more than rounding has a residual of 0.
@@ -83,7 +83,7 @@ def fit(columns: Mapping[tuple[str, ...], np.ndarray], y: np.ndarray) -> Fit:
         p_permuted[place, known] = _permuted(full, outside, own, less, seen, times)
         if own_share.min() > FULL:
             p_robust[place, known] = _robust(own, squares[place, known], variances[:, known], below[known])
-    return Fit(squares, dfs, residual, df, left, p, p_permuted, p_robust, times)
+    return AnovaFit(squares, dfs, residual, df, left, p, p_permuted, p_robust, times)
 
 
 def permutations_for(rows: int, columns: int, tests: int) -> int:

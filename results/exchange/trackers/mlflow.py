@@ -22,7 +22,7 @@ from mlflow import MlflowClient
 from mlflow.entities import Metric, Param, RunTag
 
 from ...store.store import Store
-from .runs import CURVE, Run
+from .runs import CURVE, TrackerRun
 
 BATCH = {"metrics": 1000, "params": 100, "tags": 100}
 """Items that MLflow takes in one call, by kind."""
@@ -32,7 +32,7 @@ LONGEST_NAME, LONGEST_VALUE = 250, 6000
 """Letters of a parameter, as MLflow limits them."""
 
 
-def runs(store: Store, sweep: str, folder: Path, out: Path) -> Callable[[Run], None]:
+def runs(store: Store, sweep: str, folder: Path, out: Path) -> Callable[[TrackerRun], None]:
     """Make the experiment, and return the function that writes a run into it."""
     logging.getLogger("mlflow").setLevel(logging.WARNING)
     summary = store.sweep(sweep)
@@ -44,7 +44,7 @@ def runs(store: Store, sweep: str, folder: Path, out: Path) -> Callable[[Run], N
     return lambda run: _log(client, experiment, run)
 
 
-def _log(client: Any, experiment: str, run: Run) -> None:
+def _log(client: Any, experiment: str, run: TrackerRun) -> None:
     """Write one run into MLflow's database."""
     began, ended = _ms(run.began), _ms(run.ended)
     facts = {name: str(value) for name, value in run.facts().items()}

@@ -16,7 +16,7 @@ CURVE = tuple(field.name for field in fields(CurvePoint) if field.name != "step"
 
 
 @dataclass(frozen=True, kw_only=True)
-class Run:
+class TrackerRun:
     """A cell with its curve and its newest values. `name` is its slug, with the id where several cells share that."""
 
     name: str
@@ -33,7 +33,7 @@ class Run:
         return facts | dict(self.cell.levels) | dict(self.cell.axes)
 
 
-def runs_of(store: Store, sweep: str) -> Iterator[Run]:
+def runs_of(store: Store, sweep: str) -> Iterator[TrackerRun]:
     """The cells of the newest revision in the grid's order; the curve is that of frames.Frames.curves."""
     states = store.cell_states(sweep)
     values: dict[str, list[Value]] = {state.cell_id: [] for state in states}
@@ -44,7 +44,7 @@ def runs_of(store: Store, sweep: str) -> Iterator[Run]:
         shown = state.trained_attempt_id or state.attempt_id
         attempt = store.attempt(shown) if shown is not None else None
         plain = file_name(state.slug)
-        yield Run(
+        yield TrackerRun(
             name=plain if named[state.slug] == 1 else f"{plain}-{state.cell_id}",
             cell=store.cell(state.cell_id),
             state=state.state,

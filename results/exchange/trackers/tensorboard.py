@@ -17,13 +17,13 @@ from tensorboard.plugins.text.summary_v2 import text_pb
 from tensorboard.summary.writer.record_writer import RecordWriter
 
 from ...store.store import Store
-from .runs import CURVE, Run
+from .runs import CURVE, TrackerRun
 
 
-def runs(store: Store, sweep: str, folder: Path, out: Path) -> Callable[[Run], None]:
+def runs(store: Store, sweep: str, folder: Path, out: Path) -> Callable[[TrackerRun], None]:
     """Return the function that writes the event file of a run."""
 
-    def write(run: Run) -> None:
+    def write(run: TrackerRun) -> None:
         (folder / run.name).mkdir()
         # TensorBoard knows its files by the name; their own writer would put time, host and pid behind it
         with (folder / run.name / "events.out.tfevents.0.atma-sweep").open("wb") as stream:
@@ -34,7 +34,7 @@ def runs(store: Store, sweep: str, folder: Path, out: Path) -> Callable[[Run], N
     return write
 
 
-def _record(run: Run, record: Callable[..., Any]) -> None:
+def _record(run: TrackerRun, record: Callable[..., Any]) -> None:
     """Write the events of a run."""
     began = run.began.timestamp() if run.began else 0.0
     ended = run.ended.timestamp() if run.ended else began

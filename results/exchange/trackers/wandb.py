@@ -16,16 +16,16 @@ import wandb
 from ...names import file_name
 from ...store.store import Store
 from ..bundles import iso
-from .runs import CURVE, Run
+from .runs import CURVE, TrackerRun
 
 QUIET = ("silent", "disable_code", "disable_git", "x_disable_meta", "x_disable_stats", "x_disable_machine_info")
 
 
-def runs(store: Store, sweep: str, folder: Path, out: Path) -> Callable[[Run], None]:
+def runs(store: Store, sweep: str, folder: Path, out: Path) -> Callable[[TrackerRun], None]:
     """Return the function that writes an offline run."""
     settings = wandb.Settings(mode="offline", console="off", x_save_requirements=False, **dict.fromkeys(QUIET, True))
 
-    def write(run: Run) -> None:
+    def write(run: TrackerRun) -> None:
         times = {"began": run.began and iso(run.began), "ended": run.ended and iso(run.ended)}
         config = run.facts() | times | {"config": dict(run.cell.config)}
         project = file_name(sweep)
@@ -37,7 +37,7 @@ def runs(store: Store, sweep: str, folder: Path, out: Path) -> Callable[[Run], N
     return write
 
 
-def _log(run: Run, target: Any) -> None:
+def _log(run: TrackerRun, target: Any) -> None:
     target.define_metric("curve/*", step_metric="step")
     for probe in sorted({value.probe for value in run.values}):
         target.define_metric(f"{probe}/*", step_metric="length")

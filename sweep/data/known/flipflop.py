@@ -14,7 +14,7 @@ import numpy as np
 from ....model.bounds import MAX_COMPUTED_ROW, MAX_COUNT, MAX_INT64
 from ....model.config import Config, Float, Int, knob
 from ...config import DataConfig
-from ..computed_rows import Drawn, Marks, Streams, entropy, shares
+from ..computed_rows import Marks, RandomRows, Streams, entropy, shares
 from ..corpus_kind import CorpusConfig, CorpusKind
 from ..tokenizer import FLIPFLOP
 
@@ -38,7 +38,7 @@ class FlipFlopConfig(CorpusConfig):
     seed: Int = knob(0, "Seed of all rows; the same for every cell, whatever its own seed.", ge=0, le=MAX_INT64)
 
 
-class FlipFlopRows(Drawn):
+class FlipFlopRows(RandomRows):
     """Rows of one split, uint16 [rows, length]. One number a pair: its lowest bit is the bit, its upper 53 bits choose the instruction."""
 
     first = WRITE
@@ -70,7 +70,7 @@ def settings_of(data: DataConfig) -> FlipFlopConfig:
     return FlipFlopConfig.model_validate(data.settings.get(NAME, {}))
 
 
-class FlipFlop(CorpusKind):
+class FlipFlopCorpus(CorpusKind):
     """Rows of instructions and bits; marked are the bits that are read."""
 
     Config: ClassVar[type[Config]] = FlipFlopConfig

@@ -8,7 +8,7 @@ from typing import Any
 from ...config import DataConfig
 from ..corpus_kind import CorpusKind, Told
 from ..shards import key_of, shard_files
-from ..sources import CorpusError, Files, Source, Stdlib
+from ..sources import CorpusError, DocumentSource, FileSource, Stdlib
 
 
 class OwnShards(CorpusKind):
@@ -42,11 +42,11 @@ class OwnFiles(CorpusKind):
     )
 
     @classmethod
-    def source(cls, data: DataConfig) -> Source:
+    def source(cls, data: DataConfig) -> DocumentSource:
         """Each file, or each of its records, a document."""
         if not data.path:
             raise CorpusError("data.corpus: files needs data.path, the folder or file that holds the text")
-        return Files(Path(data.path))
+        return FileSource(Path(data.path))
 
 
 class StandardLibrary(CorpusKind):
@@ -57,11 +57,11 @@ class StandardLibrary(CorpusKind):
     by_tokens = False
 
     @classmethod
-    def source(cls, data: DataConfig) -> Source:
+    def source(cls, data: DataConfig) -> DocumentSource:
         """Each file and topic a document."""
         return Stdlib()
 
     @classmethod
-    def lent(cls) -> Source:
+    def lent(cls) -> DocumentSource:
         """The same."""
         return Stdlib()

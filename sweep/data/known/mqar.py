@@ -13,7 +13,7 @@ from pydantic import model_validator
 
 from ....model.bounds import MAX_COMPUTED_ROW, MAX_COUNT, MAX_INT64
 from ....model.config import Config, Float, Int, knob
-from ..computed_rows import Drawn, Marks, Streams, entropy, shares
+from ..computed_rows import Marks, RandomRows, Streams, entropy, shares
 from ..corpus_kind import CorpusConfig, CorpusKind
 from ..tokenizer import Recall
 
@@ -53,7 +53,7 @@ class MqarConfig(CorpusConfig):
         return self
 
 
-class MqarRows(Drawn):
+class MqarRows(RandomRows):
     """Rows of one split, uint16 [rows, length]: a blank, the pairs, then a question or two blanks at every second place, a blank.
 
     A row takes a number for each key there is, which are sorted; for each pair, which chooses its value; and for each place of
@@ -93,7 +93,7 @@ def settings_of(data: Any) -> MqarConfig:
     return MqarConfig.model_validate(data.settings.get(NAME, {}))
 
 
-class Mqar(CorpusKind):
+class MqarCorpus(CorpusKind):
     """Rows of pairs and questions; marked are the answers."""
 
     Config: ClassVar[type[Config]] = MqarConfig

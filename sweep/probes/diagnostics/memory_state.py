@@ -31,7 +31,7 @@ OWN = ("delta_norm", "delta_norm_kept")
 """Those of them that every memory has: its own writes."""
 
 
-class Seen(NamedTuple):
+class MemoryInputs(NamedTuple):
     """What a memory reads: the normed input, and the mixer's q, k and v."""
 
     x_BTD: Tensor
@@ -57,12 +57,12 @@ def lacking(model: Backbone, *methods: str) -> str | None:
 
 
 @contextlib.contextmanager
-def watched(memories: Mapping[int, Any], look: Callable[[int, Seen], None]) -> Iterator[None]:
+def watched(memories: Mapping[int, Any], look: Callable[[int, MemoryInputs], None]) -> Iterator[None]:
     """Inside, `look` is told of every evaluation of a memory, by its layer; the outputs stay as they are."""
     layers = list(memories)
 
     def seen(place: int, x_BTD: Tensor, q_BTHX: Tensor, k_BTJX: Tensor, v_BTJX: Tensor, *, chunk: int) -> None:
-        look(layers[place], Seen(x_BTD, q_BTHX, k_BTJX, v_BTJX))
+        look(layers[place], MemoryInputs(x_BTD, q_BTHX, k_BTJX, v_BTJX))
 
     with evaluations(list(memories.values()), seen):
         yield
@@ -73,7 +73,7 @@ def keeping(rates: Any) -> Any:
     return rates._replace(**{rates._fields[0]: torch.zeros_like(rates[0])})
 
 
-def norms(memory: Recurrent, seen: Seen, chunk: int) -> dict[str, Tensor]:
+def norms(memory: Recurrent, seen: MemoryInputs, chunk: int) -> dict[str, Tensor]:
     """By metric of STATES, of OWN for what is no delta rule: Frobenius norm of the state after the last token, [B, H].
 
     Hebbian control: S <- S gamma + beta v kᵀ, the memory's own writes without erasing. Keys have unit length.
@@ -110,7 +110,7 @@ def norms_after(subject: Network, rows_BT: Tensor, chunk: int) -> dict[str, Tens
     memories = memories_of(subject.model)
     found: dict[int, list[dict[str, Tensor]]] = {layer: [] for layer in memories}
 
-    def look(layer: int, seen: Seen) -> None:
+    def look(layer: int, seen: MemoryInputs) -> None:
         found[layer].append({name: norm.cpu() for name, norm in norms(memories[layer], seen, chunk).items()})
 
     with watched(memories, look):
@@ -145,7 +145,7 @@ def habits(subject: Network, inputs_BT: Tensor) -> dict[int, Habit]:
     squares: dict[int, Tensor] = {}
     dtypes: dict[int, torch.dtype] = {}
 
-    def look(layer: int, seen: Seen) -> None:
+    def look(layer: int, seen: MemoryInputs) -> None:
         told = memories[layer].read_rates(seen.x_BTD)
         sums = type(told)(*(None if one is None else one.double().sum((0, 1)) for one in told))
         before = rates.get(layer)

@@ -9,7 +9,7 @@ from typing import Any
 import pytest
 import torch
 from atma_sweep.kernels.attention.contextual.op import contextual_attention
-from atma_sweep.kernels.attention.scored import Span, dot_scores, scored_attention, scored_reference, span_of
+from atma_sweep.kernels.attention.scored import QueryBlock, dot_scores, scored_attention, scored_reference, span_of
 from atma_sweep.kernels.attention.softmax.op import softmax_attention_reference
 from graded import double
 from kernel_operations import softmax_inputs
@@ -43,10 +43,10 @@ def one_by_one(v: Tensor, pair: Pair, window: int | None) -> Tensor:
     return y
 
 
-def bent(q: Tensor, k: Tensor) -> Callable[[Span], Tensor]:
+def bent(q: Tensor, k: Tensor) -> Callable[[QueryBlock], Tensor]:
     """Logits that know place and distance, and hide every third distance, the query's own key among them."""
 
-    def logits(span: Span) -> Tensor:
+    def logits(span: QueryBlock) -> Tensor:
         distance = span.distance
         place = torch.arange(span.first, span.stop, dtype=torch.float64)
         found = dot_scores(q, k, span, 0.7) + torch.sin(distance.double()) - 0.1 * place

@@ -13,7 +13,7 @@ import pytest
 import torch
 from atma_sweep.kernels.conv_step import op as conv_step
 from atma_sweep.kernels.delta_step import op as delta_step
-from atma_sweep.kernels.dispatch import Choice
+from atma_sweep.kernels.dispatch import BackendChoice
 from atma_sweep.kernels.paged import op as paged_attention
 from atma_sweep.kernels.row_linear import op as row_linear
 from atma_sweep.model import backbone
@@ -215,7 +215,7 @@ def test_steps_by_kernels_alone_in_the_interpreter(
     two = texts(35, 20)
     wanted = [whole(model, text) for text in two]
     model.eval().join()
-    kernels, several = Choice("triton", "interpreted"), Choice("torch", "several rows")
+    kernels, several = BackendChoice("triton", "interpreted"), BackendChoice("torch", "several rows")
     for module in (paged_attention, conv_step, delta_step):
         monkeypatch.setattr(module, "choose_backend", lambda *args, **named: kernels)
     for module in (backbone, row_linear):

@@ -19,7 +19,7 @@ from atma_sweep.cli import app
 from atma_sweep.reports.dashboard import curves as curves_module
 from atma_sweep.reports.dashboard import page as module
 from atma_sweep.reports.dashboard.caveats import care_of
-from atma_sweep.reports.dashboard.curves import Series
+from atma_sweep.reports.dashboard.curves import LossSeries
 from atma_sweep.reports.dashboard.page import dashboard, unpacked
 from atma_sweep.reports.stats.effects.effects import effects
 from atma_sweep.reports.sweep_data import ReportError, SweepData, gather, level_of
@@ -39,7 +39,7 @@ from typer.testing import CliRunner
 HOSTILE = "</script><script>window.broken=1</script><!--<img src=x onerror=window.broken=1>&lt;b&gt; $title ${policy}"
 
 
-def read_series(data: bytes, count: int) -> tuple[Series, bytes]:
+def read_series(data: bytes, count: int) -> tuple[LossSeries, bytes]:
     """The other way round than Series.packed, with Python's own struct instead of NumPy's views."""
 
     def column(size: int, kind: str) -> list[float]:
@@ -49,7 +49,7 @@ def read_series(data: bytes, count: int) -> tuple[Series, bytes]:
         return [struct.unpack(f"<{kind}", bytes(plane[i] for plane in planes))[0] for i in range(count)]
 
     tokens = np.cumsum(column(8, "d"))
-    return Series(tokens, np.array(column(4, "f")), np.array(column(4, "f"))), data
+    return LossSeries(tokens, np.array(column(4, "f")), np.array(column(4, "f"))), data
 
 
 @pytest.fixture
@@ -138,11 +138,11 @@ def test_a_curve_comes_back_and_breaks_where_the_loss_was_not_finite(curved: Sto
 def test_thinning_keeps_the_last_point_and_stays_below_the_limit() -> None:
     numbers = np.arange(1900.0)
     for most in (1, 7, 100, 1899, 1900, 5000):
-        kept = Series(numbers, numbers, numbers).thinned(most).tokens
+        kept = LossSeries(numbers, numbers, numbers).thinned(most).tokens
         assert kept[-1] == 1899
         assert len(kept) <= most
         assert len(set(np.diff(kept))) <= 1
-    assert len(Series(numbers, numbers, numbers).thinned(1900).tokens) == 1900
+    assert len(LossSeries(numbers, numbers, numbers).thinned(1900).tokens) == 1900
 
 
 @pytest.mark.thorough

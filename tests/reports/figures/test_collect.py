@@ -9,7 +9,7 @@ from typing import Any
 
 import pytest
 from atma_sweep.reports.figures import make_figure
-from atma_sweep.reports.figures.canvas.base import Collected, digest
+from atma_sweep.reports.figures.canvas.base import FigureData, digest
 from atma_sweep.reports.figures.canvas.length_frames import lines_of
 from atma_sweep.reports.figures.loss import smoothed
 from atma_sweep.reports.stats.untrained_formulas import state_norms
@@ -26,19 +26,19 @@ START = datetime(2026, 1, 2, 3, 0, tzinfo=UTC)
 Rows = list[dict[str, Any]]
 
 
-def rows(made: Collected) -> Rows:
+def rows(made: FigureData) -> Rows:
     found: Rows = made.as_json()["rows"]
     return found
 
 
 @pytest.fixture(scope="module")
-def needles(published: Store) -> Collected:
+def needles(published: Store) -> FigureData:
     return make_figure("1", published, "printed-v2")
 
 
 class TestLengths:
     @pytest.mark.thorough
-    def test_every_needle_accuracy_is_that_of_the_logs(self, needles: Collected) -> None:
+    def test_every_needle_accuracy_is_that_of_the_logs(self, needles: FigureData) -> None:
         expected = defaultdict(list)
         for row in paper.rows("lengths"):
             line = f"memory {row['memory']}, window {row['window']}"
@@ -51,7 +51,7 @@ class TestLengths:
         for key, values in found.items():
             assert sorted(values) == pytest.approx(sorted(expected[key]), abs=1e-6)
 
-    def test_a_line_is_the_mean_of_its_cells_with_the_interval_between_them(self, needles: Collected) -> None:
+    def test_a_line_is_the_mean_of_its_cells_with_the_interval_between_them(self, needles: FigureData) -> None:
         """Of the ten configurations, by hand; not of the 800 digits."""
         means = lines_of(needles.frame)
         here = (means["panel"] == "polar") & (means["line"] == "memory on, window off") & (means["length"] == 65536)
@@ -68,14 +68,14 @@ class TestLengths:
         assert [round(100 * line[side], 1) for side in ("value", "low", "high")] == [63.0, 50.6, 75.4]
         assert "Bars: 95% t intervals between the configurations" in needles.notes[0]
 
-    def test_a_single_cell_has_the_interval_of_its_trials(self, needles: Collected) -> None:
+    def test_a_single_cell_has_the_interval_of_its_trials(self, needles: FigureData) -> None:
         best = needles.frame[(needles.frame["value"] == 0.925) & (needles.frame["length"] == 65536)]
         assert [round(100 * float(best[side].iloc[0]), 1) for side in ("low", "high")] == [70.1, 98.5]
         (alone,) = lines_of(best).to_dict("records")
         assert (alone["low"], alone["high"]) == (best["low"].iloc[0], best["high"].iloc[0])
         assert (alone["interval"], alone["cells"]) == ("trials", 1)
 
-    def test_seeds_are_averaged_before_configurations_are_counted(self, needles: Collected) -> None:
+    def test_seeds_are_averaged_before_configurations_are_counted(self, needles: FigureData) -> None:
         """Three configurations, of which one has three seeds and another two; a line of one configuration has its seeds'."""
         base = needles.frame[(needles.frame["panel"] == "polar") & (needles.frame["length"] == 65536)]
         base = base[base["line"] == base["line"].iloc[0]].iloc[:6]
@@ -100,7 +100,7 @@ class TestLengths:
         made = make_figure("length", published, "printed-v2")
         assert sorted((row["probe"], row["length"], row["value"]) for row in rows(made)) == expected
 
-    def test_the_trace_names_every_cell_and_attempt(self, needles: Collected, published: Store) -> None:
+    def test_the_trace_names_every_cell_and_attempt(self, needles: FigureData, published: Store) -> None:
         cells = published.cell_states("printed-v2")
         trace = needles.trace
         assert trace["cells"] == {cell.cell_id: [cell.attempt_id] for cell in cells}

@@ -16,7 +16,7 @@ import pandas as pd
 import pytest
 from atma_sweep.reports.figures import FIGURES, make_figure, redraw
 from atma_sweep.reports.figures.canvas.base import digest
-from atma_sweep.reports.figures.canvas.figure_options import Look
+from atma_sweep.reports.figures.canvas.figure_options import FigureOptions
 from atma_sweep.reports.figures.files import FORMATS, rendered, renderings, trace_in
 from atma_sweep.reports.figures.state_norm import NORMS
 from atma_sweep.reports.sweep_data import ReportError
@@ -179,7 +179,7 @@ def test_a_picture_without_a_warning_or_one_line_that_says_why(
                 make_figure(figure, poor, case)
         else:
             made = make_figure(figure, poor, case)
-            picture = rendered(made, look=Look() if case == "odd-names" else COLUMN)
+            picture = rendered(made, look=FigureOptions() if case == "odd-names" else COLUMN)
             assert b"\x1b" not in picture
             words = "".join(ElementTree.fromstring(picture).itertext())
             assert (
@@ -203,7 +203,7 @@ def test_texts_fit_a_column_and_a_page(shown: Callable[[str], Store], figure: st
     made = make_figure(figure, shown(figure))
     if figure not in CROWDED:
         (check_words if figure in STUDIED else check_column)(figure_of(made))
-    assert check_words(figure_of(made, Look())) > 5
+    assert check_words(figure_of(made, FigureOptions())) > 5
 
 
 @pytest.mark.usefixtures("few_deals")
@@ -229,11 +229,11 @@ def test_it_repeats_byte_for_byte_and_traces_what_is_drawn(shown: Callable[[str]
 def test_a_loss_that_diverged_flattens_no_other(poor: Store) -> None:
     made = make_figure("loss", poor, "seeds-missing")
     assert "1 diverged and stand in no mean." in made.notes
-    figure = figure_of(made, Look())
+    figure = figure_of(made, FigureOptions())
     assert [axes.get_ylim()[1] < 13 for axes in figure.axes] == [True, True]
     told = {text.get_text() for text in figure.legends[0].get_texts()}
     # polar without memory: seeds 0 and 1 of three, at 3.3 and 3.4
     assert "PoLAR, no memory: 3.350" in told
-    every = figure_of(make_figure("loss", poor, "all-diverged"), Look())
+    every = figure_of(make_figure("loss", poor, "all-diverged"), FigureOptions())
     assert every.axes[0].get_ylim()[1] == pytest.approx(1.1 * 11)
     assert all(text.get_text().endswith(": diverged") for text in every.legends[0].get_texts())

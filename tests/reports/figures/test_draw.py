@@ -16,7 +16,7 @@ import pytest
 from atma_sweep.cli import app
 from atma_sweep.reports.figures import make_figure
 from atma_sweep.reports.figures.canvas import drawing
-from atma_sweep.reports.figures.canvas.base import Collected
+from atma_sweep.reports.figures.canvas.base import FigureData
 from atma_sweep.reports.figures.canvas.length_frames import lines_of
 from atma_sweep.reports.figures.files import FORMATS, drawn, renderings, trace_in
 from atma_sweep.reports.report_folder import write_all
@@ -31,7 +31,7 @@ PRINTED = ("needle", "count-map", "length", "effects", "interactions", "pareto",
 LEVELS = [(kind, memory) for kind in ("polar", "nope", "a-mixer-of-a-long-name") for memory in ("off", "on")]
 
 
-def figure_of(made: Collected) -> Any:
+def figure_of(made: FigureData) -> Any:
     with drawing.settings():
         return drawn(made)
 

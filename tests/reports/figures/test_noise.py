@@ -10,7 +10,7 @@ import numpy as np
 import pytest
 from atma_sweep.reports.figures import make_figure
 from atma_sweep.reports.figures.canvas import drawing
-from atma_sweep.reports.figures.canvas.base import Collected
+from atma_sweep.reports.figures.canvas.base import FigureData
 from atma_sweep.reports.sweep_data import ReportError
 from atma_sweep.reports.tables import make_table
 from atma_sweep.results import paper
@@ -23,12 +23,12 @@ NEEDLE = ("Ndl@64K", "polar", "on")
 
 
 @pytest.fixture(scope="module")
-def power(published: Store) -> Collected:
+def power(published: Store) -> FigureData:
     return make_figure("power", published, "printed-v2")
 
 
 @pytest.fixture(scope="module")
-def seeds(published: Store) -> Collected:
+def seeds(published: Store) -> FigureData:
     return make_figure("seeds", published, "printed-v2")
 
 
@@ -49,7 +49,7 @@ def of(frame: Any, measure: str, kind: str, memory: str) -> Any:
 
 class TestPower:
     @pytest.mark.thorough
-    def test_what_is_drawn_is_seen_four_times_of_five(self, power: Collected) -> None:
+    def test_what_is_drawn_is_seen_four_times_of_five(self, power: FigureData) -> None:
         row = of(power.frame, *NEEDLE).set_index("pairs").loc[10]
         assert row["design"] == 10, "distractor on against off: five modes, with and without a window"
         rng = np.random.default_rng(5)
@@ -60,7 +60,7 @@ class TestPower:
         assert np.mean(t > stats.t.ppf(0.975, 9)) == pytest.approx(0.8, abs=0.008)
 
     @pytest.mark.thorough
-    def test_it_says_what_the_table_says(self, power: Collected, published: Store) -> None:
+    def test_it_says_what_the_table_says(self, power: FigureData, published: Store) -> None:
         table = make_table("power", published, "printed-v2")
         for measure in ("Val", "Ndl@64K"):
             for row in table.rows:
@@ -73,7 +73,7 @@ class TestPower:
                 assert all((line[pairs] <= points) == (pairs >= needed) for pairs in line.index)
 
     @pytest.mark.thorough
-    def test_lines_rings_and_names_are_those_of_the_frame(self, power: Collected) -> None:
+    def test_lines_rings_and_names_are_those_of_the_frame(self, power: FigureData) -> None:
         figure = figure_of(power)
         check_column(figure)
         assert [axes.get_title() for axes in figure.axes] == ["validation loss", "needle, 64K"]
@@ -96,7 +96,7 @@ class TestPower:
 
 
 class TestSeeds:
-    def test_runs_are_those_that_ought_to_agree(self, seeds: Collected) -> None:
+    def test_runs_are_those_that_ought_to_agree(self, seeds: FigureData) -> None:
         for kind in ("polar", "nope", "rope"):
             for memory in ("off", "on"):
                 groups = [values for key, values in near_replicates().items() if key[:2] == (kind, memory)]
@@ -108,7 +108,7 @@ class TestSeeds:
                 assert sd == pytest.approx(math.sqrt(sum(d * d for d in expected) / 12), abs=1e-9)
                 assert set(here["kind"]) == {"near-replicates"}
 
-    def test_an_accuracy_moves_at_least_as_its_trials_do(self, seeds: Collected) -> None:
+    def test_an_accuracy_moves_at_least_as_its_trials_do(self, seeds: FigureData) -> None:
         rope = of(seeds.frame, "Ndl@64K", "rope", "on")
         assert set(rope["sd"]) == {0.0}
         share = 0.5 / (20 * 16 + 1)  # Jeffreys: none of 16 trials in any of 20 cells
@@ -136,7 +136,7 @@ class TestSeeds:
         marks = [line for line in figure.axes[0].lines if line.get_linestyle() == "None"]
         assert sorted(x for line in marks for x in line.get_xdata()) == pytest.approx(sorted(val["difference"]))
 
-    def test_a_column_holds_the_published_ones(self, seeds: Collected) -> None:
+    def test_a_column_holds_the_published_ones(self, seeds: FigureData) -> None:
         check_column(figure_of(seeds))
 
 

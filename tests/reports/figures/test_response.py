@@ -7,7 +7,7 @@ from pathlib import Path
 
 import pytest
 from atma_sweep.reports.figures import make_figure
-from atma_sweep.reports.figures.canvas.figure_options import Look
+from atma_sweep.reports.figures.canvas.figure_options import FigureOptions
 from atma_sweep.reports.figures.canvas.scales import Scale, of_numbers, round_numbers
 from atma_sweep.reports.figures.response import number
 from atma_sweep.reports.sweep_data import ReportError
@@ -58,7 +58,7 @@ def test_another_axis_and_the_place_of_its_cells(rates: Store) -> None:
     assert set(made.frame["length"]) == {4.0, 8.0}
     assert made.trace["options"] == {"by": "model.n_layers"}
     assert figure_of(made).axes[0].get_xscale() == "linear"
-    for look in (COLUMN, Look()):
+    for look in (COLUMN, FigureOptions()):
         figure_of(made, look)
 
 

@@ -13,13 +13,13 @@ import pytest
 import studied
 from atma_sweep.reports.check import check_file
 from atma_sweep.reports.figures import make_figure
-from atma_sweep.reports.figures.canvas.figure_options import Look
+from atma_sweep.reports.figures.canvas.figure_options import FigureOptions
 from atma_sweep.reports.figures.files import rendered
 from atma_sweep.reports.figures.studies.parallel import folded
 from atma_sweep.reports.sweep_data import ReportError
 from atma_sweep.results.store.store import Store
 from atma_sweep.results.studies.optuna_study import Trial
-from atma_sweep.results.studies.search import Choice, Interval, Search
+from atma_sweep.results.studies.search import Interval, LevelChoice, Search
 from here import here
 from pictures import COLUMN, check_words, figure_of
 from studied import DEPTH, ENDS, FIGURES, KIND, ONE, RATE, TWO, loss, speed, trials_at_random
@@ -32,7 +32,7 @@ PAIRS = [(name, sweep) for name in FIGURES for sweep in ("tuned", "both") if (na
 @pytest.mark.parametrize(("name", "sweep"), every_nth(PAIRS, 11))
 def test_no_words_meet_in_a_column_and_on_a_page(studies: Store, name: str, sweep: str) -> None:
     made = make_figure(name, studies, sweep)
-    for look in (COLUMN, Look()):
+    for look in (COLUMN, FigureOptions()):
         assert check_words(figure_of(made, look)) > 5
 
 
@@ -83,7 +83,7 @@ class TestFront:
     @pytest.mark.thorough
     def test_steps_lead_from_trial_to_trial_of_the_front(self, studies: Store) -> None:
         made = make_figure("front", studies, "both")
-        (axes,) = figure_of(made, Look()).axes
+        (axes,) = figure_of(made, FigureOptions()).axes
         front = made.frame[made.frame["front"]].sort_values("x_value")
         (line,) = (line for line in axes.lines if line.get_drawstyle() == "steps-post")
         assert list(line.get_xdata()) == list(front["x_value"])
@@ -103,7 +103,7 @@ class TestFront:
         assert made.frame["front"].sum() == 3 * 5
         assert set(made.frame["y_label"]) == {"speed, tokens/s (more is better)", "needle, 64, % (more is better)"}
         assert made.frame["y_value"].max() == pytest.approx(70), "a share is shown in percent"
-        assert len(figure_of(made, Look()).axes) == 4
+        assert len(figure_of(made, FigureOptions()).axes) == 4
 
 
 class TestPlaces:
@@ -116,7 +116,7 @@ class TestPlaces:
             assert row["place"] == (("polar", "nope", "rope").index(proposed) if row["setting"] == KIND else proposed)
         best = min(done.values(), key=lambda one: loss(dict(one.params)))
         assert set(made.frame[made.frame["best"]]["number"]) == {best.number}
-        axes = figure_of(made, Look()).axes
+        axes = figure_of(made, FigureOptions()).axes
         assert [one.get_xscale() for one in axes[:4]] == ["log", "linear", "linear", "linear"]
         assert [label.get_text() for label in axes[1].get_xticklabels()] == ["4", "8", "12", "16"]
         ring = [line for line in axes[0].lines if line.get_markerfacecolor() == "none"]
@@ -141,7 +141,7 @@ class TestPlaces:
         made = make_figure("contours", studies, "tuned")
         pairs = made.frame[["x", "y"]].drop_duplicates()
         assert len(pairs) == 6
-        axes = figure_of(made, Look()).axes
+        axes = figure_of(made, FigureOptions()).axes
         filled = [len(one.collections) > 1 for one in axes[:6]]
         assert filled == [KIND not in (x, y) for x, y in pairs.itertuples(index=False)]
 
@@ -155,7 +155,7 @@ class TestChanged:
     """A study that was widened: earlier trials stand where they stood, or have no place."""
 
     SEARCH = Search(
-        {"train.lr": Interval(0.01, 0.1, log=True), "memory": Choice(("on", True, None)), "model.memory": Interval(1, 9)},
+        {"train.lr": Interval(0.01, 0.1, log=True), "memory": LevelChoice(("on", True, None)), "model.memory": Interval(1, 9)},
         {"val_loss": "minimize"}, trials=5,
     )  # fmt: skip
     TRIALS = (
@@ -171,7 +171,7 @@ class TestChanged:
     def test_every_figure_of_it_is_a_picture(self, empty: Store, tmp_path: Path, name: str) -> None:
         studied.record(empty, "odd", self.SEARCH, self.TRIALS)
         made = make_figure(name, empty, "odd")
-        assert check_words(figure_of(made, Look())) > 5
+        assert check_words(figure_of(made, FigureOptions())) > 5
         (tmp_path / "x.svg").write_bytes(rendered(made))
         assert check_file(tmp_path / "x.svg", empty) == []
         if name == "slices":
@@ -180,7 +180,7 @@ class TestChanged:
             assert list(mine["level"]) == ["titans", "on", "none", "on"]
             assert set(made.frame["name"]) == {"lr", "memory", "model.memory"}
             assert set(made.frame[made.frame["setting"] == "model.memory"]["number"]) == {1, 2, 3}
-            axes = figure_of(made, Look()).axes[:3]
+            axes = figure_of(made, FigureOptions()).axes[:3]
             assert len({one.get_ylim() for one in axes}) == 1, "only the first says its numbers"
 
 
@@ -211,7 +211,7 @@ class TestPruned:
         assert made.notes[-1].startswith(
             "Most trials were pruned, so that all are held against each other at validation 2"
         )
-        assert check_words(figure_of(made, Look())) > 5
+        assert check_words(figure_of(made, FigureOptions())) > 5
         check_words(figure_of(made))
         if name == "importance":
             assert made.notes[0].startswith("PED-ANOVA of 20 trials, ")

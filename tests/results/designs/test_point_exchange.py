@@ -8,24 +8,24 @@ import numpy as np
 import pytest
 from atma_sweep.results.designs import aliasing, design_choice, point_exchange
 from atma_sweep.results.designs.design_option import Design, as_options, design_of
-from atma_sweep.results.designs.design_space import Model, Space, closed, estimable, residual
+from atma_sweep.results.designs.design_space import DesignSpace, LinearModel, closed, estimable, residual
 
-SMALL = Space({"mixer": ("a", "b", "c"), "memory": ("off", "on"), "window": ("off", "on")})
-HOLES = Space(SMALL.axes, ({"mixer": ("c",), "memory": ("on",)},))
-PAPER = Space(
+SMALL = DesignSpace({"mixer": ("a", "b", "c"), "memory": ("off", "on"), "window": ("off", "on")})
+HOLES = DesignSpace(SMALL.axes, ({"mixer": ("c",), "memory": ("on",)},))
+PAPER = DesignSpace(
     {"mixer": ("p", "n", "r"), "reg": tuple("abcde"), "distractor": ("0", "1"), "memory": ("0", "1"), "window": ("0", "1")}
 )  # fmt: skip
 
 
-def determinant(model: Model, members: tuple[int, ...]) -> float:
+def determinant(model: LinearModel, members: tuple[int, ...]) -> float:
     rows = model.every[list(members)]
     return float(np.linalg.det(rows.T @ rows))
 
 
 @pytest.mark.parametrize("space", [SMALL, HOLES], ids=["complete", "excluded"])
 @pytest.mark.parametrize("runs", [5, 6, 7, 8])
-def test_no_subset_is_better(space: Space, runs: int) -> None:
-    model = Model(space, tuple(space.terms(1)))
+def test_no_subset_is_better(space: DesignSpace, runs: int) -> None:
+    model = LinearModel(space, tuple(space.terms(1)))
     best = max(determinant(model, some) for some in combinations(range(len(space.points)), runs))
     found = point_exchange.exchanged(model.whitened, np.zeros((len(space.points), 0)), runs, seed=3)
     assert len(set(found.tolist())) == runs
@@ -33,8 +33,8 @@ def test_no_subset_is_better(space: Space, runs: int) -> None:
 
 
 def test_an_orthogonal_array_is_found_where_there_is_one() -> None:
-    space = Space(dict.fromkeys("ABCDEFG", ("-", "+")))
-    model = Model(space, tuple(space.terms(1)))
+    space = DesignSpace(dict.fromkeys("ABCDEFG", ("-", "+")))
+    model = LinearModel(space, tuple(space.terms(1)))
     found = point_exchange.exchanged(model.whitened, np.zeros((128, 0)), 8, seed=1)
     rows = model.every[found]
     assert np.allclose(rows.T @ rows, 8 * np.eye(8))
@@ -67,8 +67,8 @@ def test_forty_of_the_published_cells_are_nearly_as_good_as_orthogonal_ones() ->
 @pytest.mark.parametrize("seed", range(3))
 def test_the_choice_hangs_on_no_basis(seed: int) -> None:
     """Linear algebra of another machine turns the basis, and its last digits differ."""
-    model = Model(PAPER, tuple(PAPER.terms(1)))
-    others = residual(Model(PAPER, tuple(PAPER.terms(2))).every[:, 1:], model.every)
+    model = LinearModel(PAPER, tuple(PAPER.terms(1)))
+    others = residual(LinearModel(PAPER, tuple(PAPER.terms(2))).every[:, 1:], model.every)
     random = np.random.default_rng(seed)
     turn, _ = np.linalg.qr(random.normal(size=(10, 10)))
     turned, _ = np.linalg.qr(random.normal(size=(others.shape[1],) * 2))
@@ -83,7 +83,7 @@ def test_differences_are_those_of_matched_pairs() -> None:
     """Over all cells the weighted coefficients are the mean of the differences within configurations."""
     random = np.random.default_rng(0)
     values = random.normal(size=len(HOLES.points))
-    model = Model(HOLES, tuple(term for n in (1, 2, 3) for term in HOLES.terms(n)))
+    model = LinearModel(HOLES, tuple(term for n in (1, 2, 3) for term in HOLES.terms(n)))
     solved, *_ = np.linalg.lstsq(model.every, values, rcond=None)
 
     def at(*levels: str) -> float:
@@ -101,7 +101,7 @@ def test_differences_are_those_of_matched_pairs() -> None:
 
 
 def test_what_can_be_estimated() -> None:
-    main = Model(SMALL, tuple(SMALL.terms(1)))
+    main = LinearModel(SMALL, tuple(SMALL.terms(1)))
     weights = main.contrast("memory", "on", "off")
     same = np.flatnonzero(SMALL.points[:, 1] == SMALL.points[:, 2])  # memory on where window is
     assert not estimable(main.every[same], weights)

@@ -7,14 +7,14 @@ from itertools import combinations
 import numpy as np
 import pytest
 from atma_sweep.results.designs import aliasing, design_choice, regular_fractions
-from atma_sweep.results.designs.design_space import Model, Space, Term, closed, words
+from atma_sweep.results.designs.design_space import DesignSpace, LinearModel, Term, closed, words
 
 
-def letters(k: int) -> Space:
-    return Space(dict.fromkeys("ABCDEFGHIJK"[:k], ("-", "+")))
+def letters(k: int) -> DesignSpace:
+    return DesignSpace(dict.fromkeys("ABCDEFGHIJK"[:k], ("-", "+")))
 
 
-def signs(space: Space, members: np.ndarray) -> np.ndarray:
+def signs(space: DesignSpace, members: np.ndarray) -> np.ndarray:
     return space.points[members] * 2 - 1
 
 
@@ -29,7 +29,7 @@ def test_the_half_of_five_axes_is_i_abcde() -> None:
     # the book: A = BCDE, AB = CDE; every main effect and interaction of two axes is clear of the others
     assert (table[:, 0] == table[:, 1:].prod(axis=1)).all()
     assert (table[:, :2].prod(axis=1) == table[:, 2:].prod(axis=1)).all()
-    assert aliasing.aliases(Model(space, tuple(space.terms(1))), members, 1e-6) == []
+    assert aliasing.aliases(LinearModel(space, tuple(space.terms(1))), members, 1e-6) == []
 
 
 TABLE = {
@@ -59,7 +59,7 @@ def test_seven_axes_in_eight_runs_are_orthogonal() -> None:
     assert not table.sum(axis=0).any()
 
 
-def by_hand(space: Space, members: np.ndarray) -> set[frozenset[Term]]:
+def by_hand(space: DesignSpace, members: np.ndarray) -> set[frozenset[Term]]:
     """Pairs of effects of one or two axes whose columns are the same but for a sign."""
     table = dict(zip(space.axes, signs(space, members).T, strict=True))
     columns = {term: np.prod([table[axis] for axis in term], axis=0) for n in (1, 2) for term in space.terms(n)}
@@ -90,7 +90,7 @@ def test_what_is_to_be_estimated_is_kept_apart() -> None:
 
 
 def test_other_axes_are_crossed_with_the_fraction() -> None:
-    space = Space({"mixer": ("a", "b", "c")} | dict.fromkeys("ABCD", ("-", "+")))
+    space = DesignSpace({"mixer": ("a", "b", "c")} | dict.fromkeys("ABCD", ("-", "+")))
     fraction = regular_fractions.smallest(space, 4, space.terms(1))
     assert fraction is not None
     points = space.points[fraction.members(space)]

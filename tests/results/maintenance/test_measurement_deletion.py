@@ -7,7 +7,7 @@ from typing import Any
 
 import pytest
 from atma_sweep.results.errors import StoreError, SweepReadOnly
-from atma_sweep.results.maintenance.deletion import Row, forget, plan_measurements
+from atma_sweep.results.maintenance.deletion import MeasurementCount, forget, plan_measurements
 from atma_sweep.results.store.recorder import Recorder
 from atma_sweep.results.store.records import CellRecord, Example, Measurement, Owner, requests_of, standing
 from atma_sweep.results.store.store import Store
@@ -49,7 +49,7 @@ def word(store: Store, cell: str) -> str:
 def test_a_stranger_goes_and_all_else_stays(store: Store, measured: CellRecord) -> None:
     before = store.measurements(measured.id)
     found = plan_measurements(store, measured.slug, lengths=[999_999_999])
-    assert found.rows == [Row(probe="clean", length=999_999_999, measurements=1, attempts=1, examples=0)]
+    assert found.rows == [MeasurementCount(probe="clean", length=999_999_999, measurements=1, attempts=1, examples=0)]
     assert found.asked_by == {}
     assert store.measurements(measured.id) == before, "a plan changes nothing"
     done = forget(store, found, who="ada on here")
@@ -62,7 +62,7 @@ def test_a_stranger_goes_and_all_else_stays(store: Store, measured: CellRecord) 
 
 def test_what_a_grid_asks_for_is_said_to_be_wanted_again(store: Store, measured: CellRecord) -> None:
     found = plan_measurements(store, measured.id, probes=["clean"], lengths=[64])
-    assert found.rows == [Row(probe="clean", length=64, measurements=2, attempts=2, examples=4)]
+    assert found.rows == [MeasurementCount(probe="clean", length=64, measurements=2, attempts=2, examples=4)]
     assert found.asked_by == {"quick": "needs-eval"}
     assert found.lines()[1:] == [
         "  clean at 64: 2 numbers of 2 attempts, 4 items behind them",

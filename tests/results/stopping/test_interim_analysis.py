@@ -14,11 +14,11 @@ import pytest
 import statsmodels.formula.api as smf
 from atma_sweep.results.contrasts import Contrast
 from atma_sweep.results.designs import design_choice
-from atma_sweep.results.designs.design_space import Space, closed
+from atma_sweep.results.designs.design_space import DesignSpace, closed
 from atma_sweep.results.stopping import contrast_estimator
 from atma_sweep.results.stopping import interim_analysis as look
 from atma_sweep.results.stopping.alpha_spending import critical
-from atma_sweep.results.stopping.interim_analysis import Looked, Run, looked
+from atma_sweep.results.stopping.interim_analysis import Looked, SeedResult, looked
 from atma_sweep.results.stopping.stopping_rule import Rule, as_option, rule_of
 from scipy import stats
 from tiers import long_form
@@ -37,13 +37,15 @@ def noisy(levels: Mapping[str, str], seed: int) -> float:
     return worth + NOISE[(*(levels[axis] for axis in AXES), seed)]
 
 
-def runs(seeds: int, number: Number = noisy, *, left: Any = (), **fixed: str) -> list[Run]:
+def runs(seeds: int, number: Number = noisy, *, left: Any = (), **fixed: str) -> list[SeedResult]:
     """Every configuration at so many seeds; those of `left`, (levels, seed), are not finished."""
     found = []
     for words in itertools.product(*AXES.values()):
         levels = dict(zip(AXES, words, strict=True))
         if all(levels[axis] == word for axis, word in fixed.items()):
-            found += [Run(seed, levels, (words, seed) not in left, number(levels, seed)) for seed in range(seeds)]
+            found += [
+                SeedResult(seed, levels, (words, seed) not in left, number(levels, seed)) for seed in range(seeds)
+            ]
     return found
 
 
@@ -125,7 +127,7 @@ def test_what_lacks_numbers_is_left_out_where_it_costs_least() -> None:
 
 
 def test_of_a_partial_design_each_seed_is_least_squares() -> None:
-    space = Space(AXES)
+    space = DesignSpace(AXES)
     design, members = design_choice.d_optimal(space, closed(space.terms(1)), 6)
     every = [dict(zip(AXES, words, strict=True)) for words in itertools.product(*AXES.values())]
     some = [run for run in runs(4) if space.index(run.levels) in set(members.tolist())]
@@ -180,7 +182,9 @@ def shares(rule: Rule, draws: int) -> float:
         while seen is None or seen.further > seeds:
             seeds = seeds if seen is None else seen.further
             seen = looked(
-                rule, [Run(s, one, True, noise[i, s]) for i, one in enumerate(levels) for s in range(seeds)], None
+                rule,
+                [SeedResult(s, one, True, noise[i, s]) for i, one in enumerate(levels) for s in range(seeds)],
+                None,
             )
         wrong += seen.verdict == "sure"
     return wrong / draws

@@ -17,7 +17,7 @@ from typing import Any
 import numpy as np
 import pytest
 from atma_sweep.results.errors import LostLease
-from atma_sweep.results.store.journal import JournalRecorder, Reader
+from atma_sweep.results.store.journal import JournalReader, JournalRecorder
 from atma_sweep.results.store.recorder import AttemptWriter, Recorder
 from atma_sweep.results.store.records import CurvePoint, Example, Measurement, Owner, Provenance
 from atma_sweep.results.store.schema import Base, UtcTime
@@ -56,7 +56,7 @@ class Desk:
     through: str
     cell: Any
     owner: Owner
-    readers: list[Reader] = field(default_factory=list)
+    readers: list[JournalReader] = field(default_factory=list)
     journals: int = 0
 
     def __post_init__(self) -> None:
@@ -76,7 +76,7 @@ class Desk:
             return Recorder(self.store, self.attempt.id, fence)
         self.journals += 1
         file = self.folder / f"{self.journals}.jsonl"
-        self.readers.append(Reader(file, self.store, self.attempt.id, fence))
+        self.readers.append(JournalReader(file, self.store, self.attempt.id, fence))
         return JournalRecorder(file, self.ends)
 
     def deliver(self) -> None:

@@ -12,7 +12,7 @@ from typing import Any
 import numpy as np
 import pytest
 from atma_sweep.results.errors import LostLease
-from atma_sweep.results.store.journal import JOURNAL, JournalRecorder, Reader, settle
+from atma_sweep.results.store.journal import JOURNAL, JournalReader, JournalRecorder, settle
 from atma_sweep.results.store.recorder import AttemptWriter, Recorder
 from atma_sweep.results.store.records import Attempt, CurvePoint, Example, Measurement, Provenance
 from atma_sweep.results.store.schema import CurvePointRow, EventRow, ExampleRow, MeasurementRow, ProvenanceRow
@@ -68,16 +68,16 @@ def test_lines_that_were_applied_before_a_kill_are_applied_again_without_a_trace
     file = tmp_path / JOURNAL
     for end in range(1, len(lines)):
         file.write_bytes(b"".join(lines[:end]))
-        assert Reader(file, store, attempt.id, 3).apply() == end
+        assert JournalReader(file, store, attempt.id, 3).apply() == end
     before = counts(store)
     file.write_bytes(b"".join(lines))
-    assert Reader(file, store, attempt.id, 3).apply() == len(lines)
+    assert JournalReader(file, store, attempt.id, 3).apply() == len(lines)
     assert counts(store) == [before[0], before[1], before[2], before[3], before[4] + 1]
     assert counts(store)[:4] == [3, 2, 3, 1]
     kinds = [event.kind for event in store.events(cell_id=attempt.cell_id)]
     assert kinds == ["started", "resumed", "done"]
     with pytest.raises(LostLease):
-        Reader(file, store, attempt.id, 3).apply()
+        JournalReader(file, store, attempt.id, 3).apply()
     assert counts(store)[:4] == [3, 2, 3, 1]
 
 
@@ -87,7 +87,7 @@ def test_a_torn_last_line_waits_for_its_end(store: Store, running: tuple[Attempt
     whole = file.read_bytes()
     cut = whole.rindex(b'"finish"')
     file.write_bytes(whole[:cut])
-    reader = Reader(file, store, attempt.id, 3)
+    reader = JournalReader(file, store, attempt.id, 3)
     assert reader.apply() == 12
     assert store.attempt(attempt.id).state == "running"
     assert reader.apply() == 0
@@ -105,7 +105,7 @@ def test_a_line_that_cannot_be_read_ends_the_journal(
     with file.open("ab") as end:
         end.write(damage)
     work(JournalRecorder(file))
-    reader = Reader(file, store, attempt.id, 3)
+    reader = JournalReader(file, store, attempt.id, 3)
     assert (reader.apply(), reader.apply()) == (1, 0)
     found = store.attempt(attempt.id)
     assert (found.state, found.pid, found.step) == ("running", 17, 0)
@@ -130,7 +130,7 @@ def test_a_full_disk_leaves_no_half_line(
             journal.set_process(17, 2.5)
     assert (tmp_path / JOURNAL).read_bytes() == b""
     work(journal)
-    assert Reader(tmp_path / JOURNAL, store, attempt.id, 3).apply() == 13
+    assert JournalReader(tmp_path / JOURNAL, store, attempt.id, 3).apply() == 13
 
 
 def test_the_curve_that_is_inherited_is_whole(store: Store, running: tuple[Attempt, Attempt], tmp_path: Path) -> None:
@@ -146,14 +146,14 @@ def test_the_curve_that_is_inherited_is_whole(store: Store, running: tuple[Attem
     settle(store, tmp_path, first.id)
     second = running[1]
     JournalRecorder(tmp_path / "late").inherit_curve(first.id, 5)
-    Reader(tmp_path / "late", store, second.id, 3).apply()
+    JournalReader(tmp_path / "late", store, second.id, 3).apply()
     assert [point.step for point in store.curve(second.id)] == [0, 5]
 
 
 def test_a_stale_fence_is_refused(store: Store, running: tuple[Attempt, Attempt], tmp_path: Path) -> None:
     work(JournalRecorder(tmp_path / JOURNAL))
     with pytest.raises(LostLease):
-        Reader(tmp_path / JOURNAL, store, running[0].id, 2).apply()
+        JournalReader(tmp_path / JOURNAL, store, running[0].id, 2).apply()
     assert counts(store)[:4] == [0, 0, 0, 0]
 
 
@@ -168,7 +168,7 @@ def test_a_locked_database_lets_the_journal_grow(tmp_path: Path, cells: Callable
     assert counts(store)[:4] == [0, 0, 0, 0]
     free = threading.Timer(1.0, lambda: holder.execute("ROLLBACK"))
     free.start()
-    reader = Reader(tmp_path / JOURNAL, store, attempt.id, 3)
+    reader = JournalReader(tmp_path / JOURNAL, store, attempt.id, 3)
     store.patience = 60.0
     assert reader.apply() == 13
     free.join()
@@ -186,7 +186,7 @@ def test_a_journal_of_an_earlier_release_is_applied(
     first, second = running
     points = [CurvePoint(step=step, tokens=100 * step, wall_s=0.1, train_loss=3.0) for step in (0, 5, 7)]
     Recorder(store, first.id, 3).curve(points)
-    assert Reader(OLD, store, second.id, 3).apply() == 13
+    assert JournalReader(OLD, store, second.id, 3).apply() == 13
     found = store.attempt(second.id)
     assert (found.state, found.exit_code, found.weights) == ("done", 0, "c00000000000/1/weights.safetensors")
     assert (found.host, found.pid, found.pid_started, found.pid_space) == ("node-3", 4242, 17.5, "boot-1:4026531836")

@@ -11,7 +11,7 @@ import optuna
 import pytest
 from atma_sweep.results.studies import optuna_study as studies
 from atma_sweep.results.studies.optuna_study import Trial, ask, best, hopeless, made
-from atma_sweep.results.studies.search import Choice, Interval, Search
+from atma_sweep.results.studies.search import Interval, LevelChoice, Search
 from tiers import shared_out
 
 RANGES = {
@@ -19,7 +19,7 @@ RANGES = {
     "model.n_layers": Interval(2, 8),
     "train.clip": Interval(0.5, 2.0),
 }
-MIXED = RANGES | {"attn_type": Choice(("polar", "nope"))}
+MIXED = RANGES | {"attn_type": LevelChoice(("polar", "nope"))}
 
 
 def score(params: Any) -> tuple[float, float]:
@@ -130,7 +130,8 @@ def test_a_widened_study_keeps_what_the_new_ranges_hold() -> None:
         trial = ask(search, trials, {}).trial
         trials.append(replace(trial, standing="done", values=score(trial.params)[:1]))
     wider = replace(
-        search, ranges=MIXED | {"train.matrix_lr": Interval(1e-2, 1.0, log=True), "model.mlp_ratio": Choice((2, 4))}
+        search,
+        ranges=MIXED | {"train.matrix_lr": Interval(1e-2, 1.0, log=True), "model.mlp_ratio": LevelChoice((2, 4))},
     )
     study = made(wider, trials)
     for trial, kept in zip(trials, study.trials, strict=True):

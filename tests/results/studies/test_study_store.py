@@ -14,11 +14,11 @@ from atma_sweep.results.maintenance import deletion
 from atma_sweep.results.store.records import NewRevision, Owner
 from atma_sweep.results.store.store import Store
 from atma_sweep.results.studies.optuna_study import Trial
-from atma_sweep.results.studies.search import OPTION, Choice, Interval, Search, as_options, search_from
+from atma_sweep.results.studies.search import OPTION, Interval, LevelChoice, Search, as_options, search_from
 from atma_sweep.results.studies.study_store import Studies, memory_of, search_of, trials_of
 
 SEARCH = Search(
-    {"train.muon_lr": Interval(1e-3, 0.1, log=True), "model.n_layers": Interval(2, 8, step=2), "memory": Choice(("on", True))},
+    {"train.muon_lr": Interval(1e-3, 0.1, log=True), "model.n_layers": Interval(2, 8, step=2), "memory": LevelChoice(("on", True))},
     {"val.val_loss": "minimize", "throughput.tokens_per_s": "maximize"},
     "nsga2", 30, None, 7, {"population": 4},
 )  # fmt: skip

@@ -25,7 +25,7 @@ from atma_sweep.sweep.attempt.job import Job
 from atma_sweep.sweep.checkpoints.checkpoint import CheckpointError
 from atma_sweep.sweep.checkpoints.weights import damage
 from atma_sweep.sweep.grid.grid import load_grid
-from atma_sweep.sweep.orchestrator.launch import Request, plan
+from atma_sweep.sweep.orchestrator.launch import LaunchRequest, plan
 from attempts import Flag, Room, room_of
 from bundles import packed, unpacked
 from fsspec.implementations.memory import MemoryFileSystem
@@ -81,11 +81,13 @@ DAMAGES = {
 }
 
 
-def wanting_more(ours: Room, grid: Path, *, retrain: bool = False) -> Request:
+def wanting_more(ours: Room, grid: Path, *, retrain: bool = False) -> LaunchRequest:
     """A launch of the same cell that asks for one more context length."""
     eval_ = ours.cell.config.eval.model_copy(update={"lengths": (*ours.cell.config.eval.lengths, 128)})
     cell = replace(ours.cell, config=ours.cell.config.model_copy(update={"eval": eval_}))
-    return Request(grid=load_grid(grid, rename="g"), cells=[cell], runs=ours.runs, executor="local", retrain=retrain)
+    return LaunchRequest(
+        grid=load_grid(grid, rename="g"), cells=[cell], runs=ours.runs, executor="local", retrain=retrain
+    )
 
 
 def test_weights_are_recorded_with_their_hash(trained: Room, grid: Path, command_line: Command) -> None:

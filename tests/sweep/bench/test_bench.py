@@ -236,13 +236,13 @@ def test_kind_of_a_kernel(kernel: str, kind: str) -> None:
     assert train.kind_of(kernel) == kind
 
 
-def made_up(**changes: object) -> train.Row:
+def made_up(**changes: object) -> train.TrainRow:
     values: dict[str, object] = {
         "cell": "polar-baseline-d0-m1-w0-s0", "tokens_per_s": 301_234.4, "low": 299_000.6, "high": 302_111.0,
         "first_step": 41.26, "peak_memory": 50 * 2**30 + 2**29, "optimizer": 0.0213, "mfu": 0.4567,
         "mfu_paper": None, "kernels": {"polar": "gluon (Triton 3.7.1)"}, "micro_batch": 4,
     }  # fmt: skip
-    return train.Row(**(values | changes))  # type: ignore[arg-type]
+    return train.TrainRow(**(values | changes))  # type: ignore[arg-type]
 
 
 def test_table_of_cells() -> None:
@@ -369,14 +369,14 @@ def test_polar_attention_has_an_eager_variant() -> None:
 
 def test_gated_ops_are_timed_by_a_child_and_again_without_fla(monkeypatch: pytest.MonkeyPatch) -> None:
     """A child that ends in time is believed; of one that does not, the missing cases are timed here, with the reason."""
-    row = kernels.Row("wall_kv", "B16 T2048", "fla", 1.0, 2.0, 1.9, 2.1, 0.5, 0.5, 1.0, 7)
+    row = kernels.KernelRow("wall_kv", "B16 T2048", "fla", 1.0, 2.0, 1.9, 2.1, 0.5, 0.5, 1.0, 7)
     asked: list[Sequence[str]] = []
 
     def child(module: Sequence[str], limit_s: float) -> tuple[list[list[dict[str, Any]]], str | None]:
         asked.append(module[1:])
         return ([[asdict(row)]], "no result after 240 s")
 
-    def timed(case: kernels.Case, *_: Any) -> list[kernels.Row]:
+    def timed(case: kernels.Case, *_: Any) -> list[kernels.KernelRow]:
         return [replace(row, size=case.size, variant=name) for name in case.variants]
 
     monkeypatch.setattr(kernels, "ceilings", lambda device: LIMITS)
@@ -405,7 +405,7 @@ def test_threshold_attention_is_timed_beside_torch(monkeypatch: pytest.MonkeyPat
     assert made[0].variants["torch"](*(x[:, :65] for x in made[0].inputs())).shape == (16, 65, 8, 128)
     # nothing is compiled there that no one would compile
     assert made[0].compiled()["torch"] is made[0].variants["torch"]
-    right = kernels.threshold.Choice("triton", "Triton 9")
+    right = kernels.threshold.BackendChoice("triton", "Triton 9")
     monkeypatch.setattr(kernels.threshold, "choose_backend", lambda *_: right)
     (small, _) = kernels.cases(["threshold"], torch.device("meta"))
     assert (small.size, small.rival) == ("B16 T2048", "softmax, cuDNN")
@@ -424,7 +424,7 @@ def test_attention_with_numbers_of_positions_is_timed_beside_torch(
     op: str, learned: str, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr(kernels.polar, "available", lambda *_: [])
-    right = kernels.Choice("triton", "Triton 9")
+    right = kernels.BackendChoice("triton", "Triton 9")
     monkeypatch.setattr(getattr(kernels, op), "choose_backend", lambda *_: right)
     (small, long) = kernels.cases([op], torch.device("meta"))
     assert (small.size, long.size, small.rival) == ("B16 T2048", "B1 T16384", "softmax, cuDNN")
@@ -443,8 +443,8 @@ def test_attention_with_numbers_of_positions_is_timed_beside_torch(
 
 
 def test_table_of_kernels() -> None:
-    timed = kernels.Row("polar", "B16 T2048", "gluon", 1.23456, 4.5, 4.41, 4.6, 0.512, 0.4989, 1.0123, 3 * 2**20)
-    forward = kernels.Row("polar", "B1 T65536", "triton", 20.0, None, None, None, 0.25, None, None, 0)
+    timed = kernels.KernelRow("polar", "B16 T2048", "gluon", 1.23456, 4.5, 4.41, 4.6, 0.512, 0.4989, 1.0123, 3 * 2**20)
+    forward = kernels.KernelRow("polar", "B1 T65536", "triton", 20.0, None, None, None, 0.25, None, None, 0)
     text = kernels.table(LIMITS, [timed, forward])
     assert text.startswith("Ceilings in this run: matrix product 712 TFLOP/s, copy 4.12 TB/s.\n\n|")
     one, two = cells_of(text, "| op |")
@@ -457,7 +457,7 @@ def test_json_holds_every_number() -> None:
     found = json.loads(json.dumps(report.as_dict(LIMITS, [row])))
     assert found["ceilings"] == {"flops": 712.4e12, "bytes_per_s": 4.123e12}
     assert found["rows"] == [row.__dict__]
-    timed = kernels.Row("conv", "B16", "triton", 1.0, 2.0, 1.9, 2.1, 0.5, 0.5, None, 7)
+    timed = kernels.KernelRow("conv", "B16", "triton", 1.0, 2.0, 1.9, 2.1, 0.5, 0.5, None, 7)
     assert json.loads(json.dumps(report.as_dict(LIMITS, [timed])))["rows"] == [timed.__dict__]
 
 
@@ -468,7 +468,7 @@ def test_heading_and_file(tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsy
     monkeypatch.setattr(torch.cuda, "get_device_name", lambda device=None: "NVIDIA H200")
     monkeypatch.setattr(report, "git_state", lambda: ("abc123", True))
 
-    def run(device: torch.device, tell: Callable[[str], None]) -> tuple[Ceilings, list[train.Row]]:
+    def run(device: torch.device, tell: Callable[[str], None]) -> tuple[Ceilings, list[train.TrainRow]]:
         tell("half-way")
         return LIMITS, [made_up()]
 
@@ -569,7 +569,7 @@ def test_writing_is_timed_beside_what_its_bytes_take(monkeypatch: pytest.MonkeyP
         assert row.eager is not None
         assert 0 < row.host_ms <= row.step_ms
     rows[0].uncompiled, rows[1].not_compiled = 1234.0, "too odd"
-    unfit = decode.Row("polar-m1", 512, 65_536, None, unfit="the GPU's memory")
+    unfit = decode.DecodeRow("polar-m1", 512, 65_536, None, unfit="the GPU's memory")
     table = cells_of(decode.table(LIMITS, [*rows, unfit]), "| cell | attention |")
     assert table[0][:4] == [cell.slug, "pages", "1", "5"]
     assert [row[7] for row in table[:2]] == ["1,234", "n/a"]

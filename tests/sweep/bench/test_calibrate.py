@@ -12,7 +12,7 @@ import torch
 from atma_sweep.sweep.bench import calibrate
 from atma_sweep.sweep.errors import MachineError
 from atma_sweep.sweep.grid.cell import Cell
-from atma_sweep.sweep.planning.speed_model import Place
+from atma_sweep.sweep.planning.speed_model import TargetMachine
 
 SMALL = """
 set:
@@ -45,14 +45,14 @@ def test_a_step_is_made_of_those_that_were_timed(
     monkeypatch.setattr(calibrate, "Runner", Watched)
     monkeypatch.setattr(calibrate.time, "perf_counter", lambda: float(next(now)))
     told: list[str] = []
-    found = calibrate.timed(cell, "abc", Place(None), tell=told.append)
+    found = calibrate.timed(cell, "abc", TargetMachine(None), tell=told.append)
     assert seen == [8] * (2 + calibrate.STEPS)
     # the clock says a second a step: a quarter for the optimizer, the rest four times
     assert found.step_s == found.low_s == found.high_s == pytest.approx(0.25 + 0.75 * 4)
     assert found.compile_s == 30 + 4
     assert found.start_s >= 3.0
     assert found.validation_token_s > 0
-    assert (found.like, found.slug, found.device) == ("abc", cell.slug, Place(None).name(cell.config))
+    assert (found.like, found.slug, found.device) == ("abc", cell.slug, TargetMachine(None).name(cell.config))
     assert len(told) == 1
 
 
@@ -73,7 +73,7 @@ def test_what_is_compiled_is_timed_in_a_process_that_finds_it(
     monkeypatch.setattr(calibrate, "apart", watched)
     monkeypatch.setattr(calibrate, "Runner", None)  # nothing is built in this process
     told: list[str] = []
-    found = calibrate.timed(cell, "abc", Place(None), tell=told.append)
+    found = calibrate.timed(cell, "abc", TargetMachine(None), tell=told.append)
     assert asked == ["_compile", "_timed"]
     assert found.low_s <= found.step_s <= found.high_s
     assert min(found.low_s, found.start_s, found.validation_token_s) > 0

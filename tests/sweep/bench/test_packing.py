@@ -9,14 +9,14 @@ import pytest
 from atma_sweep.results.store.records import Attempt
 from atma_sweep.results.store.store import open_store
 from atma_sweep.sweep.bench import packing, report
-from atma_sweep.sweep.bench.packing import Found, Row
+from atma_sweep.sweep.bench.packing import Found, PackingRow
 from atma_sweep.sweep.errors import SweepError
 
 SMALL = ("train.tokens=6144", "eval.lengths=[128]", "eval.validate_every=2", "eval.validation_tokens=2048")
 
 
-def row(attempts: int, rate: float) -> Row:
-    return Row(attempts, 4, 8.0, rate, 1800.0, 1.25, 2.5, 0.5, 1.0, 0.25)
+def row(attempts: int, rate: float) -> PackingRow:
+    return PackingRow(attempts, 4, 8.0, rate, 1800.0, 1.25, 2.5, 0.5, 1.0, 0.25)
 
 
 def test_the_table_marks_the_most_tokens_and_says_whether_mps_runs() -> None:

@@ -83,7 +83,7 @@ def house(tmp_path: Path) -> Iterator[House]:
     made.store.close()
 
 
-def short(found: garbage.Collected, root: Path) -> dict[str, int]:
+def short(found: garbage.GarbageReport, root: Path) -> dict[str, int]:
     return {str(Path(thing.address).relative_to(root)): thing.bytes for thing in found.things}
 
 

@@ -231,7 +231,7 @@ def test_a_launch_that_takes_the_cell_up_meanwhile_keeps_it(bench: Bench, monkey
     bench.attempt("c", "interrupted", (5, 10, 15))
     real = pruning.is_sound
 
-    def slow(place: storage.Place, name: str) -> bool:
+    def slow(place: storage.Storage, name: str) -> bool:
         if not bench.store.live_attempts():
             bench.store.start_attempt("c" * 12, owner=OWNER, fence=2)
         return real(place, name)

@@ -8,7 +8,7 @@ from collections import Counter
 
 import numpy as np
 import pytest
-from atma_sweep.sweep.data.known.mqar import BLANK, KEYS, VALUES, Mqar, MqarConfig, MqarRows, answers
+from atma_sweep.sweep.data.known.mqar import BLANK, KEYS, VALUES, MqarConfig, MqarCorpus, MqarRows, answers
 from atma_sweep.sweep.data.tokenizer import TokenizerError, load_tokenizer
 from pydantic import ValidationError
 
@@ -66,7 +66,7 @@ def test_places_are_drawn_by_their_weights() -> None:
 
 
 def test_entropies_are_those_of_the_rows() -> None:
-    told_of = Mqar.streams(SMALL.model_copy(update={"train_rows": 40_000}))
+    told_of = MqarCorpus.streams(SMALL.model_copy(update={"train_rows": 40_000}))
     tokens = rows(count=40_000)[:].astype(np.int64)
 
     def entropy(counts: Counter[int]) -> float:

@@ -20,9 +20,9 @@ from atma_sweep.sweep.data.known.hub import FinePDFs
 from atma_sweep.sweep.data.registry import CORPORA
 from atma_sweep.sweep.data.sources import (
     CorpusError,
-    Files,
+    DocumentSource,
+    FileSource,
     Hub,
-    Source,
     Stdlib,
     Text,
     articles,
@@ -37,7 +37,7 @@ from refusals import refused
 LIBRARY = Path(sysconfig.get_paths()["stdlib"])
 
 
-def told(source: Source) -> str:
+def told(source: DocumentSource) -> str:
     """The one line that is said when the documents are read."""
     return refused(lambda: list(source.documents()))
 
@@ -46,7 +46,7 @@ def lines(texts: list[str]) -> str:
     return "".join(json.dumps({"text": text, "id": number}) + "\n" for number, text in enumerate(texts))
 
 
-def goes_on_everywhere(make: Callable[[], Source]) -> list[Text]:
+def goes_on_everywhere(make: Callable[[], DocumentSource]) -> list[Text]:
     """After every document the state, as JSON, leads a new reader to the rest; all documents."""
     first, whole = make(), []
     states = []
@@ -115,7 +115,7 @@ def test_every_kind_of_file_in_the_order_of_names(tmp_path: Path) -> None:
     (tmp_path / "g.py").write_text(texts[29])
     for name in ("picture.png", "notes.txt.bak", "jsonl", "z.json"):
         (tmp_path / name).write_text("not text")
-    whole = goes_on_everywhere(lambda: Files(tmp_path))
+    whole = goes_on_everywhere(lambda: FileSource(tmp_path))
     assert [text.text for text in whole] == texts
     assert [text.name for text in whole[:2]] == ["a.txt", "b.jsonl:1"]
     assert [text.name for text in whole[8:12]] == ["c.jsonl.gz:3", "d/a.md", "d/b.RST", "e.jsonl.xz:1"]
@@ -132,7 +132,7 @@ def test_one_file_alone(tmp_path: Path, name: str) -> None:
     else:
         raw = lines(texts).encode()
         path.write_bytes(lzma.compress(raw) if name.endswith(".xz") else raw)
-    assert [(text.name, text.text) for text in goes_on_everywhere(lambda: Files(path))] == [
+    assert [(text.name, text.text) for text in goes_on_everywhere(lambda: FileSource(path))] == [
         (f"{path.name}:{number}", text) for number, text in enumerate(texts, 1)
     ]
 
@@ -148,7 +148,7 @@ def test_odd_text_is_taken_as_it_is(tmp_path: Path) -> None:
         '{"id": 1, "text": "x\x85y", "n": 1e400}',
     ]
     (tmp_path / "c.jsonl").write_bytes("\r\n".join(odd).encode() + b'\n{"text": "b\xff"}')
-    found = [(text.name, text.text) for text in Files(tmp_path).documents()]
+    found = [(text.name, text.text) for text in FileSource(tmp_path).documents()]
     assert found == [
         ("a.txt", "one\ntwo\ufffd\n"),
         ("b.txt", ""),
@@ -165,33 +165,35 @@ def test_names_of_files_need_not_be_text(tmp_path: Path) -> None:
             file.write("a text")
     except OSError:
         pytest.skip("this file system wants names in UTF-8")
-    (text,) = Files(tmp_path).documents()
+    (text,) = FileSource(tmp_path).documents()
     assert draw(text.name) == int(hashlib.sha256(b"\xff.txt").hexdigest()[:16], 16) / 16**16
 
 
 def test_the_key_follows_the_files(tmp_path: Path) -> None:
     (tmp_path / "a.txt").write_text("one")
     (tmp_path / "b.png").write_text("one")
-    keys = [Files(tmp_path).key()]
+    keys = [FileSource(tmp_path).key()]
     (tmp_path / "b.png").write_text("another")
-    assert Files(tmp_path).key() == keys[0] == json.loads(json.dumps(keys[0]))
+    assert FileSource(tmp_path).key() == keys[0] == json.loads(json.dumps(keys[0]))
     (tmp_path / "a.txt").write_text("four")
-    keys.append(Files(tmp_path).key())
+    keys.append(FileSource(tmp_path).key())
     os.utime(tmp_path / "a.txt", ns=(1, 1))
-    keys.append(Files(tmp_path).key())
+    keys.append(FileSource(tmp_path).key())
     (tmp_path / "c.txt").write_text("")
-    keys.append(Files(tmp_path).key())
+    keys.append(FileSource(tmp_path).key())
     (tmp_path / "a.txt").rename(tmp_path / "d.txt")
-    keys.append(Files(tmp_path).key())
+    keys.append(FileSource(tmp_path).key())
     assert len({json.dumps(key) for key in keys}) == 5
 
 
 def test_paths_that_hold_nothing(tmp_path: Path) -> None:
-    assert told(Files(tmp_path / "gone")) == f"data.path: {tmp_path}/gone does not exist"
+    assert told(FileSource(tmp_path / "gone")) == f"data.path: {tmp_path}/gone does not exist"
     (tmp_path / "a.pdf").write_text("")
     kinds = ".txt, .md, .rst, .py, .jsonl, .jsonl.xz, .jsonl.gz or .parquet"
-    assert told(Files(tmp_path)) == f"data.path: {tmp_path} holds no {kinds} file"
-    assert told(Files(tmp_path / "a.pdf", "data.heldout")) == f"data.heldout: {tmp_path}/a.pdf holds no {kinds} file"
+    assert told(FileSource(tmp_path)) == f"data.path: {tmp_path} holds no {kinds} file"
+    assert (
+        told(FileSource(tmp_path / "a.pdf", "data.heldout")) == f"data.heldout: {tmp_path}/a.pdf holds no {kinds} file"
+    )
 
 
 @pytest.mark.parametrize(("line", "problem"), [
@@ -206,7 +208,7 @@ def test_paths_that_hold_nothing(tmp_path: Path) -> None:
 def test_a_bad_record_names_file_and_line(tmp_path: Path, line: str, problem: str) -> None:
     path = tmp_path / "x.jsonl"
     path.write_text(f'{{"text": "good"}}\n\n{line}\n')
-    assert told(Files(path)).startswith(f"{path}:3: {problem}")
+    assert told(FileSource(path)).startswith(f"{path}:3: {problem}")
 
 
 def damaged(raw: bytes, how: str) -> bytes:
@@ -222,7 +224,7 @@ def test_damaged_archives(tmp_path: Path, kind: str, how: str) -> None:
     raw = (lzma.compress if kind == "xz" else gzip.compress)(lines(texts).encode())
     path = tmp_path / f"x.jsonl.{kind}"
     path.write_bytes(damaged(raw, how))
-    found = told(Files(path))
+    found = told(FileSource(path))
     assert found.startswith(f"{path}:" if "not a JSON object" in found else f"{path}: cannot be read after line ")
 
 
@@ -231,17 +233,17 @@ def test_damaged_parquet(tmp_path: Path) -> None:
     whole = path.read_bytes()
     for raw in (whole[:-9], b"PAR1" + whole[:90] + b"PAR1", b""):
         path.write_bytes(raw)
-        assert told(Files(path)).startswith(f"{path}: cannot be read as Parquet: ")
+        assert told(FileSource(path)).startswith(f"{path}: cannot be read as Parquet: ")
 
 
 def test_parquet_without_text(tmp_path: Path) -> None:
     path = tmp_path / "x.parquet"
     parquet.write_table(pa.table({"content": ["a"], "id": [1]}), path)
-    assert told(Files(path)) == f"{path}: has no column `text`; its columns: content, id"
+    assert told(FileSource(path)) == f"{path}: has no column `text`; its columns: content, id"
     parquet.write_table(pa.table({"text": ["a", None]}), path)
-    assert told(Files(path)) == f"{path}:2: the column `text` holds NoneType, not a string"
+    assert told(FileSource(path)) == f"{path}:2: the column `text` holds NoneType, not a string"
     parquet.write_table(pa.table({"text": [1]}), path)
-    assert told(Files(path)) == f"{path}:1: the column `text` holds int, not a string"
+    assert told(FileSource(path)) == f"{path}:1: the column `text` holds int, not a string"
 
 
 def test_a_text_file_that_may_not_be_read(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -252,7 +254,7 @@ def test_a_text_file_that_may_not_be_read(tmp_path: Path, monkeypatch: pytest.Mo
         raise PermissionError(13, "Permission denied")
 
     monkeypatch.setattr(Path, "read_text", refuse)
-    assert told(Files(tmp_path)) == f"{path}: cannot be read: Permission denied"
+    assert told(FileSource(tmp_path)) == f"{path}: cannot be read: Permission denied"
 
 
 # --- Wikipedia's lines --------------------------------------------------------------------------------------------

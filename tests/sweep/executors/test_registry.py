@@ -10,12 +10,12 @@ from atma_sweep.results.store.store import open_store
 from atma_sweep.sweep.errors import GridError, SweepError
 from atma_sweep.sweep.executors import registry
 from atma_sweep.sweep.executors.executor import LocalExecutor, Opening
-from atma_sweep.sweep.executors.registry import DEFAULT, EXECUTORS, Kind, chosen, open_executor
+from atma_sweep.sweep.executors.registry import DEFAULT, EXECUTORS, ExecutorSpec, chosen, open_executor
 from typer.testing import CliRunner
 
 
 def test_a_line_in_the_registry_is_enough(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setitem(registry.EXECUTORS, "mine", Kind("executor:LocalExecutor", "somewhere"))
+    monkeypatch.setitem(registry.EXECUTORS, "mine", ExecutorSpec("executor:LocalExecutor", "somewhere"))
     assert chosen("mine") == "mine"
     opening = Opening(open_store(tmp_path / "atma.db", create=True), tmp_path, print)
     assert isinstance(open_executor("mine", opening), LocalExecutor)

@@ -11,7 +11,7 @@ import pytest
 import torch
 from atma_sweep.sweep.errors import SweepError
 from atma_sweep.sweep.external_models.hub_checkpoint import find
-from atma_sweep.sweep.external_models.subject import Reader, load_model
+from atma_sweep.sweep.external_models.subject import ChunkedScorer, load_model
 from atma_sweep.sweep.external_models.tiny import FAMILIES, make
 from atma_sweep.sweep.probes.base import Prompt
 
@@ -34,7 +34,7 @@ def test_pieces_through_the_cache_equal_one_forward(family: str, tmp_path: Path)
         whole = model(input_ids=torch.from_numpy(TOKENS)[None].to(device), use_cache=False).logits[0]
     wanted = torch.nn.functional.cross_entropy(whole[:-1], torch.from_numpy(TOKENS[1:]).to(device), reduction="none")
     for piece in (1, 32, 41, 200):
-        reader = Reader(model, device, piece=piece)
+        reader = ChunkedScorer(model, device, piece=piece)
         found = torch.cat([logits for _, logits in reader.logits(TOKENS)])
         assert (found - whole).abs().max() <= 1e-5, piece
         assert np.abs(reader.losses(TOKENS) - wanted.cpu().numpy()).max() <= 1e-5
@@ -52,14 +52,14 @@ def test_pieces_bound_what_is_read_at_once(tmp_path: Path) -> None:
         seen.append((given["input_ids"].shape[1], given["logits_to_keep"]))
         return model(**given)
 
-    Reader(watched, CPU, piece=40).said(Prompt(TOKENS, np.array([96])))
+    ChunkedScorer(watched, CPU, piece=40).said(Prompt(TOKENS, np.array([96])))
     assert seen == [(40, 1), (40, 1), (16, 1)], "of all logits only those that are asked for"
 
 
 def test_a_uniform_model_costs_the_logarithm_of_its_vocabulary(tmp_path: Path) -> None:
     model = loaded(tmp_path, "qwen2")
     torch.nn.init.zeros_(model.lm_head.weight)
-    nats = Reader(model, CPU, piece=10).losses(TOKENS)
+    nats = ChunkedScorer(model, CPU, piece=10).losses(TOKENS)
     assert np.allclose(nats / math.log(2), math.log2(320), atol=1e-6)
 
 

@@ -17,7 +17,7 @@ from atma_sweep.sweep.data.tokenizer import load_tokenizer
 from atma_sweep.sweep.errors import SweepError
 from atma_sweep.sweep.external_models import hub_tokenizer as words_module
 from atma_sweep.sweep.external_models.hub_tokenizer import Words, passages, spread
-from atma_sweep.sweep.external_models.subject import Native, OpenWeight, Paired, Reader
+from atma_sweep.sweep.external_models.subject import ChunkedScorer, Native, OpenWeight, Paired
 from atma_sweep.sweep.external_models.tiny import save_tokenizer
 from atma_sweep.sweep.probes.subject import measure
 
@@ -85,7 +85,7 @@ def subject_of(
         # byte pairs over every byte give their text back as GPT-2's do, which a file's name alone does not say
         known = (*words_module.WHOLE, *(["json"] if pair_file else []))
         patch.setattr(words_module, "WHOLE", known)
-        return kind(Reader(model, torch.device("cpu"), piece=piece), words, made, config, None)
+        return kind(ChunkedScorer(model, torch.device("cpu"), piece=piece), words, made, config, None)
 
 
 def numbers(subject: OpenWeight, probe: str, lengths: tuple[int, ...]) -> dict[tuple[str, int], Any]:

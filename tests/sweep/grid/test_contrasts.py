@@ -14,7 +14,7 @@ from atma_sweep.results.exchange.importing import import_bundle
 from atma_sweep.results.store.store import Store, open_store
 from atma_sweep.sweep.grid.grid import load_grid
 from atma_sweep.sweep.host.processes import this_process
-from atma_sweep.sweep.orchestrator.launch import Request, claim
+from atma_sweep.sweep.orchestrator.launch import LaunchRequest, claim
 
 Write = Callable[..., Path]
 HEAD = "name: g\nextends: micro\naxes: {attn_type: [polar, nope], memory: [off, on]}\n"
@@ -72,7 +72,7 @@ def test_options_are_read_back_and_strange_ones_are_left_out() -> None:
 
 def test_a_launch_keeps_them_with_its_revision_and_a_bundle_takes_them_along(write: Write, tmp_path: Path) -> None:
     grid = load_grid(write(HEAD + GOOD))
-    asked = Request(grid=grid, cells=grid.expand(fake), runs=tmp_path)
+    asked = LaunchRequest(grid=grid, cells=grid.expand(fake), runs=tmp_path)
     store = open_store(tmp_path / "a.db", create=True)
     for fence in (1, 2):
         assert claim(asked, store, this_process("launch")) == fence
@@ -90,7 +90,7 @@ def test_a_launch_keeps_them_with_its_revision_and_a_bundle_takes_them_along(wri
 def test_a_grid_without_them_stores_what_it_always_did(write: Write, tmp_path: Path) -> None:
     grid = load_grid(write(HEAD))
     store = open_store(tmp_path / "a.db", create=True)
-    claim(Request(grid=grid, cells=grid.expand(fake), runs=tmp_path), store, this_process("launch"))
+    claim(LaunchRequest(grid=grid, cells=grid.expand(fake), runs=tmp_path), store, this_process("launch"))
     assert set(store.revision("g").options) == {"price", "requested", "set"}
     assert declared(store) == ()
     store.close()

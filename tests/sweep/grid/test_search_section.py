@@ -6,7 +6,7 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-from atma_sweep.results.studies.search import Choice, Interval
+from atma_sweep.results.studies.search import Interval, LevelChoice
 from atma_sweep.sweep.grid.cell import cell_id
 from atma_sweep.sweep.grid.grid import Grid, load_grid
 from ruamel.yaml import YAML
@@ -42,7 +42,10 @@ def cells_of(grid: Grid) -> Any:
 def test_a_study_is_read_with_its_defaults(tmp_path: Path) -> None:
     search = grid_of(tmp_path).search
     assert search is not None
-    assert dict(search.ranges) == {"train.muon_lr": Interval(0.003, 0.1, log=True), "model.n_layers": Choice((4, 6))}
+    assert dict(search.ranges) == {
+        "train.muon_lr": Interval(0.003, 0.1, log=True),
+        "model.n_layers": LevelChoice((4, 6)),
+    }
     assert dict(search.objectives) == {"val.val_loss": "minimize"}
     assert (search.sampler, search.trials, search.pruner, search.seed) == ("tpe", 20, None, 0)
     assert cells_of(grid_of(tmp_path, search={"pruner": "asha"})), "it validates before the end"

@@ -17,7 +17,7 @@ from atma_sweep.sweep.executors.executor import Finished, Launch, OnThisMachine,
 from atma_sweep.sweep.grid.cell import Cell
 from atma_sweep.sweep.host import allocation as room
 from atma_sweep.sweep.host import hardware
-from atma_sweep.sweep.host.allocation import Allocation, Machine, Room, Rooms, is_type
+from atma_sweep.sweep.host.allocation import Allocation, Machine, MachineAllocator, Rooms, is_type
 from atma_sweep.sweep.host.hardware import Gpu
 from atma_sweep.sweep.host.locks import GpuLocks
 from atma_sweep.sweep.planning import admission
@@ -34,7 +34,7 @@ def wants(gpus: float = 0, **more: Any) -> Resources:
     return Resources(gpus=gpus, **more)
 
 
-def seated(room: Room, wanted: Resources) -> Allocation | None:
+def seated(room: MachineAllocator, wanted: Resources) -> Allocation | None:
     found = room.place(wanted)
     if found is not None:
         room.take(found)
@@ -52,7 +52,7 @@ def test_a_type_is_a_word_of_the_name(name: str, label: str | None, fits: bool) 
 
 @pytest.mark.parametrize(("share", "count"), [(0.25, 4), (0.5, 2), (0.1, 10), (0.3, 3), (1, 1), (0.01, 100)])
 def test_parts_fill_a_gpu_exactly(share: float, count: int) -> None:
-    room = Room(Machine(1000, 8.0, (FIRST,)))
+    room = MachineAllocator(Machine(1000, 8.0, (FIRST,)))
     seats = [seated(room, wants(share)) for _ in range(count)]
     assert [seat.gpu for seat in seats if seat] == [FIRST] * count
     assert room.place(wants(share)) is None
@@ -63,7 +63,7 @@ def test_parts_fill_a_gpu_exactly(share: float, count: int) -> None:
 
 
 def test_parts_leave_other_gpus_whole() -> None:
-    room = Room(TWO)
+    room = MachineAllocator(TWO)
     assert [seat.gpu for seat in (seated(room, wants(0.5)), seated(room, wants(0.25))) if seat] == [FIRST, FIRST]
     whole = seated(room, wants(1))
     assert whole is not None
@@ -76,7 +76,7 @@ def test_parts_leave_other_gpus_whole() -> None:
 
 
 def test_type_cores_and_memory_count() -> None:
-    room = Room(TWO)
+    room = MachineAllocator(TWO)
     typed = seated(room, wants(0.5, gpu_type="L40S", cpus=5, memory_gb=30.0))
     assert typed == Allocation(5, 30.0, SECOND, 5000)
     assert room.place(wants(0.5, gpu_type="A100")) is None
@@ -89,7 +89,7 @@ def test_type_cores_and_memory_count() -> None:
 @given(st.data())
 def test_no_gpu_is_given_away_twice(data: st.DataObject) -> None:
     """Allocations come and go at random: no GPU above one, a whole one never beside another, and nothing is lost."""
-    room, taken = Room(Machine(4, 8.0, (FIRST, SECOND))), []
+    room, taken = MachineAllocator(Machine(4, 8.0, (FIRST, SECOND))), []
     for _ in range(data.draw(st.integers(1, 40))):
         if taken and data.draw(st.booleans()):
             room.give(taken.pop(data.draw(st.integers(0, len(taken) - 1)))[1])
@@ -187,7 +187,7 @@ class Packed(OnThisMachine):
 
     def __init__(self, store: Store, here: Machine) -> None:
         super().__init__()
-        self.store, self.room, self.draw = store, Room(here), random.Random(2)
+        self.store, self.room, self.draw = store, MachineAllocator(here), random.Random(2)
         self.running: dict[int, tuple[Job, Allocation]] = {}
         self.started: list[str] = []
         self.most = 0

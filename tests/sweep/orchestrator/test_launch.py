@@ -20,7 +20,7 @@ from atma_sweep.results.store.records import Owner
 from atma_sweep.results.store.store import open_store
 from atma_sweep.sweep.grid.grid import load_grid
 from atma_sweep.sweep.host import processes as process
-from atma_sweep.sweep.orchestrator.launch import Request, claim
+from atma_sweep.sweep.orchestrator.launch import LaunchRequest, claim
 from bench import README_MIXER, Bench, Curves
 from factories import ended
 from once import once
@@ -238,7 +238,7 @@ def test_a_launch_that_goes_on_elsewhere_waits_for_its_own_lease(bench: Bench) -
     with contextlib.closing(open_store(bench.folder / "atma.db", create=True)) as store:
         store.record_revision("micro", grid_text="x", grid_file="micro.yaml", cells=[])
         assert store.acquire_sweep("micro", gone, 2.0) == 1
-        asked = Request(grid=grid, cells=[], runs=bench.folder)
+        asked = LaunchRequest(grid=grid, cells=[], runs=bench.folder)
         with pytest.raises(SweepBusy, match="on elsewhere"):
             claim(asked, store, here)
         assert claim(replace(asked, again=True), store, here) == 2
@@ -258,12 +258,14 @@ def test_a_launch_that_is_refused_a_new_name_leaves_no_revision(bench: Bench, mo
             try:
                 return read(*arguments, **options)  # type: ignore[arg-type]
             finally:
-                assert claim(Request(grid=other, cells=[], runs=bench.folder), store, replace(me, started=1.0)) == 1
+                assert (
+                    claim(LaunchRequest(grid=other, cells=[], runs=bench.folder), store, replace(me, started=1.0)) == 1
+                )
 
         monkeypatch.setattr(store, "read", disturbed)
         monkeypatch.setattr("atma_sweep.sweep.host.processes.is_alive", lambda owner: True)
         with pytest.raises(SweepBusy):
-            claim(Request(grid=grid, cells=[], runs=bench.folder), store, me)
+            claim(LaunchRequest(grid=grid, cells=[], runs=bench.folder), store, me)
     assert bench.sql("SELECT number, grid_text FROM revision") == [(1, other.document.text)]
 
 

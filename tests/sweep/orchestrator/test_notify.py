@@ -17,7 +17,7 @@ from atma_sweep.results.store.store import open_store
 from atma_sweep.sweep.errors import SweepError
 from atma_sweep.sweep.host.signals import Interrupted
 from atma_sweep.sweep.orchestrator import notify
-from atma_sweep.sweep.orchestrator.notify import Ending, checked
+from atma_sweep.sweep.orchestrator.notify import EndNotifier, checked
 from bench import Bench
 from databases import finished
 from factories import cell_record
@@ -72,7 +72,7 @@ def ended(tmp_path: Path) -> Callable[..., list[str]]:
 
     def end(url: str | None, error: BaseException | None = None, whole: bool = False) -> list[str]:
         said: list[str] = []
-        ending = Ending(
+        ending = EndNotifier(
             url, "s", count=lambda: {"done": 1, "failed": 2, "new": 0},
             states=lambda: list(store.states([c.id for c in cells]).values()), tell=said.append,
         )  # fmt: skip
@@ -151,7 +151,7 @@ def test_neither_does_a_database_that_never_answers(web: Listening, monkeypatch:
         stuck.wait(60)
         return []
 
-    with pytest.raises(ZeroDivisionError), Ending(web.url, "s", count=dict, states=states, tell=said.append):
+    with pytest.raises(ZeroDivisionError), EndNotifier(web.url, "s", count=dict, states=states, tell=said.append):
         raise ZeroDivisionError
     assert said == ["127.0.0.1 was not notified: no answer within 0 s"]
     stuck.set()

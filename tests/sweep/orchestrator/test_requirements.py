@@ -18,7 +18,7 @@ from atma_sweep.sweep.errors import MachineError
 from atma_sweep.sweep.grid.grid import load_grid
 from atma_sweep.sweep.host import hardware
 from atma_sweep.sweep.orchestrator import launch, requirements
-from atma_sweep.sweep.orchestrator.launch import Outcome, Request
+from atma_sweep.sweep.orchestrator.launch import LaunchRequest, Outcome
 from atma_sweep.sweep.planning import admission
 
 Write = Callable[..., Path]
@@ -56,14 +56,14 @@ def text_of(lacking: tuple[str, ...], *, more: str = "") -> str:
     )
 
 
-def request_of(grid: Path, runs: Path, **options: Any) -> Request:
+def request_of(grid: Path, runs: Path, **options: Any) -> LaunchRequest:
     """A launch of every cell of a grid, its text not prepared."""
     loaded = load_grid(grid)
     cells, _ = admission.expand(loaded, runs / "corpora", dry=True)
-    return Request(grid=loaded, cells=cells, runs=runs, **options)
+    return LaunchRequest(grid=loaded, cells=cells, runs=runs, **options)
 
 
-def lacks_of(request: Request) -> list[requirements.Lack]:
+def lacks_of(request: LaunchRequest) -> list[requirements.Lack]:
     return requirements.lacks(request, launch.plan(request, None))
 
 
@@ -173,11 +173,11 @@ def test_cpu_build_of_torch_is_recognised(monkeypatch: pytest.MonkeyPatch) -> No
 
 
 @pytest.fixture
-def stayed(monkeypatch: pytest.MonkeyPatch) -> list[Request]:
+def stayed(monkeypatch: pytest.MonkeyPatch) -> list[LaunchRequest]:
     """Launches that would have begun."""
-    requests: list[Request] = []
+    requests: list[LaunchRequest] = []
 
-    def stay(request: Request, *rest: Any) -> Outcome:
+    def stay(request: LaunchRequest, *rest: Any) -> Outcome:
         requests.append(request)
         return Outcome(Counter(done=2), True)
 
@@ -186,7 +186,11 @@ def stayed(monkeypatch: pytest.MonkeyPatch) -> list[Request]:
 
 
 def test_prepare_gets_the_text_and_launches(
-    write: Write, machine: pytest.MonkeyPatch, stayed: list[Request], command: Command, monkeypatch: pytest.MonkeyPatch
+    write: Write,
+    machine: pytest.MonkeyPatch,
+    stayed: list[LaunchRequest],
+    command: Command,
+    monkeypatch: pytest.MonkeyPatch,
 ) -> None:
     fetched: list[str] = []
     small = aside(DataConfig(corpus="flipflop")).fingerprint
@@ -212,7 +216,11 @@ def test_prepare_gets_the_text_and_launches(
 
 
 def test_prepare_without_a_network_says_so_in_the_block(
-    write: Write, machine: pytest.MonkeyPatch, stayed: list[Request], command: Command, monkeypatch: pytest.MonkeyPatch
+    write: Write,
+    machine: pytest.MonkeyPatch,
+    stayed: list[LaunchRequest],
+    command: Command,
+    monkeypatch: pytest.MonkeyPatch,
 ) -> None:
     def prepare(*rest: Any, **more: Any) -> str:
         raise MachineError("no network")

@@ -20,7 +20,7 @@ from atma_sweep.sweep.grid.cell import Cell
 from atma_sweep.sweep.grid.grid import load_grid
 from atma_sweep.sweep.host.processes import this_process
 from atma_sweep.sweep.orchestrator import launch
-from atma_sweep.sweep.orchestrator.launch import Request
+from atma_sweep.sweep.orchestrator.launch import LaunchRequest
 from atma_sweep.sweep.orchestrator.seeds import Seeds
 from atma_sweep.sweep.planning import replicates
 from bench import Bench
@@ -52,7 +52,9 @@ class Sweep:
     @contextmanager
     def launched(self, allowed: float | None = None) -> Iterator[Seeds]:
         """What a launch makes: its claim, and who adds seeds."""
-        request = Request(grid=self.grid, cells=self.grid.expand(fingerprint), runs=self.runs, commit=("c", False))
+        request = LaunchRequest(
+            grid=self.grid, cells=self.grid.expand(fingerprint), runs=self.runs, commit=("c", False)
+        )
         request = replace(launch.seeded(request, self.store), budget=allowed)
         self.fence = launch.claim(request, self.store, ME)
         seeds = launch.seeds_source(request, self.store, self.fence, self.told.append)
@@ -182,7 +184,7 @@ def test_cells_that_another_sweep_has_trained_cost_nothing(sweep: Callable[..., 
     one = sweep(1e-9)
     other = load_grid(write(HEAD.replace("name: g", "name: other") + "seeds: 5\n", name="other.yaml"))
     cells = other.expand(fingerprint)
-    claimed = Request(grid=other, cells=cells, runs=one.runs, commit=("c", False))
+    claimed = LaunchRequest(grid=other, cells=cells, runs=one.runs, commit=("c", False))
     one.fence = launch.claim(claimed, one.store, ME)
     for cell in cells:
         attempt = one.store.start_attempt(cell.id, owner=ME, fence=one.fence, sweep="other")

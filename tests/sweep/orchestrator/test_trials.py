@@ -19,10 +19,10 @@ from atma_sweep.sweep.grid.cell import Cell
 from atma_sweep.sweep.grid.grid import load_grid
 from atma_sweep.sweep.host import processes
 from atma_sweep.sweep.orchestrator import launch, supervisor
-from atma_sweep.sweep.orchestrator.launch import Request
+from atma_sweep.sweep.orchestrator.launch import LaunchRequest
 from atma_sweep.sweep.orchestrator.trials import Trials
 from atma_sweep.sweep.planning import cost_estimate, planner
-from atma_sweep.sweep.planning.studies import Space, progress_of, space_of
+from atma_sweep.sweep.planning.studies import TrialSpace, progress_of, space_of
 from factories import hold_sweep, supervisor_of
 from machine import Killed, Machine
 
@@ -67,7 +67,7 @@ class Bench:
             text = text.replace(old, new)
         self.write(text)
 
-    def space(self) -> Space:
+    def space(self) -> TrialSpace:
         grid = load_grid(self.folder / "g.yaml")
         found = space_of(grid, grid.expand(lambda data: "0" * 12), self.folder)
         assert found is not None
@@ -76,7 +76,7 @@ class Bench:
     def launch(self, *, room: int = 1, lives: int | None = None, loss: Any = loss) -> Machine:
         """As launch.run does it, but for the machine. A launch that is killed leaves everything as it stood."""
         space, machine = self.space(), Machine(self.store, room, steps=STEPS, loss=loss, lives=lives)
-        request = Request(grid=space.grid, cells=[], space=space, runs=self.runs)
+        request = LaunchRequest(grid=space.grid, cells=[], space=space, runs=self.runs)
         revision = NewRevision(
             grid_text=space.grid.document.text, grid_file="g.yaml",
             options={searches.OPTION: searches.as_options(space.search), "requested": [["val", 0]]},

@@ -20,7 +20,7 @@ from atma_sweep.sweep.grid.cell import Cell
 from atma_sweep.sweep.orchestrator.supervisor import as_told
 from atma_sweep.sweep.planning import cost_estimate, planner, render, speed_model
 from atma_sweep.sweep.planning.ordering import ordered
-from atma_sweep.sweep.planning.speed_model import Calibration, Span
+from atma_sweep.sweep.planning.speed_model import Calibration, ThreePointEstimate
 from atma_sweep.sweep.probes import requested
 from atma_sweep.sweep.training import flops
 from factories import record_sweep
@@ -245,7 +245,7 @@ def test_another_network_on_the_same_share_had_such_neighbours_already(
 ) -> None:
     """What attempts on a quarter of the GPU took, their neighbours beside them, is not made longer by neighbours once more."""
 
-    def training(measured_on: str, priced_on: str, neighbours: int = 0) -> Span:
+    def training(measured_on: str, priced_on: str, neighbours: int = 0) -> ThreePointEstimate:
         trained(store, recorded(measured_on)[0], gpu="NVIDIA H200", neighbours=neighbours)
         some = cells(grid_text(priced_on, **WIDE))
         prices = cost_estimate.machine_prices(some, tmp_path, store, gpu="H200")
@@ -348,6 +348,8 @@ def test_a_forecast_of_a_strange_database_says_nothing(junk: object) -> None:
 
 
 def test_spans_keep_their_order() -> None:
-    span = Span.seen([3.0, 1.0, 2.0], 0.5)
-    assert span == Span(0.5, 2.0, 4.5)
-    assert speed_model.total([span, Span.exactly(1)]).times(2).by(Span(1, 2, 3)) == Span(3.0, 12.0, 33.0)
+    span = ThreePointEstimate.seen([3.0, 1.0, 2.0], 0.5)
+    assert span == ThreePointEstimate(0.5, 2.0, 4.5)
+    assert speed_model.total([span, ThreePointEstimate.exactly(1)]).times(2).by(
+        ThreePointEstimate(1, 2, 3)
+    ) == ThreePointEstimate(3.0, 12.0, 33.0)

@@ -10,7 +10,7 @@ from atma_sweep.results.designs.design_option import design_of
 from atma_sweep.results.store.store import open_store
 from atma_sweep.sweep.grid.grid import load_grid
 from atma_sweep.sweep.host.processes import this_process
-from atma_sweep.sweep.orchestrator.launch import Request, claim
+from atma_sweep.sweep.orchestrator.launch import LaunchRequest, claim
 from atma_sweep.sweep.planning import difference
 from bench import Bench
 from factories import fingerprint
@@ -27,7 +27,7 @@ def test_what_becomes_of_the_cells_of_before(write: Callable[..., Path], tmp_pat
         told = difference.describe_design(grid, cells, store)
         owner = this_process("launch")
         store.release_sweep(
-            "g", claim(Request(grid=grid, cells=cells, runs=tmp_path, commit=("c", False)), store, owner)
+            "g", claim(LaunchRequest(grid=grid, cells=cells, runs=tmp_path, commit=("c", False)), store, owner)
         )
         return told
 

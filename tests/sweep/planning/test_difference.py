@@ -13,7 +13,7 @@ from atma_sweep.results.store.store import Store
 from atma_sweep.sweep.grid.cell import Cell
 from atma_sweep.sweep.grid.grid import Grid, load_grid
 from atma_sweep.sweep.planning import difference, planner, render
-from atma_sweep.sweep.planning.difference import Difference
+from atma_sweep.sweep.planning.difference import GridDifference
 from atma_sweep.sweep.probes import requested
 from factories import OWNER
 
@@ -47,12 +47,12 @@ def launch(store: Store, grid: Grid, cells: Sequence[Cell]) -> None:
     )  # fmt: skip
 
 
-def between(store: Store | None, grid: Grid, cells: Sequence[Cell]) -> Difference:
+def between(store: Store | None, grid: Grid, cells: Sequence[Cell]) -> GridDifference:
     states = store.states({cell.id for cell in cells}) if store is not None else {}
     return difference.between(grid, planner.plan(cells, states), cells, store)
 
 
-def counts(found: Difference) -> dict[str, int]:
+def counts(found: GridDifference) -> dict[str, int]:
     return {word: len(some) for word, some in found.groups.items()}
 
 

@@ -214,7 +214,7 @@ def test_the_plan_of_a_launch(
         )
     )
     cells = grid.expand(fake_fingerprint)
-    made = launch.plan(launch.Request(grid=grid, cells=cells, runs=tmp_path), None)
+    made = launch.plan(launch.LaunchRequest(grid=grid, cells=cells, runs=tmp_path), None)
     assert shown(made.tasks) == expected
     assert made.cells == cells
     assert plan(cells, {}).standings == made.standings

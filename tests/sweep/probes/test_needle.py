@@ -11,13 +11,13 @@ import numpy as np
 import pytest
 import torch
 from atma_sweep.sweep.data.tokenizer import load_tokenizer
-from atma_sweep.sweep.probes.needle import NeedleConfig, Trial, prompt, trials
+from atma_sweep.sweep.probes.needle import NeedleConfig, NeedleTrial, prompt, trials
 from atma_sweep.sweep.probes.subject import measure
 from statsmodels.stats.proportion import proportion_confint
 
 EOT = 256
 SCORED = ("digit_accuracy", "exact_accuracy", "nats")
-TRIAL = Trial(" The access code for record 8394266 is", (1, 0, 1, 9, 0))
+TRIAL = NeedleTrial(" The access code for record 8394266 is", (1, 0, 1, 9, 0))
 HAY = np.concatenate([[EOT], np.arange(100) % 26 + 97]).astype(np.uint16)
 
 

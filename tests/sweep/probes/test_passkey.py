@@ -11,7 +11,7 @@ import torch
 from atma_sweep.sweep.config import CellConfig, EvalConfig
 from atma_sweep.sweep.data.tokenizer import load_tokenizer
 from atma_sweep.sweep.probes import bound
-from atma_sweep.sweep.probes.needle import Trial
+from atma_sweep.sweep.probes.needle import NeedleTrial
 from atma_sweep.sweep.probes.passkey import GRASS, WORDS, PasskeyConfig, hidden, prompt
 from atma_sweep.sweep.probes.subject import Network, measure
 from pydantic import ValidationError
@@ -19,7 +19,7 @@ from statsmodels.stats.proportion import proportion_confint
 
 Make = Callable[..., Network]
 EOT = 256
-ONE = Trial(" The code is", (1, 0, 7))
+ONE = NeedleTrial(" The code is", (1, 0, 7))
 TEXT = (np.arange(400) % 26 + 97).astype(np.uint16)
 
 

@@ -10,7 +10,7 @@ from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 
 import numpy as np
-from atma_sweep.reports.stats.significance.paired_tests import Summary, corrected, summaries
+from atma_sweep.reports.stats.significance.paired_tests import PairedTest, corrected, summaries
 from atma_sweep.reports.stats.significance.sign_flip_test import ALPHA, rejected
 
 CONFIGURATIONS = (5, 8, 12, 20)
@@ -159,7 +159,7 @@ def family_wise(family: Family, configurations: int, *, draws: int = DRAWS, seed
     return _share(wrong), _share([_any(summed[family.real :]) for summed in together])
 
 
-def _any(summed: Sequence[Summary]) -> bool:
+def _any(summed: Sequence[PairedTest]) -> bool:
     return any(one.p < ALPHA for one in summed)
 
 

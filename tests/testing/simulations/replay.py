@@ -12,11 +12,11 @@ from dataclasses import dataclass
 from functools import cache
 
 import numpy as np
-from atma_sweep.reports.stats.effects.partial_design_effects import Fit
+from atma_sweep.reports.stats.effects.partial_design_effects import DesignRegression
 from atma_sweep.reports.sweep_data import SweepData, gather
 from atma_sweep.results.builtin_sweeps import open_known as opened
 from atma_sweep.results.designs import design_choice, point_exchange
-from atma_sweep.results.designs.design_space import Model, Space, Term, closed, residual
+from atma_sweep.results.designs.design_space import DesignSpace, LinearModel, Term, closed, residual
 from atma_sweep.results.paper import with_published
 from atma_sweep.results.store.records import AXES
 from atma_sweep.results.store.store import Store
@@ -38,18 +38,18 @@ class Published:
     """The published cells as points of their space, [point]: needle accuracy at 64K, GPU-hours of the training, and the
     validation loss by step."""
 
-    space: Space
+    space: DesignSpace
     needle: np.ndarray
     hours: np.ndarray
     losses: Mapping[int, np.ndarray]
 
     @property
-    def model(self) -> Model:
+    def model(self) -> LinearModel:
         """What a grid estimates that declares the memory effect within a mixer."""
-        return Model(self.space, tuple(_terms(self.space)))
+        return LinearModel(self.space, tuple(_terms(self.space)))
 
 
-def _terms(space: Space) -> list[Term]:
+def _terms(space: DesignSpace) -> list[Term]:
     return closed([*space.terms(1), ("attn_type", "memory")])
 
 
@@ -57,7 +57,7 @@ def published(store: Store | None = None) -> Published:
     """The 120 cells of the paper's second version."""
     held = with_published(store, SWEEP) if store is not None else opened(None, SWEEP)
     data = gather(held, SWEEP)
-    space = Space({axis: tuple(data.levels(axis)) for axis in AXES})
+    space = DesignSpace({axis: tuple(data.levels(axis)) for axis in AXES})
     places = {cell.cell_id: place for cell in data.cells if (place := space.index(cell.levels)) is not None}
     needle, hours = (_numbers(data, places, *what) for what in (("needle", "digit_accuracy", 65536), ("throughput", "train_seconds", 0)))  # fmt: skip
     losses: dict[int, np.ndarray] = {}
@@ -106,15 +106,15 @@ def optimal(interaction: bool) -> Draw:
     """Forty cells that exchanges lead to from random ones, for main effects alone or with memory x attn_type."""
 
     def draw(given: Published, random: np.random.Generator) -> np.ndarray:
-        model = given.model if interaction else Model(given.space, tuple(given.space.terms(1)))
+        model = given.model if interaction else LinearModel(given.space, tuple(given.space.terms(1)))
         return point_exchange.improved(model.whitened, _beside(model), random.permutation(len(given.needle))[:40])
 
     return draw
 
 
-def _beside(model: Model) -> np.ndarray:
+def _beside(model: LinearModel) -> np.ndarray:
     """The interactions of two axes beside a model, orthonormal; as choice.d_optimal has them."""
-    left = residual(Model(model.space, tuple(model.space.terms(2))).every[:, 1:], model.every)
+    left = residual(LinearModel(model.space, tuple(model.space.terms(2))).every[:, 1:], model.every)
     basis, sizes, _ = np.linalg.svd(left, full_matrices=False)
     return np.asarray(basis[:, sizes > 1e-9 * sizes[0]] * np.sqrt(len(basis)))
 
@@ -128,7 +128,7 @@ def shipped(given: Published, random: np.random.Generator) -> np.ndarray:
 
 @cache
 def _forty(axes: tuple[tuple[str, tuple[str, ...]], ...]) -> np.ndarray:
-    space = Space(dict(axes))
+    space = DesignSpace(dict(axes))
     return space.points[design_choice.d_optimal(space, _terms(space), 40)[1]]
 
 
@@ -161,11 +161,11 @@ def replayed(given: Published, draw: Draw, *, draws: int = DRAWS, seed: int = 0)
     random = np.random.default_rng(seed)
     model, every = given.model, np.arange(len(given.needle))
     weights = {name: model.contrast("memory", "on", "off", within, "attn_type") for name, within in EFFECTS.items()}
-    full = {name: Fit(model, every, given.needle).estimate(one).value for name, one in weights.items()}
+    full = {name: DesignRegression(model, every, given.needle).estimate(one).value for name, one in weights.items()}
     found: dict[str, list[tuple[float, ...]]] = {name: [] for name in EFFECTS}
     for _ in range(draws):
         members = draw(given, random)
-        fits = [Fit(model, members, given.needle[members], pooled=pooled) for pooled in (False, True)]
+        fits = [DesignRegression(model, members, given.needle[members], pooled=pooled) for pooled in (False, True)]
         saved = 1 - given.hours[members].sum() / given.hours.sum()
         for name, truth in full.items():
             one, other = (fit.estimate(weights[name]) for fit in fits)

@@ -15,7 +15,7 @@ from atma_sweep.reports.figures import FIGURES, make_figure
 from atma_sweep.reports.figures.canvas import drawing
 from atma_sweep.reports.figures.canvas.figure_options import (
     STYLES,
-    Look,
+    FigureOptions,
     highlighted,
     look_of,
     millimetres,
@@ -142,7 +142,7 @@ class TestHighlight:
         ids = {cell.slug: cell.cell_id for cell in data.cells}
 
         def named(*words: str) -> tuple[str, ...]:
-            return highlighted(Look(), data, words).highlight
+            return highlighted(FigureOptions(), data, words).highlight
 
         assert named("slug-2") == (ids["slug-2"],)
         assert named(ids["slug-2"]) == (ids["slug-2"],)
@@ -154,7 +154,7 @@ class TestHighlight:
     @pytest.mark.parametrize("word", ["slug-22", "", ",", "memory=maybe", "on", "=", "pola\n"])
     def test_an_unknown_cell_is_one_line_with_hints(self, every: Store, word: str) -> None:
         with pytest.raises(ReportError) as error:
-            highlighted(Look(), gather(every), [word])
+            highlighted(FigureOptions(), gather(every), [word])
         assert "no cell of sweep all" in str(error.value)
         assert "slug-" in str(error.value)
 
@@ -169,7 +169,7 @@ class TestHighlight:
     def test_it_changes_the_picture(self, every: Store) -> None:
         for name in ("needle", "length", "loss", "pareto"):
             made = make_figure(name, every)
-            look = highlighted(Look(), gather(every), ["slug-3"])
+            look = highlighted(FigureOptions(), gather(every), ["slug-3"])
             assert rendered(made, look=look, trace=False) != rendered(made, trace=False), name
 
 
@@ -213,10 +213,10 @@ class TestOwnStyle:
 
 class TestTrace:
     def test_a_look_is_read_back(self) -> None:
-        look = Look(style="nature", width_mm=89.0, title=False, highlight=("a", "b"), own={"font.size": 7.0})
+        look = FigureOptions(style="nature", width_mm=89.0, title=False, highlight=("a", "b"), own={"font.size": 7.0})
         told = look.as_json()
-        assert look_of(json.loads(json.dumps(told))) == Look(**{**vars(look), "font": told["font"]})
-        assert look_of(None) == Look()
+        assert look_of(json.loads(json.dumps(told))) == FigureOptions(**{**vars(look), "font": told["font"]})
+        assert look_of(None) == FigureOptions()
 
     @pytest.mark.parametrize(
         "told",
@@ -256,7 +256,7 @@ class TestTrace:
     @pytest.mark.thorough
     def test_no_title_means_none(self, every: Store) -> None:
         made = make_figure("length", every)
-        bare, titled = (rendered(made, look=Look(title=on), trace=False).decode() for on in (False, True))
+        bare, titled = (rendered(made, look=FigureOptions(title=on), trace=False).decode() for on in (False, True))
         words = [" ".join(re.findall(r"<text [^>]*>([^<]+)</text>", svg)) for svg in (bare, titled)]
         assert "sweep all" in words[1]
         assert "sweep all" not in words[0]

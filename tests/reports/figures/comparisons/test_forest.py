@@ -11,8 +11,8 @@ import pandas as pd
 import pytest
 from atma_sweep.reports.figures import make_figure
 from atma_sweep.reports.figures.canvas import drawing
-from atma_sweep.reports.figures.canvas.base import Collected
-from atma_sweep.reports.figures.canvas.figure_options import Look
+from atma_sweep.reports.figures.canvas.base import FigureData
+from atma_sweep.reports.figures.canvas.figure_options import FigureOptions
 from atma_sweep.reports.figures.comparisons.forest import against, three_ticks
 from atma_sweep.reports.stats.effects.effects import effects, interactions
 from atma_sweep.reports.sweep_data import gather
@@ -126,7 +126,7 @@ def test_numbers_that_would_meet_are_left_out_but_zero(grid: Store) -> None:
         assert axes.get_xticks().tolist() == [-0.1, -0.05, 0.0, 0.05]
         assert [label.get_text() for label in axes.get_xticklabels()] == ["−0.1", "", "0", ""]
     check_column(figure)
-    wide = figure_of(replace(made, frame=parts[0]), Look())
+    wide = figure_of(replace(made, frame=parts[0]), FigureOptions())
     assert [label.get_text() for label in wide.axes[0].get_xticklabels()] == ["−0.1", "−0.05", "0", "0.05"]
 
 
@@ -162,13 +162,13 @@ class TestBadInput:
 
 
 @pytest.fixture(scope="module")
-def printed(published: Store) -> dict[str, Collected]:
+def printed(published: Store) -> dict[str, FigureData]:
     return {name: make_figure(name, published, "printed-v2") for name in ("effects", "interactions")}
 
 
 @pytest.mark.thorough
 class TestPrinted:
-    def test_means_are_those_of_pairs_counted_by_hand(self, printed: dict[str, Collected]) -> None:
+    def test_means_are_those_of_pairs_counted_by_hand(self, printed: dict[str, FigureData]) -> None:
         rows = {tuple(row[axis] for axis in AXES): float(row["val_loss"]) for row in paper.rows("complete-v2")}
         frame = printed["effects"].frame
         for _, one in frame[(frame["measure"] == "Val") & (frame["where"] == "")].iterrows():
@@ -181,7 +181,7 @@ class TestPrinted:
             assert (one["pairs"], one["mean"]) == (len(pairs), pytest.approx(mean(pairs), abs=1e-12))
         assert len(frame[frame["where"] == ""]) == 30
 
-    def test_interactions_are_those_of_fours_counted_by_hand(self, printed: dict[str, Collected]) -> None:
+    def test_interactions_are_those_of_fours_counted_by_hand(self, printed: dict[str, FigureData]) -> None:
         rows = {tuple(row[axis] for axis in AXES): float(row["val_loss"]) for row in paper.rows("complete-v2")}
         frame = printed["interactions"].frame
         for _, one in frame[frame["measure"] == "Val"].iterrows():
@@ -203,7 +203,7 @@ class TestPrinted:
             ]
             assert (one["fours"], one["mean"]) == (len(fours), pytest.approx(mean(fours), abs=1e-12))
 
-    def test_what_is_sure_is_what_the_tables_mark(self, published: Store, printed: dict[str, Collected]) -> None:
+    def test_what_is_sure_is_what_the_tables_mark(self, published: Store, printed: dict[str, FigureData]) -> None:
         data = gather(published, "printed-v2")
         known: dict[tuple[str, ...], Any] = {}
         for one in effects(data):
@@ -217,7 +217,7 @@ class TestPrinted:
             words = (tuple(row[name].split(" x ")) for name in ("axes", "levels", "references"))
             assert row["p"] == both[row["measure"], *words, ""].p_corrected
 
-    def test_a_mark_is_filled_by_the_corrected_p_alone(self, printed: dict[str, Collected]) -> None:
+    def test_a_mark_is_filled_by_the_corrected_p_alone(self, printed: dict[str, FigureData]) -> None:
         frame = printed["effects"].frame
         whole = frame[frame["where"] == ""]
         leaving = (whole["low"] > 0) | (whole["high"] < 0)
@@ -227,8 +227,8 @@ class TestPrinted:
         both = printed["interactions"].frame
         assert (len(both), int(both["sure"].sum())) == (144, 9)
 
-    def test_a_column_holds_them(self, printed: dict[str, Collected]) -> None:
+    def test_a_column_holds_them(self, printed: dict[str, FigureData]) -> None:
         for made in printed.values():
             check_column(figure_of(made))
-            figure = figure_of(made, Look())
+            figure = figure_of(made, FigureOptions())
             assert figure.get_figwidth() > 5

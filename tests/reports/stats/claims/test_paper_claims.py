@@ -11,12 +11,12 @@ import atma_sweep
 import pandas as pd
 import pytest
 from atma_sweep.reports.render import render
-from atma_sweep.reports.stats.claims.paper_claims import CLAIMS, SILENT, Facts
+from atma_sweep.reports.stats.claims.paper_claims import CLAIMS, SILENT, ClaimFacts
 from atma_sweep.reports.stats.effects.effect_types import FLOOR
 from atma_sweep.reports.sweep_data import gather, level_of
 from atma_sweep.reports.tables import make_table
 from atma_sweep.results.shipped import shared
-from atma_sweep.results.store.records import Measurement, Source
+from atma_sweep.results.store.records import CodeAndGpu, Measurement
 from scipy import stats
 
 MODES = ("baseline", "weak", "strong", "discrete", "zipfian")
@@ -31,7 +31,7 @@ def paper(published):
 
 @pytest.fixture(scope="module")
 def answers(paper):
-    return {claim.name: claim.asked_of(Facts(paper)) for claim in CLAIMS}
+    return {claim.name: claim.asked_of(ClaimFacts(paper)) for claim in CLAIMS}
 
 
 @pytest.fixture(scope="module")
@@ -205,7 +205,7 @@ class TestOtherNumbers:
     def changed(self, paper, name, change):
         values = {key: replace(value, **change(key, value)) for key, value in paper.values.items()}
         cells = [claim for claim in CLAIMS if claim.name == name]
-        return cells[0].asked_of(Facts(replace(paper, values=values)))
+        return cells[0].asked_of(ClaimFacts(replace(paper, values=values)))
 
     @pytest.mark.parametrize(
         ("name", "probe", "turn", "verdict"),
@@ -308,7 +308,7 @@ class TestTable:
         (written,) = [claim for claim in CLAIMS if claim.name == "written"]
         attempt = data.value(record.id, "decode", "written_per_s", 128).attempt_id
         for gpu, verdict in (("NVIDIA L4", "true"), ("NVIDIA L40S", SILENT), (None, SILENT)):
-            answer = written.asked_of(Facts(replace(data, sources={attempt: Source(gpu=gpu)})))
+            answer = written.asked_of(ClaimFacts(replace(data, sources={attempt: CodeAndGpu(gpu=gpu)})))
             assert (answer.verdict, answer.numbers["tokens_per_s"]) == (verdict, 900 * 128)
             assert answer.told.startswith(f"115200 at 128 on {gpu or 'no GPU'};")
 
@@ -334,11 +334,11 @@ def test_shares_of_a_gpu_say_nothing_of_speed():
     """Twelve cells of the replication shared each GPU: a share below 1 in the config of a cell that the sentence compares."""
     data = gather(shared("replication"), "replication")
     (claim,) = [one for one in CLAIMS if one.name == "mfu"]
-    found = claim.asked_of(Facts(data))
+    found = claim.asked_of(ClaimFacts(data))
     assert (found.verdict, found.numbers) == (SILENT, {})
     assert "share of a GPU" in found.told
     whole = {cell: {**config, "resources": {**config["resources"], "gpus": 1}} for cell, config in data.configs.items()}
-    found = claim.asked_of(Facts(replace(data, configs=whole)))
+    found = claim.asked_of(ClaimFacts(replace(data, configs=whole)))
     runs = [
         [
             data.value(cell.cell_id, "throughput", "mfu_paper", 0).value

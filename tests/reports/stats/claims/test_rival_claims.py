@@ -6,7 +6,7 @@ import numpy as np
 import pytest
 from atma_sweep.reports.figures import FIGURES, make_figure
 from atma_sweep.reports.number_format import column_of
-from atma_sweep.reports.stats.claims.paper_claims import CLAIMS, Facts
+from atma_sweep.reports.stats.claims.paper_claims import CLAIMS, ClaimFacts
 from atma_sweep.reports.stats.claims.rival_claims import sentences
 from atma_sweep.reports.stats.noise.best_probability import rivals
 from atma_sweep.reports.sweep_data import ReportError, gather
@@ -47,7 +47,7 @@ def test_the_wall_page(published: Store) -> None:
 
 
 def test_our_own_paper_is_asked_its_own_sentences_alone(published: Store) -> None:
-    assert sentences(Facts(gather(published, "printed-v2"))) == list(CLAIMS)
+    assert sentences(ClaimFacts(gather(published, "printed-v2"))) == list(CLAIMS)
 
 
 def own(store: Store, make: Any, given: dict[str, list[list[Measurement]]]) -> dict[str, tuple[str, str]]:

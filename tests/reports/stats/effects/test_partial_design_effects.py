@@ -13,13 +13,13 @@ import statsmodels.formula.api as smf
 from atma_sweep.reports.stats.anova import analyses
 from atma_sweep.reports.stats.effects.effects import FLOOR, contrasts, effects, interactions
 from atma_sweep.reports.stats.effects.matched_groups import contrast_column, numbers_of
-from atma_sweep.reports.stats.effects.partial_design_effects import Fit
+from atma_sweep.reports.stats.effects.partial_design_effects import DesignRegression
 from atma_sweep.reports.stats.significance.paired_tests import FITTED
 from atma_sweep.reports.sweep_data import SweepData, gather
 from atma_sweep.reports.tables import effects as tables
 from atma_sweep.results.contrasts import Contrast
 from atma_sweep.results.designs import design_choice
-from atma_sweep.results.designs.design_space import Model, Space, closed
+from atma_sweep.results.designs.design_space import DesignSpace, LinearModel, closed
 from atma_sweep.results.paper import with_published
 from atma_sweep.results.store.store import Store
 
@@ -34,7 +34,7 @@ FORMULA = "value ~ C(attn_type) * C(memory) + C(reg_mode) + C(distractor) + C(wi
 
 def part(data: SweepData, runs: int = 40) -> SweepData:
     """The sweep as if only a design of so many cells had been launched."""
-    space = Space({axis: tuple(data.levels(axis)) for axis in data.cells[0].levels})
+    space = DesignSpace({axis: tuple(data.levels(axis)) for axis in data.cells[0].levels})
     terms = closed([*space.terms(1), ("attn_type", "memory")])
     design, members = design_choice.d_optimal(space, terms, runs)
     cells = [cell for cell in data.cells if space.index(cell.levels) in set(members.tolist())]
@@ -104,10 +104,10 @@ def test_estimates_are_those_of_statsmodels(
 
 def test_the_pooled_variance_is_statsmodels_own() -> None:
     """With too few cells to spare for HC3."""
-    space = Space({"a": ("0", "1"), "b": ("0", "1"), "c": ("0", "1")})
-    model, members = Model(space, tuple(space.terms(1))), np.array([0, 1, 2, 4, 7, 3])
+    space = DesignSpace({"a": ("0", "1"), "b": ("0", "1"), "c": ("0", "1")})
+    model, members = LinearModel(space, tuple(space.terms(1))), np.array([0, 1, 2, 4, 7, 3])
     values = np.random.default_rng(1).normal(size=6)
-    fit = Fit(model, members, values)
+    fit = DesignRegression(model, members, values)
     assert not fit.robust
     frame = pd.DataFrame(space.points[members], columns=list("abc")).assign(value=values)
     theirs = smf.ols("value ~ a + b + c", frame).fit()

@@ -13,7 +13,7 @@ from atma_sweep.reports.sweep_data import SweepData, gather
 from atma_sweep.reports.tables import make_table
 from atma_sweep.results.contrasts import Contrast, as_options
 from atma_sweep.results.designs.design_option import Design
-from atma_sweep.results.designs.design_space import Space
+from atma_sweep.results.designs.design_space import DesignSpace
 from atma_sweep.results.stopping.alpha_spending import critical
 from atma_sweep.results.stopping.stopping_rule import Rule, as_option
 from atma_sweep.results.store.store import Store
@@ -89,7 +89,7 @@ def test_the_table_says_how_often_at_which_level_and_why_it_ended(replicated: St
 
 @pytest.mark.thorough
 def test_of_a_partial_design_the_row_is_least_squares_seed_by_seed(data: SweepData) -> None:
-    space = Space({"attn_type": ("polar", "nope"), "memory": ("off", "on")})
+    space = DesignSpace({"attn_type": ("polar", "nope"), "memory": ("off", "on")})
     design = Design(method="d-optimal", runs=3, space=space, terms=(("attn_type",), ("memory",)))
     three = replace(data, design=design, cells=[cell for cell in data.cells if cell.levels["attn_type"] == "polar" or cell.levels["memory"] == "off"])  # fmt: skip
     assert three.partial is not None
