@@ -7,7 +7,7 @@ from typing import TYPE_CHECKING
 if TYPE_CHECKING:
     from pathlib import Path
 
-    from .sweep.attempt.trained_cells import Trained
+    from .sweep.attempt.trained_cells import LoadedModel
 
 __all__ = ["__version__", "load"]
 __version__ = "0.1.0"
@@ -20,7 +20,7 @@ def load(
     runs: str | Path | None = None,
     sweep: str | None = None,
     device: str = "cpu",
-) -> Trained:
+) -> LoadedModel:
     """The trained model of a cell, by id or slug, with or without its seed, or by the beginning of either, with its tokenizer and its config.
 
         trained = atma_sweep.load("polar-baseline-d0-m0-w0-s0")

@@ -16,8 +16,8 @@ from .reports.commands import dashboard, report, show, status
 from .results.console.command_line import OneLine, completion_line
 from .results.console.streams import OutputClosed, open_standard_streams, write_out
 from .results.console.terminal_table import forgo_styles
-from .results.console.text import say, sentence
-from .results.errors import Expected
+from .results.console.text import echo_text, sentence
+from .results.errors import UserError
 from .sweep.bench.commands import bench_app
 from .sweep.commands.data import data_app
 from .sweep.commands.database import db_app, export, import_
@@ -28,9 +28,9 @@ from .sweep.commands.plan import plan
 from .sweep.commands.reference import OutFile, give_out, page, schema
 from .sweep.commands.runs import cancel, doctor, evaluate, launch, logs, pause, prune_checkpoints, resume, retry
 from .sweep.commands.sweeps import note, rename, sweeps, tag
-from .sweep.host.signals import Signals, Stop
+from .sweep.host.signals import StopRequested, StopSignals
 
-LONGEST_WORD = 400
+MAX_WORD_CHARS = 400
 """Letters of one in a message; a longer one is cut, since nobody reads it."""
 
 app = typer.Typer(
@@ -48,7 +48,7 @@ app.add_typer(bench_app, name="bench")
 
 def _version(asked: bool) -> None:
     if asked:
-        say(f"atma-sweep {__version__}")
+        echo_text(f"atma-sweep {__version__}")
         raise typer.Exit
 
 
@@ -83,7 +83,7 @@ def reference(out: OutFile = None) -> None:
     give_out(page(typer.main.get_command(app)), out)
 
 
-def _left_by(end: SystemExit) -> str | None:
+def _foreign_exit_location(end: SystemExit) -> str | None:
     """Where foreign code, a plugin say, ended the process; None for an end of ours."""
     from traceback import walk_tb
 
@@ -94,17 +94,17 @@ def _left_by(end: SystemExit) -> str | None:
     return None if ours else f"{frame.f_code.co_filename}:{line}"
 
 
-def _leave(line: str, code: int) -> NoReturn:
-    words = (word if len(word) <= LONGEST_WORD else f"{word[:60]}...{word[-20:]}" for word in sentence(line).split())
+def _exit_with_message(line: str, code: int) -> NoReturn:
+    words = (word if len(word) <= MAX_WORD_CHARS else f"{word[:60]}...{word[-20:]}" for word in sentence(line).split())
     write_out(f"atma-sweep: {' '.join(words)}\n", err=True)
     sys.exit(code)
 
 
-def _tell_bug(kind: type[BaseException], error: BaseException, trace: Any) -> None:
+def _print_traceback(kind: type[BaseException], error: BaseException, trace: Any) -> None:
     """As Python tells of an error, without the passwords and control characters that its words may hold."""
     from traceback import format_exception
 
-    say("".join(format_exception(kind, error, trace)), err=True, nl=False)
+    echo_text("".join(format_exception(kind, error, trace)), err=True, nl=False)
 
 
 def lean_app(words: Sequence[str]) -> typer.Typer:
@@ -130,28 +130,28 @@ def _check_working_folder() -> None:
     try:
         os.getcwd()
     except OSError:
-        _leave("the working folder was deleted; change to one that exists (cd) and try again", 3)
+        _exit_with_message("the working folder was deleted; change to one that exists (cd) and try again", 3)
 
 
-def _foreseen(error: Exception) -> Expected | None:
+def _foreseen(error: Exception) -> UserError | None:
     """Explain an error that a user can mend: of ours, of the system, or of a database; None for a bug."""
-    if isinstance(error, Expected):
+    if isinstance(error, UserError):
         return error
     if isinstance(error, ModuleNotFoundError) and error.name and error.name.partition(".")[0] != __package__:
         from .results.errors import PackageMissing
 
         return PackageMissing(error.name)
-    from .results.console.output_files import refusal
+    from .results.console.output_files import store_error_for
     from .results.maintenance.values import damage_of
     from .results.store.database import damage_behind, explain_driver_error, open_engines
 
-    return refusal(error) or explain_driver_error(error) or damage_behind() or damage_of(open_engines())
+    return store_error_for(error) or explain_driver_error(error) or damage_behind() or damage_of(open_engines())
 
 
 def _run(command: Callable[[], Any]) -> None:
     """Run a command until all that it printed is written."""
     try:
-        with Signals(raises=True):
+        with StopSignals(raises=True):
             command()
     finally:
         sys.stdout.flush()
@@ -169,20 +169,22 @@ def main(command: Callable[[], Any] | None = None) -> None:
     except OutputClosed as closed:
         sys.exit(closed.exit_code)
     except SystemExit as end:
-        where = _left_by(end)
+        where = _foreign_exit_location(end)
         if where is None:
             raise
-        _leave(f"{where} ended the command with exit code {end.code}; foreign code must not call sys.exit", 2)
+        _exit_with_message(
+            f"{where} ended the command with exit code {end.code}; foreign code must not call sys.exit", 2
+        )
     except Exception as error:
         known = _foreseen(error)
         if known is None:
-            sys.excepthook = _tell_bug
+            sys.excepthook = _print_traceback
             raise
-        _leave(str(known), known.exit_code)
-    except Stop as stop:
-        _leave(str(stop), stop.exit_code)
+        _exit_with_message(str(known), known.exit_code)
+    except StopRequested as stop:
+        _exit_with_message(str(stop), stop.exit_code)
     except KeyboardInterrupt:
-        _leave("stopped by Ctrl-C", 130)
+        _exit_with_message("stopped by Ctrl-C", 130)
 
 
 if __name__ == "__main__":

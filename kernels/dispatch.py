@@ -49,17 +49,17 @@ class _Switch:
     passed: Path | None = None
 
 
-def use_plain_torch(plain: bool = True) -> None:
+def use_torch_backend(plain: bool = True) -> None:
     """For the rest of this process: torch's own operations everywhere (`train.kernels: torch`), or the best there is."""
     _Switch.plain = plain
 
 
-def plain_torch() -> bool:
+def is_torch_only() -> bool:
     """Whether only torch's own operations may be used."""
     return _Switch.plain
 
 
-def remember_passed(folder: Path | None) -> None:
+def cache_self_tests(folder: Path | None) -> None:
     """For the rest of this process: self-tests that pass are noted in that folder, and those noted there are not run.
 
     The folder is for one type of GPU, one driver, and one version each of torch and Triton; a note is for the sources of all
@@ -188,7 +188,7 @@ def failure(op: str, error: Callable[..., float], *case: Hashable) -> str | None
     """What the self-test `error(*case, seed=)` of an op found wrong; None if nothing. Tried once in a process, also in vain.
 
     Wrong is too large a relative error, the median of `DRAWS` seeds, and whatever compiler and GPU raise. The draws have one
-    shape, so kernels are compiled once. See `remember_passed`.
+    shape, so kernels are compiled once. See `cache_self_tests`.
     """
     note = _note(op, error.__module__, error.__qualname__, case)
     with contextlib.suppress(OSError):
@@ -209,7 +209,7 @@ def failure(op: str, error: Callable[..., float], *case: Hashable) -> str | None
     return None
 
 
-def both_ways(
+def result_and_gradients(
     attention: Callable[..., Tensor], backend: str, dtype: torch.dtype, narrow: Sequence[Tensor], wide: Sequence[Tensor] = ()
 ) -> tuple[list[Tensor], list[Tensor]]:  # fmt: skip
     """Result and gradients by `backend` in `dtype`, and by "torch" in float32, as `worst` compares them.
@@ -237,7 +237,7 @@ def self_test(
         draw = torch.Generator().manual_seed(seed)
         tensors = [torch.randn(1, tokens, heads, head_dim, generator=draw).to(device, dtype) for heads in (2, 1, 1)]
         wide = [x.to(device) for x in more(head_dim, draw)]
-        return worst(*both_ways(functools.partial(attention, **options), backend, dtype, tensors, wide))
+        return worst(*result_and_gradients(functools.partial(attention, **options), backend, dtype, tensors, wide))
 
     return error
 

@@ -16,16 +16,16 @@ from ..kernels.conv.op import choose_backend
 from ..kernels.norms import rms_norm
 from .config import ModelConfig
 from .kv_cache import CacheCapacity, DecodeStep, KVView, Pools, has_step
-from .layers import Canon, Linear, RMSNorm, few, in_pieces, join
+from .layers import Canon, Linear, RMSNorm, fuse_weights, fused_rows, map_chunks
 from .registry import MEMORIES, MIXERS
 from .resolve import NO_MEMORY, memory_settings, mixer_settings
 
 Plain = tuple[dict[str, Tensor], list[Tensor] | None, Any]
-"""What `States` holds, as `step` takes it."""
+"""What `LayerState` holds, as `step` takes it."""
 
 
 @dataclass(frozen=True)
-class States:
+class LayerState:
     """Of a global layer, for texts that are written token by token."""
 
     pools: Pools
@@ -98,10 +98,10 @@ class Attention(nn.Module):
     def _mixed(self, x_BTD: Tensor, window: int | None, chunk: int) -> tuple[Tensor, Tensor, Tensor, Tensor]:
         """(what `evaluate` returns without the memory's part, q, k, v)."""
         halo = 0 if self.canon is None else self.canon.halo
-        q_BTHX, k_BTJX, v_BTJX, *gate = in_pieces(self._inputs, (x_BTD,), chunk, halo)
+        q_BTHX, k_BTJX, v_BTJX, *gate = map_chunks(self._inputs, (x_BTD,), chunk, halo)
         mixed = self.mixer.evaluate(q_BTHX, k_BTJX, v_BTJX, window=window, chunk=chunk, **self._read(x_BTD))
         y_BTHX, extra_BTD = mixed if isinstance(mixed, tuple) else (mixed, None)
-        (out_BTD,) = in_pieces(self._output, (y_BTHX, *gate), chunk)
+        (out_BTD,) = map_chunks(self._output, (y_BTHX, *gate), chunk)
         return out_BTD if extra_BTD is None else out_BTD + extra_BTD, q_BTHX, k_BTJX, v_BTJX
 
     def projections(self) -> list[Linear]:
@@ -121,12 +121,12 @@ class Attention(nn.Module):
         parts = (self.mixer,) if self.memory is None else (self.mixer, self.memory)
         return all(type(part).__module__.startswith(f"{ours}.") and part.one_stream for part in parts)
 
-    def open(self, room: CacheCapacity) -> States:
+    def open(self, room: CacheCapacity) -> LayerState:
         """Empty states of texts that `step` goes on with."""
         tails = None if self.canon is None else self.canon.open(room)
-        return States(Pools(room), tails, None if self.memory is None else self.memory.open(room))
+        return LayerState(Pools(room), tails, None if self.memory is None else self.memory.open(room))
 
-    def begin(self, x_1TD: Tensor, states: States, step: DecodeStep, *, chunk: int) -> Tensor:
+    def begin(self, x_1TD: Tensor, states: LayerState, step: DecodeStep, *, chunk: int) -> Tensor:
         """`evaluate` of one text from its start, of which the states then hold what `step` needs."""
         out_1TD, q, k, v = self._mixed(x_1TD, step.window, chunk)
         places_1T = torch.arange(x_1TD.shape[1], device=x_1TD.device)[None]
@@ -151,14 +151,14 @@ class Attention(nn.Module):
     def few_step(self, x_BD: Tensor, norm: RMSNorm, under_BD: Tensor, states: Plain, step: DecodeStep) -> Tensor:
         """under + what `step` gives at norm(x), for so few texts that a product costs what reading its matrix does.
 
-        The matrices are in x's type and side by side (`Backbone.join`).
+        The matrices are in x's type and side by side (`Backbone.fuse_weights`).
         """
         assert self.joined is not None
         if self.memory is not None or self.mixer.reads_input:
             x_BD = norm(x_BD)
-            x_BE = few(x_BD, *self.joined)
+            x_BE = fused_rows(x_BD, *self.joined)
         else:
-            x_BE = few(x_BD, *self.joined, norm=norm)
+            x_BE = fused_rows(x_BD, *self.joined, norm=norm)
         y_BE, *more = self._stepped(x_BE, x_BD, states, step)
         out_BD = self.proj.few(y_BE, under_BE=under_BD)
         for part_BD in more:
@@ -224,7 +224,7 @@ class Attention(nn.Module):
 
     def join(self) -> None:
         """Lays the matrices of q, k and v one below the other, for `step`: one product instead of three, of the same numbers."""
-        self.joined = join([self.w_q, self.w_k, self.w_v])
+        self.joined = fuse_weights([self.w_q, self.w_k, self.w_v])
         if self.canon is not None:
             self.canon.join()
         if self.memory is not None:

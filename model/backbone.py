@@ -23,13 +23,13 @@ from ..kernels.fp8 import rows as fp8_rows
 from ..kernels.row_linear.op import choose_backend
 from ..kernels.sketch import op as sketch
 from . import registry
-from .attention import Attention, States
+from .attention import Attention, LayerState
 from .bases import EmbeddingTable, Position
-from .block import Block, Kept
-from .compilation import one_graph
+from .block import Block, KVView
+from .compilation import compile_full_graph
 from .config import ModelConfig
-from .kv_cache import CacheCapacity, DecodeStep, Ledger
-from .layers import CausalConv, Linear, RMSNorm, TiedHead, few, in_pieces
+from .kv_cache import CacheCapacity, DecodeStep, PageTables
+from .layers import CausalConv, Linear, RMSNorm, TiedHead, fused_rows, map_chunks
 from .resolve import (
     NO_POSITIONS,
     NO_REGULARIZER,
@@ -38,7 +38,7 @@ from .resolve import (
     longest_text,
     position_settings,
 )
-from .rng import generator, seed_of
+from .rng import derive_seed, rng_stream
 
 
 class StepFunctions(NamedTuple):
@@ -50,7 +50,7 @@ class StepFunctions(NamedTuple):
 
 
 @dataclass(frozen=True)
-class Auxiliary:
+class AuxiliaryTerms:
     """That a forward pass is one of training: the auxiliary terms, and what its random draws depend on."""
 
     regularizer: str
@@ -85,7 +85,7 @@ class RandomDraws:
     regularizer: Callable[..., Tensor] | None = None
     sketches_LKD: Tensor | None = None
     distractors: dict[int, Tensor] = field(default_factory=dict)
-    kept: dict[int, Kept] = field(default_factory=dict)
+    kept: dict[int, KVView] = field(default_factory=dict)
     places_BT: Tensor | None = None
 
     def tensors(self) -> list[Tensor]:
@@ -181,9 +181,9 @@ class Backbone(nn.Module):
         """
         for path, module in self.named_modules():
             for name, parameter in module.named_parameters(path, recurse=False):
-                _fill(module, parameter, generator(seed, "init", name), self.config)
+                _fill(module, parameter, rng_stream(seed, "init", name), self.config)
         if self.config.init == "llama" and isinstance(self.head, Linear):
-            self.head.weight.copy_(HEAD_STD * _normal(self.head.weight, generator(seed, "init", "head.weight")))
+            self.head.weight.copy_(HEAD_STD * _normal(self.head.weight, rng_stream(seed, "init", "head.weight")))
             if self.head.bias is not None:
                 self.head.bias.zero_()
 
@@ -192,10 +192,10 @@ class Backbone(nn.Module):
         """Where tokens stand when nothing is drawn for a step: one draw for all texts of a length, on every machine."""
         if self.positions is None:
             return None
-        return self.positions.places(1, length, generator(0, "places of an evaluation", length)).to(self.device)
+        return self.positions.places(1, length, rng_stream(0, "places of an evaluation", length)).to(self.device)
 
     def features(
-        self, tokens_BT: Tensor, *, full_context: bool = False, auxiliary: Auxiliary | RandomDraws | None = None,
+        self, tokens_BT: Tensor, *, full_context: bool = False, auxiliary: AuxiliaryTerms | RandomDraws | None = None,
         chunk: int | None = None,
     ) -> Features:  # fmt: skip
         """Hidden states of int64 tokens [B, T], and the auxiliary terms asked for, with what they draw or have drawn.
@@ -246,15 +246,15 @@ class Backbone(nn.Module):
             # the compiler counts the graphs of all kinds of blocks and of all shapes together
             compiler: Any = importlib.import_module("torch._dynamo.config")
             compiler.recompile_limit = max(compiler.recompile_limit, 8 * len(self.blocks))
-            self._forward_block = one_graph(Block.forward, backend, mixed=mixed)
-            self._forward_end = one_graph(_end, backend, mixed=mixed)
+            self._forward_block = compile_full_graph(Block.forward, backend, mixed=mixed)
+            self._forward_end = compile_full_graph(_end, backend, mixed=mixed)
         else:
-            self._forward_blocks = one_graph(self._blocks, backend, mixed=mixed)
+            self._forward_blocks = compile_full_graph(self._blocks, backend, mixed=mixed)
         self._compiler = f"{backend}, block by block," if regional else backend
 
     def _blocks(
         self, tokens_BT: Tensor, window: int | None, regularizer: Callable[..., Tensor] | None,
-        sketches_LKD: Tensor | None, distractors: dict[int, Tensor], kept: dict[int, Kept], places_BT: Tensor | None,
+        sketches_LKD: Tensor | None, distractors: dict[int, Tensor], kept: dict[int, KVView], places_BT: Tensor | None,
     ) -> tuple[Tensor, Tensor | None, Tensor | None]:  # fmt: skip
         """What `Features` holds, from draws that are made: sketches of K directions, one a layer, distractors [B, R, D] by layer."""
         x_BTD = self._embedded(tokens_BT, places_BT)
@@ -276,7 +276,7 @@ class Backbone(nn.Module):
             x_BTD = x_BTD + self.positions(places_BT).to(x_BTD.dtype)
         return x_BTD.to(self.dtype)
 
-    def draw(self, auxiliary: Auxiliary, rows: int, length: int) -> RandomDraws:
+    def draw(self, auxiliary: AuxiliaryTerms, rows: int, length: int) -> RandomDraws:
         """What `features` needs for [rows, length] tokens and draws itself otherwise. Raises as it does."""
         check_regularizer(auxiliary.regularizer)
         self._check_distractor(auxiliary)
@@ -285,27 +285,27 @@ class Backbone(nn.Module):
         key = f"{auxiliary.step}.{auxiliary.micro}"
         if auxiliary.regularizer != NO_REGULARIZER:
             found.regularizer = registry.REGULARIZERS.load(auxiliary.regularizer)
-            draw = generator(auxiliary.seed, "sketch", key, device=device)
+            draw = rng_stream(auxiliary.seed, "sketch", key, device=device)
             found.sketches_LKD = torch.randn(layers, auxiliary.sketch, width, generator=draw, device=device)
         for layer in filter(self.config.is_global, range(layers) if auxiliary.distractor else ()):
             count = length if auxiliary.distractor_count is None else auxiliary.distractor_count
-            draw = generator(auxiliary.seed, "distractor", f"{key}.{layer}", device=device)
+            draw = rng_stream(auxiliary.seed, "distractor", f"{key}.{layer}", device=device)
             # CUDA draws the same numbers in either type, the CPU others
             drawn = self.dtype if device.type == "cuda" else torch.float32
             normal = torch.randn(rows, count, width, generator=draw, device=device, dtype=drawn)
             found.distractors[layer] = normal.to(self.dtype)
         if self.positions is not None:
-            draw = generator(auxiliary.seed, "places", key, device=device)
+            draw = rng_stream(auxiliary.seed, "places", key, device=device)
             found.places_BT = self.positions.places(rows, length, draw)
         if self.config.dropout:
             found.kept = {layer: self._kept(auxiliary, layer, rows, length) for layer in range(layers)}
         return found
 
-    def _kept(self, auxiliary: Auxiliary, layer: int, rows: int, length: int) -> Kept:
+    def _kept(self, auxiliary: AuxiliaryTerms, layer: int, rows: int, length: int) -> KVView:
         def one(branch: str) -> Tensor:
             key = f"{auxiliary.step}.{auxiliary.micro}.{layer}.{branch}"
             kept = torch.empty(rows, length, self.config.d_model, dtype=torch.bool, device=self.device)
-            draw = generator(auxiliary.seed, "dropout", key, device=self.device)
+            draw = rng_stream(auxiliary.seed, "dropout", key, device=self.device)
             return kept.bernoulli_(1 - self.config.dropout, generator=draw)
 
         return one("mix"), one("mlp")
@@ -322,7 +322,7 @@ class Backbone(nn.Module):
         """
         for block in self.blocks:
             x_BTD = block.evaluate(x_BTD, window=window, chunk=chunk)
-        (hidden_BTD,) = in_pieces(lambda x: (self.norm(x),), (x_BTD,), chunk)
+        (hidden_BTD,) = map_chunks(lambda x: (self.norm(x),), (x_BTD,), chunk)
         return hidden_BTD
 
     def why_no_step(self) -> str | None:
@@ -348,7 +348,7 @@ class Backbone(nn.Module):
         return self.logits(self.norm(x_1TD[0, -1]))
 
     def step(
-        self, tokens_B: Tensor, states: list[Any], ledger: Ledger, slots_B: Tensor, window: int | None,
+        self, tokens_B: Tensor, states: list[Any], ledger: PageTables, slots_B: Tensor, window: int | None,
         parts: StepFunctions | None = None,
     ) -> Tensor:  # fmt: skip
         """Logits [B, V] behind the next token of some texts, int64 [B]; states and ledger are changed in place.
@@ -359,7 +359,7 @@ class Backbone(nn.Module):
         x_BD, branch_BD, step = parts.first(self, tokens_B, ledger, slots_B, window)
         for block, state in zip(self.blocks, states, strict=True):
             x_BD, branch_BD = parts.block(
-                block, x_BD, branch_BD, state.plain if isinstance(state, States) else state, step
+                block, x_BD, branch_BD, state.plain if isinstance(state, LayerState) else state, step
             )
         return parts.last(self, x_BD, branch_BD)
 
@@ -405,7 +405,7 @@ class Backbone(nn.Module):
         if weight_VD.dtype != x_BD.dtype:
             return self.logits(self.norm(x_BD))
         assert isinstance(self.norm, RMSNorm)
-        return softcap(few(x_BD, weight_VD, bias_V, norm=self.norm), self._cap)
+        return softcap(fused_rows(x_BD, weight_VD, bias_V, norm=self.norm), self._cap)
 
     @property
     def _head(self) -> tuple[Tensor, Tensor | None]:
@@ -444,7 +444,7 @@ class Backbone(nn.Module):
         paths["cross_entropy"] = str(cross_entropy.choose_backend(self.device, self.dtype, self._cap < math.inf))
         return paths
 
-    def _check_distractor(self, auxiliary: Auxiliary) -> None:
+    def _check_distractor(self, auxiliary: AuxiliaryTerms) -> None:
         if not auxiliary.distractor:
             return
         if not registry.MIXERS.load(self.config.attn_type).has_distractor:
@@ -459,7 +459,7 @@ def build(
     """An initialised network on `device`: the same weights for the same (config, seed) on every device."""
     with torch.random.fork_rng(devices=[]):
         # A mixer may draw in its constructor; the global generator is left as it was.
-        torch.random.default_generator.manual_seed(seed_of(seed, "init", "constructors"))
+        torch.random.default_generator.manual_seed(derive_seed(seed, "init", "constructors"))
         model = Backbone(config, dtype=dtype)
     model.init_weights(seed)
     return model.to(device)
@@ -523,7 +523,7 @@ def _block(block: Block, *args: Any, **named: Any) -> tuple[Tensor, Tensor | Non
 
 
 def _step_first(
-    model: Backbone, tokens_B: Tensor, ledger: Ledger, slots_B: Tensor, window: int | None
+    model: Backbone, tokens_B: Tensor, ledger: PageTables, slots_B: Tensor, window: int | None
 ) -> tuple[Tensor, Tensor | None, DecodeStep]:
     step = ledger.advance(slots_B, window)
     places_B1 = None if model.positions is None else step.places[:, None]

@@ -23,9 +23,9 @@ from .bounds import MAX_FLOAT
 from .config import Config, Flag, Float, ModelConfig, knob
 from .kv_cache import CacheCapacity
 
-Before = Callable[[str], Tensor]
+PreviousToken = Callable[[str], Tensor]
 """Name -> what was kept of the token before, [B, ...], zeros where there is none."""
-Mixed = Tensor | tuple[Tensor, Tensor]
+MixerOutput = Tensor | tuple[Tensor, Tensor]
 """y [B, T, H, X], or (y, extra [B, T, D]) with a term that is added after the output projection."""
 
 
@@ -73,12 +73,12 @@ class Part(nn.Module):
         return {}
 
 
-def _forward(self: Mixer, *qkv: Tensor, window: int | None, **read: Tensor) -> Mixed:
+def _forward(self: Mixer, *qkv: Tensor, window: int | None, **read: Tensor) -> MixerOutput:
     raise NotImplementedError(f"{type(self).__name__} defines no forward")
 
 
-def _evaluate_whole(self: Mixer, *qkv: Tensor, window: int | None, chunk: int, **read: Tensor) -> Mixed:
-    mixed: Mixed = self.forward(*qkv, window=window, **read)
+def _evaluate_whole(self: Mixer, *qkv: Tensor, window: int | None, chunk: int, **read: Tensor) -> MixerOutput:
+    mixed: MixerOutput = self.forward(*qkv, window=window, **read)
     return mixed
 
 
@@ -120,12 +120,12 @@ class Mixer(Part):
         return True
 
     # These two are attributes, as torch's own `forward` is, because a mixer that reads its input takes one more argument.
-    forward: Callable[..., Mixed] = _forward
+    forward: Callable[..., MixerOutput] = _forward
     """forward(q_BTHX, k_BTJX, v_BTJX, *, window) -> Mixed, with `x_BTD` as well if `reads_input`.
 
     Query i may see the keys i - window < j <= i, all up to i when `window` is None; never a later one.
     """
-    evaluate: Callable[..., Mixed] = _evaluate_whole
+    evaluate: Callable[..., MixerOutput] = _evaluate_whole
     """evaluate(q_BTHX, k_BTJX, v_BTJX, *, window, chunk) -> Mixed, with `x_BTD` as well if `reads_input`: `forward` for
     evaluation, which works through `chunk` tokens at a time. The default is `forward` itself.
 
@@ -136,7 +136,7 @@ class Mixer(Part):
     """log_gates(k_BTJX=..., with `x_BTD` as well if `reads_input`) -> what each token keeps of what lies before it, in natural
     logs: [B, T, P], or [B, T, P, X] where every channel of a head has its own. None, as by default: no gates. For probes."""
 
-    step: Callable[..., Mixed] | None = None
+    step: Callable[..., MixerOutput] | None = None
     """step(q_BHX, kept) -> what `forward` gives at the last token of each text, [B, H, X] or with [B, D]; with `x_BD` as well if
     `reads_input`. `kept` (kv_cache.py) has what `keep` returned for every token. None: texts are worked out anew for each token
     that is written. The answer of a class above is not taken for that of a class below it."""
@@ -155,15 +155,15 @@ class Mixer(Part):
         raise NotImplementedError(f"{type(self).__name__} defines no distractor loss")
 
 
-class InBlocks(Mixer):
+class QueryBlockMixer(Mixer):
     """A mixer whose `forward` also takes `block`, the number of queries that it scores at a time."""
 
     def evaluate(
         self, q_BTHX: Tensor, k_BTJX: Tensor, v_BTJX: Tensor, *, window: int | None, chunk: int, **read: Tensor
-    ) -> Mixed:
+    ) -> MixerOutput:
         """`forward` with as many queries at a time as keep the scores within what a chunk may hold."""
         block = query_block(chunk, *q_BTHX.shape[:2])
-        mixed: Mixed = self.forward(q_BTHX, k_BTJX, v_BTJX, window=window, block=block, **read)
+        mixed: MixerOutput = self.forward(q_BTHX, k_BTJX, v_BTJX, window=window, block=block, **read)
         return mixed
 
 

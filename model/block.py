@@ -18,9 +18,9 @@ from ..kernels.row_linear.op import row_conv_step
 from .attention import Attention
 from .config import ModelConfig
 from .kv_cache import CacheCapacity, DecodeStep
-from .layers import MLP, CausalConv, Linear, RMSNorm, drop, in_pieces
+from .layers import MLP, CausalConv, Linear, RMSNorm, drop, map_chunks
 
-Kept = tuple[Tensor, Tensor]
+KVView = tuple[Tensor, Tensor]
 """What dropout leaves of a block's two branches, bool [B, T, D] each."""
 
 
@@ -44,7 +44,7 @@ class GatedConv(nn.Module):
 
     def evaluate(self, x_BTD: Tensor, *, window: int | None, chunk: int) -> Tensor:
         # a slice of several rows has gaps, and in 16 bits its products round otherwise than those of a copy
-        return in_pieces(lambda x: self._out(x.contiguous()), (x_BTD,), chunk, self.conv.halo)[0]
+        return map_chunks(lambda x: self._out(x.contiguous()), (x_BTD,), chunk, self.conv.halo)[0]
 
     def projections(self) -> list[Linear]:
         return [self.in_proj, self.out_proj]
@@ -99,7 +99,7 @@ class Block(nn.Module):
 
     def forward(
         self, x_BTD: Tensor, *, window: int | None, distractors_BRD: Tensor | None = None,
-        kept: Kept | tuple[None, None] = (None, None),
+        kept: KVView | tuple[None, None] = (None, None),
     ) -> tuple[Tensor, Tensor | None]:  # fmt: skip
         normed_BTD = self.norm1(x_BTD)
         out_BTD, loss = self.mix(normed_BTD, window=window, distractors_BRD=distractors_BRD)
@@ -120,11 +120,11 @@ class Block(nn.Module):
         return self._evaluated(x_BTD, lambda normed: self.mix.evaluate(normed, window=window, chunk=chunk), chunk)
 
     def _evaluated(self, x_BTD: Tensor, mix: Callable[[Tensor], Tensor], chunk: int) -> Tensor:
-        (normed_BTD,) = in_pieces(lambda x: (self.norm1(x),), (x_BTD,), chunk)
+        (normed_BTD,) = map_chunks(lambda x: (self.norm1(x),), (x_BTD,), chunk)
         x_BTD = self._under(x_BTD, normed_BTD) + mix(normed_BTD)
-        (out_BTD,) = in_pieces(lambda x: (self.mlp(self.norm2(x)),), (x_BTD,), chunk)
+        (out_BTD,) = map_chunks(lambda x: (self.mlp(self.norm2(x)),), (x_BTD,), chunk)
         if self.normed:
-            (x_BTD,) = in_pieces(lambda x: (self.norm2(x),), (x_BTD,), chunk)
+            (x_BTD,) = map_chunks(lambda x: (self.norm2(x),), (x_BTD,), chunk)
         return x_BTD + out_BTD
 
     def begin(self, x_1TD: Tensor, states: Any, step: DecodeStep, *, chunk: int) -> Tensor:

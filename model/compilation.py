@@ -26,7 +26,9 @@ MIXED = "triton.mix_order_reduction"
 """Setting of torch's compiler: sums over rows and over columns of the same tensor in one kernel."""
 
 
-def one_graph(part: Callable[..., Any], backend: str = "inductor", *, mixed: bool = True) -> Callable[..., Any]:
+def compile_full_graph(
+    part: Callable[..., Any], backend: str = "inductor", *, mixed: bool = True
+) -> Callable[..., Any]:
     """`part`, compiled at its first call for each shape. Raises CompileError where it does not become one graph.
 
     `mixed` False: no kernel sums over rows and columns at once, which torch 2.11 gets wrong where 8-bit casts are among them: it

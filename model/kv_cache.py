@@ -160,7 +160,7 @@ class KVView:
 
 
 @dataclass(frozen=True)
-class Ledger:
+class PageTables:
     """Pages and lengths of every text, on the device, where they stay between steps."""
 
     tables_RP: Tensor
@@ -193,7 +193,7 @@ class Book:
         self._table = np.full((room.rows, pages_of_a_text), DUMMY, np.int32)
         self._first, self._end, self._length = (np.zeros(room.rows, np.int64) for _ in range(3))
         self._open = np.zeros(room.rows, np.bool_)
-        self.ledger = Ledger(
+        self.ledger = PageTables(
             torch.full((room.rows, pages_of_a_text), DUMMY, dtype=torch.int32, device=room.device),
             torch.zeros(room.rows, dtype=torch.int32, device=room.device),
             room.page,
@@ -218,7 +218,7 @@ class Book:
     def grow(self, slots: Sequence[int], tokens: int = 1, window: int | None = None) -> None:
         """Room for so many more tokens of each; pages that no later token will see become free. Rows that are nobody's get none.
 
-        Raises CacheFull, with nothing changed. The device counts the tokens itself, in `Ledger.advance`.
+        Raises CacheFull, with nothing changed. The device counts the tokens itself, in `PageTables.advance`.
         """
         rows = np.asarray(slots, np.int64)
         rows = rows[self._open[rows]]

@@ -38,7 +38,7 @@ class Linear(nn.Module):
         self, x_BD: Tensor, *, norm: RMSNorm | None = None, gate: str = "none", under_BE: Tensor | None = None
     ) -> Tensor:
         """under + gate(norm(x) Wᵀ + b) of a few rows, see `row_linear`; W and b are in x's type."""
-        return few(x_BD, self.weight, self.bias, norm=norm, gate=gate, under_BE=under_BE)
+        return fused_rows(x_BD, self.weight, self.bias, norm=norm, gate=gate, under_BE=under_BE)
 
     def forward(self, x: Tensor) -> Tensor:
         if self.fp8 is not None:
@@ -46,7 +46,7 @@ class Linear(nn.Module):
         return functional.linear(x, self.weight.to(x.dtype), None if self.bias is None else self.bias.to(x.dtype))
 
 
-def join(parts: Sequence[Linear | CausalConv]) -> tuple[Tensor, Tensor | None]:
+def fuse_weights(parts: Sequence[Linear | CausalConv]) -> tuple[Tensor, Tensor | None]:
     """(matrices one below the other, their biases or None); the parts then are views of these, so nothing is kept twice."""
     weight = torch.cat([part.weight.detach() for part in parts])
     rows = [len(part.weight) for part in parts]
@@ -61,7 +61,7 @@ def join(parts: Sequence[Linear | CausalConv]) -> tuple[Tensor, Tensor | None]:
     return weight, bias
 
 
-def few(
+def fused_rows(
     x_BD: Tensor, w_ED: Tensor, bias_E: Tensor | None, *, norm: RMSNorm | None = None, gate: str = "none",
     under_BE: Tensor | None = None,
 ) -> Tensor:  # fmt: skip
@@ -174,7 +174,7 @@ class Canon(nn.Module):
 
     def join(self) -> None:
         """Lays the filters side by side for `step`, the same numbers in the same type."""
-        self.joined_CW = join([self.q, self.k, self.v])[0].squeeze(1)
+        self.joined_CW = fuse_weights([self.q, self.k, self.v])[0].squeeze(1)
 
     def step(self, tails: list[Tensor], slots_B: Tensor, x_BE: Tensor, heads: tuple[int, int, int]) -> Tensor:
         """q, k and v of one new token, [B, C], from what stands side by side in x, see `canon_step`."""
@@ -195,7 +195,7 @@ class Canon(nn.Module):
         )
 
 
-def spans(rows: int, length: int, chunk: int, multiple: int = 1) -> Iterator[tuple[int, int]]:
+def chunk_bounds(rows: int, length: int, chunk: int, multiple: int = 1) -> Iterator[tuple[int, int]]:
     """(first token, end) of pieces of `length` tokens; `rows` times a piece is about `chunk` tokens, and at least `rows`.
 
     Every piece but the last is a multiple of `multiple` tokens long. Raises ValueError for a chunk below 1.
@@ -207,7 +207,7 @@ def spans(rows: int, length: int, chunk: int, multiple: int = 1) -> Iterator[tup
         yield start, min(start + step, length)
 
 
-def in_pieces(
+def map_chunks(
     function: Callable[..., tuple[Tensor, ...]], inputs: Sequence[Tensor], chunk: int, halo: int = 0
 ) -> tuple[Tensor, ...]:
     """`function` of inputs [B, T, ...], called with about `chunk` tokens at a time; its results are [B, T, ...] too.
@@ -216,7 +216,7 @@ def in_pieces(
     """
     b, t = inputs[0].shape[:2]
     wholes: tuple[Tensor, ...] = ()
-    for start, stop in spans(b, t, chunk):
+    for start, stop in chunk_bounds(b, t, chunk):
         first = max(0, start - halo)
         parts = function(*(x[:, first:stop] for x in inputs))
         if stop - start == t:

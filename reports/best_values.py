@@ -10,22 +10,22 @@ from statistics import fmean
 from typing import TYPE_CHECKING, Any, Literal
 
 from ..results.store.records import CellState
-from .number_format import Column, rounded
-from .sweep_data import WEIGHTED, SweepData
-from .table import Entry
+from .number_format import Column, format_number
+from .sweep_data import WEIGHTED_SUFFIX, SweepData
+from .table import TableEntry
 
 if TYPE_CHECKING:
     from .stats.noise.best_probability import Candidate, Stratum
     from .stats.noise.run_noise import Spread
 
 Rank = Literal["column", "row", "none"]
-Grid = tuple[tuple[Entry, ...], ...]
+Grid = tuple[tuple[TableEntry, ...], ...]
 Place = tuple[int, int]
 NAMED = 2  # of several numbers that print as the same best one
 
 
 @dataclass(frozen=True)
-class Luck:
+class WinnersCurse:
     """How far above their mean the best of so many near-replicates of the best one's stratum lies by chance alone: `amount` in the
     metric's own unit, `weight` as a part of what lies between the worst and the best number."""
 
@@ -38,7 +38,7 @@ class Luck:
 
 
 @dataclass(frozen=True, kw_only=True)
-class Contest:
+class RankedGroup:
     """Numbers that are held against each other, by their places in the grid; `kinds` says where the spread comes from."""
 
     heading: str
@@ -46,17 +46,17 @@ class Contest:
     chances: Mapping[Place, float]
     kinds: tuple[str, ...] = ()
     seeds: int = 1
-    luck: Luck | None = None
+    luck: WinnersCurse | None = None
 
 
 def ranked(
     data: SweepData,
-    grid: Sequence[Sequence[Entry]],
+    grid: Sequence[Sequence[TableEntry]],
     rank: Rank,
-    unlisted: Sequence[Sequence[Entry]] = (),
+    unlisted: Sequence[Sequence[TableEntry]] = (),
     *,
     has_chances: bool = True,
-) -> tuple[Grid, list[Contest]]:
+) -> tuple[Grid, list[RankedGroup]]:
     """The entries with `best` and `p_best` set: down each column, or along each row among those of one probe, metric and length.
 
     `unlisted` are rows that stand in no table but may be better. Without `has_chances`, `p_best` is not worked out.
@@ -81,13 +81,13 @@ def ranked(
             r, c = place
             # dataclasses.replace takes several times as long, and this is done for every number of a table
             more = {"best": place in best, "p_best": contest.chances.get(place)}
-            found[r][c] = Entry(**(vars(found[r][c]) | more))
+            found[r][c] = TableEntry(**(vars(found[r][c]) | more))
         if contest.best:
             contests.append(contest)
     return tuple(map(tuple, found)), contests
 
 
-def _contest(known: _Spreads | None, shown: Mapping[Place, Entry], others: Sequence[Entry]) -> Contest:
+def _contest(known: _Spreads | None, shown: Mapping[Place, TableEntry], others: Sequence[TableEntry]) -> RankedGroup:
     from .stats.noise.best_probability import best
 
     entries = list(shown.values())
@@ -97,12 +97,12 @@ def _contest(known: _Spreads | None, shown: Mapping[Place, Entry], others: Seque
     is_held = known is not None and len(numbered) > 1 and entries[0].direction
     spreads = [known.spread_of(one) for one in numbered] if known is not None and is_held else []
     if known is None or not any(spreads):
-        return Contest(heading=heading, best=top, chances={})
+        return RankedGroup(heading=heading, best=top, chances={})
     rivals = [known.rival(one, spread) for one, spread in zip(numbered, spreads, strict=True)]
     # those that are shown come first
     chances = best(rivals, entries[0].direction).tolist()
     places = [place for place, one in shown.items() if one.value is not None]
-    return Contest(
+    return RankedGroup(
         heading=heading,
         best=top,
         chances=dict(zip(places, chances[: len(places)], strict=True)),
@@ -121,7 +121,7 @@ class _Spreads:
         self._known: dict[Column, Mapping[Stratum, Spread]] = {}
         self._columns: dict[tuple[str, str, int | None], tuple[Column, float]] = {}
 
-    def spread_of(self, one: Entry) -> tuple[Stratum, Spread] | None:
+    def spread_of(self, one: TableEntry) -> tuple[Stratum, Spread] | None:
         """Return the spread of a number with its stratum; None for a number of another sweep and where none is known."""
         from .stats.noise.best_probability import spreads_by_stratum, stratum_of
         from .stats.noise.run_noise import printed
@@ -138,7 +138,7 @@ class _Spreads:
         found = spreads[stratum]
         return stratum, found if scale == 1 else replace(found, sd=scale * found.sd, floor=scale * found.floor)
 
-    def rival(self, one: Entry, spread: tuple[Stratum, Spread] | None) -> Candidate:
+    def rival(self, one: TableEntry, spread: tuple[Stratum, Spread] | None) -> Candidate:
         """Return a number with its spread; without one where that is None."""
         from .stats.noise.best_probability import Candidate
 
@@ -148,39 +148,41 @@ class _Spreads:
         share = self._data.metric(one.probe, one.metric).percent
         return Candidate(self._value(one), found.used, found.df, stratum, max(one.seeds, 1), share)
 
-    def luck(self, best: Sequence[Entry], entries: Sequence[Entry], values: Sequence[float]) -> Luck | None:
+    def luck(
+        self, best: Sequence[TableEntry], entries: Sequence[TableEntry], values: Sequence[float]
+    ) -> WinnersCurse | None:
         """Of the near-replicates in the stratum of the best numbers: they are what those are chosen from."""
-        from .stats.noise.best_probability import luck
+        from .stats.noise.best_probability import expected_maximum
 
         spreads = [(told[1].used, told) for one in best if (told := self.spread_of(one)) and told[1].kind != "seeds"]
         if not spreads or max(values) <= min(values):
             return None
         sd, (stratum, found) = max(spreads, key=lambda pair: pair[0])
         runs = round(found.df / found.groups) + 1
-        sds = luck(runs)
+        sds = expected_maximum(runs)
         share = self._data.metric(entries[0].probe, entries[0].metric).percent
-        return Luck(runs, sds, sds * sd, stratum, sds * sd / (max(values) - min(values)), share)
+        return WinnersCurse(runs, sds, sds * sd, stratum, sds * sd / (max(values) - min(values)), share)
 
-    def _value(self, one: Entry) -> float:
+    def _value(self, one: TableEntry) -> float:
         """As measured: what a table prints has fewer digits."""
         column, scale = self._behind(one)
         values = [self._data.value(cell, *column.key) for cell in one.cells]
         known = [value.value for value in values if value is not None and value.value is not None]
         return scale * fmean(known) if known else one.value or 0.0
 
-    def _behind(self, one: Entry) -> tuple[Column, float]:
+    def _behind(self, one: TableEntry) -> tuple[Column, float]:
         key = one.probe, one.metric, one.length
         if key not in self._columns:
             self._columns[key] = _behind(self._data, one)
         return self._columns[key]
 
 
-def _behind(data: SweepData, one: Entry) -> tuple[Column, float]:
+def _behind(data: SweepData, one: TableEntry) -> tuple[Column, float]:
     """The stored number that an entry is of, and what it is times: bits are nats, and what has no length, of
     a metric that is measured at some, is the average over them."""
     metric, scale = ("nats", 1 / math.log(2)) if one.metric == "bits" else (one.metric, 1.0)
     average = not one.length and (one.probe, metric) in data.over_lengths
-    return Column("", one.probe, metric + WEIGHTED if average else metric, 0, length=one.length or 0), scale
+    return Column("", one.probe, metric + WEIGHTED_SUFFIX if average else metric, 0, length=one.length or 0), scale
 
 
 def _leading_number(text: str) -> Decimal | None:
@@ -190,7 +192,7 @@ def _leading_number(text: str) -> Decimal | None:
         return None
 
 
-def _best_of(rivals: Sequence[Entry]) -> list[bool]:
+def _best_of(rivals: Sequence[TableEntry]) -> list[bool]:
     """Which of them is the best as printed, ties included; none where all are alike, or alone."""
     numbers = [_leading_number(rival.text) if rival.value is not None else None for rival in rivals]
     known = [number for number in numbers if number is not None]
@@ -201,7 +203,9 @@ def _best_of(rivals: Sequence[Entry]) -> list[bool]:
     return [number == best for number in numbers]
 
 
-def notes_of(contests: Sequence[Contest], rank: Rank, names: Mapping[Place, str], rows: Sequence[str]) -> list[str]:
+def ranking_notes(
+    contests: Sequence[RankedGroup], rank: Rank, names: Mapping[Place, str], rows: Sequence[str]
+) -> list[str]:
     """What bold is worth: of every best number whose it is, and how probable it is that no other is better.
 
     `names` say whose a number is, `rows` what a row is about.
@@ -230,37 +234,37 @@ def notes_of(contests: Sequence[Contest], rank: Rank, names: Mapping[Place, str]
     return found
 
 
-def _weight(one: Contest) -> float:
+def _weight(one: RankedGroup) -> float:
     return one.luck.weight if one.luck else 0.0
 
 
-def _luck_note(lucky: Sequence[Contest]) -> str:
+def _luck_note(lucky: Sequence[RankedGroup]) -> str:
     """Where chance makes most of what lies between the worst and the best number."""
-    from .stats.noise.run_noise import STRATA
+    from .stats.noise.run_noise import STRATUM_AXES
 
     told: dict[str, list[str]] = {}
     for one in lucky:
         luck = one.luck
         assert luck is not None
         amount = f"{100 * luck.amount:.1f} points" if luck.share else f"{luck.amount:.3f}"
-        where = ", ".join(f"{axis} {level}" for axis, level in zip(STRATA, luck.stratum, strict=True))
+        where = ", ".join(f"{axis} {level}" for axis, level in zip(STRATUM_AXES, luck.stratum, strict=True))
         how = f"the best of {luck.runs} near-replicates lies {luck.sds:.2f} sd above their mean"
         told.setdefault(how, []).append(f"{amount} in {one.heading} ({where})")
     parts = [f"{how}: {', '.join(some)}" for how, some in told.items()]
     return f"By chance alone {'; '.join(parts)}."
 
 
-def _whose(one: Contest, names: Mapping[Place, str]) -> str:
+def _whose(one: RankedGroup, names: Mapping[Place, str]) -> str:
     more = f" and {len(one.best) - NAMED} more" if len(one.best) > NAMED else ""
     return ", ".join(names[place] for place in one.best[:NAMED]) + more
 
 
-def _chance(one: Contest) -> str:
+def _chance(one: RankedGroup) -> str:
     """Of the best number; of several that print alike, of the most probable one."""
-    most = chance_text(max(one.chances.get(place, 0.0) for place in one.best))
+    most = format_probability(max(one.chances.get(place, 0.0) for place in one.best))
     return f"at most {most} each" if len(one.best) > 1 else most
 
 
-def chance_text(p: float) -> str:
+def format_probability(p: float) -> str:
     """A probability in two decimals, never as certain as 0 or 1 where it was drawn."""
-    return "<0.01" if p < 0.005 else ">0.99" if p >= 0.995 else rounded(p, 2)
+    return "<0.01" if p < 0.005 else ">0.99" if p >= 0.995 else format_number(p, 2)

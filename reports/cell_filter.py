@@ -6,22 +6,22 @@ from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
 from contextvars import ContextVar
 
-from ..results.console.text import choice
-from ..results.errors import Expected
+from ..results.console.text import choices_hint
+from ..results.errors import UserError
 from ..results.names import level_word
 from ..results.store.records import AXES, CellState
 
-Words = tuple[str, ...]
+CellFilters = tuple[str, ...]
 """As `--only` is given: axis=level,level each; a cell is kept that all of them let through."""
 
-_asked: ContextVar[tuple[str, Words] | None] = ContextVar("asked", default=None)
+_asked: ContextVar[tuple[str, CellFilters] | None] = ContextVar("asked", default=None)
 
 
-class ReportError(Expected):
+class ReportError(UserError):
     """A report that cannot be made as asked."""
 
 
-class SubsetError(ReportError):
+class CellFilterError(ReportError):
     """A filter that means nothing, or no cell."""
 
 
@@ -29,7 +29,7 @@ class SubsetError(ReportError):
 def only(sweep: str, words: Sequence[str]) -> Iterator[None]:
     """Inside, whatever is gathered of that sweep has these cells alone; without words all of them. Raises SubsetError."""
     if not isinstance(words, list | tuple) or not all(isinstance(word, str) for word in words):
-        raise SubsetError(f"cells are chosen by words such as recipe=intended, not by {str(words)[:60]}")
+        raise CellFilterError(f"cells are chosen by words such as recipe=intended, not by {str(words)[:60]}")
     token = _asked.set((sweep, tuple(words)) if words else None)
     try:
         yield
@@ -37,22 +37,22 @@ def only(sweep: str, words: Sequence[str]) -> Iterator[None]:
         _asked.reset(token)
 
 
-def asked(sweep: str) -> Words:
+def asked(sweep: str) -> CellFilters:
     """The words that stand for that sweep now."""
     found = _asked.get()
     return found[1] if found is not None and found[0] == sweep else ()
 
 
-def kept(cells: Sequence[CellState], words: Words) -> list[CellState]:
+def kept(cells: Sequence[CellState], words: CellFilters) -> list[CellState]:
     """The cells that every filter lets through. Raises SubsetError for one that means none of them."""
     rules = [_rule(cells, word) for word in words]
     found = [cell for cell in cells if all(_level(cell, axis) in levels for axis, levels in rules)]
     if not found:
-        raise SubsetError(f"no cell of the sweep is {told(words)}; leave one --only out")
+        raise CellFilterError(f"no cell of the sweep is {told(words)}; leave one --only out")
     return found
 
 
-def told(words: Words) -> str:
+def told(words: CellFilters) -> str:
     """The filters in words: recipe intended; attn_type polar, nope and memory on."""
     parts = (word.partition("=") for word in words)
     return " and ".join(f"{axis.strip()} {levels.replace(',', ', ')}" for axis, _, levels in parts)
@@ -62,16 +62,18 @@ def _rule(cells: Sequence[CellState], word: str) -> tuple[str, frozenset[str]]:
     axis, equals, text = (part.strip() for part in word.partition("="))
     known = list(dict.fromkeys([*AXES, *(name for cell in cells for name in cell.axes), "seed"]))
     if not equals:
-        raise SubsetError(f"--only {word[:60]!r} must read axis=level,level, such as attn_type=polar,nope")
+        raise CellFilterError(f"--only {word[:60]!r} must read axis=level,level, such as attn_type=polar,nope")
     if axis not in known:
-        raise SubsetError(f"--only {word[:60]!r}: the sweep has no axis {axis[:40]!r}; {choice(axis, known)}")
+        raise CellFilterError(f"--only {word[:60]!r}: the sweep has no axis {axis[:40]!r}; {choices_hint(axis, known)}")
     there = list(dict.fromkeys(found for cell in cells if (found := _level(cell, axis)) is not None))
     meant = {_value(level): level for level in there}
     # a level may have a comma in it
     levels = [text] if _value(text) in meant else [level.strip() for level in text.split(",")]
     for level in levels:
         if _value(level) not in meant:
-            raise SubsetError(f"--only {word[:60]!r}: no cell has {axis} {level[:40]!r}; {choice(level, there)}")
+            raise CellFilterError(
+                f"--only {word[:60]!r}: no cell has {axis} {level[:40]!r}; {choices_hint(level, there)}"
+            )
     return axis, frozenset(meant[_value(level)] for level in levels)
 
 

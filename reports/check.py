@@ -9,8 +9,8 @@ from typing import Any
 
 from ..results.errors import StoreError
 from ..results.store.store import Store
-from .render import SUFFIXES, WRITERS, render, trace_file
-from .render.csv_renderer import trace_beside
+from .render import RENDERERS, SUFFIXES, render, trace_path
+from .render.csv_renderer import trace_file_text
 from .render.trace import differences
 from .sweep_data import ReportError
 from .table import Table
@@ -44,7 +44,7 @@ def trace_in(text: str, format: str, name: str) -> dict[str, Any]:
     try:
         if format == "json" and json.loads(text) == []:
             raise ReportError(f"{name} has no row and so no trace; check another format of the table")
-        found = WRITERS[format].trace_of(text)
+        found = RENDERERS[format].trace_of(text)
     except (ValueError, KeyError, TypeError, IndexError) as error:
         raise ReportError(f"{name}: its trace cannot be read ({error}); write the table again") from error
     if not isinstance(found, dict) or not {"table", "sweep", "revision", "options"} <= set(found):
@@ -67,7 +67,7 @@ def _read(path: Path) -> tuple[str, str, dict[str, Any]]:
 
 
 def _trace_beside(path: Path) -> dict[str, Any]:
-    beside = trace_file(path)
+    beside = trace_path(path)
     try:
         return trace_in(beside.read_text(encoding="utf-8"), "csv", beside.name)
     except FileNotFoundError as error:
@@ -80,7 +80,7 @@ def _trace_beside(path: Path) -> dict[str, Any]:
 
 
 def _figure_trace(content: bytes, format: str, name: str) -> dict[str, Any]:
-    from .figures.files import trace_in as figure_trace
+    from .figures.files import read_trace as figure_trace
 
     try:
         found = figure_trace(content, format)
@@ -98,13 +98,13 @@ def sweep_of(path: str | Path) -> str:
     return str(_read(Path(path))[2]["sweep"])
 
 
-def files_in(folder: Path) -> list[Path]:
+def checkable_files(folder: Path) -> list[Path]:
     """The tables and figures that `--all` wrote into a folder, by name; not its index, its document and its dashboard, which
     carry no trace, nor JSON of a table without a row.
 
     A CSV of which only the trace is left is among them. Raises ReportError when there is none, or no folder to read.
     """
-    from .report_folder import UNTRACED
+    from .report_folder import FILES_WITHOUT_TRACE
 
     try:
         names = sorted(path.name for path in folder.iterdir() if path.is_file())
@@ -113,11 +113,11 @@ def files_in(folder: Path) -> list[Path]:
         ]
     except OSError as error:
         raise ReportError(f"cannot read {folder}: {error.strerror}; name a folder that report --all wrote") from error
-    ending = trace_file(Path("x")).name[1:]
+    ending = trace_path(Path("x")).name[1:]
     orphans = {name.removesuffix(ending) for name in names if name.endswith(f".csv{ending}")} - set(names)
     endings = {*SUFFIXES, *(f".{format}" for format in _pictures())}
     found = [name for name in names if Path(name).suffix.lower() in endings and not name.endswith(ending)]
-    kept = [folder / name for name in sorted({*found, *orphans}) if name not in UNTRACED]
+    kept = [folder / name for name in sorted({*found, *orphans}) if name not in FILES_WITHOUT_TRACE]
     if not kept:
         raise ReportError(f"there is no table and no figure in {folder}; name a folder that report --all wrote")
     return kept
@@ -148,14 +148,14 @@ def check_file(path: str | Path, store: Store, *, known: dict[str, Any] | None =
     except (StoreError, ReportError, TypeError) as error:
         return [f"{path.name}: its table cannot be made any more: {error}"]
     fresh = render(table, format)
-    if fresh == text and (format != "csv" or json.loads(trace_beside(table)) == trace):
+    if fresh == text and (format != "csv" or json.loads(trace_file_text(table)) == trace):
         return []
     return [f"{path.name}: {line}" for line in _differences(text, fresh, format, trace, table)]
 
 
 def _differences(text: str, fresh: str, format: str, trace: dict[str, Any], table: Table) -> list[str]:
     try:
-        old, new = WRITERS[format].rows(text), WRITERS[format].rows(fresh)
+        old, new = RENDERERS[format].rows(text), RENDERERS[format].rows(fresh)
     except (ValueError, KeyError, TypeError, IndexError) as error:
         return [f"its rows cannot be read ({error})"]
     if format == "json":
@@ -191,7 +191,7 @@ def _column(table: Table, index: int) -> str:
 
 def _figure_differences(content: bytes, format: str, trace: dict[str, Any], store: Store) -> list[str]:
     from .figures import make_figure
-    from .figures.canvas.figure_options import look_of
+    from .figures.canvas.figure_options import options_from_trace
 
     drawn_with, look = trace.pop("drawn_with", None), trace.pop("look", None)
     try:
@@ -215,7 +215,7 @@ def _figure_differences(content: bytes, format: str, trace: dict[str, Any], stor
     if found:
         return found
     try:
-        return _picture_differences(content, format, made, look_of(look), drawn_with)
+        return _picture_differences(content, format, made, options_from_trace(look), drawn_with)
     except ReportError as error:
         return [f"its figure cannot be drawn any more: {error}"]
 

@@ -9,7 +9,7 @@ import typer
 
 from ..results.console import completion
 from ..results.console.command_line import BY_NAME, AsJson, Db, SweepName, print_json
-from ..results.console.text import cleaned, say
+from ..results.console.text import echo_text, sanitize_all
 from .figures import FIGURES
 from .report_options import SIGNATURE, Compare, ReportRequest, listing
 from .report_spec import ReportSpec
@@ -37,7 +37,7 @@ def status(
       atma-sweep status --sweep quick --watch
     """
     from ..results import shipped
-    from ..results.builtin_sweeps import nothing_launched, open_known
+    from ..results.builtin_sweeps import nothing_launched, open_store_with_builtins
     from ..results.errors import StoreMissing
     from ..results.paper import is_published
     from ..results.store.store import open_store
@@ -50,15 +50,19 @@ def status(
 
         if sweep is not None and is_published(sweep):
             raise ReportError(f"{sweep} holds numbers of the paper and nothing of it runs; leave --watch out")
-        if sweep is not None and shipped.comes_along(sweep) and open_known(db, sweep) is shipped.shared(sweep):
+        if (
+            sweep is not None
+            and shipped.is_shipped(sweep)
+            and open_store_with_builtins(db, sweep) is shipped.shared(sweep)
+        ):
             raise ReportError(f"{sweep} comes along with this program and nothing of it runs; leave --watch out")
 
         follow(open_store(db), sweep, Console(), interval=interval, until_end=until_end, as_json=as_json)
         return
-    from .live.status import Status, status_of
+    from .live.status import Status, sweep_statuses
 
     try:
-        report = status_of(open_known(db, sweep), sweep)
+        report = sweep_statuses(open_store_with_builtins(db, sweep), sweep)
     except StoreMissing as error:
         # whoever names a database or a sweep mistook it
         if db is not None or sweep is not None:
@@ -67,7 +71,7 @@ def status(
     if as_json:
         print_json(report.as_json())
     else:
-        say(cleaned(report).text())
+        echo_text(sanitize_all(report).text())
 
 
 def show(
@@ -82,14 +86,14 @@ def show(
     Example:
       atma-sweep show polar-baseline-d0-m1-w0-s0
     """
-    from ..results.builtin_sweeps import open_known
-    from .live.status import cell_sheet
+    from ..results.builtin_sweeps import open_store_with_builtins
+    from .live.status import cell_details
 
-    sheet = cell_sheet(open_known(db, sweep), cell, sweep)
+    sheet = cell_details(open_store_with_builtins(db, sweep), cell, sweep)
     if as_json:
         print_json(sheet.as_json())
     else:
-        say(cleaned(sheet).text())
+        echo_text(sanitize_all(sheet).text())
 
 
 def dashboard(
@@ -114,11 +118,11 @@ def dashboard(
     from .dashboard.server.serve import serve
 
     def tell(address: str) -> None:
-        say(address)
-        say("the page follows the sweep while this runs; Ctrl-C ends it", err=True)
+        echo_text(address)
+        echo_text("the page follows the sweep while this runs; Ctrl-C ends it", err=True)
 
     serve(sweep, db, compare=compare, port=port, browser=not no_open, tell=tell)
-    say("ended: the page is served no more", err=True)
+    echo_text("ended: the page is served no more", err=True)
 
 
 def report(**options: Any) -> None:
@@ -153,11 +157,11 @@ def report(**options: Any) -> None:
         if request.as_json:
             print_json([{"kind": kind, "name": name, "shows": shows} for kind, name, shows in listing()])
         else:
-            say("\n".join(f"{f'--{kind} {name}':<24} {shows}" for kind, name, shows in listing()))
+            echo_text("\n".join(f"{f'--{kind} {name}':<24} {shows}" for kind, name, shows in listing()))
         return
-    from .report_request import carry_out
+    from .report_request import run_report
 
-    if not carry_out(request):
+    if not run_report(request):
         raise typer.Exit(1)
 
 

@@ -56,7 +56,7 @@ def column_of(
     )
 
 
-def rounded(value: float, decimals: int, *, percent: bool = False) -> str:
+def format_number(value: float, decimals: int, *, percent: bool = False) -> str:
     """The shortest decimal that names the float, rounded half up (0.125 -> 0.13, 2.675 -> 2.68), as people do by hand.
 
     `percent` multiplies by 100 first, exactly. No sign is left on a zero.
@@ -68,13 +68,13 @@ def rounded(value: float, decimals: int, *, percent: bool = False) -> str:
     return str(abs(result) if result == 0 else result)
 
 
-def signed(value: float, decimals: int, *, percent: bool = False) -> str:
-    """`rounded`, with a plus sign before what is above zero."""
-    text = rounded(value, decimals, percent=percent)
+def format_signed(value: float, decimals: int, *, percent: bool = False) -> str:
+    """`format_number`, with a plus sign before what is above zero."""
+    text = format_number(value, decimals, percent=percent)
     return text if text.startswith("-") or not text.strip("0.") else f"+{text}"
 
 
-def length_name(length: int) -> str:
+def format_length(length: int) -> str:
     """128 -> 128, 2048 -> 2K, 65536 -> 64K, 1048576 -> 1M."""
     for unit, size in (("M", 1 << 20), ("K", 1 << 10)):
         if length and length % size == 0:
@@ -90,7 +90,7 @@ def reason_code(reason: str) -> str:
     return code if code and len(code) <= CODE_LENGTH else (code.split() or ["n/a"])[0][:CODE_LENGTH]
 
 
-def large(number: float) -> str:
+def format_count(number: float) -> str:
     """A count in three digits: 1536 -> 1.54K, 378220864 -> 378M, 996147200 -> 996M, 1e12 -> 1T."""
     for unit, size in (("T", 1e12), ("B", 1e9), ("M", 1e6), ("K", 1e3)):
         if number >= size * 0.9995:

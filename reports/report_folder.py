@@ -16,11 +16,11 @@ from ..results.studies.study_store import search_of
 from .dashboard.page import write_dashboard
 from .figures import FIGURES, figure_name, make_figure
 from .figures.canvas.base import FigureData
-from .figures.canvas.figure_options import FigureOptions, highlighted
+from .figures.canvas.figure_options import FigureOptions, with_highlight
 from .figures.files import FORMATS, renderings
-from .render import SUFFIXES, files_of
+from .render import SUFFIXES, rendered_files
 from .render.latex import PREAMBLE
-from .sweep_data import Lengths, ReportError, gather, one_reading
+from .sweep_data import ExtraLengths, ReportError, cached_reads, load_sweep_data
 from .table import Table
 from .tables import TABLES, make_table
 
@@ -32,14 +32,14 @@ CSS = (
 DASHBOARD = "dashboard.html"
 MANY_ROWS = 200
 """A table of more goes to the end of the appendix."""
-UNTRACED = ("index.md", "index.html", "appendix.tex", DASHBOARD)
+FILES_WITHOUT_TRACE = ("index.md", "index.html", "appendix.tex", DASHBOARD)
 """What lies in the folder besides tables and figures."""
 FILES = {format: suffix for suffix, format in SUFFIXES.items()}
 
 
 @dataclass
-class Written:
-    """What `write_all` left in a folder: its files, and why a table or figure is not among them."""
+class WrittenFiles:
+    """What `write_report_folder` left in a folder: its files, and why a table or figure is not among them."""
 
     files: list[Path] = field(default_factory=list)
     left_out: dict[str, str] = field(default_factory=dict)
@@ -50,8 +50,8 @@ def file_name(name: str) -> str:
     return f"table-{name}" if name.isdigit() else name
 
 
-@one_reading()
-def write_all(
+@cached_reads()
+def write_report_folder(
     store: Store,
     sweep: str | None = None,
     *,
@@ -61,11 +61,11 @@ def write_all(
     seeds: bool = False,
     all_rows: bool = False,
     figures: Sequence[str] = tuple(FIGURES),
-    lengths: Lengths = None,
+    lengths: ExtraLengths = None,
     look: FigureOptions | None = None,
     highlight: Sequence[str] = (),
     options: Mapping[str, Any] | None = None,
-) -> Written:
+) -> WrittenFiles:
     """Writes every table of the sweep in these formats and these figures as SVG, PDF and PNG, with index.md and index.html;
     with "tex" appendix.tex, a LaTeX document of them all, with "html" the dashboard. What cannot be made is named in the
     index with the reason. Files are replaced. `lengths` are shown beside the context lengths that the launch asked for. Every figure
@@ -77,11 +77,11 @@ def write_all(
     unknown = [format for format in formats if format not in FILES]
     if unknown:
         raise ReportError(f"--all writes files of {', '.join(FILES)}, not {', '.join(unknown)}")
-    data = gather(store, sweep, lengths=lengths)
+    data = load_sweep_data(store, sweep, lengths=lengths)
     name = data.sweep
-    look = highlighted(look or FigureOptions(title=False), data, highlight)
+    look = with_highlight(look or FigureOptions(title=False), data, highlight)
     make_folder(out)
-    written = Written()
+    written = WrittenFiles()
     # what is about studies is not lacking in a sweep that is none
     searched = search_of(store, name) is not None
     figures = [one for one in figures if searched or not FIGURES[figure_name(one)].study]
@@ -99,7 +99,9 @@ def write_all(
             written.left_out[number] = str(error)
             continue
         for format in formats:
-            for path, text in files_of(tables[number], out / f"{file_name(number)}{FILES[format]}", format).items():
+            for path, text in rendered_files(
+                tables[number], out / f"{file_name(number)}{FILES[format]}", format
+            ).items():
                 _write(path, text, written)
     pictures = _write_figures(store, name, figures, out, written, {"lengths": lengths, **(options or {})}, look)
     if "tex" in formats:
@@ -117,7 +119,7 @@ def _write_figures(
     sweep: str,
     names: Sequence[str],
     out: Path,
-    written: Written,
+    written: WrittenFiles,
     wanted: Mapping[str, Any],
     look: FigureOptions,
 ) -> dict[str, FigureData]:
@@ -136,7 +138,7 @@ def _write_figures(
     return found
 
 
-def _write(path: Path, content: str | bytes, written: Written) -> None:
+def _write(path: Path, content: str | bytes, written: WrittenFiles) -> None:
     write(path, content)
     written.files.append(path)
 
@@ -145,7 +147,7 @@ def _document(tables: dict[str, Table], pictures: dict[str, FigureData]) -> str:
     # what goes over many pages stands behind what is looked at first
     short = [number for number, table in tables.items() if len(table.rows) <= MANY_ROWS]
     parts = [rf"\input{{{file_name(number)}}}" for number in short]
-    parts += [figure_float(made) for made in pictures.values()]
+    parts += [latex_figure(made) for made in pictures.values()]
     parts += [rf"\input{{{file_name(number)}}}" for number in tables if number not in short]
     body = "\n\\clearpage\n".join(parts)
     head = [
@@ -161,7 +163,7 @@ def _document(tables: dict[str, Table], pictures: dict[str, FigureData]) -> str:
     return "\n".join([*head, r"\begin{document}", lists, body, r"\end{document}"]) + "\n"
 
 
-def figure_float(made: FigureData) -> str:
+def latex_figure(made: FigureData) -> str:
     """The figure as a float of LaTeX, from its PDF, with the notes as its caption, and the label fig:NAME."""
     # as large as drawn, unless the page is smaller
     size = r"[max width=\linewidth,max totalheight=0.85\textheight]"

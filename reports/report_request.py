@@ -8,22 +8,22 @@ from dataclasses import replace
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from ..results.builtin_sweeps import open_known
+from ..results.builtin_sweeps import open_store_with_builtins
 from ..results.console.command_line import as_text, print_json
-from ..results.console.output_files import format_of, is_standard, is_straight, replacing, told, write
+from ..results.console.output_files import atomic_file, is_stdout, is_stream, resolve_format, told, write
 from ..results.console.streams import write_out
 from ..results.console.terminal_table import is_styled, terminal_width
-from ..results.console.text import choice, cleaned, counted, say
-from ..results.names import file_name
+from ..results.console.text import choices_hint, counted, echo_text, sanitize_all
+from ..results.names import safe_file_name
 from ..results.paper import SWEEPS
 from ..results.store.store import Store
 from .cell_filter import only
 from .figures import FIGURES, figure_name, make_figure
-from .figures.canvas.figure_options import FigureOptions, highlighted, wanted
-from .render import SUFFIXES, files_of, render, trace_file
+from .figures.canvas.figure_options import FigureOptions, wanted, with_highlight
+from .render import SUFFIXES, render, rendered_files, trace_path
 from .report_options import FIGURE_OPTIONS, ReportRequest
-from .report_spec import AGAINST
-from .sweep_data import Lengths, ReportError, gather, one_reading
+from .report_spec import CURVE_X_COLUMNS
+from .sweep_data import ExtraLengths, ReportError, cached_reads, load_sweep_data
 from .table import Table
 from .tables import TABLES, make_table, table_name
 
@@ -33,7 +33,7 @@ if TYPE_CHECKING:
 
 def checked(asked: ReportRequest) -> ReportRequest:
     """Return the request with the table by its name here. Raises ReportError for options that do not go together."""
-    lengths_of(asked.length)
+    parse_lengths(asked.length)
     asked = replace(asked, table=table_name(asked.table)) if asked.table else asked
     if not (asked.table or asked.figure or asked.compare or asked.all_ or asked.check or asked.dashboard):
         raise ReportError(
@@ -45,8 +45,8 @@ def checked(asked: ReportRequest) -> ReportRequest:
         raise ReportError(f"--all-rows is about the tables {' and '.join(having)}; give --table {having[0]} with it")
     if asked.only and (asked.all_ or asked.dashboard or asked.check or asked.compare):
         raise ReportError("--only is about one table or figure; give it with --table or --figure alone")
-    if asked.against is not None and asked.against not in AGAINST:
-        raise ReportError(f"--against {asked.against[:40]}: {choice(asked.against, AGAINST)}")
+    if asked.against is not None and asked.against not in CURVE_X_COLUMNS:
+        raise ReportError(f"--against {asked.against[:40]}: {choices_hint(asked.against, CURVE_X_COLUMNS)}")
     given = [name for name in FIGURE_OPTIONS if name != "title" and getattr(asked, name)]
     given += [] if asked.title is None else ["title" if asked.title else "no-title"]
     if given and not (asked.figure or asked.all_):
@@ -54,7 +54,7 @@ def checked(asked: ReportRequest) -> ReportRequest:
     return asked
 
 
-def lengths_of(words: list[str] | None) -> Lengths:
+def parse_lengths(words: list[str] | None) -> ExtraLengths:
     """What --length means: every measured length, or those that are named. Raises ReportError."""
     words = words or []
     wrong = [word for word in words if word != "all" and not (word.isascii() and word.isdigit() and len(word) < 20)]
@@ -63,8 +63,8 @@ def lengths_of(words: list[str] | None) -> Lengths:
     return "all" if "all" in words else [int(word) for word in words]
 
 
-@one_reading()
-def carry_out(asked: ReportRequest) -> bool:
+@cached_reads()
+def run_report(asked: ReportRequest) -> bool:
     """Writes or checks what is asked for. Returns whether every checked file says what the database says.
 
     Raises ReportError, SweepUnknown, StoreError and WriteRefused.
@@ -72,7 +72,7 @@ def carry_out(asked: ReportRequest) -> bool:
     asked = checked(asked)
     if asked.check:
         return _check(asked)
-    store = open_known(asked.db, asked.sweep)
+    store = open_store_with_builtins(asked.db, asked.sweep)
     if asked.dashboard is not None:
         _write_dashboard(asked, store, asked.dashboard)
     if asked.all_:
@@ -85,55 +85,57 @@ def carry_out(asked: ReportRequest) -> bool:
 
 
 def _check(asked: ReportRequest) -> bool:
-    from .check import check_file, files_in, sweep_of
+    from .check import check_file, checkable_files, sweep_of
 
     for file in asked.check or ():
-        if not file.exists() and not trace_file(file).exists():
+        if not file.exists() and not trace_path(file).exists():
             raise ReportError(f"{file}: no such file or folder; name what report --out or report --all wrote")
-    named = [one for file in asked.check or () for one in (files_in(file) if file.is_dir() else [file])]
-    store_of = functools.cache(lambda sweep: open_known(asked.db, sweep))
+    named = [one for file in asked.check or () for one in (checkable_files(file) if file.is_dir() else [file])]
+    store_of = functools.cache(lambda sweep: open_store_with_builtins(asked.db, sweep))
     known: dict[str, Any] = {}
     rows = [{"file": str(file), "problems": check_file(file, store_of(sweep_of(file)), known=known)} for file in named]
     if asked.as_json:
         print_json(rows)
     else:
         for row in rows:
-            say("\n".join(cleaned(row["problems"] or [f"{row['file']}: as the database says"])))
+            echo_text("\n".join(sanitize_all(row["problems"] or [f"{row['file']}: as the database says"])))
     return not any(row["problems"] for row in rows)
 
 
 def _write_dashboard(asked: ReportRequest, store: Store, file: Path) -> None:
     from .dashboard.page import write_dashboard
 
-    format_of(file, None, {".html": "html", ".htm": "html"}, "html", option="")
-    size = write_dashboard(store, file, asked.sweep, lengths=lengths_of(asked.length), compare=asked.compare)
+    resolve_format(file, None, {".html": "html", ".htm": "html"}, "html", option="")
+    size = write_dashboard(store, file, asked.sweep, lengths=parse_lengths(asked.length), compare=asked.compare)
     if asked.as_json:
-        print_json({"file": str(file), "bytes": size}, err=is_standard(file))
-    say(f"wrote {told(file)} ({size / 1e6:.1f} MB); open it in a browser, no network needed", err=True)
+        print_json({"file": str(file), "bytes": size}, err=is_stdout(file))
+    echo_text(f"wrote {told(file)} ({size / 1e6:.1f} MB); open it in a browser, no network needed", err=True)
 
 
 def _write_all(asked: ReportRequest, store: Store) -> None:
-    from .report_folder import write_all
+    from .report_folder import write_report_folder
 
     if asked.out is None:
         raise ReportError("--all writes many files; say where with --out FOLDER")
     reference = asked.compare or SWEEPS[-1]
-    written = write_all(
+    written = write_report_folder(
         store,
         asked.sweep,
         out=asked.out,
         reference=reference,
         seeds=asked.seeds,
         all_rows=asked.all_rows,
-        lengths=lengths_of(asked.length),
+        lengths=parse_lengths(asked.length),
         # beside a caption, a title would say it twice
         look=wanted(asked.style, asked.width, bool(asked.title)),
         highlight=asked.highlight or (),
         options={"by": asked.by, "log": asked.log, "against": asked.against},
     )
     for name, why in written.left_out.items():
-        say(f"left out {name}: {why}", err=True)
-    say(f"wrote {counted(len(written.files), 'file')} in {asked.out}; start at {asked.out / 'index.html'}", err=True)
+        echo_text(f"left out {name}: {why}", err=True)
+    echo_text(
+        f"wrote {counted(len(written.files), 'file')} in {asked.out}; start at {asked.out / 'index.html'}", err=True
+    )
 
 
 def _write_figure(asked: ReportRequest, store: Store, name: str) -> None:
@@ -145,15 +147,17 @@ def _write_figure(asked: ReportRequest, store: Store, name: str) -> None:
         besides = "" if asked.table else f"; figures that --compare draws into: {', '.join(with_others)}"
         raise ReportError(f"a table and a figure are two files; ask for one of them at a time, or for --all{besides}")
     endings = {".json": "json"} if asked.as_json else {f".{format}": format for format in FORMATS}
-    format = format_of(asked.out, "json" if asked.as_json else asked.format_, endings, "svg")
+    format = resolve_format(asked.out, "json" if asked.as_json else asked.format_, endings, "svg")
     if format not in FORMATS and not asked.as_json:
-        raise ReportError(f"a figure is written as {', '.join(FORMATS)}, not {format!r}; {choice(format, FORMATS)}")
+        raise ReportError(
+            f"a figure is written as {', '.join(FORMATS)}, not {format!r}; {choices_hint(format, FORMATS)}"
+        )
     look = wanted(asked.style, asked.width, asked.title)
     options = {"by": asked.by, "log": asked.log, "against": asked.against, "compare": asked.compare}
 
     def make() -> tuple[FigureData, FigureOptions]:
         made = make_figure(
-            name, store, asked.sweep, lengths=lengths_of(asked.length), options=options, only=asked.only or ()
+            name, store, asked.sweep, lengths=parse_lengths(asked.length), options=options, only=asked.only or ()
         )
         if not asked.highlight:
             return made, look
@@ -161,7 +165,7 @@ def _write_figure(asked: ReportRequest, store: Store, name: str) -> None:
             having = ", ".join(name for name, line in FIGURES.items() if "highlight" in line.takes)
             raise ReportError(f"figure {made.name} shows no single cells to --highlight; those that do: {having}")
         with only(made.trace["sweep"], asked.only or ()):
-            return made, highlighted(look, gather(store, made.trace["sweep"]), asked.highlight)
+            return made, with_highlight(look, load_sweep_data(store, made.trace["sweep"]), asked.highlight)
 
     out = asked.out
     if out is None:
@@ -169,11 +173,11 @@ def _write_figure(asked: ReportRequest, store: Store, name: str) -> None:
         if asked.as_json:
             print_json(made.as_json())
             return
-        out = Path(f"{file_name(made.trace['sweep'])}-{made.name}.{format}")
+        out = Path(f"{safe_file_name(made.trace['sweep'])}-{made.name}.{format}")
         write(out, rendered(made, format, look=look, trace=asked.trace))
     else:
         # opened first, as of a table
-        with replacing(out) as stream:
+        with atomic_file(out) as stream:
             made, look = make()
             content = (
                 as_text(made.as_json()).encode()
@@ -182,27 +186,27 @@ def _write_figure(asked: ReportRequest, store: Store, name: str) -> None:
             )
             stream.write(content)
     if not look.title and not asked.as_json:
-        say(f"caption: {caption(made)}", err=True)
-    say(f"wrote {told(out)}", err=True)
+        echo_text(f"caption: {caption(made)}", err=True)
+    echo_text(f"wrote {told(out)}", err=True)
 
 
 def _write_table(asked: ReportRequest, store: Store) -> None:
-    format = format_of(asked.out, "json" if asked.as_json else asked.format_, SUFFIXES, "terminal")
+    format = resolve_format(asked.out, "json" if asked.as_json else asked.format_, SUFFIXES, "terminal")
     if asked.out is None:
         color = format == "terminal" and is_styled(sys.stdout)
         text = render(_table(asked, store), format, trace=asked.trace, color=color, width=terminal_width(sys.stdout))
         write_out(text)
         return
     # opened first: that it cannot be written is no news for after the work
-    with replacing(asked.out) as stream:
-        written = files_of(_table(asked, store), asked.out, format, trace=asked.trace)
+    with atomic_file(asked.out) as stream:
+        written = rendered_files(_table(asked, store), asked.out, format, trace=asked.trace)
         stream.write(written.pop(asked.out).encode())
     for beside, text in written.items():
         write(beside, text)
-    if format == "csv" and not asked.trace and not is_straight(asked.out):
+    if format == "csv" and not asked.trace and not is_stream(asked.out):
         # that of an older file of the same name says nothing about this one
-        trace_file(asked.out).unlink(missing_ok=True)
-    say(f"wrote {told(asked.out)}", err=True)
+        trace_path(asked.out).unlink(missing_ok=True)
+    echo_text(f"wrote {told(asked.out)}", err=True)
 
 
 def _table(asked: ReportRequest, store: Store) -> Table:
@@ -217,6 +221,6 @@ def _table(asked: ReportRequest, store: Store) -> Table:
     }
     line = TABLES.get(name)
     options = line.options(wanted) if line else {}
-    if lengths := lengths_of(asked.length):
+    if lengths := parse_lengths(asked.length):
         options["lengths"] = lengths
     return make_table(name, store, asked.sweep, **options, **({"only": asked.only} if asked.only else {}))

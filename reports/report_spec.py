@@ -7,7 +7,7 @@ from collections.abc import Mapping
 from dataclasses import dataclass
 from typing import Any
 
-AGAINST = {"tokens": "tokens", "time": "wall_s"}
+CURVE_X_COLUMNS = {"tokens": "tokens", "time": "wall_s"}
 """What `against` names -> the column of a curve that is the x axis."""
 
 

@@ -7,23 +7,25 @@ from dataclasses import replace
 
 from ..results.metrics import METRICS, Metric
 from ..results.paper import is_published
-from ..results.store.records import CellState, Value
-from .number_format import Column, column_of, length_name, reason_code
-from .sweep_data import WEIGHTED, SweepData
+from ..results.store.records import CellState, MeasuredValue
+from .number_format import Column, column_of, format_length, reason_code
+from .sweep_data import WEIGHTED_SUFFIX, SweepData
 
 AXIS_HEADINGS = ("Type", "Reg", "Dist", "Mem", "Win")
-STANDING = {
+FIXED_PROBES = {
     "val": "val_loss", "clean": "nats", "junk": "nats", "same_tail": "nats", "needle": "digit_accuracy", "throughput": "mfu_paper",
 }  # fmt: skip
 """Probe or part of a training -> its metric whose column the complete results name by itself."""
-Over = Callable[[SweepData, Mapping[str, Sequence[int]], Column], list[Column]]
+LengthSelector = Callable[[SweepData, Mapping[str, Sequence[int]], Column], list[Column]]
 NO_LENGTHS = [(-1, "shortest"), (-1, "longest")]
 
 
 def ends(data: SweepData, lengths: Mapping[str, Sequence[int]], one: Column) -> list[Column]:
     """The column at the shortest and at the longest context length: one where there is one (-1 where none is known yet)."""
     known = sorted(lengths.get(one.probe, ())) or data.lengths(one.probe, one.metric)
-    named = [(length, length_name(length)) for length in dict.fromkeys((known[0], known[-1]))] if known else NO_LENGTHS
+    named = (
+        [(length, format_length(length)) for length in dict.fromkeys((known[0], known[-1]))] if known else NO_LENGTHS
+    )
     return [replace(one, heading=f"{one.heading}@{name}", length=length) for length, name in named]
 
 
@@ -32,17 +34,17 @@ def longest(data: SweepData, lengths: Mapping[str, Sequence[int]], one: Column) 
     return ends(data, lengths, one)[-1:]
 
 
-def every(data: SweepData, lengths: Mapping[str, Sequence[int]], one: Column) -> list[Column]:
+def all_lengths(data: SweepData, lengths: Mapping[str, Sequence[int]], one: Column) -> list[Column]:
     """The column at every context length and, where there are several, averaged over them, each weighted by itself."""
     known = sorted(lengths.get(one.probe, ())) or data.lengths(one.probe, one.metric)
-    found = [replace(one, heading=f"{one.heading}@{length_name(length)}", length=length) for length in known]
+    found = [replace(one, heading=f"{one.heading}@{format_length(length)}", length=length) for length in known]
     if len(known) > 1:
-        found.append(replace(one, heading=f"{one.heading} avg", metric=one.metric + WEIGHTED))
+        found.append(replace(one, heading=f"{one.heading} avg", metric=one.metric + WEIGHTED_SUFFIX))
     return found
 
 
 def complete_columns(
-    data: SweepData, lengths: Mapping[str, Sequence[int]] | None = None, over: Over = ends
+    data: SweepData, lengths: Mapping[str, Sequence[int]] | None = None, over: LengthSelector = ends
 ) -> list[Column]:
     """The eight numbers of the complete results, five where there is one context length; after the junk loss that of the same last
     tokens, where the grid asks for it; before MFU those of further probes, where they were measured and their metric has a heading."""
@@ -58,29 +60,29 @@ def complete_columns(
     ]
     taken = {column.heading.partition("@")[0] for column in columns}
     further: list[Column] = []
-    for probe, about in further_metrics(data):
+    for probe, about in extra_metrics(data):
         one = column_of(probe, about, f"{probe}.{about.name}" if about.heading in taken else about.heading)
         taken.add(one.heading)
         further += over(data, asked, one) if any(data.lengths(probe, about.name)) else [one]
     return [*columns[:-1], *further, columns[-1]]
 
 
-def further_metrics(data: SweepData) -> list[tuple[str, Metric]]:
+def extra_metrics(data: SweepData) -> list[tuple[str, Metric]]:
     """The metrics with a heading, each with its probe, that a sweep has besides those of STANDING: of probes of the package, then
     of others."""
-    known = [(probe, about) for (probe, name), about in METRICS.items() if STANDING.get(probe) != name]
+    known = [(probe, about) for (probe, name), about in METRICS.items() if FIXED_PROBES.get(probe) != name]
     measured = [(probe, data.metric(probe, about.name)) for probe, about in known if data.lengths(probe, about.name)]
     return [(probe, about) for probe, about in [*measured, *data.strange()] if about.heading]
 
 
-def qualities(data: SweepData) -> list[Column]:
+def quality_columns(data: SweepData) -> list[Column]:
     """What speed is held against: validation loss, and needle accuracy at the longest length."""
     columns = complete_columns(data)
     needle = [column for column in columns if (column.probe, column.metric) == ("needle", "digit_accuracy")][-1]
     return [next(column for column in columns if column.metric == "val_loss"), needle]
 
 
-def speed_of(data: SweepData, heading: str) -> Column:
+def speed_column(data: SweepData, heading: str) -> Column:
     """Tokens a second under this heading; MFU under its own where the sweep has no tokens a second."""
     found = column_of("throughput", "tokens_per_s", heading)
     if data.is_measured(found.probe, found.metric):
@@ -91,7 +93,7 @@ def speed_of(data: SweepData, heading: str) -> Column:
 # --- words in place of a number, and names of measures ----------------------------------------------------------------
 
 
-MEASURES = {
+METRIC_LABELS = {
     "val_loss": "validation loss",
     "clean.nats": "clean loss",
     "junk.nats": "junk loss",
@@ -104,17 +106,17 @@ UNPRINTED = "-"
 """Printed where a published sweep has no such number: nobody can evaluate its cells."""
 
 
-def word_for(standing: str, value: Value | None) -> str:
+def placeholder(standing: str, value: MeasuredValue | None) -> str:
     """What is printed instead of a number: the code of the recorded reason, else where the cell stands."""
     if value is None:
         return "needs-eval" if standing == "done" else standing
     return reason_code(value.reason or "n/a")
 
 
-def word_of(data: SweepData, cell: CellState, column: Column, value: Value | None) -> str:
+def placeholder_for_cell(data: SweepData, cell: CellState, column: Column, value: MeasuredValue | None) -> str:
     """What stands for a number that a cell does not have."""
     if value is None and is_published(data.sweep):
         return UNPRINTED
-    word = word_for(data.word(cell), value)
+    word = placeholder(data.word(cell), value)
     unasked = not data.shows(column.probe) or (column.length > 0 and not data.asks(column.probe, column.length))
     return UNMEASURED if word == "needs-eval" and unasked else word

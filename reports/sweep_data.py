@@ -13,21 +13,21 @@ from ..results import metrics
 from ..results.contrasts import Contrast, contrasts_of, weighted
 from ..results.designs.design_option import Design, design_of
 from ..results.forecast import Forecast, forecast_of
-from ..results.stopping.stopping_rule import Rule, rule_of
+from ..results.stopping.stopping_rule import StoppingRule, rule_of
 from ..results.store.records import (
     AXES,
     CellState,
     CodeAndGpu,
+    MeasuredValue,
     Provenance,
     Request,
     Standing,
-    Value,
     extra_axes,
-    requests_of,
+    requests_from_options,
     standing,
 )
 from ..results.store.store import Store
-from ..results.studies.tuning import Tuned, tuned_of
+from ..results.studies.tuning import TuningResult, tuned_of
 from . import cell_filter
 from .cell_filter import ReportError as ReportError
 from .number_format import Column
@@ -37,18 +37,18 @@ REFERENCES = {"unigram_entropy": "unigram entropy", "bigram_entropy": "bigram en
 """Metrics of the probe `corpus` that tables give as a yardstick, in nats per token."""
 PRINTED = "table-"
 """Beginning of the probes that hold a published number as a numbered table prints it, such as `table-2`."""
-WEIGHTED = "_weighted"
+WEIGHTED_SUFFIX = "_weighted"
 """End of a metric's name that stands for its mean over all context lengths, each weighted by itself."""
 NO_LEVEL = "-"
 """Of an axis that a cell does not have."""
 
 
-Lengths = Sequence[int] | Literal["all"] | None
+ExtraLengths = Sequence[int] | Literal["all"] | None
 """Context lengths that a report shows besides those that the grid asks for: these, or none; all: every measured one, and every
 probe."""
 
 
-def level_of(cell: CellState, axis: str) -> str:
+def cell_level(cell: CellState, axis: str) -> str:
     """The level of an axis at which a cell stands: of one of AXES, or of one that the grid has besides."""
     return cell.levels[axis] if axis in AXES else cell.axes.get(axis, NO_LEVEL)
 
@@ -64,11 +64,11 @@ class SweepData:
     sweep: str
     revision: int
     cells: Sequence[CellState]
-    values: Mapping[tuple[str, str, str, int], Value]
+    values: Mapping[tuple[str, str, str, int], MeasuredValue]
     references: Mapping[str, tuple[float, ...]]
     requested: Sequence[Request] = ()
     """Every (probe, length) that the launch asked for."""
-    printed: Mapping[tuple[str, str, str, str, int], Value] = field(default_factory=dict)
+    printed: Mapping[tuple[str, str, str, str, int], MeasuredValue] = field(default_factory=dict)
     """By (cell, table, probe, metric, length): a published number as that table prints it."""
     sources: Mapping[int, CodeAndGpu] = field(default_factory=dict)
     """By attempt, for those that said where their numbers come from."""
@@ -81,17 +81,17 @@ class SweepData:
     """By attempt, the class of its failure, where one was recorded (results/failure_classes.py)."""
     contrasts: tuple[Contrast, ...] = ()
     """The differences that the grid was launched to see."""
-    tuned: Tuned | None = None
+    tuned: TuningResult | None = None
     """What was tuned before it; None for nothing."""
     design: Design | None = None
     """The partial design that was launched; None for all combinations of the grid."""
     configs: Mapping[str, Mapping[str, Any]] = field(default_factory=dict)
     """By cell: its complete frozen config."""
-    stop: Rule | None = None
+    stop: StoppingRule | None = None
     """When the contrast that seeds are added for is known closely enough; None where none are added."""
     forecast: Forecast | None = None
     """What the launch predicted that each cell takes."""
-    only: cell_filter.Words = ()
+    only: cell_filter.CellFilters = ()
     """Filters that have left other cells of the sweep out; the contrasts that it declares are left out then, too."""
 
     @cached_property
@@ -105,7 +105,7 @@ class SweepData:
     @staticmethod
     def place(design: Design, cell: CellState) -> int | None:
         """Which combination of a design a cell is; None for one of `include` that is none of them."""
-        return design.space.index({axis: level_of(cell, axis) for axis in design.space.axes})
+        return design.space.index({axis: cell_level(cell, axis) for axis in design.space.axes})
 
     def setting(self, cell: CellState, path: str) -> Any:
         """What the cell's frozen config says at a dotted path, as "train.seq_len"; None where it says nothing."""
@@ -139,8 +139,8 @@ class SweepData:
         return length in self.asked.get(probe, (length,))
 
     @property
-    def beyond(self) -> Lengths:
-        """What is shown besides what the launch asked for, as `gather` takes it."""
+    def beyond(self) -> ExtraLengths:
+        """What is shown besides what the launch asked for, as `load_sweep_data` takes it."""
         return "all" if self.everything else self.also
 
     @cached_property
@@ -149,7 +149,7 @@ class SweepData:
 
     def shows(self, probe: str) -> bool:
         """Whether tables show numbers of a probe: columns come from the grid, so that a later evaluation changes none."""
-        return self.everything or not self._probes or probe in self._probes or probe in metrics.OF_TRAINING
+        return self.everything or not self._probes or probe in self._probes or probe in metrics.TRAINING_SOURCES
 
     def has_any(self, probes: Iterable[str]) -> bool:
         """Whether one of these was measured or asked for; of a sweep that has nothing at all yet, that may come."""
@@ -169,7 +169,7 @@ class SweepData:
         return (probe, metric) in self._measured
 
     @cached_property
-    def shown(self) -> Mapping[tuple[str, str, str, int], Value]:
+    def shown(self) -> Mapping[tuple[str, str, str, int], MeasuredValue]:
         """`values` without those of probes and lengths that are not shown."""
         return {
             key: value
@@ -231,11 +231,11 @@ class SweepData:
     @cached_property
     def _levels_of(self) -> dict[str, tuple[str, ...]]:
         axes = (*AXES, *self._extra_axes)
-        return {cell.cell_id: tuple(level_of(cell, axis) for axis in axes) for cell in self.cells}
+        return {cell.cell_id: tuple(cell_level(cell, axis) for axis in axes) for cell in self.cells}
 
     @cached_property
     def _described(self) -> Mapping[tuple[str, str], metrics.Metric]:
-        found: dict[tuple[str, str], list[Value]] = {}
+        found: dict[tuple[str, str], list[MeasuredValue]] = {}
         for value in self.values.values():
             found.setdefault((value.probe, value.metric), []).append(value)
         return {key: _metric(*key, some) for key, some in found.items()}
@@ -250,17 +250,17 @@ class SweepData:
         found = [(key[0], about) for key, about in described.items() if metrics.known(*key) is None]
         return sorted(found, key=lambda one: (one[0], one[1].name))
 
-    def value(self, cell: str, probe: str, metric: str, length: int, table: str | None = None) -> Value | None:
+    def value(self, cell: str, probe: str, metric: str, length: int, table: str | None = None) -> MeasuredValue | None:
         """The newest value; with `table`, first the number as that table of the paper prints it. A metric whose name ends
         in WEIGHTED is worked out."""
-        if metric.endswith(WEIGHTED):
+        if metric.endswith(WEIGHTED_SUFFIX):
             return self._average(cell, probe, metric)
         if not self.shows(probe):
             return None
         printed = self.printed.get((cell, table, probe, metric, length)) if table else None
         return printed or self.values.get((cell, probe, metric, length))
 
-    def given(self, cell: CellState, column: Column, table: str | None = None) -> Value | None:
+    def given(self, cell: CellState, column: Column, table: str | None = None) -> MeasuredValue | None:
         """What a cell has in a column, as `value` finds it."""
         return self.value(cell.cell_id, *column.key, table)
 
@@ -274,18 +274,20 @@ class SweepData:
         deviation where it is known. None of any other number."""
         if not self.printed_runs:
             return None
-        told = self.values.get((cell.cell_id, column.probe, column.metric + metrics.SPREAD, column.length))
+        told = self.values.get((cell.cell_id, column.probe, column.metric + metrics.SD_SUFFIX, column.length))
         return (told.n, told.value) if told is not None and told.n else None
 
     @cached_property
     def printed_runs(self) -> int:
         """Over how many runs, at most, numbers are means of which the database does not hold the parts; 0 for none."""
-        return max((value.n or 0 for key, value in self.values.items() if key[2].endswith(metrics.SPREAD)), default=0)
+        return max(
+            (value.n or 0 for key, value in self.values.items() if key[2].endswith(metrics.SD_SUFFIX)), default=0
+        )
 
-    def _average(self, cell: str, probe: str, metric: str) -> Value | None:
+    def _average(self, cell: str, probe: str, metric: str) -> MeasuredValue | None:
         """The mean over the lengths that the launch asked for; where one lacks a number, the reason for that; None where one was not
         measured."""
-        base = metric.removesuffix(WEIGHTED)
+        base = metric.removesuffix(WEIGHTED_SUFFIX)
         found = [self.values.get((cell, probe, base, length)) for length in self.averaged(probe, base)]
         have = [value for value in found if value is not None]
         if not have or len(have) < len(found):
@@ -310,7 +312,7 @@ class SweepData:
         return frozenset(key for key, lengths in self._measured.items() if lengths - {0})
 
 
-def _metric(probe: str, name: str, values: Sequence[Value]) -> metrics.Metric:
+def _metric(probe: str, name: str, values: Sequence[MeasuredValue]) -> metrics.Metric:
     """As the newest number says it; the chance level only where it is the same for all."""
     newest = max(values, key=lambda value: value.attempt_id)
     about = metrics.metric(probe, name, newest.description, newest.unit)
@@ -318,16 +320,16 @@ def _metric(probe: str, name: str, values: Sequence[Value]) -> metrics.Metric:
     return about if len(levels) == 1 else replace(about, chance=None)
 
 
-def gather(
+def load_sweep_data(
     store: Store,
     sweep: str | None = None,
     *,
     revision: int | None = None,
     orphans: bool = False,
-    lengths: Lengths = None,
+    lengths: ExtraLengths = None,
 ) -> SweepData:
     """Reads a sweep (None: the one launched last) for a report, which shows the context lengths that the launch asked for
-    and `lengths` besides; inside `one_reading` from the database but once, inside `subset.only` with some cells alone.
+    and `lengths` besides; inside `cached_reads` from the database but once, inside `subset.only` with some cells alone.
 
     Raises SweepUnknown, StoreError, ReportError for a length at which nothing was measured.
     """
@@ -352,7 +354,7 @@ def gather(
 
 
 def provenances_of_attempts(store: Store, attempts: Collection[int]) -> dict[int, Provenance]:
-    """Return, by attempt, the origin of its numbers for those that recorded one; inside `one_reading` each is read once."""
+    """Return, by attempt, the origin of its numbers for those that recorded one; inside `cached_reads` each is read once."""
     held = _reading.get()
     cache: dict[int, Provenance | None] = {} if held is None else held.setdefault((store, "provenances"), {})
     missing = [attempt for attempt in attempts if attempt not in cache]
@@ -365,7 +367,7 @@ _reading: ContextVar[dict[Any, Any] | None] = ContextVar("reading", default=None
 
 
 @contextmanager
-def one_reading() -> Iterator[None]:
+def cached_reads() -> Iterator[None]:
     """Inside, every sweep is read once for all that is made of it: tables and figures then agree with each other even
     while it runs, and take the time of one. One inside another is the same."""
     if _reading.get() is not None:
@@ -378,7 +380,7 @@ def one_reading() -> Iterator[None]:
         _reading.reset(token)
 
 
-def _gathered(store: Store, sweep: str | None, revision: int | None, orphans: bool, lengths: Lengths) -> SweepData:
+def _gathered(store: Store, sweep: str | None, revision: int | None, orphans: bool, lengths: ExtraLengths) -> SweepData:
     with store.snapshot() as seen:
         launched = seen.revision(sweep, revision)
         cells = seen.cell_states(launched.sweep, revision=launched.number, orphans=orphans)
@@ -393,7 +395,7 @@ def _gathered(store: Store, sweep: str | None, revision: int | None, orphans: bo
             printed[(value.cell_id, value.probe.removeprefix(PRINTED), probe, metric, value.length)] = value
         else:
             mine[(value.cell_id, value.probe, value.metric, value.length)] = value
-    requested = requests_of(launched.options)
+    requested = requests_from_options(launched.options)
     probes = {probe for probe, _ in requested}
     return SweepData(
         sweep=launched.sweep,
@@ -402,7 +404,7 @@ def _gathered(store: Store, sweep: str | None, revision: int | None, orphans: bo
         values=with_intervals(mine),
         references=_references(values),
         requested=requested,
-        everything=lengths == "all" and any(key[1] not in probes | {*metrics.OF_TRAINING} for key in mine),
+        everything=lengths == "all" and any(key[1] not in probes | {*metrics.TRAINING_SOURCES} for key in mine),
         also=_also(launched.sweep, lengths, {key[3] for key in mine if key[3]}, {length for _, length in requested}),
         printed=printed,
         sources=sources,
@@ -416,7 +418,7 @@ def _gathered(store: Store, sweep: str | None, revision: int | None, orphans: bo
     )
 
 
-def _some(data: SweepData, words: cell_filter.Words) -> SweepData:
+def _some(data: SweepData, words: cell_filter.CellFilters) -> SweepData:
     """The data of these cells alone. Contrasts are left out: they are corrected together, which some of them cannot be."""
     if data.partial is not None:
         raise ReportError("--only: the cells of a partial design are estimated together; leave it out")
@@ -432,7 +434,7 @@ def _some(data: SweepData, words: cell_filter.Words) -> SweepData:
     )  # fmt: skip
 
 
-def _also(sweep: str, lengths: Lengths, measured: set[int], asked: set[int]) -> tuple[int, ...]:
+def _also(sweep: str, lengths: ExtraLengths, measured: set[int], asked: set[int]) -> tuple[int, ...]:
     """The further lengths, shortest first, `all` spelled out."""
     wanted = measured if lengths == "all" else set(lengths or ())
     unknown = sorted(wanted - measured - asked)
@@ -444,7 +446,7 @@ def _also(sweep: str, lengths: Lengths, measured: set[int], asked: set[int]) -> 
     return tuple(sorted(wanted - asked))
 
 
-def _references(values: Iterable[Value]) -> dict[str, tuple[float, ...]]:
+def _references(values: Iterable[MeasuredValue]) -> dict[str, tuple[float, ...]]:
     found: dict[str, set[float]] = {metric: set() for metric in REFERENCES}
     for value in values:
         if value.probe == "corpus" and value.metric in found and value.value is not None:

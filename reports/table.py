@@ -9,7 +9,7 @@ from typing import Any
 
 
 @dataclass(frozen=True, kw_only=True)
-class Entry:
+class TableEntry:
     """One number of a table, or the word that stands for it.
 
     `value` is the unrounded number (the mean over `seeds` cells, with the sample standard deviation `sd`), in `unit`;
@@ -67,7 +67,7 @@ class Table:
     raw_of: Callable[[], tuple[dict[str, Any], ...]]
     trace_of: Callable[[], Mapping[str, Any]]
     notes: tuple[str, ...]
-    entries: tuple[tuple[Entry, ...], ...] = ()
+    entries: tuple[tuple[TableEntry, ...], ...] = ()
     above: tuple[str, ...] = ()
     """What to know before any two rows are compared: printed between title and rows."""
     paged: bool = False

@@ -39,10 +39,10 @@ def _damage_of(engines: Any) -> Any:
 
 def runs_folder(runs: Path | None, db: str | None, *, write: bool = False) -> Path:
     """The folder for artifacts; with `write` only one that can be made and written to, else StoreError or WriteRefused."""
-    from .console.output_files import check_folder
+    from .console.output_files import check_folder_writable
     from .store.store import default_runs
 
     where = (runs or default_runs(db)).absolute()
     if write:
-        check_folder(where, "--runs")
+        check_folder_writable(where, "--runs")
     return where

@@ -7,12 +7,12 @@ from pathlib import Path
 from . import paper, shipped
 from .console.text import did_you_mean
 from .errors import StoreMissing, SweepUnknown
-from .names import PUBLISHED, SHIPPED, short
-from .store.database_connection import PATIENCE_S
+from .names import PUBLISHED, SHIPPED, quoted_short
+from .store.database_connection import WAIT_TIMEOUT_S
 from .store.store import Store, open_store
 
 
-def with_known(store: Store, sweep: str) -> Store:
+def store_with_builtin(store: Store, sweep: str) -> Store:
     """The store itself when it holds the sweep, else, for one that is known, a temporary one that the whole process shares.
 
     Raises SweepUnknown, and StoreError when a sweep of one's own has a published name, from a time when it could.
@@ -20,13 +20,13 @@ def with_known(store: Store, sweep: str) -> Store:
     try:
         return paper.with_published(store, sweep)
     except SweepUnknown:
-        if not shipped.comes_along(sweep):
+        if not shipped.is_shipped(sweep):
             raise
         return shipped.shared(sweep)
 
 
-def open_known(
-    db: str | Path | None, sweep: str | None, *, patience: float = PATIENCE_S, read_only: bool = False
+def open_store_with_builtins(
+    db: str | Path | None, sweep: str | None, *, patience: float = WAIT_TIMEOUT_S, read_only: bool = False
 ) -> Store:
     """The database; when a known sweep is asked for that it lacks, or there is no database, a temporary one with that.
 
@@ -37,10 +37,10 @@ def open_known(
     except StoreMissing as error:
         if paper.is_published(sweep):
             return paper.shared_published(str(sweep))
-        if shipped.comes_along(sweep):
+        if shipped.is_shipped(sweep):
             return shipped.shared(str(sweep))
         raise StoreMissing(f"{error}{_offer(sweep)}") from error
-    return with_known(store, str(sweep)) if paper.is_published(sweep) or shipped.comes_along(sweep) else store
+    return store_with_builtin(store, str(sweep)) if paper.is_published(sweep) or shipped.is_shipped(sweep) else store
 
 
 def _offer(sweep: str | None) -> str:
@@ -48,9 +48,7 @@ def _offer(sweep: str | None) -> str:
     names = (*PUBLISHED, *SHIPPED)
     if sweep is None:
         return f"; without one there is --sweep printed-v2, the numbers of the paper, and {', '.join(name for name in names if name != 'printed-v2')}"
-    return (
-        f"; {short(sweep)} is none of the sweeps that need no database: {', '.join(names)}{did_you_mean(sweep, names)}"
-    )
+    return f"; {quoted_short(sweep)} is none of the sweeps that need no database: {', '.join(names)}{did_you_mean(sweep, names)}"
 
 
 def nothing_launched(error: StoreMissing) -> list[str]:

@@ -7,9 +7,9 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Any
 
-AVERAGE = "avg"
+AVERAGE_LENGTH = "avg"
 """In place of a context length: the mean over all lengths, each weighted by itself."""
-STRATA = ("attn_type", "memory")
+STRATUM_AXES = ("attn_type", "memory")
 """Axes whose levels differ so much that a mean over several gives each the same weight: the first that a contrast leaves open."""
 OPTION = "contrasts"
 """Under this key in a revision's options."""
@@ -36,7 +36,7 @@ class Contrast:
     @property
     def measure(self) -> str:
         """As a grid writes it: needle.digit_accuracy@65536, val.val_loss, clean.nats@avg."""
-        place = AVERAGE if self.length is None else str(self.length)
+        place = AVERAGE_LENGTH if self.length is None else str(self.length)
         return f"{self.probe}.{self.metric}" + (f"@{place}" if self.length != 0 else "")
 
 

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 
-class Expected(Exception):
+class UserError(Exception):
     """What a user can mend: the command line prints the message, one line, and ends with `exit_code`."""
 
     exit_code = 2
@@ -11,7 +11,7 @@ class Expected(Exception):
     """Whether it may be gone when the same is tried again."""
 
 
-class PackageMissing(Expected):
+class PackageMissing(UserError):
     """A Python package that the command needs is not installed."""
 
     exit_code = 3
@@ -24,7 +24,7 @@ class PackageMissing(Expected):
         )
 
 
-class StoreError(Expected):
+class StoreError(UserError):
     """Any expected trouble with the database."""
 
 
@@ -62,7 +62,7 @@ class StoreBusy(StoreError):
     exit_code = 3
 
 
-class StoreAway(StoreError):
+class StoreUnreachable(StoreError):
     """The database's server does not answer."""
 
     exit_code = 3
@@ -96,7 +96,7 @@ class CellAmbiguous(StoreError):
     """More than one cell answers to that id prefix or slug."""
 
 
-class CellTaken(StoreError):
+class CellAlreadyRunning(StoreError):
     """The cell already has a live attempt."""
 
 
@@ -104,7 +104,7 @@ class AttemptUnknown(StoreError):
     """No attempt has that id."""
 
 
-class LostLease(StoreError):
+class LeaseLost(StoreError):
     """The writer no longer owns what it writes to: it was finished, reaped or taken over. Nothing was written."""
 
 

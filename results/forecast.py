@@ -7,7 +7,7 @@ from collections.abc import Mapping
 from dataclasses import dataclass
 from typing import Any
 
-from .revision_options import stored
+from .revision_options import read_option
 
 OPTION = "price"
 """Under this key in a revision's options. What was predicted is no part of what was asked for."""
@@ -39,7 +39,7 @@ def extended(before: Forecast, cells: int, further: Forecast) -> Forecast:
     return Forecast(before.place, (*of, *(groups + one for one in further.of)), (*before.groups, *further.groups))
 
 
-def without(options: Mapping[str, Any]) -> dict[str, Any]:
+def without_forecast(options: Mapping[str, Any]) -> dict[str, Any]:
     """What was asked for alone."""
     return {name: value for name, value in options.items() if name != OPTION}
 
@@ -51,7 +51,7 @@ def as_option(forecast: Forecast) -> dict[str, Any]:
 
 def forecast_of(options: object) -> Forecast | None:
     """The forecast that a launch stored, None where it stored none, or what is no forecast."""
-    return stored(options, OPTION, _forecast)
+    return read_option(options, OPTION, _forecast)
 
 
 def _forecast(given: Mapping[str, Any]) -> Forecast | None:

@@ -14,11 +14,11 @@ from typing import Any, Literal
 
 Better = Literal["lower", "higher", "neither"]
 DIRECTIONS: Mapping[Better, int] = {"lower": -1, "neither": 0, "higher": 1}
-IN_WORDS: Mapping[Better, str] = {"lower": "Less is better.", "neither": "", "higher": "More is better."}
-SHARE = "fraction"
+DIRECTION_SENTENCES: Mapping[Better, str] = {"lower": "Less is better.", "neither": "", "higher": "More is better."}
+FRACTION = "fraction"
 """The unit of a number between 0 and 1 that is printed in percent."""
 UNKNOWN = "Recorded by the probe {probe}, which says no more of it than its name and unit."
-SPREAD = "_sd"
+SD_SUFFIX = "_sd"
 """End of a metric's name: the sample standard deviation between the `n` runs whose mean is the number of the name without it.
 Papers print such pairs; a sweep of one's own has its runs instead."""
 PEAK_MEMORY = "peak_memory"
@@ -53,7 +53,7 @@ class Metric:
     @property
     def percent(self) -> bool:
         """Whether it is printed in percent."""
-        return self.unit == SHARE
+        return self.unit == FRACTION
 
     @property
     def chance_text(self) -> str:
@@ -66,7 +66,7 @@ class Metric:
     def definition(self) -> str:
         """All of it in words."""
         trivial = f"A trivial answer scores {self.chance_text}." if self.chance is not None else ""
-        return " ".join(filter(None, (self.words, IN_WORDS[self.better], trivial)))
+        return " ".join(filter(None, (self.words, DIRECTION_SENTENCES[self.better], trivial)))
 
 
 def _declared() -> Iterator[tuple[str, Metric]]:
@@ -79,7 +79,7 @@ def _declared() -> Iterator[tuple[str, Metric]]:
             yield row["probe"], Metric(**texts, **numbers, chance=chance)  # type: ignore[arg-type]
 
 
-OF_TRAINING = ("throughput", "corpus")
+TRAINING_SOURCES = ("throughput", "corpus")
 """What stands in place of a probe where a training records a number by itself."""
 SAMPLES = "samples"
 """What stands in place of a probe where a training keeps texts that its network wrote."""
@@ -94,7 +94,7 @@ _PEAK = Metric(
 )
 
 
-def of_probe(probe: str) -> tuple[Metric, ...]:
+def metrics_of_probe(probe: str) -> tuple[Metric, ...]:
     """The metrics of METRICS that the probe gives, the main one first."""
     return tuple(metric for (of, _), metric in METRICS.items() if of == probe)
 
@@ -105,7 +105,7 @@ EXTERNAL_ONLY = ("bits", "bits_per_byte", "steps_per_digit")
 
 def by_subject(probe: str) -> tuple[tuple[Metric, ...], tuple[Metric, ...]]:
     """The metrics that the probe gives of every network, and those that it gives only of models from elsewhere."""
-    found = of_probe(probe)
+    found = metrics_of_probe(probe)
     own = tuple(metric for metric in found if metric.name not in EXTERNAL_ONLY)
     return own, tuple(metric for metric in found if metric.name in EXTERNAL_ONLY)
 
@@ -114,14 +114,14 @@ def known(probe: str, name: str) -> Metric | None:
     """What is known of a metric without a database; None for one that is not the package's."""
     if name == PEAK_MEMORY:
         return _PEAK
-    base = METRICS.get((probe, name.removesuffix(SPREAD)))
-    return spread_of(base) if base is not None and name.endswith(SPREAD) else base
+    base = METRICS.get((probe, name.removesuffix(SD_SUFFIX)))
+    return sd_metric(base) if base is not None and name.endswith(SD_SUFFIX) else base
 
 
-def spread_of(about: Metric) -> Metric:
+def sd_metric(about: Metric) -> Metric:
     """The metric of the standard deviation between runs of a number."""
     words = f"Standard deviation between runs of: {about.words}"
-    return Metric(about.name + SPREAD, about.unit, words=words, decimals=about.decimals)
+    return Metric(about.name + SD_SUFFIX, about.unit, words=words, decimals=about.decimals)
 
 
 def metric(probe: str, name: str, description: Mapping[str, Any] | None = None, unit: str = "") -> Metric:
@@ -138,7 +138,7 @@ def metric(probe: str, name: str, description: Mapping[str, Any] | None = None, 
     return replace(found, **{field: value for field, value in (description or {}).items() if _sensible(field, value)})
 
 
-def described(metric: Metric) -> dict[str, Any]:
+def metric_description(metric: Metric) -> dict[str, Any]:
     """The description of a metric as JSON, without what is as in every other and without name and unit, which stand beside it."""
     plain = Metric(metric.name, metric.unit)
     return {name: value for name, value in asdict(metric).items() if value != getattr(plain, name)}

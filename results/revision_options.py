@@ -8,7 +8,7 @@ from typing import Any, TypeVar
 Read = TypeVar("Read")
 
 
-def stored(options: object, key: str, read: Callable[[Mapping[str, Any]], Read | None]) -> Read | None:
+def read_option(options: object, key: str, read: Callable[[Mapping[str, Any]], Read | None]) -> Read | None:
     """What `read` makes of the part of a revision's options under `key`; None where there is none, or where it is not what `read` expects."""
     found = options.get(key) if isinstance(options, Mapping) else None
     try:

@@ -401,7 +401,7 @@ class CellConfig(Config):
     plugins: tuple[Plugin, ...] = ()
 
 
-def without_newer(config: CellConfig) -> dict[str, Any]:
+def without_identity_defaults(config: CellConfig) -> dict[str, Any]:
     """The config as JSON without the settings that a version from before them would do the same without.
 
     That is one at its identity default, as long as this is what a config that leaves it out gets today.

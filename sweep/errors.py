@@ -6,10 +6,10 @@ from collections.abc import Iterable
 from pathlib import Path
 
 from ..results.console.text import did_you_mean, nearest
-from ..results.errors import Expected
+from ..results.errors import UserError
 
 
-class SweepError(Expected):
+class SweepError(UserError):
     """Something about a grid, its text or its attempts."""
 
 

@@ -138,12 +138,12 @@ def run(command_line: Callable[..., tuple[int, str, str]]) -> Callable[..., tupl
 @pytest.fixture
 def wake() -> Callable[[nn.Module], None]:
     """Adds seeded noise to every parameter of a network, so that no branch ends in a zero projection."""
-    from atma_sweep.model.rng import generator
+    from atma_sweep.model.rng import rng_stream
 
     def add_noise(model: nn.Module) -> None:
         with torch.no_grad():
             for name, parameter in model.named_parameters():
-                noise = torch.randn(parameter.shape, generator=generator(1, "test", name))
+                noise = torch.randn(parameter.shape, generator=rng_stream(1, "test", name))
                 parameter.add_(0.2 * noise.to(parameter.dtype))
 
     return add_noise

@@ -206,7 +206,7 @@ def test_what_the_system_refuses_is_one_line_wherever_it_does(
         raise error
 
     open_store("atma.db", create=True).close()
-    monkeypatch.setattr(status, "status_of", refuse)
+    monkeypatch.setattr(status, "sweep_statuses", refuse)
     found, out, err = run("status")
     assert (found, out, len(err.splitlines())) == (code, "", 1)
     assert said in err

@@ -17,7 +17,7 @@ from atma_sweep.reports.figures.files import rendered
 from atma_sweep.results.errors import StoreError
 from atma_sweep.results.maintenance.backup import dump_command
 from atma_sweep.results.store.database import place, shown
-from atma_sweep.results.store.recorder import Recorder
+from atma_sweep.results.store.recorder import DatabaseRecorder
 from atma_sweep.results.store.records import AXES, CellRecord, CurvePoint, Measurement, Owner, Provenance
 from atma_sweep.results.store.store import Store, open_store
 from tiers import every_nth
@@ -48,7 +48,7 @@ def hostile(path: Path) -> Store:
     store.record_revision("wild", grid_text=evil, grid_file=evil, options=options, cells=cells)
     for index, cell in enumerate(cells):
         attempt = store.start_attempt(cell.id, owner=owner, fence=0, steps_total=10)
-        recorder = Recorder(store, attempt.id, 0)
+        recorder = DatabaseRecorder(store, attempt.id, 0)
         recorder.provenance(
             Provenance(config={}, seed=0, gpu_name=evil, git_commit=evil, host=evil, kernels={evil: evil})
         )

@@ -19,7 +19,7 @@ import pytest
 import torch
 from atma_sweep.kernels.fp8 import op as fp8_linear
 from atma_sweep.kernels.gated_delta.op import choose_backend, gated_delta, gated_delta_reference, why_no_fla
-from atma_sweep.model.backbone import Auxiliary, build
+from atma_sweep.model.backbone import AuxiliaryTerms, build
 from atma_sweep.model.config import ModelConfig
 from graded import distance, double, in_type, run
 from kernel_operations import delta_inputs
@@ -77,7 +77,7 @@ def test_cuda_bf16_loss_and_gradients_are_near_the_cpu(attn_type: str, memory: s
             for index, parameter in enumerate(model.parameters()):
                 noise = torch.randn(parameter.shape, generator=torch.Generator().manual_seed(index))
                 parameter.add_((0.05 * noise).to(parameter))
-        auxiliary = Auxiliary("weak", 16, False, None, 0, 0, 0)
+        auxiliary = AuxiliaryTerms("weak", 16, False, None, 0, 0, 0)
         batch = tokens.to(device)
         features = model.features(batch[:, :-1], auxiliary=auxiliary)
         loss = model.token_losses(features.hidden_BTD, batch[:, 1:]).mean()

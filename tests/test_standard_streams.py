@@ -10,7 +10,7 @@ from pathlib import Path
 
 import pytest
 from atma_sweep.results.console.streams import NEAREST_ASCII, OutputClosed, nearest_ascii, write_out
-from atma_sweep.sweep.orchestrator.display import Terminal
+from atma_sweep.sweep.orchestrator.display import SafeConsole
 from bench import Bench
 from every_command import example_lines, fill_database, no_hang, paths, unread_output
 from patience import PATIENCE_S
@@ -83,7 +83,7 @@ def test_no_example_fails_when_its_output_is_unread(
 
 def test_a_launch_speaks_without_a_reader(monkeypatch: pytest.MonkeyPatch) -> None:
     with unread_output(monkeypatch):
-        terminal = Terminal()
+        terminal = SafeConsole()
         terminal.print("one line")
         terminal.print("another")
         with pytest.raises(OutputClosed):

@@ -55,7 +55,7 @@ def query_bounds(n0, T, window, BM: tl.constexpr, BN: tl.constexpr, WINDOWED: tl
 
 
 @triton.jit
-def with_tile(acc, top, total, a, v, PRECISION: tl.constexpr):
+def online_softmax_step(acc, top, total, a, v, PRECISION: tl.constexpr):
     """A row's sums with a tile of keys more, whose logits are a, -inf where hidden, even for all that a row has seen."""
     higher = tl.maximum(top, tl.max(a, 1))
     base = tl.where(higher == float("-inf"), 0.0, higher)

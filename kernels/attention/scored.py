@@ -43,12 +43,12 @@ class QueryBlock(NamedTuple):
         return i_M[:, None] - torch.arange(self.first, self.stop, device=device)
 
 
-Logits = Callable[[QueryBlock], Tensor]
+LogitsFn = Callable[[QueryBlock], Tensor]
 """Span -> [B, H, M, S] of the statistics' type; -inf hides a key beyond those that the span hides."""
 
 
 def scored_attention(
-    v_BTJX: Tensor, heads: int, logits: Logits, *, window: int | None = None, query_block: int | None = None
+    v_BTJX: Tensor, heads: int, logits: LogitsFn, *, window: int | None = None, query_block: int | None = None
 ) -> Tensor:
     """softmax over the keys i - window < j <= i of `logits`, times v: [B, T, H, X] of v's type.
 

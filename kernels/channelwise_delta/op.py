@@ -10,8 +10,8 @@ from torch import Tensor
 from torch.nn import functional
 
 from ..custom_ops import differentiate, empty_like, torch_op
-from ..dispatch import BackendChoice, constant, failure, plain_torch, version
-from ..fla_configs import channelwise, settle
+from ..dispatch import BackendChoice, constant, failure, is_torch_only, version
+from ..fla_configs import channelwise, pin_configs
 from ..gated_delta.op import NORM_FLOOR, in_chunks, rule_error, running_sum, why_no_fla
 from ..norms import statistics_dtype
 from ..shapes import check_qkv, expand_kv
@@ -54,7 +54,7 @@ def channelwise_delta(
 def choose_backend(device: torch.device | str, dtype: torch.dtype, head_dim: int) -> BackendChoice:
     """What `channelwise_delta` takes for such tensors."""
     device = torch.device(device)
-    why = "asked for by train.kernels" if plain_torch() else _why_no_fla(device, dtype, head_dim)
+    why = "asked for by train.kernels" if is_torch_only() else _why_no_fla(device, dtype, head_dim)
     why = why or failure("channelwise delta", _error, device, dtype, head_dim, "fla")
     return BackendChoice("fla", f"fla {version('fla-core')}") if why is None else BackendChoice("torch", why)
 
@@ -137,7 +137,7 @@ def fla_forward(
     """(readout, last state, and the three tensors that `fla_backward` needs beside its inputs)."""
     from fla.ops.kda.chunk_fwd import chunk_kda_fwd
 
-    settle(channelwise, q.size(-1))
+    pin_configs(channelwise, q.size(-1))
     q, k, v, log_gamma, beta, state = (x.contiguous() for x in (q, k, v, log_gamma, beta, state))
     r, last, decay, of_queries, of_keys, *_ = chunk_kda_fwd(
         q=q, k=k, v=v, g=log_gamma, beta=beta, scale=1.0, initial_state=state, output_final_state=True,
@@ -157,7 +157,7 @@ def fla_backward(
     """Gradients of q, k, v, log_gamma, beta and the first state."""
     from fla.ops.kda.chunk_bwd import chunk_kda_bwd
 
-    settle(channelwise, q.size(-1))
+    pin_configs(channelwise, q.size(-1))
     q, k, v, beta, state, g_r = (x.contiguous() for x in (q, k, v, beta, state, g_r))
     dq, dk, dv, d_beta, d_gamma, d_state, *_ = chunk_kda_bwd(
         q=q, k=k, v=v, beta=beta, Aqk=of_queries, Akk=of_keys, scale=1.0, initial_state=state, do=g_r,

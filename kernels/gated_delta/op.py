@@ -14,7 +14,7 @@ from torch import Tensor
 from torch.nn import functional
 
 from .. import dispatch
-from ..dispatch import SIXTEEN_BITS, BackendChoice, attention_choice, constant, plain_torch, version, worst
+from ..dispatch import SIXTEEN_BITS, BackendChoice, attention_choice, constant, is_torch_only, version, worst
 from ..norms import statistics_dtype
 from ..shapes import check_qkv, expand_kv
 from . import torch_op
@@ -65,7 +65,7 @@ def choose_backend(device: torch.device | str, dtype: torch.dtype, head_dim: int
     """
     device = torch.device(device)
     ours = attention_choice("gated delta", device, dtype, head_dim, _error)
-    if ours.backend == "triton" or device.type != "cuda" or plain_torch():
+    if ours.backend == "triton" or device.type != "cuda" or is_torch_only():
         return ours
     why = why_no_fla(device, dtype)
     return (

@@ -18,7 +18,7 @@ from ..custom_ops import differentiate, keep_inputs, torch_op
 from ..gated_delta.op import running_sum
 from .newton_schulz import orthogonalised
 
-Steps = Literal["none", "chunk", "token"]
+OrthogonalMode = Literal["none", "chunk", "token"]
 MOST_TRACED = 1
 """Rounds that the compiler sees as they are."""
 
@@ -82,12 +82,12 @@ def gradients(layers: tuple[Tensor, ...], keys: Tensor, values: Tensor) -> Pairs
     return [((error @ outer) * hidden * (1 - hidden), keys), (error, hidden)]
 
 
-def through(x: Tensor, index: int, layers: Sequence[Tensor]) -> Tensor:
+def hidden_activation(x: Tensor, index: int, layers: Sequence[Tensor]) -> Tensor:
     """What the next layer reads of a layer's output."""
     return torch.sigmoid(x) if index + 1 < len(layers) else x
 
 
-Round = tuple[Tensor, tuple[Tensor, ...], tuple[Tensor, ...]]
+ChunkResult = tuple[Tensor, tuple[Tensor, ...], tuple[Tensor, ...]]
 
 
 def readout(
@@ -102,7 +102,7 @@ def readout(
 
 def _plain(
     q: Tensor, layers: tuple[Tensor, ...], momenta: tuple[Tensor, ...], pairs: Pairs, plan: ChunkCoefficients
-) -> Round:
+) -> ChunkResult:
     """Every token's own memory, without ever forming one: masked products of what they are sums of."""
     felt_BHCS, carried_BHC = plan.felt_and_carried()
     x, ends, slow = q, [], []
@@ -113,13 +113,13 @@ def _plain(
             - (felt_BHCS[..., -1, :, None] * left).mT @ right
         )  # fmt: skip
         slow.append(_after(momentum, left, right, plan))
-        x = through(y, index, layers)
+        x = hidden_activation(y, index, layers)
     return x, tuple(ends), tuple(slow)
 
 
 def _each_token(
     q: Tensor, layers: tuple[Tensor, ...], momenta: tuple[Tensor, ...], pairs: Pairs, plan: ChunkCoefficients
-) -> Round:
+) -> ChunkResult:
     """Every token's momentum is made orthogonal: a matrix a token."""
     x, ends, slow = q, [], []
     for index, (layer, momentum, (left, right)) in enumerate(zip(layers, momenta, pairs, strict=True)):
@@ -129,7 +129,7 @@ def _each_token(
         memories = plan.kept[..., None, None] * layer[:, :, None] - torch.einsum(
             "bhcs,bhsoi->bhcoi", plan.moves(), steps
         )
-        x = through(torch.einsum("bhcoi,bhci->bhco", memories, x), index, layers)
+        x = hidden_activation(torch.einsum("bhcoi,bhci->bhco", memories, x), index, layers)
         ends.append(memories[:, :, -1])
         slow.append(all_momenta[:, :, -1])
     return x, tuple(ends), tuple(slow)
@@ -137,11 +137,11 @@ def _each_token(
 
 def _each_chunk(
     q: Tensor, layers: tuple[Tensor, ...], momenta: tuple[Tensor, ...], pairs: Pairs, plan: ChunkCoefficients
-) -> Round:
+) -> ChunkResult:
     """One orthogonal step at the end, which no token of the chunk may read."""
     x, ends, slow = q, [], []
     for index, (layer, momentum, (left, right)) in enumerate(zip(layers, momenta, pairs, strict=True)):
-        x = through(x @ layer.mT, index, layers)
+        x = hidden_activation(x @ layer.mT, index, layers)
         after = _after(momentum, left, right, plan)
         ends.append(plan.kept[..., -1, None, None] * layer - plan.step[..., None, None] * orthogonalised(after))
         slow.append(after)
@@ -156,18 +156,18 @@ def _after(momentum: Tensor, left: Tensor, right: Tensor, plan: ChunkCoefficient
 
 ROUNDS = {"none": _plain, "token": _each_token, "chunk": _each_chunk}
 
-Rated = tuple[Tensor, Tensor, Tensor | None, Tensor]
+ChunkRates = tuple[Tensor, Tensor, Tensor | None, Tensor]
 """ln alpha, eta and ln theta of each token, [B, H, T], and the weights of the pairs, [B, H, window - 1 + T]."""
 
 
-def rounds(
-    q: Tensor, keys: Tensor, values: Tensor, rated: Rated, layers: tuple[Tensor, ...], momenta: tuple[Tensor, ...],
-    *, window: int, chunk: int, orthogonal: Steps,
-) -> Round:  # fmt: skip
+def run_chunks(
+    q: Tensor, keys: Tensor, values: Tensor, rated: ChunkRates, layers: tuple[Tensor, ...], momenta: tuple[Tensor, ...],
+    *, window: int, chunk: int, orthogonal: OrthogonalMode,
+) -> ChunkResult:  # fmt: skip
     """(readout [B, H, T, X], the layers and the momenta after the last token) of q [B, H, T, F] and the pairs, which begin with the window's."""
     if torch.compiler.is_compiling() and q.shape[2] > MOST_TRACED * chunk:
         second = (layers[1], momenta[1]) if len(layers) == 2 else (None, None)
-        y, *ends = at_once(q, keys, values, *rated, layers[0], momenta[0], *second, window, chunk, orthogonal)
+        y, *ends = run_chunks_op(q, keys, values, *rated, layers[0], momenta[0], *second, window, chunk, orthogonal)
         return y, tuple(ends[0::2][: len(layers)]), tuple(ends[1::2][: len(layers)])
     keep, step, slow, weights = rated
     reads, t = [], q.shape[2]
@@ -183,7 +183,7 @@ def rounds(
     return torch.cat(reads, 2), layers, momenta
 
 
-Ends = tuple[Tensor, Tensor, Tensor, Tensor, Tensor]
+FinalState = tuple[Tensor, Tensor, Tensor, Tensor, Tensor]
 """The readout, the first layer and its momentum, the second and its; empty where there is none."""
 
 
@@ -194,21 +194,21 @@ def _empty_ends(q: Tensor, keys: Tensor, values: Tensor, *rest: Any) -> tuple[Te
 
 
 @torch_op("omega_rounds", _empty_ends)
-def at_once(
+def run_chunks_op(
     q: Tensor, keys: Tensor, values: Tensor, keep: Tensor, step: Tensor, slow: Tensor | None, weights: Tensor,
     layer: Tensor, momentum: Tensor, layer2: Tensor | None, momentum2: Tensor | None,
     window: int, chunk: int, orthogonal: str,
-) -> Ends:  # fmt: skip
-    """`rounds`, as one operation."""
+) -> FinalState:  # fmt: skip
+    """`run_chunks`, as one operation."""
     given = (q, keys, values, keep, step, slow, weights, layer, momentum, layer2, momentum2)
     return _unrolled(given, window, chunk, orthogonal)
 
 
-def _unrolled(given: Any, window: int, chunk: int, orthogonal: Any) -> Ends:
+def _unrolled(given: Any, window: int, chunk: int, orthogonal: Any) -> FinalState:
     q, keys, values, keep, step, slow, weights, *squares = given
     layers, momenta = (tuple(x for x in squares[i::2] if x is not None) for i in (0, 1))
     rated = keep, step, slow, weights
-    y, *ends = rounds(q, keys, values, rated, layers, momenta, window=window, chunk=chunk, orthogonal=orthogonal)
+    y, *ends = run_chunks(q, keys, values, rated, layers, momenta, window=window, chunk=chunk, orthogonal=orthogonal)
     found = [y, *(x for pair in zip(*ends, strict=True) for x in pair)]
     found += [q.new_empty(0)] * (5 - len(found))
     # nothing that comes out may be what went in
@@ -224,11 +224,11 @@ def backward(
     layer: Tensor, momentum: Tensor, layer2: Tensor | None, momentum2: Tensor | None,
     window: int, chunk: int, orthogonal: str,
 ) -> tuple[Tensor, Tensor, Tensor, Tensor, Tensor, Tensor, Tensor, Tensor, Tensor, Tensor, Tensor]:  # fmt: skip
-    """Gradients of the tensors that `at_once` takes, in its order; empty for what is None."""
+    """Gradients of the tensors that `run_chunks_op` takes, in its order; empty for what is None."""
     given = [q, keys, values, keep, step, slow, weights, layer, momentum, layer2, momentum2]
     there = [i for i, x in enumerate(given) if x is not None]
 
-    def of(*leaves: Tensor) -> Ends:
+    def of(*leaves: Tensor) -> FinalState:
         full: list[Tensor | None] = [None] * len(given)
         for i, x in zip(there, leaves, strict=True):
             full[i] = x
@@ -243,4 +243,4 @@ def backward(
     return tuple(found)  # type: ignore[return-value]
 
 
-differentiate(at_once, backward, keep_inputs(11, 5), results=5)
+differentiate(run_chunks_op, backward, keep_inputs(11, 5), results=5)

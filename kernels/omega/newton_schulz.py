@@ -38,7 +38,7 @@ def _step(m: Tensor) -> tuple[Tensor, Tensor, Tensor]:
     return gram, factor, a * m + factor @ m
 
 
-class Orthogonalised:
+class NewtonSchulzTape:
     """That of many matrices [N, G, R, C] at once, and then the gradients of one [G, R, C] after the other.
 
     A sequence whose next gradient needs the last one's has its steps made together and gone back through alone.

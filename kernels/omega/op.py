@@ -16,7 +16,7 @@ from torch.nn import functional
 from ..dispatch import BackendChoice, constant, failure, triton_or_torch, why_no_triton, worst
 from ..norms import statistics_dtype
 from . import torch_op
-from .chunk_loop import ChunkCoefficients, Rated, Steps, gradients, readout, rounds, through
+from .chunk_loop import ChunkCoefficients, ChunkRates, OrthogonalMode, gradients, hidden_activation, readout, run_chunks
 from .scan import scan
 from .tiles import CHANNELS, MOST_SEEN, MOST_TOKENS
 
@@ -64,7 +64,7 @@ def first_state(layers: Sequence[Tensor], batch: int, heads: int, columns: int, 
 
 def omega(
     q_BTHF: Tensor, k_BTHF: Tensor, v_BTHX: Tensor, rates: Rates, state: State, *,
-    window: int, chunk: int, orthogonal: Steps = "none", backend: str | None = None,
+    window: int, chunk: int, orthogonal: OrthogonalMode = "none", backend: str | None = None,
 ) -> tuple[Tensor, State]:  # fmt: skip
     """(readout [B, T, H, X] in v's type, the state after the last token).
 
@@ -112,7 +112,7 @@ def omega(
         left = slice(first, t)
         rated = (keep[..., left], step[..., left], None if slow is None else slow[..., left], weights[..., first:])
         pairs = keys[:, :, first:], values[:, :, first:]
-        y, layers, momenta = rounds(
+        y, layers, momenta = run_chunks(
             q[:, :, left], *pairs, rated, layers, momenta, window=window, chunk=chunk, orthogonal=orthogonal
         )
         reads.append(y)
@@ -134,7 +134,13 @@ def _check(q_BTHF: Tensor, k_BTHF: Tensor, v_BTHX: Tensor, state: State, window:
 
 @constant
 def choose_backend(
-    device: torch.device | str, dtype: torch.dtype, size: int, window: int, chunk: int, orthogonal: Steps, slow: bool
+    device: torch.device | str,
+    dtype: torch.dtype,
+    size: int,
+    window: int,
+    chunk: int,
+    orthogonal: OrthogonalMode,
+    slow: bool,
 ) -> BackendChoice:
     """What `omega` takes for activations of that type, a memory [size, size], 0 for any other; `slow`: with a momentum."""
     device = torch.device(device)
@@ -149,7 +155,7 @@ def choose_backend(
 
 
 def _error(
-    device: torch.device, dtype: torch.dtype, size: int, window: int, chunk: int, orthogonal: Steps, slow: bool, *,
+    device: torch.device, dtype: torch.dtype, size: int, window: int, chunk: int, orthogonal: OrthogonalMode, slow: bool, *,
     seed: int,
 ) -> float:  # fmt: skip
     """Largest relative error of the kernels' readout and gradients, against "torch" in float32."""
@@ -183,7 +189,7 @@ def _chunks(x: Tensor, size: int, chunk: int) -> Tensor:
     return (cut.mT if x.ndim == 4 else cut).movedim(2, 0).flatten(1, 2).contiguous()
 
 
-def _planned(rated: Rated, window: int, chunk: int) -> ChunkCoefficients:
+def _planned(rated: ChunkRates, window: int, chunk: int) -> ChunkCoefficients:
     """Of whole chunks, [N, G, ...]; `rated`: keep, step and momentum of their tokens, and the weights of the pairs that they see."""
     keep, step, slow, weights = rated
     slow = None if slow is None else _chunks(slow, chunk, chunk)
@@ -192,8 +198,8 @@ def _planned(rated: Rated, window: int, chunk: int) -> ChunkCoefficients:
 
 
 def _all_at_once(
-    q: Tensor, keys: Tensor, values: Tensor, rated: Rated, layer: Tensor,
-    momentum: Tensor, window: int, chunk: int, orthogonal: Steps,
+    q: Tensor, keys: Tensor, values: Tensor, rated: ChunkRates, layer: Tensor,
+    momentum: Tensor, window: int, chunk: int, orthogonal: OrthogonalMode,
 ) -> tuple[Tensor, tuple[Tensor, ...], tuple[Tensor, ...]]:  # fmt: skip
     """Whole chunks of a memory that is one matrix: a scan gives the memories before all of them, and the rest is products."""
     b, h = q.shape[:2]
@@ -224,8 +230,8 @@ def _all_at_once(
 
 
 def _by_kernels(
-    q: Tensor, keys: Tensor, values: Tensor, rated: Rated, layer: Tensor,
-    momentum: Tensor, window: int, chunk: int, orthogonal: Steps,
+    q: Tensor, keys: Tensor, values: Tensor, rated: ChunkRates, layer: Tensor,
+    momentum: Tensor, window: int, chunk: int, orthogonal: OrthogonalMode,
 ) -> tuple[Tensor, tuple[Tensor, ...], tuple[Tensor, ...]]:  # fmt: skip
     """The same by our kernels; values are in the activations' type."""
     b, h = q.shape[:2]
@@ -249,7 +255,7 @@ def answer(state: State, q_BTHF: Tensor) -> Tensor:
     """What the memory as it is says to features of queries: [B, T, H, X] in the state's type."""
     x = q_BTHF.to(state.layers[0].dtype).transpose(1, 2)
     for index, layer in enumerate(state.layers):
-        x = through(x @ layer.mT, index, state.layers)
+        x = hidden_activation(x @ layer.mT, index, state.layers)
     return x.transpose(1, 2)
 
 

@@ -14,7 +14,7 @@ import torch
 from torch import Tensor
 
 from ..custom_ops import differentiate, torch_op
-from .newton_schulz import Orthogonalised, orthogonalised
+from .newton_schulz import NewtonSchulzTape, orthogonalised
 
 TOGETHER = 8
 """Chunks whose Newton-Schulz steps the backward keeps at a time."""
@@ -78,7 +78,7 @@ def scan_backward(
     keep, to, old = (x[..., None, None] for x in (keep_NG, to_NG, old_NG))
     # those of each chunk's result, and of its errors E
     g_after, g_slow, g_wrong = torch.empty_like(before), torch.empty_like(momenta[1:]), torch.empty_like(values_NGSX)
-    turned: Orthogonalised | None = None
+    turned: NewtonSchulzTape | None = None
     g_to = torch.zeros_like(to_NG)
     g_m = g_memories[n].clone()
     g_s = g_momenta[n].clone() if share_NGS is not None else g_m
@@ -86,7 +86,7 @@ def scan_backward(
         if felt_NGS is None:
             if turned is None or i % TOGETHER == TOGETHER - 1:
                 first = i // TOGETHER * TOGETHER
-                turned = Orthogonalised(momenta[first + 1 : i + 2])
+                turned = NewtonSchulzTape(momenta[first + 1 : i + 2])
             g_to[i] = -(g_m * turned.result[i % TOGETHER]).sum((-2, -1))
             g_s = g_s + turned.gradient(i % TOGETHER, -to[i] * g_m)
         g_after[i] = g_m

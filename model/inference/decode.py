@@ -14,9 +14,9 @@ import torch
 from torch import Tensor
 from torch.utils._pytree import tree_leaves
 
-from ..attention import States
+from ..attention import LayerState
 from ..backbone import EAGER, Backbone, StepFunctions
-from ..compilation import CompileError, one_graph
+from ..compilation import CompileError, compile_full_graph
 from ..kv_cache import PAGE, Book, CacheCapacity, CacheFull, Remembered
 from ..layers import CausalConv, Linear, TiedHead
 
@@ -37,7 +37,7 @@ class Decoder(Protocol):
         """Forgets a text."""
 
 
-class Paged:
+class PagedDecoder:
     """Keys and values in pages, a state for each memory: a token costs one step, and what attention reads."""
 
     def __init__(
@@ -68,7 +68,7 @@ class Paged:
         """Why steps go on without the compiler although it was asked for."""
         if compiled and not one_stream:
             self.not_compiled = "a part of the network works its texts out one by one"
-        self._ready: dict[tuple[int, bool], Ready] = {}
+        self._ready: dict[tuple[int, bool], PreparedStep] = {}
 
     @torch.inference_mode()
     def begin(self, tokens_T: Tensor) -> tuple[int, Tensor]:
@@ -119,7 +119,7 @@ class Paged:
         graph.replay()
         return logits_BV[: len(slots)].clone() if own else logits_BV[: len(slots)]
 
-    def _made_ready(self, count: int, compiled: bool) -> Ready:
+    def _made_ready(self, count: int, compiled: bool) -> PreparedStep:
         """Compiles and captures a step of so many rows; they are nobody's, so that trying it out changes no text."""
         tokens_B = torch.zeros(count, dtype=torch.int64, device=self.model.device)
         rows_B = self.book.rows([], count)
@@ -133,8 +133,8 @@ class Paged:
             except CompileError as error:
                 parts, self.not_compiled = EAGER, error.why
         if not self._graphs or tokens_B.device.type != "cuda":
-            return Ready(parts, tokens_B, None)
-        return Ready(parts, tokens_B, captured(lambda: self._worked_out(tokens_B, rows_B, parts)))
+            return PreparedStep(parts, tokens_B, None)
+        return PreparedStep(parts, tokens_B, captured(lambda: self._worked_out(tokens_B, rows_B, parts)))
 
     def _worked_out(self, tokens_B: Tensor, rows_B: Tensor, parts: StepFunctions) -> Tensor:
         return self.model.step(tokens_B, self.states, self.book.ledger, rows_B, self.window, parts)
@@ -183,7 +183,7 @@ def _copy(state: Any, slot: int, other: int, pages_P: Tensor, others_P: Tensor) 
         state[other] = state[slot]
     elif isinstance(state, Remembered):
         state.states[other], state.since[other] = state.states[slot], state.since[slot]
-    elif isinstance(state, States):
+    elif isinstance(state, LayerState):
         state.pools.copy(pages_P, others_P)
         for part in (*(state.tails or ()), *(() if state.memory is None else (state.memory,))):
             _copy(part, slot, other, pages_P, others_P)
@@ -191,14 +191,14 @@ def _copy(state: Any, slot: int, other: int, pages_P: Tensor, others_P: Tensor) 
 
 def _kept(state: Any, slot: int, tokens: int) -> int:
     """Bytes that are kept of one text, of whose tokens so many are seen."""
-    if isinstance(state, States):
+    if isinstance(state, LayerState):
         parts = (*(state.tails or ()), *(() if state.memory is None else (state.memory,)))
         return tokens * state.pools.token_bytes + sum(_kept(part, slot, tokens) for part in parts)
     held = state[slot] if isinstance(state, Tensor) else [state.states[slot], state.since[slot]]
     return sum(one.numel() * one.element_size() for one in tree_leaves(held) if isinstance(one, Tensor))
 
 
-class Ready(NamedTuple):
+class PreparedStep(NamedTuple):
     """A step of a number of rows, ready to be taken. It knows nothing of what it belongs to, so that both go together."""
 
     parts: StepFunctions
@@ -224,7 +224,7 @@ def captured(step: Callable[[], Tensor]) -> tuple[torch.cuda.CUDAGraph, Tensor]:
 
 def compiled_parts() -> StepFunctions:
     """The parts of a step, compiled for one number of texts: a graph for each kind of block, one for what comes before, one for after."""
-    return StepFunctions(*(one_graph(fresh(part)) for part in EAGER))
+    return StepFunctions(*(compile_full_graph(fresh(part)) for part in EAGER))
 
 
 def fresh(part: Callable[..., Any]) -> Callable[..., Any]:
@@ -238,13 +238,13 @@ def padded(texts: int) -> int:
     return 1 << (texts - 1).bit_length()
 
 
-class Anew:
+class RecomputeDecoder:
     """Every token works its whole text out anew: for networks that have no other way, and as what others are tested against."""
 
     def __init__(
         self, model: Backbone, *, texts: int = 1, tokens: int, full_context: bool = False, chunk: int = CHUNK
     ) -> None:
-        """As for `Paged`."""
+        """As for `PagedDecoder`."""
         self.model, self._tokens, self._full, self._chunk = model, tokens, full_context, chunk
         self._free = list(range(texts - 1, -1, -1))
         self._texts: dict[int, Tensor] = {}
@@ -283,7 +283,7 @@ class Anew:
             raise CacheFull(f"a text may have {self._tokens} tokens here, got {length}")
 
 
-def decoder(model: Backbone, *, texts: int = 1, tokens: int, full_context: bool = False) -> Decoder:
+def make_decoder(model: Backbone, *, texts: int = 1, tokens: int, full_context: bool = False) -> Decoder:
     """The fastest of the two that the network has."""
-    kind = Paged if model.why_no_step() is None else Anew
+    kind = PagedDecoder if model.why_no_step() is None else RecomputeDecoder
     return kind(model, texts=texts, tokens=tokens, full_context=full_context)

@@ -11,8 +11,8 @@ import torch
 from torch import Tensor
 
 from ..backbone import Backbone
-from ..rng import generator
-from .decode import Decoder, decoder
+from ..rng import rng_stream
+from .decode import Decoder, make_decoder
 
 
 def write(
@@ -28,11 +28,11 @@ def write(
     check_sampling(temperature, top_p)
     if tokens < 1:
         return
-    texts = under_way or decoder(model, tokens=len(prompt_T) + tokens, full_context=full_context)
+    texts = under_way or make_decoder(model, tokens=len(prompt_T) + tokens, full_context=full_context)
     slot, logits_V = texts.begin(prompt_T)
     try:
         for place in range(len(prompt_T), len(prompt_T) + tokens):
-            token = choose(logits_V[:vocabulary], temperature, top_p, generator(seed, "write", place))
+            token = sample_token(logits_V[:vocabulary], temperature, top_p, rng_stream(seed, "write", place))
             yield token
             if token == stop or place + 1 == len(prompt_T) + tokens:
                 return
@@ -49,7 +49,7 @@ def check_sampling(temperature: float, top_p: float) -> None:
         raise ValueError(f"top_p must be above 0 and at most 1, got {top_p:g}")
 
 
-def choose(logits_V: Tensor, temperature: float, top_p: float, draw: torch.Generator) -> int:
+def sample_token(logits_V: Tensor, temperature: float, top_p: float, draw: torch.Generator) -> int:
     """A token drawn from softmax(logits / temperature) cut to the fewest tokens that have `top_p` of it; in float64 on the CPU."""
     logits_V = logits_V.double().cpu()
     if temperature == 0:

@@ -16,7 +16,7 @@ from ..bases import MemoryConfig
 from ..bounds import MAX_LENGTH
 from ..config import Config, Int, ModelConfig, knob
 from ..kv_cache import CacheCapacity
-from ..layers import Linear, few, join
+from ..layers import Linear, fuse_weights, fused_rows
 from .recurrent import Recurrent
 
 
@@ -47,7 +47,7 @@ class DeltaRates(NamedTuple):
     """beta: how far the token writes."""
 
 
-class Delta(Recurrent):
+class DeltaMemory(Recurrent):
     """The state is one matrix [B, H, X_v, X_k]."""
 
     joined: tuple[Tensor, Tensor | None] | None = None
@@ -67,7 +67,7 @@ class Delta(Recurrent):
         every = [*self.reads(), self.gate]
         # a matrix without a bias beside one with a bias stays apart
         if len({linear.bias is None for linear in every}) == 1:
-            self.joined = join(every)
+            self.joined = fuse_weights(every)
 
     def open(self, room: CacheCapacity) -> Tensor:
         return room.table(self.heads, self.head_dim, self.head_dim, dtype=statistics_dtype(room.dtype))
@@ -86,7 +86,7 @@ class Delta(Recurrent):
         if self.joined is None:
             *logits, gate_BC = (linear(x_BD) for linear in every)
         else:
-            *logits, gate_BC = few(x_BD, *self.joined).split([len(linear.weight) for linear in every], -1)
+            *logits, gate_BC = fused_rows(x_BD, *self.joined).split([len(linear.weight) for linear in every], -1)
         rates = self.rates_of(*logits)
         r_BHX = delta_step(q_BHX, k_BJX, v_BJX, rates.log_keep, rates.step_BTH, states, slots_B)
         return self.gated(r_BHX, gate_BC)
@@ -105,7 +105,7 @@ def delta_flops(model: ModelConfig, rate_weights: int) -> float:
     return 2 * (rate_weights + 2 * model.d_model * inner) + 7.0 * inner * model.head_dim
 
 
-class _OneGate(Delta):
+class _OneGate(DeltaMemory):
     """What forgets as a whole, if at all."""
 
     config: GatedDeltaConfig
@@ -178,7 +178,7 @@ class DeltaNet(_OneGate):
         return DeltaRates(torch.zeros_like(beta), beta)
 
 
-class KDA(Delta):
+class KDA(DeltaMemory):
     """Every channel of the keys has a retention of its own, read from x through a bottleneck."""
 
     Config: ClassVar[type[Config]] = KDAConfig

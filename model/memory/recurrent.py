@@ -14,7 +14,7 @@ from ...kernels.norms import rms_norm
 from ..bases import Memory
 from ..config import ModelConfig
 from ..kv_cache import CacheCapacity, Remembered
-from ..layers import Linear, spans
+from ..layers import Linear, chunk_bounds
 
 
 class Recurrent(Memory):
@@ -66,7 +66,7 @@ class Recurrent(Memory):
         """(what `evaluate` returns, the state after the last token)."""
         b, t, _ = x_BTD.shape
         out_BTD = torch.empty_like(x_BTD)
-        for start, stop in spans(b, t, chunk, self.together(x_BTD.device, x_BTD.dtype)):
+        for start, stop in chunk_bounds(b, t, chunk, self.together(x_BTD.device, x_BTD.dtype)):
             x, q, k, v = (part[:, start:stop] for part in (x_BTD, q_BTHX, k_BTJX, v_BTJX))
             r_BTHX, state = self.write(self.read_rates(x), q, k, v, state)
             out_BTD[:, start:stop] = self._out(x, r_BTHX)

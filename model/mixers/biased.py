@@ -12,13 +12,13 @@ import torch
 from torch import Tensor, nn
 
 from ...kernels.attention.contextual import op as contextual
-from ...kernels.attention.contextual.op import contextual_attention, of_positions
+from ...kernels.attention.contextual.op import contextual_attention, position_scores
 from ...kernels.attention.forgetting.op import choose_backend, forgetting_attention
 from ...kernels.attention.relative import op as relative
 from ...kernels.attention.relative.op import relative_attention
 from ...kernels.norms import statistics_dtype
 from ...kernels.paged.single_query import row_attention, row_scores
-from ..bases import InBlocks, ScaledConfig, attention_flops
+from ..bases import QueryBlockMixer, ScaledConfig, attention_flops
 from ..bounds import MAX_LENGTH
 from ..config import Config, Int, ModelConfig, knob
 from ..kv_cache import KVView
@@ -49,7 +49,7 @@ class CoPEConfig(ALiBiConfig):
     )
 
 
-class ALiBi(InBlocks):
+class ALiBi(QueryBlockMixer):
     """A fixed slope a head over the distance: forgetting attention with constant gates."""
 
     Config: ClassVar[type[Config]] = ALiBiConfig
@@ -99,7 +99,7 @@ def _slopes_on(heads: int, device: torch.device) -> Tensor:
     return torch.tensor(slopes(heads), dtype=torch.float64, device=device)[:, None]
 
 
-class Rel(InBlocks):
+class Rel(QueryBlockMixer):
     """A learned number for each head and distance; far distances share the last one."""
 
     Config: ClassVar[type[Config]] = RelConfig
@@ -168,7 +168,7 @@ def first_distances(reach: int, buckets: int) -> list[int]:
     return [*range(own), *(bisect_left(range(reach + 1), True, key=lambda d: starts(d, m)) for m in range(grow))]
 
 
-class CoPE(InBlocks):
+class CoPE(QueryBlockMixer):
     """Positions that count the gates between key and query, each with a vector that the query is multiplied with."""
 
     Config: ClassVar[type[Config]] = CoPEConfig
@@ -194,7 +194,7 @@ class CoPE(InBlocks):
     def step(self, q_BHX: Tensor, kept: KVView) -> Tensor:
         scores_BHS, seen_BS = row_scores(q_BHX, kept.gather("k"), self.config.scale), kept.seen
         q_B1HX, scores_BH1S = q_BHX[:, None].to(scores_BHS.dtype), scores_BHS[:, :, None]
-        along_BH1S = of_positions(q_B1HX, scores_BH1S, seen_BS[:, None, None], self.vectors.to(scores_BHS.dtype))
+        along_BH1S = position_scores(q_B1HX, scores_BH1S, seen_BS[:, None, None], self.vectors.to(scores_BHS.dtype))
         return row_attention(scores_BHS + along_BH1S[:, :, 0], kept.gather("v"), seen_BS).to(q_BHX.dtype)
 
     def kernel_paths(self, device: torch.device, dtype: torch.dtype) -> dict[str, str]:

@@ -12,7 +12,7 @@ from ...kernels.attention.softmax.op import choose_backend, softmax_attention
 from ...kernels.norms import statistics_dtype
 from ...kernels.paged.op import paged_softmax
 from ...kernels.rotary import check_rotary, rotate
-from ..bases import Before, InBlocks, ScaledConfig
+from ..bases import PreviousToken, QueryBlockMixer, ScaledConfig
 from ..bounds import MAX_FLOAT
 from ..config import Config, Float, ModelConfig, knob
 from ..kv_cache import KVView
@@ -27,7 +27,7 @@ class DiffConfig(ScaledConfig):
     norm_eps: Float = knob(1e-5, "Epsilon of the norm of what a pair reads.", identity=1e-5, gt=0, le=MAX_FLOAT)
 
 
-class Diff(InBlocks):
+class Diff(QueryBlockMixer):
     """Heads in pairs: what one map reads less lambda times what the other reads, of both heads' values, normed."""
 
     Config: ClassVar[type[Config]] = DiffConfig
@@ -82,7 +82,9 @@ class Diff(InBlocks):
 
         return self._difference(read(0), read(1)).to(q_BTHX.dtype)
 
-    def keep(self, k_BTJX: Tensor, v_BTJX: Tensor, *, places_BT: Tensor, before: Before | None) -> dict[str, Tensor]:
+    def keep(
+        self, k_BTJX: Tensor, v_BTJX: Tensor, *, places_BT: Tensor, before: PreviousToken | None
+    ) -> dict[str, Tensor]:
         return {"k": self._placed(k_BTJX, places_BT), "v": v_BTJX}
 
     def step(self, q_BHX: Tensor, kept: KVView) -> Tensor:

@@ -9,11 +9,11 @@ from torch import Tensor
 
 from ...kernels.attention.forgetting.op import choose_backend, forgetting_attention
 from ...kernels.paged.single_query import row_scores
-from ..bases import Before, InBlocks, ScaledConfig, attention_flops
+from ..bases import PreviousToken, QueryBlockMixer, ScaledConfig, attention_flops
 from ..bounds import MAX_FLOAT
 from ..config import Config, Float, ModelConfig, Real, knob
 from ..kv_cache import KVView
-from .gates import Gate, faded, fall_of
+from .gates import Gate, cumulative_log_gate, faded
 
 
 class FoXConfig(ScaledConfig):
@@ -23,7 +23,7 @@ class FoXConfig(ScaledConfig):
     gate_std: Float = knob(0.02, "Initial deviation of the gates' projection.", identity=0.02, ge=0, le=MAX_FLOAT)
 
 
-class FoX(InBlocks):
+class FoX(QueryBlockMixer):
     """Every token gives each head a share of what lies before it that is kept."""
 
     Config: ClassVar[type[Config]] = FoXConfig
@@ -48,9 +48,9 @@ class FoX(InBlocks):
         )
 
     def keep(
-        self, k_BTJX: Tensor, v_BTJX: Tensor, *, places_BT: Tensor, before: Before | None, x_BTD: Tensor
+        self, k_BTJX: Tensor, v_BTJX: Tensor, *, places_BT: Tensor, before: PreviousToken | None, x_BTD: Tensor
     ) -> dict[str, Tensor]:
-        return {"k": k_BTJX, "v": v_BTJX, "fall": fall_of(self.gate(x_BTD), before)}
+        return {"k": k_BTJX, "v": v_BTJX, "fall": cumulative_log_gate(self.gate(x_BTD), before)}
 
     def step(self, q_BHX: Tensor, kept: KVView, x_BD: Tensor) -> Tensor:
         scores_BHS = row_scores(q_BHX, kept.gather("k"), self.config.scale)

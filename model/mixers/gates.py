@@ -9,7 +9,7 @@ from torch.nn import functional
 from ...kernels.attention.scored import running_sum
 from ...kernels.norms import statistics_dtype
 from ...kernels.paged.single_query import row_attention
-from ..bases import Before
+from ..bases import PreviousToken
 from ..kv_cache import KVView
 
 
@@ -36,7 +36,7 @@ class Gate(nn.Module):
         return functional.logsigmoid(logit.to(dtype) + self.offset.to(dtype))
 
 
-def fall_of(log_gate_BTP: Tensor, before: Before | None) -> Tensor:
+def cumulative_log_gate(log_gate_BTP: Tensor, before: PreviousToken | None) -> Tensor:
     """Sum of the gates up to each token, float64 [B, T, P, ...], going on from what was kept of the token before."""
     fall = running_sum(log_gate_BTP)
     return fall if before is None else fall + before("fall")[:, None]

@@ -11,7 +11,7 @@ from torch.nn import functional
 from ...kernels.attention.path.op import choose_backend, path_attention
 from ...kernels.conv.op import causal_conv
 from ...kernels.norms import statistics_dtype
-from ..bases import InBlocks, ScaledConfig, attention_flops
+from ..bases import QueryBlockMixer, ScaledConfig, attention_flops
 from ..bounds import MAX_FLOAT, MAX_TAPS, MAX_WIDTH
 from ..config import Config, Float, Int, ModelConfig, Real, knob
 from ..layers import CausalConv, Linear
@@ -36,7 +36,7 @@ class PaTHConfig(ScaledConfig):
     gate_std: Float = knob(0.02, "Initial deviation of beta's projection.", identity=0.02, ge=0, le=MAX_FLOAT)
 
 
-class PaTH(InBlocks):
+class PaTH(QueryBlockMixer):
     """Every token reflects, in part, what passes it along a direction of its own."""
 
     Config: ClassVar[type[Config]] = PaTHConfig

@@ -10,7 +10,7 @@ from torch import Tensor, nn
 from ...kernels.attention.polar.op import choose_backend, polar_attention, polar_distractor_loss
 from ...kernels.paged.op import paged_polar
 from ...kernels.shapes import QUERY_BLOCK
-from ..bases import InBlocks, MixerConfig, attention_flops
+from ..bases import MixerConfig, QueryBlockMixer, attention_flops
 from ..bounds import MAX_FLOAT
 from ..config import Config, Float, ModelConfig, Real, knob
 from ..kv_cache import KVView
@@ -38,7 +38,7 @@ class PolarConfig(MixerConfig):
     )
 
 
-class Polar(InBlocks):
+class Polar(QueryBlockMixer):
     """Direction and magnitude separately; a null key takes the attention that no real key deserves."""
 
     Config: ClassVar[type[Config]] = PolarConfig

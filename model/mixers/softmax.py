@@ -11,7 +11,7 @@ from ...kernels.attention.softmax.op import choose_backend, softmax_attention, s
 from ...kernels.norms import statistics_dtype
 from ...kernels.paged.op import paged_softmax
 from ...kernels.rotary import check_rotary, rotate
-from ..bases import Before, InBlocks, ScaledConfig, attention_flops
+from ..bases import PreviousToken, QueryBlockMixer, ScaledConfig, attention_flops
 from ..bounds import MAX_FLOAT
 from ..config import Config, Flag, Float, ModelConfig, Real, knob
 from ..kv_cache import KVView
@@ -33,7 +33,7 @@ class RoPEConfig(SoftmaxConfig):
     base: Float = knob(10000.0, "Base of the rotary frequencies.", identity=10000.0, gt=1, le=MAX_FLOAT)
 
 
-class NoPE(InBlocks):
+class NoPE(QueryBlockMixer):
     """Causal softmax attention that knows no positions but Canon's."""
 
     Config: ClassVar[type[Config]] = SoftmaxConfig
@@ -66,7 +66,9 @@ class NoPE(InBlocks):
         q, k = self.query(q_BTHX, window), self.place(k_BTJX)
         return softmax_attention(q, k, v_BTJX, scale=self.config.scale, window=window, query_block=block)
 
-    def keep(self, k_BTJX: Tensor, v_BTJX: Tensor, *, places_BT: Tensor, before: Before | None) -> dict[str, Tensor]:
+    def keep(
+        self, k_BTJX: Tensor, v_BTJX: Tensor, *, places_BT: Tensor, before: PreviousToken | None
+    ) -> dict[str, Tensor]:
         return {"k": self.place(k_BTJX, places_BT), "v": v_BTJX}
 
     def step(self, q_BHX: Tensor, kept: KVView) -> Tensor:

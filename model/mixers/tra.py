@@ -9,7 +9,7 @@ from torch import Tensor
 
 from ...kernels.attention.threshold.op import choose_backend, distances, threshold_attention
 from ...kernels.paged.single_query import row_attention, row_scores
-from ..bases import InBlocks, ScaledConfig, attention_flops
+from ..bases import QueryBlockMixer, ScaledConfig, attention_flops
 from ..bounds import MAX_FLOAT
 from ..config import Config, Float, ModelConfig, knob
 from ..kv_cache import KVView
@@ -36,7 +36,7 @@ class TRAConfig(ScaledConfig):
     )
 
 
-class TRA(InBlocks):
+class TRA(QueryBlockMixer):
     """Keys with a positive score survive, and the query's own gate fades them by how many survivors lie between."""
 
     Config: ClassVar[type[Config]] = TRAConfig

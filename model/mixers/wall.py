@@ -13,11 +13,11 @@ from ...kernels.norms import statistics_dtype
 from ...kernels.paged.single_query import row_attention, row_scores
 from ...kernels.rotary import check_rotary, rotate
 from ...kernels.shapes import expand_kv
-from ..bases import Before, InBlocks, ScaledConfig, attention_flops
+from ..bases import PreviousToken, QueryBlockMixer, ScaledConfig, attention_flops
 from ..bounds import MAX_FLOAT, MAX_WIDTH
 from ..config import Config, Float, Int, ModelConfig, PositiveOrNone, Real, knob
 from ..kv_cache import KVView
-from .gates import Gate, fall_of
+from .gates import Gate, cumulative_log_gate
 
 
 class WallConfig(ScaledConfig):
@@ -47,7 +47,7 @@ class WallConfig(ScaledConfig):
     base: Float = knob(10000.0, "Base of the rotary frequencies.", identity=10000.0, gt=1, le=MAX_FLOAT)
 
 
-class Wall(InBlocks):
+class Wall(QueryBlockMixer):
     """Every token gives each channel of a head a share of what lies before it that is kept."""
 
     Config: ClassVar[type[Config]] = WallConfig
@@ -98,9 +98,9 @@ class Wall(InBlocks):
         )  # fmt: skip
 
     def keep(
-        self, k_BTJX: Tensor, v_BTJX: Tensor, *, places_BT: Tensor, before: Before | None, x_BTD: Tensor
+        self, k_BTJX: Tensor, v_BTJX: Tensor, *, places_BT: Tensor, before: PreviousToken | None, x_BTD: Tensor
     ) -> dict[str, Tensor]:
-        fall_BTPX = fall_of(self.log_gates(x_BTD, k_BTJX), before)
+        fall_BTPX = cumulative_log_gate(self.log_gates(x_BTD, k_BTJX), before)
         return {"k": self._placed(k_BTJX, places_BT), "v": v_BTJX, "fall": fall_BTPX}
 
     def step(self, q_BHX: Tensor, kept: KVView, x_BD: Tensor) -> Tensor:

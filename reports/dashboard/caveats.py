@@ -7,20 +7,20 @@ from collections.abc import Iterator, Mapping, Sequence
 from typing import Any
 
 from ...results.console.text import counted
-from ..figures.canvas.drawing import shown
-from ..number_format import NEEDLE, Column, rounded
+from ..figures.canvas.drawing import shown_values
+from ..number_format import NEEDLE, Column, format_number
 from ..stats.effects.needle_baseline import ceiling
-from ..stats.noise.run_noise import NEAR, barely_acts, summed
-from ..sweep_data import SweepData, level_of
-from ..tables.paper_rows import contradicted
+from ..stats.noise.run_noise import NEAR, is_loss_summed, is_regularizer_negligible
+from ..sweep_data import SweepData, cell_level
+from ..tables.paper_rows import printed_discrepancies
 
 DUST = 1e-9  # of a share
-SURE = 0.95  # a probability of being the best from which on nothing is said of it
+SURE_PROBABILITY = 0.95  # a probability of being the best from which on nothing is said of it
 NAMED = 3  # of a kind of line, before the rest is counted
-NONE = "baseline"  # the level without a regularizer
+NO_REGULARIZER = "baseline"  # the level without a regularizer
 
 
-def care_of(data: SweepData, audit: Sequence[str], *, running: bool = False) -> list[str]:
+def sweep_caveats(data: SweepData, audit: Sequence[str], *, running: bool = False) -> list[str]:
     """What needs no statistics: what differs between the cells besides their axes, seeds, missing cells, the recipe."""
     lines = [f"{line[:1].upper()}{line[1:]}." for line in audit]
     if running:
@@ -31,36 +31,36 @@ def care_of(data: SweepData, audit: Sequence[str], *, running: bool = False) -> 
     if lacking:
         told = ", ".join(f"{count} {word}" for word, count in lacking.items())
         lines.append(f"{sum(lacking.values())} of {counted(len(data.cells), 'cell')} lack numbers ({told}): pairs with them are left out of effects.")  # fmt: skip
-    if near := _near(data):
+    if near := _negligible_regularizers(data):
         where = _where_summed(data)
         lines.append(
             f"The loss{where} is a sum over tokens, regularizers are means: {', '.join(near)} weigh about a millionth of it"
             f"{', and' if where else ', so'} cells{' there' if where else ''} that differ in them alone, or have none, are runs of "
             "the same thing, no treatments."
         )
-    if found := contradicted(data):
+    if found := printed_discrepancies(data):
         lines.append(f"{len(found)} printed numbers contradict their authors\u2019 own logs; effects and intervals are of the logs.")  # fmt: skip
     return lines
 
 
-def _near(data: SweepData) -> list[str]:
+def _negligible_regularizers(data: SweepData) -> list[str]:
     """The regularizers whose weight is nearly nothing beside a loss that is a sum."""
     found = {}
     for cell in data.cells:
-        if cell.levels[NEAR] != NONE and barely_acts(data, cell):
-            found[cell.levels[NEAR]] = shown(cell.levels[NEAR], NEAR)
+        if cell.levels[NEAR] != NO_REGULARIZER and is_regularizer_negligible(data, cell):
+            found[cell.levels[NEAR]] = shown_values(cell.levels[NEAR], NEAR)
     return list(found.values())
 
 
 def _where_summed(data: SweepData) -> str:
     """Of which cells the loss is a sum, where it is not of all: those of a level if there is such a level, else how many."""
-    sums = [cell for cell in data.cells if summed(data, cell)]
+    sums = [cell for cell in data.cells if is_loss_summed(data, cell)]
     if len(sums) == len(data.cells):
         return ""
     for axis in data.extra_axes():
-        levels = {level_of(cell, axis) for cell in sums}
-        if not any(level_of(cell, axis) in levels for cell in data.cells if not summed(data, cell)):
-            return f" of {' and '.join(shown(level, axis) for level in sorted(levels))}"
+        levels = {cell_level(cell, axis) for cell in sums}
+        if not any(cell_level(cell, axis) in levels for cell in data.cells if not is_loss_summed(data, cell)):
+            return f" of {' and '.join(shown_values(level, axis) for level in sorted(levels))}"
     return f" of {len(sums)} of {counted(len(data.cells), 'cell')}"
 
 
@@ -76,43 +76,47 @@ def _seeds(data: SweepData) -> Iterator[str]:
         yield f"{once} of {counted(len(sizes), 'configuration')} have one run, the others up to {counted(max(sizes), 'seed')}: they weigh the same in every effect."
 
 
-def careful(
+def result_caveats(
     data: SweepData, columns: Sequence[Column], best: Mapping[str, Any], forest: Mapping[str, Any]
 ) -> list[str]:
     """What follows from the numbers of these main measures, their ranking and their forest."""
     needles = [column for column in columns if (column.probe, column.metric) == NEEDLE]
     return [
-        *(line for column in needles for line in _retrieved(data, column)),
-        *_crowned(best),
-        *_mixed(forest),
-        *_flattered(forest),
+        *(line for column in needles for line in _chance_level(data, column)),
+        *_uncertain_winners(best),
+        *_heterogeneous(forest),
+        *_missing_diverged(forest),
         *([] if data.contrasts or not forest["rows"] else ["The grid declares no contrasts: every effect is exploratory, found by looking."]),
     ]  # fmt: skip
 
 
-def _retrieved(data: SweepData, column: Column) -> Iterator[str]:
+def _chance_level(data: SweepData, column: Column) -> Iterator[str]:
     """How many cells answer the needle no better than the best constant answer does."""
     level = ceiling(data, column.length)
     known = data.numbers(data.cells, column)
     below = sum(value <= level + DUST for value in known) if level is not None else 0
     if level is None or not below:
         return
-    what = f"get no more than the best constant answer ({rounded(level, 1, percent=True)}%)"
+    what = f"get no more than the best constant answer ({format_number(level, 1, percent=True)}%)"
     if below == len(known):
         yield f"{column.heading}: all {counted(below, 'cell')} {what}: none is seen to retrieve anything."
     else:
         yield f"{column.heading}: {below} of {counted(len(known), 'cell')} {what}: differences between them are not of retrieval."
 
 
-def _crowned(best: Mapping[str, Any]) -> Iterator[str]:
+def _uncertain_winners(best: Mapping[str, Any]) -> Iterator[str]:
     """Firsts that are not surely the best."""
     firsts = [(measure["heading"], measure["rows"][0]["chance"]) for measure in best["measures"] if measure["rows"]]
-    told = [f"{heading} {100 * chance:.0f}%" for heading, chance in firsts if chance is not None and chance < SURE]
+    told = [
+        f"{heading} {100 * chance:.0f}%"
+        for heading, chance in firsts
+        if chance is not None and chance < SURE_PROBABILITY
+    ]
     if told:
         yield f"The first of a ranking need not be the best; the probability that it is: {', '.join(told)}."
 
 
-def _mixed(forest: Mapping[str, Any]) -> Iterator[str]:
+def _heterogeneous(forest: Mapping[str, Any]) -> Iterator[str]:
     """Rows over the whole sweep that average worlds that differ."""
     told: dict[str, list[str]] = {}
     for row in forest["rows"]:
@@ -123,7 +127,7 @@ def _mixed(forest: Mapping[str, Any]) -> Iterator[str]:
         yield f"{heading}: {'; '.join(rows)}: here the average over mixers, or over memories, speaks of none of them; look at each."
 
 
-def _flattered(forest: Mapping[str, Any]) -> Iterator[str]:
+def _missing_diverged(forest: Mapping[str, Any]) -> Iterator[str]:
     """Effects that lack diverged runs, with what they would be at worst."""
     told = [
         f"{forest['measures'][row['measure']]['heading']}, {row['level']} against {row['reference']}: {row['mean_text']}, at worst {row['worst']}"

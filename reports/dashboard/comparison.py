@@ -7,21 +7,21 @@ from collections import Counter
 from collections.abc import Iterator, Mapping, Sequence
 from typing import Any
 
-from ...results.builtin_sweeps import with_known
+from ...results.builtin_sweeps import store_with_builtin
 from ...results.console.text import counted
 from ...results.store.store import Store
-from ..live.status import source_of
-from ..number_format import rounded
+from ..live.status import printed_source
+from ..number_format import format_number
 from ..result_columns import AXIS_HEADINGS
 from ..stats.significance.paired_tests import ALPHA
-from ..stats.sweep_differences import Side
-from ..sweep_data import ReportError, SweepData, gather
+from ..stats.sweep_differences import ComparedSweep
+from ..sweep_data import ReportError, SweepData, load_sweep_data
 from ..table_builder import difference
-from ..tables.compare import BEYOND, UNKNOWN, WITHIN, Comparison, compared, refused
-from .main_results import about, forest_of, main_columns, needle_of
+from ..tables.compare import BEYOND, UNKNOWN, WITHIN, NumberComparison, compared, refused
+from .main_results import forest_of, json_fields, main_columns, needle_panels
 
 
-def beside_of(store: Store, data: SweepData, reference: str) -> dict[str, Any]:
+def comparison_block(store: Store, data: SweepData, reference: str) -> dict[str, Any]:
     """The sweep of the page beside `reference`; `why` where they have nothing in common, and then nothing else.
 
     `measures` are what both measured, `rows` the numbers by their place in it: the words of a configuration, its cells by
@@ -31,11 +31,11 @@ def beside_of(store: Store, data: SweepData, reference: str) -> dict[str, Any]:
     """
     if reference == data.sweep:
         raise ReportError(f"--compare {reference}: that is the sweep of the page itself; name another one")
-    home = with_known(store, reference)
-    theirs = gather(home, reference)
-    base = {"reference": reference, "source": source_of(home.revision(reference, theirs.revision))}
+    home = store_with_builtin(store, reference)
+    theirs = load_sweep_data(home, reference)
+    base = {"reference": reference, "source": printed_source(home.revision(reference, theirs.revision))}
     try:
-        both = compared(Side(store, data), Side(home, theirs))
+        both = compared(ComparedSweep(store, data), ComparedSweep(home, theirs))
     except ReportError as error:
         return base | {"why": f"{str(error).partition('; compare')[0].capitalize()}."}
     columns = list(dict.fromkeys(one.column for one in both.numbers))
@@ -48,7 +48,7 @@ def beside_of(store: Store, data: SweepData, reference: str) -> dict[str, Any]:
             *(f"{one[0].upper()}{one[1:]}." for one in both.unrecorded),
             f"Limit: the largest difference that the spread between runs of the same mixer and memory explains (95%), at least a printed digit and what the trials of an accuracy explain. {'The authors’ logs are compared where there are any.' if base['source'] else ''}".strip(),
         ],
-        "measures": [about(column) | {"probe": column.probe} | _counted([one for one in both.numbers if one.column == column]) for column in columns],
+        "measures": [json_fields(column) | {"probe": column.probe} | _counted([one for one in both.numbers if one.column == column]) for column in columns],
         "rows": [_row(one, columns.index(one.column), place) for one in both.numbers],
         "words": [*AXIS_HEADINGS, *both.axes],
         "effects": _effects(data, theirs),
@@ -56,7 +56,7 @@ def beside_of(store: Store, data: SweepData, reference: str) -> dict[str, Any]:
     }  # fmt: skip
 
 
-def summary_of(beside: Mapping[str, Any]) -> dict[str, Any]:
+def comparison_summary(beside: Mapping[str, Any]) -> dict[str, Any]:
     """What the first page says of it."""
     lines = [beside["why"]] if beside["why"] else [*beside["refused"], *_told(beside["measures"])]
     return {"reference": beside["reference"], "lines": lines, "why": beside["why"]}
@@ -70,7 +70,7 @@ def _told(measures: Sequence[Mapping[str, Any]]) -> Iterator[str]:
         judged, more = within + beyond, f"; {unknown} not judged" if unknown else ""
         lengths = f" at {len(some)} lengths" if len(some) > 1 else ""
         if judged:
-            chance = rounded(ALPHA * judged, 1)
+            chance = format_number(ALPHA * judged, 1)
             yield f"{name}: {beyond} of {counted(judged, 'number')}{lengths} differ by more than the known spread, where chance alone puts {chance}{more}."
         elif unknown:
             yield f"{name}: {counted(unknown, 'number')}{lengths} matched, none judged."
@@ -78,16 +78,16 @@ def _told(measures: Sequence[Mapping[str, Any]]) -> Iterator[str]:
             yield f"{name}: no number on both sides."
 
 
-def _counted(some: Sequence[Comparison]) -> dict[str, Any]:
+def _counted(some: Sequence[NumberComparison]) -> dict[str, Any]:
     count = Counter(one.verdict for one in some)
     alone = sum(one.difference is None for one in some)
     told = {"within": count[WITHIN], "beyond": count[BEYOND], "unknown": count[UNKNOWN] - alone}
-    return told | {"matched": len(some) - alone, "chance": rounded(ALPHA * (count[WITHIN] + count[BEYOND]), 1)}
+    return told | {"matched": len(some) - alone, "chance": format_number(ALPHA * (count[WITHIN] + count[BEYOND]), 1)}
 
 
-def _row(one: Comparison, measure: int, place: Mapping[str, int]) -> dict[str, Any]:
+def _row(one: NumberComparison, measure: int, place: Mapping[str, int]) -> dict[str, Any]:
     column, scale = one.column, 100 if one.column.percent else 1
-    limit = "-" if one.limit is None else rounded(one.limit, column.decimals, percent=column.percent)
+    limit = "-" if one.limit is None else format_number(one.limit, column.decimals, percent=column.percent)
     return {
         "measure": measure,
         "words": [*one.levels, *one.further],
@@ -110,9 +110,9 @@ def _effects(data: SweepData, theirs: SweepData) -> dict[str, Any]:
 
     found = {key(row): row for row in other}
     rows = [{"here": row, "there": found[key(row)]} for row in mine if key(row) in found]
-    return {"measures": [about(column) for column in columns], "rows": rows}
+    return {"measures": [json_fields(column) for column in columns], "rows": rows}
 
 
 def _needles(store: Store, data: SweepData, home: Store, theirs: SweepData) -> list[dict[str, Any]]:
-    found = ((data.sweep, needle_of(store, data)), (theirs.sweep, needle_of(home, theirs)))
+    found = ((data.sweep, needle_panels(store, data)), (theirs.sweep, needle_panels(home, theirs)))
     return [{"sweep": sweep, **needle} for sweep, needle in found]

@@ -11,39 +11,41 @@ from ... import __version__
 from ...results.paper import OWNER
 from ...results.store.records import Attempt, Provenance, Sample
 from ...results.store.store import Store
-from ..live.status import source_of
-from ..result_columns import complete_columns, further_metrics
+from ..live.status import printed_source
+from ..result_columns import complete_columns, extra_metrics
 from ..stats.audit import homogeneity
-from ..stats.effects.needle_baseline import ceiling, needle_words
+from ..stats.effects.needle_baseline import ceiling, needle_caption
 from ..stats.significance.trial_intervals import DIGITS
-from ..sweep_data import SweepData, gather, provenances_of_attempts
-from ..table import Entry, Table
+from ..sweep_data import SweepData, load_sweep_data, provenances_of_attempts
+from ..table import Table, TableEntry
 from ..tables.complete import table6
 from ..tables.run_records import failures, provenance
-from .caveats import care_of
-from .curves import Curve, curve_facts
-from .setup_and_progress import asked_of, progress_of
+from .caveats import sweep_caveats
+from .curves import CellCurves, curve_facts
+from .setup_and_progress import progress_json, setup_facts
 
 
-def core(store: Store, data: SweepData, attempts: Sequence[Attempt], curves: Mapping[str, Curve]) -> dict[str, Any]:
+def core(
+    store: Store, data: SweepData, attempts: Sequence[Attempt], curves: Mapping[str, CellCurves]
+) -> dict[str, Any]:
     """Everything but what is worked out of the numbers, and curves. Cells stand by their place in `cells`, attempts by id, metrics by `keys`."""
     launched = store.revision(data.sweep, data.revision)
-    printed = source_of(launched)
+    printed = printed_source(launched)
     table = table6(store, data)
     several = "Seeds" in table.columns
     keys = sorted({key[1:] for key in data.values})
     units = {key[1:]: value.unit for key, value in data.values.items() if value.unit}
-    origins = provenance(store, gather(store, data.sweep))
+    origins = provenance(store, load_sweep_data(store, data.sweep))
     groups = {attempt: r for r, row in enumerate(origins.entries) for _, attempt in row[0].origins}
     known = provenances_of_attempts(store, [attempt.id for attempt in attempts])
     audit = homogeneity(store, data.sweep, lengths=data.beyond)
-    progress = progress_of(store, data)
+    progress = progress_json(store, data)
     return {
         "sweep": data.sweep, "revision": data.revision, "version": __version__,
         "launched": None if printed else _moment(launched.created_at), "printed": printed,
         "commit": launched.git_commit, "dirty": launched.git_dirty, "grid": launched.grid_text,
-        "done": data.done, "asked": asked_of(store, data, launched), "progress": progress,
-        "care": care_of(data, audit, running=progress["runs"]), "audit": audit, "notes": list(table.notes),
+        "done": data.done, "asked": setup_facts(store, data, launched), "progress": progress,
+        "care": sweep_caveats(data, audit, running=progress["runs"]), "audit": audit, "notes": list(table.notes),
         "columns": _columns(data), "charts": _charts(data),
         "tables": {"mean": _rows(data, table)} | ({"each": _rows(data, table6(store, data, seeds=True, has_chances=False))} if several else {}),
         "keys": [_key(data, key, units.get(key, "")) for key in keys],
@@ -81,7 +83,7 @@ def _charts(data: SweepData) -> list[dict[str, Any]]:
     titles = dict(CHARTS)
     if data.lengths(*SAME_TAIL):
         titles[SAME_TAIL] = "The same last tokens at every length"
-    for probe, about in further_metrics(data):
+    for probe, about in extra_metrics(data):
         if any(data.lengths(probe, about.name)) and probe not in {of for of, _ in titles}:
             titles[probe, about.name] = f"{about.heading}: {about.words.partition('.')[0] or about.name}"
     found = []
@@ -89,7 +91,7 @@ def _charts(data: SweepData) -> list[dict[str, Any]]:
         about = data.metric(probe, name)
         unit = "%" if about.percent else about.unit
         chart = {"title": title, "probe": probe, "metric": name, "unit": unit, "percent": about.percent}
-        found.append(chart | ({"hint": needle_words(data)} if (probe, name) == DIGITS else {}))
+        found.append(chart | ({"hint": needle_caption(data)} if (probe, name) == DIGITS else {}))
     return found
 
 
@@ -115,16 +117,16 @@ def _rows(data: SweepData, table: Table) -> dict[str, Any]:
     }  # fmt: skip
 
 
-def _number(one: Entry) -> list[Any]:
+def _number(one: TableEntry) -> list[Any]:
     """[printed, value, sd, seeds, best, attempt of every cell]."""
     return [one.text, one.value, one.sd, one.seeds, one.best, [attempt for _, attempt in one.origins]]
 
 
-SAMPLED = 12  # steps of a cell whose samples a page has: evenly over the training, with the last
+MAX_SAMPLE_STEPS = 12  # steps of a cell whose samples a page has: evenly over the training, with the last
 
 
 def _cells(
-    store: Store, data: SweepData, keys: Sequence[tuple[str, str, int]], curves: Mapping[str, Curve]
+    store: Store, data: SweepData, keys: Sequence[tuple[str, str, int]], curves: Mapping[str, CellCurves]
 ) -> list[dict[str, Any]]:
     place = {key: index for index, key in enumerate(keys)}
     values: dict[str, list[list[Any]]] = {}
@@ -147,7 +149,7 @@ def _cells(
 def _thinned(samples: Sequence[Sample]) -> list[Sample]:
     """Those of SAMPLED steps at most."""
     steps = sorted({one.step for one in samples})
-    every = max(1, -(-len(steps) // SAMPLED))
+    every = max(1, -(-len(steps) // MAX_SAMPLE_STEPS))
     kept = set(steps[(len(steps) - 1) % every :: every])
     return [one for one in samples if one.step in kept]
 

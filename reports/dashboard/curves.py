@@ -16,8 +16,8 @@ from ..sweep_data import SweepData
 CURVE_POINTS = 240_000
 """Points of all training curves together; with more, each is thinned and the page says so."""
 COLUMNS = ("tokens", "wall_s", "train_loss", "val_loss")
-FEWEST = 100  # points that a curve keeps however many cells there are
-IN_ALL = 64  # points of a line in the picture of all validation losses
+MIN_POINTS = 100  # points that a curve keeps however many cells there are
+OVERVIEW_POINTS = 64  # points of a line in the picture of all validation losses
 
 
 @dataclass(frozen=True)
@@ -42,7 +42,7 @@ class LossSeries:
 
 
 @dataclass(frozen=True)
-class Curve:
+class CellCurves:
     """The training curve of an attempt, thinned; `points` counts what the database has, `all` what either series has of it."""
 
     attempt: int
@@ -56,7 +56,7 @@ class Curve:
         return self.train.packed() + self.val.packed()
 
 
-def curves_of(store: Store, data: SweepData, attempts: Sequence[Attempt]) -> dict[str, Curve]:
+def load_curves(store: Store, data: SweepData, attempts: Sequence[Attempt]) -> dict[str, CellCurves]:
     """By cell: the curve of its newest finished training, else of its newest training, for cells that have one.
 
     Each is thinned as soon as it is read, so that all of them together take no more room than the page.
@@ -64,20 +64,20 @@ def curves_of(store: Store, data: SweepData, attempts: Sequence[Attempt]) -> dic
     newest = {attempt.cell_id: attempt.id for attempt in attempts if attempt.kind == "train"}
     wanted = {cell.trained_attempt_id or newest.get(cell.cell_id): cell.cell_id for cell in data.cells}
     wanted.pop(None, None)
-    most = max(FEWEST, CURVE_POINTS // max(1, len(wanted)))
+    most = max(MIN_POINTS, CURVE_POINTS // max(1, len(wanted)))
     with store.snapshot() as seen:
         read = seen.curve_arrays([attempt for attempt in wanted if attempt is not None], COLUMNS)
         return {wanted[attempt]: _curve(attempt, rows, most) for attempt, rows in read}
 
 
-def _curve(attempt: int, rows: np.ndarray, most: int) -> Curve:
+def _curve(attempt: int, rows: np.ndarray, most: int) -> CellCurves:
     """`rows`: COLUMNS; NaN for what the database has as NULL."""
     validated = np.isfinite(rows[:, 3])
     # a point with neither loss is a step whose loss was not finite: the line breaks there
     trained = np.isfinite(rows[:, 2]) | ~validated
     train, val = _series(rows[trained][:, (0, 1, 2)]), _series(rows[validated][:, (0, 1, 3)])
     counts = (len(train.tokens), len(val.tokens))
-    return Curve(attempt, len(rows), counts, train.thinned(most), val.thinned(most))
+    return CellCurves(attempt, len(rows), counts, train.thinned(most), val.thinned(most))
 
 
 def _series(rows: np.ndarray) -> LossSeries:
@@ -89,13 +89,13 @@ def _bytes_by_place(column: np.ndarray) -> bytes:
     return np.ascontiguousarray(column).view(np.uint8).reshape(-1, column.dtype.itemsize).T.tobytes()
 
 
-def curve_facts(curve: Curve) -> dict[str, Any]:
+def curve_facts(curve: CellCurves) -> dict[str, Any]:
     """`kept`: the points of the training and of the validation series that the block holds; `points`: of the database."""
     kept = [len(series.tokens) for series in (curve.train, curve.val)]
     return {"attempt": curve.attempt, "points": curve.points, "kept": kept, "all": list(curve.all)}
 
 
-def losses_of(data: SweepData, curves: Mapping[str, Curve]) -> dict[str, Any]:
+def losses_block(data: SweepData, curves: Mapping[str, CellCurves]) -> dict[str, Any]:
     """The validation losses of all cells over training, thinned: `lines` [cell by its place, grid, losses in nats per token in
     five digits, null where not finite]; a grid is the tokens at which they were read, which most cells share."""
     grids: dict[tuple[float, ...], int] = {}
@@ -104,7 +104,7 @@ def losses_of(data: SweepData, curves: Mapping[str, Curve]) -> dict[str, Any]:
         curve = curves.get(cell.cell_id)
         if curve is None or not len(curve.val.tokens):
             continue
-        val = curve.val.thinned(IN_ALL)
+        val = curve.val.thinned(OVERVIEW_POINTS)
         grid = grids.setdefault(tuple(val.tokens.tolist()), len(grids))
         found = [float(f"{loss:.5g}") if math.isfinite(loss) else None for loss in val.loss.tolist()]
         lines.append([place, grid, found])

@@ -9,18 +9,18 @@ from typing import Any
 from ...results.store.records import Key
 from ..number_format import Column
 from ..stats.effects.effects import Effect
-from ..sweep_data import WEIGHTED, SweepData
-from ..tables.effects import table_of_effects
-from .main_results import about
+from ..sweep_data import WEIGHTED_SUFFIX, SweepData
+from ..tables.effects import build_effects_table
+from .main_results import json_fields
 
 
-def effects_of(data: SweepData, found: Sequence[Effect]) -> dict[str, Any]:
+def effects_block(data: SweepData, found: Sequence[Effect]) -> dict[str, Any]:
     """The table of effects. A row: `measure` by its place, `axis`, `words` and printed numbers, `spot` (mean, low and high in
     the unit that is printed), whether it is sure, or averages what differs, its family, and the place of its pairs.
 
     Pairs are lists of cells by their place in the sweep, the levels first, then their references; many rows share one.
     """
-    table = table_of_effects(data, found)
+    table = build_effects_table(data, found)
     place = {cell.cell_id: index for index, cell in enumerate(data.cells)}
     measures: dict[Key, int] = {}
     pairs: dict[tuple[int, ...], int] = {}
@@ -38,7 +38,7 @@ def effects_of(data: SweepData, found: Sequence[Effect]) -> dict[str, Any]:
     columns = {one.measure.key: one.measure for one in found}
     keys = {key: {"probe": key[0], "metric": key[1], "length": key[2]} for key in measures}
     return {
-        "measures": [about(columns[key]) | keys[key] | _averages(data, columns[key]) for key in measures],
+        "measures": [json_fields(columns[key]) | keys[key] | _averages(data, columns[key]) for key in measures],
         "words": table.columns[1 : table.text_columns],
         "numbers": table.columns[table.text_columns :],
         "rows": rows,
@@ -49,7 +49,7 @@ def effects_of(data: SweepData, found: Sequence[Effect]) -> dict[str, Any]:
 
 def _averages(data: SweepData, column: Column) -> dict[str, Any]:
     """By cell, a number that no attempt recorded: a mean over lengths."""
-    if not column.metric.endswith(WEIGHTED):
+    if not column.metric.endswith(WEIGHTED_SUFFIX):
         return {}
     values = (data.given(cell, column) for cell in data.cells)
     return {"values": [value.value if value is not None else None for value in values]}

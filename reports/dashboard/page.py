@@ -23,16 +23,16 @@ from pathlib import Path
 from string import Template
 from typing import Any
 
-from ...results.console.output_files import replacing
+from ...results.console.output_files import atomic_file
 from ...results.console.text import html_escaped
 from ...results.store.store import Store
 from ..stats.effects.effects import effects
-from ..sweep_data import Lengths, gather, one_reading
-from .comparison import beside_of, summary_of
+from ..sweep_data import ExtraLengths, cached_reads, load_sweep_data
+from .comparison import comparison_block, comparison_summary
 from .core_block import core
-from .curves import curves_of, losses_of
-from .effects import effects_of
-from .main_results import answer_of
+from .curves import load_curves, losses_block
+from .effects import effects_block
+from .main_results import answer_block
 
 SCRIPTS = (
     "view.js", "grid.js", "cells.js", "curves.js", "losses.js", "pictures.js", "answer.js", "effects.js",
@@ -42,46 +42,50 @@ EMPTY_STYLE = ""  # a style element without text, which the plotting library fil
 
 
 def write_dashboard(
-    store: Store, path: Path, sweep: str | None = None, *, lengths: Lengths = None, compare: str | None = None
+    store: Store, path: Path, sweep: str | None = None, *, lengths: ExtraLengths = None, compare: str | None = None
 ) -> int:
     """Writes the page and returns its size in bytes. Raises SweepUnknown, StoreError, ReportError, WriteRefused."""
-    with replacing(path, "--dashboard") as stream:
+    with atomic_file(path, "--dashboard") as stream:
         page = dashboard(store, sweep, lengths=lengths, compare=compare).encode()
         stream.write(page)
     return len(page)
 
 
-def dashboard(store: Store, sweep: str | None = None, *, lengths: Lengths = None, compare: str | None = None) -> str:
+def dashboard(
+    store: Store, sweep: str | None = None, *, lengths: ExtraLengths = None, compare: str | None = None
+) -> str:
     """The page of a sweep (None: the one launched last); the same database gives the same text.
 
     Its tables have the context lengths that the launch asked for, and `lengths` besides; its lists of numbers have all.
     `compare` puts another sweep beside it, of the same database or a published one.
     Raises SweepUnknown, ReportError.
     """
-    title, blocks = blocks_of(store, sweep, lengths=lengths, compare=compare)
-    return page_of(title, [*blocks.items(), ("library", library().encode())])
+    title, blocks = build_blocks(store, sweep, lengths=lengths, compare=compare)
+    return build_page(title, [*blocks.items(), ("library", library().encode())])
 
 
-def blocks_of(
-    store: Store, sweep: str | None = None, *, lengths: Lengths = None, compare: str | None = None
+def build_blocks(
+    store: Store, sweep: str | None = None, *, lengths: ExtraLengths = None, compare: str | None = None
 ) -> tuple[str, dict[str, bytes]]:
     """The title of a page and its blocks by id, as the page reads them: JSON, and the bytes of curves.
 
     `core` has cells, numbers and attempts, `answer` what the first page works out of them; a page that is open takes newer
     ones of both by `refresh({core, answer})` of templates/dashboard.js. Raises as `dashboard` does.
     """
-    with one_reading():
-        data = gather(store, sweep, lengths=lengths)
+    with cached_reads():
+        data = load_sweep_data(store, sweep, lengths=lengths)
         attempts = store.attempts_of([cell.cell_id for cell in data.cells])
-        curves = curves_of(store, data, attempts)
+        curves = load_curves(store, data, attempts)
         found = effects(data)
-        beside = beside_of(store, data, compare) if compare is not None else None
-        answer = answer_of(store, data, found) | ({"beside": summary_of(beside)} if beside is not None else {})
+        beside = comparison_block(store, data, compare) if compare is not None else None
+        answer = answer_block(store, data, found) | (
+            {"beside": comparison_summary(beside)} if beside is not None else {}
+        )
         blocks = {
             "core": as_json(core(store, data, attempts, curves)),
             "answer": as_json(answer),
-            "effects": as_json(effects_of(data, found)),
-            "losses": as_json(losses_of(data, curves)),
+            "effects": as_json(effects_block(data, found)),
+            "losses": as_json(losses_block(data, curves)),
             **({"beside": as_json(beside)} if beside is not None else {}),
             **{f"curve-{cell}": curve.packed() for cell, curve in curves.items()},
         }
@@ -91,7 +95,7 @@ def blocks_of(
 # --- the page -------------------------------------------------------------------------------------------------------
 
 
-def page_of(title: str, blocks: Iterable[tuple[str, bytes]], *, more_script: str = "", connect: str = "") -> str:
+def build_page(title: str, blocks: Iterable[tuple[str, bytes]], *, more_script: str = "", connect: str = "") -> str:
     """The page around these blocks. `more_script` joins the page's own script; `connect` is what the policy lets it fetch."""
     script = '"use strict";\n' + "\n".join([*map(_template, SCRIPTS), more_script])
     style = _template("dashboard.css")
@@ -137,6 +141,6 @@ def as_json(value: Any) -> bytes:
     return json.dumps(value, separators=(",", ":"), ensure_ascii=False, allow_nan=False).encode()
 
 
-def unpacked(text: str) -> bytes:
+def decode_block(text: str) -> bytes:
     """What stands in a block of the page, as its script reads it."""
     return zlib.decompress(base64.b64decode(text))

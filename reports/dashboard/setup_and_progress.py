@@ -10,27 +10,27 @@ from typing import Any
 from ...results.console.text import counted
 from ...results.store.records import RevisionRecord
 from ...results.store.store import Store
-from ..figures.canvas.drawing import axis_name, shown
-from ..live.status import duration, source_of
-from ..live.watch import snapshot
-from ..number_format import large, length_name
+from ..figures.canvas.drawing import axis_label, shown_values
+from ..live.status import format_duration, printed_source
+from ..live.watch import live_state
+from ..number_format import format_count, format_length
 from ..stats.effects.effects import factors
 from ..sweep_data import SweepData
 
-WAYS = {"optimizer": "optimizer {}", "schedule": "{} schedule", "loss_reduction": "loss as a {}", "matrix_lr": "rate {:g}", "muon_lr": "rate {:g}"}  # fmt: skip
+RECIPE_PHRASES = {"optimizer": "optimizer {}", "schedule": "{} schedule", "loss_reduction": "loss as a {}", "matrix_lr": "rate {:g}", "muon_lr": "rate {:g}"}  # fmt: skip
 """How settings of the training are told, those that all cells share."""
 
 
-def asked_of(store: Store, data: SweepData, launched: RevisionRecord) -> dict[str, Any]:
+def setup_facts(store: Store, data: SweepData, launched: RevisionRecord) -> dict[str, Any]:
     """The axes with their levels, and facts about model, training, evaluation and machine that hold for all cells."""
     axes = [
-        {"name": axis, "words": axis_name(axis), "levels": [shown(level, axis) for level in data.levels(axis)]}
+        {"name": axis, "words": axis_label(axis), "levels": [shown_values(level, axis) for level in data.levels(axis)]}
         for axis in factors(data)
     ]
     configs = list(data.configs.values())
     seeds = sorted({cell.seed for cell in data.cells})
     lengths = sorted({length for some in data.asked.values() for length in some})
-    printed = source_of(launched)
+    printed = printed_source(launched)
     means = f"means over {counted(data.printed_runs, 'run')}, as printed"
     once = means if data.printed_runs else "one run of each configuration"
     facts = [
@@ -39,7 +39,7 @@ def asked_of(store: Store, data: SweepData, launched: RevisionRecord) -> dict[st
         ("Training", _training(data, configs)),
         ("Recipe", _recipe(configs)),
         ("Seeds", ", ".join(map(str, seeds)) if len(seeds) > 1 else once),
-        ("Read at", f"{', '.join(map(length_name, lengths))} tokens of context" if lengths else ""),
+        ("Read at", f"{', '.join(map(format_length, lengths))} tokens of context" if lengths else ""),
         ("GPU or device", _counted(source.gpu for source in data.sources.values() if source.gpu)),
         ("Source", f"numbers printed in {printed}; nothing of it ran here" if printed else ""),
     ]
@@ -58,7 +58,7 @@ def _model(data: SweepData) -> str:
     sizes = sorted({v.value for k, v in data.values.items() if k[1:3] == ("throughput", "parameters") and v.value})
     if not sizes:
         return ""
-    ends = list(dict.fromkeys(large(size) for size in (sizes[0], sizes[-1])))
+    ends = list(dict.fromkeys(format_count(size) for size in (sizes[0], sizes[-1])))
     return f"{' to '.join(ends)} parameters"
 
 
@@ -70,20 +70,24 @@ def _shared(configs: Sequence[Mapping[str, Any]], section: str, name: str) -> An
 
 def _training(data: SweepData, configs: Sequence[Mapping[str, Any]]) -> str:
     tokens = sorted({cell.tokens_total for cell in data.cells})
-    told = [f"{' to '.join(dict.fromkeys(large(t) for t in (tokens[0], tokens[-1])))} tokens each"] if tokens else []
+    told = (
+        [f"{' to '.join(dict.fromkeys(format_count(t) for t in (tokens[0], tokens[-1])))} tokens each"]
+        if tokens
+        else []
+    )
     paths = ("data", "corpus"), ("data", "tokenizer"), ("train", "seq_len")
     corpus, tokenizer, row = (_shared(configs, *path) for path in paths)
     told += [f"of {corpus}"] if corpus else []
     told += [f"({tokenizer} tokenizer)"] if tokenizer else []
-    told += [f"in rows of {length_name(int(row))}"] if row else []
+    told += [f"in rows of {format_length(int(row))}"] if row else []
     return " ".join(told)
 
 
 def _recipe(configs: Sequence[Mapping[str, Any]]) -> str:
-    shared = {name: _shared(configs, "train", name) for name in WAYS}
+    shared = {name: _shared(configs, "train", name) for name in RECIPE_PHRASES}
     idle = "muon_lr" if shared["optimizer"] == "adamw" else "matrix_lr"
-    known = [name for name in WAYS if shared[name] not in (None, {}) and name != idle]
-    return ", ".join(WAYS[name].format(shared[name]) for name in known)
+    known = [name for name in RECIPE_PHRASES if shared[name] not in (None, {}) and name != idle]
+    return ", ".join(RECIPE_PHRASES[name].format(shared[name]) for name in known)
 
 
 def _counted(words: Iterable[str]) -> str:
@@ -93,9 +97,9 @@ def _counted(words: Iterable[str]) -> str:
     return ", ".join(f"{word} ({count})" for word, count in found.most_common())
 
 
-def progress_of(store: Store, data: SweepData) -> dict[str, Any]:
+def progress_json(store: Store, data: SweepData) -> dict[str, Any]:
     """How many cells stand where, in the order of the work, what runs, and the seconds that are left where that is known."""
-    seen = snapshot(store, data.sweep)
+    seen = live_state(store, data.sweep)
     counts = Counter(data.word(cell) for cell in data.cells)
     first = [word for word in ("done", "running", "new") if counts[word]]
     running = [{"slug": row["slug"], "doing": _doing(row), "left": _time_left(row)} for row in seen["running"]]
@@ -104,7 +108,7 @@ def progress_of(store: Store, data: SweepData) -> dict[str, Any]:
 
 
 def _time_left(row: Mapping[str, Any]) -> str | None:
-    return None if row["seconds_left"] is None else duration(row["seconds_left"])
+    return None if row["seconds_left"] is None else format_duration(row["seconds_left"])
 
 
 def _doing(row: Mapping[str, Any]) -> str:

@@ -15,7 +15,7 @@ from ..report_spec import ReportSpec
 
 if TYPE_CHECKING:
     from ...results.store.store import Store
-    from ..sweep_data import Lengths
+    from ..sweep_data import ExtraLengths
     from .canvas.base import FigureData
 
 LINES, CELLS = ("lengths", "highlight"), ("highlight",)
@@ -52,13 +52,13 @@ FIGURES: dict[str, ReportSpec] = {
 def figure_name(name: str) -> str:
     """The name of the figure of that name or number. Raises ReportError."""
     # with what reads the database only now: FIGURES stands in the help of the command line
-    from ...results.console.text import choice
+    from ...results.console.text import choices_hint
     from ..sweep_data import ReportError
 
     numbers = {line.number: known for known, line in FIGURES.items() if line.number}
     found = numbers.get(name.lower(), name.lower())
     if found not in FIGURES:
-        raise ReportError(f"there is no figure {name}; {choice(found, [*numbers, *FIGURES])}")
+        raise ReportError(f"there is no figure {name}; {choices_hint(found, [*numbers, *FIGURES])}")
     return found
 
 
@@ -68,7 +68,7 @@ def make_figure(
     sweep: str | None = None,
     *,
     revision: int | None = None,
-    lengths: Lengths = None,
+    lengths: ExtraLengths = None,
     options: Mapping[str, Any] | None = None,
     only: Sequence[str] = (),
 ) -> FigureData:
@@ -81,7 +81,7 @@ def make_figure(
     """
     from ...results.paper import is_published
     from .. import cell_filter
-    from ..sweep_data import ReportError, gather
+    from ..sweep_data import ReportError, load_sweep_data
 
     found = figure_name(name)
     line = FIGURES[found]
@@ -97,10 +97,10 @@ def make_figure(
         raise ReportError(f"figure {found} is about all trials of a study together; leave --only out")
     try:
         with cell_filter.only(store.revision(sweep, revision).sweep, only):
-            data = gather(store, sweep, revision=revision, lengths=lengths)
+            data = load_sweep_data(store, sweep, revision=revision, lengths=lengths)
             made: FigureData = line.load(__package__).collect(store, data, **wanted)
     except ReportError as error:
-        if sweep is None or not is_published(sweep) or isinstance(error, cell_filter.SubsetError):
+        if sweep is None or not is_published(sweep) or isinstance(error, cell_filter.CellFilterError):
             raise
         # nobody can launch or evaluate it
         raise ReportError(f"{str(error).partition(';')[0]}; it holds what is printed, and nothing else") from error

@@ -14,7 +14,7 @@ from ...results.paper import is_published
 from ...results.store.records import AXES
 from ...results.store.store import Store
 from ..stats.untrained_formulas import BETA, magnitude
-from ..sweep_data import ReportError, SweepData, level_of
+from ..sweep_data import ReportError, SweepData, cell_level
 from .canvas import drawing
 from .canvas.base import Axes, Figure, FigureData, FigureOptions, collected
 
@@ -74,11 +74,11 @@ def collect(store: Store, data: SweepData) -> FigureData:
 def _names(data: SweepData, cells: set[str]) -> dict[str, str]:
     """By cell: the levels in which these cells differ, in words; of one alone its slug."""
     shown = [cell for cell in data.cells if cell.cell_id in cells]
-    axes = [axis for axis in (*AXES, *data.extra_axes()) if len({level_of(cell, axis) for cell in shown}) > 1]
+    axes = [axis for axis in (*AXES, *data.extra_axes()) if len({cell_level(cell, axis) for cell in shown}) > 1]
     seeds = len({cell.seed for cell in shown}) > 1
     found = {}
     for cell in shown:
-        words = [drawing.shown(level_of(cell, axis), axis) for axis in axes]
+        words = [drawing.shown_values(cell_level(cell, axis), axis) for axis in axes]
         found[cell.cell_id] = ", ".join([*words, *([f"seed {cell.seed}"] if seeds else [])]) or cell.slug
     return found
 
@@ -107,11 +107,11 @@ def draw(made: FigureData, look: FigureOptions) -> Figure:
     else:
         corner: dict[str, Any] = {"ha": "right", "va": "top", "fontsize": drawing.size("legend.fontsize")}
         drawing.note(axes, start, (x[-1], init["mag"].iloc[-1]), (-3, -22), **corner)
-    several = len(learned) > len(drawing.INKS)
+    several = len(learned) > len(drawing.COLOURS)
     for place, curve in enumerate(learned):
         how = drawing.look(place) | {"linestyle": drawing.DASHES[1 + place % 3], "markevery": 12 + place % 5}
         if several:
-            how = {"color": drawing.INKS[0], "linewidth": drawing.stroke(0.7), "alpha": 0.6}
+            how = {"color": drawing.COLOURS[0], "linewidth": drawing.line_width(0.7), "alpha": 0.6}
         (line,) = axes.plot(np.log1p(curve["m"]), curve["mag"], zorder=3, **how)
         name = f"learned, {counted(len(learned), 'cell')}" if several else _named(curve, made.about["names"])
         handles[name] = line

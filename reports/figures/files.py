@@ -16,7 +16,7 @@ from xml.etree import ElementTree
 
 import pandas as pd
 
-from ...results.console.text import cleaned, plain
+from ...results.console.text import plain, sanitize_all
 from ..sweep_data import ReportError
 from . import FIGURES
 from .canvas import drawing
@@ -74,9 +74,9 @@ def renderings(
 
 def drawn(made: FigureData, look: FigureOptions | None = None) -> Any:
     """The matplotlib Figure, laid out for good; to be called and used inside `style.settings(look)`."""
-    figure = FIGURES[made.name].load(str(__package__)).draw(_shown(made), look or drawing.current())
+    figure = FIGURES[made.name].load(str(__package__)).draw(_shown(made), look or drawing.current_options())
     # once: finding the places takes longer than drawing, and so they are the same in every format
-    drawing.settle(figure)
+    drawing.finalize_layout(figure)
     return figure
 
 
@@ -97,12 +97,12 @@ def _shown(made: FigureData) -> FigureData:
     frame = made.frame.copy(deep=False)
     for name in frame.columns:
         if not pd.api.types.is_numeric_dtype(frame[name]):
-            frame[name] = frame[name].map(lambda one: cleaned(one, _drawable))
-    title, notes, about = cleaned((made.title, made.notes, dict(made.about)), _drawable)
+            frame[name] = frame[name].map(lambda one: sanitize_all(one, _drawable))
+    title, notes, about = sanitize_all((made.title, made.notes, dict(made.about)), _drawable)
     return replace(made, title=title, notes=notes, frame=frame, about=about)
 
 
-def trace_in(content: bytes, format: str) -> dict[str, Any]:
+def read_trace(content: bytes, format: str) -> dict[str, Any]:
     """The trace that a rendering carries. Raises ReportError where there is none that we can read."""
     readers = {"svg": _svg_text, "pdf": _pdf_text, "png": _png_text}
     if format not in readers:

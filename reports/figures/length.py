@@ -9,31 +9,56 @@ import pandas as pd
 from ...results.store.store import Store
 from ..sweep_data import ReportError, SweepData
 from .canvas import drawing
-from .canvas.base import Figure, FigureData, FigureOptions, collected, line_axes, names_of, origins_in, training_lengths
-from .canvas.length_frames import averaged_over, bars, length_label, lines_of, only, over_lengths, uneven
-from .canvas.line_drawing import draw_lines, legend, looks, mark_beyond, mark_trained, named_cells, robust_range
+from .canvas.base import (
+    Figure,
+    FigureData,
+    FigureOptions,
+    axes_of_lines,
+    cell_labels,
+    collected,
+    frame_origins,
+    training_lengths,
+)
+from .canvas.length_frames import (
+    averaging_note,
+    bar_note,
+    fewer_cells_note,
+    length_frame,
+    length_label,
+    line_means,
+    only,
+)
+from .canvas.line_drawing import (
+    draw_lines_with_means,
+    legend,
+    looks,
+    mark_out_of_range,
+    mark_training_length,
+    named_cells,
+    robust_range,
+)
 
 PROBES = ("clean", "junk", "same_tail")
 WORDS = {"same_tail": "same last tokens"}
 
 
 def collect(store: Store, data: SweepData) -> FigureData:
-    """The losses (nats per token) over context lengths; the frame is that of `over_lengths`, PROBES in turn, the last one where the
+    """The losses (nats per token) over context lengths; the frame is that of `length_frame`, PROBES in turn, the last one where the
     grid asks for it."""
     trained = training_lengths(store, data)
-    parts = [over_lengths(data, trained, probe, "nats") for probe in PROBES[:2]]
-    parts += [over_lengths(data, trained, probe, "nats") for probe in PROBES[2:] if data.shows(probe)]
+    parts = [length_frame(data, trained, probe, "nats") for probe in PROBES[:2]]
+    parts += [length_frame(data, trained, probe, "nats") for probe in PROBES[2:] if data.shows(probe)]
     known = [part for part in parts if not part.empty]
     if not known:
         raise ReportError(
             f"no cell of sweep {data.sweep} has losses over lengths; finish it, or evaluate with --probe clean --probe junk"
         )
     frame = pd.concat(known, ignore_index=True)
-    means = lines_of(frame)
-    words = f"{averaged_over(data)}{bars(means)}Clean: whole documents. Junk: the validation stream across document borders."
+    means = line_means(frame)
+    words = f"{averaging_note(data)}{bar_note(means)}Clean: whole documents. Junk: the validation stream across document borders."
     if (frame["probe"] == PROBES[2]).any():
         words += " Same last tokens: what more context is worth, since what is scored stays the same."
-    notes = [words, *uneven(means)]
+    notes = [words, *fewer_cells_note(means)]
     beyond = {
         str(probe): int((part.groupby("cell")["value"].max() > limits(part, means)[1]).sum())
         for probe, part in frame.groupby("probe", sort=False)
@@ -41,10 +66,10 @@ def collect(store: Store, data: SweepData) -> FigureData:
     if any(beyond.values()):
         told = ", ".join(f"{count} of {WORDS.get(probe, probe)}" for probe, count in beyond.items() if count)
         notes.append(f"Lines that leave the axes ({told}): an arrow says what they reach.")
-    axes = line_axes(data)
+    axes = axes_of_lines(data)
     return collected(
-        store, data, "length", "Loss over context length", frame, origins_in(frame), notes=notes,
-        trained=only(list(frame["trained"])), axes=axes, names=names_of(data, without=("attn_type", *axes)),
+        store, data, "length", "Loss over context length", frame, frame_origins(frame), notes=notes,
+        trained=only(list(frame["trained"])), axes=axes, names=cell_labels(data, without=("attn_type", *axes)),
     )  # fmt: skip
 
 
@@ -60,25 +85,25 @@ def draw(made: FigureData, look: FigureOptions) -> Figure:
     names, probes = list(dict.fromkeys(frame["panel"])), list(dict.fromkeys(frame["probe"]))
     figure = drawing.page(drawing.PANEL * len(probes) + 0.35, drawing.width_of(len(names)))
     said = [WORDS.get(probe, probe) for probe in probes]
-    titles = [f"{drawing.shown(name)}, {probe}" for probe in said for name in names]
+    titles = [f"{drawing.shown_values(name)}, {probe}" for probe in said for name in names]
     columns = drawing.columns_of(figure, len(names))
     if columns < len(names):
         # a row would hold panels of both probes: each probe gets rows of its own
-        titles = [f"{drawing.shown(name)}, {probe}" for name in names for probe in said]
+        titles = [f"{drawing.shown_values(name)}, {probe}" for name in names for probe in said]
     order = [(name, probe) for probe in probes for name in names]
     if columns < len(names):
         order = [(name, probe) for name in names for probe in probes]
     group = drawing.panels(figure, titles, columns=columns if columns == len(names) else len(probes), sharex=True)
-    means, found = lines_of(frame), looks(frame, made.about["axes"])
+    means, found = line_means(frame), looks(frame, made.about["axes"])
     named = named_cells(made, look)
     handles: dict[str, Any] = {}
     for place, (axes, (name, probe)) in enumerate(zip(group, order, strict=True)):
         part = frame[frame["probe"] == probe]
         here, mean = (some[(some["panel"] == name) & (some["probe"] == probe)] for some in (frame, means))
-        handles |= draw_lines(axes, here, mean, found, 1, named=named)
+        handles |= draw_lines_with_means(axes, here, mean, found, 1, named=named)
         drawing.length_axis(axes, list(frame["length"]), trained, room=0.9)
         axes.set_ylim(*limits(part, means))
-        mark_trained(axes, trained, word=place == len(group) - 1)
-        mark_beyond(axes, here, 1)
+        mark_training_length(axes, trained, word=place == len(group) - 1)
+        mark_out_of_range(axes, here, 1)
     drawing.outer_labels(figure, length_label(trained), "loss, nats per token")
     return drawing.finished(figure, made.title, made.notes, legend(handles, found))

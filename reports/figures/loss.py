@@ -9,17 +9,17 @@ from typing import Any
 import numpy as np
 import pandas as pd
 
-from ...results.builtin_sweeps import with_known
-from ...results.console.text import choice, counted
+from ...results.builtin_sweeps import store_with_builtin
+from ...results.console.text import choices_hint, counted
 from ...results.store.records import AXES, CellState
 from ...results.store.store import Store
-from ..number_format import rounded
-from ..report_spec import AGAINST
-from ..sweep_data import ReportError, SweepData, gather, level_of
+from ..number_format import format_number
+from ..report_spec import CURVE_X_COLUMNS
+from ..sweep_data import ReportError, SweepData, cell_level, load_sweep_data
 from .canvas import drawing
-from .canvas.base import Axes, Figure, FigureData, FigureOptions, collected, line_axes, names_of, origins_in
+from .canvas.base import Axes, Figure, FigureData, FigureOptions, axes_of_lines, cell_labels, collected, frame_origins
 from .canvas.length_frames import configuration_of
-from .canvas.line_drawing import end_words, named_cells, robust_range
+from .canvas.line_drawing import label_line_ends, named_cells, robust_range
 
 CURVE = ("step", "tokens", "wall_s", "train_loss", "val_loss")
 TRAIN, VAL = CURVE.index("train_loss"), CURVE.index("val_loss")
@@ -67,7 +67,7 @@ def collect(
     loss and whose seconds of training are known is one point; what nobody timed is left out. `compare`: also the curves of that
     sweep, `first` being its name and `second` what tells its configurations apart.
     """
-    x = AGAINST[against or "tokens"]
+    x = CURVE_X_COLUMNS[against or "tokens"]
     axes = _axes(data, by)
     curves = _curves(store, data, axes, ends=x == "wall_s")
     if curves.frame.empty:
@@ -86,8 +86,8 @@ def collect(
         notes += [f"Of {counted(lost, 'cell')} no time is recorded; they are left out."] if lost else []
     options = {"by": by, "log": log, "against": against if x != "tokens" else None, "compare": compare}
     return collected(
-        store, data, "loss", "Loss over training", frame, origins_in(own), notes=notes,
-        options={name: value for name, value in options.items() if value}, axes=axes, names=names_of(data, without=axes),
+        store, data, "loss", "Loss over training", frame, frame_origins(own), notes=notes,
+        options={name: value for name, value in options.items() if value}, axes=axes, names=cell_labels(data, without=axes),
         log=log, x=x, beside=compare,
     )  # fmt: skip
 
@@ -131,15 +131,17 @@ def _timed(frame: pd.DataFrame, x: str, sweep: str) -> pd.DataFrame:
 
 def _published(sweep: str, store: Store, x: str) -> tuple[pd.DataFrame, list[str]]:
     """The curves of another sweep, and what is to be said of those that are left out. Raises SweepUnknown, ReportError."""
-    home = with_known(store, sweep)
-    data = gather(home, sweep)
+    home = store_with_builtin(store, sweep)
+    data = load_sweep_data(home, sweep)
     curves = _curves(home, data, (), ends=x == "wall_s")
     if curves.frame.empty:
         timed = "" if x == "wall_s" else " (--against time: where a training ended may be known)"
         raise ReportError(f"--compare {sweep}: no training curve of it is stored{timed}; leave it out")
     frame = _timed(curves.frame, x, sweep)
     vary = [axis for axis in (*AXES, *data.extra_axes()) if len(data.levels(axis)) > 1]
-    words = {one.cell_id: ", ".join(drawing.shown(level_of(one, axis), axis) for axis in vary) for one in data.cells}
+    words = {
+        one.cell_id: ", ".join(drawing.shown_values(cell_level(one, axis), axis) for axis in vary) for one in data.cells
+    }
     frame["first"], frame["second"] = sweep, [words[cell] or "all cells" for cell in frame["cell"]]
     lost, timed = len(data.cells) - frame["cell"].nunique(), " or time" if x == "wall_s" else ""
     return frame, [f"Of {counted(lost, 'cell')} of sweep {sweep} no curve{timed} is on record."] if lost else []
@@ -155,10 +157,10 @@ def _axes(data: SweepData, by: str | None) -> tuple[str, ...]:
             if still
             else f"sweep {data.sweep} has no such axis"
         )
-        raise ReportError(f"--by {by if still else by[:60]}: {why}; {choice(by, vary)}")
+        raise ReportError(f"--by {by if still else by[:60]}: {why}; {choices_hint(by, vary)}")
     if by is not None:
         return (by,)
-    return tuple(axis for axis in ("attn_type", *line_axes(data)) if axis in vary)[:2]
+    return tuple(axis for axis in ("attn_type", *axes_of_lines(data)) if axis in vary)[:2]
 
 
 def _kept(points: np.ndarray, most: int) -> np.ndarray:
@@ -195,7 +197,7 @@ def _frame(
     configuration, rows = configuration_of(data), []
     for attempt in parts:
         cell = newest[attempt]
-        levels = [*(level_of(cell, axis) for axis in axes), "", ""]
+        levels = [*(cell_level(cell, axis) for axis in axes), "", ""]
         whose = cell.cell_id, attempt, configuration[cell.cell_id], *levels[:2], cell.state == "diverged"
         rows.append(whose)
     owners = pd.DataFrame(rows, columns=["cell", "attempt", "configuration", "first", "second", "diverged"])
@@ -317,7 +319,7 @@ def looks(frame: pd.DataFrame, axes: Sequence[str], beside: str | None = None) -
     seconds = sorted(seconds, key=lambda one: -drawing.off_first(one))
     found = {}
     for first, second in groups:
-        words = [drawing.shown(one, axis) for one, axis in zip((first, second), axes, strict=False)]
+        words = [drawing.shown_values(one, axis) for one, axis in zip((first, second), axes, strict=False)]
         words = [first, second] if first == beside else words
         how = drawing.look(firsts.index(first), seconds.index(second))
         found[first, second] = ", ".join(words) or "all cells", how
@@ -334,9 +336,9 @@ def _handles(means: pd.DataFrame, found: Looks) -> dict[str, Any]:
     """For the legend: a line a group with its last mean loss, lowest first."""
     ends, handles = _ends(means), {}
     for key in sorted(ends, key=ends.__getitem__):
-        handles[f"{found[key][0]}: {rounded(ends[key], 3)}"] = drawing.key(**found[key][1])
+        handles[f"{found[key][0]}: {format_number(ends[key], 3)}"] = drawing.key(**found[key][1])
     for words, how in (one for key, one in found.items() if key not in ends):
-        handles[f"{words}: diverged"] = drawing.key(color=how["color"], linewidth=drawing.stroke(0.4))
+        handles[f"{words}: diverged"] = drawing.key(color=how["color"], linewidth=drawing.line_width(0.4))
     return handles
 
 
@@ -350,7 +352,7 @@ def _draw_means(axes: Axes, means: pd.DataFrame, x: str, found: Looks, scale: fl
         if (sd > 0).any():
             axes.fill_between(at, y - sd, y + sd, color=how["color"], alpha=0.16, linewidth=0, zorder=2)
         every = max(1, len(line) // 6)
-        axes.plot(at, y, **how, markevery=(place % every, every), zorder=3, linewidth=drawing.stroke(1.2))
+        axes.plot(at, y, **how, markevery=(place % every, every), zorder=3, linewidth=drawing.line_width(1.2))
 
 
 def _draw_cells(
@@ -362,7 +364,7 @@ def _draw_cells(
     known = frame[frame[column].notna()]
     for (first, second), group in known.groupby(["first", "second"], sort=False):
         curves = [one[[x, column]].to_numpy(dtype=float) / (scale, 1) for _, one in group.groupby("cell", sort=False)]
-        thin = {"linewidths": drawing.stroke(0.4), "alpha": 0.15 if named else 0.3, "zorder": 1.5}
+        thin = {"linewidths": drawing.line_width(0.4), "alpha": 0.15 if named else 0.3, "zorder": 1.5}
         ink = found[str(first), str(second)][1]["color"]
         axes.add_collection(LineCollection(curves, colors=ink, **thin), autolim=True)
     axes.autoscale_view()
@@ -372,7 +374,7 @@ def _draw_behind(axes: Axes, behind: pd.DataFrame, x: str, found: Looks, scale: 
     """The smoothed training loss of every group, dotted and faint."""
     for (first, second), line in behind.groupby(["first", "second"], sort=False):
         how = {"color": found[str(first), str(second)][1]["color"], "linestyle": (0, (1, 1.5)), "alpha": 0.55}
-        axes.plot(line[x] / scale, line["value"], **how, linewidth=drawing.stroke(0.8), zorder=1)
+        axes.plot(line[x] / scale, line["value"], **how, linewidth=drawing.line_width(0.8), zorder=1)
 
 
 def _draw_named(
@@ -383,7 +385,7 @@ def _draw_named(
     for cell, label in named.items():
         one = frame[(frame["cell"] == cell) & frame[column].notna()]
         if len(one):
-            axes.plot(one[x] / scale, one[column], color="#000000", linewidth=drawing.stroke(1.1), zorder=3.5)
+            axes.plot(one[x] / scale, one[column], color="#000000", linewidth=drawing.line_width(1.1), zorder=3.5)
             told.append((float(one[x].iloc[-1]) / scale, float(one[column].iloc[-1]), label))
     if words and told:
-        end_words(axes, told)
+        label_line_ends(axes, told)

@@ -8,36 +8,53 @@ from typing import Any
 import pandas as pd
 
 from ...results.store.store import Store
-from ..number_format import NEEDLE, length_name, rounded
+from ..number_format import NEEDLE, format_length, format_number
 from ..stats.effects.needle_baseline import ceiling
 from ..sweep_data import ReportError, SweepData
 from .canvas import drawing
-from .canvas.base import Figure, FigureData, FigureOptions, collected, line_axes, names_of, origins_in, training_lengths
-from .canvas.length_frames import averaged_over, bars, length_label, lines_of, only, over_lengths, uneven
-from .canvas.line_drawing import draw_lines, legend, looks, mark_level, mark_trained
+from .canvas.base import (
+    Figure,
+    FigureData,
+    FigureOptions,
+    axes_of_lines,
+    cell_labels,
+    collected,
+    frame_origins,
+    training_lengths,
+)
+from .canvas.length_frames import (
+    averaging_note,
+    bar_note,
+    fewer_cells_note,
+    length_frame,
+    length_label,
+    line_means,
+    only,
+)
+from .canvas.line_drawing import draw_lines_with_means, legend, looks, mark_baseline, mark_training_length
 
 HEADROOM = 132  # percent at the top of the axes: room for words above the best line
 
 
 def collect(store: Store, data: SweepData) -> FigureData:
-    """Needle accuracy (digits, fraction) over context lengths; the frame is that of `over_lengths`."""
-    frame = over_lengths(data, training_lengths(store, data), *NEEDLE)
+    """Needle accuracy (digits, fraction) over context lengths; the frame is that of `length_frame`."""
+    frame = length_frame(data, training_lengths(store, data), *NEEDLE)
     if frame.empty:
         raise ReportError(
             f"no cell of sweep {data.sweep} has needle accuracies; finish it, or evaluate with --probe needle"
         )
-    means = lines_of(frame)
-    axes = line_axes(data)
+    means = line_means(frame)
+    axes = axes_of_lines(data)
     ceilings = {length: ceiling(data, length) for length in sorted(set(frame["length"]))}
     known = {length: value for length, value in ceilings.items() if value is not None}
     best = _best(frame)
-    notes = [f"{averaged_over(data)}{bars(means)}{_ceiling_note(known)}", *_best_note(frame, best, data)]
+    notes = [f"{averaging_note(data)}{bar_note(means)}{_ceiling_note(known)}", *_best_note(frame, best, data)]
     if frame["line"].nunique() > 1:
         notes.append("Marks stand a little aside of their length, so that none hides another.")
     return collected(
-        store, data, "needle", "Needle accuracy over context length", frame, origins_in(frame),
-        notes=[*notes, *uneven(means)], trained=only(list(frame["trained"])), axes=axes, ceilings=known, best=best,
-        names=names_of(data, without=("attn_type", *axes)),
+        store, data, "needle", "Needle accuracy over context length", frame, frame_origins(frame),
+        notes=[*notes, *fewer_cells_note(means)], trained=only(list(frame["trained"])), axes=axes, ceilings=known, best=best,
+        names=cell_labels(data, without=("attn_type", *axes)),
     )  # fmt: skip
 
 
@@ -54,7 +71,7 @@ def _best_note(frame: pd.DataFrame, best: str | None, data: SweepData) -> list[s
     ends = frame[frame["length"] == frame["length"].max()]
     slug = next(cell.slug for cell in data.cells if cell.cell_id == best)
     return [
-        f"Best cell at {length_name(int(ends['length'].iloc[0]))}: {slug}, the highest of {len(ends)} single runs, "
+        f"Best cell at {format_length(int(ends['length'].iloc[0]))}: {slug}, the highest of {len(ends)} single runs, "
         "which luck raises."
     ]
 
@@ -62,7 +79,7 @@ def _best_note(frame: pd.DataFrame, best: str | None, data: SweepData) -> list[s
 def _ceiling_note(known: Mapping[int, float]) -> str:
     if not known:
         return "What the best constant answer scores is not recorded."
-    told = sorted({rounded(value, 1, percent=True) for value in known.values()}, key=float)
+    told = sorted({format_number(value, 1, percent=True) for value in known.values()}, key=float)
     ends = f"{told[0]}%" if len(told) == 1 else f"{told[0]} to {told[-1]}%"
     return f"Dotted: the best constant answer on these trials, always the same digit, {ends}."
 
@@ -72,22 +89,22 @@ def draw(made: FigureData, look: FigureOptions) -> Figure:
     frame, trained, ceilings = made.frame, made.about["trained"], made.about["ceilings"]
     names = list(dict.fromkeys(frame["panel"]))
     figure = drawing.page(drawing.PANEL * drawing.rows_of(len(names)) + 0.35, drawing.width_of(len(names)))
-    means, found = lines_of(frame), looks(frame, made.about["axes"])
+    means, found = line_means(frame), looks(frame, made.about["axes"])
     named = _named(made, look)
     handles: dict[str, Any] = {}
-    group = drawing.panels(figure, [drawing.shown(name) for name in names], sharex=True, sharey=True)
+    group = drawing.panels(figure, [drawing.shown_values(name) for name in names], sharex=True, sharey=True)
     for place, (axes, name) in enumerate(zip(group, names, strict=True)):
         here, mean = (some[some["panel"] == name] for some in (frame, means))
-        handles |= draw_lines(axes, here, mean, found, 100, named=named)
+        handles |= draw_lines_with_means(axes, here, mean, found, 100, named=named)
         drawing.length_axis(axes, list(frame["length"]), trained, room=0.9)
-        mark_trained(axes, trained, word=place == 0)
+        mark_training_length(axes, trained, word=place == 0)
         axes.set_yticks(range(0, 101, 20 if look.scale >= 0.8 else 25))
         axes.set_ylim(-5, HEADROOM)
         axes.spines["left"].set_bounds(0, 100)
-    levels = {rounded(value, 1, percent=True): 100 * value for value in ceilings.values()}
+    levels = {format_number(value, 1, percent=True): 100 * value for value in ceilings.values()}
     if levels:
         highest = max(levels, key=float)
-        mark_level(group, levels[highest], f"constant answer\n{highest}%")
+        mark_baseline(group, levels[highest], f"constant answer\n{highest}%")
     drawing.outer_labels(figure, length_label(trained), "digits recalled, %")
     return drawing.finished(figure, made.title, made.notes, legend(handles, found))
 
@@ -101,6 +118,6 @@ def _named(made: FigureData, look: FigureOptions) -> dict[str, str]:
         if cell in ends.index:
             first = "best cell" if cell == made.about["best"] else made.about["names"][cell] or "this cell"
             second = made.about["names"][cell] if cell == made.about["best"] else ""
-            number = f"{rounded(ends[cell], 1, percent=True)}%"
+            number = f"{format_number(ends[cell], 1, percent=True)}%"
             found[cell] = f"{first}: {number}" + (f"\n{second}" if second else "")
     return found

@@ -10,17 +10,17 @@ import pandas as pd
 
 from ...results.store.records import AXES
 from ...results.store.store import Store
-from ..best_values import chance_text
-from ..number_format import Column, rounded
-from ..result_columns import qualities, speed_of
+from ..best_values import format_probability
+from ..number_format import Column, format_number
+from ..result_columns import quality_columns, speed_column
 from ..stats.effects.effects import pareto
-from ..stats.effects.needle_baseline import ceiling, needle_words
+from ..stats.effects.needle_baseline import ceiling, needle_caption
 from ..stats.noise.best_probability import front_probabilities, rivals
 from ..sweep_data import ReportError, SweepData
-from ..table_builder import entry
+from ..table_builder import measured_entry
 from .canvas import drawing, labels
 from .canvas.base import Axes, Figure, FigureData, FigureOptions, collected
-from .canvas.line_drawing import mark_beyond, robust_range
+from .canvas.line_drawing import mark_out_of_range, robust_range
 
 ROOM = 0.09  # of an axis, that stays free beside the outermost points
 LOWEST = -3.0  # percent at the foot of an axis of shares, whose line begins at 0
@@ -39,11 +39,11 @@ def collect(store: Store, data: SweepData) -> FigureData:
 
     Speed is tokens/s, or MFU (in %) where the sweep has no tokens/s. Values: nats per token, or %.
     """
-    speed = speed_of(data, "tokens/s")
+    speed = speed_column(data, "tokens/s")
     rows: list[dict[str, Any]] = []
     origins: list[tuple[str, int | None]] = []
     fewer: dict[tuple[str, str], str] = {}
-    for quality in qualities(data):
+    for quality in quality_columns(data):
         found, known, lacking = _points(data, speed, quality)
         points = [(one["speed"], one["value"]) for one in found]
         fronts = pareto(points, (1, quality.direction))
@@ -53,11 +53,11 @@ def collect(store: Store, data: SweepData) -> FigureData:
     if not rows:
         raise ReportError(f"no cell of sweep {data.sweep} has both a speed and a quality; finish it")
     frame = pd.DataFrame(rows)
-    shown = {quality.heading: quality for quality in qualities(data) if quality.probe == "needle"}
+    shown = {quality.heading: quality for quality in quality_columns(data) if quality.probe == "needle"}
     needle = {one: shown[one].length for one in dict.fromkeys(frame["quality"]) if one in shown}
     notes = _notes(frame, bool(fewer))
     if needle:
-        notes.append(needle_words(data, needle.values()))
+        notes.append(needle_caption(data, needle.values()))
     constant = {one: level for one, length in needle.items() if (level := ceiling(data, length)) is not None}
     names = {cell.cell_id: cells[0].slug for cells in data.configurations().values() for cell in cells}
     return collected(
@@ -77,7 +77,7 @@ def _points(
     origins: list[tuple[str, int | None]] = []
     fewer = {}
     for key, cells in data.configurations().items():
-        fast, good = entry(data, cells, speed), entry(data, cells, quality)
+        fast, good = measured_entry(data, cells, speed), measured_entry(data, cells, quality)
         if fast.value is None or good.value is None:
             continue
         levels = dict(zip((*AXES, *extra), key, strict=True))
@@ -139,7 +139,7 @@ def draw(made: FigureData, look: FigureOptions) -> Figure:
         here = frame[frame["quality"] == quality]
         _draw_points(axes, here, looks)
         kept = here[here["front"]].sort_values("speed")
-        axes.step(kept["speed"], kept["value"], color=drawing.GREY, linewidth=drawing.stroke(0.9), zorder=1)
+        axes.step(kept["speed"], kept["value"], color=drawing.GREY, linewidth=drawing.line_width(0.9), zorder=1)
         _ring(axes, kept, "o", 8, "#000000", 1, 2.8)
         if (level := made.about["constant"].get(quality)) is not None:
             axes.axhline(100 * level, **CONSTANT)
@@ -157,13 +157,13 @@ def draw(made: FigureData, look: FigureOptions) -> Figure:
         _name_later(axes, [(*point, _together(some)) for point, some in alike.items() if any(some)], here)
     handles: dict[str, Any] = {words: drawing.key(**how) for words, how in looks.values()}
     for level in list(made.about["constant"].values())[:1]:
-        handles[f"constant answer {rounded(level, 1, percent=True)}%"] = drawing.key(**CONSTANT)
+        handles[f"constant answer {format_number(level, 1, percent=True)}%"] = drawing.key(**CONSTANT)
     return drawing.finished(figure, made.title, made.notes, handles, columns=3)
 
 
 def _label(one: Mapping[Any, Any], several: bool, fewer: str | None) -> str:
     """What stands beside a point: its levels that neither colour nor filling tell, its probability to be on the front."""
-    chance = "" if math.isnan(one["p_front"]) or not one["front"] else chance_text(one["p_front"])
+    chance = "" if math.isnan(one["p_front"]) or not one["front"] else format_probability(one["p_front"])
     words = str(one["rest"]) if several else ""
     return " ".join(filter(None, (words, chance, fewer)))
 
@@ -182,7 +182,7 @@ def _looks(frame: pd.DataFrame) -> dict[tuple[str, str], tuple[str, dict[str, An
         for memory in memories:
             if ((frame["attn_type"] == kind) & (frame["memory"] == memory)).any():
                 several = len(memories) > 1
-                words = drawing.shown(kind) + (f", {drawing.shown(memory, 'memory')}" if several else "")
+                words = drawing.shown_values(kind) + (f", {drawing.shown_values(memory, 'memory')}" if several else "")
                 look = drawing.look(place, int(several and memory == memories[0]))
                 found[kind, memory] = words, look | {"linestyle": "none"}
     return found
@@ -198,7 +198,7 @@ def _draw_points(axes: Axes, here: pd.DataFrame, looks: Mapping[tuple[str, str],
             faint: dict[str, Any] = {
                 "ecolor": how["color"],
                 "alpha": alpha,
-                "elinewidth": drawing.stroke(width),
+                "elinewidth": drawing.line_width(width),
                 "zorder": 2,
             }
             for axis, ends in _bars(part).items():
@@ -240,8 +240,12 @@ def _scale(axes: Axes, here: pd.DataFrame, quality: str, width: float) -> None:
             axes.margins(y=ROOM)
         else:
             axes.set_ylim(least, most)
-            mark_beyond(axes, here.rename(columns={"slug": "cell"}), 2)
-    gap = " " if drawing.current().inches(drawing.WIDTH, drawing.WIDTH) / drawing.current().scale >= BESIDE else "\n"
+            mark_out_of_range(axes, here.rename(columns={"slug": "cell"}), 2)
+    gap = (
+        " "
+        if drawing.current_options().inches(drawing.WIDTH, drawing.WIDTH) / drawing.current_options().scale >= BESIDE
+        else "\n"
+    )
     words = ("%", "(more is better)") if share else ("nats per token", "(less is better)")
     axes.set_ylabel(f"{quality}, {gap.join(words)}")
     speed = here["speed_name"].iloc[0]

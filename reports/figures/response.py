@@ -8,17 +8,17 @@ from typing import Any
 
 import pandas as pd
 
-from ...results.console.text import choice
+from ...results.console.text import choices_hint
 from ...results.store.store import Store
 from ...results.studies.study_store import search_of
 from ..number_format import Column
-from ..sweep_data import ReportError, SweepData, level_of
+from ..sweep_data import ReportError, SweepData, cell_level
 from .canvas import drawing
-from .canvas.base import Axes, Figure, FigureData, FigureOptions, collected, names_of, origins_in
-from .canvas.length_frames import bars, lines_of
-from .canvas.line_drawing import draw_lines, legend, looks, named_cells, robust_range
+from .canvas.base import Axes, Figure, FigureData, FigureOptions, cell_labels, collected, frame_origins
+from .canvas.length_frames import bar_note, line_means
+from .canvas.line_drawing import draw_lines_with_means, legend, looks, named_cells, robust_range
 from .canvas.scales import of_numbers, words
-from .comparisons.forest import measure_words, shown_measures
+from .comparisons.forest import default_columns, measure_words
 
 LINES = ("attn_type", "memory")
 """The axes that tell lines apart; over the others means are taken."""
@@ -60,27 +60,27 @@ def collect(store: Store, data: SweepData, *, by: str | None = None) -> FigureDa
     numeric = numeric_axes(data)
     axis = _axis(data, numeric, by)
     lines = tuple(one for one in LINES if len(data.levels(one)) > 1)
-    rows = [row for column in shown_measures(data) for row in _rows(data, column, axis, numeric[axis], lines)]
+    rows = [row for column in default_columns(data) for row in _rows(data, column, axis, numeric[axis], lines)]
     if not rows:
         raise ReportError(f"no cell of sweep {data.sweep} has a number to draw over {axis}; finish it")
     frame = pd.DataFrame(rows).astype({"value": float, "low": float, "high": float})
     means = _means(frame)
     others = [one for one in numeric if one != axis]
-    notes = [f"{_averaged(data, axis, lines)}{bars(means, 'Band')}"]
+    notes = [f"{_averaged(data, axis, lines)}{bar_note(means, 'Band')}"]
     if (means["cells"] < means["of"]).any():
         notes.append("n=k: a mean over k cells, fewer than the line has at other levels.")
     if others:
         notes.append(f"Other axes of numbers, for --by: {', '.join(others)}.")
     return collected(
-        store, data, "response", f"Response to {drawing.axis_name(axis)}", frame, origins_in(frame),
+        store, data, "response", f"Response to {drawing.axis_label(axis)}", frame, frame_origins(frame),
         notes=[note.strip() for note in notes if note], options={"by": by} if by else None, axis=axis, axes=lines,
-        names=names_of(data, without=(axis, *lines)),
+        names=cell_labels(data, without=(axis, *lines)),
     )  # fmt: skip
 
 
 def _axis(data: SweepData, numeric: dict[str, dict[str, float]], by: str | None) -> str:
     if by is not None and by not in numeric:
-        known = choice(by, list(numeric)) if numeric else "no axis of this sweep has numbers for levels"
+        known = choices_hint(by, list(numeric)) if numeric else "no axis of this sweep has numbers for levels"
         raise ReportError(f"--by {by[:60]}: that is no axis of sweep {data.sweep} whose levels are numbers; {known}")
     if not numeric:
         raise ReportError(
@@ -91,7 +91,7 @@ def _axis(data: SweepData, numeric: dict[str, dict[str, float]], by: str | None)
 
 def _means(frame: pd.DataFrame) -> pd.DataFrame:
     """The lines of a frame, each mean held against the most cells that its line has at one level."""
-    found = lines_of(frame)
+    found = line_means(frame)
     return found.assign(of=found.groupby(["panel", "line"])["cells"].transform("max"))
 
 
@@ -107,11 +107,11 @@ def _rows(
             value = data.given(cell, column)
             if value is None or value.value is None:
                 continue
-            mine = [level_of(cell, one) for one in lines]
+            mine = [cell_level(cell, one) for one in lines]
             first, second = [*mine, "", ""][:2]
             row = {"cell": cell.cell_id, "attempt": value.attempt_id, "configuration": ", ".join(key)} | about
             row |= {"first": first, "second": second, "line": ", ".join(mine) or "all cells", "axis": axis}
-            row |= {"length": levels[level_of(cell, axis)], "value": value.value}
+            row |= {"length": levels[cell_level(cell, axis)], "value": value.value}
             found.append(row | {"low": value.low, "high": value.high})
     return found
 
@@ -119,7 +119,7 @@ def _rows(
 def _averaged(data: SweepData, axis: str, lines: Sequence[str]) -> str:
     told = (axis, *lines)
     ranked = ("attn_type", "distractor", "reg_mode", "memory", "window", *data.extra_axes())
-    names = [drawing.axis_name(one) for one in ranked if one not in told and len(data.levels(one)) > 1]
+    names = [drawing.axis_label(one) for one in ranked if one not in told and len(data.levels(one)) > 1]
     names += ["seed"] if len({cell.seed for cell in data.cells}) > 1 else []
     return f"Lines: means over {', '.join(names)}; dots: single cells. " if names else ""
 
@@ -158,7 +158,7 @@ def _panel(
             "zorder": 2.4,
         }
         drawing.points(axes, dots["length"], scale * dots["value"], **look)
-    handles = draw_lines(axes, here, mean, found, scale, named=named, banded=True)
+    handles = draw_lines_with_means(axes, here, mean, found, scale, named=named, banded=True)
     if percent:
         axes.set_ylim(-3, 104)
     else:
@@ -169,7 +169,7 @@ def _panel(
     of_numbers(levels).dress(axes, "x")
     if len(levels) <= drawing.MOST_TICKS:
         drawing.put_ticks(axes.xaxis, {level: words(level) for level in levels})
-    axes.set_xlabel(drawing.axis_name(str(here["axis"].iloc[0])))
+    axes.set_xlabel(drawing.axis_label(str(here["axis"].iloc[0])))
     side = {1: "more is better", -1: "less is better"}.get(int(here["better"].iloc[0]), "")
     unit = str(here["unit"].iloc[0])
     axes.set_ylabel(f"{'nats per token' if unit == 'nats/token' else unit}{f' ({side})' if side else ''}")

@@ -13,9 +13,9 @@ from ...results.store.store import Store
 from ..stats.untrained_formulas import HEAD_SIZE, state_norms
 from ..sweep_data import ReportError, SweepData
 from .canvas import drawing
-from .canvas.base import Axes, Figure, FigureData, FigureOptions, collected, origins_in, training_lengths
+from .canvas.base import Axes, Figure, FigureData, FigureOptions, collected, frame_origins, training_lengths
 from .canvas.labels import at_ends
-from .canvas.length_frames import count_fewer, length_label, only, over_lengths, uneven
+from .canvas.length_frames import count_fewer, fewer_cells_note, length_frame, length_label, only
 
 NORMS = ("delta_norm", "hebbian_norm", "delta_norm_kept", "hebbian_norm_kept")
 NORM_WORDS = {
@@ -32,12 +32,12 @@ LEAST_RANGE = 4.0  # ratio of the highest and the lowest norm that an axis shows
 
 
 def collect(store: Store, data: SweepData) -> FigureData:
-    """Norm of the memory's state over context lengths; the frame is that of `over_lengths`, metrics of NORMS in turn.
+    """Norm of the memory's state over context lengths; the frame is that of `length_frame`, metrics of NORMS in turn.
 
     Of the published sweeps, whose weights nobody has: what the memory does before training, by `state_norms`, without cells.
     """
     trained = training_lengths(store, data)
-    parts = [over_lengths(data, trained, "state_norm", metric) for metric in NORMS]
+    parts = [length_frame(data, trained, "state_norm", metric) for metric in NORMS]
     known = [part for part in parts if not part.empty]
     if known:
         return _measured(store, data, pd.concat(known, ignore_index=True))
@@ -71,16 +71,18 @@ def _measured(store: Store, data: SweepData, frame: pd.DataFrame) -> FigureData:
     if len({memory[cell] for cell in frame["cell"]} - {"off"}) > 1:
         # states of different memories have no mean
         cells = zip(frame["panel"], frame["cell"], strict=True)
-        frame["panel"] = [f"{drawing.shown(mixer)}, {drawing.memory_name(memory[cell])}" for mixer, cell in cells]
-    notes = [words + GUIDE_WORDS, *uneven(norm_means(frame))]
+        frame["panel"] = [
+            f"{drawing.shown_values(mixer)}, {drawing.memory_label(memory[cell])}" for mixer, cell in cells
+        ]
+    notes = [words + GUIDE_WORDS, *fewer_cells_note(norm_means(frame))]
     return collected(
-        store, data, "state-norm", "State of the memory over context length", frame, origins_in(frame), notes=notes,
+        store, data, "state-norm", "State of the memory over context length", frame, frame_origins(frame), notes=notes,
         trained=only(list(frame["trained"])),
     )  # fmt: skip
 
 
 def _started(trained: int) -> pd.DataFrame:
-    """The norms before training, as `over_lengths` has them, of no cell."""
+    """The norms before training, as `length_frame` has them, of no cell."""
     lengths = [2**power for power in range(SHORTEST.bit_length() - 1, LONGEST.bit_length())]
     rows: list[dict[str, Any]] = []
     for metric in NORMS:
@@ -110,7 +112,7 @@ def draw(made: FigureData, look: FigureOptions) -> Figure:
     figure = drawing.page(
         2.2 * drawing.rows_of(len(names)) + 0.35, drawing.width_of(len(names)) if len(names) > 1 else 4.6
     )
-    titles = ["" if single else drawing.shown(name) for name in names]
+    titles = ["" if single else drawing.shown_values(name) for name in names]
     handles: dict[str, Any] = {}
     grid = drawing.panels(figure, titles, sharex=True, sharey=True)
     for axes, name in zip(grid, names, strict=True):
@@ -137,7 +139,7 @@ def _lines(axes: Axes, here: pd.DataFrame, means: pd.DataFrame, handles: dict[st
         if part["cell"].nunique() > 1:
             thin = {name: how[name] for name in ("color", "linestyle")}
             for _, cell in part.groupby("cell", sort=False):
-                axes.plot(cell["length"], cell["value"], linewidth=drawing.stroke(0.5), alpha=0.35, **thin)
+                axes.plot(cell["length"], cell["value"], linewidth=drawing.line_width(0.5), alpha=0.35, **thin)
         mean = means[means["metric"] == metric].sort_values("length")
         if len(mean):
             (handles[metric],) = axes.plot(mean["length"], mean["value"], zorder=3, **how)
@@ -169,7 +171,7 @@ def _guides(axes: Axes, means: pd.DataFrame) -> None:
         x = np.geomspace(start["length"], lengths[-1], 100)
         y = start["value"] * (x / start["length"]) ** power
         seen = y <= high
-        axes.plot(x[seen], y[seen], color=drawing.FAINT, alpha=0.6, linewidth=drawing.stroke(4), zorder=1)
+        axes.plot(x[seen], y[seen], color=drawing.FAINT, alpha=0.6, linewidth=drawing.line_width(4), zorder=1)
         # the steeper one is named above its line, at the end; the other below its own, from the middle on
         steep = power == max(GUIDES.values())
         place = int(np.flatnonzero(seen)[-1]) if steep else len(x) // 2

@@ -12,7 +12,7 @@ from ...results.paper import OWNER as PRINTED_BY
 from ...results.store.store import Store
 from ..sweep_data import ReportError, SweepData
 from .canvas import drawing
-from .canvas.base import Axes, Figure, FigureData, FigureOptions, collected, origins_in
+from .canvas.base import Axes, Figure, FigureData, FigureOptions, collected, frame_origins
 
 ENDS = {
     "done": "#56B4E9",
@@ -64,7 +64,7 @@ def collect(store: Store, data: SweepData) -> FigureData:
     notes = [f"First start {first:%Y-%m-%d %H:%M} UTC. A cross marks an attempt that failed or diverged."]
     if len(numbers) > KEY_MOST:
         notes.append(f"Cells are numbered by their first start; --json names all {len(numbers)}.")
-    return collected(store, data, "timeline", "Attempts over time", frame, origins_in(frame), notes=notes)
+    return collected(store, data, "timeline", "Attempts over time", frame, frame_origins(frame), notes=notes)
 
 
 def distinct(slugs: Sequence[str]) -> dict[str, str]:
@@ -100,7 +100,7 @@ def draw(made: FigureData, look: FigureOptions) -> Figure:
     ]
     axes.set_yticks([first_lane[key] + (count - 1) / 2 for key, count in machines.items()], words)
     for start in list(first_lane.values())[1:]:
-        axes.axhline(start - 0.5, color=drawing.GREY, linewidth=drawing.stroke(0.6))
+        axes.axhline(start - 0.5, color=drawing.GREY, linewidth=drawing.line_width(0.6))
     axes.set_ylim(total - 0.4, -0.75)
     axes.set_xlim(-0.01 * wide, 1.03 * wide)
     axes.locator_params(axis="x", nbins=5, min_n_ticks=3)
@@ -197,4 +197,4 @@ def _states(bars: pd.DataFrame) -> dict[str, Any]:
 def _fill(state: str) -> dict[str, Any]:
     """Return how the bar of an attempt that ended so is filled."""
     hatch = drawing.HATCHES[list(ENDS).index(state)] if state != "diverged" else ""
-    return {"facecolor": ENDS[state], "edgecolor": "#000000", "linewidth": drawing.stroke(0.5), "hatch": hatch}
+    return {"facecolor": ENDS[state], "edgecolor": "#000000", "linewidth": drawing.line_width(0.5), "hatch": hatch}

@@ -20,12 +20,12 @@ from ...results.studies.study_store import trials_of
 from ..stats.significance.trial_intervals import DIGITS, ceilings, with_intervals
 
 CURVE_LINES = 12
-RATES = ("embedding_lr", "head_lr", "scalar_lr")
+SCHEDULED_RATES = ("embedding_lr", "head_lr", "scalar_lr")
 """The learning rates of a config that the schedule's factor multiplies, beside that of the matrices."""
 
 
 @dataclass(frozen=True)
-class Pause:
+class PauseState:
     """A sweep that waits, or is about to: since when it does (None: not yet), and who asked for it, where that is known."""
 
     since: datetime | None
@@ -33,7 +33,7 @@ class Pause:
 
     def text(self, running: bool) -> str:
         """In a line."""
-        said = f"paused since {_when(self.since)}" if self.since else "about to pause"
+        said = f"paused since {_format_time(self.since)}" if self.since else "about to pause"
         asked = f", asked {self.asked}" if self.asked else ""
         how = "atma-sweep resume lets it go on" if running else "nobody runs it; launch it again"
         return f"{said}{asked}; {how}"
@@ -46,7 +46,7 @@ class SweepStatus:
     summary: records.SweepSummary
     cells: Sequence[records.CellState]
     standings: dict[str, records.Standing]
-    pause: Pause | None = None
+    pause: PauseState | None = None
     source: str | None = None
     """Where the numbers of a published sweep are printed; None for a sweep that was launched."""
     search: Search | None = None
@@ -80,7 +80,7 @@ class SweepStatus:
         """Counts, then running cells, then those that need a person."""
         summary = self.summary
         told = ", ".join(f"{count} {word}" for word, count in sorted(self.counts.items()))
-        since = f"launched {_when(summary.launched_at)}" if self.source is None else f"printed in {self.source}"
+        since = f"launched {_format_time(summary.launched_at)}" if self.source is None else f"printed in {self.source}"
         tags = f" [{', '.join(summary.tags)}]" if summary.tags else ""
         cells = counted(len(self.cells), "cell")
         lines = [f"{summary.name}{tags} (revision {summary.revision}, {since}): {cells}: {told}"]
@@ -121,31 +121,31 @@ class Status:
         return "\n".join(sweep.text() for sweep in self.sweeps) or "\n".join(self.without)
 
 
-def status_of(store: Store, sweep: str | None = None) -> Status:
+def sweep_statuses(store: Store, sweep: str | None = None) -> Status:
     """Where one sweep, or every sweep, stands. Raises SweepUnknown."""
     wanted = [summary for summary in store.sweeps() if sweep is None or summary.name == sweep]
     if sweep is not None and not wanted:
         store.revision(sweep)  # raises SweepUnknown, which lists the names
     wanted.sort(key=lambda summary: summary.launched_at, reverse=True)
-    return Status([_one(store, summary) for summary in wanted])
+    return Status([_sweep_status(store, summary) for summary in wanted])
 
 
-def _one(store: Store, summary: records.SweepSummary) -> SweepStatus:
+def _sweep_status(store: Store, summary: records.SweepSummary) -> SweepStatus:
     launched = store.revision(summary.name)
-    requested = records.requests_of(launched.options)
+    requested = records.requests_from_options(launched.options)
     cells = store.cell_states(summary.name)
     standings = {cell.cell_id: records.standing(cell, requested) for cell in cells}
     search = search_from(launched.options)
     trials = trials_of(store, summary.name) if search is not None else ()
-    return SweepStatus(summary, cells, standings, _pause(store, summary), source_of(launched), search, trials)
+    return SweepStatus(summary, cells, standings, _pause(store, summary), printed_source(launched), search, trials)
 
 
-def source_of(launched: records.RevisionRecord) -> str | None:
+def printed_source(launched: records.RevisionRecord) -> str | None:
     """Where the numbers of a sweep are printed; None for one that was launched."""
     return launched.printed_in
 
 
-def _pause(store: Store, summary: records.SweepSummary) -> Pause | None:
+def _pause(store: Store, summary: records.SweepSummary) -> PauseState | None:
     if not summary.request.get("pause"):
         return None
     asked = store.newest_event(summary.name, ("pause asked",))
@@ -153,7 +153,7 @@ def _pause(store: Store, summary: records.SweepSummary) -> Pause | None:
     since = done.at if done is not None and done.kind == "paused" else None
     if asked is not None and since is not None and asked.at > since:
         since = None
-    return Pause(since, asked.message if asked is not None else None)
+    return PauseState(since, asked.message if asked is not None else None)
 
 
 def seconds_left(cell: records.CellState) -> float | None:
@@ -169,11 +169,11 @@ def _progress(cell: records.CellState) -> str:
         return cell.phase or "starting"
     left = seconds_left(cell)
     rate = f", {cell.tokens_per_s:,.0f} tokens/s" if cell.tokens_per_s else ""
-    more = f", {duration(left)} left" if left is not None else ""
+    more = f", {format_duration(left)} left" if left is not None else ""
     return f"step {cell.step}/{cell.steps_total}, loss {cell.loss:.3f}{rate}{more}"
 
 
-def duration(seconds: float) -> str:
+def format_duration(seconds: float) -> str:
     """5 s, 12 min, 3.4 h, 2.1 d."""
     for size, unit in ((86400, "d"), (3600, "h")):
         if seconds >= size:
@@ -181,7 +181,7 @@ def duration(seconds: float) -> str:
     return f"{seconds / 60:.0f} min" if seconds >= 120 else f"{seconds:.0f} s"
 
 
-def _when(moment: datetime) -> str:
+def _format_time(moment: datetime) -> str:
     return f"{moment:%Y-%m-%d %H:%M} UTC"
 
 
@@ -193,13 +193,13 @@ def _plain(record: Any) -> dict[str, Any]:
 
 
 @dataclass(frozen=True)
-class CellSheet:
+class CellDetails:
     """Everything known of one cell."""
 
     cell: records.CellRecord
     attempts: Sequence[records.Attempt]
     curve: Sequence[records.CurvePoint]
-    values: Sequence[records.Value]
+    values: Sequence[records.MeasuredValue]
     source: str | None = None
     """Where the numbers of a published cell are printed; None for a cell that was launched."""
     samples: Sequence[records.Sample] = ()
@@ -255,7 +255,7 @@ class CellSheet:
             cause = f": {attempt.cause}" if attempt.cause else ""
             where = f"step {attempt.step}/{attempt.steps_total}" if attempt.kind == "train" else attempt.kind
             lines.append(
-                f"  {attempt.number} {attempt.state}, {where}, started {_when(attempt.started_at)} on {attempt.host}, "
+                f"  {attempt.number} {attempt.state}, {where}, started {_format_time(attempt.started_at)} on {attempt.host}, "
                 f"attempt_id {attempt.id}{cause}"
             )
         return lines
@@ -272,7 +272,11 @@ class CellSheet:
         if train.get("loss_on") == "marked":
             lines.append("  losses: mean over the targets that the corpus marks")
         matrices = "matrix_lr" if train.get("optimizer") == "adamw" else "muon_lr"
-        rates = [f"{name} {train[name]:.6g}" for name in (matrices, *RATES) if isinstance(train.get(name), int | float)]
+        rates = [
+            f"{name} {train[name]:.6g}"
+            for name in (matrices, *SCHEDULED_RATES)
+            if isinstance(train.get(name), int | float)
+        ]
         if rates:
             lines.append(f"  learning rates: schedule factor x {', '.join(rates)}")
         for p in shown:
@@ -282,7 +286,7 @@ class CellSheet:
         return lines
 
 
-def _measured(value: records.Value, constant: Mapping[int, float]) -> str:
+def _measured(value: records.MeasuredValue, constant: Mapping[int, float]) -> str:
     """A line; a needle accuracy beside what the best constant answer scores on these trials."""
     at = f" at {value.length}" if value.length else ""
     if value.value is None:
@@ -296,7 +300,7 @@ def _measured(value: records.Value, constant: Mapping[int, float]) -> str:
     return f"{value.probe} {value.metric}{at}: {value.value:.6g}{interval} {value.unit}{sample}{plugin}{beside}"
 
 
-def cell_sheet(store: Store, asked: str, sweep: str | None = None) -> CellSheet:
+def cell_details(store: Store, asked: str, sweep: str | None = None) -> CellDetails:
     """The cell of that name, as `Store.find_cell` takes it. Raises CellUnknown, CellAmbiguous, SweepUnknown."""
     cell = store.find_cell(asked, sweep)
     attempts = store.attempts(cell.id)
@@ -308,7 +312,7 @@ def cell_sheet(store: Store, asked: str, sweep: str | None = None) -> CellSheet:
     values = {(value.cell_id, value.probe, value.metric, value.length): value for value in store.measurements(cell.id)}
     # with the intervals that a report prints
     shown = list(with_intervals(values).values())
-    return CellSheet(cell, attempts, curve, shown, _printed_in(store, attempts), samples)
+    return CellDetails(cell, attempts, curve, shown, _printed_in(store, attempts), samples)
 
 
 def _printed_in(store: Store, attempts: Sequence[records.Attempt]) -> str | None:

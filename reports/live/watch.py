@@ -17,26 +17,26 @@ from rich.table import Table
 from rich.text import Text
 from sqlalchemy.exc import DBAPIError
 
-from ...results.console.text import cleaned, plain
-from ...results.store.records import CellState, Event, Standing, requests_of, standing
+from ...results.console.text import plain, sanitize_all
+from ...results.store.records import CellState, Event, Standing, requests_from_options, standing
 from ...results.store.store import Store
-from ...results.store.store_reader import Reads
-from .status import duration, seconds_left
+from ...results.store.store_reader import StoreReader
+from .status import format_duration, seconds_left
 
-LATE_S = 60.0
+LATE_HEARTBEAT_S = 60.0
 """A heartbeat this old is marked: a long probe, a compilation, or trouble."""
-STALE_S = 300.0
+DEAD_HEARTBEAT_S = 300.0
 """One this old is marked as dead; it is when a supervisor gives up an attempt of another host."""
-RECENT = 20
+SPEED_SAMPLE = 20
 """Finished cells whose speed counts."""
 EVENTS = 8
 FAILURES = 8
-ORDER = ("done", "running", "new", "interrupted", "pruned", "needs-eval", "failed", "diverged", "weights gone")
+STANDING_ORDER = ("done", "running", "new", "interrupted", "pruned", "needs-eval", "failed", "diverged", "weights gone")
 COLOURS = {"done": "green", "running": "cyan", "failed": "red", "diverged": "yellow", "interrupted": "yellow"}
-TROUBLE = ("failed", "diverged", "interrupted", "weights gone")
+PROBLEM_STANDINGS = ("failed", "diverged", "interrupted", "weights gone")
 
 
-def snapshot(store: Store, sweep: str | None = None) -> dict[str, Any]:
+def live_state(store: Store, sweep: str | None = None) -> dict[str, Any]:
     """One sweep at this moment, read in one transaction; what `--json` prints at each refresh.
 
     Times are UTC by the database's clock, durations seconds. `seconds_left` is what the running and the waiting cells
@@ -48,7 +48,7 @@ def snapshot(store: Store, sweep: str | None = None) -> dict[str, Any]:
         summary = seen.sweep(sweep)
         now = seen.now()
         cells = seen.cell_states(summary.name)
-        requested = requests_of(seen.revision(summary.name).options)
+        requested = requests_from_options(seen.revision(summary.name).options)
         standings = {cell.cell_id: standing(cell, requested) for cell in cells}
         counts: Counter[str] = Counter(standings.values())
         running = [cell for cell in cells if cell.state == "running"]
@@ -60,7 +60,7 @@ def snapshot(store: Store, sweep: str | None = None) -> dict[str, Any]:
             "owner": owner and owner.name, "owner_host": owner and owner.host, "owner_pid": owner and owner.pid,
             "owned": owned, "request": summary.request or None,
             "ended": not owned and all(one["stale"] for one in rows), "cells": len(cells), "done": counts["done"],
-            "counts": {word: counts[word] for word in ORDER if counts[word]},
+            "counts": {word: counts[word] for word in STANDING_ORDER if counts[word]},
             "tokens_total": sum(cell.tokens_total for cell in cells),
             "tokens_left": sum(_tokens_left(cell) for cell in cells),
             **_speed(cells),
@@ -70,7 +70,7 @@ def snapshot(store: Store, sweep: str | None = None) -> dict[str, Any]:
         }  # fmt: skip
 
 
-def _running(seen: Reads, cells: Sequence[CellState], now: datetime) -> list[dict[str, Any]]:
+def _running(seen: StoreReader, cells: Sequence[CellState], now: datetime) -> list[dict[str, Any]]:
     """Rows of the table, oldest attempt first."""
     told = seen.provenances([cell.attempt_id for cell in cells if cell.attempt_id is not None])
     devices: dict[int | None, str] = {attempt: one.gpu_name or one.device for attempt, one in told.items()}
@@ -86,7 +86,7 @@ def _running(seen: Reads, cells: Sequence[CellState], now: datetime) -> list[dic
         row |= {"kind": cell.kind, "host": cell.host, "gpu": devices.get(cell.attempt_id)}
         row |= {name: getattr(cell, name) for name in ("phase", "step", "steps_total", "loss", "tokens_per_s")}
         row |= {"seconds_left": seconds_left(cell), "seconds_since_heartbeat": round(max(0.0, silent), 3)}
-        rows.append(row | {"stale": silent >= STALE_S})
+        rows.append(row | {"stale": silent >= DEAD_HEARTBEAT_S})
     return rows
 
 
@@ -114,7 +114,7 @@ def _speed(cells: Sequence[CellState]) -> dict[str, float | None]:
         (cell for cell in cells if cell.state == "done" and cell.kind == "train" and cell.attempt_number == 1),
         key=lambda cell: cell.finished_at or cell.started_at,  # type: ignore[arg-type, return-value]
     )
-    overall = [rate for rate in map(_overall, finished[-RECENT:]) if rate]
+    overall = [rate for rate in map(_overall, finished[-SPEED_SAMPLE:]) if rate]
     queued_rate = statistics.median(overall) if overall else statistics.mean(own.values()) if own else None
     if not running or queued_rate is None:
         return {"tokens_per_s": whole, "seconds_left": None}
@@ -134,9 +134,9 @@ def _overall(cell: CellState) -> float | None:
     return cell.tokens_total / seconds if seconds > 0 else cell.tokens_per_s
 
 
-def _failures(seen: Reads, cells: Sequence[CellState], standings: Mapping[str, Standing]) -> list[dict[str, Any]]:
+def _failures(seen: StoreReader, cells: Sequence[CellState], standings: Mapping[str, Standing]) -> list[dict[str, Any]]:
     """Cells that did not end well, the newest first, `failure` the class that the supervisor put them in."""
-    bad = [cell for cell in cells if standings[cell.cell_id] in TROUBLE]
+    bad = [cell for cell in cells if standings[cell.cell_id] in PROBLEM_STANDINGS]
     classes = seen.failures([cell.attempt_id for cell in bad if cell.attempt_id is not None])
     bad.sort(key=lambda cell: (str(cell.finished_at or ""), cell.position), reverse=True)
     return [
@@ -178,16 +178,16 @@ def heading(found: Mapping[str, Any]) -> list[str]:
     speed, left = found["tokens_per_s"], found["seconds_left"]
     parts = [f"{found['done']}/{found['cells']} done"]
     if found["tokens_left"]:
-        parts.append(f"{amount(found['tokens_left'])} tokens left")
+        parts.append(f"{format_tokens(found['tokens_left'])} tokens left")
     if speed:
         parts.append(f"{speed:,.0f} tokens/s")
     if left is not None:
-        parts.append(f"about {duration(left)} left")
+        parts.append(f"about {format_duration(left)} left")
     title = f"{found['sweep']} (revision {found['revision']}), {found['now']:%Y-%m-%d %H:%M:%S} UTC: {who}"
     return [title, ", ".join(parts)]
 
 
-def amount(tokens: float) -> str:
+def format_tokens(tokens: float) -> str:
     """950, 12.3K, 4.56M, 1.20B."""
     for size, unit in ((1e9, "B"), (1e6, "M"), (1e3, "K")):
         if tokens >= size:
@@ -198,13 +198,13 @@ def amount(tokens: float) -> str:
 
 def text(found: Mapping[str, Any]) -> str:
     """The whole view as plain lines, for a pipe or a file."""
-    found = cleaned(found)
+    found = sanitize_all(found)
     lines = [*heading(found), _counts(found)]
     lines += ["  " + ", ".join(part for part in _row(row) if part) for row in found["running"]]
     lines += [f"  {_failure(row)}" for row in found["failures"][:FAILURES]]
     if len(found["failures"]) > FAILURES:
         lines.append(f"  and {len(found['failures']) - FAILURES} more that did not end well")
-    lines += [f"  {_happened(row)}" for row in found["events"]]
+    lines += [f"  {_event_line(row)}" for row in found["events"]]
     return "\n".join(lines)
 
 
@@ -216,7 +216,7 @@ def _row(row: Mapping[str, Any]) -> list[str]:
     """Slug, where, phase, step, loss, speed, time left, silence."""
     steps = f"step {row['step']}/{row['steps_total'] or '?'}" if row["kind"] == "train" else row["kind"]
     silent = row["seconds_since_heartbeat"]
-    mark = " (dead?)" if row["stale"] else " (late)" if silent >= LATE_S else ""
+    mark = " (dead?)" if row["stale"] else " (late)" if silent >= LATE_HEARTBEAT_S else ""
     return [
         row["slug"],
         f"{row['host']}/{row['gpu']}" if row["gpu"] else row["host"],
@@ -224,8 +224,8 @@ def _row(row: Mapping[str, Any]) -> list[str]:
         steps,
         f"loss {row['loss']:.3f}" if row["loss"] is not None else "",
         f"{row['tokens_per_s']:,.0f} tokens/s" if row["tokens_per_s"] else "",
-        f"{duration(row['seconds_left'])} left" if row["seconds_left"] is not None else "",
-        f"heard of {duration(silent)} ago{mark}",
+        f"{format_duration(row['seconds_left'])} left" if row["seconds_left"] is not None else "",
+        f"heard of {format_duration(silent)} ago{mark}",
     ]
 
 
@@ -234,14 +234,14 @@ def _failure(row: Mapping[str, Any]) -> str:
     return f"{row['slug']} {row['standing']}{word}" + (f": {row['cause']}" if row["cause"] else "")
 
 
-def _happened(row: Mapping[str, Any]) -> str:
+def _event_line(row: Mapping[str, Any]) -> str:
     about = f" {row['slug']}" if row["slug"] else ""
     # a finished cell's message is often the kind again
     said = f": {row['message']}" if row["message"] != row["kind"] else ""
     return f"{row['at']:%H:%M:%S} {row['kind']}{about}{said}"
 
 
-def shares(height: int, running: int, failures: int, events: int) -> tuple[int, int, int]:
+def lines_per_section(height: int, running: int, failures: int, events: int) -> tuple[int, int, int]:
     """How many running cells, failures and events get a line on a screen of that height; the running ones first.
 
     Heading (2 lines), counts (1) and the table's own heading (1) always stand. A list that is cut gives its last line
@@ -258,10 +258,10 @@ def shares(height: int, running: int, failures: int, events: int) -> tuple[int, 
 
 def screen(found: Mapping[str, Any], width: int, height: int, note: str = "") -> RenderableType:
     """The view for a terminal of that size, never higher; each entry is one line, cut at the right."""
-    found, note = cleaned(found), plain(note)
+    found, note = sanitize_all(found), plain(note)
     running, failures, events = found["running"], found["failures"], found["events"]
     room = height - bool(note)
-    some, bad, told = shares(room, len(running), len(failures), len(events))
+    some, bad, told = lines_per_section(room, len(running), len(failures), len(events))
     title, progress = heading(found)
     parts: list[RenderableType] = [_cut(Text(title, style="bold")), _cut(Text(progress)), _cut(_coloured(found))]
     if note:
@@ -272,7 +272,7 @@ def screen(found: Mapping[str, Any], width: int, height: int, note: str = "") ->
         _cut(Text(line, style=COLOURS.get(row["standing"], "red")))
         for line, row in zip(_listed(failures, bad, _failure), failures[:bad], strict=True)
     ]
-    parts += [_cut(Text(_happened(row), style="dim")) for row in events[:told]]
+    parts += [_cut(Text(_event_line(row), style="dim")) for row in events[:told]]
     return Group(*parts[:height])
 
 
@@ -306,15 +306,15 @@ def _table(rows: Sequence[Mapping[str, Any]], count: int, width: int) -> Table:
     cut = count < len(rows)
     for row in rows[: count - 1 if cut else count]:
         silent = row["seconds_since_heartbeat"]
-        style = "bold red" if row["stale"] else "yellow" if silent >= LATE_S else ""
+        style = "bold red" if row["stale"] else "yellow" if silent >= LATE_HEARTBEAT_S else ""
         # a str would be read as rich's markup
         where = Text(f"{row['host']}/{row['gpu']}" if row["gpu"] else str(row["host"]))
         table.add_row(
             Text(row["slug"]), where, row["phase"] if row["kind"] == "train" else row["kind"],
             f"{row['step']}/{row['steps_total'] or '?'}", f"{row['loss']:.3f}" if row["loss"] is not None else "-",
             f"{row['tokens_per_s']:,.0f}" if row["tokens_per_s"] else "-",
-            duration(row["seconds_left"]) if row["seconds_left"] is not None else "-",
-            Text(duration(silent), style=style), style="red" if row["stale"] else "",
+            format_duration(row["seconds_left"]) if row["seconds_left"] is not None else "-",
+            Text(format_duration(silent), style=style), style="red" if row["stale"] else "",
         )  # fmt: skip
     if cut:
         table.add_row(f"and {len(rows) - count + 1} more", *[""] * 7)
@@ -346,7 +346,7 @@ def watch(
         if as_json or not console.is_terminal
         else Live(console=console, auto_refresh=False, vertical_overflow="crop")
     )
-    found, note, turn = snapshot(store, name), "", 1
+    found, note, turn = live_state(store, name), "", 1
     try:
         with live or nullcontext():
             while True:
@@ -363,7 +363,7 @@ def watch(
                 time.sleep(interval)
                 turn += 1
                 try:
-                    found, note = snapshot(store, name), ""
+                    found, note = live_state(store, name), ""
                 except DBAPIError as error:
                     note = f"the database does not answer: {_one_line(str(error.orig))}"
     except KeyboardInterrupt:

@@ -10,13 +10,13 @@ from __future__ import annotations
 from pathlib import Path
 from types import ModuleType
 
-from ...results.console.output_files import is_straight
-from ...results.console.text import choice
+from ...results.console.output_files import is_stream
+from ...results.console.text import choices_hint
 from ..sweep_data import ReportError
 from ..table import Table
 from . import csv_renderer, html_renderer, json_renderer, latex, markdown, terminal
 
-WRITERS: dict[str, ModuleType] = {
+RENDERERS: dict[str, ModuleType] = {
     "terminal": terminal,
     "md": markdown,
     "csv": csv_renderer,
@@ -25,7 +25,7 @@ WRITERS: dict[str, ModuleType] = {
     "json": json_renderer,
 }
 """By format: the file, whose `text` writes a table, and whose `rows` and `trace_of` read it back (but from a terminal)."""
-FORMATS = tuple(WRITERS)
+FORMATS = tuple(RENDERERS)
 SUFFIXES = {f".{format}": format for format in FORMATS if format != "terminal"}
 """By ending of a file: the format it holds."""
 
@@ -39,25 +39,25 @@ def render(
     names, the unrounded values and the printed ones. `trace=False` leaves the trace out; `color` lets the terminal show
     the best values in bold, and has lines of at most `width` signs.
     """
-    if format not in WRITERS:
-        raise ReportError(f"there is no format {format!r}; {choice(format, FORMATS)}")
+    if format not in RENDERERS:
+        raise ReportError(f"there is no format {format!r}; {choices_hint(format, FORMATS)}")
     if format == "terminal":
         return terminal.text(table, trace=trace, color=color, width=width)
-    return str(WRITERS[format].text(table, trace=trace))
+    return str(RENDERERS[format].text(table, trace=trace))
 
 
-def trace_file(path: Path) -> Path:
+def trace_path(path: Path) -> Path:
     """Where the trace of a written CSV lies: beside it."""
     return path.with_name(f"{path.name}.trace.json")
 
 
-def files_of(table: Table, path: Path, format: str, *, trace: bool = True) -> dict[Path, str]:
+def rendered_files(table: Table, path: Path, format: str, *, trace: bool = True) -> dict[Path, str]:
     """By file, what is to be written for a table at `path`: the rendering, and beside a CSV its trace (beside no pipe or
     device).
 
     Raises ReportError for an unknown format.
     """
     found = {path: render(table, format, trace=trace)}
-    if format == "csv" and trace and not is_straight(path):
-        found[trace_file(path)] = csv_renderer.trace_beside(table)
+    if format == "csv" and trace and not is_stream(path):
+        found[trace_path(path)] = csv_renderer.trace_file_text(table)
     return found

@@ -7,17 +7,17 @@ import io
 import json
 from typing import Any
 
-from ...results.console.text import csv_cell
+from ...results.console.text import csv_field
 from ..table import Table
 
 
 def text(table: Table, *, trace: bool = True) -> str:
     out = io.StringIO()
-    csv.writer(out, lineterminator="\n").writerows(map(csv_cell, row) for row in (table.columns, *table.rows))
+    csv.writer(out, lineterminator="\n").writerows(map(csv_field, row) for row in (table.columns, *table.rows))
     return out.getvalue()
 
 
-def trace_beside(table: Table) -> str:
+def trace_file_text(table: Table) -> str:
     """What the file beside it holds: the trace, and by column how probable it is that each row's number is the best."""
     columns = zip(table.columns[table.text_columns :], zip(*table.entries, strict=True), strict=False)
     chances = {heading: [one.p_best for one in column] for heading, column in columns}

@@ -65,7 +65,7 @@ def _number(table: Table, r: int, c: int) -> str:
     return f'<td class="n{" w" if one.value is None else ""}"{data}>{f"<b>{text}</b>" if one.best else text}</td>'
 
 
-class _Cells(html.parser.HTMLParser):
+class _TableParser(html.parser.HTMLParser):
     """Reads the rows of the first table of a page, and its trace."""
 
     def __init__(self) -> None:
@@ -92,8 +92,8 @@ class _Cells(html.parser.HTMLParser):
             self.rows[-1][-1] += data
 
 
-def _parsed(text: str) -> _Cells:
-    parser = _Cells()
+def _parsed(text: str) -> _TableParser:
+    parser = _TableParser()
     parser.feed(text)
     return parser
 

@@ -10,13 +10,13 @@ from typing import Any
 from ...results.console.text import tex_escaped
 from ..number_format import PLUS_MINUS
 from ..table import Table
-from .trace import TRACE, trace_in_comment, trace_text
+from .trace import TRACE, parse_trace_comment, trace_text
 
 MANY_ROWS = 40  # a LaTeX table with more goes over pages
 WIDEST_COLUMN = 5  # centimetres of LaTeX that a column of sentences gets
-SENTENCE = 40  # characters that make a column of words one of sentences
-NARROW = 24  # characters of a word among numbers, or of a heading, beyond which it takes several lines
-PIECE = 12  # characters, after which a word of more than NARROW may break
+MIN_SENTENCE_CHARS = 40  # characters that make a column of words one of sentences
+MAX_WORD_CHARS = 24  # characters of a word among numbers, or of a heading, beyond which it takes several lines
+BREAK_EVERY = 12  # characters, after which a word of more than NARROW may break
 SIGN, APART = 4.4, 7.0  # points that a character takes in \\footnotesize, and that keep columns apart
 SIZES = (("scriptsize", 7 / 8), ("tiny", 5 / 8))  # of letters smaller than \\footnotesize
 PACKAGES = "booktabs,longtable,array,siunitx,adjustbox"
@@ -29,7 +29,7 @@ PREAMBLE = "\n".join(
     ]
 )
 """What a LaTeX document needs before it can take our tables."""
-FITTED = r"\begin{adjustbox}{max width=\linewidth}"
+FIT_TO_WIDTH = r"\begin{adjustbox}{max width=\linewidth}"
 """A table on one page is made as small as its widest row asks for."""
 NUMBER = re.compile(r"([+-]?)(\d+)(?:\.(\d+))?")
 SPREAD = re.compile(rf"({NUMBER.pattern}){PLUS_MINUS}(\d+(?:\.\d+)?)")
@@ -41,10 +41,10 @@ def text(table: Table, *, trace: bool = True) -> str:
     head = [r"\toprule", " & ".join(map(_stacked, headings)) + r" \\", r"\midrule"]
     columns = "{@{}" + "".join(_columns(table)) + "@{}}"
     # LaTeX counts tables by itself
-    title = breakable(table.title.removeprefix(f"Table {table.number}. "))
+    title = tex_breakable(table.title.removeprefix(f"Table {table.number}. "))
     caption = rf"\caption{{{title}}}\label{{tab:{re.sub(r'[^a-z0-9-]', '', table.number)}}}"
-    notes = [rf"{{\par\smallskip\raggedright {breakable(note)}\par}}" for note in table.notes]
-    above = [rf"{{\raggedright {breakable(note)}\par}}\smallskip" for note in table.above]
+    notes = [rf"{{\par\smallskip\raggedright {tex_breakable(note)}\par}}" for note in table.notes]
+    above = [rf"{{\raggedright {tex_breakable(note)}\par}}\smallskip" for note in table.above]
     small = [r"\begingroup\footnotesize\setlength{\tabcolsep}{3.5pt}"]
     if table.paged or len(table.rows) > MANY_ROWS:
         repeated = [*head, r"\endhead", r"\midrule", r"\endfoot", r"\bottomrule", r"\endlastfoot"]
@@ -52,7 +52,7 @@ def text(table: Table, *, trace: bool = True) -> str:
         lines = [*small, *above, _sized(table, headings), *body, *_rows(table), r"\end{longtable}", *notes]
         lines.append(r"\par\endgroup")
     else:
-        begin = [r"\begin{table}[htbp]\centering", *small, caption, *above, FITTED]
+        begin = [r"\begin{table}[htbp]\centering", *small, caption, *above, FIT_TO_WIDTH]
         body = [*begin, rf"\begin{{tabular}}{columns}", *head]
         end = [r"\bottomrule", r"\end{tabular}", r"\end{adjustbox}"]
         lines = [*body, *_rows(table), *end, *notes, r"\par\endgroup", r"\end{table}"]
@@ -60,12 +60,12 @@ def text(table: Table, *, trace: bool = True) -> str:
     return "\n".join([*needs, *lines, *([f"% {TRACE} {trace_text(table)}"] if trace else [])]) + "\n"
 
 
-def breakable(text: str) -> str:
+def tex_breakable(text: str) -> str:
     """For LaTeX, which may break a word of more than NARROW signs: a stranger's level may have no other place for it."""
 
     def pieces(word: str) -> str:
-        cut = [word[place : place + PIECE] for place in range(0, len(word), PIECE)]
-        return r"\hspace{0pt}".join(map(tex_escaped, cut)) if len(word) > NARROW else tex_escaped(word)
+        cut = [word[place : place + BREAK_EVERY] for place in range(0, len(word), BREAK_EVERY)]
+        return r"\hspace{0pt}".join(map(tex_escaped, cut)) if len(word) > MAX_WORD_CHARS else tex_escaped(word)
 
     return " ".join(map(pieces, text.split(" ")))
 
@@ -76,7 +76,7 @@ def _headings(table: Table) -> list[list[str]]:
     for index, heading in enumerate(table.columns):
         below = max((len(row[index]) for row in table.rows), default=0)
         word = max(map(len, heading.split()), default=0)
-        found.append(textwrap.wrap(heading, min(NARROW, max(PIECE, below, word))) or [""])
+        found.append(textwrap.wrap(heading, min(MAX_WORD_CHARS, max(BREAK_EVERY, below, word))) or [""])
     return found
 
 
@@ -92,8 +92,8 @@ def _sized(table: Table, headings: list[list[str]]) -> str:
     width = 0.0
     for index, lines in enumerate(headings):
         longest = max((len(row[index]) for row in table.rows), default=0)
-        sentence = index < table.text_columns and longest >= SENTENCE
-        below = min(longest, NARROW) if index >= table.text_columns else longest
+        sentence = index < table.text_columns and longest >= MIN_SENTENCE_CHARS
+        below = min(longest, MAX_WORD_CHARS) if index >= table.text_columns else longest
         signs = max(*map(len, lines), 0 if sentence else below)
         width += max(signs * SIGN, WIDEST_COLUMN * 28.5 if sentence else 0) + APART
     words = ""
@@ -108,7 +108,9 @@ def _columns(table: Table) -> list[str]:
         texts = [row[index] for row in table.rows]
         if index < table.text_columns:
             longest = max(map(len, texts), default=0)
-            kinds.append("l" if longest < SENTENCE else rf">{{\raggedright\arraybackslash}}p{{{WIDEST_COLUMN}cm}}")
+            kinds.append(
+                "l" if longest < MIN_SENTENCE_CHARS else rf">{{\raggedright\arraybackslash}}p{{{WIDEST_COLUMN}cm}}"
+            )
             continue
         shape = _number_format(texts)
         # siunitx leaves an explicit plus out unless it is told to print every one
@@ -139,7 +141,7 @@ def _rows(table: Table) -> list[str]:
 
     def line(r: int, row: tuple[str, ...]) -> str:
         # braces keep a leading bracket from reading as an argument of the \\ before it
-        words = ["{" + breakable(text) + "}" for text in row[: table.text_columns]]
+        words = ["{" + tex_breakable(text) + "}" for text in row[: table.text_columns]]
         numbers = [_number(text, (r, c) in best) for c, text in enumerate(row) if c >= table.text_columns]
         return " & ".join([*words, *numbers]) + r" \\"
 
@@ -152,9 +154,9 @@ def _number(text: str, best: bool) -> str:
     # siunitx leaves out a spread of zero, which is a statement too: written as words
     if NUMBER.fullmatch(text) or (spread and spread[SPREAD.groups].strip("0.")):
         return (r"\bfseries " if best else "") + text.replace(PLUS_MINUS, " +- ")
-    words = (r"\bfseries " if best else "") + breakable(text)
+    words = (r"\bfseries " if best else "") + tex_breakable(text)
     # a sentence among numbers takes several lines
-    return rf"{{\parbox[t]{{2.6cm}}{{\raggedright {words}}}}}" if len(text) > NARROW else "{" + words + "}"
+    return rf"{{\parbox[t]{{2.6cm}}{{\raggedright {words}}}}}" if len(text) > MAX_WORD_CHARS else "{" + words + "}"
 
 
 def rows(written: str) -> list[list[str]]:
@@ -167,4 +169,4 @@ def rows(written: str) -> list[list[str]]:
 
 def trace_of(written: str) -> Any:
     """The trace that it carries, None without any. Raises ValueError where it is no JSON."""
-    return trace_in_comment(written)
+    return parse_trace_comment(written)

@@ -7,7 +7,7 @@ from typing import Any
 
 from ...results.console.text import markdown_escaped
 from ..table import Table
-from .trace import TRACE, trace_in_comment, trace_text
+from .trace import TRACE, parse_trace_comment, trace_text
 
 BARS = re.compile(r"(?<!\\)\|")
 
@@ -41,4 +41,4 @@ def rows(written: str) -> list[list[str]]:
 
 def trace_of(written: str) -> Any:
     """The trace that it carries, None without any. Raises ValueError where it is no JSON."""
-    return trace_in_comment(written)
+    return parse_trace_comment(written)

@@ -5,7 +5,7 @@ from __future__ import annotations
 from ...results.console import terminal_table
 from ...results.console.text import plain
 from ..table import Table
-from .trace import sources_in_words
+from .trace import sources_text
 
 
 def text(table: Table, *, trace: bool = True, color: bool = False, width: int | None = None) -> str:
@@ -14,6 +14,6 @@ def text(table: Table, *, trace: bool = True, color: bool = False, width: int | 
         [plain(one) for one in table.columns], rows, table.text_columns, width, bold=table.best, color=color
     )
     above = [line for text in (table.title, *table.above) for line in terminal_table.wrapped(plain(text), width)]
-    below = [*table.notes, *([sources_in_words(table)] if trace else [])]
+    below = [*table.notes, *([sources_text(table)] if trace else [])]
     notes = [line for text in below for line in terminal_table.wrapped(plain(text), width)]
     return "\n".join([*above, *drawn, *notes]) + "\n"

@@ -1,6 +1,6 @@
 """The trace of a table or figure: what it is made of, how a file carries it, and where two differ.
 
-Builders call `attempts_by_cell`, `sources_of` and `shown_beyond`, renderers the rest; `report --check` reads it back.
+Builders call `attempts_by_cell`, `attempts_by_source` and `shown_beyond`, renderers the rest; `report --check` reads it back.
 """
 
 from __future__ import annotations
@@ -27,7 +27,7 @@ def attempts_by_cell(origins: Iterable[tuple[str, int | None]]) -> dict[str, lis
     return {cell: sorted(attempts) for cell, attempts in cells.items()}
 
 
-def sources_of(attempts: Iterable[int], sources: Mapping[int, CodeAndGpu]) -> list[dict[str, Any]]:
+def attempts_by_source(attempts: Iterable[int], sources: Mapping[int, CodeAndGpu]) -> list[dict[str, Any]]:
     """Return the attempts by the commit and the GPU that they ran on."""
     groups: dict[CodeAndGpu, list[int]] = {}
     for attempt in sorted(set(attempts)):
@@ -67,13 +67,13 @@ def trace_text(table: Table) -> str:
     return text.replace("<", "\\u003c").replace(">", "\\u003e").replace("--", "-\\u002d")
 
 
-def trace_in_comment(written: str) -> Any:
+def parse_trace_comment(written: str) -> Any:
     """The trace in the last comment that has one, None without any. Raises ValueError where it is no JSON."""
     found = LINE.findall(written)
     return json.loads(found[-1]) if found else None
 
 
-def sources_in_words(table: Table) -> str:
+def sources_text(table: Table) -> str:
     """The trace in a few words, for people."""
     sources = table.trace.get("sources", ())
     attempts = [attempt for source in sources for attempt in source["attempts"]]

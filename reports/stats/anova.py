@@ -15,8 +15,8 @@ from scipy import stats
 
 from ..number_format import Column
 from ..sweep_data import SweepData
-from .effects.effects import NEAR, STRATA, factors, numbers_of
-from .significance.permutation_anova import AnovaFit, fit
+from .effects.effects import NEAR, STRATUM_AXES, factors, numbers_of
+from .significance.permutation_anova import AnovaFit, fit_anova
 
 COLUMNS = ("term", "df", "sum_sq", "F", "p", "p_permuted", "p_robust", "omega_sq", "partial_eta_sq")
 SHAPIRO = (3, 5_000)  # residuals that Shapiro's test is made for
@@ -27,7 +27,7 @@ Terms = dict[tuple[str, ...], np.ndarray]
 
 
 @dataclass(frozen=True)
-class Analysis:
+class AnovaResult:
     """The analysis of one measure: `frame` with COLUMNS (shares as fractions), the rows it was made from, what to know of it."""
 
     column: Column
@@ -37,7 +37,7 @@ class Analysis:
     permutations: int = 0
 
 
-def analyses(data: SweepData, columns: Sequence[Column]) -> list[Analysis]:
+def anova_results(data: SweepData, columns: Sequence[Column]) -> list[AnovaResult]:
     """Type-III analyses of variance with sum contrasts: main effects and, where the design carries them, two- and three-way
     interactions.
 
@@ -47,10 +47,10 @@ def analyses(data: SweepData, columns: Sequence[Column]) -> list[Analysis]:
     """
     numbers = [numbers_of(data, column) for column in columns]
     alike: dict[tuple[str, ...], list[int]] = {}
-    found: dict[int, Analysis] = {}
+    found: dict[int, AnovaResult] = {}
     for place, frame in enumerate(numbers):
         if (reason := _nothing(data, columns[place], frame)) is not None:
-            found[place] = Analysis(columns[place], pd.DataFrame(columns=list(COLUMNS)), frame, (reason,))
+            found[place] = AnovaResult(columns[place], pd.DataFrame(columns=list(COLUMNS)), frame, (reason,))
         else:
             alike.setdefault(tuple(frame["cell"]), []).append(place)
     for places in alike.values():
@@ -60,14 +60,14 @@ def analyses(data: SweepData, columns: Sequence[Column]) -> list[Analysis]:
         if not terms:
             for place in places:
                 reason = f"too few cells have {columns[place].heading} ({len(frame)}) for an analysis of variance; finish the sweep"
-                found[place] = Analysis(columns[place], pd.DataFrame(columns=list(COLUMNS)), frame, (reason,))
+                found[place] = AnovaResult(columns[place], pd.DataFrame(columns=list(COLUMNS)), frame, (reason,))
             continue
-        fitted = fit(terms, np.stack([numbers[place]["value"].to_numpy(dtype=float) for place in places], axis=1))
+        fitted = fit_anova(terms, np.stack([numbers[place]["value"].to_numpy(dtype=float) for place in places], axis=1))
         names = [name for (name, *more) in terms if not more]
         for measure, place in enumerate(places):
             table, told = _table(terms, fitted, measure, numbers[place], names)
             checked = (*remarks, *told, *_checks(fitted, measure, numbers[place], names))
-            found[place] = Analysis(columns[place], table, numbers[place], checked, fitted.permutations)
+            found[place] = AnovaResult(columns[place], table, numbers[place], checked, fitted.permutations)
     return [found[place] for place in range(len(columns))]
 
 
@@ -190,7 +190,7 @@ def _checks(fitted: AnovaFit, measure: int, numbers: pd.DataFrame, names: Sequen
     told, robust = [], "p perm"
     if SHAPIRO[0] <= len(left) <= SHAPIRO[1] and (p := float(stats.shapiro(left).pvalue)) < DOUBT:
         told.append(f"the residuals are not normal (Shapiro p {_p(p)})")
-    strata = [name for name in STRATA if name in names] or list(names[:2])
+    strata = [name for name in STRATUM_AXES if name in names] or list(names[:2])
     groups = [part.to_numpy() for _, part in pd.Series(left).groupby([numbers[name].to_numpy() for name in strata])]
     groups = [part for part in groups if len(part) > 1]
     if len(groups) > 1 and (found := _levene(groups)) is not None and found < DOUBT:

@@ -12,10 +12,10 @@ from ...results.paper import OWNER
 from ...results.store.records import Attempt, CellState, Provenance
 from ...results.store.store import Store
 from .. import cell_filter
-from ..sweep_data import Lengths, SweepData, gather, provenances_of_attempts
+from ..sweep_data import ExtraLengths, SweepData, load_sweep_data, provenances_of_attempts
 
 SHOWN = 3  # different values named before the rest is counted
-OUTSIDE = (
+IGNORED_SETTINGS = (
     "seed",
     "resources.",
     "checkpoint.",
@@ -32,9 +32,9 @@ asked for changes none of its numbers."""
 TEXT = "data."
 OF_TEXT = ("tokenizer", "corpus")
 """Facts that an axis over texts explains: a setting that begins with TEXT."""
-ALWAYS = "train.micro_batch"
+ALWAYS_NAMED = "train.micro_batch"
 """Named even where an axis explains it: regularizers can feel it."""
-FACTS: Mapping[str, Callable[[Provenance], object]] = {
+PROVENANCE_FACTS: Mapping[str, Callable[[Provenance], object]] = {
     "GPU": lambda p: p.gpu_name or p.device or None,
     "driver": lambda p: p.driver,
     "code": lambda p: p.git_commit[:12] + (" with changes" if p.git_dirty else "") if p.git_commit else None,
@@ -47,7 +47,7 @@ FACTS: Mapping[str, Callable[[Provenance], object]] = {
 
 
 def homogeneity(
-    store: Store, sweep: str | None = None, *, revision: int | None = None, lengths: Lengths = None
+    store: Store, sweep: str | None = None, *, revision: int | None = None, lengths: ExtraLengths = None
 ) -> list[str]:
     """One line for everything that differs between the cells with numbers that are shown: GPU, software, recipe, precision, micro-batch,
     kernels, plugins of probes, restarts, shared GPUs, co-tenancy; and one for what was not recorded. Empty when all is the same.
@@ -55,7 +55,7 @@ def homogeneity(
     A setting that follows the level of one axis is what the sweep is about and is not named, but for the micro-batch.
     Raises SweepUnknown.
     """
-    data = gather(store, sweep, revision=revision, lengths=lengths)
+    data = load_sweep_data(store, sweep, revision=revision, lengths=lengths)
     used = {value.attempt_id for value in data.shown.values()}
     cells = {cell.cell_id: cell for cell in data.cells}
     by_cell = provenances_of(store, data)
@@ -64,8 +64,8 @@ def homogeneity(
     texts = {
         cell.cell_id: {axis: level for axis, level in cell.axes.items() if axis.startswith(TEXT)} for cell in data.cells
     }
-    axes = {name: texts if name in OF_TEXT else None for name in FACTS}
-    lines = [line for name, fact in FACTS.items() if (line := _differs(name, by_cell, fact, axes[name]))]
+    axes = {name: texts if name in OF_TEXT else None for name in PROVENANCE_FACTS}
+    lines = [line for name, fact in PROVENANCE_FACTS.items() if (line := _differs(name, by_cell, fact, axes[name]))]
     lines += _named("package", by_cell, lambda p: p.packages) + _named("kernel of", by_cell, lambda p: p.kernels)
     lines += _probes(data)
     lines += _settings(data, {cell: found[-1].config for cell, found in by_cell.items() if found})
@@ -82,7 +82,9 @@ def _everyone(store: Store, data: SweepData, attempts: list[Attempt]) -> list[At
     if not data.only:
         return attempts
     with cell_filter.only(data.sweep, ()):
-        return store.attempts_of({cell.cell_id for cell in gather(store, data.sweep, revision=data.revision).cells})
+        return store.attempts_of(
+            {cell.cell_id for cell in load_sweep_data(store, data.sweep, revision=data.revision).cells}
+        )
 
 
 def provenances_of(store: Store, data: SweepData) -> dict[str, list[Provenance]]:
@@ -141,28 +143,28 @@ def _probes(data: SweepData) -> list[str]:
     return [_line(f"plugin of the probe {probe}", groups) for probe, groups in found.items() if len(groups) > 1]
 
 
-def flat(config: Mapping[str, Any], prefix: str = "") -> dict[str, str]:
+def flatten_config(config: Mapping[str, Any], prefix: str = "") -> dict[str, str]:
     """A nested config as dotted path -> text."""
     found: dict[str, str] = {}
     for name, value in config.items():
         if isinstance(value, Mapping):
-            found |= flat(value, f"{prefix}{name}.")
+            found |= flatten_config(value, f"{prefix}{name}.")
         else:
             found[prefix + name] = str(value)
     return found
 
 
 def _settings(data: SweepData, configs: Mapping[str, Mapping[str, Any]]) -> list[str]:
-    flattened = {cell: flat(config) for cell, config in configs.items()}
+    flattened = {cell: flatten_config(config) for cell, config in configs.items()}
     levels = {cell.cell_id: {**cell.axes, **cell.levels, "seed": str(cell.seed)} for cell in data.cells}
     lines = []
     for path in sorted({path for config in flattened.values() for path in config}):
-        if path.startswith(OUTSIDE):
+        if path.startswith(IGNORED_SETTINGS):
             continue
         # a setting of a part that some cells do not have is no difference between them
         values = {cell: config[path] for cell, config in flattened.items() if path in config}
         groups = _groups(values.items())
-        if len(groups) > 1 and (path == ALWAYS or not _follows_an_axis(values, levels)):
+        if len(groups) > 1 and (path == ALWAYS_NAMED or not _follows_an_axis(values, levels)):
             lines.append(_line(path, groups))
     return lines
 
@@ -182,7 +184,7 @@ def _deviations(attempts: Sequence[Attempt]) -> list[str]:
     groups = _groups(
         (attempt.cell_id, f"{path}={value}")
         for attempt in attempts
-        for path, value in flat(attempt.deviation or {}).items()
+        for path, value in flatten_config(attempt.deviation or {}).items()
     )
     return [
         f"{setting}, other than asked for, in {counted(len(cells), 'cell')}"

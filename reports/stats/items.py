@@ -17,10 +17,10 @@ import pandas as pd
 
 from ...results.store.records import Key
 from ...results.store.store import Store
-from ..number_format import Column, column_of, length_name
+from ..number_format import Column, column_of, format_length
 from ..sweep_data import ReportError, SweepData
 from .effects.matched_groups import Numbers, factors, level_pairs, within
-from .significance.paired_tests import ALPHA, PairedTest, corrected, summaries
+from .significance.paired_tests import ALPHA, PairedTest, corrected, test_paired_differences
 
 ANSWERS = ("cell", "attempt", "configuration", "seed", "length", "trial", "value", "exact")
 
@@ -158,7 +158,7 @@ def item_measures(data: SweepData) -> list[Column]:
         about = data.metric(probe, metric)
         heading = about.heading or f"{probe} {metric}"
         for length in data.lengths(probe, metric) if about.direction else ():
-            name = f"{heading}@{length_name(length)}" if length else heading
+            name = f"{heading}@{format_length(length)}" if length else heading
             one = column_of(probe, about, name, length=length)
             found.append(one if one.percent else replace(one, decimals=max(one.decimals, 4)))
     return sorted(found, key=lambda one: one.key)
@@ -231,7 +231,7 @@ def _tested(rows: Sequence[Row], items: Items) -> list[ItemEffect]:
 def _summed(rows: Sequence[Row], scale: float) -> list[ItemEffect]:
     """With their tests, corrected together; beside the largest number, `scale`, the dust of differences is small."""
     samples, scales = [sample for _, sample in rows], [scale] * len(rows)
-    summed = summaries(samples, scales)
+    summed = test_paired_differences(samples, scales)
     p_values = corrected(samples, summed, scales=scales)
     return [
         ItemEffect(**about, **asdict(one), p_corrected=p)

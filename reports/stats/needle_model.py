@@ -17,9 +17,9 @@ from statsmodels.genmod.generalized_linear_model import GLM
 from statsmodels.tools.sm_exceptions import ConvergenceWarning, PerfectSeparationWarning
 
 from ...results.console.text import counted
-from ..number_format import NEEDLE, Column, column_of, length_name
+from ..number_format import NEEDLE, Column, column_of, format_length
 from ..sweep_data import SweepData
-from .effects.effects import STRATA, factors, numbers_of, reference_level
+from .effects.effects import STRATUM_AXES, factors, numbers_of, reference_level
 
 COLUMNS = ("term", "df", "deviance", "F", "p", "odds_ratio", "low", "high")
 LEVEL = 0.95
@@ -43,7 +43,7 @@ class NeedleModel:
 def needle_columns(data: SweepData) -> list[Column]:
     """The needle's share of right digits at every length that is shown."""
     lengths = data.lengths(*NEEDLE)
-    return [column_of(*NEEDLE, f"Ndl@{length_name(length)}", length=length) for length in lengths if length]
+    return [column_of(*NEEDLE, f"Ndl@{format_length(length)}", length=length) for length in lengths if length]
 
 
 def needle_model(data: SweepData, column: Column) -> NeedleModel:
@@ -97,7 +97,7 @@ def _trials(data: SweepData, column: Column) -> dict[str, float]:
 def _without_separated(numbers: pd.DataFrame, names: Sequence[str]) -> tuple[pd.DataFrame, list[str]]:
     """The cells without the levels, and combinations of STRATA, all of whose cells are at 0 or all at 1."""
     kept, left_out = numbers, []
-    strata = tuple(name for name in STRATA if name in names)
+    strata = tuple(name for name in STRATUM_AXES if name in names)
     while True:
         for group in [(name,) for name in names] + ([strata] if len(strata) > 1 else []):
             shares = kept.groupby(list(group))["value"]

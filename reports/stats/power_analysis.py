@@ -10,7 +10,7 @@ import numpy as np
 from ..number_format import Column
 from ..sweep_data import SweepData
 from .effects.matched_groups import Numbers, factors, level_pairs, main_measures, numbers_of, origins_of, within
-from .noise.run_noise import POWER, STRATA, Spread, detectable, power_of, spreads
+from .noise.run_noise import POWER, STRATUM_AXES, Spread, detectable, noise_by_stratum, power_of
 
 POINTS = (0.05, 0.1, 0.2)
 """Differences of shares that are planned for."""
@@ -39,15 +39,15 @@ class PowerAnalysis:
     """The cells and attempts of the stratum that have the number."""
 
 
-def plans(data: SweepData, columns: Sequence[Column] | None = None) -> list[PowerAnalysis]:
+def power_analyses(data: SweepData, columns: Sequence[Column] | None = None) -> list[PowerAnalysis]:
     """Of every main measure but speeds, in every stratum with a known spread."""
     chosen = [one for one in (main_measures(data) if columns is None else columns) if one.probe != "throughput"]
     pairs = _pairs(data)
     found = []
     for column in chosen:
         deltas = POINTS if column.percent else NATS if column.unit.startswith(LOSS) else ()
-        cells = dict(iter(numbers_of(data, column).groupby(list(STRATA), sort=False)))
-        for stratum, spread in spreads(data, column).items():
+        cells = dict(iter(numbers_of(data, column).groupby(list(STRATUM_AXES), sort=False)))
+        for stratum, spread in noise_by_stratum(data, column).items():
             n = pairs.get(stratum, 0)
             needed = pairs_needed(np.full(len(deltas), spread.used), np.full(len(deltas), spread.df), np.array(deltas))
             found.append(
@@ -86,15 +86,15 @@ def pairs_needed(sd: np.ndarray, df: np.ndarray, difference: np.ndarray) -> np.n
 def _pairs(data: SweepData) -> dict[tuple[str, ...], int]:
     """By stratum: the most pairs of configurations that the grid lists for two levels of an axis."""
     numbers = Numbers(data, [])
-    strata = dict.fromkeys(tuple(cell.levels[axis] for axis in STRATA) for cell in data.cells)
+    strata = dict.fromkeys(tuple(cell.levels[axis] for axis in STRATUM_AXES) for cell in data.cells)
     found = dict.fromkeys(strata, 0)
     for axis in factors(data):
-        if axis in STRATA:
+        if axis in STRATUM_AXES:
             continue
         for pair in level_pairs(data, axis):
             made = numbers.contrasted({axis: pair})
             listed = np.any(np.all(made.corners >= 0, axis=-1), axis=1)
             for stratum in strata:
-                inside = within(made.levels, dict(zip(STRATA, stratum, strict=True)), len(made.corners))
+                inside = within(made.levels, dict(zip(STRATUM_AXES, stratum, strict=True)), len(made.corners))
                 found[stratum] = max(found[stratum], int((listed & inside).sum()))
     return found

@@ -15,8 +15,8 @@ from ...results.store.store import Store
 from ...results.studies.optuna_study import Trial, best
 from ...results.studies.search import LevelChoice, Search
 from ...results.studies.study_store import search_of, trials_of
-from ..number_format import length_name
-from ..result_columns import MEASURES
+from ..number_format import format_length
+from ..result_columns import METRIC_LABELS
 from ..sweep_data import ReportError, SweepData
 
 ENOUGH = 10
@@ -76,7 +76,7 @@ class Objective:
 
 
 @dataclass(frozen=True, kw_only=True)
-class Spent:
+class CellCost:
     """What the attempts of a cell took, finished or not: seconds, and hours of GPUs, or of cores where it has none."""
 
     seconds: float
@@ -157,7 +157,7 @@ class Study:
             for one in {
                 repr(trial.params[path]): trial.params[path] for trial in self.trials if path in trial.params
             }.values():
-                if not any(same(one, level) for level in declared):
+                if not any(is_same_level(one, level) for level in declared):
                     declared.append(one)
             self._levels[path] = declared
         return self._levels[path]
@@ -185,7 +185,7 @@ class Study:
 
     def searched(self) -> str:
         """What was searched by what and for what, as one sentence without its full stop."""
-        ranges = "; ".join(f"{path} {told_range(self.search, path)}" for path in self.search.ranges)
+        ranges = "; ".join(f"{path} {range_text(self.search, path)}" for path in self.search.ranges)
         aims = " and ".join(f"{one.name} ({one.better})" for one in self.objectives)
         pruner = f", pruner {METHODS[self.search.pruner]}" if self.search.pruner else ""
         return f"Sampler {METHODS[self.search.sampler]}{pruner}, seed {self.search.seed}; for {aims}; over {ranges}"
@@ -201,7 +201,7 @@ def study_of(store: Store, data: SweepData) -> Study:
     return Study(data=data, search=search, trials=tuple(trials_of(store, data.sweep)))
 
 
-def held_together(study: Study) -> Study:
+def at_common_rung(study: Study) -> Study:
     """The study, or where a pruner left few trials that are done, all of them at the last validation that each has a value of."""
     pruned = [one for one in study.trials if one.standing == "pruned" and one.curve]
     if len(study.objectives) > 1 or len(study.done) >= min(ENOUGH, max(1, len(pruned))):
@@ -228,7 +228,7 @@ def rung_note(study: Study) -> list[str]:
     ]
 
 
-def with_done(study: Study, least: int, what: str) -> Study:
+def require_done_trials(study: Study, least: int, what: str) -> Study:
     """The study, if it has so many trials that are done. Raises ReportError."""
     if len(study.done) < least:
         have = "none is" if not study.done else "1 is" if len(study.done) == 1 else f"{len(study.done)} are"
@@ -239,7 +239,7 @@ def with_done(study: Study, least: int, what: str) -> Study:
     return study
 
 
-def told_range(search: Search, path: str) -> str:
+def range_text(search: Search, path: str) -> str:
     """What a setting may be: (0.003 to 0.1, logarithmic), (4, 8)."""
     found = search.ranges[path]
     if isinstance(found, LevelChoice):
@@ -257,17 +257,17 @@ def level_text(value: Any) -> str:
     return f"{value:.4g}" if isinstance(value, float) else str(value)
 
 
-def same(one: Any, other: Any) -> bool:
+def is_same_level(one: Any, other: Any) -> bool:
     """Whether two levels are one: true is not 1."""
     return isinstance(one, bool) == isinstance(other, bool) and bool(one == other)
 
 
-def spent(study: Study, attempts: Sequence[Attempt], share: Mapping[str, float]) -> dict[str, Spent]:
+def cell_costs(study: Study, attempts: Sequence[Attempt], share: Mapping[str, float]) -> dict[str, CellCost]:
     """By cell; `share` is the GPUs, or cores, of an attempt of it."""
     seconds: dict[str, float] = {}
     for one in attempts:
         seconds[one.cell_id] = seconds.get(one.cell_id, 0.0) + one.elapsed_s
-    return {cell: Spent(seconds=each, hours=each * share.get(cell, 1.0) / 3600) for cell, each in seconds.items()}
+    return {cell: CellCost(seconds=each, hours=each * share.get(cell, 1.0) / 3600) for cell, each in seconds.items()}
 
 
 def _objective(place: int, name: str, direction: str) -> Objective:
@@ -278,10 +278,15 @@ def _objective(place: int, name: str, direction: str) -> Objective:
         ((probe, metric), None),
     )
     unit = "" if about is None or about.unit == "1" else "%" if about.percent else about.unit
-    words = MEASURES.get(metric) or MEASURES.get(".".join(key)) or {"tokens_per_s": "speed"}.get(metric) or measure
+    words = (
+        METRIC_LABELS.get(metric)
+        or METRIC_LABELS.get(".".join(key))
+        or {"tokens_per_s": "speed"}.get(metric)
+        or measure
+    )
     tokens = int(length) if length.isdigit() else 0
     return Objective(
         place=place, name=name, direction=direction, unit=unit.replace("nats/token", "nats per token"),
-        percent=about is not None and about.percent, words=f"{words}, {length_name(tokens)}" if tokens else words,
+        percent=about is not None and about.percent, words=f"{words}, {format_length(tokens)}" if tokens else words,
         probe=key[0], metric=metric, length=tokens,
     )  # fmt: skip

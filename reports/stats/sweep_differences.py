@@ -14,14 +14,14 @@ from typing import Any
 
 from ...results.store.records import AXES, CellState, Provenance
 from ...results.store.store import Store
-from ..number_format import large
+from ..number_format import format_count
 from ..sweep_data import SweepData
-from .audit import FACTS, OUTSIDE, SHOWN, flat, provenances_of
+from .audit import IGNORED_SETTINGS, PROVENANCE_FACTS, SHOWN, flatten_config, provenances_of
 
 NAMED = 8  # settings that one side did not record, by name
 SAME_SIZE = 0.005  # part of the parameters that does not make another size
-IDLE = (
-    *OUTSIDE,  # the text is told by its fingerprint or, without one, by its name
+HARMLESS_SETTINGS = (
+    *IGNORED_SETTINGS,  # the text is told by its fingerprint or, without one, by its name
     "data.path",
     "data.end_of_text",
     "data.train_tokens",
@@ -85,7 +85,7 @@ class RecipeDifference:
 
 
 @dataclass(frozen=True)
-class Side:
+class ComparedSweep:
     """A sweep and the database it lies in."""
 
     store: Store
@@ -110,24 +110,30 @@ Pairs = Sequence[tuple[Sequence[CellState], Sequence[CellState]]]
 """The cells of one configuration in both sweeps."""
 
 
-def differences(mine: Side, theirs: Side, pairs: Pairs) -> tuple[list[RecipeDifference], list[str]]:
+def differences(mine: ComparedSweep, theirs: ComparedSweep, pairs: Pairs) -> tuple[list[RecipeDifference], list[str]]:
     """What matched cells do not share, what spoils every number first; and what one side alone recorded, in words."""
-    found = _Found()
-    settings = _Found()
+    found = _TwoSidedFacts()
+    settings = _TwoSidedFacts()
     for left_cells, right_cells in pairs:
         left, right = mine.of(left_cells), theirs.of(right_cells)
         for name in ("tokenizer", "precision", "GPU"):
-            found.add(name, *({str(FACTS[name](p)) for p in some if FACTS[name](p)} for some in (left, right)))
+            found.add(
+                name,
+                *(
+                    {str(PROVENANCE_FACTS[name](p)) for p in some if PROVENANCE_FACTS[name](p)}
+                    for some in (left, right)
+                ),
+            )
         found.add("corpus", *_texts(left, right))
         sizes = mine.size(left_cells), theirs.size(right_cells)
         if all(sizes) and abs(sizes[0] / sizes[1] - 1) <= SAME_SIZE:  # type: ignore[operator]
             sizes = sizes[0], sizes[0]
-        found.add("parameters", *({large(size)} if size else set() for size in sizes))
+        found.add("parameters", *({format_count(size)} if size else set() for size in sizes))
         flat_left, flat_right = _settings(left), _settings(right)
         _fill(flat_left, left, flat_right)
         _fill(flat_right, right, flat_left)
         for path in flat_left.keys() | flat_right.keys():
-            if not path.startswith(IDLE):
+            if not path.startswith(HARMLESS_SETTINGS):
                 settings.add(path, flat_left.get(path, set()), flat_right.get(path, set()))
     of_facts = {"precision": (), "GPU": (SPEED,)}
     told = [
@@ -147,7 +153,7 @@ def differences(mine: Side, theirs: Side, pairs: Pairs) -> tuple[list[RecipeDiff
     return told, [f"not recorded of {sweep}: {_listed(names)}" for sweep, names in named if names]
 
 
-class _Found:
+class _TwoSidedFacts:
     """What both sides say, by name."""
 
     def __init__(self) -> None:
@@ -198,7 +204,7 @@ def _texts(left: Sequence[Provenance], right: Sequence[Provenance]) -> tuple[set
 def _settings(known: Sequence[Provenance]) -> dict[str, set[str]]:
     found: dict[str, set[str]] = defaultdict(set)
     for one in known:
-        for path, value in flat(one.config).items():
+        for path, value in flatten_config(one.config).items():
             found[path].add(value)
     return found
 

@@ -97,10 +97,10 @@ def make_table(number: str | int, store: Store, sweep: str | None = None, **opti
     where all cells do.
     """
     # with what reads the database only now: TABLES stands in the help of the command line
-    from ...results.console.text import choice
+    from ...results.console.text import choices_hint
     from .. import cell_filter
     from ..stats.audit import homogeneity
-    from ..sweep_data import ReportError, gather
+    from ..sweep_data import ReportError, load_sweep_data
 
     name = table_name(str(number))
     if name not in TABLES:
@@ -110,7 +110,7 @@ def make_table(number: str | int, store: Store, sweep: str | None = None, **opti
             if second in SECOND_VERSION
             else ""
         )
-        raise ReportError(f"there is no table {number}{there}; {choice(name, [*TABLES, *SECOND_VERSION])}")
+        raise ReportError(f"there is no table {number}{there}; {choices_hint(name, [*TABLES, *SECOND_VERSION])}")
     line = TABLES[name]
     lengths, revision = options.pop("lengths", None), options.pop("revision", None)
     if "lengths" not in line.takes and lengths:
@@ -122,7 +122,7 @@ def make_table(number: str | int, store: Store, sweep: str | None = None, **opti
         # lengths by probe, which the complete results take, are none besides
         options, lengths = {**options, "lengths": lengths}, None
     with cell_filter.only(store.revision(sweep, revision).sweep, only):
-        data = gather(store, sweep, revision=revision, orphans=options.get("orphans", False), lengths=lengths)
+        data = load_sweep_data(store, sweep, revision=revision, orphans=options.get("orphans", False), lengths=lengths)
         made: Table = line.load(__package__)(store, data, **options)
         audit = homogeneity(store, data.sweep, revision=data.revision, lengths=data.beyond) if line.compares else ()
     return replace(made, above=(*made.above, f"Before comparing: {'; '.join(audit)}.")) if audit else made

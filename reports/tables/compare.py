@@ -12,24 +12,24 @@ from statistics import fmean
 from scipy import special
 
 from ...results import paper
-from ...results.builtin_sweeps import with_known
+from ...results.builtin_sweeps import store_with_builtin
 from ...results.intervals import of_trials
 from ...results.store.records import AXES
 from ...results.store.store import Store
-from ..number_format import Column, column_of, length_name, rounded
-from ..result_columns import AXIS_HEADINGS, further_metrics
+from ..number_format import Column, column_of, format_length, format_number
+from ..result_columns import AXIS_HEADINGS, extra_metrics
 from ..stats.claims.paper_claims import SILENT, ClaimFacts
-from ..stats.claims.rival_claims import sentences
+from ..stats.claims.rival_claims import claims_for
 from ..stats.effects.needle_baseline import needle_note
 from ..stats.noise.best_probability import spreads_by_stratum, stratum_of
 from ..stats.noise.run_noise import Spread
 from ..stats.significance.paired_tests import ALPHA
-from ..stats.significance.trial_intervals import trials_of
-from ..stats.sweep_differences import Match, RecipeDifference, Side, differences, further_axes, matched
-from ..sweep_data import ReportError, SweepData, gather
-from ..table import Entry, Table
-from ..table_builder import Line, assemble, difference, entry, p_value, seed_notes, sweep_note
-from .paper_rows import contradicted
+from ..stats.significance.trial_intervals import independent_trials
+from ..stats.sweep_differences import ComparedSweep, Match, RecipeDifference, differences, further_axes, matched
+from ..sweep_data import ReportError, SweepData, load_sweep_data
+from ..table import Table, TableEntry
+from ..table_builder import TableRow, build_table, difference, measured_entry, p_value_entry, seed_notes, sweep_note
+from .paper_rows import printed_discrepancies
 from .task_tables import facts_besides
 
 COLUMNS = (
@@ -43,7 +43,7 @@ SHOWN = 8  # differences named in the line above the table
 WITHIN, BEYOND, UNKNOWN = "within", "beyond", "-"
 PRINTED = "printed"
 """Kind of a spread that stands beside a printed mean."""
-WELCH = (
+WELCH_NOTE = (
     "Beside a mean that is printed with the standard deviation of its runs the limit is Welch's t, with the spread of the seeds "
     "here and of the runs there; beside a single seed with that of the runs alone. p is of the same t."
 )
@@ -56,7 +56,7 @@ SAME = 1e-9  # of a mean: how near two statistics of exchanged runs count as equ
 
 
 @dataclass(frozen=True, kw_only=True)
-class Comparison:
+class NumberComparison:
     """One number on both sides, in its own unit (shares as fractions).
 
     `limit` is the largest difference that the known spread explains, `verdict` within, beyond, or - where there is nothing
@@ -66,8 +66,8 @@ class Comparison:
 
     levels: tuple[str, ...]
     column: Column
-    measured: Entry
-    published: Entry
+    measured: TableEntry
+    published: TableEntry
     difference: float | None
     spread: Spread | None
     limit: float | None
@@ -88,14 +88,14 @@ class Comparison:
 class Compared:
     """The numbers that two sweeps have in common, what their cells do not share, and what one of them did not record."""
 
-    numbers: Sequence[Comparison]
+    numbers: Sequence[NumberComparison]
     differences: Sequence[RecipeDifference]
     unrecorded: Sequence[str]
     axes: tuple[str, ...] = ()
     """The further axes that tell matched configurations apart."""
 
 
-def compared(mine: Side, theirs: Side) -> Compared:
+def compared(mine: ComparedSweep, theirs: ComparedSweep) -> Compared:
     """Return every number that both sweeps have of a common configuration (stats/sweep_differences.py).
 
     The published side is the authors' log where there is one, else the printed number. The limit is t(0.975, df) sd
@@ -108,7 +108,7 @@ def compared(mine: Side, theirs: Side) -> Compared:
     data, published = mine.data, theirs.data
     pairs = matched(data, published)
     unlike, unrecorded = differences(mine, theirs, [(one.mine, one.theirs) for one in pairs])
-    flags = {(one.cell, one.probe, one.metric, one.length): one.text for one in contradicted(published)}
+    flags = {(one.cell, one.probe, one.metric, one.length): one.text for one in printed_discrepancies(published)}
     columns = _columns(data, published)
     judged = {column: not any(one.touches(column.probe) for one in unlike) for column in columns}
     spreads = {
@@ -120,7 +120,7 @@ def compared(mine: Side, theirs: Side) -> Compared:
     found = []
     for pair in pairs:
         for column in columns:
-            right, left = entry(published, pair.theirs, column), entry(data, pair.mine, column)
+            right, left = measured_entry(published, pair.theirs, column), measured_entry(data, pair.mine, column)
             if right.value is None or (
                 left.value is None
                 and not ((column.probe, column.length) in data.requested or column.probe == "throughput")
@@ -154,19 +154,19 @@ def _printed(published: SweepData, pair: Match, column: Column) -> Spread | None
 def _columns(data: SweepData, published: SweepData) -> list[Column]:
     columns = []
     known = {(one.probe, one.metric) for one in COLUMNS}
-    further = [column_of(probe, about) for probe, about in further_metrics(published)]
+    further = [column_of(probe, about) for probe, about in extra_metrics(published)]
     for one in (*COLUMNS, *(one for one in further if (one.probe, one.metric) not in known)):
         lengths = set(published.lengths(one.probe, one.metric)) & {
             *data.lengths(one.probe, one.metric),
             *(length for probe, length in data.requested if probe == one.probe),
         }
         for length in sorted(lengths):
-            name = f"{one.heading}@{length_name(length)}" if length else one.heading
+            name = f"{one.heading}@{format_length(length)}" if length else one.heading
             columns.append(replace(one, heading=name, length=length))
     return columns
 
 
-def _judge(pair: Match, column: Column, left: Entry, right: Entry, spread: Spread | None) -> Comparison:
+def _judge(pair: Match, column: Column, left: TableEntry, right: TableEntry, spread: Spread | None) -> NumberComparison:
     difference = left.value - right.value if left.value is not None and right.value is not None else None
     limit = None
     if spread is not None:
@@ -175,7 +175,7 @@ def _judge(pair: Match, column: Column, left: Entry, right: Entry, spread: Sprea
         reach = float(special.stdtrit(df, 1 - ALPHA / 2)) * error if error else 0.0
         limit = max(reach, 10.0**-column.decimals / (100 if column.percent else 1))
     levels = tuple(pair.theirs[0].levels[axis] for axis in AXES)
-    return Comparison(
+    return NumberComparison(
         levels=levels,
         column=column,
         measured=left,
@@ -186,7 +186,7 @@ def _judge(pair: Match, column: Column, left: Entry, right: Entry, spread: Sprea
     )
 
 
-def _error(measured: Entry, published: Entry, spread: Spread) -> tuple[float, float]:
+def _error(measured: TableEntry, published: TableEntry, spread: Spread) -> tuple[float, float]:
     """Return the standard error of the difference of two means, and its degrees of freedom."""
     here, there = max(measured.seeds, 1), max(published.seeds, 1)
     if spread.kind != PRINTED or measured.sd is None or here < 2:
@@ -197,7 +197,7 @@ def _error(measured: Entry, published: Entry, spread: Spread) -> tuple[float, fl
     return math.sqrt(sum(parts)), sum(parts) ** 2 / (parts[0] ** 2 / (here - 1) + parts[1] ** 2 / (there - 1))
 
 
-def _with_run_test(comparison: Comparison, data: SweepData, pair: Match) -> Comparison:
+def _with_run_test(comparison: NumberComparison, data: SweepData, pair: Match) -> NumberComparison:
     """Return the comparison with a printed mean over runs with its p; judged by the trials of a seed where all runs are equal."""
     spread, measured, published = comparison.spread, comparison.measured, comparison.published
     if spread is None or comparison.difference is None or measured.value is None or published.value is None:
@@ -207,7 +207,7 @@ def _with_run_test(comparison: Comparison, data: SweepData, pair: Match) -> Comp
         return replace(comparison, p=2 * float(special.stdtr(df, -abs(comparison.difference) / error)))
     p = exchanged(data.numbers(pair.mine, comparison.column), published.value, published.seeds)
     counts = [
-        trials_of(value, data.values)
+        independent_trials(value, data.values)
         for cell in pair.mine
         if (value := data.given(cell, comparison.column)) is not None
     ]
@@ -222,7 +222,7 @@ def _with_run_test(comparison: Comparison, data: SweepData, pair: Match) -> Comp
     return replace(comparison, p=p, limit=limit)
 
 
-def _has_equal_runs(comparison: Comparison) -> bool:
+def _has_equal_runs(comparison: NumberComparison) -> bool:
     """Return whether it is tested against printed runs that all have the same number."""
     return comparison.p is not None and comparison.spread is not None and not comparison.spread.sd
 
@@ -248,9 +248,9 @@ def compare_table(
 
     `table` keeps the numbers that this table of the paper prints. Raises as `compared` does.
     """
-    home = with_known(store, reference)
-    published = gather(home, reference)
-    both = compared(Side(store, data), Side(home, published))
+    home = store_with_builtin(store, reference)
+    published = load_sweep_data(home, reference)
+    both = compared(ComparedSweep(store, data), ComparedSweep(home, published))
     found = list(both.numbers)
     if table is not None:
         found = _in_table(found, published, table)
@@ -260,7 +260,7 @@ def compare_table(
         sweep_note(data),
         f"Published: {reference}, the authors' logs where there are any. Limit: the largest difference that the spread between "
         "runs of the same mixer and memory explains (95%), at least a printed digit and what the trials of an accuracy explain.",
-        *([WELCH] if tested else []),
+        *([WELCH_NOTE] if tested else []),
         *([ALIKE] if any(_has_equal_runs(comparison) for comparison in found) else []),
         *seed_notes([[one.measured] for one in found], max((len(one.measured.cells) for one in found), default=0)),
         *([needle_note(published)] if any(one.column.probe == "needle" for one in found) else []),
@@ -279,13 +279,13 @@ def compare_table(
     headings = (*AXIS_HEADINGS, *both.axes, "Measure", "Verdict", "Beware")
     numbers = ("Measured", "Published", "Difference", "Limit", *(("p",) if tested else ()))
     options = {"reference": reference} | ({"table": table} if table is not None else {})
-    return assemble(
+    return build_table(
         data, "compare", title, headings, lines, numbers=numbers, notes=notes, options=options,
         above=refused(both.differences, found), names_sweep=False,
     )  # fmt: skip
 
 
-def refused(unlike: Sequence[RecipeDifference], found: Sequence[Comparison]) -> tuple[str, ...]:
+def refused(unlike: Sequence[RecipeDifference], found: Sequence[NumberComparison]) -> tuple[str, ...]:
     """One line for what is not judged, and why."""
     whole = [one.text for one in unlike if one.probes is None]
     if whole:
@@ -300,33 +300,33 @@ def refused(unlike: Sequence[RecipeDifference], found: Sequence[Comparison]) -> 
     return (f"Not judged: {'; '.join(parts)}.",) if parts else ()
 
 
-def _in_table(found: Sequence[Comparison], published: SweepData, table: str) -> list[Comparison]:
+def _in_table(found: Sequence[NumberComparison], published: SweepData, table: str) -> list[NumberComparison]:
     printed = {(cell, *rest) for cell, number, *rest in published.printed if number == table}
     if not printed:
         raise ReportError(
             f"{published.sweep} has no printed numbers of table {table}; leave --table out to compare all"
         )
 
-    def inside(one: Comparison) -> bool:
+    def inside(one: NumberComparison) -> bool:
         return any((cell, *one.column.key) in printed for cell in one.published.cells)
 
     return [one for one in found if inside(one)]
 
 
-def _count_note(name: str, some: Sequence[Comparison]) -> str:
+def _count_note(name: str, some: Sequence[NumberComparison]) -> str:
     count = Counter(one.verdict for one in some)
     judged = count[WITHIN] + count[BEYOND]
     if not judged:
         return f"{name}: not judged."
-    told = f"{count[WITHIN]} within the known spread, {count[BEYOND]} beyond, where chance alone puts {rounded(ALPHA * judged, 1)}"
+    told = f"{count[WITHIN]} within the known spread, {count[BEYOND]} beyond, where chance alone puts {format_number(ALPHA * judged, 1)}"
     return f"{name}: {told}" + (f"; {count[UNKNOWN]} not judged." if count[UNKNOWN] else ".")
 
 
-def _line(one: Comparison, axes: Sequence[str], tested: bool) -> Line:
+def _line(one: NumberComparison, axes: Sequence[str], tested: bool) -> TableRow:
     """Return the row of a comparison, with its p where any of the table has one (`tested`)."""
     column = one.column
     base = difference(column, "Difference", one.difference)
-    limit = "-" if one.limit is None else rounded(one.limit, column.decimals, percent=column.percent)
+    limit = "-" if one.limit is None else format_number(one.limit, column.decimals, percent=column.percent)
     # the published attempts may be those of another database: their cells alone have a name that holds everywhere
     origins = tuple((cell, None) for cell in one.published.cells)
     entries = (
@@ -334,12 +334,12 @@ def _line(one: Comparison, axes: Sequence[str], tested: bool) -> Line:
         replace(one.published, heading="Published", origins=origins),
         base,
         replace(base, text=limit, heading="Limit", value=one.limit),
-        *((p_value("p", math.nan if one.p is None else one.p),) if tested else ()),
+        *((p_value_entry("p", math.nan if one.p is None else one.p),) if tested else ()),
     )
     words = (*one.levels, *one.further, column.heading, one.verdict, "; ".join(one.flags) or "-")
     about = dict(zip((*AXES, *axes), (*one.levels, *one.further), strict=True))
     about |= {"measure": column.heading, "verdict": one.verdict}
-    return Line(words=words, entries=entries, about=about | {"flags": list(one.flags)})
+    return TableRow(words=words, entries=entries, about=about | {"flags": list(one.flags)})
 
 
 # --- sentences of the papers ------------------------------------------------------------------------------------------
@@ -357,7 +357,7 @@ def claims_table(store: Store, data: SweepData) -> Table:
     """The sentences of the paper, each with a verdict and the numbers that decide it; of what a sweep has no cell for, that."""
     lines = []
     counts: Counter[str] = Counter()
-    asked = sentences(ClaimFacts(data))
+    asked = claims_for(ClaimFacts(data))
     for claim in asked:
         facts = ClaimFacts(data)
         answer = claim.asked_of(facts)
@@ -366,8 +366,8 @@ def claims_table(store: Store, data: SweepData) -> Table:
         about = {"claim": claim.name, "verdict": answer.verdict, "numbers": dict(answer.numbers)}
         origins = () if silent else tuple(facts.read)
         words = (claim.sentence, answer.verdict, answer.told)
-        lines.append(Line(words=words, origins=origins, about=about))
+        lines.append(TableRow(words=words, origins=origins, about=about))
     told = ", ".join(f"{count} {verdict}" for verdict, count in counts.most_common())
     notes = [sweep_note(data), f"{len(asked)} sentences: {told}.", ABOUT_CLAIMS]
     title = "Sentences of the paper against the numbers"
-    return assemble(data, "claims", title, ("Sentence", "Verdict", "Numbers"), lines, notes=notes, paged=True)
+    return build_table(data, "claims", title, ("Sentence", "Verdict", "Numbers"), lines, notes=notes, paged=True)

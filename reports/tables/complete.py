@@ -8,11 +8,20 @@ from ...results.metrics import Metric
 from ...results.store.records import AXES
 from ...results.store.store import Store
 from ..number_format import Column
-from ..result_columns import AXIS_HEADINGS, complete_columns, further_metrics
+from ..result_columns import AXIS_HEADINGS, complete_columns, extra_metrics
 from ..stats.effects.needle_baseline import needle_note
 from ..sweep_data import SweepData
 from ..table import Table
-from ..table_builder import Line, about_cell, assemble, entry, reference_note, seed_notes, sweep_note, word_notes
+from ..table_builder import (
+    TableRow,
+    build_table,
+    cell_json_fields,
+    measured_entry,
+    placeholder_notes,
+    reference_note,
+    seed_notes,
+    sweep_note,
+)
 
 UNITS = (
     "Val, Clean and Junk: nats per token. MFU: by the paper's formula, in %. "
@@ -50,10 +59,10 @@ def table6(
     lines = []
     for key, cells in groups:
         count = [str(cells[0].seed if seeds else len(cells))] if several else []
-        entries = tuple(entry(data, cells, column, "6") for column in columns)
-        about = about_cell(data, cells[0]) if len(cells) == 1 else dict(cells[0].levels)
+        entries = tuple(measured_entry(data, cells, column, "6") for column in columns)
+        about = cell_json_fields(data, cells[0]) if len(cells) == 1 else dict(cells[0].levels)
         row = (*key[: len(AXES)], *count, *key[len(AXES) :])
-        lines.append(Line(words=row, entries=entries, cells=cells, about=about))
+        lines.append(TableRow(words=row, entries=entries, cells=cells, about=about))
     which = " (cells that the newest revision dropped)" if orphans else ""
     grid = [line.entries for line in lines]
     notes = [
@@ -64,14 +73,14 @@ def table6(
         *_of_further(data, columns),
         *seed_notes(grid, 0 if seeds else max((len(cells) for _, cells in groups), default=0)),
         *reference_note(data),
-        *word_notes(grid),
+        *placeholder_notes(grid),
     ]
     given = {
         "orphans": orphans,
         "seeds": seeds,
         "lengths": {probe: list(some) for probe, some in lengths.items()} if lengths else None,
     }
-    return assemble(
+    return build_table(
         data,
         "6",
         f"Table 6. Complete results of sweep {data.sweep}, revision {data.revision}{which}",
@@ -94,7 +103,7 @@ def _unit(about: Metric) -> str:
 
 def _of_further(data: SweepData, columns: Sequence[Column]) -> list[str]:
     """What the columns of further probes mean."""
-    further = {(probe, about.name): about for probe, about in further_metrics(data)}
+    further = {(probe, about.name): about for probe, about in extra_metrics(data)}
     shown = dict.fromkeys(
         (column.probe, column.metric) for column in columns if (column.probe, column.metric) in further
     )

@@ -16,8 +16,8 @@ import numpy as np
 from ...results.console.text import counted
 from ...results.designs import aliasing
 from ...results.store.store import Store
-from ..number_format import BARE, Column, rounded
-from ..result_columns import further_metrics, qualities
+from ..number_format import BARE, Column, format_number
+from ..result_columns import extra_metrics, quality_columns
 from ..stats.effects import stopping_rows
 from ..stats.effects.effects import (
     EQUIVALENT,
@@ -33,11 +33,11 @@ from ..stats.effects.effects import (
     measures,
     reference_level,
 )
-from ..stats.noise.run_noise import detectable, spreads
+from ..stats.noise.run_noise import detectable, noise_by_stratum
 from ..stats.significance.paired_tests import METHODS
 from ..sweep_data import SweepData
-from ..table import Entry, Table
-from ..table_builder import DUST, NOTHING, Line, assemble, sweep_note, tested_entry
+from ..table import Table, TableEntry
+from ..table_builder import DUST, EMPTY_TEXT, TableRow, build_table, sweep_note, tested_entry
 
 UNITS = "Differences in nats per token, needle and MFU in points; n is configurations, never runs: the seeds of one are one observation."
 TESTS = (
@@ -60,11 +60,11 @@ MIXED = " ~"
 def effects_table(store: Store, data: SweepData, *, all_rows: bool = False) -> Table:
     """The effects of levels by matched pairs, declared contrasts first: those that are sure and those over the whole sweep, at the
     longest length; with `all_rows` every one, on every number at every length."""
-    every = effects(data, None if all_rows else first_columns(data))
-    return table_of_effects(data, every, None if all_rows else first_effects(data, every))
+    every = effects(data, None if all_rows else default_columns(data))
+    return build_effects_table(data, every, None if all_rows else default_effects(data, every))
 
 
-def table_of_effects(data: SweepData, every: Sequence[Effect], first: Sequence[Effect] | None = None) -> Table:
+def build_effects_table(data: SweepData, every: Sequence[Effect], first: Sequence[Effect] | None = None) -> Table:
     """The table of effects that are worked out already, a row each, or of those that come first."""
     found = every if first is None else first
     headings = _headings(data, found, first is None)
@@ -94,14 +94,14 @@ def table_of_effects(data: SweepData, every: Sequence[Effect], first: Sequence[E
     title = f"Effects of levels by {by}"
     words, numbers = ("Measure", "Axis", "Levels", "Within"), (_heading(data, "Pairs"), *headings)
     options = {"all_rows": True} if first is None else {}
-    return assemble(data, "effects", title, words, lines, numbers=numbers, notes=notes, options=options)
+    return build_table(data, "effects", title, words, lines, numbers=numbers, notes=notes, options=options)
 
 
 def interactions_table(store: Store, data: SweepData, *, all_rows: bool = False) -> Table:
     """Two-way and three-way interactions by differences of differences over matched fours and eights of cells: those that are
     sure, and the nearest of every family; with `all_rows` every one, at the shortest length too."""
     every = interactions(data, None if all_rows else first_measures(data))
-    found = every if all_rows else first_interactions(every)
+    found = every if all_rows else default_interactions(every)
     headings = _headings(data, found, all_rows)
     lines = [
         _line(one, (one.measure.heading, *_sides(one), _within(one)), _numbers(data, one, headings)) for one in found
@@ -135,7 +135,7 @@ def interactions_table(store: Store, data: SweepData, *, all_rows: bool = False)
     elif not found:
         notes.append("None came near.")
     words, numbers = ("Measure", "First", "Second", "Third", "Within"), (_heading(data, "Fours"), *headings)
-    return assemble(
+    return build_table(
         data,
         "interactions",
         title,
@@ -152,12 +152,12 @@ def contrasts_table(store: Store, data: SweepData) -> Table:
     found = contrasts(data)
     lines = []
     for one in found:
-        margin = Entry(text=NOTHING, heading="Margin")
+        margin = TableEntry(text=EMPTY_TEXT, heading="Margin")
         if one.margin is not None:
-            text = rounded(one.margin, one.measure.decimals, percent=one.measure.percent)
+            text = format_number(one.margin, one.measure.decimals, percent=one.measure.percent)
             margin = replace(margin, text=text, value=one.margin)
         tested = [tested_entry(one, heading) for heading in ("Mean", "Low", "High", "p", "p corr", "p equiv")]
-        entries = (_count(data, one), *tested[:5], margin, tested[5], Entry(text=_verdict(one), heading="Verdict"))
+        entries = (_count(data, one), *tested[:5], margin, tested[5], TableEntry(text=_verdict(one), heading="Verdict"))
         lines.append(_line(one, _words(one), entries))
     notes = [sweep_note(data)]
     if found:
@@ -182,16 +182,14 @@ def contrasts_table(store: Store, data: SweepData) -> Table:
     title = "Declared contrasts"
     numbers = (_heading(data, "Pairs"), "Mean", "Low", "High", "p", "p corr", "Margin", "p equiv", "Verdict")
     headings = ("Measure", "Axis", "Levels", "Within")
-    return assemble(data, "contrasts", title, headings, lines, numbers=numbers, notes=notes)
+    return build_table(data, "contrasts", title, headings, lines, numbers=numbers, notes=notes)
 
 
 def _verdict(one: Effect) -> str:
     if one.margin is None or one.verdict != EQUIVALENT:
         return one.verdict
     unit = "points" if one.measure.percent else one.measure.unit.partition("/")[0]
-    return (
-        f"{EQUIVALENT} within {rounded(one.margin, one.measure.decimals, percent=one.measure.percent)} {unit}".strip()
-    )
+    return f"{EQUIVALENT} within {format_number(one.margin, one.measure.decimals, percent=one.measure.percent)} {unit}".strip()
 
 
 # --- words --------------------------------------------------------------------------------------------------------
@@ -206,17 +204,17 @@ def _within(one: Tested) -> str:
 
 def _sides(one: Interaction) -> list[str]:
     told = [f"{a}: {x} - {r}" for a, x, r in zip(one.axes, one.levels, one.references, strict=True)]
-    return [*told, *[NOTHING] * (3 - len(told))]
+    return [*told, *[EMPTY_TEXT] * (3 - len(told))]
 
 
 def _words(one: Effect, declared: str = "") -> tuple[str, ...]:
     return one.measure.heading, one.axis + declared, f"{one.level} - {one.reference}", _within(one)
 
 
-def _line(one: Tested, words: tuple[str, ...], entries: tuple[Entry, ...]) -> Line:
+def _line(one: Tested, words: tuple[str, ...], entries: tuple[TableEntry, ...]) -> TableRow:
     """Return the row of a tested difference."""
     about = {name: getattr(one, name) for name in ("family", "confirmatory", "method", "expected", "missing", "where")}
-    return Line(words=words, entries=entries, about=about | {"missing": dict(one.missing)})
+    return TableRow(words=words, entries=entries, about=about | {"missing": dict(one.missing)})
 
 
 # --- numbers --------------------------------------------------------------------------------------------------------
@@ -237,18 +235,18 @@ def _any_worst(found: Sequence[Tested]) -> bool:
     return any(not math.isnan(one.worst) for one in found)
 
 
-def _count(data: SweepData, one: Effect | Interaction) -> Entry:
+def _count(data: SweepData, one: Effect | Interaction) -> TableEntry:
     """How many pairs there are, of how many; it says which cells and attempts the whole row comes from."""
     n = one.pairs if isinstance(one, Effect) else one.fours
     text = str(n) if n == one.expected else f"{n} of {one.expected}"
     heading = _heading(data, "Pairs" if isinstance(one, Effect) else "Fours")
-    return Entry(text=text, heading=heading, value=float(n), origins=one.origins)
+    return TableEntry(text=text, heading=heading, value=float(n), origins=one.origins)
 
 
-def _numbers(data: SweepData, one: Effect | Interaction, headings: Sequence[str]) -> tuple[Entry, ...]:
-    i2 = Entry(text=NOTHING, heading="I2", unit=BARE)
+def _numbers(data: SweepData, one: Effect | Interaction, headings: Sequence[str]) -> tuple[TableEntry, ...]:
+    i2 = TableEntry(text=EMPTY_TEXT, heading="I2", unit=BARE)
     if not math.isnan(one.i2):
-        i2 = replace(i2, text=rounded(round(one.i2, DUST), 2), value=one.i2)
+        i2 = replace(i2, text=format_number(round(one.i2, DUST), 2), value=one.i2)
     return (_count(data, one), *(i2 if name == "I2" else tested_entry(one, name) for name in headings))
 
 
@@ -284,7 +282,7 @@ def _averages(data: SweepData, strata: bool = True) -> list[str]:
     if design is None:
         return [STRATA_NOTE] if strata else []
     members = np.array(sorted({place for cell in data.cells if (place := data.place(design, cell)) is not None}))
-    told = aliasing.told(design.model, members)
+    told = aliasing.alias_sentences(design.model, members)
     return [
         f"A partial design ({design.method}, {len(members)} of {counted(len(design.space.points), 'combination')}): estimated together by least "
         f"squares are the mean, {', '.join(map(aliasing.words, design.terms))}. Other interactions are taken for nothing; where they are "
@@ -299,7 +297,7 @@ def _further(n: int) -> str:
 
 def _own_units(data: SweepData) -> list[str]:
     """The units of numbers that are neither losses nor shares: those of further probes."""
-    further = {(probe, about.name) for probe, about in further_metrics(data)}
+    further = {(probe, about.name) for probe, about in extra_metrics(data)}
     own = [one for one in measures(data) if (one.probe, one.metric) in further and not one.percent]
     return [f"In their own units: {', '.join(f'{one.heading} {one.unit}' for one in own)}."] if own else []
 
@@ -336,7 +334,7 @@ def _missing(found: Sequence[Tested]) -> list[str]:
 
 def _told(data: SweepData, column: Column) -> bool:
     """Whether the notes tell what can be seen in a number: in the two qualities, since there is a table of the rest."""
-    return column.key in {one.key for one in qualities(data)}
+    return column.key in {one.key for one in quality_columns(data)}
 
 
 def _limits(data: SweepData, columns: Sequence[Column], found: Sequence[Effect]) -> list[str]:
@@ -346,7 +344,7 @@ def _limits(data: SweepData, columns: Sequence[Column], found: Sequence[Effect])
         notes.append("One run a configuration (n = 1): these numbers say nothing of seeds.")
     strata = len(data.levels("attn_type")) > 1
     pairs = max((one.pairs for one in found if not strata or "attn_type=" in one.where), default=1)
-    known = [(column, spreads(data, column)) for column in columns]
+    known = [(column, noise_by_stratum(data, column)) for column in columns]
     told = []
     for column, by_stratum in known:
         parts = [
@@ -372,7 +370,7 @@ def _stratum(key: tuple[str, ...]) -> str:
 
 
 def _amount(column: Column, value: float) -> str:
-    return rounded(value, column.decimals, percent=column.percent)
+    return format_number(value, column.decimals, percent=column.percent)
 
 
 # --- the rows that a reader sees first --------------------------------------------------------------------------------
@@ -382,13 +380,13 @@ NEAR = 0.5
 """p corr below which the nearest interaction of a family without a sure one is shown."""
 
 
-def first_columns(data: SweepData) -> list[Column]:
+def default_columns(data: SweepData) -> list[Column]:
     """Every number at its longest context length, and those that declared contrasts are about."""
     declared = [contrast_column(data, one) for one in data.contrasts]
     return list({one.key: one for one in [*declared, *first_measures(data)]}.values())
 
 
-def first_effects(data: SweepData, found: Sequence[Effect]) -> list[Effect]:
+def default_effects(data: SweepData, found: Sequence[Effect]) -> list[Effect]:
     """The declared contrasts; of the others all that are sure, and besides every level against the reference over the whole
     sweep, with its strata where they differ."""
     first = {one.key for one in first_measures(data)}
@@ -404,7 +402,7 @@ def first_effects(data: SweepData, found: Sequence[Effect]) -> list[Effect]:
     return [one for one in found if kept(one)]
 
 
-def first_interactions(found: Sequence[Interaction]) -> list[Interaction]:
+def default_interactions(found: Sequence[Interaction]) -> list[Interaction]:
     """Of every number the families that hold something sure first; of a family all rows that are sure, with those over the whole
     sweep that they are part of, and the strata of these; of the others the row that came nearest, if near it came."""
     families: dict[str, list[Interaction]] = {}

@@ -7,7 +7,7 @@ from ..stats.effects.needle_baseline import needle_note
 from ..stats.items import ItemEffect, item_effects
 from ..sweep_data import SweepData
 from ..table import Table
-from ..table_builder import Line, assemble, count_entry, sweep_note, tested_entry
+from ..table_builder import TableRow, build_table, count_entry, sweep_note, tested_entry
 
 ABOUT = (
     "Mean: difference of the levels over items, averaged over the pairs of configurations that differ in the axis alone; losses in "
@@ -39,7 +39,7 @@ def items_table(store: Store, data: SweepData) -> Table:
     """The effect of every level on every number that has items, at every context length, tested over the items."""
     found = item_effects(store, data)
     lines = [
-        Line(
+        TableRow(
             words=(
                 one.measure.heading,
                 one.axis,
@@ -56,7 +56,7 @@ def items_table(store: Store, data: SweepData) -> Table:
     ]
     title = "Effects of levels item by item"
     headings = ("Measure", "Axis", "Levels", "Within")
-    return assemble(data, "items", title, headings, lines, numbers=NUMBERS, notes=_notes(data, found))
+    return build_table(data, "items", title, headings, lines, numbers=NUMBERS, notes=_notes(data, found))
 
 
 def _notes(data: SweepData, found: list[ItemEffect]) -> list[str]:

@@ -12,10 +12,10 @@ from dataclasses import dataclass
 
 from ...results.store.records import AXES, CellState
 from ...results.store.store import Store
-from ..number_format import length_name, rounded
+from ..number_format import format_length, format_number
 from ..sweep_data import SweepData
 
-OURS = "polar"
+MAIN_MIXER = "polar"
 
 
 def plain_levels(data: SweepData, **levels: str) -> dict[str, str]:
@@ -25,7 +25,7 @@ def plain_levels(data: SweepData, **levels: str) -> dict[str, str]:
     return {"reg_mode": mode, "distractor": "off", "memory": "off", "window": "off"} | levels
 
 
-def chosen(data: SweepData, levels: dict[str, str]) -> dict[tuple[str, ...], list[CellState]]:
+def cells_at_levels(data: SweepData, levels: dict[str, str]) -> dict[tuple[str, ...], list[CellState]]:
     """The cells at these levels, by their levels of the extra axes; several of one group differ in their seed."""
     found: dict[tuple[str, ...], list[CellState]] = {}
     for key, cells in data.configurations().items():
@@ -44,9 +44,9 @@ def mixers(data: SweepData) -> list[str]:
     return sorted(data.levels("attn_type"))
 
 
-def ours_last(names: Iterable[str]) -> list[str]:
+def main_mixer_last(names: Iterable[str]) -> list[str]:
     """The names with our own mixer at the end, as the paper has it."""
-    return sorted(names, key=lambda name: (name == OURS, name))
+    return sorted(names, key=lambda name: (name == MAIN_MIXER, name))
 
 
 def named(mixer: str, memory: str, one_memory: bool) -> str:
@@ -59,7 +59,7 @@ def named(mixer: str, memory: str, one_memory: bool) -> str:
 
 
 @dataclass(frozen=True)
-class Contradiction:
+class PrintedDiscrepancy:
     """A printed number and the logged one, in the unit of the metric (shares as fractions)."""
 
     table: str
@@ -75,8 +75,8 @@ class Contradiction:
     def text(self) -> str:
         """In a few words, shares in %."""
         percent = self.metric in ("digit_accuracy", "mfu_paper")
-        printed, logged = (rounded(value, 2, percent=percent) for value in (self.printed, self.logged))
-        at = f" at {length_name(self.length)}" if self.length else ""
+        printed, logged = (format_number(value, 2, percent=percent) for value in (self.printed, self.logged))
+        at = f" at {format_length(self.length)}" if self.length else ""
         return f"Table {self.table} prints {printed}, the log gives {logged}{at}"
 
 
@@ -87,7 +87,7 @@ def _half_digit(metric: str, table: str) -> float:
     return 0.0005 if metric in ("mfu_paper", "val_loss") else 0.005
 
 
-def contradicted(data: SweepData, table: str | None = None) -> list[Contradiction]:
+def printed_discrepancies(data: SweepData, table: str | None = None) -> list[PrintedDiscrepancy]:
     """The published numbers that rounding alone does not lead to from the log, of one table or of all."""
     slugs = {cell.cell_id: cell.slug for cell in data.cells}
     found = []
@@ -96,11 +96,13 @@ def contradicted(data: SweepData, table: str | None = None) -> list[Contradictio
         if table not in (None, number) or logged is None or logged.value is None or value.value is None:
             continue
         if abs(value.value - logged.value) > _half_digit(metric, number) * (1 + 1e-6):
-            found.append(Contradiction(number, cell, slugs[cell], probe, metric, length, value.value, logged.value))
+            found.append(
+                PrintedDiscrepancy(number, cell, slugs[cell], probe, metric, length, value.value, logged.value)
+            )
     return sorted(found, key=lambda one: (one.table, one.slug, one.probe, one.metric, one.length))
 
 
-def facts_of(store: Store, cell: str) -> dict[str, str]:
+def published_facts(store: Store, cell: str) -> dict[str, str]:
     """What is printed of a published model besides its numbers, by name."""
     found = store.cell(cell).config.get("published", {})
     return {name: str(text) for name, text in found.items()}

@@ -8,24 +8,33 @@ from dataclasses import dataclass, replace
 from ...results import paper
 from ...results.store.records import CellState
 from ...results.store.store import Store
-from ..number_format import CLEAN, NEEDLE, column_of, length_name
+from ..number_format import CLEAN, NEEDLE, column_of, format_length
 from ..stats.effects.needle_baseline import needle_note
 from ..sweep_data import SweepData
-from ..table import Entry, Table
+from ..table import Table, TableEntry
 from ..table_builder import (
-    NO_CELL,
-    NOTHING,
-    Line,
-    assemble,
+    EMPTY_TEXT,
+    NO_CELL_TEXT,
+    TableRow,
+    build_table,
     count_entry,
-    derived,
-    entry,
+    derived_entry,
+    measured_entry,
+    placeholder_notes,
     reference_note,
     seed_notes,
     sweep_note,
-    word_notes,
 )
-from .paper_rows import OURS, chosen, contradicted, memories, mixers, named, ours_last, plain_levels
+from .paper_rows import (
+    MAIN_MIXER,
+    cells_at_levels,
+    main_mixer_last,
+    memories,
+    mixers,
+    named,
+    plain_levels,
+    printed_discrepancies,
+)
 
 UNITS = "clean: nats per token."
 
@@ -39,9 +48,9 @@ class LengthSeries:
     what: tuple[str, str]
 
 
-def over_lengths(data: SweepData, number: str, title: str, series: Sequence[LengthSeries]) -> Table:
+def length_table(data: SweepData, number: str, title: str, series: Sequence[LengthSeries]) -> Table:
     """A table with a row for every length and, where further axes vary, every combination of their levels."""
-    where = [chosen(data, one.levels) for one in series]
+    where = [cells_at_levels(data, one.levels) for one in series]
     printed = {key for key in data.printed if key[1] == number}
     lengths = sorted({length for one in series for length in data.lengths(*one.what)})
     asked = data.requested_lengths()
@@ -66,7 +75,7 @@ def over_lengths(data: SweepData, number: str, title: str, series: Sequence[Leng
         for length in lengths:
             cells = [found.get(group, []) for found in where]
             entries = tuple(
-                entry(
+                measured_entry(
                     data,
                     some,
                     column_of(*one.what, one.heading, decimals=0 if one.what == NEEDLE else 2, length=length),
@@ -75,7 +84,7 @@ def over_lengths(data: SweepData, number: str, title: str, series: Sequence[Leng
                 for one, some in zip(series, cells, strict=True)
             )
             about = {"length": length}
-            lines.append(Line(words=(length_name(length), *group), entries=entries, about=about))
+            lines.append(TableRow(words=(format_length(length), *group), entries=entries, about=about))
     grid = [line.entries for line in lines]
     n = max((len(some) for found in where for some in found.values()), default=0)
     notes = [
@@ -83,14 +92,14 @@ def over_lengths(data: SweepData, number: str, title: str, series: Sequence[Leng
         f"{UNITS} {needle_note(data, 'needle')}",
         *seed_notes(grid, n),
         *reference_note(data),
-        *word_notes(grid),
+        *placeholder_notes(grid),
     ]
-    notes += [f"{one.slug}: {one.text}." for one in contradicted(data, number)]
+    notes += [f"{one.slug}: {one.text}." for one in printed_discrepancies(data, number)]
     if not lines:
         notes.append("There is no context length yet: nothing was measured or asked for.")
     headings = ("Length", *extra)
     numbers = [one.heading for one in series]
-    return assemble(data, number, title, headings, lines, numbers=numbers, notes=notes, rank="row")
+    return build_table(data, number, title, headings, lines, numbers=numbers, notes=notes, rank="row")
 
 
 def table1(store: Store, data: SweepData) -> Table:
@@ -100,26 +109,26 @@ def table1(store: Store, data: SweepData) -> Table:
         for what in (CLEAN, NEEDLE)
         for mixer in mixers(data)
     ]
-    return over_lengths(data, "1", "Attention alone, without memory", series)
+    return length_table(data, "1", "Attention alone, without memory", series)
 
 
 def table2(store: Store, data: SweepData) -> Table:
     """What memory adds: needle accuracy of our mixer alone and of every mixer with memory, and the latter's clean loss."""
-    names, known = ours_last(mixers(data)), memories(data)
+    names, known = main_mixer_last(mixers(data)), memories(data)
     one = len(known) == 1
     pairs = [(mixer, memory) for memory in known for mixer in names]
-    alone = [(OURS, "off")] if OURS in names else []
+    alone = [(MAIN_MIXER, "off")] if MAIN_MIXER in names else []
     series = [
         LengthSeries(f"{named(mixer, memory, one)} {what[0]}", plain_levels(data, attn_type=mixer, memory=memory), what)
         for what, some in ((NEEDLE, [*alone, *pairs]), (CLEAN, pairs))
         for mixer, memory in some
     ]
-    return over_lengths(data, "2", "What memory adds", series)
+    return length_table(data, "2", "What memory adds", series)
 
 
 def _main_mixer(data: SweepData) -> str:
     names = data.levels("attn_type")
-    return OURS if OURS in names or not names else names[0]
+    return MAIN_MIXER if MAIN_MIXER in names or not names else names[0]
 
 
 def table3(store: Store, data: SweepData) -> Table:
@@ -131,7 +140,7 @@ def table3(store: Store, data: SweepData) -> Table:
         LengthSeries("+ distractor", plain_levels(data, **base, distractor="on"), NEEDLE),
         LengthSeries("+ window", plain_levels(data, **base, window="on"), NEEDLE),
     ]
-    return over_lengths(data, "3", "Window and distractor on top of memory, needle", series)
+    return length_table(data, "3", "Window and distractor on top of memory, needle", series)
 
 
 # --- table 4 ----------------------------------------------------------------------------------------------------------
@@ -141,19 +150,19 @@ STEP = column_of("throughput", "step_seconds", "Step s")
 MFU = column_of("throughput", "mfu_paper")
 DROP = column_of("throughput", "mfu_drop", "Drop")
 SPEED = column_of("throughput", "tokens_per_s", "Tokens/s")
-HONEST = column_of("throughput", "mfu", "MFU honest")
-PEAK = column_of("throughput", "train_seconds", "Train s")
+MFU_ACTUAL = column_of("throughput", "mfu", "MFU honest")
+TRAIN_SECONDS = column_of("throughput", "train_seconds", "Train s")
 
 
-def _step_seconds(data: SweepData, cells: Sequence[CellState], number: str) -> Entry:
+def _step_seconds(data: SweepData, cells: Sequence[CellState], number: str) -> TableEntry:
     """Seconds of one optimizer step: as published, else training seconds by steps, averaged over seeds."""
-    given = entry(data, cells, STEP, number)
+    given = measured_entry(data, cells, STEP, number)
     steps = cells[0].steps_total if cells else None
     if given.value is not None or not steps:
         return given
-    whole = entry(data, cells, PEAK)
+    whole = measured_entry(data, cells, TRAIN_SECONDS)
     sd = whole.sd / steps if whole.sd is not None else None
-    made = derived(data, STEP, whole.value / steps if whole.value is not None else None, [whole], sd=sd)
+    made = derived_entry(data, STEP, whole.value / steps if whole.value is not None else None, [whole], sd=sd)
     return replace(made, seeds=whole.seeds)
 
 
@@ -162,50 +171,50 @@ def table4(store: Store, data: SweepData) -> Table:
     known, number = memories(data), "4"
     printed = {key[0] for key in data.printed if key[1] == number}
     measured = [
-        column for column in (SPEED, HONEST) if any(k[1:3] == (column.probe, column.metric) for k in data.values)
+        column for column in (SPEED, MFU_ACTUAL) if any(k[1:3] == (column.probe, column.metric) for k in data.values)
     ]
     lines = []
-    for mixer in sorted(mixers(data), key=lambda name: (name != OURS, name)):
+    for mixer in sorted(mixers(data), key=lambda name: (name != MAIN_MIXER, name)):
         rows = [(mixer, plain_levels(data, attn_type=mixer))]
         for memory in known:
             name = named(mixer, memory, len(known) == 1)
             rows.append((name, plain_levels(data, attn_type=mixer, memory=memory)))
             rows.append((f"{name} + distractor", plain_levels(data, attn_type=mixer, memory=memory, distractor="on")))
-        alone: dict[tuple[str, ...], Entry] = {}
+        alone: dict[tuple[str, ...], TableEntry] = {}
         for name, levels in rows:
-            groups = chosen(data, levels) or {("-",) * len(data.extra_axes()): []}
+            groups = cells_at_levels(data, levels) or {("-",) * len(data.extra_axes()): []}
             for group, cells in groups.items():
                 if printed and not any(cell.cell_id in printed for cell in cells):
                     continue
-                share = entry(data, cells, MFU, number)
+                share = measured_entry(data, cells, MFU, number)
                 first = alone.setdefault(group, share) if levels["memory"] == "off" else alone.get(group)
                 line = [_step_seconds(data, cells, number), share, _drop(data, first, share)]
-                line += [entry(data, cells, column) for column in measured]
-                lines.append(Line(words=(name, *group), entries=tuple(line), cells=cells))
+                line += [measured_entry(data, cells, column) for column in measured]
+                lines.append(TableRow(words=(name, *group), entries=tuple(line), cells=cells))
     grid = [line.entries for line in lines]
     notes = [
         sweep_note(data),
         "Step s: seconds of an optimizer step. MFU: in %, by the paper's formula, which counts the embedding and attention in "
         "every layer. Drop: of that MFU against the mixer alone, in %.",
-        *(["MFU honest: in %, of the operations that are really done."] if HONEST in measured else []),
+        *(["MFU honest: in %, of the operations that are really done."] if MFU_ACTUAL in measured else []),
         *seed_notes(grid, max((len(line.cells) for line in lines), default=0)),
-        *word_notes(grid),
-        *(f"{one.slug}: {one.text}." for one in contradicted(data, number)),
+        *placeholder_notes(grid),
+        *(f"{one.slug}: {one.text}." for one in printed_discrepancies(data, number)),
     ]
     headings = [column.heading for column in (STEP, MFU, DROP, *measured)]
     title = "Training throughput"
-    return assemble(
+    return build_table(
         data, number, title, ("Configuration", *data.extra_axes()), lines, numbers=headings, notes=notes, rank="column"
     )
 
 
-def _drop(data: SweepData, alone: Entry | None, share: Entry) -> Entry:
+def _drop(data: SweepData, alone: TableEntry | None, share: TableEntry) -> TableEntry:
     if alone is share:
-        return Entry(text=NOTHING, heading=DROP.heading, probe=DROP.probe, metric=DROP.metric)
+        return TableEntry(text=EMPTY_TEXT, heading=DROP.heading, probe=DROP.probe, metric=DROP.metric)
     parts = [share] if alone is None else [alone, share]
     if alone is None or not alone.value or share.value is None:
-        return derived(data, DROP, None, parts, NO_CELL if alone is None else "n/a")
-    return derived(data, DROP, 1 - share.value / alone.value, parts)
+        return derived_entry(data, DROP, None, parts, NO_CELL_TEXT if alone is None else "n/a")
+    return derived_entry(data, DROP, 1 - share.value / alone.value, parts)
 
 
 # --- table 5 ----------------------------------------------------------------------------------------------------------
@@ -220,6 +229,8 @@ def table5(store: Store, data: SweepData) -> Table:
         done = sum(data.standing(cell) == "done" for cell in cells)
         objective = objectives.get(mode, "not in the paper")
         entries = (count_entry("Cells", len(cells)), count_entry("Done", done))
-        lines.append(Line(words=(mode, objective), entries=entries, cells=cells))
+        lines.append(TableRow(words=(mode, objective), entries=entries, cells=cells))
     title = "Regularizer modes"
-    return assemble(data, "5", title, ("Mode", "Objective"), lines, numbers=("Cells", "Done"), notes=[sweep_note(data)])
+    return build_table(
+        data, "5", title, ("Mode", "Objective"), lines, numbers=("Cells", "Done"), notes=[sweep_note(data)]
+    )

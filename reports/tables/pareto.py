@@ -5,15 +5,15 @@ from __future__ import annotations
 from collections.abc import Mapping, Sequence
 
 from ...results.store.store import Store
-from ..best_values import chance_text
+from ..best_values import format_probability
 from ..number_format import BARE, Column
-from ..result_columns import AXIS_HEADINGS, qualities, speed_of
+from ..result_columns import AXIS_HEADINGS, quality_columns, speed_column
 from ..stats.effects.effects import pareto
 from ..stats.effects.needle_baseline import needle_note
 from ..stats.noise.best_probability import Configuration, front_probabilities
 from ..sweep_data import SweepData
-from ..table import Entry, Table
-from ..table_builder import NOTHING, Line, assemble, entry, seed_notes, sweep_note, word_notes
+from ..table import Table, TableEntry
+from ..table_builder import EMPTY_TEXT, TableRow, build_table, measured_entry, placeholder_notes, seed_notes, sweep_note
 
 LIKELY = 0.25  # a probability to be on a front that is told of a configuration off it
 NAMED = 3  # of those, in the notes
@@ -22,9 +22,9 @@ NAMED = 3  # of those, in the notes
 def pareto_table(store: Store, data: SweepData) -> Table:
     """The configurations that no other beats in speed and quality at once: in validation loss, or in needle accuracy at
     the longest length. Speed is tokens/s, or MFU where the sweep has no tokens/s."""
-    speed, (loss, needle) = speed_of(data, "Tokens/s"), qualities(data)
+    speed, (loss, needle) = speed_column(data, "Tokens/s"), quality_columns(data)
     groups = list(data.configurations().items())
-    grid = [[entry(data, cells, column) for column in (speed, loss, needle)] for _, cells in groups]
+    grid = [[measured_entry(data, cells, column) for column in (speed, loss, needle)] for _, cells in groups]
     fronts = _fronts(grid, (loss, needle))
     chances = [front_probabilities(data, speed, quality) for quality in (loss, needle)]
     ranked = sorted(fronts, key=lambda r: -(grid[r][0].value or 0.0))
@@ -34,21 +34,21 @@ def pareto_table(store: Store, data: SweepData) -> Table:
         key, cells = groups[r]
         on = tuple(_chance(name, found.get(key)) for name, found in zip(probable, chances, strict=True))
         words = (*key, " and ".join(fronts[r]))
-        lines.append(Line(words=words, entries=(*grid[r], *on), cells=cells))
+        lines.append(TableRow(words=words, entries=(*grid[r], *on), cells=cells))
     title = "Pareto fronts of quality and speed"
     headings = (*AXIS_HEADINGS, *data.extra_axes(), "Front")
     shown, n = [grid[r] for r in ranked], max((len(groups[r][1]) for r in ranked), default=0)
     about = f"Speed: {speed.heading}. Fastest first. {needle_note(data)}"
-    notes = [sweep_note(data), about, *seed_notes(shown, n), *word_notes(shown)]
+    notes = [sweep_note(data), about, *seed_notes(shown, n), *placeholder_notes(shown)]
     notes += _front_notes(data, (loss, needle), chances, fronts)
     numbers = [*(column.heading for column in (speed, loss, needle)), *probable]
     others = [(*row, *map(_chance, probable)) for r, row in enumerate(grid) if r not in fronts]
-    return assemble(
+    return build_table(
         data, "pareto", title, headings, lines, numbers=numbers, notes=notes, rank="column", unlisted=others
     )
 
 
-def _fronts(grid: Sequence[Sequence[Entry]], qualities: Sequence[Column]) -> dict[int, list[str]]:
+def _fronts(grid: Sequence[Sequence[TableEntry]], qualities: Sequence[Column]) -> dict[int, list[str]]:
     """By row that is on a front: the headings of the qualities; a row's first number is the speed, the qualities follow."""
     found: dict[int, list[str]] = {}
     for index, quality in enumerate(qualities, start=1):
@@ -60,8 +60,8 @@ def _fronts(grid: Sequence[Sequence[Entry]], qualities: Sequence[Column]) -> dic
     return found
 
 
-def _chance(heading: str, p: float | None = None) -> Entry:
-    return Entry(text=NOTHING if p is None else chance_text(p), heading=heading, value=p, unit=BARE)
+def _chance(heading: str, p: float | None = None) -> TableEntry:
+    return TableEntry(text=EMPTY_TEXT if p is None else format_probability(p), heading=heading, value=p, unit=BARE)
 
 
 def _front_notes(
@@ -88,7 +88,7 @@ def _front_notes(
         ]
         if likely:
             ranked = sorted(likely, key=lambda one: (-one[0], one[1]))
-            told = ", ".join(f"{name} {chance_text(p)}" for p, name in ranked[:NAMED])
+            told = ", ".join(f"{name} {format_probability(p)}" for p, name in ranked[:NAMED])
             more = f", and {len(ranked) - NAMED} more" if len(ranked) > NAMED else ""
             notes.append(
                 f"Off the front of {quality.heading} as measured, but on it with P(front) of {LIKELY} or more: {told}{more}."

@@ -5,11 +5,11 @@ from __future__ import annotations
 import math
 
 from ...results.store.store import Store
-from ..number_format import Column, rounded
-from ..stats.power_analysis import MOST, NATS, POINTS, PowerAnalysis, plans
+from ..number_format import Column, format_number
+from ..stats.power_analysis import MOST, NATS, POINTS, PowerAnalysis, power_analyses
 from ..sweep_data import SweepData
-from ..table import Entry, Table
-from ..table_builder import NOTHING, Line, assemble, count_entry, number_of, sweep_note
+from ..table import Table, TableEntry
+from ..table_builder import EMPTY_TEXT, TableRow, build_table, count_entry, number_of, sweep_note
 
 HEADINGS = tuple(f"{100 * points:g} pt / {nats:g}" for points, nats in zip(POINTS, NATS, strict=True))
 NOTES = (
@@ -24,9 +24,9 @@ NOTES = (
 
 def power_table(store: Store, data: SweepData) -> Table:
     """The pairs needed to see a difference, and the smallest difference that the sweep's own pairs show, by mixer and memory."""
-    found = plans(data)
+    found = power_analyses(data)
     lines = [
-        Line(words=(one.measure.heading, *one.stratum), entries=_entries(one), origins=one.origins) for one in found
+        TableRow(words=(one.measure.heading, *one.stratum), entries=_entries(one), origins=one.origins) for one in found
     ]
     notes = [sweep_note(data)]
     if found:
@@ -39,27 +39,27 @@ def power_table(store: Store, data: SweepData) -> Table:
         )
     title = "Pairs that a difference takes"
     numbers = ("sd", "Floor", "df", "Pairs", "1 pair", "n pairs", *HEADINGS)
-    return assemble(data, "power", title, ("Measure", "Type", "Mem"), lines, numbers=numbers, notes=notes)
+    return build_table(data, "power", title, ("Measure", "Type", "Mem"), lines, numbers=numbers, notes=notes)
 
 
-def _entries(one: PowerAnalysis) -> tuple[Entry, ...]:
+def _entries(one: PowerAnalysis) -> tuple[TableEntry, ...]:
     amounts = {"sd": one.spread.sd, "Floor": one.spread.floor, "1 pair": one.one, "n pairs": one.all}
     told = {name: _amount(one.measure, name, value) for name, value in amounts.items()}
     if not one.spread.floor:
-        told["Floor"] = Entry(text=NOTHING, heading="Floor")
+        told["Floor"] = TableEntry(text=EMPTY_TEXT, heading="Floor")
     counts = {"df": one.spread.df, "Pairs": one.pairs}
     told |= {name: count_entry(name, n) for name, n in counts.items()}
     needed = dict.fromkeys(HEADINGS, None) | dict(zip(HEADINGS, one.needed, strict=False))
     for name, n in needed.items():
         if not one.differences or not one.spread.used:
-            told[name] = Entry(text=NOTHING, heading=name)
+            told[name] = TableEntry(text=EMPTY_TEXT, heading=name)
         else:
             text = f">{MOST}" if n is None else str(n)
-            told[name] = Entry(text=text, heading=name, value=None if n is None else float(n))
+            told[name] = TableEntry(text=text, heading=name, value=None if n is None else float(n))
     return tuple(told[name] for name in ("sd", "Floor", "df", "Pairs", "1 pair", "n pairs", *HEADINGS))
 
 
-def _amount(column: Column, name: str, value: float) -> Entry:
+def _amount(column: Column, name: str, value: float) -> TableEntry:
     if math.isnan(value):
-        return Entry(text=NOTHING, heading=name)
-    return number_of(column, name, rounded(value, column.decimals, percent=column.percent), value)
+        return TableEntry(text=EMPTY_TEXT, heading=name)
+    return number_of(column, name, format_number(value, column.decimals, percent=column.percent), value)

@@ -15,7 +15,7 @@ from ...results.store.store import Store
 from ..stats.audit import homogeneity
 from ..sweep_data import SweepData, provenances_of_attempts
 from ..table import Table
-from ..table_builder import NOTHING, Line, assemble, count_entry, sweep_note
+from ..table_builder import EMPTY_TEXT, TableRow, build_table, count_entry, sweep_note
 
 HEADINGS = (
     "Cells like", "Done", "Predicted h", "From", "By FLOPs", "Calibrated", "Took h", "Ratio", "Start", "Training", "Probing",
@@ -26,7 +26,7 @@ SOURCES = ("measured", "calibrated", "FLOPs")
 
 
 @dataclass(frozen=True)
-class Took:
+class TimeSpent:
     """Hours of GPUs, or of cores, by what they went to; together all that attempts of a cell took."""
 
     start: float = 0.0
@@ -77,7 +77,7 @@ def budget(store: Store, data: SweepData) -> Table:
         notes.append("Nobody says what published cells took." if published else "The launch kept no prediction.")
     title = "Budget"
     sources = store.sources([one.id for some in attempts.values() for one in some])
-    return assemble(data, "budget", title, HEADINGS, lines, notes=notes, sources=sources)
+    return build_table(data, "budget", title, HEADINGS, lines, notes=notes, sources=sources)
 
 
 def _name(cells: Sequence[CellState]) -> str:
@@ -86,7 +86,7 @@ def _name(cells: Sequence[CellState]) -> str:
     return first if len(stems) == 1 else f"{first} and {len(stems) - 1} more"
 
 
-def _line(data: SweepData, cells: Sequence[CellState], took: Mapping[str, Took], name: str) -> Line:
+def _line(data: SweepData, cells: Sequence[CellState], took: Mapping[str, TimeSpent], name: str) -> TableRow:
     done = [cell for cell in cells if data.standing(cell) == "done"]
     predicted = {source: _predicted(data, done, source) for source in SOURCES}
     best = _best(data, done)
@@ -99,11 +99,11 @@ def _line(data: SweepData, cells: Sequence[CellState], took: Mapping[str, Took],
         name,
         f"{len(done)} of {len(cells)}",
         _text(best),
-        ", ".join(sources) or NOTHING,
-        NOTHING if by_flops is None else f"{_text(by_flops[0])} {_text(by_flops[1])} {_text(by_flops[2])}",
+        ", ".join(sources) or EMPTY_TEXT,
+        EMPTY_TEXT if by_flops is None else f"{_text(by_flops[0])} {_text(by_flops[1])} {_text(by_flops[2])}",
         _text(calibrated[1] if calibrated is not None else None),
         _text(actual.total if done else None),
-        NOTHING if ratio is None else f"{ratio:.2f}",
+        EMPTY_TEXT if ratio is None else f"{ratio:.2f}",
         *(_text(number if done else None) for number in (actual.start, actual.training, actual.probing, actual.rest)),
         _text(lost),
     )
@@ -115,11 +115,11 @@ def _line(data: SweepData, cells: Sequence[CellState], took: Mapping[str, Took],
     }
     about |= {f"predicted_{source.lower()}": predicted[source] for source in SOURCES}
     about |= {f"{field.name}_hours": getattr(actual, field.name) for field in fields(actual)} | {"lost_hours": lost}
-    return Line(words=words, cells=list(cells), about=about | {"ratio": ratio, "sources": list(sources)})
+    return TableRow(words=words, cells=list(cells), about=about | {"ratio": ratio, "sources": list(sources)})
 
 
 def _text(hours: float | None) -> str:
-    return NOTHING if hours is None else f"{hours:,.0f}" if hours >= 1000 else f"{hours:.3g}"
+    return EMPTY_TEXT if hours is None else f"{hours:,.0f}" if hours >= 1000 else f"{hours:.3g}"
 
 
 def _of(data: SweepData, cell: CellState) -> dict[str, tuple[float, float, float]]:
@@ -143,14 +143,14 @@ def _predicted(data: SweepData, cells: Sequence[CellState], source: str) -> tupl
     return low, likely, high
 
 
-def _sum(some: Sequence[Took]) -> Took:
-    return Took(**{field.name: sum(getattr(one, field.name) for one in some) for field in fields(Took)})
+def _sum(some: Sequence[TimeSpent]) -> TimeSpent:
+    return TimeSpent(**{field.name: sum(getattr(one, field.name) for one in some) for field in fields(TimeSpent)})
 
 
 # --- what it took -------------------------------------------------------------------------------------------------------
 
 
-def _took(store: Store, data: SweepData, attempts: Mapping[str, Sequence[Attempt]]) -> dict[str, Took]:
+def _took(store: Store, data: SweepData, attempts: Mapping[str, Sequence[Attempt]]) -> dict[str, TimeSpent]:
     """By cell."""
     ended = [one.id for some in attempts.values() for one in some if one.state == "done"]
     starts = store.starts(ended)
@@ -165,7 +165,7 @@ def _took(store: Store, data: SweepData, attempts: Mapping[str, Sequence[Attempt
     found = {}
     for cell, some in attempts.items():
         probes = {attempt: sum(times.values()) for attempt, times in probing.get(cell, {}).items()}
-        share = share_of(data.configs.get(cell, {}))
+        share = gpu_share(data.configs.get(cell, {}))
         found[cell] = _of_cell(some, starts, probes, trained.get(cell, {}), share)
     return found
 
@@ -176,7 +176,7 @@ def _of_cell(
     probes: Mapping[int, float],
     trained: Mapping[int, float],
     share: float,
-) -> Took:
+) -> TimeSpent:
     start = training = probing = rest = lost = carried = 0.0
     for one in attempts:
         elapsed = one.elapsed_s
@@ -193,10 +193,10 @@ def _of_cell(
     kept = min(carried, lost)
     # where clocks disagree by more than was lost, the training takes the difference, so that the sum stays what it took
     hours = [seconds * share / 3600 for seconds in (start, training - (carried - kept), probing, rest, lost - kept)]
-    return Took(*hours)
+    return TimeSpent(*hours)
 
 
-def share_of(config: Mapping[str, Any]) -> float:
+def gpu_share(config: Mapping[str, Any]) -> float:
     """GPUs of an attempt, or cores where it has none."""
     resources = config.get("resources", {})
     return float(resources.get("gpus") or resources.get("cpus") or 1)
@@ -216,10 +216,10 @@ def failures(store: Store, data: SweepData) -> Table:
     headings = ("Cell", "Attempt", "State", "Class", "Cell now", "Started (UTC)", "Host", "Step", "Exit", "Cause")
     title = "Failures"
     sources = store.sources([int(line.about["attempt_id"]) for line in lines])
-    return assemble(data, "failures", title, headings, lines, notes=[sweep_note(data), f"{count}."], sources=sources)
+    return build_table(data, "failures", title, headings, lines, notes=[sweep_note(data), f"{count}."], sources=sources)
 
 
-def _failure(attempt: Attempt, slug: str, now: str) -> Line:
+def _failure(attempt: Attempt, slug: str, now: str) -> TableRow:
     step = f"{attempt.step}/{attempt.steps_total}" if attempt.steps_total else str(attempt.step)
     words = (
         slug,
@@ -240,7 +240,7 @@ def _failure(attempt: Attempt, slug: str, now: str) -> Line:
         "failure": attempt.failure,
         "cause": attempt.cause,
     }
-    return Line(
+    return TableRow(
         words=words,
         origins=((attempt.cell_id, attempt.id),),
         about=about | {"traceback": attempt.traceback, "exit_code": attempt.exit_code},
@@ -271,12 +271,12 @@ def provenance(store: Store, data: SweepData) -> Table:
         origins = tuple(found)
         count = len({cell for cell, _ in found})
         entries = (count_entry("Cells", count, origins), count_entry("Attempts", len(found), origins))
-        lines.append(Line(words=words, entries=entries))
+        lines.append(TableRow(words=words, entries=entries))
     audit = homogeneity(store, data.sweep, revision=data.revision)
     notes = [sweep_note(data), *(f"{line}." for line in audit or ["Nothing differs between the cells but their axes"])]
     headings = ("Commit", "GPU", "Driver", "Precision", "Python", "Software", "Kernels", "Tokenizer", "Corpus")
     title = "Provenance"
-    return assemble(data, "provenance", title, headings, lines, numbers=("Cells", "Attempts"), notes=notes)
+    return build_table(data, "provenance", title, headings, lines, numbers=("Cells", "Attempts"), notes=notes)
 
 
 def _origin(one: Provenance) -> tuple[str, ...]:

@@ -10,12 +10,12 @@ from ...results import metrics
 from ...results.console.text import counted
 from ...results.store.store import Store
 from ...results.studies.optuna_study import Trial
-from ..number_format import rounded
-from ..stats.study_data import WORDS, Objective, Spent, Study, level_text, spent, study_of
+from ..number_format import format_number
+from ..stats.study_data import WORDS, CellCost, Objective, Study, cell_costs, level_text, study_of
 from ..sweep_data import SweepData
-from ..table import Entry, Table
-from ..table_builder import NOTHING, Line, assemble
-from .run_records import share_of
+from ..table import Table, TableEntry
+from ..table_builder import EMPTY_TEXT, TableRow, build_table
+from .run_records import gpu_share
 
 BEST = 10
 """Trials that are listed without --all-rows."""
@@ -32,15 +32,15 @@ def study_table(store: Store, data: SweepData, *, all_rows: bool = False) -> Tab
     ranked = _ranked(study)
     shown = ranked if all_rows else [trial for trial in ranked if trial.standing == "done"][:BEST]
     attempts = store.attempts_of(sorted({one.cell for one in study.trials if one.cell is not None}))
-    shares = {cell: share_of(config) for cell, config in study.data.configs.items()}
-    costs = spent(study, attempts, shares)
+    shares = {cell: gpu_share(config) for cell, config in study.data.configs.items()}
+    costs = cell_costs(study, attempts, shares)
     unit = (
         "GPU h" if any(config.get("resources", {}).get("gpus") for config in study.data.configs.values()) else "core h"
     )
     first = _first(study.trials)
     lines = [_line(study, trial, costs, first) for trial in shown]
     headings = ("Trial", "Cell", *(study.names[path] for path in study.search.ranges), "Standing", "Seconds", unit)
-    return assemble(
+    return build_table(
         study.data, "study", "Study", headings, lines,
         numbers=[one.words for one in study.objectives], notes=_notes(study, len(shown), all_rows, costs, unit),
         options={"all_rows": True} if all_rows else {}, sources=store.sources([one.id for one in attempts]),
@@ -68,38 +68,45 @@ def _first(trials: Sequence[Trial]) -> Mapping[str, int]:
     return found
 
 
-def _line(study: Study, trial: Trial, costs: Mapping[str, Spent], first: Mapping[str, int]) -> Line:
+def _line(study: Study, trial: Trial, costs: Mapping[str, CellCost], first: Mapping[str, int]) -> TableRow:
     owner = first.get(trial.cell or "", trial.number)
-    cost = costs.get(trial.cell or "", Spent(seconds=0.0, hours=0.0)) if owner == trial.number else None
-    cost = cost or Spent(seconds=0.0, hours=0.0)
+    cost = costs.get(trial.cell or "", CellCost(seconds=0.0, hours=0.0)) if owner == trial.number else None
+    cost = cost or CellCost(seconds=0.0, hours=0.0)
     standing = WORDS.get(trial.standing, trial.standing)
     if owner != trial.number:
         standing += f" (cell of trial {owner})"
     elif trial.standing == "pruned" and trial.curve:
         standing += f" at validation {trial.curve[-1][0]}"
-    settings = [level_text(trial.params[path]) if path in trial.params else NOTHING for path in study.search.ranges]
-    words = (str(trial.number), trial.cell or NOTHING, *settings, standing, f"{cost.seconds:.0f}", f"{cost.hours:.3g}")
+    settings = [level_text(trial.params[path]) if path in trial.params else EMPTY_TEXT for path in study.search.ranges]
+    words = (
+        str(trial.number),
+        trial.cell or EMPTY_TEXT,
+        *settings,
+        standing,
+        f"{cost.seconds:.0f}",
+        f"{cost.hours:.3g}",
+    )
     about: dict[str, Any] = {"number": trial.number, "cell": trial.cell, "params": dict(trial.params)}
     about |= {"standing": trial.standing, "reason": trial.reason, "best": trial.number in study.best}
     about |= {"seconds": cost.seconds, "hours": cost.hours, "curve": [list(point) for point in trial.curve]}
     entries = tuple(_entry(study, trial, one) for one in study.objectives)
-    return Line(words=words, entries=entries, origins=tuple(study.origins([trial])), about=about)
+    return TableRow(words=words, entries=entries, origins=tuple(study.origins([trial])), about=about)
 
 
-def _entry(study: Study, trial: Trial, objective: Objective) -> Entry:
+def _entry(study: Study, trial: Trial, objective: Objective) -> TableEntry:
     known = metrics.known(objective.probe, objective.metric)
-    base = Entry(
-        text=NOTHING, heading=objective.words, probe=objective.probe, metric=objective.metric, length=objective.length,
+    base = TableEntry(
+        text=EMPTY_TEXT, heading=objective.words, probe=objective.probe, metric=objective.metric, length=objective.length,
         direction=objective.sign, unit=known.unit if known else None, origins=tuple(study.origins([trial])),
     )  # fmt: skip
     if trial.standing != "done" or trial.values is None:
         return base
     value = trial.values[objective.place]
-    text = rounded(value, known.decimals, percent=known.percent) if known else f"{value:.4g}"
+    text = format_number(value, known.decimals, percent=known.percent) if known else f"{value:.4g}"
     return replace(base, text=text, value=value, best=trial.number in study.best)
 
 
-def _notes(study: Study, shown: int, every: bool, costs: Mapping[str, Spent], unit: str) -> list[str]:
+def _notes(study: Study, shown: int, every: bool, costs: Mapping[str, CellCost], unit: str) -> list[str]:
     seconds, hours = (sum(getattr(one, name) for one in costs.values()) for name in ("seconds", "hours"))
     units = ", ".join(f"{one.words} in {one.unit}" for one in study.objectives if one.unit)
     first = (

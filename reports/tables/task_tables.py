@@ -18,15 +18,25 @@ from ...results import metrics, paper
 from ...results.intervals import of_trials
 from ...results.store.records import AXES, CellState
 from ...results.store.store import Store
-from ..number_format import BARE, Column, column_of, length_name, rounded
+from ..number_format import BARE, Column, column_of, format_length, format_number
 from ..result_columns import AXIS_HEADINGS
 from ..stats.claims.rival_claims import TASKS
 from ..stats.significance.paired_tests import ALPHA
-from ..stats.significance.trial_intervals import trials_of
-from ..sweep_data import SweepData, level_of
-from ..table import Entry, Table
-from ..table_builder import DUST, NOTHING, Line, assemble, derived, entry, seed_notes, sweep_note, word_notes
-from .paper_rows import facts_of
+from ..stats.significance.trial_intervals import independent_trials
+from ..sweep_data import SweepData, cell_level
+from ..table import Table, TableEntry
+from ..table_builder import (
+    DUST,
+    EMPTY_TEXT,
+    TableRow,
+    build_table,
+    derived_entry,
+    measured_entry,
+    placeholder_notes,
+    seed_notes,
+    sweep_note,
+)
+from .paper_rows import published_facts
 
 FLIPFLOP, EXTRAPOLATION, DOWNSTREAM = "flipflop", "extrapolation", "downstream"
 PERPLEXITY = "perplexity"
@@ -40,56 +50,68 @@ SETS = (
 
 def flipflop(store: Store, data: SweepData) -> Table:
     """Sequences of the flip-flop task without an error, in the three test sets, with the intervals of seeds and of sequences."""
-    rows = rows_about(data, FLIPFLOP)
+    rows = configurations_with_probe(data, FLIPFLOP)
     shares = {name: column_of(FLIPFLOP, f"exact_{name}", heading) for name, heading in HEADINGS.items()}
 
-    def entries(cells: Sequence[CellState]) -> Iterator[Entry]:
+    def entries(cells: Sequence[CellState]) -> Iterator[TableEntry]:
         for name, column in shares.items():
             yield from with_intervals(data, cells, column)
-            yield entry(data, cells, column_of(FLIPFLOP, f"error_{name}", f"{column.heading} {WRONG}", decimals=2))
+            yield measured_entry(
+                data, cells, column_of(FLIPFLOP, f"error_{name}", f"{column.heading} {WRONG}", decimals=2)
+            )
 
     notes = [SETS, *_coins(data, rows)]
     return task_table(
-        store, rows, FLIPFLOP, "The flip-flop task", without_empty(rows.lines(entries), tuple(HEADINGS.values())), notes
+        store,
+        rows,
+        FLIPFLOP,
+        "The flip-flop task",
+        drop_empty_columns(rows.lines(entries), tuple(HEADINGS.values())),
+        notes,
     )
 
 
 def extrapolation(store: Store, data: SweepData) -> Table:
     """Perplexity over context lengths, and how many times that of the shortest the perplexity of the longest is."""
-    rows = rows_about(data, EXTRAPOLATION)
+    rows = configurations_with_probe(data, EXTRAPOLATION)
     known = sorted({*data.lengths(EXTRAPOLATION, PERPLEXITY), *data.requested_lengths().get(EXTRAPOLATION, ())})
     about = data.metric(EXTRAPOLATION, PERPLEXITY)
-    columns = [column_of(EXTRAPOLATION, about, f"PPL@{length_name(n)}", decimals=2, length=n) for n in known if n]
+    columns = [column_of(EXTRAPOLATION, about, f"PPL@{format_length(n)}", decimals=2, length=n) for n in known if n]
 
-    def entries(cells: Sequence[CellState]) -> Iterator[Entry]:
+    def entries(cells: Sequence[CellState]) -> Iterator[TableEntry]:
         for column in columns:
-            yield from (mean := entry(data, cells, column), of_seeds(mean, column))
+            yield from (mean := measured_entry(data, cells, column), seed_interval_entry(mean, column))
         if len(columns) > 1:
             yield from _ratio(data, cells, columns[0], columns[-1])
 
     notes = ["PPL@L: exp of the mean cross-entropy over windows of L tokens.", *_trained(data, rows)]
     kept = tuple(column.heading for column in columns)
     return task_table(
-        store, rows, EXTRAPOLATION, "Perplexity over context lengths", without_empty(rows.lines(entries), kept), notes
+        store,
+        rows,
+        EXTRAPOLATION,
+        "Perplexity over context lengths",
+        drop_empty_columns(rows.lines(entries), kept),
+        notes,
     )
 
 
 def downstream(store: Store, data: SweepData) -> Table:
     """Four questionnaires and their average."""
-    rows = rows_about(data, DOWNSTREAM)
+    rows = configurations_with_probe(data, DOWNSTREAM)
     columns = [column_of(DOWNSTREAM, data.metric(DOWNSTREAM, name), decimals=1) for name in TASKS]
     average = column_of(DOWNSTREAM, data.metric(DOWNSTREAM, AVERAGE), "Avg", decimals=1)
     lines, differing = [], []
     for cells in rows.groups:
-        found = [entry(data, cells, column) for column in columns]
+        found = [measured_entry(data, cells, column) for column in columns]
         known = [one.value for one in found if one.value is not None]
-        mean = derived(data, average, fmean(known) if len(known) == len(found) else None, found)
-        printed = entry(data, cells, average)
+        mean = derived_entry(data, average, fmean(known) if len(known) == len(found) else None, found)
+        printed = measured_entry(data, cells, average)
         if printed.value is not None and mean.value is not None and printed.text != mean.text:
-            exact = rounded(round(mean.value, DUST), 3, percent=True)
+            exact = format_number(round(mean.value, DUST), 3, percent=True)
             differing.append(f"{named(rows.words(cells))} {printed.text}, of the four as printed {exact}")
         found.append(printed if printed.value is not None else mean)
-        lines.append(Line(words=rows.words(cells), entries=tuple(found), cells=cells))
+        lines.append(TableRow(words=rows.words(cells), entries=tuple(found), cells=cells))
     notes = ["Questions answered rightly, in %. Avg: mean of the four."]
     if differing:
         notes.append(f"An average that is not the four's to the digit: {'; '.join(differing)}.")
@@ -160,16 +182,16 @@ def facts_besides(sweep: str) -> list[str]:
     ]
 
 
-def _ratio(data: SweepData, cells: Sequence[CellState], first: Column, last: Column) -> list[Entry]:
+def _ratio(data: SweepData, cells: Sequence[CellState], first: Column, last: Column) -> list[TableEntry]:
     """Last over first seed by seed: mean and standard deviation, and Student's t interval."""
     column = replace(first, heading=RATIO, unit=BARE, length=0, metric="")
     pairs = [(data.numbers([cell], last), data.numbers([cell], first)) for cell in cells]
     found = [a[0] / b[0] for a, b in pairs if a and b]
-    parts = [entry(data, cells, one) for one in (first, last)]
+    parts = [measured_entry(data, cells, one) for one in (first, last)]
     spread = stdev(found) if len(found) > 1 else None
-    made = derived(data, column, fmean(found) if found else None, parts, NOTHING, sd=spread)
+    made = derived_entry(data, column, fmean(found) if found else None, parts, EMPTY_TEXT, sd=spread)
     made = replace(made, probe="", direction=-1, length=None, seeds=len(found))
-    return [made, of_seeds(made, column)]
+    return [made, seed_interval_entry(made, column)]
 
 
 # --- associative recall -----------------------------------------------------------------------------------------------
@@ -182,13 +204,13 @@ MQAR_MEANT = "Answers: questions answered rightly, in %; Rows: rows without a wr
 
 def mqar(store: Store, data: SweepData) -> Table:
     """Questions answered rightly, rows without an error, and the loss of the answers."""
-    rows = rows_about(data, MQAR)
+    rows = configurations_with_probe(data, MQAR)
     shares = [column_of(MQAR, name, heading) for name, heading in SHARES.items()]
     loss = column_of("val", "val_loss", "Loss")
     lines = rows.lines(
-        lambda cells: [*chain(*(with_intervals(data, cells, one) for one in shares)), entry(data, cells, loss)]
+        lambda cells: [*chain(*(with_intervals(data, cells, one) for one in shares)), measured_entry(data, cells, loss)]
     )
-    kept = without_empty(lines, tuple(SHARES.values()))
+    kept = drop_empty_columns(lines, tuple(SHARES.values()))
     return task_table(store, rows, MQAR, "Associative recall", kept, [MQAR_MEANT, *_guesses(data, rows)])
 
 
@@ -201,7 +223,9 @@ def _guesses(data: SweepData, rows: TaskRows) -> list[str]:
             told.add(metrics.metric(MQAR, "accuracy", value.description).chance)
     shares = sorted(share for share in told if share is not None)
     return (
-        [f"A guess among the values is right in {' or '.join(rounded(one, 1, percent=True) for one in shares)} %."]
+        [
+            f"A guess among the values is right in {' or '.join(format_number(one, 1, percent=True) for one in shares)} %."
+        ]
         if shares
         else []
     )
@@ -230,7 +254,7 @@ class TaskRows:
     @property
     def axes(self) -> list[str]:
         every = (*AXES, *self.data.extra_axes())
-        levels = {axis: {level_of(cells[0], axis) for cells in self.groups} for axis in every}
+        levels = {axis: {cell_level(cells[0], axis) for cells in self.groups} for axis in every}
         return [axis for axis in every if axis == AXES[0] or len(levels[axis]) > 1]
 
     @property
@@ -239,18 +263,18 @@ class TaskRows:
         return tuple(named.get(axis, axis) for axis in self.axes)
 
     def words(self, cells: Sequence[CellState]) -> tuple[str, ...]:
-        return tuple(level_of(cells[0], axis) for axis in self.axes)
+        return tuple(cell_level(cells[0], axis) for axis in self.axes)
 
-    def lines(self, entries: Callable[[Sequence[CellState]], Iterable[Entry]]) -> list[Line]:
+    def lines(self, entries: Callable[[Sequence[CellState]], Iterable[TableEntry]]) -> list[TableRow]:
         """A row for every configuration."""
-        return [Line(words=self.words(cells), entries=tuple(entries(cells)), cells=cells) for cells in self.groups]
+        return [TableRow(words=self.words(cells), entries=tuple(entries(cells)), cells=cells) for cells in self.groups]
 
     @property
     def seeds(self) -> int:
         return max((len(cells) for cells in self.groups), default=0)
 
 
-def rows_about(data: SweepData, probe: str) -> TaskRows:
+def configurations_with_probe(data: SweepData, probe: str) -> TaskRows:
     """The configurations with a number of the probe; all of them where the sweep asks for it."""
     have = {cell for cell, of, *_ in data.values if of == probe}
     asked = any(name == probe for name, _ in data.requested)
@@ -259,7 +283,7 @@ def rows_about(data: SweepData, probe: str) -> TaskRows:
 
 
 def task_table(
-    store: Store, rows: TaskRows, name: str, title: str, lines: Sequence[Line], notes: Sequence[str]
+    store: Store, rows: TaskRows, name: str, title: str, lines: Sequence[TableRow], notes: Sequence[str]
 ) -> Table:
     """The table of the task of a probe of that name, with what its headings mean and how far seeds lie apart."""
     data, grid = rows.data, [line.entries for line in lines]
@@ -272,15 +296,15 @@ def task_table(
         spread = seed_notes(grid, rows.seeds)
     numbers = [one.heading for one in grid[0]] if grid else []
     meant = [f"{end}: {words}" for end, words in MEANT.items() if any(heading.endswith(end) for heading in numbers)]
-    words = word_notes([one for one in row if one.low is None] for row in grid)
+    words = placeholder_notes([one for one in row if one.low is None] for row in grid)
     said = [sweep_note(data), *(notes if lines else []), *([f"{'; '.join(meant)}."] if meant else []), *spread, *words]
     said += _names(store, rows) if published else []
     if not lines:
         said.append(f"Nothing of the probe {name} was measured or asked for.")
-    return assemble(data, name, title, rows.headings, lines, numbers=numbers, notes=said, rank="column")
+    return build_table(data, name, title, rows.headings, lines, numbers=numbers, notes=said, rank="column")
 
 
-def without_empty(lines: Sequence[Line], kept: Sequence[str]) -> list[Line]:
+def drop_empty_columns(lines: Sequence[TableRow], kept: Sequence[str]) -> list[TableRow]:
     """The lines without the columns in which none says anything, but for those that are always there."""
     if not lines:
         return []
@@ -297,7 +321,7 @@ def _names(store: Store, rows: TaskRows) -> list[str]:
     """What the paper calls the configurations, where it calls them otherwise."""
     told = []
     for cells in rows.groups:
-        name, words = facts_of(store, cells[0].cell_id).get("name", ""), rows.words(cells)
+        name, words = published_facts(store, cells[0].cell_id).get("name", ""), rows.words(cells)
         if name and name.lower() != words[0].lower():
             told.append(f"{named(words)} is {name}")
     return [f"Names there: {', '.join(dict.fromkeys(told))}."] if told else []
@@ -305,18 +329,20 @@ def _names(store: Store, rows: TaskRows) -> list[str]:
 
 def named(words: Sequence[str]) -> str:
     """A configuration in a sentence."""
-    return " ".join(word for word in words if word not in ("none", NOTHING))
+    return " ".join(word for word in words if word not in ("none", EMPTY_TEXT))
 
 
-def with_intervals(data: SweepData, cells: Sequence[CellState], column: Column) -> tuple[Entry, Entry, Entry]:
+def with_intervals(
+    data: SweepData, cells: Sequence[CellState], column: Column
+) -> tuple[TableEntry, TableEntry, TableEntry]:
     """A share of sequences, with the intervals of seeds and of sequences."""
-    mean = entry(data, cells, column)
-    return mean, of_seeds(mean, column), of_sequences(data, cells, mean)
+    mean = measured_entry(data, cells, column)
+    return mean, seed_interval_entry(mean, column), sequence_interval_entry(data, cells, mean)
 
 
-def of_seeds(mean: Entry, column: Column) -> Entry:
+def seed_interval_entry(mean: TableEntry, column: Column) -> TableEntry:
     """Student's t interval of the mean over seeds; of a share within 0 and 1."""
-    base = Entry(text=NOTHING, heading=f"{mean.heading} {SEEDS}", unit=mean.unit, origins=mean.origins)
+    base = TableEntry(text=EMPTY_TEXT, heading=f"{mean.heading} {SEEDS}", unit=mean.unit, origins=mean.origins)
     if mean.value is None or mean.sd is None or mean.seeds < 2:
         return base
     reach = float(special.stdtrit(mean.seeds - 1, 1 - ALPHA / 2)) * mean.sd / math.sqrt(mean.seeds)
@@ -324,17 +350,17 @@ def of_seeds(mean: Entry, column: Column) -> Entry:
     return _interval(base, column, *((max(0.0, low), min(1.0, high)) if column.percent else (low, high)))
 
 
-def of_sequences(data: SweepData, cells: Sequence[CellState], mean: Entry) -> Entry:
+def sequence_interval_entry(data: SweepData, cells: Sequence[CellState], mean: TableEntry) -> TableEntry:
     """Wilson's interval of the mean share, of as many sequences as the fewest that a seed was asked."""
     column = Column("", mean.probe, mean.metric, 2, True)
-    base = Entry(text=NOTHING, heading=f"{mean.heading} {SEQUENCES}", unit=mean.unit, origins=mean.origins)
+    base = TableEntry(text=EMPTY_TEXT, heading=f"{mean.heading} {SEQUENCES}", unit=mean.unit, origins=mean.origins)
     given = (data.given(cell, column) for cell in cells)
-    counts = [n for value in given if value is not None and (n := trials_of(value, data.values))]
+    counts = [n for value in given if value is not None and (n := independent_trials(value, data.values))]
     if mean.value is None or not counts:
         return base
     return replace(_interval(base, column, *of_trials(mean.value, min(counts))), n=min(counts))
 
 
-def _interval(base: Entry, column: Column, low: float, high: float) -> Entry:
-    words = (rounded(round(end, DUST), column.decimals, percent=column.percent) for end in (low, high))
+def _interval(base: TableEntry, column: Column, low: float, high: float) -> TableEntry:
+    words = (format_number(round(end, DUST), column.decimals, percent=column.percent) for end in (low, high))
     return replace(base, text=f"[{', '.join(words)}]", low=low, high=high)

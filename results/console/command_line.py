@@ -19,7 +19,7 @@ from typer.core import TyperGroup
 
 from . import completion
 from .streams import write_out
-from .text import did_you_mean, nearest, say, sentence
+from .text import did_you_mean, echo_text, nearest, sentence
 
 MAX_CELLS = 10**7
 """Cells of a grid; a database of 10,000 is measured."""
@@ -127,7 +127,7 @@ def print_result(value: Any, lines: Sequence[str], *, as_json: bool) -> None:
     if as_json:
         print_json(value)
     else:
-        say("\n".join(lines))
+        echo_text("\n".join(lines))
 
 
 NAME = "atma-sweep"
@@ -204,12 +204,12 @@ class OneLine(TyperGroup):
                 raise
             said = told(error)
             if said:
-                say(f"{NAME}: {said}", err=True)
+                echo_text(f"{NAME}: {said}", err=True)
             sys.exit(error.exit_code)  # type: ignore[attr-defined]
         except _GIVEN_UP:
             if not standalone_mode:
                 raise
-            say(f"{NAME}: stopped", err=True)
+            echo_text(f"{NAME}: stopped", err=True)
             sys.exit(130)
         if standalone_mode:
             sys.exit(code if isinstance(code, int) else 0)

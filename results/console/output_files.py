@@ -17,13 +17,13 @@ from pathlib import Path
 from typing import IO, Any
 
 from ..errors import StoreError, WriteRefused
-from ..names import short
+from ..names import quoted_short
 from .streams import OutputClosed
 
-STANDARD = Path("-")
+STDOUT = Path("-")
 """Standard output, wherever an option names one file."""
 SHOWN = 300
-LINKS = 40
+MAX_LINKS = 40
 _INPUT = {errno.ENOENT, errno.ENOTDIR, errno.EISDIR, errno.ENAMETOOLONG, errno.ELOOP, errno.EEXIST, errno.ENXIO}
 """What is wrong with the name itself; all else is the machine's."""
 _NO_ROOM = {errno.ENOSPC, errno.EDQUOT, errno.EFBIG}
@@ -41,7 +41,7 @@ _SYSTEM = {errno.ENAMETOOLONG, errno.ELOOP, errno.ENOTDIR, errno.EIO, errno.ESTA
 """What an operating system says of a place, whatever we do there; the rest of its errors may be mistakes of ours."""
 
 
-def bytes_under(path: Path) -> int:
+def size_on_disk(path: Path) -> int:
     """What a file, or all below a folder, takes, bytes; what goes while one looks counts for nothing."""
     taken, files = 0, [path]
     if path.is_dir() and not path.is_symlink():
@@ -52,7 +52,7 @@ def bytes_under(path: Path) -> int:
     return taken
 
 
-def refusal(error: BaseException) -> StoreError | None:
+def store_error_for(error: BaseException) -> StoreError | None:
     """What to say when an error that nobody caught is the system's refusal of a place, or a name that is no text; None
     for any other."""
     if isinstance(error, UnicodeEncodeError):
@@ -81,14 +81,14 @@ def refused(error: OSError, place: Path | str, verb: str = "write") -> StoreErro
     cannot be."""
     said = error.strerror or str(error) or type(error).__name__
     text = told(Path(place))
-    shown = text if len(text) <= SHOWN else short(text)
+    shown = text if len(text) <= SHOWN else quoted_short(text)
     remedy = _REMEDIES.get(error.errno or 0, "name another place")
     kind = StoreError if error.errno in _INPUT else WriteRefused
     return kind(f"cannot {verb} {shown}: {said}; {remedy}")
 
 
 @contextlib.contextmanager
-def refusing(place: Path | str, verb: str = "write") -> Iterator[None]:
+def translate_os_errors(place: Path | str, verb: str = "write") -> Iterator[None]:
     """Turns what the machine refuses inside into one line about the place, or about the file that it names."""
     try:
         yield
@@ -96,7 +96,7 @@ def refusing(place: Path | str, verb: str = "write") -> Iterator[None]:
         raise refused(error, os.fsdecode(_named(error) or place), verb) from error
 
 
-class _Straight(io.RawIOBase):
+class _StreamWriter(io.RawIOBase):
     """A pipe, device or terminal to write to: it counts what went out, and cannot go back."""
 
     def __init__(self, stream: IO[bytes]) -> None:
@@ -121,7 +121,7 @@ class _Straight(io.RawIOBase):
 def _descriptor(to: Path) -> int | None:
     """The number of our own open file that the path means, such as /dev/stdout; opening that anew would begin it anew."""
     ours = ("/dev/fd", f"/proc/{os.getpid()}/fd", f"/proc/{os.getpid()}/task/{os.getpid()}/fd")
-    for _ in range(LINKS):
+    for _ in range(MAX_LINKS):
         folder = os.path.realpath(to.parent)
         if folder in ours and to.name.isdigit():
             return int(to.name)
@@ -131,9 +131,9 @@ def _descriptor(to: Path) -> int | None:
     return None
 
 
-def is_straight(to: Path) -> bool:
+def is_stream(to: Path) -> bool:
     """Whether writing there goes straight into a pipe, a device or what is open already, not into a file of that name."""
-    if to == STANDARD or _descriptor(to) is not None:
+    if to == STDOUT or _descriptor(to) is not None:
         return True
     try:
         kind = os.stat(to).st_mode
@@ -142,25 +142,25 @@ def is_straight(to: Path) -> bool:
     return not (stat.S_ISREG(kind) or stat.S_ISDIR(kind))
 
 
-def is_standard(to: Path | None) -> bool:
+def is_stdout(to: Path | None) -> bool:
     """Whether writing there goes to standard output, which is then no place for anything else."""
-    return to is not None and (to == STANDARD or _descriptor(to) == 1)
+    return to is not None and (to == STDOUT or _descriptor(to) == 1)
 
 
 def told(to: Path) -> str:
     """The place for people."""
-    return "standard output" if to == STANDARD else str(to)
+    return "standard output" if to == STDOUT else str(to)
 
 
 @contextlib.contextmanager
-def replacing(to: Path, option: str = "--out") -> Iterator[IO[bytes]]:
+def atomic_file(to: Path, option: str = "--out") -> Iterator[IO[bytes]]:
     """A file that takes its place when it is whole. A link is followed; pipes, devices and `-` are written straight into.
 
     Raises StoreError for a name that cannot be (no such folder, a folder itself), WriteRefused when the machine does not
     let us (permissions, read-only, no room).
     """
     try:
-        if is_straight(to):
+        if is_stream(to):
             with _straight(to) as straight:
                 yield straight
             return
@@ -176,7 +176,7 @@ def replacing(to: Path, option: str = "--out") -> Iterator[IO[bytes]]:
                 stream.flush()
                 os.fsync(stream.fileno())
             os.replace(aside, final)
-            sync(final.parent)
+            fsync_path(final.parent)
         finally:
             with contextlib.suppress(OSError):
                 aside.unlink(missing_ok=True)
@@ -205,19 +205,19 @@ def _may_replace(final: Path, to: Path, option: str) -> int | None:
 def _straight(to: Path) -> Iterator[IO[bytes]]:
     sys.stdout.flush()
     try:
-        number = sys.stdout.fileno() if to == STANDARD else _descriptor(to)
+        number = sys.stdout.fileno() if to == STDOUT else _descriptor(to)
     except io.UnsupportedOperation:  # standard output was redirected inside this process
-        yield _Straight(sys.stdout.buffer)  # type: ignore[misc]
+        yield _StreamWriter(sys.stdout.buffer)  # type: ignore[misc]
         return
     # a copy, so that nothing stays behind in the buffer of standard output when it cannot be written
     handle = os.dup(number) if number is not None else os.open(to, os.O_WRONLY | os.O_CLOEXEC)
     with os.fdopen(handle, "wb") as stream:
-        yield _Straight(stream)  # type: ignore[misc]
+        yield _StreamWriter(stream)  # type: ignore[misc]
 
 
 def write(to: Path, content: str | bytes, option: str = "--out") -> None:
-    """Writes a whole file as `replacing` does; text as UTF-8. Raises StoreError, WriteRefused."""
-    with replacing(to, option) as stream:
+    """Writes a whole file as `atomic_file` does; text as UTF-8. Raises StoreError, WriteRefused."""
+    with atomic_file(to, option) as stream:
         stream.write(content.encode() if isinstance(content, str) else content)
 
 
@@ -231,10 +231,10 @@ def check_parent(to: Path, option: str = "--out") -> None:
 
 
 def _short(path: Path) -> str:
-    return str(path) if len(str(path)) <= SHOWN else short(path)
+    return str(path) if len(str(path)) <= SHOWN else quoted_short(path)
 
 
-def format_of(
+def resolve_format(
     to: Path | None, said: str | None, endings: Mapping[str, str], default: str, *, option: str = "--format"
 ) -> str:
     """The format to write: what was said, else what the file's ending means; `default` where there is no file with one.
@@ -242,7 +242,7 @@ def format_of(
     `endings` are the known ones in lower case. Raises StoreError for a folder, an unknown ending, and for one of another format
     than was said.
     """
-    if to is None or is_straight(to):
+    if to is None or is_stream(to):
         return said or default
     if os.path.isdir(to):
         raise StoreError(f"{to} is a folder; name a file")
@@ -250,17 +250,17 @@ def format_of(
     if meant is None and said is None:
         known = ", ".join(endings)
         raise StoreError(
-            f"{short(to.name)} has no ending that names a format; end it in {known}"
+            f"{quoted_short(to.name)} has no ending that names a format; end it in {known}"
             + (f", or add {option}" if option else "")
         )
     if said is not None and meant is not None and meant != said:
-        raise StoreError(f"{short(to.name)} ends as {meant}, but {option} says {said}; change one of them")
+        raise StoreError(f"{quoted_short(to.name)} ends as {meant}, but {option} says {said}; change one of them")
     return said or str(meant)
 
 
 def make_folder(to: Path, option: str = "--out", *, parents: bool = False) -> None:
     """Makes a folder unless it is there; those above it only with `parents`. Raises StoreError, WriteRefused."""
-    if to == STANDARD:
+    if to == STDOUT:
         raise StoreError(f"{option} names a folder here, and standard output is none; name one")
     try:
         if not parents and not os.path.lexists(to):
@@ -273,17 +273,17 @@ def make_folder(to: Path, option: str = "--out", *, parents: bool = False) -> No
         raise refused(error, to, "make") from error
 
 
-def check_file(to: Path, option: str = "--out") -> None:
+def check_file_writable(to: Path, option: str = "--out") -> None:
     """Before long work: whether a file can be written there. Raises StoreError, WriteRefused."""
-    if is_straight(to):
+    if is_stream(to):
         return
-    with refusing(to):
+    with translate_os_errors(to):
         final = Path(os.path.realpath(to))
         _may_replace(final, to, option)
     _try(final.parent)
 
 
-def check_folder(to: Path, option: str = "--out") -> None:
+def check_folder_writable(to: Path, option: str = "--out") -> None:
     """Before anything is made: whether the folder, or the nearest above it that is there, takes files.
 
     Raises StoreError, WriteRefused.
@@ -292,7 +292,7 @@ def check_folder(to: Path, option: str = "--out") -> None:
     strange = _no_text(str(place))
     if strange is not None:
         raise strange
-    with refusing(to):
+    with translate_os_errors(to):
         while not _is_there(place):
             if place.is_symlink() or place == place.parent:
                 raise StoreError(f"{_short(place)} is a link to nothing; name another with {option}")
@@ -320,12 +320,12 @@ def _try(folder: Path) -> None:
 
 
 @contextlib.contextmanager
-def filling(to: Path, option: str = "--out") -> Iterator[Path]:
+def atomic_folder(to: Path, option: str = "--out") -> Iterator[Path]:
     """A new folder that gets its name when it is whole.
 
     Raises StoreError where something is already or the folder above is not there, WriteRefused.
     """
-    if to == STANDARD:
+    if to == STDOUT:
         raise StoreError(f"{option} names a folder here, and standard output is none; name one")
     to = Path(os.path.abspath(to))
     aside = to.with_name(f".{to.name[:60]}.{os.getpid()}-{secrets.token_hex(4)}.part")
@@ -336,7 +336,7 @@ def filling(to: Path, option: str = "--out") -> Iterator[Path]:
         aside.mkdir()
         yield aside
         os.rename(aside, to)
-        sync(to.parent)
+        fsync_path(to.parent)
     except OSError as error:
         raise refused(error, to) from error
     finally:
@@ -368,7 +368,7 @@ def sha256(path: Path) -> str:
         return hashlib.file_digest(file, "sha256").hexdigest()
 
 
-def sync(path: Path) -> None:
+def fsync_path(path: Path) -> None:
     """Waits until a file, or what a folder lists, is on the disk."""
     handle = os.open(path, os.O_RDONLY)
     try:

@@ -16,16 +16,16 @@ GAPS = (2, 1)
 WHOLE_GAP = 3
 """As that, where there is room for all."""
 LABEL_GAP = 2
-WIDEST_WORD = 20
+MAX_UNBROKEN_CHARS = 20
 """A longer word may be broken where the terminal is too narrow for it."""
-FEW_ROWS = 6
+MAX_BLOCK_ROWS = 6
 """So many rows become blocks, a line a column, rather than losing columns."""
 WIDE = 10_000
 """Where nobody looks at the width: wide enough that nothing is ever wrapped or cut."""
 
 
 @dataclass(frozen=True)
-class Fitted:
+class ColumnLayout:
     """A table in as many columns as fit: `columns` by their place, their widths (none: as they come), what stands between
     them, and `notes` on what became of the others."""
 
@@ -96,7 +96,7 @@ def lines(
     say the same in every row, which are told once; then, of few rows, the shape of a table: each becomes a block, a line
     a column; and of many the last columns of numbers, which are named.
     """
-    whole = Fitted(tuple(range(len(headings))), ())
+    whole = ColumnLayout(tuple(range(len(headings))), ())
     if width is None or max(map(_cells, _drawn(headings, rows, words, whole, frozenset(), False)), default=0) <= width:
         return _drawn(headings, rows, words, whole, bold, color)
     fitted = _fit(headings, rows, words, width)
@@ -135,10 +135,10 @@ def _narrowest(heading: str, texts: Sequence[str], words: bool) -> int:
     if not words:
         return max([head, *map(_cells, texts)])
     longest = max((_cells(word) for text in texts for word in text.split()), default=0)
-    return max(min(head, WIDEST_WORD), min(longest, WIDEST_WORD))
+    return max(min(head, MAX_UNBROKEN_CHARS), min(longest, MAX_UNBROKEN_CHARS))
 
 
-def _fit(headings: Sequence[str], rows: Sequence[Sequence[str]], words: int, width: int) -> Fitted | None:
+def _fit(headings: Sequence[str], rows: Sequence[Sequence[str]], words: int, width: int) -> ColumnLayout | None:
     """None where no table fits."""
     columns = list(range(len(headings)))
     texts = [[row[c] for row in rows] for c in columns]
@@ -157,7 +157,7 @@ def _fit(headings: Sequence[str], rows: Sequence[Sequence[str]], words: int, wid
             notes.append(f"The same in every row: {told}.")
     if room(columns) < 0:
         hidden = _hidden(columns, words, room)
-        if len(rows) <= FEW_ROWS or not hidden or all(c < words for c in columns):
+        if len(rows) <= MAX_BLOCK_ROWS or not hidden or all(c < words for c in columns):
             return None
         columns = [c for c in columns if c not in hidden]
         names = ", ".join(headings[c] for c in hidden)
@@ -172,7 +172,7 @@ def _fit(headings: Sequence[str], rows: Sequence[Sequence[str]], words: int, wid
             more = min(spare, wish[c] - widths[c])
             widths[c] += more
             spare -= more
-    return Fitted(tuple(columns), tuple(widths[c] for c in columns), gap, tuple(notes))
+    return ColumnLayout(tuple(columns), tuple(widths[c] for c in columns), gap, tuple(notes))
 
 
 def _hidden(columns: Sequence[int], words: int, room: Callable[[Sequence[int]], int]) -> list[int]:
@@ -189,7 +189,7 @@ def _drawn(
     headings: Sequence[str],
     rows: Sequence[Sequence[str]],
     words: int,
-    fitted: Fitted,
+    fitted: ColumnLayout,
     bold: frozenset[tuple[int, int]],
     color: bool,
 ) -> list[str]:
@@ -224,7 +224,7 @@ def _rich(
     headings: Sequence[str] | None,
     row: Sequence[tuple[str, str]],
     words: int,
-    fitted: Fitted,
+    fitted: ColumnLayout,
     widths: Sequence[int],
     color: bool,
 ) -> list[str]:

@@ -108,17 +108,17 @@ def sentence(text: str) -> str:
     return " ".join(plain(text).split())
 
 
-def paragraphs(text: str) -> str:
+def sanitize_text(text: str) -> str:
     """For a terminal: as `plain`, but newlines and tabs stay; an old line end becomes a new one."""
     return _visible(_LINE_END.sub("\n", without_passwords(text)), ("\n", "\t"))
 
 
 def printed(text: str) -> str:
-    """For what another program printed, its log: as `paragraphs`, without the colours and movements that it asked for."""
-    return paragraphs(_SEQUENCE.sub("", text))
+    """For what another program printed, its log: as `sanitize_text`, without the colours and movements that it asked for."""
+    return sanitize_text(_SEQUENCE.sub("", text))
 
 
-def storable(text: str) -> str:
+def storable_text(text: str) -> str:
     """The text without what a database cannot hold: NUL (PostgreSQL) and undecodable bytes, as lone surrogates (both)."""
     return text.encode("utf-8", "replace").decode().replace("\0", "\ufffd")
 
@@ -146,13 +146,13 @@ def _tex_sign(sign: str) -> str:
     return sign if sign.isascii() or "\u00c0" <= sign <= "\u00ff" else f"[U+{ord(sign):04X}]"
 
 
-def csv_cell(text: str) -> str:
+def csv_field(text: str) -> str:
     """For a cell of CSV, before it is quoted: newlines and tabs stay, and text that a spreadsheet would calculate gets an
     apostrophe before it.
 
     That is text which begins with = + - @ or a tab, spaces aside, and is neither a number as we print one nor a lone sign.
     """
-    safe = paragraphs(text)
+    safe = sanitize_text(text)
     risky = safe.lstrip(" \n").startswith(_FORMULA) and not _NUMBER.fullmatch(safe)
     return f"'{safe}" if risky else safe
 
@@ -175,26 +175,26 @@ def _code(sign: str) -> str:
 _WITHOUT_TEXT = frozenset({int, float, bool, type(None)})
 
 
-def cleaned(value: Any, word: Callable[[str], str] = plain) -> Any:
+def sanitize_all(value: Any, word: Callable[[str], str] = plain) -> Any:
     """The value with `word` around every text in it, keys too: of lists, tuples, sets, mappings and dataclasses."""
     if type(value) in _WITHOUT_TEXT:
         return value
     if isinstance(value, str):
         return word(value)
     if isinstance(value, Mapping):
-        return {cleaned(key, word): cleaned(one, word) for key, one in value.items()}
+        return {sanitize_all(key, word): sanitize_all(one, word) for key, one in value.items()}
     if isinstance(value, tuple) and hasattr(value, "_make"):
-        return value._make(cleaned(one, word) for one in value)
+        return value._make(sanitize_all(one, word) for one in value)
     if isinstance(value, list | tuple | set | frozenset):
-        return type(value)(cleaned(one, word) for one in value)
+        return type(value)(sanitize_all(one, word) for one in value)
     if is_dataclass(value) and not isinstance(value, type):
         old = {one.name: getattr(value, one.name) for one in fields(value) if one.init}
-        new = {name: made for name, one in old.items() if (made := cleaned(one, word)) is not one}
+        new = {name: made for name, one in old.items() if (made := sanitize_all(one, word)) is not one}
         return replace(value, **new)
     return value
 
 
-class Out(Protocol):
+class TextStream(Protocol):
     """Where text goes: standard output, or anything with these two."""
 
     def write(self, text: str, /) -> Any:
@@ -204,10 +204,10 @@ class Out(Protocol):
         """Lets it be seen."""
 
 
-class Printed:
+class LogSanitizer:
     """An Out that hands on what another program printed as `printed` makes it, whole sequences and passwords at a time."""
 
-    def __init__(self, out: Out) -> None:
+    def __init__(self, out: TextStream) -> None:
         self._out, self._rest = out, ""
 
     def write(self, text: str, /) -> None:
@@ -230,9 +230,9 @@ class Printed:
         self.flush()
 
 
-def say(text: str, *, err: bool = False, nl: bool = True) -> None:
+def echo_text(text: str, *, err: bool = False, nl: bool = True) -> None:
     """Prints text that may hold some from outside, on standard output or standard error."""
-    write_out(paragraphs(text) + ("\n" if nl else ""), err=err)
+    write_out(sanitize_text(text) + ("\n" if nl else ""), err=err)
 
 
 def nearest(word: str, allowed: Iterable[str]) -> str | None:
@@ -254,7 +254,7 @@ def did_you_mean(word: str, allowed: Iterable[str], *, most: int = 1, shown: Cal
     return f"; did you mean {' or '.join(filter(None, (', '.join(near[:-1]), near[-1])))}?" if near else ""
 
 
-def choice(word: str, allowed: Iterable[str]) -> str:
+def choices_hint(word: str, allowed: Iterable[str]) -> str:
     """For the end of an error about a word that is none of the allowed: these, and the nearest."""
     known = list(allowed)
     return f"choose one of: {', '.join(known)}{did_you_mean(word, known)}"

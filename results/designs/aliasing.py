@@ -10,14 +10,14 @@ from itertools import combinations
 import numpy as np
 
 from ..console.text import counted
-from .design_space import EXACT, DesignSpace, LinearModel, Term, estimable, term_columns, words
+from .design_space import EXACT, DesignSpace, LinearModel, Term, is_estimable, term_columns, words
 
-SHOWN = 0.5
+MIN_CORRELATION = 0.5
 """Correlations above it are told."""
-SAME = 1 - 1e-6
+COMPLETE_CORRELATION = 1 - 1e-6
 MOST_PAIRS = 4_000
 """Of terms that are all held against each other; in larger grids those of the model are held against all."""
-MOST_TOLD = 6
+MAX_LISTED = 6
 
 
 @dataclass(frozen=True)
@@ -33,7 +33,7 @@ class Alias:
     equal: bool
 
 
-def aliases(model: LinearModel, members: np.ndarray, least: float = SHOWN) -> list[Alias]:
+def aliases(model: LinearModel, members: np.ndarray, least: float = MIN_CORRELATION) -> list[Alias]:
     """The pairs of terms, main effects and interactions of two axes and what the model has besides, that these points
     [places in the space] mix with a correlation above `least` and all points together do not; the strongest first."""
     space = model.space
@@ -55,7 +55,7 @@ def aliases(model: LinearModel, members: np.ndarray, least: float = SHOWN) -> li
             all_over = _basis(space, first, space.points).T @ _basis(space, second, space.points)
             if np.linalg.svd(all_over, compute_uv=False)[0] >= sizes[0] - 1e-6:
                 continue
-        whole = bool(sizes[-1] >= SAME)
+        whole = bool(sizes[-1] >= COMPLETE_CORRELATION)
         pair = (first, second) if a.shape[1] <= b.shape[1] else (second, first)
         found.append(Alias(*pair, min(1.0, float(sizes[0])), whole, whole and a.shape[1] == b.shape[1]))
     return sorted(found, key=lambda one: (-round(one.correlation, 6), not one.whole, len(one.first) + len(one.second)))
@@ -84,7 +84,7 @@ def efficiency(model: LinearModel, members: np.ndarray) -> float:
 
 
 @dataclass(frozen=True)
-class Width:
+class IntervalInflation:
     """How much wider the intervals of an axis's differences are than from all cells, at the same noise: `fewer` because there
     are fewer cells, times `balance` because they are not as balanced."""
 
@@ -98,7 +98,7 @@ class Width:
         return self.fewer * self.balance
 
 
-def widths(model: LinearModel, members: np.ndarray) -> list[Width]:
+def widths(model: LinearModel, members: np.ndarray) -> list[IntervalInflation]:
     """Of every axis: by the mean variance of the differences between its levels; axes that cannot be told are left out."""
     every, here = model.every, model.every[members]
     inverse, whole = np.linalg.pinv(here.T @ here), np.linalg.pinv(every.T @ every)
@@ -107,16 +107,16 @@ def widths(model: LinearModel, members: np.ndarray) -> list[Width]:
     for axis in model.space.axes:
         span = model.spans[axis,]
         unit = np.eye(every.shape[1])[span]
-        if all(estimable(here, one) for one in unit):
+        if all(is_estimable(here, one) for one in unit):
             ratio = math.sqrt(float(np.trace(inverse[span, span]) / np.trace(whole[span, span])))
-            found.append(Width(axis, fewer, ratio / fewer))
+            found.append(IntervalInflation(axis, fewer, ratio / fewer))
     return found
 
 
 # --- in words -------------------------------------------------------------------------------------------------------
 
 
-def told(model: LinearModel, members: np.ndarray) -> list[str]:
+def alias_sentences(model: LinearModel, members: np.ndarray) -> list[str]:
     """What cannot be told from what with these cells, in sentences without an end."""
     n, found = len(members), aliases(model, members)
     start = f"with these {counted(n, 'cell')}, "
@@ -127,24 +127,24 @@ def told(model: LinearModel, members: np.ndarray) -> list[str]:
     exact = [
         f"part of {words(a.first)} cannot be told from {words(a.second)}"
         for a in _of_model(model, found)
-        if not a.whole and a.correlation >= SAME
+        if not a.whole and a.correlation >= COMPLETE_CORRELATION
     ]
     partly = [
         f"{words(a.first)} with {words(a.second)} ({a.correlation:.2f})"
         for a in _of_model(model, found)
-        if a.correlation < SAME
+        if a.correlation < COMPLETE_CORRELATION
     ]
     sentences = []
     if told or exact:
         sentences.append(start + _some([*told, *exact], "; "))
     if partly:
         sentences.append(
-            f"{'' if sentences else start}mixed in part (correlation above {SHOWN:g}): {_some(partly, ', ')}"
+            f"{'' if sentences else start}mixed in part (correlation above {MIN_CORRELATION:g}): {_some(partly, ', ')}"
         )
     if not sentences:
         what = "main effects and interactions of two axes"
         if aliases(model, members, 1e-6):
-            sentences.append(f"{start}no two of the {what} are mixed with a correlation above {SHOWN:g}")
+            sentences.append(f"{start}no two of the {what} are mixed with a correlation above {MIN_CORRELATION:g}")
         else:
             sentences.append(f"{start}{what} can all be told from each other")
     return sentences
@@ -156,8 +156,8 @@ def _of_model(model: LinearModel, found: Sequence[Alias]) -> list[Alias]:
 
 
 def _some(parts: Sequence[str], between: str) -> str:
-    rest = len(parts) - MOST_TOLD
-    return between.join(parts[:MOST_TOLD]) + (f"{between}and {rest} more" if rest > 0 else "")
+    rest = len(parts) - MAX_LISTED
+    return between.join(parts[:MAX_LISTED]) + (f"{between}and {rest} more" if rest > 0 else "")
 
 
 def _groups(found: Sequence[Alias]) -> Iterator[list[Term]]:

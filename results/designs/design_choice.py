@@ -32,7 +32,7 @@ def d_optimal(space: DesignSpace, terms: Sequence[Term], runs: int) -> tuple[Des
 
 
 def regular_fraction(
-    space: DesignSpace, terms: Sequence[Term], fraction: regular_fractions.Fraction
+    space: DesignSpace, terms: Sequence[Term], fraction: regular_fractions.RegularFraction
 ) -> tuple[Design, np.ndarray]:
     """The design and the places of its points."""
     members = fraction.members(space)

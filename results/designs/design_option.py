@@ -8,7 +8,7 @@ from dataclasses import dataclass
 from functools import cached_property
 from typing import Any
 
-from ..revision_options import stored
+from ..revision_options import read_option
 from .design_space import DesignSpace, LinearModel, Term
 
 OPTION = "design"
@@ -53,7 +53,7 @@ def as_options(design: Design) -> dict[str, Any]:
 
 def design_of(options: object) -> Design | None:
     """The design that a launch stored with its revision; None where there is none, or what is no design."""
-    return stored(options, OPTION, _design)
+    return read_option(options, OPTION, _design)
 
 
 def _design(found: Mapping[str, Any]) -> Design | None:

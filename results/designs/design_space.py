@@ -68,7 +68,7 @@ class DesignSpace:
         return {tuple(point): place for place, point in enumerate(self.points.tolist())}
 
 
-def closed(terms: Iterable[Term]) -> list[Term]:
+def hierarchical_closure(terms: Iterable[Term]) -> list[Term]:
     """The terms with all that are part of one, main effects first; without the mean."""
     found = {part: None for term in terms for n in range(1, len(term) + 1) for part in combinations(term, n)}
     return sorted(found, key=len)
@@ -163,12 +163,12 @@ def term_columns(space: DesignSpace, term: Term, points: np.ndarray) -> np.ndarr
     names = list(space.axes)
     found = np.ones((len(points), 1))
     for axis in term:
-        own = helmert(len(space.axes[axis]))[points[:, names.index(axis)]]
+        own = helmert_contrasts(len(space.axes[axis]))[points[:, names.index(axis)]]
         found = np.einsum("ni,nj->nij", found, own).reshape(len(points), -1)
     return found
 
 
-def helmert(levels: int) -> np.ndarray:
+def helmert_contrasts(levels: int) -> np.ndarray:
     """Contrasts [level, levels - 1] that sum to zero, are orthogonal and have mean square 1; -1 and 1 for two levels."""
     found = np.zeros((levels, levels - 1))
     for column in range(levels - 1):
@@ -178,7 +178,7 @@ def helmert(levels: int) -> np.ndarray:
     return found
 
 
-def estimable(columns: np.ndarray, weights: np.ndarray) -> bool:
+def is_estimable(columns: np.ndarray, weights: np.ndarray) -> bool:
     """Whether points with these columns [point, column] tell that combination of the coefficients, [column]."""
     if not np.abs(weights).max(initial=0.0) > EXACT:
         return False

@@ -17,11 +17,11 @@ import numpy as np
 
 STARTS = 12
 ROUNDS = 50
-WORK = 5e8
+MAX_MULTIPLICATIONS = 5e8
 """Multiplications that the starts may take together; of a large grid there are fewer."""
-DIFFUSE = 1e-6
+PRIMARY_PRIOR = 1e-6
 """What is known beforehand of the model's own numbers: nothing, but the sums stay invertible."""
-BESIDE = 10.0
+POTENTIAL_PRIOR = 10.0
 """Of the numbers that might matter besides: as if so many runs had shown them to be nothing."""
 
 
@@ -38,7 +38,7 @@ def order(model: np.ndarray, beside: np.ndarray, seed: int, most: int) -> np.nda
     times the root of the number of points. A design of n >= rank points is the first n.
     """
     chosen = exchanged(model, beside, model.shape[1], seed)
-    return extended(model, beside, chosen, most)
+    return extend_design(model, beside, chosen, most)
 
 
 def exchanged(model: np.ndarray, beside: np.ndarray, runs: int, seed: int) -> np.ndarray:
@@ -48,7 +48,7 @@ def exchanged(model: np.ndarray, beside: np.ndarray, runs: int, seed: int) -> np
     columns, prior = _joined(model, beside)
     once = runs * columns.size * 4
     best, highest = np.arange(0), -math.inf
-    for _ in range(max(1, min(STARTS, int(WORK / max(once, 1))))):
+    for _ in range(max(1, min(STARTS, int(MAX_MULTIPLICATIONS / max(once, 1))))):
         found = _improved(columns, prior, random.permutation(len(columns))[:runs])
         value = _log_det(columns[found], prior)
         if value > highest + 1e-9:
@@ -56,13 +56,13 @@ def exchanged(model: np.ndarray, beside: np.ndarray, runs: int, seed: int) -> np
     return np.sort(best)
 
 
-def improved(model: np.ndarray, beside: np.ndarray, start: np.ndarray) -> np.ndarray:
+def improve_design(model: np.ndarray, beside: np.ndarray, start: np.ndarray) -> np.ndarray:
     """The design that exchanges lead to from this one."""
     columns, prior = _joined(model, beside)
     return np.sort(_improved(columns, prior, start))
 
 
-def extended(model: np.ndarray, beside: np.ndarray, chosen: np.ndarray, most: int) -> np.ndarray:
+def extend_design(model: np.ndarray, beside: np.ndarray, chosen: np.ndarray, most: int) -> np.ndarray:
     """The chosen points and behind them, one by one, the point that adds most."""
     columns, prior = _joined(model, beside)
     found = [int(one) for one in chosen]
@@ -80,7 +80,7 @@ def extended(model: np.ndarray, beside: np.ndarray, chosen: np.ndarray, most: in
 
 def _joined(model: np.ndarray, beside: np.ndarray) -> tuple[np.ndarray, np.ndarray]:
     """All columns, and what is known of each beforehand."""
-    prior = np.concatenate([np.full(model.shape[1], DIFFUSE), np.full(beside.shape[1], BESIDE)])
+    prior = np.concatenate([np.full(model.shape[1], PRIMARY_PRIOR), np.full(beside.shape[1], POTENTIAL_PRIOR)])
     return np.concatenate([model, beside], axis=1), prior
 
 

@@ -20,7 +20,7 @@ ROMAN = ("", "I", "II", "III", "IV", "V", "VI", "VII", "VIII", "IX", "X", "XI", 
 
 
 @dataclass(frozen=True)
-class Fraction:
+class RegularFraction:
     """A regular fraction: its words as bits over `axes`, those with two levels, all with the sign +."""
 
     axes: tuple[str, ...]
@@ -47,15 +47,15 @@ class Fraction:
         return np.flatnonzero(kept)
 
 
-def two_level(space: DesignSpace) -> tuple[str, ...]:
+def two_level_axes(space: DesignSpace) -> tuple[str, ...]:
     """The axes with two levels."""
     return tuple(axis for axis, levels in space.axes.items() if len(levels) == 2)
 
 
-def best(space: DesignSpace, halvings: int, terms: Collection[Term], least: int = 3) -> Fraction | None:
+def best(space: DesignSpace, halvings: int, terms: Collection[Term], least: int = 3) -> RegularFraction | None:
     """The fraction 1/2^halvings that tells all `terms` apart and has the fewest short words (minimum aberration); None where
     none does with at least that resolution, or where there are too many to try."""
-    axes = two_level(space)
+    axes = two_level_axes(space)
     if not 0 < halvings < len(axes):
         return None
     apart = _forbidden(space, axes, terms)
@@ -67,13 +67,17 @@ def best(space: DesignSpace, halvings: int, terms: Collection[Term], least: int 
         pattern = tuple(lengths.count(n) for n in range(1, len(axes) + 1))
         if found is None or (pattern, words) < found:
             found = pattern, words
-    return None if found is None else Fraction(axes, tuple(sorted(found[1], key=lambda word: (word.bit_count(), word))))
+    return (
+        None
+        if found is None
+        else RegularFraction(axes, tuple(sorted(found[1], key=lambda word: (word.bit_count(), word))))
+    )
 
 
-def smallest(space: DesignSpace, resolution: int, terms: Collection[Term]) -> Fraction | None:
+def smallest_fraction(space: DesignSpace, resolution: int, terms: Collection[Term]) -> RegularFraction | None:
     """The smallest fraction of at least that resolution that tells all `terms` apart; None where only the complete factorial
     does."""
-    k = len(two_level(space))
+    k = len(two_level_axes(space))
     # a design of resolution 2 t + 1 tells all terms of up to t axes apart
     least = {3: k + 1, 4: 2 * k}.get(resolution, 1 + k + k * (k - 1) // 2)
     for halvings in range(k - 1, 0, -1):

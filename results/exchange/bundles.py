@@ -32,19 +32,29 @@ from ..errors import BundleError, StoreError, StoreTooNew
 from ..store.database import jsonable
 from ..store.recorder import finite
 from ..store.schema import HEAD, REVISIONS
-from .row_validation import LINE, MEMBERS, OF_ATTEMPTS, Incoming, Misfit, Row, T, shown, text_ok
+from .row_validation import (
+    ATTEMPT_TABLES,
+    BUNDLE_TABLES,
+    MAX_LINE_BYTES,
+    InvalidRow,
+    RowDict,
+    RowValidator,
+    T,
+    is_storable_text,
+    quoted_value,
+)
 
 FORMAT = 1
-WHAT = "atma-sweep bundle"
+BUNDLE_TYPE = "atma-sweep bundle"
 MANIFEST = "manifest.json"
 LOG = "log.txt"
 WEIGHTS = "weights.safetensors"
-FILES = {WEIGHTS: "weights", LOG: "log"}
+ATTEMPT_FILES = {WEIGHTS: "weights", LOG: "log"}
 """The files that a bundle may hold of an attempt, and what they are."""
 
 MANIFEST_BYTES = 64 * 2**20
 CHUNK = 2**20
-AHEAD = 4
+MAX_PENDING_BLOCKS = 4
 """Blocks that one thread may be ahead of the other."""
 BATCH_ROWS = 5000
 FILE = re.compile(r"files/([1-9][0-9]{0,8})/(weights\.safetensors|log\.txt)")
@@ -94,21 +104,21 @@ def local_path(address: str | None) -> str | None:
     return rest or None if not separator or scheme in ("file", "local") else None
 
 
-def iso(value: datetime) -> str:
+def format_utc(value: datetime) -> str:
     """ISO-8601 in UTC to the millisecond, as bundles and tables have it."""
     return value.astimezone(UTC).isoformat(timespec="milliseconds").replace("+00:00", "Z")
 
 
-def encoded(column: Column[Any], value: Any) -> Any:
+def json_value(column: Column[Any], value: Any) -> Any:
     """The value of a column as JSON takes it."""
     if value is None or isinstance(value, datetime):
-        return None if value is None else iso(value)
+        return None if value is None else format_utc(value)
     if isinstance(column.type, Double):
         return finite(value)
     return jsonable(value) if isinstance(column.type, JSON) else value
 
 
-def line_of(row: Row) -> bytes:
+def json_line(row: RowDict) -> bytes:
     """A row as one line of JSON."""
     # escaped, since there are letters that some programs take for the end of a line
     return json.dumps(row, allow_nan=False, separators=(",", ":")).encode() + b"\n"
@@ -122,7 +132,7 @@ class BundleWriter:
 
     def __init__(self, archive: zipfile.ZipFile) -> None:
         self.archive = archive
-        self.members: dict[str, Row] = {}
+        self.members: dict[str, RowDict] = {}
         self.counts: dict[str, int] = {}
 
     @contextlib.contextmanager
@@ -144,7 +154,7 @@ class BundleWriter:
 
             def add(data: bytes) -> None:
                 waiting.append(aside.submit(write, data))
-                if len(waiting) > AHEAD:
+                if len(waiting) > MAX_PENDING_BLOCKS:
                     waiting.popleft().result()
 
             yield add
@@ -171,7 +181,7 @@ class BundleWriter:
         return str(self.members[name]["sha256"])
 
     def manifest(self, sweep: str) -> None:
-        facts = {"what": WHAT, "format": FORMAT, "schema": HEAD, "sweep": sweep, "counts": self.counts}
+        facts = {"what": BUNDLE_TYPE, "format": FORMAT, "schema": HEAD, "sweep": sweep, "counts": self.counts}
         members = dict(self.members)
         with self._member(MANIFEST, zipfile.ZIP_DEFLATED) as add:
             add(json.dumps({**facts, "members": members}, ensure_ascii=False, indent=1).encode() + b"\n")
@@ -180,7 +190,7 @@ class BundleWriter:
 # --- reading ----------------------------------------------------------------------------------------------------------
 
 
-def _object(pairs: list[tuple[str, Any]]) -> Row:
+def _object(pairs: list[tuple[str, Any]]) -> RowDict:
     found = dict(pairs)
     if len(found) != len(pairs):
         raise ValueError("a key is there twice")
@@ -222,7 +232,7 @@ class Bundle:
             with archive.open(MANIFEST) as stream:
                 self.manifest = _parsed(stream.read(MANIFEST_BYTES))
         except (ValueError, *_DAMAGED) as error:
-            raise self.wrong(f"{MANIFEST}: {said(error)}") from error
+            raise self.wrong(f"{MANIFEST}: {error_text(error)}") from error
         if not isinstance(self.manifest, dict):
             raise self.wrong(f"{MANIFEST} is no JSON object")
         self._check_manifest()
@@ -242,7 +252,7 @@ class Bundle:
         )
 
     def _check_info(self, info: zipfile.ZipInfo) -> None:
-        name = shown(info.filename)
+        name = quoted_value(info.filename)
         if info.compress_type not in (zipfile.ZIP_STORED, zipfile.ZIP_DEFLATED) or info.flag_bits & 0x41:
             raise self.wrong(f"the member {name} is packed in a way that no bundle is")
         mode = info.external_attr >> 16
@@ -254,11 +264,11 @@ class Bundle:
         packed, whole = sum(info.compress_size for info in self.infos.values()), self.path.stat().st_size
         if packed > whole:
             raise self.wrong("its members lie over each other")
-        if len(self.infos) > self.limits.files + len(MEMBERS) + 1:
+        if len(self.infos) > self.limits.files + len(BUNDLE_TABLES) + 1:
             raise self.too_large(f"it has {len(self.infos):,} members")
         for info in self.infos.values():
             if info.file_size > self.limits.free + self.limits.ratio * info.compress_size:
-                raise self.too_large(f"{shown(info.filename)} unpacks to {info.file_size / 1e6:,.0f} MB")
+                raise self.too_large(f"{quoted_value(info.filename)} unpacks to {info.file_size / 1e6:,.0f} MB")
         size = sum(info.file_size for info in self.infos.values())
         if size > self.limits.free + self.limits.ratio * packed:
             raise self.too_large(f"it unpacks to {size / 1e6:,.0f} MB")
@@ -268,22 +278,24 @@ class Bundle:
 
     def _check_manifest(self) -> None:
         found = self.manifest
-        if found.get("what") != WHAT:
-            raise self.wrong(f"it is no bundle of atma-sweep (its manifest says {shown(found.get('what'))})")
+        if found.get("what") != BUNDLE_TYPE:
+            raise self.wrong(f"it is no bundle of atma-sweep (its manifest says {quoted_value(found.get('what'))})")
         form, schema = found.get("format"), found.get("schema")
         if type(form) is not int or not isinstance(schema, str):
             raise self.wrong("the manifest names no format and schema")
         if form > FORMAT or schema not in REVISIONS:
             raise StoreTooNew(
-                f"{self.path} was written by a newer atma-sweep (bundle format {form}, schema {shown(schema)}; this one "
+                f"{self.path} was written by a newer atma-sweep (bundle format {form}, schema {quoted_value(schema)}; this one "
                 f"reads up to {FORMAT} and {HEAD}); upgrade the program, then import again"
             )
-        if form != FORMAT or not name_ok(found.get("sweep")):
+        if form != FORMAT or not is_valid_sweep_name(found.get("sweep")):
             raise self.wrong("the manifest names no format or sweep that can be")
         members, counts = found.get("members"), found.get("counts")
-        if not isinstance(members, dict) or not isinstance(counts, dict) or sorted(counts) != sorted(MEMBERS):
+        if not isinstance(members, dict) or not isinstance(counts, dict) or sorted(counts) != sorted(BUNDLE_TABLES):
             raise self.wrong("the manifest does not list the members")
-        if set(members) | {MANIFEST} != set(self.infos) or not {f"{name}.jsonl" for name in MEMBERS} <= set(members):
+        if set(members) | {MANIFEST} != set(self.infos) or not {f"{name}.jsonl" for name in BUNDLE_TABLES} <= set(
+            members
+        ):
             raise self.wrong("its members are not those that the manifest lists")
         for name, facts in members.items():
             self._check_member(name, facts)
@@ -296,14 +308,14 @@ class Bundle:
 
     def _check_member(self, name: str, facts: Any) -> None:
         file = FILE.fullmatch(name)
-        if file is None and name not in {f"{table}.jsonl" for table in MEMBERS}:
-            raise self.wrong(f"the member {shown(name)} has a name that no bundle has")
+        if file is None and name not in {f"{table}.jsonl" for table in BUNDLE_TABLES}:
+            raise self.wrong(f"the member {quoted_value(name)} has a name that no bundle has")
         expected = {"sha256", "bytes"} | ({"role"} if file else set())
         if not isinstance(facts, dict) or set(facts) != expected or type(facts["bytes"]) is not int:
             raise self.wrong(f"the manifest says too little of {name}")
         if facts["bytes"] != self.infos[name].file_size:
             raise self.wrong(f"{name} has not the size that the manifest says")
-        if file and facts["role"] != FILES[file[2]]:
+        if file and facts["role"] != ATTEMPT_FILES[file[2]]:
             raise self.wrong(f"{name} is neither weights nor a log")
 
     @property
@@ -342,7 +354,7 @@ class Bundle:
                     coming = aside.submit(read, stream)
                     yield data
         except _DAMAGED as error:
-            raise self.wrong(f"{name} is damaged ({said(error)})") from error
+            raise self.wrong(f"{name} is damaged ({error_text(error)})") from error
         if digest.hexdigest() != facts["sha256"] or size != facts["bytes"]:
             raise self.wrong(f"{name} has not the hash that the manifest says")
 
@@ -360,10 +372,10 @@ class Bundle:
 
     def columns(self, table: str) -> Iterator[dict[str, list[Any]]]:
         """The rows of a table, many at a time, as columns; checked, times as text."""
-        name, incoming, count = f"{table}.jsonl", Incoming(table, complete=self.complete), 0
+        name, incoming, count = f"{table}.jsonl", RowValidator(table, complete=self.complete), 0
         # millions of rows have no time for a look at each pair; of two keys that are the same the last one counts
-        decoder = _PLAIN if table in OF_ATTEMPTS else _STRICT
-        for lines in self._lines(name, LINE[table]):
+        decoder = _PLAIN if table in ATTEMPT_TABLES else _STRICT
+        for lines in self._lines(name, MAX_LINE_BYTES[table]):
             try:
                 rows = _parsed(b"[" + b",".join(lines) + b"]", decoder)
                 if len(rows) != len(lines):
@@ -374,18 +386,18 @@ class Bundle:
                     try:
                         rows.append(_parsed(line, decoder))
                     except ValueError as error:
-                        raise self.wrong(f"{name}, row {at}: {said(error)}") from error
+                        raise self.wrong(f"{name}, row {at}: {error_text(error)}") from error
             try:
                 yield incoming.checked(rows)
-            except Misfit as error:
+            except InvalidRow as error:
                 raise self.wrong(f"{name}, row {count + error.at + 1}: {error}") from error
             count += len(rows)
         if count != self.manifest["counts"][table]:
             raise self.wrong(f"{name} has {counted(count, 'row')}, the manifest says {self.manifest['counts'][table]}")
 
-    def rows(self, table: str) -> Iterator[Row]:
-        """The rows of a table; times are datetimes, JSON columns text, which takes a tenth of the memory (see `opened`)."""
-        fields = Incoming(table, complete=self.complete).fields
+    def rows(self, table: str) -> Iterator[RowDict]:
+        """The rows of a table; times are datetimes, JSON columns text, which takes a tenth of the memory (see `with_parsed_json`)."""
+        fields = RowValidator(table, complete=self.complete).fields
         for columns in self.columns(table):
             for name, values in columns.items():
                 if fields[name].kind == "time":
@@ -396,28 +408,28 @@ class Bundle:
                 yield dict(zip(columns, row, strict=True))
 
 
-_KEPT = tuple(f"{name}.jsonl" for name in MEMBERS if name not in OF_ATTEMPTS)
+_KEPT = tuple(f"{name}.jsonl" for name in BUNDLE_TABLES if name not in ATTEMPT_TABLES)
 
 
 def _packed(value: Any) -> str:
     return json.dumps(value, ensure_ascii=False, separators=(",", ":"))
 
 
-def opened(table: str, row: Row) -> Row:
+def with_parsed_json(table: str, row: RowDict) -> RowDict:
     """A row of `Bundle.rows` with its JSON columns as objects."""
     columns = T[table].columns
     texts = {name for name in row if name in columns and isinstance(columns[name].type, JSON)}
     return {name: json.loads(value) if name in texts and value is not None else value for name, value in row.items()}
 
 
-def name_ok(name: Any) -> bool:
+def is_valid_sweep_name(name: Any) -> bool:
     """Whether a sweep may be called so."""
-    return isinstance(name, str) and 0 < len(name) <= 200 and name.isprintable() and text_ok(name, None)
+    return isinstance(name, str) and 0 < len(name) <= 200 and name.isprintable() and is_storable_text(name, None)
 
 
-def said(error: BaseException) -> str:
+def error_text(error: BaseException) -> str:
     """What an error says, on one line, in letters that no terminal obeys."""
-    return shown(" ".join(str(error).split()) or type(error).__name__)[1:-1]
+    return quoted_value(" ".join(str(error).split()) or type(error).__name__)[1:-1]
 
 
 DIRECTORY_BYTES = 256
@@ -438,7 +450,7 @@ def _check_directory(path: Path, stream: IO[bytes], limits: Limits) -> None:
         stream.seek(min(struct.unpack_from("<Q", tail, locator + 8)[0], size))
         record = stream.read(56)
         listed = struct.unpack_from("<Q", record, 40)[0] if len(record) == 56 else size
-    if min(listed, size) > DIRECTORY_BYTES * (limits.files + len(MEMBERS) + 1):
+    if min(listed, size) > DIRECTORY_BYTES * (limits.files + len(BUNDLE_TABLES) + 1):
         raise BundleError(
             f"{path} cannot be taken in: it lists too many members for a sweep; nothing was changed. "
             "If you trust whom it is from, import it with --large"
@@ -455,7 +467,7 @@ def check_bundle(file: Path) -> None:
 
 
 @contextlib.contextmanager
-def opened_bundle(file: Path, limits: Limits = Limits()) -> Iterator[Bundle]:
+def open_bundle(file: Path, limits: Limits = Limits()) -> Iterator[Bundle]:
     """A bundle to read from. Raises BundleError when the file is none or larger than the limits, StoreTooNew."""
     check_bundle(file)
     try:
@@ -469,4 +481,4 @@ def opened_bundle(file: Path, limits: Limits = Limits()) -> Iterator[Bundle]:
     except FileNotFoundError as error:
         raise BundleError(f"there is no file {file}; name a bundle that atma-sweep export wrote") from error
     except (zipfile.BadZipFile, IsADirectoryError, PermissionError, struct.error, NotImplementedError) as error:
-        raise BundleError(f"{file} cannot be read as a bundle: {said(error)}; export the sweep again") from error
+        raise BundleError(f"{file} cannot be read as a bundle: {error_text(error)}; export the sweep again") from error

@@ -11,14 +11,14 @@ from typing import TYPE_CHECKING, Any
 from sqlalchemy import Column, CursorResult, Table, select
 from sqlalchemy.orm import Session
 
-from ..console.output_files import replacing
+from ..console.output_files import atomic_file
 from ..console.text import counted
 from ..errors import StoreError
 from ..store import queries
 from ..store.recorder import finite
 from ..weights import difference, recorded_hash
-from .bundles import LOG, WEIGHTS, BundleSummary, BundleWriter, encoded, line_of, local_path
-from .row_validation import MEMBERS, Row, T, columns_of_member
+from .bundles import LOG, WEIGHTS, BundleSummary, BundleWriter, json_line, json_value, local_path
+from .row_validation import BUNDLE_TABLES, RowDict, T, bundle_columns
 
 if TYPE_CHECKING:
     from ..store.store import Store
@@ -29,7 +29,7 @@ LINES = 5000
 """Rows of a member that are in memory at once, where they need no sorting."""
 
 
-class _Export:
+class _SweepExport:
     """What a sweep consists of, read inside one transaction."""
 
     def __init__(self, session: Session, name: str | None) -> None:
@@ -43,9 +43,9 @@ class _Export:
         self.attempts = self._attempts()
         self.local = {row["id"]: index for index, row in enumerate(self.attempts, 1)}
 
-    def _attempts(self) -> list[Row]:
+    def _attempts(self) -> list[RowDict]:
         """All attempts of the cells, by age; a parent that belongs to another cell takes that cell along."""
-        found: list[Row] = []
+        found: list[RowDict] = []
         wanted = set(self.cells)
         while wanted:
             found += self._where(T["attempt"], T["attempt"].c.cell_id, wanted)
@@ -54,13 +54,13 @@ class _Export:
             self.cells |= wanted
         return sorted(found, key=lambda row: int(row["id"]))
 
-    def _where(self, table: Table, column: Column[Any], values: Iterable[Any]) -> list[Row]:
+    def _where(self, table: Table, column: Column[Any], values: Iterable[Any]) -> list[RowDict]:
         return [dict(row._mapping) for row in queries.rows_in(self.session, select(table), column, sorted(values))]
 
-    def _shaped(self, name: str, row: Row) -> Row:
-        return {column.name: encoded(column, row[column.name]) for column in columns_of_member(name)}
+    def _shaped(self, name: str, row: RowDict) -> RowDict:
+        return {column.name: json_value(column, row[column.name]) for column in bundle_columns(name)}
 
-    def rows(self, name: str) -> Iterator[Row]:
+    def rows(self, name: str) -> Iterator[RowDict]:
         """The rows of one member in their order."""
         if name == "sweep":
             yield from (self._shaped(name, row) for row in self._where(T[name], T[name].c.id, [self.id]))
@@ -86,9 +86,9 @@ class _Export:
                 attempts = known[start : start + ATTEMPTS]
                 yield from self._numbers(name, attempts)
 
-    def _numbers(self, name: str, attempts: list[int]) -> Iterator[Row]:
+    def _numbers(self, name: str, attempts: list[int]) -> Iterator[RowDict]:
         """What these attempts have in a table, attempt by attempt."""
-        by_attempt: dict[int, list[Row]] = {attempt: [] for attempt in attempts}
+        by_attempt: dict[int, list[RowDict]] = {attempt: [] for attempt in attempts}
         for row in self._where(T[name], T[name].c.attempt_id, attempts):
             by_attempt[row["attempt_id"]].append(
                 self._shaped(name, row) | {"attempt_id": self.local[row["attempt_id"]]}
@@ -102,13 +102,13 @@ class _Export:
             yield from self._curves()
             return
         rows = self.rows(name)
-        while lines := [line_of(row) for row in islice(rows, LINES)]:
+        while lines := [json_line(row) for row in islice(rows, LINES)]:
             yield lines
 
     def _curves(self) -> Iterator[list[bytes]]:
         """Points of curves: numbers alone, and millions of them, so that each line is one formatting of a text."""
         table = T["curve_point"]
-        words = [column.name for column in columns_of_member("curve_point") if column.name != "attempt_id"]
+        words = [column.name for column in bundle_columns("curve_point") if column.name != "attempt_id"]
         query = select(*(table.c[word] for word in words)).order_by(table.c.step)
         rest = ",".join(f'"{word}":%r' for word in words)
         for attempt, index in self.local.items():
@@ -120,12 +120,12 @@ class _Export:
                 text = "".join([shape % tuple(point) for point in points]).replace("None", "null")
                 if "nan" in text or "inf" in text:  # which no program of ours writes
                     shaped = [{"attempt_id": index} | dict(zip(words, map(finite, p), strict=True)) for p in points]
-                    yield [line_of(row) for row in shaped]
+                    yield [json_line(row) for row in shaped]
                 else:
                     yield text.encode().splitlines(keepends=True)
             found.close()
 
-    def _events(self) -> Iterator[Row]:
+    def _events(self) -> Iterator[RowDict]:
         event = T["event"]
         found = {row["id"]: row for row in self._where(event, event.c.sweep_id, [self.id])}
         found |= {row["id"]: row for row in self._where(event, event.c.cell_id, self.cells)}
@@ -151,7 +151,7 @@ class _Export:
             yield f"files/{index}/{LOG}", runs / row["run_dir"] / LOG, "log", None
 
 
-def _sort_key(row: Row) -> list[tuple[bool, Any]]:
+def _sort_key(row: RowDict) -> list[tuple[bool, Any]]:
     """Rows by all their values, in an order that no collation of a server changes; None first."""
     values = ([str(value)] if isinstance(value, dict | list) else value for value in row.values())
     return [(value is not None, value) for value in values]
@@ -170,12 +170,12 @@ def export_sweep(
     cannot be written).
     """
     where, notes = runs or store.runs, []
-    with replacing(to) as stream, store.transaction(write=False) as session:
+    with atomic_file(to) as stream, store.transaction(write=False) as session:
         queries.snapshot(session)
-        export = _Export(session, sweep)
+        export = _SweepExport(session, sweep)
         with zipfile.ZipFile(stream, "w", zipfile.ZIP_DEFLATED) as archive:
             writer = BundleWriter(archive)
-            for name in MEMBERS:
+            for name in BUNDLE_TABLES:
                 writer.rows(name, export.lines(name) if examples or name != "example" else ())
             kept = sum(1 for row in export.attempts if row["weights"])
             files = 0

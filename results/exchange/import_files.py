@@ -9,7 +9,7 @@ import tempfile
 from collections.abc import Callable, Iterable
 from pathlib import Path
 
-from ..console.output_files import sync
+from ..console.output_files import fsync_path
 from ..errors import StoreError
 from .bundles import Bundle
 
@@ -46,7 +46,7 @@ class BundleFiles:
                     stream.write(data)
                 stream.flush()
                 os.fsync(stream.fileno())
-            sync(target.parent)
+            fsync_path(target.parent)
             self._staged.add(member)
 
     def names(self, index: int, role: str | None = None) -> list[str]:
@@ -67,7 +67,7 @@ class BundleFiles:
             self._undo.append(lambda: os.rename(target, source))
             os.rename(source, target)
             self.placed += len(self.names(index))
-            sync(target.parent)
+            fsync_path(target.parent)
 
     def _of(self, index: int) -> Path:
         assert self._staging is not None

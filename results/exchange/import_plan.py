@@ -29,15 +29,15 @@ from ..errors import SweepBusy
 from ..store import queries
 from ..store.database import jsonable
 from ..weights import recorded_hash
-from .bundles import Bundle, local_path, said
-from .row_validation import OF_ATTEMPTS, Row, T, shown
+from .bundles import Bundle, error_text, local_path
+from .row_validation import ATTEMPT_TABLES, RowDict, T, quoted_value
 
 if TYPE_CHECKING:
     from ..store.store import Store
 
-Identify = Callable[[Mapping[str, Any], str], str]
-Keep = Callable[[str, Mapping[str, list[Any]]], None]
-COPY = "still running when it was exported"
+ComputeCellId = Callable[[Mapping[str, Any], str], str]
+StoreColumns = Callable[[str, Mapping[str, list[Any]]], None]
+UNFINISHED_CAUSE = "still running when it was exported"
 """How the cause of an attempt begins that was taken in unfinished; its finished self replaces it."""
 
 
@@ -48,7 +48,11 @@ class Content:
     """
 
     def __init__(
-        self, bundle: Bundle, identify: Identify | None, keep: Keep | None = None, derive: Derive | None = None
+        self,
+        bundle: Bundle,
+        identify: ComputeCellId | None,
+        keep: StoreColumns | None = None,
+        derive: Derive | None = None,
     ) -> None:
         self.bundle = bundle
         wrong = bundle.wrong
@@ -74,7 +78,7 @@ class Content:
         for row in self.attempts.values():
             self._check_attempt(row)
         hashes: dict[int, str | None] = {}
-        for table in OF_ATTEMPTS:
+        for table in ATTEMPT_TABLES:
             for columns in bundle.columns(table):
                 if table == "provenance":
                     hashes |= zip(columns["attempt_id"], map(recorded_hash, columns["extra"]), strict=True)
@@ -93,13 +97,15 @@ class Content:
                 raise wrong(f"the file {name} belongs to no attempt")
             recorded = hashes.get(number) if role == "weights" else None
             if recorded not in (None, bundle.manifest["members"][member]["sha256"]):
-                raise wrong(f"{member} are other weights than attempt {number} recorded (SHA-256 {shown(recorded)})")
+                raise wrong(
+                    f"{member} are other weights than attempt {number} recorded (SHA-256 {quoted_value(recorded)})"
+                )
         for member in bundle.files:
             for _ in bundle.chunks(member):
                 pass
 
-    def _members(self) -> dict[int, list[Row]]:
-        found: dict[int, list[Row]] = {number: [] for number in self.revisions}
+    def _members(self) -> dict[int, list[RowDict]]:
+        found: dict[int, list[RowDict]] = {number: [] for number in self.revisions}
         for row in self.bundle.rows("revision_cell"):
             if row["revision"] not in found or row["cell_id"] not in self.cells:
                 raise self.bundle.wrong("revision_cell.jsonl lists what is not there")
@@ -108,7 +114,7 @@ class Content:
             raise self.bundle.wrong("revision_cell.jsonl lists a cell twice")
         return found
 
-    def _check_attempt(self, row: Row) -> None:
+    def _check_attempt(self, row: RowDict) -> None:
         at = f"attempt.jsonl, attempt {row['id']}"
         if row["cell_id"] not in self.cells:
             raise self.bundle.wrong(f"{at}: its cell is not there")
@@ -123,7 +129,7 @@ class Content:
             seen.add(parent)
             parent = self.attempts[parent]["parent_id"]
 
-    def _identify(self, identify: Identify) -> None:
+    def _identify(self, identify: ComputeCellId) -> None:
         """Every id is that of its config; only the published numbers, whose configs nobody knows whole, have others."""
         for number, (cell, row) in enumerate(self.cells.items(), 1):
             if paper.is_published_cell(cell, row["slug"]):
@@ -132,13 +138,15 @@ class Content:
             try:
                 found = identify(json.loads(row["config"]), cell)
             except Exception as error:
-                raise self.bundle.wrong(f"{at}: the config of cell {cell} cannot be read ({said(error)})") from error
+                raise self.bundle.wrong(
+                    f"{at}: the config of cell {cell} cannot be read ({error_text(error)})"
+                ) from error
             if found != cell:
                 raise self.bundle.wrong(f"{at}: the config of cell {cell} is that of {found}")
 
     def _check_labels(self, derive: Derive) -> None:
         """Refuse cells whose columns, or whose levels in a revision, are not those of their configs."""
-        axes: dict[str, list[Row]] = {cell: [] for cell in self.cells}
+        axes: dict[str, list[RowDict]] = {cell: [] for cell in self.cells}
         for rows in self.members.values():
             for row in rows:
                 axes[row["cell_id"]].append(row)
@@ -150,7 +158,7 @@ class Content:
                 derived = derive(config)
             except Exception as error:
                 raise self.bundle.wrong(
-                    f"cell.jsonl, row {number}: the config of cell {cell} cannot be read ({said(error)})"
+                    f"cell.jsonl, row {number}: the config of cell {cell} cannot be read ({error_text(error)})"
                 ) from error
             for line in column_contradictions(row, derived):
                 raise self.bundle.wrong(f"cell.jsonl, row {number}: {line}")
@@ -162,22 +170,22 @@ class Content:
 # --- the plan ---------------------------------------------------------------------------------------------------------
 
 
-def _identity(row: Row) -> tuple[Any, ...]:
+def _identity(row: RowDict) -> tuple[Any, ...]:
     return (row["cell_id"], row["started_at"], row["host"], row["pid"], row["kind"], row["finished_at"])
 
 
-def _unfinished(row: Row) -> bool:
+def _unfinished(row: RowDict) -> bool:
     """Whether it is known only as far as it was when somebody exported it."""
-    copied = row["state"] == "interrupted" and (row["cause"] or "").startswith(COPY)
+    copied = row["state"] == "interrupted" and (row["cause"] or "").startswith(UNFINISHED_CAUSE)
     return copied or row["state"] == "running"
 
 
 def _interleaved(
-    here: Sequence[Row], there: Sequence[Row], same: Mapping[int, int], age: Callable[[Row], Any]
-) -> list[Row]:
+    here: Sequence[RowDict], there: Sequence[RowDict], same: Mapping[int, int], age: Callable[[RowDict], Any]
+) -> list[RowDict]:
     """Both by age, each in its own order, whatever its clock did: what both have (`same`, by id) divides them alike."""
     places = {row["id"]: place for place, row in enumerate(here)}
-    found: list[Row] = []
+    found: list[RowDict] = []
     done, waiting = 0, []
     for row in there:
         place = places.get(same.get(row["id"], 0))
@@ -189,7 +197,7 @@ def _interleaved(
     return found + _by_age(here[done:], waiting, age)
 
 
-def _by_age(here: Sequence[Row], there: Sequence[Row], age: Callable[[Row], Any]) -> list[Row]:
+def _by_age(here: Sequence[RowDict], there: Sequence[RowDict], age: Callable[[RowDict], Any]) -> list[RowDict]:
     ours, theirs, found = list(here), list(there), []
     while ours or theirs:
         take = theirs if not ours or (theirs and age(theirs[0]) < age(ours[0])) else ours
@@ -201,7 +209,7 @@ def _by_age(here: Sequence[Row], there: Sequence[Row], age: Callable[[Row], Any]
 class ImportPlan:
     """What an import does to the attempts and revisions of the database."""
 
-    new: list[Row] = field(default_factory=list)
+    new: list[RowDict] = field(default_factory=list)
     """Attempts of the bundle to insert, with `place`, `number` and `run_dir` as they will be here."""
     replaced: dict[int, int] = field(default_factory=dict)
     """Attempt of the bundle -> attempt here that was an unfinished copy of it (its id before anything moves)."""
@@ -211,11 +219,11 @@ class ImportPlan:
     """Attempt of the bundle -> the same one here (its id before anything moves)."""
     moved: dict[int, int] = field(default_factory=dict)
     """Attempt here -> its new id."""
-    revisions: list[tuple[int, int, Row]] = field(default_factory=list)
+    revisions: list[tuple[int, int, RowDict]] = field(default_factory=list)
     """Revisions to insert: (id, number, row)."""
     renumbered: dict[int, tuple[int, int]] = field(default_factory=dict)
     """Revision here -> its new (id, number)."""
-    weights: dict[int, tuple[Row, str]] = field(default_factory=dict)
+    weights: dict[int, tuple[RowDict, str]] = field(default_factory=dict)
     """Attempt of the bundle -> the same one here, should its weights be missing, and the folder for those that come."""
 
     @property
@@ -230,7 +238,7 @@ class ImportPlan:
         return placed | {row["id"]: row["place"] for row in self.new}
 
 
-class Planner:
+class ImportPlanner:
     """Compares a bundle with the database. Reads only."""
 
     def __init__(self, session: Session, store: Store, content: Content, name: str, runs: Path) -> None:
@@ -271,7 +279,7 @@ class Planner:
             if new:
                 self._merge(cell, here[cell], incoming[cell], new, [dealt[row["id"]] for row in new])
 
-    def _match(self, here: list[Row], rows: list[Row]) -> list[Row]:
+    def _match(self, here: list[RowDict], rows: list[RowDict]) -> list[RowDict]:
         """Finds each attempt of the bundle here; those that are not are returned."""
         exact = {_identity(row): row for row in here}
         loose = {(row["started_at"], row["host"], row["kind"]): row for row in here}
@@ -294,18 +302,18 @@ class Planner:
                 new.append(row)
         return new
 
-    def _replace(self, row: Row, here: Row) -> None:
+    def _replace(self, row: RowDict, here: RowDict) -> None:
         """Ours is an unfinished copy of the bundle's. What its folder holds already stays where it is."""
         self.plan.replaced[row["id"]] = here["id"]
         free = not os.path.lexists(self.runs / here["run_dir"])
         self.plan.folders[row["id"]] = here["run_dir"] if free else self._folder(here["run_dir"])
 
-    def _copied(self, here: Row, row: Row) -> bool:
+    def _copied(self, here: RowDict, row: RowDict) -> bool:
         """Whether ours is an older copy of the same unfinished attempt."""
         copy = here["state"] != "running" and _unfinished(here)
         return copy and bool(row["heartbeat_at"] > here["heartbeat_at"])
 
-    def _merge(self, cell: str, here: list[Row], rows: list[Row], new: list[Row], fresh: list[int]) -> None:
+    def _merge(self, cell: str, here: list[RowDict], rows: list[RowDict], new: list[RowDict], fresh: list[int]) -> None:
         live = [row for row in here if row["state"] == "running"]
         if live:
             raise SweepBusy(
@@ -313,7 +321,7 @@ class Planner:
                 f"{live[0]['host']}) and the bundle has other attempts of it; import again when that has ended"
             )
 
-        def age(row: Row) -> tuple[Any, ...]:
+        def age(row: RowDict) -> tuple[Any, ...]:
             return (row["started_at"], row["host"], row["pid"] or 0, row["kind"], str(row["finished_at"]))
 
         places = [*(row["id"] for row in here), *fresh]
@@ -363,7 +371,7 @@ class Planner:
 
     def _revisions(self) -> None:
         sweep = self.session.execute(select(T["sweep"]).where(T["sweep"].c.name == self.name)).one_or_none()
-        here: list[Row] = []
+        here: list[RowDict] = []
         if sweep is not None:
             revision = T["revision"]
             query = select(revision).where(revision.c.sweep_id == sweep.id).order_by(revision.c.number)
@@ -381,7 +389,7 @@ class Planner:
         same = {row["id"]: known[key] for row in rows if (key := (row["asked"], row["created_at"])) in known}
         arriving = {id(row) for row in rows if row["id"] not in same}
         merged = _interleaved(here, rows, same, lambda row: (row["created_at"], row["asked"]))
-        kept: list[Row] = []
+        kept: list[RowDict] = []
         for index, row in enumerate(merged):
             near = [kept[-1]] if kept else []
             near += merged[index + 1 : index + 2]
@@ -403,17 +411,17 @@ class Planner:
                 self.plan.renumbered[row["id"]] = (place, number)
 
 
-def lacks_weights(row: Row, runs: Path) -> bool:
+def lacks_weights(row: RowDict, runs: Path) -> bool:
     """Whether an attempt here has no weights, or they are gone from where they were on this machine."""
     local = local_path(row["weights"])
     return not row["weights"] or (local is not None and not (runs / local).exists())
 
 
-def _asked(row: Row, members: Iterable[tuple[str, Any]]) -> str:
+def _asked(row: RowDict, members: Iterable[tuple[str, Any]]) -> str:
     """What a revision asks for, as one hash."""
     asked = [
         row["grid_text"],
-        forecast.without(row["options"]),
+        forecast.without_forecast(row["options"]),
         [[cell, sorted(axes.items())] for cell, axes in members],
     ]
     return hashlib.sha256(json.dumps(jsonable(asked), sort_keys=True).encode()).hexdigest()

@@ -20,15 +20,15 @@ from ..console.text import counted
 from ..derived import Derive
 from ..errors import BundleError, StoreError, WriteRefused
 from ..failure_classes import PREEMPTED
-from ..names import short, why_not
+from ..names import quoted_short, why_not
 from ..store import queries
 from ..store.database import explain_driver_error, file_of
 from ..store.database import place as place_of
 from ..store.store import Store
-from .bundles import WEIGHTS, Bundle, BundleSummary, Limits, iso, local_path, opened, opened_bundle
+from .bundles import WEIGHTS, Bundle, BundleSummary, Limits, format_utc, local_path, open_bundle, with_parsed_json
 from .import_files import BundleFiles
-from .import_plan import COPY, Content, Identify, ImportPlan, Planner
-from .row_validation import MEMBERS, OF_ATTEMPTS, Row, T, columns_of_member
+from .import_plan import UNFINISHED_CAUSE, ComputeCellId, Content, ImportPlan, ImportPlanner
+from .row_validation import ATTEMPT_TABLES, BUNDLE_TABLES, RowDict, T, bundle_columns
 from .staging import Stage, StageLost
 
 BATCH = 500
@@ -59,14 +59,14 @@ def _move(session: Session, table: Table, moves: Mapping[int, tuple[int, int]]) 
         _copy(session, table, -old, new, number)
 
 
-class _Import:
+class _ImportWriter:
     """The writing half of an import, inside one transaction."""
 
     def __init__(self, session: Session, content: Content, stage: Stage, plan: ImportPlan, files: BundleFiles) -> None:
         self.session, self.content, self.stage, self.plan, self.files = session, content, stage, plan, files
         self.counts: dict[str, int] = content.bundle.manifest["counts"]
-        self.added: Counter[str] = Counter(dict.fromkeys(MEMBERS, 0))
-        self.present: Counter[str] = Counter(dict.fromkeys(MEMBERS, 0))
+        self.added: Counter[str] = Counter(dict.fromkeys(BUNDLE_TABLES, 0))
+        self.present: Counter[str] = Counter(dict.fromkeys(BUNDLE_TABLES, 0))
         self.notes: list[str] = []
 
     def write(self, name: str) -> None:
@@ -121,7 +121,7 @@ class _Import:
 
     def _revisions(self, sweep: int) -> None:
         _move(self.session, T["revision"], self.plan.renumbered)
-        columns = {column.name for column in columns_of_member("revision")}
+        columns = {column.name for column in bundle_columns("revision")}
         for place, number, row in self.plan.revisions:
             values = {name: value for name, value in row.items() if name in columns}
             self._insert("revision", [values | {"id": place, "sweep_id": sweep, "number": number}])
@@ -145,12 +145,12 @@ class _Import:
             self._insert("attempt", [values])
         for index in self.plan.replaced:
             row = self.content.attempts[index]
-            for name in OF_ATTEMPTS:
+            for name in ATTEMPT_TABLES:
                 if name != "example" or self.counts[name]:  # a bundle without items takes none away
                     self.session.execute(delete(T[name]).where(T[name].c.attempt_id == ids[index]))
             folder = self.plan.folders[index] if self.files.names(index) else None
             here = self.session.scalar(select(table.c.run_dir).where(table.c.id == ids[index]))
-            values = self._attempt(opened("attempt", row) | {"run_dir": folder or here})
+            values = self._attempt(with_parsed_json("attempt", row) | {"run_dir": folder or here})
             values = {name: value for name, value in values.items() if name not in ("id", "parent_id", "number")}
             self.session.execute(sql_update(table).where(table.c.id == ids[index]).values(values))
             self.added["attempt"] += 1
@@ -171,7 +171,7 @@ class _Import:
                 "count as gone here"
             )
 
-    def _attempt(self, row: Row) -> Row:
+    def _attempt(self, row: RowDict) -> RowDict:
         """The attempt as a row of this database. Addresses of a stranger lead nowhere: only files that came along count."""
         values = {name: value for name, value in row.items() if name != "place"}
         values |= {"checkpoint": None, "weights": None, "imported": True}
@@ -183,7 +183,7 @@ class _Import:
         if row["state"] == "running":
             values |= {"state": "interrupted", "finished_at": row["heartbeat_at"]}
             values["cause"] = (
-                f"{COPY}, on {row['host']} (pid {row['pid']}), last heard of at {iso(row['heartbeat_at'])}"
+                f"{UNFINISHED_CAUSE}, on {row['host']} (pid {row['pid']}), last heard of at {format_utc(row['heartbeat_at'])}"
             )
             values["failure"] = PREEMPTED
         return values
@@ -192,7 +192,7 @@ class _Import:
         ids = self.plan.ids()
         here = {index: place for index, place in ids.items() if index not in self.plan.present}
         self.stage.place(self.session, here)
-        for table in OF_ATTEMPTS:
+        for table in ATTEMPT_TABLES:
             moved = self.stage.move(self.session, table)
             self.added[table] += moved
             self.present[table] += self.counts[table] - moved
@@ -239,14 +239,14 @@ class _Import:
             found = sql_update(T["attempt"]).where(T["attempt"].c.id == place)
             self.session.execute(found.values(weights=f"{folder}/{WEIGHTS}"))
 
-    def _insert(self, table: str, rows: list[Row]) -> None:
+    def _insert(self, table: str, rows: list[RowDict]) -> None:
         for start in range(0, len(rows), BATCH):
-            batch = [opened(table, row) for row in rows[start : start + BATCH]]
+            batch = [with_parsed_json(table, row) for row in rows[start : start + BATCH]]
             self.session.execute(insert(T[table]), batch)
             self.added[table] += len(batch)
 
 
-def _event_key(row: Row) -> tuple[Any, ...]:
+def _event_key(row: RowDict) -> tuple[Any, ...]:
     return (row["at"], row["kind"], row["message"], row["cell_id"], row["attempt_id"])
 
 
@@ -256,7 +256,7 @@ def import_bundle(
     *,
     rename: str | None = None,
     runs: Path | None = None,
-    identify: Identify | None = None,
+    identify: ComputeCellId | None = None,
     derive: Derive | None = None,
     large: bool = False,
 ) -> BundleSummary:
@@ -273,13 +273,13 @@ def import_bundle(
     """
     where = (runs or store.runs).absolute()
     if rename is not None and (why := why_not(rename)):
-        raise StoreError(f"--name: {short(rename)} {why}")
+        raise StoreError(f"--name: {quoted_short(rename)} {why}")
     # its connection holds what is not yet known to be in order
     mine = Store(store.url.render_as_string(hide_password=False), patience=store.patience)
     try:
-        with opened_bundle(file, Limits.none() if large else Limits()) as bundle:
+        with open_bundle(file, Limits.none() if large else Limits()) as bundle:
             if rename is None and (why := why_not(bundle.sweep)):
-                raise BundleError(f"{file}: {short(bundle.sweep)} {why}; give it another with --name")
+                raise BundleError(f"{file}: {quoted_short(bundle.sweep)} {why}; give it another with --name")
             _check_room(bundle, file_of(store.url), where)
             files = BundleFiles(bundle, where)
             try:
@@ -287,7 +287,7 @@ def import_bundle(
                     while True:
                         # from the beginning when the connection is lost on the way
                         with contextlib.suppress(StageLost):
-                            return _taken_in(mine, bundle, files, rename or bundle.sweep, identify, derive)
+                            return _import_with_retry(mine, bundle, files, rename or bundle.sweep, identify, derive)
             except (IntegrityError, DataError) as error:
                 raise bundle.wrong(f"the database refuses its rows ({_first(error)})") from error
             except DBAPIError as error:
@@ -307,7 +307,7 @@ def check_import(file: Path, url_or_path: str | Path | None, runs: Path, *, larg
 
     Raises: as import_bundle.
     """
-    with opened_bundle(file, Limits.none() if large else Limits()) as bundle:
+    with open_bundle(file, Limits.none() if large else Limits()) as bundle:
         _check_room(bundle, file_of(place_of(url_or_path)), runs)
 
 
@@ -328,29 +328,29 @@ def _uncollected() -> Iterator[None]:
             gc.enable()
 
 
-def _taken_in(
-    store: Store, bundle: Bundle, files: BundleFiles, name: str, identify: Identify | None, derive: Derive | None
+def _import_with_retry(
+    store: Store, bundle: Bundle, files: BundleFiles, name: str, identify: ComputeCellId | None, derive: Derive | None
 ) -> BundleSummary:
     """Checks everything, then writes it. What was done to files is undone when anything is raised."""
     stage = Stage(store)
     with store.transaction(write=False) as session:
         content = Content(bundle, identify, lambda table, columns: stage.add(table, columns, session), derive)
 
-    def work(session: Session) -> _Import:
+    def work(session: Session) -> _ImportWriter:
         files.undo()
         stage.check(session)
         if store.path is None:
             session.execute(text("LOCK TABLE sweep, revision, cell, attempt IN SHARE ROW EXCLUSIVE MODE"))
-        plan = Planner(session, store, content, name, files.runs).make()
+        plan = ImportPlanner(session, store, content, name, files.runs).make()
         files.stage(plan.wanted)
-        done = _Import(session, content, stage, plan, files)
+        done = _ImportWriter(session, content, stage, plan, files)
         done.write(name)
         return done
 
     try:
         # unpacking takes time, so most of it happens before the database is locked
         with store.transaction(write=False) as session:
-            first = Planner(session, store, content, name, files.runs).make()
+            first = ImportPlanner(session, store, content, name, files.runs).make()
         files.stage(first.wanted)
         done = store.write(work)
     except BaseException:

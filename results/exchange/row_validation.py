@@ -22,18 +22,18 @@ from ..store.records import AttemptState, Phase
 from ..store.records import Kind as AttemptKind
 from ..store.schema import Base, UtcTime
 
-Row = dict[str, Any]
+RowDict = dict[str, Any]
 Kind = Literal["whole", "real", "flag", "time", "text", "json", "tree"]
 
 T = Base.metadata.tables
 SWEEP_COLUMNS = ("name", "created_at", "launched_at", "read_only")
 """The rest says who runs it, which is nobody's business elsewhere."""
-DROPPED = {
+EXCLUDED_COLUMNS = {
     "cell": ("note",), "revision": ("id", "sweep_id"), "revision_cell": ("revision_id",),
     "attempt": ("imported", "pid_space"), "measurement": ("id",), "event": ("id", "sweep_id"),
 }  # fmt: skip
-OF_ATTEMPTS = ("provenance", "measurement", "example", "curve_point")
-MEMBERS = ("sweep", "revision", "cell", "revision_cell", "attempt", *OF_ATTEMPTS, "event")
+ATTEMPT_TABLES = ("provenance", "measurement", "example", "curve_point")
+BUNDLE_TABLES = ("sweep", "revision", "cell", "revision_cell", "attempt", *ATTEMPT_TABLES, "event")
 
 KIB, MIB = 2**10, 2**20
 INT, BIG = 2**31 - 1, 2**63 - 1
@@ -46,7 +46,7 @@ TIME = re.compile(r"(?:19[7-9]\d|20\d\d|21\d\d)-\d\d-\d\dT\d\d:\d\d:\d\d\.\d{3}Z
 """1970 to 2199: arithmetic with such a time never leaves what a datetime can hold."""
 
 
-def text_ok(value: Any, longest: int | None) -> bool:
+def is_storable_text(value: Any, longest: int | None) -> bool:
     """Whether it is text that every database takes, of at most that many letters (None: any)."""
     if not isinstance(value, str) or (longest is not None and len(value) > longest):
         return False
@@ -58,7 +58,7 @@ def text_ok(value: Any, longest: int | None) -> bool:
 
 
 @dataclass(frozen=True, kw_only=True)
-class Field:
+class FieldRule:
     """One column: what its values have to be, and how a message says so."""
 
     kind: Kind
@@ -111,13 +111,13 @@ class Field:
         return False
 
 
-def _whole(field: Field, value: Any) -> str | None:
+def _whole(field: FieldRule, value: Any) -> str | None:
     if type(value) is not int or not field.low <= value <= field.high:  # type: ignore[operator]
         return f"must be a whole number from {field.low} to {field.high}"
     return None
 
 
-def _real(field: Field, value: Any) -> str | None:
+def _real(field: FieldRule, value: Any) -> str | None:
     low, high = -REAL if field.low is None else field.low, REAL if field.high is None else field.high
     # a comparison of exact numbers: an int of 400 digits is no float
     if type(value) not in (int, float) or not low <= value <= high:
@@ -125,11 +125,11 @@ def _real(field: Field, value: Any) -> str | None:
     return None
 
 
-def _flag(field: Field, value: Any) -> str | None:
+def _flag(field: FieldRule, value: Any) -> str | None:
     return None if isinstance(value, bool) else "must be true or false"
 
 
-def _time(field: Field, value: Any) -> str | None:
+def _time(field: FieldRule, value: Any) -> str | None:
     good = isinstance(value, str) and TIME.fullmatch(value) is not None
     if good:
         try:
@@ -139,10 +139,10 @@ def _time(field: Field, value: Any) -> str | None:
     return None if good else "must be a time from 1970 to 2199, such as 2026-01-02T03:04:05.678Z"
 
 
-def _text(field: Field, value: Any) -> str | None:
+def _text(field: FieldRule, value: Any) -> str | None:
     if field.choices:
         return None if value in field.choices else f"must be one of {', '.join(field.choices)}"
-    if not text_ok(value, field.longest):
+    if not is_storable_text(value, field.longest):
         return f"must be text of at most {field.longest} letters that every database takes"
     if not field.lines and not value.isprintable():
         return "must be text of one line, without control characters"
@@ -151,17 +151,17 @@ def _text(field: Field, value: Any) -> str | None:
     return None
 
 
-def _json(field: Field, value: Any) -> str | None:
+def _json(field: FieldRule, value: Any) -> str | None:
     if not isinstance(value, dict):
         return "must be a JSON object"
     return _tree(value) or (field.shape(value) if field.shape is not None else None)
 
 
-def _list_or_object(field: Field, value: Any) -> str | None:
+def _list_or_object(field: FieldRule, value: Any) -> str | None:
     return _tree(value) if isinstance(value, list | dict) else "must be a JSON list or object"
 
 
-_CHECKS: dict[Kind, Callable[[Field, Any], str | None]] = {
+_CHECKS: dict[Kind, Callable[[FieldRule, Any], str | None]] = {
     "whole": _whole, "real": _real, "flag": _flag, "time": _time, "text": _text, "json": _json,
     "tree": _list_or_object,
 }  # fmt: skip
@@ -175,14 +175,14 @@ def _tree(value: Any) -> str | None:
         seen += 1
         if seen + len(left) > NODES or depth > DEPTH:
             return f"must hold at most {NODES} values, at most {DEPTH} deep"
-        if isinstance(one, str) and not text_ok(one, None):
+        if isinstance(one, str) and not is_storable_text(one, None):
             return "holds text that no database takes"
         if isinstance(one, int) and not -BIG <= one <= BIG:
             return "holds a number of more than 64 bits"
         if isinstance(one, float) and not math.isfinite(one):
             return "holds a number that is not finite"
         if isinstance(one, dict):
-            if not all(text_ok(name, 1000) for name in one):
+            if not all(is_storable_text(name, 1000) for name in one):
                 return "holds a name that no database takes"
             left += [(item, depth + 1) for item in one.values()]
         elif isinstance(one, list):
@@ -228,21 +228,21 @@ def _config(value: Mapping[str, Any]) -> str | None:
 # --- the schema: what a column's type says, and the rules beyond it ------------------------------------------------------
 
 
-def by_type(column: Column[Any]) -> Field:
+def by_type(column: Column[Any]) -> FieldRule:
     """Return the rule that follows from a column's type alone."""
     kind, null = column.type, bool(column.nullable)
     if isinstance(kind, Boolean):
-        return Field(kind="flag", null=null, default=False)
+        return FieldRule(kind="flag", null=null, default=False)
     if isinstance(kind, UtcTime):
-        return Field(kind="time", null=null)
+        return FieldRule(kind="time", null=null)
     if isinstance(kind, JSON):
-        return Field(kind="json", null=null)
+        return FieldRule(kind="json", null=null)
     if isinstance(kind, Integer):
         top = BIG if isinstance(kind, BigInteger) else INT
-        return Field(kind="whole", low=-top, high=top, null=null, default=0)
+        return FieldRule(kind="whole", low=-top, high=top, null=null, default=0)
     if isinstance(kind, Double):
-        return Field(kind="real", null=null)
-    return Field(kind="text", longest=getattr(kind, "length", None) or 64 * KIB, lines=True, null=null)
+        return FieldRule(kind="real", null=null)
+    return FieldRule(kind="text", longest=getattr(kind, "length", None) or 64 * KIB, lines=True, null=null)
 
 
 def _line(longest: int, pattern: str | None = None) -> dict[str, Any]:
@@ -281,7 +281,7 @@ RULES: Mapping[str, Mapping[str, Any]] = {
 whole numbers are 0 or more."""
 
 
-def _field(table: str, column: Column[Any]) -> Field:
+def _field(table: str, column: Column[Any]) -> FieldRule:
     """Return the rule of a bundle's column: its type, and what RULES adds."""
     field, default = by_type(column), None
     if field.kind == "whole":
@@ -292,25 +292,25 @@ def _field(table: str, column: Column[Any]) -> Field:
     return replace(field, default=default, **rule)
 
 
-def columns_of_member(name: str) -> list[Column[Any]]:
+def bundle_columns(name: str) -> list[Column[Any]]:
     """The columns of a table that a bundle holds."""
     if name == "sweep":
         return [T[name].c[column] for column in SWEEP_COLUMNS]
-    return [column for column in T[name].columns if column.name not in DROPPED.get(name, ())]
+    return [column for column in T[name].columns if column.name not in EXCLUDED_COLUMNS.get(name, ())]
 
 
-FIELDS: dict[str, dict[str, Field]] = {
+FIELD_RULES: dict[str, dict[str, FieldRule]] = {
     name: {
-        **({"sweep": Field(kind="flag")} if name == "event" else {}),
-        **({"revision": Field(kind="whole", low=1, high=INT)} if name == "revision_cell" else {}),
-        **{column.name: _field(name, column) for column in columns_of_member(name)},
+        **({"sweep": FieldRule(kind="flag")} if name == "event" else {}),
+        **({"revision": FieldRule(kind="whole", low=1, high=INT)} if name == "revision_cell" else {}),
+        **{column.name: _field(name, column) for column in bundle_columns(name)},
     }
-    for name in MEMBERS
+    for name in BUNDLE_TABLES
 }
 """By member: the rules of its rows in the order of its columns."""
-PROBE, LENGTH = FIELDS["measurement"]["probe"], FIELDS["measurement"]["length"]
+PROBE, LENGTH = FIELD_RULES["measurement"]["probe"], FIELD_RULES["measurement"]["length"]
 
-KEYS: dict[str, tuple[str, ...]] = {
+SORTED_BY: dict[str, tuple[str, ...]] = {
     "provenance": ("attempt_id",),
     "measurement": ("attempt_id", "probe", "metric", "length"),
     "example": ("attempt_id", "probe", "metric", "length", "item", "position"),
@@ -318,7 +318,7 @@ KEYS: dict[str, tuple[str, ...]] = {
 }
 """Tables whose rows rise by these columns, as they are written, so that none can be there twice."""
 
-LINE: Mapping[str, int] = {
+MAX_LINE_BYTES: Mapping[str, int] = {
     "sweep": 16 * KIB, "revision": 8 * MIB, "cell": MIB, "revision_cell": 256 * KIB, "attempt": 4 * MIB,
     "provenance": 4 * MIB, "measurement": 512 * KIB, "example": 512 * KIB, "curve_point": 4 * KIB, "event": 2 * MIB,
 }  # fmt: skip
@@ -328,7 +328,7 @@ LINE: Mapping[str, int] = {
 # --- tables -----------------------------------------------------------------------------------------------------------
 
 
-class Misfit(ValueError):
+class InvalidRow(ValueError):
     """A row that cannot come in. `at` is its place among those that were checked."""
 
     def __init__(self, at: int, why: str) -> None:
@@ -336,14 +336,14 @@ class Misfit(ValueError):
         self.at = at
 
 
-class Incoming:
+class RowValidator:
     """The rows of one member, checked."""
 
     def __init__(self, name: str, *, complete: bool) -> None:
         """`complete`: the bundle is of this release, so that no column may be missing."""
-        self.name, self.fields = name, FIELDS[name]
+        self.name, self.fields = name, FIELD_RULES[name]
         self.names = self.fields.keys()
-        columns = {column.name: column for column in columns_of_member(name)}
+        columns = {column.name: column for column in bundle_columns(name)}
         later = {word for word, column in columns.items() if column.nullable or column.server_default is not None}
         self.needed = self.names if complete else self.names - later
         self._last: tuple[Any, ...] | None = None
@@ -352,10 +352,10 @@ class Incoming:
         """The columns of these rows, those of an older release completed. Raises Misfit."""
         for at, row in enumerate(rows):
             if not isinstance(row, dict):
-                raise Misfit(at, "it is no JSON object")
+                raise InvalidRow(at, "it is no JSON object")
             if row.keys() != self.names and not self.needed <= row.keys() <= self.names:
                 odd = sorted(row.keys() ^ self.names)
-                raise Misfit(at, f"its fields are not those of {self.name}: {', '.join(map(repr, odd))[:200]}")
+                raise InvalidRow(at, f"its fields are not those of {self.name}: {', '.join(map(repr, odd))[:200]}")
         columns = {}
         for word, field in self.fields.items():
             values = [row.get(word, field.default) for row in rows] if self.needed != self.names else None
@@ -363,7 +363,7 @@ class Incoming:
             odd_one = field.wrong_at(columns[word])
             if odd_one is not None:
                 value = columns[word][odd_one]
-                raise Misfit(odd_one, f"{word} is {shown(value)}; it {field.problem(value)}")
+                raise InvalidRow(odd_one, f"{word} is {quoted_value(value)}; it {field.problem(value)}")
             if field.kind == "real" and int in set(map(type, columns[word])):
                 columns[word] = [None if value is None else float(value) for value in columns[word]]
         self._related(columns)
@@ -374,22 +374,22 @@ class Incoming:
         if self.name == "measurement":
             for at, (value, reason) in enumerate(zip(columns["value"], columns["reason"], strict=True)):
                 if value is None and not reason:
-                    raise Misfit(at, "reason is empty, and so is value; one of them must be there")
+                    raise InvalidRow(at, "reason is empty, and so is value; one of them must be there")
         if self.name == "event":
             for at, (kind, message) in enumerate(zip(columns["kind"], columns["message"], strict=True)):
                 if kind == "code" and not re.fullmatch(CELL_ID, message):
-                    raise Misfit(at, f"message is {shown(message)}; it must be a fingerprint of code")
-        if self.name in KEYS:
-            keys: Iterable[tuple[Any, ...]] = list(zip(*(columns[word] for word in KEYS[self.name]), strict=True))
+                    raise InvalidRow(at, f"message is {quoted_value(message)}; it must be a fingerprint of code")
+        if self.name in SORTED_BY:
+            keys: Iterable[tuple[Any, ...]] = list(zip(*(columns[word] for word in SORTED_BY[self.name]), strict=True))
             before = [self._last] if self._last is not None else []
             risen = [*before, *keys]
             for at, (one, other) in enumerate(pairwise(risen)):
                 if not one < other:
-                    raise Misfit(at + 1 - len(before), f"its {', '.join(KEYS[self.name])} do not rise")
+                    raise InvalidRow(at + 1 - len(before), f"its {', '.join(SORTED_BY[self.name])} do not rise")
             self._last = risen[-1] if risen else self._last
 
 
-def shown(value: Any) -> str:
+def quoted_value(value: Any) -> str:
     """A value of a stranger in a message: short, on one line, with nothing that a terminal would obey."""
     if isinstance(value, dict | list):
         return "an object" if isinstance(value, dict) else "a list"

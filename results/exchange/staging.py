@@ -14,7 +14,7 @@ from sqlalchemy import Column, ColumnElement, Index, Integer, MetaData, Table, e
 from sqlalchemy.orm import Session
 
 from ..store.store import Store
-from .row_validation import FIELDS, OF_ATTEMPTS, T, columns_of_member
+from .row_validation import ATTEMPT_TABLES, FIELD_RULES, T, bundle_columns
 
 
 class StageLost(Exception):
@@ -31,10 +31,10 @@ class Stage:
             name: Table(
                 f"incoming_{name}",
                 aside,
-                *(Column(column.name, column.type) for column in columns_of_member(name)),
+                *(Column(column.name, column.type) for column in bundle_columns(name)),
                 prefixes=["TEMPORARY"],
             )
-            for name in OF_ATTEMPTS
+            for name in ATTEMPT_TABLES
         }
         self._places = Table(
             "incoming_place",
@@ -55,7 +55,7 @@ class Stage:
 
     def add(self, name: str, columns: Mapping[str, list[Any]], session: Session) -> None:
         """Puts checked rows aside, given as columns."""
-        fields, listed = FIELDS[name], []
+        fields, listed = FIELD_RULES[name], []
         for word, values in columns.items():
             if fields[word].kind == "json":
                 values = [None if value is None else json.dumps(value, ensure_ascii=False) for value in values]

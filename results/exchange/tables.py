@@ -11,13 +11,13 @@ from typing import IO, TYPE_CHECKING, Any, Literal, get_args
 
 from sqlalchemy import Boolean, Column, Double, Integer, select
 
-from ..console.output_files import replacing
-from ..console.text import choice, csv_cell, json_safe
+from ..console.output_files import atomic_file
+from ..console.text import choices_hint, csv_field, json_safe
 from ..errors import StoreError
 from ..store import queries
 from ..store.database import jsonable
 from ..store.records import AXES
-from .bundles import encoded, iso, line_of
+from .bundles import format_utc, json_line, json_value
 from .row_validation import T
 
 if TYPE_CHECKING:
@@ -65,7 +65,7 @@ def _dtype(column: Column[Any]) -> str:
 def _cell_text(value: Any) -> Any:
     if isinstance(value, dict | list):
         return json_safe(json.dumps(jsonable(value), ensure_ascii=False))
-    return iso(value) if isinstance(value, datetime) else value
+    return format_utc(value) if isinstance(value, datetime) else value
 
 
 def export_table(store: Store, what: What, to: Path, fmt: Format, sweep: str | None = None) -> int:
@@ -77,12 +77,12 @@ def export_table(store: Store, what: What, to: Path, fmt: Format, sweep: str | N
     An existing file is replaced once the new one is whole. Raises SweepUnknown, StoreError, WriteRefused.
     """
     if what not in ("cells", "measurements", "curves", "examples", "attempts"):
-        raise StoreError(f"there is no table {what!r}; {choice(what, get_args(What))}")
+        raise StoreError(f"there is no table {what!r}; {choices_hint(what, get_args(What))}")
     if fmt not in ("csv", "jsonl", "parquet"):
-        raise StoreError(f"{fmt!r} is no format; {choice(fmt, get_args(Format))}")
+        raise StoreError(f"{fmt!r} is no format; {choices_hint(fmt, get_args(Format))}")
     columns, source, order = _listed(what)
     count = 0
-    with replacing(to) as stream, store.transaction(write=False) as session:
+    with atomic_file(to) as stream, store.transaction(write=False) as session:
         queries.snapshot(session)
         revision = queries.revision_row(session, queries.sweep_row(session, sweep).id)
         query = select(*columns).select_from(source).where(T["revision_cell"].c.revision_id == revision.id)
@@ -102,8 +102,8 @@ def _sheet(fmt: str, columns: list[Column[Any]], stream: IO[bytes]) -> Iterator[
 
         def write_lines(rows: list[Any]) -> None:
             for row in rows:
-                values = map(encoded, columns, row)
-                stream.write(line_of(dict(zip(names, values, strict=True))))
+                values = map(json_value, columns, row)
+                stream.write(json_line(dict(zip(names, values, strict=True))))
 
         yield write_lines
         return
@@ -125,7 +125,7 @@ def _sheet(fmt: str, columns: list[Column[Any]], stream: IO[bytes]) -> Iterator[
             found = frame(rows)
             for name in found.columns[found.dtypes == "string"]:
                 # most columns of words say the same few over and over
-                safe = {said: csv_cell(said) for said in found[name].dropna().unique()}
+                safe = {said: csv_field(said) for said in found[name].dropna().unique()}
                 if any(said != cell for said, cell in safe.items()):
                     found[name] = found[name].map(safe, na_action="ignore").astype("string")
             found.to_csv(stream, index=False, header=False, lineterminator="\n", encoding="utf-8")

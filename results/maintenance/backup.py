@@ -12,7 +12,7 @@ from sqlalchemy.engine import URL
 
 from ..console.text import is_secret
 from ..errors import StoreError, StoreMissing
-from ..store.database import file_of, make_engine, place, plain_errors, revision_of
+from ..store.database import file_of, make_engine, place, revision_of, translate_driver_errors
 from ..store.upgrading import copy_database, not_copied
 
 
@@ -39,7 +39,7 @@ def backup(url_or_path: str | Path | None, to: Path | None = None) -> Path:
         raise StoreError(f"{target} exists already and is left alone; name another file with --to")
     engine = make_engine(url)
     try:
-        with plain_errors(url), engine.execution_options(begin="BEGIN").connect() as connection:
+        with translate_driver_errors(url), engine.execution_options(begin="BEGIN").connect() as connection:
             if revision_of(connection) is None:
                 raise StoreMissing(f"{source} is empty, so there is nothing to back up; name the database with --db")
         copy_database(engine, source, target)

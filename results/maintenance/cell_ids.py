@@ -16,7 +16,7 @@ from .finding import Finding, some
 Identify = Callable[[Mapping[str, Any], str], str]
 
 
-def identities(connection: Connection, identify: Identify) -> list[Finding]:
+def check_cell_ids(connection: Connection, identify: Identify) -> list[Finding]:
     """Every cell against what `identify` says of its config."""
     wrong, unread = [], []
     cell = Base.metadata.tables["cell"].c
@@ -52,7 +52,7 @@ def identities(connection: Connection, identify: Identify) -> list[Finding]:
 def false_labels(connection: Connection, derive: Derive) -> list[Finding]:
     """Compare every cell's columns, and its levels in each revision, with what its config gives.
 
-    Configs that cannot be read are found by `identities`.
+    Configs that cannot be read are found by `check_cell_ids`.
     """
     cell, link = Base.metadata.tables["cell"], Base.metadata.tables["revision_cell"].c
     known: dict[str, tuple[Mapping[str, Any], Derived]] = {}

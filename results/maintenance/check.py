@@ -10,13 +10,13 @@ from sqlalchemy.exc import DBAPIError
 
 from ..derived import Derive
 from ..errors import StoreDamaged, StoreError, StoreMissing
-from ..store.database import file_of, make_engine, place, plain_errors, revision_of
+from ..store.database import file_of, make_engine, place, revision_of, translate_driver_errors
 from ..store.schema import HEAD
 from . import integrity
-from .cell_ids import Identify, false_labels, identities
+from .cell_ids import Identify, check_cell_ids, false_labels
 from .files import changed_weights, missing_files
 from .finding import SEVERITIES, Finding, unreadable
-from .host_checks import clock, dead, surroundings
+from .host_checks import check_host, clock, dead
 from .values import damaged_rows
 
 
@@ -43,9 +43,9 @@ def check(
     path = file_of(url)
     if path is not None and not path.exists():
         raise StoreMissing(f"there is no database {path}; launch a grid first, or name the database with --db")
-    findings = surroundings(path) if path is not None else []
+    findings = check_host(path) if path is not None else []
     try:
-        with plain_errors(url):
+        with translate_driver_errors(url):
             findings += findings_inside(url, runs, identify, derive, weights, tell)
     except StoreError as error:
         if not isinstance(error, StoreDamaged):
@@ -87,7 +87,7 @@ def findings_inside(
                 lambda: clock(connection),
                 lambda: missing_files(connection, runs) if runs is not None else [],
                 lambda: changed_weights(connection, runs, read=weights, tell=tell) if runs is not None else [],
-                lambda: identities(connection, identify) if identify is not None else [],
+                lambda: check_cell_ids(connection, identify) if identify is not None else [],
                 lambda: false_labels(connection, derive) if derive is not None else [],
             ]
             for step in steps:

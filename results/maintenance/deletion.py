@@ -15,14 +15,14 @@ from typing import Any
 from sqlalchemy import CursorResult, and_, delete, func, or_, select, update
 from sqlalchemy.orm import Session
 
-from ..console.output_files import bytes_under
+from ..console.output_files import size_on_disk
 from ..console.text import counted, did_you_mean
-from ..errors import CellTaken, StoreError, SweepReadOnly
+from ..errors import CellAlreadyRunning, StoreError, SweepReadOnly
 from ..metrics import METRICS
-from ..names import short
+from ..names import quoted_short
 from ..store import queries
 from ..store.attempt_queries import attempts_of
-from ..store.records import Attempt, Standing, requests_of, standing
+from ..store.records import Attempt, Standing, requests_from_options, standing
 from ..store.schema import (
     AttemptRow,
     CellRow,
@@ -37,14 +37,14 @@ from ..store.schema import (
     SweepRow,
     TrialRow,
 )
-from ..store.store import Store, tell
-from ..store.sweep_lease import held_still
+from ..store.store import Store, record_event
+from ..store.sweep_lease import lock_sweep_row
 from .finding import some
-from .names_tags_notes import Holds, free, meant
-from .walk import ATTEMPT, PROVENANCE, attempts, lives
+from .names_tags_notes import OwnerIsActive, free, resolve_target
+from .walk import ATTEMPT, PROVENANCE, attempt_is_alive, attempts
 
-OF_ATTEMPTS = (ExampleRow, MeasurementRow, CurvePointRow, ProvenanceRow)
-Lives = Callable[[Attempt], bool]
+ATTEMPT_ROW_CLASSES = (ExampleRow, MeasurementRow, CurvePointRow, ProvenanceRow)
+AttemptIsAlive = Callable[[Attempt], bool]
 Condition = tuple[Any, Any]
 """A table, and which of its rows go."""
 _UNSEEN: dict[str, Any] = {"execution_options": {"synchronize_session": False}}
@@ -60,7 +60,7 @@ class RetainedCell:
 
 
 @dataclass(frozen=True, kw_only=True)
-class Deletion:
+class DeletionPlan:
     """What goes, or has gone."""
 
     sweeps: Sequence[str]
@@ -118,28 +118,39 @@ def _by_reason(kept: Iterable[RetainedCell]) -> dict[str, list[str]]:
 
 
 def plan(
-    store: Store, names: Sequence[str], *, holds: Holds, lives: Lives = lives, runs: Path | None = None
-) -> Deletion:
-    """What `delete_all` would delete: each name is a sweep, else a cell by its whole id or its slug.
+    store: Store,
+    names: Sequence[str],
+    *,
+    holds: OwnerIsActive,
+    lives: AttemptIsAlive = attempt_is_alive,
+    runs: Path | None = None,
+) -> DeletionPlan:
+    """What `execute_deletion` would delete: each name is a sweep, else a cell by its whole id or its slug.
 
     A cell of a sweep goes unless another sweep lists it, in any revision; a cell that was named goes unless two sweeps
-    list it. `holds` says whether an owner still runs a sweep, `lives` whether an attempt runs; `runs` is where its files lie.
+    list it. `holds` says whether an owner still runs a sweep, `attempt_is_alive` whether an attempt runs; `runs` is where its files lie.
     Raises CellUnknown, CellAmbiguous, SweepBusy (somebody runs a sweep that would lose cells), CellTaken (a cell is being run).
     """
     found = store.write(lambda session: _plan(session, names, holds, lives))  # a write, since it locks
-    return replace(found, bytes=sum(bytes_under(runs / folder) for folder in found.folders)) if runs else found
+    return replace(found, bytes=sum(size_on_disk(runs / folder) for folder in found.folders)) if runs else found
 
 
-def delete_all(
-    store: Store, found: Deletion, names: Sequence[str], *, holds: Holds, who: str, lives: Lives = lives
-) -> Deletion:
+def execute_deletion(
+    store: Store,
+    found: DeletionPlan,
+    names: Sequence[str],
+    *,
+    holds: OwnerIsActive,
+    who: str,
+    lives: AttemptIsAlive = attempt_is_alive,
+) -> DeletionPlan:
     """Deletes what `plan` found for the same names, all or nothing; an event tells that `who` did.
 
     The plan is made again in the same transaction: when it is another by now, StoreError is raised and nothing changes.
     Raises what `plan` does.
     """
 
-    def work(session: Session) -> Deletion:
+    def work(session: Session) -> DeletionPlan:
         now = replace(_plan(session, names, holds, lives), bytes=found.bytes, backup=found.backup)
         if now != found:
             raise StoreError("the sweeps or cells changed meanwhile; nothing was deleted, look again")
@@ -147,13 +158,13 @@ def delete_all(
         if gone != +Counter(now.rows):
             raise StoreError(f"{dict(gone)} rows would go and not {now.rows}; nothing was deleted, please report this")
         what = [*(f"sweep {name}" for name in now.sweeps), counted(len(now.cells), "cell")]
-        tell(session, "deleted", f"{', '.join(what)}, {counted(sum(now.rows.values()), 'row')}, by {who}")
+        record_event(session, "deleted", f"{', '.join(what)}, {counted(sum(now.rows.values()), 'row')}, by {who}")
         return replace(now, deleted=True)
 
     return store.write(work, durable=True)
 
 
-def alone(session: Session, cell: str, holds: Holds) -> None:
+def require_unshared(session: Session, cell: str, holds: OwnerIsActive) -> None:
     """Before numbers of a cell are deleted. Raises StoreError where sweeps share it, SweepBusy where somebody runs its sweep."""
     names = sorted(_holders(session, [cell])[cell])
     if len(names) > 1:
@@ -161,15 +172,15 @@ def alone(session: Session, cell: str, holds: Holds) -> None:
             f"sweeps {' and '.join(names)} share cell {cell}, so that its numbers stay; atma-sweep db forget deletes them for all"
         )
     for name in names:
-        free(held_still(session, name), holds, "lose numbers")
+        free(lock_sweep_row(session, name), holds, "lose numbers")
 
 
 # --- what goes --------------------------------------------------------------------------------------------------------
 
 
-def _plan(session: Session, names: Sequence[str], holds: Holds, lives: Lives) -> Deletion:
-    targets = list(dict.fromkeys(meant(session, name, whole=True) for name in names))
-    sweeps = {name: held_still(session, name) for kind, name in targets if kind == "sweep"}
+def _plan(session: Session, names: Sequence[str], holds: OwnerIsActive, lives: AttemptIsAlive) -> DeletionPlan:
+    targets = list(dict.fromkeys(resolve_target(session, name, whole=True) for name in names))
+    sweeps = {name: lock_sweep_row(session, name) for kind, name in targets if kind == "sweep"}
     for row in sweeps.values():
         free(row, holds, "be deleted")
     doomed = {row.id for row in sweeps.values()}
@@ -186,16 +197,16 @@ def _plan(session: Session, names: Sequence[str], holds: Holds, lives: Lives) ->
     _keep_parents(session, cells, why)
     losers = sorted({name for cell in cells for name in holders[cell]} - set(sweeps))
     for name in losers:
-        free(held_still(session, name), holds, "lose cells")
+        free(lock_sweep_row(session, name), holds, "lose cells")
     tried = attempts_of(session, cells)
     for one in tried:
         if one.state == "running" and lives(one):
-            raise CellTaken(
+            raise CellAlreadyRunning(
                 f"cell {one.cell_id} is being run (attempt {one.number}, pid {one.pid} on {one.host}); stop that first"
             )
     hours, places = _cost(session, cells)
     slugs = dict(map(tuple, queries.rows_in(session, select(CellRow.id, CellRow.slug), CellRow.id, why)))
-    return Deletion(
+    return DeletionPlan(
         sweeps=tuple(sorted(sweeps)),
         cells=tuple(sorted(cells)),
         rows=_count(session, sorted(cells), doomed),
@@ -261,7 +272,7 @@ def _conditions(cells: Sequence[str], sweeps: Iterable[int]) -> Iterable[Conditi
     yield StudyRow, StudyRow.sweep_id.in_(doomed)
     for part in queries.in_parts(cells):
         attempts = select(AttemptRow.id).where(AttemptRow.cell_id.in_(part))
-        for table in OF_ATTEMPTS:
+        for table in ATTEMPT_ROW_CLASSES:
             yield table, table.attempt_id.in_(attempts)
         about = or_(EventRow.cell_id.in_(part), EventRow.attempt_id.in_(attempts))
         yield EventRow, and_(about, EventRow.sweep_id.is_(None))
@@ -282,7 +293,7 @@ def _count(session: Session, cells: Sequence[str], sweeps: Iterable[int]) -> dic
     return dict(found)
 
 
-def _delete(session: Session, found: Deletion) -> Counter[str]:
+def _delete(session: Session, found: DeletionPlan) -> Counter[str]:
     """Deletes the rows; by table, how many went."""
     sweeps = list(session.scalars(select(SweepRow.id).where(SweepRow.name.in_(found.sweeps))))
     for part in queries.in_parts(found.cells):
@@ -342,7 +353,7 @@ class MeasurementCount:
 
 
 @dataclass(frozen=True, kw_only=True)
-class Forgetting:
+class MeasurementDeletion:
     """What would be deleted of a cell, and `asked_by`: the sweeps that ask for it, with where the cell then stands in them."""
 
     cell: str
@@ -385,7 +396,7 @@ def plan_measurements(
     lengths: Sequence[int] = (),
     metrics: Sequence[str] = (),
     sweep: str | None = None,
-) -> Forgetting:
+) -> MeasurementDeletion:
     """What `forget` would delete: the numbers of finished attempts of the cell, of these probes, lengths and metrics.
 
     None of one means all of them, but not of all three. Raises CellUnknown, CellAmbiguous, SweepUnknown, StoreError (neither
@@ -404,15 +415,15 @@ def plan_measurements(
 
 
 def forget(
-    store: Store, found: Forgetting, *, who: str, check: Callable[[Session], None] = lambda session: None
-) -> Forgetting:
+    store: Store, found: MeasurementDeletion, *, who: str, check: Callable[[Session], None] = lambda session: None
+) -> MeasurementDeletion:
     """Deletes what `plan_measurements` found, at once, and notes in an event that `who` did; returns what was there to delete.
 
     The plan is made again in the same transaction: when it is another by now, StoreError is raised and nothing changes.
     `check` is called in that transaction, too, and may refuse by raising.
     """
 
-    def work(session: Session) -> Forgetting:
+    def work(session: Session) -> MeasurementDeletion:
         check(session)
         now = _forgetting(session, found.cell, found.selection)
         if now != found:
@@ -423,7 +434,7 @@ def forget(
         _removed(session, [(table, now.selection.where(table, attempts)) for table in (ExampleRow, MeasurementRow)])
         what = ", ".join(f"{row.probe}{f' at {row.length}' if row.length else ''}" for row in now.rows)
         count = sum(row.measurements for row in now.rows)
-        tell(session, "forgot", f"{counted(count, 'number')} deleted by {who}: {what}", cell_id=found.cell)
+        record_event(session, "forgot", f"{counted(count, 'number')} deleted by {who}: {what}", cell_id=found.cell)
         return replace(now, deleted=True)
 
     return store.write(work)
@@ -434,7 +445,7 @@ def _finished(session: Session, cell: str) -> list[int]:
     return [row.id for row in attempts(session, ATTEMPT.id, ATTEMPT.state, cells=[cell]) if row.state != "running"]
 
 
-def _forgetting(session: Session, cell: str, selection: Selection) -> Forgetting:
+def _forgetting(session: Session, cell: str, selection: Selection) -> MeasurementDeletion:
     """Look up what is selected of a cell, and who asks for it."""
     attempts = _finished(session, cell)
     key = (MeasurementRow.probe, MeasurementRow.length)
@@ -453,7 +464,7 @@ def _forgetting(session: Session, cell: str, selection: Selection) -> Forgetting
     if not rows:
         _check_names(session, cell, attempts, selection)
     slug, asked_by = _asked_by(session, cell, {(row.probe, row.length) for row in rows}, selection)
-    return Forgetting(cell=cell, slug=slug, rows=rows, asked_by=asked_by, selection=selection)
+    return MeasurementDeletion(cell=cell, slug=slug, rows=rows, asked_by=asked_by, selection=selection)
 
 
 def _check_names(session: Session, cell: str, attempts: Sequence[int], selection: Selection) -> None:
@@ -468,7 +479,7 @@ def _check_names(session: Session, cell: str, attempts: Sequence[int], selection
             if name not in own and name not in standard:
                 listed = f"; it has: {', '.join(own)}" if own else ""
                 hint = did_you_mean(name, own or standard)
-                raise StoreError(f"{option} {short(name)}: cell {cell} has no such numbers{listed}{hint}")
+                raise StoreError(f"{option} {quoted_short(name)}: cell {cell} has no such numbers{listed}{hint}")
 
 
 def _asked_by(
@@ -486,6 +497,6 @@ def _asked_by(
     slug, found = queries.cell(session, cell).slug, {}
     for state in queries.states(session, [cell]):
         without = replace(state, measured=frozenset(key for key in state.measured if not selection.holds(*key)))
-        asked = {name: requests_of(options) for name, _, options in holders}
+        asked = {name: requests_from_options(options) for name, _, options in holders}
         found = {name: standing(without, pairs) for name, pairs in asked.items() if gone & set(pairs)}
     return slug, found

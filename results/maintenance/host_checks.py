@@ -19,7 +19,7 @@ LOW_BYTES = 2**30
 """Less free space than this beside the database is worth a warning; a tenth of it is an error."""
 
 
-def surroundings(path: Path) -> list[Finding]:
+def check_host(path: Path) -> list[Finding]:
     """Findings about the folder of the database; nothing is read from the database itself."""
     findings = []
     table = Path("/proc/self/mountinfo")

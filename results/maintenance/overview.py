@@ -9,17 +9,17 @@ from datetime import datetime
 from typing import Any, Literal
 
 from ..console import terminal_table
-from ..store.records import SweepSummary, requests_of, standing
+from ..store.records import SweepSummary, requests_from_options, standing
 from ..store.store import Store
-from .names_tags_notes import Holds
+from .names_tags_notes import OwnerIsActive
 
 Origin = Literal["launched", "imported", "published"]
 HEADINGS = (
     "sweep", "tags", "origin", "launched (UTC)", "runs now", "note", "revisions", "cells", "done", "failed", "open",
 )  # fmt: skip
-WORDS = 6
+LABEL_COLUMNS = 6
 """Columns of words, the others are numbers."""
-NOTE = 60
+MAX_NOTE_CHARS = 60
 """Letters of a note in the table."""
 
 
@@ -73,16 +73,16 @@ class Overview:
             )
             for one in self.sweeps
         ]
-        return terminal_table.lines(HEADINGS, rows, WORDS, width)
+        return terminal_table.lines(HEADINGS, rows, LABEL_COLUMNS, width)
 
 
-def overview(store: Store, holds: Holds) -> Overview:
+def overview(store: Store, holds: OwnerIsActive) -> Overview:
     """Every sweep as it stands now. `holds` says whether its owner still runs it."""
     with store.snapshot() as seen:
         found = []
         for summary in seen.sweeps():
             launched = seen.revision(summary.name)
-            requested = requests_of(launched.options)
+            requested = requests_from_options(launched.options)
             counts = Counter(standing(cell, requested) for cell in seen.cell_states(summary.name))
             failed = counts["failed"] + counts["diverged"]
             found.append(
@@ -105,10 +105,10 @@ def overview(store: Store, holds: Holds) -> Overview:
     return Overview(found)
 
 
-def _runs(summary: SweepSummary, holds: Holds) -> str | None:
+def _runs(summary: SweepSummary, holds: OwnerIsActive) -> str | None:
     owner = summary.owner
     return f"{owner.name} on {owner.host}, pid {owner.pid}" if owner and holds(owner, summary.lease_until) else None
 
 
 def _short(text: str) -> str:
-    return text if len(text) <= NOTE else f"{text[: NOTE - 3]}..."
+    return text if len(text) <= MAX_NOTE_CHARS else f"{text[: MAX_NOTE_CHARS - 3]}..."

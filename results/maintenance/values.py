@@ -15,7 +15,7 @@ from sqlalchemy import JSON, Column, Connection, Engine, Integer, Table, text
 from sqlalchemy.exc import SQLAlchemyError
 
 from ..errors import RowDamaged
-from ..exchange.row_validation import FIELDS, Field, by_type
+from ..exchange.row_validation import FIELD_RULES, FieldRule, by_type
 from ..store.database import shown
 from ..store.schema import Base
 from .finding import Finding, some
@@ -123,17 +123,17 @@ def _of_table(connection: Connection, table: Table) -> Iterator[DamagedValue]:
                     )
 
 
-def _field(column: Column[Any]) -> Field:
+def _field(column: Column[Any]) -> FieldRule:
     """Return the rule of a column's values."""
-    field = FIELDS.get(column.table.name, {}).get(column.name)
+    field = FIELD_RULES.get(column.table.name, {}).get(column.name)
     if field is None and isinstance(column.type, JSON):
-        return Field(kind="tree", null=bool(column.nullable))
+        return FieldRule(kind="tree", null=bool(column.nullable))
     if field is not None and not (column.primary_key and isinstance(column.type, Integer)):
         return field
     return by_type(column)
 
 
-def _plain(field: Field, value: Any) -> Any:
+def _plain(field: FieldRule, value: Any) -> Any:
     """Return a driver's value as a bundle would hold it; what cannot be one stays as it is."""
     if field.kind == "flag" and value in (0, 1) and isinstance(value, int):
         return bool(value)
@@ -145,7 +145,7 @@ def _plain(field: Field, value: Any) -> Any:
     return value
 
 
-def _too_large(field: Field, values: Sequence[Any]) -> bool:
+def _too_large(field: FieldRule, values: Sequence[Any]) -> bool:
     """Return True where a number is finite and cannot be squared."""
     return field.kind == "real" and any(isinstance(value, int | float) and abs(value) > LARGEST for value in values)
 

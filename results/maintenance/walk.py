@@ -11,7 +11,7 @@ from sqlalchemy import select
 
 from ..exchange.bundles import local_path
 from ..store import queries
-from ..store.records import SILENCE_S, find, here
+from ..store.records import DEAD_AFTER_S, find, here
 from ..store.schema import Base
 
 T = Base.metadata.tables
@@ -41,11 +41,11 @@ def is_gone(attempt: Any) -> bool:
     return here(attempt.host, attempt.pid_space) and find(attempt.pid, attempt.pid_started) is None
 
 
-def lives(attempt: Any) -> bool:
+def attempt_is_alive(attempt: Any) -> bool:
     """Return whether a running attempt's process lives; where that cannot be seen, whether its heartbeat is recent."""
     if here(attempt.host, attempt.pid_space):
         return not is_gone(attempt)
-    return datetime.now(UTC) - attempt.heartbeat_at < timedelta(seconds=SILENCE_S)
+    return datetime.now(UTC) - attempt.heartbeat_at < timedelta(seconds=DEAD_AFTER_S)
 
 
 def is_missing(runs: Path, address: str) -> bool:

@@ -51,11 +51,11 @@ def number(probe: str, about: Metric, length: int, text: str) -> Measurement:
         length=length,
         value=fraction(text) if about.percent else float(text),
         unit=about.unit,
-        description=None if metrics.known(probe, about.name) else metrics.described(about),
+        description=None if metrics.known(probe, about.name) else metrics.metric_description(about),
     )
 
 
-def id_of(sweep: str, slug: str) -> str:
+def published_cell_id(sweep: str, slug: str) -> str:
     """The id of a published cell, of whose config nobody knows all."""
     # the text that is hashed is no canonical JSON, so no cell of a grid can have the id
     return hashlib.sha256(f"{sweep}/{slug}".encode()).hexdigest()[:12]

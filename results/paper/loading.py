@@ -17,7 +17,7 @@ from ..store.records import CellRecord, NewRevision, Provenance
 from ..store.schema import AttemptRow, CurvePointRow, MeasurementRow, ProvenanceRow, RevisionRow, SweepRow
 from ..store.store import Store
 from .base import Sheet
-from .published_sweeps import OPEN_WEIGHT, RIVALS, SWEEPS, options_of, sheet
+from .published_sweeps import OPEN_WEIGHT, RIVALS, SWEEPS, options_of, published_sweep
 
 GRID_FILE = "results/paper"
 OWNER = "published"
@@ -75,13 +75,13 @@ def _load(session: Session, name: str, alone: bool) -> bool:
     session.execute(select(SweepRow.id).where(SweepRow.name == name).with_for_update())
     if _held(session, name):
         return False
-    given = sheet(name)
+    given = published_sweep(name)
     session.execute(update(SweepRow).where(SweepRow.name == name).values(read_only=False))
-    row = sweep_lease.opened(session, name)
+    row = sweep_lease.lock_or_create(session, name)
     options = options_of(name)
     text = f"# the numbers printed in {options['source']}{given.version}\n"
     revision = NewRevision(grid_text=text, grid_file=GRID_FILE, options=options, cells=given.cells)
-    sweep_lease.record(session, row, revision)
+    sweep_lease.write_revision(session, row, revision)
     _fill(session, given, 1 + APART * NAMES.index(name) if alone else None)
     # before every launch, so that the default sweep stays the one that was launched last
     row.launched_at = datetime.fromtimestamp(0, UTC) + timedelta(milliseconds=SHOWN.index(name))

@@ -8,10 +8,10 @@ from dataclasses import replace
 from typing import Any
 
 from .. import metrics
-from ..names import PUBLISHED, RESERVED
+from ..names import PUBLISHED, PUBLISHED_PREFIX
 from ..store.records import AXES, CellRecord, CurvePoint, Measurement
 from . import rivals
-from .base import Sheet, id_of, number, rows
+from .base import Sheet, number, published_cell_id, rows
 
 VERSIONS = ("v1", "v2")
 SWEEPS, OPEN_WEIGHT = PUBLISHED[:2], PUBLISHED[2]
@@ -32,27 +32,27 @@ PARAMETERS = {
 SOURCE = "arXiv:2606.25156"
 EDITION = 2
 """Of what is made of the files here; one more with every change, so that a database that holds older numbers gets the new."""
-RIVALS: Mapping[str, rivals.RivalPaper] = {TRA: rivals.THRESHOLD, WALL: rivals.DIAGONAL, ATLAS: rivals.MEMORY}
+RIVALS: Mapping[str, rivals.RivalPaper] = {TRA: rivals.TRA_PAPER, WALL: rivals.WALL_PAPER, ATLAS: rivals.ATLAS_PAPER}
 """By sweep: the source and the edition of the rivals' numbers."""
 L4 = {
     "device": "cuda", "gpu_name": "NVIDIA L4", "gpu_count": 1, "dtype": "bfloat16", "tokenizer": "gpt2",
     "corpus": "fineweb-edu",
 }  # fmt: skip
 """What the published runs are known to have run on, as fields of a Provenance."""
-COMPLETE = {
+COMPLETE_COLUMNS = {
     "val_loss": ("val", "val_loss", 0), "clean_2k": ("clean", "nats", 2048), "clean_64k": ("clean", "nats", 65536),
     "junk_2k": ("junk", "nats", 2048), "junk_64k": ("junk", "nats", 65536),
     "needle_2k": ("needle", "digit_accuracy", 2048), "needle_64k": ("needle", "digit_accuracy", 65536),
     "mfu": ("throughput", "mfu_paper", 0),
 }  # fmt: skip
-SMALL = {
+SMALL_TABLE_COLUMNS = {
     "clean": ("clean", "nats"), "needle": ("needle", "digit_accuracy"),
     "step_seconds": ("throughput", "step_seconds"), "mfu": ("throughput", "mfu_paper"),
     "mfu_drop": ("throughput", "mfu_drop"),
 }  # fmt: skip
 SWITCHES = ("distractor", "memory", "window")
 
-Key = tuple[str, ...]
+LevelKey = tuple[str, ...]
 """The levels of a published cell, in the order of AXES."""
 
 
@@ -62,16 +62,16 @@ def options_of(name: str) -> dict[str, Any]:
         return {"requested": [], "source": RIVALS[name].source, "version": "", "edition": RIVALS[name].edition}
     lengths = [] if name == OPEN_WEIGHT else LENGTHS
     requested = [[probe, length] for probe in ("clean", "junk", "needle") for length in lengths]
-    version = "v2" if name == OPEN_WEIGHT else name.removeprefix(RESERVED)
+    version = "v2" if name == OPEN_WEIGHT else name.removeprefix(PUBLISHED_PREFIX)
     first = [["val", 0]] if requested else []
     return {"requested": [*first, *requested], "source": SOURCE, "version": version, "edition": EDITION}
 
 
-def sheet(name: str) -> Sheet:
+def published_sweep(name: str) -> Sheet:
     """The published sweep of that name."""
     if name in RIVALS:
         return RIVALS[name].sheet(name)
-    return _open_weight() if name == OPEN_WEIGHT else _complete(name.removeprefix(RESERVED))
+    return _open_weight() if name == OPEN_WEIGHT else _complete(name.removeprefix(PUBLISHED_PREFIX))
 
 
 def _measured(probe: str, metric: str, length: int, text: str) -> Measurement:
@@ -92,12 +92,12 @@ def _slug(levels: Mapping[str, str]) -> str:
 
 def is_published_cell(cell: str, slug: str) -> bool:
     """Whether a cell is one of the published ones, whose ids are those of their names: nobody knows their whole config."""
-    return any(cell == id_of(sweep, slug) for sweep in PUBLISHED)
+    return any(cell == published_cell_id(sweep, slug) for sweep in PUBLISHED)
 
 
 def _cell(sweep: str, slug: str, levels: Mapping[str, str], config: Mapping[str, Any], tokens: int) -> CellRecord:
     return CellRecord(
-        id=id_of(sweep, slug), slug=slug, seed=0, levels=levels, config=config, axes=levels, tokens=tokens
+        id=published_cell_id(sweep, slug), slug=slug, seed=0, levels=levels, config=config, axes=levels, tokens=tokens
     )
 
 
@@ -123,19 +123,19 @@ def _config(levels: Mapping[str, str]) -> dict[str, Any]:
     }
 
 
-def _key(row: Mapping[str, str]) -> Key:
+def _key(row: Mapping[str, str]) -> LevelKey:
     return tuple(row[axis] for axis in AXES)
 
 
-def _by_cell(name: str) -> dict[Key, list[dict[str, str]]]:
-    found: dict[Key, list[dict[str, str]]] = defaultdict(list)
+def _by_cell(name: str) -> dict[LevelKey, list[dict[str, str]]]:
+    found: dict[LevelKey, list[dict[str, str]]] = defaultdict(list)
     for row in rows(name):
         found[_key(row)].append(row)
     return found
 
 
 def _complete(version: str) -> Sheet:
-    name = f"{RESERVED}{version}"
+    name = f"{PUBLISHED_PREFIX}{version}"
     lengths, small, curves = _by_cell("lengths"), _by_cell(f"small-{version}"), _by_cell("curves")
     runs = {_key(row): row for row in rows("runs")}
     keys, cells, values = [], [], {}
@@ -144,12 +144,12 @@ def _complete(version: str) -> Sheet:
         cell = _cell(name, _slug(levels), levels, _config(levels), TOKENS)
         keys.append(key)
         cells.append(cell)
-        found = [_measured(*COMPLETE["val_loss"], row["val_loss"])]
-        found += [_as_printed("6", *COMPLETE[column], row[column]) for column in COMPLETE]
+        found = [_measured(*COMPLETE_COLUMNS["val_loss"], row["val_loss"])]
+        found += [_as_printed("6", *COMPLETE_COLUMNS[column], row[column]) for column in COMPLETE_COLUMNS]
         for logged in lengths[key]:
             found += _logged(logged)
         for printed in small[key]:
-            probe, metric = SMALL[printed["column"]]
+            probe, metric = SMALL_TABLE_COLUMNS[printed["column"]]
             length = int(printed["length"])
             found.append(_as_printed(printed["table"], probe, metric, length, printed["printed"]))
             if metric == "step_seconds":

@@ -12,19 +12,19 @@ from dataclasses import dataclass, replace
 from typing import Any
 
 from .. import metrics
-from ..metrics import SHARE, Metric
+from ..metrics import FRACTION, Metric
 from ..store.records import AXES, CellRecord, Measurement
-from .base import Sheet, id_of, number, rows
+from .base import Sheet, number, published_cell_id, rows
 
 SETS = ("iid", "sparse", "dense")
 """Test sets of the flip-flop task, as the probe names them."""
-RUNS = 4
+TRA_RUNS = 4
 """Random initialisations behind a mean of the threshold paper."""
 FLIPFLOP, EXTRAPOLATION, DOWNSTREAM = "flipflop", "extrapolation", "downstream"
 """The probes under which their numbers stand; the first two are also the package's."""
 PERPLEXITY = metrics.metric(EXTRAPOLATION, "perplexity")
 TASKS: Mapping[str, Metric] = {
-    name: Metric(name, SHARE, "higher", f"{words} answered rightly.", heading, 1)
+    name: Metric(name, FRACTION, "higher", f"{words} answered rightly.", heading, 1)
     for name, heading, words in (
         ("hellaswag", "HellaSwag", "HellaSwag: share of sentences to be ended"),
         ("arc_c", "ARC-C", "ARC, challenge set: share of questions"),
@@ -75,10 +75,10 @@ def threshold(sweep: str) -> Sheet:
         cell = _tra_cell(sweep, row, "wikitext-103", cells)
         values.setdefault(cell, []).extend(_mean(EXTRAPOLATION, PERPLEXITY, int(row["length"]), row["mean"], row["sd"]))
     ran = {one.id: {"tokenizer": _TOKENIZERS[one.axes[TASK]], "corpus": one.axes[TASK]} for one in cells.values()}
-    return Sheet(sweep, list(cells.values()), values, "", ran=ran, seed=f"means over {RUNS} runs")
+    return Sheet(sweep, list(cells.values()), values, "", ran=ran, seed=f"means over {TRA_RUNS} runs")
 
 
-def diagonal(sweep: str) -> Sheet:
+def wall_sweep(sweep: str) -> Sheet:
     """The comparison that the Wall blog draws as bars: a cell a model, one run each."""
     cells, values = [], {}
     facts = {row["setting"]: row["printed"] for row in rows("wall-settings")}
@@ -133,7 +133,7 @@ def _tra_cell(sweep: str, row: Mapping[str, str], corpus: str, cells: dict[str, 
         "model": {"attn_type": mixer, "memory": "none", "window": False, "positions": positions, **recipe["model"]},
         "data": {"corpus": corpus, "tokenizer": _TOKENIZERS[corpus]},
         "train": recipe["train"],
-        "published": {"name": row["name"], "runs": RUNS},
+        "published": {"name": row["name"], "runs": TRA_RUNS},
     }
     axes = {"attn_type": mixer, POSITIONS: positions, TASK: corpus}
     cell = _cell(sweep, slug, axes, config, recipe["train"]["tokens"])
@@ -144,16 +144,21 @@ def _tra_cell(sweep: str, row: Mapping[str, str], corpus: str, cells: dict[str, 
 def _cell(sweep: str, slug: str, axes: Mapping[str, str], config: Mapping[str, Any], tokens: int) -> CellRecord:
     plain = dict(zip(AXES, (axes["attn_type"], "baseline", "off", "off", "off"), strict=True))
     levels = plain | {"memory": axes.get("memory", "off")}
-    return CellRecord(id=id_of(sweep, slug), slug=slug, seed=0, levels=levels, config=config, axes=axes, tokens=tokens)
+    return CellRecord(
+        id=published_cell_id(sweep, slug), slug=slug, seed=0, levels=levels, config=config, axes=axes, tokens=tokens
+    )
 
 
 def _mean(probe: str, about: Metric, length: int, mean: str, sd: str) -> list[Measurement]:
     """A mean over runs and the spread between them."""
-    return [number(probe, about, length, mean), replace(number(probe, metrics.spread_of(about), length, sd), n=RUNS)]
+    return [
+        number(probe, about, length, mean),
+        replace(number(probe, metrics.sd_metric(about), length, sd), n=TRA_RUNS),
+    ]
 
 
-THRESHOLD = RivalPaper("arXiv:2503.23174", 2, threshold)
-DIAGONAL = RivalPaper(
-    "Wall Attention: Length Generalization With Diagonal Gates (Tilde Research, 2 June 2026)", 2, diagonal
+TRA_PAPER = RivalPaper("arXiv:2503.23174", 2, threshold)
+WALL_PAPER = RivalPaper(
+    "Wall Attention: Length Generalization With Diagonal Gates (Tilde Research, 2 June 2026)", 2, wall_sweep
 )
-MEMORY = RivalPaper("a blog's training of ATLAS and of a transformer, 170M parameters", 2, memory)
+ATLAS_PAPER = RivalPaper("a blog's training of ATLAS and of a transformer, 170M parameters", 2, memory)

@@ -14,12 +14,12 @@ from ..names import SHIPPED
 from ..store.store import Store, scratch_store
 
 
-def bundle_of(sweep: str) -> Path:
+def bundle_path(sweep: str) -> Path:
     """The file of one of `names.SHIPPED`."""
     return Path(__file__).with_name(f"{sweep}.zip")
 
 
-def comes_along(sweep: str | None) -> bool:
+def is_shipped(sweep: str | None) -> bool:
     """Whether it is the name of one of these sweeps."""
     return sweep in SHIPPED
 
@@ -29,4 +29,4 @@ def shared(sweep: str) -> Store:
     """A temporary database of this process with one of these sweeps alone; its file is removed at the end."""
     from ..exchange.importing import import_bundle  # only here, so that other commands start without it
 
-    return scratch_store("shipped", lambda store: import_bundle(store, bundle_of(sweep)))
+    return scratch_store("shipped", lambda store: import_bundle(store, bundle_path(sweep)))

@@ -16,12 +16,12 @@ from scipy import optimize, special
 
 from .stopping_rule import OBRIEN_FLEMING, POCOCK
 
-Spending = Callable[[float, float], float]
-WIDE = 9.0
+SpendingFunction = Callable[[float, float], float]
+MAX_Z = 9.0
 """Beyond so many standard errors nothing is integrated."""
-STEPS = 501
+GRID_POINTS = 501
 """Points of the grid over which a look is integrated; four times as many change the eighth digit of a level."""
-NEVER = 1e-9
+MIN_LEVEL = 1e-9
 """A level below which none is told apart."""
 
 
@@ -35,10 +35,10 @@ def pocock(fraction: float, level: float) -> float:
     return level * math.log(1 + (math.e - 1) * fraction)
 
 
-SPENDING: Mapping[str, Spending] = {OBRIEN_FLEMING: obrien_fleming, POCOCK: pocock}
+SPENDING_FUNCTIONS: Mapping[str, SpendingFunction] = {OBRIEN_FLEMING: obrien_fleming, POCOCK: pocock}
 
 
-def critical(fractions: Sequence[float], *, spending: str = OBRIEN_FLEMING, level: float = 0.05) -> list[float]:
+def critical_values(fractions: Sequence[float], *, spending: str = OBRIEN_FLEMING, level: float = 0.05) -> list[float]:
     """The |z| that a difference must reach at every look, two-sided; `fractions` are the shares of the largest sample that each
     look has, growing and at most 1. Raises ValueError where they are not."""
     if not fractions or any(b <= a for a, b in zip((0.0, *fractions), fractions, strict=False)) or fractions[-1] > 1:
@@ -47,17 +47,17 @@ def critical(fractions: Sequence[float], *, spending: str = OBRIEN_FLEMING, leve
     density, grid = np.zeros(0), np.zeros(0)
     before = 0.0
     for fraction in fractions:
-        wanted = SPENDING[spending](fraction, level) - spent
+        wanted = SPENDING_FUNCTIONS[spending](fraction, level) - spent
         step = math.sqrt(fraction - before)
         if not found:
             bound = float(-special.ndtri(wanted / 2))
         else:
             weights = density * _simpson(grid)
             asked = weights, grid, step, math.sqrt(fraction), wanted
-            beyond = _excess(WIDE, *asked) >= 0
-            bound = WIDE if beyond else float(optimize.brentq(_excess, 0.0, WIDE, args=asked))
-        edge = min(bound, WIDE) * math.sqrt(fraction)
-        ahead = np.linspace(-edge, edge, STEPS)
+            beyond = _excess(MAX_Z, *asked) >= 0
+            bound = MAX_Z if beyond else float(optimize.brentq(_excess, 0.0, MAX_Z, args=asked))
+        edge = min(bound, MAX_Z) * math.sqrt(fraction)
+        ahead = np.linspace(-edge, edge, GRID_POINTS)
         if not found:
             density = np.exp(-(ahead**2) / (2 * fraction)) / math.sqrt(2 * math.pi * fraction)
         else:
@@ -88,11 +88,11 @@ def levels(seeds: Sequence[int], most: int, *, spending: str = OBRIEN_FLEMING, l
 
 @lru_cache(maxsize=256)
 def _levels(seeds: tuple[int, ...], most: int, spending: str, level: float) -> tuple[float, ...]:
-    bounds = critical([n / most for n in seeds], spending=spending, level=level)
+    bounds = critical_values([n / most for n in seeds], spending=spending, level=level)
     return tuple(float(2 * special.ndtr(-z)) for z in bounds)
 
 
-def repeated(p: float, seeds: Sequence[int], most: int, *, spending: str = OBRIEN_FLEMING) -> float:
+def repeated_p_value(p: float, seeds: Sequence[int], most: int, *, spending: str = OBRIEN_FLEMING) -> float:
     """The p value that the last of these looks is worth, of the whole rule: the least level at which its own `p` would be sure.
 
     It is valid whenever, and for whatever reason, looking ended (Jennison and Turnbull, Journal of the Royal Statistical Society B 51, 1989).
@@ -101,9 +101,9 @@ def repeated(p: float, seeds: Sequence[int], most: int, *, spending: str = OBRIE
     def short(log: float) -> float:
         return levels(seeds, most, spending=spending, level=math.exp(log))[-1] - p
 
-    least, largest = math.log(NEVER), math.log(0.999)
+    least, largest = math.log(MIN_LEVEL), math.log(0.999)
     if short(largest) <= 0:
         return 1.0
     if short(least) >= 0:
-        return NEVER
+        return MIN_LEVEL
     return math.exp(float(optimize.brentq(short, least, largest, xtol=1e-6)))

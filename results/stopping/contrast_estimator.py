@@ -6,16 +6,16 @@ from collections.abc import Callable, Mapping, Sequence
 
 import numpy as np
 
-from ..contrasts import STRATA, Contrast
+from ..contrasts import STRATUM_AXES, Contrast
 from ..designs.design_option import Design
-from ..designs.design_space import estimable
+from ..designs.design_space import is_estimable
 
 Levels = Mapping[str, str]
 """Axis -> level of a configuration: all its axes, without the seed."""
-NOTHING = 1e-9
+ZERO_WEIGHT = 1e-9
 
 
-class Estimator:
+class ContrastEstimator:
     """What a contrast takes of configurations, each given by its levels.
 
     `groups` are the configurations [place] that count only together: the two of a pair, or one cell of a partial design.
@@ -26,7 +26,7 @@ class Estimator:
         places = [None if design is None else design.space.index(one) for one in self._all]
         self._design = design if design is not None and _partial(design, places) else None
         self._places = np.array([-1 if place is None else place for place in places], dtype=int)
-        strata = (axis for axis in STRATA if axis != contrast.axis and axis not in contrast.within)
+        strata = (axis for axis in STRATUM_AXES if axis != contrast.axis and axis not in contrast.within)
         self._stratum = next((axis for axis in strata if len({one.get(axis) for one in self._all}) > 1), None)
         self.groups: list[np.ndarray] = self._pairs() if self._design is None else self._needed(self._design)
 
@@ -80,7 +80,7 @@ class Estimator:
             return None
         wanted = design.model.contrasted({one.axis: levels}, inside, self._stratum)
         rows = design.model.every[self._places[members]]
-        if not estimable(rows, wanted):
+        if not is_estimable(rows, wanted):
             return None
         weights = np.zeros(len(self._all))
         weights[members] = np.linalg.pinv(rows, rcond=1e-10).T @ wanted
@@ -90,7 +90,11 @@ class Estimator:
         """The configurations of the design that count, each by itself."""
         inside = np.flatnonzero(self._places >= 0)
         weights = self._of_design(design, inside) if len(inside) else None
-        return [] if weights is None else [inside[i : i + 1] for i in np.flatnonzero(np.abs(weights[inside]) > NOTHING)]
+        return (
+            []
+            if weights is None
+            else [inside[i : i + 1] for i in np.flatnonzero(np.abs(weights[inside]) > ZERO_WEIGHT)]
+        )
 
 
 def _partial(design: Design, places: Sequence[int | None]) -> bool:

@@ -13,17 +13,17 @@ from scipy import special
 
 from ..contrasts import weighted
 from ..designs.design_option import Design, design_of
-from ..store.records import CellState, Request, Value, requests_of, standing
+from ..store.records import CellState, MeasuredValue, Request, requests_from_options, standing
 from ..store.store import Store
-from ..store.store_reader import Reads
-from .alpha_spending import levels, repeated
-from .contrast_estimator import Estimator, Levels, complete
-from .stopping_rule import Rule, rule_of
+from ..store.store_reader import StoreReader
+from .alpha_spending import levels, repeated_p_value
+from .contrast_estimator import ContrastEstimator, Levels, complete
+from .stopping_rule import StoppingRule, rule_of
 
 SLACK = 1e-9
 """By how much of itself an interval may be wider than asked for: the dust of a subtraction."""
 DUST = 1e-12
-Values = Mapping[tuple[str, str, str, int], Value]
+ValuesByKey = Mapping[tuple[str, str, str, int], MeasuredValue]
 """By (cell, probe, metric, length)."""
 Verdict = Literal["narrow", "sure", "most", "nothing", "open"]
 """Narrow enough; zero left out; no further seed allowed; no number at any seed; or none of these, so that seeds are added."""
@@ -68,10 +68,10 @@ class InterimAnalysis:
 
 
 @dataclass(frozen=True)
-class Looked:
+class StoppingStatus:
     """How far a rule is."""
 
-    rule: Rule
+    rule: StoppingRule
     looks: tuple[InterimAnalysis, ...]
     """Those that could be made, the first first."""
     asked: int
@@ -123,14 +123,14 @@ class Looked:
 
     def _repeated(self, p: float) -> float:
         rule = self.rule
-        return repeated(p, [look.used for look in self.looks], rule.most, spending=rule.spending)
+        return repeated_p_value(p, [look.used for look in self.looks], rule.most, spending=rule.spending)
 
 
-def looked(rule: Rule, runs: Sequence[SeedResult], design: Design | None) -> Looked:
+def evaluate_rule(rule: StoppingRule, runs: Sequence[SeedResult], design: Design | None) -> StoppingStatus:
     """How far the rule is with these runs of a sweep."""
     places: dict[tuple[tuple[str, str], ...], int] = {}
     of = [places.setdefault(tuple(sorted(run.levels.items())), len(places)) for run in runs]
-    estimator = Estimator([dict(key) for key in places], rule.contrast, design)
+    estimator = ContrastEstimator([dict(key) for key in places], rule.contrast, design)
     needed = estimator.needed
     number = {seed: place for place, seed in enumerate(rule.seeds)}
     values = np.full((len(places), rule.most), np.nan)
@@ -152,11 +152,11 @@ def looked(rule: Rule, runs: Sequence[SeedResult], design: Design | None) -> Loo
             looks.append(look)
     cells = int(needed.sum()) * asked
     measured = [np.isfinite(values[group][:, :asked]).all(axis=0).any() for group in estimator.groups]
-    return Looked(rule, tuple(looks), asked, cells, waiting, nothing=not waiting and not any(measured))
+    return StoppingStatus(rule, tuple(looks), asked, cells, waiting, nothing=not waiting and not any(measured))
 
 
 def _look(
-    rule: Rule, estimator: Estimator, values: np.ndarray, before: Sequence[InterimAnalysis]
+    rule: StoppingRule, estimator: ContrastEstimator, values: np.ndarray, before: Sequence[InterimAnalysis]
 ) -> InterimAnalysis | None:
     """The next look, at `values` [configuration, seed]; None where fewer than two seeds count, or no more than at the last one."""
     there = np.array([np.isfinite(values[group]).all(axis=0) for group in estimator.groups])
@@ -178,7 +178,7 @@ def _look(
     )  # fmt: skip
 
 
-def finished(rule: Rule, state: CellState, requested: Sequence[Request]) -> bool:
+def finished(rule: StoppingRule, state: CellState, requested: Sequence[Request]) -> bool:
     """Whether a cell is trained and has the rule's number, or a reason why not: then nothing more comes of it."""
     one = rule.contrast
     asked = [(probe, length) for probe, length in requested if probe == one.probe]
@@ -187,7 +187,9 @@ def finished(rule: Rule, state: CellState, requested: Sequence[Request]) -> bool
     )  # fmt: skip
 
 
-def runs_of(rule: Rule, cells: Sequence[CellState], requested: Sequence[Request], values: Values) -> list[SeedResult]:
+def seed_results(
+    rule: StoppingRule, cells: Sequence[CellState], requested: Sequence[Request], values: ValuesByKey
+) -> list[SeedResult]:
     """The cells of a sweep as a look sees them."""
     one = rule.contrast
     asked = [length for probe, length in requested if probe == one.probe and length]
@@ -208,17 +210,17 @@ def runs_of(rule: Rule, cells: Sequence[CellState], requested: Sequence[Request]
     ]
 
 
-def looked_at(store: Store, sweep: str) -> Looked | None:
+def stopping_status(store: Store, sweep: str) -> StoppingStatus | None:
     """How far the rule of a sweep's newest launch is, from the database alone; None for a sweep without one. Raises SweepUnknown."""
     with store.snapshot() as seen:
         return _looked_at(seen, sweep)
 
 
-def _looked_at(seen: Reads, sweep: str) -> Looked | None:
+def _looked_at(seen: StoreReader, sweep: str) -> StoppingStatus | None:
     revision = seen.revision(sweep)
     rule = rule_of(revision.options)
     if rule is None:
         return None
     values = {(v.cell_id, v.probe, v.metric, v.length): v for v in seen.values(sweep)}
-    runs = runs_of(rule, seen.cell_states(sweep), requests_of(revision.options), values)
-    return looked(rule, runs, design_of(revision.options))
+    runs = seed_results(rule, seen.cell_states(sweep), requests_from_options(revision.options), values)
+    return evaluate_rule(rule, runs, design_of(revision.options))

@@ -8,7 +8,7 @@ from functools import cached_property
 from typing import Any
 
 from ..contrasts import Contrast, contrast_of
-from ..revision_options import stored
+from ..revision_options import read_option
 
 OBRIEN_FLEMING, POCOCK = SPENDINGS = ("obrien-fleming", "pocock")
 """How the level is shared out among the looks; spending.py says by which formula, and needs SciPy."""
@@ -20,7 +20,7 @@ MOST_SEEDS = 1_000
 
 
 @dataclass(frozen=True, kw_only=True)
-class Rule:
+class StoppingRule:
     """Seeds are added to the cells of `contrast` until its interval is no wider than `width`, or with `sure` leaves out zero."""
 
     contrast: Contrast
@@ -58,17 +58,17 @@ class Rule:
         return same and reference == mine.reference and dict(one.within) == dict(mine.within)
 
 
-def as_option(rule: Rule) -> dict[str, Any]:
+def as_option(rule: StoppingRule) -> dict[str, Any]:
     """As JSON."""
     return asdict(rule) | {"contrast": asdict(rule.contrast), "seeds": list(rule.seeds)}
 
 
-def rule_of(options: object) -> Rule | None:
+def rule_of(options: object) -> StoppingRule | None:
     """The rule that a launch stored with its revision; None where there is none, or what is no rule."""
-    return stored(options, OPTION, _rule)
+    return read_option(options, OPTION, _rule)
 
 
-def _rule(found: Mapping[str, Any]) -> Rule | None:
+def _rule(found: Mapping[str, Any]) -> StoppingRule | None:
     contrast, seeds, width = contrast_of(found.get("contrast")), found.get("seeds"), found.get("width")
     if contrast is None or contrast.reference is None or not isinstance(seeds, list) or len(seeds) > MOST_SEEDS:
         return None
@@ -78,7 +78,7 @@ def _rule(found: Mapping[str, Any]) -> Rule | None:
         return None
     if not 2 <= first <= len(seeds) or wave < 1:  # type: ignore[operator]
         return None
-    return Rule(
+    return StoppingRule(
         contrast=contrast, width=width, sure=found.get("sure") is True, seeds=tuple(seeds), first=first, wave=wave,  # type: ignore[arg-type]
         spending=str(spending),
     )  # fmt: skip

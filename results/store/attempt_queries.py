@@ -16,8 +16,19 @@ from sqlalchemy.orm import Session
 
 from ..errors import AttemptUnknown
 from ..metrics import SAMPLES
-from .queries import columns_of, in_parts, membership, read_records, revision_row, rows_in, sweep_row
-from .records import SAMPLE_METRIC, Attempt, CodeAndGpu, CurvePoint, Event, Key, Provenance, Sample, Timed, Value
+from .queries import columns_of, in_parts, read_records, revision_cell_pairs, revision_row, rows_in, sweep_row
+from .records import (
+    SAMPLE_METRIC,
+    Attempt,
+    CodeAndGpu,
+    CurvePoint,
+    Event,
+    Key,
+    MeasuredValue,
+    Provenance,
+    Sample,
+    TrainingTiming,
+)
 from .schema import (
     AttemptRow,
     CellRow,
@@ -72,14 +83,14 @@ def live_attempts(session: Session, sweep: str | None = None) -> list[Attempt]:
     return read_records(session, Attempt, query)
 
 
-def values(session: Session, scope: Any) -> list[Value]:
+def values(session: Session, scope: Any) -> list[MeasuredValue]:
     """The newest value per (cell, probe, metric, length) over done attempts. `scope` selects the column cell_id."""
     rank = func.row_number().over(
         partition_by=(AttemptRow.cell_id, MeasurementRow.probe, MeasurementRow.metric, MeasurementRow.length),
         order_by=MeasurementRow.attempt_id.desc(),
     )
     ranked = (
-        select(*columns_of(MeasurementRow, Value), AttemptRow.cell_id, rank.label("age"))
+        select(*columns_of(MeasurementRow, MeasuredValue), AttemptRow.cell_id, rank.label("age"))
         .join(AttemptRow, AttemptRow.id == MeasurementRow.attempt_id)
         .where(AttemptRow.state == "done", AttemptRow.cell_id.in_(scope))
         .subquery()
@@ -87,7 +98,7 @@ def values(session: Session, scope: Any) -> list[Value]:
     kept = [column for column in ranked.c if column.name != "age"]
     return read_records(
         session,
-        Value,
+        MeasuredValue,
         select(*kept)
         .where(ranked.c.age == 1)
         .order_by(ranked.c.cell_id, ranked.c.probe, ranked.c.metric, ranked.c.length),
@@ -96,9 +107,9 @@ def values(session: Session, scope: Any) -> list[Value]:
 
 def sweep_values(
     session: Session, sweep: str | None = None, *, revision: int | None = None, orphans: bool = False
-) -> list[Value]:
+) -> list[MeasuredValue]:
     """The newest value per (cell, probe, metric, length) over done attempts, for the cells of cell_states."""
-    return values(session, select(membership(session, sweep, revision, orphans).subquery().c.cell_id))
+    return values(session, select(revision_cell_pairs(session, sweep, revision, orphans).subquery().c.cell_id))
 
 
 def curve(session: Session, attempt_id: int) -> list[CurvePoint]:
@@ -127,7 +138,7 @@ def sources(session: Session, attempt_ids: Collection[int]) -> dict[int, CodeAnd
     return {attempt: CodeAndGpu(commit=commit, dirty=dirty, gpu=gpu) for attempt, commit, dirty, gpu in rows}
 
 
-def mark(session: Session, sweep: str) -> str:
+def change_token(session: Session, sweep: str) -> str:
     """Another text after whatever happened that a report of the sweep may show: few queries, of which none reads its numbers.
 
     It may change, too, for what happened to another sweep of the database. Raises SweepUnknown.
@@ -183,11 +194,11 @@ def samples(session: Session, attempts: Collection[int]) -> dict[int, list[Sampl
     return found
 
 
-MOST_ALIKE = 8
+MAX_PER_GROUP = 8
 """Of trainings with the same network, losses and batch on the same kind of machine, the newest; older ones add little."""
 
 
-def timed(session: Session) -> list[Timed]:
+def training_timings(session: Session) -> list[TrainingTiming]:
     """The newest finished trainings of every network, kind of losses, micro-batch and machine, MOST_ALIKE of each."""
     kept = _newest(session)
     ids = [row.id for row in kept]
@@ -203,7 +214,7 @@ def timed(session: Session) -> list[Timed]:
             continue
         points, first, last, rate = curves[row.id]
         found.append(
-            Timed(
+            TrainingTiming(
                 attempt_id=row.id,
                 config=row.config,
                 gpu_name=row.gpu_name,
@@ -223,7 +234,7 @@ def timed(session: Session) -> list[Timed]:
     return found
 
 
-def starts(session: Session, attempt_ids: Collection[int]) -> dict[int, float]:
+def startup_seconds(session: Session, attempt_ids: Collection[int]) -> dict[int, float]:
     """By attempt: seconds from the start of its process to the built network, for those that told."""
     query = select(ProvenanceRow.attempt_id, ProvenanceRow.extra)
     found = {id_: _start(extra) for id_, extra in rows_in(session, query, ProvenanceRow.attempt_id, attempt_ids)}
@@ -259,7 +270,7 @@ def _newest(session: Session) -> list[Any]:
     columns = (AttemptRow.id, AttemptRow.number, AttemptRow.host, AttemptRow.started_at, AttemptRow.finished_at)
     query = (
         select(*columns, ProvenanceRow.config, ProvenanceRow.gpu_name, ProvenanceRow.co_tenants, ProvenanceRow.extra)
-        .join(ranked, and_(ranked.c.id == AttemptRow.id, ranked.c.age <= MOST_ALIKE))
+        .join(ranked, and_(ranked.c.id == AttemptRow.id, ranked.c.age <= MAX_PER_GROUP))
         .join(ProvenanceRow, ProvenanceRow.attempt_id == AttemptRow.id)
     )
     return list(session.execute(query.order_by(AttemptRow.id)))

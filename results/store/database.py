@@ -30,18 +30,18 @@ from sqlalchemy.engine import URL, make_url
 from sqlalchemy.exc import ArgumentError, DBAPIError, OperationalError
 from sqlalchemy.orm import Session
 
-from ..console.text import HIDDEN, is_secret, storable, without_passwords
+from ..console.text import HIDDEN, is_secret, storable_text, without_passwords
 from ..errors import (
-    StoreAway,
     StoreBusy,
     StoreDamaged,
     StoreError,
     StoreMissing,
     StoreOutdated,
     StoreTooNew,
+    StoreUnreachable,
     WriteRefused,
 )
-from ..names import DATABASE, short
+from ..names import DATABASE, quoted_short
 from .schema import HEAD, REVISIONS
 
 BUSY_MS = 30_000
@@ -77,7 +77,9 @@ def place(url_or_path: str | Path | None = None) -> URL:
             return URL.create("sqlite", database=str(Path(url.database).expanduser().absolute()))
         except RuntimeError as error:  # of ~ and a user that there is not
             said = str(error).rstrip(".")
-            raise StoreError(f"{short(url.database)} is no place for a database: {said}; name one with --db") from error
+            raise StoreError(
+                f"{quoted_short(url.database)} is no place for a database: {said}; name one with --db"
+            ) from error
     if backend in ("postgresql", "postgres"):
         return url.set(drivername="postgresql+psycopg")
     raise StoreError(f"{backend} databases are not supported; use sqlite:///FILE or postgresql://...")
@@ -135,7 +137,7 @@ def jsonable(value: Any) -> Any:
 
 
 def _to_json(value: Any) -> str:
-    return storable(json.dumps(jsonable(value), ensure_ascii=False, allow_nan=False, default=_plain))
+    return storable_text(json.dumps(jsonable(value), ensure_ascii=False, allow_nan=False, default=_plain))
 
 
 def _plain(value: Any) -> Any:
@@ -151,14 +153,14 @@ _numbers = itertools.count()
 _inherited: list[Pool] = []
 
 
-def _forked() -> None:
+def _detach_after_fork() -> None:
     """In a forked child: leaves the parent's connections untouched (not even closed) and starts with none."""
     for engine in list(engines_in_use):
         _inherited.append(engine.pool)
         engine.dispose(close=False)
 
 
-os.register_at_fork(after_in_child=_forked)
+os.register_at_fork(after_in_child=_detach_after_fork)
 
 
 def open_engines() -> list[Engine]:
@@ -166,7 +168,7 @@ def open_engines() -> list[Engine]:
     return [engine for engine, _ in sorted(engines_in_use.items(), key=lambda item: -item[1])]
 
 
-_SYNC = {False: "NORMAL", True: "FULL"}
+_SYNCHRONOUS = {False: "NORMAL", True: "FULL"}
 """Of a commit in WAL mode, only FULL waits until the log is on the disk; what was logged before is then there, too."""
 _WAIT_FOR_DISK = (
     "SELECT set_config('synchronous_commit', 'on', true) WHERE current_setting('synchronous_commit') = 'off'"
@@ -174,7 +176,7 @@ _WAIT_FOR_DISK = (
 """For one transaction, and only against a server or role that was told not to wait; stricter settings stay."""
 
 
-_LIVELY = {
+_KEEPALIVE = {
     "connect_timeout": 10, "keepalives_idle": 30, "keepalives_interval": 10, "keepalives_count": 3,
     "tcp_user_timeout": 60_000,
 }  # fmt: skip
@@ -189,7 +191,7 @@ def make_engine(url: URL, *, foreign_keys: bool = True, read_only: bool = False)
     Raises StoreError when the PostgreSQL driver is not installed.
     """
     sqlite = url.get_backend_name() == "sqlite"
-    lively = {} if sqlite else {name: value for name, value in _LIVELY.items() if name not in url.query}
+    lively = {} if sqlite else {name: value for name, value in _KEEPALIVE.items() if name not in url.query}
     try:
         engine = create_engine(url, json_serializer=_to_json, pool_pre_ping=not sqlite, connect_args=lively)
     except ModuleNotFoundError as error:
@@ -221,7 +223,7 @@ def make_engine(url: URL, *, foreign_keys: bool = True, read_only: bool = False)
             raise damage(error, url) or error from error
         if not is_logged:
             cursor.execute("PRAGMA journal_mode=WAL")
-        cursor.execute(f"PRAGMA synchronous={_SYNC[False]}")
+        cursor.execute(f"PRAGMA synchronous={_SYNCHRONOUS[False]}")
         cursor.execute(f"PRAGMA foreign_keys={'ON' if foreign_keys else 'OFF'}")
         if read_only:
             cursor.execute("PRAGMA query_only=ON")
@@ -243,7 +245,7 @@ def make_engine(url: URL, *, foreign_keys: bool = True, read_only: bool = False)
             connection.info["wait_ms"] = wait
         # not allowed inside a transaction, so it lasts until the next one that wants it otherwise
         if connection.info.get("durable", False) != durable:
-            connection.exec_driver_sql(f"PRAGMA synchronous={_SYNC[durable]}")
+            connection.exec_driver_sql(f"PRAGMA synchronous={_SYNCHRONOUS[durable]}")
             connection.info["durable"] = durable
         connection.exec_driver_sql(options.get("begin", "BEGIN IMMEDIATE"))
 
@@ -271,7 +273,7 @@ def check_revision(found: str | None, where: str) -> None:
 
 
 @contextmanager
-def plain_errors(url: URL) -> Iterator[None]:
+def translate_driver_errors(url: URL) -> Iterator[None]:
     """Turns what a driver says about a file that is no database, or a server that is not there, into one line.
 
     Raises StoreBusy, StoreAway, StoreDamaged, WriteRefused, StoreError.
@@ -294,8 +296,8 @@ def explain_driver_error(error: BaseException, url: URL | None = None) -> StoreE
     first = _first_line(error)
     if any(word in first for word in ("locked", "busy", "lock timeout")):
         return StoreBusy(f"{shown(url)} stays locked by another program; close it and try again")
-    if isinstance(error, OperationalError) and file_of(url) is None and is_away(str(error.orig)):
-        return StoreAway(f"{shown(url)} does not answer: {first}; start its server, or name another with --db")
+    if isinstance(error, OperationalError) and file_of(url) is None and is_server_unreachable(str(error.orig)):
+        return StoreUnreachable(f"{shown(url)} does not answer: {first}; start its server, or name another with --db")
     if "readonly" in first or "read-only" in first:
         return WriteRefused(
             f"{shown(url)} or its folder cannot be written here, and even reading needs that; {READ_ONLY}"
@@ -376,13 +378,13 @@ def _was_database(path: Path) -> bool:
     return sum(map(int.__eq__, start, _MAGIC)) >= len(_MAGIC) - 4 or not start.strip(b"\0")
 
 
-def is_away(said: str) -> bool:
+def is_server_unreachable(said: str) -> bool:
     """Whether a PostgreSQL client's message means that no server took us in, rather than one that knows us not."""
     refused = "FATAL" in said and not any(words in said for words in ("starting up", "shutting down", "too many"))
     return ("connection" in said or "resolve host" in said) and not refused
 
 
-AWAY = "does not answer; start its server"
+SERVER_DOWN_REMEDY = "does not answer; start its server"
 _DISK = ("is full", "disk I/O error", "No space left")
 DISK = "cannot be written, its disk is full or broken; make room"
 SHARED_MEMORY_BYTES = 2**15
@@ -395,14 +397,14 @@ _AWAY = {
     ("locked", "busy", "lock timeout", "deadlock"): "stays locked by another program; close it",
     _DISK: DISK,
     ("unable to open database file",): "cannot be opened any more; see to its folder",
-    ("server closed", "connection", "shutting down", "starting up"): AWAY,
+    ("server closed", "connection", "shutting down", "starting up"): SERVER_DOWN_REMEDY,
 }
 
 
 def remedy_for(error: DBAPIError) -> str | None:
     """What is to be done about a database that cannot answer now, but may later; None for any other error."""
     if error.connection_invalidated:
-        return AWAY
+        return SERVER_DOWN_REMEDY
     said = str(error.orig) if isinstance(error, OperationalError) else ""
     return next((remedy for words, remedy in _AWAY.items() if any(word in said for word in words)), None)
 

@@ -15,16 +15,16 @@ from sqlalchemy import Engine, text
 from sqlalchemy.exc import DBAPIError
 from sqlalchemy.orm import Session
 
-from ..errors import Expected, StoreBusy, StoreReplaced, WriteRefused
-from .database import AWAY, READ_ONLY, file_of, make_engine, place, remedy_for, shown
+from ..errors import StoreBusy, StoreReplaced, UserError, WriteRefused
+from .database import READ_ONLY, SERVER_DOWN_REMEDY, file_of, make_engine, place, remedy_for, shown
 
 Result = TypeVar("Result")
 Work = Callable[[Session], Result]
-PATIENCE_S = 300.0
+WAIT_TIMEOUT_S = 300.0
 TELL_S, TELL_AGAIN_S = 5.0, 60.0
 """A wait is logged as a warning after the first, and then each time that the second has passed. Python prints warnings on
 standard error unless a program sets up logging."""
-SETTLE_S = 5.0
+OUTCOME_TIMEOUT_S = 5.0
 """What a server gets to finish a transaction whose connection is gone, before it is asked to end it."""
 
 # what PostgreSQL itself keeps of every recent transaction; one that it never gave out was lost with what it stood for
@@ -39,20 +39,20 @@ _END = text(
 
 
 _log = logging.getLogger(__name__)
-explain: Callable[[list[Engine]], Expected | None] | None = None
+explain: Callable[[list[Engine]], UserError | None] | None = None
 """Looks for damaged values behind an unforeseen error of a read. The Python surface sets it (results/__init__.py); the command
 line looks for them itself."""
 
 
-class _Unsettled(Exception):
+class _OutcomeUnknown(Exception):
     """Nobody knows yet what became of a write."""
 
 
-class Transactions:
+class DatabaseConnection:
     """A database and the connections to it; pickles as its address."""
 
     def __init__(
-        self, url_or_path: str | Path | None = None, *, patience: float = PATIENCE_S, read_only: bool = False
+        self, url_or_path: str | Path | None = None, *, patience: float = WAIT_TIMEOUT_S, read_only: bool = False
     ) -> None:
         self.url = place(url_or_path)
         self.path = file_of(self.url)
@@ -131,10 +131,10 @@ class Transactions:
                 "back with its -wal and -shm, then launch again"
             )
 
-    def blame(self, error: Exception) -> Expected | None:
+    def blame(self, error: Exception) -> UserError | None:
         """Return what to raise for an error that nobody foresaw, where the database holds a value that nobody writes."""
         undecodable = "Could not decode" in str(error)
-        if explain is None or isinstance(error, Expected) or (isinstance(error, DBAPIError) and not undecodable):
+        if explain is None or isinstance(error, UserError) or (isinstance(error, DBAPIError) and not undecodable):
             return None
         return explain([self.engine])
 
@@ -149,7 +149,7 @@ class Transactions:
         Raises StoreBusy after `patience`, counted from when the database last took a write, so that who cleans up after
         it was given up does not wait as long once more.
         """
-        return self._patiently(_Write(self, work, durable), patience, write=True)
+        return self._patiently(_RetriedWrite(self, work, durable), patience, write=True)
 
     def read(self, work: Callable[..., Result], *args: Any, **options: Any) -> Result:
         """The same in a transaction that only reads; `work` gets the arguments after the session."""
@@ -169,8 +169,8 @@ class Transactions:
             since = min((began, *tuple(self._silent.values())))
             try:
                 done = once(max(since + limit - time.monotonic(), 0.0))
-            except (DBAPIError, _Unsettled) as error:
-                remedy = remedy_for(error) if isinstance(error, DBAPIError) else AWAY
+            except (DBAPIError, _OutcomeUnknown) as error:
+                remedy = remedy_for(error) if isinstance(error, DBAPIError) else SERVER_DOWN_REMEDY
                 if remedy is None:
                     self._heard(write)
                     if "readonly" in str(error) or "read-only" in str(error):
@@ -199,14 +199,14 @@ class Transactions:
             self._answered = time.monotonic()
 
 
-class _Write(Generic[Result]):
+class _RetriedWrite(Generic[Result]):
     """One write, which is done once however often it is called.
 
     Only a server can lose an answer, and only PostgreSQL is one: it numbers its transactions and knows what became of
     each. SQLite says it itself when a commit has failed.
     """
 
-    def __init__(self, database: Transactions, work: Work[Result], durable: bool) -> None:
+    def __init__(self, database: DatabaseConnection, work: Work[Result], durable: bool) -> None:
         self._database, self._work, self._durable = database, work, durable
         self._number: int | None = None
         """Of the transaction that was tried, as long as nobody has said what became of it."""
@@ -231,8 +231,8 @@ class _Write(Generic[Result]):
         """Whether the transaction of that number was done. Raises _Unsettled while the server is still at it."""
         with self._database.transaction(write=False, wait=wait) as session:
             fate = session.scalar(_FATE, {"number": number})
-            if fate == "in progress" and time.monotonic() - self._lost > SETTLE_S:
+            if fate == "in progress" and time.monotonic() - self._lost > OUTCOME_TIMEOUT_S:
                 session.execute(_END, {"number": number})
         if fate == "in progress":
-            raise _Unsettled
+            raise _OutcomeUnknown
         return bool(fate == "committed")

@@ -26,7 +26,7 @@ import pandas as pd
 from sqlalchemy import func, select
 
 from . import queries
-from .records import AXES, CellState, CurvePoint, Measurement, extra_axes, requests_of, standing
+from .records import AXES, CellState, CurvePoint, Measurement, extra_axes, requests_from_options, standing
 from .schema import AttemptRow, CurvePointRow, ExampleRow
 from .store_reader import Snapshot
 
@@ -72,7 +72,7 @@ class Frames:
         """
         with self.snapshot() as seen:
             states = self._states(seen)
-            asked = requests_of(seen.revision(self.sweep, self.revision).options)
+            asked = requests_from_options(seen.revision(self.sweep, self.revision).options)
         rest = list(STATE)[5:]
         rows = []
         for state in states:

@@ -17,20 +17,20 @@ from functools import partial
 from pathlib import Path
 from typing import Any
 
-from ..console.output_files import sync
-from ..errors import LostLease
-from .recorder import AttemptWriter, Recorder, finite_fields
+from ..console.output_files import fsync_path
+from ..errors import LeaseLost
+from .recorder import AttemptWriter, DatabaseRecorder, finite_fields
 from .records import AttemptState, CurvePoint, Example, Measurement, Phase, Provenance
-from .store import Store, never_running
+from .store import Store, require_end_state
 
 JOURNAL = "journal.jsonl"
-RECORDS: Mapping[str, Any] = {"curve": CurvePoint, "measurements": Measurement, "examples": Example}
+RECORD_TYPES: Mapping[str, Any] = {"curve": CurvePoint, "measurements": Measurement, "examples": Example}
 """What the lines of these calls hold lists of, as mappings; that of `provenance` holds one."""
-FLEETING = ("heartbeat", "progress")
+UNSYNCED_CALLS = ("heartbeat", "progress")
 """Calls that nobody misses after a power cut, so they do not wait for the disk."""
-CALLS = (*FLEETING, "set_process", "neighbours", "inherit_curve", "checkpoint", "event", "finish")
+CALLS = (*UNSYNCED_CALLS, "set_process", "neighbours", "inherit_curve", "checkpoint", "event", "finish")
 """The other calls that a line may ask for: its arguments are theirs."""
-OLD = {"add_event": "event", "finish_attempt": "finish"}
+RENAMED_CALLS = {"add_event": "event", "finish_attempt": "finish"}
 """Words of earlier releases, whose journals may still lie beside attempts that were killed."""
 
 
@@ -40,7 +40,7 @@ class Journal:
     def __init__(self, path: Path) -> None:
         self._file = os.open(path, os.O_WRONLY | os.O_CREAT | os.O_APPEND, 0o644)
         self._end = os.fstat(self._file).st_size
-        sync(path.parent)  # the file's name, too, must last
+        fsync_path(path.parent)  # the file's name, too, must last
 
     def append(self, call: str, *given: Any, **named: Any) -> None:
         """Notes a call; returns when the line is on the disk."""
@@ -49,7 +49,7 @@ class Journal:
             written = os.write(self._file, line)
             if written < len(line):
                 os.write(self._file, line[written:])
-            if call not in FLEETING:
+            if call not in UNSYNCED_CALLS:
                 os.fsync(self._file)
         except OSError:
             # half a line must not stand before the next one
@@ -133,7 +133,7 @@ class JournalRecorder(AttemptWriter):
         self.journal.append("event", kind, message)
 
     def finish(self, state: AttemptState, **told: Any) -> None:
-        never_running(state)
+        require_end_state(state)
         self.journal.append("finish", state, **told)
 
 
@@ -146,7 +146,7 @@ class JournalReader:
 
     def __init__(self, path: Path, store: Store, attempt_id: int, fence: int) -> None:
         self.path = path
-        self._writer: AttemptWriter = Recorder(store, attempt_id, fence)
+        self._writer: AttemptWriter = DatabaseRecorder(store, attempt_id, fence)
         self._offset = 0
         self._broken = False
         self.behind = False
@@ -185,15 +185,15 @@ class JournalReader:
 
     def _work(self, call: str, given: list[Any], named: dict[str, Any]) -> Callable[[], None]:
         """What a line asks for. Raises KeyError or TypeError for one that no attempt writes."""
-        record = RECORDS.get(call)
+        record = RECORD_TYPES.get(call)
         if call == "provenance":
             given = [Provenance(**given[0])]
         elif record is not None:
             given = [[record(**one) for one in given[0]]]
-        elif call in OLD:
+        elif call in RENAMED_CALLS:
             # it told whose it was, which the place of the file says
             call, named = (
-                OLD[call],
+                RENAMED_CALLS[call],
                 {name: value for name, value in named.items() if name not in ("cell_id", "attempt_id")},
             )
         elif call not in CALLS:
@@ -208,5 +208,5 @@ def settle(store: Store, runs: Path, attempt_id: int) -> None:
     """
     attempt = store.attempt(attempt_id)
     if attempt.state == "running":
-        with contextlib.suppress(LostLease):
+        with contextlib.suppress(LeaseLost):
             JournalReader(runs / attempt.run_dir / JOURNAL, store, attempt.id, attempt.fence).apply()

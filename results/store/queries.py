@@ -14,7 +14,7 @@ from sqlalchemy.orm import Session
 from ..console.text import did_you_mean
 from ..errors import CellAmbiguous, CellUnknown, StoreError, SweepUnknown
 from ..failure_classes import PRUNED
-from ..names import PUBLISHED, SHIPPED, short
+from ..names import PUBLISHED, SHIPPED, quoted_short
 from .records import AXES, CellRecord, CellState, Key, Owner, RevisionRecord, SweepSummary
 from .schema import AttemptRow, Base, CellRow, MeasurementRow, RevisionCellRow, RevisionRow, SweepRow, UtcNow
 
@@ -93,7 +93,7 @@ def sweep_row(session: Session, name: str | None) -> SweepRow:
         listed = sorted(known)[:MOST_LISTED]
         more = len(known) - len(listed)
         raise SweepUnknown(
-            f"no sweep is named {short(name)}; there is: {', '.join(listed) or 'none yet, launch a grid first'}"
+            f"no sweep is named {quoted_short(name)}; there is: {', '.join(listed) or 'none yet, launch a grid first'}"
             + (f", and {more} more, which atma-sweep sweeps lists" if more else "")
             + did_you_mean(name, [*known, *PUBLISHED, *SHIPPED], most=3)
         )
@@ -197,7 +197,7 @@ def newest_members(session: Session, sweep: str | None = None) -> list[tuple[str
     return members(session, revision_row(session, sweep_row(session, sweep).id).id)
 
 
-def membership(session: Session, sweep: str | None, number: int | None, orphans: bool) -> Any:
+def revision_cell_pairs(session: Session, sweep: str | None, number: int | None, orphans: bool) -> Any:
     """Which (revision, cell) pairs a report shows: one revision's, or those that the newest one dropped."""
     owner = sweep_row(session, sweep)
     shown = revision_row(session, owner.id, number)
@@ -291,7 +291,7 @@ def cell_states(
 
     Three queries for any number of cells. Raises SweepUnknown, StoreError (no such revision).
     """
-    return _states(session, membership(session, sweep, revision, orphans).subquery())
+    return _states(session, revision_cell_pairs(session, sweep, revision, orphans).subquery())
 
 
 def states(session: Session, cell_ids: Collection[str]) -> list[CellState]:

@@ -14,13 +14,13 @@ from typing import Any, Protocol
 from sqlalchemy import func, literal, select, update
 from sqlalchemy.orm import Session, aliased
 
-from ..console.text import storable
+from ..console.text import storable_text
 from ..metrics import SAMPLES
 from . import attempt_queries, queries
 from .database import upsert
 from .records import AttemptState, CurvePoint, Example, Measurement, Phase, Provenance
 from .schema import AttemptRow, CurvePointRow, EventRow, ExampleRow, MeasurementRow, ProvenanceRow
-from .store import Store, tell, touch
+from .store import Store, record_event, renew_heartbeat
 
 
 class AttemptWriter(Protocol):
@@ -115,13 +115,13 @@ CURVE_KEY = ("attempt_id", "step")
 def finite(value: Any) -> Any:
     """The number as a plain float, or None for NaN and the infinities, which SQL columns do not hold; text as it can be."""
     if isinstance(value, str):
-        return storable(value)
+        return storable_text(value)
     if value is None or isinstance(value, bool | int):
         return value
     return float(value) if math.isfinite(value) else None
 
 
-class Recorder(AttemptWriter):
+class DatabaseRecorder(AttemptWriter):
     """An AttemptWriter over a Store. All methods but `event` and `last_point` raise LostLease, all of them StoreBusy."""
 
     def __init__(self, store: Store, attempt_id: int, fence: int, *, patience: float | None = None) -> None:
@@ -132,7 +132,7 @@ class Recorder(AttemptWriter):
 
     def _write(self, work: Callable[[Session], None] | None = None, *, durable: bool = False, **values: Any) -> None:
         def guarded(session: Session) -> None:
-            touch(session, self.attempt_id, self.fence, **values)
+            renew_heartbeat(session, self.attempt_id, self.fence, **values)
             if work is not None:
                 work(session)
 
@@ -158,7 +158,7 @@ class Recorder(AttemptWriter):
 
     def provenance(self, provenance: Provenance) -> None:
         values = {field.name: getattr(provenance, field.name) for field in fields(provenance)}
-        values = {name: storable(value) if isinstance(value, str) else value for name, value in values.items()}
+        values = {name: storable_text(value) if isinstance(value, str) else value for name, value in values.items()}
         self._upsert(ProvenanceRow, ("attempt_id",), [values])
 
     def neighbours(self) -> None:
@@ -233,12 +233,12 @@ class Recorder(AttemptWriter):
 
     def event(self, kind: str, message: str) -> None:
         same = select(EventRow.id).where(EventRow.attempt_id == self.attempt_id, EventRow.kind == kind)
-        same = same.where(EventRow.message == storable(message)).limit(1)
+        same = same.where(EventRow.message == storable_text(message)).limit(1)
 
         def work(session: Session) -> None:
             if session.scalar(same) is None:
                 cell = attempt_queries.attempt(session, self.attempt_id).cell_id
-                tell(session, kind, message, cell_id=cell, attempt_id=self.attempt_id)
+                record_event(session, kind, message, cell_id=cell, attempt_id=self.attempt_id)
 
         self.store.write(work, patience=self.patience)
 

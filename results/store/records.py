@@ -15,7 +15,7 @@ from datetime import datetime
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, Literal
 
-from ..console.text import storable
+from ..console.text import storable_text
 from ..metrics import SAMPLES
 from ..weights import recorded_hash
 
@@ -28,7 +28,7 @@ Kind = Literal["train", "evaluate", "external"]
 """external: an evaluation of a model from elsewhere, which nobody here has trained."""
 Phase = Literal["starting", "training", "probing"]
 AttemptState = Literal["running", "done", "failed", "diverged", "interrupted"]
-CellStateWord = Literal["new", "running", "done", "failed", "diverged", "interrupted", "pruned"]
+CellStateName = Literal["new", "running", "done", "failed", "diverged", "interrupted", "pruned"]
 TrialStanding = Literal["asked", "done", "pruned", "diverged", "failed"]
 SAMPLE_METRIC = "text"
 """The metric under which a written sample is kept, as an item without a number."""
@@ -139,7 +139,7 @@ class CellState:
     levels: Mapping[str, str]
     axes: Mapping[str, str]
     tokens_total: int
-    state: CellStateWord
+    state: CellStateName
     attempt_id: int | None
     attempt_number: int | None
     kind: Kind | None
@@ -256,7 +256,7 @@ class Measurement:
 
 
 @dataclass(frozen=True, kw_only=True)
-class Value(Measurement):
+class MeasuredValue(Measurement):
     """A measurement as read back: with the cell and the attempt it came from."""
 
     cell_id: str
@@ -305,12 +305,12 @@ class Sample:
 
     def as_example(self) -> Example:
         """The same as the database holds it."""
-        detail = {"prompt": storable(self.prompt), "text": storable(self.text)}
+        detail = {"prompt": storable_text(self.prompt), "text": storable_text(self.text)}
         return Example(probe=SAMPLES, metric=SAMPLE_METRIC, length=self.step, item=self.item, value=None, detail=detail)
 
 
 @dataclass(frozen=True, kw_only=True)
-class Timed:
+class TrainingTiming:
     """One finished training. Times in seconds; `wall_s` of a curve point is training alone, without validation."""
 
     attempt_id: int
@@ -419,14 +419,14 @@ def standing(state: CellState, requested: Iterable[Request]) -> Standing:
     return "needs-eval" if state.weights or state.kind == "external" else "weights gone"
 
 
-def requests_of(options: object) -> list[Request]:
+def requests_from_options(options: object) -> list[Request]:
     """The requested pairs that a launch stored with its revision."""
     found = options.get("requested", []) if isinstance(options, dict) else []
     return [(str(probe), int(length)) for probe, length in found]
 
 
 BOOT = Path("/proc/sys/kernel/random/boot_id")
-SILENCE_S = 300.0
+DEAD_AFTER_S = 300.0
 """An attempt on another host, where we cannot look, counts as dead after this long without a word."""
 
 

@@ -161,7 +161,7 @@ class RevisionCellRow(Base):
     axes: Mapped[dict[str, str]] = mapped_column(Json)
 
 
-LIVE = text("state = 'running'")
+IS_RUNNING = text("state = 'running'")
 
 
 class AttemptRow(Base):
@@ -173,7 +173,7 @@ class AttemptRow(Base):
         CheckConstraint(f"kind IN {get_args(Kind)}", name="kind"),
         CheckConstraint(f"state IN {get_args(AttemptState)}", name="state"),
         CheckConstraint(f"phase IN {get_args(Phase)}", name="phase"),
-        Index("one_live_attempt", "cell_id", unique=True, sqlite_where=LIVE),
+        Index("one_live_attempt", "cell_id", unique=True, sqlite_where=IS_RUNNING),
         Index(None, "parent_id"),
     )
     id: Mapped[int] = mapped_column(primary_key=True)
@@ -212,7 +212,7 @@ def _one_live_attempt(table: Table, connection: Connection, **_: Any) -> None:
     """The same condition on PostgreSQL; said in the index itself, it would load that dialect for every command."""
     if connection.dialect.name == "postgresql":
         index = next(one for one in table.indexes if one.name == "one_live_attempt")
-        index.dialect_options["postgresql"]["where"] = LIVE
+        index.dialect_options["postgresql"]["where"] = IS_RUNNING
 
 
 class MeasurementRow(Base):

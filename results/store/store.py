@@ -26,15 +26,15 @@ from sqlalchemy.exc import IntegrityError
 from sqlalchemy.orm import Session
 
 from ..arguments import COUNT, FLAG, NUMBER, PATH, TEXT, check_argument
-from ..console.text import storable, without_passwords
-from ..errors import CellTaken, LostLease, StoreError, StoreMissing, SweepBusy
+from ..console.text import storable_text, without_passwords
+from ..errors import CellAlreadyRunning, LeaseLost, StoreError, StoreMissing, SweepBusy
 from ..failure_classes import PREEMPTED, PRUNED
 from . import attempt_queries, queries, sweep_lease
-from .database import check_revision, file_of, place, plain_errors, refuse_network, revision_of, shown
-from .database_connection import PATIENCE_S, Transactions
+from .database import check_revision, file_of, place, refuse_network, revision_of, shown, translate_driver_errors
+from .database_connection import WAIT_TIMEOUT_S, DatabaseConnection
 from .records import Attempt, AttemptState, CellRecord, Kind, NewRevision, Owner
 from .schema import AttemptRow, EventRow, SweepRow, UtcNow
-from .store_reader import Reads, Snapshot
+from .store_reader import Snapshot, StoreReader
 from .upgrading import create_database, create_scratch
 
 if TYPE_CHECKING:
@@ -48,7 +48,7 @@ def open_store(
     url_or_path: str | Path | None = None,
     *,
     create: bool = False,
-    patience: float = PATIENCE_S,
+    patience: float = WAIT_TIMEOUT_S,
     read_only: bool = False,
 ) -> Store:
     """The database at the given place: a URL, a file, or None for ATMA_DB, else atma.db in the working folder.
@@ -77,7 +77,7 @@ def open_store(
         create_database(url)
     store = Store(url_or_path if path is None else path, patience=patience, read_only=read_only)
     try:
-        with plain_errors(url), store.transaction(write=False) as session:
+        with translate_driver_errors(url), store.transaction(write=False) as session:
             found = revision_of(session.connection())
         if found is None and create:
             store.close()  # of a file that another process could not make, and has removed
@@ -110,7 +110,7 @@ def default_runs(url_or_path: str | Path | None = None) -> Path:
     return Store(url_or_path).runs
 
 
-class Store(Transactions, Reads):
+class Store(DatabaseConnection, StoreReader):
     """An open database. Made by open_store; pickles as its address."""
 
     # --- sweeps: supervisors only -----------------------------------------------------------------------------------
@@ -135,7 +135,9 @@ class Store(Transactions, Reads):
         given = NewRevision(
             grid_text=grid_text, grid_file=grid_file, options=options or {}, commit=commit, dirty=dirty, cells=cells
         )
-        return self.write(lambda session: sweep_lease.record(session, sweep_lease.opened(session, name), given))
+        return self.write(
+            lambda session: sweep_lease.write_revision(session, sweep_lease.lock_or_create(session, name), given)
+        )
 
     def set_read_only(self, name: str, read_only: bool = True) -> None:
         """Closes a sweep to launches (an import does so), or opens it again. Raises SweepUnknown."""
@@ -169,7 +171,7 @@ class Store(Transactions, Reads):
                 alive = is_alive(seen.holder)
                 if alive or (alive is None and not seen.expired):
                     raise SweepBusy(sweep_lease.busy(name, seen, known=alive is not None))
-            take = partial(sweep_lease.take, name=name, owner=owner, lease_seconds=lease_seconds, seen=seen)
+            take = partial(sweep_lease.claim_sweep, name=name, owner=owner, lease_seconds=lease_seconds, seen=seen)
             fence = self.write(partial(take, revision=revision, forget=forget))
             if fence is not None:
                 return fence
@@ -178,7 +180,7 @@ class Store(Transactions, Reads):
         """Adds cells to the newest revision of a sweep that the caller holds, after those that it lists, in one transaction that is
         durable at its end; `price` takes the place of what the revision keeps as its forecast. Raises LostLease.
         """
-        self.write(lambda session: sweep_lease.extend(session, name, fence, cells, price), durable=True)
+        self.write(lambda session: sweep_lease.extend_newest(session, name, fence, cells, price), durable=True)
 
     def renew_sweep(self, name: str, fence: int, lease_seconds: float) -> None:
         """Extends the lease from now. Raises LostLease when somebody else has taken the sweep since."""
@@ -187,7 +189,7 @@ class Store(Transactions, Reads):
             until = queries.now(session) + timedelta(seconds=lease_seconds)
             query = update(SweepRow).where(SweepRow.name == name, SweepRow.fence == fence, SweepRow.owner.is_not(None))
             if not _changed(session, query.values(lease_until=until)):
-                raise LostLease(f"sweep {name!r} was taken over by another supervisor; this one has to stop")
+                raise LeaseLost(f"sweep {name!r} was taken over by another supervisor; this one has to stop")
 
         self.write(work)
 
@@ -204,11 +206,11 @@ class Store(Transactions, Reads):
         Wishes: `pause`, `finish`, `cancel` (true), `retry` (cell ids, beside those that are asked for already).
         Raises SweepUnknown.
         """
-        return self.write(lambda session: sweep_lease.ask(session, name, wishes))
+        return self.write(lambda session: sweep_lease.request_actions(session, name, wishes))
 
     def answered(self, name: str, *, retry: Collection[str]) -> None:
         """Takes these cells from those that are to be tried again; others that were asked for meanwhile stay."""
-        self.write(lambda session: sweep_lease.answered(session, name, retry))
+        self.write(lambda session: sweep_lease.clear_retries(session, name, retry))
 
     def asked(self, name: str) -> dict[str, Any]:
         """What people ask of whoever runs the sweep. Raises SweepUnknown."""
@@ -237,7 +239,7 @@ class Store(Transactions, Reads):
 
         def work(session: Session) -> Attempt:
             if sweep is not None and queries.sweep_row(session, sweep).fence != fence:
-                raise LostLease(f"sweep {sweep!r} was taken over by another supervisor; this one has to stop")
+                raise LeaseLost(f"sweep {sweep!r} was taken over by another supervisor; this one has to stop")
             if parent_id is not None:
                 attempt_queries.attempt(session, parent_id)
             earlier = attempt_queries.attempts(session, queries.cell(session, cell_id).id)
@@ -265,7 +267,9 @@ class Store(Transactions, Reads):
             )
             session.add(row)
             session.flush()
-            tell(session, "started", f"attempt {number} ({kind}) on {owner.host}", cell_id=cell_id, attempt_id=row.id)
+            record_event(
+                session, "started", f"attempt {number} ({kind}) on {owner.host}", cell_id=cell_id, attempt_id=row.id
+            )
             return attempt_queries.attempt(session, row.id)
 
         try:
@@ -273,7 +277,9 @@ class Store(Transactions, Reads):
         except IntegrityError as error:
             live = [attempt for attempt in self.attempts(cell_id) if attempt.state == "running"]
             who = f" (attempt {live[0].number}, pid {live[0].pid} on {live[0].host})" if live else ""
-            raise CellTaken(f"cell {cell_id} has a live attempt already{who}; wait for it or stop it") from error
+            raise CellAlreadyRunning(
+                f"cell {cell_id} has a live attempt already{who}; wait for it or stop it"
+            ) from error
 
     def set_process(
         self,
@@ -288,7 +294,7 @@ class Store(Transactions, Reads):
         """Names the process that runs the attempt: as an Owner has it. Raises LostLease."""
         values: dict[str, Any] = {"pid": pid, "pid_started": started, "pid_space": space}
         values |= {"host": host} if host else {}
-        self.write(lambda session: touch(session, attempt_id, fence, **values))
+        self.write(lambda session: renew_heartbeat(session, attempt_id, fence, **values))
 
     def finish_attempt(
         self,
@@ -307,17 +313,19 @@ class Store(Transactions, Reads):
 
         Raises LostLease when the attempt is not running under that fence any more; then nothing was written.
         """
-        never_running(state)
+        require_end_state(state)
         cause = without_passwords(cause) if cause is not None else None
         given: dict[str, Any] = {"cause": cause, "traceback": without_passwords(traceback or "") or None}
-        given = {name: storable(said) for name, said in given.items() if said is not None} | {"exit_code": exit_code}
+        given = {name: storable_text(said) for name, said in given.items() if said is not None} | {
+            "exit_code": exit_code
+        }
         given |= {"checkpoint": checkpoint, "weights": weights, "failure": failure}
         values = {name: value for name, value in given.items() if value is not None}
 
         def work(session: Session) -> None:
-            touch(session, attempt_id, fence, state=state, finished_at=UtcNow(), **values)
+            renew_heartbeat(session, attempt_id, fence, state=state, finished_at=UtcNow(), **values)
             cell = session.scalar(select(AttemptRow.cell_id).where(AttemptRow.id == attempt_id))
-            tell(session, state, cause or state, cell_id=cell, attempt_id=attempt_id)
+            record_event(session, state, cause or state, cell_id=cell, attempt_id=attempt_id)
 
         self.write(work, durable=True)
 
@@ -329,11 +337,16 @@ class Store(Transactions, Reads):
 
         def work(session: Session) -> bool:
             dead = update(AttemptRow).where(AttemptRow.id == attempt_id, AttemptRow.state == "running")
-            ended = {"state": "interrupted", "finished_at": UtcNow(), "cause": storable(cause), "failure": PREEMPTED}
+            ended = {
+                "state": "interrupted",
+                "finished_at": UtcNow(),
+                "cause": storable_text(cause),
+                "failure": PREEMPTED,
+            }
             if not _changed(session, dead.values(**ended)):
                 return False
             cell = session.scalar(select(AttemptRow.cell_id).where(AttemptRow.id == attempt_id))
-            tell(session, "interrupted", cause, cell_id=cell, attempt_id=attempt_id)
+            record_event(session, "interrupted", cause, cell_id=cell, attempt_id=attempt_id)
             return True
 
         return self.write(work)
@@ -343,9 +356,9 @@ class Store(Transactions, Reads):
 
         def work(session: Session) -> None:
             ended = update(AttemptRow).where(AttemptRow.id == attempt_id, AttemptRow.state == "interrupted")
-            if _changed(session, ended.values(failure=PRUNED, cause=storable(why))):
+            if _changed(session, ended.values(failure=PRUNED, cause=storable_text(why))):
                 cell = session.scalar(select(AttemptRow.cell_id).where(AttemptRow.id == attempt_id))
-                tell(session, PRUNED, why, cell_id=cell, attempt_id=attempt_id)
+                record_event(session, PRUNED, why, cell_id=cell, attempt_id=attempt_id)
 
         self.write(work, durable=True)
 
@@ -367,7 +380,7 @@ class Store(Transactions, Reads):
 
         def work(session: Session) -> None:
             sweep_id = queries.sweep_row(session, sweep).id if sweep is not None else None
-            tell(session, kind, message, sweep_id=sweep_id, cell_id=cell_id, attempt_id=attempt_id)
+            record_event(session, kind, message, sweep_id=sweep_id, cell_id=cell_id, attempt_id=attempt_id)
 
         self.write(work)
 
@@ -393,25 +406,25 @@ class Store(Transactions, Reads):
         return Frames(self.snapshot, found.sweep, found.number)
 
 
-def never_running(state: AttemptState) -> None:
+def require_end_state(state: AttemptState) -> None:
     """Raises ValueError for the one state that is no end of an attempt."""
     if state == "running":
         raise ValueError("an attempt cannot finish as 'running'")
 
 
-def touch(session: Session, attempt_id: int, fence: int, **values: Any) -> None:
+def renew_heartbeat(session: Session, attempt_id: int, fence: int, **values: Any) -> None:
     """A heartbeat, with new column values. Raises LostLease unless the attempt is running under that fence."""
     query = update(AttemptRow).where(
         AttemptRow.id == attempt_id, AttemptRow.fence == fence, AttemptRow.state == "running"
     )
     if not _changed(session, query.values(heartbeat_at=UtcNow(), **values)):
-        raise LostLease(f"attempt {attempt_id} is no longer ours (finished, reaped or taken over); nothing was written")
+        raise LeaseLost(f"attempt {attempt_id} is no longer ours (finished, reaped or taken over); nothing was written")
 
 
 def _changed(session: Session, query: Any) -> bool:
     return bool(session.execute(query.execution_options(synchronize_session=False)).rowcount)  # type: ignore[attr-defined]
 
 
-def tell(session: Session, kind: str, message: str, **about: Any) -> None:
+def record_event(session: Session, kind: str, message: str, **about: Any) -> None:
     """Notes an event, now."""
-    session.execute(insert(EventRow).values(at=UtcNow(), kind=kind, message=storable(message), **about))
+    session.execute(insert(EventRow).values(at=UtcNow(), kind=kind, message=storable_text(message), **about))

@@ -12,7 +12,7 @@ from sqlalchemy.orm import Session
 from . import attempt_queries, queries
 from .records import (
     CellState,
-    Value,
+    MeasuredValue,
 )
 
 Result = TypeVar("Result")
@@ -21,18 +21,18 @@ QueryArgs = ParamSpec("QueryArgs")
 
 def asking(
     query: Callable[Concatenate[Session, QueryArgs], Result],
-) -> Callable[Concatenate[Reads, QueryArgs], Result]:
+) -> Callable[Concatenate[StoreReader, QueryArgs], Result]:
     """Return the method of Reads that asks a query, with the query's arguments and description."""
 
     @functools.wraps(query)
-    def ask(self: Reads, *args: QueryArgs.args, **options: QueryArgs.kwargs) -> Result:
+    def ask(self: StoreReader, *args: QueryArgs.args, **options: QueryArgs.kwargs) -> Result:
         return self.read(query, *args, **options)
 
     del ask.__wrapped__  # whose first argument is the session
     return ask
 
 
-class Reads(ABC):
+class StoreReader(ABC):
     """The questions. Their answers are records (see records.py), never rows; nothing here writes.
 
     Raises SweepUnknown for a sweep that is not there; of None the sweep launched last is meant.
@@ -63,9 +63,9 @@ class Reads(ABC):
     provenance = asking(attempt_queries.provenance)
     provenances = asking(attempt_queries.provenances)
     sources = asking(attempt_queries.sources)
-    timed = asking(attempt_queries.timed)
-    starts = asking(attempt_queries.starts)
-    mark = asking(attempt_queries.mark)
+    timed = asking(attempt_queries.training_timings)
+    starts = asking(attempt_queries.startup_seconds)
+    mark = asking(attempt_queries.change_token)
     newest_event = asking(attempt_queries.newest_event)
     events = asking(attempt_queries.events)
 
@@ -73,12 +73,12 @@ class Reads(ABC):
         """How far these cells are, by id, whichever sweeps list them; cells that were never launched are absent."""
         return {state.cell_id: state for state in self.read(queries.states, cell_ids)}
 
-    def measurements(self, cell_id: str) -> list[Value]:
+    def measurements(self, cell_id: str) -> list[MeasuredValue]:
         """The newest value per (probe, metric, length) over the cell's done attempts."""
         return self.read(attempt_queries.values, [cell_id])
 
 
-class Snapshot(Reads):
+class Snapshot(StoreReader):
     """The database as it was when its transaction began; made by Store.snapshot and usable until it ends."""
 
     def __init__(self, session: Session) -> None:

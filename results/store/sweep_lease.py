@@ -11,7 +11,7 @@ from sqlalchemy import func, insert, select
 from sqlalchemy.orm import Session
 
 from .. import forecast
-from ..errors import LostLease, SweepReadOnly, SweepUnknown
+from ..errors import LeaseLost, SweepReadOnly, SweepUnknown
 from . import queries
 from .database import jsonable, upsert
 from .records import CellRecord, NewRevision, Owner
@@ -41,15 +41,19 @@ def seen(session: Session, name: str, *, new: bool) -> LeaseState:
     return LeaseState(row.fence, row.lease_until, queries.owner_of(row), row.owner_since, expired)
 
 
-def busy(name: str, seen: LeaseState, *, known: bool) -> str:
+def busy(name: str, read_lease: LeaseState, *, known: bool) -> str:
     """Why the sweep cannot be had. `known`: its holder was seen to live; else only its lease says so."""
-    assert seen.holder is not None
-    who = f"{seen.holder.name} on {seen.holder.host} (pid {seen.holder.pid})"
-    until = f" (its lease ends {seen.lease_until:%H:%M:%S} UTC)" if seen.lease_until is not None and not known else ""
-    return f"sweep {name!r} is run by {who} since {seen.since:%Y-%m-%d %H:%M:%S} UTC; stop that one first, or wait for it{until}"
+    assert read_lease.holder is not None
+    who = f"{read_lease.holder.name} on {read_lease.holder.host} (pid {read_lease.holder.pid})"
+    until = (
+        f" (its lease ends {read_lease.lease_until:%H:%M:%S} UTC)"
+        if read_lease.lease_until is not None and not known
+        else ""
+    )
+    return f"sweep {name!r} is run by {who} since {read_lease.since:%Y-%m-%d %H:%M:%S} UTC; stop that one first, or wait for it{until}"
 
 
-def take(
+def claim_sweep(
     session: Session,
     *,
     name: str,
@@ -71,7 +75,7 @@ def take(
             _launched_now(session, row)
         else:
             row.launched_at = queries.sweep_row(session, revision.beside).launched_at - timedelta(milliseconds=1)
-        record(session, row, revision)
+        write_revision(session, row, revision)
     moment = queries.now(session)
     row.owner, row.owner_host, row.owner_pid, row.owner_started = owner.name, owner.host, owner.pid, owner.started
     row.owner_space = owner.space
@@ -83,7 +87,7 @@ def take(
     return row.fence
 
 
-def opened(session: Session, name: str) -> SweepRow:
+def lock_or_create(session: Session, name: str) -> SweepRow:
     """The sweep, made when missing, its row locked, and the one launched last from now on. Raises SweepReadOnly."""
     _add(session, name)
     row = _locked(session, name)
@@ -94,15 +98,15 @@ def opened(session: Session, name: str) -> SweepRow:
     return row
 
 
-def record(session: Session, sweep: SweepRow, given: NewRevision) -> int:
+def write_revision(session: Session, sweep: SweepRow, given: NewRevision) -> int:
     """The number of the revision that holds: the newest if nothing differs from it, else one more."""
     newest = session.scalar(
         select(RevisionRow).where(RevisionRow.sweep_id == sweep.id).order_by(RevisionRow.number.desc()).limit(1)
     )
     listed = [(cell.id, dict(cell.axes)) for cell in given.cells]
     options = jsonable(dict(given.options))  # as it will be read back, so that a relaunch compares equal
-    asked = given.grid_text, forecast.without(options)
-    same = newest is not None and (newest.grid_text, forecast.without(newest.options)) == asked
+    asked = given.grid_text, forecast.without_forecast(options)
+    same = newest is not None and (newest.grid_text, forecast.without_forecast(newest.options)) == asked
     if newest is not None and same and queries.members(session, newest.id) == listed:
         return newest.number
     revision = RevisionRow(
@@ -121,17 +125,17 @@ def record(session: Session, sweep: SweepRow, given: NewRevision) -> int:
     return revision.number
 
 
-def extend(session: Session, name: str, fence: int, cells: Sequence[CellRecord], price: object) -> None:
+def extend_newest(session: Session, name: str, fence: int, cells: Sequence[CellRecord], price: object) -> None:
     """See Store.extend_revision."""
-    row = held_still(session, name)
+    row = lock_sweep_row(session, name)
     if row.fence != fence or row.owner is None:
-        raise LostLease(f"sweep {name!r} was taken over by another supervisor; this one has to stop")
-    newest = append(session, row.id, cells)
+        raise LeaseLost(f"sweep {name!r} was taken over by another supervisor; this one has to stop")
+    newest = append_cells(session, row.id, cells)
     if price is not None:
         newest.options = dict(newest.options) | {forecast.OPTION: jsonable(price)}
 
 
-def append(session: Session, sweep_id: int, cells: Sequence[CellRecord]) -> RevisionRow:
+def append_cells(session: Session, sweep_id: int, cells: Sequence[CellRecord]) -> RevisionRow:
     """Adds to the sweep's newest revision, after all others, those of these cells that it does not list; returns the revision."""
     newest = queries.revision_row(session, sweep_id)
     listed = {cell for cell, _ in queries.members(session, newest.id)}
@@ -153,9 +157,9 @@ def _list_cells(session: Session, revision_id: int, cells: Sequence[CellRecord],
         session.execute(insert(RevisionCellRow), links)
 
 
-def ask(session: Session, name: str, wishes: Mapping[str, Any]) -> dict[str, Any]:
+def request_actions(session: Session, name: str, wishes: Mapping[str, Any]) -> dict[str, Any]:
     """See Store.ask."""
-    row = held_still(session, name)
+    row = lock_sweep_row(session, name)
     asked = dict(row.request or {})
     for wish, value in wishes.items():
         asked[wish] = sorted({*asked.get(wish, ()), *value}) if isinstance(value, list | tuple) else value
@@ -164,15 +168,15 @@ def ask(session: Session, name: str, wishes: Mapping[str, Any]) -> dict[str, Any
     return asked
 
 
-def answered(session: Session, name: str, retry: Collection[str]) -> None:
+def clear_retries(session: Session, name: str, retry: Collection[str]) -> None:
     """See Store.answered."""
-    row = held_still(session, name)
+    row = lock_sweep_row(session, name)
     asked = dict(row.request or {})
     left = sorted({*asked.pop("retry", ())} - {*retry})
     row.request = (asked | ({"retry": left} if left else {})) or None
 
 
-def held_still(session: Session, name: str) -> SweepRow:
+def lock_sweep_row(session: Session, name: str) -> SweepRow:
     """The row as it is now, locked until the transaction ends, so that nobody takes the sweep up. Raises SweepUnknown."""
     row = queries.sweep_row(session, name)
     session.refresh(row, with_for_update=True)

@@ -19,9 +19,9 @@ from sqlalchemy import Connection, Engine, inspect, text
 from sqlalchemy.engine import URL
 from sqlalchemy.exc import DBAPIError
 
-from ..console.output_files import sync
-from ..errors import StoreAway, StoreError, StoreMissing, WriteRefused
-from .database import check_revision, damage, file_of, make_engine, place, plain_errors, revision_of, shown
+from ..console.output_files import fsync_path
+from ..errors import StoreError, StoreMissing, StoreUnreachable, WriteRefused
+from .database import check_revision, damage, file_of, make_engine, place, revision_of, shown, translate_driver_errors
 from .schema import HEAD, REVISIONS, Base
 
 PART = ".part"
@@ -72,7 +72,7 @@ def verify_copy(copy: Path) -> None:
         found = connection.execute("PRAGMA integrity_check(1)").fetchone()[0]
     if found != "ok":
         raise sqlite3.DatabaseError(f"database disk image is malformed: {found}")
-    sync(copy)
+    fsync_path(copy)
 
 
 def _publish(part: Path, target: Path) -> None:
@@ -85,7 +85,7 @@ def _publish(part: Path, target: Path) -> None:
         if os.path.lexists(target):
             raise FileExistsError(17, "it exists already", str(target)) from None
         os.rename(part, target)
-    sync(target.parent)
+    fsync_path(target.parent)
 
 
 MIGRATIONS = Path(__file__).parents[1] / "migrations"
@@ -136,7 +136,7 @@ def create_database(url: URL) -> None:
 
     A file that could not be made whole is removed.
     """
-    with making(url), plain_errors(url):
+    with making(url), translate_driver_errors(url):
         path = file_of(url)
         is_new = path is not None and not path.exists()
         engine = make_engine(url)
@@ -205,7 +205,7 @@ def upgrade_store(
     with making(url):
         engine = make_engine(url, foreign_keys=False)
         try:
-            with plain_errors(url), engine.begin() as connection:
+            with translate_driver_errors(url), engine.begin() as connection:
                 found = revision_of(connection)
             if found == head:
                 return None
@@ -217,7 +217,7 @@ def upgrade_store(
             return copy
         except DBAPIError as error:
             if error.connection_invalidated:
-                raise StoreAway(
+                raise StoreUnreachable(
                     f"{shown(url)} was lost during the upgrade, which is done whole or not at all; run it again"
                 ) from error
             raise StoreError(

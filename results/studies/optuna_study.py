@@ -55,7 +55,7 @@ class Proposal:
     memory: Mapping[str, Any]
 
 
-def ask(search: Search, trials: Sequence[Trial], memory: Mapping[str, Any]) -> Proposal:
+def propose_trial(search: Search, trials: Sequence[Trial], memory: Mapping[str, Any]) -> Proposal:
     """The next trial after these, which are all there were, in order of their numbers; `memory` is what the last answer brought.
 
     Raises ModuleNotFoundError where the sampler needs a package that is not there (cmaes).
@@ -78,7 +78,7 @@ def ask(search: Search, trials: Sequence[Trial], memory: Mapping[str, Any]) -> P
     return Proposal(Trial(number, dict(found.params), attrs=dict(now[number].system_attrs)), changed, kept)
 
 
-def hopeless(search: Search, trials: Sequence[Trial], number: int) -> tuple[bool, Trial]:
+def check_pruning(search: Search, trials: Sequence[Trial], number: int) -> tuple[bool, Trial]:
     """Whether the pruner would end that trial where its curve now ends, and the trial with what the pruner remembers of it."""
     import optuna
 

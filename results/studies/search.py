@@ -7,14 +7,14 @@ from collections.abc import Mapping
 from dataclasses import asdict, dataclass
 from typing import Any, Literal, get_args
 
-from ..revision_options import stored
+from ..revision_options import read_option
 
 OPTION = "search"
 """Under this key in a revision's options."""
 Sampler = Literal["tpe", "random", "cmaes", "nsga2"]
 Pruner = Literal["asha", "hyperband", "median"]
 Direction = Literal["minimize", "maximize"]
-Value = bool | int | float | str | None
+SettingValue = bool | int | float | str | None
 
 
 @dataclass(frozen=True)
@@ -47,7 +47,7 @@ class Interval:
 class LevelChoice:
     """One of these levels, of which none lies between two others."""
 
-    levels: tuple[Value, ...]
+    levels: tuple[SettingValue, ...]
 
 
 Range = Interval | LevelChoice
@@ -88,7 +88,7 @@ def as_options(search: Search) -> dict[str, Any]:
 
 def search_from(options: object) -> Search | None:
     """The search that a launch stored with its revision; None where there is none, or what is no search."""
-    return stored(options, OPTION, _search)
+    return read_option(options, OPTION, _search)
 
 
 def _search(found: Mapping[str, Any]) -> Search | None:

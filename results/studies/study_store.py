@@ -9,23 +9,23 @@ from typing import Any, cast
 from sqlalchemy import func, insert, select, update
 from sqlalchemy.orm import Session
 
-from ..console.text import storable
-from ..errors import LostLease
+from ..console.text import storable_text
+from ..errors import LeaseLost
 from ..forecast import OPTION, Forecast, as_option, extended, forecast_of
 from ..store import queries, sweep_lease
 from ..store.database import jsonable, upsert
 from ..store.records import CellRecord, TrialStanding
 from ..store.schema import StudyRow, TrialRow, UtcNow
 from ..store.store import Store
-from ..store.store_reader import Reads
+from ..store.store_reader import StoreReader
 from .optuna_study import Trial
 from .search import Search, search_from
 
-WHOLE = ""
+ONLY_PART = ""
 """The part of a sweep that has one study."""
 
 
-def search_of(store: Reads, sweep: str | None = None) -> Search | None:
+def search_of(store: StoreReader, sweep: str | None = None) -> Search | None:
     """What the sweep's newest revision searches (None: the sweep launched last); None for a sweep that is no study.
 
     Raises SweepUnknown.
@@ -33,12 +33,12 @@ def search_of(store: Reads, sweep: str | None = None) -> Search | None:
     return search_from(store.revision(sweep).options)
 
 
-def trials_of(store: Reads, sweep: str | None = None, part: str = WHOLE) -> list[Trial]:
+def trials_of(store: StoreReader, sweep: str | None = None, part: str = ONLY_PART) -> list[Trial]:
     """Every trial of the sweep's study by number. Raises SweepUnknown."""
     return store.read(_trials, sweep, part)
 
 
-def memory_of(store: Reads, sweep: str | None = None, part: str = WHOLE) -> dict[str, Any]:
+def sampler_state(store: StoreReader, sweep: str | None = None, part: str = ONLY_PART) -> dict[str, Any]:
     """What the sampler remembers of the study as a whole. Raises SweepUnknown."""
     return store.read(_memory, sweep, part)
 
@@ -71,7 +71,7 @@ def _memory(session: Session, sweep: str | None, part: str) -> dict[str, Any]:
 
 
 @dataclass(frozen=True)
-class Studies:
+class StudyWriter:
     """Writes for the study of a sweep that the caller holds under `fence`; each call is one transaction, durable at its end.
 
     Every method raises LostLease when somebody else has taken the sweep since; then nothing was written.
@@ -80,7 +80,7 @@ class Studies:
     store: Store
     sweep: str
     fence: int
-    part: str = WHOLE
+    part: str = ONLY_PART
 
     def propose(
         self,
@@ -110,7 +110,7 @@ class Studies:
         """Cells of earlier trials that the newest revision does not list."""
 
         def work(session: Session, sweep_id: int) -> None:
-            sweep_lease.append(session, sweep_id, cells)
+            sweep_lease.append_cells(session, sweep_id, cells)
 
         if cells:
             self._held(work)
@@ -133,9 +133,9 @@ class Studies:
 
     def _held(self, work: Callable[[Session, int], None]) -> None:
         def whole(session: Session) -> None:
-            row = sweep_lease.held_still(session, self.sweep)
+            row = sweep_lease.lock_sweep_row(session, self.sweep)
             if row.fence != self.fence:
-                raise LostLease(f"sweep {self.sweep!r} was taken over by another supervisor; this one has to stop")
+                raise LeaseLost(f"sweep {self.sweep!r} was taken over by another supervisor; this one has to stop")
             work(session, row.id)
 
         self.store.write(whole, durable=True)
@@ -144,7 +144,7 @@ class Studies:
 def _list(session: Session, sweep_id: int, cell: CellRecord, price: Forecast | None) -> None:
     newest = queries.revision_row(session, sweep_id)
     before, listed = forecast_of(newest.options), queries.members(session, newest.id)
-    sweep_lease.append(session, sweep_id, [cell])
+    sweep_lease.append_cells(session, sweep_id, [cell])
     if before is not None and price is not None and cell.id not in {one for one, _ in listed}:
         newest.options = dict(newest.options) | {OPTION: jsonable(as_option(extended(before, len(listed), price)))}
 
@@ -154,7 +154,7 @@ def _values(trial: Trial) -> dict[str, Any]:
         "cell_id": trial.cell,
         "params": jsonable(dict(trial.params)),
         "standing": trial.standing,
-        "reason": None if trial.reason is None else storable(trial.reason),
+        "reason": None if trial.reason is None else storable_text(trial.reason),
         "objectives": None if trial.values is None else list(trial.values),
         "curve": [list(point) for point in trial.curve] or None,
         "attrs": jsonable(dict(trial.attrs)),

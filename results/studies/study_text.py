@@ -10,7 +10,7 @@ from ..console.text import counted
 from .optuna_study import Trial
 from .search import Search
 
-WAYS = {"minimize": "less is better", "maximize": "more is better"}
+DIRECTION_PHRASES = {"minimize": "less is better", "maximize": "more is better"}
 
 
 def left(search: Search, trials: Sequence[Trial]) -> int:
@@ -18,26 +18,28 @@ def left(search: Search, trials: Sequence[Trial]) -> int:
     return max(0, search.trials - len(trials))
 
 
-def standings(trials: Sequence[Trial]) -> Counter[str]:
+def count_standings(trials: Sequence[Trial]) -> Counter[str]:
     """How many trials stand where."""
     return Counter(trial.standing for trial in trials)
 
 
 def describe(search: Search, trials: Sequence[Trial]) -> str:
     """What is searched, how many trials stand where, and the best of one objective, in a line."""
-    what = " and ".join(f"{name} ({WAYS[way]})" for name, way in search.objectives.items())
+    what = " and ".join(f"{name} ({DIRECTION_PHRASES[way]})" for name, way in search.objectives.items())
     how = search.sampler + (f", pruner {search.pruner}" if search.pruner else "")
-    counts = sorted((word if word != "asked" else "not finished", count) for word, count in standings(trials).items())
+    counts = sorted(
+        (word if word != "asked" else "not finished", count) for word, count in count_standings(trials).items()
+    )
     told = [f"{count} {word}" for word, count in counts]
     told += [f"{left(search, trials)} to propose"] if left(search, trials) else []
     line = f"study of {counted(search.trials, 'trial')} ({how}) for {what}: {', '.join(told) or 'none'}"
-    first = best_of_one(search, trials)
+    first = best_single_objective(search, trials)
     return (
         line if first is None or first.values is None else f"{line}; best {first.values[0]:.5g}, trial {first.number}"
     )
 
 
-def best_of_one(search: Search, trials: Sequence[Trial]) -> Trial | None:
+def best_single_objective(search: Search, trials: Sequence[Trial]) -> Trial | None:
     """The best trial of a study with one objective; the first of several that are as good."""
     if len(search.objectives) > 1:
         return None
@@ -50,5 +52,5 @@ def as_json(search: Search, trials: Sequence[Trial]) -> dict[str, Any]:
     """The same as plain values."""
     return {
         "sampler": search.sampler, "pruner": search.pruner, "objectives": dict(search.objectives),
-        "trials": search.trials, "counts": dict(standings(trials)), "left": left(search, trials),
+        "trials": search.trials, "counts": dict(count_standings(trials)), "left": left(search, trials),
     }  # fmt: skip

@@ -8,14 +8,14 @@ from dataclasses import asdict, dataclass
 from typing import Any
 
 from ..console.text import counted
-from ..revision_options import stored
+from ..revision_options import read_option
 
 OPTION = "tuned"
 """Under this key in a revision's options."""
 
 
 @dataclass(frozen=True, kw_only=True)
-class Level:
+class TunedLevel:
     """A level of the tuned axis: its study, the trial whose settings its cells have, and what all its trials took."""
 
     level: str
@@ -28,7 +28,7 @@ class Level:
 
 
 @dataclass(frozen=True, kw_only=True)
-class Tuned:
+class TuningResult:
     """The same number of trials for every level of an axis."""
 
     per: str
@@ -37,7 +37,7 @@ class Tuned:
     objective: str
     unit: str
     """Of hours: GPU-hours or core-hours."""
-    levels: tuple[Level, ...]
+    levels: tuple[TunedLevel, ...]
 
     @property
     def note(self) -> str:
@@ -54,27 +54,27 @@ class Tuned:
         )
 
 
-def as_option(tuned: Tuned) -> dict[str, Any]:
+def as_option(tuned: TuningResult) -> dict[str, Any]:
     """As JSON; settings in lists, since the order of a mapping is lost in some databases."""
     levels = [asdict(one) | {"settings": [list(pair) for pair in one.settings.items()]} for one in tuned.levels]
     return asdict(tuned) | {"levels": levels}
 
 
-def tuned_of(options: object) -> Tuned | None:
+def tuned_of(options: object) -> TuningResult | None:
     """What a launch stored with its revision; None where there is nothing of the kind."""
-    return stored(options, OPTION, _tuned)
+    return read_option(options, OPTION, _tuned)
 
 
-def _tuned(found: Mapping[str, Any]) -> Tuned:
+def _tuned(found: Mapping[str, Any]) -> TuningResult:
     levels = tuple(
-        Level(
+        TunedLevel(
             level=str(one["level"]), sweep=str(one["sweep"]), trial=int(one["trial"]), cell=str(one["cell"]),
             value=_number(one["value"]), settings={str(path): value for path, value in one["settings"]},
             hours=_number(one["hours"]),
         )
         for one in found["levels"]
     )  # fmt: skip
-    return Tuned(
+    return TuningResult(
         per=str(found["per"]), trials=int(found["trials"]), sampler=str(found["sampler"]),
         objective=str(found["objective"]), unit=str(found["unit"]), levels=levels,
     )  # fmt: skip

@@ -20,7 +20,7 @@ from ..probes import PROBES, bound
 from ..probes.subject import Subject, measure
 from ..training.loop import Stopped
 from .job import Job
-from .process import StopFlag, say
+from .process import StopFlag, log_line
 
 HEARTBEAT_S = 5.0
 
@@ -54,7 +54,7 @@ class Probing:
                 self.leave_if_asked()
             tokens = ", ".join(f"{length:,}" for length in lengths)
             at = f" at {tokens} tokens" if bound(name, self.config).by_length else ""
-            say(f"probe {name}{at}: {time.perf_counter() - began:.1f} s")
+            log_line(f"probe {name}{at}: {time.perf_counter() - began:.1f} s")
 
     def _probe_at(self, subject: Subject, name: str, length: int) -> None:
         """Records what the probe found at that length, and the peak memory that it took, if the system tells.

@@ -12,29 +12,36 @@ from typing import Any
 
 import torch
 
-from ...kernels.dispatch import use_plain_torch
+from ...kernels.dispatch import use_torch_backend
 from ...model.backbone import Backbone
 from ...results.store.recorder import AttemptWriter
 from ...results.store.records import CurvePoint, Measurement
 from ...results.weights import NO_HASH, WEIGHTS_SHA256
 from ..checkpoints import checkpoint, storage
-from ..data.batches import marked_room, training_batches
+from ..data.batches import marked_capacity, training_batches
 from ..data.corpora import Corpus, open_corpus
 from ..probes.perplexity import stream_loss
-from ..probes.subject import Network, evaluating
+from ..probes.subject import CellSubject, evaluating
 from ..training import flops, optimizer_steps
-from ..training.loop import Pending, Point, Trainer
+from ..training.loop import Trainer, UnvalidatedPoint, ValidationPoint
 from ..training.optimizers import Optimizers
 from . import provenance
 from .base_runner import Probing
-from .compile_lock import Turn
-from .device import choose_device, compiling_turn, network, repeat_exactly, share_compiled, share_self_tests
+from .compile_lock import CompileLock
+from .device import (
+    choose_device,
+    compile_lock_for,
+    enable_determinism,
+    network,
+    share_self_tests,
+    use_shared_compile_cache,
+)
 from .generation import SamplingError, write_samples
 from .job import Job
-from .process import StopFlag, is_logged, say
+from .process import StopFlag, is_logged, log_line
 
 
-class Work(Probing):
+class CellRunner(Probing):
     """Runs one job of a network of ours."""
 
     def __init__(self, job: Job, runs: Path, recorder: AttemptWriter, stop: StopFlag) -> None:
@@ -47,7 +54,7 @@ class Work(Probing):
         self._source = ("", "")
         """Place and name of the checkpoint that this attempt went on from."""
         self._graphs = False
-        self.turn: Turn | None = None
+        self.turn: CompileLock | None = None
         """Of compiling, until the first step is done."""
         self._saved = time.monotonic()
         self._unwritable = False
@@ -57,23 +64,23 @@ class Work(Probing):
         config = self.config
         torch.set_num_threads(config.resources.cpus)
         if config.train.deterministic:
-            repeat_exactly()
-        use_plain_torch(config.train.kernels == "torch")
+            enable_determinism()
+        use_torch_backend(config.train.kernels == "torch")
         if self.job.kind == "train":
             self._claim()
         device = choose_device(config.resources.gpus)
         if device.type == "cuda":
-            share_compiled(device, *(plugin.sha256 for plugin in config.plugins))
+            use_shared_compile_cache(device, *(plugin.sha256 for plugin in config.plugins))
             share_self_tests(device)
         corpus = open_corpus(self.runs / "corpora", config.data.fingerprint or "")
         model = network(config, device, training=self.job.kind == "train")
-        subject = Network(model, corpus.load_tokenizer(), corpus, config, device, self.leave_if_asked)
+        subject = CellSubject(model, corpus.load_tokenizer(), corpus, config, device, self.leave_if_asked)
         waited = 0.0
         if self.job.kind == "train" and config.train.compile and device.type == "cuda":
-            self.turn = compiling_turn(config)
+            self.turn = compile_lock_for(config)
             waited = self.turn.wait(self.leave_if_asked)
             if waited >= 1:
-                say(f"waited {waited:.0f} s for another attempt to compile the same network")
+                log_line(f"waited {waited:.0f} s for another attempt to compile the same network")
             model.compile_blocks(regional=config.train.compile == "blocks")
         kernels = model.kernel_paths()
         extra: dict[str, object] = {
@@ -83,7 +90,7 @@ class Work(Probing):
             "chunk_tokens": config.eval.chunk_tokens,
         }
         if self.job.kind == "train":
-            self._graphs, why = optimizer_steps.wanted(config.train, count(model), device)
+            self._graphs, why = optimizer_steps.should_capture(config.train, count(model), device)
             extra["steps"] = f"{'CUDA graphs' if self._graphs else 'as they come'}: {why}"
         self._origin = provenance.collect(
             self.job, device=device, precision=model.precision, kernels=kernels, tokenizer=config.data.tokenizer,
@@ -99,7 +106,7 @@ class Work(Probing):
         else:
             assert self.job.weights is not None
             checkpoint.load_weights(storage.resolve(self.runs, self.job.weights), model, self.job.weights_sha256)
-            say(f"weights from {self.job.weights} ({self.job.weights_sha256 or NO_HASH})")
+            log_line(f"weights from {self.job.weights} ({self.job.weights_sha256 or NO_HASH})")
         self.leave_if_asked()
         with evaluating(subject.model):
             self.probe(subject)
@@ -107,7 +114,7 @@ class Work(Probing):
             self._keep()
         self.recorder.neighbours()
 
-    def _introduce(self, subject: Network, kernels: Mapping[str, str]) -> None:
+    def _introduce(self, subject: CellSubject, kernels: Mapping[str, str]) -> None:
         """The first line of the log: which cell, on what, and how."""
         cuda = subject.device.type == "cuda"
         where = torch.cuda.get_device_name(subject.device) if cuda else f"CPU ({torch.get_num_threads()} threads)"
@@ -115,14 +122,14 @@ class Work(Probing):
         for part, way in kernels.items():
             ways.setdefault(way, []).append(part)
         told = "; ".join(f"{', '.join(parts)}: {way}" for way, parts in ways.items())
-        say(
+        log_line(
             f"cell {self.job.slug} ({self.job.cell}), attempt {Path(self.job.folder).name} ({self.job.kind}) on {where}, "
             f"{subject.model.precision}, {count(subject.model):,} parameters; {told}"
         )
 
     # --- training -------------------------------------------------------------------------------------------------
 
-    def _train(self, subject: Network) -> None:
+    def _train(self, subject: CellSubject) -> None:
         config, model = self.config, subject.model
         self._subject = subject
         trainer = Trainer(
@@ -141,7 +148,7 @@ class Work(Probing):
         )
         self._model, self._optimizers = model, trainer.optimizers
         self._resume(trainer)
-        say(
+        log_line(
             f"{config.train.steps:,} steps of {config.train.batch_tokens:,} tokens, "
             + ("loss on marked targets, " if config.train.loss_on == "marked" else "")
             + (f"resumed at step {trainer.step:,}" if trainer.step else "from the first step")
@@ -153,16 +160,16 @@ class Work(Probing):
         # The finished state, so that an attempt that dies while probing does not train again.
         self.save(trainer.step, trainer.step * config.train.batch_tokens, trainer.wall_s)
 
-    def _room(self, subject: Network) -> int | None:
+    def _room(self, subject: CellSubject) -> int | None:
         """How many marked targets a micro-batch has room for, on a GPU, where a graph needs shapes that stay."""
         train = self.config.train
         if train.loss_on == "all" or subject.device.type != "cuda":
             return None
-        return marked_room(self._counted, train.micro_batch * train.seq_len)
+        return marked_capacity(self._counted, train.micro_batch * train.seq_len)
 
     def _no_graphs(self, why: str) -> None:
         """Steps were to be captured as CUDA graphs, and could not be."""
-        say(f"steps cannot be captured as CUDA graphs and are queued as they come, to the same numbers: {why}")
+        log_line(f"steps cannot be captured as CUDA graphs and are queued as they come, to the same numbers: {why}")
         self._describe(steps=f"as they come: {why}")
         self.recorder.neighbours()
 
@@ -171,14 +178,14 @@ class Work(Probing):
         self._origin = dataclasses.replace(self._origin, extra={**self._origin.extra, **extra})
         self.recorder.provenance(self._origin)
 
-    def _validate(self, subject: Network, step: int) -> float:
+    def _validate(self, subject: CellSubject, step: int) -> float:
         with evaluating(subject.model):
             loss = stream_loss(subject, full_context=False)[0]
             if math.isfinite(loss):
                 self._sample(subject, step)
             return loss
 
-    def _sample(self, subject: Network, step: int) -> None:
+    def _sample(self, subject: CellSubject, step: int) -> None:
         """Text that the network writes at this step. What cannot be written is told once; it stops no training."""
         asked = self.config.eval.samples
         if not asked.prompts or self._unwritable:
@@ -187,7 +194,7 @@ class Work(Probing):
             found = [one.as_example() for one in write_samples(subject, asked, seed=self.config.seed, step=step)]
         except SamplingError as error:
             self._unwritable = True
-            say(f"no samples (eval.samples): {error}")
+            log_line(f"no samples (eval.samples): {error}")
             self.recorder.event("samples", f"none is written: {error}")
         else:
             self.recorder.examples(found)
@@ -202,7 +209,7 @@ class Work(Probing):
 
     def _resume(self, trainer: Trainer) -> None:
         for (attempt, _), place in zip(self.job.resume, self._earlier, strict=True):
-            state = checkpoint.newest(place, say)
+            state = checkpoint.newest(place, log_line)
             if state is None:
                 continue
             trainer.restore(state)
@@ -218,11 +225,11 @@ class Work(Probing):
             self.turn = None
         self.recorder.progress(step, self.config.train.steps, loss, tokens_per_s, "training")
 
-    def point(self, point: Point) -> None:
+    def point(self, point: ValidationPoint) -> None:
         """Watcher: a point of the curve, with both MFU figures."""
         steps = self.config.train.steps
         if is_logged(point.step, self.config.eval.validate_every, steps):
-            say(
+            log_line(
                 f"step {point.step:,} of {steps:,}: train loss {point.train_loss:.4f}, val loss {point.val_loss:.4f}, "
                 f"{point.tokens_per_s:,.0f} tokens/s{self._skipped()}"
             )
@@ -245,7 +252,7 @@ class Work(Probing):
             every is not None and step % every == 0
         )
 
-    def save(self, step: int, tokens: int, wall_s: float, pending: Pending | None = None) -> None:
+    def save(self, step: int, tokens: int, wall_s: float, pending: UnvalidatedPoint | None = None) -> None:
         """Watcher: writes a checkpoint."""
         self.recorder.settle()
         state = self._optimizers.state_dict()
@@ -259,7 +266,7 @@ class Work(Probing):
 
     def _thin_out(self) -> None:
         """Leaves two checkpoints over all attempts of the cell, so that stops do not pile them up."""
-        enough = len(checkpoint.found(self.storage_address)) >= checkpoint.KEPT
+        enough = len(checkpoint.list_checkpoints(self.storage_address)) >= checkpoint.KEPT
         for place in self._earlier:
             checkpoint.clear(place, but=None if enough or place != self._source[0] else self._source[1])
         if enough:
@@ -286,7 +293,7 @@ class Work(Probing):
         """Share of the training targets that the loss is of."""
         return self._subject.corpus.marked_share if self.config.train.loss_on == "marked" else 1.0
 
-    def _throughput(self, subject: Network) -> None:
+    def _throughput(self, subject: CellSubject) -> None:
         """Speed over the last validation interval, validation excluded, as the paper reports it."""
         last = self.recorder.last_point()
         if last is None or last.tokens_per_s is None:

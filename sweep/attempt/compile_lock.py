@@ -32,7 +32,7 @@ def kind_of(config: CellConfig, *others: str) -> str:
     return hashlib.sha256(repr((sorted(model.items()), sorted(train.items()), others)).encode()).hexdigest()[:32]
 
 
-class Turn:
+class CompileLock:
     """The right to be the one that compiles a kind of network, between processes that share a folder for what is compiled.
 
     Kept from `wait` until `over`, or until the process ends, however it does. Without a folder where files can be locked there are no

@@ -11,12 +11,12 @@ from typing import Any
 
 import torch
 
-from ...kernels.dispatch import remember_passed, sources, version
+from ...kernels.dispatch import cache_self_tests, sources, version
 from ...model.backbone import Backbone, build
 from ..config import CellConfig
 from ..errors import SweepError
 from ..host.hardware import no_gpu
-from .compile_lock import Turn, kind_of
+from .compile_lock import CompileLock, kind_of
 from .provenance import driver_version
 
 PACKAGE = Path(__file__).parents[2]
@@ -59,7 +59,7 @@ def network(config: CellConfig, device: torch.device, *, training: bool = False)
     return model
 
 
-def repeat_exactly() -> None:
+def enable_determinism() -> None:
     """Only operations that give the same bits each time, for the rest of this process. Call it before CUDA is used.
 
     On the CPU all of ours do so anyway. Memory that was not written is filled with NaN, which costs a little.
@@ -70,7 +70,7 @@ def repeat_exactly() -> None:
     torch.backends.cudnn.benchmark = False
 
 
-def share_compiled(device: torch.device, *others: str) -> None:
+def use_shared_compile_cache(device: torch.device, *others: str) -> None:
     """Keeps what torch.compile and Triton make, for every later process on such a machine with such software.
 
     In the user's cache folder, by versions and GPU; a folder set in the environment stays. Call it before compiling. What is made of a
@@ -95,11 +95,11 @@ def share_compiled(device: torch.device, *others: str) -> None:
     os.environ.setdefault("TRITON_CACHE_DIR", str(folder / "triton"))
 
 
-def compiling_turn(config: CellConfig) -> Turn:
-    """Whose turn it is to compile that cell's network, among the processes that share what is compiled; see `share_compiled`."""
+def compile_lock_for(config: CellConfig) -> CompileLock:
+    """Whose turn it is to compile that cell's network, among the processes that share what is compiled; see `use_shared_compile_cache`."""
     compiler: Any = importlib.import_module("torch.compiler.config")
     folder = Path(os.environ["TORCHINDUCTOR_CACHE_DIR"]) / "turns"
-    return Turn(
+    return CompileLock(
         folder,
         kind_of(config, compiler.cache_key_tag, torch.__version__, version("triton"), torch.cuda.get_device_name()),
     )
@@ -109,7 +109,7 @@ def share_self_tests(device: torch.device) -> None:
     """Notes beside what is compiled, by the driver, which kernels have passed their self-tests: no later process repeats those."""
     driver = driver_version()
     if driver is not None:
-        remember_passed(_made_for(device) / f"passed-{driver}")
+        cache_self_tests(_made_for(device) / f"passed-{driver}")
 
 
 def _made_for(device: torch.device) -> Path:

@@ -15,7 +15,7 @@ from collections.abc import Iterator
 from dataclasses import dataclass
 from pathlib import Path
 
-from ...results.errors import StoreAway, StoreBusy, StoreReplaced
+from ...results.errors import StoreBusy, StoreReplaced, StoreUnreachable
 from ...results.failure_classes import PREEMPTED, Failure
 from ...results.store.records import AttemptState
 
@@ -57,11 +57,11 @@ class ExitVerdict:
     """None when it was asked to stop: nothing failed."""
 
 
-def classify(error: BaseException) -> Failure:
+def classify_exception(error: BaseException) -> Failure:
     """The class of an exception that ended an attempt. What is not known to be the machine's fault is a mistake."""
     said = f"{type(error).__module__}.{type(error).__name__}: {error}"
     if (isinstance(error, OSError) and error.errno in _DISK) or isinstance(
-        error, StoreAway | StoreBusy | StoreReplaced
+        error, StoreUnreachable | StoreBusy | StoreReplaced
     ):
         return "infrastructure"
     return "host_oom" if isinstance(error, MemoryError) else of_text(said)
@@ -120,7 +120,7 @@ def not_started(log: Path, error: BaseException) -> int:
     return EXIT_MACHINE if isinstance(error, OSError) else 1
 
 
-def alike(cause: str) -> str:
+def cause_pattern(cause: str) -> str:
     """A cause without what differs from cell to cell: numbers, hashes, paths."""
     return re.sub(r"[\w.-]*/[\w./-]+|\b[0-9a-f]{6,}\b|\d+", "#", cause)
 

@@ -8,21 +8,21 @@ from collections.abc import Iterable, Iterator
 import torch
 
 from ...model.backbone import Backbone
-from ...model.inference.decode import Decoder, decoder
+from ...model.inference.decode import Decoder, make_decoder
 from ...model.inference.generation import check_sampling, write
 from ...model.resolve import longest_text
 from ...results.store.records import Sample
 from ..config import SamplesConfig
 from ..data.tokenizer import Tokenizer
 from ..errors import SweepError
-from ..probes.subject import Network
+from ..probes.subject import CellSubject
 
 
 class SamplingError(SweepError):
     """What is asked for cannot be written."""
 
 
-def pieces(
+def generate_text(
     model: Backbone, tokenizer: Tokenizer, prompt: str, *, tokens: int, temperature: float, top_p: float, seed: int,
     full_context: bool, under_way: Decoder | None = None,
 ) -> Iterator[str]:  # fmt: skip
@@ -39,10 +39,10 @@ def pieces(
     return _text(tokenizer, found)
 
 
-def decoder_of(model: Backbone, tokenizer: Tokenizer, prompts: Iterable[str], *, tokens: int) -> Decoder:
-    """One for `pieces` of each of these prompts, one after the other. Raises SamplingError as that does."""
+def decoder_for(model: Backbone, tokenizer: Tokenizer, prompts: Iterable[str], *, tokens: int) -> Decoder:
+    """One for `generate_text` of each of these prompts, one after the other. Raises SamplingError as that does."""
     longest = max(len(_behind(model, tokenizer, prompt, tokens)) for prompt in prompts)
-    return decoder(model, tokens=longest + tokens)
+    return make_decoder(model, tokens=longest + tokens)
 
 
 def _behind(model: Backbone, tokenizer: Tokenizer, prompt: str, tokens: int) -> torch.Tensor:
@@ -75,7 +75,7 @@ def _text(tokenizer: Tokenizer, tokens: Iterator[int]) -> Iterator[str]:
         yield rest
 
 
-def write_samples(subject: Network, asked: SamplesConfig, *, seed: int, step: int) -> Iterator[Sample]:
+def write_samples(subject: CellSubject, asked: SamplesConfig, *, seed: int, step: int) -> Iterator[Sample]:
     """A text for each prompt, by a network in evaluation mode. Raises SamplingError, and what `subject.pause` raises.
 
     Training is the same with and without it: no draw and no weight is changed. Draws follow from seed and place, so that
@@ -83,10 +83,10 @@ def write_samples(subject: Network, asked: SamplesConfig, *, seed: int, step: in
     """
     if not asked.prompts:
         return
-    under_way = decoder_of(subject.model, subject.tokenizer, asked.prompts, tokens=asked.tokens)
+    under_way = decoder_for(subject.model, subject.tokenizer, asked.prompts, tokens=asked.tokens)
     for item, prompt in enumerate(asked.prompts):
         text = []
-        for piece in pieces(
+        for piece in generate_text(
             subject.model, subject.tokenizer, prompt, tokens=asked.tokens, temperature=asked.temperature,
             top_p=asked.top_p, seed=seed, full_context=False, under_way=under_way,
         ):  # fmt: skip

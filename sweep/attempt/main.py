@@ -13,18 +13,18 @@ from functools import partial
 from pathlib import Path
 from typing import Any
 
-from ...results.errors import Expected, LostLease
+from ...results.errors import LeaseLost, UserError
 from ...results.failure_classes import Failure
 from ...results.store.journal import JOURNAL, JournalRecorder
-from ...results.store.recorder import AttemptWriter, Recorder
+from ...results.store.recorder import AttemptWriter, DatabaseRecorder
 from ...results.store.records import AttemptState, CurvePoint
 from ...results.store.store import open_store
 from ..errors import SweepError
 from ..host import guard, processes
 from . import spare
-from .failures import EXIT_LOST, EXIT_MACHINE, EXIT_STOPPED, classify, user_frame
+from .failures import EXIT_LOST, EXIT_MACHINE, EXIT_STOPPED, classify_exception, user_frame
 from .job import Job
-from .process import StopFlag, never_fail, say
+from .process import StopFlag, ignore_output_errors, log_line
 
 
 def main(argv: Sequence[str] | None = None) -> int:
@@ -42,10 +42,10 @@ def main(argv: Sequence[str] | None = None) -> int:
     parser.add_argument("--parent", type=int, required=True, help="process whose death ends this one")
     parser.add_argument("--journal", action="store_true", help="write to a file, for another process to apply")
     options = parser.parse_args(argv)
-    never_fail()
+    ignore_output_errors()
     folder = options.folder
     if options.spare:
-        processes.die_with(options.parent)
+        processes.exit_with_parent(options.parent)
         try:
             folder = spare.wait(options.runs)
         except OSError:
@@ -53,7 +53,7 @@ def main(argv: Sequence[str] | None = None) -> int:
         if folder is None:
             return 0
     stop = StopFlag()
-    processes.die_with(options.parent)
+    processes.exit_with_parent(options.parent)
     guard.start(options.parent, processes.GRACE_S)
     # what a supervisor asks for before it kills a process that hangs; the log gets it
     faulthandler.register(signal.SIGUSR1, file=sys.stderr, all_threads=True)
@@ -63,11 +63,11 @@ def main(argv: Sequence[str] | None = None) -> int:
         me = processes.this_process("job")
         writer.set_process(me.pid, me.started, host=me.host, space=me.space)
         return _attempt(job, options.runs, writer, stop)
-    except LostLease as error:
+    except LeaseLost as error:
         print(error, file=sys.stderr)
         return EXIT_LOST
     except Exception as error:
-        if classify(error) != "infrastructure":
+        if classify_exception(error) != "infrastructure":
             raise
         # the log may be on the same full disk and the database, too, so the exit code alone tells whose fault it was
         traceback.print_exc()
@@ -76,7 +76,7 @@ def main(argv: Sequence[str] | None = None) -> int:
 
 def _writer(job: Job, journal: Path | None) -> AttemptWriter:
     if journal is None:
-        return Recorder(open_store(), job.attempt, job.fence)
+        return DatabaseRecorder(open_store(), job.attempt, job.fence)
     return JournalRecorder(journal, {int(attempt): CurvePoint(**point) for attempt, point in job.ends.items()})
 
 
@@ -85,11 +85,11 @@ def _attempt(job: Job, runs: Path, writer: AttemptWriter, stop: StopFlag) -> int
     finish = partial(_finish, writer, began)
     # torch only now: the attempt is registered before its long import, and can be stopped during it
     from ..training.loop import Diverged, Stopped
-    from .cell_runner import Work
+    from .cell_runner import CellRunner
     from .openweight_runner import OpenWeightRunner
 
     try:
-        work = (OpenWeightRunner if job.kind == "external" else Work)(job, runs, writer, stop)
+        work = (OpenWeightRunner if job.kind == "external" else CellRunner)(job, runs, writer, stop)
         work.run(began)
         finish("done", exit_code=0, weights=work.weights)
     except Stopped:
@@ -99,7 +99,7 @@ def _attempt(job: Job, runs: Path, writer: AttemptWriter, stop: StopFlag) -> int
         writer.neighbours()
         finish("diverged", cause=str(error), exit_code=0, failure="diverged")
         work.clean()
-    except LostLease:
+    except LeaseLost:
         raise
     except (SweepError, SystemExit) as error:
         return _failed(finish, error, stop)
@@ -116,7 +116,7 @@ def _finish(writer: AttemptWriter, began: float, state: AttemptState, **values: 
     """Ends the attempt in the database, then says so in the log."""
     writer.finish(state, **values)
     cause = values.get("cause")
-    say(f"{state} after {time.monotonic() - began:.1f} s" + (f": {cause}" if cause else ""))
+    log_line(f"{state} after {time.monotonic() - began:.1f} s" + (f": {cause}" if cause else ""))
 
 
 def _with_location(error: BaseException) -> str:
@@ -141,7 +141,7 @@ def _failed(finish: Callable[..., None], error: BaseException, stop: StopFlag) -
         cause = f"stopped on request, in the midst of what then failed: {said}"
         finish("interrupted", cause=cause, exit_code=EXIT_STOPPED)
         return EXIT_STOPPED
-    failure: Failure = "infrastructure" if isinstance(error, Expected) and error.passing else classify(error)
+    failure: Failure = "infrastructure" if isinstance(error, UserError) and error.passing else classify_exception(error)
     code = error.exit_code if isinstance(error, SweepError) else EXIT_MACHINE if failure == "infrastructure" else 1
     finish("failed", cause=said, traceback=where, exit_code=code, failure=failure)
     return code

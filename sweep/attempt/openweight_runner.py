@@ -13,12 +13,12 @@ from ..data.corpora import open_corpus
 from ..errors import MachineError
 from ..external_models.config import OpenWeightConfig
 from ..external_models.hub_checkpoint import need_transformers
-from ..external_models.hub_tokenizer import Words
+from ..external_models.hub_tokenizer import HubTokenizer
 from ..external_models.subject import PAIRINGS, PIECE, ChunkedScorer, load_model
 from . import provenance
 from .base_runner import Probing
 from .device import choose_device
-from .process import say
+from .process import log_line
 
 
 class OpenWeightRunner(Probing):
@@ -50,7 +50,7 @@ class OpenWeightRunner(Probing):
             )
         )  # fmt: skip
         self.recorder.neighbours()
-        say(
+        log_line(
             f"model {model.name} ({self.job.cell}), revision {model.revision}, {model.family}, {model.dtype}, {size:,} parameters, "
             f"on {device.type}; texts paired by {'their characters' if model.pairing == 'text' else 'its own tokens'}"
         )
@@ -58,5 +58,5 @@ class OpenWeightRunner(Probing):
             [Measurement(probe="throughput", metric="parameters", value=float(size), unit="parameters")]
         )
         reader = ChunkedScorer(network, device, self.leave_if_asked)
-        self.probe(PAIRINGS[model.pairing](reader, Words(folder), corpus, config, model.places))
+        self.probe(PAIRINGS[model.pairing](reader, HubTokenizer(folder), corpus, config, model.places))
         self.recorder.neighbours()

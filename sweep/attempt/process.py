@@ -20,12 +20,12 @@ MOST = 1000
 """Validations that are told of one training, evenly spread: a log stays below some hundred KiB however long it takes."""
 
 
-def say(line: str) -> None:
+def log_line(line: str) -> None:
     """Prints a line after the time, in UTC."""
     print(f"{datetime.now(UTC):%Y-%m-%d %H:%M:%S} {line}", flush=True)
 
 
-def never_fail() -> None:
+def ignore_output_errors() -> None:
     """From now on nothing that this process prints can raise an OSError, of a full disk for instance."""
     for name, number in (("stdout", 1), ("stderr", 2)):
         raw: Any = UnfailingFile(number, "w", closefd=False)  # a log that is cut off costs no number

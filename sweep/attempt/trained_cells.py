@@ -55,7 +55,7 @@ class TrainedCell:
 
 
 @dataclass(frozen=True)
-class Trained:
+class LoadedModel:
     """A trained model and what it was trained with."""
 
     model: Backbone
@@ -88,9 +88,9 @@ class Trained:
             ("top_p", top_p, NUMBER), ("seed", seed, COUNT), ("full_context", full_context, FLAG),
         ):  # fmt: skip
             check_argument("generate", name, value, kind)
-        from .generation import pieces
+        from .generation import generate_text
 
-        return pieces(
+        return generate_text(
             self.model, self.tokenizer, prompt, tokens=tokens, temperature=temperature, top_p=top_p, seed=seed,
             full_context=full_context,
         )  # fmt: skip
@@ -115,7 +115,7 @@ def kept(store: Store, asked: str, runs: Path, sweep: str | None = None) -> Trai
             f"cell {record.id} ({record.slug}) was trained, but its weights were not kept; "
             "add what is to be measured to its grid, with checkpoint.keep: weights, and launch that with --retrain"
         )
-    cell = restored(record, runs)  # first of all whether the cell is what its id says
+    cell = restore_cell(record, runs)  # first of all whether the cell is what its id says
     address = storage.resolve(runs, weights)
     if not storage.exists(address):
         raise WeightsGone(
@@ -126,7 +126,7 @@ def kept(store: Store, asked: str, runs: Path, sweep: str | None = None) -> Trai
     return TrainedCell(cell, done[-1].id, weights, origin.weights_sha256 if origin is not None else None)
 
 
-def restored(record: CellRecord, runs: Path) -> Cell:
+def restore_cell(record: CellRecord, runs: Path) -> Cell:
     """The cell that a row of the database stands for, its plugins loaded from the copies under `runs`.
 
     Raises CellUnreadable when this version makes another cell of the stored config, PluginChanged.
@@ -199,14 +199,16 @@ def _completed(stored: Mapping[str, Any]) -> dict[str, Any]:
     """The stored config with fields that are newer than it at what every older cell implicitly had."""
     full = dict(stored)
     for section, cls in (("model", ModelConfig), ("data", DataConfig), ("train", TrainConfig)):
-        full[section] = completed(cls, stored[section])
+        full[section] = fill_identity_defaults(cls, stored[section])
     model = full["model"]
     for section, table in registry.SETTINGS.items():
-        model[section] = {name: completed(table.load(name).Config, part) for name, part in model[section].items()}
+        model[section] = {
+            name: fill_identity_defaults(table.load(name).Config, part) for name, part in model[section].items()
+        }
     return full
 
 
-def completed(cls: type[BaseModel], values: Mapping[str, Any]) -> dict[str, Any]:
+def fill_identity_defaults(cls: type[BaseModel], values: Mapping[str, Any]) -> dict[str, Any]:
     """The values of a config with missing fields at their identity default, where they have one."""
     full = dict(values)
     for name, field in cls.model_fields.items():
@@ -219,7 +221,7 @@ def completed(cls: type[BaseModel], values: Mapping[str, Any]) -> dict[str, Any]
 def load(
     asked: str, *, db: str | Path | None = None, runs: str | Path | None = None, sweep: str | None = None,
     device: str = "cpu",
-) -> Trained:  # fmt: skip
+) -> LoadedModel:  # fmt: skip
     """What `atma_sweep.load` returns and raises."""
     check_argument("load", "cell", asked, TEXT)
     check_argument("load", "db", db, PATH, optional=True)
@@ -252,7 +254,7 @@ def _device(name: str) -> torch.device:
         raise MachineError(f'no usable CUDA GPU: {cause}; device="cpu" loads the model on the CPU') from error
 
 
-def _built(found: TrainedCell, runs: Path, device: torch.device) -> Trained:
+def _built(found: TrainedCell, runs: Path, device: torch.device) -> LoadedModel:
     from ..checkpoints import checkpoint
     from .device import network
 
@@ -261,4 +263,4 @@ def _built(found: TrainedCell, runs: Path, device: torch.device) -> Trained:
     model = network(config, device)
     checkpoint.load_weights(storage.resolve(runs, found.weights), model, found.sha256)
     model.eval()
-    return Trained(model, tokenizer, config, found.cell.id, found.cell.slug, found.sha256)
+    return LoadedModel(model, tokenizer, config, found.cell.id, found.cell.slug, found.sha256)

@@ -25,10 +25,10 @@ from ..attempt.device import WORKSPACE, choose_device, share_self_tests
 from ..errors import MachineError
 from ..grid.cell import Cell
 from ..grid.plugins import load_plugin
-from ..host.processes import die_with
+from ..host.processes import exit_with_parent
 from ..planning.speed_model import Calibration, TargetMachine
 from ..probes.subject import evaluating
-from .train import Runner
+from .train import TimedCell
 
 MOST_MICRO = 8
 """Micro-batches of a timed step: one that has more is made of such ones, and its optimizer works once."""
@@ -38,7 +38,7 @@ STEPS = 3
 MOST_STEPS = 60
 
 
-def timed(cell: Cell, like: str, place: TargetMachine, *, tell: Callable[[str], None]) -> Calibration:
+def calibrate_cell(cell: Cell, like: str, place: TargetMachine, *, tell: Callable[[str], None]) -> Calibration:
     """What steps of the cell take on this machine, which must be that of `place`.
 
     Raises MachineError where there is no GPU though the cell needs one, where it is another one, and where its memory
@@ -60,8 +60,10 @@ def timed(cell: Cell, like: str, place: TargetMachine, *, tell: Callable[[str], 
     try:
         if does_compile(cell, device):
             # the first compiles; the second finds that and pays the rest of a first step, as the attempts of a sweep do
-            apart(what, _compile, short, device)
-            found: Calibration = apart(what, _timed, cell, short, like, place.name(config), device, import_seconds())
+            run_in_subprocess(what, _compile, short, device)
+            found: Calibration = run_in_subprocess(
+                what, _timed, cell, short, like, place.name(config), device, import_seconds()
+            )
         else:
             found = _timed(cell, short, like, place.name(config), device, import_seconds())
     except (torch.OutOfMemoryError, MemoryError) as error:
@@ -77,7 +79,7 @@ def does_compile(cell: Cell, device: torch.device) -> bool:
     return device.type == "cuda" and cell.config.train.compile is not False
 
 
-def apart(what: str, function: Callable[..., Any], *args: Any) -> Any:
+def run_in_subprocess(what: str, function: Callable[..., Any], *args: Any) -> Any:
     """What `function`, one of a module, returns in a process of its own, which ends with it; raises what that raises.
 
     Raises MachineError, with `what` it was, where the process ends without an answer.
@@ -108,7 +110,7 @@ def apart(what: str, function: Callable[..., Any], *args: Any) -> Any:
 
 
 def _answer(answer: Connection, parent: int, function: Callable[..., Any], args: tuple[Any, ...]) -> None:
-    die_with(parent)
+    exit_with_parent(parent)
     try:
         answer.send((True, function(*args)))
     except Exception as error:  # noqa: BLE001, raised where it is waited for
@@ -128,7 +130,7 @@ def _short(cell: Cell) -> Cell:
     return replace(cell, config=cell.config.model_copy(update={"train": shorter}))
 
 
-def _first_step(short: Cell, device: torch.device) -> Runner:
+def _first_step(short: Cell, device: torch.device) -> TimedCell:
     """The cell after its first steps, in a process that knows its plugins."""
     for plugin in short.config.plugins:
         load_plugin(Path(plugin.path), plugin.sha256)
@@ -136,7 +138,7 @@ def _first_step(short: Cell, device: torch.device) -> Runner:
         share_self_tests(device)
     if short.config.train.deterministic:
         os.environ["CUBLAS_WORKSPACE_CONFIG"] = WORKSPACE
-    return Runner(short, device)
+    return TimedCell(short, device)
 
 
 def _compile(short: Cell, device: torch.device) -> None:
@@ -174,7 +176,7 @@ def _timed(cell: Cell, short: Cell, like: str, where: str, device: torch.device,
 
 
 @torch.no_grad()
-def _forward(runner: Runner) -> float:
+def _forward(runner: TimedCell) -> float:
     """Seconds of a token that a validation reads, its rows as many together as there."""
     config, seen = runner.cell.config, list[float]()
     length, chunk = config.train.seq_len, config.eval.chunk_tokens

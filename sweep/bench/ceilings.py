@@ -44,7 +44,7 @@ def ceilings(device: torch.device) -> Ceilings:
     )
 
 
-def recorded(call: Callable[[], object]) -> Callable[[], object]:
+def as_cuda_graph(call: Callable[[], object]) -> Callable[[], object]:
     """The call as a CUDA graph: the same work on the device, without the host's share."""
     side = torch.cuda.Stream()
     side.wait_stream(torch.cuda.current_stream())

@@ -91,7 +91,7 @@ def bench_train(
     from . import report, train
 
     report.check_place(out)
-    chosen = train.both_ways(train.choose(grid, cells or [], set_ or []), [way.value for way in graphs or []])
+    chosen = train.with_graph_modes(train.choose(grid, cells or [], set_ or []), [way.value for way in graphs or []])
     report.show(
         train, lambda device, tell: train.run(chosen, device, rounds=rounds, profile=profile, tell=tell), out, as_json
     )

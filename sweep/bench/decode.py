@@ -13,7 +13,7 @@ import torch
 from torch.nn.attention import SDPBackend
 
 from ...model.backbone import Backbone
-from ...model.inference.decode import Paged, as_used
+from ...model.inference.decode import PagedDecoder, as_used
 from ...model.kv_cache import CacheFull
 from ..attempt.device import network
 from ..grid.cell import Cell
@@ -96,7 +96,7 @@ def _fill(
     tokens, on_gpu = row.context + steps, model.device.type == "cuda"
     try:
         with nullcontext() if backend is None else single_token.dense_network(row.context, backend):
-            paged = Paged(model, texts=row.texts, tokens=tokens, full_context=True, compiled=on_gpu)
+            paged = PagedDecoder(model, texts=row.texts, tokens=tokens, full_context=True, compiled=on_gpu)
             _time(row, paged, rounds, steps, limits)
     except torch.OutOfMemoryError:
         row.unfit = "the GPU's memory"
@@ -108,7 +108,7 @@ def _fill(
         row.unfit = str(error).splitlines()[0]
 
 
-def _time(row: DecodeRow, paged: Paged, rounds: int, steps: int, limits: Ceilings) -> None:
+def _time(row: DecodeRow, paged: PagedDecoder, rounds: int, steps: int, limits: Ceilings) -> None:
     """Fills the row in."""
     texts, context = row.texts, row.context
     device = paged.model.device

@@ -23,7 +23,7 @@ from ...kernels.channelwise_delta import op as channelwise
 from ...kernels.dispatch import failure, worst
 from ...kernels.gated_delta import op as gated_delta
 from ...kernels.norms import statistics_dtype
-from ...kernels.omega.chunk_loop import Steps
+from ...kernels.omega.chunk_loop import OrthogonalMode
 from ...kernels.omega.op import Rates, choose_backend, first_state, omega, unit
 from ...kernels.shapes import expand_kv, visible_mask
 from ...model.memory.gated_delta import GAMMA_OFFSET, KDAConfig
@@ -189,7 +189,7 @@ def _by(backend: str, function: Callable[..., Tensor]) -> Callable[..., Tensor]:
     return call
 
 
-def _stepping(op: str) -> tuple[OmegaConfig, Steps, bool, Callable[..., Tensor]]:
+def _stepping(op: str) -> tuple[OmegaConfig, OrthogonalMode, bool, Callable[..., Tensor]]:
     """(its defaults, what is done to a step, whether it has a momentum, its call behind a backend's name)."""
     if op == "omega":
         return OMEGA, "none", False, _omega
@@ -208,7 +208,7 @@ def _atlas(
 
 
 def _stepped(
-    config: OmegaConfig, orthogonal: Steps, backend: str, q: Tensor, k: Tensor, v: Tensor, keep: Tensor, step: Tensor,
+    config: OmegaConfig, orthogonal: OrthogonalMode, backend: str, q: Tensor, k: Tensor, v: Tensor, keep: Tensor, step: Tensor,
     weight: Tensor, momentum: Tensor | None,
 ) -> Tensor:  # fmt: skip
     b, _, heads, size = q.shape

@@ -27,10 +27,10 @@ from ...kernels.gated_delta import op as gated_delta
 from ...kernels.norms import rms_norm
 from ...kernels.paged.page_tables import PAGE
 from ...kernels.row_linear.op import row_linear
-from ...results.console.text import choice
+from ...results.console.text import choices_hint
 from ..errors import SweepError
 from . import kernel_variants, single_token
-from .ceilings import Ceilings, Timing, ceilings, interleaved, recorded
+from .ceilings import Ceilings, Timing, as_cuda_graph, ceilings, interleaved
 from .report import tell as report_line
 from .subprocess_usage import child_arguments, rows_of_child
 
@@ -108,7 +108,7 @@ def check_ops(selected: Sequence[str]) -> None:
     """Raises SweepError for a name that no case has."""
     for name in selected:
         if name not in OPS:
-            raise SweepError(f"no kernel {name!r} is timed; {choice(name, OPS)}")
+            raise SweepError(f"no kernel {name!r} is timed; {choices_hint(name, OPS)}")
 
 
 def cases(selected: Sequence[str], device: torch.device, *, without_fla: str | None = None) -> Iterator[Case]:
@@ -240,7 +240,7 @@ def _rows(case: Case, limits: Ceilings, rounds: int) -> list[KernelRow]:
 
 def _timed(calls: dict[str, Callable[[], object]], rounds: int) -> dict[str, Timing]:
     # a graph would hold the memory of large eager variants twice, and their operations are long enough to hide the host
-    ready = {name: call if name in (NAIVE, EAGER) else recorded(call) for name, call in calls.items()}
+    ready = {name: call if name in (NAIVE, EAGER) else as_cuda_graph(call) for name, call in calls.items()}
     return interleaved(ready, rounds=rounds, repeat=3)
 
 
@@ -492,7 +492,7 @@ def _one_token(made: _Inputs, b: int, tokens: int) -> Case:
     }
     size = f"B{b} T{tokens}"
     for name, backend in single_token.DENSE.items():
-        why = single_token.why_not(backend, made.device, H, J, D)
+        why = single_token.unsupported_reason(backend, made.device, H, J, D)
         if why is None:
             found[name] = single_token.dense(b, tokens, backend)
         else:

@@ -60,7 +60,7 @@ class PackingRow:
 
 
 @dataclass(frozen=True)
-class Found:
+class PackingResult:
     """What held for all of them, and a row for each number of attempts at once."""
 
     grid: str
@@ -155,7 +155,7 @@ def _expanded(grid: str, sets: Sequence[str], runs: Path) -> tuple[Grid, list[Ce
     loaded = load_grid(grid, sets=list(sets), rename="bench")
     if loaded.search is not None or loaded.tune is not None:
         raise GridError("GRID", None, grid, "a study has no cells before it runs; give a factorial", [], grid)
-    return loaded, admission.expand(loaded, runs / "corpora")[0]
+    return loaded, admission.expand_grid(loaded, runs / "corpora")[0]
 
 
 def run(
@@ -167,7 +167,7 @@ def run(
     only: Sequence[str] = (),
     prepared: Path | None = None,
     tell: Callable[[str], None] = print,
-) -> Found:
+) -> PackingResult:
     """A row for each number of attempts at once, in databases under `folder`; `prepared` holds corpora that are not to be made again.
 
     Raises SweepError when a cell does not end as done, GridError, MachineError.
@@ -187,7 +187,7 @@ def run(
         rows.append(_measured(store, loaded, cells, number, runs, tell))
     here = hardware.gpus() if any(cell.config.resources.gpus for cell in cells) else []
     kinds = ", ".join(sorted({gpu.name for gpu in here})) or None
-    return Found(grid, kinds, mps_runs() if here else None, tuple(rows))
+    return PackingResult(grid, kinds, mps_runs() if here else None, tuple(rows))
 
 
 def _measured(
@@ -199,7 +199,7 @@ def _measured(
     try:
         with closing(_Packed(number)) as executor:
             tasks = launch.plan(request, store).tasks
-            launch.carry_out(store, [(grid.name, fence, tasks)], watch, executor, runs=runs, commit=None)
+            launch.run_tasks(store, [(grid.name, fence, tasks)], watch, executor, runs=runs, commit=None)
         store.renew_sweep(grid.name, fence, LEASE_S)
     finally:
         store.release_sweep(grid.name, fence)
@@ -240,7 +240,7 @@ def mps_runs() -> bool:
     return any(name in names or name[:15] in names for name in MPS[1:])
 
 
-def table(found: Found) -> str:
+def table(found: PackingResult) -> str:
     """Markdown; the number of attempts with the most tokens a second is bold."""
     best = max(found.rows, key=lambda row: row.tokens_per_s)
     heads = "attempts at once|cells|seconds|tokens/s|cells/h|to the first step, s|steps, s|validation, s|probes, s|idle, s".split(

@@ -15,7 +15,7 @@ from typing import Any
 import torch
 
 from ...kernels.dispatch import version
-from ...results.console.output_files import check_file, format_of, is_standard, write
+from ...results.console.output_files import check_file_writable, is_stdout, resolve_format, write
 from ..errors import MachineError
 from ..executors.source_snapshot import git_state
 
@@ -44,7 +44,7 @@ def show_rows(benchmark: Any, rows: Any, out: Path | None, as_json: bool) -> Non
 def _tell(known: dict[str, object], benchmark: Any, measured: Sequence[Any], out: Path | None, as_json: bool) -> None:
     found = json.dumps({**known, **as_dict(*measured)}, indent=1)
     # printed first, so that a file that cannot be written costs no measurement
-    if not is_standard(out):
+    if not is_stdout(out):
         print(found if as_json else heading(known) + "\n\n" + benchmark.table(*measured), flush=True)
     if out is not None:
         write(out, found + "\n")
@@ -60,9 +60,9 @@ def as_dict(*measured: Any) -> dict[str, Any]:
 
 def check_place(out: Path | None) -> None:
     """Before the work: whether the numbers can go there. Raises StoreError, WriteRefused."""
-    format_of(out, None, {".json": "json"}, "json", option="")
+    resolve_format(out, None, {".json": "json"}, "json", option="")
     if out is not None:
-        check_file(out)
+        check_file_writable(out)
 
 
 def facts(device: torch.device | None) -> dict[str, object]:

@@ -17,11 +17,11 @@ from typing import Any
 
 import psutil
 
-from ...results.store.recorder import Recorder
+from ...results.store.recorder import DatabaseRecorder
 from ...results.store.records import Attempt, CurvePoint, Measurement
 from ...results.store.store import Store, open_store
 from ..config import Resources
-from ..executors.executor import Finished, Launch, OnThisMachine
+from ..executors.executor import AttemptExit, HostExecutor, ProcessSpec
 from ..grid.grid import Grid, load_grid
 from ..host import processes
 from ..orchestrator import launch
@@ -42,7 +42,7 @@ COMBINATIONS = 8
 MIB = 2**20
 
 
-class Nobody:
+class SilentListener:
     """A listener that tells nobody."""
 
     def started(self, task: Task, attempt: Any) -> None: ...
@@ -51,7 +51,7 @@ class Nobody:
     def waiting(self, cell: Any) -> None: ...
 
 
-class Instant(OnThisMachine):
+class InstantExecutor(HostExecutor):
     """Attempts that are over when they start: curve and measurements are written as a job would, in this process."""
 
     name = "instant"
@@ -63,7 +63,7 @@ class Instant(OnThisMachine):
         """Seconds between the end of an attempt and the start of the next."""
         self.memory: list[int] = []
         """Bytes that this process holds, after each attempt."""
-        self._ended: deque[Finished] = deque()
+        self._ended: deque[AttemptExit] = deque()
         self._free_since: float | None = None
         self._process = psutil.Process()
 
@@ -71,12 +71,12 @@ class Instant(OnThisMachine):
         """One at a time."""
         return not self._ended
 
-    def start(self, launch: Launch) -> None:
+    def start(self, launch: ProcessSpec) -> None:
         """Writes everything that an attempt writes."""
         if self._free_since is not None:
             self.gaps.append(time.perf_counter() - self._free_since)
         attempt = self.store.attempt(launch.attempt)
-        recorder = Recorder(self.store, attempt.id, attempt.fence)
+        recorder = DatabaseRecorder(self.store, attempt.id, attempt.fence)
         steps = range(1, self.points + 1)
         recorder.curve([CurvePoint(step=n, tokens=1536 * n, wall_s=0.1 * n, train_loss=6 / n) for n in steps])
         recorder.measurements(
@@ -88,7 +88,7 @@ class Instant(OnThisMachine):
         self.store.finish_attempt(attempt.id, attempt.fence, "done")
         self._ended.append((attempt.id, 0))
 
-    def wait(self, seconds: float) -> list[Finished]:
+    def wait(self, seconds: float) -> list[AttemptExit]:
         """Everything that was started."""
         ended = list(self._ended)
         self._ended.clear()
@@ -111,11 +111,11 @@ def run(cells: int, points: int, folder: Path, *, tell: Callable[[str], None] = 
     runs = folder / "runs"
     tell("preparing the text")
     most = 2 * cells + COMBINATIONS
-    admission.expand(load_grid(file, most=most), runs / "corpora")
+    admission.expand_grid(load_grid(file, most=most), runs / "corpora")
 
     def expanded() -> tuple[Grid, list[Any]]:
         grid = load_grid(file, most=most)
-        return grid, admission.expand(grid, runs / "corpora")[0]
+        return grid, admission.expand_grid(grid, runs / "corpora")[0]
 
     began = time.perf_counter()
     grid, made = expanded()
@@ -128,9 +128,9 @@ def run(cells: int, points: int, folder: Path, *, tell: Callable[[str], None] = 
     fence = launch.claim(launch.LaunchRequest(grid=grid, cells=made, runs=runs), store, owner)
     rows.append(ScaleRow("record the revision", time.perf_counter() - began, "s"))
     tell("supervising")
-    executor = Instant(store, points, sorted({pair for cell in made for pair in requested(cell.config.eval)}))
+    executor = InstantExecutor(store, points, sorted({pair for cell in made for pair in requested(cell.config.eval)}))
     began = time.perf_counter()
-    Supervisor(store, grid.name, fence, executor, Nobody(), runs=runs, commit=(None, None)).run(plan.training)
+    Supervisor(store, grid.name, fence, executor, SilentListener(), runs=runs, commit=(None, None)).run(plan.training)
     rows += _supervised(executor, time.perf_counter() - began)
     store.renew_sweep(grid.name, fence, LEASE_S)
     store.release_sweep(grid.name, fence)
@@ -143,7 +143,9 @@ def run(cells: int, points: int, folder: Path, *, tell: Callable[[str], None] = 
     tell("launching again")
     began = time.perf_counter()
     grid, made = expanded()
-    outcome = launch.run(launch.LaunchRequest(grid=grid, cells=made, runs=runs, executor="local"), store, Nobody())
+    outcome = launch.run(
+        launch.LaunchRequest(grid=grid, cells=made, runs=runs, executor="local"), store, SilentListener()
+    )
     assert outcome.finished
     rows.append(ScaleRow("launch the finished sweep again", time.perf_counter() - began, "s"))
     tell("planning dry")
@@ -158,7 +160,7 @@ def table(rows: Sequence[ScaleRow]) -> str:
     return "\n".join(lines + [f"| {row.what} | {row.value:,.3f} {row.unit} |" for row in rows])
 
 
-def _supervised(executor: Instant, seconds: float) -> list[ScaleRow]:
+def _supervised(executor: InstantExecutor, seconds: float) -> list[ScaleRow]:
     gaps, memory = executor.gaps, executor.memory
     early = memory[len(memory) // 10]
     return [

@@ -17,7 +17,7 @@ from pathlib import Path
 
 from ...results.store.store import Store, StoreError, StoreMissing, open_store
 from ..errors import MachineError
-from .subprocess_usage import MIB, OURS, used
+from .subprocess_usage import MIB, OURS, run_measured
 
 
 @dataclass
@@ -57,11 +57,11 @@ def dry_runs(cells: int, folder: Path) -> Iterator[ScaleRow]:
         levels = ", ".join(f"{0.001 * number:.4f}" for number in range(1, rates + 1))
         file.write_text(PLAN_GRID.format(levels=levels, seeds=seeds))
         command = [*OURS, "launch", str(file), "--dry-run", "--cells", str(made)]
-        took = used(command, folder)
+        took = run_measured(command, folder)
         yield ScaleRow(f"dry run of {made:,} cells, with its start", took.wall, "s")
         yield ScaleRow("memory that it takes at most", took.memory / MIB, "MiB")
         if wanted == cells:
-            took = used([*OURS, "plan", str(file), "--cells", str(made)], folder)
+            took = run_measured([*OURS, "plan", str(file), "--cells", str(made)], folder)
             yield ScaleRow(f"plan of {made:,} cells with its price, with its start", took.wall, "s")
 
 
@@ -78,7 +78,7 @@ def reports(store: Store, folder: Path) -> list[ScaleRow]:
     """
     found = []
     for name, arguments in COMMANDS.items():
-        took = used([*OURS, *arguments, "--db", str(store)], folder)
+        took = run_measured([*OURS, *arguments, "--db", str(store)], folder)
         found += [
             ScaleRow(f"{name}, with the start", took.wall, "s"),
             ScaleRow("of which processor", took.processor, "s"),
@@ -108,7 +108,7 @@ def exchanged(db: str, sweep: str, folder: Path) -> list[ScaleRow]:
     file, found = folder / "exchanged.zip", []
     for what, where in (("export", db), ("import", str(folder / "exchanged.db"))):
         command = [sys.executable, "-c", SCRIPT, what, where, sweep, str(file)]
-        took = used(command, folder)
+        took = run_measured(command, folder)
         seconds, size, points = json.loads(took.printed.splitlines()[-1])
         found += [
             ScaleRow(f"{what} it, with {points:,} curve points", seconds, "s"),

@@ -101,7 +101,7 @@ def paged(b: int, tokens: int, device: torch.device, per_head: list[Tensor] | No
     return call
 
 
-def why_not(backend: SDPBackend, device: torch.device, heads: int, kv_heads: int, size: int) -> str | None:
+def unsupported_reason(backend: SDPBackend, device: torch.device, heads: int, kv_heads: int, size: int) -> str | None:
     """What torch says against one query a text on this device; None where it takes it."""
     if device.type != "cuda":
         return None

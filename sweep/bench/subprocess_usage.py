@@ -17,7 +17,7 @@ from typing import Any, NamedTuple
 
 from ..errors import MachineError
 from ..host.hardware import peak_resident
-from ..host.processes import die_with
+from ..host.processes import exit_with_parent
 
 LOOK_S = 0.01
 MIB = 2**20
@@ -25,7 +25,7 @@ OURS = (sys.executable, "-m", "atma_sweep.cli")
 """What a command of ours begins with."""
 
 
-class Used(NamedTuple):
+class ResourceUsage(NamedTuple):
     """Seconds from start to end and of processor, bytes at most held (0 where the system does not say), and the output."""
 
     wall: float
@@ -34,7 +34,7 @@ class Used(NamedTuple):
     printed: str
 
 
-def used(command: Sequence[str], folder: Path) -> Used:
+def run_measured(command: Sequence[str], folder: Path) -> ResourceUsage:
     """Runs a command in `folder`. Raises MachineError with the end of what it printed when it fails."""
     peak, over = [0], threading.Event()
 
@@ -57,7 +57,7 @@ def used(command: Sequence[str], folder: Path) -> Used:
         printed = log.read().decode(errors="replace")
     if process.returncode:
         raise MachineError(f"{' '.join(command)[:200]} failed: {printed[-300:]}")
-    return Used(wall, account.ru_utime + account.ru_stime, peak[0], printed)
+    return ResourceUsage(wall, account.ru_utime + account.ru_stime, peak[0], printed)
 
 
 def rows_of_child(module: Sequence[str], limit_s: float) -> tuple[list[list[dict[str, Any]]], str | None]:
@@ -93,7 +93,7 @@ def rows_of_child(module: Sequence[str], limit_s: float) -> tuple[list[list[dict
 def child_arguments() -> list[str]:
     """Return the arguments that `rows_of_child` was given, in its child, which from now on ends with its parent."""
     *arguments, parent = sys.argv[1:]
-    die_with(int(parent))
+    exit_with_parent(int(parent))
     return arguments
 
 

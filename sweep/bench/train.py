@@ -13,17 +13,17 @@ from typing import Any
 import numpy as np
 import torch
 
-from ...kernels.dispatch import use_plain_torch
+from ...kernels.dispatch import use_torch_backend
 from ...model.backbone import Backbone
 from ...results.console.text import did_you_mean
-from ..attempt.device import WORKSPACE, network, share_compiled
+from ..attempt.device import WORKSPACE, network, use_shared_compile_cache
 from ..config import TrainConfig
 from ..data.batches import Batches
 from ..errors import GridError
 from ..grid.cell import Cell
 from ..grid.grid import load_grid
 from ..training import flops, optimizer_steps
-from ..training.loop import Pending, Point, Trainer
+from ..training.loop import Trainer, UnvalidatedPoint, ValidationPoint
 from ..training.optimizers import Optimizers
 from .ceilings import Ceilings, ceilings
 
@@ -94,7 +94,7 @@ def choose(grid: str, slugs: Sequence[str], sets: Sequence[str]) -> list[Cell]:
     return [by_slug[slug] for slug in wanted]
 
 
-def both_ways(cells: Sequence[Cell], ways: Sequence[str]) -> list[Cell]:
+def with_graph_modes(cells: Sequence[Cell], ways: Sequence[str]) -> list[Cell]:
     """Each cell with `train.graphs` at each of these words; as they are without any."""
     return [_queued(cell, way) for cell in cells for way in ways] if ways else list(cells)
 
@@ -136,17 +136,17 @@ class _Silent:
     """A watcher that asks for nothing."""
 
     def progress(self, step: int, loss: float, tokens_per_s: float) -> None: ...
-    def point(self, point: Point) -> None: ...
+    def point(self, point: ValidationPoint) -> None: ...
     def should_stop(self) -> bool:
         return False
 
     def should_save(self, step: int) -> bool:
         return False
 
-    def save(self, step: int, tokens: int, wall_s: float, pending: Pending | None = None) -> None: ...
+    def save(self, step: int, tokens: int, wall_s: float, pending: UnvalidatedPoint | None = None) -> None: ...
 
 
-class Runner:
+class TimedCell:
     """One cell, built and warmed up, whose steps can be timed; on a GPU or on the CPU."""
 
     def __init__(self, cell: Cell, device: torch.device) -> None:
@@ -156,12 +156,12 @@ class Runner:
         self._as_launched()
         before = torch.cuda.memory_allocated(device) if self.cuda else 0
         if self.cuda:
-            share_compiled(device, *(plugin.sha256 for plugin in config.plugins))
+            use_shared_compile_cache(device, *(plugin.sha256 for plugin in config.plugins))
             torch.cuda.reset_peak_memory_stats(device)
         began = time.perf_counter()
         self.model = network(config, device, training=True)
         parameters = sum(p.numel() for p in self.model.parameters())
-        graphs, why = optimizer_steps.wanted(config.train, parameters, device)
+        graphs, why = optimizer_steps.should_capture(config.train, parameters, device)
         self.steps = f"{'CUDA graphs' if graphs else 'as they come'}: {why}"
         if config.train.loss_on == "marked":
             self.steps += "; of a text that marks nothing, so the loss is of all targets"
@@ -193,7 +193,7 @@ class Runner:
     def _as_launched(self) -> None:
         """Kernels and exactness as the cell asks for them; both are the process's, and other cells take turns with it."""
         train = self.cell.config.train
-        use_plain_torch(train.kernels == "torch")
+        use_torch_backend(train.kernels == "torch")
         torch.use_deterministic_algorithms(train.deterministic)
         torch.backends.cudnn.deterministic = train.deterministic
 
@@ -275,7 +275,7 @@ def run(
     limits = ceilings(device)
     runners = []
     for cell in cells:
-        runners.append(Runner(cell, device))
+        runners.append(TimedCell(cell, device))
         tell(f"{cell.slug}: first step after {runners[-1].first_step:.1f} s")
     spent: list[list[float]] = [[] for _ in runners]
     for _ in range(rounds):
@@ -293,7 +293,7 @@ def run(
     return limits, rows
 
 
-def _row(runner: Runner, times: Sequence[float], limits: Ceilings, *, profile: bool, changed: str) -> TrainRow:
+def _row(runner: TimedCell, times: Sequence[float], limits: Ceilings, *, profile: bool, changed: str) -> TrainRow:
     """The numbers of a cell whose steps took these seconds."""
     config = runner.cell.config
     tokens, length = config.train.batch_tokens, config.train.seq_len

@@ -17,7 +17,7 @@ from ...model.backbone import Backbone
 from ...model.config import ModelConfig
 from . import storage
 from .file_names import KEPT, MODEL, OPTIMIZERS, PREFIX, WEIGHTS, name_of
-from .seal import CheckpointFacts, Damaged, facts_of
+from .seal import CheckpointFacts, DamagedCheckpoint, read_verified_facts
 from .weights import CheckpointError as CheckpointError
 from .weights import check_weights
 
@@ -98,12 +98,12 @@ def save(
         OPTIMIZERS: functools.partial(_write_optimizers, optimizers),
     }
     place.publish(name_of(step), writers, {"step": step, "tokens": tokens, "wall_s": wall_s, "pending": pending})
-    for old in found(folder)[KEPT:]:
+    for old in list_checkpoints(folder)[KEPT:]:
         place.remove(old)
     return name_of(step)
 
 
-def found(folder: str | Path) -> list[str]:
+def list_checkpoints(folder: str | Path) -> list[str]:
     """Names of the checkpoints in a place, newest first, sound or not. Raises StorageError."""
     return [name for name in reversed(storage.place(folder).names()) if name.startswith(PREFIX)]
 
@@ -113,11 +113,11 @@ def newest(folder: str | Path, tell: Callable[[str], None] = lambda line: None) 
 
     Raises StorageError.
     """
-    for name in found(folder):
+    for name in list_checkpoints(folder):
         with storage.place(folder).bundle(name) as path:
             try:
-                facts = facts_of(path, name)
-            except Damaged as error:
+                facts = read_verified_facts(path, name)
+            except DamagedCheckpoint as error:
                 tell(f"{storage.join(folder, name)} is damaged and passed over: {error}")
                 continue
             return _load(path, facts)
@@ -126,7 +126,7 @@ def newest(folder: str | Path, tell: Callable[[str], None] = lambda line: None) 
 
 def load(path: Path) -> Checkpoint:
     """Reads a local checkpoint onto the CPU; the optimizer state loads with weights_only. Raises Damaged."""
-    return _load(path, facts_of(path, path.name))
+    return _load(path, read_verified_facts(path, path.name))
 
 
 def _load(path: Path, facts: CheckpointFacts) -> Checkpoint:
@@ -150,7 +150,7 @@ def claim(folder: str | Path) -> None:
     """Makes sure that a shared place is writable and that nobody else's state lies there. Raises StorageError."""
     place = storage.place(folder)
     if any(name.startswith(PREFIX) or name == WEIGHTS for name in place.names()):
-        raise storage.PlaceTaken(
+        raise storage.StorageOccupied(
             f"{folder} already holds a training that this database does not know; remove it, or name another place "
             "with checkpoint.path"
         )

@@ -19,11 +19,11 @@ from typing import Any, Literal
 from sqlalchemy import func, select
 from sqlalchemy.orm import Session
 
-from ...results.console.output_files import bytes_under
+from ...results.console.output_files import size_on_disk
 from ...results.console.text import counted
 from ...results.exchange.bundles import local_path
 from ...results.exchange.import_files import STAGING
-from ...results.names import file_name
+from ...results.names import safe_file_name
 from ...results.store.schema import AttemptRow, CellRow, EventRow, ProvenanceRow, SweepRow
 from ...results.store.store import Store
 from ..errors import SweepError
@@ -45,7 +45,7 @@ _LOG = re.compile(r"launch-(.+)\.log")
 
 
 @dataclass(frozen=True, kw_only=True)
-class Thing:
+class UnownedFile:
     """A file or folder that nobody owns."""
 
     kind: Kind
@@ -63,7 +63,7 @@ class GarbageReport:
     """What nobody owns, or what of it went."""
 
     runs: str
-    things: Sequence[Thing]
+    things: Sequence[UnownedFile]
     elsewhere: Sequence[str]
     """Places that attempts of the database name and that were not looked into."""
     removed: bool = False
@@ -114,18 +114,18 @@ def find(store: Store, runs: Path, places: Sequence[str] = ()) -> GarbageReport:
         raise SweepError(
             f"none of the {counted(len(seen), 'attempt')} under {runs} is one of {store}; name both with --db and --runs"
         )
-    things = [Thing(kind="attempt", address=str(path), bytes=bytes_under(path), folder=folder)
+    things = [UnownedFile(kind="attempt", address=str(path), bytes=size_on_disk(path), folder=folder)
               for folder, path in local if folder not in known.folders]  # fmt: skip
     for place, folder in remote:
         if folder not in known.folders:
             address = storage.join(place, folder)
             held, name = storage.split(address)
             things.append(
-                Thing(kind="attempt", address=address, bytes=bytes_of(storage.place(held), name), folder=folder)
+                UnownedFile(kind="attempt", address=address, bytes=bytes_of(storage.place(held), name), folder=folder)
             )
-    things += [Thing(kind="plugin", address=str(path), bytes=bytes_under(path))
+    things += [UnownedFile(kind="plugin", address=str(path), bytes=size_on_disk(path))
                for word, path in plugins if word not in known.plugins and _old(path)]  # fmt: skip
-    things += [Thing(kind="log", address=str(path), bytes=bytes_under(path))
+    things += [UnownedFile(kind="log", address=str(path), bytes=size_on_disk(path))
                for word, path in logs if word not in known.sweeps and _old(path)]  # fmt: skip
     given = {storage.home(place, "") for place in places}
     elsewhere = tuple(sorted(place for place in known.places if storage.home(place, "") not in given))
@@ -180,7 +180,7 @@ def _remove_folder(path: Path, owned: Callable[[], bool]) -> str:
     return ""
 
 
-def _owned(store: Store, thing: Thing) -> bool:
+def _owned(store: Store, thing: UnownedFile) -> bool:
     def ask(session: Session) -> bool:
         found = session.scalar(select(AttemptRow.id).where(AttemptRow.run_dir == thing.folder).limit(1))
         return found is not None
@@ -251,6 +251,6 @@ def _known(session: Session) -> _Known:
     named = ProvenanceRow.config["checkpoint"]["path"].as_string()
     query = select(named).join(AttemptRow, AttemptRow.id == ProvenanceRow.attempt_id)
     places = set(session.scalars(query.where(AttemptRow.imported.is_(False), named.is_not(None)).distinct()))
-    sweeps = {name for sweep in session.scalars(select(SweepRow.name)) for name in (sweep, file_name(sweep))}
+    sweeps = {name for sweep in session.scalars(select(SweepRow.name)) for name in (sweep, safe_file_name(sweep))}
     deleted = session.scalar(select(func.count()).select_from(EventRow).where(EventRow.kind == "deleted"))
     return _Known(folders, plugins, sweeps, places, bool(deleted))

@@ -13,16 +13,16 @@ from dataclasses import asdict, dataclass
 from pathlib import Path
 from typing import Any, Literal
 
-from ...results.console.output_files import bytes_under
-from ...results.console.text import choice, counted
-from ...results.store.records import Attempt, CellState, Standing, requests_of, standing
+from ...results.console.output_files import size_on_disk
+from ...results.console.text import choices_hint, counted
+from ...results.store.records import Attempt, CellState, Standing, requests_from_options, standing
 from ...results.store.store import Store
 from ..errors import SweepError
 from ..units import size
 from . import storage
 from .address import place_of
 from .file_names import DIGITS, KEPT, MODEL, OPTIMIZERS, PREFIX, WEIGHTS
-from .seal import SEAL, Damaged, facts_of
+from .seal import SEAL, DamagedCheckpoint, read_verified_facts
 
 Keep = Literal["newest", "weights", "nothing"]
 KEEPS: tuple[Keep, ...] = ("newest", "weights", "nothing")
@@ -53,7 +53,7 @@ class PrunedCell:
 
 
 @dataclass(frozen=True)
-class Pruned:
+class PruneReport:
     """What a pruning removed, or would."""
 
     sweep: str
@@ -102,7 +102,7 @@ class Pruned:
 def prune(
     store: Store, runs: Path, sweep: str | None = None, *, keep: Keep = "newest", dry: bool = False,
     orphans: bool = False,
-) -> Pruned:  # fmt: skip
+) -> PruneReport:  # fmt: skip
     """Removes checkpoints of a sweep, the one launched last by default, that are not needed any more.
 
     `keep` says what stays. "newest": kept weights, and of each unfinished cell the two newest sound checkpoints.
@@ -114,11 +114,11 @@ def prune(
     Raises SweepUnknown, StoreBusy, and SweepError for another `keep`.
     """
     if keep not in KEEPS:
-        raise SweepError(f"--keep {keep}: no such choice; {choice(keep, KEEPS)}")
+        raise SweepError(f"--keep {keep}: no such choice; {choices_hint(keep, KEEPS)}")
     name = store.default_sweep() if sweep is None else sweep
     states = store.cell_states(name)
     states += store.cell_states(name, orphans=True) if orphans else []
-    requested = requests_of(store.revision(name).options)
+    requested = requests_from_options(store.revision(name).options)
     pruned, running = [], []
     for state in states:
         # asked for each cell: a launch may have taken it up meanwhile
@@ -132,7 +132,7 @@ def prune(
         else:
             pruned.append(done)
     found = [cell for cell in pruned if cell.checkpoints or cell.weights or cell.problem]
-    result = Pruned(name, keep, dry, found, running)
+    result = PruneReport(name, keep, dry, found, running)
     if not dry and any(cell.checkpoints or cell.weights for cell in found):
         checkpoints, weights = sum(cell.checkpoints for cell in found), sum(cell.weights for cell in found)
         store.add_event(
@@ -223,7 +223,7 @@ class _Cell:
     def _ours(self, place: storage.Storage, name: str) -> bool:
         """Whether a bundle holds only what a checkpoint holds. A link, or anything else in it, makes it somebody's."""
         strange = set(storage.place(storage.join(place.address, name)).names()) - INSIDE
-        if isinstance(place, storage.Folder):
+        if isinstance(place, storage.LocalStorage):
             path = place.path / name
             strange |= {"a link"} if path.is_symlink() else set() if path.is_dir() else {"no folder"}
         if strange:
@@ -234,18 +234,18 @@ class _Cell:
     def _remove(self, place: storage.Storage, name: str, dry: bool) -> None:
         taken = bytes_of(place, name)
         if not dry:
-            if isinstance(place, storage.Folder) and (place.path / name).is_dir():
-                storage.Folder(place.path / name).remove(SEAL)
+            if isinstance(place, storage.LocalStorage) and (place.path / name).is_dir():
+                storage.LocalStorage(place.path / name).remove(SEAL)
             place.remove(name)
         self.bytes += taken
 
 
 def is_sound(place: storage.Storage, name: str) -> bool:
     """Whether a launch could go on from it: hashed on a local disk; elsewhere, where that would fetch it, sealed."""
-    if isinstance(place, storage.Folder):
+    if isinstance(place, storage.LocalStorage):
         try:
-            facts_of(place.path / name, name)
-        except Damaged:
+            read_verified_facts(place.path / name, name)
+        except DamagedCheckpoint:
             return False
         return True
     return storage.place(storage.join(place.address, name)).has(SEAL)
@@ -253,7 +253,7 @@ def is_sound(place: storage.Storage, name: str) -> bool:
 
 def bytes_of(place: storage.Storage, name: str) -> int:
     """What a bundle or a file of a place takes, bytes. Raises StorageError."""
-    if isinstance(place, storage.Folder):
-        return bytes_under(place.path / name)
-    assert isinstance(place, storage.Remote)
+    if isinstance(place, storage.LocalStorage):
+        return size_on_disk(place.path / name)
+    assert isinstance(place, storage.RemoteStorage)
     return place.bytes_of(name)

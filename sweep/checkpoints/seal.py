@@ -22,7 +22,7 @@ _PARTS = {MODEL, OPTIMIZERS}
 _FACTS = {"step", "tokens", "wall_s", "pending"}
 
 
-class Damaged(Exception):
+class DamagedCheckpoint(Exception):
     """A bundle that is not as it was written; the message says in a few words what is wrong with it."""
 
 
@@ -48,7 +48,7 @@ def _hash_of(said: Mapping[str, Any]) -> str:
     return hashlib.sha256(json.dumps(said).encode()).hexdigest()
 
 
-def facts_of(bundle: Path, name: str) -> CheckpointFacts:
+def read_verified_facts(bundle: Path, name: str) -> CheckpointFacts:
     """The facts of a local copy of the checkpoint `name`, all of whose files have been hashed.
 
     One of an older release, whose seal has no hash of itself, passes when its facts can be true. Raises Damaged.
@@ -56,17 +56,17 @@ def facts_of(bundle: Path, name: str) -> CheckpointFacts:
     said = _opened(bundle)
     hashes = said.pop("sha256", None)
     if not isinstance(hashes, dict) or set(hashes) != _PARTS:
-        raise Damaged(f"{SEAL} does not name its files")
+        raise DamagedCheckpoint(f"{SEAL} does not name its files")
     facts = _facts(said)
     if name != name_of(facts.step):
-        raise Damaged(f"{SEAL} is of step {facts.step}")
+        raise DamagedCheckpoint(f"{SEAL} is of step {facts.step}")
     try:
-        found = at_once(sha256, [bundle / part for part in hashes])
+        found = map_in_threads(sha256, [bundle / part for part in hashes])
     except OSError as error:
-        raise Damaged(f"{Path(str(error.filename)).name}: {error.strerror}") from error
+        raise DamagedCheckpoint(f"{Path(str(error.filename)).name}: {error.strerror}") from error
     for part, old, new in zip(hashes, hashes.values(), found, strict=True):
         if old != new:
-            raise Damaged(f"{part} has changed since it was written")
+            raise DamagedCheckpoint(f"{part} has changed since it was written")
     return facts
 
 
@@ -76,14 +76,14 @@ def _opened(bundle: Path) -> dict[str, Any]:
         raw = (bundle / SEAL).read_bytes()
         said = json.loads(raw)
     except OSError as error:
-        raise Damaged(f"{SEAL}: {error.strerror}") from error
+        raise DamagedCheckpoint(f"{SEAL}: {error.strerror}") from error
     except (ValueError, RecursionError) as error:
-        raise Damaged(f"{SEAL} cannot be read") from error
+        raise DamagedCheckpoint(f"{SEAL} cannot be read") from error
     if not isinstance(said, dict):
-        raise Damaged(f"{SEAL} cannot be read")
+        raise DamagedCheckpoint(f"{SEAL} cannot be read")
     # byte by byte, so that what a reader would let pass, as a space more, is noticed, too
     if json.dumps(said).encode() != raw or ("seal" in said and said.pop("seal") != _hash_of(said)):
-        raise Damaged(f"{SEAL} has changed since it was written")
+        raise DamagedCheckpoint(f"{SEAL} has changed since it was written")
     return said
 
 
@@ -98,11 +98,11 @@ def _facts(said: Mapping[str, Any]) -> CheckpointFacts:
         and (pending is None or len(numbers) == 4)
     )
     if not sound:
-        raise Damaged(f"{SEAL} holds values that no training has")
+        raise DamagedCheckpoint(f"{SEAL} holds values that no training has")
     return CheckpointFacts(step, tokens, wall_s, tuple(pending) if pending else None)  # type: ignore[arg-type]
 
 
-def at_once(work: Callable[[Any], Any], items: list[Any]) -> list[Any]:
+def map_in_threads(work: Callable[[Any], Any], items: list[Any]) -> list[Any]:
     """`work` of each item, in threads: hashing, reading and writing let the interpreter go."""
     with ThreadPoolExecutor(max(1, len(items))) as pool:
         return list(pool.map(work, items))

@@ -18,9 +18,9 @@ from collections.abc import Callable, Iterator, Mapping
 from pathlib import Path
 from typing import Any
 
-from ...results.console.output_files import sha256, sync
+from ...results.console.output_files import fsync_path, sha256
 from ..errors import MachineError, SweepError
-from .seal import SEAL, at_once, written
+from .seal import SEAL, map_in_threads, written
 
 Writer = Callable[[Path], None]
 """Writes one file to the given local path; failures to write are OSErrors."""
@@ -30,13 +30,13 @@ class StorageError(MachineError):
     """A place that cannot be reached, written or trusted."""
 
 
-class PlaceTaken(StorageError):
+class StorageOccupied(StorageError):
     """A place that holds somebody else's state."""
 
     passing = False
 
 
-class AddressError(SweepError):
+class StorageAddressError(SweepError):
     """Text that names no place."""
 
 
@@ -80,9 +80,13 @@ def check_address(address: str) -> None:
     if not separator:
         return
     if "::" in address:
-        raise AddressError(f"{address}: is a chain of addresses; name a folder or one fsspec URL such as s3://...")
+        raise StorageAddressError(
+            f"{address}: is a chain of addresses; name a folder or one fsspec URL such as s3://..."
+        )
     if scheme not in SCHEMES:
-        raise AddressError(f"{address}: Protocol not known: {scheme}; name a folder or an fsspec URL such as s3://...")
+        raise StorageAddressError(
+            f"{address}: Protocol not known: {scheme}; name a folder or an fsspec URL such as s3://..."
+        )
 
 
 def place(address: str | Path) -> Storage:
@@ -92,7 +96,7 @@ def place(address: str | Path) -> Storage:
     """
     check_address(str(address))
     local = _local(str(address))
-    return Folder(local) if local is not None else Remote(str(address))
+    return LocalStorage(local) if local is not None else RemoteStorage(str(address))
 
 
 def exists(address: str) -> bool:
@@ -117,7 +121,7 @@ def _local(address: str) -> Path | None:
     if scheme not in ("file", "local"):
         return None
     if not rest.startswith("/"):
-        raise AddressError(f"{address}: needs an absolute path, as in {scheme}:///data/checkpoints")
+        raise StorageAddressError(f"{address}: needs an absolute path, as in {scheme}:///data/checkpoints")
     return Path(rest)
 
 
@@ -129,10 +133,10 @@ def _written(folder: Path, writers: Mapping[str, Writer]) -> dict[str, str]:
 
     def one(name: str) -> str:
         writers[name](folder / name)
-        sync(folder / name)
+        fsync_path(folder / name)
         return sha256(folder / name)
 
-    return dict(zip(writers, at_once(one, list(writers)), strict=True))
+    return dict(zip(writers, map_in_threads(one, list(writers)), strict=True))
 
 
 # --- places ---------------------------------------------------------------------------------------------------------
@@ -192,7 +196,7 @@ class Storage(ABC):
         )
 
 
-class Folder(Storage):
+class LocalStorage(Storage):
     """A place on a local disk."""
 
     def __init__(self, path: Path) -> None:
@@ -211,12 +215,12 @@ class Folder(Storage):
         try:
             aside.mkdir(parents=True)
             (aside / SEAL).write_bytes(written(facts, _written(aside, writers)))
-            sync(aside / SEAL)
-            sync(aside)
+            fsync_path(aside / SEAL)
+            fsync_path(aside)
             if final.exists():
                 shutil.rmtree(final)
             os.rename(aside, final)
-            sync(self.path)
+            fsync_path(self.path)
         except OSError as error:
             shutil.rmtree(aside, ignore_errors=True)
             raise self._unwritable(error) from error
@@ -231,10 +235,10 @@ class Folder(Storage):
         try:
             self.path.mkdir(parents=True, exist_ok=True)
             writer(aside)
-            sync(aside)
+            fsync_path(aside)
             written_hash = sha256(aside)
             os.replace(aside, self.path / name)
-            sync(self.path)
+            fsync_path(self.path)
             return written_hash
         except OSError as error:
             with contextlib.suppress(OSError):
@@ -252,7 +256,7 @@ class Folder(Storage):
             raise StorageError(f"{path} cannot be removed: {_line(error)}; remove it by hand") from error
 
 
-class Remote(Storage):
+class RemoteStorage(Storage):
     """A place behind fsspec. Everything passes through a temporary folder of this machine."""
 
     def __init__(self, address: str) -> None:
@@ -267,7 +271,9 @@ class Remote(Storage):
                 f"{address}: {_line(error)}; install that package beside atma-sweep, or name a folder with checkpoint.path"
             ) from error
         except ValueError as error:
-            raise AddressError(f"{address}: {_line(error)}; name a folder or an fsspec URL such as s3://...") from error
+            raise StorageAddressError(
+                f"{address}: {_line(error)}; name a folder or an fsspec URL such as s3://..."
+            ) from error
         except Exception as error:
             raise self._unreachable(error) from error
         self._root = root.rstrip("/")
@@ -289,7 +295,7 @@ class Remote(Storage):
             hashes = self._prepared(local, writers)
             with self._reaching():
                 self._unseal(name)
-                at_once(lambda file: self._send(local / file, self._at(name, file), hashes[file]), list(hashes))
+                map_in_threads(lambda file: self._send(local / file, self._at(name, file), hashes[file]), list(hashes))
                 self._fs.pipe_file(self._at(name, SEAL), written(facts, hashes))
 
     @contextlib.contextmanager
@@ -298,7 +304,7 @@ class Remote(Storage):
             files = self._names(self._at(name))
             if SEAL in files:  # else it does not exist, and nothing is worth fetching
                 with self._reaching():
-                    at_once(lambda file: self._get(self._at(name, file), Path(folder) / file), files)
+                    map_in_threads(lambda file: self._get(self._at(name, file), Path(folder) / file), files)
             yield Path(folder)
 
     @contextlib.contextmanager

@@ -33,7 +33,7 @@ def damage(address: str, recorded: str | None, *, fetch: bool = False) -> str | 
     """
     folder, name = storage.split(address)
     holder = storage.place(folder)
-    local = isinstance(holder, storage.Folder)
+    local = isinstance(holder, storage.LocalStorage)
     if recorded is None or not (fetch or local):
         return None
     with holder.file(name) as path:

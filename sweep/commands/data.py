@@ -12,7 +12,7 @@ from ...model.bounds import MAX_COUNT, MAX_LENGTH, MAX_TOKENS
 from ...results import runs_folder
 from ...results.console.command_line import AsJson, Cells, Db, Documented, Runs, print_json, print_result
 from ...results.console.terminal_table import terminal_width
-from ...results.console.text import cleaned, say
+from ...results.console.text import echo_text, sanitize_all
 from ..completion import grids
 
 Plugins = Annotated[
@@ -70,7 +70,7 @@ def data_prepare(
     from ..data import corpora
     from ..data.prepare import prepare as prepare_text
     from ..grid.plugins import load_plugins
-    from ..orchestrator.display import Terminal
+    from ..orchestrator.display import SafeConsole
     from . import data_display
 
     loaded = load_plugins(plugin or [])
@@ -86,13 +86,13 @@ def data_prepare(
         "heldout_tokens": heldout_tokens,
         "path": str(data_display.full(path)) if path else None,
     }
-    console = Terminal(stderr=as_json, soft_wrap=True)
+    console = SafeConsole(stderr=as_json, soft_wrap=True)
     found = []
-    for data in data_display.chosen(grid, what, given, name, root, most, loaded):
-        with data_display.Preparing(console, data.corpus) as tell:
+    for data in data_display.configs_to_prepare(grid, what, given, name, root, most, loaded):
+        with data_display.PrepareDisplay(console, data.corpus) as tell:
             found.append(prepare_text(data, root, name=name, tell=tell))
     rows = corpora.listing(root, only=found)
-    print_result(rows, data_display.table(cleaned(rows), root, terminal_width(sys.stdout)), as_json=as_json)
+    print_result(rows, data_display.table(sanitize_all(rows), root, terminal_width(sys.stdout)), as_json=as_json)
 
 
 @data_app.command("tokenizer")
@@ -118,15 +118,15 @@ def data_tokenizer(
     from ...results.console.output_files import write
     from ..data.byte_pairs import byte_pairs
     from ..data.sources import FileSource
-    from ..orchestrator.display import Terminal
+    from ..orchestrator.display import SafeConsole
     from . import data_display
 
     source = FileSource(data_display.full(text), setting="PATH")
     source.key()  # says at once what is no text
-    Terminal(soft_wrap=True).print(f"reading {text}; about a minute for 100 MB", highlight=False, markup=False)
+    SafeConsole(soft_wrap=True).print(f"reading {text}; about a minute for 100 MB", highlight=False, markup=False)
     made = byte_pairs((one.text for one in source.documents()), size, single_digits=single_digits)
     write(out, made.to_str(pretty=True))
-    say(f"{out}: {made.get_vocab_size():,} tokens")
+    echo_text(f"{out}: {made.get_vocab_size():,} tokens")
 
 
 @data_app.command("list")
@@ -157,7 +157,7 @@ def data_list(
         lines = [f"{name:<20} {kind.description}" for name, kind in kinds.items()]
     else:
         rows = corpora.listing(root)
-        lines = data_display.table(cleaned(rows), root, terminal_width(sys.stdout))
+        lines = data_display.table(sanitize_all(rows), root, terminal_width(sys.stdout))
     print_result(rows, lines, as_json=as_json)
 
 
@@ -192,8 +192,8 @@ def data_verify(
         print_json(rows)
     else:
         for row in rows:
-            say("\n".join(row["problems"]) if row["problems"] else f"{row['folder']}: as prepared")
+            echo_text("\n".join(row["problems"]) if row["problems"] else f"{row['folder']}: as prepared")
         if not rows:
-            say(f"nothing is prepared in {root}")
+            echo_text(f"nothing is prepared in {root}")
     if any(row["problems"] for row in rows):
         raise typer.Exit(1)

@@ -33,7 +33,7 @@ class PrepareInterrupted(SweepError):
     exit_code = 130
 
 
-class Preparing:
+class PrepareDisplay:
     """A Tell that draws: a bar on a terminal, a line now and then elsewhere, and one at the end."""
 
     def __init__(self, console: Console, what: str) -> None:
@@ -51,7 +51,7 @@ class Preparing:
         self._last: Told | None = None
         self._said = time.monotonic()
 
-    def __enter__(self) -> Preparing:
+    def __enter__(self) -> PrepareDisplay:
         return self
 
     def __exit__(
@@ -88,13 +88,13 @@ def of_grid(name: str, root: Path, most: int | None = None) -> list[DataConfig]:
 
     def collect(data: DataConfig) -> str:
         found.append(data)
-        return corpora.provisional(data)
+        return corpora.provisional_fingerprint(data)
 
     load_grid(name, most=most).expand(collect, lambda corpus: corpora.prepared(corpus, root))
     return list(dict.fromkeys(found))
 
 
-def chosen(
+def configs_to_prepare(
     grid: str | None,
     what: str | None,
     given: dict[str, Any],

@@ -19,7 +19,7 @@ from ...results.console.command_line import (
     print_json,
     print_result,
 )
-from ...results.console.text import choice, cleaned, counted, plain, say
+from ...results.console.text import choices_hint, counted, echo_text, plain, sanitize_all
 from ...results.exchange.trackers import EXPORTERS
 from .options import CellName, ProbeNames
 
@@ -77,20 +77,20 @@ def export(
         to (FORMAT): Not a bundle but a table (csv, jsonl, parquet), a folder ({TRACKERS}), or a study (optuna).
         what (TABLE): Which table: measurements (the default), cells, curves, examples or attempts.
     """
-    from ...results.builtin_sweeps import open_known
-    from ...results.console.output_files import is_standard
+    from ...results.builtin_sweeps import open_store_with_builtins
+    from ...results.console.output_files import is_stdout
 
-    store = open_known(db, sweep)
+    store = open_store_with_builtins(db, sweep)
     name = sweep or store.default_sweep()
     bundle = {"weights": with_weights, "examples": not no_examples}
     told, line = _written(store, name, out, to, what, bundle, lambda: runs_folder(runs, db))
-    away = is_standard(out)  # what is told goes elsewhere then
+    away = is_stdout(out)  # what is told goes elsewhere then
     if as_json:
         print_json(told, err=away)
         return
-    say(line, err=away)
+    echo_text(line, err=away)
     for note in told.get("notes", ()):
-        say(note, err=True)
+        echo_text(note, err=True)
 
 
 def _written(
@@ -99,17 +99,17 @@ def _written(
     """Write a sweep as a bundle, a table or another program's files; return what was written, by names and in words."""
     from dataclasses import asdict
 
-    from ...results.console.output_files import format_of
+    from ...results.console.output_files import resolve_format
     from ...results.errors import StoreError
     from ...results.exchange.exporting import export_sweep
     from ...results.exchange.tables import ENDINGS, export_table
-    from ...results.names import file_name
+    from ...results.names import safe_file_name
 
-    plain = file_name(name)
+    plain = safe_file_name(name)
     formats = {".zip": "bundle", **ENDINGS}
-    kind = to if to is not None and to in EXPORTERS else format_of(out, to, formats, "bundle", option="--to")
+    kind = to if to is not None and to in EXPORTERS else resolve_format(out, to, formats, "bundle", option="--to")
     if kind not in (*EXPORTERS, *ENDINGS.values(), "bundle"):
-        raise StoreError(f"{kind!r} is no format; {choice(kind, (*ENDINGS.values(), *EXPORTERS))}")
+        raise StoreError(f"{kind!r} is no format; {choices_hint(kind, (*ENDINGS.values(), *EXPORTERS))}")
     if bundle["weights"] and kind != "bundle":
         raise StoreError("--with-weights goes into a bundle, not into a table; leave --to out, and end --out in .zip")
     if not bundle["examples"] and kind != "bundle":
@@ -164,9 +164,11 @@ def import_(
         print_json(asdict(summary))
         return
     counts = ", ".join(f"{count} {table}" for table, count in summary.added.items() if count) or "nothing new"
-    say(f"sweep {summary.sweep}: added {counts}; here already: {counted(summary.present.get('attempt', 0), 'attempt')}")
+    echo_text(
+        f"sweep {summary.sweep}: added {counts}; here already: {counted(summary.present.get('attempt', 0), 'attempt')}"
+    )
     for note in summary.notes:
-        say(note, err=True)
+        echo_text(note, err=True)
 
 
 @db_app.command("forget")
@@ -202,13 +204,13 @@ def db_forget(
     store = open_store(db)
     found = plan_measurements(store, cell, probes=probe or [], lengths=length or [], sweep=sweep)
     if not as_json:
-        say("\n".join(cleaned(found).lines()))
+        echo_text("\n".join(sanitize_all(found).lines()))
     if found.rows and not yes and not as_json and sys.stdin.isatty():
         yes = typer.confirm("delete these?")
     if found.rows and yes:
         found = forget(store, found, who=person())
         if not as_json:
-            say("deleted")
+            echo_text("deleted")
     if as_json:
         print_json(found.as_json())
     if found.rows and not found.deleted:
@@ -254,13 +256,13 @@ def db_check(skip_weights: bool = False, runs: Runs = None, db: Db = None, as_js
 
     from .verify import check
 
-    findings = check(db, runs_folder(runs, db), weights=not skip_weights, tell=lambda line: say(line, err=True))
+    findings = check(db, runs_folder(runs, db), weights=not skip_weights, tell=lambda line: echo_text(line, err=True))
     if as_json:
         print_json([asdict(finding) for finding in findings])
     else:
         for finding in findings:
-            say(f"{plain(finding.severity)}: {plain(finding.what)}\n  -> {plain(finding.remedy)}")
+            echo_text(f"{plain(finding.severity)}: {plain(finding.what)}\n  -> {plain(finding.remedy)}")
         if not findings:
-            say("nothing is wrong")
+            echo_text("nothing is wrong")
     if any(finding.severity == "error" for finding in findings):
         raise typer.Exit(1)

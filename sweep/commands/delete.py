@@ -12,7 +12,7 @@ import typer
 from ...results import runs_folder
 from ...results.console import completion
 from ...results.console.command_line import MAX_NUMBER, AsJson, Db, Documented, Runs, print_json
-from ...results.console.text import cleaned, say
+from ...results.console.text import echo_text, sanitize_all
 from .options import ProbeNames
 
 DryRun = Annotated[bool, typer.Option("--dry-run", help="Only show what would go.")]
@@ -72,13 +72,13 @@ def delete(
     store = open_store(db)
     found = deletion.plan(store, names, holds=holds, runs=runs_folder(runs, db))
     if not as_json:
-        say("\n".join(cleaned(found).lines()))
+        echo_text("\n".join(sanitize_all(found).lines()))
     if not dry_run and not found.nothing:
         agreed(yes=yes, as_json=as_json, done="deleted")
         found = replace(found, backup=_backup(db, no_backup, as_json))
-        found = deletion.delete_all(store, found, names, holds=holds, who=person())
+        found = deletion.execute_deletion(store, found, names, holds=holds, who=person())
         if not as_json:
-            say("deleted")
+            echo_text("deleted")
     if as_json:
         print_json(found.as_json())
 
@@ -104,20 +104,22 @@ def _measurements(
     store = open_store(db)
     if len(names) != 1:
         raise StoreError("--probe, --metric and --length mean numbers of one cell; name one cell")
-    kind, cell = store.read(lambda session: names_tags_notes.meant(session, names[0], whole=True))
+    kind, cell = store.read(lambda session: names_tags_notes.resolve_target(session, names[0], whole=True))
     if kind != "cell":
         raise StoreError(f"--probe, --metric and --length mean numbers of one cell, and {cell} is a sweep; name a cell")
-    store.write(lambda session: deletion.alone(session, cell, holds))
+    store.write(lambda session: deletion.require_unshared(session, cell, holds))
     found = deletion.plan_measurements(store, cell, probes=probes, lengths=lengths, metrics=metrics)
     copy = None
     if not as_json:
-        say("\n".join(cleaned(found).lines()))
+        echo_text("\n".join(sanitize_all(found).lines()))
     if not dry and found.rows:
         agreed(yes=yes, as_json=as_json, done="deleted")
         copy = _backup(db, no_backup, as_json)
-        found = deletion.forget(store, found, who=person(), check=lambda session: deletion.alone(session, cell, holds))
+        found = deletion.forget(
+            store, found, who=person(), check=lambda session: deletion.require_unshared(session, cell, holds)
+        )
         if not as_json:
-            say("deleted")
+            echo_text("deleted")
     if as_json:
         print_json(found.as_json() | {"backup": copy})
 
@@ -136,7 +138,7 @@ def _backup(db: str | None, without: bool, as_json: bool) -> str | None:
         )
     copy = backup(db)
     if not as_json:
-        say(f"backup: {copy}")
+        echo_text(f"backup: {copy}")
     return str(copy)
 
 
@@ -168,12 +170,12 @@ def gc(
     store = open_store(db)
     found = garbage.find(store, runs_folder(runs, db), place or [])
     if not as_json:
-        say("\n".join(cleaned(found).lines()))
+        echo_text("\n".join(sanitize_all(found).lines()))
     if found.things and not dry_run:
         agreed(yes=yes, as_json=as_json, done="removed")
         found = garbage.remove(store, found)
         if not as_json:
-            say("\n".join(cleaned(found).problems or ["removed"]))
+            echo_text("\n".join(sanitize_all(found).problems or ["removed"]))
     if as_json:
         print_json(found.as_json())
     if found.problems:

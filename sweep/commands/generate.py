@@ -8,7 +8,7 @@ import typer
 
 from ...model.bounds import MAX_FLOAT, MAX_INT64, MAX_WRITTEN
 from ...results.console.command_line import AsJson, Db, Documented, Runs, print_json
-from ...results.console.text import say
+from ...results.console.text import echo_text
 from ...results.weights import NO_HASH
 from .options import CellName, NamedSweep
 
@@ -57,18 +57,18 @@ def generate(
     options = {"tokens": tokens, "temperature": temperature, "top_p": top_p, "seed": seed, "full_context": full_context}
     found = trained.generate(prompt, **options)  # type: ignore[arg-type]
     if trained.weights_sha256 is None:
-        say(f"the weights of {trained.slug} were not compared with a hash ({NO_HASH})", err=True)
+        echo_text(f"the weights of {trained.slug} were not compared with a hash ({NO_HASH})", err=True)
     why = trained.model.why_no_step()
     if why is not None:
-        say(f"{why} has no form for one token at a time: each token works the whole text out anew", err=True)
+        echo_text(f"{why} has no form for one token at a time: each token works the whole text out anew", err=True)
     if as_json:
         about = {"cell": trained.cell, "slug": trained.slug, "device": place, "prompt": prompt, **options}
         print_json({**about, "text": "".join(found)})
         return
-    say(prompt, nl=False)
+    echo_text(prompt, nl=False)
     for piece in found:
-        say(piece, nl=False)
-    say("")
+        echo_text(piece, nl=False)
+    echo_text("")
 
 
 def _here() -> str:

@@ -14,22 +14,22 @@ from rich.console import Console
 from ...results import runs_folder
 from ...results.console.command_line import print_json
 from ...results.console.output_files import make_folder
-from ...results.console.text import say
+from ...results.console.text import echo_text
 from ...results.errors import StoreMissing
 from ...results.store.store import Store, open_store
 from ..errors import MachineError, SweepError
 from ..grid.grid import Grid, load_grid
 from ..orchestrator import display, launch, requirements
-from ..orchestrator.launch import LaunchRequest, Outcome
+from ..orchestrator.launch import LaunchOutcome, LaunchRequest
 from ..orchestrator.notify import checked
 from ..orchestrator.requirements import Lack, Refusal
 from ..planning import admission, cost_estimate, difference, render, replicates
 from ..planning.cost_estimate import Bill, hours_of, rate_of
 from ..planning.planner import Plan
-from ..planning.replicates import Outlook
+from ..planning.replicates import StopOutlook
 from ..planning.studies import space_of
 from . import tuning
-from .data_display import Preparing
+from .data_display import PrepareDisplay
 
 
 @dataclass(frozen=True)
@@ -67,8 +67,8 @@ def carry_out(asked: LaunchOptions, *, dry_run: bool, as_json: bool) -> bool:
         raise SweepError("--detach leaves the supervisor on a cluster; name that with --address")
     if asked.prepare and dry_run:
         raise SweepError("--prepare gets text, and --dry-run writes nothing; leave one of them out")
-    console = display.Terminal(stderr=as_json, soft_wrap=True)
-    ahead = prospect(asked, console)
+    console = display.SafeConsole(stderr=as_json, soft_wrap=True)
+    ahead = preview_launch(asked, console)
     lacking = requirements.lacks(ahead.request, ahead.made)
     if dry_run:
         request, known = ahead.request, ahead.store
@@ -98,9 +98,9 @@ def carry_out(asked: LaunchOptions, *, dry_run: bool, as_json: bool) -> bool:
     if asked.detach and request.grid.tune is not None:
         raise SweepError("a launch with tune stays until its studies are made; leave --detach out")
     if asked.detach:
-        leave(request, store, console, as_json)
+        run_detached_command(request, store, console, as_json)
         return True
-    ready = tuning.carried_out(request, store, console, stay)
+    ready = tuning.run_studies(request, store, console, stay)
     if ready is None:
         return False
     outcome = stay(ready, store, console)
@@ -108,13 +108,13 @@ def carry_out(asked: LaunchOptions, *, dry_run: bool, as_json: bool) -> bool:
     return outcome.finished
 
 
-def _billed(options: LaunchOptions, ahead: Prospect) -> Callable[[Plan], Bill]:
+def _billed(options: LaunchOptions, ahead: LaunchPreview) -> Callable[[Plan], Bill]:
     """Return the pricing of plans on this machine's GPUs."""
     prices = cost_estimate.machine_prices(ahead.request.like, ahead.request.runs, ahead.store)
     return lambda plan: cost_estimate.bill(plan, prices, gpus=cost_estimate.gpus_here(), rate=rate_of(options.rate))
 
 
-def _refuse(options: LaunchOptions, ahead: Prospect, lacking: Sequence[Lack], as_json: bool) -> NoReturn:
+def _refuse(options: LaunchOptions, ahead: LaunchPreview, lacking: Sequence[Lack], as_json: bool) -> NoReturn:
     """Say what the launch lacks and what works instead, and end the command with exit code 3."""
     plan = ahead.made.with_proposals()
     cells = len(plan.cells) if plan.study is None else ahead.request.most
@@ -122,7 +122,7 @@ def _refuse(options: LaunchOptions, ahead: Prospect, lacking: Sequence[Lack], as
     if as_json:
         print_json(refusal.as_json())
     else:
-        say("\n".join(refusal.lines()), err=True)
+        echo_text("\n".join(refusal.lines()), err=True)
     raise typer.Exit(MachineError.exit_code)
 
 
@@ -134,8 +134,8 @@ def requested(asked: LaunchOptions, console: Console, *, dry: bool) -> tuple[Lau
     hours = hours_of(asked.budget, rate_of(asked.rate)) if asked.budget is not None else None
     grid = load_grid(asked.grid, sets=asked.sets, rename=asked.name, most=asked.most)
     runs = runs_folder(asked.runs, asked.db, write=not dry)
-    with Preparing(console, "text") as tell:
-        cells, remarks = admission.expand(grid, runs / "corpora", dry=dry, download=asked.prepare, tell=tell)
+    with PrepareDisplay(console, "text") as tell:
+        cells, remarks = admission.expand_grid(grid, runs / "corpora", dry=dry, download=asked.prepare, tell=tell)
     space = space_of(grid, cells, runs / "corpora")
     if space is not None and (asked.only or hours is not None):
         raise SweepError(
@@ -149,7 +149,7 @@ def requested(asked: LaunchOptions, console: Console, *, dry: bool) -> tuple[Lau
 
 
 @dataclass(frozen=True)
-class Prospect:
+class LaunchPreview:
     """What a launch would do now."""
 
     request: LaunchRequest
@@ -162,18 +162,18 @@ class Prospect:
     """These, and others."""
 
 
-def prospect(asked: LaunchOptions, console: Console) -> Prospect:
+def preview_launch(asked: LaunchOptions, console: Console) -> LaunchPreview:
     """Prepares and writes nothing. Raises what a launch would, CorpusError for prepared text that is too short among it."""
     request, unprepared = requested(asked, console, dry=True)
     store = store_if_any(asked.db)
-    request, studies, lines = tuning.planned(request, store)
-    request = launch.seeded(request, store)
-    for one in tuning.begins_with(request, studies):
-        launch.check_text(one, dry=True)
+    request, studies, lines = tuning.plan_studies(request, store)
+    request = launch.with_stop_seeds(request, store)
+    for one in tuning.first_launches(request, studies):
+        launch.check_launch_corpora(one, dry=True)
     made = launch.plan(request, store)
     made = made if studies is None else replace(made, before=list(studies.parts.values()))
     remarks = [*unprepared, *lines, *difference.describe_design(request.grid, request.cells, store)]
-    return Prospect(request, store, made, unprepared, remarks)
+    return LaunchPreview(request, store, made, unprepared, remarks)
 
 
 def store_if_any(db: str | None) -> Store | None:
@@ -184,7 +184,7 @@ def store_if_any(db: str | None) -> Store | None:
         return None
 
 
-def leave(request: LaunchRequest, store: Store, console: Console, as_json: bool) -> None:
+def run_detached_command(request: LaunchRequest, store: Store, console: Console, as_json: bool) -> None:
     """Leaves a supervisor on the cluster, and says what it plans."""
     from ..orchestrator import detached  # which needs Ray
 
@@ -196,7 +196,7 @@ def leave(request: LaunchRequest, store: Store, console: Console, as_json: bool)
         print_json({"sweep": sweep, "supervisor": detached.actor_name(store, sweep)})
 
 
-def stay(request: LaunchRequest, store: Store, console: Console) -> Outcome:
+def stay(request: LaunchRequest, store: Store, console: Console) -> LaunchOutcome:
     """Launches, and shows how it goes until it has ended."""
 
     def tell(line: str) -> None:
@@ -207,9 +207,9 @@ def stay(request: LaunchRequest, store: Store, console: Console) -> Outcome:
             tell(line)
         screen.expect(plan.expected, plan.tokens)
 
-    for line in difference.describe_design(request.grid, launch.seeded(request, store).cells, store):
+    for line in difference.describe_design(request.grid, launch.with_stop_seeds(request, store).cells, store):
         tell(line)
-    with display.Display(console, request.most) as screen:
+    with display.ProgressDisplay(console, request.most) as screen:
         return launch.run(request, store, screen, planned=planned, tell=tell)
 
 
@@ -218,7 +218,7 @@ def show_plan(
     grid: Grid,
     remarks: list[str],
     bill: Bill,
-    outlook: Outlook | None,
+    outlook: StopOutlook | None,
     lacking: Sequence[Lack],
     as_json: bool,
 ) -> None:
@@ -256,16 +256,16 @@ def show_plan(
         return
     lines = (f"{cell.id}  {plan.standings[cell.id]:<12} {cell.slug}" for cell in plan.cells)
     while part := list(itertools.islice(lines, 1000)):  # the terminal is told once, not a hundred thousand times
-        say("\n".join(part))
+        echo_text("\n".join(part))
     stop = outlook.told() if outlook is not None else []
-    say(
+    echo_text(
         "\n".join(
             [*display.describe_plan(plan, sweep), render.short(bill), *stop, *requirements.remarks(remarks, lacking)]
         )
     )
 
 
-def show_outcome(outcome: Outcome, sweep: str, console: Console, as_json: bool) -> None:
+def show_outcome(outcome: LaunchOutcome, sweep: str, console: Console, as_json: bool) -> None:
     """Where the cells stand after a launch, and what comes next."""
     counts = {word: count for word, count in sorted(outcome.standings.items()) if count}
     if as_json:

@@ -14,7 +14,7 @@ from .options import GridName, Name, Rate, Set
 
 if TYPE_CHECKING:
     from ..orchestrator.launch import LaunchRequest
-    from ..planning.cost_estimate import Prices
+    from ..planning.cost_estimate import Pricer
     from ..planning.planner import Plan
     from .launch import LaunchOptions
 
@@ -68,12 +68,12 @@ def carry_out(
     asked: LaunchOptions, rates: dict[str, float | None], *, gpus: int | None, gpu: str | None, calibrate: bool, every: bool, as_json: bool,
 ) -> None:  # fmt: skip
     """Plans, calibrates if that is asked for, prices and prints."""
-    from ...results.console.text import say
+    from ...results.console.text import echo_text
     from ..orchestrator import display, launch, requirements
     from ..planning import cost_estimate, difference, render, replicates
-    from .launch import prospect
+    from .launch import preview_launch
 
-    ahead = prospect(asked, display.Terminal(stderr=True, soft_wrap=True))
+    ahead = preview_launch(asked, display.SafeConsole(stderr=True, soft_wrap=True))
     request, store, made = ahead.request, ahead.store, ahead.made
     between = difference.between(request.grid, made, made.cells if made.study is not None else request.cells, store)
     prices = cost_estimate.machine_prices(request.like, request.runs, store, gpu=gpu)
@@ -105,10 +105,10 @@ def carry_out(
     lines += render.priced(bill, every=every)
     lines += outlook.told() if outlook is not None else []
     lines += made.disk.describe() if made.disk is not None else []
-    say("\n".join([*lines, *made.damaged, *requirements.remarks(ahead.remarks, lacking)]))
+    echo_text("\n".join([*lines, *made.damaged, *requirements.remarks(ahead.remarks, lacking)]))
 
 
-def _calibrate(request: LaunchRequest, made: Plan, prices: Prices, unprepared: list[str]) -> None:
+def _calibrate(request: LaunchRequest, made: Plan, prices: Pricer, unprepared: list[str]) -> None:
     """Times every kind of cell that is to be trained and was not measured here, and keeps what it finds.
 
     `unprepared`: what is to be said of text that could not be checked, before minutes are spent on a grid that cannot be launched.
@@ -133,4 +133,4 @@ def _calibrate(request: LaunchRequest, made: Plan, prices: Prices, unprepared: l
     for line in unprepared if kinds else ():
         tell(line)
     for like, cell in reversed(kinds.items()):
-        speed_model.keep_calibrations(request.runs, [calibrate.timed(cell, like, speeds.place, tell=tell)])
+        speed_model.keep_calibrations(request.runs, [calibrate.calibrate_cell(cell, like, speeds.place, tell=tell)])

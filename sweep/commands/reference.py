@@ -32,12 +32,12 @@ def schema(out: OutFile = None) -> None:
     Example:
       atma-sweep schema --out schema.json
     """
-    from ...results.console.output_files import format_of
+    from ...results.console.output_files import resolve_format
     from ..grid.json_schema import grid_schema
 
     text = json.dumps(grid_schema(), indent=1) + "\n"
     if out is not None:
-        format_of(out, None, {".json": "json"}, "json", option="")
+        resolve_format(out, None, {".json": "json"}, "json", option="")
     give_out(text, out)
 
 

@@ -23,8 +23,8 @@ from ...results.console.command_line import (
     print_json,
     print_result,
 )
-from ...results.console.text import Printed, cleaned, say
-from ..executors.registry import DEFAULT, chosen
+from ...results.console.text import LogSanitizer, echo_text, sanitize_all
+from ..executors.registry import DEFAULT, resolve_executor_name
 from .options import CellName, Executor, GridName, Name, NamedSweep, ProbeNames, Rate, Set
 
 
@@ -77,7 +77,7 @@ def launch(
     from .launch import LaunchOptions, carry_out
 
     asked = LaunchOptions(
-        grid, set_ or [], only or [], name, chosen(executor, address), address, detach, retrain, code, most, runs, db,
+        grid, set_ or [], only or [], name, resolve_executor_name(executor, address), address, detach, retrain, code, most, runs, db,
         notify, budget, rate, prepare,
     )  # fmt: skip
     if not carry_out(asked, dry_run=dry_run, as_json=as_json):
@@ -124,8 +124,8 @@ def evaluate(
     from ...results.store.store import open_store
     from ..orchestrator import display, evaluate, openweight
 
-    executor = chosen(executor)
-    measures_models = any(map(openweight.is_model, cells))
+    executor = resolve_executor_name(executor)
+    measures_models = any(map(openweight.is_model_reference, cells))
     if not measures_models:
         openweight.check_cell_options(revision=revision, pairing=pairing)
     store = open_store(db)
@@ -136,18 +136,18 @@ def evaluate(
         beside = openweight.plan(store, cells, **about, revision=revision, pairing=pairing or "text")
         shares, revisions = beside.shares, beside.revisions
         for line in beside.told:
-            say(line, err=True)
+            echo_text(line, err=True)
     else:
         shares = evaluate.plan(store, cells, **about)
-    console = display.Terminal(stderr=as_json, soft_wrap=True)
-    with display.Display(console, sum(map(len, shares.values()))) as screen:
+    console = display.SafeConsole(stderr=as_json, soft_wrap=True)
+    with display.ProgressDisplay(console, sum(map(len, shares.values()))) as screen:
         measured = evaluate.run(store, shares, screen, runs=where, executor=executor, revisions=revisions)
     if as_json:
         print_json([row for cell in measured for row in cell.as_json()])
     else:
         for cell in measured:
             if cell.values:
-                say(cleaned(cell).text())
+                echo_text(sanitize_all(cell).text())
     if not all(cell.values for cell in measured):
         raise typer.Exit(1)
 
@@ -183,9 +183,9 @@ def logs(
     store = open_store(db)
     where = runs_folder(runs, db)
     path = logs.log_of(store, where, cell, attempt, sweep)
-    out = logs.JsonLines(sys.stdout) if as_json else Printed(sys.stdout)
+    out = logs.JsonLines(sys.stdout) if as_json else LogSanitizer(sys.stdout)
     if follow:
-        alive = logs.alive_of(store, logs.attempt_of(store, cell, attempt, sweep))
+        alive = logs.liveness_check(store, logs.attempt_of(store, cell, attempt, sweep))
         logs.follow(path, alive, out, lines=lines)
     else:
         out.write(logs.tail(path, lines))
@@ -221,7 +221,7 @@ def prune_checkpoints(
     from ..checkpoints.prune import prune
 
     found = prune(open_store(db), runs_folder(runs, db), sweep, keep=keep, dry=dry_run, orphans=orphans)
-    print_result(found.as_json(), cleaned(found).lines(), as_json=as_json)
+    print_result(found.as_json(), sanitize_all(found).lines(), as_json=as_json)
     if found.problems:
         raise typer.Exit(1)
 
@@ -239,16 +239,16 @@ def doctor(address: Address = None, runs: Runs = None, db: Db = None, as_json: A
     from .. import doctor
 
     checks = doctor.examine(db, runs, address)
-    print_result(doctor.as_json(checks), doctor.describe(cleaned(checks)), as_json=as_json)
+    print_result(doctor.as_json(checks), doctor.describe(sanitize_all(checks)), as_json=as_json)
     if doctor.exit_code(checks):
         raise typer.Exit(doctor.exit_code(checks))
 
 
 def _ask(wish: Any, sweep: str | None, db: str | None, as_json: bool, cells: list[str] | None = None) -> None:
     from ...results.store.store import open_store
-    from ..orchestrator.control import ask
+    from ..orchestrator.control import send_command
 
-    answer = ask(open_store(db), wish, sweep, cells or [])
+    answer = send_command(open_store(db), wish, sweep, cells or [])
     print_result(asdict(answer), [answer.text], as_json=as_json)
 
 

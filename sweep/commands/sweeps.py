@@ -9,7 +9,7 @@ import typer
 
 from ...results.console import completion
 from ...results.console.command_line import AsJson, Db, Documented, print_result
-from ...results.console.text import cleaned
+from ...results.console.text import sanitize_all
 
 
 def sweeps(db: Db = None, as_json: AsJson = False) -> None:
@@ -34,7 +34,7 @@ def sweeps(db: Db = None, as_json: AsJson = False) -> None:
         if db is not None:
             raise
         found = Overview((), nothing_launched(error))
-    print_result(found.as_json(), cleaned(found).lines(terminal_width(sys.stdout)), as_json=as_json)
+    print_result(found.as_json(), sanitize_all(found).lines(terminal_width(sys.stdout)), as_json=as_json)
 
 
 SWEEP = typer.Argument(metavar="SWEEP", help="Name of the sweep.", autocompletion=completion.sweeps)
@@ -108,4 +108,6 @@ def note(
     from ...results.store.store import open_store
 
     kind, name, now = names_tags_notes.note(open_store(db), what, text)
-    print_result({kind: name, "note": now}, [f"{kind} {name}: {cleaned(now) if now else 'no note'}"], as_json=as_json)
+    print_result(
+        {kind: name, "note": now}, [f"{kind} {name}: {sanitize_all(now) if now else 'no note'}"], as_json=as_json
+    )

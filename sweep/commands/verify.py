@@ -25,7 +25,7 @@ def identify(config: Any, claimed: str) -> str:
     """
     found = ""
     if openweight.KEY in config:
-        return openweight.id_of_stored(config)
+        return openweight.stored_open_weight_id(config)
     for found in possible_ids(CellConfig.model_validate(config)):
         if found == claimed:
             break
@@ -58,7 +58,7 @@ def check(
 def differing(runs: Path) -> Iterator[Finding]:
     """Files whose content is not what their name, or the manifest beside them, says."""
     for home in sorted((runs / "source").glob("*")):
-        if source_snapshot.is_fingerprint(home.name) and not source_snapshot.intact(home):
+        if source_snapshot.is_fingerprint(home.name) and not source_snapshot.is_intact(home):
             yield Finding.error(
                 f"{home} does not hold the code that its name stands for", "remove it; the next launch makes another"
             )

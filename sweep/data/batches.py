@@ -105,7 +105,7 @@ class Batches:
         return found
 
 
-class Marked(NamedTuple):
+class MarkedTargets(NamedTuple):
     """The targets of a micro-batch that count."""
 
     places_M: Tensor
@@ -121,17 +121,17 @@ class StepBatch(NamedTuple):
 
     inputs: Tensor
     targets: Tensor
-    marked: list[Marked] | None
+    marked: list[MarkedTargets] | None
     """For each micro-batch what counts; None: all does."""
 
 
-def marked_room(share: float, targets: int) -> int:
+def marked_capacity(share: float, targets: int) -> int:
     """Room for the marked among so many targets, if `share` of them are: eight deviations above it, a multiple of 64 or all."""
     likely = share * targets + 8 * math.sqrt(share * targets)
     return min(targets, 64 * math.ceil(likely / 64))
 
 
-class Ahead:
+class StepPrefetcher:
     """Whole steps on the training device. The next one is read and sent while the device works on the present one."""
 
     def __init__(self, batches: Batches, device: torch.device, micro_batch: int = 1, room: int | None = None) -> None:
@@ -155,7 +155,7 @@ class Ahead:
         marked = None if found is None else self._marked(targets, found)
         self._ready = step, StepBatch(self._sent(inputs), self._sent(targets), marked)
 
-    def _marked(self, targets_RT: Tensor, found_RT: Tensor) -> list[Marked]:
+    def _marked(self, targets_RT: Tensor, found_RT: Tensor) -> list[MarkedTargets]:
         """Looked for on the CPU, since the device would have to be waited for."""
         parts = list(zip(targets_RT.split(self._micro_batch), found_RT.split(self._micro_batch), strict=True))
         share = self._sent(torch.tensor(len(parts) / int(found_RT.sum()), dtype=torch.float64))
@@ -168,7 +168,7 @@ class Ahead:
                 torch.cat([places_M, torch.arange(spare) % part.numel()]),
                 torch.cat([targets_M, torch.full((spare,), -1)]),
             )
-            marked.append(Marked(self._sent(places_M), self._sent(targets_M), share))
+            marked.append(MarkedTargets(self._sent(places_M), self._sent(targets_M), share))
         return marked
 
     def _sent(self, tensor: Tensor) -> Tensor:

@@ -105,7 +105,7 @@ class RandomRows(Rows):
         return found[:, : self._draws]
 
 
-class Marks(Rows):
+class ComputedMarks(Rows):
     """1 at the tokens of rows that count as targets, 0 elsewhere, as `which` tells of whole rows."""
 
     first = 0
@@ -118,7 +118,7 @@ class Marks(Rows):
         return self._which(self._of.made(numbers))
 
 
-def shares(raw: np.ndarray) -> np.ndarray:
+def to_uniform(raw: np.ndarray) -> np.ndarray:
     """Uniform numbers in [0, 1), float64, from the upper 53 bits."""
     return (raw >> np.uint64(11)) * 2.0**-53
 

@@ -18,7 +18,7 @@ from typing import Any
 import numpy as np
 
 from ...results.console.text import did_you_mean
-from ...results.names import is_name
+from ...results.names import is_valid_name
 from ..config import DataConfig
 from . import computed
 from . import tokenizer as tokenizers
@@ -103,7 +103,7 @@ class Corpus:
         """The tokenizer that made the corpus, from the copy that lies with it."""
         if self.folder is None or self.tokenizer_facts is None:
             return tokenizers.load_tokenizer(self.tokenizer)
-        return tokenizers.reopen(self.tokenizer_facts, self.folder)
+        return tokenizers.load_saved_tokenizer(self.tokenizer_facts, self.folder)
 
 
 # --- what was asked for, and where it is --------------------------------------------------------------------------
@@ -195,7 +195,7 @@ def request_id(asked: dict[str, Any]) -> str:
     return hashlib.sha256(json.dumps(asked, sort_keys=True).encode()).hexdigest()[:16]
 
 
-def provisional(data: DataConfig) -> str:
+def provisional_fingerprint(data: DataConfig) -> str:
     """What stands for the fingerprint of a corpus that is not prepared; another for everything asked differently."""
     # what is newer than databases, where it says nothing
     newer = ("corpus_source", "settings", "validation_tokens", "heldout_documents")
@@ -238,7 +238,7 @@ def is_prepared(fingerprint: str, root: Path) -> bool:
 
 
 def _named(data: DataConfig, root: Path) -> str:
-    found = _pointer(root / "names" / f"{data.corpus}.json", root) if is_name(data.corpus) else None
+    found = _pointer(root / "names" / f"{data.corpus}.json", root) if is_valid_name(data.corpus) else None
     if found is None:
         raise CorpusUnknown(data.corpus, [*CORPORA, *names(root)])
     have, asked = manifest(root / found[:16])["tokenizer"], data.tokenizer
@@ -250,7 +250,7 @@ def _named(data: DataConfig, root: Path) -> str:
 
 
 @dataclass(frozen=True)
-class Prepared:
+class PreparedCorpus:
     """What the manifest of a corpus with a name says that a config needs to know."""
 
     name: str
@@ -267,9 +267,9 @@ class Prepared:
     """Whether it says which of its tokens count for `train.loss_on: marked`."""
 
 
-def prepared(name: str, root: Path) -> Prepared | None:
+def prepared(name: str, root: Path) -> PreparedCorpus | None:
     """The corpus that was prepared under that name; None when none was. Raises CorpusError for a damaged manifest."""
-    found = _pointer(root / "names" / f"{name}.json", root) if is_name(name) else None
+    found = _pointer(root / "names" / f"{name}.json", root) if is_valid_name(name) else None
     if found is None:
         return None
     folder = root / found[:16]
@@ -277,18 +277,18 @@ def prepared(name: str, root: Path) -> Prepared | None:
     made = known["tokenizer_file"]
     file = str(folder / made["file"]) if made["file"] else None
     marked = "train_marks" in known["shards"]
-    return Prepared(
+    return PreparedCorpus(
         name, found, known["tokenizer"], made["kind"], file, made["end_of_text"], made["vocabulary"], marked
     )
 
 
-def with_own_tokens(name: str) -> Prepared | None:
+def with_own_tokens(name: str) -> PreparedCorpus | None:
     """The same of a known corpus whose rows are worked out, which brings its tokens too; None for any other."""
     kind = CORPORA.load(name)
     if kind.tokenizer is None:
         return None
     vocabulary = tokenizers.load_tokenizer(kind.tokenizer).vocabulary
-    return Prepared(name, "", kind.tokenizer, kind.tokenizer, None, None, vocabulary, kind.may_mark)
+    return PreparedCorpus(name, "", kind.tokenizer, kind.tokenizer, None, None, vocabulary, kind.may_mark)
 
 
 def names(root: Path) -> dict[str, str]:

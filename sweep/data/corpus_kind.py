@@ -20,7 +20,7 @@ from typing import Any, ClassVar
 from ...model.config import Config
 from ..config import DataConfig
 from .computed_rows import Streams
-from .sources import Counted, DocumentSource, Hub, HubSpec, Text
+from .sources import CountingSource, DocumentSource, HubSource, HubSpec, Text
 
 BYTES_PER_TOKEN = 3
 """Of a download from the hub: FineWeb-Edu has 2.8 bytes of compressed Parquet per GPT-2 token."""
@@ -72,7 +72,7 @@ class CorpusKind:
     @classmethod
     def source(cls, data: DataConfig) -> DocumentSource:
         """Its documents as something that a stopped preparation goes on with. Raises CorpusError for what `data` lacks."""
-        return Made(cls, data)
+        return KindSource(cls, data)
 
     @classmethod
     def lent(cls) -> DocumentSource | None:
@@ -106,7 +106,7 @@ class CorpusKind:
 
 
 @dataclass
-class Made(Counted):
+class KindSource(CountingSource):
     """The texts that a kind gives."""
 
     kind: type[CorpusKind]
@@ -129,12 +129,12 @@ class HubCorpus(CorpusKind):
     @classmethod
     def source(cls, data: DataConfig) -> DocumentSource:
         """Its rows, streamed."""
-        return Hub(cls.spec, Path(data.path) if data.path else None)
+        return HubSource(cls.spec, Path(data.path) if data.path else None)
 
     @classmethod
     def lent(cls) -> DocumentSource:
         """The same from the hub."""
-        return Hub(cls.spec, setting="data.heldout")
+        return HubSource(cls.spec, setting="data.heldout")
 
     @classmethod
     def remote(cls, data: DataConfig) -> bool:

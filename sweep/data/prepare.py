@@ -17,8 +17,8 @@ from typing import Any
 
 import numpy as np
 
-from ...results.console.output_files import refusing
-from ...results.names import RULE, is_name, short
+from ...results.console.output_files import translate_os_errors
+from ...results.names import NAME_RULE, is_valid_name, quoted_short
 from ..config import DataConfig
 from ..host.hardware import cores
 from . import computed, corpora
@@ -27,7 +27,7 @@ from .corpora import Corpus, CorpusError
 from .division import Division, PoolIndex, pieces
 from .registry import CORPORA
 from .shards import ShardError, ShardFacts, SplitWriter, facts, marks_of, open_shard, write_shard
-from .sources import DocumentSource, Text, draw, name_digest
+from .sources import DocumentSource, Text, name_digest, name_fraction
 from .tokenizer import Tokenizer
 
 HELDOUT_DOCUMENTS = 64
@@ -62,11 +62,16 @@ class Told:
         return self.fresh / max(self.seconds, 1e-9)
 
 
-Tell = Callable[[Told], None]
+ProgressFn = Callable[[Told], None]
 
 
 def prepare(
-    data: DataConfig, root: Path, *, name: str | None = None, tell: Tell = lambda told: None, threads: int | None = None
+    data: DataConfig,
+    root: Path,
+    *,
+    name: str | None = None,
+    tell: ProgressFn = lambda told: None,
+    threads: int | None = None,
 ) -> str:
     """Prepares what `data` asks for under `root` unless it is there; returns its fingerprint.
 
@@ -78,9 +83,9 @@ def prepare(
     worked_out = kind is not None and kind.tokenizer is not None
     if name is not None and worked_out:
         raise CorpusError(f"--name: corpus {data.corpus} is worked out as it is read; a grid names it as it is")
-    if name is not None and (name in CORPORA or not is_name(name)):
-        raise CorpusError(f"--name: {short(name)} must be {RULE}; and not the name of a known corpus")
-    with refusing(root, "use"):
+    if name is not None and (name in CORPORA or not is_valid_name(name)):
+        raise CorpusError(f"--name: {quoted_short(name)} must be {NAME_RULE}; and not the name of a known corpus")
+    with translate_os_errors(root, "use"):
         found = corpora.find(data, root)
         if found is None:
             asked = corpora.request(data)
@@ -98,7 +103,7 @@ def prepare(
 
 def aside(data: DataConfig) -> Corpus:
     """The corpus without leaving anything on the disk, and so without a tokenizer, and without reference values; for small ones."""
-    with tempfile.TemporaryDirectory(ignore_cleanup_errors=True) as folder, refusing(Path(folder), "use"):
+    with tempfile.TemporaryDirectory(ignore_cleanup_errors=True) as folder, translate_os_errors(Path(folder), "use"):
         kind, root = CORPORA.load(data.corpus), Path(folder)
         work = Preparation(data, corpora.request(data), root / "part", lambda told: None, None, bare=True)
         found = work.declare(root) if kind.tokenizer is not None else work.run(root)
@@ -135,7 +140,7 @@ class Preparation:
     data: DataConfig
     asked: dict[str, Any]
     part: Path
-    tell: Tell
+    tell: ProgressFn
     threads: int | None
     bare: bool = False
     """Whether the fingerprint alone is wanted, so that reference values of the text may be missing."""
@@ -318,7 +323,7 @@ class Preparation:
             self._writers[split].append(ids)
 
     def _drawn(self, text: Text, ids: np.ndarray, index: int) -> str:
-        number, long = draw(text.name), len(ids) >= self.data.heldout_tokens
+        number, long = name_fraction(text.name), len(ids) >= self.data.heldout_tokens
         room = len(self._state["names"]) < HELDOUT_DOCUMENTS
         if self.data.heldout is None and number < HELDOUT_SHARE and long and room:
             return "heldout"

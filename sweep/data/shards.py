@@ -215,7 +215,7 @@ def marks_of(shards: Sequence[Path]) -> list[Path]:
     return [] if missing else marks
 
 
-def key_of(folder: Path) -> list[Any]:
+def shards_key(folder: Path) -> list[Any]:
     """Changes with the names, sizes and times of change of the folder's shards and their marks."""
     train, validation = shard_files(folder)
     shards = [*train, *validation]

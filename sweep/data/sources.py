@@ -61,7 +61,7 @@ class DocumentSource(Protocol):
         """JSON that changes whenever the documents may have changed."""
 
 
-def draw(name: str) -> float:
+def name_fraction(name: str) -> float:
     """A number in [0, 1) that the name alone decides."""
     return int.from_bytes(name_digest(name)[:8], "big") / 2**64
 
@@ -72,7 +72,7 @@ def name_digest(name: str) -> bytes:
 
 
 @dataclass
-class Counted:
+class CountingSource:
     """A source that goes on by counting documents."""
 
     _done: int = field(default=0, init=False)
@@ -94,7 +94,7 @@ class Counted:
 
 
 @dataclass
-class Stdlib(Counted):
+class StdlibSource(CountingSource):
     """The sources of the standard library without test and idlelib, and the texts of its help topics."""
 
     def _texts(self) -> Iterator[Text]:
@@ -133,7 +133,7 @@ def _of_stdlib(name: str) -> bool:
 
 
 def _stdlib_text(name: str, text: str) -> Text:
-    number = draw(name)
+    number = name_fraction(name)
     if number < 0.25 and len(text) >= STDLIB_LONG_BYTES:
         return Text(name, text, "heldout")
     return Text(name, text, "validation" if number < 0.08 else "train")
@@ -157,7 +157,7 @@ def listing_key(root: Path, paths: list[Path]) -> list[Any]:
 
 
 @dataclass
-class FileSource(Counted):
+class FileSource(CountingSource):
     """Text of one's own: a folder or file of text files, JSON lines (also .xz, .gz) and Parquet, each with a `text`."""
 
     root: Path = Path()
@@ -272,7 +272,7 @@ READERS = ("aiohttp", "datasets", "httpx", "httpx2", "huggingface_hub", "pyarrow
 
 
 @dataclass
-class Hub:
+class HubSource:
     """A dataset streamed from the hub, or read from a local copy of its repository."""
 
     spec: HubSpec
@@ -313,7 +313,7 @@ class Hub:
                     raise CorpusError(f"{where}: split {split} has a row whose column `text` holds no string")
                 yield row["text"]
         except Exception as error:
-            if not from_outside(error):
+            if not is_external_error(error):
                 raise
             raise self._unreachable(error) from error
 
@@ -327,7 +327,7 @@ class Hub:
         try:
             return datasets.load_dataset(where, config, split=split, streaming=True)
         except Exception as error:
-            if not from_outside(error):
+            if not is_external_error(error):
                 raise
             raise self._unreachable(error) from error
 
@@ -367,7 +367,7 @@ class Hub:
         return listing_key(self.path, files)
 
 
-def from_outside(error: Exception) -> bool:
+def is_external_error(error: Exception) -> bool:
     """Whether a disk, a network or a file in another format failed, rather than this program."""
     return isinstance(error, (OSError, ValueError)) or type(error).__module__.partition(".")[0] in READERS
 

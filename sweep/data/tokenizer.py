@@ -85,7 +85,7 @@ class _WithoutFile:
         return None
 
 
-class Bytes(_WithoutFile):
+class ByteTokenizer(_WithoutFile):
     """UTF-8 bytes; id 256 ends a text."""
 
     name = "bytes"
@@ -105,7 +105,7 @@ class Bytes(_WithoutFile):
 FLIPFLOP = "wri01"
 
 
-class FlipFlopLetters(_WithoutFile):
+class FlipFlopTokenizer(_WithoutFile):
     """The five letters of flip-flop, each a token, and a sixth token that pads and is in no row."""
 
     name = "flipflop"
@@ -124,7 +124,7 @@ class FlipFlopLetters(_WithoutFile):
         return b"" if token == self.eot else FLIPFLOP[token].encode()
 
 
-class Recall(_WithoutFile):
+class RecallTokenizer(_WithoutFile):
     """The keys and values of associative recall, k0 to k511 and v0 to v510, and a blank, `_`, which also ends a text."""
 
     name = "mqar"
@@ -234,7 +234,7 @@ def _gpt2_ranks(file: Path) -> dict[bytes, int]:
     return ranks
 
 
-class Json:
+class JsonTokenizer:
     """A file of the `tokenizers` library; its name carries the hash of the file."""
 
     def __init__(self, file: Path, end_of_text: str | None = None) -> None:
@@ -308,15 +308,15 @@ class TokenizerSpec:
 def _json(file: Path | None, end_of_text: str | None) -> Tokenizer:
     if file is None:
         raise TokenizerError("data.tokenizer: json needs data.tokenizer_file, a file of the tokenizers library")
-    return Json(file, end_of_text)
+    return JsonTokenizer(file, end_of_text)
 
 
 TOKENIZERS: dict[str, TokenizerSpec] = {
-    "bytes": TokenizerSpec(Bytes.vocabulary, lambda file, end: Bytes()),
+    "bytes": TokenizerSpec(ByteTokenizer.vocabulary, lambda file, end: ByteTokenizer()),
     "gpt2": TokenizerSpec(GPT2.vocabulary, lambda file, end: GPT2(file)),
     "json": TokenizerSpec(None, _json),
-    "mqar": TokenizerSpec(Recall.vocabulary, lambda file, end: Recall()),
-    "flipflop": TokenizerSpec(FlipFlopLetters.vocabulary, lambda file, end: FlipFlopLetters()),
+    "mqar": TokenizerSpec(RecallTokenizer.vocabulary, lambda file, end: RecallTokenizer()),
+    "flipflop": TokenizerSpec(FlipFlopTokenizer.vocabulary, lambda file, end: FlipFlopTokenizer()),
 }
 
 
@@ -333,7 +333,7 @@ def load_tokenizer(name: str, file: str | None = None, end_of_text: str | None =
 
 
 def describe(tokenizer: Tokenizer, folder: Path) -> dict[str, Any]:
-    """Saves the tokenizer's file into `folder`; the facts from which `reopen` loads it there."""
+    """Saves the tokenizer's file into `folder`; the facts from which `load_saved_tokenizer` loads it there."""
     file = tokenizer.save(folder)
     digest = hashlib.sha256((folder / file).read_bytes()).hexdigest() if file else None
     end = tokenizer.name.split(":", 2)[2] if tokenizer.name.count(":") > 1 else None
@@ -351,7 +351,7 @@ def intact(facts: dict[str, Any], folder: Path) -> bool:
         return False
 
 
-def reopen(facts: dict[str, Any], folder: Path) -> Tokenizer:
+def load_saved_tokenizer(facts: dict[str, Any], folder: Path) -> Tokenizer:
     """The tokenizer that `describe` saved. Raises TokenizerError when its file is missing or changed."""
     if not intact(facts, folder):
         raise TokenizerError(f"{folder / facts['file']}: {CHANGED}; remove {folder} and prepare the corpus again")

@@ -15,7 +15,7 @@ from pathlib import Path
 
 from ...results.errors import StoreError
 from . import cluster, database, disk, gpus, system
-from .context import Check, Context, Look, LookFailed, State, answer, bad
+from .context import Check, CheckFunction, Context, LookFailed, State, answer, bad
 from .disk import filesystem
 from .gpus import held_by
 from .system import compiled_folders
@@ -35,7 +35,7 @@ __all__ = [
     "held_by",
 ]
 
-LOOKS: tuple[tuple[str, Look], ...] = (
+LOOKS: tuple[tuple[str, CheckFunction], ...] = (
     ("python", system.look_at_python),
     ("platform", system.look_at_platform),
     ("memory", system.look_at_memory),
@@ -111,7 +111,7 @@ def examine(db: str | None = None, runs: Path | None = None, address: str | None
         return [check for name, _ in LOOKS for check in (slow[name].result() if name in slow else quick[name])]
 
 
-def _looked(name: str, look: Look, context: Context) -> list[Check]:
+def _looked(name: str, look: CheckFunction, context: Context) -> list[Check]:
     try:
         found = look(context)
     except Exception as error:  # noqa: BLE001 - whatever is wrong with a machine must not end the look at it

@@ -127,7 +127,7 @@ def _may_have_gpu() -> bool:
     return shutil.which("nvidia-smi") is not None or Path("/dev/nvidiactl").exists()
 
 
-Look = Callable[[Context], Check | list[Check]]
+CheckFunction = Callable[[Context], Check | list[Check]]
 
 
 # --- programs that are asked ----------------------------------------------------------------------------------------

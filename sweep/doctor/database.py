@@ -15,7 +15,7 @@ from sqlalchemy.orm import Session
 from ...results.console.text import counted
 from ...results.errors import StoreError, StoreMissing
 from ...results.store import queries
-from ...results.store.database import plain_errors
+from ...results.store.database import translate_driver_errors
 from ...results.store.schema import HEAD, AttemptRow, EventRow
 from ...results.store.store import Store
 from ..units import size
@@ -36,7 +36,7 @@ def _parted(error: BaseException) -> tuple[str, str]:
 
 def look_at_database(context: Context) -> Check:
     try:
-        with context.store() as store, plain_errors(store.url):
+        with context.store() as store, translate_driver_errors(store.url):
             count = len(store.sweeps())
             return ok(f"{store}, revision {HEAD}, {counted(count, 'sweep')}, {_sizes(store)}")
     except StoreMissing as error:

@@ -57,7 +57,7 @@ def kernel_backends() -> dict[str, Any]:
     from ...kernels.cross_entropy import op as cross_entropy
     from ...kernels.gated_delta import op as gated_delta
     from ...model.config import ModelConfig
-    from ..attempt.device import share_compiled
+    from ..attempt.device import use_shared_compile_cache
 
     # what every child would import by itself when it first calls an op, and for which it would take as long as for torch
     for name in ("triton", "torch._dynamo"):
@@ -78,10 +78,10 @@ def kernel_backends() -> dict[str, Any]:
 
     def chosen(ops: Sequence[str]) -> dict[str, Any]:
         device = current_device()
-        share_compiled(device)
+        use_shared_compile_cache(device)
         return {op: taken[op](device) for op in ops}
 
-    found = side_by_side(chosen, TESTED_TOGETHER)
+    found = run_in_forks(chosen, TESTED_TOGETHER)
     return {op: found[op] for op in taken}
 
 
@@ -98,7 +98,7 @@ TESTED_TOGETHER = (
 """Ops that share a self-test, which is done once in a process; those that compile longest first."""
 
 
-def side_by_side(work: Callable[[Any], dict[str, Any]], parts: Sequence[Any]) -> dict[str, Any]:
+def run_in_forks(work: Callable[[Any], dict[str, Any]], parts: Sequence[Any]) -> dict[str, Any]:
     """What `work` finds of each part, all together; each in a fork of this process.
 
     Raises RuntimeError with the cause when one fails or dies.
@@ -135,7 +135,7 @@ def _tell(work: Callable[[Any], dict[str, Any]], part: Any, to: Any) -> None:
 
 def _about_disk(runs: Path) -> dict[str, Any]:
     """What the untrained cells of the default sweep need; cells that differ in their seed alone are counted together."""
-    from ..attempt.trained_cells import restored
+    from ..attempt.trained_cells import restore_cell
     from ..planning.admission import disk_needed
 
     store = open_store()
@@ -149,7 +149,7 @@ def _about_disk(runs: Path) -> dict[str, Any]:
         parts = {name: record.config.get(name) for name in ("model", "resources", "checkpoint", "plugins")}
         key = json.dumps(parts, sort_keys=True)
         if key not in alike:
-            alike[key] = restored(record, runs)
+            alike[key] = restore_cell(record, runs)
         cells.append(alike[key])
     found = disk_needed(cells, runs)
     return {"sweep": sweep, "cells": len(cells), "place": found.place, **found.as_json()}

@@ -24,19 +24,19 @@ from ..host.allocation import Allocation, Machine, MachineAllocator, is_type
 from ..host.locks import GpuLocks
 from ..planning import admission
 from . import source_snapshot
-from .warm_pool import Spares
+from .warm_pool import WarmPool
 
 DUMP_S = 1.0
 """What a hanging process gets to write down where its threads stand."""
 LOOK_S = 0.02
 """Between two looks at children that run: what one had lies idle for no longer."""
 Tell = Callable[[str], None]
-Finished = tuple[int, int]
+AttemptExit = tuple[int, int]
 """(attempt id, exit code; negative for a signal, or one of failures' words for more than a code can say)."""
 
 
 @dataclass(frozen=True)
-class Launch:
+class ProcessSpec:
     """A job that is ready to start: its job.json is written."""
 
     attempt: int
@@ -52,7 +52,7 @@ class Launch:
 
 
 @dataclass(frozen=True)
-class Opening:
+class ExecutorContext:
     """What an executor may want to know when it is opened."""
 
     store: Store
@@ -70,7 +70,7 @@ class Executor(Protocol):
     """Whether its attempts write into the database; else each writes a journal, which the executor applies."""
 
     @classmethod
-    def opened(cls, opening: Opening) -> Executor:
+    def opened(cls, opening: ExecutorContext) -> Executor:
         """One that can be asked to end what others have left. Raises MachineError when its machines cannot be reached."""
 
     def admit(self, cells: Sequence[Cell]) -> None:
@@ -83,10 +83,10 @@ class Executor(Protocol):
     def fits(self, resources: Resources) -> bool:
         """Whether an attempt of that size could start now."""
 
-    def start(self, launch: Launch) -> None:
+    def start(self, launch: ProcessSpec) -> None:
         """Starts the attempt's process."""
 
-    def wait(self, seconds: float) -> list[Finished]:
+    def wait(self, seconds: float) -> list[AttemptExit]:
         """Attempts whose process has ended, after at most `seconds`."""
 
     def stop(self, attempt: Attempt) -> bool:
@@ -108,7 +108,7 @@ class Executor(Protocol):
         """Ends whatever still runs and gives the machine back."""
 
 
-class OnThisMachine:
+class HostExecutor:
     """What an executor does with processes of this machine, which it knows from the database."""
 
     writes_directly = True
@@ -118,13 +118,13 @@ class OnThisMachine:
         self._locks = GpuLocks()
 
     @classmethod
-    def opened(cls, opening: Opening) -> Self:
+    def opened(cls, opening: ExecutorContext) -> Self:
         """Nothing is begun before cells are admitted."""
         return cls()
 
     def admit(self, cells: Sequence[Cell]) -> None:
         """Locks the GPUs that these cells need. Raises MachineError for a cell that this machine has no room for."""
-        self.begin(hold(cells, self._locks))
+        self.begin(lock_gpus_for(cells, self._locks))
 
     def begin(self, machine: Machine) -> None:
         """Makes ready for attempts on that much of this machine."""
@@ -155,7 +155,7 @@ class OnThisMachine:
         child = self._child(attempt)
         if child is None:
             return False
-        end_at_once(child, dump=dump)
+        kill_process(child, dump=dump)
         return True
 
     def away(self, attempt: Attempt) -> bool:
@@ -175,11 +175,11 @@ class OnThisMachine:
         found = {attempt.id: processes.find(attempt.pid, attempt.pid_started) for attempt in here}
         above = processes.lineage() - {self._me.pid}
         ended = {key: one for key, one in found.items() if one is None or one.pid not in above}
-        processes.end_all([one for one in ended.values() if one is not None])
+        processes.terminate_all([one for one in ended.values() if one is not None])
         return set(ended)
 
 
-def hold(cells: Sequence[Cell], locks: GpuLocks) -> Machine:
+def lock_gpus_for(cells: Sequence[Cell], locks: GpuLocks) -> Machine:
     """This machine, its GPUs locked if any cell needs one. Raises MachineError for a cell that it has no room for."""
     kinds = {cell.config.resources.gpu_type for cell in cells if cell.config.resources.gpus}
     if not kinds:
@@ -195,7 +195,7 @@ def hold(cells: Sequence[Cell], locks: GpuLocks) -> Machine:
     return here
 
 
-def end_at_once(child: psutil.Process, *, dump: bool) -> None:
+def kill_process(child: psutil.Process, *, dump: bool) -> None:
     """Kills a process and its children, with `dump` after it wrote into its log where its threads stand.
 
     Never one that we descend from. Its exit code is left to whoever started it: a process that is waited for here has none there.
@@ -210,7 +210,7 @@ def end_at_once(child: psutil.Process, *, dump: bool) -> None:
                 member.kill()
 
 
-def run_command(launch: Launch, parent: int | None = None, *, spare: bool = False) -> list[str]:
+def run_command(launch: ProcessSpec, parent: int | None = None, *, spare: bool = False) -> list[str]:
     """The command line of an attempt's process, to be completed with its parent's pid for None; `spare`, of one that hears by
     a pipe which attempt it is."""
     return [
@@ -220,7 +220,7 @@ def run_command(launch: Launch, parent: int | None = None, *, spare: bool = Fals
     ]  # fmt: skip
 
 
-def environment(launch: Launch, devices: str | None = None) -> dict[str, str]:
+def environment(launch: ProcessSpec, devices: str | None = None) -> dict[str, str]:
     """The child's environment: its database, its threads, and the GPUs that it may see.
 
     Without a GPU in its resources none is visible; `devices` names the one it gets otherwise (None: as inherited).
@@ -249,7 +249,7 @@ def _knows_spares(source: Path | None) -> bool:
     return source is None or (source / "atma_sweep" / "sweep" / "attempt" / "spare.py").is_file()
 
 
-class LocalExecutor(OnThisMachine):
+class LocalExecutor(HostExecutor):
     """The same attempts without Ray: children of this process, as many at once as the machine's cores, memory and GPUs,
     or parts of them, allow.
 
@@ -262,10 +262,10 @@ class LocalExecutor(OnThisMachine):
 
     def __init__(self) -> None:
         super().__init__()
-        self._spares = Spares()
+        self._spares = WarmPool()
         self._running: dict[int, tuple[subprocess.Popen[bytes], Allocation]] = {}
 
-    def start(self, launch: Launch) -> None:
+    def start(self, launch: ProcessSpec) -> None:
         """Starts the attempt's process."""
         given = self._room.place(launch.resources)
         assert given is not None, "the supervisor asks fits() first"
@@ -284,7 +284,7 @@ class LocalExecutor(OnThisMachine):
         elif not launch.more:
             self._spares.close()
 
-    def wait(self, seconds: float) -> list[Finished]:
+    def wait(self, seconds: float) -> list[AttemptExit]:
         """Attempts whose process has ended."""
         deadline = time.monotonic() + seconds
         while self._running:
@@ -295,7 +295,7 @@ class LocalExecutor(OnThisMachine):
             time.sleep(min(LOOK_S, left))
         return []
 
-    def _collect(self, attempt: int) -> Finished:
+    def _collect(self, attempt: int) -> AttemptExit:
         child, given = self._running.pop(attempt)
         self._room.give(given)
         code = child.wait()

@@ -23,7 +23,7 @@ from ..attempt.failures import OOM_KILLED, not_started, oom_kills
 from ..errors import MachineError
 from ..host import allocation, hardware, processes
 from ..host.locks import GpuLocks
-from .executor import Finished, Launch, end_at_once, environment, run_command
+from .executor import AttemptExit, ProcessSpec, environment, kill_process, run_command
 
 LEASE_S = float(os.environ.get("ATMA_NODE_LEASE_S", 60.0))
 """How long attempts go on without a word from the supervisor."""
@@ -35,7 +35,7 @@ LOOK_S = 0.1
 JOB = "atma_sweep.sweep.job"
 
 
-def given_up_after(lease: float = LEASE_S, grace: float = processes.GRACE_S) -> float:
+def presumed_dead_after(lease: float = LEASE_S, grace: float = processes.GRACE_S) -> float:
     """Seconds after the sending of a poll that has no answer, when the node's attempts are surely gone.
 
     Twice the grace: the node asks, then kills, and its clock may be a little slower.
@@ -43,7 +43,7 @@ def given_up_after(lease: float = LEASE_S, grace: float = processes.GRACE_S) -> 
     return lease + 2 * grace
 
 
-class Node:
+class NodeAgent:
     """The attempts of one supervisor on this machine. Its methods may be called from several threads."""
 
     def __init__(
@@ -56,7 +56,7 @@ class Node:
         # an attempt gets SIGTERM when the thread that started it ends, so one thread starts all
         self._starter = ThreadPoolExecutor(1)
         self._children: dict[int, subprocess.Popen[bytes]] = {}
-        self._ended: dict[int, Finished] = {}
+        self._ended: dict[int, AttemptExit] = {}
         self._locks = GpuLocks()
         self._oom_kills = oom_kills()
         self._polled = threading.Event()
@@ -79,11 +79,11 @@ class Node:
             return allocation.Machine.here(), str(error)
         return allocation.Machine.here(taken), ""
 
-    def start(self, launch: Launch, device: str | None) -> None:
+    def start(self, launch: ProcessSpec, device: str | None) -> None:
         """Starts an attempt's process; one that cannot be started has ended at once."""
         self._starter.submit(self._start, launch, device).result()
 
-    def _start(self, launch: Launch, device: str | None) -> None:
+    def _start(self, launch: ProcessSpec, device: str | None) -> None:
         while not self._polled.wait(LOOK_S) and not self.over:
             pass
         with self._lock:
@@ -97,7 +97,7 @@ class Node:
             else:
                 self._children[launch.attempt] = child
 
-    def poll(self, seen: Sequence[int]) -> list[Finished] | None:
+    def poll(self, seen: Sequence[int]) -> list[AttemptExit] | None:
         """Attempts that have ended, but for those that the supervisor has `seen`; None when the node is over and empty.
 
         Extends the lease, counted from the answer before, which the supervisor has by now: a poll that the network held
@@ -137,7 +137,7 @@ class Node:
             child = self._children.get(attempt)
         if child is not None:
             with contextlib.suppress(psutil.NoSuchProcess):
-                end_at_once(psutil.Process(child.pid), dump=dump)
+                kill_process(psutil.Process(child.pid), dump=dump)
 
     def end(self, folders: Sequence[Path], known: Sequence[tuple[int | None, float | None]] = ()) -> None:
         """Ends what is left here of other supervisors' attempts; returns when it is gone.
@@ -148,7 +148,7 @@ class Node:
             ours = {child.pid for child in self._children.values()}
         found = {one.pid: one for one in _attempts(folders)}
         found |= {one.pid: one for one in (processes.find(*who) for who in known) if one is not None}
-        processes.end_all([one for pid, one in found.items() if pid not in ours], self._grace)
+        processes.terminate_all([one for pid, one in found.items() if pid not in ours], self._grace)
 
     def close(self) -> None:
         """Ends every attempt, gives the GPUs back, and is over."""
@@ -158,7 +158,7 @@ class Node:
             for child in self._children.values():
                 with contextlib.suppress(psutil.NoSuchProcess):
                     found.append(psutil.Process(child.pid))
-        processes.end_all(found, self._grace)
+        processes.terminate_all(found, self._grace)
         with self._lock:
             self._collect()
             self._children.clear()
@@ -203,7 +203,7 @@ def _attempts(folders: Sequence[Path]) -> list[psutil.Process]:
 CLOSE_S = processes.GRACE_S + 5.0
 
 
-class Agent(Node):
+class Agent(NodeAgent):
     """A Node as an actor: looks after its lease by itself and ends its process when that is over."""
 
     def __init__(self, lease: float) -> None:

@@ -21,12 +21,12 @@ from ..config import Resources
 from ..errors import MachineError
 from ..grid.cell import Cell
 from ..host import allocation
-from ..host.allocation import Allocation, Rooms
+from ..host.allocation import Allocation, ClusterAllocator
 from ..planning import admission
 from . import ray_connection, source_snapshot
-from .executor import Finished, Launch, Opening, Tell, device_for
+from .executor import AttemptExit, ExecutorContext, ProcessSpec, Tell, device_for
 from .journaling import Journals
-from .node_agent import CLOSE_S, LEASE_S, Agent, given_up_after
+from .node_agent import CLOSE_S, LEASE_S, Agent, presumed_dead_after
 from .ray_connection import NodeFacts, ray
 
 START_S = 120.0
@@ -53,7 +53,7 @@ class _Link:
 
 @dataclass
 class _Running:
-    launch: Launch
+    launch: ProcessSpec
     node: str
     given: Allocation
 
@@ -70,11 +70,11 @@ class ClusterExecutor:
         Raises MachineError when a node does not see the runs folder, or none has an agent.
         """
         self._store, self._runs, self._tell = store, runs, tell
-        self._source = source_snapshot.frozen(runs)
+        self._source = source_snapshot.snapshot_folder(runs)
         self._lease = lease
         self._began = time.monotonic()
         self._host = socket.gethostname()
-        self._rooms = Rooms()
+        self._rooms = ClusterAllocator()
         self._running: dict[int, _Running] = {}
         self._kinds: set[str | None] = set()
         self._lock = threading.RLock()
@@ -111,7 +111,7 @@ class ClusterExecutor:
         self._pulse.start()
 
     @classmethod
-    def opened(cls, opening: Opening) -> ClusterExecutor:
+    def opened(cls, opening: ExecutorContext) -> ClusterExecutor:
         """Connects and starts the agents. Raises AddressWrong and MachineError."""
         assert opening.address is not None, "it is chosen for an address"
         ray_connection.connect(opening.address)
@@ -194,7 +194,7 @@ class ClusterExecutor:
             self._closed.wait(0.5)
         now = time.monotonic()
         for link in polls.values():
-            if now - link.sent > given_up_after(self._lease):
+            if now - link.sent > presumed_dead_after(self._lease):
                 self._gone(link, certain=True)
         with self._lock:
             late = [attempt for attempt, (_, until) in self._doubtful.items() if now > until]
@@ -230,7 +230,7 @@ class ClusterExecutor:
                 return
             self._rooms.drop(link.node.id)
             theirs = [attempt for attempt, run in self._running.items() if run.node == link.node.id]
-            until = link.sent + given_up_after(self._lease)
+            until = link.sent + presumed_dead_after(self._lease)
             for attempt in theirs:
                 if attempt in self._ended:
                     continue
@@ -296,7 +296,7 @@ class ClusterExecutor:
         with self._lock:
             return self._rooms.place(resources) is not None
 
-    def start(self, launch: Launch) -> None:
+    def start(self, launch: ProcessSpec) -> None:
         """Sends the attempt to the agent of the node that has most room."""
         fence = self._journals.open(launch)
         with self._lock:
@@ -317,7 +317,7 @@ class ClusterExecutor:
             self._store.set_process(launch.attempt, fence, 0, 0.0, host=host)
         link.handle.start.remote(launch, device_for(given))
 
-    def wait(self, seconds: float) -> list[Finished]:
+    def wait(self, seconds: float) -> list[AttemptExit]:
         """Applies what the attempts have written; those that have ended, their journals applied whole."""
         self._news.wait(seconds)
         self._news.clear()
@@ -374,7 +374,7 @@ class ClusterExecutor:
             links = {link.node.host: link for link in self._links.values()}
         gone = [one for one in attempts if one.host not in links and (runs / one.run_dir / JOURNAL).exists()]
         # whoever polled that node was dead before we began
-        waited = time.monotonic() - self._began > given_up_after(self._lease)
+        waited = time.monotonic() - self._began > presumed_dead_after(self._lease)
         asked = []
         for host in {attempt.host for attempt in attempts} & links.keys():
             theirs = [attempt for attempt in attempts if attempt.host == host]

@@ -46,7 +46,7 @@ AGENT = f"{__package__}.node_agent"
 cloudpickle.register_pickle_by_value(node_info)
 
 
-class AddressWrong(SweepError):
+class ClusterAddressError(SweepError):
     """No address of a cluster."""
 
 
@@ -75,7 +75,9 @@ def split(address: str) -> tuple[str, int]:
     """Host and port. Raises AddressWrong."""
     host, _, port = address.rpartition(":")
     if not host or "//" in host or not port.isdigit():
-        raise AddressWrong(f"--address {address} is not HOST:PORT; name the head as `ray start --head` prints it")
+        raise ClusterAddressError(
+            f"--address {address} is not HOST:PORT; name the head as `ray start --head` prints it"
+        )
     return host.strip("[]"), int(port)
 
 

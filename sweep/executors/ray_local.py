@@ -22,9 +22,9 @@ from ..attempt.failures import not_started
 from ..errors import MachineError
 from ..host import processes
 from ..host.allocation import Allocation, Machine
-from ..host.locks import own_folder
+from ..host.locks import open_private_folder
 from ..host.signals import held
-from .executor import Finished, Launch, OnThisMachine, device_for, environment, run_command
+from .executor import AttemptExit, HostExecutor, ProcessSpec, device_for, environment, run_command
 from .ray_worker import run_attempt
 
 DAEMONS = ("raylet", "gcs_server")
@@ -109,11 +109,11 @@ def _lives(process: psutil.Process) -> bool:
 def _own_folder() -> Path:
     """Where Ray keeps its sockets and logs: below RAY_TMPDIR or the temporary folder, and nobody else's."""
     folder = Path(os.environ.get("RAY_TMPDIR") or tempfile.gettempdir()) / f"ray-{os.getuid()}"
-    os.close(own_folder(folder, "RAY_TMPDIR"))
+    os.close(open_private_folder(folder, "RAY_TMPDIR"))
     return folder / "r"  # which Ray opens to all, so it is not the one that keeps them out
 
 
-class RayExecutor(OnThisMachine):
+class RayExecutor(HostExecutor):
     """An embedded Ray on this machine: as many attempts at once as its cores, memory and GPUs, or parts of them, allow."""
 
     name = "ray"
@@ -121,7 +121,7 @@ class RayExecutor(OnThisMachine):
     def __init__(self) -> None:
         super().__init__()
         self._environment = contextlib.ExitStack()
-        self._running: dict[ray.ObjectRef, tuple[Launch, Allocation]] = {}
+        self._running: dict[ray.ObjectRef, tuple[ProcessSpec, Allocation]] = {}
         self._strangers = frozenset(psutil.Process().children())
         """Children of this process that are none of Ray's."""
 
@@ -169,7 +169,7 @@ class RayExecutor(OnThisMachine):
         gone = (name for name, one in self._daemons.items() if processes.find(one.pid, one.create_time()) is None)
         return next((f"Ray's {name} died" for name in gone), None)
 
-    def start(self, launch: Launch) -> None:
+    def start(self, launch: ProcessSpec) -> None:
         """Hands the attempt to a Ray worker."""
         given = self._room.place(launch.resources)
         assert given is not None, "the supervisor asks fits() first"
@@ -179,7 +179,7 @@ class RayExecutor(OnThisMachine):
         self._room.take(given)
         self._running[reference] = launch, given
 
-    def wait(self, seconds: float) -> list[Finished]:
+    def wait(self, seconds: float) -> list[AttemptExit]:
         """Attempts whose process, or whose Ray worker, has ended."""
         if not self._running:
             return []
@@ -193,7 +193,7 @@ class RayExecutor(OnThisMachine):
             finished.append((launch.attempt, self._exit_code(reference, launch)))
         return finished
 
-    def _exit_code(self, reference: ray.ObjectRef, launch: Launch) -> int:
+    def _exit_code(self, reference: ray.ObjectRef, launch: ProcessSpec) -> int:
         try:
             return int(ray.get(reference))
         except ray.exceptions.RayTaskError as error:

@@ -9,7 +9,7 @@ from typing import TYPE_CHECKING
 from ..errors import GridError, SweepError
 
 if TYPE_CHECKING:
-    from .executor import Executor, Opening
+    from .executor import Executor, ExecutorContext
 
 
 @dataclass(frozen=True)
@@ -38,7 +38,7 @@ EXECUTORS: dict[str, ExecutorSpec] = {
 DEFAULT = "ray"
 
 
-def chosen(name: str, address: str | None = None) -> str:
+def resolve_executor_name(name: str, address: str | None = None) -> str:
     """The executor that `--executor` and `--address` mean together. Raises GridError and SweepError."""
     if name not in EXECUTORS:
         raise GridError("--executor", None, name, "no such executor", list(EXECUTORS), name)
@@ -52,7 +52,7 @@ def chosen(name: str, address: str | None = None) -> str:
     return kind.with_address
 
 
-def open_executor(name: str, opening: Opening) -> Executor:
+def open_executor(name: str, opening: ExecutorContext) -> Executor:
     """The executor of that name. Raises AddressWrong and MachineError when its machines cannot be reached."""
     module, attribute = EXECUTORS[name].target.split(":")
     kind: type[Executor] = getattr(importlib.import_module(f".{module}", __package__), attribute)

@@ -44,7 +44,7 @@ def fingerprint(package: Path = PACKAGE) -> str:
     return digest.hexdigest()[:LENGTH]
 
 
-def freeze(runs: Path, package: Path = PACKAGE) -> str:
+def take_snapshot(runs: Path, package: Path = PACKAGE) -> str:
     """Copies the package to `runs`/source/<fingerprint>/atma_sweep unless it lies there already; the fingerprint."""
     known = fingerprint(package)
     home = runs / "source" / known
@@ -73,7 +73,7 @@ def is_fingerprint(text: str) -> bool:
     return re.fullmatch(f"[0-9a-f]{{{LENGTH}}}", text) is not None
 
 
-def intact(home: Path) -> bool:
+def is_intact(home: Path) -> bool:
     """Whether a copy is the code that its name says, and nothing else lies in it that an import would find."""
     package = home / "atma_sweep"
     if home.is_symlink() or package.is_symlink() or not package.is_dir():
@@ -95,7 +95,7 @@ def _verify(home: Path) -> None:
 
     What an interpreter has compiled of it goes: nobody can tell whether it was made of these files.
     """
-    if not intact(home):
+    if not is_intact(home):
         raise SweepError(f"{home} does not hold the code that its name stands for; remove it, then launch again")
     for top, folders, _ in os.walk(home):
         if "__pycache__" in folders:
@@ -113,9 +113,9 @@ def folder(runs: Path, known: str) -> Path | None:
     return home
 
 
-def frozen(runs: Path) -> Path:
+def snapshot_folder(runs: Path) -> Path:
     """The folder of a copy of this package as it is now, made unless it is there."""
-    return runs / "source" / freeze(runs)
+    return runs / "source" / take_snapshot(runs)
 
 
 def schema_of(source: Path) -> str | None:

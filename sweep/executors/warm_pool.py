@@ -20,7 +20,7 @@ class _Spare:
 
 
 @dataclass
-class Spares:
+class WarmPool:
     """Those of one executor, by the GPU that they may see."""
 
     _ready: dict[str, _Spare] = field(default_factory=dict)

@@ -46,7 +46,7 @@ def config_of(stored: Mapping[str, Any]) -> CellConfig:
     return (OpenWeightConfig if KEY in stored else CellConfig).model_validate(stored)
 
 
-def cell_of(checkpoint: HubCheckpoint, base: CellConfig, pairing: str) -> Cell:
+def resolve_cell(checkpoint: HubCheckpoint, base: CellConfig, pairing: str) -> Cell:
     """The cell of a checkpoint measured beside cells of that config. Raises MachineError where it cannot run as they do."""
     cuda = base.resources.gpus > 0
     checkpoint.check(cuda=cuda)
@@ -58,23 +58,23 @@ def cell_of(checkpoint: HubCheckpoint, base: CellConfig, pairing: str) -> Cell:
     config = OpenWeightConfig(
         data=base.data, train=base.train, eval=base.eval, resources=base.resources, open_weight=model
     )
-    key = id_of(model, base.data.fingerprint)
+    key = open_weight_id(model, base.data.fingerprint)
     parts = [checkpoint.short, checkpoint.revision.removeprefix("sha256:")[:7], model.dtype]
     words = "-".join(parts + (["native"] if pairing == "native" else [])).split("-")
     slug = "-".join(map(slug_part, words))
     return Cell(key, slug, config, {})
 
 
-def id_of(model: ExternalModelConfig, fingerprint: str | None) -> str:
+def open_weight_id(model: ExternalModelConfig, fingerprint: str | None) -> str:
     """Of the model, its tokenizer and type, and the text: what its numbers depend on besides the probes."""
     known = {"name", "revision", "dtype", "tokenizer"} | ({"pairing"} if model.pairing != "text" else set())
     identity = {KEY: model.model_dump(mode="json", include=known), "data": {"fingerprint": fingerprint}}
     return hashlib.sha256(canonical(identity).encode()).hexdigest()[:12]
 
 
-def id_of_stored(stored: Mapping[str, Any]) -> str:
+def stored_open_weight_id(stored: Mapping[str, Any]) -> str:
     """The id of a cell whose config stands in a database. Raises pydantic's ValidationError, LookupError."""
-    return id_of(ExternalModelConfig.model_validate(stored[KEY]), stored["data"]["fingerprint"])
+    return open_weight_id(ExternalModelConfig.model_validate(stored[KEY]), stored["data"]["fingerprint"])
 
 
 def levels_of_stored(stored: Mapping[str, Any]) -> dict[str, str]:

@@ -29,11 +29,11 @@ REPOSITORY = re.compile(r"[A-Za-z0-9][A-Za-z0-9._-]*(/[A-Za-z0-9][A-Za-z0-9._-]*
 EXTRA = "pip install 'atma-sweep[hf]'"
 
 
-class NoCheckpoint(SweepError):
+class InvalidCheckpoint(SweepError):
     """What was named is no checkpoint that can be used."""
 
 
-class NoWeights(MachineError):
+class WeightsUnavailable(MachineError):
     """The checkpoint is neither on this machine nor to be had from the hub."""
 
     passing = False
@@ -81,7 +81,7 @@ def need_transformers() -> None:
         raise MachineError(f"open-weight models need the package transformers: {EXTRA}")
 
 
-def find(asked: str, revision: str | None = None) -> HubCheckpoint:
+def resolve_checkpoint(asked: str, revision: str | None = None) -> HubCheckpoint:
     """The checkpoint that `hf:NAME` or `hf:FOLDER` means, downloaded where it is not here yet.
 
     Raises NoWeights with what to download and where to put it, NoCheckpoint for what is none or needs foreign code.
@@ -91,12 +91,12 @@ def find(asked: str, revision: str | None = None) -> HubCheckpoint:
     local = Path(word).expanduser()
     if local.is_dir():
         if revision is not None:
-            raise NoCheckpoint(
+            raise InvalidCheckpoint(
                 f"--revision {revision}: {local} is a folder, which has only one; name a repository of the hub"
             )
         return _checked(local.resolve().name, local.resolve(), None)
     if local.exists() or not REPOSITORY.fullmatch(word):
-        raise NoCheckpoint(
+        raise InvalidCheckpoint(
             f"{asked} is neither a folder nor a repository of the hub; write {PREFIX}OWNER/NAME or {PREFIX}FOLDER"
         )
     folder = _from_hub(word, revision)
@@ -123,7 +123,7 @@ def _from_hub(name: str, revision: str | None) -> Path:
         return take(local=False)
     except (HfHubHTTPError, LocalEntryNotFoundError, httpx.HTTPError, OSError, ValueError) as error:
         cause = str(error).strip().splitlines()[0][:120] if str(error).strip() else type(error).__name__
-        raise NoWeights(
+        raise WeightsUnavailable(
             f"the weights of {name} are neither in {constants.HF_HUB_CACHE} nor to be had from the hub ({cause}); where the "
             f"hub can be reached run `hf download {name}{at} --local-dir {name.rpartition('/')[2]}`, bring that folder here "
             f"and evaluate {PREFIX}{name.rpartition('/')[2]}"
@@ -137,15 +137,17 @@ def _checked(name: str, folder: Path, commit: str | None) -> HubCheckpoint:
     if not weights:
         pickled = sorted(path.name for path in folder.iterdir() if path.suffix in PICKLES)
         if pickled:
-            raise NoCheckpoint(
+            raise InvalidCheckpoint(
                 f"{folder} holds its weights as {pickled[0]} alone, a format that can run code; ask its authors for safetensors, "
                 "or convert it where you trust it"
             )
         if commit is not None:
-            raise NoCheckpoint(
+            raise InvalidCheckpoint(
                 f"{name} has no safetensors; weights in other formats can run code and are not downloaded"
             )
-        raise NoWeights(f"{folder} holds no weights; put the checkpoint's *.safetensors beside its config.json")
+        raise WeightsUnavailable(
+            f"{folder} holds no weights; put the checkpoint's *.safetensors beside its config.json"
+        )
     _whole(folder)
     text = config.get("text_config") or config
     limit = text.get("max_position_embeddings")
@@ -164,11 +166,13 @@ def _config(folder: Path) -> dict[str, Any]:
     try:
         found = json.loads((folder / "config.json").read_text())
     except OSError as error:
-        raise NoCheckpoint(f"{folder} has no config.json, so it is no checkpoint in the hub's format") from error
+        raise InvalidCheckpoint(f"{folder} has no config.json, so it is no checkpoint in the hub's format") from error
     except ValueError as error:
-        raise NoCheckpoint(f"{folder / 'config.json'} is no JSON: {error}") from error
+        raise InvalidCheckpoint(f"{folder / 'config.json'} is no JSON: {error}") from error
     if not isinstance(found, dict) or not isinstance(found.get("model_type"), str):
-        raise NoCheckpoint(f"{folder / 'config.json'} names no model_type, so it is no checkpoint in the hub's format")
+        raise InvalidCheckpoint(
+            f"{folder / 'config.json'} names no model_type, so it is no checkpoint in the hub's format"
+        )
     return found
 
 
@@ -181,7 +185,7 @@ def _family(folder: Path, config: Mapping[str, Any]) -> str:
     if family in KNOWN:
         return family
     near = nearest(family, list(KNOWN))
-    raise NoCheckpoint(
+    raise InvalidCheckpoint(
         f"{folder}: model type {family!r} is no language model that transformers {transformers.__version__} knows"
         + (", and its own code is never run" if config.get("auto_map") else "")
         + (f"; the nearest is {near!r}" if near else "")
@@ -195,7 +199,7 @@ def _whole(folder: Path) -> None:
         named = set(json.loads(index.read_text()).get("weight_map", {}).values())
         gone = sorted(name for name in named if not (folder / name).is_file())
         if gone:
-            raise NoWeights(
+            raise WeightsUnavailable(
                 f"{folder} lacks {len(gone)} of the {len(named)} files of weights that {index.name} names: {gone[0]}"
             )
 
@@ -203,7 +207,7 @@ def _whole(folder: Path) -> None:
 def _tokenizer_files(folder: Path) -> list[Path]:
     found = [folder / name for name in TOKENS if (folder / name).is_file()]
     if not found:
-        raise NoCheckpoint(f"{folder} has no tokenizer; put its tokenizer.json beside its config.json")
+        raise InvalidCheckpoint(f"{folder} has no tokenizer; put its tokenizer.json beside its config.json")
     return found
 
 

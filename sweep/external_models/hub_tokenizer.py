@@ -20,7 +20,7 @@ WHOLE = ("bytes", "gpt2")
 """Tokenizers whose tokens give their text back, byte for byte."""
 
 
-class Words:
+class HubTokenizer:
     """A tokenizer of transformers, as ours are: ids alone, nothing added, and what looks like a special token is text."""
 
     def __init__(self, folder: Path) -> None:
@@ -103,7 +103,7 @@ class Passage:
         return int(self.ends[-1]) if len(self.ends) else 0
 
 
-def check_whole(tokenizer: Tokenizer) -> None:
+def check_lossless(tokenizer: Tokenizer) -> None:
     """Raises SweepError for a corpus whose tokens do not give their text back."""
     if tokenizer.name.split(":")[0] not in WHOLE:
         raise SweepError(

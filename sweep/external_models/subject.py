@@ -17,8 +17,8 @@ from ..data.corpora import Corpus
 from ..data.tokenizer import Tokenizer, dtype_of, load_tokenizer
 from ..errors import MachineError, SweepError
 from ..probes.base import Prompt
-from ..probes.subject import Extent, Subject, never
-from .hub_tokenizer import check_whole, passages, spread
+from ..probes.subject import Subject, TextExtent, no_pause
+from .hub_tokenizer import check_lossless, passages, spread
 
 PIECE = 2048
 """Tokens that go through the model at a time; what came before stands in its cache."""
@@ -55,7 +55,9 @@ def load_model(folder: Path, dtype: torch.dtype, device: torch.device) -> Any:
 class ChunkedScorer:
     """Runs a model over one text, `piece` tokens at a time, so that memory grows with the cache alone."""
 
-    def __init__(self, model: Any, device: torch.device, pause: Callable[[], None] = never, piece: int = PIECE) -> None:
+    def __init__(
+        self, model: Any, device: torch.device, pause: Callable[[], None] = no_pause, piece: int = PIECE
+    ) -> None:
         """`model(input_ids=, past_key_values=, use_cache=True, logits_to_keep=)` gives `logits` and `past_key_values`."""
         self.model, self.device, self.pause, self.piece = model, device, pause, piece
 
@@ -98,7 +100,7 @@ class ChunkedScorer:
         return (logits_DV.argmax(-1) == target).cpu(), loss.cpu()
 
 
-class OpenWeight(Subject):
+class OpenWeightSubject(Subject):
     """What both pairings share: the reader, and the prompts, which are made of the model's own tokens."""
 
     own_tokens = True
@@ -110,7 +112,7 @@ class OpenWeight(Subject):
         self.reader, self.tokenizer, self.corpus, self.config, self._places = reader, words, corpus, config, places
         self.device = reader.device
         self.theirs = corpus.load_tokenizer()
-        check_whole(self.theirs)
+        check_lossless(self.theirs)
 
     def answers(self, prompts: Sequence[Prompt], *, full_context: bool = True) -> list[tuple[Tensor, Tensor]]:
         """One after the other: no two tokenizers make them equally long."""
@@ -132,14 +134,14 @@ class OpenWeight(Subject):
         except MachineError as error:
             return error
 
-    def _extent(self, counted_BT: Tensor, texts: Sequence[str]) -> Extent:
+    def _extent(self, counted_BT: Tensor, texts: Sequence[str]) -> TextExtent:
         gpt2, size = self.gpt2_tokenizer, sum(len(text.encode()) for text in texts)
         if isinstance(gpt2, MachineError):
-            return Extent(counted_BT, size, None, f"n/a: {gpt2}")
-        return Extent(counted_BT, size, sum(len(gpt2.encode(text)) for text in texts))
+            return TextExtent(counted_BT, size, None, f"n/a: {gpt2}")
+        return TextExtent(counted_BT, size, sum(len(gpt2.encode(text)) for text in texts))
 
 
-class Paired(OpenWeight):
+class TextPairedSubject(OpenWeightSubject):
     """Reads the very characters that the corpus's own tokens stand for, and answers for those tokens.
 
     A target's loss is what the model's own tokens cost that lie on its bytes. Where a text ends the model reads the token that
@@ -178,7 +180,7 @@ class Paired(OpenWeight):
                 found[of] = spread(nats[begin - 1 : begin - 1 + len(at)], at, passage)
         return found
 
-    def extent(self, targets_BT: Tensor) -> Extent:
+    def extent(self, targets_BT: Tensor) -> TextExtent:
         """The tokens of the corpus that bear whole characters."""
         counted_BT = torch.zeros(targets_BT.shape, dtype=torch.bool)
         texts = []
@@ -188,7 +190,7 @@ class Paired(OpenWeight):
                 texts.append(passage.text)
         if self.theirs.name == "gpt2":
             # they are GPT-2's tokens of that text
-            return Extent(counted_BT, sum(len(text.encode()) for text in texts), int(counted_BT.sum()))
+            return TextExtent(counted_BT, sum(len(text.encode()) for text in texts), int(counted_BT.sum()))
         return self._extent(counted_BT, texts)
 
     def haystack(self, document: int, tokens: int) -> np.ndarray:
@@ -201,7 +203,7 @@ class Paired(OpenWeight):
         return len(self.theirs.encode(text))
 
 
-class Native(OpenWeight):
+class NativeSubject(OpenWeightSubject):
     """Reads texts cut by its own tokens, as the paper did: as many of them, and so more or less text than other models.
 
     The documents are those that are long enough in its own tokens; ends of text are left out of the stream.
@@ -246,11 +248,11 @@ class Native(OpenWeight):
         found = torch.from_numpy(np.stack([self.reader.losses(row) for row in rows]))
         return found if last is None else found[:, -last:]
 
-    def extent(self, targets_BT: Tensor) -> Extent:
+    def extent(self, targets_BT: Tensor) -> TextExtent:
         """All of its tokens, and the text that they stand for."""
         texts = [self.tokenizer.text(row) for row in targets_BT.numpy()]  # type: ignore[attr-defined]
         return self._extent(torch.ones(targets_BT.shape, dtype=torch.bool), texts)
 
 
-PAIRINGS: dict[str, type[OpenWeight]] = {"text": Paired, "native": Native}
+PAIRINGS: dict[str, type[OpenWeightSubject]] = {"text": TextPairedSubject, "native": NativeSubject}
 """text: every model reads the same characters; native: as many of its own tokens, the published way."""

@@ -13,17 +13,17 @@ from ...results.console.text import counted
 from ...results.contrasts import Contrast, reference_level
 from ...results.designs import aliasing, design_choice, regular_fractions
 from ...results.designs.design_option import METHODS, Design, as_options
-from ...results.designs.design_space import EXACT, DesignSpace, Term, closed, estimable, words
+from ...results.designs.design_space import EXACT, DesignSpace, Term, hierarchical_closure, is_estimable, words
 from ..errors import GridError
 from .grid_file import MODELS, DesignKeys
 from .sections import canonical, place
-from .yaml_document import Document, shown
+from .yaml_document import GridDocument, shown
 
 KEY = "design"
 
 
 @dataclass(frozen=True)
-class Chosen:
+class ChosenDesign:
     """The design of a grid and the combinations that it takes, by their places among those that `exclude` leaves."""
 
     design: Design
@@ -53,18 +53,18 @@ class Chosen:
             what += "; no cell is left over to judge noise by, so that without further seeds there are no intervals"
         return [
             what,
-            *(f"design: {one}" for one in aliasing.told(design.model, self.members)),
+            *(f"design: {one}" for one in aliasing.alias_sentences(design.model, self.members)),
             *(f"design: {one}" for one in aliasing.precision(design.model, self.members)),
         ]
 
 
 def read(
-    document: Document,
+    document: GridDocument,
     given: DesignKeys,
     levels: Mapping[str, Sequence[Any]],
     exclude: Sequence[Mapping[str, Sequence[str]]],
     contrasts: Sequence[Contrast],
-) -> Chosen:
+) -> ChosenDesign:
     """Return the design that a grid with these axes asks for; `exclude` by the words of levels.
 
     Raises GridError for what is no design, cannot be made, or cannot estimate a contrast that the grid declares.
@@ -72,13 +72,15 @@ def read(
     space = _space(document, levels, exclude)
     needed = [space.term((one.axis, *one.within)) for one in contrasts if one.axis in space.axes]
     terms = [term for n in range(1, MODELS[given.model] + 1) for term in space.terms(n)]
-    chosen = _Chooser(document, given, space, closed([*terms, *(term for term in needed if term)])).chosen()
+    chosen = _Chooser(
+        document, given, space, hierarchical_closure([*terms, *(term for term in needed if term)])
+    ).chosen()
     _check_contrasts(document, chosen, contrasts, levels)
     return chosen
 
 
 def _space(
-    document: Document, levels: Mapping[str, Sequence[Any]], exclude: Sequence[Mapping[str, Sequence[str]]]
+    document: GridDocument, levels: Mapping[str, Sequence[Any]], exclude: Sequence[Mapping[str, Sequence[str]]]
 ) -> DesignSpace:
     """Return the combinations to choose from. An axis of one level is none here; an exclude rule on it holds for all or nothing."""
     named = {axis: tuple(canonical(axis, level) for level in some) for axis, some in levels.items()}
@@ -101,14 +103,14 @@ def _space(
 class _Chooser:
     """Makes the design; says in one line why it cannot be made."""
 
-    def __init__(self, document: Document, given: DesignKeys, space: DesignSpace, terms: Sequence[Term]) -> None:
+    def __init__(self, document: GridDocument, given: DesignKeys, space: DesignSpace, terms: Sequence[Term]) -> None:
         self.document, self.given, self.space, self.terms = document, given, space, terms
 
     def error(self, problem: str, key: str) -> GridError:
         """About a key of the section."""
         return self.document.error((KEY, key), problem)
 
-    def chosen(self) -> Chosen:
+    def chosen(self) -> ChosenDesign:
         given = self.given
         if given.resolution is not None:
             return self._of_resolution(given.resolution)
@@ -119,23 +121,23 @@ class _Chooser:
             return self._of_share(Fraction(given.runs, len(self.space.points)), "runs")
         return self._d_optimal(given.runs, "runs")
 
-    def _of_resolution(self, resolution: int) -> Chosen:
+    def _of_resolution(self, resolution: int) -> ChosenDesign:
         if self.given.method not in (None, "regular"):
             raise self.error("a resolution is that of a regular fraction; leave method out, or give runs", "method")
         if self.space.exclude:
             problem = "a regular fraction needs every combination, and the grid excludes some; give runs"
             raise self.error(problem, "resolution")
-        found = regular_fractions.smallest(self.space, resolution, self.terms)
+        found = regular_fractions.smallest_fraction(self.space, resolution, self.terms)
         if found is None:
             name = regular_fractions.ROMAN[resolution] if resolution < len(regular_fractions.ROMAN) else str(resolution)
             raise self.error(
-                f"no fraction of resolution {name} of {len(regular_fractions.two_level(self.space))} two-level axes tells "
+                f"no fraction of resolution {name} of {len(regular_fractions.two_level_axes(self.space))} two-level axes tells "
                 f"{_listed(self.terms)} apart; give runs, or leave design out",
                 "resolution",
             )
-        return Chosen(*design_choice.regular_fraction(self.space, self.terms, found))
+        return ChosenDesign(*design_choice.regular_fraction(self.space, self.terms, found))
 
-    def _of_share(self, share: Fraction, key: str = "fraction") -> Chosen:
+    def _of_share(self, share: Fraction, key: str = "fraction") -> ChosenDesign:
         method = self.given.method
         halvings = share.denominator.bit_length() - 1
         whole = share.numerator == 1 and share.denominator == 2**halvings
@@ -144,7 +146,7 @@ class _Chooser:
             two = all(len(levels) == 2 for levels in self.space.axes.values())
             found = regular_fractions.best(self.space, halvings, self.terms, 3 if two or method == "regular" else 4)
             if found is not None:
-                return Chosen(*design_choice.regular_fraction(self.space, self.terms, found))
+                return ChosenDesign(*design_choice.regular_fraction(self.space, self.terms, found))
         if method == "regular":
             raise self.error(
                 f"there is no regular fraction of {share} that tells {_listed(self.terms)} apart: it needs a power of 1/2, enough "
@@ -153,7 +155,7 @@ class _Chooser:
             )
         return self._d_optimal(max(1, round(share * len(self.space.points))), key)
 
-    def _d_optimal(self, runs: int, key: str) -> Chosen:
+    def _d_optimal(self, runs: int, key: str) -> ChosenDesign:
         every = counted(len(self.space.points), "combination")
         if runs > len(self.space.points):
             raise self.error(f"{runs} are more than the grid's {every}; leave design out to run all", key)
@@ -165,11 +167,11 @@ class _Chooser:
                 f"give runs: {model.rank} or more",
                 key,
             )
-        return Chosen(*design_choice.d_optimal(self.space, self.terms, runs))
+        return ChosenDesign(*design_choice.d_optimal(self.space, self.terms, runs))
 
 
 def _check_contrasts(
-    document: Document, chosen: Chosen, contrasts: Sequence[Contrast], levels: Mapping[str, Sequence[Any]]
+    document: GridDocument, chosen: ChosenDesign, contrasts: Sequence[Contrast], levels: Mapping[str, Sequence[Any]]
 ) -> None:
     """Raise GridError for a declared contrast between cells of the design that cannot be estimated from it."""
     design, here = chosen.design, chosen.design.model.every[chosen.members]
@@ -189,7 +191,7 @@ def _check_contrasts(
             raise document.error(
                 (KEY,), f"{about}: exclude leaves no pair of them within {where}; change exclude or the contrast"
             )
-        if not estimable(here, weights):
+        if not is_estimable(here, weights):
             raise document.error((KEY,), f"{about} from {counted(design.runs, 'combination')}; give more runs")
 
 

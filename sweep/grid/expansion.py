@@ -12,12 +12,12 @@ from typing import Any, cast
 
 from ..config import SECTIONS, CellConfig, DataConfig
 from ..data import corpora, tokenizer
-from ..data.corpora import Prepared
+from ..data.corpora import PreparedCorpus
 from ..data.registry import CORPORA
 from . import settings, validate
 from .cell import Cell, canonical, data_identity, five_levels, id_of_parts, model_identity, slug_part, train_identity
 from .settings import Layer, Setting
-from .yaml_document import Document
+from .yaml_document import GridDocument
 
 Combination = Mapping[str, Any]
 """Axis -> level, as written in the file."""
@@ -47,14 +47,14 @@ class _Parts:
 
     config: Any
     identity: str = ""
-    known: Prepared | None = None
+    known: PreparedCorpus | None = None
     """Of the data section: the corpus, when it was prepared under the name that the section gives."""
 
 
 class Expansion:
     """Makes cells, combination by combination. It remembers what it worked out, and lives as long as one expansion."""
 
-    def __init__(self, grid: Any, fingerprint: Fingerprint, prepared: Lookup) -> None:
+    def __init__(self, grid: Any, fingerprint: Fingerprint, prepared: PreparedLookup) -> None:
         """Take a `grid.Grid`, which this file must not import: its layers, levels, seeds and plugins make the cells."""
         self._grid, self._fingerprint, self._prepared = grid, fingerprint, prepared
         study = grid.search is not None
@@ -62,12 +62,12 @@ class Expansion:
         """Key of the file under which levels stand, by axis."""
         self._layers: Sequence[Layer] = grid.layers
         self._command_line: Layer = grid.command_line
-        self._document: Document = grid.document
+        self._document: GridDocument = grid.document
         self._chain = _Chain(grid.layers, grid.document.path)
         self._below = _by_section(settings.merge(grid.layers))
         self._above = _by_section(settings.merge([grid.command_line]))
         self._levels: dict[tuple[int | None, str, str], _Level] = {}
-        self._sections: dict[tuple[str, tuple[_Level, ...], Prepared | None], _Parts] = {}
+        self._sections: dict[tuple[str, tuple[_Level, ...], PreparedCorpus | None], _Parts] = {}
         self._prints: dict[DataConfig, str] = {}
         self._pinned: dict[int, _Parts] = {}
         self._stems: dict[tuple[int, int], str] = {}
@@ -86,7 +86,7 @@ class Expansion:
             validate.check_agreement(model, data, train, known)
             validate.check_precision(model, train, parts["resources"].config)
             parts["data"] = self._pin(parts["data"])
-        except validate.Invalid as error:
+        except validate.InvalidConfig as error:
             raise validate.blame(self._merged(levels), error, self._document.path) from error
         words = {level.axis: level.word for level in levels}
         shared = {name: part.config for name, part in parts.items()} | {"plugins": self._grid.plugins}
@@ -125,7 +125,7 @@ class Expansion:
                 settings.add(together, level.axis, level.setting)  # raises, naming both sources
             together.update(level.layer)
 
-    def _section(self, name: str, levels: Iterable[_Level], known: Prepared | None = None) -> _Parts:
+    def _section(self, name: str, levels: Iterable[_Level], known: PreparedCorpus | None = None) -> _Parts:
         """The section that these levels give, beside the corpus that is known by its name; raises Invalid."""
         reaching = tuple(level for level in levels if name in level.sections)
         key = name, reaching, known if name == "model" else None
@@ -159,7 +159,7 @@ class Expansion:
         section = validate.section("data", layer, self._grid.plugins)
         return _Parts(_with_tokenizer(section, layer, known), known=known)
 
-    def _fitting(self, model: Any, layer: Layer, levels: Iterable[_Level], known: Prepared) -> Any:
+    def _fitting(self, model: Any, layer: Layer, levels: Iterable[_Level], known: PreparedCorpus) -> Any:
         """The model with room for the corpus's vocabulary, unless whoever names the corpus says how much there is."""
         said, corpus = layer.get("model.vocab_size"), self._layer("data", levels)["data.corpus"]
         if said is not None and not self._chain.below(said, corpus):
@@ -206,7 +206,7 @@ def _by_section(layer: Layer) -> dict[str, Layer]:
 
 # --- corpora that were prepared under a name --------------------------------------------------------------------------
 
-Lookup = Callable[[str], Prepared | None]
+PreparedLookup = Callable[[str], PreparedCorpus | None]
 """The corpus that was prepared under a name; None for a name that nothing has."""
 SAID = ("tokenizer", "tokenizer_file", "end_of_text")
 
@@ -230,11 +230,11 @@ class _Chain:
         return {path: one for path, one in layer.items() if path not in gone or not self.below(one, corpus)}
 
 
-def _with_tokenizer(data: DataConfig, layer: Layer, known: Prepared) -> DataConfig:
+def _with_tokenizer(data: DataConfig, layer: Layer, known: PreparedCorpus) -> DataConfig:
     """The section with the tokenizer that made the corpus; raises Invalid when the layer says another."""
     said = {name: layer[f"data.{name}"].value for name in SAID if f"data.{name}" in layer}
     if "tokenizer" in said and data.tokenizer != known.kind:
-        raise validate.Invalid(("data.tokenizer",), _differs(known, data.tokenizer))
+        raise validate.InvalidConfig(("data.tokenizer",), _differs(known, data.tokenizer))
     file, end = data.tokenizer_file, data.end_of_text
     if known.kind == "json" and (file is not None or end is not None):
         path = "data.tokenizer_file" if file is not None else "data.end_of_text"
@@ -243,12 +243,12 @@ def _with_tokenizer(data: DataConfig, layer: Layer, known: Prepared) -> DataConf
                 "json", file or known.file, end or (known.end_of_text if file is None else None)
             )
         except tokenizer.TokenizerError as error:
-            raise validate.Invalid((path,), str(error)) from error
+            raise validate.InvalidConfig((path,), str(error)) from error
         if asked.name != known.tokenizer:
-            raise validate.Invalid((path,), _differs(known, asked.name))
+            raise validate.InvalidConfig((path,), _differs(known, asked.name))
     update = {"tokenizer": known.kind, "tokenizer_file": file or known.file, "end_of_text": end or known.end_of_text}
     return data.model_copy(update=update)
 
 
-def _differs(known: Prepared, asked: str) -> str:
+def _differs(known: PreparedCorpus, asked: str) -> str:
     return f"corpus {known.name!r} was prepared with tokenizer {known.tokenizer}, but the grid asks for {asked}"

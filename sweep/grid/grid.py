@@ -14,26 +14,26 @@ from pydantic import ValidationError
 
 from ...grids import GRIDS as GRIDS
 from ...results.contrasts import Contrast
-from ...results.names import is_utf8, short, why_not
-from ...results.stopping.stopping_rule import Rule
+from ...results.names import is_utf8, quoted_short, why_not
+from ...results.stopping.stopping_rule import StoppingRule
 from ...results.studies.search import Search
 from ..config import Plugin
 from ..errors import GridError
 from . import designs, sections, settings
 from .cell import Cell
-from .expansion import SEARCH, TUNE, Combination, Expansion, Fingerprint, Lookup
+from .expansion import SEARCH, TUNE, Combination, Expansion, Fingerprint, PreparedLookup
 from .grid_file import BASE_KEYS, GridFile
 from .grid_file import find_file as find_file
 from .grid_file import shipped as shipped
-from .plugins import PluginLeft, cause_of, load_plugin
+from .plugins import PluginExited, cause_of, load_plugin
 from .settings import Layer, NamedLevels, Setting, level_text
-from .yaml_document import Document, KeyPath, TooManyValues, load, value_of
+from .yaml_document import GridDocument, KeyPath, TooManyValues, load, value_of
 
 SEED = "seed"
 """What a seed is called among the axes of an `exclude` rule."""
 MOST_CELLS = 20_000
 """Of a grid, unless `--cells` allows more: planning takes about a quarter of a millisecond a cell."""
-Placed = tuple[int, Mapping[str, Sequence[str]]]
+NumberedRule = tuple[int, Mapping[str, Sequence[str]]]
 """A rule of `exclude` behind its place in the list."""
 
 
@@ -43,7 +43,7 @@ class Grid:
 
     name: str
     description: str
-    document: Document
+    document: GridDocument
     axes: dict[str, list[Any]]
     named: NamedLevels
     """Those of them whose levels the file itself defines."""
@@ -60,9 +60,9 @@ class Grid:
     plugins: tuple[Plugin, ...] = ()
     contrasts: tuple[Contrast, ...] = ()
     """The differences that the sweep is launched to see; part of no cell."""
-    chosen: designs.Chosen | None = None
+    chosen: designs.ChosenDesign | None = None
     """The part of the combinations of `axes` that is launched; None: all."""
-    stop: Rule | None = None
+    stop: StoppingRule | None = None
     """When seeds beyond `seeds` are enough; None: no others are added."""
     search: Search | None = None
     """The study whose trials are the cells; None: a factorial."""
@@ -73,7 +73,7 @@ class Grid:
     part: str = ""
     """Of a study that goes before a factorial: the level that it is for."""
 
-    def expand(self, fingerprint: Fingerprint, prepared: Lookup = lambda name: None) -> list[Cell]:
+    def expand(self, fingerprint: Fingerprint, prepared: PreparedLookup = lambda name: None) -> list[Cell]:
         """All cells in grid order: axes in the order written, the last one fastest, seeds innermost.
 
         Of a grid with `search`, which has no cells before they are proposed, those at the ends of its ranges. `fingerprint` gives the hash of a corpus, `prepared` what was prepared under a name. Raises GridError.
@@ -100,7 +100,7 @@ class Grid:
             sections.check_lengths(self.document, self.contrasts, cells)
         return cells
 
-    def expansion(self, fingerprint: Fingerprint, prepared: Lookup = lambda name: None) -> Expansion:
+    def expansion(self, fingerprint: Fingerprint, prepared: PreparedLookup = lambda name: None) -> Expansion:
         """What makes the cells of its combinations of levels, or of its trials."""
         return Expansion(self, fingerprint, prepared)
 
@@ -163,7 +163,7 @@ class Grid:
             for levels in itertools.product(*rule.values()):
                 yield dict(zip(rule, levels, strict=True)), line
 
-    def _dropping(self, *, seeds: bool) -> list[Placed]:
+    def _dropping(self, *, seeds: bool) -> list[NumberedRule]:
         """The rules of `exclude` that drop whole combinations, or those that drop seeds of them, each with its place."""
         return [(index, rule) for index, rule in enumerate(self.exclude) if (SEED in rule) == seeds]
 
@@ -200,7 +200,7 @@ class Grid:
         )
 
 
-def _first(rules: Iterable[Placed], word: Mapping[str, str]) -> int | None:
+def _first(rules: Iterable[NumberedRule], word: Mapping[str, str]) -> int | None:
     """The place of the first rule that a combination of levels meets; None for one that meets none."""
     return next((index for index, rule in rules if all(word[name] in some for name, some in rule.items())), None)
 
@@ -237,9 +237,9 @@ def load_grid(
     if not file.name:
         raise GridError(path, 1, "name", "is missing; give the sweep a name")
     if rename is not None and (why := why_not(rename)):
-        raise GridError("--name", None, "", f"{short(rename)} {why}")
+        raise GridError("--name", None, "", f"{quoted_short(rename)} {why}")
     if rename is None and (why := why_not(file.name)):
-        raise document.error(("name",), f"{short(file.name)} {why}")
+        raise document.error(("name",), f"{quoted_short(file.name)} {why}")
     if sets and (rename is None or rename == file.name):
         raise GridError("--set", None, "", f"a changed grid needs a name of its own: add --name, other than {file.name!r}")  # fmt: skip
     grid = Grid(
@@ -276,7 +276,7 @@ def load_grid(
     return grid
 
 
-def _validated(document: Document) -> GridFile:
+def _validated(document: GridDocument) -> GridFile:
     """Return the file's keys, checked. Raises GridError."""
     try:
         return GridFile.model_validate(document.data)
@@ -284,7 +284,7 @@ def _validated(document: Document) -> GridFile:
         raise document.located(error) from error
 
 
-def _layers(document: Document, file: GridFile, seen: tuple[Path, ...] = ()) -> list[Layer]:
+def _layers(document: GridDocument, file: GridFile, seen: tuple[Path, ...] = ()) -> list[Layer]:
     """Return the base chain, oldest first, and the file's own `set` and `resources` as one last layer."""
     layers: list[Layer] = []
     if file.extends:
@@ -305,7 +305,7 @@ def _layers(document: Document, file: GridFile, seen: tuple[Path, ...] = ()) -> 
     return [*layers, own]
 
 
-def _check_axis(document: Document, made: NamedLevels, name: str, *where: str | int) -> None:
+def _check_axis(document: GridDocument, made: NamedLevels, name: str, *where: str | int) -> None:
     """Raise GridError for an axis that is none of the five, of the file's own, or the path of a setting."""
     if name in settings.AXES or name in made:
         return
@@ -317,7 +317,7 @@ def _check_axis(document: Document, made: NamedLevels, name: str, *where: str | 
 
 
 def _check_level(
-    document: Document, made: NamedLevels, name: str, level: Any, where: KeyPath, *, below: KeyPath = ()
+    document: GridDocument, made: NamedLevels, name: str, level: Any, where: KeyPath, *, below: KeyPath = ()
 ) -> None:
     """Raise GridError for a level that an axis does not have; those of a setting are checked with its cells."""
     if name in settings.AXES or name in made:
@@ -326,7 +326,7 @@ def _check_level(
             raise document.error(where, f"no level {level!r}", levels, str(level), below=below)
 
 
-def _axes(document: Document, given: Mapping[str, Any], made: NamedLevels) -> dict[str, list[Any]]:
+def _axes(document: GridDocument, given: Mapping[str, Any], made: NamedLevels) -> dict[str, list[Any]]:
     """Return the levels of every axis. Raises GridError."""
     found: dict[str, list[Any]] = {}
     for name, levels in given.items():
@@ -350,7 +350,7 @@ def _axes(document: Document, given: Mapping[str, Any], made: NamedLevels) -> di
     return found
 
 
-def _exclude(document: Document, file: GridFile, crossed: Mapping[str, list[Any]]) -> list[dict[str, list[str]]]:
+def _exclude(document: GridDocument, file: GridFile, crossed: Mapping[str, list[Any]]) -> list[dict[str, list[str]]]:
     """Return the rules of `exclude`, in words of levels. Raises GridError."""
     rules = []
     texts = {name: dict.fromkeys(level_text(name, level) for level in levels) for name, levels in crossed.items()}
@@ -369,7 +369,7 @@ def _exclude(document: Document, file: GridFile, crossed: Mapping[str, list[Any]
     return rules
 
 
-def _check_seeds(document: Document, where: KeyPath, named: Sequence[Any], seeds: Sequence[int]) -> None:
+def _check_seeds(document: GridDocument, where: KeyPath, named: Sequence[Any], seeds: Sequence[int]) -> None:
     """Raise GridError for seeds of an `exclude` rule that the grid does not have, or that it cannot drop."""
     for key in (designs.KEY, sections.STOP):
         if key in document.data:
@@ -381,7 +381,7 @@ def _check_seeds(document: Document, where: KeyPath, named: Sequence[Any], seeds
 
 
 def _include(
-    document: Document, rules: Sequence[dict[str, list[Any]]], made: NamedLevels
+    document: GridDocument, rules: Sequence[dict[str, list[Any]]], made: NamedLevels
 ) -> list[tuple[dict[str, list[Any]], int]]:
     """Return the rules of `include` with their lines. Raises GridError."""
     for index, rule in enumerate(rules):
@@ -393,7 +393,7 @@ def _include(
     return [(rule, document.line("include", index)) for index, rule in enumerate(rules)]
 
 
-def _plugins(document: Document) -> Iterator[Plugin]:
+def _plugins(document: GridDocument) -> Iterator[Plugin]:
     """Import the plugin files that a grid names. Raises GridError."""
     given = document.data.get("plugins", [])
     for index, name in enumerate(given if isinstance(given, list) else []):
@@ -404,7 +404,7 @@ def _plugins(document: Document) -> Iterator[Plugin]:
             raise document.error(("plugins",), problem, near, str(name), below=(index,))
         try:
             yield load_plugin(path.resolve())
-        except PluginLeft as error:
+        except PluginExited as error:
             raise document.error(("plugins",), str(error), below=(index,)) from error
         except Exception as error:
             problem = f"{name} cannot be loaded: {cause_of(error)}"
@@ -414,7 +414,7 @@ def _plugins(document: Document) -> Iterator[Plugin]:
 def parse_value(text: str) -> Any:
     """A command-line value as YAML would read it. Raises GridError for one that is too large, or not in UTF-8."""
     if not is_utf8(text):
-        raise GridError("command line", None, short(text), "is not in UTF-8, so it cannot be written down")
+        raise GridError("command line", None, quoted_short(text), "is not in UTF-8, so it cannot be written down")
     try:
         return value_of(text)
     except TooManyValues as error:

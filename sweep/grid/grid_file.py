@@ -31,11 +31,11 @@ from pydantic_core import CoreSchema, core_schema
 from ...grids import GRIDS
 from ...model.bounds import MAX_INT64
 from ...results import metrics
-from ...results.contrasts import AVERAGE
+from ...results.contrasts import AVERAGE_LENGTH
 from ...results.designs import regular_fractions
 from ...results.designs.design_option import METHODS
-from ...results.metrics import OF_TRAINING, Metric
-from ...results.names import NAME, RESERVED, RULE, level_word
+from ...results.metrics import TRAINING_SOURCES, Metric
+from ...results.names import NAME, NAME_RULE, PUBLISHED_PREFIX, level_word
 from ...results.stopping.stopping_rule import FIRST, MOST, MOST_SEEDS, OBRIEN_FLEMING, SPENDINGS
 from ...results.studies.search import Direction, Interval, LevelChoice, Pruner, Range, Sampler, Search
 from ..probes import PROBES
@@ -101,7 +101,7 @@ class Measure:
     @property
     def text(self) -> str:
         """In full: needle.digit_accuracy@65536, val.val_loss."""
-        place = AVERAGE if self.length is None else str(self.length)
+        place = AVERAGE_LENGTH if self.length is None else str(self.length)
         return f"{self.probe}.{self.metric.name}" + (f"@{place}" if self.length != 0 else "")
 
 
@@ -109,7 +109,7 @@ def check_measured(probe: str, metric: str, length: int | None, asked: Collectio
     """Raise PydanticCustomError for a number that no cell has which is asked for these probes and lengths."""
     lengths = sorted(at for name, at in asked if name == probe)
     if not lengths and probe in PROBES:
-        probes = [*sorted({name for name, _ in asked}), *OF_TRAINING]
+        probes = [*sorted({name for name, _ in asked}), *TRAINING_SOURCES]
         raise wrong(f"no cell runs the probe {probe} (eval.probes)", allowed=probes, word=probe)
     if lengths and length is not None and length not in lengths:
         told = [f"{probe}.{metric}" + (f"@{at}" if at else "") for at in lengths]
@@ -135,20 +135,20 @@ def measure(text: object, *, short: bool = True, average: bool = False, where: S
     probe, metric = _named(name, where)
     full = f"{probe}.{metric.name}"
     if (probe in PROBES and PROBES.load(probe).by_length) != bool(at):
-        more = f", or {full}@{AVERAGE}" if average else ""
+        more = f", or {full}@{AVERAGE_LENGTH}" if average else ""
         needs = f"has no context length: {full}" if at else f"needs a context length: {full}@65536{more}"
         raise wrong(needs, *where)
-    if at and average and place == AVERAGE:
+    if at and average and place == AVERAGE_LENGTH:
         return Measure(probe, metric, None)
     if at and (not place.isdecimal() or not 0 < int(place) < 2**63):
-        more = f" or {AVERAGE}" if average else ""
+        more = f" or {AVERAGE_LENGTH}" if average else ""
         raise wrong(f"the context length must be a whole number{more}, got {place!r}", *where)
     return Measure(probe, metric, int(place) if at else 0)
 
 
 def _named(name: str, where: Sequence[str]) -> tuple[str, Metric]:
     """Return the probe and the metric of a name without a length."""
-    known = [*PROBES, *OF_TRAINING]
+    known = [*PROBES, *TRAINING_SOURCES]
     probe, dot, metric = name.partition(".")
     if not dot and name in known:
         return name, own_metrics(name)[0]
@@ -171,7 +171,7 @@ def _named(name: str, where: Sequence[str]) -> tuple[str, Metric]:
 
 def own_metrics(probe: str) -> Sequence[Metric]:
     """Return the metrics of a probe, or of a training in place of one: the main number first."""
-    return metrics.of_probe(probe) or tuple(PROBES.load(probe).metrics)
+    return metrics.metrics_of_probe(probe) or tuple(PROBES.load(probe).metrics)
 
 
 # --- types of values --------------------------------------------------------------------------------------------------
@@ -634,7 +634,7 @@ class TuneKeys(SearchKeys):
 class GridFile(Section):
     """A grid file; a base has the keys BASE_KEYS alone."""
 
-    name: str = Field("", description=f"Name of the sweep in the database: {RULE}; not {RESERVED}..., the paper's numbers.", json_schema_extra={"pattern": f"^(?!{RESERVED}){NAME.pattern}$"})  # fmt: skip
+    name: str = Field("", description=f"Name of the sweep in the database: {NAME_RULE}; not {PUBLISHED_PREFIX}..., the paper's numbers.", json_schema_extra={"pattern": f"^(?!{PUBLISHED_PREFIX}){NAME.pattern}$"})  # fmt: skip
     description: str = ""
     extends: str = Field(
         "", description=f"A base: {', '.join(shipped('base'))}, or a file of your own beside the grid."

@@ -14,7 +14,7 @@ from ...model.resolve import NO_MEMORY, NO_POSITIONS, NO_REGULARIZER
 from ..config import Plugin
 from ..data.registry import CORPORA
 from ..errors import GridError, SweepError
-from ..host.signals import Stop
+from ..host.signals import StopRequested
 
 
 class Pluggable(NamedTuple):
@@ -45,7 +45,7 @@ class PluginChanged(SweepError):
     """The file is no longer the one that the cell's id was made with."""
 
 
-class PluginLeft(SweepError):
+class PluginExited(SweepError):
     """The file ends the process that imports it, or raises what no program catches."""
 
 
@@ -84,14 +84,14 @@ def load_plugin(path: Path, sha256: str | None = None) -> Plugin:
         except SystemExit as error:
             del sys.modules[name]
             code = error.code if isinstance(error.code, int | str | None) else type(error.code).__name__
-            raise PluginLeft(
+            raise PluginExited(
                 f"{path}: ends the process with exit code {code} when it is imported; a plugin must not call sys.exit"
             ) from error
         except BaseException as error:
             del sys.modules[name]
-            if isinstance(error, Exception | Stop) or type(error) is KeyboardInterrupt:
+            if isinstance(error, Exception | StopRequested) or type(error) is KeyboardInterrupt:
                 raise
-            raise PluginLeft(
+            raise PluginExited(
                 f"{path}: raises {cause_of(error)} when it is imported; a plugin may raise only an Exception"
             ) from error
     return Plugin(path=str(path), sha256=digest)
@@ -105,7 +105,7 @@ def load_plugins(files: Iterable[Path]) -> tuple[Plugin, ...]:
             raise GridError("--plugin", None, str(file), "no such file")
         try:
             found.append(load_plugin(file.resolve()))
-        except PluginLeft:
+        except PluginExited:
             raise
         except Exception as error:
             raise GridError("--plugin", None, str(file), f"cannot be loaded: {cause_of(error)}") from error

@@ -12,7 +12,7 @@ from pydantic_core import PydanticCustomError
 from ...results import metrics
 from ...results.contrasts import Contrast, reference_level
 from ...results.names import why_not
-from ...results.stopping.stopping_rule import FIRST, Rule
+from ...results.stopping.stopping_rule import FIRST, StoppingRule
 from ...results.studies.search import LevelChoice, Search
 from ..errors import GridError
 from ..probes import requested
@@ -21,7 +21,7 @@ from .cell import Cell
 from .expansion import SEARCH, TUNE, Expansion
 from .grid_file import ContrastKeys, StopKeys, TuneKeys, check_measured, measure, own_metrics
 from .settings import AXES, NamedLevels, level_text
-from .yaml_document import Document, KeyPath
+from .yaml_document import GridDocument, KeyPath
 
 CONTRASTS, STOP = "contrasts", "stop"
 EVALUATION = "eval."
@@ -30,7 +30,7 @@ CALLED = {"measure": "metric", "axis": "contrast"}
 
 
 def read_contrasts(
-    document: Document, given: Sequence[ContrastKeys], known: Mapping[str, list[Any]]
+    document: GridDocument, given: Sequence[ContrastKeys], known: Mapping[str, list[Any]]
 ) -> tuple[Contrast, ...]:
     """Return the contrasts of a grid file whose axes have these levels, those of `include` too. Raises GridError."""
     levels = levels_of(known)
@@ -43,7 +43,7 @@ def read_contrasts(
     return tuple(found)
 
 
-def place(document: Document, index: int, *keys: str) -> KeyPath:
+def place(document: GridDocument, index: int, *keys: str) -> KeyPath:
     """Return where the file has a grid's contrast: in their list, or for the one that `stop` adds, there."""
     given = document.data.get(CONTRASTS)
     if isinstance(given, list) and index < len(given):
@@ -51,7 +51,7 @@ def place(document: Document, index: int, *keys: str) -> KeyPath:
     return (STOP, *(CALLED[key] for key in keys))
 
 
-def check_lengths(document: Document, contrasts: Sequence[Contrast], cells: Iterable[Cell]) -> None:
+def check_lengths(document: GridDocument, contrasts: Sequence[Contrast], cells: Iterable[Cell]) -> None:
     """Raise GridError for a contrast about a probe or a context length that no cell is evaluated at."""
     asked = requested_by(cells) if contrasts else ()
     for index, one in enumerate(contrasts):
@@ -82,7 +82,7 @@ def levels_of(known: Mapping[str, list[Any]]) -> dict[str, dict[str, None]]:
 
 
 def _contrast(
-    document: Document, where: KeyPath, item: ContrastKeys, levels: Mapping[str, Mapping[str, None]]
+    document: GridDocument, where: KeyPath, item: ContrastKeys, levels: Mapping[str, Mapping[str, None]]
 ) -> Contrast:
     """Return a contrast between levels of the grid; `where` it stands in the file. Raises GridError."""
 
@@ -123,7 +123,9 @@ def _contrast(
 # --- stop -------------------------------------------------------------------------------------------------------------
 
 
-def read_stop(document: Document, given: StopKeys, known: Mapping[str, list[Any]], seeds: Sequence[int]) -> Rule:
+def read_stop(
+    document: GridDocument, given: StopKeys, known: Mapping[str, list[Any]], seeds: Sequence[int]
+) -> StoppingRule:
     """Return the rule of a grid file whose axes have these levels, those of `include` too, and whose cells all have these seeds.
 
     Raises GridError.
@@ -132,13 +134,15 @@ def read_stop(document: Document, given: StopKeys, known: Mapping[str, list[Any]
     first, most = _looks(document, given, len(seeds))
     more = itertools.islice(itertools.count(max(seeds) + 1), most - len(seeds))
     width = given.ci / 100 if given.ci is not None and given.metric.metric.percent else given.ci
-    return Rule(
+    return StoppingRule(
         contrast=contrast, width=width, sure=given.sure, seeds=(*seeds, *more), first=first, wave=given.wave,
         spending=given.spending,
     )  # fmt: skip
 
 
-def with_contrast(declared: Sequence[Contrast], rule: Rule, known: Mapping[str, list[Any]]) -> tuple[Contrast, ...]:
+def with_contrast(
+    declared: Sequence[Contrast], rule: StoppingRule, known: Mapping[str, list[Any]]
+) -> tuple[Contrast, ...]:
     """Return the declared contrasts, and the rule's as the last one unless it is among them."""
     levels = levels_of(known)
     there = any(rule.about(one, one.reference or reference_level([*levels[one.axis]])) for one in declared)
@@ -150,7 +154,7 @@ def about(contrast: Contrast) -> metrics.Metric:
     return next(one for one in own_metrics(contrast.probe) if one.name == contrast.metric)
 
 
-def _stop_contrast(document: Document, given: StopKeys, levels: Mapping[str, Mapping[str, None]]) -> Contrast:
+def _stop_contrast(document: GridDocument, given: StopKeys, levels: Mapping[str, Mapping[str, None]]) -> Contrast:
     """Return the contrast of the rule, its level and reference filled in where the axis has two levels."""
     axis, level, reference = given.contrast, given.level, given.reference
     if isinstance(axis, str) and axis in levels:
@@ -168,7 +172,7 @@ def _stop_contrast(document: Document, given: StopKeys, levels: Mapping[str, Map
     return _contrast(document, (STOP,), item, levels)
 
 
-def _looks(document: Document, given: StopKeys, seeds: int) -> tuple[int, int]:
+def _looks(document: GridDocument, given: StopKeys, seeds: int) -> tuple[int, int]:
     """Return the seeds at the first look and at the last."""
     first = given.min_seeds if given.min_seeds is not None else max(FIRST, seeds)
     if first < seeds:
@@ -206,7 +210,7 @@ class Tune:
 
 
 def read_tune(
-    document: Document, given: TuneKeys, levels: Mapping[str, Sequence[Any]], name: str, *named: NamedLevels
+    document: GridDocument, given: TuneKeys, levels: Mapping[str, Sequence[Any]], name: str, *named: NamedLevels
 ) -> Tune:
     """Return the studies of a grid named `name`, with these levels by axis. Raises GridError for what cannot be tuned."""
     if "stop" in document.data:
@@ -235,7 +239,7 @@ def read_tune(
     return found
 
 
-def ends(document: Document, search: Search, expansion: Expansion, key: str = SEARCH) -> list[Cell]:
+def ends(document: GridDocument, search: Search, expansion: Expansion, key: str = SEARCH) -> list[Cell]:
     """Return the cells at the ends of all ranges, one setting at a time, the others at their first level or low end.
 
     Raises GridError for a range that holds what no cell can have, and for an objective that no cell is measured by.

@@ -28,13 +28,13 @@ from pydantic import BaseModel
 
 from ...model import registry
 from ...model.registry import Registry
-from ...results.names import is_utf8, level_word, short
+from ...results.names import is_utf8, level_word, quoted_short
 from ..config import FORMER, CellConfig
 from ..data.registry import CORPORA
 from ..errors import GridError
 from ..probes import PROBES
 from .plugins import PLUGGABLE
-from .yaml_document import Document, KeyPath, shown
+from .yaml_document import GridDocument, KeyPath, shown
 
 Overrides = Mapping[str, Any]
 """Dotted config path -> value."""
@@ -191,7 +191,7 @@ def unknown(path: str) -> tuple[str, list[str], str | None] | None:
 
 
 def flatten(
-    tree: Mapping[str, Any], document: Document, at: tuple[str | int, ...]
+    tree: Mapping[str, Any], document: GridDocument, at: tuple[str | int, ...]
 ) -> Iterator[tuple[str, Any, int, str]]:
     """(dotted path, value, line, key as written) of every leaf under `tree`; dotted keys and nesting may be mixed."""
     for key, value in tree.items():
@@ -258,7 +258,7 @@ def _beside(setting: Setting) -> Setting:
     try:
         path = str(resolved(setting.value, root))
         if not is_utf8(path):
-            raise ValueError(f"{short(path)} is not in UTF-8, so it cannot be written down; rename it")
+            raise ValueError(f"{quoted_short(path)} is not in UTF-8, so it cannot be written down; rename it")
         return replace(setting, value=path)
     except ValueError as error:
         raise setting.error(str(error)) from error
@@ -273,7 +273,7 @@ def resolved(text: str, root: Path = Path()) -> Path:
     except (OSError, ValueError, RuntimeError) as error:
         # of a NUL, of ~ and a user that there is not, of a name that is too long
         said = getattr(error, "strerror", None) or str(error).rstrip(".")
-        raise ValueError(f"{short(text)} is no path: {said}") from error
+        raise ValueError(f"{quoted_short(text)} is no path: {said}") from error
     return path
 
 
@@ -301,7 +301,7 @@ NamedLevels = Mapping[str, Mapping[str, Layer]]
 """Axis -> level -> what it sets."""
 
 
-def named_axes(document: Document, given: Mapping[str, Any]) -> NamedLevels:
+def named_axes(document: GridDocument, given: Mapping[str, Any]) -> NamedLevels:
     """Return the axes of a grid file whose levels are mappings. Raises GridError for what cannot be one."""
     return {
         name: _levels(document, name, levels)
@@ -310,7 +310,7 @@ def named_axes(document: Document, given: Mapping[str, Any]) -> NamedLevels:
     }
 
 
-def besides(document: Document, given: Mapping[str, Any], known: Mapping[str, Sequence[Any]]) -> NamedLevels:
+def besides(document: GridDocument, given: Mapping[str, Any], known: Mapping[str, Sequence[Any]]) -> NamedLevels:
     """Return what the grid's `levels` say, by axis and level of those that it has. Raises GridError."""
     found: dict[str, dict[str, Layer]] = {}
     for axis, levels in given.items():
@@ -339,13 +339,13 @@ def put(layer: Layer, axis: str, setting: Setting, *named: NamedLevels) -> None:
             add(layer, path, one)
 
 
-def paths(axis: str, named: NamedLevels, besides: NamedLevels) -> set[str]:
+def paths(axis: str, named: NamedLevels, read_level_settings: NamedLevels) -> set[str]:
     """The settings that the levels of an axis reach."""
     own = AXES[axis].levels() if axis in AXES else named.get(axis, {"": {axis: None}})
-    return {path for levels in (own, besides.get(axis, {})) for sets in levels.values() for path in sets}
+    return {path for levels in (own, read_level_settings.get(axis, {})) for sets in levels.values() for path in sets}
 
 
-def _levels(document: Document, name: str, levels: Mapping[str, Any]) -> dict[str, Layer]:
+def _levels(document: GridDocument, name: str, levels: Mapping[str, Any]) -> dict[str, Layer]:
     """Return what each level of an axis of the file's own sets. Raises GridError."""
     where = ("axes", name)
     if not AXIS_NAME.fullmatch(name):
@@ -360,7 +360,7 @@ def _levels(document: Document, name: str, levels: Mapping[str, Any]) -> dict[st
     return {level: _layer(document, sets, (*where, level)) for level, sets in levels.items()}
 
 
-def _layer(document: Document, sets: Any, where: KeyPath) -> Layer:
+def _layer(document: GridDocument, sets: Any, where: KeyPath) -> Layer:
     """Return the settings of one level. Raises GridError."""
     if not isinstance(sets, Mapping):
         raise document.error(where, f"must map settings to values ({{}} for none), got {sets!r}")

@@ -16,7 +16,7 @@ from ...model.resolve import NO_MEMORY, check_model_config, longest_text, memory
 from .. import probes
 from ..config import CellConfig, DataConfig, EvalConfig, Plugin, Resources, TrainConfig
 from ..data import tokenizer
-from ..data.corpora import CorpusError, CorpusUnknown, Prepared
+from ..data.corpora import CorpusError, CorpusUnknown, PreparedCorpus
 from ..data.registry import CORPORA, every_kind
 from ..errors import GridError
 from .plugins import with_sources
@@ -26,7 +26,7 @@ FP8_MULTIPLE = 16
 """Of which the widths of matrices must be multiples; torch's products of 8-bit matrices ask for it."""
 
 
-class Invalid(Exception):
+class InvalidConfig(Exception):
     """A config that cannot be, not yet traced to a line; `blame` says where it was written."""
 
     def __init__(
@@ -102,31 +102,31 @@ def pinned(data: DataConfig, fingerprint: Callable[[DataConfig], str]) -> str:
         message = (
             f"no corpus {error.name!r} is built in or prepared; atma-sweep data prepare PATH --name {error.name} would"
         )
-        raise Invalid(("data.corpus",), message, error.allowed, error.name) from error
+        raise InvalidConfig(("data.corpus",), message, error.allowed, error.name) from error
     except CorpusError as error:
         setting = re.match(r"(data\.\w+): ", str(error))
         if setting is None:
             raise
-        raise Invalid((setting[1],), str(error).removeprefix(setting[0])) from error
+        raise InvalidConfig((setting[1],), str(error).removeprefix(setting[0])) from error
 
 
-def _invalid_value(path: str, error: Mapping[str, Any]) -> Invalid:
+def _invalid_value(path: str, error: Mapping[str, Any]) -> InvalidConfig:
     value = error.get("input")
     if error["type"] == "literal_error":
-        return Invalid(
+        return InvalidConfig(
             (path,), f"no such value {quoted(value)}", re.findall(r"'([^']*)'", error["ctx"]["expected"]), str(value)
         )
     message = error["msg"].removeprefix("Value error, ")
     if error["type"] == "value_error":
-        return Invalid((path,), message)
-    return Invalid((path,), f"{_must_be(message)}, got {quoted(value)}")
+        return InvalidConfig((path,), message)
+    return InvalidConfig((path,), f"{_must_be(message)}, got {quoted(value)}")
 
 
-def _invalid_model(merged: Layer, error: ModelConfigError) -> Invalid:
+def _invalid_model(merged: Layer, error: ModelConfigError) -> InvalidConfig:
     setting = merged.get(error.path)
     if error.allowed and setting is not None:
-        return Invalid((error.path,), f"no such value {setting.value!r}", error.allowed, str(setting.value))
-    return Invalid((error.path,), _must_be(error.message), error.allowed or ())
+        return InvalidConfig((error.path,), f"no such value {setting.value!r}", error.allowed, str(setting.value))
+    return InvalidConfig((error.path,), _must_be(error.message), error.allowed or ())
 
 
 def _must_be(message: str) -> str:
@@ -149,7 +149,7 @@ def _check_names(section: str, config: Any) -> None:
         said = getattr(config, field)
         for name in (said,) if isinstance(said, str) else said:
             if name not in allowed:
-                raise Invalid((path,), f"no such name {name!r}", list(allowed), name)
+                raise InvalidConfig((path,), f"no such name {name!r}", list(allowed), name)
 
 
 def _check_finite(values: Any, path: str) -> None:
@@ -158,46 +158,50 @@ def _check_finite(values: Any, path: str) -> None:
         for name, value in values.items():
             _check_finite(value, f"{path}.{name}")
     elif isinstance(values, float) and not math.isfinite(values):
-        raise Invalid((path,), f"must be a finite number, got {values}")
+        raise InvalidConfig((path,), f"must be a finite number, got {values}")
 
 
-def check_agreement(model: ModelConfig, data: DataConfig, train: TrainConfig, known: Prepared | None = None) -> None:
+def check_agreement(
+    model: ModelConfig, data: DataConfig, train: TrainConfig, known: PreparedCorpus | None = None
+) -> None:
     """Raise Invalid for what no single section can know; `known` is the corpus when it was prepared under a name."""
     need = known.vocabulary if known is not None else tokenizer.TOKENIZERS[data.tokenizer].vocabulary
     if need is None:
         try:
             need = tokenizer.load_tokenizer(data.tokenizer, data.tokenizer_file, data.end_of_text).vocabulary
         except tokenizer.TokenizerError as error:
-            raise Invalid(("data.tokenizer_file", "data.tokenizer"), str(error)) from error
+            raise InvalidConfig(("data.tokenizer_file", "data.tokenizer"), str(error)) from error
     if model.vocab_size < need:
         has = f"tokenizer {data.tokenizer} has {need} tokens"
         if known is not None:
             has = f"corpus {known.name!r} was prepared with tokenizer {known.tokenizer} of {need} tokens"
-        raise Invalid(("model.vocab_size", "data.tokenizer"), f"model.vocab_size is {model.vocab_size}, but {has}")
+        raise InvalidConfig(
+            ("model.vocab_size", "data.tokenizer"), f"model.vocab_size is {model.vocab_size}, but {has}"
+        )
     kind = CORPORA.load(data.corpus) if data.corpus in CORPORA else None
     if train.loss_on == "marked" and not (kind is not None and kind.may_mark if known is None else known.marked):
         able = ", ".join(name for name, other in every_kind().items() if other.may_mark)
-        raise Invalid(
+        raise InvalidConfig(
             ("train.loss_on",),
             f"corpus {data.corpus} does not mark which tokens count; set train.loss_on to all, or name one that may: "
             f"{able}",
         )
     row = kind and kind.row_length(kind.Config.model_validate(data.settings.get(data.corpus, {})))
     if row is not None and row != train.seq_len:
-        raise Invalid(
+        raise InvalidConfig(
             (f"data.settings.{data.corpus}.length", "train.seq_len"),
             f"train.seq_len is {train.seq_len}, but the rows of corpus {data.corpus} have {row} tokens "
             f"(data.settings.{data.corpus}.length); make them the same",
         )
     if not model.n_global_layers:
-        raise Invalid(
+        raise InvalidConfig(
             ("model.attn_offset", "model.attn_every", "model.n_layers"),
             f"none of the {model.n_layers} blocks is global, so mixer {model.attn_type} has no place; "
             f"set model.attn_offset, which is {model.attn_offset}, below model.n_layers",
         )
     longest = longest_text(model)
     if longest is not None and longest < train.seq_len:
-        raise Invalid(
+        raise InvalidConfig(
             (f"model.position_settings.{model.positions}", "model.positions", "train.seq_len"),
             f"positions {model.positions} has {longest} places, fewer than train.seq_len ({train.seq_len}); "
             f"set model.position_settings.{model.positions}.length to as many as the longest text has",
@@ -206,9 +210,9 @@ def check_agreement(model: ModelConfig, data: DataConfig, train: TrainConfig, kn
         why = registry.MEMORIES.load(model.memory).unfit(memory_settings(model), train.seq_len)
         if why is not None:
             section = f"model.memories.{model.memory}"
-            raise Invalid((section, "model.memory"), f"{section}: {why}")
+            raise InvalidConfig((section, "model.memory"), f"{section}: {why}")
     if train.distractor and not registry.MIXERS.load(model.attn_type).has_distractor:
-        raise Invalid(
+        raise InvalidConfig(
             ("train.distractor", "model.attn_type"),
             f"mixer {model.attn_type} has no distractor loss; exclude that combination, or give the mixer one",
         )
@@ -219,7 +223,7 @@ def check_precision(model: ModelConfig, train: TrainConfig, resources: Resources
     if train.precision == "bf16":
         return
     if not resources.gpus:
-        raise Invalid(
+        raise InvalidConfig(
             ("train.precision", "resources.gpus"),
             f"train.precision is {train.precision}, which only a GPU computes in, and resources.gpus is 0; "
             "set train.precision to bf16, with which the CPU computes in float32",
@@ -233,7 +237,7 @@ def check_precision(model: ModelConfig, train: TrainConfig, resources: Resources
     }
     for name, width in widths.items():
         if width % FP8_MULTIPLE:
-            raise Invalid(
+            raise InvalidConfig(
                 ("train.precision", "model.d_model", "model.head_dim"),
                 f"train.precision is fp8, whose products take multiples of {FP8_MULTIPLE}, and {name} is {width}; "
                 f"make it a multiple of {FP8_MULTIPLE}, or set train.precision to bf16",
@@ -245,7 +249,7 @@ def base_of(setting: Setting, grid: Path) -> str | None:
     return setting.file.stem if isinstance(setting.file, Path) and setting.file != grid else None
 
 
-def blame(merged: Layer, problem: Invalid, grid: Path) -> GridError:
+def blame(merged: Layer, problem: InvalidConfig, grid: Path) -> GridError:
     """The error at the setting that caused it; a setting of a base is said to be inherited by the file `grid`.
 
     That is a setting below one of the problem's paths that the message names, else one of the paths, else one in the same section

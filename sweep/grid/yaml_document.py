@@ -19,7 +19,7 @@ from ruamel.yaml.error import MarkedYAMLError, YAMLError
 from ruamel.yaml.nodes import MappingNode, Node, ScalarNode, SequenceNode
 
 from ...model.bounds import MAX_INT64
-from ...results.names import is_utf8, short
+from ...results.names import is_utf8, quoted_short
 from ..errors import GridError
 
 KeyPath = tuple[str | int, ...]
@@ -38,7 +38,7 @@ Pair = tuple[Node, Node]
 
 
 @dataclass(frozen=True)
-class Document:
+class GridDocument:
     """One file: its values as plain dicts and lists, and where each key or item stands (1-based lines)."""
 
     path: Path
@@ -210,7 +210,9 @@ class _Plain:
             raise _NotTaken(f"not valid YAML: {str(error).splitlines()[0]}", node) from error
         if isinstance(value, int) and abs(value) > MAX_INT64:
             raise _NotTaken(
-                f"the whole number {short(node.value)} is beyond {MAX_INT64}; quote it where it is text", node, key
+                f"the whole number {quoted_short(node.value)} is beyond {MAX_INT64}; quote it where it is text",
+                node,
+                key,
             )
         return value
 
@@ -221,7 +223,7 @@ def _check_tag(node: Node, allowed: set[str]) -> str:
     word = tag.removeprefix(CORE)
     if word == tag or word not in allowed:
         shown = "!!" + word if tag.startswith(CORE) else tag
-        raise _NotTaken(f"the tag {short(shown)} does not fit here; leave it out", node)
+        raise _NotTaken(f"the tag {quoted_short(shown)} does not fit here; leave it out", node)
     return word
 
 
@@ -262,7 +264,7 @@ def value_of(text: str) -> Any:
         return text
 
 
-def load(path: Path) -> Document:
+def load(path: Path) -> GridDocument:
     """Reads one mapping from `path`.
 
     Raises GridError when the file cannot be read, is too large, is not YAML, repeats a key, or is not a mapping.
@@ -288,4 +290,4 @@ def load(path: Path) -> Document:
         raise GridError(path, None, "", f"not valid YAML: {str(error).splitlines()[0]}") from error
     if not isinstance(data, dict):
         raise GridError(path, 1, "", "must hold a mapping of keys such as name, extends and axes")
-    return Document(path, text, data, plain.lines)
+    return GridDocument(path, text, data, plain.lines)

@@ -102,7 +102,7 @@ class MachineAllocator:
             self._parts[given.gpu] += sign * given.parts
 
 
-class Rooms:
+class ClusterAllocator:
     """Machines by name, and what attempts have been given of them. Used from one thread.
 
     A part of a GPU goes where the least of one is left that is enough; everything else where most cores are free.
@@ -149,7 +149,7 @@ def need(wanted: Resources) -> str:
     return ", ".join(told)
 
 
-def stands_back(wanted: Resources, waiting: Iterable[Resources]) -> bool:
+def should_yield_gpu(wanted: Resources, waiting: Iterable[Resources]) -> bool:
     """Whether an attempt leaves a GPU to one that waits for a whole one, which parts would otherwise keep out for ever."""
     if not is_shared(wanted.gpus):
         return False

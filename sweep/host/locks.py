@@ -22,7 +22,7 @@ WIDTH = 24
 """Bytes of the line that says who holds a lock, so that a shorter one covers a longer one."""
 
 
-def own_folder(path: Path, variable: str = "TMPDIR") -> int:
+def open_private_folder(path: Path, variable: str = "TMPDIR") -> int:
     """Opens a folder that nobody but this user can enter, made if there is none; a file descriptor.
 
     `variable`: which one of the environment says where it is. Raises MachineError for a link, for somebody else's and for one that others may enter.
@@ -68,7 +68,7 @@ class GpuLocks:
 
         Raises MachineError naming who holds them when none is, or when this user may not lock here.
         """
-        folder = own_folder(self.folder)
+        folder = open_private_folder(self.folder)
         taken, holders = [], []
         try:
             for gpu in wanted:

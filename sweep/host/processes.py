@@ -54,7 +54,7 @@ def lineage() -> set[int]:
     return {me.pid, os.getppid()}
 
 
-def end_all(processes: Sequence[psutil.Process], grace: float = GRACE_S) -> None:
+def terminate_all(processes: Sequence[psutil.Process], grace: float = GRACE_S) -> None:
     """Ends processes, their children and the groups that they lead: SIGTERM, then SIGKILL after `grace` seconds.
 
     Returns when they are gone. Never the running process or one that it descends from, whatever a database says of them.
@@ -116,7 +116,7 @@ def has_pending(pid: int, number: int) -> bool:
     return any(mask >> (number - 1) & 1 for mask in masks)
 
 
-def die_with(parent: int) -> None:
+def exit_with_parent(parent: int) -> None:
     """Asks for SIGTERM when `parent`, our parent process, dies; at once when it is dead already."""
     if sys.platform == "linux":
         pr_set_pdeathsig = 1

@@ -17,7 +17,7 @@ from typing import ClassVar
 
 import psutil
 
-from ...results.errors import Expected
+from ...results.errors import UserError
 from . import processes
 
 STOPS = (signal.SIGINT, signal.SIGTERM, signal.SIGHUP)
@@ -30,7 +30,7 @@ _held = threading.Event()
 """Set while the main thread is within `held`."""
 
 
-class Interrupted(Expected):
+class Interrupted(UserError):
     """The user or the system asked to stop; everything was saved and marked."""
 
     def __init__(self, number: int, remedy: str = "launch again to continue") -> None:
@@ -38,7 +38,7 @@ class Interrupted(Expected):
         super().__init__(f"stopped; {remedy}")
 
 
-class Stop(BaseException):
+class StopRequested(BaseException):
     """The same where nothing has to be saved; as KeyboardInterrupt, nothing but the command line catches it."""
 
     def __init__(self, number: int) -> None:
@@ -52,7 +52,7 @@ class _Request:
     since: float = 0.0
 
 
-class Signals:
+class StopSignals:
     """Hears requests to stop: the first is noted, a later one ends the process on the spot.
 
     With `raises` SIGTERM and SIGHUP raise Stop where they come, as Ctrl-C raises KeyboardInterrupt. One within another
@@ -62,7 +62,7 @@ class Signals:
     another thread compiles). Where nothing has to be saved, a watcher then ends the process after GRACE_S.
     """
 
-    _open: ClassVar[list[Signals]] = []
+    _open: ClassVar[list[StopSignals]] = []
 
     def __init__(self, *, raises: bool = False) -> None:
         self._raises = raises
@@ -76,7 +76,7 @@ class Signals:
         """Which signal has come, if one has."""
         return self._request.number
 
-    def __enter__(self) -> Signals:
+    def __enter__(self) -> StopSignals:
         if threading.current_thread() is not threading.main_thread():
             return self
         if self._open:
@@ -109,16 +109,16 @@ class Signals:
         if request.number is None:
             request.number, request.since = number, time.monotonic()
             if self._raises:
-                raise Stop(number)
+                raise StopRequested(number)
         elif time.monotonic() - request.since > processes.ECHO_S:
             os._exit(128 + number)
 
     def _again(self, lost: sys.UnraisableHookArgs) -> None:
         """A request that came within a callback which no exception leaves, such as one of the import system's, comes once more."""
-        if not isinstance(lost.exc_value, Stop | KeyboardInterrupt):
+        if not isinstance(lost.exc_value, StopRequested | KeyboardInterrupt):
             self._unraisable(lost)
             return
-        number = lost.exc_value.number if isinstance(lost.exc_value, Stop) else signal.SIGINT
+        number = lost.exc_value.number if isinstance(lost.exc_value, StopRequested) else signal.SIGINT
         self._request.number = None
         again = threading.Timer(AGAIN_S, os.kill, (os.getpid(), number))
         again.daemon = True
@@ -128,7 +128,7 @@ class Signals:
 class _Watcher:
     """A thread that hears of signals as soon as they come, by the descriptor that Python's own C handler writes to."""
 
-    def __init__(self, signals: Signals) -> None:
+    def __init__(self, signals: StopSignals) -> None:
         self._signals = signals
         self._ours, self._pythons = os.pipe()
         os.set_blocking(self._pythons, False)
@@ -155,7 +155,7 @@ class _Watcher:
                 time.sleep(GRACE_S)
                 while _held.is_set():
                     time.sleep(GRACE_S)
-                if self._signals.number is None and Signals._open == [self._signals]:
+                if self._signals.number is None and StopSignals._open == [self._signals]:
                     self._end(number[0])
         os.close(self._ours)
 

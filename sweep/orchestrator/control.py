@@ -12,7 +12,7 @@ from ...results.store.store import Store
 from ..errors import SweepError
 from ..host import processes
 
-Wish = Literal["pause", "resume", "finish", "cancel", "retry"]
+ControlCommand = Literal["pause", "resume", "finish", "cancel", "retry"]
 
 
 def person() -> str:
@@ -29,7 +29,7 @@ class ControlResult:
     """What came of it."""
 
     sweep: str
-    asked: Wish
+    asked: ControlCommand
     running: bool
     """Whether anybody runs the sweep, and so does what is asked."""
     cells: tuple[str, ...] = ()
@@ -50,7 +50,9 @@ class ControlResult:
         }[self.asked]
 
 
-def ask(store: Store, wish: Wish, sweep: str | None = None, cells: Sequence[str] = ()) -> ControlResult:
+def send_command(
+    store: Store, wish: ControlCommand, sweep: str | None = None, cells: Sequence[str] = ()
+) -> ControlResult:
     """Asks it of whoever runs the sweep (None: the one launched last), who hears it within seconds.
 
     `retry` takes cells as `Store.find_cell` does, none for every failed cell. Raises SweepUnknown, CellUnknown, CellAmbiguous, and

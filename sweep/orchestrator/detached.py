@@ -21,7 +21,7 @@ from typing import Any
 
 from rich.console import Console
 
-from ...results.errors import Expected, StoreAway, StoreBusy, SweepBusy
+from ...results.errors import StoreBusy, StoreUnreachable, SweepBusy, UserError
 from ...results.store.store import Store, open_store
 from ..errors import SweepError
 from ..executors import ray_connection, source_snapshot
@@ -39,7 +39,7 @@ AGAIN_S = 5.0
 FAREWELL_S = 2.0
 
 
-class Refused(SweepError):
+class LaunchRefused(SweepError):
     """The supervisor ended before its first attempt."""
 
     def __init__(self, message: str, exit_code: int) -> None:
@@ -48,7 +48,7 @@ class Refused(SweepError):
 
 
 @dataclass(frozen=True)
-class Order:
+class DetachedLaunch:
     """One launch, and what a process elsewhere needs to carry it out."""
 
     name: str
@@ -70,17 +70,17 @@ class Order:
         return self.request.runs / f"launch-{self.sweep}.log"
 
 
-class Detached:
+class DetachedSupervisor:
     """Carries out an order in a thread of its own, from the moment that it is made or made again."""
 
-    def __init__(self, order: Order) -> None:
+    def __init__(self, order: DetachedLaunch) -> None:
         self._order = order
-        self._begun: Future[list[str] | Refused] = Future()
+        self._begun: Future[list[str] | LaunchRefused] = Future()
         self._heard = threading.Event()
         self._again = bool(ray.get_runtime_context().was_current_actor_reconstructed)
         threading.Thread(target=self._work, daemon=True).start()
 
-    def begun(self) -> list[str] | Refused:
+    def begun(self) -> list[str] | LaunchRefused:
         """Waits for the plan; its lines, or why there is none."""
         try:
             return self._begun.result()
@@ -93,7 +93,7 @@ class Detached:
             os.chdir(order.folder)
         order.request.runs.mkdir(parents=True, exist_ok=True)
         with order.log.open("a") as file:
-            console = display.Terminal(file=file, soft_wrap=True, width=200)
+            console = display.SafeConsole(file=file, soft_wrap=True, width=200)
 
             def tell(line: str) -> None:
                 console.print(line, highlight=False, markup=False)
@@ -103,9 +103,9 @@ class Detached:
                 self._launch(self._open(), console, tell)
             except (Exception, SystemExit) as error:
                 # nobody is here to see it: it goes to the log and to who waits
-                code = error.exit_code if isinstance(error, Expected) else None
+                code = error.exit_code if isinstance(error, UserError) else None
                 tell("".join(traceback.format_exception(error)) if code is None else str(error))
-                self._end(Refused(str(error), code or 1))
+                self._end(LaunchRefused(str(error), code or 1))
                 raise
             self._end(None)
 
@@ -115,7 +115,7 @@ class Detached:
         while True:
             try:
                 return open_store(self._order.url, patience=PATIENCE_S)
-            except (StoreAway, StoreBusy):
+            except (StoreUnreachable, StoreBusy):
                 if not self._again or time.monotonic() > deadline:
                     raise
             time.sleep(AGAIN_S)
@@ -135,7 +135,7 @@ class Detached:
             lines.append(line)
             tell(line)
 
-        with display.Display(console, order.request.most) as screen:
+        with display.ProgressDisplay(console, order.request.most) as screen:
             try:
                 request = replace(order.request, again=self._again)
                 outcome = launch.run(request, store, screen, planned=planned, tell=told)
@@ -149,7 +149,7 @@ class Detached:
             else:
                 tell(", ".join(f"{count} {word}" for word, count in sorted(outcome.standings.items()) if count))
 
-    def _end(self, why: Refused | None) -> None:
+    def _end(self, why: LaunchRefused | None) -> None:
         """Ends the actor for good, after whoever ordered it has heard."""
         if not self._begun.done():
             self._begun.set_result(why or [])
@@ -179,9 +179,9 @@ def order(request: LaunchRequest, store: Store) -> list[str]:
     with contextlib.suppress(ValueError):
         ray.get_actor(name, namespace=ray_connection.NAMESPACE)
         raise SweepBusy(busy)
-    source = source_snapshot.frozen(request.runs)
+    source = source_snapshot.snapshot_folder(request.runs)
     url = store.url.set(database=str(store.path.absolute())) if store.path is not None else store.url
-    made = Order(
+    made = DetachedLaunch(
         name, replace(request, commit=git_state()), url.render_as_string(hide_password=False), folder=os.getcwd()
     )
     here = ray_connection.on(ray.get_runtime_context().get_node_id(), soft=store.path is None)
@@ -197,14 +197,14 @@ def order(request: LaunchRequest, store: Store) -> list[str]:
         "runtime_env": {"env_vars": ray_connection.worker_env(source, os.environ.get("PYTHONPATH"))},
     }
     try:
-        handle: Any = ray.remote(Detached).options(**options).remote(made)
-        begun: list[str] | Refused = ray.get(handle.begun.remote(), timeout=BEGIN_S)
+        handle: Any = ray.remote(DetachedSupervisor).options(**options).remote(made)
+        begun: list[str] | LaunchRefused = ray.get(handle.begun.remote(), timeout=BEGIN_S)
     except ValueError as error:
         raise SweepBusy(busy) from error
     except ray.exceptions.RayError as error:
         raise ray_connection.MachineError(
             f"the supervisor did not start: {ray_connection.line(error)}; see {made.log}"
         ) from error
-    if isinstance(begun, Refused):
+    if isinstance(begun, LaunchRefused):
         raise begun
     return begun

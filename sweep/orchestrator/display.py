@@ -15,7 +15,7 @@ from rich.markup import escape
 from rich.progress import BarColumn, MofNCompleteColumn, Progress, TaskID, TextColumn, TimeElapsedColumn
 
 from ...results.console.streams import OutputClosed
-from ...results.console.text import counted, paragraphs, plain
+from ...results.console.text import counted, plain, sanitize_text
 from ...results.errors import WriteRefused
 from ...results.failure_classes import PRUNED
 from ...results.store.records import Attempt
@@ -29,7 +29,7 @@ LINE_S = 15.0
 COLOURS = {"done": "green", "failed": "red", "diverged": "yellow", "interrupted": "yellow"}
 
 
-class Heedless:
+class BestEffortStream:
     """A text stream that takes what it is given, even when its terminal is gone, its reader has left or its disk is full:
     what a launch says is no reason to end it."""
 
@@ -49,16 +49,16 @@ class Heedless:
         return getattr(self._stream, name)
 
 
-class Terminal(Console):
+class SafeConsole(Console):
     """A console whose lines may hold text from outside, and that nobody need read."""
 
     def __init__(self, **how: Any) -> None:
         super().__init__(**how)
-        self.file = cast(IO[str], Heedless(self.file))
+        self.file = cast(IO[str], BestEffortStream(self.file))
 
     def print(self, *objects: Any, **how: Any) -> None:
         """As rich's, without what steers a terminal and without passwords."""
-        super().print(*(paragraphs(one) if isinstance(one, str) else one for one in objects), **how)
+        super().print(*(sanitize_text(one) if isinstance(one, str) else one for one in objects), **how)
 
 
 def _word(text: str) -> str:
@@ -66,7 +66,7 @@ def _word(text: str) -> str:
     return escape(plain(text))
 
 
-class Display:
+class ProgressDisplay:
     """A supervisor's Listener that draws."""
 
     def __init__(self, console: Console, total: int, *, line_s: float = LINE_S) -> None:
@@ -94,7 +94,7 @@ class Display:
         self._over = threading.Event()
         self._reporter = threading.Thread(target=self._report, daemon=True)
 
-    def __enter__(self) -> Display:
+    def __enter__(self) -> ProgressDisplay:
         with held():  # a request to stop is the main thread's to hear, not that of the thread which draws
             self._bars.start()
             if not self.console.is_terminal:

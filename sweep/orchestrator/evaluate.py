@@ -10,14 +10,14 @@ from typing import Any
 
 from pydantic import ValidationError
 
-from ...results.store.records import NewRevision, Value
+from ...results.store.records import MeasuredValue, NewRevision
 from ...results.store.store import Store
 from ..attempt import trained_cells
 from ..checkpoints import storage
 from ..checkpoints.weights import CheckpointError, damage
 from ..data import corpora
 from ..errors import GridError, SweepError
-from ..executors.executor import Opening
+from ..executors.executor import ExecutorContext
 from ..executors.registry import DEFAULT, open_executor
 from ..executors.source_snapshot import git_state
 from ..grid.cell import Cell
@@ -26,11 +26,11 @@ from ..host.signals import Interrupted
 from ..planning.planner import Task
 from ..probes import PROBES, bound, requested, with_settings
 from . import supervisor
-from .launch import carry_out
+from .launch import run_tasks
 from .supervisor import Listener
 
 
-class NoSweep(SweepError):
+class CellNotListed(SweepError):
     """No sweep that takes launches lists the cell."""
 
 
@@ -39,7 +39,7 @@ class Measured:
     """The new numbers of one cell; none when its evaluation failed."""
 
     cell: Cell
-    values: Sequence[Value]
+    values: Sequence[MeasuredValue]
 
     def as_json(self) -> list[dict[str, Any]]:
         """A row a number, with the names of the database's columns."""
@@ -52,7 +52,7 @@ class Measured:
         return f"{self.cell.slug}: {', '.join(map(_said, self.values))}"
 
 
-def _said(value: Value) -> str:
+def _said(value: MeasuredValue) -> str:
     words = [value.probe, value.metric, *([str(value.length)] if value.length else [])]
     found = f"{value.value:.6g}" if value.value is not None else (value.reason or "").partition(":")[0]
     return " ".join([*words, found])
@@ -83,13 +83,13 @@ def plan(
     listed = _listed(store) if sweep is None else {}
     shares: dict[str, list[Task]] = {}
     for kept in {one.cell.id: one for one in found}.values():
-        cell = asking(kept.cell, probes, lengths)
+        cell = with_requested_probes(kept.cell, probes, lengths)
         corpus = corpora.verified(runs / "corpora", cell.config.data.fingerprint or "")
         if lengths:
             check_lengths(cell, corpus)
         holder = sweep or next((known for known, ids in listed.items() if cell.id in ids), None)
         if holder is None:
-            raise NoSweep(f"no sweep lists cell {cell.id} ({cell.slug}) any more; launch a grid that has it")
+            raise CellNotListed(f"no sweep lists cell {cell.id} ({cell.slug}) any more; launch a grid that has it")
         pairs = requested(cell.config.eval)
         task = Task(cell, "evaluate", pairs, "needs-eval", kept.weights, kept.attempt, repeat=True)
         shares.setdefault(holder, []).append(task)
@@ -125,7 +125,7 @@ def check_probes(key: str, names: Sequence[str]) -> None:
             raise GridError(key, None, name, "no such probe", list(PROBES), name)
 
 
-def asking(cell: Cell, probes: Sequence[str], lengths: Sequence[int]) -> Cell:
+def with_requested_probes(cell: Cell, probes: Sequence[str], lengths: Sequence[int]) -> Cell:
     """The cell with the probes and lengths that are to be measured; its id does not depend on them."""
     asked: dict[str, Any] = {"probes": tuple(dict.fromkeys(probes))} if probes else {}
     config = cell.config.model_copy(update={"eval": cell.config.eval.model_copy(update=asked)})
@@ -163,14 +163,16 @@ def run(
         supervisor.reap(store, cells, runs)
         before = {cell.id: max((attempt.id for attempt in store.attempts(cell.id)), default=0) for cell in cells}
         try:
-            place = held.enter_context(closing(open_executor(executor, Opening(store, runs, tell=lambda line: None))))
-            carry_out(store, claimed, listener, place, runs=runs, commit=git_state())
+            place = held.enter_context(
+                closing(open_executor(executor, ExecutorContext(store, runs, tell=lambda line: None)))
+            )
+            run_tasks(store, claimed, listener, place, runs=runs, commit=git_state())
         except Interrupted as stop:
             raise Interrupted(stop.number, "evaluate again what was not finished") from stop
     return [Measured(cell, _new(store, cell, before[cell.id])) for cell in cells]
 
 
-def _new(store: Store, cell: Cell, before: int) -> list[Value]:
+def _new(store: Store, cell: Cell, before: int) -> list[MeasuredValue]:
     """What the newest finished evaluation after the attempt `before` has measured."""
     attempts = [attempt for attempt in store.attempts(cell.id) if attempt.kind != "train" and attempt.id > before]
     done = [attempt.id for attempt in attempts if attempt.state == "done"]

@@ -21,17 +21,17 @@ from ..checkpoints import storage
 from ..checkpoints.weights import damage
 from ..errors import SweepError
 from ..executors import journaling, source_snapshot
-from ..executors.executor import Executor, Opening, Tell
+from ..executors.executor import Executor, ExecutorContext, Tell
 from ..executors.registry import DEFAULT, EXECUTORS, open_executor
 from ..grid.cell import Cell
 from ..grid.grid import Grid
 from ..host import processes
 from ..planning import admission, cost_estimate, ordering, planner, replicates
-from ..planning.studies import Progress, TrialSpace, progress_of
+from ..planning.studies import StudyProgress, TrialSpace, progress_of
 from ..probes import requested
 from . import notify, supervisor
 from .supervisor import Listener, Supervisor, TaskSource
-from .trials import Trials
+from .trials import TrialSource
 
 if TYPE_CHECKING:
     from .seeds import Seeds
@@ -93,7 +93,7 @@ class LaunchRequest:
 
 
 @dataclass(frozen=True)
-class Outcome:
+class LaunchOutcome:
     """Where the launched cells stand after a launch."""
 
     standings: Counter[str]
@@ -103,7 +103,7 @@ class Outcome:
     """What a budget left, in words."""
     stop: Sequence[str] = ()
     """Why no more seeds were added, in words."""
-    study: Progress | None = None
+    study: StudyProgress | None = None
     """Of a study: its trials, which `standings` counts."""
 
 
@@ -130,7 +130,7 @@ def plan(request: LaunchRequest, store: Store | None) -> planner.Plan:
     return replace(made, disk=admission.disk_needed([task.cell for task in made.training], runs))
 
 
-def seeded(request: LaunchRequest, store: Store | None) -> LaunchRequest:
+def with_stop_seeds(request: LaunchRequest, store: Store | None) -> LaunchRequest:
     """The request with the cells at further seeds that its grid's `stop` begins with, or has asked for so far. Raises GridError."""
     return replace(request, cells=replicates.with_further_seeds(request.grid, request.cells, store))
 
@@ -177,7 +177,7 @@ def _states(
     return states, tuple(damaged)
 
 
-def check_text(request: LaunchRequest, *, dry: bool = False) -> None:
+def check_launch_corpora(request: LaunchRequest, *, dry: bool = False) -> None:
     """Compares the text with what the cells to carry out ask, or with what a study may ask; a dry run only what is prepared.
 
     Raises GridError for an `only` that means none, CorpusError and ShardError for text that is too short or damaged.
@@ -190,7 +190,7 @@ def check_text(request: LaunchRequest, *, dry: bool = False) -> None:
 def run(
     request: LaunchRequest, store: Store, listener: Listener, *,
     planned: Callable[[planner.Plan], None] = lambda plan: None, tell: Tell = lambda line: None,
-) -> Outcome:  # fmt: skip
+) -> LaunchOutcome:  # fmt: skip
     """Launches a grid and stays until its cells are finished. Attempts run a frozen copy of this package.
 
     Raises SweepBusy when somebody else runs the sweep, MachineError when a GPU is missing or held, CorpusError and
@@ -198,15 +198,15 @@ def run(
     after a clean stop.
     """
     runs, sweep = request.runs, request.grid.name
-    request = seeded(request, store)
-    check_text(request)
+    request = with_stop_seeds(request, store)
+    check_launch_corpora(request)
     request = _with_trials(request, store)
     request = replace(
         request,
         cells=supervisor.freeze_plugins(request.cells, runs),
         commit=request.commit or source_snapshot.git_state(),
     )
-    opening = Opening(store, runs, tell, request.address)
+    opening = ExecutorContext(store, runs, tell, request.address)
     before = last_source(store, sweep)
     source = _source(before, sweep, runs, request.code, tell)
     folder = source_snapshot.folder(runs, source)
@@ -236,7 +236,7 @@ def run(
         if tasks or (plan_.study is not None and plan_.study.left):
             # attempts end before the sweep is released
             executor = held.enter_context(closing(executor or open_executor(request.executor, opening)))
-            carry_out(
+            run_tasks(
                 store, [(sweep, fence, tasks)], listener, executor, runs=runs, commit=request.commit, source=folder,
                 further={sweep: more} if more is not None else {}, likely=likely,
             )  # fmt: skip
@@ -277,7 +277,7 @@ def _further(
     """Return the source of further tasks while the sweep runs, and cells with the resources of those; None without one."""
     if made.study is not None:
         prices = cost_estimate.machine_prices(request.like, request.runs, store)
-        return Trials(made.study, store, fence, prices), request.like
+        return TrialSource(made.study, store, fence, prices), request.like
     return seeds, seeds.likely if seeds is not None else ()
 
 
@@ -296,14 +296,14 @@ def _with_trials(request: LaunchRequest, store: Store) -> LaunchRequest:
     return replace(request, space=space, cells=list(progress_of(space, store).cells.values()))
 
 
-def _outcome(request: LaunchRequest, store: Store, before: planner.Plan, seeds: Seeds | None) -> Outcome:
+def _outcome(request: LaunchRequest, store: Store, before: planner.Plan, seeds: Seeds | None) -> LaunchOutcome:
     counts, after = _left(request, store)
     if after.study is not None:
-        return Outcome(counts, after.study.finished, study=after.study)
+        return LaunchOutcome(counts, after.study.finished, study=after.study)
     late = {task.cell.id for task in before.budget.left} if before.budget is not None else set[str]()
     rest = {word for cell, word in after.standings.items() if cell not in late} - {"done", "diverged"}
     left = after.budget.describe() if after.budget is not None and late else ()
-    return Outcome(counts, not rest, left, tuple(seeds.told) if seeds is not None else ())
+    return LaunchOutcome(counts, not rest, left, tuple(seeds.told) if seeds is not None else ())
 
 
 def _left(request: LaunchRequest, store: Store) -> tuple[Counter[str], planner.Plan]:
@@ -315,7 +315,7 @@ def _left(request: LaunchRequest, store: Store) -> tuple[Counter[str], planner.P
     return after.counts, after
 
 
-def carry_out(
+def run_tasks(
     store: Store, shares: Sequence[tuple[str, int, Sequence[planner.Task]]], listener: Listener, executor: Executor,
     *, runs: Path, commit: Commit | None, source: Path | None = None, further: Mapping[str, TaskSource] | None = None,
     likely: Sequence[Cell] = (),
@@ -326,7 +326,7 @@ def carry_out(
     The executor holds the GPUs that they need until it is closed, so that attempts of these sweeps alone share them.
     Raises MachineError (also for a cell that no machine has room for), Interrupted, LostLease.
     """
-    executor = journaling.understood(executor, store, source)
+    executor = journaling.with_journal_if_needed(executor, store, source)
     executor.admit([*(task.cell for _, _, share in shares for task in share), *likely])
     every = [(sweep, fence) for sweep, fence, _ in shares]
     for sweep, fence, share in shares:
@@ -380,7 +380,7 @@ def claim(request: LaunchRequest, store: Store, owner: processes.Owner) -> int:
 
 def _source(before: str | None, sweep: str, runs: Path, code: str, tell: Tell) -> str:
     """Which copy of the package this launch runs, by its fingerprint; tells when it is another than before."""
-    now = source_snapshot.freeze(runs)
+    now = source_snapshot.take_snapshot(runs)
     if before is None or before == now:
         return now
     if code == "kept":

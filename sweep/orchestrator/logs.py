@@ -12,7 +12,7 @@ from collections.abc import Callable
 from pathlib import Path
 from typing import IO
 
-from ...results.console.text import Out, without_passwords
+from ...results.console.text import TextStream, without_passwords
 from ...results.store.records import Attempt
 from ...results.store.store import Store
 from ..errors import SweepError
@@ -35,7 +35,7 @@ class LogMissing(SweepError):
 class JsonLines:
     """An Out that turns each line of text into one JSON object, {"line": ...}, on its own line."""
 
-    def __init__(self, out: Out) -> None:
+    def __init__(self, out: TextStream) -> None:
         self._out, self._rest = out, ""
 
     def write(self, text: str, /) -> None:
@@ -92,7 +92,7 @@ def log_of(store: Store, runs: Path, asked: str, attempt: int | None = None, swe
     raise LogMissing(f"attempt {found.number} left no log in {path}; name its runs folder with --runs")
 
 
-def alive_of(store: Store, attempt: Attempt) -> Callable[[], bool]:
+def liveness_check(store: Store, attempt: Attempt) -> Callable[[], bool]:
     """Says whether an attempt still runs: the database says so, and its process has not vanished from this machine.
 
     The database is asked once a second at most.
@@ -144,7 +144,9 @@ def _start_of(file: IO[bytes], lines: int | None) -> int:
     return 0
 
 
-def follow(path: Path, alive: Callable[[], bool], out: Out, *, lines: int | None = None, poll: float = POLL_S) -> None:
+def follow(
+    path: Path, alive: Callable[[], bool], out: TextStream, *, lines: int | None = None, poll: float = POLL_S
+) -> None:
     """Writes the last `lines` of a log (None: all) and what is appended, until `alive` says no; `poll` in seconds.
 
     A file that appears later is read from its beginning, and so is one that was cut short or replaced; what the old
@@ -177,7 +179,7 @@ class _Log:
         if self._open() and self._file is not None:
             self._file.seek(_start_of(self._file, lines))
 
-    def copy(self, out: Out) -> bool:
+    def copy(self, out: TextStream) -> bool:
         """Writes what is new; whether there was anything."""
         text = self.read()
         if text:

@@ -21,7 +21,7 @@ from sqlalchemy.exc import SQLAlchemyError
 
 from ... import __version__
 from ...results.console.text import sentence
-from ...results.errors import Expected
+from ...results.errors import UserError
 from ...results.store.records import CellState
 from ..errors import SweepError
 from ..executors.executor import Tell
@@ -80,7 +80,7 @@ class EndNotifier:
         def work() -> None:
             try:
                 post(str(self.url), self._told(seconds, error))
-            except (Expected, SQLAlchemyError, OSError, http.client.HTTPException, ValueError) as problem:
+            except (UserError, SQLAlchemyError, OSError, http.client.HTTPException, ValueError) as problem:
                 failed.append(_why(problem))
 
         # a thread of its own, since neither the database nor the search for a host can be told to hurry

@@ -8,16 +8,16 @@ from pathlib import Path
 from typing import Any
 
 from ...results.errors import SweepUnknown
-from ...results.names import LONGEST, short
+from ...results.names import MAX_NAME_CHARS, quoted_short
 from ...results.store.records import CellRecord, NewRevision, Request, missing
 from ...results.store.store import Store
 from ..attempt import trained_cells
 from ..config import CellConfig
 from ..data import corpora
 from ..errors import GridError, SweepError
-from ..external_models.config import KEY, cell_of, record
-from ..external_models.hub_checkpoint import PREFIX, find
-from ..external_models.hub_tokenizer import check_whole
+from ..external_models.config import KEY, record, resolve_cell
+from ..external_models.hub_checkpoint import PREFIX, resolve_checkpoint
+from ..external_models.hub_tokenizer import check_lossless
 from ..grid.cell import Cell
 from ..planning.planner import Task
 from ..probes import PROBES, requested
@@ -29,7 +29,7 @@ PAIRINGS = ("text", "native")
 
 
 @dataclass(frozen=True)
-class Beside:
+class OpenWeightPlan:
     """What to measure, in the form of `evaluate.plan`, and what is recorded of it first."""
 
     shares: dict[str, list[Task]]
@@ -38,7 +38,7 @@ class Beside:
     """Lines for whoever asked."""
 
 
-def is_model(word: str) -> bool:
+def is_model_reference(word: str) -> bool:
     """Whether a word of the command names a model from elsewhere, not a cell."""
     return word.startswith(PREFIX)
 
@@ -48,20 +48,20 @@ def check_cell_options(*, revision: str | None, pairing: str | None) -> None:
     for option, value in (("--revision", revision), ("--pairing", pairing)):
         if value is not None:
             raise SweepError(
-                f"{option} {short(value)}: applies to models of the hub ({PREFIX}MODEL); remove it to evaluate cells"
+                f"{option} {quoted_short(value)}: applies to models of the hub ({PREFIX}MODEL); remove it to evaluate cells"
             )
 
 
 def plan(
     store: Store, asked: Sequence[str], *, runs: Path, probes: Sequence[str] = (), lengths: Sequence[int] = (),
     sweep: str | None = None, revision: str | None = None, pairing: str = "text",
-) -> Beside:  # fmt: skip
+) -> OpenWeightPlan:  # fmt: skip
     """All models are found, checked and, where need be, downloaded; nothing is written into the database.
 
     They get the text, the probes and the lengths of the sweep's cells, as far as these probes look into no network. Without
     `probes` and `lengths` only what is not measured yet. Raises NoWeights, NoCheckpoint, GridError, SweepError, CorpusError.
     """
-    if strange := [word for word in asked if not is_model(word)]:
+    if strange := [word for word in asked if not is_model_reference(word)]:
         raise SweepError(
             f"{strange[0]} is a cell, and {PREFIX}... a model from elsewhere; evaluate them one after the other"
         )
@@ -76,7 +76,7 @@ def plan(
         raise SweepError(
             f"the text of sweep {beside} is made of rows that no language model has seen; name another with --sweep"
         )
-    check_whole(corpus.load_tokenizer())
+    check_lossless(corpus.load_tokenizer())
     evaluate.check_probes("--probe", probes)
     told = []
     able = [name for name in PROBES if PROBES.load(name).of_any]
@@ -90,7 +90,10 @@ def plan(
         )
     wished = requested(_probing(base, [name for name in base.eval.probes if name in able]).eval)
     base = _probing(base, probes or [name for name in base.eval.probes if name in able])
-    cells = [evaluate.asking(cell_of(find(word, revision), base, pairing), (), lengths) for word in asked]
+    cells = [
+        evaluate.with_requested_probes(resolve_cell(resolve_checkpoint(word, revision), base, pairing), (), lengths)
+        for word in asked
+    ]
     if lengths:
         for cell in cells:
             evaluate.check_lengths(cell, corpus)
@@ -115,17 +118,17 @@ def _base(store: Store, sweep: str, runs: Path) -> CellConfig:
             f"the cells of sweep {sweep} read {len(texts)} different texts; launch those of one text as a sweep of their own, and name it "
             "with --sweep"
         )
-    return trained_cells.restored(ours[0], runs).config
+    return trained_cells.restore_cell(ours[0], runs).config
 
 
 def _beside(
     store: Store, beside: str, wished: Sequence[Request], cells: dict[str, Cell], again: bool, told: list[str]
-) -> Beside:
+) -> OpenWeightPlan:
     """`wished`: what tables show of each, as the grid asks for it."""
     name = f"{beside}{ENDING}"
-    if len(name) > LONGEST:
+    if len(name) > MAX_NAME_CHARS:
         raise SweepError(
-            f"sweep {short(beside)} has too long a name for models beside it; shorten it with atma-sweep rename"
+            f"sweep {quoted_short(beside)} has too long a name for models beside it; shorten it with atma-sweep rename"
         )
     listed = _listed(store, name, beside)
     states = store.states(set(cells))
@@ -139,14 +142,14 @@ def _beside(
         else:
             told.append(f"{cell.slug}: all is measured; --probe or --length measures again")
     if not tasks:
-        return Beside({}, {}, told)
+        return OpenWeightPlan({}, {}, told)
     every = {one.id: one for one in listed} | {cell.id: record(cell) for cell in cells.values()}
     text = f"# models from elsewhere, measured beside sweep {beside}\n" + "".join(
         f"# {one.config[KEY]['name']}, revision {one.config[KEY]['revision']}\n" for one in every.values()
     )
     options: dict[str, Any] = {"requested": [list(pair) for pair in wished], KEY: {"beside": beside}}
     revision = NewRevision(grid_text=text, grid_file=PREFIX, options=options, cells=list(every.values()), beside=beside)
-    return Beside({name: tasks}, {name: revision}, told)
+    return OpenWeightPlan({name: tasks}, {name: revision}, told)
 
 
 def _listed(store: Store, name: str, beside: str) -> list[CellRecord]:

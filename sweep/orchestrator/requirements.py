@@ -18,7 +18,7 @@ from ..grid.grid import Grid
 from ..host import hardware
 from ..host.allocation import Machine, is_type
 from ..planning import admission, cost_estimate
-from ..planning.admission import Disk, Unprepared
+from ..planning.admission import DiskUsage, Unprepared
 from ..planning.cost_estimate import Bill
 from ..planning.planner import Plan
 from ..planning.render import short
@@ -115,7 +115,7 @@ def _resources(sizes: Counter[Resources], machine: Machine, gpus: Sequence[str])
     return lacking
 
 
-def _disk(disk: Disk, *, begun: bool) -> list[Lack]:
+def _disk(disk: DiskUsage, *, begun: bool) -> list[Lack]:
     """Return the shortage of disk, which blocks where there is no room for one running cell and none was `begun`."""
     if not disk.is_short or disk.free is None:
         return []

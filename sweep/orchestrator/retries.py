@@ -10,7 +10,7 @@ from typing import Any
 
 from ...results.failure_classes import FAILURES, PREEMPTED, Failure
 from ...results.store.records import Attempt
-from ..attempt.failures import ALIKE, FRUITLESS, alike
+from ..attempt.failures import ALIKE, FRUITLESS, cause_pattern
 from ..errors import SweepError
 from ..planning.planner import Task
 
@@ -24,7 +24,7 @@ class SweepBroken(SweepError):
 
 
 @dataclass
-class Retries:
+class RetryTracker:
     """Tries by cell and class of failure, progress between deaths, and mistakes that repeat."""
 
     _tries: Counter[tuple[str, Failure]] = field(default_factory=Counter)
@@ -58,7 +58,7 @@ class Retries:
 
     def broken(self, cell: str, cause: str) -> SweepBroken | None:
         """Notes a mistake in code or config; the error that stops the sweep once enough cells have made the same."""
-        cells = self._mistakes[alike(cause)]
+        cells = self._mistakes[cause_pattern(cause)]
         cells.add(cell)
         if len(cells) < ALIKE:
             return None

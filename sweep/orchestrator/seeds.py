@@ -8,17 +8,17 @@ from typing import Any
 from ...results import forecast
 from ...results.console.text import counted
 from ...results.stopping import messages
-from ...results.stopping.interim_analysis import Looked, finished, looked_at
+from ...results.stopping.interim_analysis import StoppingStatus, finished, stopping_status
 from ...results.store.store import Store
 from ..executors.executor import Tell
 from ..grid.cell import Cell
 from ..grid.grid import Grid
 from ..grid.sections import about
 from ..planning import cost_estimate, planner, replicates
-from ..planning.cost_estimate import Prices
+from ..planning.cost_estimate import Pricer
 from ..planning.planner import Task
 from ..probes import requested
-from .supervisor import Fits, TaskSource
+from .supervisor import CapacityCheck, TaskSource
 
 LOOK = "look"
 """Kind of the events that keep what was seen, and when."""
@@ -29,7 +29,7 @@ class Seeds(TaskSource):
 
     def __init__(
         self, grid: Grid, cells: Sequence[Cell], store: Store, fence: int, *,
-        plan: Callable[[Sequence[Cell]], list[Task]], prices: Callable[[Sequence[Cell]], Prices],
+        plan: Callable[[Sequence[Cell]], list[Task]], prices: Callable[[Sequence[Cell]], Pricer],
         allowed: float | None, tell: Tell,
     ) -> None:  # fmt: skip
         """`cells`: all of the sweep so far, which `fence` holds. `plan`: the tasks that are left of some cells. `allowed`: hours that
@@ -54,10 +54,10 @@ class Seeds(TaskSource):
         """Cells with the resources of those that it may add."""
         return list(self._needed)
 
-    def further(self, fits: Fits) -> Sequence[Task]:
+    def further(self, fits: CapacityCheck) -> Sequence[Task]:
         """The next wave, once all cells of the contrast are finished and the look says that they are not enough."""
         while not self._over and self._all_there():
-            seen = looked_at(self._store, self._grid.name)
+            seen = stopping_status(self._store, self._grid.name)
             if seen is None or seen.waiting:
                 return []
             tasks = self._wave(seen)
@@ -71,12 +71,12 @@ class Seeds(TaskSource):
             self._pending -= {cell for cell, state in states.items() if finished(self._rule, state, self._requested)}
         return not self._pending
 
-    def _wave(self, seen: Looked) -> list[Task]:
+    def _wave(self, seen: StoppingStatus) -> list[Task]:
         """Notes the look, and adds the seeds that it asks for; no tasks where that is none, or all of them are trained already."""
         if seen.last is not None and seen.last.seeds == seen.asked:
-            self._note(messages.found(self._rule, seen.last, self._metric))
+            self._note(messages.look_text(self._rule, seen.last, self._metric))
         if seen.further == seen.asked:
-            return self._end(messages.ending(seen, self._metric))
+            return self._end(messages.outcome_text(seen, self._metric))
         cells = replicates.at_seeds(self._needed, self._rule.seeds[seen.asked : seen.further])
         known = {cell.id for cell in self.cells}
         cells = [cell for cell in cells if cell.id not in known]
@@ -97,7 +97,7 @@ class Seeds(TaskSource):
         )
         return tasks
 
-    def _add(self, cells: Sequence[Cell], prices: Prices) -> None:
+    def _add(self, cells: Sequence[Cell], prices: Pricer) -> None:
         """To the sweep's newest revision, in one transaction, so that whoever goes on finds all of a wave or nothing."""
         before = forecast.forecast_of(self._store.revision(self._grid.name).options)
         told: dict[str, Any] | None = None
@@ -109,7 +109,7 @@ class Seeds(TaskSource):
 
     def _note(self, found: str) -> None:
         self._tell(f"stop: {found}")
-        message = f"{messages.subject(self._rule)}: {found}"[:500]
+        message = f"{messages.contrast_text(self._rule)}: {found}"[:500]
         before = self._store.newest_event(self._grid.name, [LOOK])
         if before is None or before.message != message:
             self._store.add_event(LOOK, message, sweep=self._grid.name)

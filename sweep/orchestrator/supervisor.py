@@ -14,34 +14,34 @@ from datetime import UTC, datetime, timedelta
 from pathlib import Path
 from typing import Any, Protocol, cast
 
-from ...results.errors import CellTaken, LostLease
+from ...results.errors import CellAlreadyRunning, LeaseLost
 from ...results.failure_classes import PREEMPTED, Failure
 from ...results.store import journal
-from ...results.store.records import SILENCE_S, Attempt, CellState, Owner, Standing, missing, standing
+from ...results.store.records import DEAD_AFTER_S, Attempt, CellState, Owner, Standing, missing, standing
 from ...results.store.store import Store
 from ..attempt.failures import EXIT_MACHINE, NODE_LOST, judge, oom_kills
 from ..attempt.job import Job
 from ..checkpoints.address import place_of
 from ..checkpoints.seal import sha256
-from ..config import CellConfig, Resources, without_newer
+from ..config import CellConfig, Resources, without_identity_defaults
 from ..errors import MachineError
-from ..executors.executor import Executor, Launch, OnThisMachine
+from ..executors.executor import Executor, HostExecutor, ProcessSpec
 from ..executors.source_snapshot import takes_weights_hash
 from ..grid.cell import Cell
 from ..host import processes
-from ..host.allocation import stands_back
-from ..host.signals import Interrupted, Signals
+from ..host.allocation import should_yield_gpu
+from ..host.signals import Interrupted, StopSignals
 from ..planning.planner import Task
-from .retries import Retries
+from .retries import RetryTracker
 
-Fits = Callable[[Resources], bool]
+CapacityCheck = Callable[[Resources], bool]
 """Whether an attempt of that size could start now. Always so while nothing runs: what does not fit then never will."""
 
 
 class TaskSource(Protocol):
     """Asked by one supervisor, from its thread. Whatever it raises ends the launch."""
 
-    def further(self, fits: Fits) -> Sequence[Task]:
+    def further(self, fits: CapacityCheck) -> Sequence[Task]:
         """Tasks to make now, whose cells the database knows already; none before an attempt that runs has ended.
 
         Asked again and again while no task waits. None, and nothing runs: the launch has ended.
@@ -112,10 +112,10 @@ class Supervisor:
         self.runs, self.commit = runs, commit
         self._owner = processes.this_process("launch")
         self._running: dict[int, _Running] = {}
-        self._retries = Retries()
+        self._retries = RetryTracker()
         self._given_up: dict[str, Task] = {}
         self._source: TaskSource | None = None
-        self._signals = Signals()
+        self._signals = StopSignals()
         self._oom_kills = oom_kills()
         self._paused = self._finishing = False
         self._renewed = self._listened = 0.0
@@ -129,7 +129,7 @@ class Supervisor:
         """
         queue = deque(tasks)
         self._source = source
-        with Signals() as self._signals:
+        with StopSignals() as self._signals:
             while self._more(queue):
                 self._renew()
                 if self._signals.number is not None:
@@ -208,7 +208,7 @@ class Supervisor:
             task = queue.popleft()
             wanted = task.cell.config.resources
             waits = time.monotonic() < task.not_before or self._is_alone()
-            if waits or (task.alone and self._running) or stands_back(wanted, crowded):
+            if waits or (task.alone and self._running) or should_yield_gpu(wanted, crowded):
                 queue.append(task)
                 continue
             if not self.executor.fits(wanted):
@@ -263,13 +263,13 @@ class Supervisor:
                 steps_total=task.cell.config.train.steps,
                 deviation=task.deviation,
             )
-        except CellTaken:
+        except CellAlreadyRunning:
             self._wait_for(task.cell)
             return False
         resume = list(resumable(self.store, attempt))
         job = Job(
             attempt=attempt.id, fence=attempt.fence, cell=task.cell.id, slug=task.cell.slug, kind=task.kind,
-            folder=attempt.run_dir, config=as_told(task.config), missing=list(task.missing), resume=resume,
+            folder=attempt.run_dir, config=job_config(task.config), missing=list(task.missing), resume=resume,
             ends={} if self.executor.writes_directly else last_points(self.store, resume, attempt), weights=task.weights,
             weights_sha256=self._weights_sha256(task), commit=self.commit[0], dirty=self.commit[1],
         )  # fmt: skip
@@ -280,10 +280,10 @@ class Supervisor:
             job.write(self.runs)
             more = bool(queue) or self._source is not None
             resources = task.cell.config.resources
-            self.executor.start(Launch(attempt.id, self.runs, job.folder, resources, url, self.source, more))
+            self.executor.start(ProcessSpec(attempt.id, self.runs, job.folder, resources, url, self.source, more))
         except OSError as error:
             # a runs folder that is full or gone, no process left: whatever it is, the cell is not to blame
-            with contextlib.suppress(LostLease):
+            with contextlib.suppress(LeaseLost):
                 self.store.finish_attempt(
                     attempt.id, attempt.fence, "failed", cause=f"could not be started: {error}",
                     exit_code=EXIT_MACHINE, failure="infrastructure",
@@ -323,7 +323,7 @@ class Supervisor:
                 again = self._retries.after(task, attempt, ending.failure)
                 if again is None and state == "interrupted":
                     state, cause = "failed", f"{cause}; given up for this launch"
-            with contextlib.suppress(LostLease):
+            with contextlib.suppress(LeaseLost):
                 self.store.finish_attempt(
                     attempt_id, attempt.fence, state, cause=cause, exit_code=None if code <= NODE_LOST else code,
                     failure=ending.failure,
@@ -426,13 +426,13 @@ def last_points(store: Store, resume: Iterable[tuple[int, str]], attempt: Attemp
     }
 
 
-def as_told(config: CellConfig) -> dict[str, Any]:
+def job_config(config: CellConfig) -> dict[str, Any]:
     """A config as job.json has it: what older code, which `--code kept` runs, need not know of is left out.
 
     That is a setting at the default that every older cell had without saying so, and whatever touches no number and
     stands at its default.
     """
-    told = without_newer(config)
+    told = without_identity_defaults(config)
     for section in ("resources", "checkpoint"):
         told[section] = getattr(config, section).model_dump(mode="json", exclude_defaults=True)
     return told
@@ -453,9 +453,9 @@ def reap(store: Store, cells: Sequence[Cell], runs: Path, executor: Executor | N
     for attempt in mine:
         journal.settle(store, runs, attempt.id)  # which tells who the process is, or how it ended
     mine = [attempt for attempt in map(store.attempt, (one.id for one in mine)) if attempt.state == "running"]
-    ended = (executor or OnThisMachine()).end(mine, runs) if mine else set()
+    ended = (executor or HostExecutor()).end(mine, runs) if mine else set()
     for attempt in mine:
-        if attempt.id not in ended and datetime.now(UTC) - attempt.heartbeat_at < timedelta(seconds=SILENCE_S):
+        if attempt.id not in ended and datetime.now(UTC) - attempt.heartbeat_at < timedelta(seconds=DEAD_AFTER_S):
             continue
         journal.settle(store, runs, attempt.id)
         if store.interrupt_dead(

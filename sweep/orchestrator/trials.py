@@ -12,28 +12,28 @@ from ...results.store.records import Attempt
 from ...results.store.store import Store
 from ...results.studies import optuna_study, study_store
 from ...results.studies.optuna_study import Trial
-from ...results.studies.study_store import Studies
+from ...results.studies.study_store import StudyWriter
 from ..errors import GridError
 from ..grid.cell import Cell
 from ..planning import cost_estimate, planner
-from ..planning.cost_estimate import Prices
+from ..planning.cost_estimate import Pricer
 from ..planning.planner import Task
-from ..planning.studies import Progress, told
-from .supervisor import Fits
+from ..planning.studies import StudyProgress, design_remarks
+from .supervisor import CapacityCheck
 
 PRUNED_AT = "by {pruner}, with a loss of {loss:.4f} at validation {rung}"
 
 
-class Trials:
+class TrialSource:
     """A supervisor's Source. The database holds every trial before its cell is trained, and all that the sampler remembers."""
 
-    def __init__(self, progress: Progress, store: Store, fence: int, prices: Prices) -> None:
+    def __init__(self, progress: StudyProgress, store: Store, fence: int, prices: Pricer) -> None:
         """`fence`: under which the caller holds the sweep. `prices`: of the machine, as the launch begins."""
         self._space, self._search = progress.space, progress.space.search
         sweep = progress.space.grid.name
         self._store, self._prices = store, prices
-        self._studies = Studies(store, sweep, fence)
-        self._memory = study_store.memory_of(store, sweep)
+        self._studies = StudyWriter(store, sweep, fence)
+        self._memory = study_store.sampler_state(store, sweep)
         self._trials = list(progress.trials)
         self._looked: dict[int, int] = {}
         """By attempt: how many validations were seen."""
@@ -51,7 +51,7 @@ class Trials:
 
     # --- what a supervisor asks -----------------------------------------------------------------------------------------
 
-    def further(self, fits: Fits) -> Sequence[Task]:
+    def further(self, fits: CapacityCheck) -> Sequence[Task]:
         """The next trial that has anything to train or to measure."""
         resources = self._space.ends[0].config.resources
         while len(self._trials) < self._search.trials and fits(resources):
@@ -86,7 +86,7 @@ class Trials:
     # --- proposing ------------------------------------------------------------------------------------------------------
 
     def _propose(self) -> list[Task]:
-        asked = optuna_study.ask(self._search, self._trials, self._memory)
+        asked = optuna_study.propose_trial(self._search, self._trials, self._memory)
         trial = replace(asked.trial, params=self._space.tidy(asked.trial.params))
         try:
             cell = self._space.cell(trial.params)
@@ -142,7 +142,7 @@ class Trials:
         return trial  # the launch ends, and another goes on with it
 
     def _finished(self, trial: Trial) -> Trial:
-        return told(self._search, self._store, self._with_curve(trial))
+        return design_remarks(self._search, self._store, self._with_curve(trial))
 
     def _with_curve(self, trial: Trial) -> Trial:
         assert trial.cell is not None
@@ -170,7 +170,7 @@ class Trials:
         # one validation after the other, however many came since the last look: whoever looks more often decides the same
         for rung, loss in curve[len(trial.curve) :]:
             self._trials[trial.number] = replace(self._trials[trial.number], curve=curve[:rung])
-            ends, now = optuna_study.hopeless(self._search, self._trials, trial.number)
+            ends, now = optuna_study.check_pruning(self._search, self._trials, trial.number)
             self._trials[trial.number] = now
             if ends:
                 # written when it has ended: a launch that is killed before has to come to the same verdict again

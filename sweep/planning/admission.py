@@ -15,7 +15,7 @@ from ..config import CellConfig, DataConfig, EvalConfig
 from ..data import corpora
 from ..data import tokenizer as tokenizers
 from ..data.corpora import Corpus, CorpusError
-from ..data.prepare import Tell, aside, prepare
+from ..data.prepare import ProgressFn, aside, prepare
 from ..data.registry import CORPORA
 from ..errors import MachineError, SweepError
 from ..grid.cell import Cell
@@ -24,7 +24,7 @@ from ..grid.validate import base_of
 from ..host.allocation import Machine, MachineAllocator, is_type, need
 from ..host.hardware import PRECISIONS, Gpu
 from ..probes import bound
-from ..probes.base import WHO, OverDocuments
+from ..probes.base import WHO, DocumentProbe
 from ..units import size
 
 UNPREPARED = "is not prepared in"
@@ -51,8 +51,8 @@ class Unprepared:
     """Estimate of the download; None where that is unknown."""
 
 
-def expand(
-    grid: Grid, root: Path, *, dry: bool = False, download: bool = False, tell: Tell = quiet
+def expand_grid(
+    grid: Grid, root: Path, *, dry: bool = False, download: bool = False, tell: ProgressFn = quiet
 ) -> tuple[list[Cell], list[str]]:
     """The grid's cells with their corpora pinned, and remarks. `root` holds the prepared corpora.
 
@@ -62,7 +62,7 @@ def expand(
     remarks: list[str] = []
 
     @functools.cache
-    def prepared(name: str) -> corpora.Prepared | None:
+    def prepared(name: str) -> corpora.PreparedCorpus | None:
         return corpora.prepared(name, root)
 
     def pin(data: DataConfig) -> str:
@@ -78,7 +78,7 @@ def expand(
         if not dry:
             raise MachineError(how)
         remarks.append(f"{how}; {UNCHECKED}")
-        return corpora.provisional(data)
+        return corpora.provisional_fingerprint(data)
 
     return grid.expand(pin, prepared), remarks
 
@@ -198,7 +198,7 @@ def corpus_lacks(cells: Sequence[Cell], root: Path, *, dry: bool = False) -> lis
             continue
         lacking.setdefault(number, {}).update(dict.fromkeys(corpus_problems(config, corpus)))
         _, _, validation, documents = needs.get(number, (data, corpus, 0, 0))
-        reads = any(isinstance(bound(name, config), OverDocuments) for name in config.eval.probes)
+        reads = any(isinstance(bound(name, config), DocumentProbe) for name in config.eval.probes)
         needs[number] = (
             data,
             corpus,
@@ -298,7 +298,7 @@ KEPT_PARTS = {"nothing": "nothing", "weights": "weights", "everything": "weights
 
 
 @dataclass(frozen=True)
-class Disk:
+class DiskUsage:
     """Bytes. Cells whose settings differ need different amounts, so those of one cell are the smallest and largest."""
 
     cells: int
@@ -356,7 +356,7 @@ class Disk:
         }
 
 
-def disk_needed(cells: Sequence[Cell], runs: Path) -> Disk:
+def disk_needed(cells: Sequence[Cell], runs: Path) -> DiskUsage:
     """What training these cells needs; those that share a model section are counted once.
 
     Names and headers, some 400 bytes a tensor, are left out. Raises AddressError and StorageError for a checkpoint.path
@@ -379,7 +379,7 @@ def disk_needed(cells: Sequence[Cell], runs: Path) -> Disk:
         each.append(stays[config.checkpoint.keep])
         running = max(running, (file_names.KEPT + 1) * whole)
     place = storage.resolve(runs, storage.home(cells[0].config.checkpoint.path, "") if cells else "").rstrip("/")
-    return Disk(
+    return DiskUsage(
         cells=len(cells),
         per_cell=(min(each, default=0), max(each, default=0)),
         kept=sum(each),

@@ -13,7 +13,7 @@ from typing import Any
 
 from ...results.contrasts import Contrast
 from ...results.forecast import Forecast
-from ...results.store.records import Request, Timed
+from ...results.store.records import Request, TrainingTiming
 from ...results.store.store import Store
 from ..config import CellConfig, Resources
 from ..errors import SweepError
@@ -31,7 +31,7 @@ from .speed_model import (
     SOURCES,
     Source,
     Speed,
-    Speeds,
+    SpeedTable,
     TargetMachine,
     ThreePointEstimate,
     read_calibrations,
@@ -63,10 +63,10 @@ class Cost:
         return self.seconds.times(self.share / 3600)
 
 
-class Prices:
+class Pricer:
     """Prices attempts on one place. Cells that are alike and ask for the same are worked out once."""
 
-    def __init__(self, speeds: Speeds) -> None:
+    def __init__(self, speeds: SpeedTable) -> None:
         self.speeds = speeds
         self._probing: dict[tuple[object, ...], ThreePointEstimate] = {}
         self._whole: dict[tuple[object, ...], dict[Source, Cost]] = {}
@@ -143,7 +143,7 @@ def packed(seconds: ThreePointEstimate, config: CellConfig, speed: Speed) -> Thr
 
 
 @dataclass(frozen=True)
-class Group:
+class PriceGroup:
     """Attempts of one price."""
 
     slug: str
@@ -178,7 +178,7 @@ class Bill:
     assumed_watts: bool
     rate: float | None
     """Money of an hour."""
-    groups: Sequence[Group] = ()
+    groups: Sequence[PriceGroup] = ()
     sources: Mapping[str, int] = field(default_factory=dict)
     """Attempts by where their price comes from."""
 
@@ -193,7 +193,7 @@ class Bill:
         return None if self.rate is None else self.hours.times(self.rate)
 
 
-def forecast(cells: Sequence[Cell], prices: Prices) -> Forecast:
+def forecast(cells: Sequence[Cell], prices: Pricer) -> Forecast:
     """What all of these cells would take from the start, by every source, as a launch keeps it to be compared later."""
     numbers: dict[tuple[object, ...], int] = {}
     groups: list[dict[str, tuple[float, float, float]]] = []
@@ -214,7 +214,7 @@ def unit_of(tasks: Sequence[Task]) -> str:
     return "GPU-hours" if any(task.cell.config.resources.gpus for task in tasks) else "core-hours"
 
 
-def bill(plan: Plan, prices: Prices, *, gpus: int, watts: float | None = None, rate: float | None = None) -> Bill:
+def bill(plan: Plan, prices: Pricer, *, gpus: int, watts: float | None = None, rate: float | None = None) -> Bill:
     """The price of what the plan would start now, on so many GPUs. `watts`: of a GPU; without it what its board takes."""
     tasks = [task for task in plan.tasks if task.why != "running"]
     on_gpus = unit_of(tasks) == "GPU-hours"
@@ -266,11 +266,11 @@ def _tally(costs: Sequence[Cost]) -> dict[int, tuple[Cost, int]]:
     return {id(cost): (cost, counts[id(cost)]) for cost in costs}
 
 
-def _group(prices: Prices, some: Sequence[tuple[Task, Cost]]) -> Group:
+def _group(prices: Pricer, some: Sequence[tuple[Task, Cost]]) -> PriceGroup:
     task, cost = some[0]
     speed = prices.speeds.of(task.cell.config)[cost.source]
     seconds = total([one.seconds for _, one in some])
-    return Group(
+    return PriceGroup(
         slug=task.cell.slug,
         kind=task.kind,
         source=cost.source,
@@ -283,24 +283,25 @@ def _group(prices: Prices, some: Sequence[tuple[Task, Cost]]) -> Group:
     )
 
 
-def as_json(bill: Bill) -> dict[str, Any]:
+def as_json(price_plan: Bill) -> dict[str, Any]:
     """The price by names with their units."""
-    money, kwh = bill.money, bill.kwh
+    money, kwh = price_plan.money, price_plan.kwh
     return {
-        "unit": bill.unit,
-        "place": bill.place,
-        "gpus": bill.gpus,
-        "hours": bill.hours.as_json(),
-        "hours_by_part": {part: span.as_json() for part, span in bill.parts.items()},
-        "finish_seconds": bill.finish.as_json(1),
+        "unit": price_plan.unit,
+        "place": price_plan.place,
+        "gpus": price_plan.gpus,
+        "hours": price_plan.hours.as_json(),
+        "hours_by_part": {part: span.as_json() for part, span in price_plan.parts.items()},
+        "finish_seconds": price_plan.finish.as_json(1),
         "kwh": kwh and kwh.as_json(),
-        "watts": bill.watts,
-        "watts_assumed": bill.assumed_watts,
-        "rate": bill.rate,
+        "watts": price_plan.watts,
+        "watts_assumed": price_plan.assumed_watts,
+        "rate": price_plan.rate,
         "money": money and money.as_json(2),
-        "sources": dict(bill.sources),
+        "sources": dict(price_plan.sources),
         "groups": [
-            vars(group) | {"seconds": group.seconds.as_json(1), "hours": group.hours.as_json()} for group in bill.groups
+            vars(group) | {"seconds": group.seconds.as_json(1), "hours": group.hours.as_json()}
+            for group in price_plan.groups
         ],
     }
 
@@ -362,10 +363,10 @@ def makespan(work: Sequence[tuple[float, Resources]], gpus: int) -> float:
 ASSUMED_GPU = "NVIDIA H200"
 
 
-def machine_prices(cells: Sequence[Cell], runs: Path, store: Store | None, *, gpu: str | None = None) -> Prices:
+def machine_prices(cells: Sequence[Cell], runs: Path, store: Store | None, *, gpu: str | None = None) -> Pricer:
     """Prices of these cells on `gpu`, a GPU's name or a word of it; without it on what the cells or this machine say."""
     timed = store.timed() if store is not None else []
-    return Prices(Speeds(_place(cells, timed, gpu), timed, read_calibrations(runs)))
+    return Pricer(SpeedTable(_place(cells, timed, gpu), timed, read_calibrations(runs)))
 
 
 def gpus_here() -> int:
@@ -373,7 +374,7 @@ def gpus_here() -> int:
     return max(1, len(hardware.driver_gpus()))
 
 
-def _place(cells: Sequence[Cell], timed: Sequence[Timed], gpu: str | None) -> TargetMachine:
+def _place(cells: Sequence[Cell], timed: Sequence[TrainingTiming], gpu: str | None) -> TargetMachine:
     resources = {id(cell.config.resources): cell.config.resources for cell in cells}.values()
     if not any(one.gpus for one in resources):
         return TargetMachine(None)
@@ -391,7 +392,7 @@ def _place(cells: Sequence[Cell], timed: Sequence[Timed], gpu: str | None) -> Ta
     return TargetMachine(ASSUMED_GPU, "assumed; --gpu names another")
 
 
-def _whole_name(word: str, timed: Sequence[Timed]) -> str:
+def _whole_name(word: str, timed: Sequence[TrainingTiming]) -> str:
     """The name of a GPU as its driver has it: of one that was measured, else of one whose peak is known, else the word."""
     known = [one.gpu_name.removeprefix("NVIDIA ") for one in reversed(timed) if one.gpu_name is not None]
     known += [name for peak in PEAK_BF16 for name in peak.names]
@@ -441,7 +442,7 @@ def hours_spent(store: Store | None, cells: Sequence[Cell]) -> float:
 
 
 def within_budget(
-    plan: Plan, allowed: float, used: float, prices: Prices, contrasts: Iterable[Contrast], finished: Collection[str]
+    plan: Plan, allowed: float, used: float, prices: Pricer, contrasts: Iterable[Contrast], finished: Collection[str]
 ) -> tuple[list[Task], Budget]:
     """The tasks that fit, in the order of what they tell, and what is left.
 

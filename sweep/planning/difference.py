@@ -19,7 +19,7 @@ from ..grid.yaml_document import TooManyValues, value_of
 from ..probes import requested
 from .planner import Plan
 
-Key = tuple[str, object, object]
+Change = tuple[str, object, object]
 """What changed: where, and from what to what; None where there was, or is, nothing."""
 LEFT_OUT = ("name", "description")
 """Of a grid file, what changes no cell and no report."""
@@ -42,9 +42,9 @@ class GridDifference:
     groups: Mapping[str, Sequence[ListedCell]]
     revision: int | None = None
     """The sweep's last one; None for a sweep that was never launched."""
-    changes: Sequence[Key] = ()
+    changes: Sequence[Change] = ()
     """Of the grid file, the command line and what is measured."""
-    inherited: Sequence[Key] = ()
+    inherited: Sequence[Change] = ()
     """Of cells that got another id though the file does not say why: a base, a default or the text."""
     axes: Sequence[str] = ()
     """A sentence for every axis that is new or gone."""
@@ -119,14 +119,14 @@ def flat(value: Any, path: str = "") -> dict[str, Any]:
     return {path: value}
 
 
-def compared(old: Mapping[str, Any], new: Mapping[str, Any]) -> Iterator[Key]:
+def compared(old: Mapping[str, Any], new: Mapping[str, Any]) -> Iterator[Change]:
     """The keys whose values differ, those of `old` first."""
     for key in dict.fromkeys((*old, *new)):
         if old.get(key) != new.get(key):
             yield key, old.get(key), new.get(key)
 
 
-def changed(last: RevisionRecord, grid: Grid, cells: Sequence[Cell]) -> Iterator[Key]:
+def changed(last: RevisionRecord, grid: Grid, cells: Sequence[Cell]) -> Iterator[Change]:
     """Key by key: the grid's file, --set, and the probes and lengths that are asked for."""
     try:
         before = value_of(last.grid_text)
@@ -153,12 +153,12 @@ def _by_probe(pairs: set[tuple[str, int]]) -> dict[str, list[int]]:
     return found
 
 
-def _inherited(store: Store, orphans: Sequence[CellState], cells: Sequence[Cell], known: set[str]) -> list[Key]:
+def _inherited(store: Store, orphans: Sequence[CellState], cells: Sequence[Cell], known: set[str]) -> list[Change]:
     """What differs between orphans and cells of the same slug, but for `known` paths."""
     by_slug = {cell.slug: cell for cell in cells}
     twins = {state.cell_id: by_slug[state.slug] for state in orphans if state.slug in by_slug}
     configs = store.configs(twins)
-    seen: dict[str, Key] = {}
+    seen: dict[str, Change] = {}
     for cell, config in configs.items():
         new = twins[cell].config.model_dump(mode="json")
         for section in ("model", "data", "train"):

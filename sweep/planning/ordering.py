@@ -13,10 +13,10 @@ from ..errors import GridError
 from ..grid.cell import Cell
 from ..probes import bound
 from ..training import flops
-from .planner import Task, level_of, rest_of
+from .planner import Task, level_of, remaining_share
 
 Order = Literal["longest", "pairs", "contrasts", "grid"]
-Point = tuple[str | None, ...]
+CellCoordinates = tuple[str | None, ...]
 """The seed, then the level of every axis."""
 
 
@@ -52,7 +52,7 @@ def ordered(
         cost = costs(tasks, cells, states)
         return sorted(tasks, key=lambda task: (-cost[task.cell.id], task.cell.slug))
     of_cell = {task.cell.id: task for task in tasks}
-    return [of_cell[cell.id] for cell in paired([task.cell for task in tasks], cells, axes, finished)]
+    return [of_cell[cell.id] for cell in pairs_first([task.cell for task in tasks], cells, axes, finished)]
 
 
 def costs(tasks: Sequence[Task], cells: Sequence[Cell], states: Mapping[str, CellState]) -> dict[str, float]:
@@ -76,7 +76,7 @@ def costs(tasks: Sequence[Task], cells: Sequence[Cell], states: Mapping[str, Cel
         if task.kind == "evaluate":
             found[task.cell.id] = _probing(task) * counted[key] / 3 / rate
             continue
-        tokens = config.train.tokens * rest_of(states.get(task.cell.id))
+        tokens = config.train.tokens * remaining_share(states.get(task.cell.id))
         speed = speeds.get(_alike(task.cell)) if speeds else None
         found[task.cell.id] = tokens / speed if speed else tokens * counted[key] / rate
     return found
@@ -97,7 +97,7 @@ def _probing(task: Task) -> int:
     return sum(probes[name].tokens(length) for name, length in task.missing)
 
 
-def paired(
+def pairs_first(
     wanted: Sequence[Cell], cells: Sequence[Cell], axes: Sequence[str], finished: Collection[str] = ()
 ) -> list[Cell]:
     """The wanted cells so that matched pairs, which differ in the level of one axis and nothing else, are complete early.
@@ -123,7 +123,7 @@ def paired(
         out += [cell for cell in left if _without(points[cell.id], axis) in known]
         left = _less(left, out)
     for axis in along:
-        blocks: dict[Point, list[Cell]] = defaultdict(list)
+        blocks: dict[CellCoordinates, list[Cell]] = defaultdict(list)
         for cell in left:
             blocks[_without(points[cell.id], axis)].append(cell)
         out += [cell for block in blocks.values() if len(block) > 1 for cell in block]
@@ -185,7 +185,7 @@ def _pairs(one: Contrast, cells: Sequence[Cell], names: Sequence[str]) -> list[t
     return [(some[reference], some[one.level]) for some in found.values() if len(some) == 2]
 
 
-def _without(point: Point, axis: int) -> Point:
+def _without(point: CellCoordinates, axis: int) -> CellCoordinates:
     """The point with that axis taken out of it; its place is kept, so that other axes give other points."""
     return (*point[:axis], f"any of axis {axis}", *point[axis + 1 :])
 

@@ -15,10 +15,10 @@ from ..grid.cell import Cell
 from ..grid.grid import Grid, parse_value
 from ..grid.settings import level_text
 from ..probes import requested
-from .admission import Disk
+from .admission import DiskUsage
 
 if TYPE_CHECKING:
-    from .studies import Progress
+    from .studies import StudyProgress
 
 
 @dataclass(frozen=True, slots=True)
@@ -98,16 +98,16 @@ class Plan:
     left_out: int = 0
     """Cells of the grid that --only keeps out of this launch."""
     counts: Counter[str] = field(default_factory=Counter)
-    disk: Disk | None = None
+    disk: DiskUsage | None = None
     """What the training needs; None when the plan was made without a look at the disk."""
     budget: Budget | None = None
     """What a budget allows of it, and what it leaves; None without one."""
-    study: Progress | None = None
+    study: StudyProgress | None = None
     """Of a study: where it stands; `tasks` are those of trials that were begun."""
     damaged: Sequence[str] = ()
     """One line for each file of kept weights that is wanted and has changed since it was written; its cell counts as `weights gone`."""
 
-    before: Sequence[Progress] = ()
+    before: Sequence[StudyProgress] = ()
     """The studies that go before it, where they are to be priced with it."""
 
     @property
@@ -178,7 +178,7 @@ def level_of(cell: Cell, axis: str) -> str | None:
     return cell.levels.get(axis) or cell.axes.get(axis)
 
 
-def rest_of(state: CellState | None) -> float:
+def remaining_share(state: CellState | None) -> float:
     """The share of a cell's training that is still to do: 1 without a checkpoint."""
     if (
         state is None
@@ -211,7 +211,7 @@ def plan(cells: Sequence[Cell], states: Mapping[str, CellState], *, retrain: boo
         if word in ("new", "interrupted", "pruned", "failed", "running") or (
             retrain and word in ("weights gone", "diverged")
         ):
-            tasks.append(Task(cell, "train", wanted, word, rest=rest_of(state)))
+            tasks.append(Task(cell, "train", wanted, word, rest=remaining_share(state)))
         elif word == "needs-eval":
             assert state is not None
             tasks.append(Task(cell, "evaluate", missing(state, wanted), word, state.weights, state.trained_attempt_id))

@@ -6,7 +6,7 @@ from collections.abc import Iterator, Mapping
 from typing import Any
 
 from .cost_estimate import PARTS, Bill
-from .difference import GridDifference, Key
+from .difference import Change, GridDifference
 from .speed_model import ThreePointEstimate
 
 WORDS = {"needs-eval": "needs evaluation", "weights gone": "weights gone"}
@@ -57,7 +57,7 @@ def difference_json(difference: GridDifference) -> dict[str, Any]:
     }
 
 
-def _as_row(one: Key, source: str) -> dict[str, object]:
+def _as_row(one: Change, source: str) -> dict[str, object]:
     return {"key": one[0], "old": one[1], "new": one[2], "from": source}
 
 

@@ -19,7 +19,7 @@ from . import cost_estimate, render
 from .cost_estimate import Bill
 
 if TYPE_CHECKING:
-    from ...results.stopping.interim_analysis import Looked
+    from ...results.stopping.interim_analysis import StoppingStatus
 
 
 def contrast_cells(grid: Grid, cells: Sequence[Cell]) -> list[Cell]:
@@ -29,11 +29,11 @@ def contrast_cells(grid: Grid, cells: Sequence[Cell]) -> list[Cell]:
     """
     if grid.stop is None:
         return []
-    from ...results.stopping.contrast_estimator import Estimator
+    from ...results.stopping.contrast_estimator import ContrastEstimator
 
     first = [cell for cell in cells if cell.config.seed == grid.seeds[0]]
     design = grid.chosen.design if grid.chosen is not None else None
-    found = Estimator([cell.axes | cell.levels for cell in first], grid.stop.contrast, design).needed
+    found = ContrastEstimator([cell.axes | cell.levels for cell in first], grid.stop.contrast, design).needed
     if not found.any():
         one, document = grid.stop.contrast, grid.document
         raise GridError(
@@ -88,14 +88,14 @@ def every_cell(grid: Grid, cells: Sequence[Cell]) -> list[Cell]:
 
 
 @dataclass(frozen=True)
-class Outlook:
+class StopOutlook:
     """A rule before it is carried out further."""
 
     grid: Grid
     configurations: int
     seeds: int
     """That there are cells of from the start, or since the last look."""
-    looked: Looked | None
+    looked: StoppingStatus | None
     """What the last launch with the same rule left; None without one."""
     most: Bill
     """Of all that there can be to do."""
@@ -106,7 +106,10 @@ class Outlook:
         assert asked is not None
         metric = about(asked.contrast)
         lines = [messages.plan(asked, metric, self.configurations)]
-        lines += [f"stop: {one}" for one in (messages.told(self.looked, metric) if self.looked is not None else ())]
+        lines += [
+            f"stop: {one}"
+            for one in (messages.status_sentences(self.looked, metric) if self.looked is not None else ())
+        ]
         if self.looked is None or self.looked.verdict == "open":
             most = render.short(self.most).removeprefix("price: ")
             lines.append(
@@ -131,27 +134,27 @@ class Outlook:
 
 def outlook(
     grid: Grid, cells: Sequence[Cell], store: Store | None, bill: Callable[[Sequence[Cell]], Bill]
-) -> Outlook | None:
+) -> StopOutlook | None:
     """Of a grid with its cells so far; None without a rule. `bill`: the price of what is left of some cells."""
     if grid.stop is None:
         return None
     needed = contrast_cells(grid, cells)
     there = {cell.id for cell in cells}
     seeds = sum(at_seeds(needed[:1], [seed])[0].id in there for seed in grid.stop.seeds)
-    return Outlook(grid, len(needed), seeds, _looked(grid, store), bill(every_cell(grid, cells)))
+    return StopOutlook(grid, len(needed), seeds, _looked(grid, store), bill(every_cell(grid, cells)))
 
 
-def as_json(found: Outlook | None) -> Mapping[str, Any]:
+def as_json(found: StopOutlook | None) -> Mapping[str, Any]:
     """Nothing without a rule."""
     return {} if found is None else {"stop": found.as_json()}
 
 
-def _looked(grid: Grid, store: Store | None) -> Looked | None:
+def _looked(grid: Grid, store: Store | None) -> StoppingStatus | None:
     # SciPy, which other grids need not wait for
-    from ...results.stopping.interim_analysis import looked_at
+    from ...results.stopping.interim_analysis import stopping_status
 
     try:
-        found = looked_at(store, grid.name) if store is not None else None
+        found = stopping_status(store, grid.name) if store is not None else None
     except SweepUnknown:
         return None
     return found if found is not None and found.rule == grid.stop else None

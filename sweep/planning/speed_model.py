@@ -18,7 +18,7 @@ from ...model.config import ModelConfigError
 from ...model.resolve import check_model_config
 from ...results.console.output_files import write
 from ...results.console.text import counted
-from ...results.store.records import Timed
+from ...results.store.records import TrainingTiming
 from ..config import CellConfig
 from ..grid.cell import canonical, model_identity, train_identity
 from ..host.allocation import is_shared
@@ -122,7 +122,7 @@ SHAPE = (
 """Of the train section, what the time of a step depends on: no learning rate, no schedule, no number of steps."""
 
 
-class Likeness:
+class SpeedClasses:
     """Tells cells that are alike. It remembers the sections that it has seen, which most cells of a grid share."""
 
     def __init__(self) -> None:
@@ -215,7 +215,7 @@ class TargetMachine:
             return (self.gpu or "").removeprefix("NVIDIA ")
         return f"the CPU of {socket.gethostname()}"
 
-    def is_here(self, config: CellConfig, one: Timed) -> bool:
+    def is_here(self, config: CellConfig, one: TrainingTiming) -> bool:
         """Whether an attempt ran on such a machine: the same GPU by its whole name, or a CPU of the same host."""
         if not config.resources.gpus:
             return one.gpu_name is None and one.host == socket.gethostname()
@@ -226,12 +226,14 @@ QUEUED = ("", "as they come: train.graphs: off")
 """What attempts tell of their steps that were not to be captured."""
 
 
-class Speeds:
+class SpeedTable:
     """What is known of the speed of cells on one place; asked once a likeness, remembered."""
 
-    def __init__(self, place: TargetMachine, timed: Iterable[Timed], calibrated: Iterable[Calibration]) -> None:
+    def __init__(
+        self, place: TargetMachine, timed: Iterable[TrainingTiming], calibrated: Iterable[Calibration]
+    ) -> None:
         self.place = place
-        self.likeness = Likeness()
+        self.likeness = SpeedClasses()
         self._runs = [run for one in timed if (run := _run(one, self.likeness)) is not None]
         self._calibrated = {(one.device, one.like): one for one in calibrated}
         self._known: dict[str, dict[Source, Speed]] = {}
@@ -316,7 +318,7 @@ def _calibrated(config: CellConfig, one: Calibration) -> Speed:
 class _Run:
     """A finished training, with what follows from its curve."""
 
-    timed: Timed
+    timed: TrainingTiming
     config: CellConfig
     like: str
     token: float
@@ -326,7 +328,7 @@ class _Run:
     """Of a trained token."""
 
 
-def _run(one: Timed, likeness: Likeness) -> _Run | None:
+def _run(one: TrainingTiming, likeness: SpeedClasses) -> _Run | None:
     """None for one whose config this release cannot read, or whose curve says nothing of its speed."""
     try:
         config = CellConfig.model_validate(one.config)

@@ -18,7 +18,7 @@ from ...results.studies import study_store, study_text
 from ...results.studies.optuna_study import Trial, best
 from ...results.studies.search import LevelChoice, Range, Search
 from ..data import corpora
-from ..data.corpora import Prepared
+from ..data.corpora import PreparedCorpus
 from ..data.registry import CORPORA
 from ..errors import GridError, SweepError
 from ..grid.cell import Cell
@@ -36,7 +36,7 @@ class TrialSpace:
 
     grid: Grid
     ends: Sequence[Cell]
-    known: Prepared | None = None
+    known: PreparedCorpus | None = None
     """Of the text, when it was prepared under a name."""
 
     @property
@@ -93,7 +93,7 @@ def _tidy(one: Range, value: Any) -> Any:
 
 
 @dataclass(frozen=True)
-class Progress:
+class StudyProgress:
     """Where a study stands: its trials as the database and its cells now say, and their cells."""
 
     space: TrialSpace
@@ -116,7 +116,7 @@ class Progress:
     @property
     def counts(self) -> Counter[str]:
         """Trials by where they stand."""
-        return study_text.standings(self.trials)
+        return study_text.count_standings(self.trials)
 
     def describe(self) -> str:
         """What is searched, and how many trials stand where, in a line."""
@@ -145,7 +145,7 @@ class Progress:
         )
 
 
-def progress_of(space: TrialSpace, store: Store | None, *, again: bool = True, retrain: bool = False) -> Progress:
+def progress_of(space: TrialSpace, store: Store | None, *, again: bool = True, retrain: bool = False) -> StudyProgress:
     """The study so far. `again`: trials that failed are to be made once more; `retrain`: those that diverged, too.
 
     Raises SweepError when the grid now makes other cells of its trials than it did when they were proposed.
@@ -155,7 +155,7 @@ def progress_of(space: TrialSpace, store: Store | None, *, again: bool = True, r
     except SweepUnknown:
         found = []
     if store is None or not found:
-        return Progress(space)
+        return StudyProgress(space)
     cells: dict[str, Cell] = {}
     trials = []
     for trial in found:
@@ -174,14 +174,14 @@ def progress_of(space: TrialSpace, store: Store | None, *, again: bool = True, r
             return trial
         word, state = standings[trial.cell], states.get(trial.cell)
         if word == "done":
-            return told(space.search, store, trial)
+            return design_remarks(space.search, store, trial)
         if word == "diverged" and not retrain:
             return replace(trial, standing="diverged", values=None, reason=state.cause if state else None)
         if trial.standing == "pruned" or (trial.standing == "failed" and word == "failed" and not again):
             return trial
         return replace(trial, standing="asked", values=None, reason=None)
 
-    return Progress(space, tuple(map(settled, trials)), cells, standings)
+    return StudyProgress(space, tuple(map(settled, trials)), cells, standings)
 
 
 def _cell(space: TrialSpace, trial: Trial) -> Cell | None:
@@ -201,7 +201,7 @@ def _cell(space: TrialSpace, trial: Trial) -> Cell | None:
     return cell
 
 
-def told(search: Search, store: Store, trial: Trial) -> Trial:
+def design_remarks(search: Search, store: Store, trial: Trial) -> Trial:
     """The trial with the objectives of its cell, which is done; failed where the cell has a reason in place of a number."""
     assert trial.cell is not None
     have = {(one.probe, one.metric, one.length): one for one in store.measurements(trial.cell)}

@@ -10,11 +10,11 @@ from typing import Any
 from ...results.store.store import Store
 from ...results.studies import study_text, tuning
 from ...results.studies.optuna_study import Trial
-from ..data.prepare import Tell
+from ..data.prepare import ProgressFn
 from ..grid.grid import Grid
 from . import admission, cost_estimate
 from .planner import Task
-from .studies import Progress, progress_of, space_of
+from .studies import StudyProgress, progress_of, space_of
 
 
 @dataclass(frozen=True)
@@ -22,13 +22,13 @@ class Tuning:
     """Where the studies of a grid's `tune` stand, by level of the axis that is tuned."""
 
     grid: Grid
-    parts: Mapping[str, Progress]
+    parts: Mapping[str, StudyProgress]
 
     @property
     def best(self) -> dict[str, Trial]:
         """By level, its best trial so far; absent where none is done."""
         found = {
-            word: study_text.best_of_one(progress.space.search, progress.trials)
+            word: study_text.best_single_objective(progress.space.search, progress.trials)
             for word, progress in self.parts.items()
         }
         return {word: trial for word, trial in found.items() if trial is not None}
@@ -51,7 +51,7 @@ class Tuning:
         for word, trial in self.best.items():
             cells = list(self.parts[word].cells.values())
             levels.append(
-                tuning.Level(
+                tuning.TunedLevel(
                     level=word, sweep=self.parts[word].space.grid.name, trial=trial.number, cell=trial.cell or "",
                     value=(trial.values or (0.0,))[0], settings=dict(trial.params),
                     hours=round(cost_estimate.hours_spent(store, cells), 4),
@@ -59,7 +59,7 @@ class Tuning:
             )  # fmt: skip
         ends = next(iter(self.parts.values())).space.ends
         unit = cost_estimate.unit_of([Task(cell, "train", [], "new") for cell in ends])
-        found = tuning.Tuned(
+        found = tuning.TuningResult(
             per=tune.per, trials=tune.search.trials, sampler=tune.search.sampler,
             objective=next(iter(tune.search.objectives)), unit=unit, levels=tuple(levels),
         )  # fmt: skip
@@ -67,14 +67,14 @@ class Tuning:
 
 
 def tuning_of(
-    grid: Grid, root: Path, store: Store | None, *, dry: bool = False, tell: Tell = admission.quiet
+    grid: Grid, root: Path, store: Store | None, *, dry: bool = False, tell: ProgressFn = admission.quiet
 ) -> Tuning | None:
     """The studies of a grid whose text lies under `root`; None for a grid without `tune`. Raises what expanding a grid does."""
     if grid.tune is None:
         return None
     parts = {}
     for word, part in grid.studies().items():
-        space = space_of(part, admission.expand(part, root, dry=dry, tell=tell)[0], root)
+        space = space_of(part, admission.expand_grid(part, root, dry=dry, tell=tell)[0], root)
         assert space is not None
         parts[word] = progress_of(space, store, again=False)
     return Tuning(grid, parts)

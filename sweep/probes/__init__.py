@@ -11,7 +11,7 @@ from collections.abc import Callable
 from typing import TypeVar
 
 from ...model.registry import Registry
-from ...results.metrics import OF_TRAINING, SAMPLES, Metric
+from ...results.metrics import SAMPLES, TRAINING_SOURCES, Metric
 from ..config import CellConfig, EvalConfig
 from .base import Probe, ProbeConfig
 
@@ -34,7 +34,7 @@ PROBES: Registry[type[Probe]] = Registry("probe", __name__, {
     "passkey": "passkey:Passkey",
     "memory_recall": "diagnostics.memory_recall:MemoryRecall",
     "decode": "decode:Decode",
-}, reserved=(*OF_TRAINING, SAMPLES))  # fmt: skip
+}, reserved=(*TRAINING_SOURCES, SAMPLES))  # fmt: skip
 
 Registered = TypeVar("Registered", bound=type[Probe])
 _NAME = re.compile("[a-z][a-z0-9_]*")

@@ -93,7 +93,7 @@ class Probe(ABC):
         told: dict[str, Any] = {}
         if metrics.known(self.name, metric) is None:
             main = found is self.metrics[0]
-            told = metrics.described(replace(found, heading=found.heading or (self.name if main else "")))
+            told = metrics.metric_description(replace(found, heading=found.heading or (self.name if main else "")))
         chance = self.chance(found)
         if chance is not None and chance != found.chance:
             told["chance"] = chance
@@ -152,7 +152,7 @@ class LengthwiseProbe(Probe):
         """Return the numbers and examples of one length, or the reason why there are none."""
 
 
-class OverDocuments(LengthwiseProbe):
+class DocumentProbe(LengthwiseProbe):
     """A probe over lengths that reads the first L tokens of each of `eval.documents` held-out documents."""
 
     by_length = True

@@ -12,8 +12,8 @@ from ...results import metrics
 from .base import LengthwiseProbe, ProbeConfig, Result
 
 if TYPE_CHECKING:
-    from ...model.inference.decode import Paged
-    from .subject import Network
+    from ...model.inference.decode import PagedDecoder
+    from .subject import CellSubject
 
 
 class DecodeConfig(ProbeConfig):
@@ -29,7 +29,7 @@ class Decode(LengthwiseProbe):
     """Texts of the context length get new tokens, at full context. What stands in them does not matter to the time: it is one token, again and again."""
 
     Config = DecodeConfig
-    metrics = metrics.of_probe("decode")
+    metrics = metrics.metrics_of_probe("decode")
     by_length = True
     names_every_missing = True
     settings: DecodeConfig
@@ -37,11 +37,11 @@ class Decode(LengthwiseProbe):
     def tokens(self, length: int) -> int:
         return length + 3 * self.settings.texts * self.settings.steps
 
-    def run_at(self, subject: Network, length: int) -> Result | str:
+    def run_at(self, subject: CellSubject, length: int) -> Result | str:
         """Return two numbers, in the order of `metrics`."""
         import torch
 
-        from ...model.inference.decode import Paged
+        from ...model.inference.decode import PagedDecoder
 
         texts, new = self.settings.texts, 4 * self.settings.steps
         if (why := subject.model.why_no_step()) is not None:
@@ -49,7 +49,7 @@ class Decode(LengthwiseProbe):
         if (reason := subject.beyond(length + new)) is not None:
             return reason
         subject.pause()
-        paged = Paged(
+        paged = PagedDecoder(
             subject.model, texts=texts, tokens=length + new, full_context=True,
             chunk=self.config.eval.chunk_tokens, compiled=subject.model.device.type == "cuda",
         )  # fmt: skip
@@ -59,7 +59,7 @@ class Decode(LengthwiseProbe):
         speed = self.value("written_per_s", self._speed(paged, slots), length, n=3 * texts * self.settings.steps)
         return [speed, self.value("cache_bytes", float(kept), length, n=1)], []
 
-    def _speed(self, paged: Paged, slots: list[int]) -> float:
+    def _speed(self, paged: PagedDecoder, slots: list[int]) -> float:
         import torch
 
         steps, device = self.settings.steps, paged.model.device

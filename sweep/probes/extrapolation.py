@@ -14,7 +14,7 @@ if TYPE_CHECKING:
     from torch import Tensor
 
     from ..data.corpora import Corpus
-    from .subject import Network
+    from .subject import CellSubject
 
 PIECES = 64
 """Items of a length: as many equal pieces of the text, the same ones at every length."""
@@ -39,7 +39,7 @@ class Extrapolation(LengthwiseProbe):
     """
 
     Config = ExtrapolationConfig
-    metrics = metrics.of_probe("extrapolation")
+    metrics = metrics.metrics_of_probe("extrapolation")
     by_length = True
     names_every_missing = True
 
@@ -74,7 +74,7 @@ class Extrapolation(LengthwiseProbe):
             )
         return None
 
-    def run_at(self, subject: Network, length: int) -> Result | str:
+    def run_at(self, subject: CellSubject, length: int) -> Result | str:
         """Return the perplexity, exp of the mean loss, and that loss."""
         import torch
 
@@ -93,7 +93,7 @@ class Extrapolation(LengthwiseProbe):
             self.example("nats", float(piece.mean()), length, item=item) for item, piece in pieces
         ]
 
-    def _losses(self, subject: Network, length: int) -> Iterator[Tensor]:
+    def _losses(self, subject: CellSubject, length: int) -> Iterator[Tensor]:
         """Those of the whole windows, then those of the rest."""
         from ..data.batches import stream_rows
 

@@ -17,7 +17,7 @@ from ..data.tokenizer import FLIPFLOP
 from .base import LengthwiseProbe, ProbeConfig, Result
 
 if TYPE_CHECKING:
-    from .subject import Network
+    from .subject import CellSubject
 
 
 class FlipFlopProbeConfig(ProbeConfig):
@@ -60,7 +60,7 @@ class FlipFlopProbe(LengthwiseProbe):
     """
 
     Config = FlipFlopProbeConfig
-    metrics = metrics.of_probe("flipflop")
+    metrics = metrics.metrics_of_probe("flipflop")
 
     @property
     def _length(self) -> int:
@@ -83,7 +83,7 @@ class FlipFlopProbe(LengthwiseProbe):
         kind, _, split = metric.name.partition("_")
         return coin_flips(self._length, self.split_of(split).ignore) if kind == "exact" else metric.chance
 
-    def run_at(self, subject: Network, length: int) -> Result | str:
+    def run_at(self, subject: CellSubject, length: int) -> Result | str:
         """Return the numbers of each split; an example says whether one sequence was right throughout."""
         if (reason := subject.beyond(self._length - 1)) is not None:
             return reason

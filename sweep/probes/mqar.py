@@ -11,11 +11,11 @@ from ...results import metrics
 from ...results.intervals import of_trials
 from ...results.metrics import Metric
 from ..data.known.mqar import MqarRows, answers, settings_of
-from ..data.tokenizer import Recall
+from ..data.tokenizer import RecallTokenizer
 from .base import LengthwiseProbe, ProbeConfig, Result
 
 if TYPE_CHECKING:
-    from .subject import Network
+    from .subject import CellSubject
 
 
 class MqarProbeConfig(ProbeConfig):
@@ -35,7 +35,7 @@ class MqarProbe(LengthwiseProbe):
     """
 
     Config = MqarProbeConfig
-    metrics = metrics.of_probe("mqar")
+    metrics = metrics.metrics_of_probe("mqar")
 
     def tokens(self, length: int) -> int:
         """All rows."""
@@ -47,12 +47,12 @@ class MqarProbe(LengthwiseProbe):
         guess = 1 / corpus.values
         return {"accuracy": guess, "exact": guess**corpus.pairs}.get(metric.name, metric.chance)
 
-    def run_at(self, subject: Network, length: int) -> Result | str:
+    def run_at(self, subject: CellSubject, length: int) -> Result | str:
         """Return the shares; an example is the share of one row's questions that were answered rightly."""
         corpus = settings_of(self.config.data)
         if (reason := subject.beyond(corpus.length - 1)) is not None:
             return reason
-        if subject.tokenizer.name != Recall.name:
+        if subject.tokenizer.name != RecallTokenizer.name:
             return f"n/a: tokenizer {subject.tokenizer.name} has no keys and values; the corpus mqar has"
         rows = MqarRows(self.settings.rows, corpus, split="validation")
         mark = functools.partial(answers, pairs=corpus.pairs)

@@ -17,7 +17,7 @@ from ...results import metrics
 from ...results.intervals import of_trials
 from ...results.metrics import Metric
 from ...results.store.records import Measurement
-from .base import OverDocuments, ProbeConfig, Prompt, Result
+from .base import DocumentProbe, ProbeConfig, Prompt, Result
 
 if TYPE_CHECKING:
     from torch import Tensor
@@ -89,7 +89,7 @@ def steps_per_digit(cast: Sequence[NeedleTrial], tokenizer: Tokenizer) -> float:
     return sum(len(tokenizer.encode(t.value)) for t in cast) / sum(len(t.digits) for t in cast)
 
 
-class DigitsRecalled(OverDocuments):
+class DigitsRecalled(DocumentProbe):
     """A probe that asks for the digits of trials, which a text holds; digits are teacher-forced.
 
     An example is one digit of one trial.

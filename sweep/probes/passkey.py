@@ -83,7 +83,7 @@ class Passkey(DigitsRecalled):
     """
 
     Config = PasskeyConfig
-    metrics = metrics.of_probe("passkey")
+    metrics = metrics.metrics_of_probe("passkey")
 
     def tokens(self, length: int) -> int:
         """A row a trial and depth."""

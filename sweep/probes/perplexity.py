@@ -16,17 +16,17 @@ from ...model.bounds import MAX_COUNT, MAX_LENGTH
 from ...model.config import Int, knob
 from ...results import metrics
 from ..config import EvalConfig
-from .base import WHO, LengthwiseProbe, OverDocuments, Probe, ProbeConfig, Result
+from .base import WHO, DocumentProbe, LengthwiseProbe, Probe, ProbeConfig, Result
 
 if TYPE_CHECKING:
     from torch import Tensor
 
     from ...results.store.records import Measurement
     from ..data.corpora import Corpus
-    from .subject import Extent, Subject
+    from .subject import Subject, TextExtent
 
 
-def stream_losses(subject: Subject, *, full_context: bool) -> tuple[Tensor, Extent | None]:
+def stream_losses(subject: Subject, *, full_context: bool) -> tuple[Tensor, TextExtent | None]:
     """Losses of the first `validation_tokens` of the validation split in rows of seq_len, [targets], and what these are as text.
 
     With `loss_on: marked` of the marked targets alone. Raises DataError when the split is shorter than asked: a sample
@@ -78,7 +78,7 @@ def _by_row(probe: Probe, subject: Subject, length: int, inputs_BT: Tensor, targ
     return [*found, *_as_text(probe, length, float(losses_BT.double().sum()), extent)], rows
 
 
-def _as_text(probe: Probe, length: int, nats: float, extent: Extent | None) -> list[Measurement]:
+def _as_text(probe: Probe, length: int, nats: float, extent: TextExtent | None) -> list[Measurement]:
     """The same nats, of all targets together, over what does not depend on a tokenizer: tokens of GPT-2, and bytes."""
     if extent is None:
         return []
@@ -133,7 +133,7 @@ class Validation(LengthwiseProbe):
         return replace(measurement, unit="nats/marked token") if marked and nats else measurement
 
 
-class Clean(OverDocuments):
+class Clean(DocumentProbe):
     """Mean over all targets of the first L + 1 tokens of each document; the same documents at every length."""
 
     metrics, more_of_others = metrics.by_subject("clean")
@@ -218,14 +218,14 @@ class SameTailConfig(ProbeConfig):
         return self.model_copy(update={"last": last, "end": self.end or known[-1]})
 
 
-class SameTail(OverDocuments):
+class SameTail(DocumentProbe):
     """Mean over the targets d[end - last + 1 .. end] of each document d, read after the L tokens d[end - L .. end - 1].
 
     `clean` falls with the length also because later text is easier; here the targets are the same at every length.
     """
 
     Config = SameTailConfig
-    metrics = metrics.of_probe("same_tail")
+    metrics = metrics.metrics_of_probe("same_tail")
     beyond = 1
 
     @classmethod

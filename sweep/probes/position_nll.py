@@ -7,7 +7,7 @@ from typing import TYPE_CHECKING
 from ...model.bounds import MAX_LENGTH
 from ...model.config import Int, knob
 from ...results import metrics
-from .base import OverDocuments, ProbeConfig, Result
+from .base import DocumentProbe, ProbeConfig, Result
 from .perplexity import document_rows
 
 if TYPE_CHECKING:
@@ -20,14 +20,14 @@ class PositionNllConfig(ProbeConfig):
     bin: Int = knob(256, "Tokens of a document that one item is the mean of.", ge=1, le=MAX_LENGTH)
 
 
-class PositionNll(OverDocuments):
+class PositionNll(DocumentProbe):
     """Means over the targets b K + 1 .. (b + 1) K of each document, K = `bin`; the last of them over what is left.
 
     The mean of all, each weighted by its targets, is what `clean` finds at that length.
     """
 
     Config = PositionNllConfig
-    metrics = metrics.of_probe("position_nll")
+    metrics = metrics.metrics_of_probe("position_nll")
     beyond = 1
     names_every_missing = True
 

@@ -25,12 +25,12 @@ from . import bound
 from .base import Prompt, Result
 
 
-def never() -> None:
+def no_pause() -> None:
     """Pauses nothing."""
 
 
 @dataclass(frozen=True)
-class Extent:
+class TextExtent:
     """What the targets of rows are as text, for a subject that reads another alphabet than the corpus is written in."""
 
     counted_BT: Tensor
@@ -65,7 +65,7 @@ class Subject(ABC):
     def answers(self, prompts: Sequence[Prompt], *, full_context: bool = True) -> list[tuple[Tensor, Tensor]]:
         """For each prompt, teacher-forced: whether each scored token has the largest logit, and its loss in nats; both [digits]."""
 
-    def extent(self, targets_BT: Tensor) -> Extent | None:
+    def extent(self, targets_BT: Tensor) -> TextExtent | None:
         """What the targets are as text; None for a subject whose tokens they are."""
         return None
 
@@ -96,7 +96,7 @@ class Subject(ABC):
 
 
 @dataclass(frozen=True)
-class Network(Subject):
+class CellSubject(Subject):
     """A network of ours; the model is in evaluation mode on `device`."""
 
     model: Backbone
@@ -104,7 +104,7 @@ class Network(Subject):
     corpus: Corpus
     config: CellConfig
     device: torch.device
-    pause: Callable[[], None] = never
+    pause: Callable[[], None] = no_pause
     """Called before each forward; may raise to end a probe that takes minutes."""
 
     def beyond(self, tokens: int) -> str | None:
@@ -211,7 +211,7 @@ def evaluating(model: Backbone) -> Iterator[None]:
 
 
 @contextlib.contextmanager
-def evaluations(parts: Sequence[nn.Module], look: Callable[..., None]) -> Iterator[None]:
+def observe_evaluations(parts: Sequence[nn.Module], look: Callable[..., None]) -> Iterator[None]:
     """Inside, `look` is told of every call of a part's `evaluate`: its place in the list, then the arguments of the call.
 
     The part's own answer stays as it is.

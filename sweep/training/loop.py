@@ -11,12 +11,12 @@ from typing import Protocol
 import torch
 from torch import Tensor
 
-from ...model.backbone import Auxiliary, Backbone, RandomDraws
+from ...model.backbone import AuxiliaryTerms, Backbone, RandomDraws
 from ..checkpoints.checkpoint import Checkpoint
 from ..config import TrainConfig
-from ..data.batches import Ahead, Batches, Marked
+from ..data.batches import Batches, MarkedTargets, StepPrefetcher
 from . import schedule
-from .optimizer_steps import Batch, Steps, as_graphs, as_they_are
+from .optimizer_steps import Batch, OptimizerSteps, capture_graphs, without_capture
 from .optimizers import Optimizers
 
 
@@ -33,7 +33,7 @@ class Stopped(Exception):
 
 
 @dataclass(frozen=True, kw_only=True)
-class Point:
+class ValidationPoint:
     """One point of the curve, after `step` optimizer steps."""
 
     step: int
@@ -53,17 +53,17 @@ class Point:
     """Bytes on the GPU; None on the CPU."""
 
 
-Pending = tuple[float, float, float]
+UnvalidatedPoint = tuple[float, float, float]
 """Train loss, gradient norm and tokens per second of a point whose validation is still to come."""
 
 
-class Watcher(Protocol):
+class TrainingHooks(Protocol):
     """What the loop tells, and asks, while it runs."""
 
     def progress(self, step: int, loss: float, tokens_per_s: float) -> None:
         """Called after the first step, once it is done, and about once a second."""
 
-    def point(self, point: Point) -> None:
+    def point(self, point: ValidationPoint) -> None:
         """Called at every validation."""
 
     def should_stop(self) -> bool:
@@ -72,7 +72,7 @@ class Watcher(Protocol):
     def should_save(self, step: int) -> bool:
         """Whether a checkpoint is due after `step` steps."""
 
-    def save(self, step: int, tokens: int, wall_s: float, pending: Pending | None = None) -> None:
+    def save(self, step: int, tokens: int, wall_s: float, pending: UnvalidatedPoint | None = None) -> None:
         """Write a checkpoint."""
 
 
@@ -110,7 +110,7 @@ class Trainer:
     validate: Callable[[], float]
     """Validation loss of the model as it stands, nats per token."""
     validate_every: int
-    watcher: Watcher
+    watcher: TrainingHooks
     step: int = 0
     wall_s: float = 0.0
     graphs: bool = False
@@ -119,18 +119,18 @@ class Trainer:
     """Told once, with the reason, when what was to be captured could not be; the training goes on as it comes."""
     room: int | None = None
     """What the marked targets of a micro-batch are filled up to, so that shapes stay (`loss_on: marked`)."""
-    _pending: Pending | None = None
+    _pending: UnvalidatedPoint | None = None
     _saved: int = 0
     """The step that a checkpoint holds already; 0 is rebuilt from the seed."""
     _unchecked: list[tuple[int, Tensor, Tensor]] = field(default_factory=list)
     """(step, loss, gradient norm) of the steps since the last look at their values, which waits for the device."""
-    _ahead: Ahead = field(init=False)
-    step_runner: Steps = field(init=False)
+    _ahead: StepPrefetcher = field(init=False)
+    step_runner: OptimizerSteps = field(init=False)
 
     def __post_init__(self) -> None:
-        self._ahead = Ahead(self.batches, self.device, self.config.micro_batch, self.room)
-        capture = (as_graphs if self.device.type == "cuda" else as_they_are) if self.graphs else None
-        self.step_runner = Steps(self.objective, self.optimizers, self.config, capture, self.refused)
+        self._ahead = StepPrefetcher(self.batches, self.device, self.config.micro_batch, self.room)
+        capture = (capture_graphs if self.device.type == "cuda" else without_capture) if self.graphs else None
+        self.step_runner = OptimizerSteps(self.objective, self.optimizers, self.config, capture, self.refused)
 
     def restore(self, checkpoint: Checkpoint) -> None:
         """Goes on from a checkpoint."""
@@ -179,7 +179,7 @@ class Trainer:
         self._saved = self.step
         clock.start()
 
-    def _point(self, clock: _Clock, pending: Pending) -> None:
+    def _point(self, clock: _Clock, pending: UnvalidatedPoint) -> None:
         clock.stop()
         loss, norm, rate = pending
         try:
@@ -191,7 +191,7 @@ class Trainer:
         if not math.isfinite(validation):
             raise Diverged(self.step, "validation loss")
         self.watcher.point(
-            Point(
+            ValidationPoint(
                 step=self.step,
                 tokens=self.step * self.config.batch_tokens,
                 wall_s=clock.wall_s,
@@ -245,11 +245,11 @@ class Trainer:
         return done
 
     def draw_batch(
-        self, inputs_BT: Tensor, targets_BT: Tensor, step: int, micro: int, marked: Marked | None = None
+        self, inputs_BT: Tensor, targets_BT: Tensor, step: int, micro: int, marked: MarkedTargets | None = None
     ) -> Batch:
         """A micro-batch with all that is drawn for it."""
         config = self.config
-        auxiliary = Auxiliary(
+        auxiliary = AuxiliaryTerms(
             regularizer=config.regularizer,
             sketch=config.regularizer_sketch,
             distractor=config.distractor,

@@ -17,12 +17,12 @@ from torch import Tensor
 
 from ...model.backbone import RandomDraws
 from ..config import TrainConfig
-from ..data.batches import Marked
+from ..data.batches import MarkedTargets
 from .flops import SMALL
 from .optimizers import Optimizers
 
-Piece = Callable[[], None]
-Capture = Callable[[Mapping[str, Piece]], Mapping[str, Piece]]
+StepPart = Callable[[], None]
+Capture = Callable[[Mapping[str, StepPart]], Mapping[str, StepPart]]
 """Makes of pieces of work what does each of them again."""
 
 
@@ -32,7 +32,7 @@ class Batch(NamedTuple):
     inputs_BT: Tensor
     targets_BT: Tensor
     drawn: RandomDraws
-    marked: Marked | None = None
+    marked: MarkedTargets | None = None
 
     def tensors(self) -> list[Tensor]:
         """All that changes from one to the next."""
@@ -40,7 +40,7 @@ class Batch(NamedTuple):
 
     def copy(self) -> Batch:
         """The same in memory of its own."""
-        marked = None if self.marked is None else Marked(*(tensor.clone() for tensor in self.marked))
+        marked = None if self.marked is None else MarkedTargets(*(tensor.clone() for tensor in self.marked))
         return Batch(self.inputs_BT.clone(), self.targets_BT.clone(), self.drawn.copy(), marked)
 
 
@@ -48,13 +48,13 @@ Objective = Callable[[Batch], tuple[Tensor, Tensor]]
 """Objective and mean cross-entropy of a micro-batch."""
 
 
-def as_graphs(pieces: Mapping[str, Piece]) -> Mapping[str, Piece]:
+def capture_graphs(pieces: Mapping[str, StepPart]) -> Mapping[str, StepPart]:
     """Each piece as a CUDA graph; they share their working memory, so they are replayed in this order or from the first on.
 
     Nothing is computed. Raises RuntimeError when a piece does what a graph cannot hold, such as a copy to the host.
     """
     here = torch.cuda.current_stream()
-    made: dict[str, Piece] = {}
+    made: dict[str, StepPart] = {}
     pool = torch.cuda.graph_pool_handle()
     try:
         for name, piece in pieces.items():
@@ -72,12 +72,12 @@ def as_graphs(pieces: Mapping[str, Piece]) -> Mapping[str, Piece]:
     return made
 
 
-def as_they_are(pieces: Mapping[str, Piece]) -> Mapping[str, Piece]:
+def without_capture(pieces: Mapping[str, StepPart]) -> Mapping[str, StepPart]:
     """Each piece itself: the same work over the same memory, where there are no graphs."""
     return pieces
 
 
-class Steps:
+class OptimizerSteps:
     """The work of optimizer steps. Without `capture` each operation is queued when it is reached.
 
     With it the first step goes over memory that stays; then its pieces are captured, and replayed for every further step.
@@ -97,7 +97,7 @@ class Steps:
         self._norm: Tensor | None = None
         self._gradients: list[Tensor | None] = []
         """Those that the captured pieces read and write; they live as long as the pieces."""
-        self.replays: Mapping[str, Piece] = {}
+        self.replays: Mapping[str, StepPart] = {}
         self._whole_steps = 0
         self._given_up = capture is None
         self._micro = 0
@@ -133,7 +133,7 @@ class Steps:
 
     # --- what is captured -----------------------------------------------------------------------------------------
 
-    def _pieces(self) -> dict[str, Piece]:
+    def _pieces(self) -> dict[str, StepPart]:
         further = {"further": self._further} if self._config.accumulation > 1 else {}
         return {"first": self._first, **further, "finish": self._finish}
 
@@ -216,7 +216,7 @@ def _reason(error: BaseException) -> str:
     return lines[0] if lines else type(error).__name__
 
 
-def wanted(config: TrainConfig, parameters: int, device: torch.device) -> tuple[bool, str]:
+def should_capture(config: TrainConfig, parameters: int, device: torch.device) -> tuple[bool, str]:
     """Whether steps are to be captured, and why or why not, in words. `parameters`: of the whole network."""
     if device.type != "cuda":
         return False, "no GPU"

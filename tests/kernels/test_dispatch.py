@@ -25,8 +25,8 @@ from atma_sweep.kernels.dispatch import (
     BackendChoice,
     attention_choice,
     constant,
-    plain_torch,
-    use_plain_torch,
+    is_torch_only,
+    use_torch_backend,
     why_no_triton,
 )
 from atma_sweep.kernels.gated_delta import op as gated_delta
@@ -48,7 +48,7 @@ SELF_TESTS = (polar, softmax, gated_delta, conv, cross_entropy)
 def as_before() -> Iterator[None]:
     dispatch.failure.cache_clear()
     yield
-    use_plain_torch(False)
+    use_torch_backend(False)
     dispatch.failure.cache_clear()
 
 
@@ -79,12 +79,12 @@ def no_test(*args: Any, seed: int) -> float:
 def test_plain_torch_is_torch_everywhere(name: str, monkeypatch: pytest.MonkeyPatch) -> None:
     for module in SELF_TESTS:
         monkeypatch.setattr(module, "_error", no_test)
-    assert not plain_torch()
-    use_plain_torch()
-    assert plain_torch()
+    assert not is_torch_only()
+    use_torch_backend()
+    assert is_torch_only()
     for device, dtype in ((CUDA, BF16), (CPU, torch.float32)):
         assert CHOOSERS[name](device, dtype) == ("torch", "asked for by train.kernels")
-    use_plain_torch(False)
+    use_torch_backend(False)
     assert CHOOSERS[name](CPU, BF16).reason != "asked for by train.kernels"
 
 
@@ -286,9 +286,9 @@ def test_a_constant_is_marked_as_torch_marks_it() -> None:
 
 @pytest.fixture
 def notes(tmp_path: Path) -> Iterator[Path]:
-    dispatch.remember_passed(tmp_path / "passed")
+    dispatch.cache_self_tests(tmp_path / "passed")
     yield tmp_path / "passed"
-    dispatch.remember_passed(None)
+    dispatch.cache_self_tests(None)
     dispatch.failure.cache_clear()
 
 
@@ -318,7 +318,7 @@ def test_a_self_test_that_passed_is_not_run_by_the_next_process(notes: Path, mon
         assert (anew(*changed), anew(*changed)) == (count, count)
     monkeypatch.setattr(torch.backends.cudnn, "version", lambda: -1)
     assert (anew(*first), anew(*first)) == (5, 5)
-    dispatch.remember_passed(None)
+    dispatch.cache_self_tests(None)
     assert (anew(*first), anew(*first)) == (6, 7)
 
 
@@ -352,11 +352,11 @@ def test_the_worst_of_several_errors_is_told_and_what_is_no_number_is_worse() ->
 
 def test_a_note_that_cannot_be_written_costs_nothing(tmp_path: Path) -> None:
     (tmp_path / "file").touch()
-    dispatch.remember_passed(tmp_path / "file" / "passed")
+    dispatch.cache_self_tests(tmp_path / "file" / "passed")
     try:
         assert dispatch.failure("op", answers(0.01)) is None
     finally:
-        dispatch.remember_passed(None)
+        dispatch.cache_self_tests(None)
         dispatch.failure.cache_clear()
 
 

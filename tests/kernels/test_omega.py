@@ -10,7 +10,7 @@ import torch
 from atma_sweep.kernels.gated_delta.op import gated_delta_reference
 from atma_sweep.kernels.omega import features
 from atma_sweep.kernels.omega import scan as scanned
-from atma_sweep.kernels.omega.newton_schulz import Orthogonalised, orthogonalised
+from atma_sweep.kernels.omega.newton_schulz import NewtonSchulzTape, orthogonalised
 from atma_sweep.kernels.omega.op import Rates, answer, first_state, omega, unit
 from atma_sweep.kernels.omega.reference import omega_reference
 from torch import Tensor
@@ -200,11 +200,11 @@ def test_gradients_of_orthogonal_steps_are_those_of_differences(shape: tuple[int
     x = normal(3, 2, *shape, seed=40).requires_grad_()
     g = normal(3, 2, *shape, seed=41)
     (wanted,) = torch.autograd.grad(orthogonalised(x), x, g)
-    ours = Orthogonalised(x.detach())
+    ours = NewtonSchulzTape(x.detach())
     assert (ours.result - orthogonalised(x.detach())).abs().max() <= 1e-14
     for i in range(3):
         assert (ours.gradient(i, g[i]) - wanted[i]).abs().max() <= 1e-12
-    zero = Orthogonalised(torch.zeros(1, 2, 3, 3, dtype=torch.float64)).gradient(0, normal(2, 3, 3, seed=42))
+    zero = NewtonSchulzTape(torch.zeros(1, 2, 3, 3, dtype=torch.float64)).gradient(0, normal(2, 3, 3, seed=42))
     assert zero.isfinite().all()
 
 

@@ -7,7 +7,7 @@ from typing import Any
 
 import pytest
 import torch
-from atma_sweep.model.backbone import Auxiliary, Backbone, build
+from atma_sweep.model.backbone import AuxiliaryTerms, Backbone, build
 from atma_sweep.model.config import ModelConfig
 
 SMALL = {
@@ -46,6 +46,6 @@ def tokens() -> torch.Tensor:
 
 
 @pytest.fixture
-def auxiliary() -> Callable[..., Auxiliary]:
+def auxiliary() -> Callable[..., AuxiliaryTerms]:
     plain = {"regularizer": "baseline", "sketch": 5, "distractor": False, "distractor_count": None}
-    return lambda **changes: Auxiliary(**({**plain, "seed": 0, "step": 3, "micro": 1} | changes))
+    return lambda **changes: AuxiliaryTerms(**({**plain, "seed": 0, "step": 3, "micro": 1} | changes))

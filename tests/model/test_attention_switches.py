@@ -10,7 +10,7 @@ from typing import Any
 import pytest
 import torch
 from atma_sweep.model.attention import Attention
-from atma_sweep.model.backbone import Auxiliary, Backbone
+from atma_sweep.model.backbone import AuxiliaryTerms, Backbone
 from graded import check_pieces_and_gradients
 from registries import PAIRS, has_distractor
 from tiers import every_nth
@@ -18,7 +18,7 @@ from torch import Tensor
 from torch.nn import functional
 
 Awake = Callable[..., Backbone]
-Aux = Callable[..., Auxiliary]
+Aux = Callable[..., AuxiliaryTerms]
 SWITCHES = ("qk_norm", "output_gate", "bias")
 COMBINATIONS = [dict(zip(SWITCHES, values, strict=True)) for values in product((True, False), repeat=3)]
 

@@ -7,15 +7,15 @@ from collections.abc import Callable
 
 import pytest
 import torch
-from atma_sweep.model.backbone import Auxiliary, Backbone, build, count_parameters
+from atma_sweep.model.backbone import AuxiliaryTerms, Backbone, build, count_parameters
 from atma_sweep.model.config import ModelConfig
-from atma_sweep.model.rng import generator, seed_of
+from atma_sweep.model.rng import derive_seed, rng_stream
 from registries import PAIRS
 from torch import Tensor
 
 Small = Callable[..., ModelConfig]
 Awake = Callable[..., Backbone]
-Aux = Callable[..., Auxiliary]
+Aux = Callable[..., AuxiliaryTerms]
 PUBLISHED_ROPE = {"rope": {"rotary": "half-truncated", "base": 1024, "scale": 0.12, "canon": False}}
 
 
@@ -174,12 +174,12 @@ def test_building_leaves_the_global_generator_alone(small: Small) -> None:
 
 
 def test_chance_depends_on_seed_purpose_and_key() -> None:
-    seeds = [seed_of(*key) for key in ((0, "init", "a"), (1, "init", "a"), (0, "sketch", "a"), (0, "init", "b"))]
+    seeds = [derive_seed(*key) for key in ((0, "init", "a"), (1, "init", "a"), (0, "sketch", "a"), (0, "init", "b"))]
     assert len(set(seeds)) == 4
     assert all(0 <= seed < 2**63 for seed in seeds)
-    assert seed_of(0, "init", 1) == seed_of(0, "init", "1")
+    assert derive_seed(0, "init", 1) == derive_seed(0, "init", "1")
     assert seeds[0] == 1121984756811719870
-    draws = [torch.rand(2, generator=generator(0, "init", "a")) for _ in range(2)]
+    draws = [torch.rand(2, generator=rng_stream(0, "init", "a")) for _ in range(2)]
     assert torch.equal(*draws)
 
 

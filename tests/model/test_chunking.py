@@ -11,10 +11,10 @@ import pytest
 import torch
 from atma_sweep.kernels.shapes import query_block
 from atma_sweep.model import register_mixer
-from atma_sweep.model.backbone import Auxiliary, Backbone, build
+from atma_sweep.model.backbone import AuxiliaryTerms, Backbone, build
 from atma_sweep.model.bases import Mixer
 from atma_sweep.model.config import ModelConfig
-from atma_sweep.model.layers import in_pieces, spans
+from atma_sweep.model.layers import chunk_bounds, map_chunks
 from registries import PAIRS
 from tiers import every_nth
 from torch import Tensor
@@ -80,7 +80,7 @@ def test_a_mixer_without_its_own_evaluation_is_called_whole(awake: Awake, rows: 
     assert lengths == [T, T]
 
 
-def test_impossible_pieces(awake: Awake, rows: Tensor, auxiliary: Callable[..., Auxiliary]) -> None:
+def test_impossible_pieces(awake: Awake, rows: Tensor, auxiliary: Callable[..., AuxiliaryTerms]) -> None:
     model = awake()
     with pytest.raises(ValueError, match="chunk must be at least 1, got 0"):
         model.features(rows, chunk=0)
@@ -103,7 +103,7 @@ def test_bfloat16_stays_bfloat16() -> None:
     (1, 10, 3, 1), (2, 10, 7, 1), (5, 10, 3, 1), (1, 10, 3, 4), (3, 130, 200, 64), (1, 10, 100, 64), (1, 1, 1, 1),
 ])  # fmt: skip
 def test_spans_cover_the_length_once(rows: int, length: int, chunk: int, multiple: int) -> None:
-    found = list(spans(rows, length, chunk, multiple))
+    found = list(chunk_bounds(rows, length, chunk, multiple))
     assert [token for start, stop in found for token in range(start, stop)] == list(range(length))
     assert all((stop - start) % multiple == 0 for start, stop in found[:-1])
     assert max(stop - start for start, stop in found) <= max(1, chunk // rows) + multiple - 1
@@ -119,7 +119,7 @@ def test_a_piece_sees_its_halo_and_no_more(halo: int) -> None:
         return part - first, part[..., :1]
 
     for chunk in (2, 5, 11, 46):
-        change, same = in_pieces(spread, (x,), chunk, halo)
+        change, same = map_chunks(spread, (x,), chunk, halo)
         assert torch.equal(change, torch.arange(23.0).clamp(max=halo).view(1, 23, 1).expand(2, 23, 3))
         assert torch.equal(same, x[..., :1])
 

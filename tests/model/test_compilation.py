@@ -10,9 +10,9 @@ from typing import Any
 
 import pytest
 import torch
-from atma_sweep.kernels.dispatch import use_plain_torch
-from atma_sweep.model.backbone import Auxiliary, Backbone, build
-from atma_sweep.model.compilation import MIXED, CompileError, one_graph
+from atma_sweep.kernels.dispatch import use_torch_backend
+from atma_sweep.model.backbone import AuxiliaryTerms, Backbone, build
+from atma_sweep.model.compilation import MIXED, CompileError, compile_full_graph
 from atma_sweep.model.config import ModelConfig
 from atma_sweep.model.registry import REGULARIZERS
 from registries import EVERY_MEMORY, PAIRS, has_distractor
@@ -51,11 +51,11 @@ def network(wake: Callable[[Backbone], None], **settings: Any) -> Backbone:
     return model
 
 
-def auxiliary(regularizer: str, distractor: bool, **changes: int) -> Auxiliary:
-    return Auxiliary(regularizer, 5, distractor, None, **({"seed": 0, "step": 3, "micro": 1} | changes))
+def auxiliary(regularizer: str, distractor: bool, **changes: int) -> AuxiliaryTerms:
+    return AuxiliaryTerms(regularizer, 5, distractor, None, **({"seed": 0, "step": 3, "micro": 1} | changes))
 
 
-def numbers(model: Backbone, terms: Auxiliary | None, tokens: Tensor = TOKENS) -> dict[str, Tensor]:
+def numbers(model: Backbone, terms: AuxiliaryTerms | None, tokens: Tensor = TOKENS) -> dict[str, Tensor]:
     """Everything that a training step makes: features, terms, loss and every gradient."""
     model.zero_grad()
     features = model.features(tokens[:, :-1], auxiliary=terms)
@@ -77,7 +77,9 @@ def differ(one: dict[str, Tensor], two: dict[str, Tensor]) -> float:
     )
 
 
-def check_graphs(model: Backbone, eager: dict[str, Tensor], terms: Auxiliary | None, *, near: float = 1e-6) -> None:
+def check_graphs(
+    model: Backbone, eager: dict[str, Tensor], terms: AuxiliaryTerms | None, *, near: float = 1e-6
+) -> None:
     """The same numbers from one graph without a break."""
     assert differ(numbers(model, terms), eager) <= near
     assert counters["graph_break"] == {}
@@ -177,7 +179,7 @@ def test_one_graph_with_every_switch_of_the_surround(wake: Callable[[Backbone], 
 def test_one_graph_for_other_requests(terms: str | None, wake: Callable[[Backbone], None]) -> None:
     """Evaluation without auxiliary terms, and a number of distractors that is not the length."""
     model = network(wake, attn_type="polar", window=True)
-    asked = None if terms is None else Auxiliary("baseline", 5, True, 7, 0, 0, 0)
+    asked = None if terms is None else AuxiliaryTerms("baseline", 5, True, 7, 0, 0, 0)
     eager = numbers(model, asked)
     model.compile_blocks("eager")
     assert differ(numbers(model, asked), eager) <= 1e-6
@@ -278,7 +280,7 @@ def test_a_hundred_steps_with_kernels_and_compiler_follow_plain_torch(
             return lambda *args, **named: False
 
     def curve(plain: bool) -> tuple[list[float], dict[str, str]]:
-        use_plain_torch(plain)
+        use_torch_backend(plain)
         model = build(settings, seed=0, device=device, dtype=torch.bfloat16)
         if not plain:
             model.compile_blocks()
@@ -293,7 +295,7 @@ def test_a_hundred_steps_with_kernels_and_compiler_follow_plain_torch(
     try:
         (fast, paths), (plain, plain_paths) = curve(False), curve(True)
     finally:
-        use_plain_torch(False)
+        use_torch_backend(False)
     assert len(fast) == len(plain) == 100
     assert all(reason.startswith(("torch", "eager")) for reason in plain_paths.values()), plain_paths
     assert not any(reason.startswith("torch") for reason in paths.values()), paths
@@ -332,7 +334,7 @@ def test_what_the_compiler_saw_comes_with_its_heading() -> None:
         return x
 
     with pytest.raises(CompileError, match=r"compiled: [^:]+: raised exception ValueError.*one dimension.*; train"):
-        one_graph(odd, "eager")(torch.ones(3))
+        compile_full_graph(odd, "eager")(torch.ones(3))
 
 
 @pytest.mark.parametrize(

@@ -15,7 +15,7 @@ import pytest
 import torch
 from atma_sweep.model.backbone import Backbone
 from atma_sweep.model.config import ModelConfig, ModelConfigError
-from atma_sweep.model.inference.decode import Anew, Decoder, Paged
+from atma_sweep.model.inference.decode import Decoder, PagedDecoder, RecomputeDecoder
 from atma_sweep.model.registry import MEMORIES, MIXERS, POSITIONS, SETTINGS
 from atma_sweep.model.resolve import longest_text
 from pydantic.fields import FieldInfo
@@ -144,9 +144,9 @@ def check_decoding(model: Backbone) -> None:
             wanted = model(text[None])[0, begun - 1 :]
         else:  # other places for each length of text
             wanted = torch.stack([model(text[None, :stop])[0, -1] for stop in range(begun, tokens + 1)])
-    decoders: list[Decoder] = [Anew(model, tokens=tokens)]
+    decoders: list[Decoder] = [RecomputeDecoder(model, tokens=tokens)]
     if model.why_no_step() is None:
-        decoders.append(Paged(model, tokens=tokens, page=3))
+        decoders.append(PagedDecoder(model, tokens=tokens, page=3))
     for decoder in decoders:
         slot, logits_V = decoder.begin(text[:begun])
         rows = [logits_V, *(decoder.step([slot], token[None])[0] for token in text[begun:])]

@@ -10,16 +10,16 @@ from typing import Any
 import pytest
 import torch
 from atma_sweep.model import registry
-from atma_sweep.model.backbone import Auxiliary, Backbone, RandomDraws, build
+from atma_sweep.model.backbone import AuxiliaryTerms, Backbone, RandomDraws, build
 from atma_sweep.model.config import ModelConfig, ModelConfigError
 from atma_sweep.model.positions.ape import APE
 from atma_sweep.model.resolve import check_model_config, longest_text
-from atma_sweep.model.rng import generator
+from atma_sweep.model.rng import rng_stream
 from graded import loss_of
 from torch import Tensor
 
 Awake = Callable[..., Backbone]
-Aux = Callable[..., Auxiliary]
+Aux = Callable[..., AuxiliaryTerms]
 Small = Callable[..., ModelConfig]
 SCHEMES = list(registry.POSITIONS)
 TABLES = [name for name in SCHEMES if issubclass(registry.POSITIONS.load(name), APE)]
@@ -31,7 +31,7 @@ def of(name: str, length: int = 20, **settings: Any) -> dict[str, Any]:
 
 
 def draw(seed: int) -> torch.Generator:
-    return generator(seed, "test", 0)
+    return rng_stream(seed, "test", 0)
 
 
 @pytest.mark.parametrize("name", SCHEMES)

@@ -8,7 +8,7 @@ from typing import Any
 import pytest
 import torch
 from atma_sweep.model import Mixer, MixerConfig, register_mixer, registry
-from atma_sweep.model.backbone import Auxiliary, Backbone, build
+from atma_sweep.model.backbone import AuxiliaryTerms, Backbone, build
 from atma_sweep.model.config import Float, ModelConfig, ModelConfigError, knob
 from atma_sweep.model.resolve import check_model_config, check_regularizer
 
@@ -98,7 +98,7 @@ def test_a_mixer_from_outside(small: Small, tokens: torch.Tensor, running_mean: 
     assert one(tokens).shape == (2, 12, 37)
     assert any("mixer.mix" in name for name, _ in one.parameter_groups()["scalar"])
     with pytest.raises(ValueError, match="mixer 'mean' has no distractor loss"):
-        one.features(tokens, auxiliary=Auxiliary("baseline", 5, True, None, 0, 0, 0))
+        one.features(tokens, auxiliary=AuxiliaryTerms("baseline", 5, True, None, 0, 0, 0))
 
 
 def test_a_name_belongs_to_one_class(running_mean: str) -> None:

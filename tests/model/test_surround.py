@@ -10,7 +10,7 @@ from typing import Any
 
 import pytest
 import torch
-from atma_sweep.model.backbone import Auxiliary, Backbone, build
+from atma_sweep.model.backbone import AuxiliaryTerms, Backbone, build
 from atma_sweep.model.config import ModelConfig
 from atma_sweep.model.resolve import check_model_config
 from graded import check_pieces_and_gradients, loss_of
@@ -18,7 +18,7 @@ from torch import Tensor
 from torch.nn import functional
 
 Awake = Callable[..., Backbone]
-Aux = Callable[..., Auxiliary]
+Aux = Callable[..., AuxiliaryTerms]
 Small = Callable[..., ModelConfig]
 SWITCHES: list[dict[str, Any]] = [
     {"mlp": "swiglu"}, {"mlp": "swiglu", "mlp_ratio": 2}, {"residual": "normed"}, {"logit_cap": None},

@@ -8,7 +8,7 @@ from typing import Any, get_args
 
 import pytest
 import torch
-from atma_sweep.model.backbone import Auxiliary, Backbone
+from atma_sweep.model.backbone import AuxiliaryTerms, Backbone
 from atma_sweep.model.config import ModelConfig
 from atma_sweep.model.registry import MIXERS
 from atma_sweep.sweep.grid.plugins import PLUGGABLE
@@ -18,7 +18,7 @@ from registries import EVERY_MIXER, EVERY_REGULARIZER, PAIRS, has_distractor
 from torch import Tensor
 
 Awake = Callable[..., Backbone]
-Aux = Callable[..., Auxiliary]
+Aux = Callable[..., AuxiliaryTerms]
 
 
 def differ(values: list[Tensor]) -> bool:

@@ -10,7 +10,7 @@ import pytest
 from atma_sweep.reports import cell_filter
 from atma_sweep.reports.figures import make_figure
 from atma_sweep.reports.stats.effects.effects import effects
-from atma_sweep.reports.sweep_data import ReportError, gather, one_reading
+from atma_sweep.reports.sweep_data import ReportError, cached_reads, load_sweep_data
 from atma_sweep.reports.tables import TABLES, make_table
 from atma_sweep.results.store.store import Store
 
@@ -29,9 +29,9 @@ def test_a_table_has_the_rows_of_these_cells_and_no_other(published: Store) -> N
 
 
 def test_effects_are_those_of_the_stratum(published: Store) -> None:
-    whole = effects(gather(published, "printed-v2"))
+    whole = effects(load_sweep_data(published, "printed-v2"))
     with cell_filter.only("printed-v2", ("attn_type=polar",)):
-        some = effects(gather(published, "printed-v2"))
+        some = effects(load_sweep_data(published, "printed-v2"))
     in_polar = {
         (one.measure.key, one.axis, one.level, one.reference): one for one in whole if one.where == "attn_type=polar"
     }
@@ -51,13 +51,13 @@ def test_effects_are_those_of_the_stratum(published: Store) -> None:
 
 
 def test_one_reading_tells_subsets_apart(published: Store) -> None:
-    with one_reading():
-        assert len(gather(published, "printed-v2").cells) == 120
+    with cached_reads():
+        assert len(load_sweep_data(published, "printed-v2").cells) == 120
         with cell_filter.only("printed-v2", ("attn_type=rope", "window=on")):
-            assert len(gather(published, "printed-v2").cells) == 20
+            assert len(load_sweep_data(published, "printed-v2").cells) == 20
             # of that sweep alone
-            assert len(gather(published, "printed-v1").cells) > 20
-        assert len(gather(published, "printed-v2").cells) == 120
+            assert len(load_sweep_data(published, "printed-v1").cells) > 20
+        assert len(load_sweep_data(published, "printed-v2").cells) == 120
 
 
 def test_what_is_written_can_be_checked(tmp_path: Path, command_line: Command) -> None:
@@ -71,7 +71,7 @@ def test_what_is_written_can_be_checked(tmp_path: Path, command_line: Command) -
     assert len((tmp_path / "six.csv").read_text().splitlines()) == 1 + 24
     made = make_figure("needle", _published(), "printed-v2", only=["reg_mode=baseline"])
     assert made.trace["only"] == ["reg_mode=baseline"]
-    whole = gather(_published(), "printed-v2").cells
+    whole = load_sweep_data(_published(), "printed-v2").cells
     assert set(made.frame["cell"]) == {cell.cell_id for cell in whole if cell.levels["reg_mode"] == "baseline"}
     assert "reg_mode baseline alone" in made.title
     text = (tmp_path / "six.md").read_text()
@@ -81,9 +81,9 @@ def test_what_is_written_can_be_checked(tmp_path: Path, command_line: Command) -
 
 
 def _published() -> Store:
-    from atma_sweep.results.builtin_sweeps import open_known
+    from atma_sweep.results.builtin_sweeps import open_store_with_builtins
 
-    return open_known(None, "printed-v2")
+    return open_store_with_builtins(None, "printed-v2")
 
 
 @pytest.mark.parametrize(
@@ -119,15 +119,17 @@ def test_what_is_about_all_cells_takes_no_part_of_them(published: Store, command
 def test_words_mean_what_they_mean_at_a_launch(published: Store) -> None:
     def ids(*words: str) -> set[str]:
         with cell_filter.only("printed-v2", words):
-            return {cell.cell_id for cell in gather(published, "printed-v2").cells}
+            return {cell.cell_id for cell in load_sweep_data(published, "printed-v2").cells}
 
     assert ids("memory=true") == ids("memory=yes") == ids("memory=on") != ids("memory=off")
     assert ids("seed=0.0") == ids("seed=0") == ids()
     # a level with a comma in its name
-    data = gather(published, "printed-v2-open-weight")
+    data = load_sweep_data(published, "printed-v2-open-weight")
     (name,) = [cell.levels["attn_type"] for cell in data.cells if "," in cell.levels["attn_type"]][:1]
     with cell_filter.only("printed-v2-open-weight", (f"attn_type={name}",)):
-        assert {cell.levels["attn_type"] for cell in gather(published, "printed-v2-open-weight").cells} == {name}
+        assert {cell.levels["attn_type"] for cell in load_sweep_data(published, "printed-v2-open-weight").cells} == {
+            name
+        }
 
 
 def test_options_of_a_figure_are_held_against_these_cells(tmp_path: Path, command_line: Command) -> None:

@@ -9,7 +9,7 @@ from atma_sweep.reports.check import check_file
 from atma_sweep.reports.figures import make_figure
 from atma_sweep.reports.figures.files import FORMATS as PICTURES
 from atma_sweep.reports.figures.files import rendered
-from atma_sweep.reports.render import FORMATS, files_of, render, trace_file
+from atma_sweep.reports.render import FORMATS, render, rendered_files, trace_path
 from atma_sweep.reports.sweep_data import ReportError
 from atma_sweep.reports.tables import make_table
 from atma_sweep.results.store.records import Measurement
@@ -23,7 +23,7 @@ FILES = [format for format in FORMATS if format != "terminal"]
 def written(store, tmp_path):
     def write(format, name="6", change=None, **options):
         path = tmp_path / f"table.{format}"
-        for file, text in files_of(make_table(name, store, "quick", **options), path, format).items():
+        for file, text in rendered_files(make_table(name, store, "quick", **options), path, format).items():
             file.write_text(change(text) if change and file == path else text)
         return path
 
@@ -184,7 +184,7 @@ def test_what_is_no_table_of_ours(store, written, tmp_path):
     with pytest.raises(ReportError, match="has no row"):
         check_file(tmp_path / "empty.json", store)
     other = written("csv")
-    trace_file(other).write_text(trace_file(other).read_text().replace('"sweep": "quick"', '"sweep": "gone"'))
+    trace_path(other).write_text(trace_path(other).read_text().replace('"sweep": "quick"', '"sweep": "gone"'))
     assert "cannot be made any more" in check_file(other, store)[0]
 
 

@@ -12,11 +12,11 @@ from typing import Any
 import numpy as np
 import pytest
 from atma_sweep.reports import table_builder
-from atma_sweep.reports.dashboard.page import blocks_of
-from atma_sweep.reports.result_columns import complete_columns, every
+from atma_sweep.reports.dashboard.page import build_blocks
+from atma_sweep.reports.result_columns import all_lengths, complete_columns
 from atma_sweep.reports.stats.noise import best_probability
 from atma_sweep.reports.stats.significance import paired_tests, sign_flip_test
-from atma_sweep.reports.sweep_data import gather
+from atma_sweep.reports.sweep_data import load_sweep_data
 from atma_sweep.results.store.store import Store, open_store
 from sqlalchemy import event
 from sweeps import table6
@@ -47,12 +47,12 @@ class CountedValues(dict[Any, Any]):
 
 
 def test_all_columns_read_the_values_once(stores: dict[int, Store]) -> None:
-    data = gather(stores[SIZES[0]])
+    data = load_sweep_data(stores[SIZES[0]])
     counted = CountedValues(data.values)
     object.__setattr__(data, "values", counted)
     for _ in range(10):
         complete_columns(data)
-        complete_columns(data, over=every)
+        complete_columns(data, over=all_lengths)
         data.requested_lengths()
     assert counted.reads == 1
 
@@ -70,7 +70,7 @@ def statements(store: Store, work: Any) -> list[str]:
     return [re.sub(r"IN \([?, ]+\)", "IN (?)", text) for text in texts if "FROM curve_point" not in text]
 
 
-@pytest.mark.parametrize("work", [blocks_of, table6], ids=["dashboard", "table 6"])
+@pytest.mark.parametrize("work", [build_blocks, table6], ids=["dashboard", "table 6"])
 def test_statements_do_not_grow_with_the_cells(stores: dict[int, Store], work: Any) -> None:
     small, large = (statements(stores[size], work) for size in SIZES)
     assert small
@@ -79,7 +79,7 @@ def test_statements_do_not_grow_with_the_cells(stores: dict[int, Store], work: A
 
 def test_dashboard_reads_provenances_once(stores: dict[int, Store]) -> None:
     """Each holds the config of its attempt, so that four readings of them are most of what a large page reads."""
-    texts = [text for text in statements(stores[SIZES[0]], blocks_of) if "provenance.packages" in text]
+    texts = [text for text in statements(stores[SIZES[0]], build_blocks) if "provenance.packages" in text]
     assert len(texts) == 1
 
 
@@ -94,7 +94,7 @@ def test_dashboard_makes_no_json_of_effects(stores: dict[int, Store], monkeypatc
 
     monkeypatch.setattr(table_builder, "_raw", counted)
     monkeypatch.setattr(table_builder, "_trace", lambda *_: pytest.fail("a trace was made"))
-    blocks_of(stores[SIZES[0]])
+    build_blocks(stores[SIZES[0]])
     assert numbers == ["failures"]
 
 
@@ -117,7 +117,7 @@ def test_first_page_draws_what_table_6_drew_no_more(stores: dict[int, Store], mo
         return draws(rivals, *rest)
 
     monkeypatch.setattr(best_probability, "_draws", counted)
-    blocks_of(stores[SIZES[0]])
+    build_blocks(stores[SIZES[0]])
     assert drawn
     assert len(drawn) == len(set(drawn))
 
@@ -133,7 +133,7 @@ def test_families_of_equal_size_share_their_signs(monkeypatch: pytest.MonkeyPatc
 
     def counted(n: int) -> Iterator[np.ndarray]:
         sizes.append(n)
-        return sign_flip_test.signs(n)
+        return sign_flip_test.random_sign_blocks(n)
 
     monkeypatch.setattr(paired_tests, "signs", counted)
     assert paired_tests.max_t_of_families(families) == alone
@@ -142,7 +142,7 @@ def test_families_of_equal_size_share_their_signs(monkeypatch: pytest.MonkeyPatc
 
 def test_random_signs_are_those_of_their_bits() -> None:
     """The signs of ten differences against bits unpacked one by one."""
-    chunk = next(sign_flip_test.signs(10))
+    chunk = next(sign_flip_test.random_sign_blocks(10))
     raw = np.random.default_rng((sign_flip_test.RANDOM, 10)).bytes(sign_flip_test.CHUNK * 2)
     bits = [
         [raw[2 * row + column // 8] >> (7 - column % 8) & 1 for column in range(10)]

@@ -12,18 +12,18 @@ import pandas as pd
 import pytest
 from atma_sweep.cli import app
 from atma_sweep.reports import figures, tables
-from atma_sweep.reports.check import check_file, files_in
+from atma_sweep.reports.check import check_file, checkable_files
 from atma_sweep.reports.figures import FIGURES, make_figure
 from atma_sweep.reports.figures.canvas import drawing
 from atma_sweep.reports.figures.canvas.base import FigureData, collected
 from atma_sweep.reports.figures.canvas.figure_options import FigureOptions
-from atma_sweep.reports.figures.files import renderings, trace_in
+from atma_sweep.reports.figures.files import read_trace, renderings
 from atma_sweep.reports.render import SUFFIXES
-from atma_sweep.reports.report_folder import write_all
+from atma_sweep.reports.report_folder import write_report_folder
 from atma_sweep.reports.report_spec import ReportSpec
 from atma_sweep.reports.sweep_data import ReportError, SweepData
 from atma_sweep.reports.table import Table
-from atma_sweep.reports.table_builder import Line, assemble
+from atma_sweep.reports.table_builder import TableRow, build_table
 from atma_sweep.reports.tables import TABLES, make_table
 from atma_sweep.results.store.store import Store
 from tiers import every_nth
@@ -41,7 +41,7 @@ def test_every_figure_is_written_in_every_format_and_checked(
     made = make_figure(name, store)
     assert made.name == name, "the name under which the trace finds it again"
     for format, content in renderings(made).items():
-        assert trace_in(content, format)["figure"] == name
+        assert read_trace(content, format)["figure"] == name
         (tmp_path / f"x.{format}").write_bytes(content)
     assert check_file(tmp_path / "x.svg", store) == []
 
@@ -71,8 +71,8 @@ def test_the_help_and_the_page_of_commands_list_them_all() -> None:
 
 
 def scratch_table(store: Store, data: SweepData) -> Table:
-    lines = [Line(words=(cell.slug,), cells=[cell]) for cell in data.cells]
-    return assemble(data, "scratch", "Scratch", ("Cell",), lines)
+    lines = [TableRow(words=(cell.slug,), cells=[cell]) for cell in data.cells]
+    return build_table(data, "scratch", "Scratch", ("Cell",), lines)
 
 
 def scratch_figure(store: Store, data: SweepData) -> FigureData:
@@ -102,11 +102,11 @@ def test_a_table_and_a_figure_more_are_a_file_and_a_line_each(
     monkeypatch.setitem(FIGURES, "scratch", ReportSpec("scratch", "a scratch", number="9z", takes=()))
     for other in set(TABLES) - {"scratch"}:
         monkeypatch.delitem(TABLES, other)
-    written = write_all(every, out=tmp_path, figures=["9z"])
+    written = write_report_folder(every, out=tmp_path, figures=["9z"])
     assert written.left_out == {}
     assert {path.name for path in written.files} >= {f"scratch{ending}" for ending in SUFFIXES} | {"figure-scratch.pdf"}
     assert "Scratch, sweep all" in (tmp_path / "index.md").read_text()
-    found = files_in(tmp_path)
+    found = checkable_files(tmp_path)
     assert len(found) == len(SUFFIXES) + 3
     for file in found:
         assert check_file(file, every) == []

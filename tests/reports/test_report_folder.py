@@ -8,9 +8,9 @@ import pandas as pd
 import pytest
 from atma_sweep.cli import app
 from atma_sweep.reports import sweep_data
-from atma_sweep.reports.check import check_file, files_in
-from atma_sweep.reports.render import files_of, trace_file
-from atma_sweep.reports.report_folder import write_all
+from atma_sweep.reports.check import check_file, checkable_files
+from atma_sweep.reports.render import rendered_files, trace_path
+from atma_sweep.reports.report_folder import write_report_folder
 from atma_sweep.reports.sweep_data import ReportError
 from atma_sweep.reports.tables import make_table
 from atma_sweep.results.store.store import open_store
@@ -22,7 +22,7 @@ from typer.testing import CliRunner
 @pytest.fixture(scope="module")
 def folder(filled: Path, tmp_path_factory: pytest.TempPathFactory) -> Path:
     out = tmp_path_factory.mktemp("all")
-    write_all(open_store(filled), "quick", out=out, figures=("needle",))
+    write_report_folder(open_store(filled), "quick", out=out, figures=("needle",))
     return out
 
 
@@ -33,12 +33,12 @@ def folder(filled: Path, tmp_path_factory: pytest.TempPathFactory) -> Path:
 def test_pandas_reads_every_csv_as_the_table_is(published, published_effects, tmp_path: Path, name: str) -> None:
     table = published_effects if name == "effects" else make_table(name, published, "printed-v2")
     path = tmp_path / "table.csv"
-    for file, text in files_of(table, path, "csv").items():
+    for file, text in rendered_files(table, path, "csv").items():
         file.write_text(text)
     read = pd.read_csv(path)
     assert read.shape == (len(table.rows), len(table.columns))
     assert "atma-sweep-trace" not in path.read_text()
-    beside = json.loads(trace_file(path).read_text())
+    beside = json.loads(trace_path(path).read_text())
     chances = beside.pop("p_best", {})
     assert beside == json.loads(json.dumps(table.trace))
     assert len(table.entries) == 0 or chances == {
@@ -61,7 +61,7 @@ def test_the_whole_folder_is_checked(folder: Path, filled: Path) -> None:
     found = CliRunner().invoke(app, ["report", "--check", str(folder), "--db", str(filled)])
     assert (found.exit_code, found.stderr) == (0, "")
     told = [Path(line.removesuffix(": as the database says")).name for line in found.stdout.splitlines()]
-    assert told == [path.name for path in files_in(folder)]
+    assert told == [path.name for path in checkable_files(folder)]
     assert {"table-6.csv", "table-6.tex", "effects.html", "table-6.json", "figure-needle.svg"} <= set(told)
     # neither what has no numbers of its own, nor traces by themselves
     assert not [name for name in told if name.startswith(("index", "appendix", "dashboard"))]
@@ -69,9 +69,9 @@ def test_the_whole_folder_is_checked(folder: Path, filled: Path) -> None:
 
 
 def test_one_changed_number_of_a_csv_is_named(folder: Path, filled: Path, tmp_path: Path) -> None:
-    for file in (folder / "table-6.csv", trace_file(folder / "table-6.csv"), folder / "table-1.csv"):
+    for file in (folder / "table-6.csv", trace_path(folder / "table-6.csv"), folder / "table-1.csv"):
         (tmp_path / file.name).write_bytes(file.read_bytes())
-    trace_file(tmp_path / "table-1.csv").write_bytes(trace_file(folder / "table-1.csv").read_bytes())
+    trace_path(tmp_path / "table-1.csv").write_bytes(trace_path(folder / "table-1.csv").read_bytes())
     changed = tmp_path / "table-6.csv"
     changed.write_text(changed.read_text().replace("3.142", "3.141"))
     found = CliRunner().invoke(app, ["report", "--check", str(tmp_path), "--db", str(filled)])
@@ -83,13 +83,13 @@ def test_one_changed_number_of_a_csv_is_named(folder: Path, filled: Path, tmp_pa
 def test_a_csv_without_its_trace_is_told_what_is_missing(store, tmp_path: Path) -> None:
     path = tmp_path / "table.csv"
     table = make_table("6", store, "quick")
-    assert files_of(table, path, "csv", trace=False) == {path: files_of(table, path, "csv")[path]}
-    path.write_text(files_of(table, path, "csv")[path])
+    assert rendered_files(table, path, "csv", trace=False) == {path: rendered_files(table, path, "csv")[path]}
+    path.write_text(rendered_files(table, path, "csv")[path])
     with pytest.raises(
         ReportError, match=r"^table\.csv cannot be checked without its trace, the file table\.csv\.trace"
     ):
         check_file(path, store)
-    trace_file(path).write_text("{")
+    trace_path(path).write_text("{")
     with pytest.raises(ReportError, match=r"table\.csv\.trace\.json: its trace cannot be read"):
         check_file(path, store)
 
@@ -105,9 +105,9 @@ def test_a_table_without_its_trace_leaves_no_older_one_beside_it(filled: Path, t
 
 def test_a_folder_that_lost_its_tables(folder: Path, store, tmp_path: Path) -> None:
     with pytest.raises(ReportError, match="there is no table and no figure in"):
-        files_in(tmp_path)
-    trace_file(tmp_path / "table-6.csv").write_bytes(trace_file(folder / "table-6.csv").read_bytes())
-    (left,) = files_in(tmp_path)
+        checkable_files(tmp_path)
+    trace_path(tmp_path / "table-6.csv").write_bytes(trace_path(folder / "table-6.csv").read_bytes())
+    (left,) = checkable_files(tmp_path)
     assert left == tmp_path / "table-6.csv"
     with pytest.raises(ReportError, match="cannot read"):
         check_file(left, store)
@@ -118,6 +118,6 @@ def test_a_sweep_is_read_once_for_the_whole_folder(store, tmp_path: Path, monkey
     read = sweep_data._gathered
     asked: list[str] = []
     monkeypatch.setattr(sweep_data, "_gathered", lambda *given: (asked.append(given[1]), read(*given))[1])
-    write_all(store, "quick", out=tmp_path / "all", formats=("csv",), figures=("needle",))
+    write_report_folder(store, "quick", out=tmp_path / "all", formats=("csv",), figures=("needle",))
     # the published ones are read besides, to compare with
     assert [name for name in asked if name in (None, "quick")] == ["quick"]

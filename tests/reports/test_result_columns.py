@@ -8,22 +8,22 @@ from typing import Any
 from atma_sweep.reports.result_columns import complete_columns
 from atma_sweep.reports.sweep_data import SweepData
 from atma_sweep.reports.tables import make_table
-from atma_sweep.results.store.records import Measurement, Value
+from atma_sweep.results.store.records import MeasuredValue, Measurement
 from atma_sweep.results.store.store import Store
 
 LIGHT = {"heading": "Glow", "better": "higher", "decimals": 1, "words": "Light."}
 
 
-def sweep(*values: Value) -> SweepData:
+def sweep(*values: MeasuredValue) -> SweepData:
     measured = {(v.cell_id, v.probe, v.metric, v.length): v for v in values}
     return SweepData(sweep="s", revision=1, cells=(), values=measured, references={})
 
 
 def value(
     metric: str = "light", length: int = 0, *, probe: str = "glow", cell: str = "a", attempt: int = 1, **more: Any
-) -> Value:
+) -> MeasuredValue:
     about: dict[str, Any] = {"unit": "lux", "value": 1.0, "description": LIGHT} | more
-    return Value(probe=probe, metric=metric, length=length, cell_id=cell, attempt_id=attempt, **about)
+    return MeasuredValue(probe=probe, metric=metric, length=length, cell_id=cell, attempt_id=attempt, **about)
 
 
 def headings(data: SweepData) -> list[str]:
@@ -67,7 +67,9 @@ def test_the_newest_description_counts_and_a_chance_that_differs_is_not_told() -
 
 def test_a_probe_of_the_package_that_was_asked_for_beside_the_usual_ones_has_its_columns() -> None:
     flips = [
-        Value(probe="flipflop", metric=f"{kind}_dense", length=0, cell_id="a", attempt_id=1, unit="fraction", value=0.5)
+        MeasuredValue(
+            probe="flipflop", metric=f"{kind}_dense", length=0, cell_id="a", attempt_id=1, unit="fraction", value=0.5
+        )
         for kind in ("exact", "error")
     ]
     assert headings(sweep(value(), *flips)) == ["FF dense", "Glow", "MFU"]

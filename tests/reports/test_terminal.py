@@ -20,7 +20,7 @@ from atma_sweep.reports.table import Table
 from atma_sweep.reports.tables import make_table
 from atma_sweep.results.console import terminal_table
 from atma_sweep.results.paper import open_published
-from atma_sweep.results.store.recorder import Recorder
+from atma_sweep.results.store.recorder import DatabaseRecorder
 from atma_sweep.results.store.records import Measurement, Owner, Provenance
 from atma_sweep.results.store.store import Store
 from ordinary import TABLES
@@ -55,7 +55,7 @@ def troubled(empty: Store, make: Any) -> Store:
     empty.record_revision("s", grid_text="x", grid_file="x", cells=cells)
     for index, one in enumerate(cells):
         attempt = empty.start_attempt(one.id, owner=ME, fence=1)
-        recorder = Recorder(empty, attempt.id, 1)
+        recorder = DatabaseRecorder(empty, attempt.id, 1)
         known = Provenance(config={}, seed=index, git_commit=f"{index % 2:040x}", packages=PACKAGES, kernels=KERNELS)
         recorder.provenance(known)
         recorder.measurements([Measurement(probe="val", metric="val_loss", value=1.0)])

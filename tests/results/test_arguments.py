@@ -11,7 +11,7 @@ import numpy as np
 import pytest
 from atma_sweep.results import open_store
 from atma_sweep.results.arguments import COUNT, FLAG, NUMBER, check_argument
-from atma_sweep.sweep.attempt.trained_cells import Trained
+from atma_sweep.sweep.attempt.trained_cells import LoadedModel
 
 WRONG: list[tuple[Callable[..., Any], tuple[Any, ...], dict[str, Any], str]] = [
     (open_store, (5,), {}, "open_store: url_or_path must be a str or a path or None, got int 5"),
@@ -49,7 +49,7 @@ def test_arguments_of_another_type_are_named(
 
 @pytest.mark.parametrize(("named", "said"), GENERATED)
 def test_generate_names_arguments_of_another_type(named: dict[str, Any], said: str) -> None:
-    trained = Trained(None, None, None, "0123456789ab", "polar-s0")  # type: ignore[arg-type]
+    trained = LoadedModel(None, None, None, "0123456789ab", "polar-s0")  # type: ignore[arg-type]
     with pytest.raises(TypeError) as caught:
         trained.generate(**named)
     assert str(caught.value) == said

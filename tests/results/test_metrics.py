@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import pytest
 from atma_sweep.results import metrics
-from atma_sweep.results.metrics import METRICS, Metric, described, metric
+from atma_sweep.results.metrics import METRICS, Metric, metric, metric_description
 
 
 def test_every_metric_of_the_package_has_words_and_a_unit() -> None:
@@ -31,9 +31,9 @@ def test_an_unknown_metric_says_who_recorded_it_and_no_more() -> None:
 
 def test_a_description_comes_back_as_it_was_written() -> None:
     mine = Metric("glow", "fraction", "higher", "Share of lamps that glow.", "Glow", 1, 0.25, 4)
-    assert metric("mine", "glow", described(mine), "fraction") == mine
+    assert metric("mine", "glow", metric_description(mine), "fraction") == mine
     assert mine.definition == "Share of lamps that glow. More is better. A trivial answer scores 25%."
-    assert described(Metric("glow", "lux")) == {}
+    assert metric_description(Metric("glow", "lux")) == {}
     assert metric("mine", "glow", {}, "lux").words == metrics.UNKNOWN.format(probe="mine")
 
 

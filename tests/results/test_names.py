@@ -10,7 +10,7 @@ from atma_sweep.results import open_store, paper
 from atma_sweep.results.errors import BundleError, StoreError
 from atma_sweep.results.exchange.exporting import export_sweep
 from atma_sweep.results.exchange.importing import import_bundle
-from atma_sweep.results.names import file_name, is_name, short, why_not
+from atma_sweep.results.names import is_valid_name, quoted_short, safe_file_name, why_not
 from hypothesis import example, given
 from hypothesis import strategies as st
 
@@ -23,22 +23,22 @@ BAD = [
 
 @pytest.mark.parametrize("name", GOOD)
 def test_names_that_can_be(name: str) -> None:
-    assert is_name(name)
+    assert is_valid_name(name)
     assert why_not(name) is None
-    assert file_name(name) == name
+    assert safe_file_name(name) == name
 
 
 @pytest.mark.parametrize("name", BAD)
 def test_names_that_cannot_be(name: object) -> None:
-    assert not is_name(name)
+    assert not is_valid_name(name)
     assert "letters, digits" in str(why_not(name))
 
 
 @pytest.mark.parametrize("name", [*paper.SWEEPS, paper.OPEN_WEIGHT, "printed-v9", "Printed-v1", "printed-"])
 def test_the_published_names_are_nobodys_own(name: str) -> None:
-    assert is_name(name)
+    assert is_valid_name(name)
     assert "the paper prints" in str(why_not(name))
-    assert file_name(name) == name
+    assert safe_file_name(name) == name
 
 
 @given(st.text(max_size=300))
@@ -50,7 +50,7 @@ def test_the_published_names_are_nobodys_own(name: str) -> None:
 @example("")
 @example("-rf")
 def test_any_text_gives_a_file_name_that_stays_where_it_is(text: str) -> None:
-    found = file_name(text)
+    found = safe_file_name(text)
     assert os.path.normpath(os.path.join("/folder", found)) == f"/folder/{found}"
     assert found not in ("", ".", "..")
     assert found.isascii()
@@ -61,12 +61,12 @@ def test_any_text_gives_a_file_name_that_stays_where_it_is(text: str) -> None:
 
 @given(st.lists(st.text(alphabet="a/. -_\\:*", max_size=4), unique=True, max_size=50))
 def test_different_names_are_different_files(names: list[str]) -> None:
-    assert len({file_name(name) for name in names}) == len(names)
+    assert len({safe_file_name(name) for name in names}) == len(names)
 
 
 def test_what_is_long_is_cut_in_messages() -> None:
-    assert short("micro") == "'micro'"
-    assert short("x" * 5000) == f"'{'x' * 60}'... (5000 letters)"
+    assert quoted_short("micro") == "'micro'"
+    assert quoted_short("x" * 5000) == f"'{'x' * 60}'... (5000 letters)"
 
 
 @pytest.fixture(scope="module")

@@ -14,9 +14,9 @@ from typing import Any
 import numpy as np
 import pytest
 from atma_sweep.reports.stats.significance.paired_tests import holm
-from atma_sweep.reports.sweep_data import SweepData, gather, level_of
+from atma_sweep.reports.sweep_data import SweepData, cell_level, load_sweep_data
 from atma_sweep.results import shipped
-from atma_sweep.results.builtin_sweeps import open_known, with_known
+from atma_sweep.results.builtin_sweeps import open_store_with_builtins, store_with_builtin
 from atma_sweep.results.errors import StoreMissing, SweepUnknown
 from atma_sweep.results.exchange.importing import import_bundle
 from atma_sweep.results.names import SHIPPED
@@ -35,12 +35,12 @@ Command = Callable[..., tuple[int, str, str]]
 
 @functools.cache
 def data(sweep: str) -> SweepData:
-    return gather(shipped.shared(sweep), sweep)
+    return load_sweep_data(shipped.shared(sweep), sweep)
 
 
 @pytest.mark.parametrize("sweep", SHIPPED)
 def test_a_bundle_is_small_and_whole(sweep: str) -> None:
-    assert shipped.bundle_of(sweep).stat().st_size < 3e6
+    assert shipped.bundle_path(sweep).stat().st_size < 3e6
     found = data(sweep)
     assert {found.standing(cell) for cell in found.cells} == {"done"}
     # of the very cells that the grid has now, on the text that the page names
@@ -61,18 +61,18 @@ def test_every_reading_command_knows_them_without_a_database(tmp_path: Path, com
     )
     assert not list(tmp_path.glob("*.db*"))
     with pytest.raises(StoreMissing):
-        open_known(tmp_path / "none.db", "replication-piloted")
+        open_store_with_builtins(tmp_path / "none.db", "replication-piloted")
 
 
 def test_ones_own_sweep_goes_before(tmp_path: Path) -> None:
     store = open_store(tmp_path / "own.db", create=True)
-    assert with_known(store, "replication-pilot") is shipped.shared("replication-pilot")
+    assert store_with_builtin(store, "replication-pilot") is shipped.shared("replication-pilot")
     with pytest.raises(SweepUnknown, match="comes along with this program"):
         store.revision("replication-pilot")
-    import_bundle(store, shipped.bundle_of("replication-pilot"))
-    assert with_known(store, "replication-pilot") is store
+    import_bundle(store, shipped.bundle_path("replication-pilot"))
+    assert store_with_builtin(store, "replication-pilot") is store
     with pytest.raises(SweepUnknown, match="no sweep is named"):
-        with_known(store, "replication-piloted")
+        store_with_builtin(store, "replication-piloted")
 
 
 def checked(folder: Path, command_line: Command, files: Sequence[str]) -> str:
@@ -122,7 +122,7 @@ def test_tokens_are_what_the_pilot_decides_by_the_rule() -> None:
     for cell in found.cells:
         answered = found.values[cell.cell_id, "needle", "digit_accuracy", 512].value
         assert answered is not None
-        tokens = int(level_of(cell, "train.tokens"))
+        tokens = int(cell_level(cell, "train.tokens"))
         enough[tokens] = enough.get(tokens, 0) + (answered >= 2 * best)
     decided = min(tokens for tokens, count in enough.items() if count >= 2)
     cells = load_grid("replication").expand(lambda data: "text")
@@ -134,9 +134,9 @@ def test_rates_are_what_the_rates_decide_by_the_rule_and_the_page_says() -> None
     found = data("replication-rates")
     losses: dict[str, dict[float, dict[str, float]]] = {}
     for cell in found.cells:
-        rate, value = float(level_of(cell, "train.muon_lr")), found.values[cell.cell_id, "val", "val_loss", 0].value
+        rate, value = float(cell_level(cell, "train.muon_lr")), found.values[cell.cell_id, "val", "val_loss", 0].value
         assert value is not None
-        losses.setdefault(cell.levels["attn_type"], {}).setdefault(rate, {})[level_of(cell, "recipe")] = value
+        losses.setdefault(cell.levels["attn_type"], {}).setdefault(rate, {})[cell_level(cell, "recipe")] = value
     decided = {}
     for mixer, by_rate in losses.items():
         means = {rate: fmean(by_recipe.values()) for rate, by_recipe in by_rate.items()}
@@ -269,7 +269,7 @@ def test_the_pages_means_are_those_of_the_cells() -> None:
             configurations: dict[tuple[str, ...], list[str]] = {}
             wanted = {"attn_type": mixer, "memory": "on" if memory else "off", "recipe": recipe}
             for cell in cells_of(found, wanted):
-                if level_of(cell, "reg_mode") != "strong":
+                if cell_level(cell, "reg_mode") != "strong":
                     configurations.setdefault(row_of(cell), []).append(cell.cell_id)
             assert len(configurations) == 16
             for (probe, metric, length, scale, digits), shown in zip(
@@ -305,12 +305,12 @@ def test_the_page_says_how_the_regularizers_disagree() -> None:
 
 
 def row_of(cell: CellState) -> tuple[str, ...]:
-    return tuple(level_of(cell, axis) for axis in ("reg_mode", "distractor", "window"))
+    return tuple(cell_level(cell, axis) for axis in ("reg_mode", "distractor", "window"))
 
 
 def cells_of(found: SweepData, levels: dict[str, str]) -> list[CellState]:
     """Those with these levels."""
-    return [cell for cell in found.cells if all(level_of(cell, axis) == level for axis, level in levels.items())]
+    return [cell for cell in found.cells if all(cell_level(cell, axis) == level for axis, level in levels.items())]
 
 
 def numbers_of(sweep: str, levels: dict[str, str], probe: str, metric: str, length: int) -> list[float]:

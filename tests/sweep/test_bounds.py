@@ -169,7 +169,7 @@ def test_the_schema_shows_the_bounds(command_line: Any) -> None:
 def test_stored_values_beyond_bounds_stay_readable(command_line: Any, tmp_path: Any) -> None:
     """A database may hold what an earlier release allowed: its numbers are printed, and a plan leaves its times out."""
     store = open_store(tmp_path / "atma.db", create=True)
-    cells, _ = plan_corpora.expand(load_grid("quick"), tmp_path, dry=True)
+    cells, _ = plan_corpora.expand_grid(load_grid("quick"), tmp_path, dry=True)
     records = [record(cell) for cell in cells]
     histories.launch(store, records)
     histories.run(store, records[0].id, 1)

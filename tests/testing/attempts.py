@@ -12,10 +12,10 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import IO, Any
 
-from atma_sweep.results.store.recorder import Recorder
+from atma_sweep.results.store.recorder import DatabaseRecorder
 from atma_sweep.results.store.records import Attempt, CurvePoint
 from atma_sweep.results.store.store import Store, open_store
-from atma_sweep.sweep.attempt.cell_runner import Work
+from atma_sweep.sweep.attempt.cell_runner import CellRunner
 from atma_sweep.sweep.attempt.job import Job
 from atma_sweep.sweep.checkpoints import checkpoint, storage
 from atma_sweep.sweep.grid.cell import Cell
@@ -50,7 +50,7 @@ class Room:
     store: Store
     runs: Path
     cell: Cell
-    works: list[Work] = field(default_factory=list)
+    works: list[CellRunner] = field(default_factory=list)
     saved: list[list[str]] = field(default_factory=list)
     """After each save, the checkpoints of all attempts."""
 
@@ -74,13 +74,13 @@ class Room:
     ) -> Attempt:
         """One attempt with the given checkpoint settings, stopped when the flag is read for the `stop`-th time."""
         job = self.asked(kind, self.settings(**settings), weights)
-        work = Work(job, self.runs, Recorder(self.store, job.attempt, job.fence), Flag(stop))  # type: ignore[arg-type]
+        work = CellRunner(job, self.runs, DatabaseRecorder(self.store, job.attempt, job.fence), Flag(stop))  # type: ignore[arg-type]
         self.works.append(work)
         save = work.save
 
         def spy(*arguments: Any) -> None:
             save(*arguments)
-            self.saved.append([name for one in self.works for name in checkpoint.found(one.storage_address)])
+            self.saved.append([name for one in self.works for name in checkpoint.list_checkpoints(one.storage_address)])
 
         work.save = spy  # type: ignore[method-assign]
         try:
@@ -133,7 +133,7 @@ def small_grid(folder: Path) -> Path:
 def room_of(grid: Path, folder: Path, *sets: str) -> Room:
     """A new database and runs folder for the grid's cell, its text prepared beside the grid."""
     loaded = load_grid(grid, sets=sets, rename="g")
-    (cell,), _ = admission.expand(loaded, grid.parent / "corpora")
+    (cell,), _ = admission.expand_grid(loaded, grid.parent / "corpora")
     store = open_store(folder / f"{next(serial)}.db", create=True)
     store.runs.mkdir()
     (cell,) = freeze_plugins([cell], store.runs)

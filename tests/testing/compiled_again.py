@@ -12,12 +12,12 @@ import sys
 import torch
 from atma_sweep.model.backbone import build
 from atma_sweep.model.config import ModelConfig
-from atma_sweep.sweep.attempt.device import share_compiled
+from atma_sweep.sweep.attempt.device import use_shared_compile_cache
 
 
 def main(regional: str, *others: str) -> None:
     torch.cuda.get_device_name = lambda device=None: "none"  # type: ignore[assignment]
-    share_compiled(torch.device("cpu"), *others)
+    use_shared_compile_cache(torch.device("cpu"), *others)
     from torch._dynamo.utils import counters
 
     size = {"d_model": 16, "n_layers": 3, "n_heads": 2, "n_kv_heads": 1, "head_dim": 8, "vocab_size": 29}

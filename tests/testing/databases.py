@@ -7,7 +7,7 @@ from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
 
-from atma_sweep.results.store.recorder import Recorder
+from atma_sweep.results.store.recorder import DatabaseRecorder
 from atma_sweep.results.store.records import Attempt, CellRecord, CurvePoint, Example, Measurement, Owner, Provenance
 from atma_sweep.results.store.store import Store
 
@@ -59,7 +59,7 @@ def finished(
     """Make an attempt of a cell with these numbers, and end it in `state` unless that is `running`."""
     id_ = cell if isinstance(cell, str) else cell.id
     attempt = store.start_attempt(id_, owner=owner, fence=fence, kind=kind, parent_id=parent_id)
-    recorder = Recorder(store, attempt.id, fence)
+    recorder = DatabaseRecorder(store, attempt.id, fence)
     if provenance is not None:
         recorder.provenance(provenance)
     for write, values in (

@@ -15,7 +15,7 @@ from atma_sweep.results.store.store import Store
 from atma_sweep.sweep.attempt.job import Job
 from atma_sweep.sweep.config import DataConfig, Resources
 from atma_sweep.sweep.data.prepare import prepare
-from atma_sweep.sweep.executors.executor import Finished, Launch, OnThisMachine
+from atma_sweep.sweep.executors.executor import AttemptExit, HostExecutor, ProcessSpec
 from atma_sweep.sweep.grid.cell import Cell
 from atma_sweep.sweep.host import processes
 from atma_sweep.sweep.orchestrator.supervisor import Supervisor
@@ -85,7 +85,7 @@ def supervisor_of(
     return Supervisor(store, name, fence, executor, listener or Quiet(), runs=runs, commit=(None, None))
 
 
-class AtOnce(OnThisMachine):
+class AtOnce(HostExecutor):
     """An executor whose attempts end at once, as `end` says; it keeps their jobs and launches."""
 
     name = "at once"
@@ -94,15 +94,15 @@ class AtOnce(OnThisMachine):
         super().__init__()
         self.store = store
         self.jobs: list[Job] = []
-        self.launches: list[Launch] = []
-        self._ended: list[Finished] = []
+        self.launches: list[ProcessSpec] = []
+        self._ended: list[AttemptExit] = []
 
     def admit(self, cells: object) -> None: ...
     def close(self) -> None: ...
     def fits(self, resources: Resources) -> bool:
         return True
 
-    def start(self, launch: Launch) -> None:
+    def start(self, launch: ProcessSpec) -> None:
         self.launches.append(launch)
         self.jobs.append(Job.read(launch.runs / launch.folder))
         self._ended.append((launch.attempt, self.end_of(self.jobs[-1])))
@@ -112,7 +112,7 @@ class AtOnce(OnThisMachine):
         self.store.finish_attempt(job.attempt, job.fence, "done")
         return 0
 
-    def wait(self, seconds: float) -> list[Finished]:
+    def wait(self, seconds: float) -> list[AttemptExit]:
         ended, self._ended = self._ended, []
         return ended
 

@@ -82,7 +82,7 @@ def _network_modules() -> SimpleNamespace:
     from atma_sweep.sweep.training import flops
 
     return SimpleNamespace(
-        Auxiliary=backbone.Auxiliary, build=backbone.build, ModelConfig=config.ModelConfig, write=generation.write,
+        Auxiliary=backbone.AuxiliaryTerms, build=backbone.build, ModelConfig=config.ModelConfig, write=generation.write,
         MEMORIES=registry.MEMORIES, MIXERS=registry.MIXERS, POSITIONS=registry.POSITIONS, REGULARIZERS=registry.REGULARIZERS,
         load_grid=grid.load_grid, shipped=grid.shipped, forward_flops=flops.forward_flops, paper_flops=flops.paper_flops,
         training_flops=flops.training_flops,

@@ -7,7 +7,7 @@ from typing import Any
 
 import pytest
 import torch
-from atma_sweep.model.backbone import Auxiliary, Backbone
+from atma_sweep.model.backbone import AuxiliaryTerms, Backbone
 from tolerances import rounding_bound
 from torch import Tensor
 
@@ -69,7 +69,7 @@ def in_type(args: list[Tensor], dtype: torch.dtype, narrow: int, device: str = "
     ]
 
 
-def loss_of(model: Backbone, tokens: Tensor, terms: Auxiliary | None = None, **options: Any) -> Tensor:
+def loss_of(model: Backbone, tokens: Tensor, terms: AuxiliaryTerms | None = None, **options: Any) -> Tensor:
     """The sum of the losses of every token but the first, with 0.01 of each auxiliary term that is asked for."""
     features = model.features(tokens[:, :-1], auxiliary=terms, **options)
     loss = model.total_loss(features.hidden_BTD, tokens[:, 1:])
@@ -78,7 +78,7 @@ def loss_of(model: Backbone, tokens: Tensor, terms: Auxiliary | None = None, **o
     return loss
 
 
-def check_pieces_and_gradients(model: Backbone, tokens: Tensor, terms: Auxiliary, chunks: Iterable[int]) -> None:
+def check_pieces_and_gradients(model: Backbone, tokens: Tensor, terms: AuxiliaryTerms, chunks: Iterable[int]) -> None:
     """An evaluation in pieces is the forward pass, and every parameter learns."""
     with torch.no_grad():
         at_once = model.features(tokens).hidden_BTD

@@ -5,7 +5,7 @@ from datetime import UTC, datetime, timedelta
 
 from atma_sweep.results.exchange.exporting import export_sweep
 from atma_sweep.results.store import schema
-from atma_sweep.results.store.recorder import Recorder
+from atma_sweep.results.store.recorder import DatabaseRecorder
 from atma_sweep.results.store.records import CurvePoint, Example, Measurement, Owner, Provenance
 from sqlalchemy import select, text, update
 
@@ -31,7 +31,7 @@ def run(
     """One attempt with numbers in every table, begun at that minute."""
     owner = Owner(name="ada", host=host, pid=100 + minute, started=1.5)
     attempt = store.start_attempt(cell, owner=owner, fence=1, kind=kind, parent_id=parent, steps_total=7)
-    recorder = Recorder(store, attempt.id, 1)
+    recorder = DatabaseRecorder(store, attempt.id, 1)
     recorder.provenance(Provenance(config={"z": 1, "a": [1.5, None]}, seed=minute, packages={"numpy": "2"}, host=host))
     recorder.curve([CurvePoint(step=s, tokens=10**10 + s, wall_s=s / 3, train_loss=value / 7) for s in range(3)])
     recorder.measurements(

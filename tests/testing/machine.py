@@ -7,7 +7,7 @@ from collections.abc import Callable, Mapping
 from pathlib import Path
 from typing import Any
 
-from atma_sweep.results.store.recorder import Recorder
+from atma_sweep.results.store.recorder import DatabaseRecorder
 from atma_sweep.results.store.records import Attempt, AttemptState, CurvePoint, Measurement
 from atma_sweep.results.store.store import Store
 from atma_sweep.sweep.attempt.job import Job
@@ -51,7 +51,7 @@ class Machine:
         job = Job.read(folder)
         done = max((self.store.attempt(earlier).step for earlier, _ in job.resume), default=0)
         for earlier, _ in job.resume:
-            Recorder(self.store, launch.attempt, job.fence).inherit_curve(earlier, done)
+            DatabaseRecorder(self.store, launch.attempt, job.fence).inherit_curve(earlier, done)
         self.running[launch.attempt] = done, job.config
         self.most = max(self.most, len(self.running))
 
@@ -69,7 +69,7 @@ class Machine:
         step += 1
         self.running[key] = step, config
         try:
-            loss, writes = self.loss(config, step), Recorder(self.store, key, fence)
+            loss, writes = self.loss(config, step), DatabaseRecorder(self.store, key, fence)
         except ValueError as error:
             return self._end(key, 1, "failed", str(error), "code")
         if math.isnan(loss):

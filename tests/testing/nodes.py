@@ -200,7 +200,7 @@ class RayInProcess:
         self.exceptions, self._pool = exceptions, futures.ThreadPoolExecutor(16)
 
     def remote(self, kind: type) -> Any:
-        actor = SimpleNamespace(remote=lambda lease: _Calls(node_agent.Node(lease=lease, grace=1.0), self._pool))
+        actor = SimpleNamespace(remote=lambda lease: _Calls(node_agent.NodeAgent(lease=lease, grace=1.0), self._pool))
         return SimpleNamespace(options=lambda **_: actor)
 
     def get(self, call: futures.Future[Any], timeout: float | None = None) -> Any:
@@ -244,7 +244,7 @@ def ray_in_process(patch: pytest.MonkeyPatch, *surveys: list[NodeFacts] | Except
     patch.setattr(ray_cluster, "AGAIN_S", 0.0)
     patch.setattr(ray_cluster, "LOOK_S", 0.05)
     patch.setattr(node_agent, "POLL_S", 0.1)
-    patch.setattr(ray_cluster.source_snapshot, "frozen", lambda runs: runs)
+    patch.setattr(ray_cluster.source_snapshot, "snapshot_folder", lambda runs: runs)
     patch.setattr(ray_connection, "connect", lambda address: None)
     patch.setattr(ray_connection, "live_nodes", lambda: [{"NodeID": node} for node in sorted(nodes)])
     patch.setattr(ray_connection, "survey", survey)

@@ -6,7 +6,7 @@ import json
 from html.parser import HTMLParser
 from typing import Any
 
-from atma_sweep.reports.dashboard.page import unpacked
+from atma_sweep.reports.dashboard.page import decode_block
 
 
 class Page(HTMLParser):
@@ -42,7 +42,7 @@ class Page(HTMLParser):
 
     def block(self, name: str) -> dict[str, Any]:
         """What a block of JSON says."""
-        found: dict[str, Any] = json.loads(unpacked(self.blocks[name]))
+        found: dict[str, Any] = json.loads(decode_block(self.blocks[name]))
         return found
 
     def core(self) -> dict[str, Any]:

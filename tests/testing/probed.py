@@ -4,14 +4,16 @@ from __future__ import annotations
 
 from typing import Any
 
-from atma_sweep.results.store.recorder import Recorder
+from atma_sweep.results.store.recorder import DatabaseRecorder
 from atma_sweep.results.store.records import Example, Measurement
 
 FIGURES = ("position-nll", "retention", "passkey", "attention-map", "extrapolation", "memory-recall")
 """The figures of `probe_items`."""
 
 
-def probe_items(recorder: Recorder, loss: float, share: float = 0.5, *, lengths: tuple[int, ...] = (128, 256)) -> None:
+def probe_items(
+    recorder: DatabaseRecorder, loss: float, share: float = 0.5, *, lengths: tuple[int, ...] = (128, 256)
+) -> None:
     """Numbers and items of these probes at these lengths: a network of that loss, which is right in that share of trials."""
     for length in lengths:
         position_nll(recorder, length, loss)
@@ -22,13 +24,15 @@ def probe_items(recorder: Recorder, loss: float, share: float = 0.5, *, lengths:
     memory_recall(recorder, share)
 
 
-def _numbers(recorder: Recorder, probe: str, length: int, n: int, **values: float) -> None:
+def _numbers(recorder: DatabaseRecorder, probe: str, length: int, n: int, **values: float) -> None:
     recorder.measurements(
         [Measurement(probe=probe, metric=name, length=length, value=value, n=n) for name, value in values.items()]
     )
 
 
-def gates(recorder: Recorder, share: float, *, channels: int, heads: int = 4, layers: tuple[int, ...] = (2, 6)) -> None:
+def gates(
+    recorder: DatabaseRecorder, share: float, *, channels: int, heads: int = 4, layers: tuple[int, ...] = (2, 6)
+) -> None:
     """Gates that keep more from head to head and from layer to layer, of the mixer and of a memory."""
     numbers = {"retention": 0.5, "lowest": 0.1, "highest": 1.0, "channels": float(channels), "memory": 0.9}
     _numbers(recorder, "gates", 0, 100, **numbers)
@@ -46,7 +50,7 @@ def gates(recorder: Recorder, share: float, *, channels: int, heads: int = 4, la
 
 
 def memory_recall(
-    recorder: Recorder,
+    recorder: DatabaseRecorder,
     share: float,
     pairs: tuple[int, ...] = (2, 4, 8),
     *,
@@ -76,7 +80,7 @@ def memory_recall(
 
 
 def passkey(
-    recorder: Recorder, length: int, share: float, depths: tuple[float, ...] = (0.0, 0.5, 1.0), digits: int = 5
+    recorder: DatabaseRecorder, length: int, share: float, depths: tuple[float, ...] = (0.0, 0.5, 1.0), digits: int = 5
 ) -> None:
     """Four trials, of whose digits about `share` are right at depth 0 and more at each further depth."""
     hits = {
@@ -104,7 +108,7 @@ def passkey(
 
 
 def attention_map(
-    recorder: Recorder, loss: float, size: int = 8, layers: tuple[int, ...] = (2, 6), heads: int = 2
+    recorder: DatabaseRecorder, loss: float, size: int = 8, layers: tuple[int, ...] = (2, 6), heads: int = 2
 ) -> None:
     """Weights that fall with the distance to the query, the faster the higher the head."""
     about: dict[str, Any] = {"probe": "attention_map", "metric": "keys"}
@@ -120,7 +124,7 @@ def attention_map(
     _numbers(recorder, "attention_map", 0, len(examples), keys=2.0, row_sum=1.0)
 
 
-def position_nll(recorder: Recorder, length: int, loss: float, run: int = 16, documents: int = 3) -> None:
+def position_nll(recorder: DatabaseRecorder, length: int, loss: float, run: int = 16, documents: int = 3) -> None:
     """A loss that falls with the place, documents apart by 0.1; the last run is shorter where `run` does not divide `length`."""
     about: dict[str, Any] = {"probe": "position_nll", "metric": "nats", "length": length}
     places = range(-(-length // run))

@@ -20,11 +20,11 @@ import numpy as np
 import torch
 from atma_sweep.model.backbone import build
 from atma_sweep.model.config import ModelConfig
-from atma_sweep.sweep.attempt.device import repeat_exactly, share_compiled, share_self_tests
+from atma_sweep.sweep.attempt.device import enable_determinism, share_self_tests, use_shared_compile_cache
 from atma_sweep.sweep.checkpoints import checkpoint
 from atma_sweep.sweep.config import TrainConfig
-from atma_sweep.sweep.data.batches import Batches, marked_room
-from atma_sweep.sweep.training.loop import Point, Stopped, Trainer
+from atma_sweep.sweep.data.batches import Batches, marked_capacity
+from atma_sweep.sweep.training.loop import Stopped, Trainer, ValidationPoint
 from atma_sweep.sweep.training.optimizers import Optimizers
 
 STEPS = 12
@@ -44,12 +44,12 @@ class Watch:
     folder: Path
     stop: int
     trainer: Trainer | None = None
-    points: list[Point] = field(default_factory=list)
+    points: list[ValidationPoint] = field(default_factory=list)
 
     def progress(self, step: int, loss: float, tokens_per_s: float) -> None:
         """Nobody asks."""
 
-    def point(self, point: Point) -> None:
+    def point(self, point: ValidationPoint) -> None:
         self.points.append(point)
 
     def should_stop(self) -> bool:
@@ -91,7 +91,7 @@ def train(
     trainer = watch.trainer = Trainer(
         model=model, optimizers=Optimizers(model.parameter_groups(), config, device),
         batches=Batches([STREAM], 512, 16, 0, True, marks=[MARKS] if some else None), config=config, seed=0, device=device,
-        validate=validate, validate_every=1, watcher=watch, room=marked_room(0.3, 8 * 512) if some else None,
+        validate=validate, validate_every=1, watcher=watch, room=marked_capacity(0.3, 8 * 512) if some else None,
         graphs="graphs" in how, refused=told.append,
     )  # fmt: skip
     state = checkpoint.newest(folder)
@@ -110,9 +110,9 @@ def train(
 
 def main(folder: str, stop: str, exactly: str, device: str, *how: str) -> None:
     if int(exactly):
-        repeat_exactly()
+        enable_determinism()
     if device == "cuda":  # as an attempt does
-        share_compiled(torch.device(device))
+        use_shared_compile_cache(torch.device(device))
         share_self_tests(torch.device(device))
     results = {
         name: train(Path(folder) / name, int(stop), torch.device(device), how, *settings)

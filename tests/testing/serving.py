@@ -11,8 +11,8 @@ from dataclasses import dataclass
 
 from atma_sweep.reports.dashboard.server.app import app_of
 from atma_sweep.reports.dashboard.server.connections import Server, config_of
-from atma_sweep.reports.dashboard.server.page_cache import Newest
-from atma_sweep.reports.dashboard.server.serve import listening
+from atma_sweep.reports.dashboard.server.page_cache import PageCache
+from atma_sweep.reports.dashboard.server.serve import listening_socket
 from atma_sweep.results.store.store import Store
 from patience import PATIENCE_S
 
@@ -24,7 +24,7 @@ class Site:
     """Where it is served."""
 
     port: int
-    newest: Newest
+    newest: PageCache
 
     @property
     def address(self) -> str:
@@ -50,9 +50,9 @@ class Site:
 
 @contextmanager
 def serving(store: Store, sweep: str) -> Iterator[Site]:
-    with listening(0) as ears:
+    with listening_socket(0) as ears:
         port = ears.getsockname()[1]
-        newest = Newest(store, sweep)
+        newest = PageCache(store, sweep)
         server = Server(config_of(app_of(newest, port=port, token=TOKEN)))
         thread = threading.Thread(target=server.run, kwargs={"sockets": [ears]})
         thread.start()

@@ -13,7 +13,7 @@ from atma_sweep.model.backbone import Backbone
 from atma_sweep.sweep.checkpoints import checkpoint
 from atma_sweep.sweep.config import TrainConfig
 from atma_sweep.sweep.data.batches import Batches
-from atma_sweep.sweep.training.loop import Point, Trainer
+from atma_sweep.sweep.training.loop import Trainer, ValidationPoint
 from atma_sweep.sweep.training.optimizers import Optimizers
 from torch import Tensor
 
@@ -53,14 +53,14 @@ class Watch:
     """Steps after which a checkpoint is due."""
     trainer: Trainer | None = None
     asked: int = 0
-    points: list[Point] = field(default_factory=list)
+    points: list[ValidationPoint] = field(default_factory=list)
     saved: list[tuple[int, int]] = field(default_factory=list)
     told: list[int] = field(default_factory=list)
 
     def progress(self, step: int, loss: float, tokens_per_s: float) -> None:
         self.told.append(step)
 
-    def point(self, point: Point) -> None:
+    def point(self, point: ValidationPoint) -> None:
         self.points.append(point)
 
     def should_stop(self) -> bool:

@@ -10,13 +10,13 @@ from dataclasses import replace
 from datetime import UTC, datetime, timedelta
 from typing import Any
 
-from atma_sweep.results.store.recorder import Recorder
+from atma_sweep.results.store.recorder import DatabaseRecorder
 from atma_sweep.results.store.records import AXES, CellRecord, Measurement, NewRevision, Owner
 from atma_sweep.results.store.schema import AttemptRow
 from atma_sweep.results.store.store import Store
 from atma_sweep.results.studies.optuna_study import Trial
 from atma_sweep.results.studies.search import OPTION, Interval, LevelChoice, Search, as_options
-from atma_sweep.results.studies.study_store import Studies
+from atma_sweep.results.studies.study_store import StudyWriter
 from sqlalchemy import update
 
 FIGURES = ("history", "slices", "contours", "parallel", "importance", "front")
@@ -83,7 +83,7 @@ def record(store: Store, name: str, search: Search, trials: Sequence[Trial], *, 
     options = json.loads(json.dumps({OPTION: as_options(search)}))
     revision = NewRevision(grid_text="x", grid_file="x.yaml", options=options, cells=[])
     fence = store.acquire_sweep(name, OWNER, 3600.0, revision=revision)
-    studies = Studies(store, name, fence)
+    studies = StudyWriter(store, name, fence)
     known: set[str] = set()
     for trial in trials:
         studies.propose(trial, None if trial.cell is None else _cell(trial, gpus))
@@ -92,7 +92,7 @@ def record(store: Store, name: str, search: Search, trials: Sequence[Trial], *, 
         known.add(trial.cell)
         attempt = store.start_attempt(trial.cell, owner=OWNER, fence=fence)
         numbers = zip(search.objectives, trial.values or (), strict=False)
-        Recorder(store, attempt.id, fence).measurements(
+        DatabaseRecorder(store, attempt.id, fence).measurements(
             [Measurement(probe=n.partition(".")[0], metric=n.partition(".")[2], value=value) for n, value in numbers]
         )
         state: Any = {"pruned": "interrupted"}.get(trial.standing, trial.standing)

@@ -10,13 +10,13 @@ import pandas as pd
 import probed as probed_data
 from atma_sweep.reports.number_format import Column
 from atma_sweep.reports.stats.effects.matched_groups import numbers_of, reference_level
-from atma_sweep.reports.stats.sweep_differences import Side
-from atma_sweep.reports.sweep_data import SweepData, gather
+from atma_sweep.reports.stats.sweep_differences import ComparedSweep
+from atma_sweep.reports.sweep_data import SweepData, load_sweep_data
 from atma_sweep.reports.table import Table
 from atma_sweep.reports.tables import complete
-from atma_sweep.reports.tables.compare import Comparison, compared
-from atma_sweep.results.builtin_sweeps import with_known
-from atma_sweep.results.store.recorder import Recorder
+from atma_sweep.reports.tables.compare import NumberComparison, compared
+from atma_sweep.results.builtin_sweeps import store_with_builtin
+from atma_sweep.results.store.recorder import DatabaseRecorder
 from atma_sweep.results.store.records import AXES, CellRecord, CurvePoint, Example, Measurement, Owner
 from atma_sweep.results.store.store import Store
 
@@ -51,7 +51,7 @@ def numbers(val: float, entropy: float = 7.4321) -> list[Measurement]:
 
 def record(store: Store, cell_id: str, state: str, measurements: list[Measurement]) -> None:
     attempt = store.start_attempt(cell_id, owner=ME, fence=1)
-    Recorder(store, attempt.id, 1).measurements(measurements)
+    DatabaseRecorder(store, attempt.id, 1).measurements(measurements)
     if state != "running":
         store.finish_attempt(attempt.id, 1, state)
 
@@ -67,7 +67,7 @@ def fill_replicated(store: Store) -> None:
     store.record_revision("twice", grid_text="x", grid_file="x.yaml", cells=cells)
     for one, (kind, memory, seed) in zip(cells, levels, strict=True):
         attempt = store.start_attempt(one.id, owner=Owner(name="a", host="h", pid=1, started=0.0), fence=1)
-        recorder = Recorder(store, attempt.id, 1)
+        recorder = DatabaseRecorder(store, attempt.id, 1)
         loss = 2 + 0.02 * (seed - 1) if memory == "on" else 3 + 0.01 * (seed - 1)
         recorder.measurements([Measurement(probe="val", metric="val_loss", value=loss, unit="nats/token")])
         for length in (64, 128):
@@ -99,7 +99,7 @@ def fill_probed(store: Store) -> None:
     store.record_revision("probed", grid_text="x", grid_file="x.yaml", cells=cells)
     for i, one in enumerate(cells):
         attempt = store.start_attempt(one.id, owner=ME, fence=1)
-        probed_data.probe_items(Recorder(store, attempt.id, 1), 3 + i / 10, i / 4, lengths=(64, 128, 256))
+        probed_data.probe_items(DatabaseRecorder(store, attempt.id, 1), 3 + i / 10, i / 4, lengths=(64, 128, 256))
         store.finish_attempt(attempt.id, 1, "done")
 
 
@@ -110,7 +110,7 @@ def fill_every(empty: Store) -> None:
     empty.record_revision("all", grid_text="x", grid_file="x.yaml", cells=cells)
     for i, one in enumerate(cells):
         attempt = empty.start_attempt(one.id, owner=Owner(name="a", host=f"host-{i % 2}", pid=1, started=0.0), fence=1)
-        recorder = Recorder(empty, attempt.id, 1)
+        recorder = DatabaseRecorder(empty, attempt.id, 1)
         recorder.curve(
             [CurvePoint(step=s, tokens=s * 100, wall_s=s * 2.0, train_loss=9 - s / 9 + i / 7) for s in (1, 9, 30)]
         )
@@ -144,14 +144,18 @@ def table6(
     store: Store, sweep: str | None = None, *, revision: int | None = None, orphans: bool = False, **options: Any
 ) -> Table:
     """Return the complete results of a sweep alone, without the lines above them."""
-    data = gather(store, sweep, revision=revision, orphans=orphans)
+    data = load_sweep_data(store, sweep, revision=revision, orphans=orphans)
     return complete.table6(store, data, **options | ({"orphans": True} if orphans else {}))
 
 
-def compare(store: Store, sweep: str, reference: str = "printed-v2") -> list[Comparison]:
+def compare(store: Store, sweep: str, reference: str = "printed-v2") -> list[NumberComparison]:
     """Return every number that both sweeps have of a common configuration."""
-    home = with_known(store, reference)
-    return list(compared(Side(store, gather(store, sweep)), Side(home, gather(home, reference))).numbers)
+    home = store_with_builtin(store, reference)
+    return list(
+        compared(
+            ComparedSweep(store, load_sweep_data(store, sweep)), ComparedSweep(home, load_sweep_data(home, reference))
+        ).numbers
+    )
 
 
 def matched_pairs(

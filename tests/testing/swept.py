@@ -5,7 +5,7 @@ from __future__ import annotations
 import math
 from collections.abc import Sequence
 
-from atma_sweep.results.store.recorder import Recorder
+from atma_sweep.results.store.recorder import DatabaseRecorder
 from atma_sweep.results.store.records import AXES, CellRecord, Measurement, Owner
 from atma_sweep.results.store.store import Store
 
@@ -39,7 +39,7 @@ def swept(store: Store, seeds: Sequence[int] = (0, 1)) -> None:
         attempt = store.start_attempt(one.id, owner=Owner(name="a", host="h", pid=1, started=0.0), fence=1)
         value = loss(one.levels["attn_type"], float(one.axes[AXIS]), int(one.axes["model.n_layers"]), one.seed)
         share = round(max(0.0, 1 - (value - 2.9)) * 80) / 80
-        Recorder(store, attempt.id, 1).measurements(
+        DatabaseRecorder(store, attempt.id, 1).measurements(
             [
                 Measurement(probe="val", metric="val_loss", value=value, unit="nats/token"),
                 Measurement(probe="needle", metric="digit_accuracy", length=64, value=share, unit="fraction", n=80),

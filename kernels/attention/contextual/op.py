@@ -40,7 +40,7 @@ def contextual_attention(
 
     def logits(span: QueryBlock) -> Tensor:
         scores = dot_scores(q_BTHX, k_BTJX, span, scale)
-        return scores + of_positions(q_BTHX[:, span.queries].to(scores.dtype), scores, span.seen_MS, vectors_PX)
+        return scores + position_scores(q_BTHX[:, span.queries].to(scores.dtype), scores, span.seen_MS, vectors_PX)
 
     return scored_attention(v_BTJX, heads, logits, window=window, query_block=query_block)
 
@@ -57,7 +57,7 @@ def choose_backend(device: torch.device | str, dtype: torch.dtype, head_dim: int
 _error = self_test(contextual_attention, 197, lambda d, draw: [torch.randn(40, d, generator=draw) / 8], window=150)
 
 
-def of_positions(q_BMHX: Tensor, scores_BHMS: Tensor, seen_MS: Tensor, vectors_PX: Tensor) -> Tensor:
+def position_scores(q_BMHX: Tensor, scores_BHMS: Tensor, seen_MS: Tensor, vectors_PX: Tensor) -> Tensor:
     """q·e(p), [B, H, M, S]; `seen` may also be that of each text, [B, 1, M, S]."""
     gates = torch.where(seen_MS, scores_BHMS.sigmoid(), 0.0)
     position = gates.flip(-1).cumsum(-1).flip(-1).clamp(max=len(vectors_PX) - 1)

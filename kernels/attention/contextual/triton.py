@@ -24,7 +24,7 @@ import triton.language as tl
 from torch import Tensor
 
 from .. import launcher
-from ..device import LN2, bounds, query_bounds, visible, with_tile
+from ..device import LN2, bounds, online_softmax_step, query_bounds, visible
 from ..launcher import Tiles
 
 STRETCH = 4096
@@ -90,7 +90,7 @@ def _forward_keys(
         if MASKED:
             a = tl.where(seen, a, float("-inf"))
         v = v_desc.load([b, n, j * X]).reshape(BN, X)
-        acc, top, total = with_tile(acc, top, total, a, v, PRECISION)
+        acc, top, total = online_softmax_step(acc, top, total, a, v, PRECISION)
     return acc, top, total, met
 
 

@@ -13,7 +13,7 @@ from torch import Tensor
 
 from .. import launcher
 from ..device import LOG2E
-from ..softmax.triton import Halves, softmax_forward, weights_backward
+from ..softmax.triton import HighLow, softmax_forward, weights_backward
 
 BLOCK = 1024
 """Tokens whose gates are added up at once."""
@@ -58,7 +58,7 @@ def _sums_from_the_end(df_ptr, d_gate_ptr, T, N, H: tl.constexpr, BLOCK: tl.cons
         behind += total
 
 
-def sums(log_gate_BTH: Tensor) -> Halves:
+def sums(log_gate_BTH: Tensor) -> HighLow:
     """Their running sums in units of log 2, [B, H, T]."""
     b, t, h = log_gate_BTH.shape
     hi, lo = (torch.empty(b, h, t, device=log_gate_BTH.device, dtype=torch.float32) for _ in range(2))
@@ -85,7 +85,7 @@ def forward(
 
 
 def backward(
-    g_o: Tensor, q: Tensor, k: Tensor, v: Tensor, o: Tensor, lse: Tensor, halves: Halves, *, factor: float,
+    g_o: Tensor, q: Tensor, k: Tensor, v: Tensor, o: Tensor, lse: Tensor, halves: HighLow, *, factor: float,
     window: int | None,
 ) -> tuple[Tensor, Tensor, Tensor, Tensor]:  # fmt: skip
     """Gradients of q, k, v and of the log gates, the last float32 [B, T, H]."""

@@ -10,8 +10,8 @@ from torch import Tensor
 from torch.nn import functional
 
 from ...custom_ops import differentiate, empty_like, keep_inputs, torch_op
-from ...dispatch import BackendChoice, constant, failure, plain_torch, self_test, version, why_no_fla
-from ...fla_configs import path, settle
+from ...dispatch import BackendChoice, constant, failure, is_torch_only, self_test, version, why_no_fla
+from ...fla_configs import path, pin_configs
 from ...norms import statistics_dtype
 from ...shapes import check_qkv, check_window
 from ..scored import QueryBlock, scored_attention
@@ -100,7 +100,7 @@ def choose_backend(device: torch.device | str, dtype: torch.dtype, head_dim: int
 
 
 def _why_no_fla(device: torch.device, dtype: torch.dtype, head_dim: int, windowed: bool) -> str | None:
-    if plain_torch():
+    if is_torch_only():
         return "asked for by train.kernels"
     why = why_no_fla(device, dtype)
     if why is None and windowed:
@@ -140,7 +140,7 @@ def fla_backward(
 def _fla(tensors: list[Tensor], scale: float) -> Tensor:
     from fla.ops.path_attn import parallel_path_attn
 
-    settle(path, tensors[0].size(-1))
+    pin_configs(path, tensors[0].size(-1))
     o: Tensor = parallel_path_attn(*(x.contiguous() for x in tensors), scale=scale)[0]
     return o.to(tensors[0].dtype).contiguous()
 

@@ -17,7 +17,7 @@ import triton.language as tl
 from torch import Tensor
 
 from .. import launcher
-from ..device import LN2, bounds, query_bounds, visible, with_tile
+from ..device import LN2, bounds, online_softmax_step, query_bounds, visible
 from ..launcher import Tiles
 
 _LN2 = tl.constexpr(LN2)
@@ -54,7 +54,7 @@ def _forward_keys(
         n = (stop - 1 - step) * BN
         _k, a = _logits(q, k_desc, bias_ptr, p_M, b, j, m0, n, T, window, R, BN, X, MASKED, WINDOWED, PRECISION, FACTOR)
         v = v_desc.load([b, n, j * X]).reshape(BN, X)
-        acc, top, total = with_tile(acc, top, total, a, v, PRECISION)
+        acc, top, total = online_softmax_step(acc, top, total, a, v, PRECISION)
     return acc, top, total
 
 

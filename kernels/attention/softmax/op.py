@@ -15,7 +15,7 @@ from torch.nn import functional
 from torch.nn.attention import SDPBackend, sdpa_kernel
 
 from ...custom_ops import differentiate, empty_like, keep_inputs, load_kernels, rows_like, torch_op
-from ...dispatch import BackendChoice, attention_choice, both_ways, constant, failure, plain_torch, worst
+from ...dispatch import BackendChoice, attention_choice, constant, failure, is_torch_only, result_and_gradients, worst
 from ...norms import statistics_dtype
 from ...shapes import QUERY_BLOCK, check_qkv, check_window, cut, expand_kv, visible_mask
 
@@ -73,7 +73,7 @@ def choose_backend(device: torch.device | str, dtype: torch.dtype, head_dim: int
     """What `softmax_attention` takes for such tensors, with a window shorter than T or without."""
     device = torch.device(device)
     ours = attention_choice("softmax", device, dtype, head_dim, _error)
-    if windowed or device.type != "cuda" or plain_torch() or ours.backend == "torch":
+    if windowed or device.type != "cuda" or is_torch_only() or ours.backend == "torch":
         return ours
     return _full_choice(device, dtype, head_dim, ours)
 
@@ -96,7 +96,7 @@ def _error(device: torch.device, dtype: torch.dtype, head_dim: int, backend: str
     draw = torch.Generator().manual_seed(seed)
     made = [torch.randn(1, 131, heads, head_dim, generator=draw).to(device, dtype) for heads in (2, 1, 1)]
     attention = functools.partial(softmax_attention, window=None if backend == "cudnn" else 70)
-    return worst(*both_ways(attention, backend, dtype, made))
+    return worst(*result_and_gradients(attention, backend, dtype, made))
 
 
 def in_log2(q_BTHX: Tensor, scale: float | None) -> Tensor:

@@ -316,12 +316,12 @@ def tiles_for(kernel: str, keys: int, d: int, dtype: torch.dtype, forgets: bool 
     return {"forward": Tiles(64, 64, 4, 3), "dq": Tiles(128, 64, 8, 3), "dkv": Tiles(64, 64, 4, 2)}[kernel]
 
 
-Halves = tuple[Tensor, Tensor]
+HighLow = tuple[Tensor, Tensor]
 """Two float32 numbers whose sum is the float64 one."""
 
 
 def softmax_forward(
-    q: Tensor, k: Tensor, v: Tensor, *, window: int | None, offset: int = 0, forgotten: Halves | None = None,
+    q: Tensor, k: Tensor, v: Tensor, *, window: int | None, offset: int = 0, forgotten: HighLow | None = None,
     factor: float = 1.0,
 ) -> tuple[Tensor, Tensor]:  # fmt: skip
     """(o [B, T, H, X] in q's type, lse [B, H, T] float32 in units of log 2); inputs contiguous.
@@ -339,7 +339,7 @@ def softmax_forward(
 
 def launch_forward(
     q: Tensor, k: Tensor, v: Tensor, out: Tensor, rest: tuple[Tensor, ...], window: int | None, offset: int, *,
-    polar: bool, forgotten: Halves | None = None, factor: float = 1.0,
+    polar: bool, forgotten: HighLow | None = None, factor: float = 1.0,
 ) -> None:  # fmt: skip
     (b, t, h, d), (tk, j) = q.shape, k.shape[1:3]
     bm, bn, warps, stages = tiles_for("forward", tk, d, q.dtype, forgotten is not None)
@@ -362,7 +362,7 @@ def softmax_backward(
 
 def weights_backward(
     q: Tensor, k: Tensor, v: Tensor, g: Tensor, lse: Tensor, add: Tensor, twice: Tensor | None, *,
-    window: int | None, offset: int = 0, forgotten: Halves | None = None, factor: float = 1.0,
+    window: int | None, offset: int = 0, forgotten: HighLow | None = None, factor: float = 1.0,
 ) -> tuple[Tensor, Tensor, Tensor, Tensor]:  # fmt: skip
     """Gradients of (q', k, v, F) where da = P (g.v + add + twice P) and dv = sum P g; add and twice float32 [B, H, T].
 

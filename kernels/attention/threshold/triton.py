@@ -21,7 +21,7 @@ import triton.language as tl
 from torch import Tensor
 
 from .. import launcher
-from ..device import LN2, bounds, query_bounds, with_tile
+from ..device import LN2, bounds, online_softmax_step, query_bounds
 from ..launcher import Tiles
 
 STRETCH = 4096
@@ -70,7 +70,7 @@ def _forward_keys(
         a = tl.where(keep, s + (count[:, None] + local) * decay[:, None], float("-inf"))
         count += tl.sum(keep.to(tl.float32), 1)
         v = v_desc.load([b, n, j * X]).reshape(BN, X)
-        acc, top, total = with_tile(acc, top, total, a, v, PRECISION)
+        acc, top, total = online_softmax_step(acc, top, total, a, v, PRECISION)
     return acc, top, total, count
 
 

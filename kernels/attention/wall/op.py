@@ -13,7 +13,7 @@ import torch
 from torch import Tensor
 
 from ...custom_ops import differentiate, empty_like, load_kernels, rows_like, torch_op
-from ...dispatch import BackendChoice, both_ways, constant, gluon_choice, worst
+from ...dispatch import BackendChoice, constant, gluon_choice, result_and_gradients, worst
 from ...norms import statistics_dtype
 from ...shapes import check_qkv, check_window, cut, expand_kv
 from ..scored import QueryBlock, running_sum, scored_attention
@@ -79,7 +79,7 @@ def _error(device: torch.device, dtype: torch.dtype, head_dim: int, backend: str
     made = [torch.randn(1, t, heads, head_dim, generator=draw).to(device, dtype) for heads in (2, 1, 1)]
     gates = [(-torch.rand(1, t, heads, head_dim, generator=draw) / 4).to(device) for heads in (2, 1)]
     attention = functools.partial(wall_attention, window=window)
-    apart, tied = (both_ways(attention, backend, dtype, made, [gate]) for gate in gates)
+    apart, tied = (result_and_gradients(attention, backend, dtype, made, [gate]) for gate in gates)
     return worst(apart[0] + tied[0], apart[1] + tied[1])
 
 

@@ -25,7 +25,7 @@ ALWAYS = {
 }
 
 
-class Guard:
+class AccessGuard:
     """Lets through what may be answered, and puts the headers of ALWAYS on every answer."""
 
     def __init__(self, app: ASGIApp, *, port: int, token: str) -> None:

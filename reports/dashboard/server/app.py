@@ -18,9 +18,9 @@ from starlette.responses import JSONResponse, PlainTextResponse, Response
 from starlette.routing import Route
 from starlette.types import ASGIApp, Receive, Scope, Send
 
-from ..page import library, page_of
-from .access_guard import Guard
-from .page_cache import Newest, joined
+from ..page import build_page, library
+from .access_guard import AccessGuard
+from .page_cache import PageCache, join_json_blocks
 
 CHUNK_BYTES = 65_536
 """Bytes of a long answer that wait for a slow client, rather than all of it for each."""
@@ -38,12 +38,12 @@ class LongResponse(Response):
         await send({"type": "http.response.body", "body": b""})
 
 
-def app_of(newest: Newest, *, port: int, token: str) -> Guard:
+def app_of(newest: PageCache, *, port: int, token: str) -> AccessGuard:
     """The pages of a sweep behind the guard, as an ASGI application."""
-    return Guard(pages_of(newest, token), port=port, token=token)
+    return AccessGuard(pages_of(newest, token), port=port, token=token)
 
 
-def pages_of(newest: Newest, token: str) -> Starlette:
+def pages_of(newest: PageCache, token: str) -> Starlette:
     """The ASGI application of a page: GET /TOKEN/, state, data and VERSION/BLOCK below it, and nothing else."""
     page_lock = threading.Lock()
 
@@ -55,7 +55,7 @@ def pages_of(newest: Newest, token: str) -> Starlette:
         told = b'{"version":%d}' % build.version
         script = resources.files(__package__).joinpath("live.js").read_text(encoding="utf-8")
         given = [*blocks.items(), ("live", told), ("library", library().encode())]
-        return page_of(build.title, given, more_script=script, connect="'self'").encode()
+        return build_page(build.title, given, more_script=script, connect="'self'").encode()
 
     def show(request: Request) -> Response:
         with page_lock:  # clients that come together wait for one page instead of making one each
@@ -66,7 +66,7 @@ def pages_of(newest: Newest, token: str) -> Starlette:
         return JSONResponse(newest.look())
 
     def data(request: Request) -> Response:
-        return LongResponse(joined(newest.build), media_type="application/json")
+        return LongResponse(join_json_blocks(newest.build), media_type="application/json")
 
     def block(request: Request) -> Response:
         # compared as text: int() refuses a number of thousands of digits

@@ -13,13 +13,13 @@ from datetime import UTC, datetime
 from sqlalchemy.exc import DBAPIError
 
 from ....results.console.text import plain
-from ....results.errors import Expected
+from ....results.errors import UserError
 from ....results.store.store import Store
-from ..page import blocks_of
+from ..page import build_blocks
 
 LOOK_S = 1.0
 """The database is asked for changes once in this time, however many pages ask."""
-REST = 4.0
+REBUILD_PAUSE_FACTOR = 4.0
 """Making blocks is followed by a rest of so many times what it took, so that it never takes more than a fifth of a core."""
 KEPT = 2
 """A page that asks for a curve may be of the state before."""
@@ -28,7 +28,7 @@ Blocks = tuple[str, Mapping[str, bytes]]
 
 
 @dataclass(frozen=True)
-class Build:
+class PageVersion:
     """The blocks of a page as they were at one moment; `version` counts from 1."""
 
     version: int
@@ -37,14 +37,14 @@ class Build:
     at: datetime
 
 
-class Newest:
+class PageCache:
     """The newest state of a sweep, for threads: `look` never waits for it to be made, that happens in a thread of its own."""
 
-    def __init__(self, store: Store, sweep: str, make: Callable[[Store, str], Blocks] = blocks_of) -> None:
+    def __init__(self, store: Store, sweep: str, make: Callable[[Store, str], Blocks] = build_blocks) -> None:
         """Reads it once. Raises SweepUnknown, StoreError, ReportError."""
         self._store, self._sweep, self._make = store, sweep, make
         self._lock = threading.Lock()
-        self._builds: deque[Build] = deque(maxlen=KEPT)
+        self._builds: deque[PageVersion] = deque(maxlen=KEPT)
         self._trouble: str | None = None
         self._making: threading.Thread | None = None
         self._looked = self._rested = 0.0
@@ -52,16 +52,16 @@ class Newest:
         self._build(self._mark)
 
     @property
-    def build(self) -> Build:
+    def build(self) -> PageVersion:
         """The newest that there is."""
         return self._builds[-1]
 
     @property
-    def builds(self) -> list[Build]:
+    def builds(self) -> list[PageVersion]:
         """The states that are retained, oldest first."""
         return list(self._builds)
 
-    def of(self, version: int) -> Build | None:
+    def of(self, version: int) -> PageVersion | None:
         """The state of that version, while it is kept."""
         return next((build for build in self.builds if build.version == version), None)
 
@@ -79,7 +79,7 @@ class Newest:
     def _start_if_new(self) -> None:
         try:
             mark = self._store.mark(self._sweep)
-        except (Expected, DBAPIError) as error:
+        except (UserError, DBAPIError) as error:
             self._trouble = _said(error)
             return
         if mark == self._mark:
@@ -93,17 +93,17 @@ class Newest:
         try:
             self._build(mark)
             self._trouble = None
-        except (Expected, DBAPIError) as error:
+        except (UserError, DBAPIError) as error:
             self._trouble = _said(error)
         finally:
             ended = time.monotonic()
-            self._rested = ended + REST * (ended - began)
+            self._rested = ended + REBUILD_PAUSE_FACTOR * (ended - began)
             self._making = None
 
     def _build(self, mark: str) -> None:
         title, blocks = self._make(self._store, self._sweep)
         version = self._builds[-1].version + 1 if self._builds else 1
-        self._builds.append(Build(version, title, blocks, datetime.now(UTC)))
+        self._builds.append(PageVersion(version, title, blocks, datetime.now(UTC)))
         self._mark = mark
 
 
@@ -113,7 +113,7 @@ def _said(error: Exception) -> str:
     return plain(first.removesuffix(" and launch again"))  # which is said to whoever writes
 
 
-def joined(build: Build, names: tuple[str, ...] = ("core", "answer")) -> bytes:
+def join_json_blocks(build: PageVersion, names: tuple[str, ...] = ("core", "answer")) -> bytes:
     """Blocks that are JSON as one object, with the version; not parsed again, since they are long."""
     head = json.dumps({"version": build.version})[:-1].encode()
     return head + b"".join(b',"%s":%s' % (name.encode(), build.blocks[name]) for name in names) + b"}"

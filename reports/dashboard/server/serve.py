@@ -19,9 +19,9 @@ from pathlib import Path
 from types import FrameType
 from typing import TYPE_CHECKING
 
-from ....results.builtin_sweeps import open_known
+from ....results.builtin_sweeps import open_store_with_builtins
 from ....results.console.output_files import write
-from ....results.errors import Expected
+from ....results.errors import UserError
 from ....results.store.store import Store
 
 if TYPE_CHECKING:
@@ -35,7 +35,7 @@ SEND_BUFFER_BYTES = 262_144
 """Bytes that the kernel holds for a client that does not read; its default grows to megabytes per connection."""
 
 
-class PortTaken(Expected):
+class PortTaken(UserError):
     """The port cannot be had."""
 
     exit_code = 3
@@ -57,21 +57,21 @@ def serve(
     prepared, which takes seconds; requests wait for it.
     Raises PortTaken, SweepUnknown and StoreError before the address is told; after it ReportError, and StoreError again.
     """
-    with listening(port) as ears:
-        store = open_known(db, sweep, patience=PATIENCE_S, read_only=True)
+    with listening_socket(port) as ears:
+        store = open_store_with_builtins(db, sweep, patience=PATIENCE_S, read_only=True)
         name = sweep or store.default_sweep()
         store.mark(name)  # raises SweepUnknown
         bound, token = ears.getsockname()[1], secrets.token_urlsafe(32)
         address = f"http://{LOOPBACK}:{bound}/{token}/"
         tell(address)
-        from .access_guard import Guard
+        from .access_guard import AccessGuard
         from .app import PreparedApp
         from .connections import Server, config_of  # imports uvicorn, which takes a quarter of a second
 
         pages = PreparedApp(partial(_prepare, store, name, compare, token))
-        server = Server(config_of(Guard(pages, port=bound, token=token)))
+        server = Server(config_of(AccessGuard(pages, port=bound, token=token)))
         pages.start(on_failure=partial(setattr, server, "should_exit", True))
-        with ended_by_signals(server), opened(address if browser else None) as note:
+        with stop_on_signals(server), opened(address if browser else None) as note:
             if note:
                 print(note, file=sys.stderr)
             server.run(sockets=[ears])
@@ -80,15 +80,15 @@ def serve(
 
 def _prepare(store: Store, sweep: str, compare: str | None, token: str) -> ASGIApp:
     """Import what makes the page, and make its first version. Raises SweepUnknown, StoreError, ReportError."""
-    from ..page import blocks_of
+    from ..page import build_blocks
     from .app import pages_of
-    from .page_cache import Newest
+    from .page_cache import PageCache
 
-    return pages_of(Newest(store, sweep, partial(blocks_of, compare=compare)), token)
+    return pages_of(PageCache(store, sweep, partial(build_blocks, compare=compare)), token)
 
 
 @contextmanager
-def ended_by_signals(server: uvicorn.Server) -> Iterator[None]:
+def stop_on_signals(server: uvicorn.Server) -> Iterator[None]:
     """Ctrl-C, SIGTERM and SIGHUP end the server; the handlers that were there before hear of the latter two afterwards.
 
     A handler that raises must not be called while the server runs: asyncio swallows what is raised inside a callback.
@@ -119,7 +119,7 @@ def _matters(number: int) -> bool:
 
 
 @contextmanager
-def listening(port: int) -> Iterator[socket.socket]:
+def listening_socket(port: int) -> Iterator[socket.socket]:
     """A socket of the loopback that listens already, so that a browser may come before the server runs. Raises PortTaken."""
     ears = socket.socket(socket.AF_INET, socket.SOCK_STREAM)
     try:

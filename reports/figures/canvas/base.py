@@ -11,9 +11,9 @@ import pandas as pd
 
 from ....results.store.records import AXES
 from ....results.store.store import Store
-from ...render.trace import attempts_by_cell, shown_beyond, sources_of
-from ...sweep_data import SweepData, level_of
-from ...table_builder import some_cells
+from ...render.trace import attempts_by_cell, attempts_by_source, shown_beyond
+from ...sweep_data import SweepData, cell_level
+from ...table_builder import filter_suffix
 from . import drawing
 from .figure_options import FigureOptions as FigureOptions
 
@@ -29,7 +29,7 @@ LINE_AXES = ("memory", "window")
 LAST_AXES = ("distractor", "reg_mode")
 
 GROUP = ["panel", "first", "second", "line"]
-"""The columns that `groups_of` gives: what a cell is drawn as."""
+"""The columns that `line_groups` gives: what a cell is drawn as."""
 
 Origins = Iterable[tuple[str, int | None]]
 
@@ -61,7 +61,7 @@ def caption(made: FigureData) -> str:
     return " ".join([f"{made.title}.", *made.notes])
 
 
-def digest(frame: pd.DataFrame) -> str:
+def frame_sha256(frame: pd.DataFrame) -> str:
     """SHA-256 of the frame as CSV, floats to ten digits: another machine may differ in the last bits of a mean."""
     return hashlib.sha256(frame.to_csv(index=False, float_format="%.10g").encode()).hexdigest()
 
@@ -82,25 +82,28 @@ def collected(
     cells = attempts_by_cell(origins)
     attempts = sorted({attempt for found in cells.values() for attempt in found})
     trace = {"figure": name, "sweep": data.sweep, "revision": data.revision, "cells": cells}
-    trace |= {"sources": sources_of(attempts, store.sources(attempts)), "data": digest(frame)} | shown_beyond(data)
+    trace |= {
+        "sources": attempts_by_source(attempts, store.sources(attempts)),
+        "data": frame_sha256(frame),
+    } | shown_beyond(data)
     trace |= {"options": dict(options)} if options else {}
     trace |= {"only": list(data.only)} if data.only else {}
-    which = f"{title}, sweep {data.sweep}, revision {data.revision}{some_cells(data)}"
+    which = f"{title}, sweep {data.sweep}, revision {data.revision}{filter_suffix(data)}"
     return FigureData(name=name, title=which, frame=frame, notes=tuple(notes), trace=trace, about=about)
 
 
-def line_axes(data: SweepData) -> tuple[str, ...]:
+def axes_of_lines(data: SweepData) -> tuple[str, ...]:
     """The at most two axes, besides attn_type, that tell the lines of a panel apart; the rest is averaged over."""
     ranked = [*LINE_AXES, *data.extra_axes(), *LAST_AXES]
     return tuple(axis for axis in ranked if len(data.levels(axis)) > 1)[:2]
 
 
-def groups_of(data: SweepData) -> dict[str, dict[str, str]]:
+def line_groups(data: SweepData) -> dict[str, dict[str, str]]:
     """By cell: its panel (attn_type), and the levels `first` and `second` and the words `line` of its line."""
-    axes = line_axes(data)
+    axes = axes_of_lines(data)
     found = {}
     for cell in data.cells:
-        levels = [level_of(cell, axis) for axis in axes]
+        levels = [cell_level(cell, axis) for axis in axes]
         words = ", ".join(f"{axis} {one}" for axis, one in zip(axes, levels, strict=True))
         first, second = [*levels, "", ""][:2]
         panel = cell.levels["attn_type"]
@@ -108,15 +111,15 @@ def groups_of(data: SweepData) -> dict[str, dict[str, str]]:
     return found
 
 
-def names_of(data: SweepData, without: Iterable[str] = ()) -> dict[str, str]:
+def cell_labels(data: SweepData, without: Iterable[str] = ()) -> dict[str, str]:
     """By cell: its levels in words but for those of the axes `without`, which its place in the picture says; of an axis that
     is off, nothing."""
     seeds = len({cell.seed for cell in data.cells}) > 1
     axes = [axis for axis in (*AXES, *data.extra_axes()) if axis not in set(without) and len(data.levels(axis)) > 1]
     found = {}
     for cell in data.cells:
-        levels = [(axis, level_of(cell, axis)) for axis in axes]
-        words = [drawing.shown(one, axis) for axis, one in levels if one not in ("off", "-")]
+        levels = [(axis, cell_level(cell, axis)) for axis in axes]
+        words = [drawing.shown_values(one, axis) for axis, one in levels if one not in ("off", "-")]
         found[cell.cell_id] = ", ".join([*words, *([f"seed {cell.seed}"] if seeds else [])])
     return found
 
@@ -128,6 +131,6 @@ def training_lengths(store: Store, data: SweepData) -> dict[str, int]:
     return {cell: int(length) for cell, length in lengths.items() if length}
 
 
-def origins_in(frame: pd.DataFrame) -> list[tuple[str, int | None]]:
+def frame_origins(frame: pd.DataFrame) -> list[tuple[str, int | None]]:
     """The (cell, attempt) pairs of a frame, each once."""
     return [(str(c), int(a)) for c, a in frame[["cell", "attempt"]].drop_duplicates().itertuples(index=False)]

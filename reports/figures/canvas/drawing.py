@@ -14,19 +14,19 @@ import weakref
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from typing import TYPE_CHECKING, Any
 
-from ...number_format import length_name
-from .figure_options import STYLES, FigureOptions
+from ...number_format import format_length
+from .figure_options import STYLE_PRESETS, FigureOptions
 
 if TYPE_CHECKING:
     from matplotlib.axes import Axes
     from matplotlib.figure import Figure
 
-INKS = ("#0072B2", "#E69F00", "#000000", "#D55E00", "#56B4E9", "#009E73", "#CC79A7")
+COLOURS = ("#0072B2", "#E69F00", "#000000", "#D55E00", "#56B4E9", "#009E73", "#CC79A7")
 """The colours of Okabe and Ito without yellow, which paper swallows; neighbours differ in lightness too."""
 DASHES: tuple[Any, ...] = ("-", (0, (5, 1.8)), (0, (1.4, 1.4)), (0, (6, 1.6, 1.4, 1.6)))
 MARKERS = ("o", "s", "^", "D", "v", "P", "X")
 HATCHES = ("", "////", "....", "xxxx", "\\\\\\\\", "++++")
-MAP = "cividis"
+COLOUR_MAP = "cividis"
 """Colours of heat maps: lightness rises all the way, and the colour-blind see the same order."""
 MISSING = "#e8e2da"  # of a map, where there is no number
 FAINT, GREY = "#b8b8b8", "#707070"
@@ -43,7 +43,7 @@ BACKING = {"facecolor": "white", "edgecolor": "none", "alpha": 0.75, "pad": 0.4}
 GOOD, BAD, NEUTRAL = "#0072B2", "#D55E00", "#f4f4f4"
 """The two ends of every diverging map, whichever sign is the better one, and what lies between them."""
 
-LEVELS = {
+LEVEL_LABELS = {
     ("attn_type", "polar"): "PoLAR",
     ("attn_type", "nope"): "NoPE",
     ("attn_type", "rope"): "RoPE",
@@ -67,7 +67,7 @@ LEVELS = {
     ("window", "off"): "no window",
 }
 """By axis and level: how a figure names it. What stands here not, a stranger's level, is shown as it is."""
-AXIS_WORDS = {
+AXIS_LABELS = {
     "attn_type": "mixer",
     "reg_mode": "regularizer",
     "distractor": "distractor loss",
@@ -116,7 +116,7 @@ def settings(look: FigureOptions | None = None) -> Iterator[None]:
             _looks.pop()
 
 
-def current() -> FigureOptions:
+def current_options() -> FigureOptions:
     """The look of the `settings` around; the usual one outside of any."""
     return _looks[-1]
 
@@ -146,35 +146,35 @@ def size(name: str) -> float:
     from matplotlib.font_manager import FontProperties
 
     if name in ("note", "small"):
-        return current().of.note if name == "note" else max(5.0, 0.86 * size("xtick.labelsize"))
+        return current_options().of.note if name == "note" else max(5.0, 0.86 * size("xtick.labelsize"))
     parameters: Any = matplotlib.rcParams
     return float(FontProperties(size=parameters[name]).get_size_in_points())
 
 
-def stroke(points: float) -> float:
+def line_width(points: float) -> float:
     """The width of a line that has so many points in the style `paper`."""
     import matplotlib
 
-    return points * float(matplotlib.rcParams["lines.linewidth"]) / STYLES["paper"].stroke
+    return points * float(matplotlib.rcParams["lines.linewidth"]) / STYLE_PRESETS["paper"].stroke
 
 
-def shown(level: str, axis: str = "attn_type") -> str:
+def shown_values(level: str, axis: str = "attn_type") -> str:
     """How a level is named in a figure: PoLAR, with memory; one that the package does not know as it is, after its axis where
     it would say nothing alone."""
-    known = LEVELS.get((axis, level))
+    known = LEVEL_LABELS.get((axis, level))
     if known is not None:
         return known
-    return level if axis in ("attn_type", "reg_mode") else f"{AXIS_WORDS.get(axis, axis)} {level}"
+    return level if axis in ("attn_type", "reg_mode") else f"{AXIS_LABELS.get(axis, axis)} {level}"
 
 
-def memory_name(level: str) -> str:
+def memory_label(level: str) -> str:
     """How a memory is named beside others, where "with memory" would not say which."""
-    return "gated delta" if level == "on" else shown(level, "memory")
+    return "gated delta" if level == "on" else shown_values(level, "memory")
 
 
-def axis_name(axis: str) -> str:
+def axis_label(axis: str) -> str:
     """How an axis is named in a figure."""
-    return AXIS_WORDS.get(axis, axis)
+    return AXIS_LABELS.get(axis, axis)
 
 
 def diverging() -> Any:
@@ -188,33 +188,35 @@ def page(height: float, width: float = WIDTH) -> Figure:
     from matplotlib.backends.backend_agg import FigureCanvasAgg
     from matplotlib.figure import Figure
 
-    figure = Figure(figsize=(current().inches(width, WIDTH), height * current().scale), layout="constrained")
+    figure = Figure(
+        figsize=(current_options().inches(width, WIDTH), height * current_options().scale), layout="constrained"
+    )
     FigureCanvasAgg(figure)
     return figure
 
 
 def look(first: int, second: int = 0) -> dict[str, Any]:
     """How a line is drawn: `first` chooses colour and marker, `second` dashes and whether markers are filled."""
-    ink = INKS[first % len(INKS)]
+    ink = COLOURS[first % len(COLOURS)]
     return {
         "color": ink,
-        "linestyle": DASHES[(second + first // len(INKS)) % len(DASHES)],
-        "marker": MARKERS[(first + first // len(INKS)) % len(MARKERS)],
+        "linestyle": DASHES[(second + first // len(COLOURS)) % len(DASHES)],
+        "marker": MARKERS[(first + first // len(COLOURS)) % len(MARKERS)],
         "markerfacecolor": "white" if second % 2 else ink,
         "markeredgecolor": ink,
     }
 
 
-TWINS = (("#0072B2", "#56B4E9"), ("#D55E00", "#E69F00"), ("#000000", "#8c8c8c"), ("#009E73", "#6fcfb0"))
+COLOUR_PAIRS = (("#0072B2", "#56B4E9"), ("#D55E00", "#E69F00"), ("#000000", "#8c8c8c"), ("#009E73", "#6fcfb0"))
 """Colours of lines that two axes tell apart: one of the pair by the second axis, the pair by the first."""
 
 
-def line_look(first: int, second: int, seconds: int, firsts: int = 1) -> dict[str, Any]:
+def line_style(first: int, second: int, seconds: int, firsts: int = 1) -> dict[str, Any]:
     """How a line of two axes is drawn, of which they have so many levels: its colour, its mark and its dashes are its own
     as long as there are enough of them."""
     place = first * seconds + second
-    fits = seconds <= 2 and first < len(TWINS) and firsts <= len(TWINS)
-    ink = TWINS[first][second] if fits else INKS[place % len(INKS)]
+    fits = seconds <= 2 and first < len(COLOUR_PAIRS) and firsts <= len(COLOUR_PAIRS)
+    ink = COLOUR_PAIRS[first][second] if fits else COLOURS[place % len(COLOURS)]
     return {
         "color": ink,
         "linestyle": DASHES[place % len(DASHES)],
@@ -240,7 +242,7 @@ def panels(figure: Figure, titles: Sequence[str], *, columns: int = 3, **sharing
     for place, (axes, title) in enumerate(zip(flat, titles, strict=False)):
         axes.set_title("\n".join(textwrap.wrap(title, room)))
         if len(titles) > 1:
-            letter(axes, place)
+            add_panel_letter(axes, place)
     for place in range(len(titles), len(flat)):
         flat[place].set_axis_off()
         # the panel above has none below it that would carry its labels
@@ -248,7 +250,7 @@ def panels(figure: Figure, titles: Sequence[str], *, columns: int = 3, **sharing
     return flat[: len(titles)]
 
 
-def stacked(figure: Figure, count: int, *, narrow: int = 1, wide: int = 2, **sharing: Any) -> list[Axes]:
+def panel_column(figure: Figure, count: int, *, narrow: int = 1, wide: int = 2, **sharing: Any) -> list[Axes]:
     """Axes of so many panels, each with its letter: `wide` of them side by side, on a narrow page `narrow`; the figure grows by
     the rows that this makes."""
     width, height = figure.get_size_inches()
@@ -260,13 +262,13 @@ def stacked(figure: Figure, count: int, *, narrow: int = 1, wide: int = 2, **sha
         if place >= count:
             axes.set_axis_off()
         elif count > 1:
-            letter(axes, place)
+            add_panel_letter(axes, place)
     return grid[:count]
 
 
-def letter(axes: Axes, place: int) -> None:
+def add_panel_letter(axes: Axes, place: int) -> None:
     """Writes the letter of the panel at this place left above it: (a), or a bold a."""
-    form = current().of.letters
+    form = current_options().of.letters
     if form and place < len(LETTERS):
         look: dict[str, Any] = {"ha": "right", "fontsize": size("axes.titlesize") + (form == "{}"), "weight": "bold"}
         note(axes, form.format(LETTERS[place]), (0, 1), (-2, 4), xycoords="axes fraction", **look)
@@ -280,7 +282,9 @@ def note(axes: Axes, text: str, at: Any, shift: Any = (0, 0), **more: Any) -> An
 
 def points(axes: Axes, x: Any, y: Any, marker: str = "o", **more: Any) -> Any:
     """Draw marks without a line; `markersize` and `markeredgewidth` are points in the style `paper`."""
-    widths: dict[str, Any] = {name: stroke(more[name]) for name in ("markersize", "markeredgewidth") if name in more}
+    widths: dict[str, Any] = {
+        name: line_width(more[name]) for name in ("markersize", "markeredgewidth") if name in more
+    }
     return axes.plot(x, y, linestyle="none", marker=marker, **(more | widths))[0]
 
 
@@ -327,7 +331,7 @@ def linear(low: float, high: float, **more: Any) -> Any:
     return Normalize(low, high, **more)
 
 
-def heat(axes: Axes, table: Any, norm: Any, *, colours: Any = MAP, bad: str = MISSING, **more: Any) -> Any:
+def heat(axes: Axes, table: Any, norm: Any, *, colours: Any = COLOUR_MAP, bad: str = MISSING, **more: Any) -> Any:
     """Draw the table, row 0 on top; NaN has the colour `bad`. The axes keep neither grid nor ticks."""
     import matplotlib
 
@@ -350,7 +354,7 @@ def colour_bar(figure: Figure, group: Sequence[Axes], mappable: Any, label: str,
 
 def columns_of(figure: Figure, count: int, most: int = 3) -> int:
     """How many of so many panels stand side by side in a figure, each as wide as it needs at least."""
-    fitting = int(figure.get_size_inches()[0] / (LEAST * current().scale))
+    fitting = int(figure.get_size_inches()[0] / (LEAST * current_options().scale))
     return max(1, min(most, max(1, count), fitting))
 
 
@@ -359,7 +363,7 @@ def rows_of(count: int, columns: int = 3) -> int:
     return math.ceil(count / min(columns, max(1, count)))
 
 
-def thinned(values: Sequence[int], most: int = MOST_TICKS) -> list[int]:
+def thin_evenly(values: Sequence[int], most: int = MOST_TICKS) -> list[int]:
     """At most so many of the sorted values, evenly taken, the last among them."""
     step = math.ceil(len(values) / most)
     return sorted(values)[::-1][::step][::-1] if values else []
@@ -371,13 +375,13 @@ def length_axis(axes: Axes, lengths: Sequence[int], trained: int | None = None, 
     every = sorted(set(lengths))
 
     def name(length: int) -> str:
-        return length_name(length) if trained is None else f"{_times(length / trained)}\n{length_name(length)}"
+        return format_length(length) if trained is None else f"{_times(length / trained)}\n{format_length(length)}"
 
     axes.set_xscale("log", base=2)
     if every:
         wide = 1.0 if len(every) == 1 else room
         axes.set_xlim(every[0] / 2**wide, every[-1] * 2**wide)
-    shown = thinned(every, min(MOST_TICKS, _fitting(axes, [name(length) for length in every])))
+    shown = thin_evenly(every, min(MOST_TICKS, _fitting(axes, [name(length) for length in every])))
     put_ticks(axes.xaxis, {length: name(length) for length in shown})
     axes.set_xticks(every if len(shown) < len(every) else [], minor=True)
     axes.xaxis.set_minor_formatter("")
@@ -420,7 +424,7 @@ def finished(
     """The figure with its legend below, for which it grows; where the look has titles, with the title above and the notes
     below."""
     width, height = figure.get_size_inches()
-    titled = current().title
+    titled = current_options().title
     head = textwrap.wrap(title, _signs(width, size("figure.titlesize"), 0.66)) if titled else []
     foot = textwrap.wrap(" ".join(notes), _signs(width, size("note"), 0.61)) if titled else []
     strip = (len(foot) * size("note") * 1.3 + 5) / 72 if foot else 0.0
@@ -502,7 +506,7 @@ def after_layout(figure: Figure, act: Callable[[], None]) -> None:
     _later.setdefault(figure, []).append(act)
 
 
-def settle(figure: Figure) -> None:
+def finalize_layout(figure: Figure) -> None:
     """Lays the figure out for good, and puts the words beside all axes at the middle of the axes, not of the page."""
     figure.draw_without_rendering()
     figure.set_layout_engine("none")

@@ -14,7 +14,7 @@ from functools import cache
 from pathlib import Path
 from typing import Any
 
-from ....results.console.text import choice, did_you_mean
+from ....results.console.text import choices_hint, did_you_mean
 from ....results.store.records import AXES
 from ...sweep_data import ReportError, SweepData
 
@@ -22,15 +22,15 @@ MM = 25.4  # millimetres of an inch
 UNITS = {"mm": 1.0, "cm": 10.0, "in": MM, "pt": MM / 72}
 NARROWEST, WIDEST = 40.0, 600.0  # millimetres: below, no words fit; above, no page is
 LENGTH = re.compile(r"(\d+(?:\.\d*)?|\.\d+)\s*(mm|cm|in|pt)")
-OWN = (".mplstyle",)
-OWN_PARTS = ("axes", "font", "grid", "hatch", "legend", "lines", "mathtext", "patch", "text", "xtick", "ytick")
-OWN_NOT = ("axes.prop_cycle", "text.usetex", "text.latex.preamble", "axes.formatter.use_mathtext")
+STYLE_FILE_SUFFIXES = (".mplstyle",)
+ALLOWED_GROUPS = ("axes", "font", "grid", "hatch", "legend", "lines", "mathtext", "patch", "text", "xtick", "ytick")
+FORBIDDEN_SETTINGS = ("axes.prop_cycle", "text.usetex", "text.latex.preamble", "axes.formatter.use_mathtext")
 """Settings that a style file may not set: colours are ours to tell apart, and LaTeX would run what a file says."""
 MOST_HINTS = 5
 
 
 @dataclass(frozen=True, kw_only=True)
-class Style:
+class StylePreset:
     """A venue: its letters (the first font of `fonts` that the machine has), sizes in points, lines, and width."""
 
     fonts: tuple[str, ...]
@@ -53,18 +53,18 @@ class Style:
 
 
 SANS = ("Arial", "Helvetica", "Liberation Sans", "Nimbus Sans", "TeX Gyre Heros", "DejaVu Sans")
-STYLES: dict[str, Style] = {
+STYLE_PRESETS: dict[str, StylePreset] = {
     # DejaVu Sans and STIX come with matplotlib, so every machine draws the same
-    "paper": Style(fonts=("DejaVu Sans",), beside="Verdana, sans-serif", text=8.0, title=8.5, ticks=7.0, note=6.8),
-    "nature": Style(
+    "paper": StylePreset(fonts=("DejaVu Sans",), beside="Verdana, sans-serif", text=8.0, title=8.5, ticks=7.0, note=6.8),
+    "nature": StylePreset(
         fonts=SANS, beside="sans-serif", text=6.5, title=7.0, ticks=6.0, note=5.5, stroke=1.0, marker=3.0,
         width_mm=89.0, letters="{}", titled=False, more={"axes.linewidth": 0.5, "grid.linewidth": 0.4},
     ),
-    "neurips": Style(
+    "neurips": StylePreset(
         fonts=("STIXGeneral",), beside="'Times New Roman', Times, serif", text=9.0, title=9.5, ticks=8.0, note=7.5,
         stroke=1.3, width_mm=5.5 * MM, titled=False, more={"mathtext.fontset": "stix"},
     ),
-    "screen": Style(
+    "screen": StylePreset(
         fonts=("DejaVu Sans",), beside="Verdana, sans-serif", text=14.0, title=15.0, ticks=12.0, note=10.5,
         stroke=2.6, marker=7.0, width_mm=10 * MM, letters="", more={"axes.linewidth": 1.2, "grid.linewidth": 1.0},
     ),
@@ -89,19 +89,19 @@ class FigureOptions:
     """The font to draw with; None: the first of the style's that this machine has."""
 
     @property
-    def of(self) -> Style:
+    def of(self) -> StylePreset:
         """The style of that name."""
-        return STYLES[self.style]
+        return STYLE_PRESETS[self.style]
 
     @property
     def scale(self) -> float:
         """Size of the letters beside those of the style `paper`; heights grow with it."""
-        return self.of.text / STYLES["paper"].text
+        return self.of.text / STYLE_PRESETS["paper"].text
 
-    def inches(self, wanted: float, page: float) -> float:
-        """Width of a figure that would like to be `wanted` inches wide, on a page of so many."""
+    def inches(self, options_from_cli: float, page: float) -> float:
+        """Width of a figure that would like to be `options_from_cli` inches wide, on a page of so many."""
         fixed = self.width_mm or self.of.width_mm
-        return fixed / MM if fixed else min(wanted, page)
+        return fixed / MM if fixed else min(options_from_cli, page)
 
     def family(self) -> str:
         """The font that the letters come from. Raises ReportError where one is asked for that this machine lacks."""
@@ -112,13 +112,13 @@ class FigureOptions:
         return self.font
 
     def as_json(self) -> dict[str, Any]:
-        """What a trace says of it; `look_of` reads it back."""
+        """What a trace says of it; `options_from_trace` reads it back."""
         told = {"style": self.style, "title": self.title, "font": self.family()}
         more = {"width_mm": self.width_mm, "highlight": list(self.highlight), "own": dict(self.own)}
         return told | {name: value for name, value in more.items() if value}
 
 
-def look_of(told: Any) -> FigureOptions:
+def options_from_trace(told: Any) -> FigureOptions:
     """The look that a trace tells; the usual one where it tells none. Raises ReportError for what no look is."""
     if told is None:
         return FigureOptions()
@@ -126,7 +126,7 @@ def look_of(told: Any) -> FigureOptions:
         own = {name: checked(name, value) for name, value in told.get("own", {}).items()}
         given = {name: told[name] for name in ("style", "title", "font", "width_mm") if name in told}
         found = FigureOptions(**given, highlight=tuple(map(str, told.get("highlight", ()))), own=own)
-        good = found.style in STYLES and isinstance(found.title, bool) and isinstance(found.font, str | None)
+        good = found.style in STYLE_PRESETS and isinstance(found.title, bool) and isinstance(found.font, str | None)
         good = good and (found.width_mm is None or NARROWEST <= float(found.width_mm) <= WIDEST)
     except (AttributeError, TypeError, ValueError) as error:
         raise ReportError(f"its look cannot be read ({error}); draw the figure again") from error
@@ -152,11 +152,13 @@ def first_font(fonts: tuple[str, ...]) -> str:
 def wanted(style: str | None = None, width: str | None = None, title: bool | None = None) -> FigureOptions:
     """The look of these words of the command line: a style or a file of one, and a width such as 89mm. Raises ReportError."""
     name, own = style or "paper", {}
-    if Path(name).suffix in OWN:
+    if Path(name).suffix in STYLE_FILE_SUFFIXES:
         name, own = "paper", own_style(Path(name))
-    elif name not in STYLES:
-        raise ReportError(f"there is no style {name!r}; {choice(name, STYLES)}; or a file that ends in {OWN[0]}")
-    titled = STYLES[name].titled if title is None else title
+    elif name not in STYLE_PRESETS:
+        raise ReportError(
+            f"there is no style {name!r}; {choices_hint(name, STYLE_PRESETS)}; or a file that ends in {STYLE_FILE_SUFFIXES[0]}"
+        )
+    titled = STYLE_PRESETS[name].titled if title is None else title
     return FigureOptions(style=name, width_mm=None if width is None else millimetres(width), title=titled, own=own)
 
 
@@ -198,8 +200,16 @@ def checked(name: str, value: Any) -> Any:
     """The value as matplotlib takes it, as plain data. Raises ValueError for what a figure of ours does not take."""
     import matplotlib
 
-    if name.partition(".")[0] not in OWN_PARTS or name in OWN_NOT or name not in matplotlib.rcParamsDefault:
-        known = [one for one in matplotlib.rcParamsDefault if one.partition(".")[0] in OWN_PARTS and one not in OWN_NOT]
+    if (
+        name.partition(".")[0] not in ALLOWED_GROUPS
+        or name in FORBIDDEN_SETTINGS
+        or name not in matplotlib.rcParamsDefault
+    ):
+        known = [
+            one
+            for one in matplotlib.rcParamsDefault
+            if one.partition(".")[0] in ALLOWED_GROUPS and one not in FORBIDDEN_SETTINGS
+        ]
         raise ValueError(f"{name} is no setting of a style here{did_you_mean(name, known)}")
     parameters: Any = matplotlib.RcParams()
     try:
@@ -212,7 +222,7 @@ def checked(name: str, value: Any) -> Any:
     return taken
 
 
-def highlighted(look: FigureOptions, data: SweepData, words: Sequence[str]) -> FigureOptions:
+def with_highlight(look: FigureOptions, data: SweepData, words: Sequence[str]) -> FigureOptions:
     """The look with these cells standing out: each word a slug, the beginning of an id, or levels such as polar,memory=on.
 
     Raises ReportError for a word that no cell of the sweep fits.

@@ -9,10 +9,10 @@ import pandas as pd
 from scipy.special import stdtrit
 
 from ....results import metrics
-from ...number_format import length_name
+from ...number_format import format_length
 from ...sweep_data import SweepData
 from . import drawing
-from .base import GROUP, Axes, groups_of, line_axes
+from .base import GROUP, Axes, axes_of_lines, line_groups
 
 
 def configuration_of(data: SweepData) -> dict[str, str]:
@@ -35,7 +35,7 @@ def t_half_width(n: pd.Series, sd: pd.Series) -> pd.Series:
     return stdtrit((n - 1).clip(lower=1), 0.975) * sd / n**0.5
 
 
-def over_lengths(data: SweepData, trained: dict[str, int], probe: str, metric: str) -> pd.DataFrame:
+def length_frame(data: SweepData, trained: dict[str, int], probe: str, metric: str) -> pd.DataFrame:
     """One row a cell and context length that has the number.
 
     Columns: cell, attempt, configuration (the levels of every axis, which seeds share), panel, first, second, line, probe,
@@ -43,7 +43,7 @@ def over_lengths(data: SweepData, trained: dict[str, int], probe: str, metric: s
     the two, value, n (answers or tokens), low, high (of an accuracy: the 95% interval of its trials).
     """
     lengths = data.lengths(probe, metric, unasked=True)
-    groups = groups_of(data)
+    groups = line_groups(data)
     configurations = configuration_of(data)
     rows = []
     for cell in data.cells:
@@ -70,8 +70,8 @@ BARS = {
 LINE = [*GROUP, "probe", "metric"]
 
 
-def lines_of(frame: pd.DataFrame) -> pd.DataFrame:
-    """One row a line and length of `over_lengths`: value (mean over configurations, the seeds of each averaged first), cells,
+def line_means(frame: pd.DataFrame) -> pd.DataFrame:
+    """One row a line and length of `length_frame`: value (mean over configurations, the seeds of each averaged first), cells,
     configurations, of (cells that the line has at any length), low and high, a 95% interval, and interval, a key of BARS or
     nothing.
 
@@ -108,25 +108,25 @@ def lines_of(frame: pd.DataFrame) -> pd.DataFrame:
     return found.merge(whole, on=LINE, how="left")[columns]
 
 
-def bars(means: pd.DataFrame, mark: str = "Bars", trials: str = BARS["trials"]) -> str:
-    """Return the sentence of a note on the bars or bands of these lines of `lines_of`; nothing where there are none. `trials`: those
+def bar_note(means: pd.DataFrame, mark: str = "Bars", trials: str = BARS["trials"]) -> str:
+    """Return the sentence of a note on the bars or bands of these lines of `line_means`; nothing where there are none. `trials`: those
     of a line of one cell."""
     told = [words for kind, words in (BARS | {"trials": trials}).items() if (means["interval"] == kind).any()]
     return f"{mark}: {'; '.join(told)}. " if told else ""
 
 
-def uneven(means: pd.DataFrame) -> list[str]:
-    """The note on means of `lines_of` over fewer cells than their line has elsewhere; none where all have as many."""
+def fewer_cells_note(means: pd.DataFrame) -> list[str]:
+    """The note on means of `line_means` over fewer cells than their line has elsewhere; none where all have as many."""
     fewer = means[means["cells"] < means["of"]]
     if fewer.empty:
         return []
-    told = list(dict.fromkeys(f"{length_name(int(length))}" for length in sorted(fewer["length"])))
+    told = list(dict.fromkeys(f"{format_length(int(length))}" for length in sorted(fewer["length"])))
     return [f"n=k (at {', '.join(told)}): a mean over k cells, fewer than the line has at other lengths."]
 
 
-def averaged_over(data: SweepData, axes: Sequence[str] | None = None) -> str:
-    """What differs between the cells of one line, in words; `axes` are those that tell lines apart, if not as in `groups_of`."""
-    told = ("attn_type", *line_axes(data)) if axes is None else axes
+def averaging_note(data: SweepData, axes: Sequence[str] | None = None) -> str:
+    """What differs between the cells of one line, in words; `axes` are those that tell lines apart, if not as in `line_groups`."""
+    told = ("attn_type", *axes_of_lines(data)) if axes is None else axes
     every = ("attn_type",) if axes is not None else ()
     every = (*every, "distractor", "reg_mode", "memory", "window")
     others = [axis for axis in every if len(data.levels(axis)) > 1]

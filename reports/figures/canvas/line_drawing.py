@@ -8,7 +8,7 @@ from typing import Any
 import numpy as np
 import pandas as pd
 
-from ...number_format import length_name
+from ...number_format import format_length
 from . import drawing
 from .base import Axes, FigureData, FigureOptions
 from .length_frames import count_fewer
@@ -40,7 +40,7 @@ def looks(frame: pd.DataFrame, axes: Sequence[str]) -> dict[str, dict[str, Any]]
         levels = zip((firsts[first], seconds[second]), (firsts, seconds), axes, strict=False)
         words = ", ".join(_shown(level, axis, among) for level, among, axis in levels)
         aside = (rank - (len(places) - 1) / 2) * step
-        found[name] = drawing.line_look(first, second, len(seconds), len(firsts)) | {
+        found[name] = drawing.line_style(first, second, len(seconds), len(firsts)) | {
             "label": words or "all cells",
             "aside": aside,
         }
@@ -50,10 +50,10 @@ def looks(frame: pd.DataFrame, axes: Sequence[str]) -> dict[str, dict[str, Any]]
 def _shown(level: str, axis: str, among: Sequence[str]) -> str:
     """The level in words, a memory among others by its name."""
     several = axis == "memory" and not set(among) <= {"on", "off"}
-    return drawing.memory_name(level) if several else drawing.shown(level, axis)
+    return drawing.memory_label(level) if several else drawing.shown_values(level, axis)
 
 
-def draw_lines(
+def draw_lines_with_means(
     axes: Axes,
     cells: pd.DataFrame,
     means: pd.DataFrame,
@@ -92,7 +92,7 @@ def draw_lines(
             below, above = line["value"] - line["low"], line["high"] - line["value"]
             axes.errorbar(
                 aside, scale * line["value"], yerr=[scale * below.clip(0), scale * above.clip(0)], fmt="none",
-                ecolor=how["color"], elinewidth=drawing.stroke(0.9), capsize=drawing.stroke(1.6), capthick=drawing.stroke(0.9),
+                ecolor=how["color"], elinewidth=drawing.line_width(0.9), capsize=drawing.line_width(1.6), capthick=drawing.line_width(0.9),
                 zorder=2,
             )  # fmt: skip
     _draw_named(axes, cells[cells["cell"].isin(list(named))], found, scale, named)
@@ -107,7 +107,7 @@ def _draw_cells(axes: Axes, cells: pd.DataFrame, how: Mapping[str, Any], scale: 
         one.sort_values("length")[["length", "value"]].to_numpy(dtype=float) * (1, scale)
         for _, one in cells.groupby("cell", sort=False)
     ]
-    thin = {"linewidths": drawing.stroke(0.5), "alpha": 0.22 if faint else 0.3, "zorder": 1}
+    thin = {"linewidths": drawing.line_width(0.5), "alpha": 0.22 if faint else 0.3, "zorder": 1}
     axes.add_collection(LineCollection(each, colors=how["color"], **thin))
 
 
@@ -119,13 +119,13 @@ def _draw_named(
     for cell, points in cells.groupby("cell", sort=False):
         one = points.sort_values("length")
         ink = found[str(one["line"].iloc[0])]["color"]
-        axes.plot(one["length"], scale * one["value"], color="#000000", linewidth=drawing.stroke(1.5), zorder=3.4)
-        axes.plot(one["length"], scale * one["value"], color=ink, linewidth=drawing.stroke(0.9), zorder=3.5)
+        axes.plot(one["length"], scale * one["value"], color="#000000", linewidth=drawing.line_width(1.5), zorder=3.4)
+        axes.plot(one["length"], scale * one["value"], color=ink, linewidth=drawing.line_width(0.9), zorder=3.5)
         end = one.iloc[-1]
         axes.plot(end["length"], scale * end["value"], marker=".", color="#000000", zorder=3.6)
         words.append((float(end["length"]), scale * float(end["value"]), named[str(cell)]))
     if words:
-        end_words(axes, words)
+        label_line_ends(axes, words)
 
 
 def legend(handles: Mapping[str, Any], found: Mapping[str, Mapping[str, Any]]) -> dict[str, Any]:
@@ -138,7 +138,7 @@ def named_cells(made: FigureData, look: FigureOptions) -> dict[str, str]:
     return {cell: made.about["names"].get(cell, "") or "this cell" for cell in look.highlight}
 
 
-def end_words(axes: Axes, words: Sequence[tuple[float, float, str]]) -> None:
+def label_line_ends(axes: Axes, words: Sequence[tuple[float, float, str]]) -> None:
     """Has each text written near the end (x, y) of its line, once the layout is done."""
     drawing.after_layout(axes.figure, lambda: _end_words(axes, words))  # type: ignore[arg-type]
 
@@ -157,23 +157,23 @@ def _end_words(axes: Axes, words: Iterable[tuple[float, float, str]]) -> None:
         note.set_position((2, min(costs, key=costs.__getitem__)))
 
 
-def mark_trained(axes: Axes, trained: int | None, *, word: bool) -> None:
+def mark_training_length(axes: Axes, trained: int | None, *, word: bool) -> None:
     """A line at the training length, and the words for it beside its top."""
     if trained is None:
         return
-    axes.axvline(trained, color=drawing.GREY, linewidth=drawing.stroke(0.8), linestyle=(0, (1, 1)), zorder=0.9)
+    axes.axvline(trained, color=drawing.GREY, linewidth=drawing.line_width(0.8), linestyle=(0, (1, 1)), zorder=0.9)
     if word:
         look: dict[str, Any] = {"xycoords": ("data", "axes fraction"), "va": "top", "color": drawing.GREY, "zorder": 5}
-        drawing.note(axes, f"trained at {length_name(trained)}", (trained, 1), (2, -1), **look)
+        drawing.note(axes, f"trained at {format_length(trained)}", (trained, 1), (2, -1), **look)
 
 
-def mark_level(group: Sequence[Axes], level: float, text: str) -> None:
+def mark_baseline(group: Sequence[Axes], level: float, text: str) -> None:
     """A dotted horizontal line in each of these axes, with the text where it hides the fewest points of any.
 
     Without the text where it would hide a mean everywhere, or other words: what the line is must stand below the figure, too.
     """
     for axes in group:
-        axes.axhline(level, color="#000000", linestyle=(0, (1, 1.2)), linewidth=drawing.stroke(0.9), zorder=2.5)
+        axes.axhline(level, color="#000000", linestyle=(0, (1, 1.2)), linewidth=drawing.line_width(0.9), zorder=2.5)
     drawing.after_layout(group[0].figure, lambda: _level_words(group, level, text))  # type: ignore[arg-type]
 
 
@@ -228,7 +228,7 @@ def robust_range(values: Sequence[float], means: Sequence[float]) -> tuple[float
     return float(low - room), float(high + room + more)
 
 
-def mark_beyond(axes: Axes, cells: pd.DataFrame, decimals: int) -> None:
+def mark_out_of_range(axes: Axes, cells: pd.DataFrame, decimals: int) -> None:
     """An arrow at the upper edge for cells whose line leaves the axes there, with the values that they reach."""
     high = axes.get_ylim()[1]
     tops = cells.groupby("cell", sort=False)["value"].max()

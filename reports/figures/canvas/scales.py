@@ -8,7 +8,7 @@ from dataclasses import dataclass
 from itertools import pairwise
 from typing import TYPE_CHECKING, Any
 
-from ...number_format import large
+from ...number_format import format_count
 from . import drawing
 
 if TYPE_CHECKING:
@@ -88,7 +88,7 @@ def words(tick: float) -> str:
     """A number beside an axis: 0.003, 16384, 20K."""
     size = abs(tick)
     short = size >= LARGE and float(f"{size:.3g}") == size
-    text = large(size) if short else f"{size:.0f}" if size >= 1 and size.is_integer() else f"{size:g}"
+    text = format_count(size) if short else f"{size:.0f}" if size >= 1 and size.is_integer() else f"{size:g}"
     return f"−{text}" if tick < 0 else text
 
 

@@ -9,7 +9,7 @@ import pandas as pd
 
 from ....results.store.store import Store
 from ...stats.effects.effects import contrasts, effects, reference_level
-from ...stats.effects.needle_baseline import needle_words
+from ...stats.effects.needle_baseline import needle_caption
 from ...sweep_data import ReportError, SweepData
 from ..canvas import drawing
 from ..canvas.base import Figure, FigureData, FigureOptions, collected
@@ -23,11 +23,11 @@ STRATUM_MARKERS = ("^", "v", "D", "s", "P", "X", "<", ">")
 def collect(store: Store, data: SweepData) -> FigureData:
     """The effect of every level of every axis on the main numbers, by matched pairs of configurations.
 
-    One row an effect: axis, level, reference, pairs, and what `forest.fields_of` says. `where` is empty over the whole sweep; rows
+    One row an effect: axis, level, reference, pairs, and what `forest.effect_fields` says. `where` is empty over the whole sweep; rows
     within a stratum stand behind it. Confirmatory rows are the contrasts that the grid declares. Axes of more than three levels
     have the rows against their reference alone.
     """
-    chosen = forest.shown_measures(data)
+    chosen = forest.default_columns(data)
     if not chosen:
         raise ReportError(
             f"no two cells of sweep {data.sweep} have a number to compare; finish it, or evaluate its cells"
@@ -41,7 +41,7 @@ def collect(store: Store, data: SweepData) -> FigureData:
         ):
             continue
         about: dict[str, Any] = {"axis": one.axis, "level": one.level, "reference": one.reference, "pairs": one.pairs}
-        rows.append(about | forest.fields_of(one))
+        rows.append(about | forest.effect_fields(one))
         origins += one.origins
     if not any(row["where"] == "" or row["confirmatory"] for row in rows):
         raise ReportError(
@@ -55,7 +55,7 @@ def collect(store: Store, data: SweepData) -> FigureData:
         "strata that differ, which small marks show one by one. Other numbers: --length, and --table effects.",
     ]
     if any(column.probe == "needle" for column in chosen):
-        notes.append(needle_words(data))
+        notes.append(needle_caption(data))
     if any(row["confirmatory"] for row in rows):
         notes.append("*: a contrast that the grid declares, corrected with the other declared ones.")
     notes += forest.lacking(rows, "pairs")
@@ -72,7 +72,7 @@ def draw(made: FigureData, look: FigureOptions) -> Figure:
     places = _places(whole)
     bottom = max(places.values()) + 0.7
     figure = drawing.page(forest.ROW * bottom + 1.0, 7.2 if len(titles) > 3 else 5.2)
-    grid = drawing.stacked(figure, len(titles), narrow=3, wide=4, sharey=True)
+    grid = drawing.panel_column(figure, len(titles), narrow=3, wide=4, sharey=True)
     parts = frame[(frame["where"] != "") & ~frame["confirmatory"]]
     markers = _markers(parts, whole)
     for axes, title in zip(grid, titles, strict=True):
@@ -124,7 +124,7 @@ def _labels(axes: Any, places: dict[Key, float], bottom: float) -> None:
     for declared, axis, level, reference, where in places:
         text = forest.against(axis, level, reference)
         inside = ", ".join(
-            drawing.shown(part.partition("=")[2], part.partition("=")[0]) for part in where.split(", ") if part
+            drawing.shown_values(part.partition("=")[2], part.partition("=")[0]) for part in where.split(", ") if part
         )
         words.append((f"{text} ({inside})" if inside else text) + (" *" if declared else ""))
     axes.set_yticks(list(places.values()), words)
@@ -135,10 +135,10 @@ def _strata_keys(markers: dict[str, str]) -> dict[str, Any]:
     look: dict[str, Any] = {
         "linestyle": "none",
         "color": drawing.GREY,
-        "markersize": drawing.stroke(3.0),
+        "markersize": drawing.line_width(3.0),
         "markerfacecolor": "white",
     }
     return {
-        drawing.shown(where.partition("=")[2], where.partition("=")[0]): drawing.key(marker=marker, **look)
+        drawing.shown_values(where.partition("=")[2], where.partition("=")[0]): drawing.key(marker=marker, **look)
         for where, marker in markers.items()
     }

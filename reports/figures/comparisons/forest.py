@@ -13,8 +13,8 @@ from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
-from ...number_format import CLEAN, NEEDLE, Column, length_name
-from ...result_columns import MEASURES, further_metrics
+from ...number_format import CLEAN, NEEDLE, Column, format_length
+from ...result_columns import METRIC_LABELS, extra_metrics
 from ...stats.effects.effects import Tested, measures
 from ...sweep_data import SweepData
 from ..canvas import drawing
@@ -30,12 +30,12 @@ ROW = 0.15  # inches of height that a row gets in the style `paper`
 BETTER, WORSE, OPEN = "better", "worse", "not sure"
 
 
-def shown_measures(data: SweepData) -> list[Column]:
+def default_columns(data: SweepData) -> list[Column]:
     """Validation loss, and the clean loss, the needle and numbers of further probes, at the longest length
     and at those that are asked for besides; where a sweep has none of these, the first of its numbers."""
     known = measures(data)
     found = [column for column in known if column.metric == "val_loss"]
-    own = ((probe, about.name) for probe, about in further_metrics(data))
+    own = ((probe, about.name) for probe, about in extra_metrics(data))
     for probe, metric in (CLEAN, NEEDLE, *own):
         some = [column for column in known if (column.probe, column.metric) == (probe, metric)]
         asked = [column for column in some if column.length not in data.also] or some
@@ -45,13 +45,13 @@ def shown_measures(data: SweepData) -> list[Column]:
 
 def measure_words(column: Column) -> str:
     """What a panel is about: needle, 64K."""
-    known = MEASURES.get(column.metric) or MEASURES.get(f"{column.probe}.{column.metric}")
+    known = METRIC_LABELS.get(column.metric) or METRIC_LABELS.get(f"{column.probe}.{column.metric}")
     if known is None:
         return column.heading
-    return f"{known}, {length_name(column.length)}" if column.length else known
+    return f"{known}, {format_length(column.length)}" if column.length else known
 
 
-def fields_of(one: Tested) -> dict[str, Any]:
+def effect_fields(one: Tested) -> dict[str, Any]:
     """What a row of the frame says of a difference: measure (heading), words, unit, better (1, -1 or 0), where, mean, low and
     high (95%, NaN where there is none), p (corrected), sure, i2, mixed, confirmatory; shares in points."""
     scale, unit = (100, "points") if one.measure.percent else (1, one.measure.unit)
@@ -71,12 +71,12 @@ def lacking(rows: Sequence[Mapping[str, Any]], what: str) -> list[str]:
 def against(axis: str, level: str, reference: str) -> str:
     """A difference of levels in words: NoPE − PoLAR, and for a switch its axis alone: memory."""
     if (level, reference) == ("on", "off"):
-        return drawing.axis_name(axis)
+        return drawing.axis_label(axis)
     if (axis, reference) == ("reg_mode", "baseline"):
         return f"{level} regularizer"
     if axis in ("attn_type", "reg_mode"):
-        return f"{drawing.shown(level, axis)} − {drawing.shown(reference, axis)}"
-    return f"{drawing.axis_name(axis)} {level} − {reference}"
+        return f"{drawing.shown_values(level, axis)} − {drawing.shown_values(reference, axis)}"
+    return f"{drawing.axis_label(axis)} {level} − {reference}"
 
 
 def ink_of(row: Any) -> str:
@@ -92,7 +92,7 @@ def draw_rows(axes: Axes, rows: pd.DataFrame, heights: Sequence[float]) -> None:
     for (_, row), y in zip(rows.iterrows(), heights, strict=True):
         ink, pale = ink_of(row), 0.45 if row["mixed"] else 1.0
         if not np.isnan(row["low"]):
-            axes.hlines(y, row["low"], row["high"], color=ink, linewidth=drawing.stroke(1.3), alpha=pale)
+            axes.hlines(y, row["low"], row["high"], color=ink, linewidth=drawing.line_width(1.3), alpha=pale)
         fill, alpha = (ink, pale) if row["sure"] else ("white", 1.0)
         drawing.points(axes, row["mean"], y, color=ink, markerfacecolor=fill, zorder=3, markersize=4.2, alpha=alpha)
 
@@ -124,7 +124,7 @@ def frame_axes(axes: Axes, rows: pd.DataFrame, side: str = BETTER) -> None:
     axes.set_xlim(*((high, low) if better < 0 else (low, high)))
     axes.set_xticks(ticks, [f"{tick:g}".replace("-", "−") for tick in ticks])
     drawing.after_layout(axes.figure, lambda: thin_labels(axes))  # type: ignore[arg-type]
-    axes.axvline(0, color="#000000", linewidth=drawing.stroke(0.7), zorder=1)
+    axes.axvline(0, color="#000000", linewidth=drawing.line_width(0.7), zorder=1)
     drawing.rows_alone(axes)
     axes.set_xlabel(str(rows["unit"].iloc[0]))
     if better:

@@ -7,13 +7,13 @@ from typing import Any
 import pandas as pd
 
 from ....results.store.store import Store
-from ...result_columns import qualities
+from ...result_columns import quality_columns
 from ...stats.effects.effects import factors, interactions
-from ...stats.effects.needle_baseline import needle_words
+from ...stats.effects.needle_baseline import needle_caption
 from ...sweep_data import ReportError, SweepData
 from ..canvas import drawing
 from ..canvas.base import Figure, FigureData, FigureOptions, collected
-from .forest import ROW, against, draw_rows, fields_of, frame_axes, head_panel, keys, lacking
+from .forest import ROW, against, draw_rows, effect_fields, frame_axes, head_panel, keys, lacking
 
 MOST_ROWS = 10
 SIDES = ("better together", "worse together")
@@ -24,19 +24,19 @@ def collect(store: Store, data: SweepData) -> FigureData:
     more a level does at a level of a second axis than at that axis's reference.
 
     One row an interaction, the largest of a measure first: axes, levels, references (two each, joined by " x "), fours, what
-    `forest.fields_of` says, and words_row, what it is called.
+    `forest.effect_fields` says, and words_row, what it is called.
     """
     if len(factors(data)) < 2:
         raise ReportError(f"fewer than two axes of sweep {data.sweep} vary; an interaction needs two")
     rows: list[dict[str, Any]] = []
     origins: list[tuple[str, int | None]] = []
-    for one in interactions(data, qualities(data)):
+    for one in interactions(data, quality_columns(data)):
         if len(one.axes) != 2 or one.where:
             continue
         pairs = list(zip(one.axes, one.levels, one.references, strict=True))
         about: dict[str, Any] = {"axes": " x ".join(one.axes), "levels": " x ".join(one.levels)}
         about |= {"references": " x ".join(one.references), "fours": one.fours, "words_row": _words(pairs)}
-        rows.append(about | fields_of(one))
+        rows.append(about | effect_fields(one))
         origins += one.origins
     if not rows:
         raise ReportError(
@@ -45,7 +45,7 @@ def collect(store: Store, data: SweepData) -> FigureData:
         )
     frame = pd.DataFrame(rows)
     frame = frame.assign(size=frame["mean"].abs()).sort_values("size", ascending=False, kind="stable")
-    order = {name: place for place, name in enumerate(column.heading for column in qualities(data))}
+    order = {name: place for place, name in enumerate(column.heading for column in quality_columns(data))}
     frame = frame.sort_values("measure", key=lambda names: names.map(order), kind="stable")
     frame = frame.drop(columns="size").reset_index(drop=True)
     most = int(frame["measure"].value_counts().max())
@@ -55,7 +55,7 @@ def collect(store: Store, data: SweepData) -> FigureData:
         "(p < 0.05). Better is right; the axis of a loss runs backwards. Pale: an average over strata that differ."
     ]
     if any(name.startswith("Ndl") for name in frame["measure"]):
-        notes.append(needle_words(data))
+        notes.append(needle_caption(data))
     notes += lacking(rows, "fours")
     if most > MOST_ROWS:
         notes.append(f"The {MOST_ROWS} largest of {most}; all, and those of three axes: --table interactions.")
@@ -73,7 +73,7 @@ def draw(made: FigureData, look: FigureOptions) -> Figure:
     parts = {str(name): rows.head(MOST_ROWS) for name, rows in frame.groupby("measure", sort=False)}
     tall = max(len(rows) for rows in parts.values())
     figure = drawing.page(ROW * tall + 0.9)
-    for axes, rows in zip(drawing.stacked(figure, len(parts)), parts.values(), strict=True):
+    for axes, rows in zip(drawing.panel_column(figure, len(parts)), parts.values(), strict=True):
         head_panel(axes, str(rows["words"].iloc[0]))
         heights = list(range(len(rows)))
         draw_rows(axes, rows, heights)

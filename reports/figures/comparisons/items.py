@@ -10,13 +10,13 @@ import pandas as pd
 
 from ....results.console.text import counted
 from ....results.store.store import Store
-from ...number_format import NEEDLE, length_name, rounded
+from ...number_format import NEEDLE, format_length, format_number
 from ...stats.effects.needle_baseline import ceiling
 from ...stats.items import answers, items_of
-from ...stats.noise.run_noise import STRATA
+from ...stats.noise.run_noise import STRATUM_AXES
 from ...sweep_data import ReportError, SweepData
 from ..canvas import drawing
-from ..canvas.base import Axes, Figure, FigureData, FigureOptions, collected, names_of, origins_in
+from ..canvas.base import Axes, Figure, FigureData, FigureOptions, cell_labels, collected, frame_origins
 from .strata import words_of
 
 PROBE, METRIC = NEEDLE
@@ -38,7 +38,7 @@ def collect(store: Store, data: SweepData) -> FigureData:
     """
     found = answers(store, data, PROBE, METRIC, _shown(store, data))
     frame = _placed(data, found)
-    told = [length_name(length) for length in dict.fromkeys(frame["length"])]
+    told = [format_length(length) for length in dict.fromkeys(frame["length"])]
     ceilings = {one for length in set(frame["length"]) if (one := ceiling(data, int(length))) is not None}
     notes = [
         f"Share of a trial's digits that a cell gets right at {', '.join(told)}; cells of a mixer with or without memory together, the "
@@ -48,9 +48,9 @@ def collect(store: Store, data: SweepData) -> FigureData:
     if having < len(data.cells):
         notes.append(f"{having} of {counted(len(data.cells), 'cell')} have trials.")
     if ceilings:
-        notes.append(f"Always the same digit gets {rounded(max(ceilings), 1, percent=True)}%.")
+        notes.append(f"Always the same digit gets {format_number(max(ceilings), 1, percent=True)}%.")
     return collected(
-        store, data, "items", "Who answers which trial of the needle", frame, origins_in(frame), notes=notes
+        store, data, "items", "Who answers which trial of the needle", frame, frame_origins(frame), notes=notes
     )
 
 
@@ -69,8 +69,8 @@ def _shown(store: Store, data: SweepData) -> list[int]:
 
 
 def _placed(data: SweepData, found: pd.DataFrame) -> pd.DataFrame:
-    levels = {cell.cell_id: tuple(cell.levels[axis] for axis in STRATA) for cell in data.cells}
-    names = names_of(data, without=STRATA)
+    levels = {cell.cell_id: tuple(cell.levels[axis] for axis in STRATUM_AXES) for cell in data.cells}
+    names = cell_labels(data, without=STRATUM_AXES)
     strata = [levels[cell] for cell in found["cell"]]
     frame = found.assign(
         attn_type=[one[0] for one in strata],
@@ -98,12 +98,12 @@ def draw(made: FigureData, look: FigureOptions) -> Figure:
     each = 0.15 if named else max(0.02, 0.11 * NAMED / len(cells))
     figure = drawing.page(min(TALLEST, each * (max(places) + 1) + 0.75), drawing.WIDTH if len(lengths) > 1 else 4.8)
     missing = False
-    grid = drawing.stacked(figure, len(lengths), sharey=True)
+    grid = drawing.panel_column(figure, len(lengths), sharey=True)
     for axes, length in zip(grid, lengths, strict=True):
         here = frame[frame["length"] == length]
         missing |= _map(axes, here, cells, places)
         _means(axes, here, cells, places, named=named)
-        axes.set_title(f"needle, {length_name(int(length))}")
+        axes.set_title(f"needle, {format_length(int(length))}")
     _names(grid[0], cells, places, named=named)
     inks = {"none": NONE, "half": drawing.colours("right", NONE, ALL)(0.5), "all digits right": ALL}
     inks |= {"no answer": MISSING} if missing else {}
@@ -132,7 +132,7 @@ def _map(axes: Axes, here: pd.DataFrame, cells: pd.DataFrame, places: list[float
     axes.set_xlim(-0.5, across - 0.5)
     axes.set_ylim(max(places) + 0.5, -0.5)
     for edge in np.arange(1, across) - 0.5:
-        axes.axvline(edge, color="#ffffff", linewidth=drawing.stroke(0.5), zorder=2)
+        axes.axvline(edge, color="#ffffff", linewidth=drawing.line_width(0.5), zorder=2)
     trials = here.drop_duplicates("column").sort_values("column")
     numbers = [str(one) for one in trials["trial"]] if across <= NUMBERED else []
     axes.set_xticks(trials["column"].to_list() if numbers else [], numbers)
@@ -147,7 +147,7 @@ def _means(axes: Axes, here: pd.DataFrame, cells: pd.DataFrame, places: list[flo
     groups = here.assign(y=here["cell"].map(height)).groupby("cell" if named else "stratum", sort=False)
     for _, row in groups.agg(y=("y", "mean"), value=("value", "mean")).iterrows():
         look: dict[str, Any] = {"xycoords": ("axes fraction", "data"), "va": "center", "annotation_clip": False}
-        drawing.note(axes, rounded(row["value"], 1, percent=True) + "%", (1, row["y"]), (4, 0), **look)
+        drawing.note(axes, format_number(row["value"], 1, percent=True) + "%", (1, row["y"]), (4, 0), **look)
 
 
 def _names(axes: Axes, cells: pd.DataFrame, places: list[float], *, named: bool) -> None:

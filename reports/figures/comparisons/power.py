@@ -8,7 +8,7 @@ import pandas as pd
 
 from ....results.store.store import Store
 from ...stats.noise.run_noise import detectable
-from ...stats.power_analysis import PowerAnalysis, plans
+from ...stats.power_analysis import PowerAnalysis, power_analyses
 from ...sweep_data import ReportError, SweepData
 from ..canvas import drawing
 from ..canvas.base import Axes, Figure, FigureData, FigureOptions, collected
@@ -30,7 +30,7 @@ def collect(store: Store, data: SweepData) -> FigureData:
     One row a number, stratum and count of pairs: measure (heading), words, unit, attn_type, memory, stratum (in words), place (of the
     stratum), kind (of the replicates), sd (of a run), df, pairs, detectable, design (the most pairs that the grid has there). Shares in points.
     """
-    found = plans(data, planned_measures(data))
+    found = power_analyses(data, planned_measures(data))
     moving = [plan for plan in found if plan.spread.used > 0]
     if not moving:
         why = (
@@ -83,7 +83,7 @@ def draw(made: FigureData, look: FigureOptions) -> Figure:
     titles = list(dict.fromkeys(frame["measure"]))
     figure = drawing.page(2.5, drawing.WIDTH if len(titles) > 1 else 4.6)
     found = looks(strata_of(frame))
-    grid = drawing.stacked(figure, len(titles))
+    grid = drawing.panel_column(figure, len(titles))
     named = {title: _named(frame[frame["measure"] == title]) for title in titles}
     for axes, title in zip(grid, titles, strict=True):
         _panel(axes, frame[frame["measure"] == title], found, set(named[title]["stratum"]))
@@ -113,7 +113,9 @@ def _panel(axes: Axes, here: pd.DataFrame, found: dict[Stratum, dict[str, Any]],
     unit = str(here["unit"].iloc[0])
     for _, line in here.groupby("stratum", sort=False):
         if line["stratum"].iloc[0] not in named:
-            axes.plot(line["pairs"], line["detectable"], color=drawing.FAINT, linewidth=drawing.stroke(0.6), zorder=2)
+            axes.plot(
+                line["pairs"], line["detectable"], color=drawing.FAINT, linewidth=drawing.line_width(0.6), zorder=2
+            )
             continue
         how = found[line["attn_type"].iloc[0], line["memory"].iloc[0]]
         axes.plot(line["pairs"], line["detectable"], color=how["color"], linestyle=how["linestyle"], zorder=3)

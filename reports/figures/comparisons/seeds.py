@@ -12,7 +12,7 @@ from ...number_format import Column
 from ...stats.noise.run_noise import Replicate, Spread, replicates
 from ...sweep_data import ReportError, SweepData
 from ..canvas import drawing
-from ..canvas.base import Axes, Figure, FigureData, FigureOptions, collected, names_of, origins_in
+from ..canvas.base import Axes, Figure, FigureData, FigureOptions, cell_labels, collected, frame_origins
 from .forest import measure_words, three_ticks
 from .strata import Stratum, in_order, looks, planned_measures, strata_of, words_of
 
@@ -36,7 +36,7 @@ def collect(store: Store, data: SweepData) -> FigureData:
     (runs of one number ought to agree), kind, cell, attempt, seed, name, value, difference (from the mean of the group), sd
     (between runs of the stratum), floor (that the trials of an accuracy alone make), df. Shares in points.
     """
-    names = names_of(data)
+    names = cell_labels(data)
     rows: list[dict[str, Any]] = []
     columns = planned_measures(data)
     found = [replicates(data, column) for column in columns]
@@ -57,7 +57,7 @@ def collect(store: Store, data: SweepData) -> FigureData:
         "over the runs of a mixer with or without memory, the number at the right; of an accuracy at least what its trials make.",
     ]
     title = "How far runs that ought to agree lie apart"
-    return collected(store, data, "seeds", title, frame, origins_in(frame), notes=notes)
+    return collected(store, data, "seeds", title, frame, frame_origins(frame), notes=notes)
 
 
 def _rows(
@@ -83,7 +83,7 @@ def draw(made: FigureData, look: FigureOptions) -> Figure:
     found = looks(order)
     lines = frame.groupby(["measure", "attn_type", "memory"])["group"].nunique().clip(upper=MOST_LINES).max()
     figure = drawing.page(min(TALLEST, len(order) * (0.09 + EACH * int(lines)) + 1.0))
-    grid = drawing.stacked(figure, len(titles), narrow=2, wide=3, sharey=True)
+    grid = drawing.panel_column(figure, len(titles), narrow=2, wide=3, sharey=True)
     for axes, title in zip(grid, titles, strict=True):
         _panel(axes, frame[frame["measure"] == title], order, found)
     names = frame.drop_duplicates(["attn_type", "memory"]).set_index(["attn_type", "memory"])["stratum"]
@@ -103,7 +103,7 @@ def _panel(axes: Axes, here: pd.DataFrame, order: list[Stratum], found: dict[Str
     axes.set_title(str(here["words"].iloc[0]))
     axes.set_xlim(-end, end)
     axes.set_xticks(ticks, [f"{tick:g}".replace("-", "−") for tick in ticks])
-    axes.axvline(0, color="#000000", linewidth=drawing.stroke(0.7), zorder=1)
+    axes.axvline(0, color="#000000", linewidth=drawing.line_width(0.7), zorder=1)
     drawing.rows_alone(axes)
     axes.set_xlabel(f"{here['unit'].iloc[0]} from the\nmean of replicates")
 
@@ -116,7 +116,9 @@ def _stratum(axes: Axes, part: pd.DataFrame, place: int, how: dict[str, Any]) ->
     heights = place + INSIDE * ((np.arange(len(groups)) + 0.5) / len(groups) - 0.5)
     for group, y in zip(groups, heights.tolist(), strict=True):
         runs = part[part["group"] == group]["difference"]
-        axes.hlines(y, runs.min(), runs.max(), color=how["color"], linewidth=drawing.stroke(0.7), alpha=0.6, zorder=2)
+        axes.hlines(
+            y, runs.min(), runs.max(), color=how["color"], linewidth=drawing.line_width(0.7), alpha=0.6, zorder=2
+        )
         drawn = {name: how[name] for name in ("marker", "color", "markerfacecolor")}
         drawing.points(axes, runs, np.full(len(runs), y), **drawn, zorder=3, markersize=2.6, markeredgewidth=0.7)
     look: dict[str, Any] = {

@@ -10,9 +10,9 @@ import pandas as pd
 from ....results.store.store import Store
 from ...sweep_data import ReportError, SweepData
 from ..canvas import drawing
-from ..canvas.base import Figure, FigureData, FigureOptions, collected, origins_in
-from .heat_maps import chosen, first_of_each, heat, scale, sheet, title, titles_of, told
-from .item_frames import details
+from ..canvas.base import Figure, FigureData, FigureOptions, collected, frame_origins
+from .heat_maps import cells_to_draw, first_cell_of_each, heat, map_grid, scale, selection_notes, title, titles_of
+from .item_frames import item_detail_rows
 
 PROBE, METRIC = "attention_map", "keys"
 MOST = 12
@@ -30,24 +30,24 @@ def collect(store: Store, data: SweepData) -> FigureData:
     if frame.empty:
         raise ReportError(f"no cell of sweep {data.sweep} has maps of attention; evaluate with --probe {PROBE}")
     measured = list(dict.fromkeys(frame["cell"]))
-    first = first_of_each(data, measured)
+    first = first_cell_of_each(data, measured)
     notes = ["Queries downwards, keys to the right."]
     mixers = {cell.levels["attn_type"] for cell in data.cells if cell.cell_id in measured}
     if normed := sorted(mixers & {"polar", "diff"}):
-        shown = " and ".join(drawing.shown(one) for one in normed)
+        shown = " and ".join(drawing.shown_values(one) for one in normed)
         notes.append(f"{shown}: rows divided by their sum, without the magnitude or norm that follows.")
     if len(first) > 1:
         notes.append(
             "Of each cell the map whose queries share their attention among the fewest keys; --highlight CELL shows all of a cell."
         )
     return collected(
-        store, data, "attention-map", "What queries attend to", frame, origins_in(frame),
-        notes=[*notes, *told(data, measured)], first=first, titles=titles_of(data, measured),
+        store, data, "attention-map", "What queries attend to", frame, frame_origins(frame),
+        notes=[*notes, *selection_notes(data, measured)], first=first, titles=titles_of(data, measured),
     )  # fmt: skip
 
 
 def _frame(store: Store, data: SweepData) -> pd.DataFrame:
-    found = [row for row in details(store, data, (PROBE, METRIC, 0)) if isinstance(row.get("weights"), list)]
+    found = [row for row in item_detail_rows(store, data, (PROBE, METRIC, 0)) if isinstance(row.get("weights"), list)]
     sizes = [len(row["weights"]) for row in found]
     each = pd.DataFrame(found, columns=["cell", "attempt", "layer", "head", "position", "value"])
     frame = each.loc[np.repeat(np.arange(len(each)), sizes)].reset_index(drop=True)
@@ -60,7 +60,7 @@ def draw(made: FigureData, look: FigureOptions) -> Figure:
     """One map of each cell; all maps of a cell that is alone or stands out."""
     from matplotlib.colors import PowerNorm
 
-    cells = chosen(made, look)
+    cells = cells_to_draw(made, look)
     maps: list[tuple[str, np.ndarray]] = []
     for cell in cells:
         here = made.frame[made.frame["cell"] == cell]
@@ -71,13 +71,13 @@ def draw(made: FigureData, look: FigureOptions) -> Figure:
         for (layer, head), rows in of_cell[:MOST]:
             name = f"L{layer} h{head}"
             maps.append((name if len(cells) == 1 else f"{words}: {name}", _table(rows)))
-    figure, group = sheet([words for words, _ in maps], 2.1, 0.55)
+    figure, group = map_grid([words for words, _ in maps], 2.1, 0.55)
     least, most = (reach([float(reach(table)) for _, table in maps]) for reach in (np.nanmin, np.nanmax))
     signed = least < -MANY
     far = max(-least, most)
     norm: Any = drawing.linear(-far, far) if signed else PowerNorm(0.5, 0, max(most, 1e-3))
     for axes, (_, table) in zip(group, maps, strict=True):
-        image = heat(axes, table, norm, colours=drawing.diverging() if signed else drawing.MAP, bad="#ffffff")
+        image = heat(axes, table, norm, colours=drawing.diverging() if signed else drawing.COLOUR_MAP, bad="#ffffff")
         ticks = sorted({0, (len(table) - 1) // 2, len(table) - 1})
         axes.set(xticks=ticks, yticks=ticks, box_aspect=1)
     drawing.outer_labels(figure, "key", "query")

@@ -8,9 +8,26 @@ import pandas as pd
 from ....results.store.store import Store
 from ...sweep_data import ReportError, SweepData
 from ..canvas import drawing
-from ..canvas.base import Axes, Figure, FigureData, FigureOptions, collected, names_of, origins_in, training_lengths
-from ..canvas.length_frames import averaged_over, bars, length_label, lines_of, only, over_lengths, uneven
-from ..canvas.line_drawing import mark_beyond, mark_trained, robust_range
+from ..canvas.base import (
+    Axes,
+    Figure,
+    FigureData,
+    FigureOptions,
+    cell_labels,
+    collected,
+    frame_origins,
+    training_lengths,
+)
+from ..canvas.length_frames import (
+    averaging_note,
+    bar_note,
+    fewer_cells_note,
+    length_frame,
+    length_label,
+    line_means,
+    only,
+)
+from ..canvas.line_drawing import mark_out_of_range, mark_training_length, robust_range
 from .panels import draw_panels, leaving, side_by_side
 
 PROBE, METRIC = "extrapolation", "perplexity"
@@ -19,20 +36,20 @@ WIDE = 3.0
 
 
 def collect(store: Store, data: SweepData) -> FigureData:
-    """Perplexity over context lengths; the frame is that of `over_lengths`."""
-    frame = over_lengths(data, training_lengths(store, data), PROBE, METRIC)
+    """Perplexity over context lengths; the frame is that of `length_frame`."""
+    frame = length_frame(data, training_lengths(store, data), PROBE, METRIC)
     if frame.empty:
         raise ReportError(f"no cell of sweep {data.sweep} has perplexities of windows; evaluate with --probe {PROBE}")
     frame, axes = side_by_side(data, frame)
-    means = lines_of(frame)
+    means = line_means(frame)
     notes = [
-        f"{averaged_over(data)}{bars(means)}The same targets at every length, in windows side by side, each read from zero state.",
-        *uneven(means),
+        f"{averaging_note(data)}{bar_note(means)}The same targets at every length, in windows side by side, each read from zero state.",
+        *fewer_cells_note(means),
     ]
     notes += leaving(frame, limits(frame, means)[1])
     return collected(
-        store, data, "extrapolation", "Perplexity over the length of a window", frame, origins_in(frame), notes=notes,
-        trained=only(list(frame["trained"])), axes=axes, names=names_of(data, without=("attn_type", *axes)),
+        store, data, "extrapolation", "Perplexity over the length of a window", frame, frame_origins(frame), notes=notes,
+        trained=only(list(frame["trained"])), axes=axes, names=cell_labels(data, without=("attn_type", *axes)),
     )  # fmt: skip
 
 
@@ -53,7 +70,7 @@ def limits(frame: pd.DataFrame, means: pd.DataFrame) -> tuple[float, float]:
 def draw(made: FigureData, look: FigureOptions) -> Figure:
     """All lines in one panel, or a panel a mixer; the training length marked."""
     frame, trained = made.frame, made.about["trained"]
-    means = lines_of(frame)
+    means = line_means(frame)
     low, high = limits(frame, means)
 
     def dress(axes: Axes, here: pd.DataFrame, last: bool) -> None:
@@ -63,7 +80,7 @@ def draw(made: FigureData, look: FigureOptions) -> Figure:
             # more ticks where the ends are less than a factor of thirty apart
             drawing.log_ticks(axes.yaxis, 8, (1, 2, 5) if high / low > 30 else (1, 2, 3, 5, 7))
         axes.set_ylim(low, high)
-        mark_trained(axes, trained, word=last)
-        mark_beyond(axes, here, 1)
+        mark_training_length(axes, trained, word=last)
+        mark_out_of_range(axes, here, 1)
 
     return draw_panels(made, look, frame, means, dress, (length_label(trained), "perplexity"))

@@ -9,7 +9,7 @@ import numpy as np
 
 from ...sweep_data import SweepData
 from ..canvas import drawing
-from ..canvas.base import Axes, Figure, FigureData, FigureOptions, names_of
+from ..canvas.base import Axes, Figure, FigureData, FigureOptions, cell_labels
 
 MOST = 12
 """Cells that are drawn where none is asked for by name."""
@@ -17,8 +17,8 @@ MOST = 12
 
 def titles_of(data: SweepData, cells: Iterable[str]) -> dict[str, list[str]]:
     """By cell: its mixer, then its other levels where they vary, in words."""
-    names = names_of(data, without=("attn_type",))
-    mixers = {cell.cell_id: drawing.shown(cell.levels["attn_type"]) for cell in data.cells}
+    names = cell_labels(data, without=("attn_type",))
+    mixers = {cell.cell_id: drawing.shown_values(cell.levels["attn_type"]) for cell in data.cells}
     return {cell: [mixers[cell], *filter(None, names[cell].split(", "))] for cell in cells}
 
 
@@ -27,21 +27,23 @@ def title(made: FigureData, look: FigureOptions, cell: str, *, memory: bool = Fa
     mixer, *words = made.about["titles"][cell]
     kept = [word for word in words if cell in look.highlight or not word.startswith("seed ")]
     if memory:
-        return ", ".join([f"memory beside {mixer}", *(word for word in kept if word != drawing.shown("on", "memory"))])
+        return ", ".join(
+            [f"memory beside {mixer}", *(word for word in kept if word != drawing.shown_values("on", "memory"))]
+        )
     return ", ".join([mixer, *kept])
 
 
-def first_of_each(data: SweepData, measured: Iterable[str]) -> list[str]:
+def first_cell_of_each(data: SweepData, measured: Iterable[str]) -> list[str]:
     """Of each configuration the first measured cell, in the grid's order."""
     known = set(measured)
     of_each = ([cell.cell_id for cell in cells if cell.cell_id in known] for cells in data.configurations().values())
     return [cells[0] for cells in of_each if cells]
 
 
-def told(data: SweepData, measured: Iterable[str]) -> list[str]:
+def selection_notes(data: SweepData, measured: Iterable[str]) -> list[str]:
     """The notes on which cells are drawn."""
     cells = dict.fromkeys(measured)
-    first = first_of_each(data, cells)
+    first = first_cell_of_each(data, cells)
     found = []
     if len(cells) > len(first):
         found.append("Of each configuration the first seed.")
@@ -50,14 +52,14 @@ def told(data: SweepData, measured: Iterable[str]) -> list[str]:
     return found
 
 
-def chosen(made: FigureData, look: FigureOptions) -> list[str]:
+def cells_to_draw(made: FigureData, look: FigureOptions) -> list[str]:
     """The cells to draw: those that are to stand out, else the first of each configuration."""
     known = list(dict.fromkeys(made.frame["cell"]))
     asked = [cell for cell in known if cell in look.highlight]
     return asked or list(made.about["first"])[:MOST]
 
 
-def sheet(titles: Sequence[str], each: float, more: float) -> tuple[Figure, list[Axes]]:
+def map_grid(titles: Sequence[str], each: float, more: float) -> tuple[Figure, list[Axes]]:
     """A figure with axes for these titles, `each` inches high in the style `paper`, with `more` inches below."""
     narrow = drawing.page(1.0, drawing.width_of(len(titles))).get_size_inches()[0] < drawing.NARROW
     columns = 2 if narrow or len(titles) == 4 else 3
@@ -81,8 +83,8 @@ def scale(figure: Figure, image: Any, label: str, ticks: Mapping[float, str], ma
     bar.ax.set_xticks(list(ticks), list(ticks.values()))
     bar.ax.minorticks_off()
     if mark is not None:
-        bar.ax.axvline(mark, color="#ffffff", linewidth=drawing.stroke(2.0))
-        bar.ax.axvline(mark, color="#000000", linewidth=drawing.stroke(1.0), linestyle=(0, (1, 1.2)))
+        bar.ax.axvline(mark, color="#ffffff", linewidth=drawing.line_width(2.0))
+        bar.ax.axvline(mark, color="#000000", linewidth=drawing.line_width(1.0), linestyle=(0, (1, 1.2)))
 
 
 def written(axes: Axes, table: np.ndarray, words: Sequence[Sequence[str]], norm: Any) -> None:

@@ -30,7 +30,7 @@ def places(store: Store, data: SweepData, measure: Key) -> pd.DataFrame:
     return in_grid_order(frame.assign(cell=frame["attempt"].map(behind)), data)
 
 
-def details(store: Store, data: SweepData, measure: Key) -> list[dict[str, Any]]:
+def item_detail_rows(store: Store, data: SweepData, measure: Key) -> list[dict[str, Any]]:
     """One dictionary a place of an item that has a detail: cell, attempt, item, position, value and what the detail says."""
     behind = attempts_of(data, measure)
     if not behind:

@@ -7,11 +7,11 @@ from typing import Any
 import pandas as pd
 
 from ....results.store.store import Store
-from ...sweep_data import ReportError, SweepData, level_of
+from ...sweep_data import ReportError, SweepData, cell_level
 from ..canvas import drawing
-from ..canvas.base import GROUP, Axes, Figure, FigureData, FigureOptions, collected, names_of, origins_in
-from ..canvas.length_frames import averaged_over, bars, configuration_of, lines_of, t_half_width
-from .item_frames import details
+from ..canvas.base import GROUP, Axes, Figure, FigureData, FigureOptions, cell_labels, collected, frame_origins
+from ..canvas.length_frames import averaging_note, bar_note, configuration_of, line_means, t_half_width
+from .item_frames import item_detail_rows
 from .panels import draw_panels
 
 PROBE = "memory_recall"
@@ -36,16 +36,16 @@ def collect(store: Store, data: SweepData) -> FigureData:
     ranked = ("memory", "attn_type", "window", *data.extra_axes(), "distractor", "reg_mode")
     axes = tuple(axis for axis in ranked if len(data.levels(axis)) > 1)[:2]
     frame = _grouped(data, frame, axes)
-    means = lines_of(_over_pairs(frame))
+    means = line_means(_over_pairs(frame))
     notes = [
-        f"{averaged_over(data, axes)}{bars(means, 'Band', BAND)}Alone: random keys and values, written with the rates that the memory has on "
+        f"{averaging_note(data, axes)}{bar_note(means, 'Band', BAND)}Alone: random keys and values, written with the rates that the memory has on "
         "the text; right is an answer nearest to its own value. In context: pairs of tokens, then every key again; right is the most "
         "probable token.",
         "Dotted: one of the values at random.",
     ]
     return collected(
-        store, data, "memory-recall", "Recall over the number of pairs", frame, origins_in(frame), notes=notes,
-        axes=axes, names=names_of(data, without=axes),
+        store, data, "memory-recall", "Recall over the number of pairs", frame, frame_origins(frame), notes=notes,
+        axes=axes, names=cell_labels(data, without=axes),
     )  # fmt: skip
 
 
@@ -53,7 +53,7 @@ def _frame(store: Store, data: SweepData) -> pd.DataFrame:
     """A row a cell, metric and number of pairs, from the items."""
     parts = []
     for metric in PANELS:
-        found = pd.DataFrame(details(store, data, (PROBE, metric, 0)))
+        found = pd.DataFrame(item_detail_rows(store, data, (PROBE, metric, 0)))
         if found.empty or not {"pairs", "chance"} <= set(found):
             continue
         each = found.groupby(["cell", "attempt", "pairs"], sort=False)
@@ -64,7 +64,7 @@ def _frame(store: Store, data: SweepData) -> pd.DataFrame:
 
 def _grouped(data: SweepData, frame: pd.DataFrame, axes: tuple[str, ...]) -> pd.DataFrame:
     """The rows with what their cells are drawn as, and the interval of each."""
-    levels = {cell.cell_id: [*(level_of(cell, axis) for axis in axes), "", ""][:2] for cell in data.cells}
+    levels = {cell.cell_id: [*(cell_level(cell, axis) for axis in axes), "", ""][:2] for cell in data.cells}
     half = t_half_width(frame["n"], frame["sd"])
     first, second = ([levels[cell][place] for cell in frame["cell"]] for place in (0, 1))
     grouped = frame.assign(
@@ -86,10 +86,14 @@ def draw(made: FigureData, look: FigureOptions) -> Figure:
 
     def dress(axes: Axes, here: pd.DataFrame, last: bool) -> None:
         chance = 100 * here.groupby("length")["chance"].mean()
-        dotted: dict[str, Any] = {"color": drawing.GREY, "linestyle": (0, (1, 1.2)), "linewidth": drawing.stroke(0.9)}
+        dotted: dict[str, Any] = {
+            "color": drawing.GREY,
+            "linestyle": (0, (1, 1.2)),
+            "linewidth": drawing.line_width(0.9),
+        }
         axes.plot(chance.index, chance, **dotted, zorder=2.5)
         drawing.length_axis(axes, list(frame["length"]))
         axes.set_ylim(-3, 103)
 
     labels = "pairs", "keys answered right, %"
-    return draw_panels(made, look, frame, lines_of(frame), dress, labels, scale=100, banded=True)
+    return draw_panels(made, look, frame, line_means(frame), dress, labels, scale=100, banded=True)

@@ -9,8 +9,8 @@ import pandas as pd
 
 from ...sweep_data import SweepData
 from ..canvas import drawing
-from ..canvas.base import Axes, Figure, FigureData, FigureOptions, groups_of, line_axes
-from ..canvas.line_drawing import draw_lines, legend, looks, named_cells
+from ..canvas.base import Axes, Figure, FigureData, FigureOptions, axes_of_lines, line_groups
+from ..canvas.line_drawing import draw_lines_with_means, legend, looks, named_cells
 
 ONE_PANEL = 8
 """Lines that stand in one panel instead of a panel for each mixer."""
@@ -21,7 +21,7 @@ Dress = Callable[["Axes", pd.DataFrame, bool], None]
 def side_by_side(data: SweepData, frame: pd.DataFrame) -> tuple[pd.DataFrame, tuple[str, ...]]:
     """The rows with what their cells are drawn as (panel, first, second, line), and the axes of first and second: few lines in one
     panel, which has no name, else a panel for each mixer."""
-    groups, axes = groups_of(data), line_axes(data)
+    groups, axes = line_groups(data), axes_of_lines(data)
     drawn = {cell: groups[cell] for cell in dict.fromkeys(frame["cell"])}
     if len(axes) < 2 and len({(one["panel"], one["line"]) for one in drawn.values()}) <= ONE_PANEL:
         axes = ("attn_type", *axes)
@@ -51,13 +51,15 @@ def draw_panels(
         (2.6 if one else drawing.PANEL * drawing.rows_of(len(names))) + 0.35,
         4.8 if one else drawing.width_of(len(names)),
     )
-    group = drawing.panels(figure, [drawing.shown(name) if name else "" for name in names], sharex=True, sharey=True)
+    group = drawing.panels(
+        figure, [drawing.shown_values(name) if name else "" for name in names], sharex=True, sharey=True
+    )
     found = looks(frame, made.about["axes"])
     named = named_cells(made, look)
     handles: dict[str, Any] = {}
     for axes, name in zip(group, names, strict=True):
         here, mean = (some[some["panel"] == name] for some in (frame, means))
-        handles |= draw_lines(axes, here, mean, found, scale, named=named, banded=banded)
+        handles |= draw_lines_with_means(axes, here, mean, found, scale, named=named, banded=banded)
         dress(axes, here, name == names[-1])
     drawing.outer_labels(figure, *labels)
     return drawing.finished(figure, made.title, made.notes, legend(handles, found))

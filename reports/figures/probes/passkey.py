@@ -5,13 +5,13 @@ from __future__ import annotations
 import pandas as pd
 
 from ....results.store.store import Store
-from ...number_format import length_name, rounded
+from ...number_format import format_length, format_number
 from ...sweep_data import ReportError, SweepData
 from ..canvas import drawing
-from ..canvas.base import Axes, Figure, FigureData, FigureOptions, collected, origins_in, training_lengths
+from ..canvas.base import Axes, Figure, FigureData, FigureOptions, collected, frame_origins, training_lengths
 from ..canvas.length_frames import configuration_of, in_grid_order, only
-from .heat_maps import MOST, heat, scale, sheet, title, titles_of, written
-from .item_frames import details
+from .heat_maps import MOST, heat, map_grid, scale, title, titles_of, written
+from .item_frames import item_detail_rows
 
 PROBE, METRIC = "passkey", "digit_accuracy"
 WRITTEN = 5
@@ -36,7 +36,7 @@ def collect(store: Store, data: SweepData) -> FigureData:
         "Depth: the share of the text before the value."
     ]
     if len(known):
-        told = list(dict.fromkeys(rounded(one, 1, percent=True) for one in (known.min(), known.max())))
+        told = list(dict.fromkeys(format_number(one, 1, percent=True) for one in (known.min(), known.max())))
         notes.append(
             f"The best constant answer on these trials gets {' to '.join(told)}% (dotted on the bar): no square at or below it shows recall."
         )
@@ -46,7 +46,7 @@ def collect(store: Store, data: SweepData) -> FigureData:
     if len(configurations) > MOST:
         notes.append(f"The first {MOST} of {len(configurations)}; --highlight CELL shows others.")
     return collected(
-        store, data, "passkey", "A value found by depth and length", frame, origins_in(frame), notes=notes,
+        store, data, "passkey", "A value found by depth and length", frame, frame_origins(frame), notes=notes,
         trained=trained, constant=float(known.max()) if len(known) else None, titles=titles_of(data, set(frame["cell"])),
     )  # fmt: skip
 
@@ -59,7 +59,7 @@ def _spoken(counts: pd.Series) -> str:
 def _frame(store: Store, data: SweepData) -> pd.DataFrame:
     parts = []
     for length in data.lengths(PROBE, METRIC, unasked=True):
-        found = pd.DataFrame(details(store, data, (PROBE, METRIC, length)))
+        found = pd.DataFrame(item_detail_rows(store, data, (PROBE, METRIC, length)))
         if found.empty or "depth" not in found:
             continue
         trial = found.groupby(["cell", "attempt", "depth", "item"], sort=False)["value"].agg(["mean", "min", "size"])
@@ -85,7 +85,7 @@ def draw(made: FigureData, look: FigureOptions) -> Figure:
     shown, by = (asked, "cell") if len(asked) else (frame, "configuration")
     maps = [(title(made, look, str(rows["cell"].iloc[0])), rows) for _, rows in shown.groupby(by, sort=False)][:MOST]
     lengths, depths = sorted(set(frame["length"])), sorted(set(frame["depth"]))
-    figure, group = sheet([words for words, _ in maps], 1.5, 0.55)
+    figure, group = map_grid([words for words, _ in maps], 1.5, 0.55)
     norm = drawing.linear(0, 1)
     for axes, (_, rows) in zip(group, maps, strict=True):
         means = rows.pivot_table(index="depth", columns="length", values="value", aggfunc="mean")
@@ -102,11 +102,11 @@ def draw(made: FigureData, look: FigureOptions) -> Figure:
 
 def _name(axes: Axes, lengths: list[int], depths: list[float], trained: int | None) -> None:
     """Names rows and columns, and draws a line after the training length."""
-    shown = drawing.thinned(range(len(lengths)), 4)
-    axes.set_xticks(shown, [length_name(lengths[place]) for place in shown])
-    rows = drawing.thinned(range(len(depths)), 6)
+    shown = drawing.thin_evenly(range(len(lengths)), 4)
+    axes.set_xticks(shown, [format_length(lengths[place]) for place in shown])
+    rows = drawing.thin_evenly(range(len(depths)), 6)
     axes.set_yticks(rows, [f"{100 * depths[place]:.3g}%" for place in rows])
     within = [place for place, length in enumerate(lengths) if trained and length <= trained]
     if within and len(within) < len(lengths):
-        axes.axvline(max(within) + 0.5, color="#ffffff", linewidth=drawing.stroke(2.4))
-        axes.axvline(max(within) + 0.5, color="#000000", linewidth=drawing.stroke(0.9), linestyle=(0, (2, 1.5)))
+        axes.axvline(max(within) + 0.5, color="#ffffff", linewidth=drawing.line_width(2.4))
+        axes.axvline(max(within) + 0.5, color="#000000", linewidth=drawing.line_width(0.9), linestyle=(0, (2, 1.5)))

@@ -10,9 +10,26 @@ import pandas as pd
 from ....results.store.store import Store
 from ...sweep_data import ReportError, SweepData
 from ..canvas import drawing
-from ..canvas.base import Axes, Figure, FigureData, FigureOptions, collected, names_of, origins_in, training_lengths
-from ..canvas.length_frames import averaged_over, bars, configuration_of, in_grid_order, lines_of, only, t_half_width
-from ..canvas.line_drawing import mark_beyond, mark_trained, robust_range
+from ..canvas.base import (
+    Axes,
+    Figure,
+    FigureData,
+    FigureOptions,
+    cell_labels,
+    collected,
+    frame_origins,
+    training_lengths,
+)
+from ..canvas.length_frames import (
+    averaging_note,
+    bar_note,
+    configuration_of,
+    in_grid_order,
+    line_means,
+    only,
+    t_half_width,
+)
+from ..canvas.line_drawing import mark_out_of_range, mark_training_length, robust_range
 from .item_frames import longest, places
 from .panels import draw_panels, leaving, side_by_side
 
@@ -35,13 +52,13 @@ def collect(store: Store, data: SweepData) -> FigureData:
     frame, axes = side_by_side(data, frame)
     means = whole_lines(frame)
     notes = [
-        f"{averaged_over(data)}{bars(means, 'Band', BAND)}Full attention, one reading of each document; beyond {TOGETHER} points an octave a point is the "
+        f"{averaging_note(data)}{bar_note(means, 'Band', BAND)}Full attention, one reading of each document; beyond {TOGETHER} points an octave a point is the "
         "mean over the runs of tokens about it."
     ]
     notes += leaving(frame, limits(frame, means)[1])
     return collected(
-        store, data, "position-nll", "Loss by place in the document", frame, origins_in(frame), notes=notes,
-        trained=only(list(frame["trained"])), axes=axes, names=names_of(data, without=("attn_type", *axes)),
+        store, data, "position-nll", "Loss by place in the document", frame, frame_origins(frame), notes=notes,
+        trained=only(list(frame["trained"])), axes=axes, names=cell_labels(data, without=("attn_type", *axes)),
     )  # fmt: skip
 
 
@@ -85,8 +102,8 @@ def _over_documents(frame: pd.DataFrame) -> pd.DataFrame:
 
 
 def whole_lines(frame: pd.DataFrame) -> pd.DataFrame:
-    """The means of `lines_of` where all cells of their line have a number: a line ends where the first of them does."""
-    means = lines_of(frame)
+    """The means of `line_means` where all cells of their line have a number: a line ends where the first of them does."""
+    means = line_means(frame)
     return means[means["cells"] == means["of"]]
 
 
@@ -104,8 +121,8 @@ def draw(made: FigureData, look: FigureOptions) -> Figure:
         drawing.length_axis(axes, _ticks(frame), trained, room=0.1)
         axes.set_xlim(float(frame["length"].min()) / 2**0.25, float(frame["stop"].max()) * 2**0.25)
         axes.set_ylim(*limits(frame, means))
-        mark_trained(axes, trained, word=last)
-        mark_beyond(axes, here, 1)
+        mark_training_length(axes, trained, word=last)
+        mark_out_of_range(axes, here, 1)
 
     words = "place in the document, tokens" + (", × training length" if trained else "")
     return draw_panels(made, look, frame, means, dress, (words, "loss, nats per token"), banded=True)

@@ -9,12 +9,12 @@ import numpy as np
 import pandas as pd
 
 from ....results.store.store import Store
-from ...number_format import length_name
+from ...number_format import format_length
 from ...sweep_data import ReportError, SweepData
 from ..canvas import drawing
-from ..canvas.base import Axes, Figure, FigureData, FigureOptions, collected, origins_in
+from ..canvas.base import Axes, Figure, FigureData, FigureOptions, collected, frame_origins
 from ..canvas.length_frames import in_grid_order
-from .heat_maps import chosen, first_of_each, heat, scale, sheet, title, titles_of, told
+from .heat_maps import cells_to_draw, first_cell_of_each, heat, map_grid, scale, selection_notes, title, titles_of
 from .item_frames import places
 
 PROBE = "gates"
@@ -40,8 +40,8 @@ def collect(store: Store, data: SweepData) -> FigureData:
     if any(cell.levels["attn_type"] == "tra" for cell in data.cells if cell.cell_id in measured):
         notes.append("In tra the count is of surviving keys, not of tokens.")
     return collected(
-        store, data, "retention", "How long gates keep what was read", frame, origins_in(frame),
-        notes=[*notes, *told(data, measured)], first=first_of_each(data, measured), titles=titles_of(data, measured),
+        store, data, "retention", "How long gates keep what was read", frame, frame_origins(frame),
+        notes=[*notes, *selection_notes(data, measured)], first=first_cell_of_each(data, measured), titles=titles_of(data, measured),
     )  # fmt: skip
 
 
@@ -69,7 +69,7 @@ def draw(made: FigureData, look: FigureOptions) -> Figure:
     """A map for the mixer and one for the memory of each cell."""
     from matplotlib.colors import LogNorm
 
-    cells = set(chosen(made, look))
+    cells = set(cells_to_draw(made, look))
     maps = [
         (title(made, look, cell, memory=part == "memory"), rows)
         for (cell, part), rows in made.frame.groupby(["cell", "part"], sort=False)
@@ -79,12 +79,12 @@ def draw(made: FigureData, look: FigureOptions) -> Figure:
     low, high = math.floor(math.log2(shown.min())), math.ceil(math.log2(shown.max()))
     high = max(high, low + 3)
     norm = LogNorm(2.0**low, 2.0**high)
-    figure, group = sheet([words for words, _ in maps], 1.5, 0.55)
+    figure, group = map_grid([words for words, _ in maps], 1.5, 0.55)
     for axes, (_, rows) in zip(group, maps, strict=True):
         image = _map(axes, rows, norm)
     step = -(-(high - low) // 7)
     ticks = [2.0**power for power in range(low, high + 1, step)]
-    words = {one: length_name(int(one)) if one >= 1 else f"{one:.2g}" for one in ticks}
+    words = {one: format_length(int(one)) if one >= 1 else f"{one:.2g}" for one in ticks}
     scale(figure, image, "half-life, tokens", words)
     return drawing.finished(figure, made.title, made.notes, {})
 
@@ -110,7 +110,7 @@ def _map(axes: Axes, rows: pd.DataFrame, norm: Any) -> Any:
         ends = sorted({0, table.shape[1] - 1})
         axes.set_xticks(ends, [f"h{head}" for head in ends])
     for place in range(1, len(layers)):
-        axes.axhline(heads * place - 0.5, color="#ffffff", linewidth=drawing.stroke(1.2))
-    shown = drawing.thinned(range(len(layers)), 8)
+        axes.axhline(heads * place - 0.5, color="#ffffff", linewidth=drawing.line_width(1.2))
+    shown = drawing.thin_evenly(range(len(layers)), 8)
     axes.set_yticks([middles[place] for place in shown], [f"L{layers[place]}" for place in shown])
     return image

@@ -10,7 +10,7 @@ import numpy as np
 import pandas as pd
 
 from ....results.store.store import Store
-from ...stats.study_data import Study, held_together, rung_note, study_of, with_done
+from ...stats.study_data import Study, at_common_rung, require_done_trials, rung_note, study_of
 from ...sweep_data import ReportError, SweepData
 from ..canvas import drawing
 from ..canvas.base import Axes, Figure, FigureData, FigureOptions, collected
@@ -29,7 +29,7 @@ FLAT = 1e-6  # of the square of both axes, below which points lie on a line
 def collect(store: Store, data: SweepData) -> FigureData:
     """One row a trial that is done and pair of settings, of the first objective: number, cell, attempt, x and y (the settings),
     x_name, y_name, x_place and y_place (how far along their axes, 0 to 1), value (shares in %), best (whether no trial is better)."""
-    study = with_done(held_together(study_of(store, data)), LEAST, "the figure contours")
+    study = require_done_trials(at_common_rung(study_of(store, data)), LEAST, "the figure contours")
     moving = study.moving()
     if len(moving) < 2:
         told = f"only {moving[0]} differs" if moving else "no setting differs"
@@ -92,12 +92,12 @@ def _panel(axes: Axes, here: pd.DataFrame, x: Scale, y: Scale, norm: Any, chart:
     )
     fine = settings.finer(len(here))
     look: dict[str, Any] = {
-        "s": (fine * drawing.stroke(3.6)) ** 2,
+        "s": (fine * drawing.line_width(3.6)) ** 2,
         "edgecolors": "#000000",
-        "linewidths": fine * drawing.stroke(0.5),
+        "linewidths": fine * drawing.line_width(0.5),
     }
     axes.scatter(across, up, c=here["value"], cmap=chart, norm=norm, zorder=3, **look)
-    axes.plot(across[here["best"]], up[here["best"]], markersize=drawing.stroke(7), zorder=4, **settings.RING)
+    axes.plot(across[here["best"]], up[here["best"]], markersize=drawing.line_width(7), zorder=4, **settings.RING)
     axes.grid(visible=False)
     for which, scale in (("x", x), ("y", y)):
         room = 0.5 / max(1, len(scale.levels) - 1) if scale.levels else 0.06

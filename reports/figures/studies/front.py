@@ -8,7 +8,7 @@ from typing import Any, Literal
 import pandas as pd
 
 from ....results.store.store import Store
-from ...stats.study_data import Study, study_of, with_done
+from ...stats.study_data import Study, require_done_trials, study_of
 from ...sweep_data import ReportError, SweepData
 from ..canvas import drawing, labels
 from ..canvas.base import Axes, Figure, FigureData, FigureOptions, collected
@@ -28,7 +28,7 @@ def collect(store: Store, data: SweepData) -> FigureData:
             f"the figure front takes two objectives, and the study of sweep {study.name} has {study.objectives[0].name} alone; "
             "ask for --figure history"
         )
-    with_done(study, 1, "the figure front")
+    require_done_trials(study, 1, "the figure front")
     frame = pd.DataFrame([row for pair in combinations(range(len(study.objectives)), 2) for row in _rows(study, *pair)])
     notes = ["Ringed, with the number of the trial: no trial is as good in all objectives and better in one."]
     if len(study.objectives) > 2:
@@ -55,7 +55,7 @@ def draw(made: FigureData, look: FigureOptions) -> Figure:
     frame = made.frame
     pairs = list(dict.fromkeys(zip(frame["x"], frame["y"], strict=True)))
     figure = drawing.page(2.8, 5.2 if len(pairs) == 1 else drawing.WIDTH)
-    for axes, (x, y) in zip(drawing.stacked(figure, len(pairs)), pairs, strict=True):
+    for axes, (x, y) in zip(drawing.panel_column(figure, len(pairs)), pairs, strict=True):
         _panel(axes, frame[(frame["x"] == x) & (frame["y"] == y)], stepped=len(pairs) == 1)
     trial = drawing.key(linestyle="none", marker="o", color=drawing.GREY)
     handles = {"trial": trial, "Pareto front": drawing.key(**RING)}
@@ -75,11 +75,11 @@ def _panel(axes: Axes, here: pd.DataFrame, *, stepped: bool) -> None:
     front = here[here["front"]].sort_values("x_value", kind="stable")
     drawing.points(axes, here["x_value"], here["y_value"], color=drawing.GREY, alpha=0.7, zorder=2)
     drawing.points(axes, front["x_value"], front["y_value"], color="#0072B2", zorder=3)
-    axes.plot(front["x_value"], front["y_value"], markersize=drawing.stroke(7), zorder=3.2, **RING)
+    axes.plot(front["x_value"], front["y_value"], markersize=drawing.line_width(7), zorder=3.2, **RING)
     if stepped:
         # what the front reaches: from a trial on, along x towards the worse side, nothing better in y
         where: Literal["pre", "post"] = "post" if int(here["x_sign"].iloc[0]) < 0 else "pre"
-        look: dict[str, Any] = {"color": "#0072B2", "linewidth": drawing.stroke(0.9), "zorder": 1.5}
+        look: dict[str, Any] = {"color": "#0072B2", "linewidth": drawing.line_width(0.9), "zorder": 1.5}
         axes.step(front["x_value"], front["y_value"], where=where, **look)
     told = front.iloc[:: max(1, -(-len(front) // MOST_NAMED))]
     named = [(float(one["x_value"]), float(one["y_value"]), f"#{one['number']}") for one in told.to_dict("records")]

@@ -9,7 +9,7 @@ import pandas as pd
 
 from ....results.store.store import Store
 from ....results.studies.optuna_study import Trial
-from ...stats.study_data import Objective, Study, study_of, with_done
+from ...stats.study_data import Objective, Study, require_done_trials, study_of
 from ...sweep_data import SweepData
 from ..canvas import drawing
 from ..canvas.base import Axes, Figure, FigureData, FigureOptions, collected
@@ -31,7 +31,7 @@ def collect(store: Store, data: SweepData) -> FigureData:
     """One row a trial and objective: number, cell, attempt, standing, objective, label (its words), direction, value (of a pruned
     trial the last one of its curve, of the first objective; NaN where there is none; shares in %), so_far (the best of the trials done
     up to this one; NaN before the first)."""
-    study = with_done(study_of(store, data), 1, "the figure history")
+    study = require_done_trials(study_of(store, data), 1, "the figure history")
     rows = [row for objective in study.objectives for row in _rows(study, objective)]
     frame = pd.DataFrame(rows).astype({"value": float, "so_far": float})
     notes = [f"Line: the best so far. {study.counted()}.", f"{study.searched()}."]
@@ -73,7 +73,7 @@ def draw(made: FigureData, look: FigureOptions) -> Figure:
     names = list(dict.fromkeys(frame["objective"]))
     figure = drawing.page(2.4, 5.2 if len(names) == 1 else drawing.WIDTH)
     handles: dict[str, Any] = {}
-    for axes, name in zip(drawing.stacked(figure, len(names)), names, strict=True):
+    for axes, name in zip(drawing.panel_column(figure, len(names)), names, strict=True):
         handles |= _panel(axes, frame[frame["objective"] == name])
     return drawing.finished(figure, made.title, made.notes, handles, columns=5)
 

@@ -8,7 +8,7 @@ import pandas as pd
 
 from ....results.store.store import Store
 from ...stats.importance import LEAST, NAMES, deals, evaluator_here, importances
-from ...stats.study_data import held_together, rung_note, study_of, with_done
+from ...stats.study_data import at_common_rung, require_done_trials, rung_note, study_of
 from ...sweep_data import ReportError, SweepData
 from ..canvas import drawing
 from ..canvas.base import Axes, Figure, FigureData, FigureOptions, collected
@@ -24,7 +24,7 @@ def collect(store: Store, data: SweepData, *, evaluator: str | None = None) -> F
 
     `evaluator` is fanova or ped-anova, as a figure that was written says; None: what this machine has.
     """
-    study = with_done(held_together(study_of(store, data)), LEAST, "the figure importance")
+    study = require_done_trials(at_common_rung(study_of(store, data)), LEAST, "the figure importance")
     moving = study.moving()
     if len(moving) < 2:
         told = f"only {moving[0]} differs" if moving else "no setting differs"
@@ -69,11 +69,11 @@ def draw(made: FigureData, look: FigureOptions) -> Figure:
     names = list(dict.fromkeys(frame["objective"]))
     rows = int(frame.groupby("objective").size().max())
     figure = drawing.page(ROW * rows + 0.75, 5.2 if len(names) == 1 else drawing.WIDTH)
-    for axes, name in zip(drawing.stacked(figure, len(names)), names, strict=True):
+    for axes, name in zip(drawing.panel_column(figure, len(names)), names, strict=True):
         _panel(axes, frame[frame["objective"] == name])
         if len(names) > 1:
             axes.set_title(str(frame[frame["objective"] == name]["words"].iloc[0]))
-    mark = drawing.key(color="#000000", linestyle="none", marker="|", markeredgewidth=drawing.stroke(1.6))
+    mark = drawing.key(color="#000000", linestyle="none", marker="|", markeredgewidth=drawing.line_width(1.6))
     return drawing.finished(figure, made.title, made.notes, {CHANCE: mark})
 
 

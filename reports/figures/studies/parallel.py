@@ -10,7 +10,7 @@ import pandas as pd
 
 from ....results.store.store import Store
 from ....results.studies.optuna_study import Trial
-from ...stats.study_data import Objective, Study, held_together, level_text, rung_note, study_of, with_done
+from ...stats.study_data import Objective, Study, at_common_rung, level_text, require_done_trials, rung_note, study_of
 from ...sweep_data import SweepData
 from ..canvas import drawing
 from ..canvas.base import Axes, Figure, FigureData, FigureOptions, collected
@@ -27,7 +27,7 @@ def collect(store: Store, data: SweepData) -> FigureData:
     """One row a trial that is done and axis, settings first and objectives last: number, cell, attempt, axis (path of the setting, or
     objective), name (as it is written there), text (what the trial has there), share (how far up the axis it is, 0 to 1; NaN where an earlier
     trial did not have that setting), value (of the first objective, shares in %), best (whether no trial is better)."""
-    study = with_done(held_together(study_of(store, data)), LEAST, "the figure parallel")
+    study = require_done_trials(at_common_rung(study_of(store, data)), LEAST, "the figure parallel")
     scales = {path: scale_of(study, path) for path in study.search.ranges}
     scales |= {one.name: _value_scale(study, one) for one in study.objectives}
     frame = pd.DataFrame([row for trial in study.done for row in _rows(study, trial, scales)])
@@ -92,7 +92,7 @@ def draw(made: FigureData, look: FigureOptions) -> Figure:
             # an edge keeps bright lines apart from the paper and from each other
             lines = [line for line in lines for _ in range(2)]
             inks = [ink for one in inks for ink in ("#000000", one)]
-        widths = [drawing.stroke(width + 1.0 * (best and place % 2 == 0)) for place in range(len(lines))]
+        widths = [drawing.line_width(width + 1.0 * (best and place % 2 == 0)) for place in range(len(lines))]
         axes.add_collection(
             LineCollection(lines, colors=inks, linewidths=widths, alpha=alpha, zorder=3 + best, joinstyle="round")
         )
@@ -111,10 +111,12 @@ def _frame(axes: Axes, names: list[str], scales: list[Scale]) -> None:
     letters = int(0.8 * 72 * figure.get_figwidth() / len(names) / (0.6 * drawing.size("xtick.labelsize")))
     axes.set_xticks(range(len(names)), [folded(name, letters) for name in names])
     for place, scale in enumerate(scales):
-        axes.axvline(place, 0.06 / 1.12, 1.06 / 1.12, color="#000000", linewidth=drawing.stroke(0.8), zorder=5)
+        axes.axvline(place, 0.06 / 1.12, 1.06 / 1.12, color="#000000", linewidth=drawing.line_width(0.8), zorder=5)
         for tick, words in scale.ticks(4).items():
             share = scale.share(tick)
-            axes.plot([place - 0.03, place], [share, share], color="#000000", linewidth=drawing.stroke(0.8), zorder=5)
+            axes.plot(
+                [place - 0.03, place], [share, share], color="#000000", linewidth=drawing.line_width(0.8), zorder=5
+            )
             look: dict[str, Any] = {"ha": "right", "va": "center", "zorder": 6, "bbox": drawing.BACKING}
             drawing.note(axes, words, (place - 0.03, share), (-2, 0), **look)
 

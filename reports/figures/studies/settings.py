@@ -7,7 +7,7 @@ from collections.abc import Mapping, Sequence
 from typing import Any
 
 from ....results.studies.optuna_study import Trial
-from ...stats.study_data import Objective, Study, level_text, same
+from ...stats.study_data import Objective, Study, is_same_level, level_text
 from ..canvas import drawing
 from ..canvas.base import Axes, Figure
 from ..canvas.line_drawing import robust_range
@@ -29,7 +29,7 @@ def scale_of(study: Study, path: str) -> Scale:
     found = study.search.ranges[path]
     if not isinstance(found, Interval):
         levels = map(level_text, study.levels(path))
-        return Scale(levels=tuple(drawing.shown(level) if path == "attn_type" else level for level in levels))
+        return Scale(levels=tuple(drawing.shown_values(level) if path == "attn_type" else level for level in levels))
     had = [value for one in study.trials if (value := _number(one.params.get(path))) is not None]
     had = [value for value in had if value > 0] if found.log else had
     low, high = min([found.low, *had]), max([found.high, *had])
@@ -48,7 +48,7 @@ def place_of(study: Study, path: str, params: Mapping[str, Any]) -> float:
     if isinstance(study.search.ranges[path], Interval):
         found = _number(params[path])
         return math.nan if found is None else found
-    return next(float(i) for i, one in enumerate(study.levels(path)) if same(one, params[path]))
+    return next(float(i) for i, one in enumerate(study.levels(path)) if is_same_level(one, params[path]))
 
 
 def _number(value: Any) -> float | None:
@@ -66,7 +66,7 @@ def colours(objective_sign: int) -> Any:
     """A colour map in which brighter is better."""
     from matplotlib import colormaps
 
-    return colormaps[drawing.MAP if objective_sign > 0 else f"{drawing.MAP}_r"]
+    return colormaps[drawing.COLOUR_MAP if objective_sign > 0 else f"{drawing.COLOUR_MAP}_r"]
 
 
 def colour_bar(figure: Figure, axes: Sequence[Axes], norm: Any, colour_map: Any, words: str) -> None:

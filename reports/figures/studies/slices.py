@@ -8,7 +8,7 @@ from typing import Any
 import pandas as pd
 
 from ....results.store.store import Store
-from ...stats.study_data import Objective, Study, held_together, level_text, rung_note, study_of, with_done
+from ...stats.study_data import Objective, Study, at_common_rung, level_text, require_done_trials, rung_note, study_of
 from ...sweep_data import SweepData
 from ..canvas import drawing
 from ..canvas.base import Axes, Figure, FigureData, FigureOptions, collected
@@ -27,7 +27,7 @@ def collect(store: Store, data: SweepData) -> FigureData:
     """One row a trial that is done, setting and objective: number, cell, attempt, objective, label (its words), direction, value
     (shares in %), setting, name (of the setting, short), level (as text), place (on the axis: the number, or the place of the
     level), best (whether no trial is better)."""
-    study = with_done(held_together(study_of(store, data)), LEAST, "the figure slices")
+    study = require_done_trials(at_common_rung(study_of(store, data)), LEAST, "the figure slices")
     rows = [
         row for objective in study.objectives for path in study.search.ranges for row in _rows(study, objective, path)
     ]
@@ -102,14 +102,14 @@ def _panel(axes: Axes, here: pd.DataFrame, scale: Scale, norm: Any, limits: tupl
     low, high = limits
     axes.set_ylim(low, high)
     inside = here["value"].clip(low, high)
-    size = (settings.finer(len(here)) * drawing.stroke(3.6)) ** 2
-    look: dict[str, Any] = {"s": size, "zorder": 3, "linewidths": drawing.stroke(0.3), "edgecolors": "#ffffff"}
+    size = (settings.finer(len(here)) * drawing.line_width(3.6)) ** 2
+    look: dict[str, Any] = {"s": size, "zorder": 3, "linewidths": drawing.line_width(0.3), "edgecolors": "#ffffff"}
     axes.scatter(places, inside, c=here["number"], cmap=chart, norm=norm, **look)
     beyond = (here["value"] < low) | (here["value"] > high)
     for x, value, number in zip(places[beyond], here["value"][beyond], here["number"][beyond], strict=True):
         edge, marker = (high, "^") if value > high else (low, "v")
         drawing.points(axes, x, edge, marker, color=chart(norm(number)), clip_on=False, zorder=4, markersize=3.6)
-    axes.plot(places[here["best"]], inside[here["best"]], markersize=drawing.stroke(6.5), zorder=4, **settings.RING)
+    axes.plot(places[here["best"]], inside[here["best"]], markersize=drawing.line_width(6.5), zorder=4, **settings.RING)
     scale.dress(axes, "x", 4)
     short_numbers(axes.yaxis)
     if scale.levels:

@@ -1,6 +1,6 @@
 """The sentences of the paper against numbers: each is bound to the query that decides it, in the published sweeps as in any other.
 
-A query reads a sweep through `Facts`, which remembers what it read, and gives a verdict with the numbers behind it. What the
+A query reads a sweep through `ClaimFacts`, which remembers what it read, and gives a verdict with the numbers behind it. What the
 sweep lacks ends it: the verdict is then SILENT, with what is missing. 64K in a sentence stands for the longest context length of
 the sweep.
 """
@@ -19,21 +19,21 @@ from scipy import special
 from ....results import metrics, paper
 from ....results.console.text import counted
 from ....results.store.records import AXES, CellState
-from ...number_format import CLEAN, NEEDLE, length_name, rounded, signed
-from ...sweep_data import WEIGHTED, SweepData
+from ...number_format import CLEAN, NEEDLE, format_length, format_number, format_signed
+from ...sweep_data import WEIGHTED_SUFFIX, SweepData
 from ..effects.effect_types import FLOOR
-from ..effects.needle_baseline import at_chance, ceiling
-from ..significance.paired_tests import ALPHA, summaries
+from ..effects.needle_baseline import ceiling, is_at_chance
+from ..significance.paired_tests import ALPHA, test_paired_differences
 
 TRUE, WEAK, NOT_SHOWN, FALSE, DIFFERS = "true", "weak", "not shown", "false", "differs"
 SILENT, UNCHECKED = "cannot say", "unchecked"
 SPEED, SIZE = ("throughput", "mfu_paper"), ("throughput", "parameters")
 WRITING = ("decode", "written_per_s")
-WRITTEN = 19_270
+CLAIMED_RATE = 19_270
 """Tokens per second that polar attention with memory is said to write, of 512 texts on an NVIDIA L4."""
 STEP, SECONDS = ("throughput", "step_seconds"), ("throughput", "train_seconds")
 OURS, SOFTMAX, ROTARY = "polar", "nope", "rope"
-HELD = 0.9
+CLAIMED_ACCURACY = 0.9
 """What is claimed to hold to the longest length."""
 AVERAGE, SPAN = "94", (91, 98)  # %, as printed
 NAMED = 2  # counterexamples by name
@@ -57,7 +57,7 @@ class ClaimResult:
     numbers: Mapping[str, float] = field(default_factory=dict)
 
 
-class Lacking(Exception):
+class MissingData(Exception):
     """What a query would need."""
 
 
@@ -77,7 +77,7 @@ class ClaimFacts:
         """The context lengths, shortest first."""
         found = [length for length in self.data.lengths(*metric) if length]
         if not found:
-            raise Lacking(f"no number of {metric[0]}")
+            raise MissingData(f"no number of {metric[0]}")
         return found
 
     def cells(self, **levels: str) -> list[list[CellState]]:
@@ -85,7 +85,7 @@ class ClaimFacts:
         groups = self.data.configurations().values()
         found = [runs for runs in groups if all(runs[0].levels[axis] == level for axis, level in levels.items())]
         if not found:
-            raise Lacking(f"no cell {_named(levels)}")
+            raise MissingData(f"no cell {_named(levels)}")
         return found
 
     def plain(self, mixer: str, memory: bool, **levels: str) -> list[CellState]:
@@ -115,8 +115,8 @@ class ClaimFacts:
         """As `known`, but it is an end where there is none."""
         found = self.known(runs, metric, length, table)
         if found is None:
-            at = f" at {length_name(length)}" if length else ""
-            raise Lacking(f"{_slug(runs)} has no {metric[0]} {metric[1].removesuffix(WEIGHTED)}{at}")
+            at = f" at {format_length(length)}" if length else ""
+            raise MissingData(f"{_slug(runs)} has no {metric[0]} {metric[1].removesuffix(WEIGHTED_SUFFIX)}{at}")
         return found
 
     def differences(self, axis: str, metric: Metric, length: int, **levels: str) -> list[float]:
@@ -133,7 +133,7 @@ class ClaimFacts:
                 sides[level != "off"][key[:place] + key[place + 1 :]] = value
         found = [value - sides[False][key] for key, value in sides[True].items() if key in sides[False]]
         if not found:
-            raise Lacking(f"no pairs of {axis} off and on at {_named(levels)}")
+            raise MissingData(f"no pairs of {axis} off and on at {_named(levels)}")
         return found
 
     def at_chance(self, sides: Iterable[Sequence[Sequence[CellState]]], length: int) -> bool:
@@ -141,7 +141,7 @@ class ClaimFacts:
         sides = [list(side) for side in sides]
         for runs in (runs for side in sides for runs in side):
             self.known(runs, NEEDLE, length)  # a verdict rests on them, too
-        return at_chance(self.data, [[cell.cell_id for runs in side for cell in runs] for side in sides], [length])
+        return is_at_chance(self.data, [[cell.cell_id for runs in side for cell in runs] for side in sides], [length])
 
     def sides(self, axis: str, **levels: str) -> list[list[list[CellState]]]:
         """The configurations with that axis off, and with it on."""
@@ -156,7 +156,7 @@ class ClaimFacts:
         if not found and part == "model" and self.data.sweep in paper.SWEEPS and name in PUBLISHED:
             return [str(PUBLISHED[name])]
         if not found:
-            raise Lacking(f"no cell with the setting {path}")
+            raise MissingData(f"no cell with the setting {path}")
         return list(found)
 
     def gpus(self, cell: CellState) -> float:
@@ -179,7 +179,7 @@ class Claim:
         """The verdict; SILENT with what is missing."""
         try:
             return self.query(facts)
-        except Lacking as lacking:
+        except MissingData as lacking:
             return ClaimResult(SILENT, f"{lacking}")
 
 
@@ -200,7 +200,7 @@ def _slug(runs: Sequence[CellState]) -> str:
 
 
 def _points(share: float, decimals: int = 1) -> str:
-    return rounded(round(share, 12), decimals, percent=True)
+    return format_number(round(share, 12), decimals, percent=True)
 
 
 def _range(values: Sequence[float], decimals: int = 2) -> str:
@@ -216,8 +216,8 @@ def _judged(differences: Sequence[float], direction: int) -> tuple[str, dict[str
     """Whether a mean difference lies on the claimed side of zero: the exact test of signs and Student's t must agree."""
     d = np.array(differences)
     if len(d) < 2:
-        raise Lacking(f"one pair alone ({signed(round(float(d[0]), 12), 1, percent=True)} points)")
-    (summed,) = summaries([d])
+        raise MissingData(f"one pair alone ({format_signed(round(float(d[0]), 12), 1, percent=True)} points)")
+    (summed,) = test_paired_differences([d])
     error = float(d.std(ddof=1)) / math.sqrt(len(d))
     reach = float(special.stdtrit(len(d) - 1, 1 - ALPHA / 2)) * error
     low, high = summed.mean - reach, summed.mean + reach
@@ -242,7 +242,7 @@ def _judged(differences: Sequence[float], direction: int) -> tuple[str, dict[str
 
 
 def _signed(share: float) -> str:
-    return signed(round(share, 12), 1, percent=True)
+    return format_signed(round(share, 12), 1, percent=True)
 
 
 # --- retrieval --------------------------------------------------------------------------------------------------------
@@ -254,7 +254,7 @@ def memory_helps(facts: ClaimFacts) -> ClaimResult:
     verdict, numbers, told = _judged(facts.differences("memory", NEEDLE, length, attn_type=OURS), 1)
     if facts.at_chance(facts.sides("memory", attn_type=OURS), length):
         verdict = FLOOR
-    return ClaimResult(verdict, f"{length_name(length)}: {told}", numbers)
+    return ClaimResult(verdict, f"{format_length(length)}: {told}", numbers)
 
 
 def holds_ninety(facts: ClaimFacts) -> ClaimResult:
@@ -264,10 +264,10 @@ def holds_ninety(facts: ClaimFacts) -> ClaimResult:
     known = [(runs, facts.known(runs, NEEDLE, length)) for runs in groups]
     values = [value for _, value in known if value is not None]
     if not values:
-        raise Lacking(f"no needle accuracy at {length_name(length)} of {OURS} + memory")
+        raise MissingData(f"no needle accuracy at {format_length(length)} of {OURS} + memory")
     open_ = [value for runs, value in known if value is not None and runs[0].levels["window"] == "off"]
-    count = sum(value >= HELD - DUST for value in values)
-    told = f"{count} of {counted(len(values), 'cell')} have {_points(HELD, 0)}% at {length_name(length)}; mean {_points(fmean(values))}"
+    count = sum(value >= CLAIMED_ACCURACY - DUST for value in values)
+    told = f"{count} of {counted(len(values), 'cell')} have {_points(CLAIMED_ACCURACY, 0)}% at {format_length(length)}; mean {_points(fmean(values))}"
     numbers = {"cells": float(len(values)), "held": float(count), "mean": fmean(values)}
     if len(open_) > 1:
         numbers |= {"no_window": fmean(open_), "no_window_sd": stdev(open_)}
@@ -278,17 +278,17 @@ def holds_ninety(facts: ClaimFacts) -> ClaimResult:
 def average(facts: ClaimFacts) -> ClaimResult:
     """The length-weighted average of our plain cell with memory, and its range."""
     runs, lengths = facts.plain(OURS, True), facts.lengths(NEEDLE)
-    mean = facts.value(runs, (NEEDLE[0], NEEDLE[1] + WEIGHTED))
+    mean = facts.value(runs, (NEEDLE[0], NEEDLE[1] + WEIGHTED_SUFFIX))
     values = [facts.value(runs, NEEDLE, length) for length in lengths]
     whole = [round(100 * value) for value in values]
-    kept = rounded(mean, 0, percent=True) == AVERAGE and SPAN[0] <= min(whole) and max(whole) <= SPAN[1]
+    kept = format_number(mean, 0, percent=True) == AVERAGE and SPAN[0] <= min(whole) and max(whole) <= SPAN[1]
     others = [
-        facts.known(some, (NEEDLE[0], NEEDLE[1] + WEIGHTED))
+        facts.known(some, (NEEDLE[0], NEEDLE[1] + WEIGHTED_SUFFIX))
         for some in facts.cells(attn_type=OURS, memory=facts.memory)
     ]
     best = sum(value is not None and value >= mean - DUST for value in others)
     known = sum(value is not None for value in others)
-    told = f"{_slug(runs)}: average {_points(mean, 2)}, {_range(values)} from {length_name(lengths[0])} to {length_name(lengths[-1])}"
+    told = f"{_slug(runs)}: average {_points(mean, 2)}, {_range(values)} from {format_length(lengths[0])} to {format_length(lengths[-1])}"
     told += f"; {best} of {counted(known, 'cell')} {OURS} + memory have at least that"
     numbers = {
         "average": mean,
@@ -311,13 +311,13 @@ def axis_hurts(axis: str) -> Callable[[ClaimFacts], ClaimResult]:
         if facts.at_chance(facts.sides(axis, **levels), length):
             verdict = FLOOR
         if axis == "window":
-            return ClaimResult(verdict, f"{length_name(length)}: {told}", numbers)
+            return ClaimResult(verdict, f"{format_length(length)}: {told}", numbers)
         alone = facts.differences(axis, NEEDLE, length, **levels, window="off")
         if len(alone) > 1:
             error = stdev(alone) / math.sqrt(len(alone))
             numbers |= {"no_window": fmean(alone), "no_window_error": error}
             told += f"; without window {' '.join(map(_signed, alone))}, mean {_signed(fmean(alone))} ± {_points(error)}"
-        return ClaimResult(verdict, f"{length_name(length)}: {told}", numbers)
+        return ClaimResult(verdict, f"{format_length(length)}: {told}", numbers)
 
     return query
 
@@ -336,11 +336,11 @@ def simplest(facts: ClaimFacts) -> ClaimResult:
     held = [(one, some["off", "off"]) for some in found.values() if ("off", "off") in some for one in some.values()]
     rivals = [(one, plain) for one, plain in held if one is not plain]
     if not rivals:
-        raise Lacking("no cell with distractor or window beside one without either")
+        raise MissingData("no cell with distractor or window beside one without either")
     better = sorted(
         (pair for pair in rivals if pair[0][0] > pair[1][0] + DUST), key=lambda pair: pair[1][0] - pair[0][0]
     )
-    told = f"{length_name(length)}: {len(better)} of {counted(len(rivals), 'cell')} with distractor or window beat the one without"
+    told = f"{format_length(length)}: {len(better)} of {counted(len(rivals), 'cell')} with distractor or window beat the one without"
     examples = [f"{a[1]} {_points(a[0])} > {b[1]} {_points(b[0])}" for a, b in better[:NAMED]]
     numbers = {"better": float(len(better)), "cells": float(len(rivals))}
     sides: dict[tuple[str, str], list[list[CellState]]] = {}
@@ -358,7 +358,7 @@ def _with_memory(facts: ClaimFacts) -> Iterable[tuple[tuple[str, ...], list[Cell
             yield key, runs
 
 
-def collapses(facts: ClaimFacts) -> ClaimResult:
+def check_collapse(facts: ClaimFacts) -> ClaimResult:
     """Whether softmax attention with memory, which retrieves at the shortest length, does not at the longest."""
     first, length = _ends(facts)
     runs = facts.plain(SOFTMAX, True)
@@ -373,16 +373,16 @@ def collapses(facts: ClaimFacts) -> ClaimResult:
         yardstick = f"always the same digit scores {_points(level)}"
         nothing = facts.at_chance([[runs]], length)
     numbers = {"value": value, "ceiling": level}
-    told = f"{_slug(runs)} at {length_name(length)}: {_points(value, 2)}{hits}; {yardstick}"
+    told = f"{_slug(runs)} at {format_length(length)}: {_points(value, 2)}{hits}; {yardstick}"
     if nothing and facts.at_chance([[runs]], first):
-        return ClaimResult(FLOOR, f"{told}; at {length_name(first)} it retrieves nothing either", numbers)
+        return ClaimResult(FLOOR, f"{told}; at {format_length(first)} it retrieves nothing either", numbers)
     return ClaimResult(TRUE if nothing else FALSE, told, numbers)
 
 
 def _ends(facts: ClaimFacts) -> tuple[int, int]:
     lengths = facts.lengths(NEEDLE)
     if len(lengths) < 2:
-        raise Lacking("one context length alone")
+        raise MissingData("one context length alone")
     return lengths[0], lengths[-1]
 
 
@@ -392,10 +392,10 @@ def rotary(facts: ClaimFacts) -> ClaimResult:
     runs, last = facts.plain(ROTARY, True), facts.lengths(NEEDLE)[-2:]
     needle = [facts.value(runs, NEEDLE, length) for length in last]
     loss = facts.value(runs, CLEAN, facts.lengths(CLEAN)[-1])
-    at = ", ".join(f"{_points(value)} at {length_name(length)}" for value, length in zip(needle, last, strict=True))
-    told = f"{_slug(runs)}: needle {at}; loss {rounded(loss, 2)} at {length_name(facts.lengths(CLEAN)[-1])}"
+    at = ", ".join(f"{_points(value)} at {format_length(length)}" for value, length in zip(needle, last, strict=True))
+    told = f"{_slug(runs)}: needle {at}; loss {format_number(loss, 2)} at {format_length(facts.lengths(CLEAN)[-1])}"
     if not any(value > DUST for value in needle):
-        verdict = TRUE if rounded(loss, 2) == "2.86" else DIFFERS
+        verdict = TRUE if format_number(loss, 2) == "2.86" else DIFFERS
     else:  # digits that always the same answer gets right, too, are no needle found
         verdict = DIFFERS if all(facts.at_chance([[runs]], length) for length in last) else FALSE
     return ClaimResult(verdict, told, {"needle": max(needle), "loss": loss})
@@ -408,7 +408,7 @@ def monotone(facts: ClaimFacts) -> ClaimResult:
     """In how many cells the loss falls from every context length to the next."""
     lengths = facts.lengths(CLEAN)
     if len(lengths) < 2:
-        raise Lacking("one context length alone")
+        raise MissingData("one context length alone")
     groups = [(OURS, True), (SOFTMAX, True), (ROTARY, True), (None, False)]
     told: list[str] = []
     numbers: dict[str, float] = {}
@@ -417,7 +417,7 @@ def monotone(facts: ClaimFacts) -> ClaimResult:
         name = f"{mixer} + memory" if mixer else "without memory"
         try:
             some = facts.cells(**levels)
-        except Lacking:
+        except MissingData:
             continue
         rows = [[facts.known(runs, CLEAN, length) for length in lengths] for runs in some]
         rows = [row for row in rows if None not in row]
@@ -426,9 +426,11 @@ def monotone(facts: ClaimFacts) -> ClaimResult:
             told.append(f"{name} {count} of {len(rows)}")
             numbers |= {f"{name}, falling": float(count), f"{name}, cells": float(len(rows))}
     if f"{OURS} + memory, cells" not in numbers:
-        raise Lacking(f"no cell {OURS} + memory with a loss at every length")
+        raise MissingData(f"no cell {OURS} + memory with a loss at every length")
     verdict = _of(int(numbers[f"{OURS} + memory, falling"]), int(numbers[f"{OURS} + memory, cells"]))
-    return ClaimResult(verdict, f"{length_name(lengths[0])} to {length_name(lengths[-1])}: {', '.join(told)}", numbers)
+    return ClaimResult(
+        verdict, f"{format_length(lengths[0])} to {format_length(lengths[-1])}: {', '.join(told)}", numbers
+    )
 
 
 def best_loss(facts: ClaimFacts) -> ClaimResult:
@@ -440,7 +442,7 @@ def best_loss(facts: ClaimFacts) -> ClaimResult:
         for memory in (False, True):
             try:
                 plain.append(facts.known(facts.plain(mixer, memory), CLEAN, length))
-            except Lacking:
+            except MissingData:
                 continue
     known = [value for value in plain if value is not None]
     every = [(value, _slug(runs)) for runs in facts.cells() if (value := facts.known(runs, CLEAN, length)) is not None]
@@ -456,11 +458,11 @@ def best_loss(facts: ClaimFacts) -> ClaimResult:
         else f"true among {len(known)} plain cells only"
     )
     told = (
-        f"{rounded(ours, 2)} at {length_name(length)}, {'lowest' if inside else 'not the lowest'} of the {len(known)} plain cells; "
-        f"lowest of all is {rounded(lowest, 3)} ({name})"
+        f"{format_number(ours, 2)} at {format_length(length)}, {'lowest' if inside else 'not the lowest'} of the {len(known)} plain cells; "
+        f"lowest of all is {format_number(lowest, 3)} ({name})"
     )
     if lower > 1:
-        told += f", {lower - 1} more are below {rounded(round(ours - 1.5 * DIGIT, 9), 3)}"
+        told += f", {lower - 1} more are below {format_number(round(ours - 1.5 * DIGIT, 9), 3)}"
     return ClaimResult(verdict, told, {"ours": ours, "plain": min(known), "lowest": lowest, "lower": float(lower)})
 
 
@@ -470,7 +472,7 @@ def degrades(facts: ClaimFacts) -> ClaimResult:
     lengths = facts.lengths(CLEAN)
     longer = [length for length in lengths if length > trained]
     if trained not in lengths or not longer:
-        raise Lacking(f"no loss at the training length, {length_name(trained)}, and beyond it")
+        raise MissingData(f"no loss at the training length, {format_length(trained)}, and beyond it")
     told: list[str] = []
     kept: list[set[int]] = []
     numbers: dict[str, float] = {}
@@ -481,7 +483,7 @@ def degrades(facts: ClaimFacts) -> ClaimResult:
         better = [length // trained for length, value in rest.items() if value < first]
         kept.append(set(better))
         show = max(better, default=longer[0] // trained) * trained
-        told.append(f"{mixer} {rounded(first, 2)} -> {rounded(rest[show], 2)} at {show // trained}x")
+        told.append(f"{mixer} {format_number(first, 2)} -> {format_number(rest[show], 2)} at {show // trained}x")
         numbers |= {
             f"{mixer}, trained": first,
             **{f"{mixer}, {length // trained}x": value for length, value in rest.items()},
@@ -490,7 +492,7 @@ def degrades(facts: ClaimFacts) -> ClaimResult:
     if both:
         most = max(both)
         told = [
-            f"{mixer} {rounded(numbers[f'{mixer}, trained'], 2)} -> {rounded(numbers[f'{mixer}, {most}x'], 2)} at {length_name(most * trained)}"
+            f"{mixer} {format_number(numbers[f'{mixer}, trained'], 2)} -> {format_number(numbers[f'{mixer}, {most}x'], 2)} at {format_length(most * trained)}"
             for mixer in (SOFTMAX, ROTARY)
         ]
         return ClaimResult(f"false up to {most}x", f"both improve: {', '.join(told)}", numbers)
@@ -507,7 +509,7 @@ def speed(facts: ClaimFacts) -> ClaimResult:
     table = "4" if facts.data.sweep in paper.SWEEPS else None
     runs = [facts.plain(OURS, False), facts.plain(OURS, True), facts.plain(OURS, True, distractor="on")]
     if any(0 < facts.gpus(cell) < 1 for some in runs for cell in some):
-        raise Lacking("cells had a share of a GPU each, so that their speeds are their neighbours', too")
+        raise MissingData("cells had a share of a GPU each, so that their speeds are their neighbours', too")
     alone, memory, both = (facts.value(some, SPEED, table=table) for some in runs)
     points, drops = alone - memory, [1 - memory / alone, 1 - both / alone]
     told = f"MFU {_points(alone)}, {_points(memory)}, {_points(both)}: {_points(points)} points, {_points(drops[0])}%, {_points(drops[1])}%"
@@ -524,7 +526,7 @@ def speed(facts: ClaimFacts) -> ClaimResult:
 def budgets(facts: ClaimFacts) -> ClaimResult:
     """Whether the printed training budgets are six times parameters times tokens."""
     if facts.data.sweep != paper.SWEEPS[1]:
-        raise Lacking(f"the budgets are of models that {paper.SWEEPS[1]} prints")
+        raise MissingData(f"the budgets are of models that {paper.SWEEPS[1]} prints")
     right, every = 0, 0
     for row in paper.rows("budgets"):
         texts = (row["params"], row["train_tokens"])
@@ -532,7 +534,7 @@ def budgets(facts: ClaimFacts) -> ClaimResult:
             continue
         size, tokens = (float(text[:-1]) * UNITS[text[-1]] for text in texts)
         every += 1
-        right += f"{rounded(6 * size * tokens / 1e21, 1)} ZF" == row["train_flops"]
+        right += f"{format_number(6 * size * tokens / 1e21, 1)} ZF" == row["train_flops"]
     return ClaimResult(
         _of(right, every), f"{right} of {every} are 6 N T to the digit", {"right": float(right), "models": float(every)}
     )
@@ -541,21 +543,21 @@ def budgets(facts: ClaimFacts) -> ClaimResult:
 def non_embedding(facts: ClaimFacts) -> ClaimResult:
     """Whether 369.72M leaves the embedding out."""
     size = facts.value(facts.plain(SOFTMAX, False), SIZE)
-    is_total = rounded(size / 1e6, 2) == "369.72"
-    told = f"all parameters of {SOFTMAX} without memory, the embedding among them: {rounded(size / 1e6, 2)}M"
+    is_total = format_number(size / 1e6, 2) == "369.72"
+    told = f"all parameters of {SOFTMAX} without memory, the embedding among them: {format_number(size / 1e6, 2)}M"
     return ClaimResult(FALSE if is_total else DIFFERS, told, {"parameters": size})
 
 
-def billion(facts: ClaimFacts) -> ClaimResult:
+def check_token_count(facts: ClaimFacts) -> ClaimResult:
     """Whether exactly a billion tokens were trained."""
     known = sorted({cell.tokens_total for cell in facts.data.cells if cell.tokens_total})
     if not known:
-        raise Lacking("no cell with a number of tokens")
+        raise MissingData("no cell with a number of tokens")
     told = ", ".join(f"{tokens:,}" for tokens in known)
     try:
         (size, *_) = [int(text) for text in facts.setting("train.batch_tokens")]
         told += f" = {known[0] // size:,} steps of {size:,}" if len(known) == 1 and not known[0] % size else ""
-    except Lacking:
+    except MissingData:
         pass
     return ClaimResult(TRUE if known == [10**9] else FALSE, f"{told} tokens", {"tokens": float(known[0])})
 
@@ -570,9 +572,13 @@ def eigenvalue(facts: ClaimFacts) -> ClaimResult:
     """The eigenvalue of the memory's transition with keys that are normed by their root mean square."""
     (size, *_) = [int(text) for text in facts.setting("model.head_dim")]
     here, there = (DECAY * (1 - WRITE * keys) for keys in (size, PROTOTYPE))
-    told = f"{DECAY} (1 - {WRITE} d): {rounded(here, 1)} at d = {size}; {rounded(there, 1)} at d = {PROTOTYPE}, as in a prototype"
+    told = f"{DECAY} (1 - {WRITE} d): {format_number(here, 1)} at d = {size}; {format_number(there, 1)} at d = {PROTOTYPE}, as in a prototype"
     verdict = (
-        TRUE if rounded(here, 0) == "-7" else f"true of d = {PROTOTYPE} only" if rounded(there, 0) == "-7" else FALSE
+        TRUE
+        if format_number(here, 0) == "-7"
+        else f"true of d = {PROTOTYPE} only"
+        if format_number(there, 0) == "-7"
+        else FALSE
     )
     return ClaimResult(verdict, told, {"eigenvalue": here, "prototype": there})
 
@@ -581,7 +587,7 @@ def state_size(facts: ClaimFacts) -> ClaimResult:
     """Bytes of the memory's state of a layer and a sequence."""
     heads, size = (int(facts.setting(f"model.{name}")[0]) for name in ("n_heads", "head_dim"))
     held = heads * size * size * 4
-    told = f"{heads} heads x {size} x {size} x 4 bytes = {rounded(held / 1024, 0)} KB"
+    told = f"{heads} heads x {size} x {size} x 4 bytes = {format_number(held / 1024, 0)} KB"
     return ClaimResult(TRUE if held == 512 * 1024 else DIFFERS, told, {"bytes": float(held)})
 
 
@@ -592,20 +598,20 @@ def in_benchmark(facts: ClaimFacts) -> ClaimResult:
     )
 
 
-def writes(facts: ClaimFacts) -> ClaimResult:
+def check_rate(facts: ClaimFacts) -> ClaimResult:
     """Tokens a second of polar attention with memory, which only numbers of the same GPU can decide."""
     if not any(key[1:3] == WRITING for key in facts.data.values):
         return ClaimResult(UNCHECKED, "the sweep did not run the probe decode: not derivable")
     runs = facts.plain(OURS, True)
     lengths = [length for length in facts.lengths(WRITING) if facts.known(runs, WRITING, length)]
     if not lengths:
-        raise Lacking(f"{_slug(runs)} has no {WRITING[0]} {WRITING[1]}")
+        raise MissingData(f"{_slug(runs)} has no {WRITING[0]} {WRITING[1]}")
     best = max(lengths, key=lambda length: facts.value(runs, WRITING, length))
     value, found = facts.value(runs, WRITING, best), facts.data.value(runs[0].cell_id, *WRITING, best)
     source = facts.data.sources.get(found.attempt_id) if found is not None else None
     where = (source.gpu if source else None) or "no GPU"
-    told = f"{rounded(value, 0)} at {length_name(best)} on {where}; the sentence is of an NVIDIA L4"
-    verdict = (TRUE if value >= WRITTEN else FALSE) if where.split()[-1] == "L4" else SILENT
+    told = f"{format_number(value, 0)} at {format_length(best)} on {where}; the sentence is of an NVIDIA L4"
+    verdict = (TRUE if value >= CLAIMED_RATE else FALSE) if where.split()[-1] == "L4" else SILENT
     return ClaimResult(verdict, told, {"tokens_per_s": value})
 
 
@@ -618,18 +624,18 @@ CLAIMS = (
     Claim("distractor", "The distractor hurts beside memory.", axis_hurts("distractor")),
     Claim("window", "The window hurts beside memory.", axis_hurts("window")),
     Claim("simplest", "The simplest configuration is strictly superior.", simplest),
-    Claim("collapse", "Softmax attention with memory collapses to 16% at 64K.", collapses),
+    Claim("collapse", "Softmax attention with memory collapses to 16% at 64K.", check_collapse),
     Claim("rope", "RoPE with memory is at 0% by 32K and at 2.86 nats at 64K.", rotary),
     Claim("degrade", "NoPE and RoPE both degrade rapidly in perplexity past the training length.", degrades),
     Claim("mfu", "Memory costs 4.5 points of MFU, or 11.2%; with the distractor 20.7%.", speed),
     Claim("budgets", "Training budgets of the open-weight models, in ZF.", budgets),
     Claim("non-embedding", "369.72M non-embedding parameters.", non_embedding),
-    Claim("tokens", "Exactly 1B tokens.", billion),
+    Claim("tokens", "Exactly 1B tokens.", check_token_count),
     Claim("schedule", "A cosine schedule.", cosine),
     Claim("eigenvalue", "An eigenvalue of about -7, so 10^57.", eigenvalue),
     Claim("state", "A state of 512 KB.", state_size),
     Claim("generation", "Polar's Triton kernel is 7 to 27 times faster than eager PyTorch (L4).", in_benchmark),
     Claim("kept", "Its peak memory is 5 times smaller than that of eager PyTorch (L4).", in_benchmark),
-    Claim("written", "Polar attention with memory writes 19,270 tokens/s.", writes),
+    Claim("written", "Polar attention with memory writes 19,270 tokens/s.", check_rate),
 )
 """Every sentence that numbers can decide, as the papers have it or in short."""

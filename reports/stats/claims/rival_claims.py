@@ -12,11 +12,11 @@ from scipy import special
 
 from ....results import paper
 from ....results.store.records import CellState
-from ...number_format import Column, column_of, length_name, rounded
-from ...sweep_data import SweepData, level_of
+from ...number_format import Column, column_of, format_length, format_number
+from ...sweep_data import SweepData, cell_level
 from ..significance.paired_tests import ALPHA
 from ..sweep_differences import NOT_THERE
-from .paper_claims import CLAIMS, DIFFERS, FALSE, NOT_SHOWN, TRUE, Claim, ClaimFacts, ClaimResult, Lacking
+from .paper_claims import CLAIMS, DIFFERS, FALSE, NOT_SHOWN, TRUE, Claim, ClaimFacts, ClaimResult, MissingData
 
 SETS = paper.SETS
 THRESHOLD, ROTARY, NO_POSITION, FORGETTING, WALL = "tra", "rope", "nope", "fox", "wall"
@@ -47,7 +47,7 @@ class Mean:
     high: float | None = None
 
 
-def sentences(facts: ClaimFacts) -> list[Claim]:
+def claims_for(facts: ClaimFacts) -> list[Claim]:
     """Those of every paper that a sweep has a number for; of a sweep without any, our own paper's."""
     data = facts.data
     found = [claim for one in FAMILIES if data.values and data.has_any(one.probes) for claim in one.claims]
@@ -58,12 +58,12 @@ def _plain(facts: ClaimFacts, mixer: str, column: Column) -> Mean:
     """The number of the plain configuration with that mixer that has it."""
     extra = [axis for axis in facts.data.extra_axes() if not axis.startswith(TEXT)]
     for runs in facts.plain_of(mixer):
-        if any(level_of(runs[0], axis) not in NOT_THERE for axis in extra):
+        if any(cell_level(runs[0], axis) not in NOT_THERE for axis in extra):
             continue
         if facts.known(runs, (column.probe, column.metric), column.length) is not None:
             return _mean(facts.data, runs, column)
-    at = f" at {length_name(column.length)}" if column.length else ""
-    raise Lacking(f"no {mixer} with a number of {column.metric}{at}")
+    at = f" at {format_length(column.length)}" if column.length else ""
+    raise MissingData(f"no {mixer} with a number of {column.metric}{at}")
 
 
 def _mean(data: SweepData, runs: Sequence[CellState], column: Column) -> Mean:
@@ -78,8 +78,8 @@ def _mean(data: SweepData, runs: Sequence[CellState], column: Column) -> Mean:
 
 
 def _share(one: Mean) -> str:
-    spread = f" ± {rounded(one.sd, 2, percent=True)}" if one.sd is not None else ""
-    return f"{rounded(round(one.value, 12), 2, percent=True)}{spread}"
+    spread = f" ± {format_number(one.sd, 2, percent=True)}" if one.sd is not None else ""
+    return f"{format_number(round(one.value, 12), 2, percent=True)}{spread}"
 
 
 def solved(facts: ClaimFacts) -> ClaimResult:
@@ -107,12 +107,12 @@ def fails(mixer: str, which: str, printed: str) -> Callable[[ClaimFacts], ClaimR
             return ClaimResult(FALSE, told, numbers)
         if one.sd is not None and one.seeds > 1:
             high = one.value + float(special.stdtrit(one.seeds - 1, 1 - ALPHA / 2)) * one.sd / math.sqrt(one.seeds)
-            told += f", 95% to {rounded(min(1.0, high), 2, percent=True)}"
+            told += f", 95% to {format_number(min(1.0, high), 2, percent=True)}"
             return ClaimResult(TRUE if high < 1 else NOT_SHOWN, told, numbers | {"high": high})
         if one.high is not None:
-            told += f", 95% of sequences to {rounded(one.high, 2, percent=True)}"
+            told += f", 95% of sequences to {format_number(one.high, 2, percent=True)}"
             return ClaimResult(TRUE if one.high < 1 else NOT_SHOWN, told, numbers | {"high": one.high})
-        same = rounded(round(one.value, 12), 2, percent=True) == printed
+        same = format_number(round(one.value, 12), 2, percent=True) == printed
         return ClaimResult(TRUE if same else NOT_SHOWN, f"{told}, no spread of it", numbers)
 
     return query
@@ -122,16 +122,16 @@ def extrapolates(facts: ClaimFacts) -> ClaimResult:
     """Whether perplexity stays below that at the training length for two mixers, and more than doubles for a third."""
     lengths = facts.lengths(("extrapolation", "perplexity"))
     if len(lengths) < 2:
-        raise Lacking(f"perplexity at {length_name(lengths[0])} alone")
+        raise MissingData(f"perplexity at {format_length(lengths[0])} alone")
     ratios = {}
     for mixer in (THRESHOLD, FORGETTING, ROTARY):
         columns = [_perplexity(facts, length) for length in (lengths[0], lengths[-1])]
         first, last = (_plain(facts, mixer, column).value for column in columns)
         ratios[mixer] = last / first
     kept = [ratios[THRESHOLD] <= 1 + DUST, ratios[FORGETTING] <= 1 + DUST, ratios[ROTARY] > 2]
-    told = ", ".join(f"{mixer} {rounded(ratio, 2)}" for mixer, ratio in ratios.items())
+    told = ", ".join(f"{mixer} {format_number(ratio, 2)}" for mixer, ratio in ratios.items())
     verdict = TRUE if all(kept) else f"true of {sum(kept)} of 3" if any(kept) else FALSE
-    return ClaimResult(verdict, f"{length_name(lengths[-1])} over {length_name(lengths[0])}: {told}", ratios)
+    return ClaimResult(verdict, f"{format_length(lengths[-1])} over {format_length(lengths[0])}: {told}", ratios)
 
 
 def _perplexity(facts: ClaimFacts, length: int) -> Column:
@@ -148,13 +148,13 @@ def averages(facts: ClaimFacts) -> ClaimResult:
             continue
         mean = round(math.fsum(value for value in four if value is not None) / len(TASKS), 12)
         every, numbers[runs[0].slug] = every + 1, mean
-        if rounded(mean, 1, percent=True) == rounded(average, 1, percent=True):
+        if format_number(mean, 1, percent=True) == format_number(average, 1, percent=True):
             right += 1
         else:
-            printed = rounded(average, 1, percent=True)
-            told.append(f"{runs[0].slug} {rounded(mean, 3, percent=True)}, printed {printed}")
+            printed = format_number(average, 1, percent=True)
+            told.append(f"{runs[0].slug} {format_number(mean, 3, percent=True)}, printed {printed}")
     if not every:
-        raise Lacking("no configuration with four tasks and their average")
+        raise MissingData("no configuration with four tasks and their average")
     verdict = TRUE if right == every else f"true of {right} of {every}"
     return ClaimResult(verdict, "; ".join([f"{right} of {every} to the digit", *told]), numbers)
 
@@ -170,7 +170,7 @@ def outperforms(facts: ClaimFacts) -> ClaimResult:
             every, ahead, numbers[f"{name}, {rival}"] = every + 1, ahead + (difference > DUST), difference
             behind += [f"{name} not of {rival}"] if difference <= DUST else []
     smallest = min(numbers.values())
-    told = f"ahead in {ahead} of {every}, by {rounded(round(smallest, 12), 1, percent=True)} points at least"
+    told = f"ahead in {ahead} of {every}, by {format_number(round(smallest, 12), 1, percent=True)} points at least"
     if ours.seeds < 2:
         told += "; one run each, so whether runs agree is not known"
     verdict = TRUE if ahead == every else f"true of {ahead} of {every}" if ahead else FALSE
@@ -180,15 +180,15 @@ def outperforms(facts: ClaimFacts) -> ClaimResult:
 def rescaled(facts: ClaimFacts) -> ClaimResult:
     """Whether the printed rescale factors are 2^(0.02 C)."""
     if facts.data.sweep != paper.WALL:
-        raise Lacking(f"the factors are what {paper.WALL} prints")
+        raise MissingData(f"the factors are what {paper.WALL} prints")
     right, told, numbers = 0, [], {}
     printed = [row for row in paper.rows("wall-settings") if row["setting"].startswith("rescale factor")]
     for row in printed:
         size = int(row["setting"].rpartition("= ")[2])
         factor = 2.0 ** (DECAY * size)
         numbers[f"C = {size}"] = factor
-        right += rounded(factor, 2) == row["printed"]
-        told.append(f"{rounded(factor, 3)} at C = {size}, printed {row['printed']}")
+        right += format_number(factor, 2) == row["printed"]
+        told.append(f"{format_number(factor, 3)} at C = {size}, printed {row['printed']}")
     verdict = TRUE if right == len(printed) else DIFFERS if not right else f"true of {right} of {len(printed)}"
     return ClaimResult(verdict, f"2^({DECAY} C): {'; '.join(told)}", numbers)
 

@@ -13,7 +13,7 @@ from ..significance.paired_tests import ALPHA, PairedTest
 CONFIRMATORY = "declared contrasts"
 EQUIVALENT = "equivalent"
 FLOOR = "not asked: all at chance"
-NONE = "none"
+NO_TEST = "none"
 """Method of a row without a single pair."""
 
 

@@ -20,17 +20,17 @@ from scipy import special
 
 from ...number_format import Column
 from ...sweep_data import SweepData
-from ..noise.run_noise import NEAR, STRATA, Spread, detectable, spread
-from ..significance.paired_tests import ALPHA, corrected_families, holm, summaries
+from ..noise.run_noise import NEAR, STRATUM_AXES, Spread, detectable, spread
+from ..significance.paired_tests import ALPHA, corrected_families, holm, test_paired_differences
 from . import stopping_rows
 from .effect_types import CONFIRMATORY, EQUIVALENT, FLOOR, Effect, EffectRow, Interaction, Tested, where_text
 from .matched_groups import (
-    Contrasted,
+    MatchedDifferences,
     Numbers,
-    combined,
     contrast_column,
     factors,
     first_measures,
+    level_combinations,
     level_pairs,
     main_measures,
     measures,
@@ -39,7 +39,7 @@ from .matched_groups import (
     reference_level,
 )
 from .matched_groups import within as standing
-from .needle_baseline import with_floor
+from .needle_baseline import flag_chance_level
 from .partial_design_effects import FittedDesign, Levels
 
 __all__ = [
@@ -114,7 +114,7 @@ def contrasts(data: SweepData) -> list[Effect]:
         _effect(row, about, margin=margins.get(row.place), p_equivalence=equal.get(row.place, math.nan))
         for row, about in _tested(made, rows)
     ]
-    return with_floor(data, stopping_rows.applied(data, found))
+    return flag_chance_level(data, stopping_rows.apply_last_look(data, found))
 
 
 class _Estimator(Protocol):
@@ -175,9 +175,11 @@ class _Matched:
         for count in (2, 3):
             for axes in combinations(self.axes, count):
                 strata = _strata(self.data, axes)
-                pairs = {axis: level_pairs(self.data, axis, every=count == 2 or axis == STRATA[0]) for axis in axes}
+                pairs = {
+                    axis: level_pairs(self.data, axis, every=count == 2 or axis == STRATUM_AXES[0]) for axis in axes
+                }
                 against = {axis: level_pairs(self.data, axis, every=False) for axis in axes}
-                for levels in combined(pairs):
+                for levels in level_combinations(pairs):
                     main = all(levels[axis] in against[axis] for axis in axes)
                     yield from _rows(self.numbers, levels, strata[:1] if count == 2 and main else [], strata)
 
@@ -186,7 +188,7 @@ class _Matched:
         ((axis, (level, reference)),) = levels.items()
         # an axis that another grid of this sweep had, or that is left with one level: none of its pairs is here
         known = axis in self.numbers.axes and level != reference
-        made = self.numbers.contrasted(levels if known else {STRATA[0]: ("", "")})
+        made = self.numbers.contrasted(levels if known else {STRATUM_AXES[0]: ("", "")})
         kept = standing(made.levels, where, len(made.corners)) & known
         strata = [one for one in _strata(self.data, levels) if known and one not in where]
         row = _row(self.numbers, made, kept, place, strata[0] if strata else None)
@@ -198,14 +200,18 @@ class _Matched:
         """p of two one-sided tests that the mean lies outside of the margin; each side is half of the two-sided test of the
         differences shifted by the margin, whichever test that is."""
         scales = [row.scale for row in rows]
-        below = summaries([row.sample + margin for row, margin in zip(rows, margins, strict=True)], scales)
-        above = summaries([row.sample - margin for row, margin in zip(rows, margins, strict=True)], scales)
+        below = test_paired_differences(
+            [row.sample + margin for row, margin in zip(rows, margins, strict=True)], scales
+        )
+        above = test_paired_differences(
+            [row.sample - margin for row, margin in zip(rows, margins, strict=True)], scales
+        )
         return [max(_one_sided(a.p, a.mean), _one_sided(b.p, -b.mean)) for a, b in zip(below, above, strict=True)]
 
     def corrected(self, rows: Sequence[_MatchedRow], families: Sequence[Sequence[int]]) -> list[list[float]]:
         """The corrected p of every family; adds its test to each row."""
         samples, scales = [row.sample for row in rows], [row.scale for row in rows]
-        summed = summaries(samples, scales)
+        summed = test_paired_differences(samples, scales)
         for row, summary in zip(rows, summed, strict=True):
             # the median is that of the differences as they are, whatever the weights of strata
             median = {"median": float(np.median(row.plain))} if summary.n else {"p_sign": math.nan}
@@ -222,7 +228,7 @@ def _one_sided(p: float, mean: float) -> float:
 
 def _strata(data: SweepData, axes: Iterable[str]) -> list[str]:
     """What a row over the whole sweep averages: the first always told apart, the second where it makes a difference."""
-    return [axis for axis in STRATA if axis not in axes and len(data.levels(axis)) > 1]
+    return [axis for axis in STRATUM_AXES if axis not in axes and len(data.levels(axis)) > 1]
 
 
 def _rows(numbers: Numbers, levels: Levels, split: Sequence[str], strata: Sequence[str]) -> Iterator[EffectRow]:
@@ -241,11 +247,11 @@ def _rows(numbers: Numbers, levels: Levels, split: Sequence[str], strata: Sequen
             row.levels = levels
             row.fields |= {"where": where_text(where), "family": family}
             yield row
-            if left and left[0] in split and (left[0] == STRATA[0] or row.fields["p_heterogeneity"] < ALPHA):
+            if left and left[0] in split and (left[0] == STRATUM_AXES[0] or row.fields["p_heterogeneity"] < ALPHA):
                 subsets += [where | {left[0]: level} for level in numbers.data.levels(left[0])]
 
 
-def _row(numbers: Numbers, made: Contrasted, kept: np.ndarray, place: int, axis: str | None) -> _MatchedRow:
+def _row(numbers: Numbers, made: MatchedDifferences, kept: np.ndarray, place: int, axis: str | None) -> _MatchedRow:
     """The differences of these configurations in one measure, those of an axis's strata with equal weights."""
     every = made.differences[kept, :, place]
     have = ~np.isnan(every)
@@ -257,7 +263,7 @@ def _row(numbers: Numbers, made: Contrasted, kept: np.ndarray, place: int, axis:
     weights = _weights(strata, parts) if strata is not None else np.ones(len(sample))
     listed = (made.corners[kept] >= 0).all(axis=-1)
     corners = made.corners[kept]
-    i2, p = heterogeneity(parts)
+    i2, p = heterogeneity_test(parts)
     fields = {
         "measure": numbers.columns[place],
         "expected": int(listed.any(axis=1).sum()),
@@ -302,7 +308,7 @@ def _missing(numbers: Numbers, corners: np.ndarray, place: int) -> dict[str, int
     return dict(found)
 
 
-def _worst(numbers: Numbers, made: Contrasted, kept: np.ndarray, place: int, axis: str | None) -> float:
+def _worst(numbers: Numbers, made: MatchedDifferences, kept: np.ndarray, place: int, axis: str | None) -> float:
     """The mean with diverged cells at the worst value possible; NaN where none of these diverged."""
     filled = numbers.filled[:, place]
     corners = made.corners[kept]
@@ -318,7 +324,7 @@ def _worst(numbers: Numbers, made: Contrasted, kept: np.ndarray, place: int, axi
     return float(np.mean([means[strata == level].mean() for level in dict.fromkeys(strata.tolist())]))
 
 
-def heterogeneity(strata: Sequence[np.ndarray]) -> tuple[float, float]:
+def heterogeneity_test(strata: Sequence[np.ndarray]) -> tuple[float, float]:
     """I2 and p of the hypothesis that strata have one mean: Brown and Forsythe's F, which needs no equal variances, with
     Mehrotra's degrees of freedom. I2 = (F - 1) / F, at least 0. NaN for fewer than two strata, and for strata of one."""
     if len(strata) < 2 or min(len(part) for part in strata) < 2:

@@ -16,9 +16,9 @@ import numpy as np
 
 from ....results.contrasts import Contrast, reference_level
 from ....results.store.records import AXES
-from ...number_format import Column, column_of, length_name
-from ...result_columns import complete_columns, ends, every, longest, word_of
-from ...sweep_data import WEIGHTED, SweepData, level_of
+from ...number_format import Column, column_of, format_length
+from ...result_columns import all_lengths, complete_columns, ends, longest, placeholder_for_cell
+from ...sweep_data import WEIGHTED_SUFFIX, SweepData, cell_level
 
 if TYPE_CHECKING:
     import pandas as pd
@@ -32,7 +32,7 @@ DIVERGED = "diverged"
 def measures(data: SweepData, *, at_least: int = 2) -> list[Column]:
     """Every number that effects are worked out for, where at least so many cells have it: those of the complete results, at all
     context lengths that the grid asks for and averaged over them, a decimal more than is printed of losses."""
-    return _known(data, complete_columns(data, over=every), at_least)
+    return _known(data, complete_columns(data, over=all_lengths), at_least)
 
 
 def main_measures(data: SweepData, *, at_least: int = 2) -> list[Column]:
@@ -65,8 +65,8 @@ def contrast_column(data: SweepData, one: Contrast) -> Column:
     base = column_of(one.probe, known, heading, length=one.length or 0)
     base = base if base.percent else replace(base, decimals=LOSS_DECIMALS)
     if one.length is None:
-        return replace(base, heading=f"{heading} avg", metric=one.metric + WEIGHTED)
-    return replace(base, heading=f"{heading}@{length_name(one.length)}") if one.length else base
+        return replace(base, heading=f"{heading} avg", metric=one.metric + WEIGHTED_SUFFIX)
+    return replace(base, heading=f"{heading}@{format_length(one.length)}") if one.length else base
 
 
 def level_pairs(data: SweepData, axis: str, *, every: bool = True) -> list[tuple[str, str]]:
@@ -88,7 +88,7 @@ def numbers_of(data: SweepData, column: Column) -> pd.DataFrame:
         value = data.given(cell, column)
         if value is not None and value.value is not None:
             row: dict[str, Any] = {"cell": cell.cell_id, "attempt": value.attempt_id, "seed": cell.seed}
-            row |= {axis: level_of(cell, axis) for axis in axes}
+            row |= {axis: cell_level(cell, axis) for axis in axes}
             rows.append(row | {"value": value.value})
     return pd.DataFrame(rows, columns=["cell", "attempt", "seed", *axes, "value"])
 
@@ -106,7 +106,7 @@ def origins_of(frame: pd.DataFrame, *suffixes: str) -> tuple[tuple[str, int | No
 
 
 @dataclass(frozen=True)
-class Contrasted:
+class MatchedDifferences:
     """Differences of one kind over the whole sweep: of levels of one axis, or differences of differences for several.
 
     `corners` are cells, [configuration, seed, corner], -1 where the grid lists none; a corner's sign is in `signs`.
@@ -148,13 +148,13 @@ class Numbers:
         """By axis: its levels, and which of them each cell stands at."""
         found = {}
         for axis in self.axes:
-            words = [level_of(cell, axis) for cell in self.cells]
+            words = [cell_level(cell, axis) for cell in self.cells]
             names = list(dict.fromkeys(words))
             place = {name: index for index, name in enumerate(names)}
             found[axis] = names, np.array([place[word] for word in words], dtype=int)
         return found
 
-    def contrasted(self, levels: Mapping[str, tuple[str, str]]) -> Contrasted:
+    def contrasted(self, levels: Mapping[str, tuple[str, str]]) -> MatchedDifferences:
         """The differences of these levels, axis -> (level, reference): of one axis, or of differences for several."""
         if unknown := levels.keys() - self._codes.keys():
             raise KeyError(f"the sweep has no axis {min(unknown)}")
@@ -174,7 +174,7 @@ class Numbers:
         numbers = np.where(listed[..., None], self.values[corners], np.nan)
         # in this order, so that a difference of differences of equal numbers is zero
         weights = np.array(signs)
-        return Contrasted(tuple(levels), corners, weights, np.einsum("ksjm,j->ksm", numbers, weights), others)
+        return MatchedDifferences(tuple(levels), corners, weights, np.einsum("ksjm,j->ksm", numbers, weights), others)
 
     def _table(self, axes: tuple[str, ...]) -> tuple[np.ndarray, dict[str, np.ndarray]]:
         """Which cell stands where, [configuration of the other axes, level of each of these, seed], -1 for none; and the
@@ -195,7 +195,7 @@ class Numbers:
         """What a table prints in place of a number that the cell lacks."""
         if (cell, measure) not in self._words:
             given = self._given[cell][measure]
-            self._words[cell, measure] = word_of(self.data, self.cells[cell], self.columns[measure], given)
+            self._words[cell, measure] = placeholder_for_cell(self.data, self.cells[cell], self.columns[measure], given)
         return self._words[cell, measure]
 
     def origins(self, cells: np.ndarray, measure: int) -> tuple[tuple[str, int | None], ...]:
@@ -240,7 +240,7 @@ def within(levels: Mapping[str, np.ndarray], where: Mapping[str, str], size: int
     return kept
 
 
-def combined(pairs: Mapping[str, Sequence[tuple[str, str]]]) -> Iterator[dict[str, tuple[str, str]]]:
+def level_combinations(pairs: Mapping[str, Sequence[tuple[str, str]]]) -> Iterator[dict[str, tuple[str, str]]]:
     """Every combination of these (level, reference) pairs, axis -> pair, the last axis fastest."""
     for chosen in product(*pairs.values()):
         yield dict(zip(pairs, chosen, strict=True))

@@ -11,11 +11,11 @@ from scipy import special
 
 from ....results import metrics, paper
 from ....results.contrasts import Contrast
-from ...number_format import length_name, rounded
-from ...sweep_data import WEIGHTED, SweepData, level_of
-from ...table import Entry
+from ...number_format import format_length, format_number
+from ...sweep_data import WEIGHTED_SUFFIX, SweepData, cell_level
+from ...table import TableEntry
 from ..significance.paired_tests import ALPHA
-from ..significance.trial_intervals import CONSTANT, DIGITS, ceilings, trials_of
+from ..significance.trial_intervals import CONSTANT, DIGITS, ceilings, independent_trials
 from .effect_types import Effect
 
 DUST = 1e-9
@@ -40,7 +40,8 @@ def yardstick(data: SweepData, lengths: Iterable[int] | None = None) -> str:
     guess = metrics.metric(*DIGITS).chance_text.removesuffix("%")
     wanted = [length for length in (data.lengths(*DIGITS) if lengths is None else lengths) if length]
     found = sorted(
-        {rounded(one, 1, percent=True) for length in wanted if (one := ceiling(data, length)) is not None}, key=float
+        {format_number(one, 1, percent=True) for length in wanted if (one := ceiling(data, length)) is not None},
+        key=float,
     )
     if not found:
         return f"a guess: {guess}; the same digit everywhere: more, not recorded"
@@ -52,20 +53,20 @@ def needle_note(data: SweepData, heading: str = "Ndl") -> str:
     return f"{heading}: needle digits right, in % ({yardstick(data)})."
 
 
-def needle_words(data: SweepData, lengths: Iterable[int] | None = None) -> str:
+def needle_caption(data: SweepData, lengths: Iterable[int] | None = None) -> str:
     """The sentence for a picture of needle accuracies among other numbers."""
     return f"Needle digits right, in %: {yardstick(data, lengths)}."
 
 
-def about_needle(entries: Iterable[Entry], words: Iterable[str] = ()) -> bool:
+def mentions_needle(entries: Iterable[TableEntry], words: Iterable[str] = ()) -> bool:
     """Whether any of these is a needle accuracy or worked out from some, or any of the words a heading of it (Ndl@64K)."""
     heading = metrics.metric(*DIGITS).heading
     if any(word.partition("@")[0].partition(" ")[0] == heading for word in words):
         return True
-    return any((one.probe, (one.metric or "").removesuffix(WEIGHTED)) == DIGITS for one in entries)
+    return any((one.probe, (one.metric or "").removesuffix(WEIGHTED_SUFFIX)) == DIGITS for one in entries)
 
 
-def below_note(data: SweepData) -> str:
+def below_baseline_note(data: SweepData) -> str:
     """How many cells score no more than the best constant answer, length by length: what tells those apart is luck."""
     counts: Counter[int] = Counter()
     cells: Counter[int] = Counter()
@@ -77,26 +78,26 @@ def below_note(data: SweepData) -> str:
             cells[length], counts[length] = len(shares), sum(share <= level + DUST for share in shares)
     if not any(counts.values()):
         return ""
-    told = ", ".join(f"{count} of {cells[length]} at {length_name(length)}" for length, count in counts.items())
+    told = ", ".join(f"{count} of {cells[length]} at {format_length(length)}" for length, count in counts.items())
     return f"Cells that score no more than that: {told}; a difference between two of those says nothing of retrieval."
 
 
-def with_floor(data: SweepData, found: Sequence[Effect]) -> list[Effect]:
-    """The rows of the declared contrasts, of which each says whether both of its sides are at chance (`at_chance`)."""
+def flag_chance_level(data: SweepData, found: Sequence[Effect]) -> list[Effect]:
+    """The rows of the declared contrasts, of which each says whether both of its sides are at chance (`is_at_chance`)."""
     return [replace(row, floor=_knows_nothing(data, row, one)) for row, one in zip(found, data.contrasts, strict=True)]
 
 
 def _knows_nothing(data: SweepData, row: Effect, one: Contrast) -> bool:
     if (one.probe, one.metric) != DIGITS or not row.pairs:
         return False
-    within = [cell for cell in data.cells if all(level_of(cell, axis) == level for axis, level in one.within.items())]
+    within = [cell for cell in data.cells if all(cell_level(cell, axis) == level for axis, level in one.within.items())]
     sides = [
-        [cell.cell_id for cell in within if level_of(cell, row.axis) == level] for level in (row.level, row.reference)
+        [cell.cell_id for cell in within if cell_level(cell, row.axis) == level] for level in (row.level, row.reference)
     ]
-    return at_chance(data, sides, data.averaged(*DIGITS) if one.length is None else [one.length])
+    return is_at_chance(data, sides, data.averaged(*DIGITS) if one.length is None else [one.length])
 
 
-def at_chance(data: SweepData, sides: Iterable[Iterable[str]], lengths: Iterable[int]) -> bool:
+def is_at_chance(data: SweepData, sides: Iterable[Iterable[str]], lengths: Iterable[int]) -> bool:
     """Whether nobody retrieves anything at these lengths, of cells that are compared side against side.
 
     So it is where neither a cell nor the mean of a side answers more of the needle's digits than the best constant answer by more than
@@ -112,7 +113,7 @@ def at_chance(data: SweepData, sides: Iterable[Iterable[str]], lengths: Iterable
         for side in sides:
             values = (data.values.get((cell, *DIGITS, length)) for cell in side)
             known = [
-                (value.value, trials_of(value, data.values))
+                (value.value, independent_trials(value, data.values))
                 for value in values
                 if value is not None and value.value is not None
             ]

@@ -12,13 +12,13 @@ import numpy as np
 from scipy import special
 
 from ....results.designs.design_option import Design
-from ....results.designs.design_space import LinearModel, estimable
+from ....results.designs.design_space import LinearModel, is_estimable
 from ...number_format import Column
 from ...sweep_data import SweepData
-from ..noise.run_noise import STRATA
+from ..noise.run_noise import STRATUM_AXES
 from ..significance.paired_tests import FITTED, holm
-from .effect_types import NONE, EffectRow, where_text
-from .matched_groups import Numbers, combined, level_pairs
+from .effect_types import NO_TEST, EffectRow, where_text
+from .matched_groups import Numbers, level_combinations, level_pairs
 
 Levels = Mapping[str, tuple[str, str]]
 """(level, reference) by axis."""
@@ -77,20 +77,20 @@ class FittedDesign:
         inside = {axis: word for axis, word in where.items() if axis in self.axes}
         key = tuple(levels.items()), tuple(inside.items())
         if key not in self._weights:
-            stratum = next((a for a in STRATA if a not in levels and a not in inside and a in self.axes), None)
+            stratum = next((a for a in STRATUM_AXES if a not in levels and a not in inside and a in self.axes), None)
             model = self.design.model
             known = self.known(levels, inside)
             self._weights[key] = model.contrasted(levels, inside, stratum) if known else np.zeros(model.every.shape[1])
         one = fit.estimate(self._weights[key])
         own = {"mean": one.value, "low": one.low, "high": one.high, "p": one.p, "where": where_text(where)}
-        own |= {"method": NONE if math.isnan(one.p) else FITTED}
+        own |= {"method": NO_TEST if math.isnan(one.p) else FITTED}
         own |= {"family": f"{self.columns[place].heading}: {' x '.join(levels)}"}
         return FittedRow(place=place, levels=levels, fields=fields | own, estimate=one)
 
     def effects(self, levels: Levels, within: bool) -> Iterator[FittedRow]:
         """The estimates of two levels of an axis over the whole grid and, `within` the mixers, where the design estimates what
         these do to that axis."""
-        first, (axis,) = STRATA[0], levels
+        first, (axis,) = STRATUM_AXES[0], levels
         split = within and first != axis and self.design.space.term((first, axis)) in self.design.terms
         wheres = [{}, *({first: level} for level in self.design.space.axes[first])] if split else [{}]
         return self._estimable_rows(levels, *wheres)
@@ -98,7 +98,9 @@ class FittedDesign:
     def interactions(self) -> Iterator[FittedRow]:
         """The interactions that the design estimates, against the reference levels, for mixers between all of them."""
         for term in (term for term in self.design.terms if len(term) > 1):
-            for levels in combined({axis: level_pairs(self.data, axis, every=axis == STRATA[0]) for axis in term}):
+            for levels in level_combinations(
+                {axis: level_pairs(self.data, axis, every=axis == STRATUM_AXES[0]) for axis in term}
+            ):
                 yield from self._estimable_rows(levels, {})
 
     def _estimable_rows(self, levels: Levels, *wheres: Mapping[str, str]) -> Iterator[FittedRow]:
@@ -170,7 +172,7 @@ class DesignRegression:
 
     def estimate(self, weights: np.ndarray) -> Estimate:
         """Of these weights of the coefficients, [column]."""
-        if not len(self.values) or not estimable(self.rows, weights):
+        if not len(self.values) or not is_estimable(self.rows, weights):
             return Estimate(math.nan, math.nan, self.df, math.nan, math.nan, math.nan)
         value = float(weights @ self.coefficients)
         value = 0.0 if abs(value) <= ROUNDING * self._scale else value

@@ -8,20 +8,20 @@ from dataclasses import replace
 
 from ....results.contrasts import reference_level
 from ....results.stopping import messages
-from ....results.stopping.interim_analysis import Looked, looked, runs_of
+from ....results.stopping.interim_analysis import StoppingStatus, evaluate_rule, seed_results
 from ...sweep_data import SweepData
 from ..significance.paired_tests import LOOKS, holm
-from .effect_types import NONE, Effect
+from .effect_types import NO_TEST, Effect
 
 
-def applied(data: SweepData, found: Sequence[Effect]) -> list[Effect]:
+def apply_last_look(data: SweepData, found: Sequence[Effect]) -> list[Effect]:
     """The rows of the declared contrasts in their order, the one of the rule with the interval and p of its last look, and all
     corrected anew."""
     rows, place = list(found), _place(data)
     seen = _looked(data)
     if seen is None or place is None:
         return rows
-    own = replace(rows[place], low=math.nan, high=math.nan, p=math.nan, method=NONE)
+    own = replace(rows[place], low=math.nan, high=math.nan, p=math.nan, method=NO_TEST)
     if seen.last is not None and not math.isnan(seen.last.width):
         last = seen.last
         own = replace(own, mean=last.mean, low=last.low, high=last.high, p=seen.p(), method=LOOKS, seeds=last.used)
@@ -40,10 +40,10 @@ def notes(data: SweepData) -> list[str]:
         return []
     one = seen.rule.contrast
     metric = data.metric(one.probe, one.metric)
-    last, *rest = [f"{sentence[0].upper()}{sentence[1:]}." for sentence in messages.told(seen, metric)]
+    last, *rest = [f"{sentence[0].upper()}{sentence[1:]}." for sentence in messages.status_sentences(seen, metric)]
     return [
-        f"Seeds were added for {messages.subject(seen.rule)} until its interval {messages.aim(seen.rule, metric)} "
-        f"({messages.NAMES[seen.rule.spending]}). {' '.join([last, *rest])}",
+        f"Seeds were added for {messages.contrast_text(seen.rule)} until its interval {messages.goal_text(seen.rule, metric)} "
+        f"({messages.SPENDING_LABELS[seen.rule.spending]}). {' '.join([last, *rest])}",
         "Low, High, p and p corr of that row are of the last look: they allow for every look, and speak of further seeds of these very "
         "configurations. Those of the other rows take the number of seeds for one that was fixed before.",
     ]
@@ -60,7 +60,7 @@ def _place(data: SweepData) -> int | None:
     return None
 
 
-def _looked(data: SweepData) -> Looked | None:
+def _looked(data: SweepData) -> StoppingStatus | None:
     if data.stop is None:
         return None
-    return looked(data.stop, runs_of(data.stop, data.cells, data.requested, data.values), data.design)
+    return evaluate_rule(data.stop, seed_results(data.stop, data.cells, data.requested, data.values), data.design)

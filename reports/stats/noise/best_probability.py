@@ -20,7 +20,7 @@ from scipy import special
 from ....results.store.records import CellState
 from ...number_format import Column
 from ...sweep_data import SweepData
-from .run_noise import STRATA, Spread, printed, spread, spreads
+from .run_noise import STRATUM_AXES, Spread, noise_by_stratum, printed, spread
 
 RANDOM = 20_261
 DRAWS = 10_000
@@ -47,10 +47,10 @@ class Candidate:
     share: bool = False
 
 
-def best(rivals: Sequence[Candidate], direction: int) -> np.ndarray:
+def best(candidates: Sequence[Candidate], direction: int) -> np.ndarray:
     """By rival, how probable it is that none is better; those that draw alike share. `direction` is 1 where more is better, -1
     where less is. Sums to 1."""
-    return _best(tuple(rivals), direction).copy()
+    return _best(tuple(candidates), direction).copy()
 
 
 @lru_cache(maxsize=32)  # the first page ranks the numbers of Table 6 again
@@ -109,13 +109,15 @@ def front_probabilities(data: SweepData, speed: Column, quality: Column) -> dict
     good = rivals(data, quality)
     if not good:
         return {}
-    fast = rivals(data, speed) or {key: Candidate(value, 0.0) for key, (value, _) in means(data, speed).items()}
+    fast = rivals(data, speed) or {
+        key: Candidate(value, 0.0) for key, (value, _) in configuration_means(data, speed).items()
+    }
     both = [key for key in good if key in fast]
     chances = front([(fast[key], good[key]) for key in both], (speed.direction or 1, quality.direction))
     return dict(zip(both, chances.tolist(), strict=True))
 
 
-def means(data: SweepData, column: Column) -> dict[Configuration, tuple[float, int]]:
+def configuration_means(data: SweepData, column: Column) -> dict[Configuration, tuple[float, int]]:
     """By configuration that has the number, its mean over seeds and how many they are."""
     found = {}
     for key, cells in data.configurations().items():
@@ -132,7 +134,7 @@ def rivals(data: SweepData, column: Column) -> dict[Configuration, Candidate]:
         return {}
     groups = data.configurations()
     found = {}
-    for key, (value, seeds) in means(data, column).items():
+    for key, (value, seeds) in configuration_means(data, column).items():
         cell = groups[key][0]
         stratum, own = stratum_of(cell), printed(data, cell, column)
         known = spreads[stratum]
@@ -144,13 +146,13 @@ def rivals(data: SweepData, column: Column) -> dict[Configuration, Candidate]:
 
 def stratum_of(cell: CellState) -> Stratum:
     """The mixer and the memory of a cell."""
-    return tuple(cell.levels[axis] for axis in STRATA)
+    return tuple(cell.levels[axis] for axis in STRATUM_AXES)
 
 
 def spreads_by_stratum(data: SweepData, column: Column) -> dict[Stratum, Spread]:
     """The spread of a number in every stratum; one that has neither seeds nor near-replicates gets that of all together. Empty
     where no stratum has any."""
-    found = spreads(data, column)
+    found = noise_by_stratum(data, column)
     strata = dict.fromkeys(map(stratum_of, data.cells))
     if not found or not strata.keys() - found.keys():
         return found
@@ -158,7 +160,7 @@ def spreads_by_stratum(data: SweepData, column: Column) -> dict[Stratum, Spread]
     return {one: found.get(one, pooled) for one in strata} if pooled is not None else found
 
 
-def luck(runs: int) -> float:
+def expected_maximum(runs: int) -> float:
     """How many standard deviations the best of so many runs of one configuration lies above their mean, by chance alone."""
     x = np.linspace(-9.0, 9.0, 4001)
     density = np.exp(-(x**2) / 2) / math.sqrt(2 * math.pi)

@@ -17,12 +17,12 @@ from typing import NamedTuple
 import numpy as np
 from scipy import special
 
-from ....results.contrasts import STRATA
-from ....results.store.records import AXES, CellState, Value
+from ....results.contrasts import STRATUM_AXES
+from ....results.store.records import AXES, CellState, MeasuredValue
 from ...number_format import Column
-from ...sweep_data import WEIGHTED, SweepData, level_of
+from ...sweep_data import WEIGHTED_SUFFIX, SweepData, cell_level
 from ..significance.paired_tests import ALPHA
-from ..significance.trial_intervals import trials_of
+from ..significance.trial_intervals import independent_trials
 
 POWER = 0.8
 SEEDS = "seeds"
@@ -69,13 +69,13 @@ def spread(data: SweepData, column: Column, where: Mapping[str, str] | None = No
     """The spread of a number: between seeds where the sweep has several, else between near-replicates. `where` keeps only cells
     at those levels. None where there is no such group."""
     wanted = (where or {}).items()
-    some = [one for one in _known(data, column) if all(level_of(one.cell, axis) == level for axis, level in wanted)]
+    some = [one for one in _known(data, column) if all(cell_level(one.cell, axis) == level for axis, level in wanted)]
     return _pooled(data, column, some)
 
 
-def spreads(data: SweepData, column: Column) -> dict[tuple[str, ...], Spread]:
+def noise_by_stratum(data: SweepData, column: Column) -> dict[tuple[str, ...], Spread]:
     """The spread within every stratum that has one, by its levels of STRATA: what varies much in one may stand still in another."""
-    return _by(data, column, STRATA)
+    return _by(data, column, STRATUM_AXES)
 
 
 def _by(data: SweepData, column: Column, axes: Sequence[str]) -> dict[tuple[str, ...], Spread]:
@@ -92,7 +92,7 @@ def _parts(data: SweepData, column: Column, axes: Sequence[str]) -> dict[tuple[s
 
 class _Number(NamedTuple):
     cell: CellState
-    given: Value
+    given: MeasuredValue
     value: float
 
 
@@ -104,7 +104,7 @@ def _known(data: SweepData, column: Column) -> list[_Number]:
 def replicates(data: SweepData, column: Column) -> dict[tuple[str, ...], tuple[Spread, list[Replicate]]]:
     """Within every stratum that has a spread, by its levels of STRATA: the spread, and the runs that it comes from."""
     found = {}
-    for key, part in _parts(data, column, STRATA).items():
+    for key, part in _parts(data, column, STRATUM_AXES).items():
         spread = _measured(data, column, part)
         if spread is not None:
             groups = (group for group in _grouped(data, column, part)[1] if len(group) > 1)
@@ -151,7 +151,7 @@ def _measured(data: SweepData, column: Column, some: Sequence[_Number]) -> Sprea
 
 def _grouped(data: SweepData, column: Column, some: Sequence[_Number]) -> tuple[str, list[list[_Number]]]:
     """The runs that ought to agree, and what makes them so: seeds where any configuration has several; none where no two do."""
-    near = [one for one in some if column.probe != SPEED and barely_acts(data, one.cell)]
+    near = [one for one in some if column.probe != SPEED and is_regularizer_negligible(data, one.cell)]
     skipped = AXES.index(NEAR)
     for kind, numbers in ((SEEDS, some), ("near-replicates", near)):
         groups: dict[tuple[str, ...], list[_Number]] = {}
@@ -165,20 +165,20 @@ def _grouped(data: SweepData, column: Column, some: Sequence[_Number]) -> tuple[
     return "", []
 
 
-def summed(data: SweepData, cell: CellState) -> bool:
+def is_loss_summed(data: SweepData, cell: CellState) -> bool:
     """Whether the cell's loss is a sum over tokens."""
     return bool(data.setting(cell, "train.loss_reduction") == "sum")
 
 
-def barely_acts(data: SweepData, cell: CellState) -> bool:
+def is_regularizer_negligible(data: SweepData, cell: CellState) -> bool:
     """Whether the cell's regularizer is nearly nothing beside a loss that is a sum."""
-    return summed(data, cell) and data.setting(cell, "train.regularizer") != TREATMENT
+    return is_loss_summed(data, cell) and data.setting(cell, "train.regularizer") != TREATMENT
 
 
 def _floor(data: SweepData, column: Column, some: Sequence[_Number]) -> float:
     """Standard deviation of an accuracy that its trials alone explain, at the mean of these cells by Jeffreys: also where no
     trial of any of them was right. 0 for what is no accuracy."""
-    base = column.metric.removesuffix(WEIGHTED)
+    base = column.metric.removesuffix(WEIGHTED_SUFFIX)
     if not some or not data.metric(column.probe, base).trials:
         return 0.0
     averaged = column.metric != base
@@ -187,7 +187,7 @@ def _floor(data: SweepData, column: Column, some: Sequence[_Number]) -> float:
     for length in lengths:
         given = (data.value(one.cell.cell_id, column.probe, base, length) if averaged else one.given for one in some)
         known = [value for value in given if value is not None]
-        sizes = [(value.value or 0.0, n) for value in known if (n := trials_of(value, data.values))]
+        sizes = [(value.value or 0.0, n) for value in known if (n := independent_trials(value, data.values))]
         if not sizes:
             return 0.0
         every = sum(n for _, n in sizes)
@@ -199,12 +199,12 @@ def _floor(data: SweepData, column: Column, some: Sequence[_Number]) -> float:
 
 def detectable(found: Spread, pairs: int) -> float:
     """The smallest true difference that a mean over so many pairs shows with 80% power at a two-sided 5%, the standard deviation
-    being known with the spread's degrees of freedom only: `factor` times it."""
-    return factor(pairs, found.df) * found.used
+    being known with the spread's degrees of freedom only: `detectable_factor` times it."""
+    return detectable_factor(pairs, found.df) * found.used
 
 
 @cache
-def factor(pairs: int, df: int) -> float:
+def detectable_factor(pairs: int, df: int) -> float:
     """How many standard deviations of a run a mean over so many pairs must differ by, to be seen with 80% power at a two-sided 5%.
 
     The standard deviation is known with `df` degrees of freedom only; the power is averaged over what that leaves open

@@ -20,7 +20,7 @@ from functools import lru_cache
 import numpy as np
 from scipy import special
 
-from .sign_flip_test import ALPHA, crossing
+from .sign_flip_test import ALPHA, find_zero_crossing
 
 DUST = 1e-12  # of the largest difference: a standard error below it is none
 FINE = 1e-9  # of a standard error: how closely half an interval is found
@@ -29,18 +29,18 @@ REACH = (
     9.0  # standard normal deviates: a chi-square beyond the quantiles of these is left out, 1e-19 of it on each side
 )
 
-Interval = tuple[float, float, float]
+IntervalAndP = tuple[float, float, float]
 """Low, high and p of a mean of zero; NaN where there is no variance to judge by."""
 
 
-def student(d: np.ndarray) -> Interval:
+def student_interval(d: np.ndarray) -> IntervalAndP:
     """Student's t of independent differences [n]."""
     if len(d) < 2:
         return math.nan, math.nan, math.nan
     return _interval(float(d.mean()), float(d.var(ddof=1)) / len(d), len(d) - 1, float(np.abs(d).max()))
 
 
-def crossed(table: np.ndarray) -> Interval | None:
+def crossed(table: np.ndarray) -> IntervalAndP | None:
     """The interval of `table` [configurations, seeds], NaN where a run is missing. None where the design does not tell
     configurations, seeds and the rest apart: too few runs, or parts of it without a common seed."""
     there = np.isfinite(table)
@@ -80,7 +80,7 @@ def crossed(table: np.ndarray) -> Interval | None:
     mean, far = float(means.mean()), error
     while p(far) >= ALPHA:
         far *= 2
-    half = crossing(lambda distance: ALPHA - p(distance), 0.0, far, FINE * error)
+    half = find_zero_crossing(lambda distance: ALPHA - p(distance), 0.0, far, FINE * error)
     return mean - half, mean + half, p(abs(mean))
 
 
@@ -163,7 +163,7 @@ def _is_connected(table: np.ndarray) -> bool:
         reached = further
 
 
-def _interval(mean: float, variance: float, df: float, scale: float) -> Interval:
+def _interval(mean: float, variance: float, df: float, scale: float) -> IntervalAndP:
     error = math.sqrt(variance)
     if error <= DUST * scale:
         return math.nan, math.nan, math.nan

@@ -13,16 +13,16 @@ from dataclasses import dataclass
 import numpy as np
 from scipy import special
 
-from .crossed_interval import crossed, student
+from .crossed_interval import crossed, student_interval
 from .sign_flip_test import ALPHA as ALPHA
-from .sign_flip_test import CHUNK, DUST, EXACT, FLIPS, LEAST, signs, tested
+from .sign_flip_test import CHUNK, DUST, LEAST, MAX_EXACT_N, RANDOM_FLIPS, random_sign_blocks, sign_flip_interval
 
-TIE = 1e-9
+TIE_TOLERANCE = 1e-9
 """A difference of at most this share of the numbers behind it is none: what is left of a subtraction of equals."""
 FITTED = "least-squares"
 LOOKS = "looks"
 METHODS = {
-    "sign-flip": f"permutation of signs over configurations, exact up to {EXACT}, and its inversion",
+    "sign-flip": f"permutation of signs over configurations, exact up to {MAX_EXACT_N}, and its inversion",
     "t": f"Student's t over fewer than {LEAST} configurations",
     "crossed": "configurations crossed with seeds, Satterthwaite's and a generalized p",
     "seeds": "Student's t over the seeds of the only configuration, so of no other",
@@ -58,7 +58,7 @@ class PairedTest:
     method: str
 
 
-def summaries(samples: Sequence[Differences], scales: Sequence[float] | None = None) -> list[PairedTest]:
+def test_paired_differences(samples: Sequence[Differences], scales: Sequence[float] | None = None) -> list[PairedTest]:
     """One summary a sample, in the order given.
 
     A sample is an array [configurations], or [configurations, seeds] with NaN where a run is missing. `scales` are the
@@ -74,7 +74,7 @@ def summaries(samples: Sequence[Differences], scales: Sequence[float] | None = N
         if method == "sign-flip":
             sizes.setdefault(len(means[place]), []).append(place)
     for places in sizes.values():
-        p, low, high = tested(np.stack([means[place] for place in places], axis=1))
+        p, low, high = sign_flip_interval(np.stack([means[place] for place in places], axis=1))
         for column, place in enumerate(places):
             found[place] = ("sign-flip", float(low[column]), float(high[column]), float(p[column]))
     return [_summary(table, d, some) for table, d, some in zip(tables, means, found, strict=True)]
@@ -149,7 +149,7 @@ def _cleaned(sample: Differences, scale: float, *, rows: bool = True) -> np.ndar
     table = table[:, None] if table.ndim == 1 else table
     there = np.isfinite(table)
     largest = max(scale, float(np.abs(table[there]).max())) if there.any() else scale
-    table[there & (np.abs(np.where(there, table, 0.0)) <= TIE * largest)] = 0.0
+    table[there & (np.abs(np.where(there, table, 0.0)) <= TIE_TOLERANCE * largest)] = 0.0
     table[~there] = math.nan
     return table[there.any(axis=1)][:, there.any(axis=0)] if rows and not there.all() else table
 
@@ -161,7 +161,7 @@ def _means(table: np.ndarray, scale: float) -> np.ndarray:
     there = np.isfinite(table)
     values = np.where(there, table, 0.0)
     d = values.sum(axis=1) / there.sum(axis=1)
-    return np.where(np.abs(d) <= TIE * max(scale, float(np.abs(values).max())), 0.0, d)
+    return np.where(np.abs(d) <= TIE_TOLERANCE * max(scale, float(np.abs(values).max())), 0.0, d)
 
 
 def _by_model(table: np.ndarray, d: np.ndarray) -> tuple[str, float, float, float]:
@@ -169,11 +169,11 @@ def _by_model(table: np.ndarray, d: np.ndarray) -> tuple[str, float, float, floa
     several = bool((np.isfinite(table).sum(axis=1) > 1).any()) if table.size else False
     method, found = "sign-flip", (math.nan, math.nan, math.nan)
     if several and len(d) == 1:
-        method, found = "seeds", student(table[np.isfinite(table)])
+        method, found = "seeds", student_interval(table[np.isfinite(table)])
     elif several and (known := crossed(table)) is not None:
         method, found = "crossed", known
     elif len(d) < LEAST:
-        method, found = "t", student(d)
+        method, found = "t", student_interval(d)
     if method != "sign-flip" and math.isnan(found[2]):
         method = "none"
     return method, *found
@@ -270,10 +270,10 @@ def _reached(families: Sequence[tuple[np.ndarray, np.ndarray]]) -> list[np.ndarr
         every = 1.0 - 2.0 * ((np.arange(half)[:, None] >> np.arange(n)) & 1)
         return [_count(every, table, seen) / half for table, seen in families]
     counts = [np.ones(len(seen)) for _, seen in families]
-    for flips in signs(n):
+    for flips in random_sign_blocks(n):
         for count, (table, seen) in zip(counts, families, strict=True):
             count += _count(flips, table, seen)
-    return [count / (FLIPS + 1) for count in counts]
+    return [count / (RANDOM_FLIPS + 1) for count in counts]
 
 
 def _count(flips: np.ndarray, table: np.ndarray, seen: np.ndarray) -> np.ndarray:

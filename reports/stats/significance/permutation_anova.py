@@ -48,7 +48,7 @@ class AnovaFit:
         return np.where(np.isfinite(found), found, np.nan)
 
 
-def fit(columns: Mapping[tuple[str, ...], np.ndarray], y: np.ndarray) -> AnovaFit:
+def fit_anova(columns: Mapping[tuple[str, ...], np.ndarray], y: np.ndarray) -> AnovaFit:
     """The model with an intercept and these columns [N, df] of each term, of full rank, for `y` [N, M].
 
     A measure whose residual is no more than rounding has a residual of 0.

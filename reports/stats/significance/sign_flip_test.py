@@ -17,9 +17,9 @@ from scipy import special
 
 ALPHA = 0.05
 LEAST = 6  # differences below which no split of signs reaches 5%
-EXACT = 30  # differences up to which every flip of signs is counted
+MAX_EXACT_N = 30  # differences up to which every flip of signs is counted
 LISTED = 16  # differences up to which all flips are written down; beyond, two halves of them are combined
-FLIPS = 20_000  # random flips beyond EXACT
+RANDOM_FLIPS = 20_000  # random flips beyond EXACT
 CHUNK = 1_000  # draws held in memory at a time
 SAMPLES = 64  # samples worked on at a time
 DUST = 1e-9  # of the sum of sizes: what a sum may be off by
@@ -27,7 +27,7 @@ FINE = 1e-6  # of the range: how closely an end of an interval is found by halve
 RANDOM = 20_260
 
 
-def tested(table: np.ndarray) -> tuple[np.ndarray, np.ndarray, np.ndarray]:
+def sign_flip_interval(table: np.ndarray) -> tuple[np.ndarray, np.ndarray, np.ndarray]:
     """Of every column of `table` [differences, samples]: the two-sided p of a mean of zero, and the ends of the 95% interval.
 
     p = share of flips of signs whose sum is at least as large; an interval leaves out zero if and only if its p < 0.05.
@@ -36,9 +36,9 @@ def tested(table: np.ndarray) -> tuple[np.ndarray, np.ndarray, np.ndarray]:
     n, samples = table.shape
     if n < LEAST:
         nothing = np.full(samples, math.nan)
-        return rejected(table), nothing, nothing.copy()
-    if LISTED < n <= EXACT:
-        p = rejected(table)
+        return sign_flip_p_values(table), nothing, nothing.copy()
+    if LISTED < n <= MAX_EXACT_N:
+        p = sign_flip_p_values(table)
         low = np.array([_end_by_halves(d) for d in table.T])
         high = np.array([-_end_by_halves(-d) for d in table.T])
     else:
@@ -52,20 +52,20 @@ def tested(table: np.ndarray) -> tuple[np.ndarray, np.ndarray, np.ndarray]:
     return p, np.where(held, np.minimum(low, 0), low), np.where(held, np.maximum(high, 0), high)
 
 
-def rejected(table: np.ndarray) -> np.ndarray:
-    """The p of `tested` alone, at a tenth of the time."""
+def sign_flip_p_values(table: np.ndarray) -> np.ndarray:
+    """The p of `sign_flip_interval` alone, at a tenth of the time."""
     n = len(table)
-    if n <= EXACT:
+    if n <= MAX_EXACT_N:
         return np.array([_by_halves(d) for d in table.T])
     seen = _seen(table)
-    reached = sum(((np.abs(flips @ table) >= seen).sum(axis=0) for flips in signs(n)), np.zeros(len(seen)))
-    return np.asarray((reached + 1) / (FLIPS + 1))
+    reached = sum(((np.abs(flips @ table) >= seen).sum(axis=0) for flips in random_sign_blocks(n)), np.zeros(len(seen)))
+    return np.asarray((reached + 1) / (RANDOM_FLIPS + 1))
 
 
-def signs(n: int) -> Iterator[np.ndarray]:
+def random_sign_blocks(n: int) -> Iterator[np.ndarray]:
     """FLIPS rows of n random signs, as [CHUNK, n] at a time, the same ones every time."""
     draw = np.random.default_rng((RANDOM, n))
-    for _ in range(FLIPS // CHUNK):
+    for _ in range(RANDOM_FLIPS // CHUNK):
         bits = np.frombuffer(draw.bytes(CHUNK * ((n + 7) // 8)), dtype=np.uint8)
         # in bytes for as long as possible: with thousands of differences, floats take longer to make than to multiply
         turned = np.unpackbits(bits.reshape(CHUNK, -1), axis=1, count=n).view(np.int8)
@@ -110,8 +110,8 @@ def _drawn(table: np.ndarray) -> tuple[np.ndarray, np.ndarray, np.ndarray]:
     n, samples = table.shape
     total, seen = table.sum(axis=0), _seen(table)
     reached = np.zeros(samples)
-    lows, highs = np.empty((FLIPS, samples)), np.empty((FLIPS, samples))
-    for start, flips in zip(range(0, FLIPS, CHUNK), signs(n), strict=True):
+    lows, highs = np.empty((RANDOM_FLIPS, samples)), np.empty((RANDOM_FLIPS, samples))
+    for start, flips in zip(range(0, RANDOM_FLIPS, CHUNK), random_sign_blocks(n), strict=True):
         sums = flips @ table
         reached += (np.abs(sums) >= seen).sum(axis=0)
         minus = (n - flips.sum(axis=1, keepdims=True)) / 2
@@ -121,11 +121,11 @@ def _drawn(table: np.ndarray) -> tuple[np.ndarray, np.ndarray, np.ndarray]:
         whole = (minus == 0) | (minus == n)
         lows[start : start + CHUNK] = np.where(whole, -np.inf, np.minimum(*sides))
         highs[start : start + CHUNK] = np.where(whole, np.inf, np.maximum(*sides))
-    place = math.ceil(ALPHA * (FLIPS + 1) - DUST) - 1
+    place = math.ceil(ALPHA * (RANDOM_FLIPS + 1) - DUST) - 1
     # copies: a view would keep the ends of all draws in memory
     low = np.partition(lows.T, place - 1, axis=1)[:, place - 1].copy()
-    high = np.partition(highs.T, FLIPS - place, axis=1)[:, FLIPS - place].copy()
-    return (reached + 1) / (FLIPS + 1), low, high
+    high = np.partition(highs.T, RANDOM_FLIPS - place, axis=1)[:, RANDOM_FLIPS - place].copy()
+    return (reached + 1) / (RANDOM_FLIPS + 1), low, high
 
 
 # --- two halves -------------------------------------------------------------------------------------------------------
@@ -186,10 +186,10 @@ def _end_by_halves(d: np.ndarray) -> float:
         low, high = low - 2 * (high - low), low
     while above(high) < 0:
         low, high = high, high + 2 * (high - low)
-    return crossing(above, low, high, FINE * spread)
+    return find_zero_crossing(above, low, high, FINE * spread)
 
 
-def crossing(above: Callable[[float], float], low: float, high: float, width: float) -> float:
+def find_zero_crossing(above: Callable[[float], float], low: float, high: float, width: float) -> float:
     """Where a rising function goes from 0 or less at `low` to more at `high`: a point above 0, at most `width` beyond the crossing.
 
     Regula falsi, the end that stays halved in weight (Dowell and Jarratt, BIT 11, 1971). Not scipy.optimize's: its import takes longer than a

@@ -8,7 +8,7 @@ from dataclasses import replace
 
 from ....results import metrics, paper
 from ....results.intervals import of_trials
-from ....results.store.records import Value
+from ....results.store.records import MeasuredValue
 from ...number_format import NEEDLE
 
 Place = tuple[str, str, str, int]
@@ -17,7 +17,7 @@ DIGITS, TRIALS = NEEDLE, ("needle", "exact_accuracy")
 CONSTANT = ("needle", "constant_accuracy")
 
 
-def with_intervals(values: Mapping[Place, Value]) -> dict[Place, Value]:
+def with_intervals(values: Mapping[Place, MeasuredValue]) -> dict[Place, MeasuredValue]:
     """The values, every share of right answers that has a count with the 95% interval of its trials as `low` and `high`.
 
     A recorded interval stays where each answer is a trial of its own. Elsewhere it is worked out anew, since older rows
@@ -26,9 +26,9 @@ def with_intervals(values: Mapping[Place, Value]) -> dict[Place, Value]:
     return {place: _with_interval(value, values) for place, value in values.items()}
 
 
-def trials_of(value: Value, values: Mapping[Place, Value]) -> int | None:
+def independent_trials(value: MeasuredValue, values: Mapping[Place, MeasuredValue]) -> int | None:
     """How many independent trials are behind an accuracy; None for what is none, and where no count was recorded."""
-    if value.value is None or not value.n or value.unit not in (metrics.SHARE, ""):
+    if value.value is None or not value.n or value.unit not in (metrics.FRACTION, ""):
         return None
     answers = metrics.metric(value.probe, value.metric, value.description, value.unit).trials
     if not answers or not 0 <= value.value <= 1:
@@ -40,8 +40,8 @@ def trials_of(value: Value, values: Mapping[Place, Value]) -> int | None:
     return max(1, round(value.n / answers))
 
 
-def _with_interval(value: Value, values: Mapping[Place, Value]) -> Value:
-    trials = trials_of(value, values)
+def _with_interval(value: MeasuredValue, values: Mapping[Place, MeasuredValue]) -> MeasuredValue:
+    trials = independent_trials(value, values)
     if trials is None or value.value is None:
         return value
     # each answer was a trial of its own
@@ -51,7 +51,7 @@ def _with_interval(value: Value, values: Mapping[Place, Value]) -> Value:
     return replace(value, low=low, high=high)
 
 
-def ceilings(values: Iterable[Value], published: bool) -> dict[int, float]:
+def ceilings(values: Iterable[MeasuredValue], published: bool) -> dict[int, float]:
     """By context length, what the best constant answer scores on the needle's trials, of the numbers of one cell or several;
     `published`: they are the paper's."""
     measured: dict[int, list[float]] = {}

@@ -53,11 +53,11 @@ class Exporter:
         module = self.load()
         if self.ending:
             return int(module.export(store, sweep, out))
-        from ...console.output_files import filling
+        from ...console.output_files import atomic_folder
         from .runs import runs_of
 
         count = 0
-        with filling(out) as folder:
+        with atomic_folder(out) as folder:
             write = module.runs(store, sweep, folder, out)
             for run in runs_of(store, sweep):
                 write(run)

@@ -17,7 +17,7 @@ from typing import Any
 import optuna
 from optuna.trial import FrozenTrial
 
-from ...console.output_files import replacing
+from ...console.output_files import atomic_file
 from ...errors import StoreError
 from ...store.records import Attempt
 from ...store.store import Store
@@ -43,7 +43,7 @@ def export(store: Store, sweep: str, out: Path) -> int:
     with tempfile.TemporaryDirectory() as folder:
         file = Path(folder) / "optuna.db"
         _write(file, sweep, search, trials, times)
-        with replacing(out) as stream, file.open("rb") as written:
+        with atomic_file(out) as stream, file.open("rb") as written:
             shutil.copyfileobj(written, stream)
     return len(trials)
 

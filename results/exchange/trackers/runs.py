@@ -8,8 +8,8 @@ from dataclasses import dataclass, fields
 from datetime import datetime
 from typing import Any
 
-from ...names import file_name
-from ...store.records import CellRecord, CurvePoint, Value
+from ...names import safe_file_name
+from ...store.records import CellRecord, CurvePoint, MeasuredValue
 from ...store.store import Store
 
 CURVE = tuple(field.name for field in fields(CurvePoint) if field.name != "step")
@@ -25,7 +25,7 @@ class TrackerRun:
     began: datetime | None
     ended: datetime | None
     curve: tuple[CurvePoint, ...]
-    values: tuple[Value, ...]
+    values: tuple[MeasuredValue, ...]
 
     def facts(self) -> dict[str, Any]:
         """What the cell is: id, state, seed, levels, the grid's axes and tokens."""
@@ -36,14 +36,14 @@ class TrackerRun:
 def runs_of(store: Store, sweep: str) -> Iterator[TrackerRun]:
     """The cells of the newest revision in the grid's order; the curve is that of frames.Frames.curves."""
     states = store.cell_states(sweep)
-    values: dict[str, list[Value]] = {state.cell_id: [] for state in states}
+    values: dict[str, list[MeasuredValue]] = {state.cell_id: [] for state in states}
     for value in store.values(sweep):
         values[value.cell_id].append(value)
     named = Counter(state.slug for state in states)
     for state in states:
         shown = state.trained_attempt_id or state.attempt_id
         attempt = store.attempt(shown) if shown is not None else None
-        plain = file_name(state.slug)
+        plain = safe_file_name(state.slug)
         yield TrackerRun(
             name=plain if named[state.slug] == 1 else f"{plain}-{state.cell_id}",
             cell=store.cell(state.cell_id),

@@ -13,9 +13,9 @@ from typing import Any
 
 import wandb
 
-from ...names import file_name
+from ...names import safe_file_name
 from ...store.store import Store
-from ..bundles import iso
+from ..bundles import format_utc
 from .runs import CURVE, TrackerRun
 
 QUIET = ("silent", "disable_code", "disable_git", "x_disable_meta", "x_disable_stats", "x_disable_machine_info")
@@ -26,9 +26,9 @@ def runs(store: Store, sweep: str, folder: Path, out: Path) -> Callable[[Tracker
     settings = wandb.Settings(mode="offline", console="off", x_save_requirements=False, **dict.fromkeys(QUIET, True))
 
     def write(run: TrackerRun) -> None:
-        times = {"began": run.began and iso(run.began), "ended": run.ended and iso(run.ended)}
+        times = {"began": run.began and format_utc(run.began), "ended": run.ended and format_utc(run.ended)}
         config = run.facts() | times | {"config": dict(run.cell.config)}
-        project = file_name(sweep)
+        project = safe_file_name(sweep)
         with wandb.init(
             project=project, id=run.cell.id, name=run.name, dir=str(folder), config=config, settings=settings
         ) as target:

@@ -14,7 +14,7 @@ import numpy as np
 from ....model.bounds import MAX_COMPUTED_ROW, MAX_COUNT, MAX_INT64
 from ....model.config import Config, Float, Int, knob
 from ...config import DataConfig
-from ..computed_rows import Marks, RandomRows, Streams, entropy, shares
+from ..computed_rows import ComputedMarks, RandomRows, Streams, entropy, to_uniform
 from ..corpus_kind import CorpusConfig, CorpusKind
 from ..tokenizer import FLIPFLOP
 
@@ -48,7 +48,7 @@ class FlipFlopRows(RandomRows):
         super().__init__(rows, length, corpus=NAME, seed=seed, split=split, draws=self._pairs)
 
     def fill(self, rows: np.ndarray, raw: np.ndarray) -> None:
-        share = shares(raw)
+        share = to_uniform(raw)
         instruction = np.where(share < self.ignore, IGNORE, np.where(share < (1 + self.ignore) / 2, WRITE, READ))
         instruction[:, 0], instruction[:, -1] = WRITE, READ
         bit = (raw & np.uint64(1)).astype(np.int64)
@@ -95,8 +95,8 @@ class FlipFlopCorpus(CorpusKind):
         return Streams(
             train=train,
             validation=validation,
-            train_marks=Marks(train, marks_of),
-            validation_marks=Marks(validation, marks_of),
+            train_marks=ComputedMarks(train, marks_of),
+            validation_marks=ComputedMarks(validation, marks_of),
             largest=max(ZERO, ONE),
             unigram_entropy=math.log(2) + (instruction + math.log(2)) / 2,
             bigram_entropy=(instruction + math.log(2)) / 2,

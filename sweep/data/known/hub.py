@@ -8,8 +8,8 @@ from typing import Any, ClassVar
 from ...config import DataConfig
 from ...errors import MachineError
 from ..corpus_kind import CorpusKind, HubCorpus, Told
-from ..shards import SHARD_TOKENS, key_of, shard_files
-from ..sources import HubSpec, from_outside
+from ..shards import SHARD_TOKENS, shard_files, shards_key
+from ..sources import HubSpec, is_external_error
 
 REPOSITORY = "kjj0/finewebedu10B-gpt2"
 SHARDS = 99
@@ -25,7 +25,7 @@ class FineWebEduShards(CorpusKind):
     @classmethod
     def key(cls, data: DataConfig) -> Any:
         """The repository, or the state of the copy's files."""
-        return key_of(Path(data.path)) if data.path else REPOSITORY
+        return shards_key(Path(data.path)) if data.path else REPOSITORY
 
     @classmethod
     def shards(cls, data: DataConfig, made: Path, told: Told) -> tuple[list[Path], list[Path]]:
@@ -61,7 +61,7 @@ def _fetched(name: str, told: Told) -> Path:
         return Path(hf_hub_download(REPOSITORY, name, repo_type="dataset"))
     except Exception as error:
         # the hub's transfer library raises RuntimeError
-        if not from_outside(error) and not isinstance(error, RuntimeError):
+        if not is_external_error(error) and not isinstance(error, RuntimeError):
             raise
         raise MachineError(
             f"{REPOSITORY}/{name} cannot be downloaded ({type(error).__name__}); run again to go on where "

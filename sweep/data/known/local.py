@@ -7,8 +7,8 @@ from typing import Any
 
 from ...config import DataConfig
 from ..corpus_kind import CorpusKind, Told
-from ..shards import key_of, shard_files
-from ..sources import CorpusError, DocumentSource, FileSource, Stdlib
+from ..shards import shard_files, shards_key
+from ..sources import CorpusError, DocumentSource, FileSource, StdlibSource
 
 
 class OwnShards(CorpusKind):
@@ -26,7 +26,7 @@ class OwnShards(CorpusKind):
         """The state of the files."""
         if not data.path:
             raise CorpusError("data.corpus: shards needs data.path, the folder or file that holds the text")
-        return key_of(Path(data.path))
+        return shards_key(Path(data.path))
 
     @classmethod
     def shards(cls, data: DataConfig, made: Path, told: Told) -> tuple[list[Path], list[Path]]:
@@ -59,9 +59,9 @@ class StandardLibrary(CorpusKind):
     @classmethod
     def source(cls, data: DataConfig) -> DocumentSource:
         """Each file and topic a document."""
-        return Stdlib()
+        return StdlibSource()
 
     @classmethod
     def lent(cls) -> DocumentSource:
         """The same."""
-        return Stdlib()
+        return StdlibSource()

@@ -13,12 +13,12 @@ from pydantic import model_validator
 
 from ....model.bounds import MAX_COMPUTED_ROW, MAX_COUNT, MAX_INT64
 from ....model.config import Config, Float, Int, knob
-from ..computed_rows import Marks, RandomRows, Streams, entropy, shares
+from ..computed_rows import ComputedMarks, RandomRows, Streams, entropy, to_uniform
 from ..corpus_kind import CorpusConfig, CorpusKind
-from ..tokenizer import Recall
+from ..tokenizer import RecallTokenizer
 
 NAME = "mqar"
-BLANK, KEYS, VALUES = 0, 1, 1 + Recall.KEYS
+BLANK, KEYS, VALUES = 0, 1, 1 + RecallTokenizer.KEYS
 """The token between questions, the first key, the first value."""
 SAMPLED = 4096
 """Rows from which the share of questions at each place is taken."""
@@ -35,8 +35,8 @@ class MqarConfig(CorpusConfig):
         le=MAX_COMPUTED_ROW,
     )
     pairs: Int = knob(8, "Pairs of a row, each asked for once.", ge=1, le=MAX_COMPUTED_ROW)
-    keys: Int = knob(64, "Keys that there are; those of a row differ.", ge=1, le=Recall.KEYS)
-    values: Int = knob(64, "Values that there are.", ge=2, le=Recall.VALUES)
+    keys: Int = knob(64, "Keys that there are; those of a row differ.", ge=1, le=RecallTokenizer.KEYS)
+    values: Int = knob(64, "Values that there are.", ge=2, le=RecallTokenizer.VALUES)
     gap: Float = knob(
         0.1, "Exponent a of the questions' places: the n-th place after the pairs has the weight n^(a - 1).", gt=0, le=1
     )
@@ -72,8 +72,8 @@ class MqarRows(RandomRows):
     def fill(self, rows: np.ndarray, raw: np.ndarray) -> None:
         keys, pairs = self.settings.keys, self.settings.pairs
         key = KEYS + np.argsort(raw[:, :keys], axis=1, kind="stable")[:, :pairs]
-        value = VALUES + (shares(raw[:, keys : keys + pairs]) * self.settings.values).astype(np.int64)
-        wait = -np.log1p(-shares(raw[:, keys + pairs :])) / self._weights
+        value = VALUES + (to_uniform(raw[:, keys : keys + pairs]) * self.settings.values).astype(np.int64)
+        wait = -np.log1p(-to_uniform(raw[:, keys + pairs :])) / self._weights
         place = 1 + 2 * (pairs + np.argsort(wait, axis=1, kind="stable")[:, :pairs])
         rows[:] = BLANK
         rows[:, 1 : 1 + 2 * pairs : 2], rows[:, 2 : 2 + 2 * pairs : 2] = key, value
@@ -112,8 +112,8 @@ class MqarCorpus(CorpusKind):
         mark = functools.partial(answers, pairs=settings.pairs)
         unigram, bigram = _entropies(train, settings)
         return Streams(
-            train=train, validation=validation, train_marks=Marks(train, mark),
-            validation_marks=Marks(validation, mark), largest=VALUES + settings.values - 1,
+            train=train, validation=validation, train_marks=ComputedMarks(train, mark),
+            validation_marks=ComputedMarks(validation, mark), largest=VALUES + settings.values - 1,
             unigram_entropy=unigram, bigram_entropy=bigram, marked_share=settings.pairs / settings.length,
         )  # fmt: skip
 

@@ -17,7 +17,7 @@ from ..base import LengthwiseProbe, ProbeConfig, Result
 if TYPE_CHECKING:
     from torch import Tensor
 
-    from ..subject import Network
+    from ..subject import CellSubject
 
 LARGE = 2.0**40
 """Values so large that a term that is not a value of the text, such as a null's, counts for nothing beside them."""
@@ -46,14 +46,14 @@ class AttentionMap(LengthwiseProbe):
     """
 
     Config = AttentionMapConfig
-    metrics = metrics.of_probe("attention_map")
+    metrics = metrics.metrics_of_probe("attention_map")
     names_every_missing = True
 
     def tokens(self, length: int) -> int:
         """The text once through the network, and about as much for the identity."""
         return 2 * int(self.settings.tokens)
 
-    def run_at(self, subject: Network, length: int) -> Result | str:
+    def run_at(self, subject: CellSubject, length: int) -> Result | str:
         """Return the numbers and maps of the start of the validation split."""
         maps = self._maps(subject)
         if isinstance(maps, str):
@@ -71,7 +71,7 @@ class AttentionMap(LengthwiseProbe):
             for query in range(len(map_TS))
         ]  # fmt: skip
 
-    def _maps(self, subject: Network) -> dict[tuple[int, int], np.ndarray] | str:
+    def _maps(self, subject: CellSubject) -> dict[tuple[int, int], np.ndarray] | str:
         """By layer and head: the weights [T, T]; or why there are none."""
         from ....model.attention import Attention
         from ...data.batches import stream_rows
@@ -99,9 +99,9 @@ class AttentionMap(LengthwiseProbe):
         }
 
 
-def attention_maps(subject: Network, tokens_BT: Tensor, layers: list[int]) -> dict[int, np.ndarray] | str:
+def attention_maps(subject: CellSubject, tokens_BT: Tensor, layers: list[int]) -> dict[int, np.ndarray] | str:
     """By layer: [heads, T, T] of a row of tokens; or why a mixer has none."""
-    from ..subject import evaluations
+    from ..subject import observe_evaluations
 
     mixes: list[Any] = [block.mix for block in subject.model.blocks]
     mixers = [mixes[layer].mixer for layer in layers]
@@ -110,7 +110,7 @@ def attention_maps(subject: Network, tokens_BT: Tensor, layers: list[int]) -> di
     def look(place: int, *args: Any, **options: Any) -> None:
         calls[place] = args, options
 
-    with evaluations(mixers, look):
+    with observe_evaluations(mixers, look):
         subject.features(tokens_BT)
     found = {}
     for place, layer in enumerate(layers):

@@ -8,7 +8,7 @@ from ....results import metrics
 from ..base import LengthwiseProbe, Result
 
 if TYPE_CHECKING:
-    from ..subject import Network
+    from ..subject import CellSubject
 
 
 class CountMap(LengthwiseProbe):
@@ -17,14 +17,14 @@ class CountMap(LengthwiseProbe):
     Examples hold every head's, by layer among those with a mixer (`item`) and head (`position`).
     """
 
-    metrics = metrics.of_probe("count_map")
+    metrics = metrics.metrics_of_probe("count_map")
     names_every_missing = True
 
     def tokens(self, length: int) -> int:
         """Nothing is read, which is next to nothing."""
         return 1
 
-    def run_at(self, subject: Network, length: int) -> Result | str:
+    def run_at(self, subject: CellSubject, length: int) -> Result | str:
         """Return the slopes; the parameters alone are read."""
         import torch
         from torch.nn import functional

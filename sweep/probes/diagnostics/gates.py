@@ -13,7 +13,7 @@ from ..base import LengthwiseProbe, ProbeConfig, Result
 if TYPE_CHECKING:
     from torch import Tensor
 
-    from ..subject import Network
+    from ..subject import CellSubject
 
 
 class GatesConfig(ProbeConfig):
@@ -35,14 +35,14 @@ class Gates(LengthwiseProbe):
     """
 
     Config = GatesConfig
-    metrics = metrics.of_probe("gates")
+    metrics = metrics.metrics_of_probe("gates")
     names_every_missing = True
 
     def tokens(self, length: int) -> int:
         """The rows, at the training length."""
         return int(self.settings.rows) * self.config.train.seq_len
 
-    def run_at(self, subject: Network, length: int) -> Result | str:
+    def run_at(self, subject: CellSubject, length: int) -> Result | str:
         """Return the gates over the start of the validation split."""
         inputs_BT = subject.validation_rows(int(self.settings.rows))
         if isinstance(inputs_BT, str):
@@ -79,13 +79,13 @@ class Gates(LengthwiseProbe):
         ]
 
 
-def log_gates(subject: Network, inputs_BT: Tensor) -> tuple[dict[int, Tensor], dict[int, Tensor]]:
+def log_gates(subject: CellSubject, inputs_BT: Tensor) -> tuple[dict[int, Tensor], dict[int, Tensor]]:
     """Of mixers and of memories, by layer of the network: the mean log gate of every head and channel [P, X], float64 on the CPU.
 
     X is 1 where a head has one gate. Layers without gates are left out.
     """
     from ....model.attention import Attention
-    from ..subject import evaluations
+    from ..subject import observe_evaluations
 
     mixes = {layer: block.mix for layer, block in enumerate(subject.model.blocks) if isinstance(block.mix, Attention)}
     layers, memories = list(mixes), {layer: mix.memory for layer, mix in mixes.items() if mix.memory is not None}
@@ -105,7 +105,7 @@ def log_gates(subject: Network, inputs_BT: Tensor) -> tuple[dict[int, Tensor], d
         add(sums[1], layer, memories[layer].log_gates(x_BTD=x_BTD))
 
     mixers = [mix.mixer for mix in mixes.values()]
-    with evaluations(mixers, of_mixer), evaluations(list(memories.values()), of_memory):
+    with observe_evaluations(mixers, of_mixer), observe_evaluations(list(memories.values()), of_memory):
         for rows in subject.batches(*inputs_BT.shape):
             subject.features(inputs_BT[rows])
     return sums

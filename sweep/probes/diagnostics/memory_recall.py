@@ -23,7 +23,7 @@ from ..base import LengthwiseProbe, ProbeConfig, Prompt, Result
 if TYPE_CHECKING:
     from torch import Tensor
 
-    from ..subject import Network
+    from ..subject import CellSubject
 
 LEVEL = 0.9
 """Of a number of pairs: the share that must be right for the pairs to be held."""
@@ -84,7 +84,7 @@ class MemoryRecall(LengthwiseProbe):
     """
 
     Config = MemoryRecallConfig
-    metrics = metrics.of_probe("memory_recall")
+    metrics = metrics.metrics_of_probe("memory_recall")
 
     @property
     def pair_counts(self) -> tuple[int, ...]:
@@ -100,7 +100,7 @@ class MemoryRecall(LengthwiseProbe):
         """Of an answer that is one of the values at random."""
         return float(np.mean([1 / pairs for pairs in self.pair_counts])) if metric.name == "share" else metric.chance
 
-    def run_at(self, subject: Network, length: int) -> Result:
+    def run_at(self, subject: CellSubject, length: int) -> Result:
         """Return what the memory alone recalls, then the network."""
         alone, of_heads = self._alone(subject)
         in_context, of_rows = self._in_context(subject)
@@ -108,16 +108,16 @@ class MemoryRecall(LengthwiseProbe):
 
     # --- the memory alone -----------------------------------------------------------------------------------------
 
-    def _alone(self, subject: Network) -> Result:
-        from .memory_state import habits, lacking, shares_right
+    def _alone(self, subject: CellSubject) -> Result:
+        from .memory_state import average_rates, lacking, recall_by_head
 
         rows = subject.validation_rows(int(self.settings.text))
         reason = lacking(subject.model, "read_rates", "write", "answer")
         reason = reason or (rows if isinstance(rows, str) else subject.beyond(rows.size(1)))
         if reason is not None or isinstance(rows, str):
             return [self.missing(str(reason), metric=one.name) for one in self.metrics[:2]], []
-        known, about = habits(subject, rows), (int(self.settings.draws), int(self.settings.seed))
-        shares = {pairs: shares_right(subject, known, pairs, *about) for pairs in self.pair_counts}
+        known, about = average_rates(subject, rows), (int(self.settings.draws), int(self.settings.seed))
+        shares = {pairs: recall_by_head(subject, known, pairs, *about) for pairs in self.pair_counts}
         return self._of_heads(shares)
 
     def _of_heads(self, shares: Mapping[int, dict[int, Tensor]]) -> Result:
@@ -144,7 +144,7 @@ class MemoryRecall(LengthwiseProbe):
 
     # --- the whole network ----------------------------------------------------------------------------------------
 
-    def _in_context(self, subject: Network) -> Result:
+    def _in_context(self, subject: CellSubject) -> Result:
         asked: dict[int, _Asked] = {}
         reason = None
         for pairs in self.pair_counts:
@@ -185,7 +185,7 @@ class MemoryRecall(LengthwiseProbe):
         corpus = self._corpus
         return 4 * pairs if corpus is None else max(corpus.length, 4 * pairs + 2)
 
-    def _asked(self, subject: Network, pairs: int) -> _Asked | str:
+    def _asked(self, subject: CellSubject, pairs: int) -> _Asked | str:
         return self._text_rows(subject, pairs) if self._corpus is None else self._corpus_rows(self._corpus, pairs)
 
     def _corpus_rows(self, corpus: MqarConfig, pairs: int) -> _Asked | str:
@@ -199,7 +199,7 @@ class MemoryRecall(LengthwiseProbe):
         # another pair may have the same value
         return _Asked(prompts, 1 / pairs + (1 - 1 / pairs) / corpus.values)
 
-    def _text_rows(self, subject: Network, pairs: int) -> _Asked | str:
+    def _text_rows(self, subject: CellSubject, pairs: int) -> _Asked | str:
         """[EOT] k v k v ..., then every key again in another order with its value; no token stands for two things.
 
         Tokens are of those that the text has, since a network knows nothing of others.

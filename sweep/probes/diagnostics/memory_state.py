@@ -20,10 +20,10 @@ from ....kernels.omega.op import unit
 from ....kernels.shapes import expand_kv
 from ....model.attention import Attention
 from ....model.backbone import Backbone
-from ....model.layers import spans
-from ....model.memory.gated_delta import Delta, DeltaRates
+from ....model.layers import chunk_bounds
+from ....model.memory.gated_delta import DeltaMemory, DeltaRates
 from ....model.memory.recurrent import Recurrent
-from ..subject import Network, evaluations
+from ..subject import CellSubject, observe_evaluations
 
 STATES = ("delta_norm", "hebbian_norm", "delta_norm_kept", "hebbian_norm_kept")
 """Metrics of the probe `state_norm`: trained retention first, then retention 1 (`kept`), where nothing is forgotten but what a write erases."""
@@ -57,14 +57,14 @@ def lacking(model: Backbone, *methods: str) -> str | None:
 
 
 @contextlib.contextmanager
-def watched(memories: Mapping[int, Any], look: Callable[[int, MemoryInputs], None]) -> Iterator[None]:
+def observe_memories(memories: Mapping[int, Any], look: Callable[[int, MemoryInputs], None]) -> Iterator[None]:
     """Inside, `look` is told of every evaluation of a memory, by its layer; the outputs stay as they are."""
     layers = list(memories)
 
     def seen(place: int, x_BTD: Tensor, q_BTHX: Tensor, k_BTJX: Tensor, v_BTJX: Tensor, *, chunk: int) -> None:
         look(layers[place], MemoryInputs(x_BTD, q_BTHX, k_BTJX, v_BTJX))
 
-    with evaluations(list(memories.values()), seen):
+    with observe_evaluations(list(memories.values()), seen):
         yield
 
 
@@ -79,9 +79,9 @@ def norms(memory: Recurrent, seen: MemoryInputs, chunk: int) -> dict[str, Tensor
     Hebbian control: S <- S gamma + beta v kᵀ, the memory's own writes without erasing. Keys have unit length.
     """
     b, t, h, _ = seen.q_BTHX.shape
-    metrics = STATES if isinstance(memory, Delta) else OWN
+    metrics = STATES if isinstance(memory, DeltaMemory) else OWN
     states: dict[str, Any] = dict.fromkeys(metrics)
-    for start, stop in spans(b, t, chunk, memory.together(seen.x_BTD.device, seen.x_BTD.dtype)):
+    for start, stop in chunk_bounds(b, t, chunk, memory.together(seen.x_BTD.device, seen.x_BTD.dtype)):
         x, q, k, v = (part[:, start:stop] for part in seen)
         trained = memory.read_rates(x)
         for metric in metrics:
@@ -105,7 +105,7 @@ def _hebbian(k_BTHX: Tensor, v_BTHX: Tensor, rates: DeltaRates, state: Tensor | 
     return written if state is None else written + total_BTHX[:, -1].exp()[..., None, :] * state
 
 
-def norms_after(subject: Network, rows_BT: Tensor, chunk: int) -> dict[str, Tensor]:
+def norms_after(subject: CellSubject, rows_BT: Tensor, chunk: int) -> dict[str, Tensor]:
     """By metric, the norms once these rows went through the network: [B, L, H], float64 on the CPU."""
     memories = memories_of(subject.model)
     found: dict[int, list[dict[str, Tensor]]] = {layer: [] for layer in memories}
@@ -113,7 +113,7 @@ def norms_after(subject: Network, rows_BT: Tensor, chunk: int) -> dict[str, Tens
     def look(layer: int, seen: MemoryInputs) -> None:
         found[layer].append({name: norm.cpu() for name, norm in norms(memories[layer], seen, chunk).items()})
 
-    with watched(memories, look):
+    with observe_memories(memories, look):
         for rows in subject.batches(*rows_BT.shape):
             subject.features(rows_BT[rows])
     metrics = next(iter(found.values()))[0]
@@ -127,7 +127,7 @@ TOGETHER = 1 << 24
 """Comparisons of an answer with a value at a time, which bounds memory."""
 
 
-class Habit(NamedTuple):
+class AverageRates(NamedTuple):
     """What a memory does with a text on average."""
 
     rates: Any
@@ -138,7 +138,7 @@ class Habit(NamedTuple):
     """Of what it reads."""
 
 
-def habits(subject: Network, inputs_BT: Tensor) -> dict[int, Habit]:
+def average_rates(subject: CellSubject, inputs_BT: Tensor) -> dict[int, AverageRates]:
     """Of every memory by its layer, over these rows."""
     memories = memories_of(subject.model)
     rates: dict[int, Any] = {}
@@ -154,12 +154,12 @@ def habits(subject: Network, inputs_BT: Tensor) -> dict[int, Habit]:
         squares[layer] = squares[layer] + values if layer in squares else values
         dtypes[layer] = seen.q_BTHX.dtype
 
-    with watched(memories, look):
+    with observe_memories(memories, look):
         for rows in subject.batches(*inputs_BT.shape):
             subject.features(inputs_BT[rows], full_context=False)
     n = inputs_BT.numel()
     return {
-        layer: Habit(
+        layer: AverageRates(
             type(sums)(*(None if one is None else one / n for one in sums)), (squares[layer] / n).sqrt(), dtypes[layer]
         )
         for layer, sums in rates.items()
@@ -170,7 +170,9 @@ def _plus(left: Tensor | None, right: Tensor | None) -> Tensor | None:
     return None if left is None or right is None else left + right
 
 
-def shares_right(subject: Network, known: dict[int, Habit], pairs: int, draws: int, seed: int) -> dict[int, Tensor]:
+def recall_by_head(
+    subject: CellSubject, known: dict[int, AverageRates], pairs: int, draws: int, seed: int
+) -> dict[int, Tensor]:
     """By layer: which part of all keys of all draws every head of its memory answers with their own value, [H] on the CPU.
 
     The same keys and values for every layer, and for every network of as many heads of that size; a layer's values have the

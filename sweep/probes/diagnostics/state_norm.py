@@ -8,29 +8,29 @@ import numpy as np
 
 from ....model.resolve import NO_MEMORY
 from ....results import metrics
-from ..base import OverDocuments, Result
+from ..base import DocumentProbe, Result
 
 if TYPE_CHECKING:
     from torch import Tensor
 
-    from ..subject import Network
+    from ..subject import CellSubject
 
 
-class StateNorm(OverDocuments):
+class StateNorm(DocumentProbe):
     """Norms of the state after the first L tokens of each document, mean over documents, layers and heads.
 
     The trained network runs at full context; the controls read the same keys, values and gates and change nothing in it. Examples
     hold the mean over documents by layer of the network (`item`) and head (`position`).
     """
 
-    metrics = metrics.of_probe("state_norm")
+    metrics = metrics.metrics_of_probe("state_norm")
     names_every_missing = True
 
     def inapplicable(self) -> str | None:
         """A network without memory has no state."""
         return "has no memory whose state could be measured" if self.config.model.memory == NO_MEMORY else None
 
-    def run_at(self, subject: Network, length: int) -> Result | str:
+    def run_at(self, subject: CellSubject, length: int) -> Result | str:
         """Return four numbers, in the order of `metrics`."""
         import torch
 

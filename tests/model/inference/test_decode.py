@@ -18,11 +18,11 @@ from atma_sweep.kernels.paged import op as paged_attention
 from atma_sweep.kernels.row_linear import op as row_linear
 from atma_sweep.model import backbone
 from atma_sweep.model.backbone import Backbone, build
-from atma_sweep.model.compilation import CompileError, one_graph
+from atma_sweep.model.compilation import CompileError, compile_full_graph
 from atma_sweep.model.config import ModelConfig
 from atma_sweep.model.inference import decode
-from atma_sweep.model.inference.decode import Anew, Paged, as_used, decoder
-from atma_sweep.model.inference.generation import choose, write
+from atma_sweep.model.inference.decode import PagedDecoder, RecomputeDecoder, as_used, make_decoder
+from atma_sweep.model.inference.generation import sample_token, write
 from atma_sweep.model.kv_cache import DUMMY, CacheFull
 from atma_sweep.model.mixers.softmax import NoPE
 from atma_sweep.model.registry import register_mixer
@@ -50,11 +50,11 @@ def whole(model: Backbone, text_T: Tensor, *, full_context: bool = False) -> Ten
 near = functools.partial(torch.testing.assert_close, rtol=0, atol=1e-10)
 
 
-def small_page(model: Backbone, **options: Any) -> Paged:
-    return Paged(model, page=PAGE, **options)
+def small_page(model: Backbone, **options: Any) -> PagedDecoder:
+    return PagedDecoder(model, page=PAGE, **options)
 
 
-def shuffled(paged: Paged) -> Paged:
+def shuffled(paged: PagedDecoder) -> PagedDecoder:
     """With pages and slots handed out in any order, and with junk where nothing was written yet."""
     book, draw = paged.book, random.Random(1)
     slots = [book.open(1) for _ in range(book.room.slots)]
@@ -220,7 +220,7 @@ def test_steps_by_kernels_alone_in_the_interpreter(
         monkeypatch.setattr(module, "choose_backend", lambda *args, **named: kernels)
     for module in (backbone, row_linear):
         monkeypatch.setattr(module, "choose_backend", lambda _d, _t, rows: kernels if rows == 1 else several)
-    paged = Paged(model, texts=2, tokens=48, page=16)
+    paged = PagedDecoder(model, texts=2, tokens=48, page=16)
     slots = [paged.begin(text[:at])[0] for text, at in zip(two, (30, 15), strict=True)]
     for turn in range(5):
         tokens_B = torch.stack([two[0][30 + turn], two[1][15 + turn]])
@@ -237,7 +237,7 @@ def test_a_dropped_decoder_is_gone_at_once(awake: Awake, graphs: bool) -> None:
     assert left_of(lambda: small_page(model, texts=2, tokens=12, graphs=graphs)) == 0
 
 
-def left_of(make: Callable[[], Paged]) -> int:
+def left_of(make: Callable[[], PagedDecoder]) -> int:
     """How much is left of a decoder that was used and dropped, without a collection: pools are most of a GPU's memory."""
 
     def used() -> list[weakref.ref[Any]]:
@@ -271,7 +271,7 @@ def test_a_compiled_step_gives_what_it_gives_uncompiled(
 
     def counted(part: Any) -> Any:
         compiled_parts.append(part)
-        return one_graph(part, backend="aot_eager")
+        return compile_full_graph(part, backend="aot_eager")
 
     monkeypatch.setattr(decode, "one_graph", counted)
     model = awake(attn_type=pair[0], memory=pair[1], n_layers=2, attn_every=2, attn_offset=1).eval()
@@ -296,7 +296,7 @@ def test_what_the_compiler_does_not_take_goes_on_as_it_comes(awake: Awake, monke
     """Said once; the texts know nothing of the attempt."""
     (text,) = texts(9)
 
-    def after(paged: Paged) -> Tensor:
+    def after(paged: PagedDecoder) -> Tensor:
         slot, _ = paged.begin(text)
         return torch.stack([paged.step([slot], torch.tensor([token]))[0] for token in (1, 2, 3)])
 
@@ -329,7 +329,7 @@ def test_a_replayed_graph_gives_the_eager_step_bit_for_bit(pair: tuple[str, str]
     three = [text.cuda() for text in texts(40, 7, 19)]
     found = {}
     for graphs in (False, True):
-        paged = Paged(model, texts=4, tokens=64, page=16, graphs=graphs)
+        paged = PagedDecoder(model, texts=4, tokens=64, page=16, graphs=graphs)
         slots = [paged.begin(text)[0] for text in three]
         rows = []
         for turn in range(20):
@@ -360,7 +360,7 @@ def test_a_compiled_step_on_a_gpu_is_near_float64(pair: tuple[str, str]) -> None
     exact = build(model.config, seed=0, dtype=torch.float64).eval()
     exact.load_state_dict(model.state_dict())
     three = texts(40, 7, 19)
-    paged = Paged(model, texts=3, tokens=64, page=16, compiled=True)
+    paged = PagedDecoder(model, texts=3, tokens=64, page=16, compiled=True)
     ways = [(True, True), (True, False), (False, True), (False, False)]
     slots = [paged.begin(text)[0] for text in three]
     for turn in range(20):
@@ -377,7 +377,7 @@ def test_a_compiled_step_on_a_gpu_is_near_float64(pair: tuple[str, str]) -> None
 @pytest.mark.parametrize("compiled", [False, True])
 def test_a_step_on_a_gpu_waits_for_nothing_and_its_memory_goes_with_it(compiled: bool) -> None:
     model = as_used(on_the_gpu(("polar", "gated_delta")))
-    paged = Paged(model, texts=3, tokens=256, page=16, compiled=compiled)
+    paged = PagedDecoder(model, texts=3, tokens=256, page=16, compiled=compiled)
     slots = [paged.begin(text)[0] for text in texts(40, 7, 19)]
     tokens_B = torch.zeros(3, dtype=torch.int64, device="cuda")
     paged.step(slots, tokens_B)
@@ -466,8 +466,8 @@ def test_a_network_without_a_step_works_its_texts_out_anew(awake: Awake, changes
     model = awake(**changes).eval()
     assert model.why_no_step() in ("mixer PaTH", "positions label")
     with pytest.raises(ValueError, match="has no form for one token at a time"):
-        Paged(model, tokens=4)
-    assert isinstance(decoder(model, tokens=TOKENS), Anew)
+        PagedDecoder(model, tokens=4)
+    assert isinstance(make_decoder(model, tokens=TOKENS), RecomputeDecoder)
 
 
 @pytest.mark.thorough
@@ -528,4 +528,4 @@ def test_top_p_keeps_the_fewest_tokens_that_reach_it(top_p: float, count: int, t
     for seed in range(50):
         drawn = float(torch.rand((), generator=torch.Generator().manual_seed(seed), dtype=torch.float64))
         rank = next(r for r in range(count) if drawn * sum(shares[:count]) < sum(shares[: r + 1]))
-        assert choose(logits_V, temperature, top_p, torch.Generator().manual_seed(seed)) == ranked[rank]
+        assert sample_token(logits_V, temperature, top_p, torch.Generator().manual_seed(seed)) == ranked[rank]

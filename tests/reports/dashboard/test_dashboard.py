@@ -18,16 +18,16 @@ import pytest
 from atma_sweep.cli import app
 from atma_sweep.reports.dashboard import curves as curves_module
 from atma_sweep.reports.dashboard import page as module
-from atma_sweep.reports.dashboard.caveats import care_of
+from atma_sweep.reports.dashboard.caveats import sweep_caveats
 from atma_sweep.reports.dashboard.curves import LossSeries
-from atma_sweep.reports.dashboard.page import dashboard, unpacked
+from atma_sweep.reports.dashboard.page import dashboard, decode_block
 from atma_sweep.reports.stats.effects.effects import effects
-from atma_sweep.reports.sweep_data import ReportError, SweepData, gather, level_of
+from atma_sweep.reports.sweep_data import ReportError, SweepData, cell_level, load_sweep_data
 from atma_sweep.reports.tables import make_table
 from atma_sweep.results.errors import SweepUnknown
 from atma_sweep.results.paper.published_sweeps import STEP_TOKENS, rows
 from atma_sweep.results.shipped import shared
-from atma_sweep.results.store.recorder import Recorder
+from atma_sweep.results.store.recorder import DatabaseRecorder
 from atma_sweep.results.store.records import AXES, CurvePoint, Provenance
 from atma_sweep.results.store.schema import AttemptRow
 from atma_sweep.results.store.store import Store, open_store
@@ -61,7 +61,7 @@ def curved(store: Store) -> Store:
         row = session.get(AttemptRow, first.attempt_id)
         assert row is not None
         row.state = "running"
-    recorder = Recorder(store, first.attempt_id, 1)
+    recorder = DatabaseRecorder(store, first.attempt_id, 1)
     recorder.provenance(Provenance(config={}, seed=0, git_commit="abc123", git_dirty=True, gpu_name="NVIDIA H200"))
     losses = [11.25, math.nan, 4.1, 3.3]
     recorder.curve(
@@ -125,7 +125,7 @@ def test_a_curve_comes_back_and_breaks_where_the_loss_was_not_finite(curved: Sto
     page = Page(dashboard(curved, "quick"))
     first = page.core()["cells"][0]
     assert first["curve"]["points"] == 4
-    train, rest = read_series(unpacked(page.blocks[f"curve-{first['id']}"]), first["curve"]["kept"][0])
+    train, rest = read_series(decode_block(page.blocks[f"curve-{first['id']}"]), first["curve"]["kept"][0])
     val, rest = read_series(rest, first["curve"]["kept"][1])
     assert rest == b""
     assert train.tokens.tolist() == [1000, 2000, 3000, 4000]
@@ -149,7 +149,7 @@ def test_thinning_keeps_the_last_point_and_stays_below_the_limit() -> None:
 def test_effects_are_those_of_the_pairs(published: Store, printed_page: Path) -> None:
     page = Page(printed_page.read_text())
     shown = page.block("effects")
-    data = gather(published, "printed-v2")
+    data = load_sweep_data(published, "printed-v2")
     truth = effects(data)
     assert len(shown["rows"]) == len(truth) > 200
     for row, one in zip(shown["rows"], truth, strict=True):
@@ -184,7 +184,10 @@ def test_the_policy_lets_in_nothing_but_the_hashes_of_what_is_there(curved: Stor
 
     rules = dict(rule.split(" ", 1) for rule in page.policy.split("; "))
     assert rules["default-src"] == "'none'"
-    assert rules["script-src"].split() == [hashed(page.scripts[0]), hashed(unpacked(page.blocks["library"]).decode())]
+    assert rules["script-src"].split() == [
+        hashed(page.scripts[0]),
+        hashed(decode_block(page.blocks["library"]).decode()),
+    ]
     assert rules["style-src"].split() == [hashed(page.styles[0]), hashed("")]
     assert len(page.scripts) == len(page.styles) == 1
     assert "unsafe" not in page.policy
@@ -234,7 +237,7 @@ def test_many_curves_are_thinned_and_the_page_is_told(empty: Store, monkeypatch:
     curve = page.core()["cells"][0]["curve"]
     assert (curve["points"], curve["kept"], curve["all"]) == (300, [100, 6], [300, 6])
     name = f"curve-{page.core()['cells'][0]['id']}"
-    train, _ = read_series(unpacked(page.blocks[name]), 100)
+    train, _ = read_series(decode_block(page.blocks[name]), 100)
     assert train.tokens[-1] == 300 * 524_288
 
 
@@ -293,7 +296,7 @@ def test_what_cannot_be_compared_is_said_and_not_judged(empty: Store, make: tupl
         cell = build(number + 1)
         empty.record_revision(sweep, grid_text="x", grid_file="x", cells=[cell])
         attempt = empty.start_attempt(cell.id, owner=OWNER, fence=1)
-        recorder = Recorder(empty, attempt.id, 1)
+        recorder = DatabaseRecorder(empty, attempt.id, 1)
         recorder.provenance(Provenance(config={}, seed=0, tokenizer=tokenizer))
         recorder.measurements(numbers(1.5 + number))
         empty.finish_attempt(attempt.id, 1, "done")
@@ -381,16 +384,20 @@ def test_a_page_of_printed_numbers_does_not_say_when_they_were_read_in(printed_p
 @pytest.mark.thorough
 def test_a_summed_loss_is_told_of_the_cells_that_have_it() -> None:
     def told(data: SweepData) -> list[str]:
-        return [line.split(" is a sum over tokens")[0] for line in care_of(data, []) if "is a sum over tokens" in line]
+        return [
+            line.split(" is a sum over tokens")[0] for line in sweep_caveats(data, []) if "is a sum over tokens" in line
+        ]
 
-    whole = gather(shared("replication"), "replication")
+    whole = load_sweep_data(shared("replication"), "replication")
     assert told(whole) == ["The loss of recipe published"]
-    half = replace(whole, cells=[cell for cell in whole.cells if level_of(cell, "recipe") == "published"])
+    half = replace(whole, cells=[cell for cell in whole.cells if cell_level(cell, "recipe") == "published"])
     assert told(half) == ["The loss"]
     # no level has all of them and no others
     four = [
-        cell for cell in whole.cells if level_of(cell, "recipe") == "intended" and level_of(cell, "reg_mode") == "weak"
+        cell
+        for cell in whole.cells
+        if cell_level(cell, "recipe") == "intended" and cell_level(cell, "reg_mode") == "weak"
     ][:4]
-    summed = next(whole.configs[cell.cell_id] for cell in half.cells if level_of(cell, "reg_mode") == "weak")
+    summed = next(whole.configs[cell.cell_id] for cell in half.cells if cell_level(cell, "reg_mode") == "weak")
     mixed = replace(whole, cells=four, configs={**whole.configs, four[0].cell_id: summed})
     assert told(mixed) == ["The loss of 1 of 4 cells"]

@@ -11,7 +11,7 @@ from typing import Any
 import pytest
 from atma_sweep.reports.dashboard import page as module
 from atma_sweep.reports.figures.canvas import drawing
-from atma_sweep.results.store.recorder import Recorder
+from atma_sweep.results.store.recorder import DatabaseRecorder
 from atma_sweep.results.store.records import AXES, CellRecord, CurvePoint, Measurement, Provenance
 from atma_sweep.results.store.store import Store, open_store
 from pages import Page
@@ -41,7 +41,7 @@ def fill(store: Store) -> list[CellRecord]:
     failed = store.start_attempt(FAILED, owner=OWNER, fence=1)
     store.finish_attempt(failed.id, 1, "failed", cause=HOSTILE, traceback=f"line\n{HOSTILE}", failure="cuda_oom")
     wild = store.start_attempt(WILD, owner=OWNER, fence=1)
-    recorder = Recorder(store, wild.id, 1)
+    recorder = DatabaseRecorder(store, wild.id, 1)
     recorder.provenance(Provenance(config={}, seed=0, git_commit="feedc0de", git_dirty=True, gpu_name="NVIDIA H100"))
     recorder.measurements(
         [

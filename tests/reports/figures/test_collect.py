@@ -9,13 +9,13 @@ from typing import Any
 
 import pytest
 from atma_sweep.reports.figures import make_figure
-from atma_sweep.reports.figures.canvas.base import FigureData, digest
-from atma_sweep.reports.figures.canvas.length_frames import lines_of
+from atma_sweep.reports.figures.canvas.base import FigureData, frame_sha256
+from atma_sweep.reports.figures.canvas.length_frames import line_means
 from atma_sweep.reports.figures.loss import smoothed
 from atma_sweep.reports.stats.untrained_formulas import state_norms
 from atma_sweep.reports.sweep_data import ReportError
 from atma_sweep.results import paper
-from atma_sweep.results.store.recorder import Recorder
+from atma_sweep.results.store.recorder import DatabaseRecorder
 from atma_sweep.results.store.records import CurvePoint, Measurement, Owner, Provenance
 from atma_sweep.results.store.schema import AttemptRow
 from atma_sweep.results.store.store import Store
@@ -53,7 +53,7 @@ class TestLengths:
 
     def test_a_line_is_the_mean_of_its_cells_with_the_interval_between_them(self, needles: FigureData) -> None:
         """Of the ten configurations, by hand; not of the 800 digits."""
-        means = lines_of(needles.frame)
+        means = line_means(needles.frame)
         here = (means["panel"] == "polar") & (means["line"] == "memory on, window off") & (means["length"] == 65536)
         (line,) = means[here].to_dict("records")
         logged = [
@@ -71,7 +71,7 @@ class TestLengths:
     def test_a_single_cell_has_the_interval_of_its_trials(self, needles: FigureData) -> None:
         best = needles.frame[(needles.frame["value"] == 0.925) & (needles.frame["length"] == 65536)]
         assert [round(100 * float(best[side].iloc[0]), 1) for side in ("low", "high")] == [70.1, 98.5]
-        (alone,) = lines_of(best).to_dict("records")
+        (alone,) = line_means(best).to_dict("records")
         assert (alone["low"], alone["high"]) == (best["low"].iloc[0], best["high"].iloc[0])
         assert (alone["interval"], alone["cells"]) == ("trials", 1)
 
@@ -80,13 +80,13 @@ class TestLengths:
         base = needles.frame[(needles.frame["panel"] == "polar") & (needles.frame["length"] == 65536)]
         base = base[base["line"] == base["line"].iloc[0]].iloc[:6]
         names, values = ["a", "a", "a", "b", "b", "c"], [0.1, 0.2, 0.6, 0.4, 0.6, 0.9]
-        (line,) = lines_of(base.assign(configuration=names, value=values)).to_dict("records")
+        (line,) = line_means(base.assign(configuration=names, value=values)).to_dict("records")
         means = [0.3, 0.5, 0.9]
         half = 4.302652729911 * stdev(means) / math.sqrt(3)
         assert (line["value"], line["cells"], line["configurations"]) == (pytest.approx(fmean(means)), 6, 3)
         assert (line["low"], line["high"]) == (0, pytest.approx(min(1, fmean(means) + half)))
         assert line["interval"] == "configurations"
-        (line,) = lines_of(base.iloc[:3].assign(configuration="a", value=values[:3])).to_dict("records")
+        (line,) = line_means(base.iloc[:3].assign(configuration="a", value=values[:3])).to_dict("records")
         half = 4.302652729911 * stdev(values[:3]) / math.sqrt(3)
         assert (line["low"], line["high"]) == (0, pytest.approx(min(1, 0.3 + half)))
         assert line["interval"] == "seeds"
@@ -107,9 +107,9 @@ class TestLengths:
         (source,) = trace["sources"]
         assert (source["gpu"], len(source["attempts"])) == ("NVIDIA L4", 120)
         assert (trace["figure"], trace["sweep"], trace["revision"]) == ("needle", "printed-v2", 1)
-        assert trace["data"] == digest(needles.frame)
+        assert trace["data"] == frame_sha256(needles.frame)
         changed = needles.frame.assign(value=needles.frame["value"] + 1e-15)
-        assert digest(changed) != trace["data"]
+        assert frame_sha256(changed) != trace["data"]
 
     def test_without_a_known_training_length_the_shortest_stands_for_it(self, store: Store) -> None:
         made = make_figure("needle", store)
@@ -185,7 +185,7 @@ class TestTraining:
         store.record_revision("curves", grid_text="x", grid_file="x.yaml", cells=[one])
         for offset, end in ((1.0, "interrupted"), (0.0, "done")):
             attempt = store.start_attempt(one.id, owner=Owner(name="a", host="h", pid=1, started=0.0), fence=1)
-            recorder = Recorder(store, attempt.id, 1)
+            recorder = DatabaseRecorder(store, attempt.id, 1)
             recorder.curve(
                 [
                     CurvePoint(step=step, tokens=10 * step, wall_s=step / 2, train_loss=offset + 1000 / step)
@@ -213,7 +213,9 @@ class TestTraining:
             cells, ((0, 10, "failed"), (5, 20, "done"), (10, 30, "diverged")), strict=True
         ):
             attempt = store.start_attempt(one.id, owner=Owner(name="a", host="h1", pid=1, started=0.0), fence=1)
-            Recorder(store, attempt.id, 1).provenance(Provenance(config={}, seed=0, device="cuda", gpu_name="H200"))
+            DatabaseRecorder(store, attempt.id, 1).provenance(
+                Provenance(config={}, seed=0, device="cuda", gpu_name="H200")
+            )
             store.finish_attempt(attempt.id, 1, state)
             times = {"started_at": START + timedelta(minutes=start), "finished_at": START + timedelta(minutes=end)}
 

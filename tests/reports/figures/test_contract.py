@@ -15,12 +15,12 @@ from xml.etree import ElementTree
 import pandas as pd
 import pytest
 from atma_sweep.reports.figures import FIGURES, make_figure, redraw
-from atma_sweep.reports.figures.canvas.base import digest
+from atma_sweep.reports.figures.canvas.base import frame_sha256
 from atma_sweep.reports.figures.canvas.figure_options import FigureOptions
-from atma_sweep.reports.figures.files import FORMATS, rendered, renderings, trace_in
+from atma_sweep.reports.figures.files import FORMATS, read_trace, rendered, renderings
 from atma_sweep.reports.figures.state_norm import NORMS
 from atma_sweep.reports.sweep_data import ReportError
-from atma_sweep.results.store.recorder import Recorder
+from atma_sweep.results.store.recorder import DatabaseRecorder
 from atma_sweep.results.store.records import AXES, CellRecord, CurvePoint, Example, Measurement, Owner
 from atma_sweep.results.store.store import Store, open_store
 from pictures import COLUMN, check_column, check_words, figure_of
@@ -64,7 +64,7 @@ def ran(
 ) -> None:
     """An attempt with a curve, numbers and the digits of four trials; one that diverged has its curve alone."""
     attempt = store.start_attempt(one.id, owner=ME, fence=1)
-    recorder = Recorder(store, attempt.id, 1)
+    recorder = DatabaseRecorder(store, attempt.id, 1)
     steps = [(0, 11.0), (5, (11.0 + loss) / 2), (10, loss)]
     recorder.curve(
         [
@@ -214,11 +214,11 @@ def test_it_repeats_byte_for_byte_and_traces_what_is_drawn(shown: Callable[[str]
     pictures = renderings(made, FORMATS)
     assert renderings(again, FORMATS) == pictures
     for format, content in pictures.items():
-        told = trace_in(content, format)
+        told = read_trace(content, format)
         assert told.pop("drawn_with") == redraw.versions()
         assert told.pop("look") == {"style": "paper", "title": True, "font": "DejaVu Sans"}
         assert told == json.loads(json.dumps(made.trace))
-    assert made.trace["data"] == digest(made.frame)
+    assert made.trace["data"] == frame_sha256(made.frame)
     rows = pd.DataFrame(made.as_json()["rows"], columns=made.frame.columns)
     assert rows.to_csv() == made.frame.to_csv()
     cells = set(made.frame["cell"].dropna()) if "cell" in made.frame else set()

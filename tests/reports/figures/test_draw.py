@@ -17,9 +17,9 @@ from atma_sweep.cli import app
 from atma_sweep.reports.figures import make_figure
 from atma_sweep.reports.figures.canvas import drawing
 from atma_sweep.reports.figures.canvas.base import FigureData
-from atma_sweep.reports.figures.canvas.length_frames import lines_of
-from atma_sweep.reports.figures.files import FORMATS, drawn, renderings, trace_in
-from atma_sweep.reports.report_folder import write_all
+from atma_sweep.reports.figures.canvas.length_frames import line_means
+from atma_sweep.reports.figures.files import FORMATS, drawn, read_trace, renderings
+from atma_sweep.reports.report_folder import write_report_folder
 from atma_sweep.reports.sweep_data import ReportError
 from atma_sweep.results.errors import StoreError
 from atma_sweep.results.store.store import Store
@@ -58,7 +58,7 @@ class TestReadable:
         def lightness(ink: str) -> float:
             return sum(w * int(ink[i : i + 2], 16) for w, i in ((0.299, 1), (0.587, 3), (0.114, 5)))
 
-        greys = [lightness(ink) for ink in drawing.INKS]
+        greys = [lightness(ink) for ink in drawing.COLOURS]
         assert all(abs(a - b) > 35 for a, b in pairwise(greys))
         looks = [drawing.look(first, second) for first in range(7) for second in range(4)]
         assert len({(one["marker"], str(one["linestyle"]), one["color"]) for one in looks}) == 28
@@ -83,7 +83,7 @@ class TestLegends:
     def test_mixers_are_named_below_and_the_front_beside_its_points(self, every: Store) -> None:
         made = make_figure("pareto", every)
         figure = figure_of(made)
-        mixers = [f"{drawing.shown(kind)}, {drawing.shown(memory, 'memory')}" for kind, memory in LEVELS]
+        mixers = [f"{drawing.shown_values(kind)}, {drawing.shown_values(memory, 'memory')}" for kind, memory in LEVELS]
         assert legend_of(figure) == mixers
         for axes, quality in zip(figure.axes, dict.fromkeys(made.frame["quality"]), strict=True):
             front = made.frame[(made.frame["quality"] == quality) & made.frame["front"]]
@@ -107,7 +107,7 @@ class TestLegends:
         order = sorted(LEVELS, key=lambda one: one in gone)
         found = legend_of(figure_of(made))
         assert [one.rpartition(":")[0] for one in found] == [
-            f"{drawing.shown(kind)}, {drawing.shown(memory, 'memory')}" for kind, memory in order
+            f"{drawing.shown_values(kind)}, {drawing.shown_values(memory, 'memory')}" for kind, memory in order
         ]
         assert [one.endswith(": diverged") for one in found] == [one in gone for one in order]
         assert len(legend_of(figure_of(make_figure("state-norm", every)))) == 4
@@ -117,7 +117,7 @@ class TestLegends:
     @pytest.mark.thorough
     def test_drawn_lines_are_the_numbers_of_the_frame(self, published: Store) -> None:
         made = make_figure("needle", published, "printed-v2")
-        means = lines_of(made.frame)
+        means = line_means(made.frame)
         figure = figure_of(made)
         panel = next(axes for axes in figure.axes if axes.get_title() == "NoPE")
         seen = sorted(
@@ -136,7 +136,7 @@ class TestFiles:
     )
     def test_a_strange_file_has_none(self, format: str, content: bytes) -> None:
         with pytest.raises(ReportError, match=f"this {format} carries no trace of ours"):
-            trace_in(content, format)
+            read_trace(content, format)
 
     @pytest.mark.thorough
     def test_bytes_repeat_in_another_process(self, every: Store, tmp_path: Path) -> None:
@@ -206,7 +206,7 @@ class TestCommand:
         monkeypatch.chdir(tmp_path)
         found = self.run("--figure", "1", "--db", "empty.db")
         assert (found.exit_code, found.stderr) == (0, "wrote all-needle.svg\n")
-        assert trace_in((tmp_path / "all-needle.svg").read_bytes(), "svg")["sweep"] == "all"
+        assert read_trace((tmp_path / "all-needle.svg").read_bytes(), "svg")["sweep"] == "all"
 
     @pytest.mark.thorough
     def test_a_name_from_before_there_was_a_rule_stays_in_the_folder(
@@ -266,7 +266,7 @@ class TestCommand:
 @pytest.mark.thorough
 def test_a_folder_of_everything(every: Store, tmp_path: Path) -> None:
     out = tmp_path / "all"
-    written = write_all(every, out=out, formats=["md", "tex"], figures=("needle", "timeline"))
+    written = write_report_folder(every, out=out, formats=["md", "tex"], figures=("needle", "timeline"))
     names = {path.name for path in written.files}
     assert {f"figure-{name}.{format}" for name in ("needle", "timeline") for format in FORMATS} <= names
     page = (out / "index.html").read_text()
@@ -278,6 +278,6 @@ def test_a_folder_of_everything(every: Store, tmp_path: Path) -> None:
 
 @pytest.mark.thorough
 def test_a_folder_says_which_figure_is_left_out(published: Store, tmp_path: Path) -> None:
-    written = write_all(published, "printed-v1", out=tmp_path, formats=[], figures=("timeline",))
+    written = write_report_folder(published, "printed-v1", out=tmp_path, formats=[], figures=("timeline",))
     assert written.left_out["figure timeline"].startswith("no attempt of sweep printed-v1 ran here")
     assert "figure timeline left out: no attempt" in (tmp_path / "index.html").read_text()

@@ -13,9 +13,9 @@ from atma_sweep.reports.figures import make_figure
 from atma_sweep.reports.figures.canvas import drawing
 from atma_sweep.reports.figures.files import drawn
 from atma_sweep.reports.figures.loss import kept
-from atma_sweep.reports.sweep_data import ReportError, gather, one_reading
+from atma_sweep.reports.sweep_data import ReportError, cached_reads, load_sweep_data
 from atma_sweep.results import paper
-from atma_sweep.results.store.recorder import Recorder
+from atma_sweep.results.store.recorder import DatabaseRecorder
 from atma_sweep.results.store.records import CurvePoint, Measurement, Owner
 from atma_sweep.results.store.store import Store
 from hypothesis import given
@@ -47,7 +47,7 @@ def many(empty: Store, make: Any) -> Store:
             )
             for step in range(90)
         ]
-        Recorder(empty, attempt.id, 1).curve(points)
+        DatabaseRecorder(empty, attempt.id, 1).curve(points)
         empty.finish_attempt(attempt.id, 1, "done")
     return empty
 
@@ -153,7 +153,7 @@ def curves(store: Store, name: str, cells: list[Any], losses: dict[str, dict[int
             CurvePoint(step=step, tokens=10 * step, wall_s=float(step), train_loss=value if train else None, val_loss=None if train else value)
             for step, value in losses[one.id].items()
         ]  # fmt: skip
-        Recorder(store, attempt.id, 1).curve(points)
+        DatabaseRecorder(store, attempt.id, 1).curve(points)
         store.finish_attempt(attempt.id, 1, "done")
 
 
@@ -236,21 +236,26 @@ def test_a_page_is_made_of_one_reading(many: Store, monkeypatch: pytest.MonkeyPa
 def test_one_reading_is_of_one_moment_and_ends(many: Store) -> None:
     def measure(value: float) -> None:
         attempt = many.start_attempt(f"{0:012x}", kind="evaluate", owner=ME, fence=1)
-        Recorder(many, attempt.id, 1).measurements([Measurement(probe="val", metric="val_loss", value=value)])
+        DatabaseRecorder(many, attempt.id, 1).measurements([Measurement(probe="val", metric="val_loss", value=value)])
         many.finish_attempt(attempt.id, 1, "done")
 
     measure(1.0)
     key = (f"{0:012x}", "val", "val_loss", 0)
-    with one_reading():
-        first = gather(many)
+    with cached_reads():
+        first = load_sweep_data(many)
         measure(2.0)
-        assert gather(many, "s") is gather(many, "s", revision=1) is gather(many, lengths=[]) is first
-        assert gather(many, orphans=True) is not first
-        with one_reading():
-            assert gather(many) is first
-        assert gather(many) is first
+        assert (
+            load_sweep_data(many, "s")
+            is load_sweep_data(many, "s", revision=1)
+            is load_sweep_data(many, lengths=[])
+            is first
+        )
+        assert load_sweep_data(many, orphans=True) is not first
+        with cached_reads():
+            assert load_sweep_data(many) is first
+        assert load_sweep_data(many) is first
         assert first.values[key].value == 1.0
-    assert gather(many).values[key].value == 2.0
+    assert load_sweep_data(many).values[key].value == 2.0
 
 
 def test_against_time_a_curve_goes_by_its_seconds_and_a_mean_ends_with_its_first_cell(empty: Store, make: Any) -> None:
@@ -301,7 +306,7 @@ def test_a_published_training_without_a_curve_or_a_time_is_left_out_and_told(emp
         found = [Measurement(probe="val", metric="val_loss", value=3.0, unit="nats/token")]
         if seconds is not None:
             found.append(Measurement(probe="throughput", metric="train_seconds", value=seconds, unit="s"))
-        Recorder(empty, attempt.id, 1).measurements(found)
+        DatabaseRecorder(empty, attempt.id, 1).measurements(found)
         empty.finish_attempt(attempt.id, 1, "done")
     made = make_figure("loss", empty, "mine", options={"against": "time", "compare": "theirs"})
     assert made.frame[made.frame["first"] == "theirs"]["wall_s"].tolist() == [60.0]

@@ -11,11 +11,11 @@ import pandas as pd
 import pytest
 from atma_sweep.reports.figures import make_figure
 from atma_sweep.reports.figures.canvas import drawing
-from atma_sweep.reports.figures.canvas.figure_options import highlighted
+from atma_sweep.reports.figures.canvas.figure_options import with_highlight
 from atma_sweep.reports.figures.probes.attention_map import _shared
 from atma_sweep.reports.figures.probes.position_nll import whole_lines
-from atma_sweep.reports.sweep_data import gather
-from atma_sweep.results.store.recorder import Recorder
+from atma_sweep.reports.sweep_data import load_sweep_data
+from atma_sweep.results.store.recorder import DatabaseRecorder
 from atma_sweep.results.store.records import Example, Measurement, Owner
 from atma_sweep.results.store.store import Store
 from pictures import COLUMN, check_column, figure_of
@@ -76,7 +76,7 @@ class TestPosition:
 
     @pytest.mark.thorough
     def test_a_highlighted_cell_is_named_at_its_end(self, probed: Store) -> None:
-        look = highlighted(COLUMN, gather(probed), ["fox,seed=1"])
+        look = with_highlight(COLUMN, load_sweep_data(probed), ["fox,seed=1"])
         (axes, *_) = figure_of(make_figure("position-nll", probed), look).axes
         assert "seed 1" in {text.get_text() for text in axes.texts}
 
@@ -100,7 +100,7 @@ class TestRetention:
         cell, _ = make
         empty.record_revision("s", grid_text="x", grid_file="x.yaml", cells=[cell(1, attn_type="wall")])
         attempt = empty.start_attempt(cell(1).id, owner=Owner(name="ada", host="here", pid=1, started=0.0), fence=1)
-        gates(Recorder(empty, attempt.id, 1), 0.5, channels=3, heads=2)
+        gates(DatabaseRecorder(empty, attempt.id, 1), 0.5, channels=3, heads=2)
         empty.finish_attempt(attempt.id, 1, "done")
         made = make_figure("retention", empty)
         mine = made.frame[made.frame["part"] == "mixer"]
@@ -117,7 +117,7 @@ class TestRetention:
         made = make_figure("retention", probed)
         titles = {axes.get_title() for axes in figure_of(made).axes} - {""}
         assert titles == {"FoX", "memory beside FoX", "NoPE", "memory beside NoPE"}
-        look = highlighted(COLUMN, gather(probed), ["fox,seed=1"])
+        look = with_highlight(COLUMN, load_sweep_data(probed), ["fox,seed=1"])
         titles = {axes.get_title().replace("\n", " ") for axes in figure_of(made, look).axes} - {""}
         assert titles == {"FoX, seed 1", "memory beside FoX, seed 1"}
 
@@ -145,7 +145,7 @@ class TestPasskey:
             assert shown.ravel().tolist() == pytest.approx(values.sort_index().tolist())
             # 64 is the training length: the line stands between it and 128
             assert {line.get_xdata()[0] for line in axes.lines} == {0.5}
-        look = highlighted(COLUMN, gather(probed), ["nope,seed=0"])
+        look = with_highlight(COLUMN, load_sweep_data(probed), ["nope,seed=0"])
         assert [axes.get_title() for axes in figure_of(made, look).axes if axes.get_title()] == ["NoPE, seed 0"]
 
 
@@ -158,7 +158,7 @@ class TestAttentionMap:
         assert (frame["key"] <= frame["query"]).all()
         sums = frame.groupby(["cell", "layer", "head", "query"])["weight"].sum()
         assert sums.to_numpy() == pytest.approx(1.0)
-        look = highlighted(COLUMN, gather(probed), ["nope,seed=1"])
+        look = with_highlight(COLUMN, load_sweep_data(probed), ["nope,seed=1"])
         maps = [axes for axes in figure_of(made, look).axes if axes.get_title()]
         assert [axes.get_title() for axes in maps] == ["L2 h0", "L2 h1", "L6 h0", "L6 h1"]
         mine = frame[frame["cell"] == look.highlight[0]]
@@ -210,7 +210,7 @@ class TestMemoryRecall:
         empty.record_revision("s", grid_text="x", grid_file="x.yaml", cells=cells)
         for i, one in enumerate(cells):
             attempt = empty.start_attempt(one.id, owner=Owner(name="ada", host="here", pid=1, started=0.0), fence=1)
-            recorder = Recorder(empty, attempt.id, 1)
+            recorder = DatabaseRecorder(empty, attempt.id, 1)
             if one.levels["memory"] == "off":
                 reason = "n/a: the network has no memory"
                 recorder.measurements([Measurement(probe="memory_recall", metric="share", reason=reason)])
@@ -248,7 +248,7 @@ class TestExtrapolation:
         empty.record_revision("far", grid_text="x", grid_file="x.yaml", cells=cells)
         for one, worse in zip(cells, (1, 4), strict=True):
             attempt = empty.start_attempt(one.id, owner=Owner(name="ada", host="here", pid=1, started=0.0), fence=1)
-            Recorder(empty, attempt.id, 1).measurements(
+            DatabaseRecorder(empty, attempt.id, 1).measurements(
                 [
                     Measurement(
                         probe="extrapolation", metric="perplexity", length=length, value=30.0 * worse**place, n=10
@@ -265,7 +265,7 @@ class TestExtrapolation:
 def record(store: Store, cell_id: str, length: int, losses: np.ndarray, run: int) -> None:
     """A done attempt of the probe position_nll with these losses [documents, runs]."""
     attempt = store.start_attempt(cell_id, owner=Owner(name="ada", host="here", pid=1, started=0.0), fence=1)
-    recorder, about = Recorder(store, attempt.id, 1), {"probe": "position_nll", "length": length}
+    recorder, about = DatabaseRecorder(store, attempt.id, 1), {"probe": "position_nll", "length": length}
     recorder.examples(
         [
             Example(**about, metric="nats", item=item, position=place, value=float(loss))

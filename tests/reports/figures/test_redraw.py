@@ -10,7 +10,7 @@ from typing import Any
 import pytest
 from atma_sweep.reports.check import check_file
 from atma_sweep.reports.figures import make_figure, redraw
-from atma_sweep.reports.figures.files import FORMATS, renderings, trace_in
+from atma_sweep.reports.figures.files import FORMATS, read_trace, renderings
 from atma_sweep.results.store.store import Store, open_store
 from matplotlib.figure import Figure
 from tiers import every_nth
@@ -56,7 +56,7 @@ def test_what_was_changed_by_hand_is_found(pictures: dict[str, bytes], problems:
     assert problems(pictures["svg"], "svg") == []
     changed = replaced(pictures["svg"], *CHANGES[what])
     # neither the trace nor what is well-formed has suffered
-    assert trace_in(changed, "svg") == trace_in(pictures["svg"], "svg")
+    assert read_trace(changed, "svg") == read_trace(pictures["svg"], "svg")
     (line,) = problems(changed, "svg")
     assert line.startswith("figure.svg: it does not show what the database says: ")
     assert line.endswith("; draw it again with --figure length")
@@ -134,7 +134,7 @@ def test_dust_of_the_layouts_solver_changes_no_byte(
 
 @pytest.mark.thorough
 def test_another_matplotlib_is_said(pictures: dict[str, bytes], problems: Any) -> None:
-    here = trace_in(pictures["svg"], "svg")["drawn_with"]
+    here = read_trace(pictures["svg"], "svg")["drawn_with"]
     assert here == redraw.versions()
     told = json.dumps(here, separators=(",", ":"))
     other = pictures["svg"].replace(told.encode(), b'{"matplotlib":"3.9.0","freetype":"2.6.1"}')

@@ -268,13 +268,13 @@ def test_what_a_study_cannot_show_is_one_line(poor: Store, tmp_path: Path) -> No
 def test_a_folder_of_a_sweep_that_is_no_study_does_not_speak_of_studies(
     poor: Store, tmp_path: Path, shown: Callable[[str], Store]
 ) -> None:
-    from atma_sweep.reports.report_folder import write_all
+    from atma_sweep.reports.report_folder import write_report_folder
 
     wanted = ("history", "timeline")
-    plain = write_all(poor, "grid", out=tmp_path / "plain", formats=["csv"], figures=wanted)
+    plain = write_report_folder(poor, "grid", out=tmp_path / "plain", formats=["csv"], figures=wanted)
     assert not {"study", "figure history"} & set(plain.left_out)
     assert "study.csv" not in {path.name for path in plain.files}
-    study = write_all(poor, "tuned", out=tmp_path / "study", formats=["csv"], figures=wanted)
+    study = write_report_folder(poor, "tuned", out=tmp_path / "study", formats=["csv"], figures=wanted)
     assert {"study.csv", "figure-history.svg"} <= {path.name for path in study.files}
 
 

@@ -12,7 +12,7 @@ from pathlib import Path
 
 import psutil
 import pytest
-from atma_sweep.results.store.recorder import Recorder
+from atma_sweep.results.store.recorder import DatabaseRecorder
 from atma_sweep.results.store.records import AXES, CellRecord, CurvePoint, Measurement, Owner
 from atma_sweep.results.store.store import Store, open_store
 
@@ -40,7 +40,7 @@ def store(tmp_path: Path) -> Store:
     made.record_revision("demo", grid_text="", grid_file="demo.yaml", options=options, cells=[cell(0), cell(1)])
     for index, state in ((0, "failed"), (1, "failed"), (0, "done")):
         attempt = made.start_attempt(cell(index).id, owner=ME, fence=0, steps_total=10)
-        recorder = Recorder(made, attempt.id, 0)
+        recorder = DatabaseRecorder(made, attempt.id, 0)
         recorder.curve([CurvePoint(step=5, tokens=500, wall_s=1.0, train_loss=2.0, lr=0.25)])
         recorder.measurements([Measurement(probe="val", metric="val_loss", value=2.5, unit="nats/token")])
         made.finish_attempt(attempt.id, 0, state)  # type: ignore[arg-type]

@@ -16,7 +16,7 @@ from typing import Any
 import pytest
 from atma_sweep.reports.live import watch as view
 from atma_sweep.results.errors import SweepUnknown
-from atma_sweep.results.store.recorder import Recorder
+from atma_sweep.results.store.recorder import DatabaseRecorder
 from atma_sweep.results.store.records import AXES, CellRecord, Measurement, Owner, Provenance
 from atma_sweep.results.store.store import Store, open_store
 from patience import PATIENCE_S
@@ -63,7 +63,7 @@ class Sweep:
     ) -> int:
         """An attempt that took `seconds`, or was last heard of `silent` seconds ago."""
         made = self.store.start_attempt(f"{index:012x}", owner=ME, fence=1, steps_total=100)
-        recorder = Recorder(self.store, made.id, 1)
+        recorder = DatabaseRecorder(self.store, made.id, 1)
         if gpu is not None:
             recorder.provenance(Provenance(config={}, seed=0, device="cuda", gpu_name=gpu))
         recorder.progress(step, 100, 2.5 if step else None, rate, phase)
@@ -88,13 +88,13 @@ def sweep(tmp_path: Path) -> Iterator[Sweep]:
 
 
 def test_a_sweep_that_nobody_began(sweep: Sweep) -> None:
-    found = view.snapshot(sweep.store)
+    found = view.live_state(sweep.store)
     assert (found["sweep"], found["revision"], found["cells"], found["done"]) == ("s", 1, 8, 0)
     assert (found["counts"], found["tokens_total"], found["tokens_left"]) == ({"new": 8}, 8000, 8000)
     assert (found["running"], found["failures"], found["events"]) == ([], [], [])
     assert (found["owned"], found["ended"], found["seconds_left"], found["tokens_per_s"]) == (False, True, None, None)
     with pytest.raises(SweepUnknown):
-        view.snapshot(sweep.store, "t")
+        view.live_state(sweep.store, "t")
 
 
 def test_counts_tokens_and_time_left(sweep: Sweep) -> None:
@@ -106,7 +106,7 @@ def test_counts_tokens_and_time_left(sweep: Sweep) -> None:
     sweep.attempt(5, "failed", step=70, cause="host out of\n  memory")
     sweep.sql("UPDATE attempt SET failure = 'host_oom' WHERE state = 'failed'")
     interrupted = sweep.attempt(6, "interrupted", step=25, cause="killed")
-    found = view.snapshot(sweep.store)
+    found = view.live_state(sweep.store)
     assert found["counts"] == {"done": 3, "running": 2, "new": 1, "interrupted": 1, "failed": 1}
     assert list(found["counts"]) == ["done", "running", "new", "interrupted", "failed"]
     # no checkpoint: the interrupted one begins anew; the failed one waits for a person
@@ -114,7 +114,7 @@ def test_counts_tokens_and_time_left(sweep: Sweep) -> None:
     assert found["tokens_per_s"] == 30.0
     assert found["seconds_left"] == pytest.approx((20 + 50 + 2000 / 20) / 2)
     sweep.sql("UPDATE attempt SET checkpoint = 'x/checkpoint-00000025' WHERE id = :id", id=interrupted)
-    found = view.snapshot(sweep.store)
+    found = view.live_state(sweep.store)
     assert found["tokens_left"] == 3600 - 250
     assert found["seconds_left"] == pytest.approx((20 + 50 + 1750 / 20) / 2)
     assert [(row["slug"], row["standing"], row["failure"], row["cause"]) for row in found["failures"]] == [
@@ -127,36 +127,36 @@ def test_time_left_is_at_least_that_of_the_slowest(sweep: Sweep) -> None:
         sweep.attempt(index, "done", step=100, seconds=10)  # 100 tokens/s
     sweep.attempt(6, step=50, rate=1.0)
     sweep.attempt(7, step=50, rate=100.0)
-    assert view.snapshot(sweep.store)["seconds_left"] == pytest.approx(500.0)
+    assert view.live_state(sweep.store)["seconds_left"] == pytest.approx(500.0)
 
 
 def test_time_left_without_a_finished_cell_is_that_of_the_running_ones(sweep: Sweep) -> None:
     sweep.attempt(0, step=50, rate=10.0)
     sweep.attempt(1, step=50, rate=30.0)
-    found = view.snapshot(sweep.store)
+    found = view.live_state(sweep.store)
     assert found["tokens_per_s"] == 40.0
     assert found["seconds_left"] == pytest.approx((50 + 500 / 30 + 6000 / 20) / 2, abs=0.001)
     for state in sweep.store.live_attempts("s"):
         sweep.store.finish_attempt(state.id, 1, "interrupted")
-    assert view.snapshot(sweep.store)["seconds_left"] is None
+    assert view.live_state(sweep.store)["seconds_left"] is None
 
 
 def test_a_trained_cell_has_no_tokens_left_unless_it_is_trained_again(sweep: Sweep) -> None:
     sweep.attempt(0, "done", step=100, seconds=100)
     sweep.attempt(1, "diverged", step=10)
-    assert view.snapshot(sweep.store)["tokens_left"] == 6000
+    assert view.live_state(sweep.store)["tokens_left"] == 6000
     evaluation = sweep.store.start_attempt(f"{0:012x}", kind="evaluate", owner=ME, fence=1)
-    assert view.snapshot(sweep.store)["tokens_left"] == 6000
+    assert view.live_state(sweep.store)["tokens_left"] == 6000
     sweep.store.finish_attempt(evaluation.id, 1, "done")
     sweep.attempt(0, step=90, rate=5.0)
-    assert view.snapshot(sweep.store)["tokens_left"] == 6100
+    assert view.live_state(sweep.store)["tokens_left"] == 6100
 
 
 def test_rows_of_running_attempts(sweep: Sweep) -> None:
     sweep.attempt(2, step=40, rate=30.0, gpu="NVIDIA H200", silent=3)
     sweep.attempt(1, step=10, silent=90)
     sweep.attempt(0, phase="probing", silent=400)
-    first, second, third = view.snapshot(sweep.store)["running"]
+    first, second, third = view.live_state(sweep.store)["running"]
     assert first | {"attempt_id": 0, "seconds_since_heartbeat": 0} == {
         "cell_id": f"{2:012x}", "slug": "slug-2", "attempt_id": 0, "number": 1, "kind": "train", "host": "node1",
         "gpu": "NVIDIA H200", "phase": "training", "step": 40, "steps_total": 100, "loss": 2.5, "tokens_per_s": 30.0,
@@ -165,7 +165,7 @@ def test_rows_of_running_attempts(sweep: Sweep) -> None:
     silences = [row["seconds_since_heartbeat"] for row in (first, second, third)]
     assert all(least <= found < least + 30 for least, found in zip((3, 90, 400), silences, strict=True))
     assert [row["stale"] for row in (first, second, third)] == [False, False, True]
-    lines = view.text(view.snapshot(sweep.store)).splitlines()
+    lines = view.text(view.live_state(sweep.store)).splitlines()
     assert re.fullmatch(
         r"  slug-2, node1/NVIDIA H200, training, step 40/100, loss 2.500, 30 tokens/s, 20 s left, heard of \d+ s ago",
         lines[3],
@@ -177,22 +177,22 @@ def test_rows_of_running_attempts(sweep: Sweep) -> None:
 def test_who_runs_it_and_when_it_has_ended(sweep: Sweep) -> None:
     fence = sweep.store.acquire_sweep("s", ME, 60.0)
     sweep.attempt(0, step=1)
-    found = view.snapshot(sweep.store)
+    found = view.live_state(sweep.store)
     assert (found["owner"], found["owner_host"], found["owner_pid"]) == ("launch", "node1", 17)
     assert (found["owned"], found["ended"]) == (True, False)
     assert view.heading(found)[0].endswith("run by launch on node1, pid 17")
     sweep.store.ask("s", pause=True)
-    found = view.snapshot(sweep.store)
+    found = view.live_state(sweep.store)
     assert found["request"] == {"pause": True}
     assert view.heading(found)[0].endswith("pid 17, paused")
     sweep.sql("UPDATE sweep SET lease_until = '2020-01-01T00:00:00.000Z'")
-    found = view.snapshot(sweep.store)
+    found = view.live_state(sweep.store)
     assert (found["owned"], found["ended"]) == (False, False), "its attempt was heard of just now"
     assert "is silent; launch again to continue" in view.heading(found)[0]
     sweep.sql("UPDATE attempt SET heartbeat_at = '2020-01-01T00:00:00.000Z'")
-    assert view.snapshot(sweep.store)["ended"]
+    assert view.live_state(sweep.store)["ended"]
     sweep.store.release_sweep("s", fence)
-    assert view.heading(view.snapshot(sweep.store))[0].endswith("nobody runs it")
+    assert view.heading(view.live_state(sweep.store))[0].endswith("nobody runs it")
 
 
 def test_the_newest_events_come_first(sweep: Sweep) -> None:
@@ -200,7 +200,7 @@ def test_the_newest_events_come_first(sweep: Sweep) -> None:
     for index in range(20):
         sweep.store.add_event("note", f"number {index}", sweep="s")
     sweep.attempt(1)
-    events = view.snapshot(sweep.store)["events"]
+    events = view.live_state(sweep.store)["events"]
     assert len(events) == view.EVENTS
     assert (events[0]["kind"], events[0]["slug"], events[0]["message"]) == (
         "started",
@@ -208,14 +208,14 @@ def test_the_newest_events_come_first(sweep: Sweep) -> None:
         "attempt 1 (train) on node1",
     )
     assert [event["message"] for event in events[1:3]] == ["number 19", "number 18"]
-    assert re.fullmatch(r"\d\d:\d\d:\d\d note: number 19", view._happened(events[1]))
+    assert re.fullmatch(r"\d\d:\d\d:\d\d note: number 19", view._event_line(events[1]))
 
 
 @pytest.mark.parametrize(("tokens", "said"), [
     (0, "0"), (950, "950"), (12_340, "12.3K"), (4_560_000, "4.56M"), (1.2e9, "1.20B"), (119.5e9, "120B"),
 ])  # fmt: skip
 def test_amounts(tokens: float, said: str) -> None:
-    assert view.amount(tokens) == said
+    assert view.format_tokens(tokens) == said
 
 
 # --- on a terminal --------------------------------------------------------------------------------------------------
@@ -227,7 +227,7 @@ def busy(tmp_path: Path, running: int, failed: int) -> dict[str, Any]:
         sweep.attempt(index, step=40, rate=30.0, gpu="NVIDIA H200", silent=400 if index == 0 else 0)
     for index in range(running, running + failed):
         sweep.attempt(index, "failed", cause="a cause that goes on and on " * 9)
-    found = view.snapshot(sweep.store)
+    found = view.live_state(sweep.store)
     sweep.store.close()
     return found
 
@@ -301,7 +301,7 @@ def test_plain_text_again_and_again(sweep: Sweep) -> None:
 def test_one_object_a_refresh(sweep: Sweep) -> None:
     lines = watched(sweep.store, rounds=2, as_json=True, terminal=True).splitlines()
     assert [json.loads(line)["counts"] for line in lines] == [{"new": 8}] * 2
-    assert list(json.loads(lines[0])) == list(view.snapshot(sweep.store))
+    assert list(json.loads(lines[0])) == list(view.live_state(sweep.store))
 
 
 def test_it_leaves_when_the_sweep_has_ended(sweep: Sweep) -> None:
@@ -328,7 +328,7 @@ def test_a_terminal_is_drawn_over(sweep: Sweep) -> None:
 
 
 def test_a_database_that_goes_away_for_a_while_is_waited_for(sweep: Sweep, monkeypatch: pytest.MonkeyPatch) -> None:
-    real, calls = view.snapshot, iter([0, 1, 0])
+    real, calls = view.live_state, iter([0, 1, 0])
 
     def sometimes(store: Store, name: str | None) -> dict[str, Any]:
         if next(calls):
@@ -367,7 +367,7 @@ def test_as_many_statements_for_any_number_of_cells(tmp_path: Path) -> None:
         sweep = Sweep(tmp_path / str(count), count)
         statements: list[str] = []
         listen(sweep.store.engine, "before_cursor_execute", lambda *a, told=statements: told.append(a[2]))
-        found = view.snapshot(sweep.store)
+        found = view.live_state(sweep.store)
         assert (found["cells"], found["tokens_left"]) == (count, 1000 * count)
         counted.append(len(statements))
     assert counted[0] == counted[1] < 20

@@ -9,9 +9,9 @@ from collections.abc import Callable
 from typing import Any
 
 import pytest
-from atma_sweep.reports.render import WRITERS, csv_renderer, render
-from atma_sweep.reports.table import Entry, Table
-from atma_sweep.results.console.text import csv_cell, html_escaped, markdown_escaped, plain, tex_escaped
+from atma_sweep.reports.render import RENDERERS, csv_renderer, render
+from atma_sweep.reports.table import Table, TableEntry
+from atma_sweep.results.console.text import csv_field, html_escaped, markdown_escaped, plain, tex_escaped
 
 WORDS = {
     "plain": "polar", "bar": "a|b", "ampersand": "a & b", "tag": "<b>x</b>", "newline": "two\nlines", "accent": "größe",
@@ -19,16 +19,18 @@ WORDS = {
     "backslash": r"\input{x} $y$ _z^", "steering": "\x1b[31mred",
 }  # fmt: skip
 SHOWN: dict[str, Callable[[str], str]] = {
-    "terminal": plain, "md": markdown_escaped, "csv": csv_cell, "tex": lambda word: "{" + tex_escaped(word) + "}",
+    "terminal": plain, "md": markdown_escaped, "csv": csv_field, "tex": lambda word: "{" + tex_escaped(word) + "}",
     "html": lambda word: html.unescape(html_escaped(word)), "json": str,
 }  # fmt: skip
 """By format: the word as `rows` of its renderer reads it back."""
-READ = [format for format in WRITERS if format != "terminal"]
+READ = [format for format in RENDERERS if format != "terminal"]
 
 
 def table_of(word: str, number: str = "3.14") -> Table:
     """A table of one row, with the word wherever a grid may put one."""
-    entry = Entry(text=number, heading="Val", probe="val", metric="val_loss", value=3.14159, origins=(("c0ffee", 7),))
+    entry = TableEntry(
+        text=number, heading="Val", probe="val", metric="val_loss", value=3.14159, origins=(("c0ffee", 7),)
+    )
     trace = {"table": "6", "sweep": word, "revision": 1, "cells": {"c0ffee": [7]}, "sources": []}
     raw = {"row": {"Type": word}, "values": [{"printed": number, "value": 3.14159}], "trace": trace}
     return Table(
@@ -38,7 +40,7 @@ def table_of(word: str, number: str = "3.14") -> Table:
 
 
 @pytest.mark.parametrize("name", WORDS)
-@pytest.mark.parametrize("format", WRITERS)
+@pytest.mark.parametrize("format", RENDERERS)
 def test_a_word_is_shown_and_steers_nothing(format: str, name: str) -> None:
     written = render(table_of(WORDS[name]), format)
     assert written.endswith("\n")
@@ -46,7 +48,7 @@ def test_a_word_is_shown_and_steers_nothing(format: str, name: str) -> None:
     if format == "terminal":
         assert plain(WORDS[name]) in written
         return
-    *_, (word, number) = WRITERS[format].rows(written)
+    *_, (word, number) = RENDERERS[format].rows(written)
     assert word.strip() == SHOWN[format](WORDS[name]).strip()
     assert number == "3.14"
 
@@ -55,23 +57,23 @@ def test_a_word_is_shown_and_steers_nothing(format: str, name: str) -> None:
 @pytest.mark.parametrize("format", READ)
 def test_traces_are_read_back_or_omitted(format: str, name: str) -> None:
     table = table_of(WORDS[name])
-    written = csv_renderer.trace_beside(table) if format == "csv" else render(table, format)
-    assert WRITERS[format].trace_of(written) == table.trace
+    written = csv_renderer.trace_file_text(table) if format == "csv" else render(table, format)
+    assert RENDERERS[format].trace_of(written) == table.trace
     assert "c0ffee" not in re.sub(r'data-cells="[^"]*"', "", render(table, format, trace=False))
 
 
-@pytest.mark.parametrize("format", WRITERS)
+@pytest.mark.parametrize("format", RENDERERS)
 @pytest.mark.parametrize("number", ["n/a", "-", "diverged", "±0.1", ""])
 def test_a_number_that_is_none_stands_as_its_word(format: str, number: str) -> None:
     written = render(table_of("polar", number), format)
     if format in READ:
-        *_, row = WRITERS[format].rows(written)
+        *_, row = RENDERERS[format].rows(written)
         assert row[1].strip("{}") in (number, tex_escaped(number), markdown_escaped(number))
     else:
         assert number in written
 
 
-@pytest.mark.parametrize("format", WRITERS)
+@pytest.mark.parametrize("format", RENDERERS)
 def test_a_table_without_rows_has_its_headings(format: str) -> None:
     trace: dict[str, Any] = {"table": "6", "cells": {}}
     about: dict[str, Any] = {"rows": (), "raw_of": tuple, "trace_of": lambda: trace, "notes": ()}

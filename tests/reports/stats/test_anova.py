@@ -11,10 +11,10 @@ import pytest
 import statsmodels.formula.api as smf
 from atma_sweep.reports.number_format import Column
 from atma_sweep.reports.render import render
-from atma_sweep.reports.stats.anova import analyses
+from atma_sweep.reports.stats.anova import anova_results
 from atma_sweep.reports.stats.effects import effects as ef
 from atma_sweep.reports.stats.significance import permutation_anova
-from atma_sweep.reports.sweep_data import gather
+from atma_sweep.reports.sweep_data import load_sweep_data
 from atma_sweep.reports.tables import make_table
 from atma_sweep.results.store.records import Measurement
 from scipy import stats
@@ -44,14 +44,14 @@ def crossed_columns(a: np.ndarray, b: np.ndarray) -> np.ndarray:
 
 def anova(data, column):
     """The frame of one measure, and its remarks as the table has them."""
-    (found,) = analyses(data, [column])
+    (found,) = anova_results(data, [column])
     return found.frame, [f"{column.heading}: {remark}" for remark in found.remarks]
 
 
 class TestPublished:
     @pytest.mark.parametrize("column", every_nth([VAL, NEEDLE_64K], 2))
     def test_a_whole_design_against_statsmodels(self, published, column):
-        data = gather(published, "printed-v2")
+        data = load_sweep_data(published, "printed-v2")
         table, _ = anova(data, column)
         terms = [term for order in (1, 2, 3) for term in itertools.combinations(FIVE, order)]
         expected = by_statsmodels(ef.numbers_of(data, column), terms)
@@ -66,7 +66,7 @@ class TestPublished:
 
     @pytest.mark.thorough
     def test_a_design_with_holes_against_statsmodels(self, published):
-        data = gather(published, "printed-v1")
+        data = load_sweep_data(published, "printed-v1")
         table, remarks = anova(data, VAL)
         assert remarks[0] == "Val: attn_type x reg_mode is left out, since some of its combinations have no number"
         assert "attn_type x reg_mode x window are left out" in remarks[1]
@@ -83,7 +83,7 @@ class TestPublished:
 
     @pytest.mark.thorough
     def test_sizes_of_effects_by_hand(self, published):
-        data = gather(published, "printed-v2")
+        data = load_sweep_data(published, "printed-v2")
         rows = anova(data, NEEDLE_64K)[0].set_index("term")
         values = ef.numbers_of(data, NEEDLE_64K)["value"]
         total, residual = ((values - values.mean()) ** 2).sum(), rows.loc["residual", "sum_sq"]
@@ -95,7 +95,7 @@ class TestPublished:
 
     @pytest.mark.thorough
     def test_it_says_that_the_needle_is_not_what_an_f_test_is_made_for(self, published):
-        data = gather(published, "printed-v2")
+        data = load_sweep_data(published, "printed-v2")
         (said,) = anova(data, NEEDLE_64K)[1]
         assert "not normal (Shapiro p" in said
         assert "spread differs by attn_type and memory (Levene p" in said
@@ -108,13 +108,13 @@ class TestPublished:
     @pytest.mark.thorough
     def test_what_two_axes_at_a_time_leave_over(self, published):
         """Numbers worked out apart from this code: the residuals of the model without three-way terms, and two of those."""
-        frame = ef.numbers_of(gather(published, "printed-v2"), NEEDLE_64K)
+        frame = ef.numbers_of(load_sweep_data(published, "printed-v2"), NEEDLE_64K)
         y = frame[["value"]].to_numpy()
         main = {name: contrasts(frame[name]) for name in FIVE}
         terms = {(name,): some for name, some in main.items()}
         for a, b in itertools.combinations(FIVE, 2):
             terms[a, b] = crossed_columns(main[a], main[b])
-        found = permutation_anova.fit(terms, y)
+        found = permutation_anova.fit_anova(terms, y)
         left, strata = found.residuals[:, 0], frame.reset_index().groupby(["attn_type", "memory"]).indices
         assert found.residual_df == 81
         assert stats.shapiro(left).pvalue == pytest.approx(3.2e-6, rel=0.1, abs=0)
@@ -124,14 +124,14 @@ class TestPublished:
         assert (spread["polar", "on"], spread["rope", "on"]) == pytest.approx((17.0, 4.0), abs=0.05)
         for third in ("distractor", "window"):
             terms["attn_type", "memory", third] = crossed_columns(terms["attn_type", "memory"], main[third])
-        more = permutation_anova.fit(terms, y)
+        more = permutation_anova.fit_anova(terms, y)
         f = (found.residual[0] - more.residual[0]) / 4 / (more.residual[0] / 77)
         assert (f, stats.f.sf(f, 4, 77)) == pytest.approx((2.67, 0.038), abs=0.005)
 
     @pytest.mark.thorough
     def test_many_measures_are_what_each_is_alone(self, published):
-        data = gather(published, "printed-v2")
-        both = analyses(data, [VAL, NEEDLE_64K])
+        data = load_sweep_data(published, "printed-v2")
+        both = anova_results(data, [VAL, NEEDLE_64K])
         for one, column in zip(both, (VAL, NEEDLE_64K), strict=True):
             alone = anova(data, column)[0]
             pd.testing.assert_frame_equal(one.frame, alone, rtol=1e-9)
@@ -156,7 +156,7 @@ class TestModel:
         fitted = less @ np.linalg.lstsq(less, y, rcond=None)[0]
         left = y - fitted
         shares = [f(fitted + left[list(order)]) >= f(y) - 1e-9 for order in itertools.permutations(range(7))]
-        found = permutation_anova.fit({("a",): a[:, None], ("b",): b[:, None]}, y[:, None])
+        found = permutation_anova.fit_anova({("a",): a[:, None], ("b",): b[:, None]}, y[:, None])
         assert found.p_permuted[0, 0] == pytest.approx(np.mean(shares), abs=0.03)
         assert found.permutations == permutation_anova.MOST
 
@@ -168,7 +168,7 @@ class TestModel:
         frame["value"] = draw.normal(0, 1, 28) * np.where(frame["u"] == "a", 4, 0.5) + (frame["u"] == "b")
         u = np.array([[1.0, 0], [0, 1], [-1, -1]])[pd.factorize(frame["u"])[0]]
         v = np.array([[1.0], [-1]])[pd.factorize(frame["v"])[0]]
-        found = permutation_anova.fit({("u",): u, ("v",): v}, frame[["value"]].to_numpy())
+        found = permutation_anova.fit_anova({("u",): u, ("v",): v}, frame[["value"]].to_numpy())
         one, y = np.ones((28, 1)), frame["value"].to_numpy()
 
         def hat(*parts: np.ndarray) -> np.ndarray:
@@ -195,7 +195,7 @@ class TestModel:
     @pytest.mark.thorough
     def test_robust_p_keep_their_level_where_spreads_differ(self, published, monkeypatch):
         """The design of the published sweep, two and three axes together, with spreads as unlike as those of its needle."""
-        frame = ef.numbers_of(gather(published, "printed-v2"), VAL)
+        frame = ef.numbers_of(load_sweep_data(published, "printed-v2"), VAL)
         names = ("attn_type", "distractor", "memory", "window")
         terms = {(name,): contrasts(frame[name]) for name in names}
         for some in itertools.chain(itertools.combinations(names, 2), itertools.combinations(names, 3)):
@@ -205,7 +205,7 @@ class TestModel:
         noise = np.random.default_rng(0).normal(size=(120, 400))
         monkeypatch.setattr(permutation_anova, "permutations_for", lambda *_: 1)
         for spread, most in ((np.array(sd)[:, None], 0.085), (1.0, 0.06)):
-            found = permutation_anova.fit(terms, noise * spread)
+            found = permutation_anova.fit_anova(terms, noise * spread)
             wrong = (found.p_robust < 0.05).mean(axis=1)
             assert wrong.mean() == pytest.approx(0.05, abs=0.015)
             assert wrong.max() < most + 2.5 * math.sqrt(0.05 * 0.95 / 400)
@@ -214,14 +214,14 @@ class TestModel:
         """Of 300 measures in which nothing happens, with exponential noise."""
         draw = np.random.default_rng(9)
         x = np.tile([1.0, -1.0], 12)
-        found = permutation_anova.fit({("x",): x[:, None]}, draw.exponential(1, (24, 300)))
+        found = permutation_anova.fit_anova({("x",): x[:, None]}, draw.exponential(1, (24, 300)))
         assert (found.p_permuted < 0.05).mean() == pytest.approx(0.05, abs=0.035)
 
     def test_the_observed_order_counts_as_a_permutation(self):
         """Two of the 24! / (12!)^2 splits reach an effect far beyond all noise, which 2,000 draws do not meet: p = 1 / 2,001."""
         x = np.tile([1.0, -1.0], 12)
         y = 100 * x + np.random.default_rng(4).normal(size=24)
-        found = permutation_anova.fit({("x",): x[:, None]}, y[:, None])
+        found = permutation_anova.fit_anova({("x",): x[:, None]}, y[:, None])
         assert found.p_permuted.item() == 1 / (permutation_anova.MOST + 1)
 
     def test_large_designs_get_fewer_permutations(self):
@@ -258,7 +258,7 @@ class TestOwn:
             )
             for m, w, t, seed in itertools.product(("off", "on"), ("off", "on"), ("polar", "nope", "rope"), range(2))
         ]
-        data = gather(sweep(rows[:-1]))
+        data = load_sweep_data(sweep(rows[:-1]))
         rows_found = anova(data, VAL)[0].set_index("term")
         frame = ef.numbers_of(data, VAL)
         groups = frame.groupby(["memory", "window", "attn_type"])["value"]
@@ -269,7 +269,9 @@ class TestOwn:
         )
         assert "lack of fit" not in rows_found.index
         # without one configuration the three-way term cannot be, and is the lack of fit
-        data = gather(sweep([row for row in rows if row[0] != {"memory": "on", "window": "on", "attn_type": "rope"}]))
+        data = load_sweep_data(
+            sweep([row for row in rows if row[0] != {"memory": "on", "window": "on", "attn_type": "rope"}])
+        )
         rows_found = anova(data, VAL)[0].set_index("term")
         frame = ef.numbers_of(data, VAL)
         groups = frame.groupby(["memory", "window", "attn_type"])["value"]
@@ -289,7 +291,7 @@ class TestOwn:
         for index, one in enumerate(cells):
             value = 1.0 + index % 2 + index / 100
             run(empty, one.id, "done", [Measurement(probe="val", metric="val_loss", value=value)])
-        table, _ = anova(gather(empty), VAL)
+        table, _ = anova(load_sweep_data(empty), VAL)
         assert table["term"].tolist() == [axis, "residual"]
         assert table.loc[0, "sum_sq"] == pytest.approx(6 * 0.505**2)
 
@@ -314,12 +316,12 @@ class TestNothing:
     def test_without_an_analysis(self, sweep, rows, table, remark):
         store = sweep(rows)
         assert table in self.printed(store)
-        assert remark in anova(gather(store), VAL)[1][0]
+        assert remark in anova(load_sweep_data(store), VAL)[1][0]
 
     def test_no_residual(self, sweep):
         store = sweep([({"memory": m}, seed, 1.0 + (m == "on")) for m in ("off", "on") for seed in range(3)])
         assert "the terms explain everything" in self.printed(store)
-        row = anova(gather(store), VAL)[0].iloc[0]
+        row = anova(load_sweep_data(store), VAL)[0].iloc[0]
         assert all(math.isnan(row[name]) for name in ("F", "p", "p_permuted", "p_robust", "omega_sq"))
 
     @pytest.mark.thorough

@@ -1,10 +1,10 @@
 """The literals that reports know of settings are those of the config classes, and none that a published sweep records is missing."""
 
 from atma_sweep.model.config import ModelConfig
-from atma_sweep.reports.stats.audit import flat
+from atma_sweep.reports.stats.audit import flatten_config
 from atma_sweep.reports.stats.sweep_differences import LEFT_OUT
 from atma_sweep.results.names import PUBLISHED
-from atma_sweep.results.paper.published_sweeps import sheet
+from atma_sweep.results.paper.published_sweeps import published_sweep
 from atma_sweep.sweep.config import TrainConfig
 
 
@@ -15,5 +15,7 @@ def test_they_are_the_identity_defaults() -> None:
             extra = field.json_schema_extra
             if isinstance(extra, dict) and "identity" in extra and extra["identity"] == field.default:
                 known[f"{section}.{name}"] = str(extra["identity"])
-    recorded = {path for name in PUBLISHED for cell in sheet(name).cells for path in flat(cell.config)}
+    recorded = {
+        path for name in PUBLISHED for cell in published_sweep(name).cells for path in flatten_config(cell.config)
+    }
     assert {path: value for path, value in known.items() if path in recorded} == LEFT_OUT

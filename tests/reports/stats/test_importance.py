@@ -13,7 +13,7 @@ from atma_sweep.reports.figures import make_figure
 from atma_sweep.reports.stats import importance
 from atma_sweep.reports.stats.importance import FANOVA, PED_ANOVA, importances
 from atma_sweep.reports.stats.study_data import Study, study_of
-from atma_sweep.reports.sweep_data import ReportError, gather
+from atma_sweep.reports.sweep_data import ReportError, load_sweep_data
 from atma_sweep.results.store.store import Store
 from studied import DECAY, ENDS, ONE, RATE, loss, record, trials_at_random
 
@@ -22,7 +22,7 @@ optuna.logging.set_verbosity(optuna.logging.WARNING)
 
 @pytest.fixture
 def tuned(studies: Store) -> Study:
-    return study_of(studies, gather(studies, "tuned"))
+    return study_of(studies, load_sweep_data(studies, "tuned"))
 
 
 def apart(study: Study) -> optuna.Study:
@@ -87,7 +87,7 @@ def test_of_noise_few_settings_are_sure(empty: Store) -> None:
             for one in trials_at_random(ONE, 30, first_cell=100 * number + 1)
         ]
         record(empty, f"noise-{number}", ONE, trials)
-        study = study_of(empty, gather(empty, f"noise-{number}"))
+        study = study_of(empty, load_sweep_data(empty, f"noise-{number}"))
         sure += sum(one.share > one.chance for one in importances(study, study.objectives[0], PED_ANOVA))
     assert sure <= 6
 
@@ -100,7 +100,7 @@ def test_few_trials_are_dealt_often_and_many_less_often() -> None:
 def test_values_that_never_differ_are_due_to_nothing(empty: Store) -> None:
     trials = [type(one)(one.number, one.params, "done", (2.0,), cell=one.cell) for one in trials_at_random(ONE, 12)]
     record(empty, "flat", ONE, trials)
-    study = study_of(empty, gather(empty, "flat"))
+    study = study_of(empty, load_sweep_data(empty, "flat"))
     assert all(one.share <= one.chance for one in importances(study, study.objectives[0], PED_ANOVA))
 
 

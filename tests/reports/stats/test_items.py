@@ -10,9 +10,9 @@ from typing import Any
 import numpy as np
 import pytest
 from atma_sweep.reports.stats.items import answers, item_effects, items_of, mcnemar
-from atma_sweep.reports.sweep_data import ReportError, SweepData, gather
+from atma_sweep.reports.sweep_data import ReportError, SweepData, load_sweep_data
 from atma_sweep.reports.tables import make_table
-from atma_sweep.results.store.recorder import Recorder
+from atma_sweep.results.store.recorder import DatabaseRecorder
 from atma_sweep.results.store.records import CellRecord, Example, Measurement, Owner
 from atma_sweep.results.store.store import Store
 from statsmodels.stats import contingency_tables
@@ -24,7 +24,7 @@ NEEDLE = ("needle", "digit_accuracy", 64)
 def record(store: Store, cell: CellRecord, measured: dict[tuple[str, str, int], Any], kind: str = "train") -> int:
     """A finished attempt with these measures, each the array [items] or [items, positions] of its examples."""
     attempt = store.start_attempt(cell.id, owner=ME, fence=1, kind=kind)
-    recorder = Recorder(store, attempt.id, 1)
+    recorder = DatabaseRecorder(store, attempt.id, 1)
     for (probe, metric, length), values in measured.items():
         table = np.asarray(values, dtype=float).reshape(len(values), -1)
         unit = "fraction" if metric == "digit_accuracy" else "nats/token"
@@ -61,7 +61,7 @@ def sweep(empty: Store, make: Any) -> Callable[..., SweepData]:
         for one, (_, _, measured) in zip(records, cells, strict=True):
             if measured is not None:
                 record(empty, one, measured)
-        return gather(empty, "own")
+        return load_sweep_data(empty, "own")
 
     return sweep
 
@@ -89,9 +89,9 @@ class TestReading:
     def test_of_two_attempts_the_newer_one_counts(self, empty: Store, sweep: Any, hits: np.ndarray, make: Any) -> None:
         data = sweep([({}, 0, {NEEDLE: hits[0]})])
         attempt = record(empty, make[0](1), {NEEDLE: hits[1]}, "evaluate")
-        (one,) = items_of(empty, gather(empty, "own"), [NEEDLE])
+        (one,) = items_of(empty, load_sweep_data(empty, "own"), [NEEDLE])
         assert one.mean[0] == pytest.approx(hits[1].mean(1))
-        assert set(answers(empty, gather(empty, "own"))["attempt"]) == {attempt}
+        assert set(answers(empty, load_sweep_data(empty, "own"))["attempt"]) == {attempt}
         assert items_of(empty, data, [NEEDLE])[0].mean[0] == pytest.approx(hits[0].mean(1)), "of the numbers it holds"
 
     def test_what_a_cell_lacks_is_nan(self, empty: Store, sweep: Any, hits: np.ndarray) -> None:
@@ -112,7 +112,7 @@ class TestReading:
 
     def test_without_items_it_says_so(self, published: Store) -> None:
         with pytest.raises(ReportError, match="printed-v2 has no items of probe needle"):
-            answers(published, gather(published, "printed-v2"))
+            answers(published, load_sweep_data(published, "printed-v2"))
 
 
 def by_trial(hits: np.ndarray) -> dict[Any, np.ndarray]:

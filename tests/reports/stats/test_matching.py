@@ -1,9 +1,9 @@
 """The shipped grids of the rivals' experiments against the published sweeps: every configuration has its partner, and no other."""
 
 import pytest
-from atma_sweep.reports.stats.audit import flat
-from atma_sweep.reports.stats.sweep_differences import IDLE, matched
-from atma_sweep.reports.sweep_data import gather
+from atma_sweep.reports.stats.audit import flatten_config
+from atma_sweep.reports.stats.sweep_differences import HARMLESS_SETTINGS, matched
+from atma_sweep.reports.sweep_data import load_sweep_data
 from atma_sweep.results.store.store import Store
 from atma_sweep.sweep.grid.grid import load_grid
 from atma_sweep.sweep.planning.planner import record
@@ -27,7 +27,7 @@ def test_a_shipped_grid_stands_beside_what_is_printed(
 ) -> None:
     cells = load_grid(grid).expand(lambda data: "0" * 64)
     empty.record_revision(grid, grid_text="x", grid_file="x", cells=[record(cell) for cell in cells])
-    mine, theirs = gather(empty, grid), gather(published, sweep)
+    mine, theirs = load_sweep_data(empty, grid), load_sweep_data(published, sweep)
     found = matched(mine, theirs)
     assert len(found) == partners
     for axis in ("attn_type", "model.positions", "model.mixers.wall.rotary"):
@@ -38,7 +38,11 @@ def test_a_shipped_grid_stands_beside_what_is_printed(
     assert corpora <= {None, cells[0].config.data.corpus}
     # nor does anything that is printed of the recipe differ, so that a full run is judged; but for atlas-170m, whose page says so
     for pair in found:
-        whole = flat(next(cell for cell in cells if cell.id == pair.mine[0].cell_id).config.model_dump(mode="json"))
-        told = flat(theirs.configs[pair.theirs[0].cell_id])
-        differing = {path for path, value in told.items() if not path.startswith(IDLE) and whole.get(path) != value}
+        whole = flatten_config(
+            next(cell for cell in cells if cell.id == pair.mine[0].cell_id).config.model_dump(mode="json")
+        )
+        told = flatten_config(theirs.configs[pair.theirs[0].cell_id])
+        differing = {
+            path for path, value in told.items() if not path.startswith(HARMLESS_SETTINGS) and whole.get(path) != value
+        }
         assert differing <= {"model.mixers.wall.rotary", *UNLIKE.get(grid, ())}

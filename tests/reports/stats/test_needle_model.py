@@ -8,7 +8,7 @@ import numpy as np
 import pytest
 from atma_sweep.reports.render import render
 from atma_sweep.reports.stats import needle_model as nm
-from atma_sweep.reports.sweep_data import gather
+from atma_sweep.reports.sweep_data import load_sweep_data
 from atma_sweep.reports.tables import make_table
 from atma_sweep.results.store.records import Measurement
 from scipy import stats
@@ -33,7 +33,7 @@ def needle(empty, make, run):
 
 
 def model(store):
-    data = gather(store)
+    data = load_sweep_data(store)
     (column,) = nm.needle_columns(data)
     with warnings.catch_warnings():
         warnings.simplefilter("error")
@@ -65,7 +65,7 @@ def test_two_groups_by_hand(needle):
 
 
 def test_the_published_needle(published):
-    data = gather(published, "printed-v2")
+    data = load_sweep_data(published, "printed-v2")
     column = next(one for one in nm.needle_columns(data) if one.length == 65536)
     found = nm.needle_model(data, column)
     assert "attn_type=rope: no digit right in 40 cells" in found.remarks[0]

@@ -6,9 +6,9 @@ import math
 
 import numpy as np
 import pytest
-from atma_sweep.reports.stats.noise.run_noise import detectable, factor
-from atma_sweep.reports.stats.power_analysis import MOST, pairs_needed, plans
-from atma_sweep.reports.sweep_data import gather
+from atma_sweep.reports.stats.noise.run_noise import detectable, detectable_factor
+from atma_sweep.reports.stats.power_analysis import MOST, pairs_needed, power_analyses
+from atma_sweep.reports.sweep_data import load_sweep_data
 from atma_sweep.reports.tables import make_table
 from atma_sweep.results.store.store import Store
 from scipy import stats
@@ -33,7 +33,7 @@ def test_the_power_by_simulation(pairs: int, df: int) -> None:
     """Student's t over pairs of runs whose true sd is what an estimate of 1 with `df` degrees of freedom leaves open."""
     draw, many = np.random.default_rng(pairs), 200_000
     true = np.sqrt(df / draw.chisquare(df, many))
-    mean = factor(pairs, df) + true * math.sqrt(2 / pairs) * draw.normal(size=many)
+    mean = detectable_factor(pairs, df) + true * math.sqrt(2 / pairs) * draw.normal(size=many)
     own = true * np.sqrt(2 * draw.chisquare(pairs - 1, many) / (pairs - 1))
     seen = mean > stats.t.ppf(0.975, pairs - 1) * own / math.sqrt(pairs)
     assert abs(float(seen.mean()) - 0.8) < 0.005
@@ -49,14 +49,16 @@ def test_a_known_spread_against_statsmodels(ratio: float) -> None:
 def test_the_fewest_by_counting_up(ratio: float, df: int) -> None:
     found = needed(1, df, ratio)
     if found > MOST:
-        assert factor(MOST, df) > ratio
+        assert detectable_factor(MOST, df) > ratio
         return
-    assert found == next(n for n in range(2, 10_000) if factor(n, df) <= ratio)
+    assert found == next(n for n in range(2, 10_000) if detectable_factor(n, df) <= ratio)
 
 
 @pytest.mark.thorough
 def test_the_published_sweep(published: Store) -> None:
-    found = {(one.measure.heading, *one.stratum): one for one in plans(gather(published, "printed-v2"))}
+    found = {
+        (one.measure.heading, *one.stratum): one for one in power_analyses(load_sweep_data(published, "printed-v2"))
+    }
     polar = found["Ndl@64K", "polar", "on"]
     assert (polar.pairs, polar.differences) == (10, (0.05, 0.1, 0.2)), "distractor: ten pairs of configurations"
     for share, n in zip(polar.differences, polar.needed, strict=True):

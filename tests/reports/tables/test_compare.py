@@ -7,9 +7,9 @@ from dataclasses import replace
 import pytest
 from atma_sweep.cli import app
 from atma_sweep.reports.stats.audit import homogeneity
-from atma_sweep.reports.sweep_data import ReportError, gather
+from atma_sweep.reports.sweep_data import ReportError, load_sweep_data
 from atma_sweep.reports.tables import make_table
-from atma_sweep.results.store.recorder import Recorder
+from atma_sweep.results.store.recorder import DatabaseRecorder
 from atma_sweep.results.store.records import Measurement, Owner, Provenance
 from scipy import stats
 from sweeps import compare
@@ -43,7 +43,7 @@ def measure(empty):
         for index, (one, found) in enumerate(zip(cells, values, strict=True)):
             owner = Owner(name="ada", host=hosts[index] if hosts else f"host-{index}", pid=1, started=0.0)
             attempt = store.start_attempt(one.id, owner=owner, fence=1)
-            recorder = Recorder(store, attempt.id, 1)
+            recorder = DatabaseRecorder(store, attempt.id, 1)
             recorder.provenance(provenances[index] if provenances else SAME)
             recorder.measurements(found)
             store.finish_attempt(attempt.id, 1, "done")
@@ -82,7 +82,7 @@ def spread_of(group: list[list[float]]) -> tuple[float, int]:
 @pytest.fixture(scope="module")
 def printed(published):
     """By levels and length: the published validation losses (0) and needle accuracies."""
-    data = gather(published, "printed-v2")
+    data = load_sweep_data(published, "printed-v2")
     keys = [("val", "val_loss", 0), *(("needle", "digit_accuracy", length) for length in (2048, 65536))]
     return {
         (*cell.levels.values(), key[2]): data.value(cell.cell_id, *key).value for cell in data.cells for key in keys
@@ -329,7 +329,7 @@ class TestHomogeneity:
             store.start_attempt(one.id, owner=Owner(name="a", host="h", pid=1, started=0.0), fence=1) for one in cells
         ]
         for attempt in first:
-            recorder = Recorder(store, attempt.id, 1)
+            recorder = DatabaseRecorder(store, attempt.id, 1)
             recorder.provenance(SAME)
             recorder.measurements(val(1.0))
         for attempt in first:
@@ -347,7 +347,7 @@ class TestHomogeneity:
         store.record_revision("s", grid_text="x", grid_file="x", cells=cells)
         for one, others in zip(cells, (0, 3, 1), strict=True):
             attempt = store.start_attempt(one.id, owner=Owner(name="a", host="h", pid=1, started=0.0), fence=1)
-            recorder = Recorder(store, attempt.id, 1)
+            recorder = DatabaseRecorder(store, attempt.id, 1)
             recorder.provenance(replace(SAME, gpu_uuid="GPU-a", co_tenants=others))
             recorder.measurements(val(1.0))
             store.finish_attempt(attempt.id, 1, "done")
@@ -364,7 +364,7 @@ class TestHomogeneity:
         attempt = store.start_attempt(
             one.id, owner=Owner(name="a", host="h", pid=1, started=0.0), fence=1, deviation={"train.micro_batch": 2}
         )
-        recorder = Recorder(store, attempt.id, 1)
+        recorder = DatabaseRecorder(store, attempt.id, 1)
         recorder.provenance(SAME)
         recorder.measurements(val(1.0))
         store.finish_attempt(attempt.id, 1, "done")

@@ -12,12 +12,12 @@ from typing import Any
 import pytest
 import studied
 from atma_sweep.reports.check import check_file
-from atma_sweep.reports.render import FORMATS, SUFFIXES, WRITERS, files_of, render
+from atma_sweep.reports.render import FORMATS, RENDERERS, SUFFIXES, render, rendered_files
 from atma_sweep.reports.sweep_data import ReportError
 from atma_sweep.reports.table import Table
 from atma_sweep.reports.tables import TABLES, make_table
-from atma_sweep.results.console.text import csv_cell
-from atma_sweep.results.store.recorder import Recorder
+from atma_sweep.results.console.text import csv_field
+from atma_sweep.results.store.recorder import DatabaseRecorder
 from atma_sweep.results.store.records import AXES, CellRecord, Measurement, Owner
 from atma_sweep.results.store.store import Store, open_store
 from sweeps import fill_every
@@ -123,7 +123,7 @@ def bad(blank: Path) -> Store:
                 continue
             attempt = store.start_attempt(cell.id, owner=owner, fence=1)
             if value is not None:
-                Recorder(store, attempt.id, 1).measurements(numbers(value))
+                DatabaseRecorder(store, attempt.id, 1).measurements(numbers(value))
             store.finish_attempt(attempt.id, 1, "diverged" if value is None else "done")
     fill_every(store)
     trials = studied.trials_at_random(studied.ONE, 40, ends=studied.ENDS, first_cell=9001)
@@ -152,14 +152,14 @@ def test_a_table_keeps_its_contract(bad: Store, name: str, sweep: str, capfd: An
     cells = {cell.cell_id for cell in bad.cell_states(sweep)}
     assert name in BORROWED or table.trace["cells"].keys() <= cells
     # the other formats escape words and pad numbers
-    assert WRITERS["json"].rows(texts["json"]) == [list(row) for row in table.rows]
-    assert WRITERS["csv"].rows(texts["csv"])[1:] == [list(map(csv_cell, row)) for row in table.rows]
+    assert RENDERERS["json"].rows(texts["json"]) == [list(row) for row in table.rows]
+    assert RENDERERS["csv"].rows(texts["csv"])[1:] == [list(map(csv_field, row)) for row in table.rows]
     for ending, format in SUFFIXES.items():
-        rows = WRITERS[format].rows(texts[format])[format != "json" :]
+        rows = RENDERERS[format].rows(texts[format])[format != "json" :]
         assert [digits(row[table.text_columns :]) for row in rows] == [
             digits(row[table.text_columns :]) for row in table.rows
         ]
-        for file, text in files_of(table, tmp_path / f"x{ending}", format).items():
+        for file, text in rendered_files(table, tmp_path / f"x{ending}", format).items():
             file.write_text(text)
         if table.rows or format != "json":
             assert check_file(tmp_path / f"x{ending}", bad) == []

@@ -8,9 +8,9 @@ from pathlib import Path
 import pytest
 from atma_sweep.cli import app
 from atma_sweep.reports.check import check_file
-from atma_sweep.reports.render import files_of
+from atma_sweep.reports.render import rendered_files
 from atma_sweep.reports.stats.effects.effects import Effect, Interaction, effects, interactions, measures
-from atma_sweep.reports.sweep_data import ReportError, gather
+from atma_sweep.reports.sweep_data import ReportError, load_sweep_data
 from atma_sweep.reports.table import Table
 from atma_sweep.reports.tables import make_table
 from atma_sweep.results.paper import rows
@@ -45,7 +45,7 @@ class TestFirst:
         shown = printed(published_effects)
         assert list(dict.fromkeys(row[0] for row in published_effects.rows)) == list(FIRST)
         assert len(shown) < 150, "of the 1,484 that there are: what is read in one go"
-        data = gather(published, "printed-v2")
+        data = load_sweep_data(published, "printed-v2")
         columns = {one.heading: one for one in measures(data)}
         sure = 0
         for one in effects(data, [columns[name] for name in FIRST]):
@@ -68,7 +68,7 @@ class TestFirst:
     @pytest.mark.thorough
     def test_interactions_that_are_sure_come_first(self, published: Store, interacting: Table) -> None:
         assert len(interacting.rows) < 110
-        data = gather(published, "printed-v2")
+        data = load_sweep_data(published, "printed-v2")
         shown = printed(interacting)
         columns = {one.heading: one for one in measures(data)}
         for one in interactions(data, [columns[name] for name in ("Ndl@64K",)]):
@@ -90,7 +90,7 @@ class TestFirst:
         assert {row[0] for row in first.rows} < {row[0] for row in whole.rows}
         assert not any("--all-rows" in note for note in whole.notes)
         assert any("--all-rows" in note for note in first.notes)
-        for path, text in files_of(whole, tmp_path / "x.csv", "csv").items():
+        for path, text in rendered_files(whole, tmp_path / "x.csv", "csv").items():
             path.write_text(text)
         assert check_file(tmp_path / "x.csv", every) == []
         trace = json.loads(next(tmp_path.glob("*.json")).read_text())
@@ -122,7 +122,7 @@ def test_memory_and_window_between_mixers(published: Store) -> None:
         ]
         for mixer in MIXERS
     }
-    data = gather(published, "printed-v2")
+    data = load_sweep_data(published, "printed-v2")
     needle = next(one for one in measures(data) if one.heading == "Ndl@64K")
     found = {
         (one.levels[0] if len(one.axes) == 3 else "", one.references[0] if len(one.axes) == 3 else "", one.where): one

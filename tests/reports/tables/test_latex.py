@@ -7,7 +7,7 @@ import subprocess
 import pytest
 from atma_sweep.reports.render import render
 from atma_sweep.reports.render.latex import PREAMBLE
-from atma_sweep.reports.report_folder import write_all
+from atma_sweep.reports.report_folder import write_report_folder
 from atma_sweep.reports.tables import make_table
 from atma_sweep.results import paper
 from atma_sweep.results.console.text import tex_escaped
@@ -77,7 +77,7 @@ class TestCompiled:
 
     @pytest.mark.thorough
     def test_the_whole_appendix(self, store, tmp_path):
-        write_all(store, "quick", out=tmp_path, formats=["tex"])
+        write_report_folder(store, "quick", out=tmp_path, formats=["tex"])
         text = compiled(tmp_path, document=(tmp_path / "appendix.tex").read_text())
         assert "Interactions, sweep quick" in text
         assert "128.7 ZF" in text
@@ -110,7 +110,7 @@ def test_escapes_leave_no_sign_that_pdflatex_lacks():
 
 @pytest.mark.thorough
 def test_a_folder_of_everything(store, tmp_path):
-    written = write_all(store, "quick", out=tmp_path / "all", reference="printed-v2")
+    written = write_report_folder(store, "quick", out=tmp_path / "all", reference="printed-v2")
     names = {path.name for path in written.files}
     assert {
         "index.md",

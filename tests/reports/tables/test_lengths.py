@@ -13,9 +13,9 @@ from atma_sweep.reports.dashboard.page import dashboard
 from atma_sweep.reports.figures import FIGURES, make_figure
 from atma_sweep.reports.figures.files import rendered
 from atma_sweep.reports.render import render
-from atma_sweep.reports.sweep_data import ReportError, gather
+from atma_sweep.reports.sweep_data import ReportError, load_sweep_data
 from atma_sweep.reports.tables import make_table
-from atma_sweep.results.store.recorder import Recorder
+from atma_sweep.results.store.recorder import DatabaseRecorder
 from atma_sweep.results.store.records import Measurement, Owner, Provenance
 from atma_sweep.results.store.store import Store
 from ordinary import TABLES
@@ -30,7 +30,7 @@ def record_evaluation() -> Callable[..., None]:
 
     def record(store: Store, cell: str, measured: list[Measurement]) -> None:
         attempt = store.start_attempt(cell, owner=Owner(name="ada", host="there", pid=1, started=0.0), fence=1, kind="evaluate")  # fmt: skip
-        recorder = Recorder(store, attempt.id, 1)
+        recorder = DatabaseRecorder(store, attempt.id, 1)
         recorder.provenance(Provenance(config={}, seed=0, git_commit=cell * 3, gpu_name="NVIDIA H200"))
         recorder.measurements(measured)
         store.finish_attempt(attempt.id, 1, "done")
@@ -86,7 +86,7 @@ def test_no_figure_has_one_either(lengths: Store) -> None:
         rows = make_figure(name, lengths, "s").as_json()["rows"]
         assert {row["length"] for row in rows} == {128, 256}
     assert "Ndl@256" in {row["measure"] for row in make_figure("effects", lengths, "s").as_json()["rows"]}
-    assert str(MEASURED) not in json.dumps(gather(lengths, "s").requested_lengths())
+    assert str(MEASURED) not in json.dumps(load_sweep_data(lengths, "s").requested_lengths())
 
 
 @pytest.mark.thorough

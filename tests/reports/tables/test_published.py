@@ -8,13 +8,13 @@ from collections import Counter
 
 import pytest
 from atma_sweep.reports.render import render
-from atma_sweep.reports.sweep_data import gather
+from atma_sweep.reports.sweep_data import load_sweep_data
 from atma_sweep.reports.tables import make_table
-from atma_sweep.reports.tables.paper_rows import contradicted
+from atma_sweep.reports.tables.paper_rows import printed_discrepancies
 from atma_sweep.results import paper
 from atma_sweep.results.errors import StoreError, SweepReadOnly, SweepUnknown
 from atma_sweep.results.names import PUBLISHED
-from atma_sweep.results.paper.published_sweeps import sheet
+from atma_sweep.results.paper.published_sweeps import published_sweep
 from atma_sweep.results.store.records import Owner
 from atma_sweep.results.store.store import Store, open_store
 
@@ -46,8 +46,8 @@ class TestCompleteResults:
 
     def test_the_logs_round_to_the_same_digits(self, published, version):
         """So that nothing but rounding stands between the two sources of a cell."""
-        data = gather(published, f"printed-{version}")
-        assert contradicted(data, "6") == []
+        data = load_sweep_data(published, f"printed-{version}")
+        assert printed_discrepancies(data, "6") == []
         compared = sum(key[1] == "6" and key[2] in ("clean", "junk", "needle") for key in data.printed)
         assert compared == 6 * len(data.cells)
 
@@ -93,7 +93,7 @@ class TestSmallTables:
         """Sum of L x value over sum of L, nats over ln 2, worked out for the six mixers and memories."""
         from atma_sweep.reports.tables import open_weight
 
-        data = gather(published, "printed-v2")
+        data = load_sweep_data(published, "printed-v2")
         whole = make_table("open-weight", published, "printed-v2")
         columns = [
             open_weight._bits(probe, length, "") for probe in ("clean", "junk", "needle") for length in (0, 2048, 65536)
@@ -145,15 +145,15 @@ class TestShippedFiles:
         found = {
             (version, one.length, one.printed)
             for version in paper.VERSIONS
-            for one in contradicted(gather(published, f"printed-{version}"), "2")
+            for one in printed_discrepancies(load_sweep_data(published, f"printed-{version}"), "2")
         }
         assert found == known
         assert len(found) == 8
-        steps = contradicted(gather(published, "printed-v2"), "4")
+        steps = printed_discrepancies(load_sweep_data(published, "printed-v2"), "4")
         assert [(one.printed, one.logged) for one in steps] == [(28.33, 28.3377), (32.49, 32.4957)]
         assert (
-            contradicted(gather(published, "printed-v2"), "1")
-            == contradicted(gather(published, "printed-v2"), "3")
+            printed_discrepancies(load_sweep_data(published, "printed-v2"), "1")
+            == printed_discrepancies(load_sweep_data(published, "printed-v2"), "3")
             == []
         )
 
@@ -183,7 +183,7 @@ class TestLoading:
         provenance = published.provenance(attempt.id)
         assert provenance.gpu_name == "NVIDIA L4"
         assert provenance.extra["published"]["source"] == "arXiv:2606.25156"
-        assert gather(published, "printed-v2").done == 120
+        assert load_sweep_data(published, "printed-v2").done == 120
 
     def test_needle_values_are_whole_digits(self, published):
         values = [v for v in published.values("printed-v2") if (v.probe, v.metric) == ("needle", "digit_accuracy")]
@@ -224,14 +224,14 @@ class TestLoading:
     def test_it_goes_on_after_a_loader_of_an_older_release_was_interrupted(self, tmp_path):
         """That went step by step: the sweep open, its first cell with an attempt that never ended."""
         store = open_store(tmp_path / "half.db", create=True)
-        cells = sheet("printed-v1").cells
+        cells = published_sweep("printed-v1").cells
         store.record_revision("printed-v1", grid_text="# older", grid_file="results/paper", cells=cells)
         owner = Owner(name="published", host="paper", pid=0, started=0.0)
         store.start_attempt(cells[0].id, owner=owner, fence=1)
         assert paper.with_published(store, "printed-v1") is not store
         assert paper.load_published(store, ["printed-v1", "printed-v2"]) == ["printed-v1", "printed-v2"]
         assert [one.state for one in store.attempts(cells[0].id)] == ["interrupted", "done"]
-        assert gather(store, "printed-v1").done == 100
+        assert load_sweep_data(store, "printed-v1").done == 100
         table = make_table("6", store, "printed-v1")
         assert [list(row) for row in table.rows] == [list(row.values()) for row in paper.rows("complete-v1")]
 

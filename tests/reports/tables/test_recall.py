@@ -8,7 +8,7 @@ from typing import Any
 import pytest
 from atma_sweep.reports.tables import make_table
 from atma_sweep.results.intervals import wilson
-from atma_sweep.results.store.recorder import Recorder
+from atma_sweep.results.store.recorder import DatabaseRecorder
 from atma_sweep.results.store.records import Measurement, Owner
 from atma_sweep.results.store.store import Store
 from scipy import stats
@@ -28,7 +28,7 @@ def own(empty: Store, make: Any) -> Store:
     empty.record_revision("own", grid_text="x", grid_file="x", cells=cells)
     for one, (_, _, share) in zip(cells, given, strict=True):
         attempt = empty.start_attempt(one.id, owner=Owner(name="a", host="h", pid=1, started=0.0), fence=1)
-        Recorder(empty, attempt.id, 1).measurements([
+        DatabaseRecorder(empty, attempt.id, 1).measurements([
             Measurement(probe="mqar", metric="accuracy", value=share, unit="fraction", n=200, description={"chance": 1 / 64}),
             Measurement(probe="mqar", metric="exact", value=share / 2, unit="fraction", n=200),
             Measurement(probe="val", metric="val_loss", value=1 - share, unit="nats/token"),

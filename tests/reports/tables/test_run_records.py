@@ -8,7 +8,7 @@ from pathlib import Path
 import pytest
 from atma_sweep.reports.tables import make_table
 from atma_sweep.results.paper import open_published
-from atma_sweep.results.store.recorder import Recorder
+from atma_sweep.results.store.recorder import DatabaseRecorder
 from atma_sweep.results.store.records import AXES, CellRecord, Measurement, Owner, Provenance
 from atma_sweep.results.store.schema import AttemptRow
 from atma_sweep.results.store.store import Store, open_store
@@ -26,7 +26,7 @@ def attempt(
 ) -> None:
     """Seconds."""
     made = store.start_attempt(cell.id, owner=ME, fence=1)
-    recorder = Recorder(store, made.id, 1)
+    recorder = DatabaseRecorder(store, made.id, 1)
     if state == "done":
         recorder.provenance(Provenance(config={}, seed=0, extra={"start_seconds": start}))
         recorder.measurements(

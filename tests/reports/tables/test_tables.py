@@ -10,11 +10,11 @@ from fractions import Fraction
 from html.parser import HTMLParser
 
 import pytest
-from atma_sweep.reports.number_format import length_name, reason_code, rounded
+from atma_sweep.reports.number_format import format_length, format_number, reason_code
 from atma_sweep.reports.render import render
 from atma_sweep.reports.sweep_data import ReportError
 from atma_sweep.reports.tables import make_table
-from atma_sweep.results.console.text import csv_cell, markdown_escaped, plain, tex_escaped
+from atma_sweep.results.console.text import csv_field, markdown_escaped, plain, tex_escaped
 from atma_sweep.results.errors import SweepUnknown
 from atma_sweep.results.store.records import AXES, CellRecord, Measurement, Owner
 from hypothesis import given
@@ -52,18 +52,18 @@ HEADINGS = (
     ],
 )
 def test_rounding_half_up(value, decimals, percent, printed):
-    assert rounded(value, decimals, percent=percent) == printed
+    assert format_number(value, decimals, percent=percent) == printed
 
 
 @given(st.integers(0, 10**9), st.integers(1, 3))
 def test_rounding_against_whole_number_arithmetic(thousandths, decimals):
     value = thousandths / 10_000
     scaled = Fraction(thousandths * 10**decimals, 10_000)
-    assert Fraction(rounded(value, decimals)) == Fraction(math.floor(scaled + Fraction(1, 2)), 10**decimals)
+    assert Fraction(format_number(value, decimals)) == Fraction(math.floor(scaled + Fraction(1, 2)), 10**decimals)
 
 
 def test_length_names():
-    assert [length_name(n) for n in (0, 1, 128, 1000, 1024, 2048, 65536, 262144, 1 << 20)] == [
+    assert [format_length(n) for n in (0, 1, 128, 1000, 1024, 2048, 65536, 262144, 1 << 20)] == [
         "0", "1", "128", "1000", "1K", "2K", "64K", "256K", "1M",
     ]  # fmt: skip
 
@@ -237,7 +237,7 @@ class TestHostileText:
         assert "\x1b" not in text
         assert plain(HOSTILE) in text
         assert "[/]" in text
-        assert list(csv.reader(io.StringIO(render(table6(hostile), "csv"))))[1][0] == csv_cell(HOSTILE)
+        assert list(csv.reader(io.StringIO(render(table6(hostile), "csv"))))[1][0] == csv_field(HOSTILE)
         assert json.loads(render(table6(hostile), "json"))[0]["attn_type"] == HOSTILE
 
     def test_html(self, hostile):

@@ -9,7 +9,7 @@ from typing import Any
 import pytest
 from atma_sweep.reports.sweep_data import ReportError
 from atma_sweep.reports.tables import make_table
-from atma_sweep.results.store.recorder import Recorder
+from atma_sweep.results.store.recorder import DatabaseRecorder
 from atma_sweep.results.store.records import CellRecord, Measurement, Owner, Provenance
 from atma_sweep.results.store.store import Store
 from scipy import stats
@@ -54,7 +54,7 @@ def sweep(store: Store, name: str, given: list[tuple[CellRecord, list[Measuremen
     for one, values in given:
         if values is not None:
             attempt = store.start_attempt(one.id, owner=Owner(name="a", host="h", pid=1, started=0.0), fence=1)
-            recorder = Recorder(store, attempt.id, 1)
+            recorder = DatabaseRecorder(store, attempt.id, 1)
             recorder.provenance(Provenance(config=one.config, seed=one.seed, tokenizer="flipflop", corpus="flipflop"))
             recorder.measurements(values)
             store.finish_attempt(attempt.id, 1, "done")

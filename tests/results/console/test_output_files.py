@@ -29,7 +29,7 @@ def test_what_a_folder_takes_while_files_go(tmp_path: Path) -> None:
     (tmp_path / "kept").write_bytes(bytes(1001))
     (tmp_path / "link").symlink_to(tmp_path / "kept")
     link = (tmp_path / "link").lstat().st_size
-    assert [output_files.bytes_under(tmp_path / name) for name in ("kept", "link", "gone")] == [1001, link, 0]
+    assert [output_files.size_on_disk(tmp_path / name) for name in ("kept", "link", "gone")] == [1001, link, 0]
     ended = threading.Event()
 
     def working() -> None:
@@ -41,7 +41,7 @@ def test_what_a_folder_takes_while_files_go(tmp_path: Path) -> None:
     other = threading.Thread(target=working)
     other.start()
     try:
-        assert {output_files.bytes_under(tmp_path) for _ in range(300)} == {1001 + link}
+        assert {output_files.size_on_disk(tmp_path) for _ in range(300)} == {1001 + link}
     finally:
         ended.set()
         other.join()
@@ -50,7 +50,7 @@ def test_what_a_folder_takes_while_files_go(tmp_path: Path) -> None:
 def test_a_file_takes_its_place_whole(tmp_path: Path) -> None:
     to = tmp_path / "out.txt"
     to.write_text("old")
-    with contextlib.suppress(ZeroDivisionError), output_files.replacing(to) as stream:
+    with contextlib.suppress(ZeroDivisionError), output_files.atomic_file(to) as stream:
         stream.write(b"new")
         stream.flush()
         assert to.read_text() == "old"
@@ -88,7 +88,7 @@ def test_a_pipe_gets_what_is_written_and_stays_one(tmp_path: Path) -> None:
     found: list[bytes] = []
     reader = threading.Thread(target=lambda: found.append((tmp_path / "pipe").read_bytes()))
     reader.start()
-    with output_files.replacing(tmp_path / "link") as stream, zipfile.ZipFile(stream, "w") as archive:
+    with output_files.atomic_file(tmp_path / "link") as stream, zipfile.ZipFile(stream, "w") as archive:
         archive.writestr("a.txt", "through the pipe")
     reader.join()
     assert stat.S_ISFIFO((tmp_path / "pipe").stat().st_mode)
@@ -180,7 +180,7 @@ def test_a_write_protected_file_is_left_alone(tmp_path: Path, monkeypatch: pytes
 
 def test_the_format_is_said_or_the_ending_says_it(tmp_path: Path) -> None:
     def asked(to: str | None, said: str | None = None) -> str:
-        return output_files.format_of(Path(to) if to else None, said, ENDINGS, "terminal")
+        return output_files.resolve_format(Path(to) if to else None, said, ENDINGS, "terminal")
 
     assert asked(None) == asked("-") == asked("/dev/null") == "terminal"
     assert asked("-", "md") == asked("x.txt", "md") == asked("x.MD") == asked(None, "md") == "md"
@@ -211,12 +211,12 @@ def test_folders(tmp_path: Path) -> None:
             output_files.make_folder(to)
     with (
         pytest.raises(StoreError, match=r"there is no folder .*c; make it"),
-        output_files.filling(tmp_path / "c" / "d"),
+        output_files.atomic_folder(tmp_path / "c" / "d"),
     ):
         pass
-    with pytest.raises(StoreError, match="exists already"), output_files.filling(tmp_path / "new"):
+    with pytest.raises(StoreError, match="exists already"), output_files.atomic_folder(tmp_path / "new"):
         pass
-    with output_files.filling(tmp_path / ("n" * 250)) as aside:
+    with output_files.atomic_folder(tmp_path / ("n" * 250)) as aside:
         (aside / "one").touch()
     assert os.listdir(tmp_path / ("n" * 250)) == ["one"]
     with pytest.raises(StoreError, match="cannot make /proc/x"):
@@ -227,10 +227,10 @@ def test_a_place_is_tried_before_long_work(tmp_path: Path) -> None:
     (tmp_path / "file").touch()
     (tmp_path / "nowhere").symlink_to("gone")
     for to in ("new", "a/b/c", "."):
-        output_files.check_folder(tmp_path / to)
-    output_files.check_file(tmp_path / "new")
-    output_files.check_file(tmp_path / "file")
-    output_files.check_file(Path("/dev/null"))
+        output_files.check_folder_writable(tmp_path / to)
+    output_files.check_file_writable(tmp_path / "new")
+    output_files.check_file_writable(tmp_path / "file")
+    output_files.check_file_writable(Path("/dev/null"))
     for to, why, code in [
         ("file", "file is no folder; name another with --runs", 2),
         ("file/x", "Not a directory", 2),
@@ -239,12 +239,12 @@ def test_a_place_is_tried_before_long_work(tmp_path: Path) -> None:
         ("/sys/x/y", "cannot write /sys: (Permission denied|Read-only file system)", 3),
     ]:
         with pytest.raises(StoreError, match=why) as error:
-            output_files.check_folder(tmp_path / to, "--runs")
+            output_files.check_folder_writable(tmp_path / to, "--runs")
         assert error.value.exit_code == code
     with pytest.raises(WriteRefused, match=r"cannot write /sys: "):
-        output_files.check_file(Path("/sys/x"))
+        output_files.check_file_writable(Path("/sys/x"))
     with pytest.raises(StoreError, match=r"there is no folder .*/no; make it"):
-        output_files.check_file(tmp_path / "no" / "x")
+        output_files.check_file_writable(tmp_path / "no" / "x")
     assert sorted(path.name for path in tmp_path.iterdir()) == ["file", "nowhere"]
 
 

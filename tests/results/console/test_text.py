@@ -30,7 +30,7 @@ def steering(found: str, kept: str = "") -> list[str]:
 def test_nothing_steers(said: str) -> None:
     for exit in (text.plain, text.sentence, text.html_escaped, text.markdown_escaped, text.tex_escaped):
         assert steering(exit(said)) == [], exit
-    for exit in (text.paragraphs, text.printed, text.csv_cell):
+    for exit in (text.sanitize_text, text.printed, text.csv_field):
         assert steering(exit(said), "\n\t") == [], exit
     assert steering(text.json_safe(json.dumps(said, ensure_ascii=False)), "\n") == []
     # what was cleaned stays so
@@ -39,7 +39,7 @@ def test_nothing_steers(said: str) -> None:
 
 @given(st.text("abc é中½ ±-.,:;()!?", max_size=40))
 def test_what_is_harmless_is_left_alone(said: str) -> None:
-    assert text.plain(said) == text.paragraphs(said) == text.printed(said) == said
+    assert text.plain(said) == text.sanitize_text(said) == text.printed(said) == said
 
 
 @given(ANYTHING)
@@ -61,9 +61,9 @@ def test_xml_and_html_are_well_formed(said: str) -> None:
 @given(st.lists(ANYTHING, min_size=1, max_size=4))
 def test_a_cell_of_csv_is_one_cell_and_no_formula(row: list[str]) -> None:
     out = io.StringIO()
-    csv.writer(out, lineterminator="\n").writerow(map(text.csv_cell, row))
+    csv.writer(out, lineterminator="\n").writerow(map(text.csv_field, row))
     ((*read,),) = csv.reader(io.StringIO(out.getvalue()), strict=True)
-    assert read == [text.csv_cell(cell) for cell in row]
+    assert read == [text.csv_field(cell) for cell in row]
     for cell in read:
         if cell.lstrip(" \n")[:1] in tuple("=+-@\t"):
             assert cell in "+-" or re.fullmatch(
@@ -90,7 +90,7 @@ def test_a_cell_of_csv_is_one_cell_and_no_formula(row: list[str]) -> None:
     ],
 )
 def test_what_a_spreadsheet_would_calculate_gets_an_apostrophe(said: str, cell: str) -> None:
-    assert text.csv_cell(said) == cell
+    assert text.csv_field(said) == cell
 
 
 @given(ANYTHING)
@@ -132,7 +132,7 @@ def test_the_password_of_an_address_is_hidden(user: str, password: str, host: st
     address = f"postgresql+psycopg://{user}:{password}@{host}:5432/runs?sslmode=require"
     found = text.without_passwords(f"cannot use {address} as a database")
     assert found == f"cannot use postgresql+psycopg://{user}:***@{host}:5432/runs?sslmode=require as a database"
-    for exit in (text.plain, text.sentence, text.paragraphs, text.printed, text.csv_cell):
+    for exit in (text.plain, text.sentence, text.sanitize_text, text.printed, text.csv_field):
         assert password not in exit(address).replace(user, "").replace(host, "").replace(
             exit("5432/runs?sslmode=require"), ""
         )
@@ -164,4 +164,4 @@ def test_a_log_loses_colours_and_movements_but_no_word() -> None:
     ("word", "said"), [("htlm", "choose one of: csv, html; did you mean html?"), ("xyz", "choose one of: csv, html")]
 )
 def test_a_choice_names_the_nearest(word: str, said: str) -> None:
-    assert text.choice(word, ["csv", "html"]) == said
+    assert text.choices_hint(word, ["csv", "html"]) == said

@@ -8,7 +8,13 @@ import numpy as np
 import pytest
 from atma_sweep.results.designs import aliasing, design_choice, point_exchange
 from atma_sweep.results.designs.design_option import Design, as_options, design_of
-from atma_sweep.results.designs.design_space import DesignSpace, LinearModel, closed, estimable, residual
+from atma_sweep.results.designs.design_space import (
+    DesignSpace,
+    LinearModel,
+    hierarchical_closure,
+    is_estimable,
+    residual,
+)
 
 SMALL = DesignSpace({"mixer": ("a", "b", "c"), "memory": ("off", "on"), "window": ("off", "on")})
 HOLES = DesignSpace(SMALL.axes, ({"mixer": ("c",), "memory": ("on",)},))
@@ -41,7 +47,7 @@ def test_an_orthogonal_array_is_found_where_there_is_one() -> None:
 
 
 def test_larger_designs_hold_smaller_ones() -> None:
-    terms = closed([*PAPER.terms(1), ("mixer", "memory")])
+    terms = hierarchical_closure([*PAPER.terms(1), ("mixer", "memory")])
     before: set[int] = set()
     for runs in (12, 13, 20, 40, 60, 119, 120):
         design, members = design_choice.d_optimal(PAPER, terms, runs)
@@ -104,14 +110,14 @@ def test_what_can_be_estimated() -> None:
     main = LinearModel(SMALL, tuple(SMALL.terms(1)))
     weights = main.contrast("memory", "on", "off")
     same = np.flatnonzero(SMALL.points[:, 1] == SMALL.points[:, 2])  # memory on where window is
-    assert not estimable(main.every[same], weights)
-    assert estimable(main.every[same], main.contrast("mixer", "b", "a"))
+    assert not is_estimable(main.every[same], weights)
+    assert is_estimable(main.every[same], main.contrast("mixer", "b", "a"))
     told = "memory x window cannot be told from the mean; memory cannot be told from window; mixer x memory cannot be told from mixer x window"
-    assert aliasing.told(main, same)[0] == f"with these 6 cells, {told}"
+    assert aliasing.alias_sentences(main, same)[0] == f"with these 6 cells, {told}"
 
 
 def test_a_revision_keeps_it() -> None:
-    design, _ = design_choice.d_optimal(HOLES, closed([*HOLES.terms(1), ("memory", "window")]), 7)
+    design, _ = design_choice.d_optimal(HOLES, hierarchical_closure([*HOLES.terms(1), ("memory", "window")]), 7)
     kept = design_of({"design": as_options(design)})
     assert isinstance(kept, Design)
     assert as_options(kept) == as_options(design)

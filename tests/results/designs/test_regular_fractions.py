@@ -7,7 +7,7 @@ from itertools import combinations
 import numpy as np
 import pytest
 from atma_sweep.results.designs import aliasing, design_choice, regular_fractions
-from atma_sweep.results.designs.design_space import DesignSpace, LinearModel, Term, closed, words
+from atma_sweep.results.designs.design_space import DesignSpace, LinearModel, Term, hierarchical_closure, words
 
 
 def letters(k: int) -> DesignSpace:
@@ -52,7 +52,7 @@ def test_resolutions_and_words_are_the_book_s(k: int, p: int) -> None:
 
 def test_seven_axes_in_eight_runs_are_orthogonal() -> None:
     space = letters(7)
-    fraction = regular_fractions.smallest(space, 3, space.terms(1))
+    fraction = regular_fractions.smallest_fraction(space, 3, space.terms(1))
     assert fraction is not None
     table = signs(space, fraction.members(space))
     assert (table.T @ table == 8 * np.eye(7)).all()
@@ -74,15 +74,15 @@ def test_aliases_are_the_columns_that_are_equal(k: int, p: int) -> None:
     )  # type: ignore[arg-type]
     found = {frozenset((one.first, one.second)) for one in aliasing.aliases(design.model, members) if one.equal}
     assert found == by_hand(space, members)
-    told = aliasing.told(design.model, members)[0]
+    told = aliasing.alias_sentences(design.model, members)[0]
     assert told.startswith(f"with these {2 ** (k - p)} cells, ")
     assert " cannot be told from " in told
 
 
 def test_what_is_to_be_estimated_is_kept_apart() -> None:
     space = letters(6)
-    wanted = closed([("A", "B"), ("C", "E"), ("C", "D"), ("B", "F")])
-    fraction = regular_fractions.smallest(space, 4, wanted)
+    wanted = hierarchical_closure([("A", "B"), ("C", "E"), ("C", "D"), ("B", "F")])
+    fraction = regular_fractions.smallest_fraction(space, 4, wanted)
     assert fraction is not None
     design, members = design_choice.regular_fraction(space, wanted, fraction)
     rows = design.model.columns(space.points[members])
@@ -91,7 +91,7 @@ def test_what_is_to_be_estimated_is_kept_apart() -> None:
 
 def test_other_axes_are_crossed_with_the_fraction() -> None:
     space = DesignSpace({"mixer": ("a", "b", "c")} | dict.fromkeys("ABCD", ("-", "+")))
-    fraction = regular_fractions.smallest(space, 4, space.terms(1))
+    fraction = regular_fractions.smallest_fraction(space, 4, space.terms(1))
     assert fraction is not None
     points = space.points[fraction.members(space)]
     assert len(points) == 24
@@ -99,6 +99,6 @@ def test_other_axes_are_crossed_with_the_fraction() -> None:
 
 
 def test_no_fraction_where_there_is_none() -> None:
-    assert regular_fractions.smallest(letters(3), 4, letters(3).terms(1)) is None
+    assert regular_fractions.smallest_fraction(letters(3), 4, letters(3).terms(1)) is None
     assert regular_fractions.best(letters(5), 1, letters(5).terms(1), least=6) is None
     assert words(("memory", "window")) == "memory x window"

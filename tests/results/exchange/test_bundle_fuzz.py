@@ -21,7 +21,7 @@ from atma_sweep.results.errors import StoreError
 from atma_sweep.results.exchange import row_validation
 from atma_sweep.results.exchange.exporting import export_sweep
 from atma_sweep.results.exchange.importing import import_bundle
-from atma_sweep.results.store.recorder import Recorder
+from atma_sweep.results.store.recorder import DatabaseRecorder
 from atma_sweep.results.store.records import CurvePoint, Example, Measurement, Owner, Provenance
 from atma_sweep.results.store.store import open_store
 from atma_sweep.sweep.commands.verify import identify
@@ -75,7 +75,7 @@ def members(tmp_path_factory: pytest.TempPathFactory) -> dict[str, bytes]:
     )
     for cell in cells:
         attempt = store.start_attempt(cell.id, owner=OWNER, fence=1, steps_total=7, deviation={"train.micro_batch": 1})
-        recorder = Recorder(store, attempt.id, 1)
+        recorder = DatabaseRecorder(store, attempt.id, 1)
         known = {
             "packages": {"torch": "2"}, "kernels": {"memory": "torch"}, "extra": {"parameters": 5}, "gpu_name": "x",
         }  # fmt: skip
@@ -216,7 +216,7 @@ VALUES = st.one_of(
         max_leaves=8,
     ),
 )
-PLACES = [(table, word) for table in row_validation.MEMBERS for word in row_validation.FIELDS[table]]
+PLACES = [(table, word) for table in row_validation.BUNDLE_TABLES for word in row_validation.FIELD_RULES[table]]
 
 
 def changed(members: dict[str, bytes], table: str, row: int, word: str, value: Any) -> dict[str, bytes]:
@@ -231,7 +231,7 @@ def changed(members: dict[str, bytes], table: str, row: int, word: str, value: A
 
 @pytest.mark.slow
 def test_the_bundle_itself_comes_in(victim: Victim, members: dict[str, bytes]) -> None:
-    assert all(members[f"{table}.jsonl"] for table in row_validation.MEMBERS)
+    assert all(members[f"{table}.jsonl"] for table in row_validation.BUNDLE_TABLES)
     assert victim.take(lambda file: packed(file, members))
     assert victim.ran == []
 

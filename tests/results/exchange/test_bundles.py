@@ -11,7 +11,7 @@ import zipfile
 import pytest
 from atma_sweep.results.errors import BundleError, StoreTooNew
 from atma_sweep.results.exchange import row_validation
-from atma_sweep.results.exchange.bundles import Limits, opened_bundle
+from atma_sweep.results.exchange.bundles import Limits, open_bundle
 from atma_sweep.results.exchange.import_plan import Content
 from atma_sweep.results.exchange.importing import import_bundle
 from atma_sweep.results.store.store import open_store
@@ -134,10 +134,10 @@ def test_a_refusal_names_member_row_and_field(victim, tmp_path):
 
 def test_every_column_has_a_rule():
     """A column that is added needs a line in the schema of what may come in."""
-    for name in row_validation.MEMBERS:
-        listed = {column.name for column in row_validation.columns_of_member(name)}
-        assert listed <= row_validation.FIELDS[name].keys(), name
-        assert row_validation.FIELDS[name].keys() - listed <= {"sweep", "revision"}
+    for name in row_validation.BUNDLE_TABLES:
+        listed = {column.name for column in row_validation.bundle_columns(name)}
+        assert listed <= row_validation.FIELD_RULES[name].keys(), name
+        assert row_validation.FIELD_RULES[name].keys() - listed <= {"sweep", "revision"}
 
 
 BOMBS = {
@@ -168,16 +168,16 @@ def test_what_unpacks_to_far_more_than_it_is(victim, tmp_path, what):
 
 def test_too_many_members_are_refused_before_their_list_is_read(victim, tmp_path):
     _, members, unchanged = victim
-    with opened_bundle(packed(tmp_path / "evil.zip", members)):
+    with open_bundle(packed(tmp_path / "evil.zip", members)):
         pass
-    with pytest.raises(BundleError, match="--large"), opened_bundle(tmp_path / "evil.zip", Limits(files=0)):
+    with pytest.raises(BundleError, match="--large"), open_bundle(tmp_path / "evil.zip", Limits(files=0)):
         pass
     with zipfile.ZipFile(tmp_path / "evil.zip", "w") as archive:
         for number in range(1000):
             archive.writestr(f"{number}" + "x" * 500, b"")
     with (
         pytest.raises(BundleError, match="lists too many members"),
-        opened_bundle(tmp_path / "evil.zip", Limits(files=1000)),
+        open_bundle(tmp_path / "evil.zip", Limits(files=1000)),
     ):
         pass
     unchanged()
@@ -310,7 +310,7 @@ def test_damaged_files(victim, tmp_path):
         data[draw.randrange(len(data))] ^= 1 << draw.randrange(8)
         (tmp_path / "evil.zip").write_bytes(data)
         try:
-            with opened_bundle(tmp_path / "evil.zip") as found:
+            with open_bundle(tmp_path / "evil.zip") as found:
                 Content(found, None)
         except (BundleError, StoreTooNew):
             refused += 1

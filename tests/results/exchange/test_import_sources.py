@@ -8,7 +8,7 @@ from collections.abc import Callable
 from pathlib import Path
 
 import pytest
-from atma_sweep.results.exchange.bundles import opened_bundle
+from atma_sweep.results.exchange.bundles import open_bundle
 
 Command = Callable[..., tuple[int, str, str]]
 REMEDY = "name a bundle that atma-sweep export wrote"
@@ -43,6 +43,6 @@ def test_import_refuses_what_is_no_file(tmp_path: Path, command_line: Command, s
 def test_a_file_that_cannot_be_sought_is_no_bundle(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     """As the memory of a process, whose end lies nowhere."""
     monkeypatch.setattr("atma_sweep.results.exchange.bundles.check_regular", lambda path, remedy: None)
-    with pytest.raises(Exception, match="cannot be read as a bundle") as caught, opened_bundle(Path("/proc/self/mem")):
+    with pytest.raises(Exception, match="cannot be read as a bundle") as caught, open_bundle(Path("/proc/self/mem")):
         pass
     assert type(caught.value).__name__ == "BundleError"

@@ -8,7 +8,7 @@ from atma_sweep.results.errors import BundleError, StoreError, SweepBusy, SweepU
 from atma_sweep.results.exchange.exporting import export_sweep
 from atma_sweep.results.exchange.importing import import_bundle
 from atma_sweep.results.maintenance.deletion import forget, plan_measurements
-from atma_sweep.results.store.recorder import Recorder
+from atma_sweep.results.store.recorder import DatabaseRecorder
 from atma_sweep.results.store.records import CurvePoint, Example, Measurement, Owner
 from histories import T, at, bundle, cells_of, launch, natural, rows, run, view, whole
 from sqlalchemy import delete, select
@@ -77,7 +77,7 @@ class TestRoundTrip:
         launch(store, cells(1), 1)
         trained = run(store, cell, 2, state="running")
         item = Example(probe="clean", metric="nats", length=4096, item=1, value=0.1)
-        Recorder(store, trained.id, 1).examples([item])
+        DatabaseRecorder(store, trained.id, 1).examples([item])
         store.finish_attempt(trained.id, 1, "done")
         file, small = bundle(store, tmp_path), bundle(store, tmp_path, "small.zip", examples=False)
         other = make("other")
@@ -100,7 +100,9 @@ class TestRoundTrip:
         other = make("other")
         import_bundle(other, bundle(store, tmp_path))
         assert len(rows(other, "example")) == 1
-        Recorder(store, attempt.id, 1).examples([Example(probe="clean", metric="nats", length=64, item=2, value=0.3)])
+        DatabaseRecorder(store, attempt.id, 1).examples(
+            [Example(probe="clean", metric="nats", length=64, item=2, value=0.3)]
+        )
         store.finish_attempt(attempt.id, 1, "done")
         found = import_bundle(other, bundle(store, tmp_path, "ended.zip", examples=False))
         assert found.added["attempt"] == 1
@@ -309,7 +311,7 @@ class TestRunning:
         cell = cells(1)[0].id
         launch(theirs, cells(1))
         attempt = run(theirs, cell, 5, host="there", state="running", value=9.0)
-        Recorder(theirs, attempt.id, 1).checkpoint(f"{attempt.run_dir}/checkpoint-1")
+        DatabaseRecorder(theirs, attempt.id, 1).checkpoint(f"{attempt.run_dir}/checkpoint-1")
         import_bundle(ours, bundle(theirs, tmp_path, "early.zip"))
         (copy,) = ours.attempts(cell)
         assert (copy.state, copy.finished_at, copy.checkpoint) == ("interrupted", copy.heartbeat_at, None)
@@ -319,11 +321,11 @@ class TestRunning:
         import_bundle(ours, bundle(theirs, tmp_path, "same.zip"))
         assert whole(ours) == before
         # later, still running: the copy goes on
-        Recorder(theirs, attempt.id, 1).curve([CurvePoint(step=9, tokens=9, wall_s=9.0, train_loss=0.5)])
+        DatabaseRecorder(theirs, attempt.id, 1).curve([CurvePoint(step=9, tokens=9, wall_s=9.0, train_loss=0.5)])
         import_bundle(ours, bundle(theirs, tmp_path, "later.zip"))
         assert [point.step for point in ours.curve(copy.id)] == [0, 1, 2, 9]
         # and finished
-        Recorder(theirs, attempt.id, 1).measurements([Measurement(probe="val", metric="val_loss", value=1.0)])
+        DatabaseRecorder(theirs, attempt.id, 1).measurements([Measurement(probe="val", metric="val_loss", value=1.0)])
         theirs.finish_attempt(attempt.id, 1, "done")
         import_bundle(ours, bundle(theirs, tmp_path, "end.zip"))
         (done,) = ours.attempts(cell)
@@ -341,11 +343,11 @@ class TestRunning:
         launch(ours, cells(1))
         attempt = run(ours, cells(1)[0].id, 5, state="running")
         import_bundle(theirs, bundle(ours, tmp_path, "1.zip"))
-        Recorder(ours, attempt.id, 1).heartbeat()
+        DatabaseRecorder(ours, attempt.id, 1).heartbeat()
         before = whole(ours)
         import_bundle(ours, bundle(theirs, tmp_path, "2.zip"))
         assert whole(ours) == before
-        Recorder(ours, attempt.id, 1).heartbeat()
+        DatabaseRecorder(ours, attempt.id, 1).heartbeat()
         ours.finish_attempt(attempt.id, 1, "done")
         before = whole(ours)
         import_bundle(ours, tmp_path / "2.zip")
@@ -376,5 +378,5 @@ class TestRunning:
         ours.acquire_sweep("quick", owner, 60)
         running = ours.start_attempt(cells(2)[0].id, owner=owner, fence=1)
         import_bundle(ours, bundle(theirs, tmp_path))
-        Recorder(ours, running.id, 1).heartbeat()
+        DatabaseRecorder(ours, running.id, 1).heartbeat()
         assert [state.state for state in ours.cell_states()] == ["running", "done"]

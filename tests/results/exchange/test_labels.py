@@ -100,7 +100,7 @@ def test_levels_written_otherwise_are_the_same(folder: Path, command_line: Comma
 @pytest.mark.parametrize("sweep", SHIPPED)
 def test_shipped_bundles_carry_true_labels(sweep: str, tmp_path: Path) -> None:
     store = open_store(tmp_path / "atma.db", create=True)
-    import_bundle(store, shipped.bundle_of(sweep), identify=identify, derive=derive)
+    import_bundle(store, shipped.bundle_path(sweep), identify=identify, derive=derive)
     assert [finding for finding in check(str(store.path), tmp_path) if finding.severity == "error"] == []
 
 

@@ -8,8 +8,8 @@ from typing import Any
 import pytest
 from atma_sweep.results.errors import StoreError, SweepReadOnly
 from atma_sweep.results.maintenance.deletion import MeasurementCount, forget, plan_measurements
-from atma_sweep.results.store.recorder import Recorder
-from atma_sweep.results.store.records import CellRecord, Example, Measurement, Owner, requests_of, standing
+from atma_sweep.results.store.recorder import DatabaseRecorder
+from atma_sweep.results.store.records import CellRecord, Example, Measurement, Owner, requests_from_options, standing
 from atma_sweep.results.store.store import Store
 from databases import finished
 
@@ -43,7 +43,7 @@ def measured(store: Store, cells: Make, owner: Owner) -> CellRecord:
 
 
 def word(store: Store, cell: str) -> str:
-    return standing(store.states([cell])[cell], requests_of(store.revision("quick").options))
+    return standing(store.states([cell])[cell], requests_from_options(store.revision("quick").options))
 
 
 def test_a_stranger_goes_and_all_else_stays(store: Store, measured: CellRecord) -> None:
@@ -87,7 +87,7 @@ def test_without_weights_it_is_said_that_nothing_can_measure_it_again(store: Sto
 def test_a_plan_that_is_out_of_date_deletes_nothing(store: Store, measured: CellRecord, owner: Owner) -> None:
     found = plan_measurements(store, measured.id, probes=["clean"])
     attempt = store.start_attempt(measured.id, kind="evaluate", owner=owner, fence=1)
-    Recorder(store, attempt.id, 1).measurements(values(256, 3.0))
+    DatabaseRecorder(store, attempt.id, 1).measurements(values(256, 3.0))
     assert plan_measurements(store, measured.id, probes=["clean"]).rows == found.rows, "what runs is left alone"
     store.finish_attempt(attempt.id, 1, "done")
     before = store.measurements(measured.id)

@@ -14,10 +14,10 @@ from functools import partial
 from pathlib import Path
 
 import pytest
-from atma_sweep.results.errors import CellTaken, CellUnknown, StoreError, SweepBusy
+from atma_sweep.results.errors import CellAlreadyRunning, CellUnknown, StoreError, SweepBusy
 from atma_sweep.results.maintenance import deletion
-from atma_sweep.results.maintenance.deletion import Deletion
-from atma_sweep.results.store.recorder import Recorder
+from atma_sweep.results.maintenance.deletion import DeletionPlan
+from atma_sweep.results.store.recorder import DatabaseRecorder
 from atma_sweep.results.store.records import CellRecord, CurvePoint, Example, Measurement, Owner, Provenance
 from atma_sweep.results.store.store import Store, open_store
 from patience import PATIENCE_S
@@ -35,7 +35,7 @@ def holds(owner: Owner, until: datetime | None) -> bool:
 def run(store: Store, cell: str, owner: Owner, state: str = "done", parent: int | None = None) -> int:
     kind = "train" if parent is None else "evaluate"
     attempt = store.start_attempt(cell, kind=kind, parent_id=parent, owner=owner, fence=1)  # type: ignore[arg-type]
-    recorder = Recorder(store, attempt.id, 1)
+    recorder = DatabaseRecorder(store, attempt.id, 1)
     config = {"checkpoint": {"path": "s3://b/c"}} if cell.startswith("c01") else {}
     recorder.provenance(Provenance(config=config, seed=0, gpu_count=2))
     recorder.curve([CurvePoint(step=step, tokens=step, wall_s=0.0, train_loss=1.0) for step in range(4)])
@@ -81,9 +81,9 @@ def sound(store: Store) -> bool:
     return store.read(ask)  # type: ignore[no-any-return]
 
 
-def delete(store: Store, *names: str) -> Deletion:
+def delete(store: Store, *names: str) -> DeletionPlan:
     found = deletion.plan(store, names, holds=holds)
-    return deletion.delete_all(store, found, names, holds=holds, who="ada")
+    return deletion.execute_deletion(store, found, names, holds=holds, who="ada")
 
 
 @pytest.fixture
@@ -104,7 +104,7 @@ def test_a_sweep_goes_with_the_cells_that_are_its_own(store: Store, four: list[C
     assert (found.sweeps, found.cells) == (("one",), (four[1].id, four[2].id))
     assert [(kept.cell, kept.why) for kept in found.kept] == [(four[0].id, "shared with sweep two")]
     assert (found.places, found.asked_by) == (("s3://b/c",), {})
-    done = deletion.delete_all(store, found, ["one"], holds=holds, who="ada")
+    done = deletion.execute_deletion(store, found, ["one"], holds=holds, who="ada")
     assert done.deleted
     after = counts(store)
     # c01 has two attempts and c02 one, each with 1 number, 3 items, 4 points, and 2 events; one event was the sweep's
@@ -148,7 +148,7 @@ def test_what_two_sweeps_share_stays(store: Store, four: list[CellRecord]) -> No
     assert found.nothing
     assert [kept.why for kept in found.kept] == ["shared with sweep one and two"]
     with pytest.raises(StoreError, match="sweeps one and two share cell"):
-        store.read(lambda session: deletion.alone(session, four[0].id, holds))
+        store.read(lambda session: deletion.require_unshared(session, four[0].id, holds))
 
 
 def test_a_cell_on_whose_weights_another_was_measured_stays(store: Store, four: list[CellRecord], owner: Owner) -> None:
@@ -169,11 +169,11 @@ def test_what_runs_is_left_alone(store: Store, four: list[CellRecord], owner: Ow
         with pytest.raises(SweepBusy, match="is run by alive"):
             deletion.plan(store, names, holds=holds)
     with pytest.raises(SweepBusy):
-        store.write(lambda session: deletion.alone(session, four[1].id, holds))
+        store.write(lambda session: deletion.require_unshared(session, four[1].id, holds))
     store.release_sweep("one", fence)
     run(store, four[2].id, owner, "running")
     for names in (["one"], [four[2].id]):
-        with pytest.raises(CellTaken, match="is being run"):
+        with pytest.raises(CellAlreadyRunning, match="is being run"):
             deletion.plan(store, names, holds=holds, lives=lambda attempt: True)
     assert counts(store) | {"event": 0} == before | {"event": 0, "attempt": before["attempt"] + 1, "measurement": before["measurement"] + 1, "example": before["example"] + 3, "curve_point": before["curve_point"] + 4, "provenance": before["provenance"] + 1}  # fmt: skip
     assert deletion.plan(store, ["one"], holds=holds, lives=lambda attempt: False).cells[-1] == four[2].id
@@ -189,7 +189,7 @@ def test_an_attempt_on_this_host_lives_as_long_as_its_process(
     alive = store.attempt(run(store, four[1].id, mine, "running"))
     dead = store.attempt(run(store, four[2].id, Owner(name="x", host=mine.host, pid=me.pid, started=1.0), "running"))
     far = store.attempt(run(store, four[3].id, owner, "running"))
-    assert [deletion.lives(one) for one in (alive, dead, far)] == [True, False, True]
+    assert [deletion.attempt_is_alive(one) for one in (alive, dead, far)] == [True, False, True]
 
 
 def test_a_plan_that_is_out_of_date_deletes_nothing(store: Store, four: list[CellRecord], owner: Owner) -> None:
@@ -197,7 +197,7 @@ def test_a_plan_that_is_out_of_date_deletes_nothing(store: Store, four: list[Cel
     run(store, four[2].id, owner)
     before = counts(store)
     with pytest.raises(StoreError, match="changed meanwhile"):
-        deletion.delete_all(store, found, ["one"], holds=holds, who="ada")
+        deletion.execute_deletion(store, found, ["one"], holds=holds, who="ada")
     assert counts(store) == before
 
 

@@ -14,7 +14,7 @@ from atma_sweep.results import open_store
 from atma_sweep.results.errors import RowDamaged
 from atma_sweep.results.maintenance.check import check
 from atma_sweep.results.maintenance.values import first_damage
-from atma_sweep.results.store.recorder import Recorder
+from atma_sweep.results.store.recorder import DatabaseRecorder
 from atma_sweep.results.store.records import CurvePoint, Example, Measurement, Owner, Provenance
 from atma_sweep.results.store.schema import Base
 from atma_sweep.sweep.grid.grid import load_grid
@@ -55,7 +55,7 @@ def prepare(folder: Path) -> None:
     draw = random.Random(0)
     for cell in cells:
         attempt = store.start_attempt(cell.id, owner=OWNER, fence=1, steps_total=9)
-        recorder = Recorder(store, attempt.id, 1)
+        recorder = DatabaseRecorder(store, attempt.id, 1)
         recorder.provenance(Provenance(config=dict(cell.config), seed=cell.seed, device="cpu", gpu_name="H100"))
         recorder.curve([CurvePoint(step=s, tokens=s, wall_s=s, train_loss=draw.random()) for s in range(1, 9)])
         found = [Measurement(probe="val", metric="val_loss", value=2 + draw.random(), unit="nats/token", n=9)]

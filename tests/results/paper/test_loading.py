@@ -9,7 +9,7 @@ from typing import Any
 import pytest
 from atma_sweep.reports.tables import make_table
 from atma_sweep.results import paper
-from atma_sweep.results.builtin_sweeps import open_known
+from atma_sweep.results.builtin_sweeps import open_store_with_builtins
 from atma_sweep.results.paper import loading
 from atma_sweep.results.store.store import Store, open_store, scratch_store
 from tiers import every_nth
@@ -119,7 +119,7 @@ def test_a_temporary_database_has_the_tables_of_any_other(tmp_path: Path) -> Non
             return {name: sorted(database.execute(columns, (name,)).fetchall()) for name in names}
 
     whole = open_store(tmp_path / "atma.db", create=True)
-    made = open_known(tmp_path / "none.db", "printed-v2-open-weight")
+    made = open_store_with_builtins(tmp_path / "none.db", "printed-v2-open-weight")
     assert schema(made) == schema(whole)
     assert "printed-v2-open-weight" in [summary.name for summary in made.sweeps()]
 

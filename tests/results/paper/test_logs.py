@@ -157,7 +157,10 @@ def test_the_complete_table_rounds_the_logs_as_binary_numbers_fall() -> None:
 
 def test_a_change_of_the_numbers_is_another_edition() -> None:
     """Databases that hold older numbers are known by it: where this fails, raise the edition and write both down here."""
-    made = [(one.name, one.cells, one.values, one.curves, one.torch) for one in map(published_sweeps.sheet, PUBLISHED)]
+    made = [
+        (one.name, one.cells, one.values, one.curves, one.torch)
+        for one in map(published_sweeps.published_sweep, PUBLISHED)
+    ]
 
     def digest(told: object) -> str:
         # a note is what somebody says of a cell of theirs

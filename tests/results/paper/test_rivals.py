@@ -7,10 +7,10 @@ from pathlib import Path
 
 import pytest
 from atma_sweep.reports.number_format import Column, column_of
-from atma_sweep.reports.sweep_data import SweepData, gather
-from atma_sweep.reports.table_builder import entry
+from atma_sweep.reports.sweep_data import SweepData, load_sweep_data
+from atma_sweep.reports.table_builder import measured_entry
 from atma_sweep.results import paper
-from atma_sweep.results.builtin_sweeps import open_known
+from atma_sweep.results.builtin_sweeps import open_store_with_builtins
 from atma_sweep.results.store.records import CellState
 
 NAMES = {"NoPE": "nope", "APE": "nope-ape", "REL": "rel", "RoPE": "rope", "Label": "nope-label", "FoT": "fox",
@@ -37,7 +37,7 @@ def tra(tmp_path_factory: pytest.TempPathFactory) -> SweepData:
 
 def published_alone(folder: Path, sweep: str) -> SweepData:
     """Where there is no database, the sweep that is asked for is loaded and no other."""
-    return gather(open_known(folder / "none.db", sweep), sweep)
+    return load_sweep_data(open_store_with_builtins(folder / "none.db", sweep), sweep)
 
 
 def cell(data: SweepData, slug: str) -> CellState:
@@ -60,20 +60,20 @@ def test_flip_flop_is_what_was_written_down(tra: SweepData, shared: Path) -> Non
     assert {name for name, *_ in told} == set(NAMES) - {"TRA"}
     for name, mean, sd, dense, dense_sd in told:
         one = cell(tra, f"{NAMES[name]}-flipflop")
-        found = entry(tra, [one], share(exact("sparse")))
+        found = measured_entry(tra, [one], share(exact("sparse")))
         assert (found.value, found.sd, found.seeds) == (
             pytest.approx(float(mean) / 100, abs=1e-12),
             pytest.approx(float(sd) / 100, abs=1e-12),
             4,
         )
         assert found.text == f"{float(mean):.2f} ± {float(sd):.2f}"
-        other = entry(tra, [one], share(exact("dense")))
+        other = measured_entry(tra, [one], share(exact("dense")))
         if dense:
             assert other.value == pytest.approx(float(dense) / 100, abs=1e-12)
         if dense_sd:
             assert other.sd == pytest.approx(float(dense_sd) / 100, abs=1e-12)
     assert "TRA 100/100/100" in line
-    all_of_it = [entry(tra, [cell(tra, "tra-flipflop")], share(exact(name))).value for name in paper.SETS]
+    all_of_it = [measured_entry(tra, [cell(tra, "tra-flipflop")], share(exact(name))).value for name in paper.SETS]
     assert all_of_it == [1.0, 1.0, 1.0]
 
 
@@ -83,7 +83,7 @@ def test_perplexities_are_what_was_written_down(tra: SweepData, shared: Path) ->
     names = [{"Rel": "REL"}.get(name, name) for name in (*given[2].split(), "TRA")]
     for name, printed in zip(names, given[1].split(), strict=True):
         one = cell(tra, f"{NAMES[name]}-wikitext-103")
-        found = entry(tra, [one], column_of("extrapolation", "perplexity", decimals=2, length=128))
+        found = measured_entry(tra, [one], column_of("extrapolation", "perplexity", decimals=2, length=128))
         assert found.text.startswith(f"{printed} ± ")
     assert tra.lengths("extrapolation", "perplexity") == [128]
 
@@ -108,7 +108,7 @@ def test_threshold_means_and_spreads_are_the_printed_ones(tra: SweepData, shared
         else:
             state, scale = cell(tra, f"{NAMES[row['name']]}-wikitext-103"), 1.0
             column = column_of("extrapolation", "perplexity", decimals=2, length=128)
-        printed = entry(tra, [state], column)
+        printed = measured_entry(tra, [state], column)
         assert (printed.value, printed.sd, printed.seeds) == (
             pytest.approx(float(row["value"]) / scale, abs=1e-12), pytest.approx(float(row["sd"]) / scale, abs=1e-12), 4,
         ), row  # fmt: skip
@@ -174,7 +174,7 @@ def test_the_bars_of_the_blog_and_their_averages(tmp_path: Path) -> None:
     for slug, printed in bars.items():
         one = cell(data, slug)
         found = [
-            100 * (entry(data, [one], column_of("downstream", name)).value or math.nan)
+            100 * (measured_entry(data, [one], column_of("downstream", name)).value or math.nan)
             for name in ("hellaswag", "arc_c", "mmlu", "winogrande", "average")
         ]
         assert found == pytest.approx(printed)
@@ -191,8 +191,8 @@ def test_the_ends_of_the_blog_s_trainings_are_what_was_written_down(tmp_path: Pa
     data = published_alone(tmp_path, "printed-atlas")
     found = {
         one.levels["memory"]: (
-            entry(data, [one], column_of("val", "val_loss")).value,
-            entry(data, [one], column_of("throughput", "train_seconds")).value,
+            measured_entry(data, [one], column_of("val", "val_loss")).value,
+            measured_entry(data, [one], column_of("throughput", "train_seconds")).value,
         )
         for one in data.cells
     }

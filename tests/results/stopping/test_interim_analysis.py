@@ -14,18 +14,18 @@ import pytest
 import statsmodels.formula.api as smf
 from atma_sweep.results.contrasts import Contrast
 from atma_sweep.results.designs import design_choice
-from atma_sweep.results.designs.design_space import DesignSpace, closed
+from atma_sweep.results.designs.design_space import DesignSpace, hierarchical_closure
 from atma_sweep.results.stopping import contrast_estimator
 from atma_sweep.results.stopping import interim_analysis as look
-from atma_sweep.results.stopping.alpha_spending import critical
-from atma_sweep.results.stopping.interim_analysis import Looked, SeedResult, looked
-from atma_sweep.results.stopping.stopping_rule import Rule, as_option, rule_of
+from atma_sweep.results.stopping.alpha_spending import critical_values
+from atma_sweep.results.stopping.interim_analysis import SeedResult, StoppingStatus, evaluate_rule
+from atma_sweep.results.stopping.stopping_rule import StoppingRule, as_option, rule_of
 from scipy import stats
 from tiers import long_form
 
 AXES: Mapping[str, tuple[str, ...]] = {"attn_type": ("polar", "nope"), "memory": ("off", "on"), "window": ("off", "on")}
 MEMORY = Contrast(probe="val", metric="val_loss", length=0, axis="memory", level="on", reference="off")
-RULE = Rule(contrast=MEMORY, width=0.5, seeds=tuple(range(8)))
+RULE = StoppingRule(contrast=MEMORY, width=0.5, seeds=tuple(range(8)))
 Number = Callable[[Mapping[str, str], int], float | None]
 RANDOM = np.random.default_rng(0)
 NOISE = {key: RANDOM.normal() for key in itertools.product(*AXES.values(), range(8))}
@@ -56,8 +56,8 @@ def student(d: list[float], alpha: float) -> tuple[float, float]:
 
 def test_the_interval_is_students_over_the_seeds_at_the_level_of_its_look() -> None:
     rule = replace(RULE, width=1e-9)
-    seen = looked(rule, runs(5), None)
-    bounds = critical([3 / 8, 4 / 8, 5 / 8])
+    seen = evaluate_rule(rule, runs(5), None)
+    bounds = critical_values([3 / 8, 4 / 8, 5 / 8])
     assert [one.seeds for one in seen.looks] == [3, 4, 5]
     for one, z in zip(seen.looks, bounds, strict=True):
         d = [np.mean([NOISE[a, "on", w, s] - NOISE[a, "off", w, s] for a, w in itertools.product(("polar", "nope"), ("off", "on"))]) + 2 for s in range(one.seeds)]  # fmt: skip
@@ -71,23 +71,23 @@ def test_the_interval_is_students_over_the_seeds_at_the_level_of_its_look() -> N
 def test_strata_weigh_the_same_and_a_contrast_within_one_needs_no_other() -> None:
     # polar without half of its pairs: still half of the mean
     some = [run for run in runs(3) if run.levels["attn_type"] == "nope" or run.levels["window"] == "off"]
-    one = looked(RULE, some, None).looks[0]
+    one = evaluate_rule(RULE, some, None).looks[0]
     mean = {a: np.mean([NOISE[a, "on", w, s] - NOISE[a, "off", w, s] for w in windows for s in range(3)]) for a, windows in (("polar", ("off",)), ("nope", ("off", "on")))}  # fmt: skip
     assert one.mean == pytest.approx(2 + (mean["polar"] + mean["nope"]) / 2)
     inside = replace(RULE, contrast=replace(MEMORY, within={"attn_type": "polar"}))
-    seen = looked(inside, [*runs(1, attn_type="nope"), *runs(3, attn_type="polar")], None)
+    seen = evaluate_rule(inside, [*runs(1, attn_type="nope"), *runs(3, attn_type="polar")], None)
     assert (seen.asked, seen.cells, seen.looks[0].configurations) == (3, 12, 2)
 
 
 def test_no_look_before_all_of_its_cells_are_finished() -> None:
     last = ("polar", "off", "off"), 3
-    seen = looked(RULE, runs(4, left=[last]), None)
+    seen = evaluate_rule(RULE, runs(4, left=[last]), None)
     assert ([one.seeds for one in seen.looks], seen.asked, seen.waiting, seen.further) == ([3], 4, 1, 4)
     assert seen.verdict == "open"
     first = ("polar", "off", "off"), 0
-    assert looked(RULE, runs(3, left=[first]), None).looks == ()
+    assert evaluate_rule(RULE, runs(3, left=[first]), None).looks == ()
     # a cell that was never launched is none that is finished
-    assert looked(RULE, runs(3)[1:], None).waiting == 1
+    assert evaluate_rule(RULE, runs(3)[1:], None).waiting == 1
 
 
 @pytest.mark.parametrize(
@@ -101,8 +101,8 @@ def test_no_look_before_all_of_its_cells_are_finished() -> None:
         (replace(RULE, sure=True), 3, lambda levels, seed: 0.0, "open"),
     ],
 )  # fmt: skip
-def test_verdicts(rule: Rule, seeds: int, number: Number, verdict: str) -> None:
-    seen = looked(rule, runs(seeds, number), None)
+def test_verdicts(rule: StoppingRule, seeds: int, number: Number, verdict: str) -> None:
+    seen = evaluate_rule(rule, runs(seeds, number), None)
     assert seen.verdict == verdict
     assert seen.further == (4 if verdict == "open" else seeds)
 
@@ -112,26 +112,26 @@ def test_what_lacks_numbers_is_left_out_where_it_costs_least() -> None:
         return lambda levels, seed: None if (tuple(levels.values()), seed) in lost else noisy(levels, seed)
 
     # one of four pairs lacks one of six seeds: a quarter of the seed, a sixth of the pair
-    one = looked(replace(RULE, width=1e-9), runs(6, without((("polar", "on", "off"), 5))), None)
+    one = evaluate_rule(replace(RULE, width=1e-9), runs(6, without((("polar", "on", "off"), 5))), None)
     assert (one.looks[-1].seeds, one.looks[-1].used, one.looks[-1].left_out) == (5, 5, 0)
     assert one.further == 7, "a further seed takes its place"
     # one that never has a number counts nowhere, and costs no seed
     lost = [(("polar", "on", "off"), seed) for seed in range(6)]
-    none = looked(replace(RULE, width=1e-9), runs(6, without(*lost)), None)
+    none = evaluate_rule(replace(RULE, width=1e-9), runs(6, without(*lost)), None)
     assert [(look.used, look.configurations, look.left_out) for look in none.looks] == [(n, 3, 1) for n in (3, 4, 5, 6)]
     # a single pair loses the seed
     alone = [run for run in runs(4, without((("polar", "on", "off"), 1))) if run.levels["attn_type"] == "polar" and run.levels["window"] == "off"]  # fmt: skip
-    last = looked(replace(RULE, width=1e-9), alone, None).looks[-1]
+    last = evaluate_rule(replace(RULE, width=1e-9), alone, None).looks[-1]
     assert (last.seeds, last.used) == (4, 3)
-    assert last.level == pytest.approx(2 * stats.norm.sf(critical([2 / 8, 3 / 8])[-1]), rel=1e-6)
+    assert last.level == pytest.approx(2 * stats.norm.sf(critical_values([2 / 8, 3 / 8])[-1]), rel=1e-6)
 
 
 def test_of_a_partial_design_each_seed_is_least_squares() -> None:
     space = DesignSpace(AXES)
-    design, members = design_choice.d_optimal(space, closed(space.terms(1)), 6)
+    design, members = design_choice.d_optimal(space, hierarchical_closure(space.terms(1)), 6)
     every = [dict(zip(AXES, words, strict=True)) for words in itertools.product(*AXES.values())]
     some = [run for run in runs(4) if space.index(run.levels) in set(members.tolist())]
-    one = looked(RULE, some, design).looks[-1]
+    one = evaluate_rule(RULE, some, design).looks[-1]
     fitted = []
     for seed in range(4):
         frame = pd.DataFrame([{**run.levels, "y": run.value} for run in some if run.seed == seed])
@@ -141,22 +141,22 @@ def test_of_a_partial_design_each_seed_is_least_squares() -> None:
     assert one.error == pytest.approx(stats.sem(fitted))
     # a design that holds every combination is a complete grid: pairs
     whole = replace(design, runs=8)
-    assert looked(RULE, runs(4), whole).looks == looked(RULE, runs(4), None).looks
+    assert evaluate_rule(RULE, runs(4), whole).looks == evaluate_rule(RULE, runs(4), None).looks
     # and what it cannot tell needs no cells
     other = replace(MEMORY, axis="attn_type", level="rope", reference="nope")
-    assert not contrast_estimator.Estimator(every[:6], other, design).needed.any()
+    assert not contrast_estimator.ContrastEstimator(every[:6], other, design).needed.any()
 
 
 @pytest.mark.thorough
 def test_p_belongs_to_the_interval() -> None:
     for shift in np.linspace(-3, 3, 4):
-        seen = looked(replace(RULE, width=1e-9), runs(6, lambda levels, seed: noisy(levels, seed) + float(shift) * (levels["memory"] == "on")), None)  # noqa: B023 # fmt: skip
+        seen = evaluate_rule(replace(RULE, width=1e-9), runs(6, lambda levels, seed: noisy(levels, seed) + float(shift) * (levels["memory"] == "on")), None)  # noqa: B023 # fmt: skip
         last = seen.last
         assert last is not None
         assert (seen.p() < 0.05) == (last.low > 0 or last.high < 0)
     margin = max(abs(last.low), abs(last.high))
     assert seen.outside(margin * 1.001) < 0.025 < seen.outside(margin * 0.999)
-    assert math.isnan(looked(RULE, runs(2), None).p())
+    assert math.isnan(evaluate_rule(RULE, runs(2), None).p())
 
 
 def test_a_rule_as_a_database_keeps_it() -> None:
@@ -171,7 +171,7 @@ def test_a_rule_as_a_database_keeps_it() -> None:
         assert rule_of(wrong) is None
 
 
-def shares(rule: Rule, draws: int) -> float:
+def shares(rule: StoppingRule, draws: int) -> float:
     """How often adding seeds until memory's worth of nothing is sure makes it so."""
     random = np.random.default_rng(1)
     wrong = 0
@@ -181,7 +181,7 @@ def shares(rule: Rule, draws: int) -> float:
         seeds, seen = rule.first, None
         while seen is None or seen.further > seeds:
             seeds = seeds if seen is None else seen.further
-            seen = looked(
+            seen = evaluate_rule(
                 rule,
                 [SeedResult(s, one, True, noise[i, s]) for i, one in enumerate(levels) for s in range(seeds)],
                 None,
@@ -200,6 +200,6 @@ def test_looking_often_buys_no_significance(spending: str, monkeypatch: pytest.M
 
 
 def test_the_verdict_is_that_of_the_numbers_alone() -> None:
-    seen = [looked(RULE, runs(n), None) for n in (3, 4)]
-    assert [type(one) for one in seen] == [Looked, Looked]
+    seen = [evaluate_rule(RULE, runs(n), None) for n in (3, 4)]
+    assert [type(one) for one in seen] == [StoppingStatus, StoppingStatus]
     assert seen[1].looks[0] == seen[0].looks[0], "a later launch sees the earlier looks as they were"

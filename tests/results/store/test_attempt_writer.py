@@ -16,9 +16,9 @@ from typing import Any
 
 import numpy as np
 import pytest
-from atma_sweep.results.errors import LostLease
+from atma_sweep.results.errors import LeaseLost
 from atma_sweep.results.store.journal import JournalReader, JournalRecorder
-from atma_sweep.results.store.recorder import AttemptWriter, Recorder
+from atma_sweep.results.store.recorder import AttemptWriter, DatabaseRecorder
 from atma_sweep.results.store.records import CurvePoint, Example, Measurement, Owner, Provenance
 from atma_sweep.results.store.schema import Base, UtcTime
 from atma_sweep.results.store.store import Store
@@ -63,7 +63,7 @@ class Desk:
         self.store.record_revision("quick", grid_text="x", grid_file="x.yaml", cells=[self.cell])
         earlier = self.store.start_attempt(self.cell.id, owner=self.owner, fence=2)
         points = [CurvePoint(step=step, tokens=step, wall_s=0.5, train_loss=9.0) for step in range(5)]
-        Recorder(self.store, earlier.id, 2).curve(points)
+        DatabaseRecorder(self.store, earlier.id, 2).curve(points)
         self.store.interrupt_dead(earlier.id, "gone")
         assert earlier.id == 1
         self.attempt = self.store.start_attempt(self.cell.id, owner=self.owner, fence=3, steps_total=8)
@@ -73,7 +73,7 @@ class Desk:
     def another(self, fence: int) -> AttemptWriter:
         """One more writer for the same attempt."""
         if self.through == "direct":
-            return Recorder(self.store, self.attempt.id, fence)
+            return DatabaseRecorder(self.store, self.attempt.id, fence)
         self.journals += 1
         file = self.folder / f"{self.journals}.jsonl"
         self.readers.append(JournalReader(file, self.store, self.attempt.id, fence))
@@ -112,7 +112,7 @@ def test_every_call_of_the_contract_is_in_it_and_each_writer_has_it_of_its_own()
     """A method that a writer lacked would be the protocol's empty one, which writes nothing."""
     asked = {name for name in vars(AttemptWriter) if name[0] != "_"}
     assert asked == set(CALLS) | FREE
-    for kind in (Recorder, JournalRecorder):
+    for kind in (DatabaseRecorder, JournalRecorder):
         assert asked <= set(vars(kind))
         assert "__init__" in vars(kind)
         for name in asked - {"finish"}:
@@ -188,7 +188,7 @@ class TestContract:
             if name == "settle" and desk.through == "journal":
                 call(stale)  # writes nothing, so there is nothing to refuse
                 continue
-            with pytest.raises(LostLease, match="nothing was written"):
+            with pytest.raises(LeaseLost, match="nothing was written"):
                 self.written(desk, call, stale)
             assert desk.rows(times=True) == before
 

@@ -8,8 +8,8 @@ import threading
 import time
 
 import pytest
-from atma_sweep.results.errors import CellTaken, StoreBusy, SweepBusy
-from atma_sweep.results.store.recorder import Recorder
+from atma_sweep.results.errors import CellAlreadyRunning, StoreBusy, SweepBusy
+from atma_sweep.results.store.recorder import DatabaseRecorder
 from atma_sweep.results.store.records import CurvePoint, Measurement, Owner
 from atma_sweep.results.store.schema import EventRow, MeasurementRow, SweepRow
 from atma_sweep.results.store.store import open_store
@@ -62,7 +62,7 @@ def test_exactly_one_starts_the_cell(store, url, cells):
             mine = open_store(url).start_attempt(
                 cells(1)[0].id, owner=Owner(name=str(index), host="h", pid=index, started=0.0), fence=index
             )
-        except CellTaken:
+        except CellAlreadyRunning:
             return "taken"
         return mine.number
 
@@ -113,7 +113,7 @@ def test_threads_share_a_store(store, cells, owner):
     attempts = [store.start_attempt(cell.id, owner=owner, fence=1) for cell in cells(6)]
 
     def work(attempt):
-        recorder = Recorder(store, attempt.id, 1)
+        recorder = DatabaseRecorder(store, attempt.id, 1)
         for step in range(5):
             recorder.curve([CurvePoint(step=step, tokens=step, wall_s=0.0, train_loss=float(attempt.id))])
 
@@ -144,7 +144,7 @@ def test_a_killed_writer_leaves_no_half_and_no_lock(store, url, cells, owner):
     assert process.pid is not None
     os.kill(process.pid, signal.SIGKILL)
     process.join(30)
-    Recorder(store, attempt.id, 1).measurements([Measurement(probe="p", metric="m", value=1.0)])
+    DatabaseRecorder(store, attempt.id, 1).measurements([Measurement(probe="p", metric="m", value=1.0)])
     with store.transaction(write=False) as session:
         assert session.scalar(select(func.count()).select_from(EventRow).where(EventRow.kind == "half")) == 0
         assert session.scalar(select(func.count()).select_from(MeasurementRow)) == 1
@@ -165,7 +165,7 @@ def test_a_lock_held_for_seconds_is_waited_for(tmp_path, cells, owner, impatient
     release = threading.Timer(2.0, lambda: holder.execute("COMMIT"))
     release.start()
     start = time.monotonic()
-    Recorder(store, attempt.id, 1).measurements([Measurement(probe="p", metric="m", value=1.5)])
+    DatabaseRecorder(store, attempt.id, 1).measurements([Measurement(probe="p", metric="m", value=1.5)])
     assert time.monotonic() - start > 1.5
     release.join()
     holder.close()
@@ -180,7 +180,7 @@ def test_patience_ends_with_one_clear_line(tmp_path, cells, owner, impatient):
     holder = sqlite3.connect(tmp_path / "test.db", isolation_level=None)
     holder.execute("BEGIN IMMEDIATE")
     with pytest.raises(StoreBusy, match="stays locked"):
-        Recorder(store, attempt.id, 1, patience=0.3).heartbeat()
+        DatabaseRecorder(store, attempt.id, 1, patience=0.3).heartbeat()
     assert store.cell_states()[0].state == "running"  # readers never wait
     holder.close()
-    Recorder(store, attempt.id, 1).heartbeat()
+    DatabaseRecorder(store, attempt.id, 1).heartbeat()

@@ -14,7 +14,7 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-from atma_sweep.results.console.output_files import refusal
+from atma_sweep.results.console.output_files import store_error_for
 from atma_sweep.results.errors import StoreBusy, StoreError, WriteRefused
 from atma_sweep.results.maintenance.check import check
 from atma_sweep.results.store import database_connection, upgrading
@@ -170,7 +170,7 @@ def test_check_finds_no_damage_where_there_is_no_room(tmp_path: Path, monkeypatc
 
 
 def test_a_copy_without_room_names_its_target() -> None:
-    error = refusal(OSError(28, "No space left on device", "cli.py", None, "/full/source/cli.py"))
+    error = store_error_for(OSError(28, "No space left on device", "cli.py", None, "/full/source/cli.py"))
     assert str(error) == "cannot use /full/source/cli.py: No space left on device; make room, or name another place"
 
 

@@ -11,9 +11,9 @@ from typing import Any
 
 import numpy as np
 import pytest
-from atma_sweep.results.errors import LostLease
+from atma_sweep.results.errors import LeaseLost
 from atma_sweep.results.store.journal import JOURNAL, JournalReader, JournalRecorder, settle
-from atma_sweep.results.store.recorder import AttemptWriter, Recorder
+from atma_sweep.results.store.recorder import AttemptWriter, DatabaseRecorder
 from atma_sweep.results.store.records import Attempt, CurvePoint, Example, Measurement, Provenance
 from atma_sweep.results.store.schema import CurvePointRow, EventRow, ExampleRow, MeasurementRow, ProvenanceRow
 from atma_sweep.results.store.store import Store, open_store
@@ -76,7 +76,7 @@ def test_lines_that_were_applied_before_a_kill_are_applied_again_without_a_trace
     assert counts(store)[:4] == [3, 2, 3, 1]
     kinds = [event.kind for event in store.events(cell_id=attempt.cell_id)]
     assert kinds == ["started", "resumed", "done"]
-    with pytest.raises(LostLease):
+    with pytest.raises(LeaseLost):
         JournalReader(file, store, attempt.id, 3).apply()
     assert counts(store)[:4] == [3, 2, 3, 1]
 
@@ -152,7 +152,7 @@ def test_the_curve_that_is_inherited_is_whole(store: Store, running: tuple[Attem
 
 def test_a_stale_fence_is_refused(store: Store, running: tuple[Attempt, Attempt], tmp_path: Path) -> None:
     work(JournalRecorder(tmp_path / JOURNAL))
-    with pytest.raises(LostLease):
+    with pytest.raises(LeaseLost):
         JournalReader(tmp_path / JOURNAL, store, running[0].id, 2).apply()
     assert counts(store)[:4] == [0, 0, 0, 0]
 
@@ -185,7 +185,7 @@ def test_a_journal_of_an_earlier_release_is_applied(
     """Its words are those of the release that wrote it; it was left beside an attempt that was killed on another node."""
     first, second = running
     points = [CurvePoint(step=step, tokens=100 * step, wall_s=0.1, train_loss=3.0) for step in (0, 5, 7)]
-    Recorder(store, first.id, 3).curve(points)
+    DatabaseRecorder(store, first.id, 3).curve(points)
     assert JournalReader(OLD, store, second.id, 3).apply() == 13
     found = store.attempt(second.id)
     assert (found.state, found.exit_code, found.weights) == ("done", 0, "c00000000000/1/weights.safetensors")

@@ -12,11 +12,11 @@ from typing import Any
 
 import postgres
 import pytest
-from atma_sweep.results.errors import CellTaken, LostLease, StoreBusy
+from atma_sweep.results.errors import CellAlreadyRunning, LeaseLost, StoreBusy
 from atma_sweep.results.exchange.exporting import export_sweep
 from atma_sweep.results.exchange.importing import import_bundle
 from atma_sweep.results.store import database_connection
-from atma_sweep.results.store.recorder import Recorder
+from atma_sweep.results.store.recorder import DatabaseRecorder
 from atma_sweep.results.store.records import CurvePoint, Example, Measurement, NewRevision, Owner, Provenance
 from atma_sweep.results.store.schema import Base, EventRow, UtcTime
 from atma_sweep.results.store.store import Store, open_store
@@ -42,14 +42,14 @@ class Desk:
         self.store.record_revision("quick", **GRID, cells=self.cells)
         self.store.acquire_sweep("quick", ME, 600.0)
         self.done = self.store.start_attempt(self.cells[0].id, owner=ME, fence=1)
-        Recorder(self.store, self.done.id, 1).curve([POINT])
+        DatabaseRecorder(self.store, self.done.id, 1).curve([POINT])
         self.store.finish_attempt(self.done.id, 1, "done", weights="w")
         self.running = self.store.start_attempt(self.cells[1].id, owner=ME, fence=1)
         self.store.ask("quick", retry=["a", "b"])
 
     @property
-    def recorder(self) -> Recorder:
-        return Recorder(self.store, self.running.id, 1)
+    def recorder(self) -> DatabaseRecorder:
+        return DatabaseRecorder(self.store, self.running.id, 1)
 
     def rows(self) -> dict[str, list[Any]]:
         """Everything in the database but the times, and the numbers of rows: what is undone uses them up."""
@@ -74,7 +74,7 @@ def _pruned(desk: Desk) -> None:
 
 def _refused(desk: Desk) -> str:
     """A start that another attempt stands in the way of is refused, answer or no answer."""
-    with pytest.raises(CellTaken, match="attempt 1, pid 101 on here"):
+    with pytest.raises(CellAlreadyRunning, match="attempt 1, pid 101 on here"):
         desk.store.start_attempt(desk.cells[1].id, owner=ME, fence=1)
     return str(desk.store.start_attempt(desk.cells[2].id, owner=ME, fence=1).number)
 
@@ -134,7 +134,7 @@ def test_no_write_is_forgotten_here() -> None:
         return {name for name, text in bodies.items() if name[0] != "_" and any(call in text for call in calls)}
 
     assert writing(Store) == set(STORE)
-    assert writing(Recorder) == set(RECORDER)
+    assert writing(DatabaseRecorder) == set(RECORDER)
 
 
 @pytest.fixture
@@ -187,7 +187,7 @@ def test_a_database_whose_making_is_not_answered_is_made(postgres_url: str) -> N
 
 def test_a_transaction_that_the_server_still_holds_open_is_ended(desk_on: Any, monkeypatch: pytest.MonkeyPatch) -> None:
     """Cut off by a network that tells nobody, it would keep its locks, and could be committed after all."""
-    monkeypatch.setattr(database_connection, "SETTLE_S", 0.5)
+    monkeypatch.setattr(database_connection, "OUTCOME_TIMEOUT_S", 0.5)
     with desk_on() as (desk, proxy):
         proxy.how, proxy.lose, proxy.late_s = "late", 1, 60.0
         desk.store.add_event("note", "once")
@@ -199,9 +199,9 @@ def test_answers_that_are_lost_for_ever_end_with_one_line(desk_on: Any) -> None:
     with desk_on() as (desk, proxy):
         proxy.how, proxy.lose = "request", float("inf")
         with pytest.raises(StoreBusy, match="does not answer; start its server"):
-            Recorder(desk.store, desk.running.id, 1, patience=0.3).heartbeat()
+            DatabaseRecorder(desk.store, desk.running.id, 1, patience=0.3).heartbeat()
         assert proxy.lost > 1
         proxy.lose = 0
         desk.store.interrupt_dead(desk.running.id, "gone")
-        with pytest.raises(LostLease):
+        with pytest.raises(LeaseLost):
             desk.recorder.heartbeat()

@@ -13,7 +13,7 @@ from atma_sweep.results.store.records import CurvePoint, Measurement, Provenance
 from atma_sweep.results.store.store import open_store
 from atma_sweep.results.store.upgrading import MIGRATIONS, upgrade_store
 from atma_sweep.results.studies.optuna_study import Trial
-from atma_sweep.results.studies.study_store import Studies
+from atma_sweep.results.studies.study_store import StudyWriter
 from databases import finished
 from sqlalchemy import UniqueConstraint, create_engine, inspect
 
@@ -54,7 +54,7 @@ def populated(tmp_path, cells, owner):
     store = open_store(path, create=True)
     store.record_revision("quick", grid_text="x", grid_file="x.yaml", cells=cells(3))
     store.add_event("note", "hello", sweep="quick")
-    Studies(store, "quick", store.acquire_sweep("quick", owner, 60.0)).propose(
+    StudyWriter(store, "quick", store.acquire_sweep("quick", owner, 60.0)).propose(
         Trial(0, {"a": 1}, cell=cells(1)[0].id), cells(1)[0]
     )
     for cell in cells(3):

@@ -18,12 +18,12 @@ from pathlib import Path
 import numpy as np
 import postgres
 import pytest
-from atma_sweep.results.errors import CellTaken, LostLease, StoreAway, StoreBusy, StoreError, SweepBusy
+from atma_sweep.results.errors import CellAlreadyRunning, LeaseLost, StoreBusy, StoreError, StoreUnreachable, SweepBusy
 from atma_sweep.results.exchange.exporting import export_sweep
 from atma_sweep.results.exchange.importing import import_bundle
 from atma_sweep.results.maintenance import backup, check
-from atma_sweep.results.store.database import is_away, place
-from atma_sweep.results.store.recorder import Recorder
+from atma_sweep.results.store.database import is_server_unreachable, place
+from atma_sweep.results.store.recorder import DatabaseRecorder
 from atma_sweep.results.store.records import CellRecord, CurvePoint, Example, Measurement, Owner, Provenance
 from atma_sweep.results.store.schema import AttemptRow, EventRow, SweepRow
 from atma_sweep.results.store.store import Store, open_store
@@ -93,8 +93,8 @@ def test_a_claim_that_waits_for_another_transaction_loses_to_it(store, url, runn
     def stale():
         begun.wait()
         try:
-            Recorder(other, running.id, 3).heartbeat()
-        except LostLease:
+            DatabaseRecorder(other, running.id, 3).heartbeat()
+        except LeaseLost:
             results.append("refused")
 
     thread = threading.Thread(target=stale)
@@ -118,7 +118,7 @@ def test_a_start_waits_for_another_that_is_not_committed_yet(store, url, cells, 
     def second():
         try:
             other.start_attempt(cells(1)[0].id, owner=owner, fence=2)
-        except CellTaken as error:
+        except CellAlreadyRunning as error:
             results.append(str(error))
 
     thread = threading.Thread(target=second)
@@ -169,7 +169,7 @@ def test_no_fence_is_given_twice(store, url, cells):
 
 
 def test_numbers_of_every_size(store, running, cells, owner):
-    recorder = Recorder(store, running.id, 3)
+    recorder = DatabaseRecorder(store, running.id, 3)
     huge = 2**62 + 1
     recorder.measurements(
         [
@@ -205,7 +205,7 @@ def test_an_order_of_words_that_is_not_that_of_bytes(server, locale, cells, owne
         store = open_store(url, create=True)
         launched(store, cells(2))
         attempt = store.start_attempt(cells(2)[0].id, owner=owner, fence=1)
-        recorder = Recorder(store, attempt.id, 1)
+        recorder = DatabaseRecorder(store, attempt.id, 1)
         names = ["Z", "a", "A", "z", "ı", "I", "i", "_", "a-b", "ab"]
         recorder.measurements([Measurement(probe=name, metric="m", value=1.0) for name in names])
         store.finish_attempt(attempt.id, 1, "done")
@@ -253,7 +253,7 @@ def test_an_import_does_not_disturb_writers(store, url, tmp_path, cells, owner):
 
     def write():
         mine = open_store(url)
-        recorder = Recorder(mine, live.id, 1)
+        recorder = DatabaseRecorder(mine, live.id, 1)
         while not stop.is_set():
             recorder.curve([CurvePoint(step=len(written), tokens=1, wall_s=1.0, train_loss=1.0)])
             written.append(1)
@@ -356,7 +356,7 @@ def test_a_server_that_is_not_there_is_one_clear_line(tmp_path):
         pytest.skip(str(postgres.missing()))
     away = ("ada:secret@127.0.0.1:1", "ada:secret@nowhere.invalid")
     for wrong in (f"postgresql://atma@/x?host={tmp_path}", *(f"postgresql://{server}/x" for server in away)):
-        with pytest.raises(StoreAway, match=r"does not answer: .*; start its server") as refused:
+        with pytest.raises(StoreUnreachable, match=r"does not answer: .*; start its server") as refused:
             open_store(wrong)
         assert refused.value.exit_code == 3
         assert "secret" not in str(refused.value)
@@ -372,11 +372,11 @@ def test_a_server_that_does_not_know_us_is_a_wrong_input(server):
 
 def test_a_server_that_only_starts_or_is_full_is_away():
     failed = 'connection failed: connection to server at "db", port 5432 failed: FATAL:  '
-    assert is_away(f"{failed}the database system is starting up")
-    assert is_away(f"{failed}sorry, too many clients already")
-    assert is_away("connection timeout expired")
-    assert not is_away(f'{failed}password authentication failed for user "ada"')
-    assert not is_away("no such table: attempt")
+    assert is_server_unreachable(f"{failed}the database system is starting up")
+    assert is_server_unreachable(f"{failed}sorry, too many clients already")
+    assert is_server_unreachable("connection timeout expired")
+    assert not is_server_unreachable(f'{failed}password authentication failed for user "ada"')
+    assert not is_server_unreachable("no such table: attempt")
 
 
 KILLED = """
@@ -408,7 +408,7 @@ def test_connections_that_the_server_closed_are_opened_anew(store, running):
             session.execute(text(f"SELECT pg_terminate_backend(pid) FROM pg_stat_activity WHERE {mine}"))
 
     other = open_store(store.url.render_as_string(hide_password=False))
-    recorder = Recorder(other, running.id, 3)
+    recorder = DatabaseRecorder(other, running.id, 3)
     for step in range(3):
         recorder.curve([CurvePoint(step=step, tokens=1, wall_s=1.0, train_loss=1.0)])
         cut()
@@ -440,11 +440,11 @@ def test_a_server_that_restarts_is_waited_for(cells, owner):
             store = open_store(url, create=True)
             launched(store, cells(1))
             attempt = store.start_attempt(cells(1)[0].id, owner=owner, fence=1)
-            recorder = Recorder(store, attempt.id, 1)
+            recorder = DatabaseRecorder(store, attempt.id, 1)
             recorder.heartbeat()
             cluster.stop(signal.SIGQUIT)  # without a checkpoint, as when the machine goes down
             with pytest.raises(StoreBusy, match="does not answer"):
-                Recorder(store, attempt.id, 1, patience=0.2).heartbeat()
+                DatabaseRecorder(store, attempt.id, 1, patience=0.2).heartbeat()
             with pytest.raises(StoreBusy, match="does not answer; start its server"):
                 Store(url, patience=0.2).attempt(attempt.id)
             measured = [Measurement(probe="p", metric="m", value=1.5)]

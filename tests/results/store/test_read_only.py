@@ -7,7 +7,7 @@ from collections.abc import Callable
 
 import pytest
 from atma_sweep.results.errors import WriteRefused
-from atma_sweep.results.store.recorder import Recorder
+from atma_sweep.results.store.recorder import DatabaseRecorder
 from atma_sweep.results.store.records import CellRecord, CurvePoint, Measurement, Owner
 from atma_sweep.results.store.store import Store, open_store
 from sqlalchemy import text
@@ -38,7 +38,7 @@ def test_it_sees_what_others_change_and_tells_it_by_its_mark(store: Store, reade
     marks = [reader.mark("big"), reader.mark("big")]
     assert marks[0] == marks[1]
     attempt = store.start_attempt(reader.cell_states("big")[0].cell_id, owner=owner, fence=1)
-    recorder = Recorder(store, attempt.id, 1)
+    recorder = DatabaseRecorder(store, attempt.id, 1)
     for change in (
         lambda: recorder.progress(3, 10, 2.5, 100.0),
         lambda: recorder.curve([CurvePoint(step=9, tokens=9, wall_s=1.0, train_loss=2.0)]),

@@ -4,7 +4,7 @@ import time
 from dataclasses import replace
 
 import pytest
-from atma_sweep.results.store.recorder import Recorder
+from atma_sweep.results.store.recorder import DatabaseRecorder
 from atma_sweep.results.store.records import Measurement, Provenance
 
 
@@ -18,7 +18,7 @@ def test_a_measurement_needs_a_value_or_a_reason():
 
 def on_gpu(store, cell, owner, uuid="GPU-a", fence=3):
     attempt = store.start_attempt(cell.id, owner=owner, fence=fence)
-    recorder = Recorder(store, attempt.id, fence)
+    recorder = DatabaseRecorder(store, attempt.id, fence)
     recorder.provenance(Provenance(config={}, seed=0, gpu_uuid=uuid))
     time.sleep(0.005)  # times in the database are milliseconds
     return recorder

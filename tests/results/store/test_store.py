@@ -8,17 +8,17 @@ from pathlib import Path
 import pytest
 from atma_sweep.results.errors import (
     AttemptUnknown,
+    CellAlreadyRunning,
     CellAmbiguous,
-    CellTaken,
     CellUnknown,
-    LostLease,
+    LeaseLost,
     StoreError,
     SweepBusy,
     SweepReadOnly,
     SweepUnknown,
 )
 from atma_sweep.results.store import sweep_lease
-from atma_sweep.results.store.recorder import Recorder
+from atma_sweep.results.store.recorder import DatabaseRecorder
 from atma_sweep.results.store.records import AXES, CellRecord, Measurement, Owner
 from atma_sweep.results.store.store import open_store
 from databases import finished
@@ -120,9 +120,9 @@ class TestLeases:
         old = store.acquire_sweep("quick", owner, 600)
         new = store.acquire_sweep("quick", OTHER, 600, is_alive=lambda held: False)
         assert new == old + 1
-        with pytest.raises(LostLease):
+        with pytest.raises(LeaseLost):
             store.renew_sweep("quick", old, 60)
-        with pytest.raises(LostLease):
+        with pytest.raises(LeaseLost):
             store.start_attempt(cells(1)[0].id, owner=owner, fence=old, sweep="quick")
         assert not store.release_sweep("quick", old)
         assert store.sweeps()[0].owner == OTHER
@@ -145,7 +145,7 @@ class TestLeases:
         assert store.release_sweep("quick", fence)
         assert store.sweeps()[0].owner is None
         assert not store.release_sweep("quick", fence)
-        with pytest.raises(LostLease):
+        with pytest.raises(LeaseLost):
             store.renew_sweep("quick", fence, 10)
         assert store.acquire_sweep("quick", OTHER, 5) == 2
 
@@ -159,7 +159,7 @@ class TestAttempts:
         launch(store, cells(2))
         first = store.start_attempt(cells(2)[0].id, owner=owner, fence=4, steps_total=7)
         assert (first.number, first.state, first.run_dir, first.steps_total) == (1, "running", "c0000000000" + "0/1", 7)
-        with pytest.raises(CellTaken, match="pid 101 on here"):
+        with pytest.raises(CellAlreadyRunning, match="pid 101 on here"):
             store.start_attempt(cells(2)[0].id, owner=OTHER, fence=5)
         store.start_attempt(cells(2)[1].id, owner=OTHER, fence=5)
         store.finish_attempt(first.id, 4, "interrupted", cause="SIGTERM", checkpoint="c/1/step3")
@@ -172,10 +172,10 @@ class TestAttempts:
     def test_finishing_needs_the_fence_and_happens_once(self, store, cells, owner):
         launch(store, cells(1))
         attempt = store.start_attempt(cells(1)[0].id, owner=owner, fence=4)
-        with pytest.raises(LostLease):
+        with pytest.raises(LeaseLost):
             store.finish_attempt(attempt.id, 3, "done")
         store.finish_attempt(attempt.id, 4, "failed", cause="boom", traceback="T", exit_code=1)
-        with pytest.raises(LostLease):
+        with pytest.raises(LeaseLost):
             store.finish_attempt(attempt.id, 4, "done")
         found = store.attempt(attempt.id)
         assert (found.state, found.cause, found.traceback, found.exit_code) == ("failed", "boom", "T", 1)
@@ -196,7 +196,7 @@ class TestAttempts:
         attempt = store.start_attempt(cells(1)[0].id, owner=owner, fence=1)
         store.set_process(attempt.id, 1, 555, 9.25)
         assert (store.attempt(attempt.id).pid, store.attempt(attempt.id).pid_started) == (555, 9.25)
-        with pytest.raises(LostLease):
+        with pytest.raises(LeaseLost):
             store.set_process(attempt.id, 2, 556, 9.25)
 
     def test_unknown_things(self, store, cells, owner):
@@ -214,14 +214,16 @@ class TestCellStates:
         launch(store, cells(2))
         cell = cells(2)[0].id
         train = store.start_attempt(cell, owner=owner, fence=1)
-        Recorder(store, train.id, 1).measurements([Measurement(probe="val", metric="val_loss", value=3.0)])
-        Recorder(store, train.id, 1).measurements(
+        DatabaseRecorder(store, train.id, 1).measurements([Measurement(probe="val", metric="val_loss", value=3.0)])
+        DatabaseRecorder(store, train.id, 1).measurements(
             [Measurement(probe="clean", metric="nats", length=64, reason="oom: no memory")]
         )
         store.finish_attempt(train.id, 1, "done", weights="w.pt")
         lost = store.start_attempt(cell, owner=owner, fence=1, kind="evaluate", parent_id=train.id)
-        Recorder(store, lost.id, 1).measurements([Measurement(probe="junk", metric="nats", length=64, value=1.0)])
-        Recorder(store, lost.id, 1).progress(3, 9, 2.5, 1000.0, "probing")
+        DatabaseRecorder(store, lost.id, 1).measurements(
+            [Measurement(probe="junk", metric="nats", length=64, value=1.0)]
+        )
+        DatabaseRecorder(store, lost.id, 1).progress(3, 9, 2.5, 1000.0, "probing")
         store.finish_attempt(lost.id, 1, "failed", cause="boom")
         state, untouched = store.cell_states()
         assert (state.state, state.attempt_id, state.attempt_number, state.kind) == ("failed", lost.id, 2, "evaluate")
@@ -292,7 +294,7 @@ def test_events(store, cells):
 
 def test_nothing_stays_of_a_transaction_that_raises(store, cells):
     def work(session):
-        launch_row = sweep_lease.opened(session, "half")
+        launch_row = sweep_lease.lock_or_create(session, "half")
         assert launch_row.id
         raise RuntimeError("on purpose")
 
@@ -348,7 +350,7 @@ class TestDurability:
         launch(store, cells(1))
         monkeypatch.setattr(store, "write", spy)
         attempt = store.start_attempt(cells(1)[0].id, owner=owner, fence=1)
-        recorder = Recorder(store, attempt.id, 1)
+        recorder = DatabaseRecorder(store, attempt.id, 1)
         recorder.progress(3, loss=1.0)
         recorder.settle()
         recorder.checkpoint("c/1/checkpoint-00000003")

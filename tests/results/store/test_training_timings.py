@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from datetime import timedelta
 
-from atma_sweep.results.store.attempt_queries import MOST_ALIKE
+from atma_sweep.results.store.attempt_queries import MAX_PER_GROUP
 from atma_sweep.results.store.records import AXES, CellRecord, CurvePoint, Measurement, Owner, Provenance
 from atma_sweep.results.store.schema import AttemptRow
 from atma_sweep.results.store.store import Store
@@ -62,8 +62,8 @@ def test_a_training_tells_its_times_and_only_finished_ones_do(store: Store) -> N
 
 
 def test_of_trainings_that_are_alike_the_newest_are_read(store: Store) -> None:
-    narrow = [cell(n, 16) for n in range(MOST_ALIKE + 3)]
+    narrow = [cell(n, 16) for n in range(MAX_PER_GROUP + 3)]
     wide = [cell(100 + n, 32) for n in range(2)]
     store.record_revision("g", grid_text="a: 1\n", grid_file="g.yaml", cells=[*narrow, *wide])
     made = [run(store, one) for one in (*wide, *narrow)]
-    assert [one.attempt_id for one in store.timed()] == [*made[:2], *made[-MOST_ALIKE:]]
+    assert [one.attempt_id for one in store.timed()] == [*made[:2], *made[-MAX_PER_GROUP:]]

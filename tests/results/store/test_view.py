@@ -4,7 +4,7 @@ import json
 import random
 import sqlite3
 
-from atma_sweep.results.store.recorder import Recorder
+from atma_sweep.results.store.recorder import DatabaseRecorder
 from atma_sweep.results.store.records import Measurement
 from sqlalchemy import text
 
@@ -16,7 +16,7 @@ COLUMNS = [
 
 def run(store, cell, owner, state, values, kind="train"):
     attempt = store.start_attempt(cell, owner=owner, fence=1, kind=kind)
-    recorder = Recorder(store, attempt.id, 1)
+    recorder = DatabaseRecorder(store, attempt.id, 1)
     recorder.measurements(
         [Measurement(probe=p, metric=m, length=n, value=v, unit="nats", n=3) for p, m, n, v in values]
     )

@@ -10,7 +10,7 @@ from typing import Any
 import optuna
 import pytest
 from atma_sweep.results.studies import optuna_study as studies
-from atma_sweep.results.studies.optuna_study import Trial, ask, best, hopeless, made
+from atma_sweep.results.studies.optuna_study import Trial, best, check_pruning, made, propose_trial
 from atma_sweep.results.studies.search import Interval, LevelChoice, Search
 from tiers import shared_out
 
@@ -43,7 +43,7 @@ def test_a_study_made_again_at_each_question_proposes_what_one_that_stays_does(s
     for number in range(16):
         stays.sampler = studies.sampler_for(search, number)
         wanted = stays.ask(studies.distributions_of(search.ranges))
-        found = ask(search, trials, memory)
+        found = propose_trial(search, trials, memory)
         memory = json.loads(json.dumps(found.memory))
         for old in found.changed:
             trials[old.number] = old
@@ -60,7 +60,7 @@ def test_what_is_not_finished_is_counted_and_what_failed_is_told_apart() -> None
     search = search_of("tpe")
     trials: list[Trial] = []
     for _ in range(8):
-        trials.append(ask(search, trials, {}).trial)
+        trials.append(propose_trial(search, trials, {}).trial)
     assert len({trial.params["train.matrix_lr"] for trial in trials}) == 8
     trials[3] = replace(trials[3], standing="failed")
     trials[5] = replace(trials[5], standing="done", values=(1.0,))
@@ -77,7 +77,7 @@ def test_the_search_finds_what_chance_does_not() -> None:
         for seed in range(3):
             trials: list[Trial] = []
             for _ in range(60):
-                trial = ask(replace(search, seed=seed), trials, {}).trial
+                trial = propose_trial(replace(search, seed=seed), trials, {}).trial
                 trials.append(replace(trial, standing="done", values=score(trial.params)[:1]))
             ends.append(min(trial.values[0] for trial in trials if trial.values))
         found[sampler] = sum(ends) / 3
@@ -97,13 +97,13 @@ def test_a_pruner_made_again_at_each_question_ends_what_one_that_stays_does(prun
     for number in range(12):
         stays.sampler = studies.sampler_for(search, number)
         wanted = stays.ask(studies.distributions_of(search.ranges))
-        trials.append(ask(search, trials, {}).trial)
+        trials.append(propose_trial(search, trials, {}).trial)
         level = score(wanted.params)[0]
         for rung in range(1, 10):
             loss = level + 3 / rung
             wanted.report(loss, rung)
             trials[number] = replace(trials[number], curve=(*trials[number].curve, (rung, loss)))
-            end, trials[number] = hopeless(search, trials, number)
+            end, trials[number] = check_pruning(search, trials, number)
             if wanted.should_prune():
                 ended["stays"].append((number, rung))
             if end:
@@ -127,7 +127,7 @@ def test_a_widened_study_keeps_what_the_new_ranges_hold() -> None:
     search = search_of("tpe")
     trials = []
     for _ in range(6):
-        trial = ask(search, trials, {}).trial
+        trial = propose_trial(search, trials, {}).trial
         trials.append(replace(trial, standing="done", values=score(trial.params)[:1]))
     wider = replace(
         search,
@@ -138,4 +138,4 @@ def test_a_widened_study_keeps_what_the_new_ranges_hold() -> None:
         assert ("train.matrix_lr" in kept.params) == (trial.params["train.matrix_lr"] >= 1e-2)
         assert kept.params["attn_type"] == trial.params["attn_type"]
         assert kept.values == list(trial.values or ())
-    assert ask(wider, trials, {}).trial.params.keys() == wider.ranges.keys()
+    assert propose_trial(wider, trials, {}).trial.params.keys() == wider.ranges.keys()

@@ -8,14 +8,14 @@ from typing import Any
 
 import pytest
 from atma_sweep.results import forecast
-from atma_sweep.results.errors import LostLease
+from atma_sweep.results.errors import LeaseLost
 from atma_sweep.results.forecast import Forecast
 from atma_sweep.results.maintenance import deletion
 from atma_sweep.results.store.records import NewRevision, Owner
 from atma_sweep.results.store.store import Store
 from atma_sweep.results.studies.optuna_study import Trial
 from atma_sweep.results.studies.search import OPTION, Interval, LevelChoice, Search, as_options, search_from
-from atma_sweep.results.studies.study_store import Studies, memory_of, search_of, trials_of
+from atma_sweep.results.studies.study_store import StudyWriter, sampler_state, search_of, trials_of
 
 SEARCH = Search(
     {"train.muon_lr": Interval(1e-3, 0.1, log=True), "model.n_layers": Interval(2, 8, step=2), "memory": LevelChoice(("on", True))},
@@ -25,11 +25,11 @@ SEARCH = Search(
 
 
 @pytest.fixture
-def studied(store: Store, cells: Any, owner: Owner) -> tuple[Studies, list[Any]]:
+def studied(store: Store, cells: Any, owner: Owner) -> tuple[StudyWriter, list[Any]]:
     asked = NewRevision(
         grid_text="x", grid_file="x.yaml", options=json.loads(json.dumps({OPTION: as_options(SEARCH)})), cells=[]
     )
-    return Studies(store, "s", store.acquire_sweep("s", owner, 60.0, revision=asked)), cells(3)
+    return StudyWriter(store, "s", store.acquire_sweep("s", owner, 60.0, revision=asked)), cells(3)
 
 
 def test_a_search_comes_back_from_the_options_of_its_revision(studied: Any, store: Store) -> None:
@@ -58,7 +58,7 @@ def test_trials_come_back_as_they_were_told(studied: Any, store: Store) -> None:
     studies, cells = studied
     first = Trial(0, {"train.muon_lr": 1 / 3, "memory": True}, attrs={"a": [1.5]}, cell=cells[0].id)
     studies.propose(first, cells[0], memory={"generation": 1})
-    assert (trials_of(store, "s"), memory_of(store, "s")) == ([first], {"generation": 1})
+    assert (trials_of(store, "s"), sampler_state(store, "s")) == ([first], {"generation": 1})
     second = Trial(1, {"train.muon_lr": 0.1, "memory": "on"}, cell=cells[1].id)
     first = replace(first, attrs={"b": 2})
     studies.propose(second, cells[1], [first], {"generation": 2})
@@ -70,7 +70,7 @@ def test_trials_come_back_as_they_were_told(studied: Any, store: Store) -> None:
     studies.propose(same, cells[0])
     studies.propose(nowhere, None)
     assert trials_of(store, "s") == [first, second, same, nowhere]
-    assert memory_of(store, "s") == {"generation": 2}, "what is not told stays"
+    assert sampler_state(store, "s") == {"generation": 2}, "what is not told stays"
     assert [cell for cell, _ in store.members("s")] == [cells[0].id, cells[1].id], "a cell is listed once"
     assert trials_of(store, "s", "other") == []
 
@@ -82,7 +82,7 @@ def test_what_a_proposal_is_expected_to_take_is_kept_at_its_place(store: Store, 
     known, first, second = cells(3)
     given = {forecast.OPTION: forecast.as_option(cost(1.0))}
     asked = NewRevision(grid_text="x", grid_file="x.yaml", options=given, cells=[known])
-    studies = Studies(store, "s", store.acquire_sweep("s", owner, 60.0, revision=asked))
+    studies = StudyWriter(store, "s", store.acquire_sweep("s", owner, 60.0, revision=asked))
     for number, (cell, hours) in enumerate([(first, 2.0), (known, 9.0), (second, 3.0), (first, 9.0)]):
         studies.propose(Trial(number, {"a": number}, cell=cell.id), cell, price=cost(hours))
     found = forecast.forecast_of(store.revision("s").options)
@@ -93,7 +93,7 @@ def test_what_a_proposal_is_expected_to_take_is_kept_at_its_place(store: Store, 
 
 def test_only_who_holds_the_sweep_writes(studied: Any, store: Store) -> None:
     studies, cells = studied
-    with pytest.raises(LostLease):
+    with pytest.raises(LeaseLost):
         replace(studies, fence=studies.fence - 1).propose(Trial(0, {}, cell=cells[0].id), cells[0])
     assert trials_of(store, "s") == store.members("s") == []
 
@@ -106,7 +106,7 @@ def test_a_deleted_cell_is_asked_for_again_and_a_deleted_sweep_takes_its_study(s
     store.release_sweep("s", studies.fence)
 
     def delete(name: str) -> None:
-        deletion.delete_all(store, deletion.plan(store, [name], holds=lambda *a: False), [name], holds=lambda *a: False, who="ada")  # fmt: skip
+        deletion.execute_deletion(store, deletion.plan(store, [name], holds=lambda *a: False), [name], holds=lambda *a: False, who="ada")  # fmt: skip
 
     delete(cells[1].id)
     kept, gone = trials_of(store, "s")

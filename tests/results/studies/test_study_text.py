@@ -9,7 +9,7 @@ import pytest
 from atma_sweep.results.studies import study_text, tuning
 from atma_sweep.results.studies.optuna_study import Trial, best
 from atma_sweep.results.studies.search import Interval, Search
-from atma_sweep.results.studies.tuning import Level, Tuned, tuned_of
+from atma_sweep.results.studies.tuning import TunedLevel, TuningResult, tuned_of
 
 RANGES = {"train.muon_lr": Interval(0.01, 0.1, log=True)}
 LOSS = Search(RANGES, {"val.val_loss": "minimize"}, "tpe", 6, "asha")
@@ -31,11 +31,11 @@ def test_a_study_in_a_line() -> None:
 def test_the_best_is_the_one_that_optuna_names() -> None:
     more = Search(RANGES, {"throughput.tokens_per_s": "maximize"})
     for search, number in ((LOSS, 2), (more, 0)):
-        found = study_text.best_of_one(search, TRIALS)
+        found = study_text.best_single_objective(search, TRIALS)
         assert found is not None
         assert [found.number] == best(search, TRIALS) == [number]
-    assert study_text.best_of_one(LOSS, TRIALS[1:2]) is None
-    assert study_text.best_of_one(Search(RANGES, {"a": "minimize", "b": "maximize"}), TRIALS) is None
+    assert study_text.best_single_objective(LOSS, TRIALS[1:2]) is None
+    assert study_text.best_single_objective(Search(RANGES, {"a": "minimize", "b": "maximize"}), TRIALS) is None
 
 
 def test_whole_numbers_and_steps_along_a_range() -> None:
@@ -45,11 +45,11 @@ def test_whole_numbers_and_steps_along_a_range() -> None:
     assert [Interval(1.0, 100.0, log=True).at(share) for share in shares[::2]] == pytest.approx([1, 10, 100])
 
 
-TUNED = Tuned(
+TUNED = TuningResult(
     per="attn_type", trials=12, sampler="tpe", objective="val.val_loss", unit="GPU-hours",
     levels=(
-        Level(level="polar", sweep="fair-tune-polar", trial=3, cell="c0", value=2.5, settings={"train.muon_lr": 0.03}, hours=1.5),
-        Level(level="nope", sweep="fair-tune-nope", trial=0, cell="c1", value=2.625, settings={"train.muon_lr": 0.01}, hours=0.5),
+        TunedLevel(level="polar", sweep="fair-tune-polar", trial=3, cell="c0", value=2.5, settings={"train.muon_lr": 0.03}, hours=1.5),
+        TunedLevel(level="nope", sweep="fair-tune-nope", trial=0, cell="c1", value=2.625, settings={"train.muon_lr": 0.01}, hours=0.5),
     ),
 )  # fmt: skip
 

@@ -10,10 +10,10 @@ from typing import Any
 
 import pytest
 import torch
-from atma_sweep.reports.live.status import cell_sheet
-from atma_sweep.results.store.recorder import Recorder
-from atma_sweep.sweep.attempt.cell_runner import Work
-from atma_sweep.sweep.attempt.compile_lock import Turn
+from atma_sweep.reports.live.status import cell_details
+from atma_sweep.results.store.recorder import DatabaseRecorder
+from atma_sweep.sweep.attempt.cell_runner import CellRunner
+from atma_sweep.sweep.attempt.compile_lock import CompileLock
 from atma_sweep.sweep.checkpoints import checkpoint
 from atma_sweep.sweep.grid import validate
 from atma_sweep.sweep.training import loop, optimizer_steps
@@ -77,10 +77,10 @@ def test_how_steps_are_queued_is_recorded_and_a_refusal_said_once(
         raise RuntimeError("operation not permitted when stream is capturing\nmore of it")
 
     found = []
-    for ours, capture in ((room(), None), (room("train.graphs=on"), loop.as_they_are), (room(), refusing)):
+    for ours, capture in ((room(), None), (room("train.graphs=on"), loop.without_capture), (room(), refusing)):
         if capture is not None:
             monkeypatch.setattr(loop, "as_they_are", capture)
-            monkeypatch.setattr(optimizer_steps, "wanted", lambda *_: (True, "asked for"))
+            monkeypatch.setattr(optimizer_steps, "should_capture", lambda *_: (True, "asked for"))
         attempt = ours.run()
         found.append((ours.store.provenances([attempt.id])[attempt.id].extra["steps"], ours.curve(attempt)))
     assert [steps for steps, _ in found] == [
@@ -108,8 +108,8 @@ def test_loss_scaling_is_told_and_resumed(
     assert told["skipped_steps"] == 0
     assert "skipped_steps" not in {value.metric for value in plain.store.measurements(plain.cell.id)}
     assert "loss scale 65536, 0 steps skipped" in capsys.readouterr().out
-    assert "precision=fp16" in cell_sheet(scaled.store, scaled.cell.id, None).text()
-    assert "precision=bf16" in cell_sheet(plain.store, plain.cell.id, None).text()
+    assert "precision=fp16" in cell_details(scaled.store, scaled.cell.id, None).text()
+    assert "precision=bf16" in cell_details(plain.store, plain.cell.id, None).text()
 
 
 @pytest.mark.parametrize("damage", every_nth([b'"step": 10', b'"step": -3', b'"step": "x"', b'"stop": 3', b""], 5))
@@ -169,7 +169,7 @@ def test_what_is_left_of_a_finished_cell(room: Callable[..., Room], keep: str, l
 def test_a_turn_of_compiling_ends_with_the_first_step_or_where_none_is_left(room: Callable[..., Room]) -> None:
     ours = room()
 
-    class Noted(Turn):
+    class Noted(CompileLock):
         def __init__(self) -> None:
             self.calls: list[tuple[str, int | None]] = []
 
@@ -181,7 +181,7 @@ def test_a_turn_of_compiling_ends_with_the_first_step_or_where_none_is_left(room
 
     def run() -> list[tuple[str, int | None]]:
         job = ours.asked("train", ours.settings(), None)
-        work = Work(job, ours.runs, Recorder(ours.store, job.attempt, job.fence), Flag(None))  # type: ignore[arg-type]
+        work = CellRunner(job, ours.runs, DatabaseRecorder(ours.store, job.attempt, job.fence), Flag(None))  # type: ignore[arg-type]
         ours.works.append(work)
         work.turn = turn = Noted()
         work.run(time.monotonic())
@@ -213,7 +213,7 @@ def test_an_attempt_whose_first_checkpoint_was_not_recorded_is_found(room: Calla
         raise KeyboardInterrupt
 
     job = ours.asked("train", ours.settings(path=far), None)
-    work = Work(job, ours.runs, Recorder(ours.store, job.attempt, job.fence), Flag(None))  # type: ignore[arg-type]
+    work = CellRunner(job, ours.runs, DatabaseRecorder(ours.store, job.attempt, job.fence), Flag(None))  # type: ignore[arg-type]
     ours.works.append(work)
     work.recorder.checkpoint = die  # type: ignore[method-assign]
     with pytest.raises(KeyboardInterrupt):

@@ -13,7 +13,7 @@ from typing import Any
 
 import pytest
 from atma_sweep.sweep.attempt import compile_lock
-from atma_sweep.sweep.attempt.compile_lock import Turn, kind_of
+from atma_sweep.sweep.attempt.compile_lock import CompileLock, kind_of
 from atma_sweep.sweep.config import CellConfig
 from atma_sweep.sweep.grid.grid import load_grid
 from atma_sweep.sweep.training.loop import Stopped
@@ -61,13 +61,13 @@ def test_one_compiles_and_the_other_finds_it(tmp_path: Path) -> None:
             other.stdin.flush()  # type: ignore[union-attr]
 
         calls: list[float] = []
-        mine = Turn(tmp_path / "turns", "kind")
+        mine = CompileLock(tmp_path / "turns", "kind")
         waited = mine.wait(told(calls, let_go, 4))
         assert len(calls) >= 4
         assert 4 * compile_lock.EVERY_S <= waited < PATIENCE_S
         mine.over()
         # from now on nobody waits, however many there are
-        begun = [Turn(tmp_path / "turns", "kind") for _ in range(3)]
+        begun = [CompileLock(tmp_path / "turns", "kind") for _ in range(3)]
         assert all(turn.wait(pytest.fail) < 1 for turn in begun)
         other.communicate("\n", timeout=PATIENCE_S)
     assert (tmp_path / "turns" / "kind").read_text() == "compiled\n"
@@ -76,12 +76,12 @@ def test_one_compiles_and_the_other_finds_it(tmp_path: Path) -> None:
 def test_a_turn_ends_with_its_process(tmp_path: Path) -> None:
     with holder(tmp_path) as other:
         calls: list[float] = []
-        mine = Turn(tmp_path, "kind")
+        mine = CompileLock(tmp_path, "kind")
         mine.wait(told(calls, lambda: os.kill(other.pid, signal.SIGKILL), 3))
         assert len(calls) >= 3
         # nothing was compiled, so now it is this one's
         with pytest.raises(Stopped):
-            Turn(tmp_path, "kind").wait(stopped)
+            CompileLock(tmp_path, "kind").wait(stopped)
         mine.over()
 
 
@@ -99,17 +99,17 @@ def test_what_is_raised_meanwhile_ends_the_wait(
 ) -> None:
     """And other kinds of networks do not wait."""
     with holder(tmp_path) as other:
-        mine = Turn(tmp_path, "kind")
+        mine = CompileLock(tmp_path, "kind")
         with pytest.raises(error):
             mine.wait(meanwhile)
         mine.over()
         assert (tmp_path / "kind").read_text() == "", "it never was its turn"
-        assert Turn(tmp_path, "another").wait(pytest.fail) < 1
+        assert CompileLock(tmp_path, "another").wait(pytest.fail) < 1
         other.kill()
 
 
 def test_who_compiled_nothing_lets_the_next_one(tmp_path: Path) -> None:
-    first, second, third = (Turn(tmp_path, "kind") for _ in range(3))
+    first, second, third = (CompileLock(tmp_path, "kind") for _ in range(3))
     assert first.wait(pytest.fail) < 1
     first.leave()
     first.leave()
@@ -123,13 +123,13 @@ def test_who_compiled_nothing_lets_the_next_one(tmp_path: Path) -> None:
 def test_nobody_waits_for_ever(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(compile_lock, "PATIENCE_S", 0.3)
     with holder(tmp_path) as other:
-        assert 0.3 < Turn(tmp_path, "kind").wait(lambda: None) < PATIENCE_S
+        assert 0.3 < CompileLock(tmp_path, "kind").wait(lambda: None) < PATIENCE_S
         other.kill()
 
 
 def test_where_nothing_can_be_locked_there_are_no_turns(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     (tmp_path / "file").touch()
-    turn = Turn(tmp_path / "file" / "turns", "kind")
+    turn = CompileLock(tmp_path / "file" / "turns", "kind")
     assert turn.wait(pytest.fail) < 1
     turn.over()
 
@@ -137,7 +137,7 @@ def test_where_nothing_can_be_locked_there_are_no_turns(tmp_path: Path, monkeypa
         raise OSError(37, "No locks available")
 
     monkeypatch.setattr(compile_lock, "fcntl", SimpleNamespace(flock=refuse, LOCK_EX=2, LOCK_NB=4))
-    turn = Turn(tmp_path, "kind")
+    turn = CompileLock(tmp_path, "kind")
     assert turn.wait(pytest.fail) < 1
     turn.over()
 

@@ -15,7 +15,7 @@ import torch
 import torch._functorch.config as functorch
 from atma_sweep.kernels.dispatch import version
 from atma_sweep.sweep.attempt import device
-from atma_sweep.sweep.attempt.device import share_compiled, share_self_tests
+from atma_sweep.sweep.attempt.device import share_self_tests, use_shared_compile_cache
 from patience import PATIENCE_S
 from tiers import only_long
 
@@ -38,7 +38,7 @@ def home(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[Path]:
 
 
 def test_in_the_users_cache_by_versions_and_gpu(home: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    share_compiled(DEVICE)
+    use_shared_compile_cache(DEVICE)
     inductor, triton = (Path(os.environ[name]) for name in NAMES)
     made_for = f"torch-{torch.__version__}-{version('triton')}-NVIDIA-H200-NVL"
     assert inductor == home / ".cache" / "atma-sweep" / "compiled" / made_for / "inductor"
@@ -47,7 +47,7 @@ def test_in_the_users_cache_by_versions_and_gpu(home: Path, monkeypatch: pytest.
     monkeypatch.setattr(torch.cuda, "get_device_name", lambda device=None: "NVIDIA A100")
     for name in NAMES:
         monkeypatch.delenv(name)
-    share_compiled(DEVICE)
+    use_shared_compile_cache(DEVICE)
     assert os.environ[NAMES[0]] != str(inductor)
 
 
@@ -59,7 +59,7 @@ def test_the_folder_that_torch_sets_by_itself_is_not_one_that_is_set(
 
     monkeypatch.setitem(sys.modules, "torch._dynamo", None)
     monkeypatch.setenv("TORCHINDUCTOR_CACHE_DIR", default_cache_dir())
-    share_compiled(DEVICE)
+    use_shared_compile_cache(DEVICE)
     assert Path(os.environ["TORCHINDUCTOR_CACHE_DIR"]).is_relative_to(home)
 
 
@@ -67,21 +67,21 @@ def test_the_folder_that_torch_sets_by_itself_is_not_one_that_is_set(
 def test_under_the_cache_home_that_is_set(home: Path, monkeypatch: pytest.MonkeyPatch, cache: str, folder: str) -> None:
     """An empty one is none."""
     monkeypatch.setenv("XDG_CACHE_HOME", cache.format(home=home))
-    share_compiled(DEVICE)
+    use_shared_compile_cache(DEVICE)
     assert all(Path(os.environ[name]).is_relative_to(home / folder / "atma-sweep" / "compiled") for name in NAMES)
 
 
 @pytest.mark.parametrize("name", NAMES)
 def test_a_folder_that_is_set_stays(name: str, home: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setenv(name, "/mine")
-    share_compiled(DEVICE)
+    use_shared_compile_cache(DEVICE)
     assert os.environ[name] == "/mine"
     (other,) = set(NAMES) - {name}
     assert Path(os.environ[other]).is_relative_to(home)
 
 
 def test_nothing_is_written_before_something_is_compiled(home: Path) -> None:
-    share_compiled(DEVICE)
+    use_shared_compile_cache(DEVICE)
     assert list(home.iterdir()) == []
 
 
@@ -104,7 +104,7 @@ def test_what_is_compiled_is_found_by_the_same_sources(home: Path, monkeypatch: 
     monkeypatch.setattr(device, "sources", lambda folder: real(folder) + (edited[0] if folder.name == "model" else ""))
 
     def tag(*others: str) -> str:
-        share_compiled(DEVICE, *others)
+        use_shared_compile_cache(DEVICE, *others)
         return str(torch.compiler.config.cache_key_tag)
 
     assert tag() == tag()

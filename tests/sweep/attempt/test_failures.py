@@ -11,8 +11,16 @@ from typing import Any, get_args
 import pytest
 import torch
 from atma_sweep.results.failure_classes import FAILURES, Failure
-from atma_sweep.sweep.attempt.failures import EXIT_MACHINE, NODE_LOST, OOM_KILLED, alike, classify, judge, oom_kills
-from atma_sweep.sweep.orchestrator.retries import Retries
+from atma_sweep.sweep.attempt.failures import (
+    EXIT_MACHINE,
+    NODE_LOST,
+    OOM_KILLED,
+    cause_pattern,
+    classify_exception,
+    judge,
+    oom_kills,
+)
+from atma_sweep.sweep.orchestrator.retries import RetryTracker
 from atma_sweep.sweep.planning.planner import Task
 from factories import attempt_of
 
@@ -36,7 +44,7 @@ from ...testing.bench import Bench
     ],
 )
 def test_an_exception_has_a_class(error: BaseException, failure: str) -> None:
-    assert classify(error) == failure
+    assert classify_exception(error) == failure
 
 
 @pytest.mark.parametrize(
@@ -79,7 +87,11 @@ def test_a_log_that_says_nothing_is_judged_by_the_exit_code(tmp_path: Path) -> N
 def test_causes_of_different_cells_are_alike() -> None:
     one = "ImportError: no module x in /runs/3f0a9c1b22de/1/job.py line 17"
     other = "ImportError: no module x in /runs/77aa01b4e9f0/2/job.py line 17"
-    assert alike(one) == alike(other) != alike("ImportError: no module y in /runs/1/1/job.py line 17")
+    assert (
+        cause_pattern(one)
+        == cause_pattern(other)
+        != cause_pattern("ImportError: no module y in /runs/1/1/job.py line 17")
+    )
 
 
 def test_kernel_kills_are_counted(tmp_path: Path) -> None:
@@ -107,12 +119,12 @@ def task(cells: Any) -> Task:
 
 
 def test_a_cell_whose_node_is_lost_goes_on_without_end(task: Task) -> None:
-    retries = Retries()
+    retries = RetryTracker()
     assert [retries.after(task, attempt_of(step=0), "node_lost") == task for _ in range(40)] == [True] * 40
 
 
 def test_a_preempted_cell_goes_on_as_long_as_it_gains_steps(task: Task) -> None:
-    retries = Retries()
+    retries = RetryTracker()
     for step in range(50):
         assert retries.after(task, attempt_of(step=step), "preempted") is task
     # it stands still: bad luck twice, then a fault of the machine, three times in all
@@ -122,7 +134,7 @@ def test_a_preempted_cell_goes_on_as_long_as_it_gains_steps(task: Task) -> None:
 
 def test_infrastructure_waits_longer_each_time_and_ends(task: Task, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr("atma_sweep.sweep.orchestrator.retries.time", SimpleNamespace(monotonic=lambda: 100.0))
-    retries = Retries()
+    retries = RetryTracker()
     waits = []
     for _ in range(2):
         again = retries.after(task, attempt_of(step=0), "infrastructure")
@@ -133,7 +145,7 @@ def test_infrastructure_waits_longer_each_time_and_ends(task: Task, monkeypatch:
 
 
 def test_want_of_memory_gives_one_more_try_alone(task: Task) -> None:
-    retries = Retries()
+    retries = RetryTracker()
     again = retries.after(task, attempt_of(step=0), "host_oom")
     assert again is not None
     assert again.alone
@@ -141,11 +153,11 @@ def test_want_of_memory_gives_one_more_try_alone(task: Task) -> None:
 
 
 def test_want_of_gpu_memory_halves_the_micro_batch_only_where_the_grid_says_so(task: Task) -> None:
-    assert Retries().after(task, attempt_of(step=0), "cuda_oom") is None
+    assert RetryTracker().after(task, attempt_of(step=0), "cuda_oom") is None
     resources = task.cell.config.resources.model_copy(update={"on_cuda_oom": "halve"})
     config = task.cell.config.model_copy(update={"resources": resources})
     allowed = replace(task, cell=replace(task.cell, config=config))
-    retries = Retries()
+    retries = RetryTracker()
     again = retries.after(allowed, attempt_of(step=0), "cuda_oom")
     assert again is not None
     assert dict(again.deviation) == {"train.micro_batch": 2}
@@ -156,7 +168,7 @@ def test_want_of_gpu_memory_halves_the_micro_batch_only_where_the_grid_says_so(t
 
 
 def test_mistakes_are_not_retried_and_break_the_sweep(task: Task) -> None:
-    retries = Retries()
+    retries = RetryTracker()
     assert FAILURES["code"].tries == 1
     assert retries.after(task, attempt_of(step=0), "code") is None
     assert retries.broken("a", "KeyError: 'x' in cell 1234567") is None

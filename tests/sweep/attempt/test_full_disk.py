@@ -18,7 +18,7 @@ from atma_sweep.results.failure_classes import FAILURES
 from atma_sweep.results.store.store import Store, open_store
 from atma_sweep.sweep.attempt.failures import EXIT_MACHINE, judge, not_started
 from atma_sweep.sweep.attempt.job import Job
-from atma_sweep.sweep.executors.executor import Launch
+from atma_sweep.sweep.executors.executor import ProcessSpec
 from atma_sweep.sweep.grid.cell import Cell
 from atma_sweep.sweep.orchestrator import supervisor
 from attempts import Room, room_of
@@ -99,7 +99,7 @@ class Full(AtOnce):
 
     started = 0
 
-    def start(self, launch: Launch) -> None:
+    def start(self, launch: ProcessSpec) -> None:
         self.started += 1
         raise NO_SPACE
 

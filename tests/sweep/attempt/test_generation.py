@@ -12,9 +12,9 @@ from atma_sweep.model.backbone import build
 from atma_sweep.model.config import ModelConfig
 from atma_sweep.sweep.attempt import trained_cells as loading
 from atma_sweep.sweep.attempt.generation import SamplingError
-from atma_sweep.sweep.attempt.trained_cells import Trained
+from atma_sweep.sweep.attempt.trained_cells import LoadedModel
 from atma_sweep.sweep.commands import generate as command
-from atma_sweep.sweep.data.tokenizer import Bytes
+from atma_sweep.sweep.data.tokenizer import ByteTokenizer
 from refusals import refused
 
 SMALL = {"d_model": 16, "n_layers": 4, "n_heads": 2, "n_kv_heads": 1, "head_dim": 8, "vocab_size": 264}
@@ -24,10 +24,10 @@ SMALL = {"d_model": 16, "n_layers": 4, "n_heads": 2, "n_kv_heads": 1, "head_dim"
 def trained(wake: Any) -> Any:
     """trained(**changes of the network) -> a cell for bytes, with eight tokens that no byte has."""
 
-    def make(**changes: Any) -> Trained:
+    def make(**changes: Any) -> LoadedModel:
         model = build(ModelConfig(**(SMALL | changes)), seed=0)
         wake(model)
-        return Trained(model.eval(), Bytes(), SimpleNamespace(), "0123456789ab", "polar-s0", "ab" * 32)  # type: ignore[arg-type]
+        return LoadedModel(model.eval(), ByteTokenizer(), SimpleNamespace(), "0123456789ab", "polar-s0", "ab" * 32)  # type: ignore[arg-type]
 
     return make
 
@@ -89,6 +89,6 @@ def test_the_command_prints_the_prompt_and_what_follows(
     with pytest.raises(SamplingError, match="--top-p must be above 0"):
         command.generate("polar", top_p=0.0, device="cpu")
     # what a terminal could be steered with is made visible
-    monkeypatch.setattr(Trained, "generate", lambda self, prompt, **options: iter(["a\x1b[2J", "b\n"]))
+    monkeypatch.setattr(LoadedModel, "generate", lambda self, prompt, **options: iter(["a\x1b[2J", "b\n"]))
     command.generate("polar", prompt="say ", device="cpu")
     assert capsys.readouterr().out == "say a�[2Jb\n\n"

@@ -8,8 +8,8 @@ from typing import Any
 
 import pytest
 from atma_sweep.reports.dashboard.core_block import _thinned
-from atma_sweep.reports.dashboard.page import blocks_of
-from atma_sweep.reports.live.status import cell_sheet
+from atma_sweep.reports.dashboard.page import build_blocks
+from atma_sweep.reports.live.status import cell_details
 from atma_sweep.results.store.records import Sample
 from atma_sweep.sweep.attempt.trained_cells import load
 from atma_sweep.sweep.config import CellConfig
@@ -48,9 +48,9 @@ def test_the_last_sample_is_what_the_kept_weights_write(room: Callable[..., Room
     for one in texts(ours, attempt)[-2:]:
         assert one.step == STEPS
         assert one.text == "".join(trained.generate(one.prompt, tokens=7, temperature=0))
-    (cell,) = json.loads(blocks_of(ours.store, "g")[1]["core"])["cells"]
+    (cell,) = json.loads(build_blocks(ours.store, "g")[1]["core"])["cells"]
     assert [tuple(one) for one in cell["samples"]] == [(s.step, s.prompt, s.text) for s in texts(ours, attempt)]
-    sheet = cell_sheet(ours.store, ours.cell.id)
+    sheet = cell_details(ours.store, ours.cell.id)
     assert [one["step"] for one in sheet.as_json()["samples"]] == [one.step for one in texts(ours, attempt)]
     lines = sheet.text().splitlines()
     (at,) = (place for place, line in enumerate(lines) if line.startswith("samples after step"))

@@ -88,7 +88,7 @@ class Shelf:
             change(config)
             connection.execute("UPDATE cell SET config = ? WHERE slug = ?", [json.dumps(config), slug])
 
-    def load(self, asked: str, **options: Any) -> loading.Trained:
+    def load(self, asked: str, **options: Any) -> loading.LoadedModel:
         return atma_sweep.load(asked, db=self.path, **options)
 
 
@@ -187,7 +187,7 @@ def test_cells_are_found_as_show_finds_them(shelf: Shelf, tmp_path: Path) -> Non
 
 
 def _stored(store: Store, cell: Cell, runs: Path) -> Cell:
-    return loading.restored(store.cell(cell.id), runs)
+    return loading.restore_cell(store.cell(cell.id), runs)
 
 
 @pytest.mark.parametrize("grid", shipped())
@@ -216,7 +216,7 @@ def test_fields_newer_than_the_stored_config_leave_the_id_alone(shelf: Shelf) ->
         new: int = knob(5, "Its working default has moved.", identity=2)
         other: int = knob(7, "In the id whatever it is.")
 
-    assert loading.completed(Later, {"old": 3}) == {"old": 3, "new": 2}
+    assert loading.fill_identity_defaults(Later, {"old": 3}) == {"old": 3, "new": 2}
 
 
 def test_a_config_that_means_another_cell_by_now_is_refused(shelf: Shelf) -> None:

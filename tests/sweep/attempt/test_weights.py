@@ -16,11 +16,11 @@ from pathlib import Path
 import atma_sweep
 import numpy as np
 import pytest
-from atma_sweep.results.store.recorder import Recorder
+from atma_sweep.results.store.recorder import DatabaseRecorder
 from atma_sweep.results.store.schema import ProvenanceRow
 from atma_sweep.results.store.store import open_store
 from atma_sweep.results.weights import NO_HASH, WEIGHTS_SHA256
-from atma_sweep.sweep.attempt.cell_runner import Work
+from atma_sweep.sweep.attempt.cell_runner import CellRunner
 from atma_sweep.sweep.attempt.job import Job
 from atma_sweep.sweep.checkpoints.checkpoint import CheckpointError
 from atma_sweep.sweep.checkpoints.weights import damage
@@ -149,7 +149,7 @@ def test_an_attempt_measures_no_changed_weights(trained: Room) -> None:
     job = trained.asked("evaluate", trained.settings(), attempt.weights)
     job = replace(job, weights_sha256=origin.weights_sha256)
     assert Job.read(job.write(trained.runs)) == job
-    work = Work(job, trained.runs, Recorder(trained.store, job.attempt, job.fence), Flag(None))  # type: ignore[arg-type]
+    work = CellRunner(job, trained.runs, DatabaseRecorder(trained.store, job.attempt, job.fence), Flag(None))  # type: ignore[arg-type]
     with pytest.raises(CheckpointError, match="the kept weights have changed since they were written"):
         work.run(time.monotonic())
     assert {value.attempt_id for value in trained.store.measurements(trained.cell.id)} == {attempt.id}

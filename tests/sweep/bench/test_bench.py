@@ -15,7 +15,7 @@ import pytest
 import torch
 from atma_sweep.kernels.attention.polar.op import polar_attention
 from atma_sweep.model.config import ModelConfig
-from atma_sweep.model.inference.decode import Paged
+from atma_sweep.model.inference.decode import PagedDecoder
 from atma_sweep.model.mixers.biased import CoPE, CoPEConfig, Rel, RelConfig
 from atma_sweep.model.mixers.tra import TRA, TRAConfig
 from atma_sweep.model.mixers.wall import Wall, WallConfig
@@ -300,8 +300,8 @@ def test_a_table_says_how_steps_are_queued() -> None:
 
 def test_cells_are_timed_both_ways_in_turn() -> None:
     cells = train.choose("full", [], [])[:2]
-    assert train.both_ways(cells, []) == cells
-    found = train.both_ways(cells, ["off", "on"])
+    assert train.with_graph_modes(cells, []) == cells
+    found = train.with_graph_modes(cells, ["off", "on"])
     assert [(cell.slug, cell.config.train.graphs) for cell in found] == [
         (cell.slug, way) for cell in cells for way in ("off", "on")
     ]
@@ -541,13 +541,13 @@ def test_bench_kernels_on_a_gpu(tmp_path: Path) -> None:
 def test_writing_is_timed_beside_what_its_bytes_take(monkeypatch: pytest.MonkeyPatch) -> None:
     (cell,) = train.choose("quick", ["polar-baseline-d0-m1-w0"], [])
     model = cell.config.model
-    behind, step = [], Paged.step
+    behind, step = [], PagedDecoder.step
 
-    def seen(self: Paged, slots: Sequence[int], *args: Any, **options: Any) -> torch.Tensor:
+    def seen(self: PagedDecoder, slots: Sequence[int], *args: Any, **options: Any) -> torch.Tensor:
         behind.append({self.book.length(slot) for slot in slots})
         return step(self, slots, *args, **options)
 
-    monkeypatch.setattr(Paged, "step", seen)
+    monkeypatch.setattr(PagedDecoder, "step", seen)
     limits, rows = decode.run([cell], torch.device("cpu"), (1, 3), (5, 9), rounds=1, steps=2, tell=lambda line: None)
     assert [(row.texts, row.context) for row in rows] == [(1, 5), (3, 5), (1, 9), (3, 9)]
     # three ways, a warm one and a round of each, two steps: every time from the same tokens on
@@ -605,7 +605,7 @@ def test_others_attention_gives_the_logits_of_a_step() -> None:
     assert single_token.takes_dense(model)
     found = []
     for others in (False, True):
-        paged = Paged(model, texts=3, tokens=600, full_context=True)
+        paged = PagedDecoder(model, texts=3, tokens=600, full_context=True)
         draw = torch.Generator().manual_seed(3)
         slots = [paged.begin(torch.randint(0, 64, (299,), generator=draw))[0] for _ in range(3)]
         context = single_token.dense_network(300, SDPBackend.MATH) if others else nullcontext()

@@ -30,7 +30,7 @@ def test_a_step_is_made_of_those_that_were_timed(
     monkeypatch.setattr(calibrate, "import_seconds", lambda: 3.0)
     seen: list[int] = []
 
-    class Watched(calibrate.Runner):
+    class Watched(calibrate.TimedCell):
         def advance(self) -> None:
             seen.append(self.cell.config.train.accumulation)
             super().advance()
@@ -45,7 +45,7 @@ def test_a_step_is_made_of_those_that_were_timed(
     monkeypatch.setattr(calibrate, "Runner", Watched)
     monkeypatch.setattr(calibrate.time, "perf_counter", lambda: float(next(now)))
     told: list[str] = []
-    found = calibrate.timed(cell, "abc", TargetMachine(None), tell=told.append)
+    found = calibrate.calibrate_cell(cell, "abc", TargetMachine(None), tell=told.append)
     assert seen == [8] * (2 + calibrate.STEPS)
     # the clock says a second a step: a quarter for the optimizer, the rest four times
     assert found.step_s == found.low_s == found.high_s == pytest.approx(0.25 + 0.75 * 4)
@@ -64,16 +64,16 @@ def test_what_is_compiled_is_timed_in_a_process_that_finds_it(
     (cell,) = cells(SMALL)
     monkeypatch.setattr(calibrate, "does_compile", lambda cell, device: True)
     asked: list[str] = []
-    apart = calibrate.apart
+    apart = calibrate.run_in_subprocess
 
     def watched(what: str, function: Callable[..., object], *args: object) -> object:
         asked.append(function.__name__)
         return apart(what, function, *args)
 
-    monkeypatch.setattr(calibrate, "apart", watched)
+    monkeypatch.setattr(calibrate, "run_in_subprocess", watched)
     monkeypatch.setattr(calibrate, "Runner", None)  # nothing is built in this process
     told: list[str] = []
-    found = calibrate.timed(cell, "abc", TargetMachine(None), tell=told.append)
+    found = calibrate.calibrate_cell(cell, "abc", TargetMachine(None), tell=told.append)
     assert asked == ["_compile", "_timed"]
     assert found.low_s <= found.step_s <= found.high_s
     assert min(found.low_s, found.start_s, found.validation_token_s) > 0
@@ -84,14 +84,14 @@ def test_what_is_compiled_is_timed_in_a_process_that_finds_it(
 
 
 def test_a_process_apart_answers_or_says_how_it_ended() -> None:
-    assert calibrate.apart("it", os.getpid) != os.getpid()
+    assert calibrate.run_in_subprocess("it", os.getpid) != os.getpid()
     # an interrupt ends the one that waits, and leaves no traceback of the other
-    assert signal.SIGINT in calibrate.apart("it", signal.pthread_sigmask, signal.SIG_BLOCK, ())
+    assert signal.SIGINT in calibrate.run_in_subprocess("it", signal.pthread_sigmask, signal.SIG_BLOCK, ())
     assert signal.SIGINT not in signal.pthread_sigmask(signal.SIG_BLOCK, ())
     with pytest.raises(torch.OutOfMemoryError, match="3 GiB"):
-        calibrate.apart("it", ends.too_much)
+        calibrate.run_in_subprocess("it", ends.too_much)
     with pytest.raises(MachineError, match="it ended with -9; a machine out of memory does that"):
-        calibrate.apart("it", ends.killed)
+        calibrate.run_in_subprocess("it", ends.killed)
     with pytest.raises(MachineError, match="GridError: g: a: is wrong") as caught:
-        calibrate.apart("it", ends.wrong)
+        calibrate.run_in_subprocess("it", ends.wrong)
     assert caught.value.exit_code == 3

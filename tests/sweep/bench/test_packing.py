@@ -9,7 +9,7 @@ import pytest
 from atma_sweep.results.store.records import Attempt
 from atma_sweep.results.store.store import open_store
 from atma_sweep.sweep.bench import packing, report
-from atma_sweep.sweep.bench.packing import Found, PackingRow
+from atma_sweep.sweep.bench.packing import PackingResult, PackingRow
 from atma_sweep.sweep.errors import SweepError
 
 SMALL = ("train.tokens=6144", "eval.lengths=[128]", "eval.validate_every=2", "eval.validation_tokens=2048")
@@ -20,12 +20,12 @@ def row(attempts: int, rate: float) -> PackingRow:
 
 
 def test_the_table_marks_the_most_tokens_and_says_whether_mps_runs() -> None:
-    found = Found("quick", "NVIDIA H200", False, (row(1, 1000.0), row(2, 3500.4)))
+    found = PackingResult("quick", "NVIDIA H200", False, (row(1, 1000.0), row(2, 3500.4)))
     lines = packing.table(found).splitlines()
     assert lines[3] == "| **2** | 4 | 8.0 | 3,500 | 1,800 | 1.2 | 2.5 | 0.5 | 1.0 | 0.2 |"
     assert {line.count("|") for line in lines[:4]} == {11}
     assert "MPS does not run" in lines[-1]
-    assert "MPS runs" in packing.table(Found("quick", "NVIDIA H200", True, found.rows))
+    assert "MPS runs" in packing.table(PackingResult("quick", "NVIDIA H200", True, found.rows))
     assert json.loads(json.dumps(report.as_dict(found)))["rows"][1]["tokens_per_s"] == 3500.4
 
 

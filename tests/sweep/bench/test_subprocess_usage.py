@@ -7,7 +7,7 @@ from pathlib import Path
 
 import psutil
 import pytest
-from atma_sweep.sweep.bench.subprocess_usage import rows_of_child, used
+from atma_sweep.sweep.bench.subprocess_usage import rows_of_child, run_measured
 from atma_sweep.sweep.errors import MachineError
 from patience import PATIENCE_S
 
@@ -18,7 +18,7 @@ MIB = 2**20
 def test_the_memory_is_the_commands_own_not_that_of_who_started_it(tmp_path):
     ballast = b"x" * (400 * MIB)
     held = "x = b'x' * (150 << 20); import time; time.sleep(0.3); print(len(x))"
-    took = used([sys.executable, "-c", held], tmp_path)
+    took = run_measured([sys.executable, "-c", held], tmp_path)
     assert 150 * MIB < took.memory < 300 * MIB < len(ballast)
     assert took.printed == f"{150 * MIB}\n"
     assert took.wall > 0.3
@@ -27,7 +27,7 @@ def test_the_memory_is_the_commands_own_not_that_of_who_started_it(tmp_path):
 
 def test_a_command_that_fails_says_why(tmp_path):
     with pytest.raises(MachineError, match="no such luck"):
-        used([sys.executable, "-c", "raise SystemExit('no such luck')"], tmp_path)
+        run_measured([sys.executable, "-c", "raise SystemExit('no such luck')"], tmp_path)
 
 
 def module(folder: Path, monkeypatch: pytest.MonkeyPatch, code: str) -> str:

@@ -18,7 +18,7 @@ from atma_sweep.model.backbone import Backbone, build
 from atma_sweep.model.bases import Mixer, MixerConfig
 from atma_sweep.model.config import ModelConfig
 from atma_sweep.sweep.checkpoints import checkpoint, storage
-from atma_sweep.sweep.checkpoints.seal import SEAL, Damaged, facts_of, written
+from atma_sweep.sweep.checkpoints.seal import SEAL, DamagedCheckpoint, read_verified_facts, written
 from atma_sweep.sweep.config import TrainConfig
 from atma_sweep.sweep.training.optimizers import Optimizers
 from patience import PATIENCE_S
@@ -114,8 +114,8 @@ def test_no_byte_can_change_unnoticed(tmp_path: Path) -> None:
         for index in range(len(raw)):
             for bits in (1 << index % 8, 0xFF)[: 2 if file.name == SEAL else 1]:
                 file.write_bytes(raw[:index] + bytes([raw[index] ^ bits]) + raw[index + 1 :])
-                with pytest.raises(Damaged):
-                    facts_of(folder, folder.name)
+                with pytest.raises(DamagedCheckpoint):
+                    read_verified_facts(folder, folder.name)
                 flips += 1
         file.write_bytes(raw)
     assert flips > 1500
@@ -218,7 +218,7 @@ def test_every_file_is_hashed_once_and_older_ones_wait_for_it(tmp_path: Path, mo
     # while it was read back, both older ones were still there
     lying = [".checkpoint-00000003.part", "checkpoint-00000001", "checkpoint-00000002"]
     assert [names for _, names in hashed] == [lying, lying]
-    assert checkpoint.found(tmp_path) == ["checkpoint-00000003", "checkpoint-00000002"]
+    assert checkpoint.list_checkpoints(tmp_path) == ["checkpoint-00000003", "checkpoint-00000002"]
 
 
 FULL = """

@@ -10,7 +10,7 @@ from pathlib import Path
 
 import pytest
 from atma_sweep.results.maintenance import deletion
-from atma_sweep.results.store.recorder import Recorder
+from atma_sweep.results.store.recorder import DatabaseRecorder
 from atma_sweep.results.store.records import CellRecord, Owner, Provenance
 from atma_sweep.results.store.store import Store, open_store
 from atma_sweep.sweep.checkpoints import garbage
@@ -45,7 +45,9 @@ class House:
         for letter in "abcd":
             made = self.store.start_attempt(letter * 12, owner=OWNER, fence=1)
             path = str(self.place) if letter in "bc" else None
-            Recorder(self.store, made.id, 1).provenance(Provenance(config={"checkpoint": {"path": path}}, seed=0))
+            DatabaseRecorder(self.store, made.id, 1).provenance(
+                Provenance(config={"checkpoint": {"path": path}}, seed=0)
+            )
             self.write(self.runs / made.run_dir / "checkpoint-00000001" / "model.safetensors", 1000)
             self.write(self.runs / made.run_dir / "log.txt", 10)
             if path is not None:
@@ -73,7 +75,7 @@ class House:
 
     def delete(self, *names: str) -> None:
         found = deletion.plan(self.store, names, holds=nobody)
-        deletion.delete_all(self.store, found, names, holds=nobody, who="ada")
+        deletion.execute_deletion(self.store, found, names, holds=nobody, who="ada")
 
 
 @pytest.fixture

@@ -15,7 +15,7 @@ from typing import Any
 
 import pytest
 import torch
-from atma_sweep.results.store.recorder import Recorder
+from atma_sweep.results.store.recorder import DatabaseRecorder
 from atma_sweep.results.store.records import Attempt, Measurement, Owner, Provenance
 from atma_sweep.results.store.store import Store, open_store
 from atma_sweep.sweep.checkpoints import checkpoint, storage
@@ -58,7 +58,7 @@ class Bench:
         made = self.store.start_attempt(letter * 12, owner=OWNER, fence=1, steps_total=100)
         address = storage.home(home, made.run_dir)
         full = storage.resolve(self.runs, address)
-        recorder = Recorder(self.store, made.id, 1)
+        recorder = DatabaseRecorder(self.store, made.id, 1)
         if home is not None:
             recorder.provenance(Provenance(config={"checkpoint": {"path": home}}, seed=0))
         for step in steps:
@@ -275,7 +275,7 @@ def test_places_elsewhere(bench: Bench, tmp_path: Path, kind: str) -> None:
 
 def test_a_place_that_cannot_be_reached_is_a_problem_of_its_cell(bench: Bench) -> None:
     made = bench.store.start_attempt("a" * 12, owner=OWNER, fence=1)
-    Recorder(bench.store, made.id, 1).checkpoint("tape://drive/a/1/checkpoint-00000005")
+    DatabaseRecorder(bench.store, made.id, 1).checkpoint("tape://drive/a/1/checkpoint-00000005")
     bench.store.finish_attempt(made.id, 1, "diverged")
     bench.attempt("b", "diverged", (5,))
     found = prune(bench.store, bench.runs)

@@ -16,7 +16,7 @@ import pytest
 import torch
 from atma_sweep.sweep.checkpoints import checkpoint, storage
 from atma_sweep.sweep.checkpoints.checkpoint import CheckpointError
-from atma_sweep.sweep.checkpoints.storage import AddressError, StorageError
+from atma_sweep.sweep.checkpoints.storage import StorageAddressError, StorageError
 from fsspec.implementations.memory import MemoryFileSystem
 from fsspec.registry import known_implementations
 from refusals import refused
@@ -88,7 +88,7 @@ def test_a_checkpoint_comes_back_as_it_went(address: str) -> None:
 def test_the_newest_two_stay_and_a_step_written_again_replaces_itself(address: str) -> None:
     for step, value in ((5, 1.0), (10, 2.0), (100, 3.0), (100, 4.0)):
         put(address, step, value)
-    assert checkpoint.found(address) == ["checkpoint-00000100", "checkpoint-00000010"]
+    assert checkpoint.list_checkpoints(address) == ["checkpoint-00000100", "checkpoint-00000010"]
     assert newest(address) == (100, 4.0)
 
 
@@ -201,8 +201,8 @@ def test_free_bytes_are_those_of_the_disk_below(tmp_path: Path) -> None:
     ("nosuch://bucket/x", "nosuch://bucket/x: Protocol not known: nosuch; name a folder or an fsspec URL such as s3://..."),
 ])  # fmt: skip
 def test_an_address_that_cannot_be_understood_is_the_users_mistake(address: str, said: str) -> None:
-    assert refused(lambda: storage.place(address), AddressError) == said
-    assert AddressError("x").exit_code == 2
+    assert refused(lambda: storage.place(address), StorageAddressError) == said
+    assert StorageAddressError("x").exit_code == 2
 
 
 def test_a_missing_backend_is_named_with_the_package(monkeypatch: pytest.MonkeyPatch) -> None:

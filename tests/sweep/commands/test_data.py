@@ -165,7 +165,7 @@ def test_an_interrupted_preparation_goes_on(
 ) -> None:
     monkeypatch.setattr(prepare, "BATCH_DOCUMENTS", 10)
     monkeypatch.setattr(prepare, "SYNC_SECONDS", -1.0)
-    real, heard = preparing.Preparing.__call__, []
+    real, heard = preparing.PrepareDisplay.__call__, []
 
     def interrupted(self: Any, told: Told) -> None:
         heard.append(told)
@@ -173,7 +173,7 @@ def test_an_interrupted_preparation_goes_on(
             raise KeyboardInterrupt
         real(self, told)
 
-    monkeypatch.setattr(preparing.Preparing, "__call__", interrupted)
+    monkeypatch.setattr(preparing.PrepareDisplay, "__call__", interrupted)
     code, _, err = command("data", "prepare", str(text))
     assert (code, err) == (130, "atma-sweep: files: stopped; run again to go on where it stopped\n")
     assert command("data", "list")[1].startswith("nothing is prepared in ")
@@ -317,7 +317,7 @@ def test_a_line_now_and_then_where_there_is_no_terminal(monkeypatch: pytest.Monk
     clock = [0.0]
     monkeypatch.setattr(preparing.time, "monotonic", lambda: clock[0])
     out = io.StringIO()
-    with preparing.Preparing(Console(file=out, width=200), "books") as tell:
+    with preparing.PrepareDisplay(Console(file=out, width=200), "books") as tell:
         for seconds in range(0, 50, 5):
             clock[0] = float(seconds)
             tell(told("tokenizing", 2_000_000 * seconds, float(seconds or 1)))
@@ -330,7 +330,7 @@ def test_a_line_now_and_then_where_there_is_no_terminal(monkeypatch: pytest.Monk
 
 def test_a_bar_on_a_terminal() -> None:
     out = io.StringIO()
-    with preparing.Preparing(Console(file=out, width=120, force_terminal=True), "books") as tell:
+    with preparing.PrepareDisplay(Console(file=out, width=120, force_terminal=True), "books") as tell:
         tell(told("tokenizing", 500, 1.0, 1000))
         bar = re.compile(r"books +━+.* tokenizing: 1,234 documents, 500 tokens, 500 tokens/s")
         until(lambda: bar.search(re.sub(r"\x1b\[[0-9;?]*[A-Za-z]", "", out.getvalue())), "the bar")
@@ -339,11 +339,11 @@ def test_a_bar_on_a_terminal() -> None:
 
 def test_nothing_is_said_of_what_was_there_or_failed() -> None:
     out = io.StringIO()
-    with preparing.Preparing(Console(file=out), "books"):
+    with preparing.PrepareDisplay(Console(file=out), "books"):
         pass
 
     def fail() -> None:
-        with preparing.Preparing(Console(file=out), "books") as tell:
+        with preparing.PrepareDisplay(Console(file=out), "books") as tell:
             tell(told("tokenizing", 1, 1.0))
             raise ValueError("ours")
 

@@ -13,7 +13,7 @@ from pathlib import Path
 
 import pytest
 from atma_sweep.results import open_store, paper
-from atma_sweep.results.store.recorder import Recorder
+from atma_sweep.results.store.recorder import DatabaseRecorder
 from atma_sweep.results.store.records import AXES, CellRecord, Measurement, Owner
 from tiers import shared_out
 
@@ -109,7 +109,7 @@ def test_forget_lists_and_deletes_only_with_yes(run: Run, tmp_path: Path) -> Non
     store.record_revision("g", grid_text="", grid_file="g", options={"requested": [["clean", 64]]}, cells=[cell])
     attempt = store.start_attempt(cell.id, owner=Owner(name="x", host="here", pid=1, started=0.0), fence=1)
     found = [Measurement(probe="clean", metric="nats", length=length, value=1.0) for length in (64, 512)]
-    Recorder(store, attempt.id, 1).measurements(found)
+    DatabaseRecorder(store, attempt.id, 1).measurements(found)
     store.finish_attempt(attempt.id, 1, "done", weights="w")
     asked = ("db", "forget", "mine", "--db", "mine.db")
     assert run(*asked) == (

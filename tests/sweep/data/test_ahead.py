@@ -8,7 +8,7 @@ from itertools import product
 import numpy as np
 import pytest
 import torch
-from atma_sweep.sweep.data.batches import Ahead, Batches
+from atma_sweep.sweep.data.batches import Batches, StepPrefetcher
 from torch import Tensor
 
 CPU = torch.device("cpu")
@@ -39,7 +39,7 @@ def same(found: Sequence[Tensor | list[Tensor] | None], step: int) -> bool:
 
 def test_a_run_reads_every_step_once(batches: Counted) -> None:
     """As the loop does it: take, work, prepare the next."""
-    ahead = Ahead(batches, CPU)
+    ahead = StepPrefetcher(batches, CPU)
     for step in range(12):
         assert same(ahead.take(step), step)
         if step + 1 < 12:
@@ -51,7 +51,7 @@ def test_a_run_reads_every_step_once(batches: Counted) -> None:
 @pytest.mark.parametrize("orders", list(product([("take", 4), ("prepare", 4), ("take", 9), ("prepare", 0)], repeat=3)))
 def test_any_order_gives_the_step_that_was_asked_for(orders: tuple[tuple[str, int], ...], batches: Counted) -> None:
     """What was prepared for another step, as after a resumption, is dropped."""
-    ahead = Ahead(batches, CPU)
+    ahead = StepPrefetcher(batches, CPU)
     for what, step in orders:
         if what == "prepare":
             ahead.prepare(step)
@@ -62,7 +62,7 @@ def test_any_order_gives_the_step_that_was_asked_for(orders: tuple[tuple[str, in
 
 
 def test_what_was_prepared_is_taken_and_given_out_once(batches: Counted) -> None:
-    ahead = Ahead(batches, CPU)
+    ahead = StepPrefetcher(batches, CPU)
     ahead.prepare(3)
     first = ahead.take(3)
     assert read == [3]
@@ -76,7 +76,7 @@ def test_what_was_prepared_is_taken_and_given_out_once(batches: Counted) -> None
 
 
 def test_a_step_prepared_for_nothing_is_forgotten(batches: Counted) -> None:
-    ahead = Ahead(batches, CPU)
+    ahead = StepPrefetcher(batches, CPU)
     ahead.prepare(1)
     assert same(ahead.take(2), 2)
     assert read == [1, 2]
@@ -87,7 +87,7 @@ def test_a_step_prepared_for_nothing_is_forgotten(batches: Counted) -> None:
 @pytest.mark.gpu
 def test_steps_arrive_on_the_gpu(batches: Counted) -> None:
     """Sent without waiting, and whole when they are read there."""
-    ahead = Ahead(batches, torch.device("cuda"))
+    ahead = StepPrefetcher(batches, torch.device("cuda"))
     busy = torch.randn(4096, 4096, device="cuda")
     for step in range(20):
         taken = ahead.take(step)

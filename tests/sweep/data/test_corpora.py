@@ -201,7 +201,7 @@ def test_a_request_is_what_decides_the_text(tmp_path: Path) -> None:
 
 
 def test_what_is_not_prepared_is_told_apart() -> None:
-    found = {corpora.provisional(DataConfig(corpus="files", path=path)) for path in ("/a", "/b", "/b")}
+    found = {corpora.provisional_fingerprint(DataConfig(corpus="files", path=path)) for path in ("/a", "/b", "/b")}
     assert len(found) == 2
     assert all(word.startswith("unprepared:") for word in found)
 

@@ -14,7 +14,7 @@ import pytest
 from atma_sweep.sweep.config import DataConfig
 from atma_sweep.sweep.data import corpora
 from atma_sweep.sweep.data.batches import stream_rows
-from atma_sweep.sweep.data.computed_rows import Marks
+from atma_sweep.sweep.data.computed_rows import ComputedMarks
 from atma_sweep.sweep.data.known.flipflop import FlipFlopRows, coin_flips, marks_of
 from atma_sweep.sweep.data.tokenizer import TokenizerError, load_tokenizer
 from atma_sweep.sweep.errors import GridError
@@ -97,7 +97,7 @@ def test_shares_are_those_asked_for(ignore: float) -> None:
 
 def test_only_who_remembers_the_write_is_right() -> None:
     """An automaton is right at every marked bit, and whoever copies the last bit is not."""
-    found, marks = rows(200, 64).made(np.arange(200)), Marks(rows(200, 64), marks_of).made(np.arange(200))
+    found, marks = rows(200, 64).made(np.arange(200)), ComputedMarks(rows(200, 64), marks_of).made(np.arange(200))
     right = {"automaton": [], "copier": []}  # type: dict[str, list[bool]]
     for row, marked in zip(found, marks, strict=True):
         said, kept = text(row), ""
@@ -112,7 +112,7 @@ def test_only_who_remembers_the_write_is_right() -> None:
     assert 0.5 < np.mean(right["copier"]) < 0.7
 
 
-@pytest.mark.parametrize("of", [lambda one: one, lambda one: Marks(one, marks_of)])
+@pytest.mark.parametrize("of", [lambda one: one, lambda one: ComputedMarks(one, marks_of)])
 def test_a_stream_reads_like_the_array_that_it_stands_for(of: Callable[[FlipFlopRows], Any]) -> None:
     stream = of(rows())
     whole = np.concatenate([stream.made(np.arange(50)).ravel(), [stream.first]])
@@ -148,7 +148,7 @@ def test_it_is_there_without_a_token_on_the_disk(tmp_path: Path) -> None:
     assert found.train[0][:].tolist() == rows(50)[:].tolist()
     assert found.validation[:].tolist() == rows(7, split="validation")[:].tolist()
     assert found.train_marks is not None
-    assert found.train_marks[0][:].tolist() == Marks(rows(50), marks_of)[:].tolist()
+    assert found.train_marks[0][:].tolist() == ComputedMarks(rows(50), marks_of)[:].tolist()
     assert (found.train_tokens, found.heldout, found.largest) == (601, [], 4)
     assert stream_rows(found.validation, 12, 7)[0].shape == (7, 12)
     tokenizer = found.load_tokenizer()

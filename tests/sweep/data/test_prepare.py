@@ -17,13 +17,13 @@ import mortal
 import numpy as np
 import pytest
 from atma_sweep.results.errors import WriteRefused
-from atma_sweep.results.names import short
+from atma_sweep.results.names import quoted_short
 from atma_sweep.sweep.config import DataConfig
 from atma_sweep.sweep.data import corpora, prepare, shards
 from atma_sweep.sweep.data.corpora import open_corpus
 from atma_sweep.sweep.data.known.local import OwnFiles
 from atma_sweep.sweep.data.prepare import Told, aside
-from atma_sweep.sweep.data.sources import Stdlib
+from atma_sweep.sweep.data.sources import StdlibSource
 from atma_sweep.sweep.errors import MachineError
 from copies import finepdfs, prose, wikitext
 from patience import PATIENCE_S
@@ -296,7 +296,7 @@ def test_what_lies_damaged_where_the_corpus_belongs_is_replaced(tmp_path: Path, 
 def test_names_that_cannot_be(tmp_path: Path, name: str) -> None:
     data = files(put(tmp_path / "t", prose(3)))
     said = told(data, tmp_path / "c", name=name)
-    assert said.startswith(f"--name: {short(name)} must be letters, digits, '.', '_' and '-', at most 100")
+    assert said.startswith(f"--name: {quoted_short(name)} must be letters, digits, '.', '_' and '-', at most 100")
     assert said.endswith("and not the name of a known corpus")
 
 
@@ -406,7 +406,7 @@ def test_a_folder_with_a_copy_of_finepdfs_lends(tmp_path: Path) -> None:
 def test_stdlib_lends(tmp_path: Path) -> None:
     corpus = made(files(put(tmp_path / "t", prose(40)), heldout="stdlib", heldout_tokens=60_000), tmp_path / "c")
     assert len(corpus.heldout) > 10
-    order = [text.name for text in Stdlib().documents()]
+    order = [text.name for text in StdlibSource().documents()]
     assert corpus.heldout_names == sorted(corpus.heldout_names, key=order.index)
     assert min(map(len, corpus.heldout)) >= 60_000
 

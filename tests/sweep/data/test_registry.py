@@ -24,7 +24,7 @@ from atma_sweep.sweep.errors import GridError
 from atma_sweep.sweep.grid.cell import identity
 from atma_sweep.sweep.grid.grid import load_grid
 from atma_sweep.sweep.grid.plugins import load_plugins
-from atma_sweep.sweep.planning.admission import expand
+from atma_sweep.sweep.planning.admission import expand_grid
 from bench import Bench
 from registries import scope
 
@@ -87,7 +87,7 @@ def test_the_text_of_a_plugin_is_prepared_by_name_and_found_by_a_grid(bench: Ben
     assert "counting" in bench.ask("data", "list")
     assert "as prepared" in bench.ask("data", "verify", "counting")
     with fresh():
-        cells, remarks = expand(load_grid(str(bench.folder / "micro.yaml")), root, dry=True)
+        cells, remarks = expand_grid(load_grid(str(bench.folder / "micro.yaml")), root, dry=True)
     assert remarks == []
     assert {cell.config.data.fingerprint for cell in cells} == {told[0]["fingerprint"]}
     assert identity(cells[0].config)["data"]["corpus_source"] == sha
@@ -103,16 +103,16 @@ def test_the_plugins_file_is_part_of_the_id_and_of_what_is_prepared(bench: Bench
     root = bench.folder / "atma-runs" / "corpora"
     grid = str(bench.folder / "micro.yaml")
     with fresh():
-        before, _ = expand(load_grid(grid), root)
+        before, _ = expand_grid(load_grid(grid), root)
     (bench.folder / "count.py").write_text(PLUGIN.replace("range(60)", "range(61)"))
     with fresh():
-        _, remarks = expand(load_grid(grid), root, dry=True)
+        _, remarks = expand_grid(load_grid(grid), root, dry=True)
         assert "is not prepared" in remarks[0]
-        after, _ = expand(load_grid(grid), root)
+        after, _ = expand_grid(load_grid(grid), root)
     assert not {cell.id for cell in before} & {cell.id for cell in after}
     (bench.folder / "count.py").write_text(PLUGIN + "# the same text\n")
     with fresh():
-        same, _ = expand(load_grid(grid), root)
+        same, _ = expand_grid(load_grid(grid), root)
     assert {one.config.data.fingerprint for one in same} == {one.config.data.fingerprint for one in before}
     assert not {cell.id for cell in before} & {cell.id for cell in same}
 
@@ -189,7 +189,7 @@ def test_a_plugin_may_work_its_rows_out(bench: Bench) -> None:
     bench.edit("corpus: counting", "corpus: letters, settings.letters.step: 3")
     root = bench.folder / "atma-runs" / "corpora"
     with fresh():
-        cells, _ = expand(load_grid(str(bench.folder / "micro.yaml")), root)
+        cells, _ = expand_grid(load_grid(str(bench.folder / "micro.yaml")), root)
         data = cells[0].config.data
         assert data.settings == {"letters": {"step": 3}}
         found = open_corpus(root, str(data.fingerprint))

@@ -22,12 +22,12 @@ from atma_sweep.sweep.data.sources import (
     CorpusError,
     DocumentSource,
     FileSource,
-    Hub,
-    Stdlib,
+    HubSource,
+    StdlibSource,
     Text,
     articles,
-    draw,
-    from_outside,
+    is_external_error,
+    name_fraction,
 )
 from atma_sweep.sweep.errors import MachineError
 from copies import article, finepdfs, fineweb_edu, prose, table, wikitext
@@ -64,12 +64,12 @@ def goes_on_everywhere(make: Callable[[], DocumentSource]) -> list[Text]:
 @pytest.mark.parametrize("name", ["a", "train/17", "help/with", "größe.txt:3"])
 def test_the_number_of_a_name(name: str) -> None:
     expected = int(hashlib.sha256(name.encode("utf-8")).hexdigest()[:16], 16) / 16**16
-    assert draw(name) == expected
+    assert name_fraction(name) == expected
     assert 0 <= expected < 1
 
 
 def test_numbers_of_names_are_spread_evenly() -> None:
-    found = [draw(f"train/{n}") for n in range(4000)]
+    found = [name_fraction(f"train/{n}") for n in range(4000)]
     for tenth in range(10):
         # 400 expected, standard deviation 19
         assert 320 < sum(tenth <= 10 * number < tenth + 1 for number in found) < 480
@@ -79,10 +79,10 @@ def test_numbers_of_names_are_spread_evenly() -> None:
 
 
 def test_stdlib_goes_on_and_names_its_interpreter() -> None:
-    source, other = Stdlib(), Stdlib()
+    source, other = StdlibSource(), StdlibSource()
     reader = source.documents()
     # near the end, in the help texts; a distribution's Python has some dozens fewer than one from python.org
-    for _ in range(sum(1 for _ in Stdlib().documents()) - 20):
+    for _ in range(sum(1 for _ in StdlibSource().documents()) - 20):
         next(reader)
     rest = other.documents(source.state())
     assert [next(rest) for _ in range(20)] == [next(reader) for _ in range(20)]
@@ -93,7 +93,7 @@ def test_stdlib_goes_on_and_names_its_interpreter() -> None:
 
 def test_a_python_without_its_sources(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(sources.sysconfig, "get_paths", lambda: {"stdlib": str(tmp_path)})
-    assert refused(lambda: list(Stdlib().documents()), MachineError) == (
+    assert refused(lambda: list(StdlibSource().documents()), MachineError) == (
         f"this Python keeps no standard library sources under {tmp_path}; "
         "use `data.corpus: files` with text of your own"
     )
@@ -166,7 +166,7 @@ def test_names_of_files_need_not_be_text(tmp_path: Path) -> None:
     except OSError:
         pytest.skip("this file system wants names in UTF-8")
     (text,) = FileSource(tmp_path).documents()
-    assert draw(text.name) == int(hashlib.sha256(b"\xff.txt").hexdigest()[:16], 16) / 16**16
+    assert name_fraction(text.name) == int(hashlib.sha256(b"\xff.txt").hexdigest()[:16], 16) / 16**16
 
 
 def test_the_key_follows_the_files(tmp_path: Path) -> None:
@@ -282,8 +282,8 @@ def test_lines_before_the_first_heading_are_an_article() -> None:
 # --- the hub ------------------------------------------------------------------------------------------------------
 
 
-def hub(name: str, path: Path | None) -> Hub:
-    return Hub(CORPORA.load(name).spec, path)
+def hub(name: str, path: Path | None) -> HubSource:
+    return HubSource(CORPORA.load(name).spec, path)
 
 
 def test_the_sample_of_fineweb_edu_and_nothing_else(tmp_path: Path) -> None:
@@ -396,7 +396,7 @@ def test_a_hub_that_cannot_be_reached(monkeypatch: pytest.MonkeyPatch, error: Ex
         return rows()
 
     monkeypatch.setattr("datasets.load_dataset", load)
-    source = Hub(FinePDFs.spec, setting="data.heldout")
+    source = HubSource(FinePDFs.spec, setting="data.heldout")
     assert refused(lambda: list(source.documents()), MachineError) == (
         "codelion/finepdfs-100M cannot be read from the Hugging Face hub "
         f"({type(error).__name__}: no route to host); run again to go on where it stopped, or give data.heldout, "
@@ -411,5 +411,5 @@ def test_a_bug_of_ours_is_not_taken_for_the_network(monkeypatch: pytest.MonkeyPa
     monkeypatch.setattr("datasets.load_dataset", load)
     with pytest.raises(TypeError, match="ours"):
         list(hub("finepdfs", None).documents())
-    assert not from_outside(KeyError("text"))
-    assert from_outside(pa.ArrowNotImplementedError("encoding"))
+    assert not is_external_error(KeyError("text"))
+    assert is_external_error(pa.ArrowNotImplementedError("encoding"))

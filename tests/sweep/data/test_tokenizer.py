@@ -20,13 +20,13 @@ from atma_sweep.sweep.data import tokenizer as ours
 from atma_sweep.sweep.data.tokenizer import (
     GPT2,
     TOKENIZERS,
-    Json,
+    JsonTokenizer,
     Tokenizer,
     TokenizerError,
     describe,
     dtype_of,
+    load_saved_tokenizer,
     load_tokenizer,
-    reopen,
     request_key,
 )
 from atma_sweep.sweep.errors import MachineError, SweepError
@@ -86,7 +86,7 @@ def test_end_of_text_of_bytes(tmp_path: Path) -> None:
     assert (tokenizer.eot, tokenizer.vocabulary, tokenizer.token_bytes(256)) == (256, 257, b"")
     assert TOKENIZERS["bytes"].vocabulary == 257
     assert tokenizer.dtype is np.uint16
-    assert reopen(describe(tokenizer, tmp_path), tmp_path).name == "bytes"
+    assert load_saved_tokenizer(describe(tokenizer, tmp_path), tmp_path).name == "bytes"
     assert list(tmp_path.iterdir()) == []
 
 
@@ -119,7 +119,7 @@ def test_many_texts_at_once_are_the_same_as_one_by_one(
         made = load_tokenizer("bytes")
     else:
         model = word_level("a", "fox") if kind == "words" else byte_level([("o", "x"), ("f", "ox")])
-        made = Json(save(model, tmp_path / "t.json"))
+        made = JsonTokenizer(save(model, tmp_path / "t.json"))
     texts = [*TEXTS, "half \ud800 a pair"]
     for threads in (1, 2):
         found = made.encode_batch(texts, threads)
@@ -174,7 +174,7 @@ def test_gpt2_from_its_authors_files_and_back(gpt2: Any, shared: Path, tmp_path:
     assert {name: facts[name] for name in ("kind", "file", "end_of_text", "vocabulary")} == {
         "kind": "gpt2", "file": "gpt2.tiktoken", "end_of_text": None, "vocabulary": 50257,
     }  # fmt: skip
-    assert reopen(facts, tmp_path).encode(TEXTS[2]).tolist() == gpt2.encode(TEXTS[2]).tolist()
+    assert load_saved_tokenizer(facts, tmp_path).encode(TEXTS[2]).tolist() == gpt2.encode(TEXTS[2]).tolist()
 
 
 def test_gpt2_from_the_cache_of_tiktoken(shared: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -264,7 +264,7 @@ def test_words_and_their_bytes(tmp_path: Path) -> None:
 
 
 def test_byte_pairs_and_their_bytes(tmp_path: Path) -> None:
-    made = Json(save(byte_level([("1", "2"), ("12", "3"), ("f", "o")]), tmp_path / "t.json"))
+    made = JsonTokenizer(save(byte_level([("1", "2"), ("12", "3"), ("f", "o")]), tmp_path / "t.json"))
     letter = {word: number for number, word in enumerate(sorted(pre_tokenizers.ByteLevel.alphabet()))}
     assert made.encode("fox 123124").tolist() == [
         258, letter["x"], letter["Ġ"], 257, 256, letter["4"],
@@ -274,7 +274,7 @@ def test_byte_pairs_and_their_bytes(tmp_path: Path) -> None:
 
 
 def test_a_vocabulary_beyond_sixteen_bits(tmp_path: Path) -> None:
-    made = Json(save(word_level(*(f"w{n}" for n in range(70_000))), tmp_path / "t.json"))
+    made = JsonTokenizer(save(word_level(*(f"w{n}" for n in range(70_000))), tmp_path / "t.json"))
     tokens = made.encode("w69999 w0")
     assert (made.vocabulary, made.dtype) == (70_002, np.uint32)
     assert (tokens.dtype, tokens.tolist()) == (np.uint32, [70_001, 2])
@@ -282,7 +282,7 @@ def test_a_vocabulary_beyond_sixteen_bits(tmp_path: Path) -> None:
 
 def test_numbers_with_gaps_count_by_the_largest(tmp_path: Path) -> None:
     made = tokenizers.Tokenizer(models.WordLevel({"[UNK]": 0, "a": 65_537, "</s>": 3}, unk_token="[UNK]"))
-    found = Json(save(made, tmp_path / "t.json"))
+    found = JsonTokenizer(save(made, tmp_path / "t.json"))
     assert (found.vocabulary, found.eot, found.dtype) == (65_538, 3, np.uint32)
 
 
@@ -294,8 +294,11 @@ def test_what_looks_like_a_special_token_is_text(tmp_path: Path, listed: str) ->
     if listed == "not at all":
         made = byte_level([], end=None)
         made.add_special_tokens(["</s>"])
-    found = Json(save(made, tmp_path / "t.json"))
-    alone = [Json(save(byte_level([]), tmp_path / "u.json")).encode(letter).tolist()[0] for letter in "a<|endoftext|>"]
+    found = JsonTokenizer(save(made, tmp_path / "t.json"))
+    alone = [
+        JsonTokenizer(save(byte_level([]), tmp_path / "u.json")).encode(letter).tolist()[0]
+        for letter in "a<|endoftext|>"
+    ]
     assert found.encode("a<|endoftext|>").tolist() == alone
     assert found.eot == 256
 
@@ -303,50 +306,50 @@ def test_what_looks_like_a_special_token_is_text(tmp_path: Path, listed: str) ->
 def test_other_special_tokens_are_text_too(tmp_path: Path) -> None:
     made = byte_level([])
     made.add_special_tokens(["<pad>", "[MASK]"])
-    found = Json(save(made, tmp_path / "t.json"))
-    plain = Json(save(byte_level([]), tmp_path / "u.json"))
+    found = JsonTokenizer(save(made, tmp_path / "t.json"))
+    plain = JsonTokenizer(save(byte_level([]), tmp_path / "u.json"))
     assert found.encode("x<pad>[MASK]").tolist() == plain.encode("x<pad>[MASK]").tolist()
     assert found.vocabulary == 259
 
 
 def test_a_word_list_in_which_the_end_is_a_word_leaves_it_out(tmp_path: Path) -> None:
-    found = Json(save(word_level("a", "b"), tmp_path / "t.json"))
+    found = JsonTokenizer(save(word_level("a", "b"), tmp_path / "t.json"))
     assert found.encode("a <eos> b").tolist() == [2, 3]
     assert [tokens.tolist() for tokens in found.encode_batch(["<eos>", "b <eos>"])] == [[], [3]]
 
 
 def test_what_a_file_adds_or_cuts_is_ignored_and_what_it_normalizes_is_not(tmp_path: Path) -> None:
     made = byte_level([])
-    plain = Json(save(made, tmp_path / "plain.json"))
+    plain = JsonTokenizer(save(made, tmp_path / "plain.json"))
     made.post_processor = processors.TemplateProcessing(
         single="<|endoftext|> $A <|endoftext|>", special_tokens=[("<|endoftext|>", 256)]
     )
     made.enable_truncation(3)
     made.enable_padding(length=9)
     made.normalizer = normalizers.Lowercase()
-    found = Json(save(made, tmp_path / "t.json"))
+    found = JsonTokenizer(save(made, tmp_path / "t.json"))
     assert found.encode("Some Text").tolist() == plain.encode("some text").tolist()
     assert [len(tokens) for tokens in found.encode_batch(["Some Text", "a"])] == [9, 1]
 
 
 @pytest.mark.parametrize("end", ["<|endoftext|>", "<|end_of_text|>", "</s>", "<eos>", "<|im_end|>", "[SEP]"])
 def test_known_names_of_the_end(tmp_path: Path, end: str) -> None:
-    assert Json(save(word_level("a", end=end), tmp_path / "t.json")).eot == 1
+    assert JsonTokenizer(save(word_level("a", end=end), tmp_path / "t.json")).eot == 1
 
 
 def test_an_unusual_end_must_be_named(tmp_path: Path) -> None:
     path = save(word_level("a", end="fin:is:"), tmp_path / "t.json")
     known = "<|endoftext|> or <|end_of_text|> or </s> or <eos> or <|im_end|> or [SEP]"
-    assert refused(lambda: Json(path)) == (
+    assert refused(lambda: JsonTokenizer(path)) == (
         f"data.tokenizer_file: {path} has no token {known} to end a text with; name its own in data.end_of_text"
     )
-    assert refused(lambda: Json(path, "<fin>")) == (
+    assert refused(lambda: JsonTokenizer(path, "<fin>")) == (
         f"data.tokenizer_file: {path} has no token <fin> to end a text with; name its own in data.end_of_text"
     )
-    made = Json(path, "fin:is:")
+    made = JsonTokenizer(path, "fin:is:")
     assert (made.eot, made.name.split(":", 2)[2]) == (1, "fin:is:")
     facts = json.loads(json.dumps(describe(made, tmp_path)))
-    again = reopen(facts, tmp_path)
+    again = load_saved_tokenizer(facts, tmp_path)
     assert (again.eot, again.name, again.encode("a b").tolist()) == (1, made.name, [2, 0])
 
 
@@ -358,12 +361,12 @@ def test_what_is_no_tokenizers_file(tmp_path: Path, content: bytes | None, why: 
     path = tmp_path / "t.json"
     if content is not None:
         path.write_bytes(content)
-    assert refused(lambda: Json(path)).startswith(f"data.tokenizer_file: {path} {why}")
+    assert refused(lambda: JsonTokenizer(path)).startswith(f"data.tokenizer_file: {path} {why}")
 
 
 def test_a_file_without_words(tmp_path: Path) -> None:
     path = save(tokenizers.Tokenizer(models.BPE()), tmp_path / "t.json")
-    assert "has no token <|endoftext|> or" in refused(lambda: Json(path))
+    assert "has no token <|endoftext|> or" in refused(lambda: JsonTokenizer(path))
 
 
 def test_json_needs_a_file() -> None:
@@ -375,17 +378,17 @@ def test_a_saved_copy_that_changed_is_not_opened(tmp_path: Path) -> None:
     source = save(word_level("a", "b"), tmp_path / "source.json")
     folder = tmp_path / "copy"
     folder.mkdir()
-    facts = describe(Json(source), folder)
+    facts = describe(JsonTokenizer(source), folder)
     source.unlink()
-    assert reopen(facts, folder).encode("b a").tolist() == [3, 2]
+    assert load_saved_tokenizer(facts, folder).encode("b a").tolist() == [3, 2]
     copy = folder / "tokenizer.json"
     copy.write_text(copy.read_text().replace('"b"', '"c"'))
     expected = (
         f"{copy}: missing, or not the tokenizer that made the corpus; remove {folder} and prepare the corpus again"
     )
-    assert refused(lambda: reopen(facts, folder)) == expected
+    assert refused(lambda: load_saved_tokenizer(facts, folder)) == expected
     copy.unlink()
-    assert refused(lambda: reopen(facts, folder)) == expected
+    assert refused(lambda: load_saved_tokenizer(facts, folder)) == expected
     assert issubclass(TokenizerError, SweepError)
 
 
@@ -395,7 +398,7 @@ def test_gpt2_as_a_tokenizers_file_agrees_with_tiktoken(gpt2: Any, shared: Path,
     made.pre_tokenizer = pre_tokenizers.ByteLevel(add_prefix_space=False)
     made.decoder = decoders.ByteLevel()
     made.add_special_tokens(["<|endoftext|>"])
-    found = Json(save(made, tmp_path / "gpt2.json"))
+    found = JsonTokenizer(save(made, tmp_path / "gpt2.json"))
     assert (found.vocabulary, found.eot, found.dtype) == (50257, 50256, np.uint16)
     library = Path(sysconfig.get_paths()["stdlib"])
     texts = [*TEXTS, *((library / name).read_text() for name in ("argparse.py", "pydoc_data/topics.py", "this.py"))]

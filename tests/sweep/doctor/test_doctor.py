@@ -176,7 +176,7 @@ def test_self_tests_run_side_by_side_and_none_is_lost(tmp_path: Path) -> None:
         until(lambda: len(list(marks.iterdir())) == 3, "the others", pause=0.01)
         return dict.fromkeys(part, (len(list(marks.iterdir())), os.getpid()))
 
-    found = worker.side_by_side(meets, [("a", "b"), ("c",), ("d",)])
+    found = worker.run_in_forks(meets, [("a", "b"), ("c",), ("d",)])
     assert {count for count, _ in found.values()} == {3}
     assert found["a"] == found["b"]
     assert len({pid for _, pid in found.values()} - {os.getpid()}) == 3
@@ -187,13 +187,13 @@ def test_self_tests_run_side_by_side_and_none_is_lost(tmp_path: Path) -> None:
         return {}
 
     with pytest.raises(RuntimeError, match=r"^self-test of c: its process ended with exit code 7$"):
-        worker.side_by_side(dies, [("a", "b"), ("c",)])
+        worker.run_in_forks(dies, [("a", "b"), ("c",)])
 
     def fails(part: tuple[str, ...]) -> dict[str, Any]:
         raise ValueError("two\nlines")
 
     with pytest.raises(RuntimeError, match=r"^self-test of a, b: ValueError: two lines$"):
-        worker.side_by_side(fails, [("a", "b")])
+        worker.run_in_forks(fails, [("a", "b")])
 
 
 def test_every_op_of_the_network_has_its_self_test(monkeypatch: pytest.MonkeyPatch) -> None:
@@ -201,7 +201,7 @@ def test_every_op_of_the_network_has_its_self_test(monkeypatch: pytest.MonkeyPat
     import torch
 
     monkeypatch.setattr(worker, "current_device", lambda: torch.device("cpu"))
-    monkeypatch.setattr(device, "share_compiled", lambda _: None)
+    monkeypatch.setattr(device, "use_shared_compile_cache", lambda _: None)
     found = worker.kernel_backends()
     ops = [op for part in worker.TESTED_TOGETHER for op in part]
     assert sorted(found) == sorted(ops)
@@ -393,7 +393,7 @@ def test_a_compiler_for_triton(tmp_path: Path, driver: Any, look: Any, monkeypat
 
 def test_the_cache_of_compiled_kernels(tmp_path: Path, look: Any, monkeypatch: pytest.MonkeyPatch) -> None:
     import torch
-    from atma_sweep.sweep.attempt.device import share_compiled
+    from atma_sweep.sweep.attempt.device import use_shared_compile_cache
 
     monkeypatch.setattr(torch.cuda, "get_device_name", lambda device=None: "NVIDIA H200")
     (folder,) = doctor.compiled_folders()
@@ -402,7 +402,7 @@ def test_the_cache_of_compiled_kernels(tmp_path: Path, look: Any, monkeypatch: p
         monkeypatch.setenv(name, "x")  # so that the patch takes back what is set now
         monkeypatch.delenv(name)
     with torch.compiler.config.patch(cache_key_tag=""):
-        share_compiled(torch.device("cuda", 0))
+        use_shared_compile_cache(torch.device("cuda", 0))
     triton = Path(os.environ["TRITON_CACHE_DIR"])
     assert triton.is_relative_to(folder)
     monkeypatch.delenv("TORCHINDUCTOR_CACHE_DIR")

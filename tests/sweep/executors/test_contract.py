@@ -25,8 +25,8 @@ from atma_sweep.sweep.attempt.failures import EXIT_MACHINE
 from atma_sweep.sweep.attempt.job import Job
 from atma_sweep.sweep.config import Resources
 from atma_sweep.sweep.errors import MachineError
-from atma_sweep.sweep.executors.executor import Executor, Launch, Opening
-from atma_sweep.sweep.executors.journaling import Journalled
+from atma_sweep.sweep.executors.executor import Executor, ExecutorContext, ProcessSpec
+from atma_sweep.sweep.executors.journaling import JournalingExecutor
 from atma_sweep.sweep.executors.registry import EXECUTORS, open_executor
 from atma_sweep.sweep.grid.cell import Cell
 from atma_sweep.sweep.grid.grid import load_grid
@@ -58,14 +58,14 @@ class Stage:
     source: Path
     numbers: Iterator[int] = field(default_factory=lambda: itertools.count(1))
 
-    def launch(self, *, deaf: bool = False, **resources: Any) -> Launch:
+    def launch(self, *, deaf: bool = False, **resources: Any) -> ProcessSpec:
         number = next(self.numbers)
         job = Job(attempt=number, fence=1, cell="c", slug="s", kind="train", folder=str(number), config={}, missing=[], resume=[])  # fmt: skip
         folder = job.write(self.runs)
         if deaf:
             (folder / "deaf").touch()
         database = URL if self.executor.writes_directly else None
-        return Launch(number, self.runs, job.folder, Resources(**({"gpus": 0} | resources)), database, self.source)
+        return ProcessSpec(number, self.runs, job.folder, Resources(**({"gpus": 0} | resources)), database, self.source)
 
     def start(self, **how: Any) -> Attempt:
         """The attempt, once its process runs."""
@@ -117,8 +117,8 @@ def stage(request: pytest.FixtureRequest, tmp_path_factory: pytest.TempPathFacto
         if name == "cluster":
             ray_in_process(patch, [facts_of_node(cpus=4, gpus=2)])
         (folder / "runs").mkdir()
-        opening = Opening(open_store(folder / "atma.db", create=True), folder / "runs", print, "here:1")
-        executor = Journalled.opened(opening) if name == "journal" else open_executor(name, opening)
+        opening = ExecutorContext(open_store(folder / "atma.db", create=True), folder / "runs", print, "here:1")
+        executor = JournalingExecutor.opened(opening) if name == "journal" else open_executor(name, opening)
         assert executor.name == (name if name in EXECUTORS else "local")
         executor.admit([cell_of(gpus=0.5)])
         prepared = Stage(executor, folder / "runs", stand_in(folder, WAITING_JOB))
@@ -227,7 +227,7 @@ def test_cluster_surveys_a_node_again_that_failed_first(
     monkeypatch.setattr(hardware, "cores", lambda: 8)
     answers = ray_in_process(monkeypatch, [near], first[trouble], [far])
     messages: list[str] = []
-    opening = Opening(open_store(tmp_path / "atma.db", create=True), tmp_path, messages.append, "here:1")
+    opening = ExecutorContext(open_store(tmp_path / "atma.db", create=True), tmp_path, messages.append, "here:1")
     cluster = open_executor("cluster", opening)
     try:
         until(lambda: cluster.fits(Resources(cpus=5, gpus=0)), "the other node")

@@ -18,8 +18,8 @@ from atma_sweep.sweep.attempt.failures import NODE_LOST
 from atma_sweep.sweep.attempt.job import Job
 from atma_sweep.sweep.config import Resources
 from atma_sweep.sweep.executors import node_agent as nodes
-from atma_sweep.sweep.executors.executor import Launch
-from atma_sweep.sweep.executors.node_agent import Node, given_up_after
+from atma_sweep.sweep.executors.executor import ProcessSpec
+from atma_sweep.sweep.executors.node_agent import NodeAgent, presumed_dead_after
 from atma_sweep.sweep.grid.cell import Cell
 from atma_sweep.sweep.host import processes
 from atma_sweep.sweep.host.hardware import Gpu
@@ -47,31 +47,31 @@ def clock() -> Clock:
 
 
 @pytest.fixture
-def node(request: pytest.FixtureRequest, clock: Clock, monkeypatch: pytest.MonkeyPatch) -> Iterator[Node]:
+def node(request: pytest.FixtureRequest, clock: Clock, monkeypatch: pytest.MonkeyPatch) -> Iterator[NodeAgent]:
     """With as much grace as an attempt may take, or as the test asks for."""
     monkeypatch.setattr(nodes, "POLL_S", 0.1)
-    made = Node(lease=60.0, grace=getattr(request, "param", PATIENCE_S), clock=clock)
+    made = NodeAgent(lease=60.0, grace=getattr(request, "param", PATIENCE_S), clock=clock)
     yield made
     made.close()
 
 
 @pytest.fixture
-def launch(tmp_path: Path) -> Callable[..., Launch]:
+def launch(tmp_path: Path) -> Callable[..., ProcessSpec]:
     """launch(number): an attempt whose job is a stand-in that waits for a file `go`, or for SIGTERM."""
     source = stand_in(tmp_path, WAITING_JOB)
 
-    def ready(number: int, *, deaf: bool = False) -> Launch:
+    def ready(number: int, *, deaf: bool = False) -> ProcessSpec:
         folder = tmp_path / "runs" / str(number)
         folder.mkdir(parents=True)
         if deaf:
             (folder / "deaf").touch()
         resources = Resources(cpus=1, gpus=0)
-        return Launch(number, tmp_path / "runs", str(number), resources, None, source)
+        return ProcessSpec(number, tmp_path / "runs", str(number), resources, None, source)
 
     return ready
 
 
-def begun(launch: Launch) -> Path:
+def begun(launch: ProcessSpec) -> Path:
     folder = launch.runs / launch.folder
     until((folder / "said").exists)
     return folder
@@ -83,7 +83,9 @@ def alive(folder: Path) -> bool:
     return psutil.pid_exists(pid) and psutil.Process(pid).status() != psutil.STATUS_ZOMBIE
 
 
-def test_an_attempt_runs_and_its_end_is_told_until_it_was_seen(node: Node, launch: Callable[..., Launch]) -> None:
+def test_an_attempt_runs_and_its_end_is_told_until_it_was_seen(
+    node: NodeAgent, launch: Callable[..., ProcessSpec]
+) -> None:
     assert node.poll([]) == []
     first = launch(1)
     node.start(first, None)
@@ -102,7 +104,7 @@ def test_an_attempt_runs_and_its_end_is_told_until_it_was_seen(node: Node, launc
 
 @pytest.mark.parametrize(("node", "deaf"), [(PATIENCE_S, False), (GRACE, True)], indirect=["node"])
 def test_a_lease_that_ends_saves_and_ends_every_attempt(
-    node: Node, clock: Clock, launch: Callable[..., Launch], deaf: bool
+    node: NodeAgent, clock: Clock, launch: Callable[..., ProcessSpec], deaf: bool
 ) -> None:
     node.poll([])
     folders = []
@@ -122,7 +124,7 @@ def test_a_lease_that_ends_saves_and_ends_every_attempt(
     assert not (folders[0].with_name("3") / "log.txt").exists(), "nothing starts once it is over"
 
 
-def test_a_poll_that_was_held_back_lends_no_more_than_the_supervisor_knows_of(node: Node, clock: Clock) -> None:
+def test_a_poll_that_was_held_back_lends_no_more_than_the_supervisor_knows_of(node: NodeAgent, clock: Clock) -> None:
     """It was sent right after the answer at 1010, arrives at 1069, and the supervisor counts from when it was sent."""
     node.poll([])
     clock.now = 1010.0
@@ -133,11 +135,11 @@ def test_a_poll_that_was_held_back_lends_no_more_than_the_supervisor_knows_of(no
     assert not node.tick()
     clock.now = 1070.1
     assert node.tick()
-    assert given_up_after(60.0, GRACE) >= 60.0 + GRACE
+    assert presumed_dead_after(60.0, GRACE) >= 60.0 + GRACE
 
 
 def test_nothing_starts_before_the_first_poll_and_a_late_one_is_in_time(
-    node: Node, clock: Clock, launch: Callable[..., Launch]
+    node: NodeAgent, clock: Clock, launch: Callable[..., ProcessSpec]
 ) -> None:
     clock.now += nodes.FIRST_S - 1
     assert not node.tick()
@@ -147,7 +149,7 @@ def test_nothing_starts_before_the_first_poll_and_a_late_one_is_in_time(
 
 
 def test_attempts_of_a_dead_supervisor_are_ended_by_folder_and_by_pid(
-    node: Node, launch: Callable[..., Launch], tmp_path: Path
+    node: NodeAgent, launch: Callable[..., ProcessSpec], tmp_path: Path
 ) -> None:
     node.poll([])
     ours, theirs = launch(1), launch(2)
@@ -170,7 +172,7 @@ def test_gpus_are_held_until_it_is_over(clock: Clock, tmp_path: Path, monkeypatc
     gpus = [Gpu("0", "GPU-a", "NVIDIA L4"), Gpu("1", "GPU-b", "NVIDIA H200")]
     monkeypatch.setattr("tempfile.tempdir", str(tmp_path))
     monkeypatch.setattr(nodes.hardware, "gpus", lambda: gpus)
-    first, second = (Node(lease=60.0, grace=GRACE, clock=clock) for _ in range(2))
+    first, second = (NodeAgent(lease=60.0, grace=GRACE, clock=clock) for _ in range(2))
     first.poll([])
     here, why = first.hold(["H200"])
     assert (here.gpus, why) == ((gpus[1],), "")

@@ -11,7 +11,7 @@ from pathlib import Path
 
 import numpy as np
 import pytest
-from atma_sweep.results.store.recorder import Recorder
+from atma_sweep.results.store.recorder import DatabaseRecorder
 from atma_sweep.results.store.records import CellRecord, Owner, Provenance
 from atma_sweep.results.store.schema import AttemptRow
 from atma_sweep.results.store.store import Store
@@ -59,11 +59,11 @@ def test_code_is_trusted_by_what_it_is_not_by_where_it_lies(what: str, package: 
     name, text = PLANTED[what]
     planted = runs / "source" / source_snapshot.fingerprint(package) / name
     if what != "another file":
-        source_snapshot.freeze(runs, package)
+        source_snapshot.take_snapshot(runs, package)
     planted.parent.mkdir(parents=True, exist_ok=True)
     planted.write_text(text)
     with pytest.raises(SweepError, match="does not hold the code that its name stands for; remove it"):
-        source_snapshot.freeze(runs, package)
+        source_snapshot.take_snapshot(runs, package)
     with pytest.raises(SweepError, match="does not hold the code"):
         source_snapshot.folder(runs, source_snapshot.fingerprint(package))
     assert [finding.severity for finding in verify.differing(runs)] == ["error"]
@@ -71,18 +71,18 @@ def test_code_is_trusted_by_what_it_is_not_by_where_it_lies(what: str, package: 
 
 def test_links_and_compiled_files_of_frozen_code(package: Path, tmp_path: Path) -> None:
     runs = tmp_path / "runs"
-    known = source_snapshot.freeze(runs, package)
+    known = source_snapshot.take_snapshot(runs, package)
     job = runs / "source" / known / "atma_sweep" / "sweep" / "job.py"
     compiled = Path(py_compile.compile(str(job)) or "")
     assert compiled.is_file()
-    assert source_snapshot.freeze(runs, package) == known
+    assert source_snapshot.take_snapshot(runs, package) == known
     assert not compiled.exists(), "nobody knows what it was made of"
     compiled.parent.mkdir()
     half = compiled.with_name(f"{compiled.name}.139623")  # as importlib calls one that it is writing
     half.write_text("")
-    assert source_snapshot.intact(runs / "source" / known)
+    assert source_snapshot.is_intact(runs / "source" / known)
     half.rename(compiled.with_name("job.py"))
-    assert not source_snapshot.intact(runs / "source" / known)
+    assert not source_snapshot.is_intact(runs / "source" / known)
     shutil.rmtree(compiled.parent)
     other = tmp_path / "other.py"
     job.rename(other)
@@ -128,13 +128,13 @@ def test_a_cell_is_what_its_id_says_before_its_plugin_runs(
     config = cell.config.model_copy(update={"plugins": (plugin,), "seed": 5})
     wrong = record(Cell(cell.id, cell.slug, config, {}))
     with pytest.raises(trained_cells.CellUnreadable, match="for another cell"):
-        trained_cells.restored(wrong, tmp_path / "atma-runs")
+        trained_cells.restore_cell(wrong, tmp_path / "atma-runs")
     stranger = dict(wrong.config) | {"model": dict(wrong.config["model"]) | {"attn_type": "theirs", "mixers": {}}}
     with pytest.raises(trained_cells.CellUnreadable, match="no mixer named 'theirs'"):
-        trained_cells.restored(CellRecord(**{**vars(wrong), "config": stranger}), tmp_path / "atma-runs")
+        trained_cells.restore_cell(CellRecord(**{**vars(wrong), "config": stranger}), tmp_path / "atma-runs")
     assert not sign.exists()
     right = record(Cell(cell.id, cell.slug, cell.config.model_copy(update={"plugins": (plugin,)}), {}))
-    assert trained_cells.restored(right, tmp_path / "atma-runs").id == cell.id
+    assert trained_cells.restore_cell(right, tmp_path / "atma-runs").id == cell.id
     assert sign.exists()
 
 
@@ -189,8 +189,8 @@ def test_places_that_an_imported_attempt_names_are_never_followed(store: Store, 
     attempt = store.start_attempt(cell.id, owner=OWNER, fence=0)
     elsewhere = CellConfig().model_copy(update={}).model_dump(mode="json")
     elsewhere["checkpoint"]["path"] = "/home/somebody/else"
-    Recorder(store, attempt.id, 0).provenance(Provenance(config=elsewhere, seed=0))
-    Recorder(store, attempt.id, 0).checkpoint("/home/somebody/else/checkpoint-00000001")
+    DatabaseRecorder(store, attempt.id, 0).provenance(Provenance(config=elsewhere, seed=0))
+    DatabaseRecorder(store, attempt.id, 0).checkpoint("/home/somebody/else/checkpoint-00000001")
     store.finish_attempt(attempt.id, 0, "interrupted", cause="x")
     assert place_of(store, store.attempt(attempt.id)).startswith("/home/somebody")
     with store.transaction() as session:

@@ -14,7 +14,7 @@ from bench import Bench
 pytest.importorskip("ray")
 from atma_sweep.sweep.executors import node_info as look
 from atma_sweep.sweep.executors import ray_connection
-from atma_sweep.sweep.executors.ray_connection import AddressWrong, NodeFacts
+from atma_sweep.sweep.executors.ray_connection import ClusterAddressError, NodeFacts
 
 Run = Callable[..., tuple[int, str, str]]
 
@@ -41,7 +41,7 @@ def nobody() -> Iterator[str]:
 
 @pytest.mark.parametrize("address", ["", "auto", "head", "ray://head:10001", "head:", "head:port", ":6379"])
 def test_an_address_has_a_host_and_a_port(address: str) -> None:
-    with pytest.raises(AddressWrong, match="is not HOST:PORT"):
+    with pytest.raises(ClusterAddressError, match="is not HOST:PORT"):
         ray_connection.split(address)
 
 
@@ -111,7 +111,7 @@ def test_what_differs_between_nodes() -> None:
 
 
 def test_a_node_says_why_it_cannot_import_what_an_agent_needs(tmp_path: Path) -> None:
-    source = source_snapshot.frozen(tmp_path / "runs")
+    source = source_snapshot.snapshot_folder(tmp_path / "runs")
     assert look.try_import(ray_connection.AGENT, source_snapshot.import_path(source, None)) is None
     (tmp_path / "sqlalchemy.py").write_text("raise ImportError('no such luck')")
     path = source_snapshot.import_path(source, str(tmp_path))

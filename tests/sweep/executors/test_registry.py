@@ -9,26 +9,26 @@ from atma_sweep import cli
 from atma_sweep.results.store.store import open_store
 from atma_sweep.sweep.errors import GridError, SweepError
 from atma_sweep.sweep.executors import registry
-from atma_sweep.sweep.executors.executor import LocalExecutor, Opening
-from atma_sweep.sweep.executors.registry import DEFAULT, EXECUTORS, ExecutorSpec, chosen, open_executor
+from atma_sweep.sweep.executors.executor import ExecutorContext, LocalExecutor
+from atma_sweep.sweep.executors.registry import DEFAULT, EXECUTORS, ExecutorSpec, open_executor, resolve_executor_name
 from typer.testing import CliRunner
 
 
 def test_a_line_in_the_registry_is_enough(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setitem(registry.EXECUTORS, "mine", ExecutorSpec("executor:LocalExecutor", "somewhere"))
-    assert chosen("mine") == "mine"
-    opening = Opening(open_store(tmp_path / "atma.db", create=True), tmp_path, print)
+    assert resolve_executor_name("mine") == "mine"
+    opening = ExecutorContext(open_store(tmp_path / "atma.db", create=True), tmp_path, print)
     assert isinstance(open_executor("mine", opening), LocalExecutor)
     said = CliRunner().invoke(cli.app, ["launch", "quick", "--executor", "mime"]).exception
     assert str(said) == (f"--executor: mime: no such executor; allowed: {', '.join(EXECUTORS)}; did you mean 'mine'?")
 
 
 def test_an_address_means_the_cluster_there() -> None:
-    assert [chosen(name, "head:6379") for name in (DEFAULT, "cluster")] == ["cluster", "cluster"]
-    assert [chosen(name) for name in (DEFAULT, "local")] == ["ray", "local"]
+    assert [resolve_executor_name(name, "head:6379") for name in (DEFAULT, "cluster")] == ["cluster", "cluster"]
+    assert [resolve_executor_name(name) for name in (DEFAULT, "local")] == ["ray", "local"]
     with pytest.raises(SweepError, match="--executor cluster: attempts run on the Ray cluster at --address; give that"):
-        chosen("cluster")
+        resolve_executor_name("cluster")
     with pytest.raises(SweepError, match="--executor local runs on this machine alone"):
-        chosen("local", "head:6379")
+        resolve_executor_name("local", "head:6379")
     with pytest.raises(GridError, match="no such executor"):
-        chosen("slurm")
+        resolve_executor_name("slurm")

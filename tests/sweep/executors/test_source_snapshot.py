@@ -11,9 +11,9 @@ import pytest
 from atma_sweep.kernels.dispatch import sources
 from atma_sweep.model.resolve import check_model_config
 from atma_sweep.sweep.config import CellConfig, Resources
-from atma_sweep.sweep.executors.source_snapshot import PACKAGE, fingerprint, folder, freeze, takes_weights_hash
+from atma_sweep.sweep.executors.source_snapshot import PACKAGE, fingerprint, folder, take_snapshot, takes_weights_hash
 from atma_sweep.sweep.grid.grid import load_grid
-from atma_sweep.sweep.orchestrator.supervisor import as_told
+from atma_sweep.sweep.orchestrator.supervisor import job_config
 
 from ...testing.bench import Bench
 
@@ -21,7 +21,7 @@ from ...testing.bench import Bench
 @pytest.fixture
 def package(tmp_path: Path) -> Path:
     """A copy of the package that a test may edit."""
-    return tmp_path / "code" / "source" / freeze(tmp_path / "code") / "atma_sweep"
+    return tmp_path / "code" / "source" / take_snapshot(tmp_path / "code") / "atma_sweep"
 
 
 def test_the_fingerprint_is_that_of_names_and_contents(package: Path) -> None:
@@ -70,11 +70,11 @@ def test_modules_that_are_compiled_meanwhile_are_none_of_it(package: Path) -> No
 
 def test_a_copy_is_made_once(package: Path, tmp_path: Path) -> None:
     runs = tmp_path / "runs"
-    known = freeze(runs, package)
+    known = take_snapshot(runs, package)
     home = folder(runs, known)
     assert home is not None
     stamp = home.stat().st_mtime_ns
-    assert freeze(runs, package) == known
+    assert take_snapshot(runs, package) == known
     assert home.stat().st_mtime_ns == stamp
     assert fingerprint(home / "atma_sweep") == known
     assert [path.name for path in (runs / "source").iterdir()] == [known]
@@ -122,11 +122,11 @@ def whole(told: dict[str, Any]) -> CellConfig:
 
 def test_older_code_is_told_only_of_what_was_changed() -> None:
     (cell, *_) = load_grid("quick").expand(lambda data: "f")
-    told = as_told(cell.config)
+    told = job_config(cell.config)
     assert whole(told) == cell.config
     assert "order" not in told["resources"]
     changed = cell.config.model_copy(update={"resources": Resources(order="pairs", cpus=3)})
-    told = as_told(changed)
+    told = job_config(changed)
     assert (told["resources"]["order"], told["resources"]["cpus"]) == ("pairs", 3)
     assert whole(told) == changed
 
@@ -137,7 +137,7 @@ def test_older_code_is_not_told_what_it_does_anyway() -> None:
     model = check_model_config(cell.config.model.model_copy(update=changed))
     train = cell.config.train.model_copy(update={"clip": 0.5})
     config = cell.config.model_copy(update={"model": model, "train": train})
-    told = as_told(config)
+    told = job_config(config)
     # what was there from the first version on and has no identity default is always said
     assert {"d_model", "attn_type", "vocab_size"} <= told["model"].keys()
     assert {"tokens", "seq_len", "micro_batch"} <= told["train"].keys()
@@ -156,7 +156,7 @@ def test_older_code_is_not_told_what_it_does_anyway() -> None:
 
 def test_weights_hash_is_hidden_from_code_that_refuses_it(tmp_path: Path) -> None:
     """A copy of older code reads the keys of a job file into a class that has no such field."""
-    assert takes_weights_hash(tmp_path / "source" / freeze(tmp_path))
+    assert takes_weights_hash(tmp_path / "source" / take_snapshot(tmp_path))
     older = tmp_path / "older" / "atma_sweep" / "sweep" / "attempt"
     older.mkdir(parents=True)
     (older / "job.py").write_text((PACKAGE / "sweep/attempt/job.py").read_text().replace("weights_sha256", "other"))

@@ -13,8 +13,8 @@ import psutil
 import pytest
 from atma_sweep.sweep.attempt.failures import EXIT_MACHINE
 from atma_sweep.sweep.config import Resources
-from atma_sweep.sweep.executors.executor import Launch, run_command
-from atma_sweep.sweep.executors.warm_pool import Spares
+from atma_sweep.sweep.executors.executor import ProcessSpec, run_command
+from atma_sweep.sweep.executors.warm_pool import WarmPool
 from atma_sweep.sweep.host import processes
 from bench import Bench
 from patience import PATIENCE_S
@@ -89,7 +89,7 @@ def test_a_spare_goes_with_its_launch(bench: Bench, number: int) -> None:
 
 def become(folder: Path, env: Mapping[str, str] = os.environ) -> int:
     """The exit code of a spare that is told to be the attempt in `folder`/cell/1."""
-    command = run_command(Launch(1, folder, "", Resources(gpus=0), "sqlite:///x.db"), os.getpid(), spare=True)
+    command = run_command(ProcessSpec(1, folder, "", Resources(gpus=0), "sqlite:///x.db"), os.getpid(), spare=True)
     spare = processes.start_waiting(command, env, folder)
     assert spare.stdin is not None
     spare.stdin.write(b"cell/1\n")
@@ -137,7 +137,7 @@ def start(began: Began, tmp_path: Path) -> Start:
 
 
 def test_a_spare_is_taken_once(start: Start, tmp_path: Path) -> None:
-    spares, env = Spares(), {"A": "1"}
+    spares, env = WarmPool(), {"A": "1"}
     assert spares.become("0", tmp_path, env, "cell/1") is None
     for device in ("0", "1", "0"):
         spares.prepare(device, tmp_path, env, start)
@@ -152,7 +152,7 @@ def test_a_spare_is_taken_once(start: Start, tmp_path: Path) -> None:
 
 @pytest.mark.parametrize("change", ["environment", "runs", "dead"])
 def test_a_spare_that_does_not_fit_is_ended(start: Start, began: Began, tmp_path: Path, change: str) -> None:
-    spares = Spares()
+    spares = WarmPool()
     spares.prepare("", tmp_path, {"A": "1"}, start)
     if change == "dead":
         began[0].kill()
@@ -164,7 +164,7 @@ def test_a_spare_that_does_not_fit_is_ended(start: Start, began: Began, tmp_path
 
 
 def test_closing_ends_all(start: Start, began: Began, tmp_path: Path) -> None:
-    spares = Spares()
+    spares = WarmPool()
     for device in ("0", "1"):
         spares.prepare(device, tmp_path, {}, start)
     spares.close()

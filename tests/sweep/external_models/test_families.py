@@ -10,7 +10,7 @@ import numpy as np
 import pytest
 import torch
 from atma_sweep.sweep.errors import SweepError
-from atma_sweep.sweep.external_models.hub_checkpoint import find
+from atma_sweep.sweep.external_models.hub_checkpoint import resolve_checkpoint
 from atma_sweep.sweep.external_models.subject import ChunkedScorer, load_model
 from atma_sweep.sweep.external_models.tiny import FAMILIES, make
 from atma_sweep.sweep.probes.base import Prompt
@@ -65,13 +65,13 @@ def test_a_uniform_model_costs_the_logarithm_of_its_vocabulary(tmp_path: Path) -
 
 def test_what_was_saved_is_what_is_found(tmp_path: Path) -> None:
     folder = make(tmp_path / "tiny", "gemma3_text")
-    found = find(f"hf:{folder}")
+    found = resolve_checkpoint(f"hf:{folder}")
     assert (found.name, found.family, found.context, found.places) == ("tiny", "gemma3_text", 64, None)
     assert [found.dtype(cuda=cuda) for cuda in (False, True)] == ["float32", "float32"]
-    assert find(str(make(tmp_path / "other", "qwen3"))).dtype(cuda=True) == "bfloat16"
-    again = find(f"hf:{make(tmp_path / 'again' / 'tiny', 'gemma3_text')}")
+    assert resolve_checkpoint(str(make(tmp_path / "other", "qwen3"))).dtype(cuda=True) == "bfloat16"
+    again = resolve_checkpoint(f"hf:{make(tmp_path / 'again' / 'tiny', 'gemma3_text')}")
     assert (again.revision, again.tokenizer) == (found.revision, found.tokenizer), "the same files, elsewhere"
-    other = find(f"hf:{make(tmp_path / 'third', 'gemma3_text', seed=1)}")
+    other = resolve_checkpoint(f"hf:{make(tmp_path / 'third', 'gemma3_text', seed=1)}")
     assert other.revision != found.revision
     assert other.tokenizer == found.tokenizer
 

@@ -9,7 +9,7 @@ from pathlib import Path
 import pytest
 from atma_sweep.sweep.errors import MachineError
 from atma_sweep.sweep.external_models import hub_checkpoint
-from atma_sweep.sweep.external_models.hub_checkpoint import NoCheckpoint, NoWeights, find
+from atma_sweep.sweep.external_models.hub_checkpoint import InvalidCheckpoint, WeightsUnavailable, resolve_checkpoint
 from refusals import refused
 
 pytestmark = pytest.mark.thorough
@@ -25,20 +25,23 @@ def folder(place: Path, **config: object) -> Path:
 
 
 def test_a_folder_is_what_its_files_are(tmp_path: Path) -> None:
-    one, other = find(f"hf:{folder(tmp_path / 'a' / 'm')}"), find(str(folder(tmp_path / "b" / "m")))
+    one, other = (
+        resolve_checkpoint(f"hf:{folder(tmp_path / 'a' / 'm')}"),
+        resolve_checkpoint(str(folder(tmp_path / "b" / "m"))),
+    )
     assert (one.name, one.context, one.places, one.family) == ("m", 8192, None, "llama")
     assert one.revision.startswith("sha256:")
     assert (one.revision, one.tokenizer) == (other.revision, other.tokenizer)
     (tmp_path / "b" / "m" / "model.safetensors").write_bytes(b"others")
-    changed = find(str(tmp_path / "b" / "m"))
+    changed = resolve_checkpoint(str(tmp_path / "b" / "m"))
     assert changed.revision != one.revision
     assert changed.tokenizer == one.tokenizer
     (tmp_path / "b" / "m" / "tokenizer.json").write_text("{ }")
-    assert find(str(tmp_path / "b" / "m")).tokenizer != one.tokenizer
+    assert resolve_checkpoint(str(tmp_path / "b" / "m")).tokenizer != one.tokenizer
 
 
 def test_a_table_of_positions_has_an_end(tmp_path: Path) -> None:
-    found = find(str(folder(tmp_path / "m", model_type="gpt2", n_positions=1024)))
+    found = resolve_checkpoint(str(folder(tmp_path / "m", model_type="gpt2", n_positions=1024)))
     assert (found.context, found.places) == (1024, 1024)
 
 
@@ -47,33 +50,35 @@ def test_a_table_of_positions_has_an_end(tmp_path: Path) -> None:
     ("gemma3_text", ["float32", "float32"]), ("qwen3", ["float32", "bfloat16"]), ("lfm2", ["float32", "bfloat16"]),
 ])  # fmt: skip
 def test_halves_only_where_the_paper_has_them(family: str, types: list[str], tmp_path: Path) -> None:
-    found = find(str(folder(tmp_path / "m", model_type=family)))
+    found = resolve_checkpoint(str(folder(tmp_path / "m", model_type=family)))
     assert [found.dtype(cuda=cuda) for cuda in (False, True)] == types
 
 
 def test_linear_attention_of_qwen_needs_a_gpu(tmp_path: Path) -> None:
-    found = find(str(folder(tmp_path / "m", model_type="qwen3_5_text")))
+    found = resolve_checkpoint(str(folder(tmp_path / "m", model_type="qwen3_5_text")))
     with pytest.raises(MachineError, match="resources have gpus: 1"):
         found.check(cuda=False)
     found.check(cuda=True)
-    find(str(folder(tmp_path / "n", model_type="lfm2"))).check(cuda=False)
+    resolve_checkpoint(str(folder(tmp_path / "n", model_type="lfm2"))).check(cuda=False)
 
 
 def told(word: str, error: type[Exception], revision: str | None = None) -> str:
     assert error.exit_code == (3 if issubclass(error, MachineError) else 2)  # type: ignore[attr-defined]
-    return refused(lambda: find(word, revision), error)
+    return refused(lambda: resolve_checkpoint(word, revision), error)
 
 
 def test_weights_that_could_run_code_are_refused(tmp_path: Path) -> None:
     place = folder(tmp_path / "m")
     (place / "model.safetensors").rename(place / "pytorch_model.bin")
-    assert "holds its weights as pytorch_model.bin alone, a format that can run code" in told(str(place), NoCheckpoint)
+    assert "holds its weights as pytorch_model.bin alone, a format that can run code" in told(
+        str(place), InvalidCheckpoint
+    )
 
 
 def test_code_of_its_own_is_never_run(tmp_path: Path) -> None:
     place = folder(tmp_path / "m", model_type="qwen33", auto_map={"AutoModelForCausalLM": "modeling.Model"})
     (place / "modeling.py").write_text("raise SystemExit('ran')")
-    said = told(str(place), NoCheckpoint)
+    said = told(str(place), InvalidCheckpoint)
     assert "'qwen33' is no language model" in said
     assert "its own code is never run; the nearest is 'qwen3" in said
 
@@ -81,21 +86,21 @@ def test_code_of_its_own_is_never_run(tmp_path: Path) -> None:
 def test_what_is_not_there_is_said(tmp_path: Path) -> None:
     place = folder(tmp_path / "m")
     (place / "model.safetensors").unlink()
-    assert "put the checkpoint's *.safetensors beside its config.json" in told(str(place), NoWeights)
+    assert "put the checkpoint's *.safetensors beside its config.json" in told(str(place), WeightsUnavailable)
     (place / "model.safetensors.index.json").write_text(
         json.dumps({"weight_map": {"a": "model-1.safetensors", "b": "model-2.safetensors"}})
     )
     (place / "model-1.safetensors").write_bytes(b"")
-    assert "lacks 1 of the 2 files of weights" in told(str(place), NoWeights)
+    assert "lacks 1 of the 2 files of weights" in told(str(place), WeightsUnavailable)
     (place / "model-2.safetensors").write_bytes(b"")
     (place / "tokenizer.json").unlink()
-    assert "has no tokenizer" in told(str(place), NoCheckpoint)
+    assert "has no tokenizer" in told(str(place), InvalidCheckpoint)
     (place / "config.json").write_text("[")
-    assert "is no JSON" in told(str(place), NoCheckpoint)
+    assert "is no JSON" in told(str(place), InvalidCheckpoint)
     (place / "config.json").unlink()
-    assert "has no config.json" in told(str(place), NoCheckpoint)
-    assert "neither a folder nor a repository" in told("hf:a/b/c", NoCheckpoint)
-    assert "--revision main" in told(str(tmp_path), NoCheckpoint, "main")
+    assert "has no config.json" in told(str(place), InvalidCheckpoint)
+    assert "neither a folder nor a repository" in told("hf:a/b/c", InvalidCheckpoint)
+    assert "--revision main" in told(str(tmp_path), InvalidCheckpoint, "main")
 
 
 def test_a_model_that_is_not_here_says_what_to_download(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -110,14 +115,14 @@ def test_a_model_that_is_not_here_says_what_to_download(tmp_path: Path, monkeypa
         raise LocalEntryNotFoundError("cannot reach the hub")
 
     monkeypatch.setattr(huggingface_hub, "snapshot_download", away)
-    said = told("hf:Qwen/Qwen3-0.6B-Base", NoWeights, "abc")
+    said = told("hf:Qwen/Qwen3-0.6B-Base", WeightsUnavailable, "abc")
     assert asked == [True, False], "first what lies here"
     assert "run `hf download Qwen/Qwen3-0.6B-Base --revision abc --local-dir Qwen3-0.6B-Base`" in said
     assert said.endswith("evaluate hf:Qwen3-0.6B-Base")
 
     place = folder(tmp_path / "snapshots" / "0123abcd")
     monkeypatch.setattr(huggingface_hub, "snapshot_download", lambda *args, **more: str(place))
-    found = find("hf:Qwen/Qwen3-0.6B-Base")
+    found = resolve_checkpoint("hf:Qwen/Qwen3-0.6B-Base")
     assert (found.name, found.short, found.revision) == ("Qwen/Qwen3-0.6B-Base", "Qwen3-0.6B-Base", "0123abcd")
     shutil.rmtree(place)
 

@@ -16,8 +16,8 @@ from atma_sweep.sweep.data.corpora import Corpus
 from atma_sweep.sweep.data.tokenizer import load_tokenizer
 from atma_sweep.sweep.errors import SweepError
 from atma_sweep.sweep.external_models import hub_tokenizer as words_module
-from atma_sweep.sweep.external_models.hub_tokenizer import Words, passages, spread
-from atma_sweep.sweep.external_models.subject import ChunkedScorer, Native, OpenWeight, Paired
+from atma_sweep.sweep.external_models.hub_tokenizer import HubTokenizer, passages, spread
+from atma_sweep.sweep.external_models.subject import ChunkedScorer, NativeSubject, OpenWeightSubject, TextPairedSubject
 from atma_sweep.sweep.external_models.tiny import save_tokenizer
 from atma_sweep.sweep.probes.subject import measure
 
@@ -52,10 +52,10 @@ def uniform(row: np.ndarray) -> np.ndarray:
 
 
 @pytest.fixture(scope="module")
-def words(tmp_path_factory: pytest.TempPathFactory) -> Words:
+def words(tmp_path_factory: pytest.TempPathFactory) -> HubTokenizer:
     folder = tmp_path_factory.mktemp("words")
     save_tokenizer(folder)
-    return Words(folder)
+    return HubTokenizer(folder)
 
 
 def corpus_of(tokenizer: Any, *, documents: int = 4, count: int = 150) -> Corpus:
@@ -72,9 +72,9 @@ def corpus_of(tokenizer: Any, *, documents: int = 4, count: int = 150) -> Corpus
 
 
 def subject_of(
-    model: Any, words: Any, theirs: Any, kind: type[OpenWeight] = Paired, *, piece: int = 50, pair_file: bool = False,
+    model: Any, words: Any, theirs: Any, kind: type[OpenWeightSubject] = TextPairedSubject, *, piece: int = 50, pair_file: bool = False,
     **settings: Any,
-) -> OpenWeight:  # fmt: skip
+) -> OpenWeightSubject:  # fmt: skip
     small = {"lengths": (16, 32, 64), "documents": 3, "junk_rows": 4, "needle_trials": 16, "validation_tokens": 300}
     config = CellConfig(
         train=TrainConfig(seq_len=60, batch_tokens=60, micro_batch=1), eval=EvalConfig(**(small | settings))
@@ -88,7 +88,7 @@ def subject_of(
         return kind(ChunkedScorer(model, torch.device("cpu"), piece=piece), words, made, config, None)
 
 
-def numbers(subject: OpenWeight, probe: str, lengths: tuple[int, ...]) -> dict[tuple[str, int], Any]:
+def numbers(subject: OpenWeightSubject, probe: str, lengths: tuple[int, ...]) -> dict[tuple[str, int], Any]:
     return {(one.metric, one.length): one for some, _ in measure(probe, subject, lengths) for one in some}
 
 
@@ -111,7 +111,7 @@ def test_passages_are_the_text_between_ends_of_text_in_whole_characters() -> Non
             assert said == plain
 
 
-def test_costs_are_spread_by_bytes_and_none_is_lost(words: Words) -> None:
+def test_costs_are_spread_by_bytes_and_none_is_lost(words: HubTokenizer) -> None:
     text = story(40, 3)
     theirs = load_tokenizer("bytes").encode(text)
     (passage,) = passages(theirs, load_tokenizer("bytes"))
@@ -132,7 +132,7 @@ def test_costs_are_spread_by_bytes_and_none_is_lost(words: Words) -> None:
 # --- units --------------------------------------------------------------------------------------------------------
 
 
-def test_a_uniform_model_costs_as_many_bits_as_it_has_tokens(words: Words) -> None:
+def test_a_uniform_model_costs_as_many_bits_as_it_has_tokens(words: HubTokenizer) -> None:
     theirs = load_tokenizer("bytes")
     fake = Fake(uniform)
     who = subject_of(fake, words, theirs)
@@ -150,7 +150,7 @@ def test_a_uniform_model_costs_as_many_bits_as_it_has_tokens(words: Words) -> No
         assert read[0] == words.eot, "every text is led by the model's own first token"
 
 
-def test_ends_of_text_are_read_but_not_asked_for(words: Words) -> None:
+def test_ends_of_text_are_read_but_not_asked_for(words: HubTokenizer) -> None:
     theirs = load_tokenizer("bytes")
     fake = Fake(uniform)
     who = subject_of(fake, words, theirs, junk_rows=2)
@@ -170,7 +170,7 @@ def test_ends_of_text_are_read_but_not_asked_for(words: Words) -> None:
 
 
 @pytest.fixture(scope="module")
-def gpt2_words(shared: Path, tmp_path_factory: pytest.TempPathFactory) -> Words:
+def gpt2_words(shared: Path, tmp_path_factory: pytest.TempPathFactory) -> HubTokenizer:
     """GPT-2's own tokenizer as a checkpoint brings it."""
     from tokenizers import Tokenizer, decoders, models, pre_tokenizers
     from transformers import PreTrainedTokenizerFast
@@ -182,7 +182,7 @@ def gpt2_words(shared: Path, tmp_path_factory: pytest.TempPathFactory) -> Words:
     PreTrainedTokenizerFast(
         tokenizer_object=made, bos_token="<|endoftext|>", eos_token="<|endoftext|>"
     ).save_pretrained(folder)
-    return Words(folder)
+    return HubTokenizer(folder)
 
 
 def skewed(row: np.ndarray) -> np.ndarray:
@@ -191,7 +191,7 @@ def skewed(row: np.ndarray) -> np.ndarray:
     return wave[None] * (1 + (row[:, None] * 7 + np.arange(len(row))[:, None]) % 5)
 
 
-def test_with_the_tokenizer_of_the_corpus_it_answers_token_for_token(gpt2: Any, gpt2_words: Words) -> None:
+def test_with_the_tokenizer_of_the_corpus_it_answers_token_for_token(gpt2: Any, gpt2_words: HubTokenizer) -> None:
     who = subject_of(Fake(skewed), gpt2_words, gpt2)
     rows = torch.from_numpy(np.stack([document[:65] for document in who.documents]).astype(np.int64))
     found = who.losses(rows[:, :-1], rows[:, 1:])
@@ -206,9 +206,9 @@ def test_with_the_tokenizer_of_the_corpus_it_answers_token_for_token(gpt2: Any, 
         assert told["bits", length].n == told[main, length].n
 
 
-def test_native_rows_are_as_many_of_its_own_tokens(words: Words, pairs: Any) -> None:
+def test_native_rows_are_as_many_of_its_own_tokens(words: HubTokenizer, pairs: Any) -> None:
     theirs = load_tokenizer("bytes")
-    who = subject_of(Fake(uniform), words, theirs, Native)
+    who = subject_of(Fake(uniform), words, theirs, NativeSubject)
     who.gpt2_tokenizer = pairs
     longest = who.config.eval.lengths[-1]
     assert all(len(document) > longest and document[0] == words.eot for document in who.documents)
@@ -220,7 +220,7 @@ def test_native_rows_are_as_many_of_its_own_tokens(words: Words, pairs: Any) -> 
     assert found["bits", 64].value == pytest.approx(3 * 64 * math.log2(V) / tokens, rel=1e-6)
 
 
-def test_a_corpus_whose_tokens_do_not_give_the_text_back_is_refused(words: Words) -> None:
+def test_a_corpus_whose_tokens_do_not_give_the_text_back_is_refused(words: HubTokenizer) -> None:
     theirs = SimpleNamespace(name="json:0123", eot=0, dtype=np.uint16, encode=lambda text: np.zeros(400, np.uint16))
     with pytest.raises(SweepError, match="tokens of json:0123, which do not give the text back"):
         subject_of(Fake(uniform), words, theirs)
@@ -253,7 +253,7 @@ SEVEN = 0
 
 @pytest.mark.parametrize("theirs", ["bytes", "pairs"])
 def test_an_oracle_finds_every_digit_and_a_blind_one_none_but_its_own(
-    theirs: str, words: Words, pairs: Any, monkeypatch: pytest.MonkeyPatch
+    theirs: str, words: HubTokenizer, pairs: Any, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     (place,) = [n for n in range(words.vocabulary) if words.token_bytes(n) == b"7"]
     monkeypatch.setattr(f"{__name__}.SEVEN", place)
@@ -266,7 +266,7 @@ def test_an_oracle_finds_every_digit_and_a_blind_one_none_but_its_own(
     assert blind["digit_accuracy", 64].value == blind["constant_accuracy", 64].value == 14 / 80
 
 
-def test_every_tokenizer_reads_the_same_haystack(words: Words) -> None:
+def test_every_tokenizer_reads_the_same_haystack(words: HubTokenizer) -> None:
     theirs = load_tokenizer("bytes")
     who = subject_of(Fake(uniform), words, theirs)
     hay = who.haystack(1, 40)

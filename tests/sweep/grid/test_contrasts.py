@@ -7,7 +7,7 @@ from collections.abc import Callable
 from pathlib import Path
 
 import pytest
-from atma_sweep.reports.sweep_data import gather
+from atma_sweep.reports.sweep_data import load_sweep_data
 from atma_sweep.results.contrasts import Contrast, as_options, contrasts_of
 from atma_sweep.results.exchange.exporting import export_sweep
 from atma_sweep.results.exchange.importing import import_bundle
@@ -97,6 +97,6 @@ def test_a_grid_without_them_stores_what_it_always_did(write: Write, tmp_path: P
 
 
 def declared(store: Store) -> tuple[Contrast, ...]:
-    found = gather(store, "g").contrasts
+    found = load_sweep_data(store, "g").contrasts
     assert contrasts_of(store.revision("g").options) == found
     return found

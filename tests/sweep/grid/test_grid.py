@@ -17,7 +17,7 @@ from atma_sweep.sweep.errors import GridError
 from atma_sweep.sweep.grid.cell import Cell
 from atma_sweep.sweep.grid.grid import find_file, load_grid, parse_value, shipped
 from atma_sweep.sweep.grid.settings import flatten, unknown
-from atma_sweep.sweep.grid.yaml_document import Document, load
+from atma_sweep.sweep.grid.yaml_document import GridDocument, load
 
 Write = Callable[..., Path]
 Cells = Callable[..., list[Cell]]
@@ -274,7 +274,7 @@ def test_plain_values_of_a_file_and_their_lines(write: Write) -> None:
 
 
 def test_flatten_mixes_dots_and_nesting() -> None:
-    document = Document(Path("x"), "", {}, {("a", "b.c"): 4})
+    document = GridDocument(Path("x"), "", {}, {("a", "b.c"): 4})
     tree = {"b.c": {"d": 1}, "e": 2}
     assert list(flatten(tree, document, ("a",))) == [("b.c.d", 1, 4, "b.c.d"), ("e", 2, 1, "e")]
 

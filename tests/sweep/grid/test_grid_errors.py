@@ -10,7 +10,7 @@ from typing import Any
 import pytest
 from atma_sweep.model.mixers.softmax import RoPEConfig
 from atma_sweep.model.registry import MEMORIES, MIXERS, POSITIONS
-from atma_sweep.results.metrics import OF_TRAINING
+from atma_sweep.results.metrics import TRAINING_SOURCES
 from atma_sweep.sweep.config import TrainConfig
 from atma_sweep.sweep.errors import GridError, nearest
 from atma_sweep.sweep.grid.grid import load_grid, shipped
@@ -28,7 +28,7 @@ NAMES = {
     "BASES": ", ".join(shipped("base")),
     "PROBES": ", ".join(PROBES),
     "PROBE_SETTINGS": ", ".join(f"eval.settings.{name}" for name in sorted(PROBES)),
-    "PROBES_AND_TRAINING": ", ".join([*PROBES, *OF_TRAINING]),
+    "PROBES_AND_TRAINING": ", ".join([*PROBES, *TRAINING_SOURCES]),
     "MEMORY": ", ".join(["off", "on", *MEMORIES]),
     "MIXERS": ", ".join(MIXERS),
     "POSITIONS": ", ".join(POSITIONS),

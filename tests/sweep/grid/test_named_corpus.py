@@ -52,7 +52,7 @@ def mark(file: Path) -> str:
 
 
 def cells(path: Path, root: Path, **options: Any) -> list[Cell]:
-    found, remarks = texts.expand(load_grid(path, **options), root)
+    found, remarks = texts.expand_grid(load_grid(path, **options), root)
     assert remarks == []
     return found
 
@@ -84,7 +84,7 @@ def test_a_vocabulary_that_is_large_enough_stays(write: Write, root: Path, setti
 
 def test_each_level_of_an_axis_has_its_own(write: Write, root: Path) -> None:
     path = write("name: g\nextends: micro\naxes: {data.corpus: [letters, books, stdlib]}\n")
-    found, _ = texts.expand(load_grid(path), root, dry=True)
+    found, _ = texts.expand_grid(load_grid(path), root, dry=True)
     told = [(cell.config.data.tokenizer, cell.config.model.vocab_size) for cell in found]
     assert told == [("bytes", 264), ("json", WORDS), ("bytes", 264)]
 

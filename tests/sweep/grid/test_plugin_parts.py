@@ -9,8 +9,8 @@ from pathlib import Path
 
 import atma_sweep
 import pytest
-from atma_sweep.sweep.attempt.cell_runner import Work
-from atma_sweep.sweep.attempt.trained_cells import restored
+from atma_sweep.sweep.attempt.cell_runner import CellRunner
+from atma_sweep.sweep.attempt.trained_cells import restore_cell
 from atma_sweep.sweep.commands import verify
 from atma_sweep.sweep.errors import GridError
 from atma_sweep.sweep.grid.cell import Cell
@@ -151,7 +151,7 @@ def plugged(tmp_path: Path, monkeypatch: pytest.MonkeyPatch, registries: None) -
     (folder / "parts.py").write_text(text)
     grid.write_text(grid.read_text() + "plugins: [parts.py]\n")
     # as on a GPU whose peak is known
-    monkeypatch.setattr(Work, "_peak", lambda self: 4e12)
+    monkeypatch.setattr(CellRunner, "_peak", lambda self: 4e12)
     with scope():
         room = room_of(grid, tmp_path, "memory=leak", "reg_mode=shrink", "model.positions=ramp")
         assert room.run(keep="weights").state == "done"
@@ -170,7 +170,7 @@ def test_a_cell_with_a_plugins_memory_and_regularizer_is_trained_evaluated_and_l
     with pytest.raises(LookupError, match="leak"):
         verify.identify(record.config | {"model": model | {"memory_source": None}}, plugged.cell.id)
     with scope():
-        assert restored(record, plugged.runs) == plugged.cell
+        assert restore_cell(record, plugged.runs) == plugged.cell
         assert verify.identify(record.config, plugged.cell.id) == plugged.cell.id
     del sys.modules[f"atma_sweep_plugin_{plugged.cell.config.plugins[0].sha256[:12]}"]
     trained = atma_sweep.load(plugged.cell.id, db=str(plugged.store.url))

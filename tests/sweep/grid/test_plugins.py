@@ -10,7 +10,7 @@ from pathlib import Path
 
 import pytest
 from atma_sweep.model import registry
-from atma_sweep.sweep.grid.plugins import PLUGGABLE, PluginChanged, PluginLeft, load_plugin, source_of
+from atma_sweep.sweep.grid.plugins import PLUGGABLE, PluginChanged, PluginExited, load_plugin, source_of
 
 pytestmark = pytest.mark.usefixtures("registries")
 Write = Callable[..., Path]
@@ -63,7 +63,7 @@ def test_a_failed_import_leaves_no_half_module(write: Write) -> None:
 
 def test_one_that_ends_the_process_is_an_error_and_ctrl_c_is_not(write: Write) -> None:
     path = write("import sys\nsys.exit(0)\n", "leaves.py")
-    with pytest.raises(PluginLeft, match=r"leaves.py: ends the process with exit code 0 when it is imported"):
+    with pytest.raises(PluginExited, match=r"leaves.py: ends the process with exit code 0 when it is imported"):
         load_plugin(path)
     assert f"atma_sweep_plugin_{hashlib.sha256(path.read_bytes()).hexdigest()[:12]}" not in sys.modules
     with pytest.raises(KeyboardInterrupt):

@@ -6,7 +6,7 @@ from collections.abc import Callable
 from pathlib import Path
 
 from atma_sweep.results.contrasts import Contrast
-from atma_sweep.results.stopping.stopping_rule import Rule
+from atma_sweep.results.stopping.stopping_rule import StoppingRule
 from atma_sweep.sweep.grid.grid import load_grid
 
 Write = Callable[..., Path]
@@ -21,7 +21,7 @@ def fake(data: object) -> str:
 
 def test_it_means_a_contrast_and_seeds(write: Write) -> None:
     grid = load_grid(write(HEAD + GOOD))
-    assert grid.stop == Rule(contrast=NEEDLE, width=0.1, seeds=tuple(range(8)))
+    assert grid.stop == StoppingRule(contrast=NEEDLE, width=0.1, seeds=tuple(range(8)))
     assert grid.contrasts == (NEEDLE,), "it is declared by this"
     switched = load_grid(
         write(HEAD + "stop: {contrast: memory, reference: false, metric: val_loss, sure: true}\n")

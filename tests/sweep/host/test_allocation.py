@@ -13,11 +13,11 @@ from atma_sweep.results.store.store import Store, open_store
 from atma_sweep.sweep.attempt.job import Job
 from atma_sweep.sweep.config import Resources
 from atma_sweep.sweep.errors import GridError, MachineError
-from atma_sweep.sweep.executors.executor import Finished, Launch, OnThisMachine, hold
+from atma_sweep.sweep.executors.executor import AttemptExit, HostExecutor, ProcessSpec, lock_gpus_for
 from atma_sweep.sweep.grid.cell import Cell
 from atma_sweep.sweep.host import allocation as room
 from atma_sweep.sweep.host import hardware
-from atma_sweep.sweep.host.allocation import Allocation, Machine, MachineAllocator, Rooms, is_type
+from atma_sweep.sweep.host.allocation import Allocation, ClusterAllocator, Machine, MachineAllocator, is_type
 from atma_sweep.sweep.host.hardware import Gpu
 from atma_sweep.sweep.host.locks import GpuLocks
 from atma_sweep.sweep.planning import admission
@@ -163,24 +163,24 @@ def test_a_gpu_that_is_shared_within_a_sweep_is_locked_for_others(
     monkeypatch.setattr(hardware, "memory_gb", lambda: 32.0)
     halves, whole = cells("resources: {gpus: 0.5, gpu_type: H200}\n"), cells("resources: {gpus: 1}\n")
     mine, theirs = GpuLocks(tmp_path / "locks"), GpuLocks(tmp_path / "locks")
-    here = hold(halves, mine)
+    here = lock_gpus_for(halves, mine)
     assert here.gpus == (FIRST,), "a GPU of another type stays free"
     with pytest.raises(MachineError, match="every GPU is held by another sweep"):
-        hold(halves, theirs)
-    assert hold(whole, theirs).gpus == (SECOND,)
+        lock_gpus_for(halves, theirs)
+    assert lock_gpus_for(whole, theirs).gpus == (SECOND,)
     late = GpuLocks(tmp_path / "locks")
     mine.release()
     mixed = [*halves, *cells("resources: {gpus: 0.5, gpu_type: L40S}\n")]
     with pytest.raises(
         MachineError, match=r"GPU of type L40S, and .* 1 NVIDIA H200; another sweep holds NVIDIA L40S; change"
     ):
-        hold(mixed, late)
+        lock_gpus_for(mixed, late)
 
 
 # --- the supervisor -------------------------------------------------------------------------------------------------
 
 
-class Packed(OnThisMachine):
+class Packed(HostExecutor):
     """An executor with real seats and no processes: one attempt, drawn at random, ends at each look."""
 
     name = "packed"
@@ -195,14 +195,14 @@ class Packed(OnThisMachine):
     def fits(self, resources: Resources) -> bool:
         return self.room.place(resources) is not None
 
-    def start(self, launch: Launch) -> None:
+    def start(self, launch: ProcessSpec) -> None:
         job, seat = Job.read(launch.runs / launch.folder), seated(self.room, launch.resources)
         assert seat is not None
         self.running[job.attempt] = job, seat
         self.started.append(f"{launch.resources.gpus:g}")
         self.most = max(self.most, len(self.running))
 
-    def wait(self, seconds: float) -> list[Finished]:
+    def wait(self, seconds: float) -> list[AttemptExit]:
         if not self.running:
             return []
         attempt = self.draw.choice(sorted(self.running))
@@ -231,15 +231,15 @@ def test_parts_run_together_and_do_not_starve_a_whole(cells: Callable[..., list[
 ])  # fmt: skip
 def test_who_stands_back(part: dict[str, str], whole: dict[str, str], back: bool) -> None:
     waiting = [wants(0.5), wants(0, cpus=7), wants(1, **whole)]
-    assert room.stands_back(wants(0.5, **part), waiting) is back
-    assert not room.stands_back(wants(0.5, **part), waiting[:2])
-    assert not room.stands_back(wants(0), waiting)
+    assert room.should_yield_gpu(wants(0.5, **part), waiting) is back
+    assert not room.should_yield_gpu(wants(0.5, **part), waiting[:2])
+    assert not room.should_yield_gpu(wants(0), waiting)
 
 
 # --- several machines -----------------------------------------------------------------------------------------------
 
 
-def seat_on(rooms: Rooms, wanted: Resources) -> tuple[str, Allocation]:
+def seat_on(rooms: ClusterAllocator, wanted: Resources) -> tuple[str, Allocation]:
     found = rooms.place(wanted)
     assert found is not None
     rooms.take(*found)
@@ -247,7 +247,7 @@ def seat_on(rooms: Rooms, wanted: Resources) -> tuple[str, Allocation]:
 
 
 def test_attempts_go_where_most_cores_are_free() -> None:
-    rooms = Rooms()
+    rooms = ClusterAllocator()
     rooms.add("a", Machine(2, 8.0))
     rooms.add("b", Machine(3, 8.0))
     seats = [seat_on(rooms, wants(0, cpus=1)) for _ in range(5)]
@@ -260,7 +260,7 @@ def test_attempts_go_where_most_cores_are_free() -> None:
 
 
 def test_parts_fill_a_gpu_before_they_break_another_open() -> None:
-    rooms = Rooms()
+    rooms = ClusterAllocator()
     rooms.add("a", Machine(8, 8.0, (FIRST,)))
     rooms.add("b", Machine(9, 8.0, (SECOND,)))
     halves = {seat_on(rooms, wants(0.5))[1].gpu for _ in range(2)}
@@ -270,7 +270,7 @@ def test_parts_fill_a_gpu_before_they_break_another_open() -> None:
 
 
 def test_a_machine_that_is_gone_takes_its_seats_along() -> None:
-    rooms = Rooms()
+    rooms = ClusterAllocator()
     rooms.add("a", Machine(1, 8.0))
     seat = seat_on(rooms, wants(0, cpus=1))
     rooms.drop("a")

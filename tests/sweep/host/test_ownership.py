@@ -21,7 +21,7 @@ from atma_sweep.results.store import records
 from atma_sweep.results.store.records import Attempt, Owner
 from atma_sweep.results.store.store import Store, open_store
 from atma_sweep.sweep.attempt.job import Job
-from atma_sweep.sweep.executors.executor import Finished, Launch
+from atma_sweep.sweep.executors.executor import AttemptExit, ProcessSpec
 from atma_sweep.sweep.grid.cell import Cell
 from atma_sweep.sweep.host import processes as process
 from atma_sweep.sweep.orchestrator import control, launch, supervisor
@@ -130,7 +130,7 @@ def test_every_sweep_that_is_held_keeps_its_lease(
         shares.append((name, hold_sweep(store, [cell], name, 1.0), trainings([cell])))
     before = {one.name: one.lease_until for one in store.sweeps()}
     place: Any = Looking(store)
-    launch.carry_out(store, shares, Quiet(), place, runs=tmp_path / "runs", commit=(None, None))
+    launch.run_tasks(store, shares, Quiet(), place, runs=tmp_path / "runs", commit=(None, None))
     assert len(place.leases) == 2
     for leases in place.leases:
         assert all(leases[name] > until for name, until in before.items())
@@ -161,24 +161,24 @@ def test_retries_that_are_asked_for_at_once_are_joined(
             found = work(*arguments, **options)
             left[0] -= 1
             if left[0] == 0:
-                control.ask(other, "retry", "s", [second])
+                control.send_command(other, "retry", "s", [second])
             return found
 
         return transaction
 
     for name in ("read", "write"):
         monkeypatch.setattr(store, name, disturbed(getattr(store, name)))
-    control.ask(store, "retry", "s", [first])
+    control.send_command(store, "retry", "s", [first])
     monkeypatch.undo()
     if left[0] > 0:
-        control.ask(other, "retry", "s", [second])
+        control.send_command(other, "retry", "s", [second])
     assert store.asked("s") == {"retry": sorted([first, second])}
 
 
 def test_a_retry_of_nothing_leaves_no_wish_behind(store: Store, cells: Callable[..., list[Cell]]) -> None:
     (cell,) = cells()
     hold_sweep(store, [cell], lease=600.0)
-    control.ask(store, "retry", "s")
+    control.send_command(store, "retry", "s")
     assert store.asked("s") == {}
 
 
@@ -191,7 +191,7 @@ class Retried(AtOnce):
         self.again: list[tuple[str, dict[str, Any]]] = []
         """Cells that are tried again, and what is asked for at that moment."""
 
-    def start(self, launch: Launch) -> None:
+    def start(self, launch: ProcessSpec) -> None:
         job = Job.read(launch.runs / launch.folder)
         if job.cell in [one.cell for one in self.jobs]:
             self.again.append((job.cell, self.store.asked("s")))
@@ -204,7 +204,7 @@ class Retried(AtOnce):
         )
         return int(first)
 
-    def wait(self, seconds: float) -> list[Finished]:
+    def wait(self, seconds: float) -> list[AttemptExit]:
         ended = super().wait(seconds)
         running = [job.attempt for job in self.jobs if job.cell == self.names[-1]][:1]
         self._ended += [one for one in ended if one[0] in running and len(self.again) < 2]

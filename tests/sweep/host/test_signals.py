@@ -269,7 +269,7 @@ def test_signals_end_a_main_thread_in_native_code(tmp_path: Path) -> None:
 def test_signals_give_the_wakeup_descriptor_back() -> None:
     before = signal.set_wakeup_fd(-1)
     signal.set_wakeup_fd(before)
-    with signals.Signals(raises=True):
+    with signals.StopSignals(raises=True):
         ours = signal.set_wakeup_fd(-1)
         signal.set_wakeup_fd(ours)
     after = signal.set_wakeup_fd(before)

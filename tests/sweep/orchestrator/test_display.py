@@ -9,7 +9,7 @@ from typing import Any
 
 import pytest
 from atma_sweep.results.console import terminal_table
-from atma_sweep.sweep.orchestrator.display import Display, Terminal
+from atma_sweep.sweep.orchestrator.display import ProgressDisplay, SafeConsole
 from patience import until
 
 
@@ -25,9 +25,9 @@ def attempt(key: int, **changes: Any) -> Any:
     return SimpleNamespace(id=key, **(start | rest | changes))
 
 
-def piped(**how: Any) -> tuple[Display, io.StringIO]:
+def piped(**how: Any) -> tuple[ProgressDisplay, io.StringIO]:
     out = io.StringIO()
-    return Display(Terminal(file=out, soft_wrap=True), 4, **how), out
+    return ProgressDisplay(SafeConsole(file=out, soft_wrap=True), 4, **how), out
 
 
 def test_summary_counts_cells_phases_tokens_and_rate() -> None:
@@ -95,7 +95,7 @@ def test_a_terminal_that_wants_no_escape_codes_gets_none(
     assert terminal_table.is_styled(Tty()) is styled
     assert not terminal_table.is_styled(io.StringIO())
     out = Tty()
-    with Display(Terminal(file=out), 4) as display:
+    with ProgressDisplay(SafeConsole(file=out), 4) as display:
         display.started(task("polar-s0"), attempt(0))
         display.ended(task("polar-s0"), attempt(0, state="failed"))
     assert ("\x1b" in out.getvalue()) is styled

@@ -20,11 +20,11 @@ import psutil
 import pytest
 import torch
 from atma_sweep.results.errors import SweepReadOnly
-from atma_sweep.results.store.recorder import Recorder
+from atma_sweep.results.store.recorder import DatabaseRecorder
 from atma_sweep.results.store.records import Measurement, Owner
 from atma_sweep.results.store.store import Store, open_store
 from atma_sweep.sweep.attempt.job import Job
-from atma_sweep.sweep.attempt.trained_cells import NotTrained, Trained, WeightsGone
+from atma_sweep.sweep.attempt.trained_cells import LoadedModel, NotTrained, WeightsGone
 from atma_sweep.sweep.data.corpora import CorpusError, open_corpus
 from atma_sweep.sweep.errors import GridError
 from atma_sweep.sweep.host import processes
@@ -289,7 +289,7 @@ def test_the_newest_sweep_that_has_a_cell_is_the_one_claimed(desk: Desk) -> None
     assert desk.sql("SELECT count(*) FROM attempt WHERE kind = 'evaluate'") == [(0,)]
     _sweep(store, "micro", NOPE)
     _sweep(store, "second", NOPE)
-    with pytest.raises(evaluate.NoSweep, match="no sweep lists cell"):
+    with pytest.raises(evaluate.CellNotListed, match="no sweep lists cell"):
         evaluate.plan(store, [POLAR], runs=desk.runs)
 
 
@@ -328,7 +328,7 @@ def test_interrupt_leaves_the_training_and_its_numbers_as_they_were(desk: Desk) 
 def test_a_failed_evaluation_ends_with_1_and_shows_no_older_number(desk: Desk) -> None:
     store = desk.store()
     older = store.start_attempt(desk.cell(POLAR), kind="evaluate", owner=processes.this_process("test"), fence=0)
-    Recorder(store, older.id, 0).measurements([Measurement(probe="val", metric="val_loss", value=1.0)])
+    DatabaseRecorder(store, older.id, 0).measurements([Measurement(probe="val", metric="val_loss", value=1.0)])
     store.finish_attempt(older.id, 0, "done")
     weights = desk.runs / desk.cell(POLAR) / "1" / "weights.safetensors"
     weights.write_bytes(weights.read_bytes()[:-1])
@@ -371,7 +371,7 @@ def test_a_training_that_came_between_is_the_one_measured(desk: Desk) -> None:
     assert carried_out() == []
 
 
-def _nats(model: Trained, tokens_T: np.ndarray, *, full: bool = True) -> np.ndarray:
+def _nats(model: LoadedModel, tokens_T: np.ndarray, *, full: bool = True) -> np.ndarray:
     """Nats of every token after the first, from the logits in float64."""
     tokens_BT = torch.from_numpy(tokens_T.astype(np.int64))[None]
     net = model.model

@@ -259,7 +259,7 @@ def test_an_attempt_is_alive_while_the_database_and_its_process_say_so(
 ) -> None:
     monkeypatch.setattr(logs, "ASK_S", 0.0)
     found = attempt("a1", state="running")
-    alive = logs.alive_of(store, found)
+    alive = logs.liveness_check(store, found)
     child = subprocess.Popen([sys.executable, "-c", "import time; time.sleep(600)"])
     store.set_process(found.id, 1, child.pid, psutil.Process(child.pid).create_time())
     assert alive()
@@ -267,13 +267,13 @@ def test_an_attempt_is_alive_while_the_database_and_its_process_say_so(
     child.wait()
     assert not alive(), "its process is gone, though nobody has marked it yet"
     far = attempt("b1", state="running", host="node7")
-    assert logs.alive_of(store, far)()
+    assert logs.liveness_check(store, far)()
     store.finish_attempt(far.id, 1, "done")
-    assert not logs.alive_of(store, far)()
+    assert not logs.liveness_check(store, far)()
 
 
 def test_the_database_is_asked_once_a_second(store: Store, attempt: Any, monkeypatch: pytest.MonkeyPatch) -> None:
-    alive, asked = logs.alive_of(store, attempt("a1", state="running")), []
+    alive, asked = logs.liveness_check(store, attempt("a1", state="running")), []
     real = Store.attempt
     monkeypatch.setattr(Store, "attempt", lambda self, key: asked.append(key) or real(self, key))
     assert all(alive() for _ in range(50))

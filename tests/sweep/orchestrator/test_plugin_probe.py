@@ -8,10 +8,10 @@ import re
 from pathlib import Path
 
 import pytest
-from atma_sweep.reports.dashboard.page import dashboard, unpacked
+from atma_sweep.reports.dashboard.page import dashboard, decode_block
 from atma_sweep.reports.figures.comparisons.effects import collect
 from atma_sweep.reports.stats.audit import homogeneity
-from atma_sweep.reports.sweep_data import gather
+from atma_sweep.reports.sweep_data import load_sweep_data
 from atma_sweep.reports.tables import make_table
 from atma_sweep.results.store.store import open_store
 from bench import Bench
@@ -110,7 +110,7 @@ def _reports_know_it(folder: Path, source: str) -> None:
     assert f"Glow, lux: {words}" in table.notes
     assert "plugin" not in " ".join(table.above), "one version of it: nothing to know"
     packed = re.findall(r'<script[^>]*id="core"[^>]*>(.*?)</script>', dashboard(store, "micro"), re.DOTALL)[0]
-    page = json.loads(unpacked(packed))
+    page = json.loads(decode_block(packed))
     shown = [(column["heading"], column["better"]) for column in page["columns"] if column["probe"] == "glow"]
     assert shown == [("Glow@32", 1), ("Glow@64", 1)]
     drawn = [(chart["probe"], chart["title"], chart["unit"]) for chart in page["charts"]]
@@ -119,9 +119,9 @@ def _reports_know_it(folder: Path, source: str) -> None:
     ]  # fmt: skip
     assert {key["definition"] for key in page["keys"] if key["metric"] == "light"} == {words}
     assert "In their own units: Glow@32 lux, Glow@64 lux." in make_table("effects", store, "micro").notes
-    frame = collect(store, gather(store, "micro")).frame
+    frame = collect(store, load_sweep_data(store, "micro")).frame
     assert set(frame[frame["measure"] == "Glow@64"]["unit"]) == {"lux"}
-    data = gather(store, "micro")
+    data = load_sweep_data(store, "micro")
     assert data.metric("glow", "light").definition == words
     assert data.metric("glow", "heat").definition == (
         "Recorded by the probe glow, which says no more of it than its name and unit."

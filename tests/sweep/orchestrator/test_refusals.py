@@ -12,8 +12,8 @@ from collections.abc import Callable
 from pathlib import Path
 
 import pytest
-from atma_sweep.results.console.output_files import refusal
-from atma_sweep.sweep.orchestrator.display import Heedless
+from atma_sweep.results.console.output_files import store_error_for
+from atma_sweep.sweep.orchestrator.display import BestEffortStream
 from bench import COMMAND, Bench
 from patience import PATIENCE_S
 
@@ -66,10 +66,10 @@ def test_a_grid_whose_path_is_no_text(tmp_path: Path, run: Run) -> None:
 
 
 def test_what_is_no_fault_of_the_machine_stays_a_traceback() -> None:
-    assert refusal(FileNotFoundError(2, "No such file or directory", "x")) is None
+    assert store_error_for(FileNotFoundError(2, "No such file or directory", "x")) is None
     with pytest.raises(UnicodeEncodeError) as caught:
         "\u00e9".encode("ascii")
-    assert refusal(caught.value) is None
+    assert store_error_for(caught.value) is None
 
 
 class Gone(io.StringIO):
@@ -83,7 +83,7 @@ class Gone(io.StringIO):
 
 
 def test_a_launch_speaks_into_the_void() -> None:
-    stream = Heedless(Gone())
+    stream = BestEffortStream(Gone())
     assert stream.write("text") == 4
     stream.flush()
     assert stream.encoding is None, "what it does not know it asks the stream"

@@ -18,7 +18,7 @@ from atma_sweep.sweep.errors import MachineError
 from atma_sweep.sweep.grid.grid import load_grid
 from atma_sweep.sweep.host import hardware
 from atma_sweep.sweep.orchestrator import launch, requirements
-from atma_sweep.sweep.orchestrator.launch import LaunchRequest, Outcome
+from atma_sweep.sweep.orchestrator.launch import LaunchOutcome, LaunchRequest
 from atma_sweep.sweep.planning import admission
 
 Write = Callable[..., Path]
@@ -59,7 +59,7 @@ def text_of(lacking: tuple[str, ...], *, more: str = "") -> str:
 def request_of(grid: Path, runs: Path, **options: Any) -> LaunchRequest:
     """A launch of every cell of a grid, its text not prepared."""
     loaded = load_grid(grid)
-    cells, _ = admission.expand(loaded, runs / "corpora", dry=True)
+    cells, _ = admission.expand_grid(loaded, runs / "corpora", dry=True)
     return LaunchRequest(grid=loaded, cells=cells, runs=runs, **options)
 
 
@@ -177,9 +177,9 @@ def stayed(monkeypatch: pytest.MonkeyPatch) -> list[LaunchRequest]:
     """Launches that would have begun."""
     requests: list[LaunchRequest] = []
 
-    def stay(request: LaunchRequest, *rest: Any) -> Outcome:
+    def stay(request: LaunchRequest, *rest: Any) -> LaunchOutcome:
         requests.append(request)
-        return Outcome(Counter(done=2), True)
+        return LaunchOutcome(Counter(done=2), True)
 
     monkeypatch.setattr(commands, "stay", stay)
     return requests

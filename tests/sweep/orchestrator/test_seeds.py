@@ -10,10 +10,10 @@ from typing import Any
 
 import numpy as np
 import pytest
-from atma_sweep.results.errors import LostLease
+from atma_sweep.results.errors import LeaseLost
 from atma_sweep.results.forecast import forecast_of
-from atma_sweep.results.stopping.interim_analysis import looked_at
-from atma_sweep.results.store.recorder import Recorder
+from atma_sweep.results.stopping.interim_analysis import stopping_status
+from atma_sweep.results.store.recorder import DatabaseRecorder
 from atma_sweep.results.store.records import Measurement
 from atma_sweep.results.store.store import open_store
 from atma_sweep.sweep.grid.cell import Cell
@@ -55,7 +55,7 @@ class Sweep:
         request = LaunchRequest(
             grid=self.grid, cells=self.grid.expand(fingerprint), runs=self.runs, commit=("c", False)
         )
-        request = replace(launch.seeded(request, self.store), budget=allowed)
+        request = replace(launch.with_stop_seeds(request, self.store), budget=allowed)
         self.fence = launch.claim(request, self.store, ME)
         seeds = launch.seeds_source(request, self.store, self.fence, self.told.append)
         assert seeds is not None
@@ -66,7 +66,7 @@ class Sweep:
         for cell in cells:
             attempt = self.store.start_attempt(cell.id, owner=ME, fence=self.fence, sweep="g")
             if state == "done":
-                Recorder(self.store, attempt.id, attempt.fence).measurements(
+                DatabaseRecorder(self.store, attempt.id, attempt.fence).measurements(
                     [Measurement(probe="val", metric="val_loss", value=value(cell), unit="nats/token")]
                 )
             self.store.finish_attempt(attempt.id, attempt.fence, state)  # type: ignore[arg-type]
@@ -137,7 +137,7 @@ def test_a_launch_that_goes_on_decides_as_the_one_before(sweep: Callable[..., Sw
         one.finish([wave[1].cell])
         assert one.through(seeds) == slugs(4)
     assert one.store.revision("g").number == 1
-    seen = looked_at(one.store, "g")
+    seen = stopping_status(one.store, "g")
     assert seen is not None
     assert [look.seeds for look in seen.looks] == [3, 4, 5]
 
@@ -189,7 +189,7 @@ def test_cells_that_another_sweep_has_trained_cost_nothing(sweep: Callable[..., 
     for cell in cells:
         attempt = one.store.start_attempt(cell.id, owner=ME, fence=one.fence, sweep="other")
         found = Measurement(probe="val", metric="val_loss", value=value(cell), unit="nats/token")
-        Recorder(one.store, attempt.id, attempt.fence).measurements([found])
+        DatabaseRecorder(one.store, attempt.id, attempt.fence).measurements([found])
         one.store.finish_attempt(attempt.id, attempt.fence, "done")
     one.store.release_sweep("other", one.fence)
     with one.launched() as seeds:
@@ -204,7 +204,7 @@ def test_who_lost_the_sweep_adds_nothing(sweep: Callable[..., Sweep]) -> None:
     with one.launched() as seeds:
         one.finish(seeds.cells)
         one.store.release_sweep("g", one.fence)
-        with pytest.raises(LostLease):
+        with pytest.raises(LeaseLost):
             seeds.further(lambda resources: True)
         assert len(one.store.cell_states("g")) == 8
 

@@ -11,7 +11,7 @@ from atma_sweep.results.store.records import Attempt
 from atma_sweep.results.store.store import Store, open_store
 from atma_sweep.sweep.grid.grid import load_grid
 from atma_sweep.sweep.orchestrator import supervisor
-from atma_sweep.sweep.orchestrator.supervisor import Fits
+from atma_sweep.sweep.orchestrator.supervisor import CapacityCheck
 from atma_sweep.sweep.planning import planner
 from atma_sweep.sweep.planning.planner import Task
 from factories import hold_sweep, supervisor_of
@@ -25,7 +25,7 @@ class Waves:
         self.left, self.out, self.given_up = list(tasks), set[str](), hopeless
         self.told: list[tuple[str, str, str | None]] = []
 
-    def further(self, fits: Fits) -> Sequence[Task]:
+    def further(self, fits: CapacityCheck) -> Sequence[Task]:
         if self.out or not self.left or not fits(self.left[0].cell.config.resources):
             return []
         wave, self.left = self.left[:2], self.left[2:]

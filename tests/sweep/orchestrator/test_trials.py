@@ -13,14 +13,14 @@ from atma_sweep.results.store.records import NewRevision
 from atma_sweep.results.store.store import Store, open_store
 from atma_sweep.results.studies import search as searches
 from atma_sweep.results.studies.optuna_study import Trial
-from atma_sweep.results.studies.study_store import Studies, trials_of
+from atma_sweep.results.studies.study_store import StudyWriter, trials_of
 from atma_sweep.sweep.errors import SweepError
 from atma_sweep.sweep.grid.cell import Cell
 from atma_sweep.sweep.grid.grid import load_grid
 from atma_sweep.sweep.host import processes
 from atma_sweep.sweep.orchestrator import launch, supervisor
 from atma_sweep.sweep.orchestrator.launch import LaunchRequest
-from atma_sweep.sweep.orchestrator.trials import Trials
+from atma_sweep.sweep.orchestrator.trials import TrialSource
 from atma_sweep.sweep.planning import cost_estimate, planner
 from atma_sweep.sweep.planning.studies import TrialSpace, progress_of, space_of
 from factories import hold_sweep, supervisor_of
@@ -90,7 +90,7 @@ class Bench:
         assert plan.study is not None
         prices = cost_estimate.machine_prices(space.ends, self.runs, self.store)
         supervisor_of(self.store, fence, machine, self.runs).run(
-            plan.tasks, Trials(plan.study, self.store, fence, prices)
+            plan.tasks, TrialSource(plan.study, self.store, fence, prices)
         )
         return machine
 
@@ -178,7 +178,7 @@ def test_a_kill_between_two_writes_leaves_nothing_to_repair(
     for one in (bench, whole):
         one.edit(*KINDS["asha"])
     whole.launch()
-    owner: Any = Store if call == "start_attempt" else Studies
+    owner: Any = Store if call == "start_attempt" else StudyWriter
     real, calls = getattr(owner, call), [0]
 
     def dying(*given: Any, **more: Any) -> Any:

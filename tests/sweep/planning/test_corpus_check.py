@@ -125,7 +125,7 @@ def attempts(database: Path) -> list[int]:
 def test_text_on_this_machine_is_prepared_by_the_launch_and_pinned(grid: Callable[[str], Path], tmp_path: Path) -> None:
     loaded = load_grid(grid("corpus: files, path: text, heldout_tokens: 200"))
     heard: list[Any] = []
-    cells, remarks = texts.expand(loaded, tmp_path / "c", tell=heard.append)
+    cells, remarks = texts.expand_grid(loaded, tmp_path / "c", tell=heard.append)
     number = aside(files(tmp_path / "text", heldout_tokens=200)).fingerprint
     assert {cell.config.data.fingerprint for cell in cells} == {number}
     assert remarks == []
@@ -133,7 +133,7 @@ def test_text_on_this_machine_is_prepared_by_the_launch_and_pinned(grid: Callabl
     assert heard[-1].documents == 80
     before = len(heard)
     assert open_corpus(tmp_path / "c", number).train_tokens > 2048
-    again, _ = texts.expand(loaded, tmp_path / "c", tell=heard.append)
+    again, _ = texts.expand_grid(loaded, tmp_path / "c", tell=heard.append)
     assert [cell.id for cell in again] == [cell.id for cell in cells]
     assert len(heard) == before, "prepared once"
 
@@ -247,7 +247,7 @@ def test_a_corpus_by_the_name_it_was_given(
     cells = load_grid(path).expand(lambda data: named)
     assert ids(out) == {cell.id: cell.levels["attn_type"] for cell in cells}
     by_path = load_grid(grid(f"corpus: files, path: {tmp_path}/b, heldout_tokens: 200"))
-    assert {cell.id for cell in texts.expand(by_path, tmp_path / "atma-runs" / "corpora")[0]} == ids(out).keys()
+    assert {cell.id for cell in texts.expand_grid(by_path, tmp_path / "atma-runs" / "corpora")[0]} == ids(out).keys()
 
 
 def test_an_unknown_corpus_names_line_and_nearest(
@@ -257,7 +257,7 @@ def test_an_unknown_corpus_names_line_and_nearest(
     known = "stdlib, files, shards, fineweb-edu, fineweb-edu-shards, finepdfs, wikitext-103, flipflop, mqar, books"
     for dry in (True, False):
         with pytest.raises(GridError) as caught:
-            texts.expand(load_grid(path), tmp_path / "atma-runs" / "corpora", dry=dry)
+            texts.expand_grid(load_grid(path), tmp_path / "atma-runs" / "corpora", dry=dry)
         assert str(caught.value) == (
             f"{path}:7: set.data.corpus: no corpus 'boks' is built in or prepared; "
             f"atma-sweep data prepare PATH --name boks would; allowed: {known}; did you mean 'books'?"
@@ -398,7 +398,7 @@ def test_a_calibration_says_first_that_the_text_could_not_be_checked(
     def stop(*given: Any, **more: Any) -> None:
         raise MachineError("timing begins")
 
-    monkeypatch.setattr(calibrate, "timed", stop)
+    monkeypatch.setattr(calibrate, "calibrate_cell", stop)
     path = grid("corpus: files, path: text, heldout_tokens: 200")
     path.write_text(path.read_text().replace("validation_tokens: 256", "validation_tokens: 1e6"))
     said = (
@@ -488,9 +488,9 @@ def test_all_lacks_of_a_corpus_are_reported_at_once(
         "(atma-sweep data prepare ... --validation-tokens 4097 --heldout-documents 20)",
     ]
     assert err == f"atma-sweep: {'; '.join(lacks)}\n"
-    cells, _ = texts.expand(load_grid(path), tmp_path / "atma-runs" / "corpora")
+    cells, _ = texts.expand_grid(load_grid(path), tmp_path / "atma-runs" / "corpora")
     assert texts.corpus_lacks(cells, tmp_path / "atma-runs" / "corpora") == lacks
     sizes = "heldout_tokens: 200, validation_tokens: 4097, heldout_documents: 20"
     path.write_text(path.read_text().replace("heldout_tokens: 200", sizes))
-    cells, _ = texts.expand(load_grid(path), tmp_path / "atma-runs" / "corpora")
+    cells, _ = texts.expand_grid(load_grid(path), tmp_path / "atma-runs" / "corpora")
     assert texts.corpus_lacks(cells, tmp_path / "atma-runs" / "corpora") == []

@@ -11,13 +11,13 @@ from pathlib import Path
 
 import pytest
 from atma_sweep.results import forecast as stored
-from atma_sweep.results.store.recorder import Recorder
+from atma_sweep.results.store.recorder import DatabaseRecorder
 from atma_sweep.results.store.records import CurvePoint, Measurement, Owner, Provenance
 from atma_sweep.results.store.schema import AttemptRow
 from atma_sweep.results.store.store import Store
 from atma_sweep.sweep.config import Resources
 from atma_sweep.sweep.grid.cell import Cell
-from atma_sweep.sweep.orchestrator.supervisor import as_told
+from atma_sweep.sweep.orchestrator.supervisor import job_config
 from atma_sweep.sweep.planning import cost_estimate, planner, render, speed_model
 from atma_sweep.sweep.planning.ordering import ordered
 from atma_sweep.sweep.planning.speed_model import Calibration, ThreePointEstimate
@@ -54,10 +54,10 @@ def trained(
 ) -> None:
     """7 s of start; 1.928 s of compiling; 153,600 tokens at 10,000 a second; 0.4 s of validation; 6 s of probes."""
     attempt = store.start_attempt(cell.id, owner=ME, fence=1, steps_total=cell.config.train.steps)
-    recorder = Recorder(store, attempt.id, 1)
+    recorder = DatabaseRecorder(store, attempt.id, 1)
     recorder.provenance(
         Provenance(
-            config=as_told(cell.config),
+            config=job_config(cell.config),
             seed=0,
             gpu_name=gpu,
             co_tenants=neighbours,
@@ -195,7 +195,7 @@ def test_what_is_half_trained_costs_half_the_training(store: Store, recorded: Ce
     every = recorded()
     trained(store, every[0], gpu="NVIDIA H200")
     attempt = store.start_attempt(every[1].id, owner=ME, fence=1, steps_total=150)
-    recorder = Recorder(store, attempt.id, 1)
+    recorder = DatabaseRecorder(store, attempt.id, 1)
     recorder.progress(75, 150, 1.0, 1.0, "training")
     recorder.checkpoint("a/b")
     store.finish_attempt(attempt.id, 1, "interrupted")

@@ -8,7 +8,7 @@ from typing import Any
 
 import pytest
 import yaml
-from atma_sweep.results.store.recorder import Recorder
+from atma_sweep.results.store.recorder import DatabaseRecorder
 from atma_sweep.results.store.store import Store
 from atma_sweep.sweep.grid.cell import Cell
 from atma_sweep.sweep.grid.grid import Grid, load_grid
@@ -59,7 +59,7 @@ def counts(found: GridDifference) -> dict[str, int]:
 def attempt(store: Store, cell: Cell, state: str, *, step: int = 0) -> None:
     made = store.start_attempt(cell.id, owner=OWNER, fence=1, steps_total=150)
     if step:
-        recorder = Recorder(store, made.id, 1)
+        recorder = DatabaseRecorder(store, made.id, 1)
         recorder.progress(step, 150, 1.0, 1.0, "training")
         recorder.checkpoint("a/b")
     if state != "running":

@@ -12,7 +12,7 @@ from atma_sweep.sweep.checkpoints import checkpoint
 from atma_sweep.sweep.grid.cell import Cell
 from atma_sweep.sweep.orchestrator import display
 from atma_sweep.sweep.planning import admission, planner
-from atma_sweep.sweep.planning.admission import Disk
+from atma_sweep.sweep.planning.admission import DiskUsage
 
 GIB = 2**30
 GRID = """seeds: 5
@@ -64,12 +64,12 @@ def test_a_gpu_counts_for_itself_and_a_place_elsewhere_has_no_free_bytes(
     assert admission.disk_needed([beside], Path("/elsewhere")).place == str(tmp_path / "kept")
 
 
-def made(**changes: Any) -> Disk:
+def made(**changes: Any) -> DiskUsage:
     plain: dict[str, Any] = {
         "cells": 120, "per_cell": (int(1.4 * GIB),) * 2, "kept": 168 * GIB, "running": int(9.3 * GIB),
         "free": 512 * GIB, "place": "/runs", "keep": ("weights",),
     }  # fmt: skip
-    return Disk(**(plain | changes))
+    return DiskUsage(**(plain | changes))
 
 
 @pytest.mark.parametrize(("changes", "line"), [

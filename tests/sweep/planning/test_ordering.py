@@ -14,7 +14,7 @@ from atma_sweep.sweep.errors import GridError
 from atma_sweep.sweep.grid.cell import Cell, cell_id
 from atma_sweep.sweep.grid.grid import load_grid
 from atma_sweep.sweep.orchestrator import launch
-from atma_sweep.sweep.planning.ordering import costs, ordered, paired
+from atma_sweep.sweep.planning.ordering import costs, ordered, pairs_first
 from atma_sweep.sweep.planning.planner import Task, plan
 from atma_sweep.sweep.training import flops
 from bench import Bench
@@ -55,10 +55,10 @@ def names(cells: Sequence[Cell]) -> list[str]:
 def test_pairs_of_a_factorial_come_in_standard_order() -> None:
     """The first axis changes fastest and seeds slowest, whatever the grid's own order is."""
     cells = factorial(2, 2, 2)
-    assert names(paired(cells, cells, AXES)) == ["0000", "0100", "0010", "0110", "0001", "0101", "0011", "0111"]
+    assert names(pairs_first(cells, cells, AXES)) == ["0000", "0100", "0010", "0110", "0001", "0101", "0011", "0111"]
     cells = factorial(3, 2, seeds=2)
     expected = ["000", "010", "020", "001", "011", "021"]
-    assert names(paired(cells, cells, AXES)) == expected + ["1" + name[1:] for name in expected]
+    assert names(pairs_first(cells, cells, AXES)) == expected + ["1" + name[1:] for name in expected]
 
 
 def test_cells_whose_partner_is_finished_come_first_and_lonely_ones_last() -> None:
@@ -67,13 +67,13 @@ def test_cells_whose_partner_is_finished_come_first_and_lonely_ones_last() -> No
     wanted = [cell for cell in cells if cell.id not in finished]
     # partners of 0011 along a, b and c, then blocks along a, then what is left, then the one without any
     expected = ["0111", "0001", "0010", "0000", "0100", "0110", "0101", "0999"]
-    assert names(paired(wanted, cells, AXES, finished)) == expected
+    assert names(pairs_first(wanted, cells, AXES, finished)) == expected
 
 
 def test_an_excluded_corner_is_paired_along_another_axis() -> None:
     cells = [cell for cell in factorial(2, 3) if cell.id not in ("010", "011")]
     assert names(cells) == ["000", "001", "002", "012"]
-    assert names(paired(cells, cells, AXES)) == ["002", "012", "000", "001"]
+    assert names(pairs_first(cells, cells, AXES)) == ["002", "012", "000", "001"]
 
 
 @settings(max_examples=300, deadline=None)
@@ -86,7 +86,7 @@ def test_what_every_order_by_pairs_promises(data: st.DataObject) -> None:
     cells = data.draw(st.lists(st.sampled_from(whole), min_size=1, unique_by=lambda cell: cell.id))
     finished = set(names(data.draw(st.lists(st.sampled_from(cells), unique_by=lambda cell: cell.id))))
     wanted = [cell for cell in cells if cell.id not in finished]
-    out = paired(wanted, cells, AXES, finished)
+    out = pairs_first(wanted, cells, AXES, finished)
     assert sorted(names(out)) == sorted(names(wanted))
     have = [cell for cell in cells if cell.id in finished]
     before, lonely = len(matched(have)), set(names(cells)) - {one for pair in matched(cells) for one in pair}

@@ -13,7 +13,7 @@ from atma_sweep.model.config import ModelConfig
 from atma_sweep.sweep.config import CellConfig, EvalConfig, TrainConfig
 from atma_sweep.sweep.data.corpora import Corpus
 from atma_sweep.sweep.data.tokenizer import load_tokenizer
-from atma_sweep.sweep.probes.subject import Network
+from atma_sweep.sweep.probes.subject import CellSubject
 from torch import Tensor
 
 EOT, LETTERS = 256, np.arange(97, 111)
@@ -68,7 +68,7 @@ def rule() -> type[Rule]:
 
 
 @pytest.fixture
-def subject() -> Callable[..., Network]:
+def subject() -> Callable[..., CellSubject]:
     """subject(model, held=, length=, validation=, seq_len=, seed=, **eval settings) with byte tokens.
 
     The corpus has `held` held-out documents of `length`, `length` + 1, ... tokens.
@@ -83,7 +83,7 @@ def subject() -> Callable[..., Network]:
         seq_len: int = 13,
         seed: int = 0,
         **settings: Any,
-    ) -> Network:
+    ) -> CellSubject:
         small = {"lengths": (16, 32, 64), "documents": 3, "junk_rows": 4, "needle_trials": 6, "validation_tokens": 300}
         config = CellConfig(
             model=model.config if hasattr(model, "config") else ModelConfig(),
@@ -92,6 +92,6 @@ def subject() -> Callable[..., Network]:
             seed=seed,
         )
         made = corpus(documents=held, length=length, validation=validation)
-        return Network(model, load_tokenizer("bytes"), made, config, torch.device("cpu"))
+        return CellSubject(model, load_tokenizer("bytes"), made, config, torch.device("cpu"))
 
     return make

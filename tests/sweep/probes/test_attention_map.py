@@ -12,18 +12,18 @@ import pytest
 import torch
 from atma_sweep.model.bases import Mixer
 from atma_sweep.model.registry import MIXERS, register_mixer
-from atma_sweep.sweep.probes.subject import Network, evaluations, measure
+from atma_sweep.sweep.probes.subject import CellSubject, measure, observe_evaluations
 from registries import EVERY_MIXER
 from torch import Tensor
 from torch.nn import functional
 
-Make = Callable[..., Network]
+Make = Callable[..., CellSubject]
 T = 21
 SIZES = {"n_heads": 2, "n_kv_heads": 1, "head_dim": 8}
 NORMED = ("polar", "diff")
 
 
-def maps_of(who: Network) -> tuple[dict[str, Any], dict[tuple[int, int], np.ndarray]]:
+def maps_of(who: CellSubject) -> tuple[dict[str, Any], dict[tuple[int, int], np.ndarray]]:
     """The numbers, and by layer and head the map that the items hold."""
     ((numbers, examples),) = measure("attention_map", who, (0,))
     found: dict[tuple[int, int], np.ndarray] = {}
@@ -35,7 +35,7 @@ def maps_of(who: Network) -> tuple[dict[str, Any], dict[tuple[int, int], np.ndar
     return {m.metric: m for m in numbers}, found
 
 
-def read_by(model: Any, who: Network, layer: int) -> dict[str, Tensor]:
+def read_by(model: Any, who: CellSubject, layer: int) -> dict[str, Tensor]:
     """What the layer's mixer was given to read, and what it made of it, [T, ...] in float64."""
     mix, seen = model.blocks[layer].mix, {}
 
@@ -44,7 +44,7 @@ def read_by(model: Any, who: Network, layer: int) -> dict[str, Tensor]:
         mixed = type(mix.mixer).evaluate(mix.mixer, q, k, v, **more)
         seen["y"] = (mixed[0] if isinstance(mixed, tuple) else mixed)[0]
 
-    with evaluations([mix.mixer], look), torch.no_grad():
+    with observe_evaluations([mix.mixer], look), torch.no_grad():
         model.features(torch.from_numpy(who.corpus.validation[:T].astype(np.int64))[None], full_context=True, chunk=64)
     return seen
 
@@ -53,7 +53,7 @@ def awake(network: Any, mixer: str, **settings: Any) -> Any:
     return network(awake=True, vocab_size=264, dtype=torch.float64, attn_type=mixer, window=True, **settings).eval()
 
 
-def subject_of(subject: Make, model: Any, **settings: Any) -> Network:
+def subject_of(subject: Make, model: Any, **settings: Any) -> CellSubject:
     return subject(model, validation=300, settings={"attention_map": {"tokens": T, **settings}})
 
 

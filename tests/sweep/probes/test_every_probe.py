@@ -17,7 +17,7 @@ from atma_sweep.sweep.config import CellConfig, DataConfig
 from atma_sweep.sweep.data.known.mqar import VALUES
 from atma_sweep.sweep.data.tokenizer import load_tokenizer
 from atma_sweep.sweep.probes import PROBES, Metric, Probe, ProbeConfig, bound, register_probe
-from atma_sweep.sweep.probes.subject import Network, evaluating, measure
+from atma_sweep.sweep.probes.subject import CellSubject, evaluating, measure
 
 EVERY = list(PROBES)
 OVER_LENGTHS = [name for name in EVERY if PROBES.load(name).by_length]
@@ -38,10 +38,10 @@ BY_THE_CLOCK = ("written_per_s",)
 
 
 @pytest.fixture
-def who(network: Any, subject: Callable[..., Network]) -> Callable[..., Network]:
+def who(network: Any, subject: Callable[..., CellSubject]) -> Callable[..., CellSubject]:
     """who(mixer, tokens, **settings): a network that every probe can measure but those of OTHER and TOKENS."""
 
-    def make(mixer: str = "polar", tokens: str = "bytes", *, awake: bool = True, **settings: Any) -> Network:
+    def make(mixer: str = "polar", tokens: str = "bytes", *, awake: bool = True, **settings: Any) -> CellSubject:
         size = {"bytes": 264}.get(tokens, 1024)
         sizes = {"attn_type": mixer, "memory": "gated_delta", "window": True, "vocab_size": size}
         model = network(awake=awake, dtype=torch.float64, **sizes).eval()
@@ -59,12 +59,12 @@ def lengths_of(name: str) -> tuple[int, ...]:
 
 
 @pytest.fixture
-def able(who: Callable[..., Network]) -> Callable[..., Network]:
+def able(who: Callable[..., CellSubject]) -> Callable[..., CellSubject]:
     """able(name, **settings): a network of which that probe has all numbers."""
     return lambda name, **settings: who(OTHER.get(name, "polar"), TOKENS.get(name, "bytes"), **settings)
 
 
-def numbers(name: str, one: Network, lengths: tuple[int, ...] | None = None) -> dict[tuple[Any, ...], float]:
+def numbers(name: str, one: CellSubject, lengths: tuple[int, ...] | None = None) -> dict[tuple[Any, ...], float]:
     """Everything that a probe says which does not depend on the clock, measurements and examples."""
     found: dict[tuple[Any, ...], float] = {}
     for measured, examples in measure(name, one, lengths or lengths_of(name)):
@@ -105,7 +105,7 @@ def test_the_cost_is_above_zero_and_never_falls_with_the_length(name: str) -> No
 
 
 @pytest.mark.parametrize("name", EVERY)
-def test_everything_that_it_yields_is_declared(name: str, able: Callable[..., Network]) -> None:
+def test_everything_that_it_yields_is_declared(name: str, able: Callable[..., CellSubject]) -> None:
     one, lengths = able(name), lengths_of(name)
     results = list(measure(name, one, lengths))
     units = {metric.name: metric.unit for metric in PROBES.load(name).metrics}
@@ -122,7 +122,7 @@ def test_everything_that_it_yields_is_declared(name: str, able: Callable[..., Ne
 
 @pytest.mark.parametrize("name", EVERY)
 @pytest.mark.parametrize("training", [False, True])
-def test_it_leaves_the_network_as_it_was(name: str, training: bool, able: Callable[..., Network]) -> None:
+def test_it_leaves_the_network_as_it_was(name: str, training: bool, able: Callable[..., CellSubject]) -> None:
     one = able(name)
     model = one.model.train(training)
     before = {key: value.clone() for key, value in model.state_dict().items()}
@@ -142,7 +142,7 @@ def test_it_leaves_the_network_as_it_was(name: str, training: bool, able: Callab
 
 
 @pytest.mark.parametrize("name", EVERY)
-def test_lengths_one_by_one_give_the_same_and_batches_nearly(name: str, able: Callable[..., Network]) -> None:
+def test_lengths_one_by_one_give_the_same_and_batches_nearly(name: str, able: Callable[..., CellSubject]) -> None:
     together = numbers(name, able(name))
     again = able(name)
     assert together == {
@@ -159,7 +159,7 @@ UNTRAINED = {"nats/token": math.log(264), "nats/digit": math.log(264), "perplexi
 @pytest.mark.parametrize(
     "name", ["val", "clean", "junk", "needle", "same_tail", "position_nll", "extrapolation", "passkey"]
 )
-def test_an_untrained_network_loses_ln_v_and_finds_nothing(name: str, able: Callable[..., Network]) -> None:
+def test_an_untrained_network_loses_ln_v_and_finds_nothing(name: str, able: Callable[..., CellSubject]) -> None:
     found = [m for measured, _ in measure(name, able(name, awake=False), lengths_of(name)) for m in measured]
     of = {m: UNTRAINED.get(m.metric, UNTRAINED.get(str(m.unit))) for m in found if m.metric != "constant_accuracy"}
     assert sum(level is not None for level in of.values()) >= len(lengths_of(name))
@@ -176,7 +176,7 @@ def always(token: int) -> Callable[[np.ndarray], np.ndarray]:
     ("passkey", {"settings": {"passkey": {"trials": 7}}}), ("passkey", {"settings": {"passkey": {"digits": 3}}}),
 ])  # fmt: skip
 def test_the_best_constant_digit_scores_the_chance_level(
-    name: str, settings: dict[str, Any], rule: Any, subject: Callable[..., Network]
+    name: str, settings: dict[str, Any], rule: Any, subject: Callable[..., CellSubject]
 ) -> None:
     """By running all ten of them."""
     scored, levels = [], set()
@@ -195,7 +195,7 @@ def test_the_best_constant_digit_scores_the_chance_level(
     ("mqar", ("accuracy",), tuple(range(VALUES, VALUES + 5))),
 ])  # fmt: skip
 def test_constant_answers_score_the_chance_level_on_average(
-    name: str, metrics: tuple[str, ...], answers: tuple[int, ...], rule: Any, subject: Callable[..., Network]
+    name: str, metrics: tuple[str, ...], answers: tuple[int, ...], rule: Any, subject: Callable[..., CellSubject]
 ) -> None:
     """Each question has one of these answers."""
     task = {"mqar": {"length": 24, "pairs": 4, "keys": 6, "values": 5}}
@@ -214,7 +214,7 @@ def test_constant_answers_score_the_chance_level_on_average(
 @pytest.mark.parametrize("name", [name for name in OVER_LENGTHS if name not in OF_NO_TEXT])
 @pytest.mark.parametrize("settings", [{"documents": 3, "junk_rows": 4}, {"documents": 5, "junk_rows": 7}])
 def test_one_token_more_than_the_longest_length_is_not_measured(
-    name: str, settings: dict[str, int], who: Callable[..., Network]
+    name: str, settings: dict[str, int], who: Callable[..., CellSubject]
 ) -> None:
     asked = who(needle_trials=2, **settings)
     probe = bound(name, asked.config)
@@ -231,7 +231,7 @@ def test_one_token_more_than_the_longest_length_is_not_measured(
 
 
 @pytest.mark.parametrize("name", [name for name in EVERY if name not in OVER_LENGTHS or name in OF_NO_TEXT])
-def test_what_has_no_length_has_no_limit(name: str, who: Callable[..., Network]) -> None:
+def test_what_has_no_length_has_no_limit(name: str, who: Callable[..., CellSubject]) -> None:
     asked = who()
     assert bound(name, asked.config).longest(asked.corpus) is None
 
@@ -268,7 +268,7 @@ ALL_MISSING = ("position_nll", "extrapolation", "attention_map", "gates", "state
     ("needle", SHORT, {}, 16, "n/a: positions ape has 30 places, fewer than 112 tokens"),
 ])  # fmt: skip
 def test_what_cannot_be_measured_says_why(
-    name: str, model: Any, settings: Any, length: int, reason: str, network: Any, subject: Callable[..., Network]
+    name: str, model: Any, settings: Any, length: int, reason: str, network: Any, subject: Callable[..., CellSubject]
 ) -> None:
     validation = {"gates": 60, "attention_map": 300}.get(name, 700)
     asked = {"validation_tokens": 26 if name == "gates" else 300, "settings": {name: settings}}
@@ -283,14 +283,14 @@ def test_what_cannot_be_measured_says_why(
 
 @pytest.mark.parametrize(("span", "length", "advice"), [(700, 16, "lower"), (60, 61, "raise")])
 def test_a_plan_hears_which_span_a_length_needs(
-    span: int, length: int, advice: str, network: Any, subject: Callable[..., Network]
+    span: int, length: int, advice: str, network: Any, subject: Callable[..., CellSubject]
 ) -> None:
     who = subject(network(vocab_size=264).eval(), settings={"extrapolation": {"span": span}})
     lack = bound("extrapolation", who.config).lack(who.corpus, length)
     assert f"{advice} eval.settings.extrapolation.span" in str(lack)
 
 
-def test_too_few_documents_give_no_length_at_all(who: Callable[..., Network]) -> None:
+def test_too_few_documents_give_no_length_at_all(who: Callable[..., CellSubject]) -> None:
     asked = who(documents=6)
     assert [bound(name, asked.config).longest(asked.corpus) for name in ("clean", "needle", "state_norm")] == [0, 0, 0]
 

@@ -9,9 +9,9 @@ from typing import Any
 import numpy as np
 import pytest
 import torch
-from atma_sweep.sweep.probes.subject import Network, measure
+from atma_sweep.sweep.probes.subject import CellSubject, measure
 
-Make = Callable[..., Network]
+Make = Callable[..., CellSubject]
 
 
 @pytest.mark.parametrize("length", [16, 13, 50, 100])

@@ -14,7 +14,7 @@ from atma_sweep.sweep.config import CellConfig, DataConfig, EvalConfig
 from atma_sweep.sweep.data.known.flipflop import FlipFlopRows, coin_flips
 from atma_sweep.sweep.data.tokenizer import load_tokenizer
 from atma_sweep.sweep.probes import bound
-from atma_sweep.sweep.probes.subject import Network, measure
+from atma_sweep.sweep.probes.subject import CellSubject, measure
 
 SMALL = {"iid": 60, "sparse": 80, "dense": 40, "length": 32}
 SHARES = {"iid": 0.8, "sparse": 0.98, "dense": 0.1}
@@ -42,10 +42,10 @@ def copy(text: str) -> list[str]:
 
 
 @pytest.fixture
-def asked(rule: Any, subject: Callable[..., Network]) -> Callable[..., Network]:
+def asked(rule: Any, subject: Callable[..., CellSubject]) -> Callable[..., CellSubject]:
     """asked(predict, **settings of the probe): letters are bytes."""
 
-    def make(predict: Predict, **settings: Any) -> Network:
+    def make(predict: Predict, **settings: Any) -> CellSubject:
         def tokens(row: np.ndarray) -> np.ndarray:
             return np.array([ord(letter) for letter in predict(bytes(row.tolist()).decode())])
 
@@ -54,12 +54,12 @@ def asked(rule: Any, subject: Callable[..., Network]) -> Callable[..., Network]:
     return make
 
 
-def numbers(who: Network) -> dict[str, Any]:
+def numbers(who: CellSubject) -> dict[str, Any]:
     ((measured, _),) = measure("flipflop", who, [0])
     return {one.metric: one for one in measured}
 
 
-def test_an_automaton_is_right_throughout(asked: Callable[..., Network]) -> None:
+def test_an_automaton_is_right_throughout(asked: Callable[..., CellSubject]) -> None:
     found = numbers(asked(remember))
     for split, count in (("iid", 60), ("sparse", 80), ("dense", 40)):
         exact = found[f"exact_{split}"]
@@ -69,7 +69,7 @@ def test_an_automaton_is_right_throughout(asked: Callable[..., Network]) -> None
         assert (found[f"reads_{split}"].value, found[f"error_{split}"].n) == (reads, reads)
 
 
-def test_whoever_copies_the_last_bit_is_scored_as_counted_by_hand(asked: Callable[..., Network]) -> None:
+def test_whoever_copies_the_last_bit_is_scored_as_counted_by_hand(asked: Callable[..., CellSubject]) -> None:
     found = numbers(asked(copy))
     for split in SPLITS:
         wrong = []
@@ -89,7 +89,7 @@ def test_whoever_copies_the_last_bit_is_scored_as_counted_by_hand(asked: Callabl
         assert found[f"coin_{split}"].value == pytest.approx(np.mean([0.5**count for count in reads]), rel=1e-12)
 
 
-def test_items_are_the_first_sequences(asked: Callable[..., Network]) -> None:
+def test_items_are_the_first_sequences(asked: Callable[..., CellSubject]) -> None:
     ((_, examples),) = measure("flipflop", asked(copy, items=7), [0])
     assert [(one.metric, one.item) for one in examples] == [
         (f"exact_{split}", item) for split in SPLITS for item in range(7)
@@ -104,7 +104,7 @@ def test_items_are_the_first_sequences(asked: Callable[..., Network]) -> None:
     assert none == []
 
 
-def test_any_token_but_the_right_bit_is_wrong(asked: Callable[..., Network]) -> None:
+def test_any_token_but_the_right_bit_is_wrong(asked: Callable[..., CellSubject]) -> None:
     found = numbers(asked(lambda text: ["w"] * len(text)))
     assert [found[f"error_{split}"].value for split in SPLITS] == [1, 1, 1]
 
@@ -125,7 +125,7 @@ def test_length_seed_and_share_of_the_sequences_like_those_of_training_are_the_c
     assert metrics.metric("flipflop", "exact_sparse", probe.description("exact_sparse")).chance == coin_flips(16, 0.98)
 
 
-def test_letters_that_are_no_tokens_have_a_reason(asked: Callable[..., Network]) -> None:
+def test_letters_that_are_no_tokens_have_a_reason(asked: Callable[..., CellSubject]) -> None:
     class Words(type(load_tokenizer("bytes"))):  # type: ignore[misc]
         name = "words"
 

@@ -8,14 +8,14 @@ from typing import Any
 import pytest
 import torch
 from atma_sweep.sweep.data.batches import stream_rows
-from atma_sweep.sweep.probes.subject import Network, measure
+from atma_sweep.sweep.probes.subject import CellSubject, measure
 from torch.nn import functional
 
-Make = Callable[..., Network]
+Make = Callable[..., CellSubject]
 ROWS, LENGTH = 5, 13
 
 
-def found(who: Network) -> tuple[dict[str, Any], dict[tuple[str, int, int], float]]:
+def found(who: CellSubject) -> tuple[dict[str, Any], dict[tuple[str, int, int], float]]:
     ((numbers, examples),) = measure("gates", who, (0,))
     return {m.metric: m for m in numbers}, {(e.metric, e.item, e.position): e.value for e in examples}
 

@@ -20,12 +20,12 @@ from atma_sweep.sweep.data.known.mqar import BLANK, VALUES
 from atma_sweep.sweep.data.tokenizer import load_tokenizer
 from atma_sweep.sweep.probes import bound
 from atma_sweep.sweep.probes.diagnostics.memory_recall import held
-from atma_sweep.sweep.probes.diagnostics.memory_state import habits, memories_of, nearest, recalled
-from atma_sweep.sweep.probes.subject import Network, measure
+from atma_sweep.sweep.probes.diagnostics.memory_state import average_rates, memories_of, nearest, recalled
+from atma_sweep.sweep.probes.subject import CellSubject, measure
 from scipy.stats import binom
 from torch import Tensor
 
-Make = Callable[..., Network]
+Make = Callable[..., CellSubject]
 PROBE = "memory_recall"
 
 
@@ -108,7 +108,7 @@ class TestTheMemoryAlone:
         hook = memory.register_forward_pre_hook(lambda _, given: seen.append(given))
         with torch.no_grad():
             model.features(rows, full_context=True)
-            found = habits(who, rows)[2]
+            found = average_rates(who, rows)[2]
             hook.remove()
             x, _, _, v = seen[0]
             wanted = memory.read_rates(x)
@@ -195,11 +195,11 @@ def looks_up(row: np.ndarray) -> np.ndarray:
 class TestInContext:
     SETTINGS: ClassVar[dict[str, Any]] = {"pairs": [2, 4, 6], "rows": 40}
 
-    def of_mqar(self, model: Any, subject: Make, **corpus: Any) -> Network:
+    def of_mqar(self, model: Any, subject: Make, **corpus: Any) -> CellSubject:
         made = subject(model, settings={PROBE: self.SETTINGS})
         data = DataConfig(corpus="mqar", settings={"mqar": {"length": 24, "pairs": 3, "keys": 6, "values": 5} | corpus})
         config = made.config.model_copy(update={"data": data})
-        return Network(model, load_tokenizer("mqar"), made.corpus, config, torch.device("cpu"))
+        return CellSubject(model, load_tokenizer("mqar"), made.corpus, config, torch.device("cpu"))
 
     def asked(self, rule: Any, subject: Make, predict: Any, *, mqar: bool) -> tuple[Any, Any, Any]:
         model = rule(predict, 1024)

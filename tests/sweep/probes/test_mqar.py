@@ -11,9 +11,9 @@ import pytest
 from atma_sweep.results.intervals import wilson
 from atma_sweep.sweep.config import CellConfig, DataConfig
 from atma_sweep.sweep.data.known.mqar import MqarConfig, MqarRows
-from atma_sweep.sweep.data.tokenizer import Recall, load_tokenizer
+from atma_sweep.sweep.data.tokenizer import RecallTokenizer, load_tokenizer
 from atma_sweep.sweep.probes import bound
-from atma_sweep.sweep.probes.subject import Network, measure
+from atma_sweep.sweep.probes.subject import CellSubject, measure
 
 TASK = {"length": 24, "pairs": 4, "keys": 6, "values": 5, "gap": 1.0}
 ROWS = 70
@@ -30,7 +30,7 @@ def dictionary(row: np.ndarray) -> np.ndarray:
     known: dict[int, int] = {}
     said = []
     for place, token in enumerate(row.tolist()):
-        if place and row[place - 1] and row[place - 1] <= Recall.KEYS < token:
+        if place and row[place - 1] and row[place - 1] <= RecallTokenizer.KEYS < token:
             known.setdefault(int(row[place - 1]), token)
         said.append(known.get(token, 0))
     return np.array(said)
@@ -40,16 +40,16 @@ def newest(row: np.ndarray) -> np.ndarray:
     """The last value that was seen."""
     said, last = [], 0
     for token in row.tolist():
-        last = token if token > Recall.KEYS else last
+        last = token if token > RecallTokenizer.KEYS else last
         said.append(last)
     return np.array(said)
 
 
 @pytest.fixture
-def asked(rule: Any, subject: Callable[..., Network]) -> Callable[..., Network]:
+def asked(rule: Any, subject: Callable[..., CellSubject]) -> Callable[..., CellSubject]:
     """asked(predict, **settings of the probe)"""
 
-    def make(predict: Callable[[np.ndarray], np.ndarray], **settings: Any) -> Network:
+    def make(predict: Callable[[np.ndarray], np.ndarray], **settings: Any) -> CellSubject:
         network = rule(predict, load_tokenizer("mqar").vocabulary)
         made = subject(network, chunk_tokens=100, settings={"mqar": {"rows": ROWS, **settings}})
         config = made.config.model_copy(update={"data": DATA})
@@ -58,12 +58,12 @@ def asked(rule: Any, subject: Callable[..., Network]) -> Callable[..., Network]:
     return make
 
 
-def numbers(who: Network) -> dict[str, Any]:
+def numbers(who: CellSubject) -> dict[str, Any]:
     ((measured, _),) = measure("mqar", who, [0])
     return {one.metric: one for one in measured}
 
 
-def test_a_dictionary_is_right_throughout_and_asked_as_it_was_trained(asked: Callable[..., Network]) -> None:
+def test_a_dictionary_is_right_throughout_and_asked_as_it_was_trained(asked: Callable[..., CellSubject]) -> None:
     who = asked(dictionary)
     found = numbers(who)
     for name in ("accuracy", "exact"):
@@ -73,7 +73,7 @@ def test_a_dictionary_is_right_throughout_and_asked_as_it_was_trained(asked: Cal
     assert set(model.full) == {False}, "with the window of training"
 
 
-def test_whoever_says_the_newest_value_is_scored_as_counted_by_hand(asked: Callable[..., Network]) -> None:
+def test_whoever_says_the_newest_value_is_scored_as_counted_by_hand(asked: Callable[..., CellSubject]) -> None:
     found = numbers(asked(newest))
     shares = []
     for row in texts():
@@ -81,7 +81,7 @@ def test_whoever_says_the_newest_value_is_scored_as_counted_by_hand(asked: Calla
         right = 0
         for place in range(9, 23, 2):
             if row[place]:
-                before = [token for token in row[:place] if token > Recall.KEYS]
+                before = [token for token in row[:place] if token > RecallTokenizer.KEYS]
                 right += before[-1] == pairs[row[place]]
         shares.append(right / 4)
     assert 0 < np.mean(shares) < 1
@@ -91,7 +91,7 @@ def test_whoever_says_the_newest_value_is_scored_as_counted_by_hand(asked: Calla
     assert (found["accuracy"].low, found["accuracy"].high) == wilson(np.sum(shares), ROWS)
 
 
-def test_items_are_the_first_rows(asked: Callable[..., Network]) -> None:
+def test_items_are_the_first_rows(asked: Callable[..., CellSubject]) -> None:
     (_, items), (_, every) = (next(measure("mqar", asked(newest, items=count), [0])) for count in (7, ROWS))
     assert [(one.metric, one.item) for one in items] == [("accuracy", item) for item in range(7)]
     assert items == every[:7]

@@ -13,11 +13,11 @@ from atma_sweep.sweep.data.tokenizer import load_tokenizer
 from atma_sweep.sweep.probes import bound
 from atma_sweep.sweep.probes.needle import NeedleTrial
 from atma_sweep.sweep.probes.passkey import GRASS, WORDS, PasskeyConfig, hidden, prompt
-from atma_sweep.sweep.probes.subject import Network, measure
+from atma_sweep.sweep.probes.subject import CellSubject, measure
 from pydantic import ValidationError
 from statsmodels.stats.proportion import proportion_confint
 
-Make = Callable[..., Network]
+Make = Callable[..., CellSubject]
 EOT = 256
 ONE = NeedleTrial(" The code is", (1, 0, 7))
 TEXT = (np.arange(400) % 26 + 97).astype(np.uint16)

@@ -8,9 +8,9 @@ from typing import Any
 import numpy as np
 import pytest
 import torch
-from atma_sweep.sweep.probes.subject import Network, measure
+from atma_sweep.sweep.probes.subject import CellSubject, measure
 
-Make = Callable[..., Network]
+Make = Callable[..., CellSubject]
 
 
 @pytest.mark.parametrize(("length", "size"), [(64, 16), (61, 16), (61, 7), (13, 256), (17, 1)])

@@ -13,12 +13,12 @@ import numpy as np
 import pytest
 import torch
 from atma_sweep.results.intervals import wilson
-from atma_sweep.results.store.recorder import Recorder
+from atma_sweep.results.store.recorder import DatabaseRecorder
 from atma_sweep.results.store.records import CellRecord, Measurement, Owner
 from atma_sweep.results.store.schema import ExampleRow
 from atma_sweep.results.store.store import Store
 from atma_sweep.sweep.attempt import base_runner as module
-from atma_sweep.sweep.attempt.cell_runner import Work
+from atma_sweep.sweep.attempt.cell_runner import CellRunner
 from atma_sweep.sweep.attempt.job import Job
 from atma_sweep.sweep.grid.settings import levels_of
 from atma_sweep.sweep.host.hardware import peak_resident, reset_peak_resident
@@ -26,7 +26,7 @@ from atma_sweep.sweep.probes import requested
 from atma_sweep.sweep.probes.needle import NeedleConfig, trials
 from sqlalchemy import select
 
-Attempt = Callable[[Any], Work]
+Attempt = Callable[[Any], CellRunner]
 Found = dict[tuple[str, str, int], Any]
 MEASURABLE = reset_peak_resident()
 """Whether this system tells the peak of a process, as Linux does."""
@@ -36,7 +36,7 @@ MEASURABLE = reset_peak_resident()
 def attempt(store: Store, tmp_path: Path) -> Attempt:
     """attempt(subject): the work of a running attempt of that subject's cell, with everything still to be measured."""
 
-    def start(who: Any) -> Work:
+    def start(who: Any) -> CellRunner:
         dump = who.config.model_dump(mode="json")
         cell = CellRecord(id="c" * 12, slug="c", seed=0, levels=levels_of(who.config), config=dump)
         store.record_revision("s", grid_text="x", grid_file="x.yaml", cells=[cell])
@@ -45,7 +45,7 @@ def attempt(store: Store, tmp_path: Path) -> Attempt:
             attempt=running.id, fence=1, cell=cell.id, slug="c", kind="train", folder=running.run_dir, config=dump,
             missing=requested(who.config.eval), resume=[],
         )  # fmt: skip
-        return Work(job, tmp_path, Recorder(store, running.id, 1), SimpleNamespace(set=False))
+        return CellRunner(job, tmp_path, DatabaseRecorder(store, running.id, 1), SimpleNamespace(set=False))
 
     return start
 

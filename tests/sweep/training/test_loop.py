@@ -14,7 +14,7 @@ from typing import Any
 import numpy as np
 import pytest
 import torch
-from atma_sweep.model.backbone import Auxiliary, Backbone
+from atma_sweep.model.backbone import AuxiliaryTerms, Backbone
 from atma_sweep.sweep.attempt import cell_runner
 from atma_sweep.sweep.checkpoints import checkpoint
 from atma_sweep.sweep.config import TrainConfig
@@ -106,7 +106,7 @@ def test_the_objective_is_the_formula(network: Network, regularizer: str, distra
     inputs, targets = (part[:2] for part in made.batches.step(2))
     objective, mean = made.objective(made.draw_batch(inputs, targets, 2, 1))
 
-    asked = Auxiliary(
+    asked = AuxiliaryTerms(
         regularizer=regularizer, sketch=5, distractor=distractor, distractor_count=None, seed=4, step=2, micro=1
     )
     terms = model.features(inputs, auxiliary=asked)
@@ -370,7 +370,7 @@ def test_a_stop_right_after_a_save_or_a_resumption_writes_nothing_again(network:
 def exactly() -> Iterator[Callable[[], None]]:
     """Switches deterministic operations on; off again after the test."""
     before = os.environ.get("CUBLAS_WORKSPACE_CONFIG")
-    yield cell_runner.repeat_exactly
+    yield cell_runner.enable_determinism
     torch.use_deterministic_algorithms(False)
     torch.backends.cudnn.deterministic = False
     os.environ.pop("CUBLAS_WORKSPACE_CONFIG", None)

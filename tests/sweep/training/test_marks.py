@@ -13,7 +13,7 @@ import torch
 from atma_sweep.model.backbone import Backbone
 from atma_sweep.sweep.config import DataConfig
 from atma_sweep.sweep.data import corpora, prepare
-from atma_sweep.sweep.data.batches import Ahead, Batches, DataError, marked_room
+from atma_sweep.sweep.data.batches import Batches, DataError, StepPrefetcher, marked_capacity
 from atma_sweep.sweep.data.corpora import open_corpus
 from atma_sweep.sweep.errors import GridError
 from atma_sweep.sweep.planning import admission as plan
@@ -53,7 +53,7 @@ def test_a_mark_belongs_to_the_token_that_is_to_be_said(whole_steps: bool) -> No
 def test_places_of_each_micro_batch(rows: int) -> None:
     batches = marked_batches(recipe())
     for step in (0, 3):
-        taken = Ahead(batches, CPU, rows).take(step)
+        taken = StepPrefetcher(batches, CPU, rows).take(step)
         marked = batches.marked(step)
         assert marked is not None
         assert taken.marked is not None
@@ -62,14 +62,14 @@ def test_places_of_each_micro_batch(rows: int) -> None:
         assert torch.equal(chosen, taken.targets[marked])
         assert torch.equal(chosen, torch.cat([one.targets_M for one in taken.marked]))
         assert {float(one.share) for one in taken.marked} == {len(parts) / int(marked.sum())}
-    assert Ahead(Batches([STREAM], 6, 4, 0, True), CPU, rows).take(0).marked is None
+    assert StepPrefetcher(Batches([STREAM], 6, 4, 0, True), CPU, rows).take(0).marked is None
 
 
 def test_filled_up_to_a_number_that_stays() -> None:
     """Fillers come last and are no targets; a micro-batch with more than there is room for stays as it is."""
     batches, lengths = marked_batches(recipe()), set()
     for step in range(6):
-        plain, filled = (Ahead(batches, CPU, 2, room).take(step).marked for room in (None, 5))
+        plain, filled = (StepPrefetcher(batches, CPU, 2, room).take(step).marked for room in (None, 5))
         assert plain is not None
         assert filled is not None
         for one, other in zip(plain, filled, strict=True):
@@ -89,7 +89,7 @@ def test_filled_up_to_a_number_that_stays() -> None:
 )
 def test_room_for_marked_targets(share: float, targets: int, room: int) -> None:
     """Eight deviations above what is expected: of 100,000 draws none has more."""
-    assert marked_room(share, targets) == room
+    assert marked_capacity(share, targets) == room
     draws = np.random.default_rng(0).binomial(targets, share, 100_000)
     assert draws.max() <= room
 

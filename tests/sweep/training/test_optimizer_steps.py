@@ -15,7 +15,7 @@ from atma_sweep.model.backbone import Backbone
 from atma_sweep.sweep.checkpoints import checkpoint
 from atma_sweep.sweep.config import TrainConfig
 from atma_sweep.sweep.training.loop import Stopped, Trainer
-from atma_sweep.sweep.training.optimizer_steps import SMALL, Batch, as_they_are, wanted
+from atma_sweep.sweep.training.optimizer_steps import SMALL, Batch, should_capture, without_capture
 from atma_sweep.sweep.training.optimizers import Muon, Optimizers
 from registries import PAIRS
 from small_training import LEVELS, Watch, recipe, small_trainer
@@ -275,13 +275,13 @@ def test_more_marked_targets_than_there_is_room_for_are_trained_as_they_come(net
 def test_which_networks_are_captured() -> None:
     cuda = torch.device("cuda")
     config = TrainConfig(tokens=10**9, seq_len=512, batch_tokens=32_768, micro_batch=64)
-    assert wanted(config, 10_600_000, cuda) == (True, "a micro-batch is 2.1e+12 FLOPs, at most 1e+13")
-    assert wanted(config, 370_000_000, cuda)[0] is False
+    assert should_capture(config, 10_600_000, cuda) == (True, "a micro-batch is 2.1e+12 FLOPs, at most 1e+13")
+    assert should_capture(config, 370_000_000, cuda)[0] is False
     edge = int(SMALL / 6 / 32_768)
-    assert (wanted(config, edge, cuda)[0], wanted(config, edge + 1, cuda)[0]) == (True, False)
-    assert wanted(config.model_copy(update={"graphs": "on"}), 10**9, cuda) == (True, "train.graphs: on")
-    assert wanted(config.model_copy(update={"graphs": "off"}), 10, cuda) == (False, "train.graphs: off")
-    assert wanted(config.model_copy(update={"graphs": "on"}), 10, CPU) == (False, "no GPU")
+    assert (should_capture(config, edge, cuda)[0], should_capture(config, edge + 1, cuda)[0]) == (True, False)
+    assert should_capture(config.model_copy(update={"graphs": "on"}), 10**9, cuda) == (True, "train.graphs: on")
+    assert should_capture(config.model_copy(update={"graphs": "off"}), 10, cuda) == (False, "train.graphs: off")
+    assert should_capture(config.model_copy(update={"graphs": "on"}), 10, CPU) == (False, "no GPU")
 
 
 # --- rates in memory ----------------------------------------------------------------------------------------------
@@ -341,4 +341,4 @@ def test_a_checkpoint_goes_from_rates_as_numbers_to_rates_in_memory(
 
 def test_pieces_as_they_are_come_back() -> None:
     pieces = {"first": lambda: None}
-    assert as_they_are(pieces) is pieces
+    assert without_capture(pieces) is pieces

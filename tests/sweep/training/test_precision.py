@@ -126,7 +126,7 @@ def test_pieces_that_are_done_again_skip_the_same_steps(network: Network) -> Non
         assert trainer.optimizers.scaling.skipped == 2
         weights.append(torch.cat([p.detach().flatten() for p in model.parameters()]))
     assert torch.equal(*weights)
-    wanted, why = optimizer_steps.wanted(recipe(precision="fp16", graphs="on"), 1000, torch.device("cuda"))
+    wanted, why = optimizer_steps.should_capture(recipe(precision="fp16", graphs="on"), 1000, torch.device("cuda"))
     assert (wanted, why) == (False, "loss scaling waits at every step for whether to skip it")
 
 

@@ -9,13 +9,13 @@ import argparse
 from collections.abc import Sequence
 
 import numpy as np
-from atma_sweep.results.stopping.alpha_spending import SPENDING, levels
-from atma_sweep.results.stopping.messages import NAMES
+from atma_sweep.results.stopping.alpha_spending import SPENDING_FUNCTIONS, levels
+from atma_sweep.results.stopping.messages import SPENDING_LABELS
 from scipy import special
 
 LOOKS: tuple[tuple[int, ...], ...] = ((3, 4, 5, 6, 7, 8), (3, 5, 7, 8), (5, 10, 15, 20), tuple(range(3, 21)))
 """Seeds at which a sweep looks."""
-EACH = (None, *SPENDING)
+EACH = (None, *SPENDING_FUNCTIONS)
 """None: 5% at every look."""
 WIDTHS = (1.0, 2.0, 3.0)
 """Of an interval that is enough, in standard deviations of a seed's difference."""
@@ -63,7 +63,7 @@ def main(arguments: Sequence[str] | None = None) -> int:
     parser = argparse.ArgumentParser(prog="python -m tests.testing.simulations.looks", description=__doc__)
     parser.add_argument("--draws", type=int, default=100_000)
     draws = parser.parse_args(arguments).draws
-    names = ["5% at every look" if one is None else NAMES[one] for one in EACH]
+    names = ["5% at every look" if one is None else SPENDING_LABELS[one] for one in EACH]
     print(f"| Looks after | {' | '.join(names)} |\n|---|{'---|' * len(EACH)}")
     for looks in LOOKS:
         shares = [f"{100 * error(looks, one, draws=draws):.1f}%" for one in EACH]

@@ -13,10 +13,10 @@ from functools import cache
 
 import numpy as np
 from atma_sweep.reports.stats.effects.partial_design_effects import DesignRegression
-from atma_sweep.reports.sweep_data import SweepData, gather
-from atma_sweep.results.builtin_sweeps import open_known as opened
+from atma_sweep.reports.sweep_data import SweepData, load_sweep_data
+from atma_sweep.results.builtin_sweeps import open_store_with_builtins as opened
 from atma_sweep.results.designs import design_choice, point_exchange
-from atma_sweep.results.designs.design_space import DesignSpace, LinearModel, Term, closed, residual
+from atma_sweep.results.designs.design_space import DesignSpace, LinearModel, Term, hierarchical_closure, residual
 from atma_sweep.results.paper import with_published
 from atma_sweep.results.store.records import AXES
 from atma_sweep.results.store.store import Store
@@ -50,13 +50,13 @@ class Published:
 
 
 def _terms(space: DesignSpace) -> list[Term]:
-    return closed([*space.terms(1), ("attn_type", "memory")])
+    return hierarchical_closure([*space.terms(1), ("attn_type", "memory")])
 
 
 def published(store: Store | None = None) -> Published:
     """The 120 cells of the paper's second version."""
     held = with_published(store, SWEEP) if store is not None else opened(None, SWEEP)
-    data = gather(held, SWEEP)
+    data = load_sweep_data(held, SWEEP)
     space = DesignSpace({axis: tuple(data.levels(axis)) for axis in AXES})
     places = {cell.cell_id: place for cell in data.cells if (place := space.index(cell.levels)) is not None}
     needle, hours = (_numbers(data, places, *what) for what in (("needle", "digit_accuracy", 65536), ("throughput", "train_seconds", 0)))  # fmt: skip
@@ -107,7 +107,7 @@ def optimal(interaction: bool) -> Draw:
 
     def draw(given: Published, random: np.random.Generator) -> np.ndarray:
         model = given.model if interaction else LinearModel(given.space, tuple(given.space.terms(1)))
-        return point_exchange.improved(model.whitened, _beside(model), random.permutation(len(given.needle))[:40])
+        return point_exchange.improve_design(model.whitened, _beside(model), random.permutation(len(given.needle))[:40])
 
     return draw
 

@@ -8,7 +8,7 @@ from collections.abc import Iterator
 from pathlib import Path
 
 import pytest
-from atma_sweep.reports.dashboard.page import blocks_of
+from atma_sweep.reports.dashboard.page import build_blocks
 from atma_sweep.results.errors import WriteRefused
 from atma_sweep.results.store.store import open_store
 from serving import TOKEN, Site, serving
@@ -39,7 +39,7 @@ def test_the_page_and_its_data(site: Site) -> None:
     assert "; connect-src 'self'\"" in page
     assert 'id="curve-' not in page
     assert json.loads(site.ask(f"/{TOKEN}/state")[2])["version"] == 1
-    _, blocks = blocks_of(site.newest._store, "big")
+    _, blocks = build_blocks(site.newest._store, "big")
     told = json.loads(site.ask(f"/{TOKEN}/data")[2])
     assert told == {"version": 1, "core": json.loads(blocks["core"]), "answer": json.loads(blocks["answer"])}
     curve = next(name for name in blocks if name.startswith("curve-"))

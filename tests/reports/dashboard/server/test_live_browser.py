@@ -8,7 +8,7 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-from atma_sweep.results.store.recorder import Recorder
+from atma_sweep.results.store.recorder import DatabaseRecorder
 from atma_sweep.results.store.records import AXES, CellRecord, Measurement
 from atma_sweep.results.store.store import Store, open_store
 from patience import until
@@ -78,7 +78,7 @@ def finish(store: Store, loss: float) -> None:
     """The late cell runs, and is done."""
     attempt = store.start_attempt(LATE, owner=OWNER, fence=1)
     loss_row = Measurement(probe="val", metric="val_loss", value=loss, unit="nats/token", n=777)
-    Recorder(store, attempt.id, 1).measurements([loss_row])
+    DatabaseRecorder(store, attempt.id, 1).measurements([loss_row])
     store.finish_attempt(attempt.id, 1, "done")
 
 

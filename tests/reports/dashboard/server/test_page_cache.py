@@ -10,9 +10,9 @@ from pathlib import Path
 
 import pytest
 from atma_sweep.reports.dashboard.server import page_cache as module
-from atma_sweep.reports.dashboard.server.page_cache import Newest
+from atma_sweep.reports.dashboard.server.page_cache import PageCache
 from atma_sweep.results.errors import StoreBusy
-from atma_sweep.results.store.recorder import Recorder
+from atma_sweep.results.store.recorder import DatabaseRecorder
 from atma_sweep.results.store.records import CurvePoint, Measurement
 from atma_sweep.results.store.store import Store, open_store
 from patience import until
@@ -63,7 +63,7 @@ class Maker:
         return sweep, {"core": b"%d" % self.made, "answer": b"0"}
 
 
-def idle(newest: Newest) -> bool:
+def idle(newest: PageCache) -> bool:
     return newest._making is None
 
 
@@ -73,7 +73,7 @@ def changed(store: Store) -> None:
 
 def test_nothing_new_is_not_made_again(store: Store, clock: Clock) -> None:
     make = Maker(clock)
-    newest = Newest(store, "big", make)
+    newest = PageCache(store, "big", make)
     for _ in range(50):
         clock.now += 2
         assert newest.look()["version"] == 1
@@ -81,7 +81,7 @@ def test_nothing_new_is_not_made_again(store: Store, clock: Clock) -> None:
 
 
 def test_the_database_is_asked_once_a_second_however_many_ask(store: Store, clock: Clock) -> None:
-    newest = Newest(store, "big", Maker(clock))
+    newest = PageCache(store, "big", Maker(clock))
     asked = []
     event.listen(store.engine, "begin", lambda connection: asked.append(clock.now))
     for _ in range(40):
@@ -92,7 +92,7 @@ def test_the_database_is_asked_once_a_second_however_many_ask(store: Store, cloc
 
 def test_what_is_new_is_made_while_nobody_waits(store: Store, clock: Clock) -> None:
     make = Maker(clock)
-    newest = Newest(store, "big", make)
+    newest = PageCache(store, "big", make)
     changed(store)
     make.go.clear()
     clock.now += 2
@@ -108,7 +108,7 @@ def test_what_is_new_is_made_while_nobody_waits(store: Store, clock: Clock) -> N
 
 def test_it_rests_four_times_as_long_as_it_took(store: Store, clock: Clock) -> None:
     make = Maker(clock)
-    newest = Newest(store, "big", make)
+    newest = PageCache(store, "big", make)
     make.seconds = 10.0
     changed(store)
     clock.now += 2
@@ -128,7 +128,7 @@ def test_it_rests_four_times_as_long_as_it_took(store: Store, clock: Clock) -> N
 
 def test_trouble_is_told_and_passes(store: Store, clock: Clock) -> None:
     make = Maker(clock)
-    newest = Newest(store, "big", make)
+    newest = PageCache(store, "big", make)
     make.error = StoreBusy("atma.db stays locked\x1b[2J by another program; close it and launch again")
     changed(store)
     clock.now += 2
@@ -146,7 +146,7 @@ def test_trouble_is_told_and_passes(store: Store, clock: Clock) -> None:
     assert newest.look()["trouble"] is None
 
 
-CHANGES: dict[str, Callable[[Store, Recorder, int], object]] = {
+CHANGES: dict[str, Callable[[Store, DatabaseRecorder, int], object]] = {
     "a step": lambda store, recorder, attempt: recorder.progress(3, 10, 2.5, 100.0),
     "a point": lambda store, recorder, attempt: recorder.curve([CurvePoint(step=9, tokens=9, wall_s=1.0, train_loss=2.0)]),
     "a number": lambda store, recorder, attempt: recorder.measurements([Measurement(probe="val", metric="val_loss", value=2.0)]),
@@ -162,7 +162,7 @@ CHANGES: dict[str, Callable[[Store, Recorder, int], object]] = {
 @pytest.mark.parametrize("what", list(CHANGES))
 def test_every_change_leaves_its_mark(store: Store, what: str) -> None:
     running = store.start_attempt(f"{0:012x}", owner=OWNER, fence=1)
-    recorder = Recorder(store, running.id, 1)
+    recorder = DatabaseRecorder(store, running.id, 1)
     before = store.mark("big")
     assert store.mark("big") == before
     CHANGES[what](store, recorder, running.id)
@@ -181,7 +181,7 @@ def test_a_heartbeat_alone_changes_nothing_on_the_page(store: Store) -> None:
     attempt = store.start_attempt(f"{0:012x}", owner=OWNER, fence=1)
     before = store.mark("big")
     time.sleep(0.01)
-    Recorder(store, attempt.id, 1).heartbeat()
+    DatabaseRecorder(store, attempt.id, 1).heartbeat()
     assert store.mark("big") == before
 
 

@@ -14,17 +14,17 @@ from atma_sweep.reports.check import check_file
 from atma_sweep.reports.figures import FIGURES, make_figure
 from atma_sweep.reports.figures.canvas import drawing
 from atma_sweep.reports.figures.canvas.figure_options import (
-    STYLES,
+    STYLE_PRESETS,
     FigureOptions,
-    highlighted,
-    look_of,
     millimetres,
+    options_from_trace,
     own_style,
     wanted,
+    with_highlight,
 )
-from atma_sweep.reports.figures.files import rendered, renderings, trace_in
-from atma_sweep.reports.report_folder import write_all
-from atma_sweep.reports.sweep_data import ReportError, gather
+from atma_sweep.reports.figures.files import read_trace, rendered, renderings
+from atma_sweep.reports.report_folder import write_report_folder
+from atma_sweep.reports.sweep_data import ReportError, load_sweep_data
 from atma_sweep.results.store.store import Store
 from hypothesis import given
 from hypothesis import strategies as st
@@ -116,18 +116,18 @@ class TestLetters:
         made = make_figure("needle", every)
         paper, screen = (rendered(made, look=wanted(name)) for name in ("paper", "screen"))
         assert width_of(screen, "svg") > width_of(paper, "svg")
-        assert STYLES["screen"].text > STYLES["paper"].text
+        assert STYLE_PRESETS["screen"].text > STYLE_PRESETS["paper"].text
 
 
 class TestNames:
     def test_levels_have_display_names(self) -> None:
-        assert [drawing.shown(one) for one in ("polar", "nope", "rope")] == ["PoLAR", "NoPE", "RoPE"]
-        assert [drawing.shown(one, "memory") for one in ("on", "off")] == ["with memory", "no memory"]
+        assert [drawing.shown_values(one) for one in ("polar", "nope", "rope")] == ["PoLAR", "NoPE", "RoPE"]
+        assert [drawing.shown_values(one, "memory") for one in ("on", "off")] == ["with memory", "no memory"]
 
     def test_a_strangers_level_stands_as_it_is(self) -> None:
-        assert drawing.shown("my_mixer") == "my_mixer"
-        assert drawing.shown("0.3", "train.lr") == "train.lr 0.3"
-        assert drawing.shown("titans", "memory") == "memory titans"
+        assert drawing.shown_values("my_mixer") == "my_mixer"
+        assert drawing.shown_values("0.3", "train.lr") == "train.lr 0.3"
+        assert drawing.shown_values("titans", "memory") == "memory titans"
 
     def test_good_and_bad_are_the_ends_of_one_map(self) -> None:
         from matplotlib.colors import to_hex
@@ -138,11 +138,11 @@ class TestNames:
 
 class TestHighlight:
     def test_by_slug_id_and_levels(self, every: Store) -> None:
-        data = gather(every)
+        data = load_sweep_data(every)
         ids = {cell.slug: cell.cell_id for cell in data.cells}
 
         def named(*words: str) -> tuple[str, ...]:
-            return highlighted(FigureOptions(), data, words).highlight
+            return with_highlight(FigureOptions(), data, words).highlight
 
         assert named("slug-2") == (ids["slug-2"],)
         assert named(ids["slug-2"]) == (ids["slug-2"],)
@@ -154,7 +154,7 @@ class TestHighlight:
     @pytest.mark.parametrize("word", ["slug-22", "", ",", "memory=maybe", "on", "=", "pola\n"])
     def test_an_unknown_cell_is_one_line_with_hints(self, every: Store, word: str) -> None:
         with pytest.raises(ReportError) as error:
-            highlighted(FigureOptions(), gather(every), [word])
+            with_highlight(FigureOptions(), load_sweep_data(every), [word])
         assert "no cell of sweep all" in str(error.value)
         assert "slug-" in str(error.value)
 
@@ -169,7 +169,7 @@ class TestHighlight:
     def test_it_changes_the_picture(self, every: Store) -> None:
         for name in ("needle", "length", "loss", "pareto"):
             made = make_figure(name, every)
-            look = highlighted(FigureOptions(), gather(every), ["slug-3"])
+            look = with_highlight(FigureOptions(), load_sweep_data(every), ["slug-3"])
             assert rendered(made, look=look, trace=False) != rendered(made, trace=False), name
 
 
@@ -181,7 +181,7 @@ class TestOwnStyle:
         assert dict(look.own) == {"font.size": 6.25, "xtick.labelsize": 5.25, "axes.labelcolor": "#112233"}
         svg = rendered(make_figure("length", every), look=look)
         assert b"font-size: 5.25px" in svg
-        assert trace_in(svg, "svg")["look"]["own"] == dict(look.own)
+        assert read_trace(svg, "svg")["look"]["own"] == dict(look.own)
 
     @pytest.mark.parametrize(
         ("line", "why"),
@@ -215,8 +215,8 @@ class TestTrace:
     def test_a_look_is_read_back(self) -> None:
         look = FigureOptions(style="nature", width_mm=89.0, title=False, highlight=("a", "b"), own={"font.size": 7.0})
         told = look.as_json()
-        assert look_of(json.loads(json.dumps(told))) == FigureOptions(**{**vars(look), "font": told["font"]})
-        assert look_of(None) == FigureOptions()
+        assert options_from_trace(json.loads(json.dumps(told))) == FigureOptions(**{**vars(look), "font": told["font"]})
+        assert options_from_trace(None) == FigureOptions()
 
     @pytest.mark.parametrize(
         "told",
@@ -225,7 +225,7 @@ class TestTrace:
     )  # fmt: skip
     def test_a_look_that_is_none_is_one_line(self, told: Any) -> None:
         with pytest.raises(ReportError, match=r"^its look cannot be read[^\n]*draw the figure again$"):
-            look_of(told)
+            options_from_trace(told)
 
     @pytest.mark.thorough
     def test_check_draws_it_again_as_it_was(self, every: Store, tmp_path: Path, monkeypatch: Any) -> None:
@@ -281,7 +281,7 @@ def test_an_option_that_a_figure_does_not_take(every: Store, tmp_path: Path, mon
 
 @pytest.mark.thorough
 def test_the_folder_has_one_style_and_captions(every: Store, tmp_path: Path) -> None:
-    write_all(every, out=tmp_path, formats=["tex"], figures=("length",), look=wanted("nature", title=False))
+    write_report_folder(every, out=tmp_path, formats=["tex"], figures=("length",), look=wanted("nature", title=False))
     assert width_of((tmp_path / "figure-length.svg").read_bytes(), "svg") == pytest.approx(89, abs=0.1)
     document = (tmp_path / "appendix.tex").read_text()
     assert r"\label{fig:length}" in document

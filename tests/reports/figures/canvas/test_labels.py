@@ -4,7 +4,7 @@ import numpy as np
 import pytest
 from atma_sweep.reports.figures.canvas import drawing
 from atma_sweep.reports.figures.canvas.labels import apart, within
-from atma_sweep.reports.figures.canvas.line_drawing import MEANS, end_words, mark_level
+from atma_sweep.reports.figures.canvas.line_drawing import MEANS, label_line_ends, mark_baseline
 from scipy.optimize import minimize
 
 
@@ -41,8 +41,10 @@ def test_words_at_the_end_of_a_line_leave_all_lines_free_where_there_is_room_abo
     axes.set_ylim(-5, 130)
     x = np.linspace(0, 5, 6)
     drawn = [axes.plot(x, 55 * np.exp(-fall * x) + 5)[0] for fall in (0.17, 0.3, 0.6)]
-    end_words(axes, [(5.0, float(55 * np.exp(-0.85) + 5), "best cell: 28.5%\nzipfian, with distractor loss, seed 0")])
-    drawing.settle(figure)
+    label_line_ends(
+        axes, [(5.0, float(55 * np.exp(-0.85) + 5), "best cell: 28.5%\nzipfian, with distractor loss, seed 0")]
+    )
+    drawing.finalize_layout(figure)
     (words,) = axes.texts
     box = words.get_window_extent()
     for line in drawn:
@@ -61,7 +63,7 @@ def test_words_at_a_level_hide_no_mean(beside: float) -> None:
     for height in (6, 12, 18):
         axes.plot(x, np.full(6, height + beside), zorder=MEANS)
         axes.plot(x, np.full(6, height + 2), zorder=1)
-    mark_level([axes], 12.8, "constant answer\n12.8%")
-    drawing.settle(figure)
+    mark_baseline([axes], 12.8, "constant answer\n12.8%")
+    drawing.finalize_layout(figure)
     assert len(axes.texts) == (beside > 0)
     assert len(axes.lines) == 7, "the level itself is drawn either way"

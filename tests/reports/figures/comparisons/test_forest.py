@@ -15,7 +15,7 @@ from atma_sweep.reports.figures.canvas.base import FigureData
 from atma_sweep.reports.figures.canvas.figure_options import FigureOptions
 from atma_sweep.reports.figures.comparisons.forest import against, three_ticks
 from atma_sweep.reports.stats.effects.effects import effects, interactions
-from atma_sweep.reports.sweep_data import gather
+from atma_sweep.reports.sweep_data import load_sweep_data
 from atma_sweep.results import paper
 from atma_sweep.results.store.records import AXES, CellRecord, Measurement
 from atma_sweep.results.store.store import Store
@@ -204,7 +204,7 @@ class TestPrinted:
             assert (one["fours"], one["mean"]) == (len(fours), pytest.approx(mean(fours), abs=1e-12))
 
     def test_what_is_sure_is_what_the_tables_mark(self, published: Store, printed: dict[str, FigureData]) -> None:
-        data = gather(published, "printed-v2")
+        data = load_sweep_data(published, "printed-v2")
         known: dict[tuple[str, ...], Any] = {}
         for one in effects(data):
             known[one.measure.heading, one.axis, one.level, one.reference, one.where] = one

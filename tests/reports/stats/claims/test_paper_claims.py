@@ -13,7 +13,7 @@ import pytest
 from atma_sweep.reports.render import render
 from atma_sweep.reports.stats.claims.paper_claims import CLAIMS, SILENT, ClaimFacts
 from atma_sweep.reports.stats.effects.effect_types import FLOOR
-from atma_sweep.reports.sweep_data import gather, level_of
+from atma_sweep.reports.sweep_data import cell_level, load_sweep_data
 from atma_sweep.reports.tables import make_table
 from atma_sweep.results.shipped import shared
 from atma_sweep.results.store.records import CodeAndGpu, Measurement
@@ -26,7 +26,7 @@ PAPER = Path(atma_sweep.__file__).parent / "results" / "paper"
 
 @pytest.fixture(scope="module")
 def paper(published):
-    return gather(published, "printed-v2")
+    return load_sweep_data(published, "printed-v2")
 
 
 @pytest.fixture(scope="module")
@@ -304,7 +304,7 @@ class TestTable:
             for length in (64, 128)
         ]
         run(empty, record.id, "done", measurements)
-        data = gather(empty, "mine")
+        data = load_sweep_data(empty, "mine")
         (written,) = [claim for claim in CLAIMS if claim.name == "written"]
         attempt = data.value(record.id, "decode", "written_per_s", 128).attempt_id
         for gpu, verdict in (("NVIDIA L4", "true"), ("NVIDIA L40S", SILENT), (None, SILENT)):
@@ -332,7 +332,7 @@ class TestTable:
 @pytest.mark.thorough
 def test_shares_of_a_gpu_say_nothing_of_speed():
     """Twelve cells of the replication shared each GPU: a share below 1 in the config of a cell that the sentence compares."""
-    data = gather(shared("replication"), "replication")
+    data = load_sweep_data(shared("replication"), "replication")
     (claim,) = [one for one in CLAIMS if one.name == "mfu"]
     found = claim.asked_of(ClaimFacts(data))
     assert (found.verdict, found.numbers) == (SILENT, {})
@@ -345,7 +345,7 @@ def test_shares_of_a_gpu_say_nothing_of_speed():
             for cell in data.cells
             if cell.levels
             == {"attn_type": "polar", "reg_mode": "baseline", "window": "off", "memory": memory, "distractor": "off"}
-            and level_of(cell, "recipe") == "intended"
+            and cell_level(cell, "recipe") == "intended"
         ]
         for memory in ("off", "on")
     ]

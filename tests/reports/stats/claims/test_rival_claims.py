@@ -7,11 +7,11 @@ import pytest
 from atma_sweep.reports.figures import FIGURES, make_figure
 from atma_sweep.reports.number_format import column_of
 from atma_sweep.reports.stats.claims.paper_claims import CLAIMS, ClaimFacts
-from atma_sweep.reports.stats.claims.rival_claims import sentences
+from atma_sweep.reports.stats.claims.rival_claims import claims_for
 from atma_sweep.reports.stats.noise.best_probability import rivals
-from atma_sweep.reports.sweep_data import ReportError, gather
+from atma_sweep.reports.sweep_data import ReportError, load_sweep_data
 from atma_sweep.reports.tables import make_table
-from atma_sweep.results.store.recorder import Recorder
+from atma_sweep.results.store.recorder import DatabaseRecorder
 from atma_sweep.results.store.records import Measurement, Owner
 from atma_sweep.results.store.store import Store
 from scipy import stats
@@ -47,7 +47,7 @@ def test_the_wall_page(published: Store) -> None:
 
 
 def test_our_own_paper_is_asked_its_own_sentences_alone(published: Store) -> None:
-    assert sentences(ClaimFacts(gather(published, "printed-v2"))) == list(CLAIMS)
+    assert claims_for(ClaimFacts(load_sweep_data(published, "printed-v2"))) == list(CLAIMS)
 
 
 def own(store: Store, make: Any, given: dict[str, list[list[Measurement]]]) -> dict[str, tuple[str, str]]:
@@ -57,7 +57,7 @@ def own(store: Store, make: Any, given: dict[str, list[list[Measurement]]]) -> d
     store.record_revision("own", grid_text="x", grid_file="x", cells=cells)
     for one, (_, _, values) in zip(cells, listed, strict=True):
         attempt = store.start_attempt(one.id, owner=Owner(name="a", host="h", pid=1, started=0.0), fence=1)
-        Recorder(store, attempt.id, 1).measurements(values)
+        DatabaseRecorder(store, attempt.id, 1).measurements(values)
         store.finish_attempt(attempt.id, 1, "done")
     return verdicts(store, "own")
 
@@ -110,7 +110,7 @@ def test_nothing_measured_is_said(empty: Store, make: Any) -> None:
 
 def test_a_printed_mean_has_the_spread_that_is_printed_with_it(published: Store) -> None:
     """And not that of its mixer and memory, which two position schemes share with it; TRA's is zero."""
-    data = gather(published, "printed-tra")
+    data = load_sweep_data(published, "printed-tra")
     found = {key[0] + key[5]: one for key, one in rivals(data, column_of("flipflop", "exact_sparse")).items()}
     assert (found["foxnone"].sd, found["foxnone"].df, found["foxnone"].seeds) == (pytest.approx(0.0421), 3, 4)
     assert found["nopenone"].sd == pytest.approx(0.001)

@@ -11,7 +11,7 @@ from typing import Any
 import numpy as np
 import pytest
 from atma_sweep.reports.stats.effects.effects import FLOOR, Effect, contrasts, effects
-from atma_sweep.reports.sweep_data import SweepData, gather
+from atma_sweep.reports.sweep_data import SweepData, load_sweep_data
 from atma_sweep.reports.tables import make_table
 from atma_sweep.results.contrasts import Contrast, as_options
 from atma_sweep.results.paper import rows
@@ -26,7 +26,7 @@ NEEDLE = Contrast(probe="needle", metric="digit_accuracy", length=65536, axis="m
 
 @pytest.fixture(scope="module")
 def paper(published: Store) -> SweepData:
-    return gather(published, "printed-v2")
+    return load_sweep_data(published, "printed-v2")
 
 
 def by_hand(one: Contrast) -> list[float]:
@@ -130,7 +130,7 @@ def of(found: list[Effect], heading: str) -> Effect:
 
 
 def test_missing_cells_are_counted_and_bounded(holed: Store) -> None:
-    found = effects(gather(holed))
+    found = effects(load_sweep_data(holed))
     needle, val = of(found, "Ndl@128"), of(found, "Val")
     for one in (needle, val):
         assert (one.pairs, one.expected, one.missing) == (2, 4, {"diverged": 1, "new": 1})

@@ -9,8 +9,8 @@ import pandas as pd
 import pytest
 from atma_sweep.reports.number_format import Column
 from atma_sweep.reports.stats.effects import effects as ef
-from atma_sweep.reports.stats.significance.paired_tests import corrected, summaries
-from atma_sweep.reports.sweep_data import gather
+from atma_sweep.reports.stats.significance.paired_tests import corrected, test_paired_differences
+from atma_sweep.reports.sweep_data import load_sweep_data
 from atma_sweep.reports.tables import make_table
 from atma_sweep.results.paper import rows
 from atma_sweep.results.store.records import AXES, Measurement
@@ -31,7 +31,7 @@ def matched(frame: pd.DataFrame, axis: str, level: str, reference: str) -> pd.Da
 
 @pytest.fixture(scope="module")
 def paper(published):
-    return gather(published, "printed-v2")
+    return load_sweep_data(published, "printed-v2")
 
 
 class TestFormulas:
@@ -92,7 +92,7 @@ class TestPublished:
         memory = {
             version: next(
                 one
-                for one in ef.effects(gather(published, f"printed-{version}"), [NEEDLE_64K])
+                for one in ef.effects(load_sweep_data(published, f"printed-{version}"), [NEEDLE_64K])
                 if (one.axis, one.where) == ("memory", "")
             )
             for version in ("v1", "v2")
@@ -222,7 +222,7 @@ class TestOwn:
         return store
 
     def test_effects_by_hand(self, design):
-        found = {(one.axis, one.where): one for one in ef.effects(gather(design))}
+        found = {(one.axis, one.where): one for one in ef.effects(load_sweep_data(design))}
         memory = found["memory", ""]
         # configurations are the pairs: polar -1 and -1, nope -1.5; its second seed is missing
         assert (memory.level, memory.reference, memory.pairs, memory.up, memory.down) == ("on", "off", 2, 0, 2)
@@ -234,15 +234,15 @@ class TestOwn:
         assert found["attn_type", ""].mean == pytest.approx((1 + 0.5) / 2)
 
     def test_families_are_corrected_together(self, design):
-        found = [one for one in ef.effects(gather(design)) if one.axis == "memory"]
+        found = [one for one in ef.effects(load_sweep_data(design)) if one.axis == "memory"]
         polar, nope = np.array([[-1.0, -1.0]]), np.array([[-1.5, np.nan]])
         samples = [np.concatenate([polar, nope]), polar, nope[:, 0]]
-        known = corrected(samples, summaries(samples, [5.2] * 3))
+        known = corrected(samples, test_paired_differences(samples, [5.2] * 3))
         assert [one.where for one in found] == ["", "attn_type=polar", "attn_type=nope"]
         assert [one.p_corrected for one in found] == pytest.approx(known, nan_ok=True)
 
     def test_interaction_by_hand(self, design):
-        (found,) = ef.interactions(gather(design))
+        (found,) = ef.interactions(load_sweep_data(design))
         assert found.expected == 1
         assert (found.axes, found.levels, found.references) == (
             ("attn_type", "memory"),
@@ -254,7 +254,7 @@ class TestOwn:
         assert len(found.origins) == 4
 
     def test_seeds_give_the_spread(self, design):
-        found = ef.spread(gather(design), VAL)
+        found = ef.spread(load_sweep_data(design), VAL)
         # three pairs of seeds, each 0.2 apart
         assert (found.kind, found.df, found.groups) == ("seeds", 3, 3)
         assert found.sd == pytest.approx(0.2 / math.sqrt(2))

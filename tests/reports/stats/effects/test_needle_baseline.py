@@ -7,9 +7,15 @@ from itertools import product
 
 import pytest
 from atma_sweep.reports.figures import make_figure
-from atma_sweep.reports.live.status import cell_sheet
-from atma_sweep.reports.stats.effects.needle_baseline import about_needle, below_note, ceiling, needle_note, yardstick
-from atma_sweep.reports.sweep_data import gather
+from atma_sweep.reports.live.status import cell_details
+from atma_sweep.reports.stats.effects.needle_baseline import (
+    below_baseline_note,
+    ceiling,
+    mentions_needle,
+    needle_note,
+    yardstick,
+)
+from atma_sweep.reports.sweep_data import load_sweep_data
 from atma_sweep.reports.tables import make_table
 from atma_sweep.results import paper
 from atma_sweep.results.store.records import Measurement
@@ -35,7 +41,7 @@ def told(empty, make, run):
                 if share is not None:
                     found.append(Measurement(metric="constant_accuracy", value=share, **about))
             run(empty, record.id, "done", found)
-        return gather(empty, "own")
+        return load_sweep_data(empty, "own")
 
     return told
 
@@ -45,7 +51,7 @@ def test_the_published_one_is_that_of_the_digits_which_its_seed_draws(published)
     assert asked.most_common(1) == [(7, paper.MOST_FREQUENT)]
     assert asked.total() == paper.DIGITS
     for sweep in paper.SWEEPS:
-        data = gather(published, sweep)
+        data = load_sweep_data(published, sweep)
         assert [ceiling(data, length) for length in (0, *paper.LENGTHS)] == pytest.approx([0.175] * 7)
 
 
@@ -73,7 +79,7 @@ def six(empty, make, run):
 def test_every_table_of_needle_numbers_or_their_differences_names_that_of_its_own_trials(name, six):
     options = {"all_rows": True} if name in ("effects", "interactions") else {}
     table = make_table(name, six, "own", **options)
-    if about_needle((one for row in table.entries for one in row), (word for row in table.rows for word in row)):
+    if mentions_needle((one for row in table.entries for one in row), (word for row in table.rows for word in row)):
         assert "the same digit everywhere: 44.4; a guess: 10" in " ".join(table.notes)
     else:
         without = "4 5 contrasts items claims flipflop mqar extrapolation downstream budget".split()
@@ -89,7 +95,7 @@ def test_published_tables_name_the_published_one(name, published):
 @pytest.mark.thorough
 def test_effects_say_how_many_cells_are_told_apart_by_luck(published, published_effects):
     """63 of the 120 cells at 64K have no digit right, 32 have some and at most 14 of 80."""
-    found = below_note(gather(published, "printed-v2"))
+    found = below_baseline_note(load_sweep_data(published, "printed-v2"))
     assert "95 of 120 at 64K" in found
     assert found in " ".join(published_effects.notes)
 
@@ -102,7 +108,7 @@ def test_every_figure_of_needle_numbers_says_it(name, six):
 
 def test_a_cell_is_shown_with_it(six, published):
     (line,) = (
-        line for line in cell_sheet(six, "000000000003", "own").text().splitlines() if "digit_accuracy at 128" in line
+        line for line in cell_details(six, "000000000003", "own").text().splitlines() if "digit_accuracy at 128" in line
     )
     # nine digits are two trials
     low, high = proportion_confint(2 / 6, 2, method="wilson")
@@ -110,7 +116,7 @@ def test_a_cell_is_shown_with_it(six, published):
     assert line == f"{text}; the same digit everywhere: 0.4444 (attempt 1)"
     printed = [
         line
-        for line in cell_sheet(published, "polar-baseline-d0-m1-w0-s0", "printed-v2").text().splitlines()
+        for line in cell_details(published, "polar-baseline-d0-m1-w0-s0", "printed-v2").text().splitlines()
         if "digit_accuracy" in line
     ]
     assert len(printed) > 12

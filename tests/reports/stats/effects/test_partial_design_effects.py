@@ -10,16 +10,16 @@ import numpy as np
 import pandas as pd
 import pytest
 import statsmodels.formula.api as smf
-from atma_sweep.reports.stats.anova import analyses
+from atma_sweep.reports.stats.anova import anova_results
 from atma_sweep.reports.stats.effects.effects import FLOOR, contrasts, effects, interactions
 from atma_sweep.reports.stats.effects.matched_groups import contrast_column, numbers_of
 from atma_sweep.reports.stats.effects.partial_design_effects import DesignRegression
 from atma_sweep.reports.stats.significance.paired_tests import FITTED
-from atma_sweep.reports.sweep_data import SweepData, gather
+from atma_sweep.reports.sweep_data import SweepData, load_sweep_data
 from atma_sweep.reports.tables import effects as tables
 from atma_sweep.results.contrasts import Contrast
 from atma_sweep.results.designs import design_choice
-from atma_sweep.results.designs.design_space import DesignSpace, LinearModel, closed
+from atma_sweep.results.designs.design_space import DesignSpace, LinearModel, hierarchical_closure
 from atma_sweep.results.paper import with_published
 from atma_sweep.results.store.store import Store
 
@@ -35,7 +35,7 @@ FORMULA = "value ~ C(attn_type) * C(memory) + C(reg_mode) + C(distractor) + C(wi
 def part(data: SweepData, runs: int = 40) -> SweepData:
     """The sweep as if only a design of so many cells had been launched."""
     space = DesignSpace({axis: tuple(data.levels(axis)) for axis in data.cells[0].levels})
-    terms = closed([*space.terms(1), ("attn_type", "memory")])
+    terms = hierarchical_closure([*space.terms(1), ("attn_type", "memory")])
     design, members = design_choice.d_optimal(space, terms, runs)
     cells = [cell for cell in data.cells if space.index(cell.levels) in set(members.tolist())]
     kept = {cell.cell_id for cell in cells}
@@ -45,7 +45,7 @@ def part(data: SweepData, runs: int = 40) -> SweepData:
 
 @pytest.fixture(scope="module")
 def whole(published: Store) -> SweepData:
-    return gather(with_published(published, "printed-v2"), "printed-v2")
+    return load_sweep_data(with_published(published, "printed-v2"), "printed-v2")
 
 
 @pytest.fixture(scope="module")
@@ -168,7 +168,7 @@ def test_seeds_of_a_cell_are_one_observation(forty: SweepData) -> None:
 
 
 def test_the_analysis_of_variance_has_the_terms_of_the_design(forty: SweepData) -> None:
-    (found,) = analyses(forty, [contrast_column(forty, DECLARED[0])])
+    (found,) = anova_results(forty, [contrast_column(forty, DECLARED[0])])
     assert list(found.frame["term"]) == ["attn_type", "reg_mode", "distractor", "memory", "window", "attn_type x memory", "residual"]  # fmt: skip
 
 

@@ -9,25 +9,25 @@ import numpy as np
 import pytest
 from atma_sweep.reports.stats.effects.effects import contrasts, effects
 from atma_sweep.reports.stats.significance.paired_tests import holm
-from atma_sweep.reports.sweep_data import SweepData, gather
+from atma_sweep.reports.sweep_data import SweepData, load_sweep_data
 from atma_sweep.reports.tables import make_table
 from atma_sweep.results.contrasts import Contrast, as_options
 from atma_sweep.results.designs.design_option import Design
 from atma_sweep.results.designs.design_space import DesignSpace
-from atma_sweep.results.stopping.alpha_spending import critical
-from atma_sweep.results.stopping.stopping_rule import Rule, as_option
+from atma_sweep.results.stopping.alpha_spending import critical_values
+from atma_sweep.results.stopping.stopping_rule import StoppingRule, as_option
 from atma_sweep.results.store.store import Store
 from scipy import stats
 
 MEMORY = Contrast(probe="val", metric="val_loss", length=0, axis="memory", level="on", reference="off", margin=2.0)
 MIXER = Contrast(probe="needle", metric="digit_accuracy", length=64, axis="attn_type", level="nope", reference="polar")
-RULE = Rule(contrast=MEMORY, width=0.001, seeds=(0, 1, 2, 3, 4))
+RULE = StoppingRule(contrast=MEMORY, width=0.001, seeds=(0, 1, 2, 3, 4))
 
 
 @pytest.fixture
 def data(replicated: Store) -> SweepData:
     declared = (replace(MEMORY, reference=None), MIXER)
-    return replace(gather(replicated, "twice"), contrasts=declared, stop=RULE)
+    return replace(load_sweep_data(replicated, "twice"), contrasts=declared, stop=RULE)
 
 
 def of_seeds(data: SweepData) -> list[float]:
@@ -43,7 +43,7 @@ def of_seeds(data: SweepData) -> list[float]:
 def test_the_row_is_that_of_the_last_look(data: SweepData) -> None:
     d = of_seeds(data)
     own, other = contrasts(data)
-    level = 2 * stats.norm.sf(critical([3 / 5])[0])
+    level = 2 * stats.norm.sf(critical_values([3 / 5])[0])
     low, high = stats.t.interval(1 - level, 2, np.mean(d), stats.sem(d))
     assert (own.mean, own.low, own.high) == pytest.approx((np.mean(d), low, high))
     assert (own.method, own.seeds, own.pairs) == ("looks", 3, 2)
@@ -96,5 +96,5 @@ def test_of_a_partial_design_the_row_is_least_squares_seed_by_seed(data: SweepDa
     own = contrasts(three)[0]
     # without interaction nope says nothing of the memory: what it is worth in polar, 1 and 0.01 a seed
     assert (own.method, own.mean) == ("looks", pytest.approx(-1.0))
-    level = 2 * stats.norm.sf(critical([3 / 5])[0])
+    level = 2 * stats.norm.sf(critical_values([3 / 5])[0])
     assert (own.low, own.high) == pytest.approx(stats.t.interval(1 - level, 2, -1, stats.sem([-1.01, -1, -0.99])))

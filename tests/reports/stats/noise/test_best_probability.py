@@ -10,19 +10,19 @@ import pytest
 from atma_sweep.reports.best_values import ranked
 from atma_sweep.reports.number_format import column_of
 from atma_sweep.reports.render import render
-from atma_sweep.reports.render.csv_renderer import trace_beside
-from atma_sweep.reports.result_columns import complete_columns, qualities, speed_of
+from atma_sweep.reports.render.csv_renderer import trace_file_text
+from atma_sweep.reports.result_columns import complete_columns, quality_columns, speed_column
 from atma_sweep.reports.stats.effects.effects import pareto
 from atma_sweep.reports.stats.noise.best_probability import (
     Candidate,
     best,
     best_probabilities,
+    expected_maximum,
     front,
     front_probabilities,
-    luck,
 )
-from atma_sweep.reports.sweep_data import WEIGHTED, gather
-from atma_sweep.reports.table_builder import derived, entry
+from atma_sweep.reports.sweep_data import WEIGHTED_SUFFIX, load_sweep_data
+from atma_sweep.reports.table_builder import derived_entry, measured_entry
 from atma_sweep.reports.tables import make_table
 from atma_sweep.results.store.records import Measurement
 from scipy import integrate, stats
@@ -33,7 +33,7 @@ NDL = "needle", "digit_accuracy", 65536
 
 @pytest.fixture(scope="module")
 def paper(published):
-    return gather(published, "printed-v2")
+    return load_sweep_data(published, "printed-v2")
 
 
 @pytest.fixture(scope="module")
@@ -60,8 +60,8 @@ class TestBest:
     @pytest.mark.parametrize("runs", [2, 5, 20])
     def test_luck_is_the_expected_largest_of_normals(self, runs):
         expected = integrate.quad(lambda x: runs * x * stats.norm.pdf(x) * stats.norm.cdf(x) ** (runs - 1), -9, 9)[0]
-        assert luck(runs) == pytest.approx(expected, abs=1e-4)
-        assert runs != 5 or f"{luck(5):.2f}" == "1.16"
+        assert expected_maximum(runs) == pytest.approx(expected, abs=1e-4)
+        assert runs != 5 or f"{expected_maximum(5):.2f}" == "1.16"
 
     @pytest.mark.thorough
     def test_normals_of_their_own_spread(self):
@@ -140,7 +140,7 @@ class TestSweep:
 
     @pytest.mark.thorough
     def test_the_front(self, paper):
-        speed, (loss, needle) = speed_of(paper, "x"), qualities(paper)
+        speed, (loss, needle) = speed_column(paper, "x"), quality_columns(paper)
         for quality in (loss, needle):
             found = front_probabilities(paper, speed, quality)
             assert len(found) == 120
@@ -159,7 +159,7 @@ def filled_data(empty, make, run):
     empty.record_revision("two", grid_text="x", grid_file="x", cells=cells)
     for index, one in enumerate(cells):
         run(empty, one.id, "done", numbers(1.0 + index))
-    return gather(empty, "two")
+    return load_sweep_data(empty, "two")
 
 
 class TestTables:
@@ -183,12 +183,12 @@ class TestTables:
                 if (attn, memory) == ("polar", "on") and (near == 5 or mode != "strong"):
                     groups.setdefault((distractor, window), []).append(paper.value(cell.cell_id, *NDL).value)
             sds.append(math.sqrt(np.mean([np.var(group, ddof=1) for group in groups.values()])))
-        assert f"{100 * luck(5) * sds[1]:.0f}" == "23", "points, were all five alike"
+        assert f"{100 * expected_maximum(5) * sds[1]:.0f}" == "23", "points, were all five alike"
         assert f"{102.9 * sds[0]:.1f} points in Ndl@64K (attn_type polar, memory on)" in chance
 
     def test_json_and_what_lies_beside_csv_carry_it(self, complete):
         values = [value for row in json.loads(render(complete, "json")) for value in row["values"]]
-        beside = json.loads(trace_beside(complete))["p_best"]
+        beside = json.loads(trace_file_text(complete))["p_best"]
         for heading in ("Val", "Ndl@64K"):
             assert beside[heading] == [value["p_best"] for value in values if value["heading"] == heading]
 
@@ -201,7 +201,7 @@ class TestTables:
         notes = make_table("6", empty, "two").notes
         assert "How probable a bold number is the best is not known: nothing tells how far runs lie apart." in notes
         assert not any("probability" in note for note in notes)
-        assert "p_best" not in trace_beside(make_table("6", empty, "two"))
+        assert "p_best" not in trace_file_text(make_table("6", empty, "two"))
         assert any(note.startswith("P(front) is not known of Val") for note in make_table("pareto", empty, "two").notes)
 
     def test_seeds_are_the_spread_where_there_are_several(self, empty, make, run):
@@ -228,14 +228,15 @@ class TestTables:
         for one, value in zip(cells, (1.0, 1.1, 1.2, 1.15, 1.3, 1.15), strict=True):
             found = [Measurement(probe="same_tail", metric="nats", length=64 * k, value=value / k, unit="nats/token") for k in (1, 2)]  # fmt: skip
             run(empty, one.id, "done", found)
-        data = gather(empty, "tails")
+        data = load_sweep_data(empty, "tails")
         tail = column_of("same_tail", "nats")
-        parts = [[entry(data, cells, replace(tail, length=length)) for length in (64, 128)] for cells in data.configurations().values()]  # fmt: skip
+        parts = [[measured_entry(data, cells, replace(tail, length=length)) for length in (64, 128)] for cells in data.configurations().values()]  # fmt: skip
         rows = [
-            [replace(derived(data, tail, (some[0].value + 2 * some[1].value) / 3, some), seeds=3)] for some in parts
+            [replace(derived_entry(data, tail, (some[0].value + 2 * some[1].value) / 3, some), seeds=3)]
+            for some in parts
         ]
         grid, _ = ranked(data, rows, "column")
-        expected = best_probabilities(data, replace(tail, metric="nats" + WEIGHTED))
+        expected = best_probabilities(data, replace(tail, metric="nats" + WEIGHTED_SUFFIX))
         assert 0.5 < grid[0][0].p_best < 1
         assert [row[0].p_best for row in grid] == list(expected.values())
 

@@ -10,8 +10,8 @@ from typing import Any
 
 import pytest
 from atma_sweep.reports.number_format import Column
-from atma_sweep.reports.stats.noise.run_noise import Spread, detectable, factor, spread, spreads
-from atma_sweep.reports.sweep_data import SweepData, gather
+from atma_sweep.reports.stats.noise.run_noise import Spread, detectable, detectable_factor, noise_by_stratum, spread
+from atma_sweep.reports.sweep_data import SweepData, load_sweep_data
 from atma_sweep.results.paper import rows
 from atma_sweep.results.store.records import CellRecord, Measurement
 from atma_sweep.results.store.store import Store
@@ -26,7 +26,7 @@ MODES = ("baseline", "weak", "strong", "discrete", "zipfian")
 
 @pytest.fixture(scope="module")
 def paper(published: Store) -> SweepData:
-    return gather(published, "printed-v2")
+    return load_sweep_data(published, "printed-v2")
 
 
 def by_hand(mixer: str, memory: str, *, without: str = "") -> tuple[float, int]:
@@ -42,7 +42,7 @@ def by_hand(mixer: str, memory: str, *, without: str = "") -> tuple[float, int]:
 
 def test_strata_are_told_apart(paper: SweepData) -> None:
     """One sd of 9.2 points for all would understate polar + memory by half, and give rope one that it does not have."""
-    found = spreads(paper, NEEDLE)
+    found = noise_by_stratum(paper, NEEDLE)
     assert len(found) == 6
     for (mixer, memory), one in found.items():
         sd, df = by_hand(mixer, memory, without="strong")
@@ -56,11 +56,11 @@ def test_strata_are_told_apart(paper: SweepData) -> None:
 
 def test_an_accuracy_varies_at_least_by_its_trials(paper: SweepData) -> None:
     """Rope is right in no trial of 20 cells: its rate is not known to be zero. Jeffreys: (hits + 1/2) / (trials + 1)."""
-    found = spreads(paper, NEEDLE)["rope", "on"]
+    found = noise_by_stratum(paper, NEEDLE)["rope", "on"]
     share = 0.5 / (20 * 16 + 1)
     assert found.floor == pytest.approx(math.sqrt(share * (1 - share) / 16))
     assert found.used == found.floor > found.sd == 0
-    for key, one in spreads(paper, NEEDLE).items():
+    for key, one in noise_by_stratum(paper, NEEDLE).items():
         here = [
             float(row["needle"]) / 100
             for row in rows("lengths")
@@ -68,12 +68,12 @@ def test_an_accuracy_varies_at_least_by_its_trials(paper: SweepData) -> None:
         ]
         share = (16 * sum(here) + 0.5) / (16 * len(here) + 1)
         assert one.floor == pytest.approx(math.sqrt(share * (1 - share) / 16), rel=1e-6)
-    assert spreads(paper, VAL)["rope", "on"].floor == 0
+    assert noise_by_stratum(paper, VAL)["rope", "on"].floor == 0
 
 
 def test_regularizers_cost_speed(paper: SweepData) -> None:
     assert spread(paper, MFU) is None
-    assert spreads(paper, MFU) == {}
+    assert noise_by_stratum(paper, MFU) == {}
 
 
 @pytest.mark.parametrize(
@@ -91,7 +91,7 @@ def test_regularizers_are_treatments_beside_a_mean_loss(
     empty.record_revision("s", grid_text="x", grid_file="x", cells=cells)
     for place, one in enumerate(cells):
         run(empty, one.id, "done", [Measurement(probe="val", metric="val_loss", value=3 + place / 7)])
-    found = spread(gather(empty), VAL)
+    found = spread(load_sweep_data(empty), VAL)
     assert (found.df if found else None) == df
 
 
@@ -106,5 +106,5 @@ def test_one_pair_is_held_against_the_spread() -> None:
 def test_a_known_spread_gives_the_power_of_the_paired_t_test(pairs: int) -> None:
     """With no doubt about the sd, statsmodels has the same test."""
     known = TTestPower().solve_power(nobs=pairs, power=0.8, alpha=0.05) * math.sqrt(2)
-    assert factor(pairs, 10**7) == pytest.approx(known, rel=1e-4)
-    assert factor(pairs, 12) > factor(pairs, 10**7)
+    assert detectable_factor(pairs, 10**7) == pytest.approx(known, rel=1e-4)
+    assert detectable_factor(pairs, 12) > detectable_factor(pairs, 10**7)

@@ -4,16 +4,16 @@ from __future__ import annotations
 
 import pytest
 from atma_sweep.reports.stats.significance.trial_intervals import with_intervals
-from atma_sweep.results.store.records import Value
+from atma_sweep.results.store.records import MeasuredValue
 from statsmodels.stats.proportion import proportion_confint
 
 
-def share(metric: str = "digit_accuracy", **fields: object) -> Value:
+def share(metric: str = "digit_accuracy", **fields: object) -> MeasuredValue:
     about = {"cell_id": "a", "attempt_id": 1, "probe": "needle", "metric": metric, "length": 64, "unit": "fraction"}
-    return Value(**(about | fields))  # type: ignore[arg-type]
+    return MeasuredValue(**(about | fields))  # type: ignore[arg-type]
 
 
-def interval(*values: Value) -> tuple[float | None, float | None]:
+def interval(*values: MeasuredValue) -> tuple[float | None, float | None]:
     """Of the first of them."""
     found = with_intervals({(v.cell_id, v.probe, v.metric, v.length): v for v in values})
     first = next(iter(found.values()))
