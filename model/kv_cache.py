@@ -340,11 +340,11 @@ __all__ = [
     "DUMMY",
     "PAGE",
     "Book",
+    "CacheCapacity",
     "CacheFull",
+    "DecodeStep",
     "Pools",
     "Remembered",
-    "CacheCapacity",
-    "DecodeStep",
     "Texts",
     "has_step",
 ]

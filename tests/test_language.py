@@ -31,6 +31,11 @@ def test_findings_name_rule_file_and_line() -> None:
         ("product identifiers", "a.py", 1, "kept"),
         ("product identifiers", "a.py", 3, "found"),
     ]
+    body = "\n    return a" * 5
+    assert [rule for rule, *_ in findings_of_code("a.py", f"def f(a):{body}")] == ["undocumented functions"]
+    assert [rule for rule, *_ in findings_of_code("a.py", f"def f(a):{body[:-13]}")] == []
+    assert [rule for rule, *_ in findings_of_code("tests/a.py", f"def test_{'a' * 56}(): ...")] == ["long test names"]
+    assert [rule for rule, *_ in findings_of_code("tests/a.py", f"def test_{'a' * 55}(): ...")] == []
     assert list(findings_of_code("tests/a.py", "def known(): ...")) == [("tests identifiers", "tests/a.py", 1, "known")]
     lines = f"{'x' * 101}\n| {'x' * 100}\nhttp://{'x' * 100}\n{'x' * 100}\n"
     assert list(findings_of_document("a.md", lines)) == [("document lines", "a.md", 1, "x" * 80)]

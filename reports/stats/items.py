@@ -20,7 +20,7 @@ from ...results.store.store import Store
 from ..number_format import Column, column_of, format_length
 from ..sweep_data import ReportError, SweepData
 from .effects.matched_groups import Numbers, factors, level_pairs, within
-from .significance.paired_tests import ALPHA, PairedTest, corrected, test_paired_differences
+from .significance.paired_tests import ALPHA, PairedTest, corrected, paired_difference_tests
 
 ANSWERS = ("cell", "attempt", "configuration", "seed", "length", "trial", "value", "exact")
 
@@ -231,7 +231,7 @@ def _tested(rows: Sequence[Row], items: Items) -> list[ItemEffect]:
 def _summed(rows: Sequence[Row], scale: float) -> list[ItemEffect]:
     """With their tests, corrected together; beside the largest number, `scale`, the dust of differences is small."""
     samples, scales = [sample for _, sample in rows], [scale] * len(rows)
-    summed = test_paired_differences(samples, scales)
+    summed = paired_difference_tests(samples, scales)
     p_values = corrected(samples, summed, scales=scales)
     return [
         ItemEffect(**about, **asdict(one), p_corrected=p)

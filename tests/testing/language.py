@@ -18,6 +18,11 @@ from pathlib import Path
 ROOT = Path(__file__).resolve().parents[2]
 RULES = ROOT / "docs" / "language.toml"
 
+MIN_LINES = 6
+"""Lines of a function, from `def` to its last one, from which on it needs a docstring."""
+MAX_TEST_NAME = 60
+"""Characters of the longest name that a test may have."""
+
 Finding = tuple[str, str, int, str]
 """Rule, file, line, text."""
 
@@ -50,7 +55,11 @@ def bound_names(tree: ast.AST) -> Iterator[tuple[int, str]]:
 
 
 def findings_of_code(file: str, text: str) -> Iterator[Finding]:
-    """Yield the identifiers with a listed word, and the docstrings that open with one."""
+    """Yield the departures of one Python file from the rules.
+
+    These are identifiers with a listed word, docstrings that open with one, functions of the product of MIN_LINES lines or more
+    without a docstring, and names of tests over MAX_TEST_NAME characters.
+    """
     words = rules()
     side = "tests" if file.startswith("tests/") else "product"
     tree = ast.parse(text)
@@ -63,6 +72,12 @@ def findings_of_code(file: str, text: str) -> Iterator[Finding]:
             docstring = ast.get_docstring(node) or ""
             if opening.match(docstring):
                 yield f"{side} docstrings", file, getattr(node, "lineno", 1), docstring.splitlines()[0]
+        if isinstance(node, (ast.FunctionDef, ast.AsyncFunctionDef)):
+            n_lines = (node.end_lineno or node.lineno) - node.lineno + 1
+            if side == "product" and n_lines >= MIN_LINES and not ast.get_docstring(node):
+                yield "undocumented functions", file, node.lineno, f"{node.name}, {n_lines} lines"
+            if side == "tests" and node.name.startswith("test_") and len(node.name) > MAX_TEST_NAME:
+                yield "long test names", file, node.lineno, node.name
 
 
 def findings_of_document(file: str, text: str) -> Iterator[Finding]:
@@ -103,8 +118,8 @@ def findings(files: dict[str, str]) -> Iterator[Finding]:
 
 def counts() -> dict[str, int]:
     """Return today's counts of the repository, by rule."""
-    found = Counter(rule for rule, *_ in findings(sources()))
-    return {rule: found[rule] for rule in limits()}
+    n_findings = Counter(rule for rule, *_ in findings(sources()))
+    return {rule: n_findings[rule] for rule in limits()}
 
 
 def record(lower: dict[str, int]) -> None:

@@ -23,7 +23,7 @@ from ...number_format import CLEAN, NEEDLE, format_length, format_number, format
 from ...sweep_data import WEIGHTED_SUFFIX, SweepData
 from ..effects.effect_types import FLOOR
 from ..effects.needle_baseline import ceiling, is_at_chance
-from ..significance.paired_tests import ALPHA, test_paired_differences
+from ..significance.paired_tests import ALPHA, paired_difference_tests
 
 TRUE, WEAK, NOT_SHOWN, FALSE, DIFFERS = "true", "weak", "not shown", "false", "differs"
 SILENT, UNCHECKED = "cannot say", "unchecked"
@@ -217,7 +217,7 @@ def _judged(differences: Sequence[float], direction: int) -> tuple[str, dict[str
     d = np.array(differences)
     if len(d) < 2:
         raise MissingData(f"one pair alone ({format_signed(round(float(d[0]), 12), 1, percent=True)} points)")
-    (summed,) = test_paired_differences([d])
+    (summed,) = paired_difference_tests([d])
     error = float(d.std(ddof=1)) / math.sqrt(len(d))
     reach = float(special.stdtrit(len(d) - 1, 1 - ALPHA / 2)) * error
     low, high = summed.mean - reach, summed.mean + reach

@@ -21,7 +21,7 @@ from scipy import special
 from ...number_format import Column
 from ...sweep_data import SweepData
 from ..noise.run_noise import NEAR, STRATUM_AXES, Spread, detectable, spread
-from ..significance.paired_tests import ALPHA, corrected_families, holm, test_paired_differences
+from ..significance.paired_tests import ALPHA, corrected_families, holm, paired_difference_tests
 from . import stopping_rows
 from .effect_types import CONFIRMATORY, EQUIVALENT, FLOOR, Effect, EffectRow, Interaction, Tested, where_text
 from .matched_groups import (
@@ -200,10 +200,10 @@ class _Matched:
         """p of two one-sided tests that the mean lies outside of the margin; each side is half of the two-sided test of the
         differences shifted by the margin, whichever test that is."""
         scales = [row.scale for row in rows]
-        below = test_paired_differences(
+        below = paired_difference_tests(
             [row.sample + margin for row, margin in zip(rows, margins, strict=True)], scales
         )
-        above = test_paired_differences(
+        above = paired_difference_tests(
             [row.sample - margin for row, margin in zip(rows, margins, strict=True)], scales
         )
         return [max(_one_sided(a.p, a.mean), _one_sided(b.p, -b.mean)) for a, b in zip(below, above, strict=True)]
@@ -211,7 +211,7 @@ class _Matched:
     def corrected(self, rows: Sequence[_MatchedRow], families: Sequence[Sequence[int]]) -> list[list[float]]:
         """The corrected p of every family; adds its test to each row."""
         samples, scales = [row.sample for row in rows], [row.scale for row in rows]
-        summed = test_paired_differences(samples, scales)
+        summed = paired_difference_tests(samples, scales)
         for row, summary in zip(rows, summed, strict=True):
             # the median is that of the differences as they are, whatever the weights of strata
             median = {"median": float(np.median(row.plain))} if summary.n else {"p_sign": math.nan}

@@ -58,7 +58,7 @@ class PairedTest:
     method: str
 
 
-def test_paired_differences(samples: Sequence[Differences], scales: Sequence[float] | None = None) -> list[PairedTest]:
+def paired_difference_tests(samples: Sequence[Differences], scales: Sequence[float] | None = None) -> list[PairedTest]:
     """One summary a sample, in the order given.
 
     A sample is an array [configurations], or [configurations, seeds] with NaN where a run is missing. `scales` are the

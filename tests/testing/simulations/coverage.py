@@ -10,7 +10,7 @@ from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 
 import numpy as np
-from atma_sweep.reports.stats.significance.paired_tests import PairedTest, corrected, test_paired_differences
+from atma_sweep.reports.stats.significance.paired_tests import PairedTest, corrected, paired_difference_tests
 from atma_sweep.reports.stats.significance.sign_flip_test import ALPHA, sign_flip_p_values
 
 CONFIGURATIONS = (5, 8, 12, 20)
@@ -86,7 +86,7 @@ def covered(setting: Setting, configurations: int, *, draws: int = DRAWS, seed: 
     """Simulates so many samples of a setting."""
     random = np.random.default_rng((seed, configurations, SETTINGS.index(setting)))
     samples = [setting.draw(random, configurations) for _ in range(draws)]
-    found = [one for one in test_paired_differences(samples) if one.method != "none"]
+    found = [one for one in paired_difference_tests(samples) if one.method != "none"]
     low, high = _bootstrap(samples, random)
     return Covered(
         now=_share([one.low <= 0 <= one.high for one in found]),
@@ -150,7 +150,7 @@ def family_wise(family: Family, configurations: int, *, draws: int = DRAWS, seed
     reference = random.normal(size=size)
     levels = [random.normal(size=size) + (1.5 * 2**0.5 if place < family.real else 0.0) for place in range(family.members)]  # fmt: skip
     samples = [[level[draw] - reference[draw] for level in levels] for draw in range(draws)]
-    flat = test_paired_differences([sample for some in samples for sample in some])
+    flat = paired_difference_tests([sample for some in samples for sample in some])
     together = [flat[start : start + family.members] for start in range(0, len(flat), family.members)]
     wrong = [
         any(p < ALPHA for p in corrected(some, summed)[family.real :])

@@ -9,7 +9,7 @@ import pandas as pd
 import pytest
 from atma_sweep.reports.number_format import Column
 from atma_sweep.reports.stats.effects import effects as ef
-from atma_sweep.reports.stats.significance.paired_tests import corrected, test_paired_differences
+from atma_sweep.reports.stats.significance.paired_tests import corrected, paired_difference_tests
 from atma_sweep.reports.sweep_data import load_sweep_data
 from atma_sweep.reports.tables import make_table
 from atma_sweep.results.paper import rows
@@ -237,7 +237,7 @@ class TestOwn:
         found = [one for one in ef.effects(load_sweep_data(design)) if one.axis == "memory"]
         polar, nope = np.array([[-1.0, -1.0]]), np.array([[-1.5, np.nan]])
         samples = [np.concatenate([polar, nope]), polar, nope[:, 0]]
-        known = corrected(samples, test_paired_differences(samples, [5.2] * 3))
+        known = corrected(samples, paired_difference_tests(samples, [5.2] * 3))
         assert [one.where for one in found] == ["", "attn_type=polar", "attn_type=nope"]
         assert [one.p_corrected for one in found] == pytest.approx(known, nan_ok=True)
 

@@ -56,10 +56,10 @@ def test_max_t_against_every_flip():
     samples = [*full, part]
     keys = [names, names, names, names[2:]]
     expected = brute([dict(zip(some, d, strict=True)) for d, some in zip(samples, keys, strict=True)])
-    assert rs.corrected(samples, rs.test_paired_differences(samples), keys) == pytest.approx(expected)
+    assert rs.corrected(samples, rs.paired_difference_tests(samples), keys) == pytest.approx(expected)
     # without names, rows at one place belong together where there are as many in each
     expected = brute([dict(zip(names, d, strict=True)) for d in full])
-    assert rs.corrected(full, rs.test_paired_differences(full)) == pytest.approx(expected)
+    assert rs.corrected(full, rs.paired_difference_tests(full)) == pytest.approx(expected)
 
 
 def test_draws_come_near_to_every_flip():
@@ -72,35 +72,35 @@ def test_draws_come_near_to_every_flip():
     expected, before = np.zeros(4), 0.0
     for step, place in enumerate(order):
         before = expected[place] = max(before, (flipped[:, order[step:]].max(axis=1) >= seen[place] - 1e-12).mean())
-    found = rs.corrected(samples, rs.test_paired_differences(samples))
+    found = rs.corrected(samples, rs.paired_difference_tests(samples))
     assert found == pytest.approx(expected.tolist(), abs=0.01)
-    assert found == rs.corrected(samples, rs.test_paired_differences(samples))
+    assert found == rs.corrected(samples, rs.paired_difference_tests(samples))
 
 
 def test_copies_of_a_test_cost_nothing():
     """A family of one test ten times over is one test; Holm would take ten times its p."""
     d = np.random.default_rng(6).normal(0.9, 1, 9)
-    (alone,) = rs.test_paired_differences([d])
-    assert rs.corrected([d] * 10, rs.test_paired_differences([d] * 10)) == pytest.approx([alone.p] * 10)
+    (alone,) = rs.paired_difference_tests([d])
+    assert rs.corrected([d] * 10, rs.paired_difference_tests([d] * 10)) == pytest.approx([alone.p] * 10)
 
 
 @pytest.mark.thorough
 def test_holm_where_not_all_flip():
     draw = np.random.default_rng(9)
     samples = [draw.normal(1, 1, 8), draw.normal(1, 1, 5), draw.normal(1, 1, (5, 3)), np.array([1.0])]
-    found = rs.test_paired_differences(samples)
+    found = rs.paired_difference_tests(samples)
     assert [one.method for one in found] == ["sign-flip", "t", "crossed", "none"]
     expected = multipletests([one.p for one in found[:3]], method="holm")[1]
     assert rs.corrected(samples, found) == pytest.approx([*expected, math.nan], nan_ok=True)
     # unequal numbers of rows without names cannot be flipped together
     samples = [draw.normal(1, 1, 8), draw.normal(1, 1, 9)]
-    found = rs.test_paired_differences(samples)
+    found = rs.paired_difference_tests(samples)
     assert rs.corrected(samples, found) == pytest.approx(rs.holm([one.p for one in found]))
 
 
 def test_a_constant_member_is_no_discovery():
     samples = [np.zeros(8), np.random.default_rng(1).normal(3, 1, 8)]
-    found = rs.corrected(samples, rs.test_paired_differences(samples))
+    found = rs.corrected(samples, rs.paired_difference_tests(samples))
     assert found[0] == 1.0
     assert found[1] == pytest.approx(2 / 2**8)
 
@@ -113,7 +113,7 @@ def test_nope_minus_polar_at_64k_survives_its_family(published):
     axes = [axis for axis in AXES_BUT_MIXER if axis in pairs[0]]
     samples = [some["difference"].to_numpy(dtype=float) for some in pairs]
     keys = [list(some[axes].itertuples(index=False, name=None)) for some in pairs]
-    summed = rs.test_paired_differences(samples, [1.0] * len(samples))
+    summed = rs.paired_difference_tests(samples, [1.0] * len(samples))
     p = dict(zip((one.level for one in found), rs.corrected(samples, summed, keys, [1.0] * len(samples)), strict=True))
     assert p["nope"] < 0.005
     assert p["rope"] < 0.005

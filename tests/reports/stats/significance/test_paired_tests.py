@@ -28,7 +28,7 @@ def sign_flip(d) -> float:
 
 
 def sign_test(d) -> float:
-    (found,) = rs.test_paired_differences([d])
+    (found,) = rs.paired_difference_tests([d])
     return found.p_sign
 
 
@@ -70,7 +70,7 @@ class TestInterval:
     def test_it_is_what_the_test_does_not_reject(self, n):
         """Every flip of the differences less theta, on both sides of both ends."""
         d = np.random.default_rng(n).gamma(2.0, 1.0, n)
-        (found,) = rs.test_paired_differences([d])
+        (found,) = rs.paired_difference_tests([d])
         signs, gap = every_sign(n), 1e-6 * np.ptp(d)
 
         def p(theta: float) -> float:
@@ -86,7 +86,7 @@ class TestInterval:
         """`sign_flip` counts flips without looking for an end; it was compared with every pattern."""
         d = np.random.default_rng(n).normal(0.5, 1, n)
         d[:3] = 0.25  # ties
-        (found,) = rs.test_paired_differences([d])
+        (found,) = rs.paired_difference_tests([d])
         gap = 3e-6 * np.ptp(d)
         for end, side in ((found.low, 1), (found.high, -1)):
             assert sign_flip(d - end - side * gap) >= 0.05 > sign_flip(d - end + side * gap)
@@ -94,7 +94,7 @@ class TestInterval:
     @pytest.mark.parametrize("n", [sign_flip_test.MAX_EXACT_N + 1, 250])
     def test_draws_find_the_same_ends(self, n):
         d = np.random.default_rng(n).normal(0.5, 1, n)
-        (found,) = rs.test_paired_differences([d])
+        (found,) = rs.paired_difference_tests([d])
         for end, side in ((found.low, 1), (found.high, -1)):
             assert sign_flip(d - end - side * 1e-9) >= 0.05 > sign_flip(d - end + side * 1e-9)
         t = stats.t.interval(0.95, n - 1, d.mean(), stats.sem(d))
@@ -102,7 +102,7 @@ class TestInterval:
 
     def test_six_differences_by_hand(self):
         # of 64 flips 2 are beyond all others: p = 2/64, and what leaves all on one side is rejected
-        (found,) = rs.test_paired_differences([[1.0, 2.0, 3.0, 4.0, 5.0, 9.0]])
+        (found,) = rs.paired_difference_tests([[1.0, 2.0, 3.0, 4.0, 5.0, 9.0]])
         assert (found.low, found.high, found.p) == (1.0, 9.0, 2 / 64)
 
     def test_zero_is_left_out_where_p_is_below_five_percent(self):
@@ -110,13 +110,13 @@ class TestInterval:
         samples = [draw.normal(shift, 1, n) for n in (2, 5, 6, 9, 14, 17, 22, 31) for shift in np.linspace(0, 1.5, 8)]
         samples += [np.round(one, 0) for one in samples]
         samples += [draw.normal(shift, 1, (6, 3)) for shift in np.linspace(0, 1.5, 8)]
-        found = [one for one in rs.test_paired_differences(samples) if one.method != "none"]
+        found = [one for one in rs.paired_difference_tests(samples) if one.method != "none"]
         assert [one.p < 0.05 for one in found] == [one.low > 0 or one.high < 0 for one in found]
         assert 30 < sum(one.p < 0.05 for one in found) < len(found) - 30
 
     def test_below_six_it_is_students(self):
         d = [1.0, 2.0, 4.0, 3.5, 0.5]
-        (found,) = rs.test_paired_differences([d])
+        (found,) = rs.paired_difference_tests([d])
         assert found.method == "t"
         assert found.p == pytest.approx(stats.ttest_1samp(d, 0).pvalue)
         assert (found.low, found.high) == pytest.approx(stats.t.interval(0.95, 4, np.mean(d), stats.sem(d)))
@@ -124,29 +124,29 @@ class TestInterval:
 
 class TestDegenerate:
     def test_one_difference_or_none_has_no_test(self):
-        for found in rs.test_paired_differences([[], [1.0], [math.nan, 1.0], [2.0, 2.0, 2.0], [0.0, 0.0]]):
+        for found in rs.paired_difference_tests([[], [1.0], [math.nan, 1.0], [2.0, 2.0, 2.0], [0.0, 0.0]]):
             assert found.method == "none"
             assert all(math.isnan(x) for x in (found.low, found.high, found.p))
 
     def test_a_constant_measure(self):
-        (found,) = rs.test_paired_differences([np.zeros(8)])
+        (found,) = rs.paired_difference_tests([np.zeros(8)])
         assert (found.low, found.high, found.p, found.ties, found.p_sign) == (0.0, 0.0, 1.0, 8, 1.0)
-        (found,) = rs.test_paired_differences([np.full(20, 0.1)])
+        (found,) = rs.paired_difference_tests([np.full(20, 0.1)])
         assert (found.low, found.high) == pytest.approx((0.1, 0.1))
         assert found.p == 2 / 2**20
 
     def test_a_constant_difference_over_seeds(self):
-        (found,) = rs.test_paired_differences([np.full((6, 3), 0.5)])
+        (found,) = rs.paired_difference_tests([np.full((6, 3), 0.5)])
         assert found.method == "none"
 
 
 class TestTies:
     def test_dust_is_no_sign(self):
         dust = 0.1 + 0.2 - 0.3
-        (found,) = rs.test_paired_differences([[dust, -dust, 0.5, 0.25, 1.0, 2.0]])
+        (found,) = rs.paired_difference_tests([[dust, -dust, 0.5, 0.25, 1.0, 2.0]])
         assert (found.up, found.down, found.ties) == (4, 0, 2)
         # where all of them are dust, only the numbers behind them tell
-        (found,) = rs.test_paired_differences([[dust] * 7], [0.3])
+        (found,) = rs.paired_difference_tests([[dust] * 7], [0.3])
         assert (found.up, found.ties, found.p) == (0, 7, 1.0)
 
     def test_the_published_validation_losses_against_exact_fractions(self, published):
@@ -267,7 +267,7 @@ class TestSeeds:
             )
             return known + (generalized.mean() - known) / (2 * seeds - 3)
 
-        (found,) = rs.test_paired_differences([d])
+        (found,) = rs.paired_difference_tests([d])
         assert (found.method, found.n, found.seeds) == ("crossed", 6, seeds)
         assert found.mean == pytest.approx(mean)
         assert found.p == pytest.approx(p(abs(mean)), abs=0.002)
@@ -279,14 +279,14 @@ class TestSeeds:
         """By Satterthwaite alone, 12% of such intervals miss the truth: two seeds often agree by chance."""
         draw = np.random.default_rng(3)
         samples = [draw.normal(size=(8, 2)) + draw.normal(size=(1, 2)) for _ in range(400)]
-        assert np.mean([one.p < 0.05 for one in rs.test_paired_differences(samples)]) < 0.06
+        assert np.mean([one.p < 0.05 for one in rs.paired_difference_tests(samples)]) < 0.06
 
     def test_estimates_that_nearly_cancel_leave_a_finite_interval(self):
         """Seeds that differ as much as chance has it, and configurations that hardly do: of 0.002 degrees of freedom, by Satterthwaite."""
         e = np.random.default_rng(0).normal(size=(5, 3))
         e = e - e.mean(axis=1, keepdims=True) - e.mean(axis=0) + e.mean()
         b = np.array([-1.0, 0, 1]) * math.sqrt(1.001 * (e**2).sum() / 8 / 5)
-        (found,) = rs.test_paired_differences([e + b + 0.001 * np.arange(5)[:, None]])
+        (found,) = rs.paired_difference_tests([e + b + 0.001 * np.arange(5)[:, None]])
         assert found.method == "crossed"
         assert 0 < found.high - found.low < 10
 
@@ -299,7 +299,7 @@ class TestSeeds:
         means, halves = [], []
         for _ in range(600):
             d = draw.normal(size=(7, 4)) + draw.normal(size=(7, 1)) + 2 * draw.normal(size=(1, 4))
-            (found,) = rs.test_paired_differences([d * holes])
+            (found,) = rs.paired_difference_tests([d * holes])
             means.append(found.mean)
             halves.append(abs(found.mean) <= (found.high - found.low) / 2)
         assert np.mean(halves) == pytest.approx(0.95, abs=0.03)
@@ -308,18 +308,18 @@ class TestSeeds:
         d = np.random.default_rng(1).normal(1, 1, 8)
         table = np.full((8, 8), math.nan)
         np.fill_diagonal(table, d)
-        assert rs.test_paired_differences([table])[0] == rs.test_paired_differences([d])[0]
+        assert rs.paired_difference_tests([table])[0] == rs.paired_difference_tests([d])[0]
 
     def test_a_single_configuration_speaks_of_its_seeds(self):
         d = np.array([[1.0, 2.0, 4.0, 3.0]])
-        (found,) = rs.test_paired_differences([d])
+        (found,) = rs.paired_difference_tests([d])
         assert (found.method, found.n, found.seeds) == ("seeds", 1, 4)
         assert found.p == pytest.approx(stats.ttest_1samp(d[0], 0).pvalue)
 
     def test_seeds_that_never_meet_are_averaged(self):
         table = np.full((6, 4), math.nan)
         table[:3, :2], table[3:, 2:] = np.arange(6).reshape(3, 2) + 1.0, np.arange(6).reshape(3, 2) + 3.0
-        (found,) = rs.test_paired_differences([table])
+        (found,) = rs.paired_difference_tests([table])
         assert (found.method, found.n, found.seeds) == ("sign-flip", 6, 2)
         assert found.mean == pytest.approx(np.nanmean(table))
 
@@ -327,7 +327,7 @@ class TestSeeds:
         """Effects that differ by two standard deviations between configurations; seeds as pairs hold the truth in 65%."""
         draw = np.random.default_rng(11)
         samples = [draw.normal(size=(8, 5)) + 2 * draw.normal(size=(8, 1)) for _ in range(600)]
-        held = [one.low <= 0 <= one.high for one in rs.test_paired_differences(samples)]
+        held = [one.low <= 0 <= one.high for one in rs.paired_difference_tests(samples)]
         assert 0.93 <= np.mean(held) <= 0.97
 
 
@@ -343,22 +343,22 @@ def test_many_at_once_are_what_each_is_alone():
     draw = np.random.default_rng(5)
     samples = [draw.normal(0.1, 1, n) for n in (3, 40, 1, 0, 40, 250, 8, 8, 16, 250)]
     samples += [draw.normal(0.1, 1, (4, 3)), draw.normal(0.1, 1, (4, 2))]
-    for one, d in zip(rs.test_paired_differences(samples), samples, strict=True):
-        (alone,) = rs.test_paired_differences([d])
+    for one, d in zip(rs.paired_difference_tests(samples), samples, strict=True):
+        (alone,) = rs.paired_difference_tests([d])
         # a product of matrices adds up in an order that depends on their shape
         assert one.method == alone.method
         known, expected = ([x for x in asdict(some).values() if x != some.method] for some in (one, alone))
         assert known == pytest.approx(expected, nan_ok=True, rel=1e-9)
         assert (one.n, one.up + one.down) == (len(d), len(d))
         assert one.mean == pytest.approx(d.mean() if len(d) else math.nan, nan_ok=True)
-    assert rs.test_paired_differences([]) == []
+    assert rs.paired_difference_tests([]) == []
 
 
 def test_memory_does_not_grow_with_the_draws():
     """20,000 flips of 2,000 differences are 320 MB; never all of them exist."""
     d = np.random.default_rng(0).normal(size=2000)
     tracemalloc.start()
-    rs.test_paired_differences([d, -d])
+    rs.paired_difference_tests([d, -d])
     peak = tracemalloc.get_traced_memory()[1]
     tracemalloc.stop()
     assert peak < 100e6
