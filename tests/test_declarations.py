@@ -47,7 +47,7 @@ seeds: [0, 1, 2]
 
 SWEEP = """
 from pathlib import Path
-from atma_sweep.results.store.recorder import Recorder
+from atma_sweep.results.store.recorder import DatabaseRecorder
 from atma_sweep.results.store.records import Measurement, Owner
 from atma_sweep.results.store.store import open_store
 from atma_sweep.sweep.grid.grid import load_grid
@@ -67,7 +67,7 @@ for cell in cells:
     share = 0.625 + 0.125 * cell.seed - 0.25 * (cell.levels["attn_type"] == "nope")
     number = Measurement(probe="needle", metric="tens_accuracy", length=64, value=share, unit="fraction", n=80)
     loss = Measurement(probe="val", metric="val_loss", value=3.0 + share, unit="nats/token")
-    Recorder(store, attempt.id, 1).measurements([number, loss])
+    DatabaseRecorder(store, attempt.id, 1).measurements([number, loss])
     store.finish_attempt(attempt.id, 1, "done")
 store.close()
 """

@@ -358,7 +358,7 @@ def test_folders_of_the_root_shadow_nothing_that_fla_imports() -> None:
 STEPS = """
 import torch
 from itertools import cycle
-from atma_sweep.model.backbone import Auxiliary, build
+from atma_sweep.model.backbone import AuxiliaryTerms, build
 from atma_sweep.model.config import ModelConfig
 from atma_sweep.model.registry import MEMORIES, MIXERS, REGULARIZERS
 from atma_sweep.sweep.config import TrainConfig
@@ -371,7 +371,7 @@ count = max(map(len, every))
 for _, attn_type, memory, regularizer in zip(range(count), *map(cycle, every)):
     model = build(ModelConfig(attn_type=attn_type, memory=memory, **size), seed=0)
     optimizers = Optimizers(model.parameter_groups(), TrainConfig(), torch.device("cpu"))
-    terms = Auxiliary(regularizer, 5, False, None, seed=0, step=0, micro=0)
+    terms = AuxiliaryTerms(regularizer, 5, False, None, seed=0, step=0, micro=0)
     model.total_loss(model.features(tokens[:, :-1], auxiliary=terms).hidden_BTD, tokens[:, 1:]).backward()
     optimizers.step(1.0)
     optimizers.load_state_dict(optimizers.state_dict())

@@ -23,8 +23,8 @@ from patience import PATIENCE_S
 HOLDER = """
 import sys, time
 from pathlib import Path
-from atma_sweep.sweep.attempt.compile_lock import Turn
-turn = Turn(Path(sys.argv[1]), "kind")
+from atma_sweep.sweep.attempt.compile_lock import CompileLock
+turn = CompileLock(Path(sys.argv[1]), "kind")
 turn.wait(lambda: None)
 print("compiling", flush=True)
 sys.stdin.readline()

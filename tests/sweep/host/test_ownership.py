@@ -36,13 +36,13 @@ import sys
 from atma_sweep.results.errors import SweepBusy
 from atma_sweep.results.store.store import open_store
 from atma_sweep.sweep.host import processes as process
-from atma_sweep.sweep.executors.executor import OnThisMachine
+from atma_sweep.sweep.executors.executor import HostExecutor
 store = open_store(sys.argv[1])
 try:
     store.acquire_sweep("s", process.this_process("launch"), 60.0, is_alive=process.is_alive)
 except SweepBusy as error:
     print(error)
-print(sorted(OnThisMachine().end(store.live_attempts(), None)))
+print(sorted(HostExecutor().end(store.live_attempts(), None)))
 """
 
 

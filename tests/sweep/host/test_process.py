@@ -54,7 +54,7 @@ for pid in (os.getpid(), os.getppid()):
     process.end_all([psutil.Process(pid)], grace=0.2)
 from pathlib import Path
 from types import SimpleNamespace
-from atma_sweep.sweep.executors.executor import OnThisMachine
+from atma_sweep.sweep.executors.executor import HostExecutor
 me = process.this_process("x")
 who = {"host": me.host, "pid_space": me.space}
 attempts = [
@@ -62,7 +62,7 @@ attempts = [
     for key, pid in enumerate((os.getpid(), os.getppid()))
 ]
 attempts.append(SimpleNamespace(id=2, **who, pid=os.getppid(), pid_started=1.0))  # one that had this pid long ago
-print("alive", sorted(OnThisMachine().end(attempts, Path("."))), flush=True)
+print("alive", sorted(HostExecutor().end(attempts, Path("."))), flush=True)
 """
 
 
@@ -75,7 +75,7 @@ def test_nobody_ends_itself_or_those_it_descends_from() -> None:
 
 ORPHAN = """
 import os, subprocess, sys, time
-code = "import os, time; from atma_sweep.sweep.host.processes import die_with; die_with(os.getppid()); print(os.getpid(), flush=True); time.sleep(3600)"
+code = "import os, time; from atma_sweep.sweep.host.processes import exit_with_parent; exit_with_parent(os.getppid()); print(os.getpid(), flush=True); time.sleep(3600)"
 subprocess.Popen([sys.executable, '-c', code])
 time.sleep(600)
 """
@@ -91,7 +91,7 @@ def test_a_child_ends_when_its_parent_is_killed() -> None:
 
 
 def test_a_child_whose_parent_died_before_it_looked_ends_at_once() -> None:
-    code = "from atma_sweep.sweep.host.processes import die_with; import time; die_with(1 << 22); time.sleep(600)"
+    code = "from atma_sweep.sweep.host.processes import exit_with_parent; import time; exit_with_parent(1 << 22); time.sleep(600)"
     assert script(code).wait(PATIENCE_S) == -signal.SIGTERM
 
 
@@ -111,7 +111,7 @@ while True:
 """
 ASKED = {
     "job": "from atma_sweep.sweep.attempt.process import StopFlag; StopFlag()",
-    "launch": "from atma_sweep.sweep.host.signals import Signals; Signals().__enter__()",
+    "launch": "from atma_sweep.sweep.host.signals import StopSignals; StopSignals().__enter__()",
 }
 
 

@@ -207,7 +207,7 @@ def test_a_request_that_comes_in_a_callback_comes_again(number: signal.Signals) 
     """What a weak reference calls lets no exception out: it would be printed, and forgotten."""
     code = f"""
         import os, signal, time, weakref
-        from atma_sweep.sweep.host.signals import Signals, Stop
+        from atma_sweep.sweep.host.signals import StopSignals, StopRequested
 
         # below nohup it would be ignored
         signal.signal({number.value}, signal.default_int_handler if {number.value} == 2 else signal.SIG_DFL)
@@ -221,10 +221,10 @@ def test_a_request_that_comes_in_a_callback_comes_again(number: signal.Signals) 
         thing = Thing()
         reference = weakref.ref(thing, gone)
         try:
-            with Signals(raises=True):
+            with StopSignals(raises=True):
                 del thing
                 time.sleep(20)
-        except (Stop, KeyboardInterrupt) as stop:
+        except (StopRequested, KeyboardInterrupt) as stop:
             print(type(stop).__name__, getattr(stop, "number", 2))
     """
     done = subprocess.run(
