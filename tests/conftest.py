@@ -45,7 +45,7 @@ def pytest_xdist_auto_num_workers() -> int | None:
     return cores + 1 if cores <= 4 and "PYTEST_XDIST_AUTO_NUM_WORKERS" not in os.environ else None
 
 
-def _asked_for(config: pytest.Config, item: pytest.Item) -> bool:
+def _is_named(config: pytest.Config, item: pytest.Item) -> bool:
     """Whether a test of the second tier runs: who names its mark, its file or the folder of the storms means it."""
     named = {Path(argument.partition("::")[0]).resolve() for argument in config.args}
     asked = item.path in named or (item.path.parent == CHAOS and CHAOS in named)
@@ -57,9 +57,9 @@ def pytest_report_header(config: pytest.Config) -> str | None:
 
 
 def pytest_collection_modifyitems(config: pytest.Config, items: list[pytest.Item]) -> None:
-    left_out = [item for item in items if item.get_closest_marker("thorough") and not _asked_for(config, item)]
-    config.hook.pytest_deselected(items=left_out)
-    apart = set(left_out)
+    deselected = [item for item in items if item.get_closest_marker("thorough") and not _is_named(config, item)]
+    config.hook.pytest_deselected(items=deselected)
+    apart = set(deselected)
     if not torch.cuda.is_available():
         for item in items:
             if item.get_closest_marker("gpu"):

@@ -94,9 +94,9 @@ def run(tmp_path_factory: pytest.TempPathFactory) -> Run:
     (work / "hot.yaml").write_text(GRID)
     base = {key: value for key, value in os.environ.items() if key != "ATMA_DB"} | {"PYTHONPATH": str(folder)}
 
-    def python(*words: str, code: int = 0, **environment: str) -> subprocess.CompletedProcess[str]:
+    def python(*arguments: str, code: int = 0, **environment: str) -> subprocess.CompletedProcess[str]:
         done = subprocess.run(
-            [sys.executable, *words],
+            [sys.executable, *arguments],
             cwd=work,
             env=base | environment,
             capture_output=True,
@@ -139,8 +139,8 @@ def test_new_metric_reaches_table_figure_and_completion(run: Run) -> None:
     # means of 0.625 and 0.75, and of 0.375 and 0.5, in percent with the one decimal that the metric asks for
     assert rows["polar"]["Tens@64"] == "68.8 ± 8.8 (n=2)"
     assert rows["nope"]["Tens@64"] == "43.8 ± 8.8 (n=2)"
-    words = run("-m", CLI, "report", "--table", "6", "--format", "md").stdout
-    assert "Tens, in %: Share of tens recalled. More is better. A trivial answer scores 10%." in words
+    table = run("-m", CLI, "report", "--table", "6", "--format", "md").stdout
+    assert "Tens, in %: Share of tens recalled. More is better. A trivial answer scores 10%." in table
     assert "Tens@64" in figure(run, "effects")
     line = {"_ATMA_SWEEP_COMPLETE": "complete_bash", "COMP_WORDS": "atma-sweep delete --metric ten", "COMP_CWORD": "3"}
     assert run("-m", CLI, **line).stdout.split() == ["tens_accuracy"]
@@ -158,9 +158,9 @@ def test_new_failure_class_reaches_bundle_table_and_figure(run: Run) -> None:
 
 
 def test_new_setting_at_its_identity_default_keeps_ids(run: Run) -> None:
-    known = cells(run)
-    assert cells(run, "set: {train: {rest_steps: 0}}") == known
-    assert cells(run, "set: {train: {rest_steps: 5}}") != known
+    old_ids = cells(run)
+    assert cells(run, "set: {train: {rest_steps: 0}}") == old_ids
+    assert cells(run, "set: {train: {rest_steps: 5}}") != old_ids
     refused = run("-m", CLI, "launch", grid(run, "set: {train: {rest_step: 5}}"), "--dry-run", code=2).stderr
     assert "rest_steps" in refused
     section = json.loads(run("-m", CLI, "schema").stdout)["$defs"]["TrainConfig"]["properties"]

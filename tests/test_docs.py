@@ -49,15 +49,15 @@ def test_every_part_has_its_row_and_its_section() -> None:
 
 def test_the_guide_says_what_each_mixer_does() -> None:
     table = (ROOT / "docs/guide.md").read_text().split("## Mixers to compare")[1].split("\n## ")[0]
-    told = re.findall(r"^\| `(\w+)` \| \w", table, re.MULTILINE)
-    assert sorted(told) == sorted(["attn_type", *registry.MIXERS])
+    described = re.findall(r"^\| `(\w+)` \| \w", table, re.MULTILINE)
+    assert sorted(described) == sorted(["attn_type", *registry.MIXERS])
 
 
 CITED = re.compile(r'docs/(\w+)\.md(?:, "([^"\n]+)"(?: and "([^"\n]+)")?)?')
 
 
 def test_what_the_code_cites_is_there() -> None:
-    wrong, found = [], 0
+    wrong, n_citations = [], 0
     for file in sorted(ROOT.glob("**/*.py")):
         if any(part.startswith(".") or part == "build" for part in file.relative_to(ROOT).parts):
             continue
@@ -66,34 +66,34 @@ def test_what_the_code_cites_is_there() -> None:
         for page, *titles in CITED.findall(text):
             where = ROOT / "docs" / f"{page}.md"
             lines = where.read_text().splitlines() if where.exists() else []
-            found += 1
+            n_citations += 1
             missing = [title for title in titles if title and f"## {title}" not in lines]
             wrong += [f"{file.name}: {page} {title}" for title in missing] + ([] if lines else [f"{file.name}: {page}"])
     assert wrong == []
-    assert found > 40
+    assert n_citations > 40
 
 
-WORDS = ("cell", "attempt", "sweep", "revision", "bundle", "probe", "recipe", "orphan")
+GLOSSARY_TERMS = ("cell", "attempt", "sweep", "revision", "bundle", "probe", "recipe", "orphan")
 
 
-def test_the_readme_explains_its_words_and_stays_short() -> None:
+def test_readme_explains_its_terms_and_stays_short() -> None:
     text = (ROOT / "README.md").read_text()
-    told = re.findall(r"^\| (\w+) \| ", text.split("## Words\n")[1].split("\n## ")[0], re.MULTILINE)
-    assert sorted(told[1:]) == sorted(WORDS)
+    explained = re.findall(r"^\| (\w+) \| ", text.split("## Words\n")[1].split("\n## ")[0], re.MULTILINE)
+    assert sorted(explained[1:]) == sorted(GLOSSARY_TERMS)
     # a page that is read in five minutes; what is longer has its page in docs/
     assert len(text.split()) < 1800
 
 
-def test_every_page_is_linked_from_the_readme_or_from_one_that_is() -> None:
-    found, known = [ROOT / "README.md"], set()
-    while found:
-        page = found.pop()
-        if page in known or page.suffix != ".md":
+def test_every_page_is_reachable_from_the_readme() -> None:
+    queue, reached = [ROOT / "README.md"], set()
+    while queue:
+        page = queue.pop()
+        if page in reached or page.suffix != ".md":
             continue
-        known.add(page)
+        reached.add(page)
         links = [(page.parent / link.partition("#")[0]).resolve() for link in LINK.findall(page.read_text())]
-        found += [link for link in links if link.exists()]
-    assert set(PAGES) - known == {ROOT / "CHANGELOG.md"}
+        queue += [link for link in links if link.exists()]
+    assert set(PAGES) - reached == {ROOT / "CHANGELOG.md"}
 
 
 def test_architecture_draws_the_layers_in_force() -> None:
@@ -109,7 +109,7 @@ def test_files_that_a_page_names_are_there(page: Path) -> None:
     assert sorted(name for name in named if not re.search("NNNN|NAME|PROBE", name) and not (ROOT / name).exists()) == []
 
 
-def test_some_page_names_files() -> None:
+def test_pages_name_files() -> None:
     assert len(PATH.findall((ROOT / "CONTRIBUTING.md").read_text())) > 5
 
 

@@ -55,14 +55,14 @@ def hostile(path: Path) -> Store:
         recorder.curve(
             [CurvePoint(step=s, tokens=s, wall_s=float(s), train_loss=9.0 - s, tokens_per_s=5.0) for s in (1, 2)]
         )
-        found = [
+        names = [
             Measurement(probe=probe, metric=metric, length=length, value=0.5 + index, unit=evil, n=9)
             for probe, metric, length in (
                 ("needle", "digit_accuracy", 64), ("clean", "nats", 64), ("junk", "nats", 64), ("val", "val_loss", 0),
                 ("throughput", "mfu", 0), ("throughput", "tokens_per_s", 0),
             )
         ]  # fmt: skip
-        recorder.measurements([*found, Measurement(probe="clean", metric="nats", length=128, reason=f"{evil}: {evil}")])
+        recorder.measurements([*names, Measurement(probe="clean", metric="nats", length=128, reason=f"{evil}: {evil}")])
         cause = f"{evil} postgresql://me:geheim@host/db"
         store.finish_attempt(attempt.id, 0, "failed" if index == 3 else "done", cause=cause, traceback=cause)
     return store
@@ -89,15 +89,15 @@ def hostile(path: Path) -> Store:
     ),
     ids=" ".join,
 )
-def test_nothing_of_a_hostile_name_steers_the_terminal(run: Run, tmp_path: Path, words: list[str]) -> None:
+def test_nothing_of_a_hostile_name_steers_the_terminal(run: Run, tmp_path: Path, arguments: list[str]) -> None:
     hostile(tmp_path).close()
-    code, out, err = run(*words)
+    code, out, err = run(*arguments)
     assert code in (0, 1), err
     assert len(out) > 20
     assert steering(out + err) == []
     assert "geheim" not in out + err
     # a newline in a name begins no line of its own, but in a quoted cell
-    assert "csv" in words or not [line for line in (out + err).splitlines() if line.startswith("  fake line")]
+    assert "csv" in arguments or not [line for line in (out + err).splitlines() if line.startswith("  fake line")]
 
 
 def test_a_log_is_printed_without_what_steers(run: Run, tmp_path: Path) -> None:
@@ -107,18 +107,18 @@ def test_a_log_is_printed_without_what_steers(run: Run, tmp_path: Path) -> None:
     log.parent.mkdir(parents=True)
     log.write_bytes(b"\x1b[31mred\x1b[0m 1%\r2%\npostgresql://me:geheim@host/db \x9b\xff\x00end\n")
     store.close()
-    for words in (["logs", f"{0:012x}"], ["logs", f"{0:012x}", "-f"]):
-        code, out, err = run(*words)
+    for arguments in (["logs", f"{0:012x}"], ["logs", f"{0:012x}", "-f"]):
+        code, out, err = run(*arguments)
         assert (code, err) == (0, "")
         assert out == "red 1%\n2%\npostgresql://me:***@host/db \ufffd\ufffd\ufffdend\n"
     (line, *_) = run("logs", f"{0:012x}", "--json")[1].splitlines()
     assert json.loads(line)["line"].startswith("\x1b[31mred")
 
 
-def test_a_csv_of_hostile_names_is_whole(run: Run, tmp_path: Path) -> None:
+def test_csv_of_hostile_names_is_complete(run: Run, tmp_path: Path) -> None:
     hostile(tmp_path).close()
-    for words in (["export", "--to", "csv", "--out", "x.csv"], ["report", "--table", "6", "--out", "x.csv"]):
-        assert run(*words)[0] == 0
+    for arguments in (["export", "--to", "csv", "--out", "x.csv"], ["report", "--table", "6", "--out", "x.csv"]):
+        assert run(*arguments)[0] == 0
         with Path("x.csv").open(newline="") as file:
             header, *rows = csv.reader(file, strict=True)
         assert {len(row) for row in rows} == {len(header)}
@@ -166,10 +166,10 @@ ADDRESSES = [
 @pytest.mark.parametrize(
     "words", [["status"], ["db", "backup"], ["db", "upgrade"], ["launch", "quick", "--dry-run"]], ids=" ".join
 )
-def test_no_error_tells_the_password(run: Run, monkeypatch: Any, address: str, words: list[str]) -> None:
-    for given in ([*words, "--db", address], words):
+def test_no_error_tells_the_password(run: Run, monkeypatch: Any, address: str, arguments: list[str]) -> None:
+    for command in ([*arguments, "--db", address], arguments):
         monkeypatch.setenv("ATMA_DB", address)
-        code, out, err = run(*given)
+        code, out, err = run(*command)
         assert SECRET not in out + err
         assert code in (0, 2, 3)
         assert len(err.splitlines()) <= 1
@@ -199,9 +199,9 @@ def test_the_traceback_of_a_bug_tells_no_password(monkeypatch: Any, capsys: Any)
         raise RuntimeError(f"postgresql://me:{SECRET}@host/db\x1b[31m")
 
     monkeypatch.setattr(sys, "excepthook", sys.excepthook)
-    with pytest.raises(RuntimeError) as found:
+    with pytest.raises(RuntimeError) as raised:
         cli.main(broken)
-    sys.excepthook(found.type, found.value, found.tb)
+    sys.excepthook(raised.type, raised.value, raised.tb)
     err = capsys.readouterr().err
     assert "RuntimeError: postgresql://me:***@host/db" in err
     assert "Traceback" in err

@@ -61,8 +61,8 @@ def test_gated_delta_in_bf16_is_near_float64(backend: str, length: int, size: in
         return
     args = in_type(delta_inputs(length, d=size), torch.bfloat16, 3, "cuda")
     ours, exact = run(gated_delta, args, backend=backend), run(lambda *a: gated_delta_reference(*a)[0], double(args))
-    for index, (found, wanted) in enumerate(zip(ours, exact, strict=True)):
-        assert distance(found, wanted) < (2e-2 if index else 1e-2) or float(wanted.norm()) < 1e-6
+    for index, (actual, wanted) in enumerate(zip(ours, exact, strict=True)):
+        assert distance(actual, wanted) < (2e-2 if index else 1e-2) or float(wanted.norm()) < 1e-6
 
 
 @pytest.mark.parametrize(("attn_type", "memory"), PAIRS)
@@ -140,14 +140,14 @@ def test_resumed_runs_on_cuda_equal_uninterrupted_ones(
     tmp_path: Path, exactly: bool, record_property: Callable[[str, object], None]
 ) -> None:
     """Bit for bit with train.deterministic; without it the difference is printed, and small."""
-    whole = trained(tmp_path / "whole", exactly=exactly)
+    uninterrupted = trained(tmp_path / "whole", exactly=exactly)
     first = trained(tmp_path / "parts", stop=5, exactly=exactly)
     second = trained(tmp_path / "parts", exactly=exactly)
-    for name, expected in whole.items():
-        found = [*first[name]["curve"], *second[name]["curve"]]
-        assert [point[0] for point in found] == list(range(1, 13))
+    for name, expected in uninterrupted.items():
+        curve = [*first[name]["curve"], *second[name]["curve"]]
+        assert [point[0] for point in curve] == list(range(1, 13))
         assert (len(first[name]["curve"]), len(second[name]["curve"])) == (5, 7)
-        pairs = zip(found, expected["curve"], strict=True)
+        pairs = zip(curve, expected["curve"], strict=True)
         gap = max(abs(a - b) / abs(b) for got, want in pairs for a, b in zip(got[1:3], want[1:3], strict=True))
         print(
             f"{name}, deterministic {exactly}: largest relative difference of a loss {gap:.3g}; {expected['kernels']}"
@@ -155,7 +155,7 @@ def test_resumed_runs_on_cuda_equal_uninterrupted_ones(
         record_property(f"{name}, deterministic {exactly}", gap)
         assert gap < 1e-2
         if exactly:
-            assert found == expected["curve"], name
+            assert curve == expected["curve"], name
             assert second[name]["weights"] == expected["weights"], name
             assert "fla" not in expected["kernels"].get("memory", "").split()[:1]
 
@@ -171,21 +171,21 @@ def test_steps_as_cuda_graphs_are_steps_as_they_come(
     ways = {"from graphs": (("graphs",), ()), "to graphs": ((), ("graphs",))}
     with ThreadPoolExecutor() as together:
         run = functools.partial(together.submit, trained, exactly=exactly)
-        whole = [run(tmp_path / "plain", *how)]
+        uninterrupted = [run(tmp_path / "plain", *how)]
         if {"compiled", "blocks"} & set(how):
-            whole[0].result()  # what it compiles all others find
-        whole.append(run(tmp_path / "graphs", *how, "graphs"))
+            uninterrupted[0].result()  # what it compiles all others find
+        uninterrupted.append(run(tmp_path / "graphs", *how, "graphs"))
         begun = {name: run(tmp_path / name, *how, *before, stop=5) for name, (before, _) in ways.items()}
         firsts = {name: part.result() for name, part in begun.items()}
         ended = {name: run(tmp_path / name, *how, *after) for name, (_, after) in ways.items()}
-        plain, graphs = (part.result() for part in whole)
+        plain, graphs = (part.result() for part in uninterrupted)
         seconds = {name: part.result() for name, part in ended.items()}
-    found = {"graphs": graphs}
+    runs = {"graphs": graphs}
     for name, second in seconds.items():
-        found[name] = {
-            cell: {**given, "curve": [*firsts[name][cell]["curve"], *given["curve"]]} for cell, given in second.items()
+        runs[name] = {
+            cell: {**resumed, "curve": [*firsts[name][cell]["curve"], *resumed["curve"]]} for cell, resumed in second.items()
         }
-    for name, cells in found.items():
+    for name, cells in runs.items():
         for cell, expected in plain.items():
             assert cells[cell]["told"] == [], "captured"
             pairs = zip(cells[cell]["curve"], expected["curve"], strict=True)
@@ -198,14 +198,14 @@ def test_steps_as_cuda_graphs_are_steps_as_they_come(
                 assert cells[cell]["weights"] == expected["weights"], (cell, name)
 
 
-def test_work_that_a_cuda_graph_cannot_hold_is_told_once_and_goes_on(tmp_path: Path) -> None:
+def test_uncapturable_step_warns_once_and_runs_eagerly(tmp_path: Path) -> None:
     plain = trained(tmp_path / "plain", "asking", exactly=True)
-    found = trained(tmp_path / "graphs", "asking", "graphs", exactly=True)
+    run = trained(tmp_path / "graphs", "asking", "graphs", exactly=True)
     for cell, expected in plain.items():
-        assert len(found[cell]["told"]) == 1
-        assert "captur" in found[cell]["told"][0]
-        assert found[cell]["curve"] == expected["curve"]
-        assert found[cell]["weights"] == expected["weights"]
+        assert len(run[cell]["told"]) == 1
+        assert "captur" in run[cell]["told"][0]
+        assert run[cell]["curve"] == expected["curve"]
+        assert run[cell]["weights"] == expected["weights"]
 
 
 IMPORTED = """
@@ -283,18 +283,18 @@ def test_fp8_products_are_those_of_the_same_numbers_in_float32(
     shapes = ((rows, inputs), (outputs, inputs), (outputs,), (rows, outputs))
     x, w, b, g = (torch.randn(shape, generator=draw).cuda() for shape in shapes)
     x, g = x.to(torch.bfloat16), g.to(torch.bfloat16)
-    found = []
+    results = []
     for backend in ("scaled_mm", "torch"):
         args = [one.detach().clone().requires_grad_() for one in (x, w, b)]
         function = (
             torch.compile(fp8_linear.fp8_linear, fullgraph=True, dynamic=False) if compiled else fp8_linear.fp8_linear
         )
         y = function(*args, backend=backend)
-        found.append([y, *torch.autograd.grad(y, args, g)])
-    for one, other in zip(*found, strict=True):
-        assert one.dtype == other.dtype
-        assert relative(one, other) < 2e-2  # tensor cores keep about 14 bits of a sum
-    assert relative(found[0][0], fp8_linear.fp8_linear_reference(x.cpu(), w.cpu(), b.cpu())) < 2e-2
+        results.append([y, *torch.autograd.grad(y, args, g)])
+    for actual, expected in zip(*results, strict=True):
+        assert actual.dtype == expected.dtype
+        assert relative(actual, expected) < 2e-2  # tensor cores keep about 14 bits of a sum
+    assert relative(results[0][0], fp8_linear.fp8_linear_reference(x.cpu(), w.cpu(), b.cpu())) < 2e-2
 
 
 @pytest.mark.parametrize("precision", ["fp16", "fp8"])
@@ -307,8 +307,8 @@ def test_a_launch_in_another_precision_says_so_and_learns_as_well(tmp_path: Path
         "set: {attn_type: polar, memory: on, model.head_dim: 64, train.tokens: 40960, train.compile: off, eval.lengths: [128]}\n",
     )
     database = sqlite3.connect(tmp_path / "atma.db")
-    told = {dtype for (dtype,) in database.execute("SELECT dtype FROM provenance")}
-    assert told == {"bfloat16", "float16" if precision == "fp16" else "bfloat16, fp8 projections"}
+    dtypes = {dtype for (dtype,) in database.execute("SELECT dtype FROM provenance")}
+    assert dtypes == {"bfloat16", "float16" if precision == "fp16" else "bfloat16, fp8 projections"}
     losses = [value for (value,) in database.execute("SELECT value FROM results WHERE metric = 'val_loss'")]
     assert len(losses) == 2
     assert abs(losses[0] - losses[1]) < 0.05

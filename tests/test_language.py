@@ -20,7 +20,7 @@ def test_counts_do_not_rise() -> None:
         ("OneHot", ["one", "hot"]),
     ],
 )
-def test_identifiers_split_into_words(name: str, parts: list[str]) -> None:
+def test_identifiers_split_at_capitals_and_underscores(name: str, parts: list[str]) -> None:
     assert parts_of(name) == parts
 
 

@@ -69,9 +69,9 @@ def test_what_a_project_needs_is_there(name: str) -> None:
 
 
 def test_links_of_the_documents_lead_somewhere() -> None:
-    found = 0
+    n_links = 0
     for document in [*ROOT.glob("*.md"), *(ROOT / "docs").glob("*.md")]:
         for target in re.findall(r"\]\(([^)#:]+)\)", document.read_text()):
             assert (document.parent / target).exists(), f"{document.name}: {target}"
-            found += 1
-    assert found > 0
+            n_links += 1
+    assert n_links > 0

@@ -34,7 +34,7 @@ def test_every_kind_of_part_has_its_recipe() -> None:
 
 
 @pytest.mark.parametrize("title", list(recipes.recipes()))
-def test_a_recipe_is_one_file_and_one_line(title: str) -> None:
+def test_recipe_is_a_file_and_a_line(title: str) -> None:
     file, line = recipes.recipes()[title]
     assert (file.registry, line.registry != "", line.text.count("\n")) == ("", True, 1)
 
@@ -46,15 +46,15 @@ def test_the_recipes_make_what_they_say(tmp_path: Path) -> None:
     for recipe in recipes.recipes().values():
         for block in recipe:
             recipes.follow(block, root)
-    place = tmp_path / "place"
-    place.mkdir()
-    (place / "new.yaml").write_text(GRID)
+    folder = tmp_path / "place"
+    folder.mkdir()
+    (folder / "new.yaml").write_text(GRID)
     environment = {key: value for key, value in os.environ.items() if key != "ATMA_DB"} | {"PYTHONPATH": str(tmp_path)}
 
-    def run(*words: str) -> str:
+    def run(*arguments: str) -> str:
         done = subprocess.run(
-            [sys.executable, "-m", "atma_sweep.cli", *words],
-            cwd=place,
+            [sys.executable, "-m", "atma_sweep.cli", *arguments],
+            cwd=folder,
             env=environment,
             capture_output=True,
             text=True,
@@ -68,4 +68,4 @@ def test_the_recipes_make_what_they_say(tmp_path: Path) -> None:
     assert "near" in run("report", "--table", "6")
     assert "near" in run("report", "--table", "speed")
     run("report", "--figure", "speed", "--out", "speed.svg")
-    assert "near" in (place / "speed.svg").read_text()
+    assert "near" in (folder / "speed.svg").read_text()

@@ -53,18 +53,18 @@ def nodes(file: Path) -> tuple[ast.AST, ...]:
 @cache
 def imports(file: Path) -> tuple[tuple[int, tuple[str, ...]], ...]:
     """(line, absolute dotted name as parts) of every import; the package's own names start with atma_sweep."""
-    found: list[tuple[int, tuple[str, ...]]] = []
+    targets: list[tuple[int, tuple[str, ...]]] = []
     package = ("atma_sweep", *file.relative_to(ROOT).parent.parts)
     for node in nodes(file):
         if isinstance(node, ast.Import):
             for alias in node.names:
-                found.append((node.lineno, tuple(alias.name.split("."))))
+                targets.append((node.lineno, tuple(alias.name.split("."))))
         elif isinstance(node, ast.ImportFrom):
             base = package[: len(package) - node.level + 1] if node.level else ()
             module = tuple(node.module.split(".")) if node.module else ()
             for alias in node.names:
-                found.append((node.lineno, (*base, *module, alias.name)))
-    return tuple(found)
+                targets.append((node.lineno, (*base, *module, alias.name)))
+    return tuple(targets)
 
 
 def folder_of(file: Path) -> str:
@@ -72,7 +72,7 @@ def folder_of(file: Path) -> str:
 
 
 @pytest.mark.parametrize("folder", FOLDERS)
-def test_imports_run_one_way(folder: str) -> None:
+def test_imports_go_down_the_layers(folder: str) -> None:
     wrong = []
     seen = 0
     for file in sources():
@@ -90,26 +90,26 @@ def test_imports_run_one_way(folder: str) -> None:
     assert seen > 5
 
 
-def found_in(parts: tuple[str, ...]) -> Path:
+def module_path(parts: tuple[str, ...]) -> Path:
     """The file that an import of that dotted name of the package reads; a package itself is its __init__.py."""
     for end in range(len(parts), 1, -1):
-        place = ROOT.joinpath(*parts[1:end])
-        if place.with_suffix(".py").is_file():
-            return place.with_suffix(".py")
-        if (place / "__init__.py").is_file():
-            return place / "__init__.py"
+        path = ROOT.joinpath(*parts[1:end])
+        if path.with_suffix(".py").is_file():
+            return path.with_suffix(".py")
+        if (path / "__init__.py").is_file():
+            return path / "__init__.py"
     return ROOT / "__init__.py"
 
 
 @cache
 def arrows() -> dict[str, set[str]]:
     """File -> the files that it imports, be it lazily, for its types alone or by the name in a list."""
-    found: dict[str, set[str]] = {}
+    imported: dict[str, set[str]] = {}
     for file in sources():
-        theirs = {found_in(parts) for _, parts in imports(file) if parts[0] == "atma_sweep"} - {file}
+        theirs = {module_path(parts) for _, parts in imports(file) if parts[0] == "atma_sweep"} - {file}
         theirs |= listed(file) if file.name == "__init__.py" else set()
-        found[file.relative_to(ROOT).as_posix()] = {target.relative_to(ROOT).as_posix() for target in theirs}
-    return found
+        imported[file.relative_to(ROOT).as_posix()] = {target.relative_to(ROOT).as_posix() for target in theirs}
+    return imported
 
 
 def package_of(name: str) -> str:
@@ -119,12 +119,12 @@ def package_of(name: str) -> str:
 
 
 def between_packages() -> dict[str, set[str]]:
-    found: dict[str, set[str]] = {}
+    imported: dict[str, set[str]] = {}
     for name, targets in arrows().items():
-        found.setdefault(package_of(name), set()).update(
+        imported.setdefault(package_of(name), set()).update(
             {package_of(target) for target in targets} - {package_of(name)}
         )
-    return found
+    return imported
 
 
 def circle(graph: Mapping[str, set[str]]) -> list[str]:
@@ -139,19 +139,19 @@ def circle(graph: Mapping[str, set[str]]) -> list[str]:
 def listed(file: Path) -> set[Path]:
     """The files that a list of tables or figures names, which are imported when one is made."""
     calls = [node for node in nodes(file) if isinstance(node, ast.Call)]
-    made = [call for call in calls if isinstance(call.func, ast.Name) and call.func.id == "ReportSpec"]
-    places = [call.args[0].value for call in made if isinstance(call.args[0], ast.Constant)]
-    return {file.with_name(f"{str(place).partition(':')[0]}.py") for place in places}
+    specs = [call for call in calls if isinstance(call.func, ast.Name) and call.func.id == "ReportSpec"]
+    targets = [call.args[0].value for call in specs if isinstance(call.args[0], ast.Constant)]
+    return {file.with_name(f"{str(target).partition(':')[0]}.py") for target in targets}
 
 
-def test_a_circle_is_found() -> None:
+def test_circle_names_a_cycle_of_imports() -> None:
     assert set(circle({"a": {"b"}, "b": {"c"}, "c": {"a"}, "d": {"a"}})) == {"a", "b", "c"}
     assert circle({"a": {"b", "c"}, "b": {"c"}}) == []
-    found = arrows()
-    assert {"sweep/planning/admission.py", "sweep/planning/planner.py"} <= found["sweep/orchestrator/launch.py"]
-    assert "results/store/store.py" in found["results/exchange/tables.py"], "an import for types counts"
-    assert "sweep/commands/launch.py" in found["sweep/commands/runs.py"], "an import inside a function counts"
-    assert "reports/tables/complete.py" in found["reports/tables/__init__.py"], "the name in a list counts"
+    graph = arrows()
+    assert {"sweep/planning/admission.py", "sweep/planning/planner.py"} <= graph["sweep/orchestrator/launch.py"]
+    assert "results/store/store.py" in graph["results/exchange/tables.py"], "an import for types counts"
+    assert "sweep/commands/launch.py" in graph["sweep/commands/runs.py"], "an import inside a function counts"
+    assert "reports/tables/complete.py" in graph["reports/tables/__init__.py"], "the name in a list counts"
 
 
 def test_no_circle_of_imports_between_files() -> None:
@@ -166,18 +166,18 @@ def test_no_circle_of_imports_between_packages() -> None:
 def test_packages_of_a_folder_stand_in_layers(folder: str) -> None:
     """Files directly in a folder are bound only where the table names them, and bind no package then."""
     height = table()[folder].height
-    found: dict[str, set[str]] = {}
+    imported: dict[str, set[str]] = {}
     for name, targets in arrows().items():
         if name.startswith(f"{folder}/"):
             theirs = {target.split("/")[1] for target in targets if target.startswith(f"{folder}/")}
-            found.setdefault(name.split("/")[1], set()).update(theirs)
-    packages = {name for name in found if not name.endswith(".py")}
+            imported.setdefault(name.split("/")[1], set()).update(theirs)
+    packages = {name for name in imported if not name.endswith(".py")}
     assert set(table()[folder].packages) == packages, "docs/layers.toml names other packages than there are"
-    assert set(height) <= set(found)
+    assert set(height) <= set(imported)
     wrong = [
         f"{folder}/{name} imports {folder}/{target}"
         for name in height
-        for target in found[name] & set(height) - {name}
+        for target in imported[name] & set(height) - {name}
         if height[target] >= height[name]
     ]
     assert wrong == []
@@ -185,7 +185,7 @@ def test_packages_of_a_folder_stand_in_layers(folder: str) -> None:
 
 def test_no_file_reaches_for_what_is_private_to_another() -> None:
     """But for one kernel that is written in several files."""
-    found, seen = [], 0
+    uses, seen = [], 0
     exempt = watched(r"kernels/attention/(gluon/.+|\w+/gluon)\.py")
     for file in sources():
         if file.relative_to(ROOT).as_posix() in exempt:
@@ -196,14 +196,14 @@ def test_no_file_reaches_for_what_is_private_to_another() -> None:
                 seen += 1
                 modules.add(alias.asname or alias.name)
                 if alias.name.startswith("_") and not alias.name.startswith("__"):
-                    found.append(f"{file.relative_to(ROOT)}:{node.lineno} {alias.name}")
-        found += [
+                    uses.append(f"{file.relative_to(ROOT)}:{node.lineno} {alias.name}")
+        uses += [
             f"{file.relative_to(ROOT)}:{node.lineno} {node.value.id}.{node.attr}"
             for node in nodes(file)
             if isinstance(node, ast.Attribute) and isinstance(node.value, ast.Name) and node.value.id in modules
             if node.attr.startswith("_") and not node.attr.startswith("__")
         ]
-    assert found == []
+    assert uses == []
     assert seen > 1000
 
 
@@ -234,9 +234,9 @@ def test_only_the_scheduler_imports_ray() -> None:
 def test_reports_ask_the_store_and_know_no_rows() -> None:
     names = ("schema", "queries", "attempt_queries", "database", "upgrading")
     inside = watched(*(rf"results/store/{name}\.py" for name in names))
-    found = {name: targets & inside for name, targets in arrows().items() if name.startswith("reports/")}
-    assert {name: targets for name, targets in found.items() if targets} == {}
-    assert len(found) > 20
+    imported = {name: targets & inside for name, targets in arrows().items() if name.startswith("reports/")}
+    assert {name: targets for name, targets in imported.items() if targets} == {}
+    assert len(imported) > 20
 
 
 WRITES = {"write_text", "write_bytes", "mkdir", "makedirs", "rename", "savefig", "unlink"}
@@ -253,11 +253,11 @@ WRITERS = {
 }
 
 
-def test_what_people_ask_for_is_written_by_one_writer() -> None:
+def test_output_files_are_written_by_output_files_alone() -> None:
     guarded = watched(r"cli\.py", r"reports/.+\.py", r"results/.+\.py", r"sweep/commands/.+\.py")
-    found = {name for name in guarded if any(map(_writes, nodes(ROOT / name)))}
-    assert found - WRITERS == set()
-    assert WRITERS - found == set(), "an exemption that nothing needs any more"
+    writers = {name for name in guarded if any(map(_writes, nodes(ROOT / name)))}
+    assert writers - WRITERS == set()
+    assert WRITERS - writers == set(), "an exemption that nothing needs any more"
 
 
 def _writes(node: ast.AST) -> bool:
@@ -278,24 +278,24 @@ SUFFIX = re.compile(r"_?[a-z][A-Za-z0-9_]*_([A-Z]{1,6})")
 
 
 @pytest.mark.parametrize("folder", ["model", "kernels"])
-def test_a_letter_of_a_shape_has_one_meaning(folder: str) -> None:
+def test_shape_letter_has_a_single_meaning(folder: str) -> None:
     """The one that kernels/shapes.py gives; a file that explains letters of its suffixes gives them no other."""
     legend = dict(re.findall(r"^([A-Z]) (.+)$", ast.get_docstring(tree(SHAPES)) or "", re.MULTILINE))
     wrong = []
     for file in sorted((ROOT / folder).rglob("*.py")):
         names = {getattr(node, "id", None) or getattr(node, "arg", None) or "" for node in nodes(file)}
-        used = {letter for name in names if (found := SUFFIX.fullmatch(name)) for letter in found[1]}
+        used = {letter for name in names if (suffix := SUFFIX.fullmatch(name)) for letter in suffix[1]}
         wrong += [
             f"{file.relative_to(ROOT)}: {letter} is not in {SHAPES.name}" for letter in sorted(used - legend.keys())
         ]
-        said = dict(
+        meanings = dict(
             re.findall(
                 r"\b([A-Z]) (?:model |head |KV |query )?(width|size|heads|taps|vocabulary)\b",
                 ast.get_docstring(tree(file)) or "",
             )
         )
         wrong += [
-            f"{file.relative_to(ROOT)}: {letter} {word}" for letter, word in said.items() if word not in legend[letter]
+            f"{file.relative_to(ROOT)}: {letter} {word}" for letter, word in meanings.items() if word not in legend[letter]
         ]
     assert wrong == []
 
@@ -428,9 +428,9 @@ def alternatives(pattern: str) -> list[str]:
     if group is None:
         return [pattern]
     return [
-        one
+        expanded
         for word in group[1].split("|")
-        for one in alternatives(pattern[: group.start()] + word + pattern[group.end() :])
+        for expanded in alternatives(pattern[: group.start()] + word + pattern[group.end() :])
     ]
 
 
@@ -467,13 +467,13 @@ def lines_of(function: ast.FunctionDef | ast.AsyncFunctionDef) -> int:
 
 def test_long_functions_are_listed_with_a_reason() -> None:
     functions = (ast.FunctionDef, ast.AsyncFunctionDef)
-    found = {
+    long_functions = {
         file.relative_to(ROOT).as_posix()
         for file in sources()
         for node in nodes(file)
         if isinstance(node, functions) and lines_of(node) > MOST_LINES
     }
-    assert found == set(LONG)
+    assert long_functions == set(LONG)
 
 
 def test_packages_have_few_files_and_an_introduction() -> None:
@@ -519,14 +519,14 @@ def is_private(name: str) -> bool:
 
 def private_uses(file: Path, theirs: frozenset[str]) -> set[str]:
     """Return the private names out of `theirs` that a test imports, or reads or sets on an object of the product."""
-    found: set[str] = set()
+    names: set[str] = set()
     own = {node.name for node in nodes(file) if isinstance(node, (ast.FunctionDef, ast.ClassDef))}
     for node in nodes(file):
         if isinstance(node, ast.ImportFrom):
-            found |= {alias.name for alias in node.names if (node.module or "").startswith("atma_sweep")}
+            names |= {alias.name for alias in node.names if (node.module or "").startswith("atma_sweep")}
         elif isinstance(node, ast.Attribute) and not (isinstance(node.value, ast.Name) and node.value.id == "self"):
-            found.add(node.attr)
-    return {name for name in found - own - DOCUMENTED if is_private(name)} & theirs
+            names.add(node.attr)
+    return {name for name in names - own - DOCUMENTED if is_private(name)} & theirs
 
 
 def test_private_names_are_used_by_listed_tests_alone() -> None:
@@ -536,9 +536,9 @@ def test_private_names_are_used_by_listed_tests_alone() -> None:
     theirs |= {node.id for file in sources() for node in nodes(file) if isinstance(node, ast.Name)}
     files = sorted((ROOT / "tests").rglob("*.py"))
     uses = {file.relative_to(ROOT).as_posix(): private_uses(file, frozenset(theirs)) for file in files}
-    found = {name: sorted(names) for name, names in uses.items() if names}
-    assert {name: names for name, names in found.items() if name not in PRIVATE} == {}
-    assert PRIVATE.keys() - found.keys() == set(), "an exemption that nothing needs any more"
+    private_names = {name: sorted(names) for name, names in uses.items() if names}
+    assert {name: names for name, names in private_names.items() if name not in PRIVATE} == {}
+    assert PRIVATE.keys() - private_names.keys() == set(), "an exemption that nothing needs any more"
 
 
 DOCUMENTED = {"_asdict", "_replace", "_fields", "_exit", "_mapping"}
@@ -552,7 +552,7 @@ FOREIGN = {
 """Private names of other packages that the product uses; each package has an upper bound in pyproject.toml for them."""
 
 
-def test_private_names_of_other_packages_have_an_upper_bound() -> None:
+def test_private_names_of_dependencies_have_an_upper_bound() -> None:
     defined, used = set(DOCUMENTED), set()
     for file in sources():
         for node in nodes(file):
@@ -567,5 +567,5 @@ def test_private_names_of_other_packages_have_an_upper_bound() -> None:
     assert {name for name in used - defined if is_private(name)} - listed_names == set()
     assert listed_names - used == set(), "an exemption that nothing needs any more"
     dependencies = tomllib.loads((ROOT / "pyproject.toml").read_text(encoding="utf-8"))["project"]["dependencies"]
-    bounds = {re.split(r"[\[<>=~!]", one)[0]: "<" in one for one in dependencies}
+    bounds = {re.split(r"[\[<>=~!]", requirement)[0]: "<" in requirement for requirement in dependencies}
     assert all(bounds[name] for name in FOREIGN)

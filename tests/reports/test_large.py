@@ -135,7 +135,7 @@ def test_families_of_equal_size_share_their_signs(monkeypatch: pytest.MonkeyPatc
         sizes.append(n)
         return sign_flip_test.random_sign_blocks(n)
 
-    monkeypatch.setattr(paired_tests, "signs", counted)
+    monkeypatch.setattr(paired_tests, "random_sign_blocks", counted)
     assert paired_tests.max_t_of_families(families) == alone
     assert sizes == [20, 24]  # nine are few enough to count every flip
 

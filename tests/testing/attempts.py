@@ -54,7 +54,7 @@ class Room:
     saved: list[list[str]] = field(default_factory=list)
     """After each save, the checkpoints of all attempts."""
 
-    def asked(self, kind: str, config: dict[str, Any], weights: str | None) -> Job:
+    def job(self, kind: str, config: dict[str, Any], weights: str | None) -> Job:
         attempt = self.store.start_attempt(
             self.cell.id,
             kind=kind,  # type: ignore[arg-type]
@@ -73,14 +73,14 @@ class Room:
         self, kind: str = "train", *, stop: int | None = None, weights: str | None = None, **settings: Any
     ) -> Attempt:
         """One attempt with the given checkpoint settings, stopped when the flag is read for the `stop`-th time."""
-        job = self.asked(kind, self.settings(**settings), weights)
+        job = self.job(kind, self.settings(**settings), weights)
         work = CellRunner(job, self.runs, DatabaseRecorder(self.store, job.attempt, job.fence), Flag(stop))  # type: ignore[arg-type]
         self.works.append(work)
         save = work.save
 
         def spy(*arguments: Any) -> None:
             save(*arguments)
-            self.saved.append([name for one in self.works for name in checkpoint.list_checkpoints(one.storage_address)])
+            self.saved.append([name for work in self.works for name in checkpoint.list_checkpoints(work.storage_address)])
 
         work.save = spy  # type: ignore[method-assign]
         try:

@@ -15,14 +15,14 @@ from typing import IO
 
 import psutil
 from atma_sweep.sweep.host.hardware import memory_gb
-from here import here
+from here import run_in_process
 from patience import PATIENCE_S, until
 from sqlalchemy import NullPool, create_engine, text
 from sqlalchemy.exc import DBAPIError
 from typer.testing import CliRunner
 
 COMMAND = [sys.executable, "-m", "atma_sweep.cli"]
-WORDS = "the model reads a long row of bytes and guesses what comes next from all that it has seen so far".split()
+SENTENCE = "the model reads a long row of bytes and guesses what comes next from all that it has seen so far".split()
 MICRO = """
 name: micro
 extends: tiny
@@ -58,7 +58,7 @@ class Bench:
         draw = random.Random(0)
         self.text.mkdir()
         for index in range(40):
-            (self.text / f"{index}.txt").write_text(" ".join(draw.choice(WORDS) for _ in range(300)))
+            (self.text / f"{index}.txt").write_text(" ".join(draw.choice(SENTENCE) for _ in range(300)))
         self.grid()
 
     def grid(self, *, tokens: int = 128 * 12, seeds: int = 1, more: str = "", name: str = "micro") -> Path:
@@ -93,7 +93,7 @@ class Bench:
             out, _ = process.communicate(timeout=PATIENCE_S)
             assert process.returncode == code, out
             return out
-        ended, out, _ = here(self.folder, *arguments, together=True)
+        ended, out, _ = run_in_process(self.folder, *arguments, together=True)
         assert ended == code, out
         return out
 
@@ -110,8 +110,8 @@ class Bench:
         return result.stdout
 
     def plan(self) -> dict[str, object]:
-        found: dict[str, object] = json.loads(self.ask("launch", "micro.yaml", "--dry-run", "--json"))
-        return found
+        plan_json: dict[str, object] = json.loads(self.ask("launch", "micro.yaml", "--dry-run", "--json"))
+        return plan_json
 
     def sql(self, query: str) -> list[tuple[object, ...]]:
         with contextlib.closing(sqlite3.connect(self.folder / "atma.db", timeout=PATIENCE_S)) as connection:
@@ -140,10 +140,10 @@ class Bench:
             "JOIN attempt a ON a.id = attempt_id JOIN cell c ON c.id = cell_id "
             "WHERE a.state = 'done' ORDER BY slug, p.step"
         )
-        found: Curves = {}
+        curves: Curves = {}
         for slug, *point in rows:
-            found.setdefault(str(slug), []).append(tuple(point))
-        return found
+            curves.setdefault(str(slug), []).append(tuple(point))
+        return curves
 
     def once(self, cells: int) -> None:
         """Every cell has one finished training, and every number of it stands once."""
@@ -163,20 +163,20 @@ class Bench:
 
     def close(self) -> None:
         """Kills what still runs of it."""
-        for left in self.processes():
-            left.kill()
+        for process in self.processes():
+            process.kill()
 
     def processes(self) -> list[psutil.Process]:
         """Attempts of this bench that still run."""
-        found = []
+        processes = []
         for process in psutil.process_iter():
             try:
                 line = process.cmdline()
             except psutil.Error:
                 continue
             if "atma_sweep.sweep.job" in line and any(str(self.folder) in part for part in line):
-                found.append(process)
-        return found
+                processes.append(process)
+        return processes
 
 
 class OnServer:
@@ -193,5 +193,5 @@ class OnServer:
         with self._engine.connect() as connection:
             return [tuple(row) for row in connection.execute(text(query))]
 
-    def whole(self) -> None:
+    def assert_intact(self) -> None:
         """Nothing to ask: a server that answers has recovered."""

@@ -21,11 +21,11 @@ def packed(file, members, /, **changes):
             manifest["counts"][name[:-6]] = data.count(b"\n")
     manifest["members"] = {name: facts for name, facts in manifest["members"].items() if name in listed}
     for path, value in changes.items():
-        place, *rest = path.split("__")
+        table, *rest = path.split("__")
         if rest:
-            manifest[place][rest[0]] = value
+            manifest[table][rest[0]] = value
         else:
-            manifest[place] = value
+            manifest[table] = value
     with zipfile.ZipFile(file, "w", zipfile.ZIP_DEFLATED) as archive:
         for name, data in listed.items():
             archive.writestr(name, data)

@@ -15,9 +15,9 @@ from atma_sweep.model.config import ModelConfig
 from atma_sweep.sweep.attempt.device import use_shared_compile_cache
 
 
-def main(regional: str, *others: str) -> None:
+def main(regional: str, *rest: str) -> None:
     torch.cuda.get_device_name = lambda device=None: "none"  # type: ignore[assignment]
-    use_shared_compile_cache(torch.device("cpu"), *others)
+    use_shared_compile_cache(torch.device("cpu"), *rest)
     from torch._dynamo.utils import counters
 
     size = {"d_model": 16, "n_layers": 3, "n_heads": 2, "n_kv_heads": 1, "head_dim": 8, "vocab_size": 29}
@@ -25,12 +25,12 @@ def main(regional: str, *others: str) -> None:
     model.compile_blocks(regional=regional == "regional")
     tokens = torch.arange(48).reshape(2, 24) % 29
     model.total_loss(model.features(tokens).hidden_BTD, tokens).backward()
-    found = hashlib.sha256()
+    digest = hashlib.sha256()
     for parameter in model.parameters():
         if parameter.grad is not None:
-            found.update(parameter.grad.numpy().tobytes())
-    asked = {name.removeprefix("autograd_cache_"): count for name, count in counters["aot_autograd"].items()}
-    print(json.dumps({"gradients": found.hexdigest(), "asked": asked}))
+            digest.update(parameter.grad.numpy().tobytes())
+    cache_counts = {name.removeprefix("autograd_cache_"): count for name, count in counters["aot_autograd"].items()}
+    print(json.dumps({"gradients": digest.hexdigest(), "asked": cache_counts}))
 
 
 if __name__ == "__main__":

@@ -10,7 +10,7 @@ import numpy as np
 import pyarrow as pa
 from pyarrow import parquet
 
-WORDS = "one two three four five six seven eight nine ten eleven twelve thirteen fourteen fifteen sixteen".split()
+VOCABULARY = "one two three four five six seven eight nine ten eleven twelve thirteen fourteen fifteen sixteen".split()
 FINEWEB_EDU = """---
 license: odc-by
 language:
@@ -37,7 +37,7 @@ def prose(count: int, seed: int = 0, *, longest: int = 60) -> list[str]:
     """Texts of 1 to `longest` words, no two the same."""
     draw = random.Random(seed)
     return [
-        f"{number} " + " ".join(draw.choice(WORDS) for _ in range(draw.randint(1, longest))) for number in range(count)
+        f"{number} " + " ".join(draw.choice(VOCABULARY) for _ in range(draw.randint(1, longest))) for number in range(count)
     ]
 
 
@@ -81,8 +81,8 @@ def wikitext(root: Path, splits: Mapping[str, Sequence[str]]) -> Path:
         for split, rows in splits.items():
             path = root / config / f"{split}-00000-of-00001.parquet"
             path.parent.mkdir(parents=True, exist_ok=True)
-            kept = list(rows) if "103" in config else [" = Other = \n"]
-            parquet.write_table(pa.table({"text": kept}), path, row_group_size=5)
+            lines = list(rows) if "103" in config else [" = Other = \n"]
+            parquet.write_table(pa.table({"text": lines}), path, row_group_size=5)
             card += [f"  - split: {split}", f"    path: {config}/{split}-*"]
     (root / "README.md").write_text("\n".join([*card, "---", ""]))
     return root

@@ -14,12 +14,12 @@ from atma_sweep.results.store.store import Store
 OWNER = Owner(name="ada", host="here", pid=101, started=1.5)
 
 
-def made_cells(count: int, *, seed: int = 0, prefix: str = "c") -> list[CellRecord]:
+def cell_records(count: int, *, seed: int = 0, prefix: str = "c") -> list[CellRecord]:
     """made_cells(3, seed=0) -> three cells c00..., c01..., c02... that differ in the first axis."""
-    found = []
+    records = []
     for index in range(count):
         axes = {"attn_type": f"polar{index}", "memory": "on" if index % 2 else "off"}
-        found.append(
+        records.append(
             CellRecord(
                 id=f"{prefix}{index:02d}{'0' * (9 - len(prefix))}{seed}",
                 slug=f"polar{index}-baseline-{prefix}-s{seed}",
@@ -31,7 +31,7 @@ def made_cells(count: int, *, seed: int = 0, prefix: str = "c") -> list[CellReco
                 tokens=10**9 * (index + 1),
             )
         )
-    return found
+    return records
 
 
 def launched(

@@ -77,20 +77,20 @@ def look(monkeypatch: pytest.MonkeyPatch) -> Callable[..., dict[str, Check]]:
 
     def examine(runs: Path | None = None, db: str | None = None, **answers: Any) -> dict[str, Check]:
         def answer(question: str, *arguments: str, **options: Any) -> Any:
-            said = ({"torch": CPU, "kernels": {}} | answers).get(question, LookFailed("nothing was planned"))
-            if isinstance(said, Exception):
-                raise said
-            return said
+            answer_or_error = ({"torch": CPU, "kernels": {}} | answers).get(question, LookFailed("nothing was planned"))
+            if isinstance(answer_or_error, Exception):
+                raise answer_or_error
+            return answer_or_error
 
         monkeypatch.setattr(doctor.context, "answer", answer)
         monkeypatch.setattr(doctor.database, "CLOCK_S", 0.001)
-        found = doctor.examine(db, runs)
-        assert len({check.name for check in found}) == len(found)
-        assert all("\n" not in check.found + check.remedy and check.found for check in found)
-        return {check.name: check for check in found}
+        checks = doctor.examine(db, runs)
+        assert len({check.name for check in checks}) == len(checks)
+        assert all("\n" not in check.found + check.remedy and check.found for check in checks)
+        return {check.name: check for check in checks}
 
     return examine
 
 
-def said(check: Check) -> tuple[str, str]:
+def level_and_text(check: Check) -> tuple[str, str]:
     return check.state, check.found

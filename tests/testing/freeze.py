@@ -58,7 +58,7 @@ ENVIRONMENT = {
 }  # fmt: skip
 PUBLISHED = ("printed-v1", "printed-v2", "printed-v2-open-weight", "printed-tra", "printed-wall", "printed-atlas")
 SHIPPED = ("replication-pilot", "replication-rates", "replication", "replication-longer", "replication-retrieval")
-CELL, OTHER_CELL = "polar-baseline-d0-m1-w0-s0", "rope-baseline-d0-m0-w0-s1"
+CELL, SECOND_CELL = "polar-baseline-d0-m1-w0-s0", "rope-baseline-d0-m0-w0-s1"
 RELATIVE = 1e-5
 """Largest relative difference of a number of a model.
 
@@ -224,41 +224,41 @@ def grids() -> list[Path]:
     return sorted((ROOT / "grids").glob("*.yaml"))
 
 
-def ids(place: Path) -> dict[str, bytes]:
+def ids(folder: Path) -> dict[str, bytes]:
     """Return, for every shipped grid, a line per cell: id, slug and axes."""
     calls = [
-        Call(path.stem, ("launch", str(path), "--dry-run", "--json", "--cells", "100000"), place / path.stem)
+        Call(path.stem, ("launch", str(path), "--dry-run", "--json", "--cells", "100000"), folder / path.stem)
         for path in grids()
     ]
-    found = {}
+    ids_by_grid = {}
     for name, result in run_all(calls).items():
         if result.code:
-            found[name] = mask(result.text().decode(), place).encode()
+            ids_by_grid[name] = mask(result.text().decode(), folder).encode()
             continue
         shown = json.loads(result.out)
         lines = [json.dumps(cell, sort_keys=True) for cell in shown["cells"]]
-        found[name] = "\n".join([f"{shown['sweep']}: {len(lines)} cells", *lines, ""]).encode()
-    return found
+        ids_by_grid[name] = "\n".join([f"{shown['sweep']}: {len(lines)} cells", *lines, ""]).encode()
+    return ids_by_grid
 
 
-def reports(place: Path) -> dict[str, bytes]:
+def reports(folder: Path) -> dict[str, bytes]:
     """Return every file that `report --all` writes, and what it prints, for all known sweeps and the prepared one."""
     _preload()
-    own = unpack_database(place / "own")
-    known = (SHIPPED[2], *PUBLISHED, *SHIPPED[:2], *SHIPPED[3:])
-    calls = [Call(sweep, ("report", "--all", "--sweep", sweep, "--out", "out"), place / sweep) for sweep in known]
+    own = unpack_database(folder / "own")
+    bundles = (SHIPPED[2], *PUBLISHED, *SHIPPED[:2], *SHIPPED[3:])
+    calls = [Call(sweep, ("report", "--all", "--sweep", sweep, "--out", "out"), folder / sweep) for sweep in bundles]
     calls.append(Call("own", ("report", "--all", "--sweep", "frozen", "--out", "out"), own))
-    found = {}
+    files = {}
     for name, result in run_all(calls).items():
-        found[f"{name}/printed"] = mask(result.text().decode(), place / name).encode()
-        folder = place / name / "out"
+        files[f"{name}/printed"] = mask(result.text().decode(), folder / name).encode()
+        folder = folder / name / "out"
         for path in sorted(folder.rglob("*")):
             if path.is_file():
-                found[f"{name}/{path.relative_to(folder)}"] = path.read_bytes()
-    checks = [Call(f"check {sweep}", ("report", "--sweep", sweep, "--check", "out"), place / sweep) for sweep in ("printed-v1", SHIPPED[0])]  # fmt: skip
+                files[f"{name}/{path.relative_to(folder)}"] = path.read_bytes()
+    checks = [Call(f"check {sweep}", ("report", "--sweep", sweep, "--check", "out"), folder / sweep) for sweep in ("printed-v1", SHIPPED[0])]  # fmt: skip
     for name, result in run_all(checks).items():
-        found[name] = mask(result.text().decode(), place).encode()
-    return found
+        files[name] = mask(result.text().decode(), folder).encode()
+    return files
 
 
 def _leaves(group: Any, path: tuple[str, ...] = ()) -> Iterator[tuple[str, ...]]:
@@ -271,9 +271,9 @@ def reading_commands(tables: Sequence[str]) -> list[tuple[str, ...]]:
     """Return the arguments of commands that only read, on the prepared database."""
     plain: list[tuple[str, ...]] = [
         ("status",), ("status", "--sweep", "frozen"), ("status", "--sweep", "printed-v2"), ("sweeps",),
-        ("show", CELL), ("show", OTHER_CELL), ("show", "polar-baseline-d0-m0"), ("show", "nothing"),
+        ("show", CELL), ("show", SECOND_CELL), ("show", "polar-baseline-d0-m0"), ("show", "nothing"),
         ("show", "nope-baseline-d0-m1-w0-s0", "--sweep", "printed-v2"),
-        ("logs", CELL), ("logs", OTHER_CELL, "--lines", "3"), ("logs", OTHER_CELL, "--attempt", "2"),
+        ("logs", CELL), ("logs", SECOND_CELL, "--lines", "3"), ("logs", SECOND_CELL, "--attempt", "2"),
         ("db", "check", "--skip-weights"), ("data", "list"), ("data", "list", "--known"), ("data", "verify"),
         ("prune-checkpoints", "--dry-run"), ("gc", "--dry-run"), ("delete", "frozen", "--dry-run"),
         ("delete", CELL, "--probe", "val", "--dry-run"),
@@ -291,12 +291,12 @@ def reading_commands(tables: Sequence[str]) -> list[tuple[str, ...]]:
     return plain + [(*arguments, "--json") for arguments in plain if arguments[0] not in ("nothing",)]
 
 
-def outputs(place: Path) -> dict[str, bytes]:
+def outputs(folder: Path) -> dict[str, bytes]:
     """Return what reading commands print, and help, reference and schema."""
     _preload()
     import typer
 
-    own = unpack_database(place / "own")
+    own = unpack_database(folder / "own")
     tables = json.loads((FROZEN / "names.json").read_text())["tables"]
     calls = [Call(" ".join(arguments), arguments, own) for arguments in reading_commands(tables)]
     calls += [
@@ -306,29 +306,29 @@ def outputs(place: Path) -> dict[str, bytes]:
     calls += [Call(name, (name,), own) for name in ("reference", "schema")]
     exports = [("bundle", ()), *((form, ("--to", form)) for form in ("csv", "jsonl"))]
     calls += [Call(f"export {name}", ("export", "--sweep", "frozen", *more, "--out", f"exported.{name}"), own) for name, more in exports]  # fmt: skip
-    found = {name: mask(result.text().decode(), place / "own").encode() for name, result in run_all(calls).items()}
+    texts = {name: mask(result.text().decode(), folder / "own").encode() for name, result in run_all(calls).items()}
     for form in ("csv", "jsonl"):
-        found |= {f"exported.{form}/{path.name}": path.read_bytes() for path in _files(own / f"exported.{form}")}
-    return found
+        texts |= {f"exported.{form}/{path.name}": path.read_bytes() for path in _files(own / f"exported.{form}")}
+    return texts
 
 
 def _files(path: Path) -> list[Path]:
-    return [path] if path.is_file() else sorted(one for one in path.rglob("*") if one.is_file())
+    return [path] if path.is_file() else sorted(child for child in path.rglob("*") if child.is_file())
 
 
-def errors(place: Path) -> dict[str, Any]:
+def errors(folder: Path) -> dict[str, Any]:
     """Return the message of every faulty grid of frozen/bad_grids.json, beside its text."""
     corpus = json.loads((FROZEN / "bad_grids.json").read_text())
     shared = corpus["shared"]
     calls = []
     for number, (name, case) in enumerate(corpus["cases"].items()):
-        folder = place / f"{number:03d}"
+        folder = folder / f"{number:03d}"
         for file, text in case["files"].items():
             target = folder / file
             target.parent.mkdir(parents=True, exist_ok=True)
             target.write_bytes((shared[text[1:]] if text[:1] == "@" and text[1:] in shared else text).encode("latin1"))
         calls.append(Call(name, ("plan", *case["arguments"]), folder))
-    _warm(Call("quick", ("plan", "quick"), place / "warm"))
+    _warm(Call("quick", ("plan", "quick"), folder / "warm"))
     results = run_all(calls, limit_s=120)
     cases = {}
     for call in calls:
@@ -354,34 +354,34 @@ SMALL: dict[str, Any] = {
 
 def networks(product: SimpleNamespace) -> dict[str, tuple[dict[str, Any], str, bool]]:
     """Return (model settings, regularizer, with distractor) of the networks to measure, by name."""
-    found: dict[str, tuple[dict[str, Any], str, bool]] = {}
+    configs: dict[str, tuple[dict[str, Any], str, bool]] = {}
     for mixer in product.MIXERS:
         for memory in ("none", *product.MEMORIES):
-            found[f"{mixer}+{memory}"] = ({"attn_type": mixer, "memory": memory}, "baseline", False)
-        found[f"{mixer}+window"] = ({"attn_type": mixer, "window": True}, "baseline", False)
+            configs[f"{mixer}+{memory}"] = ({"attn_type": mixer, "memory": memory}, "baseline", False)
+        configs[f"{mixer}+window"] = ({"attn_type": mixer, "window": True}, "baseline", False)
     for scheme in product.POSITIONS:
-        found[f"positions-{scheme}"] = ({"attn_type": "nope", "positions": scheme}, "baseline", False)
+        configs[f"positions-{scheme}"] = ({"attn_type": "nope", "positions": scheme}, "baseline", False)
     for regularizer in product.REGULARIZERS:
-        found[f"regularizer-{regularizer}"] = ({"attn_type": "polar", "memory": "gated_delta"}, regularizer, False)
-    found["distractor"] = ({"attn_type": "polar", "memory": "gated_delta"}, "weak", True)
+        configs[f"regularizer-{regularizer}"] = ({"attn_type": "polar", "memory": "gated_delta"}, regularizer, False)
+    configs["distractor"] = ({"attn_type": "polar", "memory": "gated_delta"}, "weak", True)
     for name, settings in {
         "swiglu": {"mlp": "swiglu"}, "no-canon": {"canon": False}, "no-qk-norm": {"qk_norm": False}, "no-bias": {"bias": False},
         "no-gate": {"output_gate": False}, "normed": {"residual": "normed"}, "dropout": {"dropout": 0.25}, "no-cap": {"logit_cap": "none"},
         "tied": {"tie_head": True}, "llama": {"init": "llama"},
     }.items():  # fmt: skip
-        found[f"switch-{name}"] = ({"attn_type": "rope", "memory": "gated_delta"} | settings, "baseline", False)
-    return found
+        configs[f"switch-{name}"] = ({"attn_type": "rope", "memory": "gated_delta"} | settings, "baseline", False)
+    return configs
 
 
-def base_networks(product: SimpleNamespace, place: Path) -> dict[str, Any]:
+def base_networks(product: SimpleNamespace, folder: Path) -> dict[str, Any]:
     """Return the model's config, at its full size, of a cell of every base."""
-    found = {}
+    numbers = {}
     for base in product.shipped("base"):
-        path = place / f"of-{base}.yaml"
+        path = folder / f"of-{base}.yaml"
         path.write_text(f"name: frozen\nextends: {base}\n")
         config = product.load_grid(path).expand(lambda data: "f" * 64, lambda name: None)[0].config
-        found[base] = (config.model, config.train)
-    return found
+        numbers[base] = (config.model, config.train)
+    return numbers
 
 
 def measure_network(
@@ -427,26 +427,26 @@ def measure_network(
     return {"exact": exact, "numbers": numbers, "gradient": norm, "gradients": list(gradients.values())}
 
 
-def models(place: Path) -> dict[str, Any]:
+def models(folder: Path) -> dict[str, Any]:
     """Return the measurements of all networks, and the names of the registered parts."""
     import torch
 
     torch.set_num_threads(1)
     product = _network_modules()
-    found: dict[str, Any] = {
+    numbers: dict[str, Any] = {
         "names": {
             kind: list(getattr(product, kind)) for kind in ("MIXERS", "MEMORIES", "POSITIONS", "REGULARIZERS")
         } | {"bases": product.shipped("base"), "grids": product.shipped()}
     }  # fmt: skip
     for name, (settings, regularizer, distractor) in networks(product).items():
-        found[name] = _attempt(lambda s=settings, r=regularizer, d=distractor: measure_network(product, s, r, d))
-    for base, (config, train) in base_networks(product, place).items():
+        numbers[name] = _attempt(lambda s=settings, r=regularizer, d=distractor: measure_network(product, s, r, d))
+    for base, (config, train) in base_networks(product, folder).items():
         small = {name: value for name, value in SMALL.items() if name != "n_layers"} | {"n_layers": 4}
         settings = config.model_dump() | small
         measured = _attempt(lambda s=settings, t=train: measure_network(product, s, t.regularizer, t.distractor))
         flops = [product.forward_flops(config, train.seq_len), product.training_flops(config, train.seq_len)]
-        found[f"base-{base}"] = measured | {"flops": flops, "config": config.model_dump(mode="json")}
-    return json.loads(json.dumps(found))
+        numbers[f"base-{base}"] = measured | {"flops": flops, "config": config.model_dump(mode="json")}
+    return json.loads(json.dumps(numbers))
 
 
 def _attempt(measure: Callable[[], dict[str, Any]]) -> dict[str, Any]:
@@ -490,10 +490,10 @@ finally:
 HEAVY = ("torch", "ray", "triton")
 
 
-def imports(place: Path) -> dict[str, bytes]:
+def imports(folder: Path) -> dict[str, bytes]:
     """Return which of HEAVY each reading command imports: none."""
-    own = unpack_database(place / "own")
-    found = {}
+    own = unpack_database(folder / "own")
+    modules = {}
     for arguments in (
         ("status",), ("sweeps",), ("show", CELL), ("report", "--table", "6"), ("report", "--table", "effects"),
         ("report", "--figure", "loss", "--out", "loss.svg"), ("report", "--dashboard", "page.html"), ("export", "--to", "csv", "--out", "x.csv"),
@@ -504,8 +504,8 @@ def imports(place: Path) -> dict[str, bytes]:
             heavy = sorted(set(json.loads(done.stdout.splitlines()[-1])) & set(HEAVY))
         except (IndexError, ValueError):
             heavy = [f"failed: {done.stderr[-500:]}"]
-        found[" ".join(arguments)] = json.dumps(heavy).encode()
-    return found
+        modules[" ".join(arguments)] = json.dumps(heavy).encode()
+    return modules
 
 
 PLAN_GRID = """\
@@ -522,15 +522,15 @@ seeds: 12
 """120 architectures, 10,080 cells."""
 
 
-def startup(place: Path) -> dict[str, Any]:
+def startup(folder: Path) -> dict[str, Any]:
     """Print and return CPU and wall seconds (median of five) and module counts of commands, with the CPU's name."""
-    own = unpack_database(place / "own")
+    own = unpack_database(folder / "own")
     (own / "plan.yaml").write_text(PLAN_GRID)
     cpu = (
         re.search(r"model name\s*: (.*)", Path("/proc/cpuinfo").read_text()) if Path("/proc/cpuinfo").exists() else None
     )
-    found: dict[str, Any] = {"cpu": cpu[1] if cpu else platform.processor(), "cores": os.cpu_count(), "commands": {}}
-    print(f"start-up on {found['cpu']}, {found['cores']} cores: CPU s, wall s, modules")
+    times: dict[str, Any] = {"cpu": cpu[1] if cpu else platform.processor(), "cores": os.cpu_count(), "commands": {}}
+    print(f"start-up on {times['cpu']}, {times['cores']} cores: CPU s, wall s, modules")
     for arguments in (
         ("--version",), ("status",), ("show", CELL), ("report", "--table", "6"), ("plan", "frozen.yaml"),
         ("launch", "full", "--dry-run"), ("plan", "plan.yaml", "--cells", "20000"),
@@ -547,9 +547,9 @@ def startup(place: Path) -> dict[str, Any]:
         code = re.sub(r"sorted\(\{.*\}\)", "len(sys.modules)", code)
         done = subprocess.run([sys.executable, "-c", code, *arguments], cwd=own, capture_output=True, text=True)
         row = {"cpu_s": round(statistics.median(cpu_s), 3), "wall_s": round(statistics.median(wall_s), 3), "modules": int(done.stdout.splitlines()[-1])}  # fmt: skip
-        found["commands"][" ".join(arguments)] = row
+        times["commands"][" ".join(arguments)] = row
         print(f"  {row['cpu_s']:7.3f} {row['wall_s']:7.3f} {row['modules']:6d}  {' '.join(arguments)}", flush=True)
-    return found
+    return times
 
 
 SECTIONS: dict[str, Callable[[Path], dict[str, Any]]] = {
@@ -558,11 +558,11 @@ SECTIONS: dict[str, Callable[[Path], dict[str, Any]]] = {
 FILES = {"errors": "bad_grids.json"}
 
 
-def frozen_form(found: dict[str, Any]) -> dict[str, Any]:
+def frozen_form(values: dict[str, Any]) -> dict[str, Any]:
     """Return a section's values as they are stored: outputs as their hash and size, everything else as it is."""
     return {
         name: [hashlib.sha256(value).hexdigest(), len(value)] if isinstance(value, bytes) else value
-        for name, value in found.items()
+        for name, value in values.items()
     }
 
 
@@ -574,21 +574,21 @@ def _store(path: Path, values: dict[str, Any], *, readable: bool) -> None:
         path.write_text(f"{{\n{rows}\n}}\n")
 
 
-def _keep(folder: Path, found: dict[str, Any]) -> None:
-    for name, value in found.items():
+def _keep(folder: Path, values: dict[str, Any]) -> None:
+    for name, value in values.items():
         path = folder / re.sub(r"[^\w./+=-]", "_", name)
         path.parent.mkdir(parents=True, exist_ok=True)
         path.write_bytes(value if isinstance(value, bytes) else (json.dumps(value, indent=1) + "\n").encode())
 
 
-def run_section(section: str, record: bool, keep: Path | None, place: Path) -> int:
+def run_section(section: str, record: bool, keep: Path | None, workdir: Path) -> int:
     """Record or check one section in this process and return the number of differences."""
     start = time.monotonic()
-    found = SECTIONS[section](place)
+    values = SECTIONS[section](workdir)
     path = FROZEN / FILES.get(section, f"{section}.json")
     if keep is not None:
-        _keep(keep / section, found)
-    now = frozen_form(found)
+        _keep(keep / section, values)
+    now = frozen_form(values)
     took = f"{time.monotonic() - start:.0f} s"
     if record:
         _store(path, now, readable=section in ("errors", "startup"))
@@ -626,13 +626,13 @@ def main() -> int:
     keep = options.keep.resolve() if options.keep else None
     failed = []
     for section in chosen:
-        place = Path(tempfile.mkdtemp(prefix="freeze-")).resolve()
+        workdir = Path(tempfile.mkdtemp(prefix="freeze-")).resolve()
         try:
             pid = os.fork()
             if pid == 0:
                 code = 1
                 try:
-                    code = min(1, run_section(section, options.record, keep, place))
+                    code = min(1, run_section(section, options.record, keep, workdir))
                 except BaseException:  # noqa: BLE001
                     traceback.print_exc()
                 finally:
@@ -642,7 +642,7 @@ def main() -> int:
             if os.waitstatus_to_exitcode(os.waitpid(pid, 0)[1]):
                 failed.append(section)
         finally:
-            shutil.rmtree(place, ignore_errors=True)
+            shutil.rmtree(workdir, ignore_errors=True)
     print(f"freeze: {'failed: ' + ', '.join(failed) if failed else 'nothing differs'}")
     return 1 if failed else 0
 

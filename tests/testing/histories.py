@@ -77,30 +77,30 @@ def natural(store, *, numbers=False):
         row = attempts.get(attempt)
         return row and tuple(str(row[name]) for name in ("cell_id", "started_at", "host", "pid", "kind"))
 
-    found = {}
+    histories = {}
     for table in T:
-        kept = []
+        attempts = []
         for row in rows(store, table):
             shown = {name: value for name, value in row.items() if name not in IGNORED}
             for name in ("attempt_id", "parent_id"):
                 if name in shown:
                     shown[name] = who(shown[name])
-            kept.append(json.dumps(shown, sort_keys=True, default=str))
-        found[table] = sorted(kept)
-    return found
+            attempts.append(json.dumps(shown, sort_keys=True, default=str))
+        histories[table] = sorted(attempts)
+    return histories
 
 
 def view(store):
     with store.transaction(write=False) as session:
-        found = [dict(row._mapping) for row in session.execute(text("SELECT * FROM results"))]
-    return sorted(json.dumps(row, sort_keys=True, default=str) for row in found)
+        rows = [dict(row._mapping) for row in session.execute(text("SELECT * FROM results"))]
+    return sorted(json.dumps(row, sort_keys=True, default=str) for row in rows)
 
 
 def files(folder):
     return {str(path.relative_to(folder)): path.read_bytes() for path in sorted(folder.rglob("*")) if path.is_file()}
 
 
-def whole(store):
+def all_rows(store):
     """Every row with its ids."""
     return {table: sorted(map(str, rows(store, table))) for table in T}
 

@@ -242,7 +242,7 @@ def contextual_pair(q: Tensor, k: Tensor, scale: float, vectors: Tensor) -> Pair
     def pair(i: int, j: int) -> Tensor:
         score_BUH = scale * (q[:, i, None] * k[:, j : i + 1]).sum(-1)
         position = score_BUH.sigmoid().sum(1).clamp(max=len(vectors) - 1)
-        low, high = (vectors[place.long()] for place in (position.detach().floor(), position.detach().ceil()))
+        low, high = (vectors[position.long()] for position in (position.detach().floor(), position.detach().ceil()))
         mixed = low + (position - position.detach().floor())[..., None] * (high - low)
         return score_BUH[:, 0] + (q[:, i] * mixed).sum(-1)
 

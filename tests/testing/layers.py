@@ -41,11 +41,11 @@ def table() -> dict[str, Folder]:
     folders = tomllib.loads((ROOT / "docs" / "layers.toml").read_text(encoding="utf-8"))
     return {
         name: Folder(
-            frozenset(said.get("imports", ())),
-            frozenset(said.get("never", ())),
-            tuple(map(tuple, said.get("layers", ()))),
+            frozenset(section.get("imports", ())),
+            frozenset(section.get("never", ())),
+            tuple(map(tuple, section.get("layers", ()))),
         )
-        for name, said in folders.items()
+        for name, section in folders.items()
     }
 
 

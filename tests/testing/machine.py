@@ -100,4 +100,4 @@ class Quiet:
     """A listener that hears nothing."""
 
     def __getattr__(self, name: str) -> Any:
-        return lambda *given: None
+        return lambda *args: None

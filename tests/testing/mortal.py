@@ -36,10 +36,10 @@ FLEETING = ("prepared_at", "manifest_sha256")
 def contents(corpora: Path) -> dict[str, Any]:
     """What lies in the one prepared corpus: bytes of every file, and the manifest without its time."""
     (folder,) = (path.parent for path in corpora.glob("*/manifest.json"))
-    found: dict[str, Any] = {path.name: path.read_bytes().hex() for path in sorted(folder.iterdir())}
+    files: dict[str, Any] = {path.name: path.read_bytes().hex() for path in sorted(folder.iterdir())}
     manifest = json.loads((folder / "manifest.json").read_text())
-    found["manifest.json"] = {name: value for name, value in manifest.items() if name not in FLEETING}
-    return found
+    files["manifest.json"] = {name: value for name, value in manifest.items() if name not in FLEETING}
+    return files
 
 
 def small(*, sync: float = -1.0, documents: int = 9, shard: int = 997) -> None:
@@ -113,31 +113,31 @@ def command(*arguments: str) -> int:
     return 0
 
 
-def _finished(order: dict[str, Any], corpora: Path, whole: dict[str, Any]) -> bool:
+def _finished(order: dict[str, Any], corpora: Path, expected: dict[str, Any]) -> bool:
     """Whether the command, run to its end, makes the corpus that an uninterrupted one made, and leaves no part."""
-    return not _prepare(order, corpora, None) and contents(corpora) == whole and not list(corpora.glob("*.part"))
+    return not _prepare(order, corpora, None) and contents(corpora) == expected and not list(corpora.glob("*.part"))
 
 
-def _every(order: dict[str, Any], folder: Path, whole: dict[str, Any]) -> tuple[int, list[int]]:
+def _every(order: dict[str, Any], folder: Path, expected: dict[str, Any]) -> tuple[int, list[int]]:
     wrong = []
     for point in range(1, 1000):
         corpora = folder / "dying" / "corpora"
         code = _prepare(order, corpora, point)
         if code != -signal.SIGKILL:
             return point - 1, wrong if code == 0 else [*wrong, point]
-        if not _finished(order, corpora, whole):
+        if not _finished(order, corpora, expected):
             wrong.append(point)
         shutil.rmtree(corpora.parent)
     raise AssertionError("never comes to an end")
 
 
-def _chain(order: dict[str, Any], folder: Path, whole: dict[str, Any]) -> tuple[int, list[int]]:
+def _chain(order: dict[str, Any], folder: Path, expected: dict[str, Any]) -> tuple[int, list[int]]:
     draw, wrong, points = random.Random(order["seed"]), [], 0
     for turn in range(order.get("turns", 3)):
         corpora = folder / f"dying{turn}" / "corpora"
         while (code := _prepare(order, corpora, draw.randint(1, order.get("most", 60)))) == -signal.SIGKILL:
             points += 1
-        if code or not _finished(order, corpora, whole):
+        if code or not _finished(order, corpora, expected):
             wrong.append(turn)
     return points, wrong
 
@@ -164,8 +164,8 @@ def ordered(**order: Any) -> dict[str, Any]:
         [sys.executable, __file__, json.dumps(order)], capture_output=True, text=True, timeout=PATIENCE_S
     )
     assert run.returncode == 0, run.stderr
-    found: dict[str, Any] = json.loads(run.stdout.splitlines()[-1])
-    return found
+    result: dict[str, Any] = json.loads(run.stdout.splitlines()[-1])
+    return result
 
 
 if __name__ == "__main__":

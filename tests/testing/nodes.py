@@ -83,8 +83,8 @@ class Nodes:
         self._nodes: dict[str, tuple[subprocess.Popen[bytes], int]] = {}
         self._numbers: dict[str, int] = {}
 
-    def _on_switch(self, *words: str) -> None:
-        subprocess.run(["nsenter", "-t", str(self._switch_pid), "-n", *words], check=True, capture_output=True)
+    def _on_switch(self, *arguments: str) -> None:
+        subprocess.run(["nsenter", "-t", str(self._switch_pid), "-n", *arguments], check=True, capture_output=True)
 
     def start(self, name: str, *, cpus: int, modules: str = "modules") -> None:
         """Starts a node, the first one as the head, and waits until Ray runs there; `modules` is on its import path."""
@@ -144,9 +144,9 @@ class Nodes:
 def _child(pid: int) -> int:
     """The one child of a process, once it has one."""
     children = Path(f"/proc/{pid}/task/{pid}/children")
-    while not (found := children.read_text().split()):
+    while not (pids := children.read_text().split()):
         time.sleep(0.02)
-    return int(found[0])
+    return int(pids[0])
 
 
 class ClusterBench(Bench):
@@ -170,13 +170,13 @@ class ClusterBench(Bench):
 @contextlib.contextmanager
 def cluster(**cpus: int) -> Iterator[Nodes]:
     """Nodes by name, each with so many cores, the first one the head; killed and removed afterwards."""
-    made = Nodes()
+    nodes = Nodes()
     try:
         for name, cores in cpus.items():
-            made.start(name, cpus=cores)
-        yield made
+            nodes.start(name, cpus=cores)
+        yield nodes
     finally:
-        made.stop()
+        nodes.stop()
 
 
 # --- in this process ------------------------------------------------------------------------------------------------

@@ -16,12 +16,12 @@ def once(factory: pytest.TempPathFactory, name: str, make: Callable[[Path], obje
     root = factory.getbasetemp()
     if "PYTEST_XDIST_WORKER" in os.environ:
         root = root.parent
-    folder, made = root / name, root / f"{name}.made"
+    folder, marker = root / name, root / f"{name}.made"
     with (root / f"{name}.lock").open("w") as lock:
         fcntl.flock(lock, fcntl.LOCK_EX)
-        if not made.exists():
+        if not marker.exists():
             shutil.rmtree(folder, ignore_errors=True)
             folder.mkdir()
             make(folder)
-            made.touch()
+            marker.touch()
     return folder

@@ -22,11 +22,11 @@ class Page(HTMLParser):
         self.feed(text)
 
     def handle_starttag(self, tag: str, attrs: list[tuple[str, str | None]]) -> None:
-        given = dict(attrs)
+        attributes = dict(attrs)
         self.tags.append(tag)
-        self._open = (tag, given.get("id"))
-        if given.get("http-equiv") == "Content-Security-Policy":
-            self.policy = given["content"] or ""
+        self._open = (tag, attributes.get("id"))
+        if attributes.get("http-equiv") == "Content-Security-Policy":
+            self.policy = attributes["content"] or ""
 
     def handle_data(self, data: str) -> None:
         tag, name = getattr(self, "_open", ("", None))
@@ -42,8 +42,8 @@ class Page(HTMLParser):
 
     def block(self, name: str) -> dict[str, Any]:
         """What a block of JSON says."""
-        found: dict[str, Any] = json.loads(decode_block(self.blocks[name]))
-        return found
+        data: dict[str, Any] = json.loads(decode_block(self.blocks[name]))
+        return data
 
     def core(self) -> dict[str, Any]:
         """Cells, numbers and attempts."""

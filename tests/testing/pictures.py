@@ -17,13 +17,13 @@ COLUMN = FigureOptions(style="nature", width_mm=89.0, title=False)
 """A column of a journal."""
 
 
-def figure_of(made: FigureData, look: FigureOptions = COLUMN) -> Any:
+def figure_of(figure_data: FigureData, look: FigureOptions = COLUMN) -> Any:
     """Return the figure of matplotlib, laid out."""
     with drawing.settings(look):
-        return drawn(made, look)
+        return drawn(figure_data, look)
 
 
-def words_of(figure: Any) -> Iterator[tuple[str, Any]]:
+def text_boxes(figure: Any) -> Iterator[tuple[str, Any]]:
     """Every text that is to be seen, with its box in dots."""
     renderer = figure.canvas.get_renderer()
     hidden = {text for axes in figure.findobj(Axes) if not axes.axison for text in axes.findobj(Text)}
@@ -38,18 +38,18 @@ def words_of(figure: Any) -> Iterator[tuple[str, Any]]:
             yield text.get_text(), text.get_window_extent(renderer)
 
 
-def check_words(figure: Any) -> int:
+def assert_texts_apart(figure: Any) -> int:
     """Raises where two texts meet or one is cut off; returns how many there are."""
-    found = list(words_of(figure))
+    boxes = list(text_boxes(figure))
     width, height = figure.bbox.width, figure.bbox.height
-    for text, box in found:
+    for text, box in boxes:
         assert -1 <= box.x0 <= box.x1 <= width + 1, f"{text!r} is cut off"
         assert -1 <= box.y0 <= box.y1 <= height + 1, f"{text!r} is cut off"
-    for (one, a), (other, b) in combinations(found, 2):
+    for (text, a), (next_text, b) in combinations(boxes, 2):
         across = min(a.x1, b.x1) - max(a.x0, b.x0)
         down = min(a.y1, b.y1) - max(a.y0, b.y0)
-        assert across <= 1 or down <= 1, f"{one!r} meets {other!r}"
-    return len(found)
+        assert across <= 1 or down <= 1, f"{text!r} meets {next_text!r}"
+    return len(boxes)
 
 
 def ticks_of(axis: Any) -> list[float]:
@@ -73,7 +73,7 @@ def _worded(axis: Any) -> bool:
 
 def check_column(figure: Any) -> None:
     """Raises where words meet or are cut off, and where an axis has fewer than three ticks."""
-    check_words(figure)
+    assert_texts_apart(figure)
     assert figure.get_figwidth() == pytest.approx(89 / 25.4)
     for axis in numeric(figure):
         assert len(ticks_of(axis)) >= 3, [label.get_text() for label in axis.get_ticklabels()]

@@ -23,14 +23,14 @@ from sqlalchemy.engine import make_url
 from sqlalchemy.exc import OperationalError
 from sqlalchemy.pool import NullPool
 
-GIVEN = os.environ.get("ATMA_TEST_POSTGRES")
+SERVER_URL = os.environ.get("ATMA_TEST_POSTGRES")
 FAST = ("fsync=off", "full_page_writes=off", "max_connections=100", "shared_buffers=32MB")
 
 
 def programs() -> Path | None:
     """The folder with initdb and postgres, the newest where there are several; None when there is none."""
-    found = shutil.which("initdb")
-    folders = [Path(found).resolve().parent] if found else []
+    initdb = shutil.which("initdb")
+    folders = [Path(initdb).resolve().parent] if initdb else []
     for root in (Path("/usr/lib/postgresql"), Path("/opt/homebrew/opt"), Path("/usr/local/opt")):
         folders += sorted(root.glob("*/bin"), key=lambda path: path.parent.name.zfill(20), reverse=True)
     folders += [Path("/usr/pgsql/bin"), Path("/usr/local/pgsql/bin")]
@@ -43,14 +43,14 @@ def missing() -> str | None:
         import psycopg  # noqa: F401
     except ImportError as error:
         return f"needs psycopg: pip install 'atma-sweep[postgres]' ({error})"
-    if GIVEN is None and programs() is None:
+    if SERVER_URL is None and programs() is None:
         return "needs PostgreSQL: apt-get install postgresql, or name a server with ATMA_TEST_POSTGRES"
     return None
 
 
 def not_ours() -> str | None:
     """Why there is no PostgreSQL that a test may stop, None when there is."""
-    if GIVEN is not None:
+    if SERVER_URL is not None:
         return "needs PostgreSQL of its own: ATMA_TEST_POSTGRES names another's server"
     return missing()
 
@@ -99,10 +99,10 @@ class Cluster:
         """Starts the server and waits until it answers."""
         # a zone with an odd offset, so that a time that is not said in UTC shows
         settings = [*FAST, "listen_addresses=", f"unix_socket_directories={self.home}", "timezone=Asia/Kathmandu"]
-        words = [word for setting in settings for word in ("-c", setting)]
+        options = [word for setting in settings for word in ("-c", setting)]
         with (self.home / "log.txt").open("ab") as out:
             self._process = subprocess.Popen(
-                [self.folder / "postgres", "-D", self.home / "data", *words],
+                [self.folder / "postgres", "-D", self.home / "data", *options],
                 env=self.env, cwd=self.home, stdout=out, stderr=out, preexec_fn=end_with_parent(signal.SIGQUIT), **self.who,
             )  # fmt: skip
         engine = create_engine(self.url)
@@ -137,23 +137,23 @@ class Cluster:
 @contextlib.contextmanager
 def cluster() -> Iterator[Cluster]:
     """A new cluster, not started; stopped and removed afterwards. Raises RuntimeError when it cannot be made."""
-    made = Cluster()
+    server = Cluster()
     try:
-        yield made
+        yield server
     finally:
-        made.stop()
-        shutil.rmtree(made.home, ignore_errors=True)
+        server.stop()
+        shutil.rmtree(server.home, ignore_errors=True)
 
 
 @contextlib.contextmanager
 def server() -> Iterator[str]:
     """The URL of a running server, for as long as the context lasts."""
-    if GIVEN is not None:
-        yield make_url(GIVEN).set(drivername="postgresql+psycopg").render_as_string(hide_password=False)
+    if SERVER_URL is not None:
+        yield make_url(SERVER_URL).set(drivername="postgresql+psycopg").render_as_string(hide_password=False)
         return
-    with cluster() as made:
-        made.start()
-        yield made.url
+    with cluster() as running:
+        running.start()
+        yield running.url
 
 
 @contextlib.contextmanager

@@ -20,13 +20,13 @@ from tokenizers import models, pre_tokenizers
 EOT = 256
 
 
-def word_level(*words: str, end: str = "<eos>") -> tokenizers.Tokenizer:
+def word_level(*vocabulary: str, end: str = "<eos>") -> tokenizers.Tokenizer:
     """Words between spaces, numbered in the order given after `[UNK]` and the end."""
-    numbers = {word: number for number, word in enumerate(["[UNK]", end, *words])}
-    made = tokenizers.Tokenizer(models.WordLevel(numbers, unk_token="[UNK]"))
-    made.pre_tokenizer = pre_tokenizers.WhitespaceSplit()
-    made.add_special_tokens([end])
-    return made
+    numbers = {word: number for number, word in enumerate(["[UNK]", end, *vocabulary])}
+    tokenizer = tokenizers.Tokenizer(models.WordLevel(numbers, unk_token="[UNK]"))
+    tokenizer.pre_tokenizer = pre_tokenizers.WhitespaceSplit()
+    tokenizer.add_special_tokens([end])
+    return tokenizer
 
 
 def put(folder: Path, texts: Sequence[str], name: str = "{}.txt") -> Path:
@@ -42,12 +42,12 @@ def files(path: Path, **settings: Any) -> DataConfig:
     return DataConfig(corpus="files", path=str(path), **settings)
 
 
-def made(data: DataConfig, root: Path, **more: Any) -> Corpus:
+def prepare_corpus(data: DataConfig, root: Path, **more: Any) -> Corpus:
     """Prepared and opened."""
     return open_corpus(root, prepare.prepare(data, root, **more))
 
 
-def told(data: DataConfig, root: Path, **more: Any) -> str:
+def preparation_error(data: DataConfig, root: Path, **more: Any) -> str:
     """The one line that a preparation ends with, nothing prepared."""
     with pytest.raises(SweepError) as caught:
         prepare.prepare(data, root, **more)
@@ -63,7 +63,7 @@ def document(text: str) -> list[int]:
 
 def joined(documents: Sequence[Sequence[int]]) -> list[int]:
     """One stream."""
-    return [token for one in documents for token in one]
+    return [token for document in documents for token in document]
 
 
 def stream(corpus: Corpus) -> list[int]:
@@ -73,8 +73,8 @@ def stream(corpus: Corpus) -> list[int]:
 
 def parts(tokens: Sequence[int]) -> list[list[int]]:
     """The documents of a stream of bytes."""
-    found = np.array(tokens)
-    return [part.tolist() for part in np.split(found, np.flatnonzero(found == EOT))[1:]]
+    array = np.array(tokens)
+    return [part.tolist() for part in np.split(array, np.flatnonzero(array == EOT))[1:]]
 
 
 def number_of(name: str) -> float:
@@ -84,29 +84,29 @@ def number_of(name: str) -> float:
 
 def naive(named: dict[str, str], *, long: int, most: int = 64, train: int | None = None) -> dict[str, Any]:
     """The three splits as lists of documents, one text at a time, without batches, shards or files."""
-    found = _naive(named, long, most, train, tenth=False)
-    return found if found["validation"] else _naive(named, long, most, train, tenth=True)
+    divided = _naive(named, long, most, train, tenth=False)
+    return divided if divided["validation"] else _naive(named, long, most, train, tenth=True)
 
 
 def _naive(named: dict[str, str], long: int, most: int, train: int | None, *, tenth: bool) -> dict[str, Any]:
-    found: dict[str, Any] = {"train": [], "validation": [], "heldout": {}}
+    divided: dict[str, Any] = {"train": [], "validation": [], "heldout": {}}
     rest = 0
     for name, text in named.items():
         tokens, drawn = document(text), number_of(name)
-        if drawn < 0.25 and len(tokens) >= long and len(found["heldout"]) < most:
-            found["heldout"][name] = tokens
+        if drawn < 0.25 and len(tokens) >= long and len(divided["heldout"]) < most:
+            divided["heldout"][name] = tokens
             continue
         rest += 1
         if (rest % 10 == 1) if tenth else (drawn < 0.05):
-            found["validation"].append(tokens)
+            divided["validation"].append(tokens)
             continue
-        left = len(tokens) if train is None else train - len(joined(found["train"]))
-        found["train"].append(tokens[:left])
-        if train is not None and left <= len(tokens):
+        remaining = len(tokens) if train is None else train - len(joined(divided["train"]))
+        divided["train"].append(tokens[:remaining])
+        if train is not None and remaining <= len(tokens):
             break
-    order = sorted(found["heldout"], key=lambda name: hashlib.sha256(name.encode()).hexdigest())
-    found["heldout"] = {name: found["heldout"][name] for name in order}
-    return found
+    order = sorted(divided["heldout"], key=lambda name: hashlib.sha256(name.encode()).hexdigest())
+    divided["heldout"] = {name: divided["heldout"][name] for name in order}
+    return divided
 
 
 def rederived(corpus: Corpus) -> str:
@@ -116,7 +116,7 @@ def rederived(corpus: Corpus) -> str:
         hashes = [hashlib.sha256(np.array(shard, dtype=width).tobytes()).hexdigest() for shard in shards]
         return hashes if len(hashes) > 1 else hashes[0]
 
-    kept = {
+    documents = {
         "heldout": digest([joined([tokens.tolist() for tokens in corpus.heldout])], corpus.validation.dtype),
         "heldout_ends": [sum(map(len, corpus.heldout[: n + 1])) for n in range(len(corpus.heldout))],
         "heldout_names": corpus.heldout_names,
@@ -126,9 +126,9 @@ def rederived(corpus: Corpus) -> str:
         "validation": digest([corpus.validation.tolist()], corpus.validation.dtype),
     }
     if corpus.train_marks is not None and corpus.validation_marks is not None:
-        kept["train_marks"] = digest([shard.tolist() for shard in corpus.train_marks], np.dtype(np.uint16))
-        kept["validation_marks"] = digest([corpus.validation_marks.tolist()], np.dtype(np.uint16))
-    return hashlib.sha256(json.dumps(dict(sorted(kept.items()))).encode()).hexdigest()
+        documents["train_marks"] = digest([shard.tolist() for shard in corpus.train_marks], np.dtype(np.uint16))
+        documents["validation_marks"] = digest([corpus.validation_marks.tolist()], np.dtype(np.uint16))
+    return hashlib.sha256(json.dumps(dict(sorted(documents.items()))).encode()).hexdigest()
 
 
 def divided(

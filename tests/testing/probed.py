@@ -40,11 +40,11 @@ def gates(
         recorder.examples(
             [
                 Example(
-                    probe="gates", metric=metric, item=layer, position=place,
-                    value=1 - 0.5 ** (1 + layer + place + 4 * share) if place or layer > 2 else 1.0,
+                    probe="gates", metric=metric, item=layer, position=step,
+                    value=1 - 0.5 ** (1 + layer + step + 4 * share) if step or layer > 2 else 1.0,
                 )
                 for layer in layers
-                for place in range(each)
+                for step in range(each)
             ]
         )  # fmt: skip
 
@@ -65,16 +65,16 @@ def memory_recall(
         ("context_share", [(row, 0) for row in range(rows)], pairs[:2]),
     ):
         each = heads if metric == "share" else 1
-        found = [
+        results = [
             Example(
-                probe="memory_recall", metric=metric, item=item, position=place * each + head,
+                probe="memory_recall", metric=metric, item=item, position=index * each + head,
                 value=min(1.0, share * (1 + order) / n), detail={"pairs": n, "chance": 1 / n},
             )
-            for place, n in enumerate(numbers)
+            for index, n in enumerate(numbers)
             for order, (item, head) in enumerate(units)
         ]  # fmt: skip
-        examples += found
-        means[metric] = sum(one.value or 0 for one in found) / len(found)
+        examples += results
+        means[metric] = sum(result.value or 0 for result in results) / len(results)
     recorder.examples(examples)
     _numbers(recorder, "memory_recall", 0, len(examples), **means, pairs=2.0, context_pairs=1.5, context_chance=0.375)
 
@@ -84,13 +84,13 @@ def passkey(
 ) -> None:
     """Four trials, of whose digits about `share` are right at depth 0 and more at each further depth."""
     hits = {
-        (trial, place, digit): float(trial * digits + digit < 4 * digits * share + 3 * place)
-        for trial in range(4) for place in range(len(depths)) for digit in range(digits)
+        (trial, depth_index, digit): float(trial * digits + digit < 4 * digits * share + 3 * depth_index)
+        for trial in range(4) for depth_index in range(len(depths)) for digit in range(digits)
     }  # fmt: skip
-    about: dict[str, Any] = {"probe": "passkey", "metric": "digit_accuracy", "length": length}
+    fields: dict[str, Any] = {"probe": "passkey", "metric": "digit_accuracy", "length": length}
     recorder.examples(
         [
-            Example(**about, item=trial, position=place * digits + digit, value=value, detail={"depth": depths[place]})
+            Example(**fields, item=trial, position=place * digits + digit, value=value, detail={"depth": depths[place]})
             for (trial, place, digit), value in hits.items()
         ]
     )
@@ -111,28 +111,28 @@ def attention_map(
     recorder: DatabaseRecorder, loss: float, size: int = 8, layers: tuple[int, ...] = (2, 6), heads: int = 2
 ) -> None:
     """Weights that fall with the distance to the query, the faster the higher the head."""
-    about: dict[str, Any] = {"probe": "attention_map", "metric": "keys"}
+    fields: dict[str, Any] = {"probe": "attention_map", "metric": "keys"}
     examples = []
     for item, (layer, head) in enumerate((layer, head) for layer in layers for head in range(heads)):
         for query in range(size):
             raw = [(0.3 + head) ** -(key / loss) for key in range(query + 1)]
-            weights = [one / sum(raw) for one in raw]
+            weights = [weight / sum(raw) for weight in raw]
             keys = 1 / sum(one**2 for one in weights)
             detail = {"layer": layer, "head": head, "weights": weights}
-            examples.append(Example(**about, item=item, position=query, value=keys, detail=detail))
+            examples.append(Example(**fields, item=item, position=query, value=keys, detail=detail))
     recorder.examples(examples)
     _numbers(recorder, "attention_map", 0, len(examples), keys=2.0, row_sum=1.0)
 
 
 def position_nll(recorder: DatabaseRecorder, length: int, loss: float, run: int = 16, documents: int = 3) -> None:
     """A loss that falls with the place, documents apart by 0.1; the last run is shorter where `run` does not divide `length`."""
-    about: dict[str, Any] = {"probe": "position_nll", "metric": "nats", "length": length}
-    places = range(-(-length // run))
+    fields: dict[str, Any] = {"probe": "position_nll", "metric": "nats", "length": length}
+    bins = range(-(-length // run))
     recorder.examples(
         [
-            Example(**about, item=item, position=place, value=loss + 1 / (place + 1) + item / 10)
+            Example(**fields, item=item, position=bin_index, value=loss + 1 / (bin_index + 1) + item / 10)
             for item in range(documents)
-            for place in places
+            for bin_index in bins
         ]
     )
     _numbers(recorder, "position_nll", length, documents, nats=loss, end_nats=loss, bin=float(run))

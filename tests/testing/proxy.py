@@ -29,11 +29,11 @@ class Proxy:
     """Listens on 127.0.0.1 as long as the context lasts. Its threads end with it."""
 
     def __init__(self, url: str) -> None:
-        given = make_url(url)
-        self._upstream = Path(str(given.query["host"])) / f".s.PGSQL.{given.port or 5432}"
+        database_url = make_url(url)
+        self._upstream = Path(str(database_url.query["host"])) / f".s.PGSQL.{database_url.port or 5432}"
         self._listener = socket.create_server(("127.0.0.1", 0))
         port = self._listener.getsockname()[1]
-        self.url = given.set(host="127.0.0.1", port=port, query={}).render_as_string(hide_password=False)
+        self.url = database_url.set(host="127.0.0.1", port=port, query={}).render_as_string(hide_password=False)
         self.lose: float = 0
         """How many of the next commits are lost; math.inf for all."""
         self.how: How = "answer"
@@ -97,9 +97,9 @@ class Proxy:
             client.close()
             time.sleep(self.late_s)
         server.sendall(commit)
-        said = b""
-        while not ENDED.search(said):
+        received = b""
+        while not ENDED.search(received):
             more = server.recv(1 << 16)
             if not more:
                 return
-            said += more
+            received += more

@@ -26,12 +26,12 @@ class Block:
 
 def recipes() -> dict[str, list[Block]]:
     """By title: what is to be written."""
-    found: dict[str, list[Block]] = {}
+    by_title: dict[str, list[Block]] = {}
     for section in (ROOT / "CONTRIBUTING.md").read_text().split("\n## ")[1:]:
         blocks = [Block(path, name, bool(end), text) for path, name, end, text in BLOCK.findall(section)]
         if blocks:
-            found[section.splitlines()[0]] = blocks
-    return found
+            by_title[section.splitlines()[0]] = blocks
+    return by_title
 
 
 def copy(folder: Path) -> Path:

@@ -70,8 +70,8 @@ def train(
 ) -> Any:
     """One model from its checkpoint, or its seed, to its stop, or its end."""
     # rows of 8 x 512 tokens: enough for the paths that a real micro-batch takes
-    some = {"loss_on": "marked"} if "marked" in how else {}
-    config = TrainConfig(tokens=STEPS * 8192, seq_len=512, batch_tokens=8192, micro_batch=8, **train_, **some)
+    loss = {"loss_on": "marked"} if "marked" in how else {}
+    config = TrainConfig(tokens=STEPS * 8192, seq_len=512, batch_tokens=8192, micro_batch=8, **train_, **loss)
     dtype = torch.bfloat16 if device.type == "cuda" else torch.float32
     model = build(ModelConfig(**SIZE, window_size=100, **model_), seed=0, device=device, dtype=dtype)
     if "asking" in how:
@@ -80,7 +80,7 @@ def train(
         mlp.forward = lambda x: forward(x) if x.sum().item() < 1e30 else x  # type: ignore[method-assign]
     if {"compiled", "blocks"} & set(how):
         model.compile_blocks(regional="blocks" in how)
-    told: list[str] = []
+    lines: list[str] = []
     inputs, targets = (x.to(device) for x in Batches([STREAM], 512, 4, 1, True).step(0))
 
     @torch.no_grad()
@@ -90,22 +90,22 @@ def train(
     watch = Watch(folder, stop)
     trainer = watch.trainer = Trainer(
         model=model, optimizers=Optimizers(model.parameter_groups(), config, device),
-        batches=Batches([STREAM], 512, 16, 0, True, marks=[MARKS] if some else None), config=config, seed=0, device=device,
-        validate=validate, validate_every=1, watcher=watch, room=marked_capacity(0.3, 8 * 512) if some else None,
-        graphs="graphs" in how, refused=told.append,
+        batches=Batches([STREAM], 512, 16, 0, True, marks=[MARKS] if loss else None), config=config, seed=0, device=device,
+        validate=validate, validate_every=1, watcher=watch, room=marked_capacity(0.3, 8 * 512) if loss else None,
+        graphs="graphs" in how, refused=lines.append,
     )  # fmt: skip
     state = checkpoint.newest(folder)
     if state is not None:
         trainer.restore(state)
     with contextlib.suppress(Stopped):
         trainer.run()
-    if told and device.type == "cuda":
+    if lines and device.type == "cuda":
         torch.cuda.empty_cache()  # which fails where the allocator takes a refused capture for one that goes on
     weights = hashlib.sha256()
     for tensor in checkpoint.model_state(model).values():
         weights.update(tensor.view(torch.uint8).numpy().tobytes())
     curve = [(p.step, p.train_loss, p.val_loss, p.grad_norm) for p in watch.points]
-    return {"curve": curve, "weights": weights.hexdigest(), "kernels": model.kernel_paths(), "told": told}
+    return {"curve": curve, "weights": weights.hexdigest(), "kernels": model.kernel_paths(), "told": lines}
 
 
 def main(folder: str, stop: str, exactly: str, device: str, *how: str) -> None:

@@ -35,10 +35,10 @@ class Site:
         connection = http.client.HTTPConnection("127.0.0.1", self.port, timeout=PATIENCE_S)
         try:
             connection.putrequest(method, path, skip_host=True, skip_accept_encoding=True)
-            given = {"host": f"127.0.0.1:{self.port}"} | {
+            headers = {"host": f"127.0.0.1:{self.port}"} | {
                 name.replace("_", "-"): text for name, text in headers.items()
             }
-            for name, text in given.items():
+            for name, text in headers.items():
                 if text:
                     connection.putheader(name, text)
             connection.endheaders()

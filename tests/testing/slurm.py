@@ -66,8 +66,8 @@ def script(folder: Path, program: str) -> Path:
     # SQLite will do, since there is but one node
     values = {"environment": command.parents[1], "database": folder / "atma.db", "runs": folder / "runs"}
     for name, value in values.items():
-        text, found = re.subn(rf"^{name}=\S+", f"{name}={value}", text, flags=re.MULTILINE)
-        assert found == 1, name
+        text, n_replaced = re.subn(rf"^{name}=\S+", f"{name}={value}", text, flags=re.MULTILINE)
+        assert n_replaced == 1, name
     path = folder / "slurm.sbatch"
     path.write_text(text)
     return path
@@ -82,8 +82,8 @@ def missing() -> str | None:
 def _free_ports(count: int) -> list[int]:
     with contextlib.ExitStack() as stack:
         sockets = [stack.enter_context(socket.socket()) for _ in range(count)]
-        for one in sockets:
-            one.bind(("", 0))
+        for bound in sockets:
+            bound.bind(("", 0))
         return [one.getsockname()[1] for one in sockets]
 
 
@@ -115,11 +115,11 @@ class Slurm:
         self._start("slurmd", "-D")
         self._until(lambda: "State=IDLE" in self.run("scontrol", "show", "node", self.host, check=False), "the node")
 
-    def _start(self, program: str, *words: str) -> None:
+    def _start(self, program: str, *arguments: str) -> None:
         with (self.home / f"{program}.out").open("wb") as out:
             self._daemons.append(
                 subprocess.Popen(
-                    [shutil.which(program, path=PATH) or program, *words],
+                    [shutil.which(program, path=PATH) or program, *arguments],
                     env=self.env, cwd=self.home, stdout=out, stderr=out, preexec_fn=end_with_parent(),
                 )
             )  # fmt: skip
@@ -127,22 +127,22 @@ class Slurm:
     def _until(self, true: object, what: str) -> None:
         assert callable(true)
 
-        def said() -> str:
+        def output() -> str:
             dead = [daemon.args for daemon in self._daemons if daemon.poll() is not None]
             return f"{what} ({dead}): " + "".join(path.read_text()[-1500:] for path in self.home.glob("*.out"))
 
-        until(lambda: true() or any(daemon.poll() is not None for daemon in self._daemons), said, pause=0.1)
-        assert true(), said()
+        until(lambda: true() or any(daemon.poll() is not None for daemon in self._daemons), output, pause=0.1)
+        assert true(), output()
 
-    def run(self, *words: str, cwd: Path | None = None, check: bool = True) -> str:
+    def run(self, *arguments: str, cwd: Path | None = None, check: bool = True) -> str:
         """Output of one of Slurm's commands."""
-        done = subprocess.run(words, env=self.env, cwd=cwd, capture_output=True, text=True, timeout=PATIENCE_S)
-        assert not check or done.returncode == 0, (words, done.stdout, done.stderr)
+        done = subprocess.run(arguments, env=self.env, cwd=cwd, capture_output=True, text=True, timeout=PATIENCE_S)
+        assert not check or done.returncode == 0, (arguments, done.stdout, done.stderr)
         return done.stdout
 
-    def submit(self, script: Path, *words: str, options: tuple[str, ...] = ()) -> str:
+    def submit(self, script: Path, *arguments: str, options: tuple[str, ...] = ()) -> str:
         """Submits a script from the folder that it lies in; returns the job's id."""
-        out = self.run("sbatch", "--parsable", *options, str(script), *words, cwd=script.parent)
+        out = self.run("sbatch", "--parsable", *options, str(script), *arguments, cwd=script.parent)
         return out.strip().split(";")[0]
 
     def job(self, job: str) -> dict[str, str]:
@@ -168,10 +168,10 @@ class Slurm:
 @contextlib.contextmanager
 def cluster() -> Iterator[Slurm]:
     """A running Slurm; stopped and removed afterwards."""
-    made = Slurm()
+    daemons = Slurm()
     try:
-        made.start()
-        yield made
+        daemons.start()
+        yield daemons
     finally:
-        made.stop()
-        shutil.rmtree(made.home, ignore_errors=True)
+        daemons.stop()
+        shutil.rmtree(daemons.home, ignore_errors=True)

@@ -21,7 +21,7 @@ from sqlalchemy import update
 
 FIGURES = ("history", "slices", "contours", "parallel", "importance", "front")
 RATE, DEPTH, KIND, DECAY = "train.muon_lr", "model.n_layers", "attn_type", "train.weight_decay"
-ONE = Search(
+SEARCH = Search(
     {
         RATE: Interval(0.003, 0.1, log=True),
         DEPTH: Interval(4, 16, step=4),
@@ -31,7 +31,7 @@ ONE = Search(
     {"val.val_loss": "minimize"}, trials=40, pruner="asha",
 )  # fmt: skip
 TWO = replace(
-    ONE, objectives={"val.val_loss": "minimize", "throughput.tokens_per_s": "maximize"}, sampler="nsga2", pruner=None
+    SEARCH, objectives={"val.val_loss": "minimize", "throughput.tokens_per_s": "maximize"}, sampler="nsga2", pruner=None
 )
 OWNER = Owner(name="ada", host="here", pid=1, started=0.0)
 START = datetime(2026, 1, 2, 3, 4, tzinfo=UTC)
@@ -41,16 +41,16 @@ SECONDS = 90
 
 def drawn(search: Search, number: int) -> dict[str, Any]:
     """The settings of a trial at random, the same every time."""
-    draw, found = random.Random(number), {}
-    for path, one in search.ranges.items():
-        if isinstance(one, LevelChoice):
-            found[path] = draw.choice(one.levels)
-        elif one.whole:
-            found[path] = draw.randrange(int(one.low), int(one.high) + 1, int(one.step or 1))
+    draw, values = random.Random(number), {}
+    for path, parameter in search.ranges.items():
+        if isinstance(parameter, LevelChoice):
+            values[path] = draw.choice(parameter.levels)
+        elif parameter.whole:
+            values[path] = draw.randrange(int(parameter.low), int(parameter.high) + 1, int(parameter.step or 1))
         else:
             share = draw.random()
-            found[path] = one.low * (one.high / one.low) ** share if one.log else one.low + share * (one.high - one.low)
-    return found
+            values[path] = parameter.low * (parameter.high / parameter.low) ** share if parameter.log else parameter.low + share * (parameter.high - parameter.low)
+    return values
 
 
 def loss(params: dict[str, Any]) -> float:
@@ -69,13 +69,13 @@ def trials_at_random(
     search: Search, count: int, *, ends: dict[int, str] | None = None, first_cell: int = 1
 ) -> list[Trial]:
     """So many trials; `ends` gives some of them another end than done. One that is pruned has a curve of two points."""
-    found = []
+    trials = []
     for number in range(count):
         params, standing = drawn(search, number), (ends or {}).get(number, "done")
         values = (loss(params), speed(params))[: len(search.objectives)] if standing == "done" else None
         curve = ((1, loss(params) + 1), (2, loss(params) + 0.5)) if standing == "pruned" else ()
-        found.append(Trial(number, params, standing, values, curve, {}, f"{number + first_cell:012x}", None))  # type: ignore[arg-type]
-    return found
+        trials.append(Trial(number, params, standing, values, curve, {}, f"{number + first_cell:012x}", None))  # type: ignore[arg-type]
+    return trials
 
 
 def record(store: Store, name: str, search: Search, trials: Sequence[Trial], *, gpus: int = 2) -> None:
@@ -84,12 +84,12 @@ def record(store: Store, name: str, search: Search, trials: Sequence[Trial], *, 
     revision = NewRevision(grid_text="x", grid_file="x.yaml", options=options, cells=[])
     fence = store.acquire_sweep(name, OWNER, 3600.0, revision=revision)
     studies = StudyWriter(store, name, fence)
-    known: set[str] = set()
+    recorded: set[str] = set()
     for trial in trials:
         studies.propose(trial, None if trial.cell is None else _cell(trial, gpus))
-        if trial.cell is None or trial.cell in known or trial.standing == "asked":
+        if trial.cell is None or trial.cell in recorded or trial.standing == "asked":
             continue
-        known.add(trial.cell)
+        recorded.add(trial.cell)
         attempt = store.start_attempt(trial.cell, owner=OWNER, fence=fence)
         numbers = zip(search.objectives, trial.values or (), strict=False)
         DatabaseRecorder(store, attempt.id, fence).measurements(
@@ -124,10 +124,10 @@ def _last(store: Store, attempt: int, number: int) -> None:
 ENDS = {4: "pruned", 7: "pruned", 9: "failed", 13: "pruned", 20: "diverged", 31: "pruned"}
 
 
-def one(store: Store, name: str = "tuned") -> list[Trial]:
+def record_study(store: Store, name: str = "tuned") -> list[Trial]:
     """A study of one objective: forty trials, four pruned, one diverged, one failed, one not finished."""
-    trials = trials_at_random(ONE, 40, ends=ENDS | {39: "asked"})
-    record(store, name, ONE, trials)
+    trials = trials_at_random(SEARCH, 40, ends=ENDS | {39: "asked"})
+    record(store, name, SEARCH, trials)
     return trials
 
 

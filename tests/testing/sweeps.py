@@ -24,29 +24,29 @@ ME = Owner(name="ada", host="here", pid=1, started=0.0)
 
 
 def cell(index: int, *, seed: int = 0, axes: dict[str, str] | None = None, **levels: str) -> CellRecord:
-    words = dict(zip(AXES, ("polar", "baseline", "off", "on", "off"), strict=True)) | levels
+    levels_by_axis = dict(zip(AXES, ("polar", "baseline", "off", "on", "off"), strict=True)) | levels
     return CellRecord(
-        id=f"{index:012x}", slug=f"slug-{index}", seed=seed, levels=words, config={}, axes=axes or {}, tokens=10
+        id=f"{index:012x}", slug=f"slug-{index}", seed=seed, levels=levels_by_axis, config={}, axes=axes or {}, tokens=10
     )
 
 
 def numbers(val: float, entropy: float = 7.4321) -> list[Measurement]:
-    found = [
+    measurements = [
         Measurement(probe="val", metric="val_loss", value=val, unit="nats/token", n=11),
         Measurement(probe="corpus", metric="unigram_entropy", value=entropy, unit="nats/token"),
         Measurement(probe="corpus", metric="bigram_entropy", value=5.5, unit="nats/token"),
         Measurement(probe="throughput", metric="mfu_paper", reason="n/a: no peak FLOPs known for cpu"),
     ]
     for length in (128, 2048, 65536):
-        found += [
+        measurements += [
             Measurement(probe="clean", metric="nats", length=length, value=val + length / 1e6, unit="nats/token"),
             Measurement(probe="needle", metric="digit_accuracy", length=length, value=0.9625, low=0.9, high=1.0, n=80),
         ]
         if length < 65536:
-            found.append(Measurement(probe="junk", metric="nats", length=length, value=2.675, unit="nats/token"))
+            measurements.append(Measurement(probe="junk", metric="nats", length=length, value=2.675, unit="nats/token"))
         else:
-            found.append(Measurement(probe="junk", metric="nats", length=length, reason="oom: 3 GiB asked, 1 free"))
-    return found
+            measurements.append(Measurement(probe="junk", metric="nats", length=length, reason="oom: 3 GiB asked, 1 free"))
+    return measurements
 
 
 def record(store: Store, cell_id: str, state: str, measurements: list[Measurement]) -> None:
@@ -65,8 +65,8 @@ def fill_replicated(store: Store) -> None:
     levels = [(kind, memory, seed) for kind in ("polar", "nope") for memory in ("off", "on") for seed in (0, 1, 2)]
     cells = [cell(i + 1, attn_type=kind, memory=memory, seed=seed) for i, (kind, memory, seed) in enumerate(levels)]
     store.record_revision("twice", grid_text="x", grid_file="x.yaml", cells=cells)
-    for one, (kind, memory, seed) in zip(cells, levels, strict=True):
-        attempt = store.start_attempt(one.id, owner=Owner(name="a", host="h", pid=1, started=0.0), fence=1)
+    for record, (kind, memory, seed) in zip(cells, levels, strict=True):
+        attempt = store.start_attempt(record.id, owner=Owner(name="a", host="h", pid=1, started=0.0), fence=1)
         recorder = DatabaseRecorder(store, attempt.id, 1)
         loss = 2 + 0.02 * (seed - 1) if memory == "on" else 3 + 0.01 * (seed - 1)
         recorder.measurements([Measurement(probe="val", metric="val_loss", value=loss, unit="nats/token")])
@@ -74,15 +74,15 @@ def fill_replicated(store: Store) -> None:
             digits = [TRIALS[(trial + 2) % 4] if memory == "on" else [int(trial == 2)] * 5 for trial in range(4)]
             if kind == "nope":
                 digits = [[digit * (place < 3) for place, digit in enumerate(row)] for row in digits]
-            about: dict[str, Any] = {"probe": "needle", "metric": "digit_accuracy", "length": length}
+            fields: dict[str, Any] = {"probe": "needle", "metric": "digit_accuracy", "length": length}
             gone = 1 if (kind, memory, seed) == ("nope", "on", 2) else 0
             right = sum(sum(row) for row in digits[gone:]) / (5 * (4 - gone))
-            recorder.measurements([Measurement(**about, value=right, unit="fraction", n=5 * (4 - gone))])
+            recorder.measurements([Measurement(**fields, value=right, unit="fraction", n=5 * (4 - gone))])
             recorder.examples(
                 [
-                    Example(**about, item=trial, position=place, value=float(digit))
+                    Example(**fields, item=trial, position=index, value=float(digit))
                     for trial, row in enumerate(digits)
-                    for place, digit in enumerate(row)
+                    for index, digit in enumerate(row)
                     if trial >= gone
                 ]
             )
@@ -97,8 +97,8 @@ def fill_probed(store: Store) -> None:
         for i, (kind, seed) in enumerate(levels)
     ]
     store.record_revision("probed", grid_text="x", grid_file="x.yaml", cells=cells)
-    for i, one in enumerate(cells):
-        attempt = store.start_attempt(one.id, owner=ME, fence=1)
+    for i, record in enumerate(cells):
+        attempt = store.start_attempt(record.id, owner=ME, fence=1)
         probed_data.probe_items(DatabaseRecorder(store, attempt.id, 1), 3 + i / 10, i / 4, lengths=(64, 128, 256))
         store.finish_attempt(attempt.id, 1, "done")
 
@@ -108,31 +108,31 @@ def fill_every(empty: Store) -> None:
     levels = [(kind, memory) for kind in ("polar", "nope", "a-mixer-of-a-long-name") for memory in ("off", "on")]
     cells = [cell(i + 1, attn_type=kind, memory=memory) for i, (kind, memory) in enumerate(levels)]
     empty.record_revision("all", grid_text="x", grid_file="x.yaml", cells=cells)
-    for i, one in enumerate(cells):
-        attempt = empty.start_attempt(one.id, owner=Owner(name="a", host=f"host-{i % 2}", pid=1, started=0.0), fence=1)
+    for i, record in enumerate(cells):
+        attempt = empty.start_attempt(record.id, owner=Owner(name="a", host=f"host-{i % 2}", pid=1, started=0.0), fence=1)
         recorder = DatabaseRecorder(empty, attempt.id, 1)
         recorder.curve(
             [CurvePoint(step=s, tokens=s * 100, wall_s=s * 2.0, train_loss=9 - s / 9 + i / 7) for s in (1, 9, 30)]
         )
-        found = [
+        measurements = [
             Measurement(probe="val", metric="val_loss", value=3 + i / 10),
             Measurement(probe="throughput", metric="tokens_per_s", value=1000.0 + 31 * (i % 4)),
         ]
         for length in (64, 128, 256):
-            found += [
+            measurements += [
                 Measurement(probe="needle", metric="digit_accuracy", length=length, value=(9 - i) / 10, n=80),
                 Measurement(probe="clean", metric="nats", length=length, value=2 + i / length),
                 Measurement(probe="junk", metric="nats", length=length, value=3 + i / length),
             ]
             names = ("delta_norm", "hebbian_norm", "delta_norm_kept", "hebbian_norm_kept")
-            found += [
-                Measurement(probe="state_norm", metric=name, length=length, value=(1 + place) * length**0.5)
-                for place, name in enumerate(names)
+            measurements += [
+                Measurement(probe="state_norm", metric=name, length=length, value=(1 + position) * length**0.5)
+                for position, name in enumerate(names)
             ]
-        if one.levels["attn_type"] == "polar":
+        if record.levels["attn_type"] == "polar":
             slopes = (("beta", 0.2), ("beta_lowest", 0.1), ("beta_highest", 0.4))
-            found += [Measurement(probe="count_map", metric=name, value=slope + i / 50) for name, slope in slopes]
-        recorder.measurements(found)
+            measurements += [Measurement(probe="count_map", metric=name, value=slope + i / 50) for name, slope in slopes]
+        recorder.measurements(measurements)
         empty.finish_attempt(attempt.id, 1, "done")
     for i, end in enumerate(("failed", "diverged", "interrupted", "running")):
         attempt = empty.start_attempt(cells[i].id, owner=Owner(name="a", host="host-1", pid=1, started=0.0), fence=1)

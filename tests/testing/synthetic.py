@@ -27,16 +27,16 @@ OWNER = Owner(name="ada", host="node-1", pid=1, started=0.0)
 def cells_of(count: int, seeds: int = 1) -> list[CellRecord]:
     """So many cells, every seed of a combination in a row."""
     combinations = product(range(20), *ALL_LEVELS)
-    found = []
+    records = []
     for extra, *levels in islice(combinations, math.ceil(count / seeds)):
         for seed in range(seeds):
             slug = "-".join((*levels, f"e{extra}", f"s{seed}"))
             axes = dict(zip(AXES, levels, strict=True)) | {"train.lr": str(extra), "seed": str(seed)}
             levels_of = dict(zip(AXES, levels, strict=True))
-            found.append(
-                CellRecord(id=f"{len(found):012x}", slug=slug, seed=seed, levels=levels_of, config={}, axes=axes, tokens=1)
+            records.append(
+                CellRecord(id=f"{len(records):012x}", slug=slug, seed=seed, levels=levels_of, config={}, axes=axes, tokens=1)
             )  # fmt: skip
-    return found[:count]
+    return records[:count]
 
 
 def _measurements(attempt: int, draw: random.Random, now: Any) -> list[dict[str, Any]]:
@@ -51,11 +51,11 @@ def _measurements(attempt: int, draw: random.Random, now: Any) -> list[dict[str,
                 base | {"probe": probe, "metric": "nats", "length": length, "value": value, "unit": "nats/token"}
             )
         share = draw.randrange(81) / 80
-        about = {"probe": "needle", "metric": "digit_accuracy", "length": length, "unit": "fraction", "n": 80}
+        fields = {"probe": "needle", "metric": "digit_accuracy", "length": length, "unit": "fraction", "n": 80}
         low, high = max(0.0, share - 0.1), min(1.0, share + 0.1)
-        rows.append(base | about | {"value": share, "low": low, "high": high})
-    about = {"probe": "throughput", "metric": "mfu_paper", "length": 0, "value": draw.random(), "unit": "fraction"}
-    return [*rows, base | about | {"n": None}]
+        rows.append(base | fields | {"value": share, "low": low, "high": high})
+    fields = {"probe": "throughput", "metric": "mfu_paper", "length": 0, "value": draw.random(), "unit": "fraction"}
+    return [*rows, base | fields | {"n": None}]
 
 
 def _curve(attempt: int, points: int, draw: random.Random) -> list[dict[str, Any]]:
@@ -94,24 +94,24 @@ def synthetic_sweep(
                 for i, c in zip(ids[1:], cells[1:], strict=True)
             ],
         )
-        session.execute(insert(MeasurementRow), [one for i in ids for one in _measurements(i, draw, now)])
-        known = {
+        session.execute(insert(MeasurementRow), [row for i in ids for row in _measurements(i, draw, now)])
+        values = {
             "config": {},
             "seed": 0,
             "git_commit": "c0ffee" * 6,
             "git_dirty": False,
             "packages": {"torch": "2.13.0"},
         }
-        known |= {
+        values |= {
             "python": "3.11.7",
             "platform": "Linux",
             "host": "node-1",
             "device": "cuda",
             "gpu_name": "NVIDIA H200",
         }
-        known |= {"gpu_count": 1, "dtype": "bfloat16", "kernels": {}, "tokenizer": "gpt2", "corpus": "mine"}
-        known |= {"corpus_fingerprint": "f" * 64, "extra": {}}
-        session.execute(insert(ProvenanceRow), [{"attempt_id": i} | known for i in ids])
+        values |= {"gpu_count": 1, "dtype": "bfloat16", "kernels": {}, "tokenizer": "gpt2", "corpus": "mine"}
+        values |= {"corpus_fingerprint": "f" * 64, "extra": {}}
+        session.execute(insert(ProvenanceRow), [{"attempt_id": i} | values for i in ids])
         for attempt in ids:
             session.execute(insert(CurvePointRow), _curve(attempt, points, draw))
     return cells

@@ -29,38 +29,38 @@ class Tape(TorchDispatchMode):
         if func is torch.ops.aten._local_scalar_dense.default or func is torch.ops.aten.nonzero.default:
             # the words of CUDA
             raise RuntimeError(f"operation not permitted when stream is capturing\n{func}")
-        made = func(*args, **kwargs)
-        given = {one.untyped_storage().data_ptr() for one in tree_leaves((args, kwargs)) if isinstance(one, Tensor)}
-        outputs = [one for one in tree_leaves(made) if isinstance(one, Tensor)]
-        fresh = [one if one.untyped_storage().data_ptr() not in given else None for one in outputs]
+        result = func(*args, **kwargs)
+        inputs = {leaf.untyped_storage().data_ptr() for leaf in tree_leaves((args, kwargs)) if isinstance(leaf, Tensor)}
+        outputs = [one for one in tree_leaves(result) if isinstance(one, Tensor)]
+        fresh = [one if one.untyped_storage().data_ptr() not in inputs else None for one in outputs]
         self.entries.append((func, args, kwargs, fresh))
-        return made
+        return result
 
     def replay(self) -> None:
         """Every operation once more; its results go where they first lay."""
         with torch.no_grad():
-            for func, args, kwargs, places in self.entries:
-                made = [one for one in tree_leaves(func(*args, **kwargs)) if isinstance(one, Tensor)]
-                for place, result in zip(places, made, strict=True):
-                    if place is not None:
-                        place.copy_(result)
+            for func, args, kwargs, outputs in self.entries:
+                tensors = [leaf for leaf in tree_leaves(func(*args, **kwargs)) if isinstance(leaf, Tensor)]
+                for output, result in zip(outputs, tensors, strict=True):
+                    if output is not None:
+                        output.copy_(result)
 
 
-def as_tapes(kept: list[Tensor]) -> Callable[[Mapping[str, Piece]], Mapping[str, Piece]]:
-    """Captures pieces as tapes. `kept`: everything that lives from step to step, put back behind, since capturing does no work."""
+def as_tapes(updated: list[Tensor]) -> Callable[[Mapping[str, Piece]], Mapping[str, Piece]]:
+    """Captures pieces as tapes. `updated`: everything that lives from step to step, put back behind, since capturing does no work."""
 
     def capture(pieces: Mapping[str, Piece]) -> Mapping[str, Piece]:
-        before = [one.detach().clone() for one in kept]
-        made: dict[str, Piece] = {}
+        before = [tensor.detach().clone() for tensor in updated]
+        tapes: dict[str, Piece] = {}
         try:
             for name, piece in pieces.items():
                 with Tape() as tape:
                     piece()
-                made[name] = tape.replay
+                tapes[name] = tape.replay
         finally:
             with torch.no_grad():
-                for one, value in zip(kept, before, strict=True):
+                for one, value in zip(updated, before, strict=True):
                     one.copy_(value)
-        return made
+        return tapes
 
     return capture

@@ -9,18 +9,18 @@ from typing import Any
 import pytest
 
 
-def _later(one: Any) -> Any:
-    return pytest.param(*(one if isinstance(one, tuple) else (one,)), marks=pytest.mark.thorough)
+def _later(parameters: Any) -> Any:
+    return pytest.param(*(parameters if isinstance(parameters, tuple) else (parameters,)), marks=pytest.mark.thorough)
 
 
 def shared_out(every: Iterable[Any], first: Callable[[Any], bool]) -> list[Any]:
     """All of them, those marked thorough that `first` refuses."""
-    return [one if first(one) else _later(one) for one in every]
+    return [parameters if first(parameters) else _later(parameters) for parameters in every]
 
 
 def every_nth(every: Iterable[Any], n: int) -> list[Any]:
     """All of them; the first tier takes one of `n`."""
-    return [_later(one) if index % n else one for index, one in enumerate(every)]
+    return [_later(parameters) if index % n else parameters for index, parameters in enumerate(every)]
 
 
 def long_form(*more: Any) -> tuple[Any, ...]:

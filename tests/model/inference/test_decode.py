@@ -273,7 +273,7 @@ def test_a_compiled_step_gives_what_it_gives_uncompiled(
         compiled_parts.append(part)
         return compile_full_graph(part, backend="aot_eager")
 
-    monkeypatch.setattr(decode, "one_graph", counted)
+    monkeypatch.setattr(decode, "compile_full_graph", counted)
     model = awake(attn_type=pair[0], memory=pair[1], n_layers=2, attn_every=2, attn_offset=1).eval()
     three = texts(9, 4, 12)
     found = {}
@@ -311,7 +311,7 @@ def test_what_the_compiler_does_not_take_goes_on_as_it_comes(awake: Awake, monke
 
         return run
 
-    monkeypatch.setattr(decode, "one_graph", refuses)
+    monkeypatch.setattr(decode, "compile_full_graph", refuses)
     model = awake(attn_type="polar", memory="gated_delta").eval()
     paged = small_page(model, tokens=12, compiled=True)
     assert paged.not_compiled is None

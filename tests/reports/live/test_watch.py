@@ -335,7 +335,7 @@ def test_a_database_that_goes_away_for_a_while_is_waited_for(sweep: Sweep, monke
             raise OperationalError("SELECT", {}, Exception("server closed\nthe connection"))
         return real(store, name)
 
-    monkeypatch.setattr(view, "snapshot", sometimes)
+    monkeypatch.setattr(view, "live_state", sometimes)
     blocks = watched(sweep.store, rounds=3).split("\n\n")
     assert [block.endswith("the database does not answer: server closed the connection") for block in map(str.strip, blocks)] == [
         False, True, False,

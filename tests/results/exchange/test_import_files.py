@@ -101,7 +101,7 @@ class TestFiles:
         def refuse(*arguments):
             raise OSError(28, "No space left on device")
 
-        monkeypatch.setattr(import_files, "sync", refuse)
+        monkeypatch.setattr(import_files, "fsync_path", refuse)
         with pytest.raises(StoreError, match="No space left"):
             import_bundle(first, out)
         monkeypatch.undo()

@@ -79,7 +79,7 @@ def test_how_steps_are_queued_is_recorded_and_a_refusal_said_once(
     found = []
     for ours, capture in ((room(), None), (room("train.graphs=on"), loop.without_capture), (room(), refusing)):
         if capture is not None:
-            monkeypatch.setattr(loop, "as_they_are", capture)
+            monkeypatch.setattr(loop, "without_capture", capture)
             monkeypatch.setattr(optimizer_steps, "should_capture", lambda *_: (True, "asked for"))
         attempt = ours.run()
         found.append((ours.store.provenances([attempt.id])[attempt.id].extra["steps"], ours.curve(attempt)))

@@ -90,7 +90,7 @@ def test_self_tests_are_noted_by_the_driver(home: Path, driver: str | None, monk
     """Where nobody knows the driver they are run each time."""
     monkeypatch.setattr(device, "driver_version", lambda: driver)
     noted: list[Path | None] = []
-    monkeypatch.setattr(device, "remember_passed", noted.append)
+    monkeypatch.setattr(device, "cache_self_tests", noted.append)
     share_self_tests(DEVICE)
     made_for = f"torch-{torch.__version__}-{version('triton')}-NVIDIA-H200-NVL"
     folder = home / ".cache" / "atma-sweep" / "compiled" / made_for / f"passed-{driver}"

@@ -42,7 +42,7 @@ def test_a_step_is_made_of_those_that_were_timed(
             return 0.25
 
     now = iter(range(1000))
-    monkeypatch.setattr(calibrate, "Runner", Watched)
+    monkeypatch.setattr(calibrate, "TimedCell", Watched)
     monkeypatch.setattr(calibrate.time, "perf_counter", lambda: float(next(now)))
     told: list[str] = []
     found = calibrate.calibrate_cell(cell, "abc", TargetMachine(None), tell=told.append)
@@ -71,7 +71,7 @@ def test_what_is_compiled_is_timed_in_a_process_that_finds_it(
         return apart(what, function, *args)
 
     monkeypatch.setattr(calibrate, "run_in_subprocess", watched)
-    monkeypatch.setattr(calibrate, "Runner", None)  # nothing is built in this process
+    monkeypatch.setattr(calibrate, "TimedCell", None)  # nothing is built in this process
     told: list[str] = []
     found = calibrate.calibrate_cell(cell, "abc", TargetMachine(None), tell=told.append)
     assert asked == ["_compile", "_timed"]

@@ -41,14 +41,14 @@ class Setting:
         size = (configurations, self.seeds)
         if self.skew:
             shape = 4 / self.skew**2
-            found = (random.gamma(shape, size=size) - shape) / np.sqrt(shape)
+            noise = (random.gamma(shape, size=size) - shape) / np.sqrt(shape)
         else:
-            found = random.normal(size=size)
-        found = found + self.heterogeneity * random.normal(size=(configurations, 1))
-        found = found + self.shock * random.normal(size=(1, self.seeds))
+            noise = random.normal(size=size)
+        noise = noise + self.heterogeneity * random.normal(size=(configurations, 1))
+        noise = noise + self.shock * random.normal(size=(1, self.seeds))
         if self.holes:
-            found[random.random(size) < HOLES] = np.nan
-        return np.asarray(found)
+            noise[random.random(size) < HOLES] = np.nan
+        return np.asarray(noise)
 
 
 SETTINGS = (
@@ -86,18 +86,18 @@ def covered(setting: Setting, configurations: int, *, draws: int = DRAWS, seed: 
     """Simulates so many samples of a setting."""
     random = np.random.default_rng((seed, configurations, SETTINGS.index(setting)))
     samples = [setting.draw(random, configurations) for _ in range(draws)]
-    found = [one for one in paired_difference_tests(samples) if one.method != "none"]
+    tested = [result for result in paired_difference_tests(samples) if result.method != "none"]
     low, high = _bootstrap(samples, random)
     return Covered(
-        now=_share([one.low <= 0 <= one.high for one in found]),
-        wrong=_share([one.p < ALPHA for one in found]),
+        now=_share([one.low <= 0 <= one.high for one in tested]),
+        wrong=_share([one.p < ALPHA for one in tested]),
         bootstrap=float(((low <= 0) & (high >= 0)).mean()),
         wrong_as_pairs=_share([p < ALPHA for p in _as_pairs(samples)]),
     )
 
 
-def _share(found: Sequence[bool]) -> float:
-    return float(np.mean(found))
+def _share(hits: Sequence[bool]) -> float:
+    return float(np.mean(hits))
 
 
 def _runs(samples: Sequence[np.ndarray]) -> Iterator[np.ndarray]:
@@ -106,8 +106,8 @@ def _runs(samples: Sequence[np.ndarray]) -> Iterator[np.ndarray]:
     for sample in samples:
         runs = sample[np.isfinite(sample)]
         by_size.setdefault(len(runs), []).append(runs)
-    for some in by_size.values():
-        yield np.stack(some, axis=1)
+    for group in by_size.values():
+        yield np.stack(group, axis=1)
 
 
 def _bootstrap(samples: Sequence[np.ndarray], random: np.random.Generator) -> tuple[np.ndarray, np.ndarray]:
@@ -148,9 +148,9 @@ def family_wise(family: Family, configurations: int, *, draws: int = DRAWS, seed
     random = np.random.default_rng((seed, configurations, len(SETTINGS) + FAMILIES.index(family)))
     size = (draws, configurations, family.seeds)
     reference = random.normal(size=size)
-    levels = [random.normal(size=size) + (1.5 * 2**0.5 if place < family.real else 0.0) for place in range(family.members)]  # fmt: skip
+    levels = [random.normal(size=size) + (1.5 * 2**0.5 if index < family.real else 0.0) for index in range(family.members)]  # fmt: skip
     samples = [[level[draw] - reference[draw] for level in levels] for draw in range(draws)]
-    flat = paired_difference_tests([sample for some in samples for sample in some])
+    flat = paired_difference_tests([sample for group in samples for sample in group])
     together = [flat[start : start + family.members] for start in range(0, len(flat), family.members)]
     wrong = [
         any(p < ALPHA for p in corrected(some, summed)[family.real :])
@@ -160,7 +160,7 @@ def family_wise(family: Family, configurations: int, *, draws: int = DRAWS, seed
 
 
 def _any(summed: Sequence[PairedTest]) -> bool:
-    return any(one.p < ALPHA for one in summed)
+    return any(result.p < ALPHA for result in summed)
 
 
 def main(arguments: Sequence[str] | None = None) -> int:
@@ -169,25 +169,25 @@ def main(arguments: Sequence[str] | None = None) -> int:
     parser = argparse.ArgumentParser(prog="python -m tests.testing.simulations.coverage", description=__doc__)
     parser.add_argument("--draws", type=int, default=DRAWS, help=f"samples a row (default {DRAWS})")
     parser.add_argument("--seed", type=int, default=0)
-    asked = parser.parse_args(arguments)
-    if asked.draws < 1 or asked.seed < 0:
+    options = parser.parse_args(arguments)
+    if options.draws < 1 or options.seed < 0:
         parser.error("--draws is at least 1, --seed at least 0")
     print(
         "| Differences | Configurations | Holds the truth | p < 0.05 of a zero | Bootstrap, runs as pairs | Its p < 0.05 |"
     )
     print("|---|---|---|---|---|---|")
-    outside, chance = 0, 2 * (ALPHA * (1 - ALPHA) / asked.draws) ** 0.5
+    outside, chance = 0, 2 * (ALPHA * (1 - ALPHA) / options.draws) ** 0.5
     for setting in SETTINGS:
         for n in CONFIGURATIONS:
-            found = covered(setting, n, draws=asked.draws, seed=asked.seed)
-            outside += setting.claimed and not BOUNDS[0] - chance <= found.now <= BOUNDS[1] + chance
-            told = (found.now, found.wrong, found.bootstrap, found.wrong_as_pairs)
+            result = covered(setting, n, draws=options.draws, seed=options.seed)
+            outside += setting.claimed and not BOUNDS[0] - chance <= result.now <= BOUNDS[1] + chance
+            columns = (result.now, result.wrong, result.bootstrap, result.wrong_as_pairs)
             name = setting.name if setting.claimed else f"not claimed: {setting.name}"
-            print(f"| {name} | {n} | {' | '.join(f'{100 * share:.1f}' for share in told)} |", flush=True)
+            print(f"| {name} | {n} | {' | '.join(f'{100 * share:.1f}' for share in columns)} |", flush=True)
     print("\n| Family | Configurations | Any wrong, corrected | Any wrong, uncorrected |\n|---|---|---|---|")
     for family in FAMILIES:
         for n in CONFIGURATIONS:
-            shares = family_wise(family, n, draws=max(asked.draws // 4, 1), seed=asked.seed)
+            shares = family_wise(family, n, draws=max(options.draws // 4, 1), seed=options.seed)
             print(f"| {family.name} | {n} | {' | '.join(f'{100 * share:.1f}' for share in shares)} |", flush=True)
     return 1 if outside else 0
 

@@ -63,7 +63,7 @@ def main(arguments: Sequence[str] | None = None) -> int:
     parser = argparse.ArgumentParser(prog="python -m tests.testing.simulations.looks", description=__doc__)
     parser.add_argument("--draws", type=int, default=100_000)
     draws = parser.parse_args(arguments).draws
-    names = ["5% at every look" if one is None else SPENDING_LABELS[one] for one in EACH]
+    names = ["5% at every look" if spending is None else SPENDING_LABELS[spending] for spending in EACH]
     print(f"| Looks after | {' | '.join(names)} |\n|---|{'---|' * len(EACH)}")
     for looks in LOOKS:
         shares = [f"{100 * error(looks, one, draws=draws):.1f}%" for one in EACH]
@@ -72,8 +72,8 @@ def main(arguments: Sequence[str] | None = None) -> int:
         f"\n| Interval of at most | {' | '.join(f'{name}: seeds, holds' for name in names)} |\n|---|{'---|' * len(EACH)}"
     )
     for width in WIDTHS:
-        found = [stopped(LOOKS[0], one, width, draws=draws) for one in EACH]
-        print(f"| {width:g} sd | {' | '.join(f'{seeds:.1f}, {100 * held:.1f}%' for seeds, held in found)} |")
+        results = [stopped(LOOKS[0], one, width, draws=draws) for one in EACH]
+        print(f"| {width:g} sd | {' | '.join(f'{seeds:.1f}, {100 * held:.1f}%' for seeds, held in results)} |")
     return 0
 
 

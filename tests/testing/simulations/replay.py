@@ -58,46 +58,46 @@ def published(store: Store | None = None) -> Published:
     held = with_published(store, SWEEP) if store is not None else opened(None, SWEEP)
     data = load_sweep_data(held, SWEEP)
     space = DesignSpace({axis: tuple(data.levels(axis)) for axis in AXES})
-    places = {cell.cell_id: place for cell in data.cells if (place := space.index(cell.levels)) is not None}
-    needle, hours = (_numbers(data, places, *what) for what in (("needle", "digit_accuracy", 65536), ("throughput", "train_seconds", 0)))  # fmt: skip
+    index_by_id = {cell.cell_id: index for cell in data.cells if (index := space.index(cell.levels)) is not None}
+    needle, hours = (_numbers(data, index_by_id, *what) for what in (("needle", "digit_accuracy", 65536), ("throughput", "train_seconds", 0)))  # fmt: skip
     losses: dict[int, np.ndarray] = {}
     for cell in data.cells:
         assert cell.attempt_id is not None
         for point in held.curve(cell.attempt_id):
             if point.val_loss is not None:
-                losses.setdefault(point.step, np.full(len(places), np.nan))[places[cell.cell_id]] = point.val_loss
+                losses.setdefault(point.step, np.full(len(index_by_id), np.nan))[index_by_id[cell.cell_id]] = point.val_loss
     return Published(space, needle, hours / 3600, losses)
 
 
-def _numbers(data: SweepData, places: Mapping[str, int], probe: str, metric: str, length: int) -> np.ndarray:
-    found = np.full(len(places), np.nan)
-    for cell, place in places.items():
+def _numbers(data: SweepData, index_by_id: Mapping[str, int], probe: str, metric: str, length: int) -> np.ndarray:
+    values = np.full(len(index_by_id), np.nan)
+    for cell, index in index_by_id.items():
         value = data.values[cell, probe, metric, length].value
         assert value is not None
-        found[place] = value
-    return found
+        values[index] = value
+    return values
 
 
 # --- draws of a design ------------------------------------------------------------------------------------------------
 
 
-def at_random(given: Published, random: np.random.Generator) -> np.ndarray:
+def at_random(sweep: Published, random: np.random.Generator) -> np.ndarray:
     """Any 40 cells."""
-    return random.permutation(len(given.needle))[:40]
+    return random.permutation(len(sweep.needle))[:40]
 
 
-def third(given: Published, random: np.random.Generator) -> np.ndarray:
+def third(sweep: Published, random: np.random.Generator) -> np.ndarray:
     """Every combination of the four other axes once, its mixer by a sum modulo 3: 40 cells, nearly orthogonal."""
-    points = given.space.points
+    points = sweep.space.points
     order = random.permutation(5)
     steps = random.integers(1, 3, size=3)
     mixer = (order[points[:, 1]] + points[:, 2:] @ steps + random.integers(3)) % 3
     return np.flatnonzero(points[:, 0] == mixer)
 
 
-def half(given: Published, random: np.random.Generator) -> np.ndarray:
+def half(sweep: Published, random: np.random.Generator) -> np.ndarray:
     """Of every mixer and regularizer one half of the other three axes, I = + or - their product: 60 cells, orthogonal."""
-    points = given.space.points
+    points = sweep.space.points
     parity = points[:, 2:].sum(axis=1) % 2
     return np.flatnonzero(parity == random.integers(2, size=(3, 5))[points[:, 0], points[:, 1]])
 
@@ -105,25 +105,25 @@ def half(given: Published, random: np.random.Generator) -> np.ndarray:
 def optimal(interaction: bool) -> Draw:
     """Forty cells that exchanges lead to from random ones, for main effects alone or with memory x attn_type."""
 
-    def draw(given: Published, random: np.random.Generator) -> np.ndarray:
-        model = given.model if interaction else LinearModel(given.space, tuple(given.space.terms(1)))
-        return point_exchange.improve_design(model.whitened, _beside(model), random.permutation(len(given.needle))[:40])
+    def draw(sweep: Published, random: np.random.Generator) -> np.ndarray:
+        model = sweep.model if interaction else LinearModel(sweep.space, tuple(sweep.space.terms(1)))
+        return point_exchange.improve_design(model.whitened, _unmodelled_terms(model), random.permutation(len(sweep.needle))[:40])
 
     return draw
 
 
-def _beside(model: LinearModel) -> np.ndarray:
+def _unmodelled_terms(model: LinearModel) -> np.ndarray:
     """The interactions of two axes beside a model, orthonormal; as choice.d_optimal has them."""
-    left = residual(LinearModel(model.space, tuple(model.space.terms(2))).every[:, 1:], model.every)
-    basis, sizes, _ = np.linalg.svd(left, full_matrices=False)
+    residuals = residual(LinearModel(model.space, tuple(model.space.terms(2))).every[:, 1:], model.every)
+    basis, sizes, _ = np.linalg.svd(residuals, full_matrices=False)
     return np.asarray(basis[:, sizes > 1e-9 * sizes[0]] * np.sqrt(len(basis)))
 
 
-def shipped(given: Published, random: np.random.Generator) -> np.ndarray:
+def shipped(sweep: Published, random: np.random.Generator) -> np.ndarray:
     """What `design: {runs: 40}` takes, with the levels of every axis under each other's names."""
-    points = _forty(tuple(given.space.axes.items()))
-    turned = [random.permutation(len(levels))[points[:, i]] for i, levels in enumerate(given.space.axes.values())]
-    return np.ravel_multi_index(tuple(turned), [len(levels) for levels in given.space.axes.values()])
+    points = _forty(tuple(sweep.space.axes.items()))
+    turned = [random.permutation(len(levels))[points[:, i]] for i, levels in enumerate(sweep.space.axes.values())]
+    return np.ravel_multi_index(tuple(turned), [len(levels) for levels in sweep.space.axes.values()])
 
 
 @cache
@@ -156,21 +156,21 @@ class Replayed:
     saved: float
 
 
-def replayed(given: Published, draw: Draw, *, draws: int = DRAWS, seed: int = 0) -> dict[str, Replayed]:
+def replayed(sweep: Published, draw: Draw, *, draws: int = DRAWS, seed: int = 0) -> dict[str, Replayed]:
     """A method's draws, each analysed as the report analyses a design, by EFFECTS."""
     random = np.random.default_rng(seed)
-    model, every = given.model, np.arange(len(given.needle))
+    model, every = sweep.model, np.arange(len(sweep.needle))
     weights = {name: model.contrast("memory", "on", "off", within, "attn_type") for name, within in EFFECTS.items()}
-    full = {name: DesignRegression(model, every, given.needle).estimate(one).value for name, one in weights.items()}
-    found: dict[str, list[tuple[float, ...]]] = {name: [] for name in EFFECTS}
+    full = {name: DesignRegression(model, every, sweep.needle).estimate(effect).value for name, effect in weights.items()}
+    estimates: dict[str, list[tuple[float, ...]]] = {name: [] for name in EFFECTS}
     for _ in range(draws):
-        members = draw(given, random)
-        fits = [DesignRegression(model, members, given.needle[members], pooled=pooled) for pooled in (False, True)]
-        saved = 1 - given.hours[members].sum() / given.hours.sum()
+        members = draw(sweep, random)
+        fits = [DesignRegression(model, members, sweep.needle[members], pooled=pooled) for pooled in (False, True)]
+        saved = 1 - sweep.hours[members].sum() / sweep.hours.sum()
         for name, truth in full.items():
-            one, other = (fit.estimate(weights[name]) for fit in fits)
-            held = [float(e.low <= truth <= e.high) for e in (one, other)]
-            told = (
+            one, second = (fit.estimate(weights[name]) for fit in fits)
+            held = [float(e.low <= truth <= e.high) for e in (one, second)]
+            columns = (
                 float(one.value * truth > 0),
                 held[0],
                 float(one.p < 0.05),
@@ -178,8 +178,8 @@ def replayed(given: Published, draw: Draw, *, draws: int = DRAWS, seed: int = 0)
                 100 * (one.high - one.low),
                 saved,
             )
-            found[name].append(told)
-    return {name: Replayed(*map(float, np.nanmean(rows, axis=0))) for name, rows in found.items()}
+            estimates[name].append(columns)
+    return {name: Replayed(*map(float, np.nanmean(rows, axis=0))) for name, rows in estimates.items()}
 
 
 # --- pruning ----------------------------------------------------------------------------------------------------------
@@ -191,28 +191,28 @@ class Pruned:
     memory pairs, and the rank correlation of that rung's loss with the needle over all cells."""
 
     step: int
-    left: int
+    remaining: int
     best: int
     needle: float
     pairs: int
     correlation: float
 
 
-def pruned(given: Published, keep: int, rungs: Sequence[int] = RUNGS) -> list[Pruned]:
+def pruned(sweep: Published, keep: int, rungs: Sequence[int] = RUNGS) -> list[Pruned]:
     """Successive halving by validation loss: at every rung the best 1 of `keep` go on. Ties at the BEST-th place count."""
-    left = np.arange(len(given.needle))
-    least = np.sort(given.needle)[-BEST]
-    memory = list(given.space.axes).index("memory")
-    found = []
+    remaining = np.arange(len(sweep.needle))
+    least = np.sort(sweep.needle)[-BEST]
+    memory = list(sweep.space.axes).index("memory")
+    steps = []
     for step in rungs:
-        loss = given.losses[step]
-        left = left[np.argsort(loss[left], kind="stable")][: max(1, round(len(left) / keep))]
-        others = np.delete(given.space.points[left], memory, axis=1)
-        _, counts = np.unique(others, axis=0, return_counts=True)
-        correlation = float(stats.spearmanr(-loss, given.needle).statistic)
-        best = int((given.needle[left] >= least).sum())
-        found.append(Pruned(step, len(left), best, float(given.needle[left].max()), int((counts == 2).sum()), correlation))  # fmt: skip
-    return found
+        loss = sweep.losses[step]
+        remaining = remaining[np.argsort(loss[remaining], kind="stable")][: max(1, round(len(remaining) / keep))]
+        points = np.delete(sweep.space.points[remaining], memory, axis=1)
+        _, counts = np.unique(points, axis=0, return_counts=True)
+        correlation = float(stats.spearmanr(-loss, sweep.needle).statistic)
+        best = int((sweep.needle[remaining] >= least).sum())
+        steps.append(Pruned(step, len(remaining), best, float(sweep.needle[remaining].max()), int((counts == 2).sum()), correlation))  # fmt: skip
+    return steps
 
 
 def main(arguments: Sequence[str] | None = None) -> int:
@@ -220,25 +220,25 @@ def main(arguments: Sequence[str] | None = None) -> int:
     parser = argparse.ArgumentParser(prog="python -m tests.testing.simulations.replay", description=__doc__)
     parser.add_argument("--draws", type=int, default=DRAWS, help=f"of every method (default {DRAWS})")
     parser.add_argument("--seed", type=int, default=0)
-    asked = parser.parse_args(arguments)
-    if asked.draws < 1 or asked.seed < 0:
+    options = parser.parse_args(arguments)
+    if options.draws < 1 or options.seed < 0:
         parser.error("--draws is at least 1, --seed at least 0")
-    began, given = time.monotonic(), published()
+    began, sweep = time.monotonic(), published()
     print("| Cells | Memory effect | Keeps its sign | Interval holds the value of all 120 | Leaves out zero | Pooled variance would hold it | Width, points | GPU-hours saved |")  # fmt: skip
     print("|---|---|---|---|---|---|---|---|")
     for name, draw in METHODS.items():
-        for where, one in replayed(given, draw, draws=asked.draws, seed=asked.seed).items():
-            shares = " | ".join(f"{100 * share:.1f}%" for share in (one.sign, one.held, one.sure, one.pooled))
-            print(f"| {name} | {where} | {shares} | {one.width:.1f} | {100 * one.saved:.0f}% |", flush=True)
+        for where, result in replayed(sweep, draw, draws=options.draws, seed=options.seed).items():
+            shares = " | ".join(f"{100 * share:.1f}%" for share in (result.sign, result.held, result.sure, result.pooled))
+            print(f"| {name} | {where} | {shares} | {result.width:.1f} | {100 * result.saved:.0f}% |", flush=True)
     print(f"\n| Kept at a rung | Step | Cells left | Of the best {BEST} | Best that is left | Memory pairs | Rank correlation |\n|---|---|---|---|---|---|---|")  # fmt: skip
     for keep in (2, 3):
-        for rung in pruned(given, keep):
-            told = f"{rung.step} | {rung.left} | {rung.best} | {100 * rung.needle:.1f}% | {rung.pairs} | {rung.correlation:+.2f}"
-            print(f"| 1 of {keep} | {told} |")
-    ends = pruned(given, 2, (max(given.losses),))[0]
-    print(f"| 1 of 2, at the end | {ends.step} | {ends.left} | {ends.best} | {100 * ends.needle:.1f}% | {ends.pairs} | {ends.correlation:+.2f} |")  # fmt: skip
-    best = np.sort(given.needle)[::-1]
-    print(f"\nThe best {BEST} of 120: {', '.join(f'{100 * one:.1f}' for one in best[:BEST])} (%); {asked.draws} draws, {time.monotonic() - began:.0f} s")  # fmt: skip
+        for rung in pruned(sweep, keep):
+            columns = f"{rung.step} | {rung.remaining} | {rung.best} | {100 * rung.needle:.1f}% | {rung.pairs} | {rung.correlation:+.2f}"
+            print(f"| 1 of {keep} | {columns} |")
+    ends = pruned(sweep, 2, (max(sweep.losses),))[0]
+    print(f"| 1 of 2, at the end | {ends.step} | {ends.remaining} | {ends.best} | {100 * ends.needle:.1f}% | {ends.pairs} | {ends.correlation:+.2f} |")  # fmt: skip
+    best = np.sort(sweep.needle)[::-1]
+    print(f"\nThe best {BEST} of 120: {', '.join(f'{100 * one:.1f}' for one in best[:BEST])} (%); {options.draws} draws, {time.monotonic() - began:.0f} s")  # fmt: skip
     return 0
 
 
