@@ -48,8 +48,8 @@ def pytest_xdist_auto_num_workers() -> int | None:
 def _is_named(config: pytest.Config, item: pytest.Item) -> bool:
     """Whether a test of the second tier runs: who names its mark, its file or the folder of the storms means it."""
     named = {Path(argument.partition("::")[0]).resolve() for argument in config.args}
-    asked = item.path in named or (item.path.parent == CHAOS and CHAOS in named)
-    return asked or "thorough" in config.option.markexpr
+    is_named = item.path in named or (item.path.parent == CHAOS and CHAOS in named)
+    return is_named or "thorough" in config.option.markexpr
 
 
 def pytest_report_header(config: pytest.Config) -> str | None:

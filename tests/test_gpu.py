@@ -285,7 +285,7 @@ def test_fp8_products_are_those_of_the_same_numbers_in_float32(
     x, g = x.to(torch.bfloat16), g.to(torch.bfloat16)
     results = []
     for backend in ("scaled_mm", "torch"):
-        args = [one.detach().clone().requires_grad_() for one in (x, w, b)]
+        args = [tensor.detach().clone().requires_grad_() for tensor in (x, w, b)]
         function = (
             torch.compile(fp8_linear.fp8_linear, fullgraph=True, dynamic=False) if compiled else fp8_linear.fp8_linear
         )

@@ -60,13 +60,13 @@ def findings_of_code(file: str, text: str) -> Iterator[Finding]:
     These are identifiers with a listed word, docstrings that open with one, functions of the product of MIN_LINES lines or more
     without a docstring, and names of tests over MAX_TEST_NAME characters.
     """
-    rule_words = rules()
+    rule_lists = rules()
     side = "tests" if file.startswith("tests/") else "product"
     tree = ast.parse(text)
     for line, name in bound_names(tree):
-        if name.strip("_") not in rule_words["terms"] and set(parts_of(name)) & set(rule_words["identifiers"]):
+        if name.strip("_") not in rule_lists["terms"] and set(parts_of(name)) & set(rule_lists["identifiers"]):
             yield f"{side} identifiers", file, line, name
-    opening = re.compile(rf"({'|'.join(rule_words['openings'])})\b")
+    opening = re.compile(rf"({'|'.join(rule_lists['openings'])})\b")
     for node in ast.walk(tree):
         if isinstance(node, (ast.Module, ast.ClassDef, ast.FunctionDef, ast.AsyncFunctionDef)):
             docstring = ast.get_docstring(node) or ""

@@ -90,8 +90,8 @@ def passkey(
     fields: dict[str, Any] = {"probe": "passkey", "metric": "digit_accuracy", "length": length}
     recorder.examples(
         [
-            Example(**fields, item=trial, position=place * digits + digit, value=value, detail={"depth": depths[place]})
-            for (trial, place, digit), value in hits.items()
+            Example(**fields, item=trial, position=depth_index * digits + digit, value=value, detail={"depth": depths[depth_index]})
+            for (trial, depth_index, digit), value in hits.items()
         ]
     )
     mean = sum(hits.values()) / len(hits)
@@ -117,7 +117,7 @@ def attention_map(
         for query in range(size):
             raw = [(0.3 + head) ** -(key / loss) for key in range(query + 1)]
             weights = [weight / sum(raw) for weight in raw]
-            keys = 1 / sum(one**2 for one in weights)
+            keys = 1 / sum(weight**2 for weight in weights)
             detail = {"layer": layer, "head": head, "weights": weights}
             examples.append(Example(**fields, item=item, position=query, value=keys, detail=detail))
     recorder.examples(examples)

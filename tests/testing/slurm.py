@@ -84,7 +84,7 @@ def _free_ports(count: int) -> list[int]:
         sockets = [stack.enter_context(socket.socket()) for _ in range(count)]
         for bound in sockets:
             bound.bind(("", 0))
-        return [one.getsockname()[1] for one in sockets]
+        return [bound.getsockname()[1] for bound in sockets]
 
 
 class Slurm:

@@ -52,7 +52,7 @@ class Watch:
     saves: tuple[int, ...] = ()
     """Steps after which a checkpoint is due."""
     trainer: Trainer | None = None
-    n_asked: int = 0
+    n_polls: int = 0
     points: list[ValidationPoint] = field(default_factory=list)
     saved: list[tuple[int, int]] = field(default_factory=list)
     messages: list[int] = field(default_factory=list)
@@ -65,8 +65,8 @@ class Watch:
 
     def should_stop(self) -> bool:
         assert self.trainer is not None
-        self.n_asked += 1
-        return self.n_asked == self.stop_at_ask or self.trainer.step >= self.stop > 0
+        self.n_polls += 1
+        return self.n_polls == self.stop_at_ask or self.trainer.step >= self.stop > 0
 
     def should_save(self, step: int) -> bool:
         return step in self.saves

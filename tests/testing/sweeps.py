@@ -73,7 +73,7 @@ def fill_replicated(store: Store) -> None:
         for length in (64, 128):
             digits = [TRIALS[(trial + 2) % 4] if memory == "on" else [int(trial == 2)] * 5 for trial in range(4)]
             if kind == "nope":
-                digits = [[digit * (place < 3) for place, digit in enumerate(row)] for row in digits]
+                digits = [[digit * (position < 3) for position, digit in enumerate(row)] for row in digits]
             fields: dict[str, Any] = {"probe": "needle", "metric": "digit_accuracy", "length": length}
             gone = 1 if (kind, memory, seed) == ("nope", "on", 2) else 0
             right = sum(sum(row) for row in digits[gone:]) / (5 * (4 - gone))

@@ -31,7 +31,7 @@ class Tape(TorchDispatchMode):
             raise RuntimeError(f"operation not permitted when stream is capturing\n{func}")
         result = func(*args, **kwargs)
         inputs = {leaf.untyped_storage().data_ptr() for leaf in tree_leaves((args, kwargs)) if isinstance(leaf, Tensor)}
-        outputs = [one for one in tree_leaves(result) if isinstance(one, Tensor)]
+        outputs = [leaf for leaf in tree_leaves(result) if isinstance(leaf, Tensor)]
         fresh = [one if one.untyped_storage().data_ptr() not in inputs else None for one in outputs]
         self.entries.append((func, args, kwargs, fresh))
         return result
@@ -59,8 +59,8 @@ def as_tapes(updated: list[Tensor]) -> Callable[[Mapping[str, Piece]], Mapping[s
                 tapes[name] = tape.replay
         finally:
             with torch.no_grad():
-                for one, value in zip(updated, before, strict=True):
-                    one.copy_(value)
+                for tensor, value in zip(updated, before, strict=True):
+                    tensor.copy_(value)
         return tapes
 
     return capture

@@ -89,7 +89,7 @@ def covered(setting: Setting, configurations: int, *, draws: int = DRAWS, seed: 
     tested = [result for result in paired_difference_tests(samples) if result.method != "none"]
     low, high = _bootstrap(samples, random)
     return Covered(
-        now=_share([one.low <= 0 <= one.high for one in tested]),
+        now=_share([result.low <= 0 <= result.high for result in tested]),
         wrong=_share([one.p < ALPHA for one in tested]),
         bootstrap=float(((low <= 0) & (high >= 0)).mean()),
         wrong_as_pairs=_share([p < ALPHA for p in _as_pairs(samples)]),
@@ -153,8 +153,8 @@ def family_wise(family: Family, configurations: int, *, draws: int = DRAWS, seed
     flat = paired_difference_tests([sample for group in samples for sample in group])
     together = [flat[start : start + family.members] for start in range(0, len(flat), family.members)]
     wrong = [
-        any(p < ALPHA for p in corrected(some, summed)[family.real :])
-        for some, summed in zip(samples, together, strict=True)
+        any(p < ALPHA for p in corrected(group, summed)[family.real :])
+        for group, summed in zip(samples, together, strict=True)
     ]
     return _share(wrong), _share([_any(summed[family.real :]) for summed in together])
 

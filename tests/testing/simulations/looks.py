@@ -66,7 +66,7 @@ def main(arguments: Sequence[str] | None = None) -> int:
     names = ["5% at every look" if spending is None else SPENDING_LABELS[spending] for spending in EACH]
     print(f"| Looks after | {' | '.join(names)} |\n|---|{'---|' * len(EACH)}")
     for looks in LOOKS:
-        shares = [f"{100 * error(looks, one, draws=draws):.1f}%" for one in EACH]
+        shares = [f"{100 * error(looks, spending, draws=draws):.1f}%" for spending in EACH]
         print(f"| {_shown(looks)} | {' | '.join(shares)} |")
     print(
         f"\n| Interval of at most | {' | '.join(f'{name}: seeds, holds' for name in names)} |\n|---|{'---|' * len(EACH)}"

@@ -168,14 +168,14 @@ def replayed(sweep: Published, draw: Draw, *, draws: int = DRAWS, seed: int = 0)
         fits = [DesignRegression(model, members, sweep.needle[members], pooled=pooled) for pooled in (False, True)]
         saved = 1 - sweep.hours[members].sum() / sweep.hours.sum()
         for name, truth in full.items():
-            one, second = (fit.estimate(weights[name]) for fit in fits)
-            held = [float(e.low <= truth <= e.high) for e in (one, second)]
+            first, second = (fit.estimate(weights[name]) for fit in fits)
+            held = [float(e.low <= truth <= e.high) for e in (first, second)]
             columns = (
-                float(one.value * truth > 0),
+                float(first.value * truth > 0),
                 held[0],
-                float(one.p < 0.05),
+                float(first.p < 0.05),
                 held[1],
-                100 * (one.high - one.low),
+                100 * (first.high - first.low),
                 saved,
             )
             estimates[name].append(columns)
@@ -238,7 +238,7 @@ def main(arguments: Sequence[str] | None = None) -> int:
     ends = pruned(sweep, 2, (max(sweep.losses),))[0]
     print(f"| 1 of 2, at the end | {ends.step} | {ends.remaining} | {ends.best} | {100 * ends.needle:.1f}% | {ends.pairs} | {ends.correlation:+.2f} |")  # fmt: skip
     best = np.sort(sweep.needle)[::-1]
-    print(f"\nThe best {BEST} of 120: {', '.join(f'{100 * one:.1f}' for one in best[:BEST])} (%); {options.draws} draws, {time.monotonic() - began:.0f} s")  # fmt: skip
+    print(f"\nThe best {BEST} of 120: {', '.join(f'{100 * accuracy:.1f}' for accuracy in best[:BEST])} (%); {options.draws} draws, {time.monotonic() - began:.0f} s")  # fmt: skip
     return 0
 
 
