@@ -183,7 +183,8 @@ def test_steps_as_cuda_graphs_are_steps_as_they_come(
     runs = {"graphs": graphs}
     for name, second in seconds.items():
         runs[name] = {
-            cell: {**resumed, "curve": [*firsts[name][cell]["curve"], *resumed["curve"]]} for cell, resumed in second.items()
+            cell: {**resumed, "curve": [*firsts[name][cell]["curve"], *resumed["curve"]]}
+            for cell, resumed in second.items()
         }
     for name, cells in runs.items():
         for cell, expected in plain.items():

@@ -295,7 +295,9 @@ def test_shape_letter_has_a_single_meaning(folder: str) -> None:
             )
         )
         wrong += [
-            f"{file.relative_to(ROOT)}: {letter} {word}" for letter, word in meanings.items() if word not in legend[letter]
+            f"{file.relative_to(ROOT)}: {letter} {word}"
+            for letter, word in meanings.items()
+            if word not in legend[letter]
         ]
     assert wrong == []
 

@@ -80,7 +80,9 @@ class Room:
 
         def spy(*arguments: Any) -> None:
             save(*arguments)
-            self.saved.append([name for work in self.works for name in checkpoint.list_checkpoints(work.storage_address)])
+            self.saved.append(
+                [name for work in self.works for name in checkpoint.list_checkpoints(work.storage_address)]
+            )
 
         work.save = spy  # type: ignore[method-assign]
         try:
@@ -93,10 +95,10 @@ class Room:
         return self.store.attempt(job.attempt)
 
     def start(
-        self, job: Job, *wrapper: str, out: IO[str] | int = subprocess.PIPE, more: Sequence[str] = ()
+        self, asked: Job, *wrapper: str, out: IO[str] | int = subprocess.PIPE, more: Sequence[str] = ()
     ) -> subprocess.Popen[str]:
         """The attempt in a process of its own, as an executor starts it, under `wrapper` and with `more` options."""
-        command = [sys.executable, "-m", "atma_sweep.sweep.job", "--runs", str(self.runs), "--folder", job.folder]
+        command = [sys.executable, "-m", "atma_sweep.sweep.job", "--runs", str(self.runs), "--folder", asked.folder]
         return subprocess.Popen(
             [*wrapper, *command, "--parent", str(os.getpid()), *more], stdin=subprocess.DEVNULL, stdout=out,
             stderr=subprocess.STDOUT, env=os.environ | {"ATMA_DB": str(self.store.url), "OMP_NUM_THREADS": "1"}, text=True,

@@ -14,7 +14,7 @@ from atma_sweep.results.store.store import Store
 OWNER = Owner(name="ada", host="here", pid=101, started=1.5)
 
 
-def cell_records(count: int, *, seed: int = 0, prefix: str = "c") -> list[CellRecord]:
+def made_cells(count: int, *, seed: int = 0, prefix: str = "c") -> list[CellRecord]:
     """made_cells(3, seed=0) -> three cells c00..., c01..., c02... that differ in the first axis."""
     records = []
     for index in range(count):

@@ -9,7 +9,7 @@ import torch
 from atma_sweep.sweep.errors import GridError
 
 
-def exhaust_memory() -> None:
+def too_much() -> None:
     raise torch.OutOfMemoryError("3 GiB")
 
 

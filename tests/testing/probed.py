@@ -90,7 +90,13 @@ def passkey(
     fields: dict[str, Any] = {"probe": "passkey", "metric": "digit_accuracy", "length": length}
     recorder.examples(
         [
-            Example(**fields, item=trial, position=depth_index * digits + digit, value=value, detail={"depth": depths[depth_index]})
+            Example(
+                **fields,
+                item=trial,
+                position=depth_index * digits + digit,
+                value=value,
+                detail={"depth": depths[depth_index]},
+            )
             for (trial, depth_index, digit), value in hits.items()
         ]
     )

@@ -52,21 +52,21 @@ class Watch:
     saves: tuple[int, ...] = ()
     """Steps after which a checkpoint is due."""
     trainer: Trainer | None = None
-    n_polls: int = 0
+    asked: int = 0
     points: list[ValidationPoint] = field(default_factory=list)
     saved: list[tuple[int, int]] = field(default_factory=list)
-    messages: list[int] = field(default_factory=list)
+    told: list[int] = field(default_factory=list)
 
     def progress(self, step: int, loss: float, tokens_per_s: float) -> None:
-        self.messages.append(step)
+        self.told.append(step)
 
     def point(self, point: ValidationPoint) -> None:
         self.points.append(point)
 
     def should_stop(self) -> bool:
         assert self.trainer is not None
-        self.n_polls += 1
-        return self.n_polls == self.stop_at_ask or self.trainer.step >= self.stop > 0
+        self.asked += 1
+        return self.asked == self.stop_at_ask or self.trainer.step >= self.stop > 0
 
     def should_save(self, step: int) -> bool:
         return step in self.saves

@@ -21,7 +21,7 @@ from sqlalchemy import update
 
 FIGURES = ("history", "slices", "contours", "parallel", "importance", "front")
 RATE, DEPTH, KIND, DECAY = "train.muon_lr", "model.n_layers", "attn_type", "train.weight_decay"
-SEARCH = Search(
+ONE = Search(
     {
         RATE: Interval(0.003, 0.1, log=True),
         DEPTH: Interval(4, 16, step=4),
@@ -31,7 +31,7 @@ SEARCH = Search(
     {"val.val_loss": "minimize"}, trials=40, pruner="asha",
 )  # fmt: skip
 TWO = replace(
-    SEARCH, objectives={"val.val_loss": "minimize", "throughput.tokens_per_s": "maximize"}, sampler="nsga2", pruner=None
+    ONE, objectives={"val.val_loss": "minimize", "throughput.tokens_per_s": "maximize"}, sampler="nsga2", pruner=None
 )
 OWNER = Owner(name="ada", host="here", pid=1, started=0.0)
 START = datetime(2026, 1, 2, 3, 4, tzinfo=UTC)
@@ -49,7 +49,11 @@ def drawn(search: Search, number: int) -> dict[str, Any]:
             values[path] = draw.randrange(int(parameter.low), int(parameter.high) + 1, int(parameter.step or 1))
         else:
             share = draw.random()
-            values[path] = parameter.low * (parameter.high / parameter.low) ** share if parameter.log else parameter.low + share * (parameter.high - parameter.low)
+            values[path] = (
+                parameter.low * (parameter.high / parameter.low) ** share
+                if parameter.log
+                else parameter.low + share * (parameter.high - parameter.low)
+            )
     return values
 
 
@@ -124,10 +128,10 @@ def _last(store: Store, attempt: int, number: int) -> None:
 ENDS = {4: "pruned", 7: "pruned", 9: "failed", 13: "pruned", 20: "diverged", 31: "pruned"}
 
 
-def record_study(store: Store, name: str = "tuned") -> list[Trial]:
+def one(store: Store, name: str = "tuned") -> list[Trial]:
     """A study of one objective: forty trials, four pruned, one diverged, one failed, one not finished."""
-    trials = trials_at_random(SEARCH, 40, ends=ENDS | {39: "asked"})
-    record(store, name, SEARCH, trials)
+    trials = trials_at_random(ONE, 40, ends=ENDS | {39: "asked"})
+    record(store, name, ONE, trials)
     return trials
 
 

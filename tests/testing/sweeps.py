@@ -26,7 +26,13 @@ ME = Owner(name="ada", host="here", pid=1, started=0.0)
 def cell(index: int, *, seed: int = 0, axes: dict[str, str] | None = None, **levels: str) -> CellRecord:
     levels_by_axis = dict(zip(AXES, ("polar", "baseline", "off", "on", "off"), strict=True)) | levels
     return CellRecord(
-        id=f"{index:012x}", slug=f"slug-{index}", seed=seed, levels=levels_by_axis, config={}, axes=axes or {}, tokens=10
+        id=f"{index:012x}",
+        slug=f"slug-{index}",
+        seed=seed,
+        levels=levels_by_axis,
+        config={},
+        axes=axes or {},
+        tokens=10,
     )
 
 
@@ -45,7 +51,9 @@ def numbers(val: float, entropy: float = 7.4321) -> list[Measurement]:
         if length < 65536:
             measurements.append(Measurement(probe="junk", metric="nats", length=length, value=2.675, unit="nats/token"))
         else:
-            measurements.append(Measurement(probe="junk", metric="nats", length=length, reason="oom: 3 GiB asked, 1 free"))
+            measurements.append(
+                Measurement(probe="junk", metric="nats", length=length, reason="oom: 3 GiB asked, 1 free")
+            )
     return measurements
 
 
@@ -109,7 +117,9 @@ def fill_every(empty: Store) -> None:
     cells = [cell(i + 1, attn_type=kind, memory=memory) for i, (kind, memory) in enumerate(levels)]
     empty.record_revision("all", grid_text="x", grid_file="x.yaml", cells=cells)
     for i, record in enumerate(cells):
-        attempt = empty.start_attempt(record.id, owner=Owner(name="a", host=f"host-{i % 2}", pid=1, started=0.0), fence=1)
+        attempt = empty.start_attempt(
+            record.id, owner=Owner(name="a", host=f"host-{i % 2}", pid=1, started=0.0), fence=1
+        )
         recorder = DatabaseRecorder(empty, attempt.id, 1)
         recorder.curve(
             [CurvePoint(step=s, tokens=s * 100, wall_s=s * 2.0, train_loss=9 - s / 9 + i / 7) for s in (1, 9, 30)]
@@ -131,7 +141,9 @@ def fill_every(empty: Store) -> None:
             ]
         if record.levels["attn_type"] == "polar":
             slopes = (("beta", 0.2), ("beta_lowest", 0.1), ("beta_highest", 0.4))
-            measurements += [Measurement(probe="count_map", metric=name, value=slope + i / 50) for name, slope in slopes]
+            measurements += [
+                Measurement(probe="count_map", metric=name, value=slope + i / 50) for name, slope in slopes
+            ]
         recorder.measurements(measurements)
         empty.finish_attempt(attempt.id, 1, "done")
     for i, end in enumerate(("failed", "diverged", "interrupted", "running")):

@@ -37,7 +37,9 @@ def swept(store: Store, seeds: Sequence[int] = (0, 1)) -> None:
     store.record_revision("rates", grid_text="x", grid_file="x.yaml", cells=cells)
     for record in cells:
         attempt = store.start_attempt(record.id, owner=Owner(name="a", host="h", pid=1, started=0.0), fence=1)
-        value = loss(record.levels["attn_type"], float(record.axes[AXIS]), int(record.axes["model.n_layers"]), record.seed)
+        value = loss(
+            record.levels["attn_type"], float(record.axes[AXIS]), int(record.axes["model.n_layers"]), record.seed
+        )
         share = round(max(0.0, 1 - (value - 2.9)) * 80) / 80
         DatabaseRecorder(store, attempt.id, 1).measurements(
             [

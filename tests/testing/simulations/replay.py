@@ -65,7 +65,9 @@ def published(store: Store | None = None) -> Published:
         assert cell.attempt_id is not None
         for point in held.curve(cell.attempt_id):
             if point.val_loss is not None:
-                losses.setdefault(point.step, np.full(len(index_by_id), np.nan))[index_by_id[cell.cell_id]] = point.val_loss
+                losses.setdefault(point.step, np.full(len(index_by_id), np.nan))[index_by_id[cell.cell_id]] = (
+                    point.val_loss
+                )
     return Published(space, needle, hours / 3600, losses)
 
 
@@ -107,12 +109,12 @@ def optimal(interaction: bool) -> Draw:
 
     def draw(sweep: Published, random: np.random.Generator) -> np.ndarray:
         model = sweep.model if interaction else LinearModel(sweep.space, tuple(sweep.space.terms(1)))
-        return point_exchange.improve_design(model.whitened, _unmodelled_terms(model), random.permutation(len(sweep.needle))[:40])
+        return point_exchange.improve_design(model.whitened, _beside(model), random.permutation(len(sweep.needle))[:40])
 
     return draw
 
 
-def _unmodelled_terms(model: LinearModel) -> np.ndarray:
+def _beside(model: LinearModel) -> np.ndarray:
     """The interactions of two axes beside a model, orthonormal; as choice.d_optimal has them."""
     residuals = residual(LinearModel(model.space, tuple(model.space.terms(2))).every[:, 1:], model.every)
     basis, sizes, _ = np.linalg.svd(residuals, full_matrices=False)
@@ -161,7 +163,9 @@ def replayed(sweep: Published, draw: Draw, *, draws: int = DRAWS, seed: int = 0)
     random = np.random.default_rng(seed)
     model, every = sweep.model, np.arange(len(sweep.needle))
     weights = {name: model.contrast("memory", "on", "off", within, "attn_type") for name, within in EFFECTS.items()}
-    full = {name: DesignRegression(model, every, sweep.needle).estimate(effect).value for name, effect in weights.items()}
+    full = {
+        name: DesignRegression(model, every, sweep.needle).estimate(effect).value for name, effect in weights.items()
+    }
     estimates: dict[str, list[tuple[float, ...]]] = {name: [] for name in EFFECTS}
     for _ in range(draws):
         members = draw(sweep, random)
@@ -191,7 +195,7 @@ class Pruned:
     memory pairs, and the rank correlation of that rung's loss with the needle over all cells."""
 
     step: int
-    remaining: int
+    left: int
     best: int
     needle: float
     pairs: int
@@ -228,15 +232,17 @@ def main(arguments: Sequence[str] | None = None) -> int:
     print("|---|---|---|---|---|---|---|---|")
     for name, draw in METHODS.items():
         for where, result in replayed(sweep, draw, draws=options.draws, seed=options.seed).items():
-            shares = " | ".join(f"{100 * share:.1f}%" for share in (result.sign, result.held, result.sure, result.pooled))
+            shares = " | ".join(
+                f"{100 * share:.1f}%" for share in (result.sign, result.held, result.sure, result.pooled)
+            )
             print(f"| {name} | {where} | {shares} | {result.width:.1f} | {100 * result.saved:.0f}% |", flush=True)
     print(f"\n| Kept at a rung | Step | Cells left | Of the best {BEST} | Best that is left | Memory pairs | Rank correlation |\n|---|---|---|---|---|---|---|")  # fmt: skip
     for keep in (2, 3):
         for rung in pruned(sweep, keep):
-            columns = f"{rung.step} | {rung.remaining} | {rung.best} | {100 * rung.needle:.1f}% | {rung.pairs} | {rung.correlation:+.2f}"
+            columns = f"{rung.step} | {rung.left} | {rung.best} | {100 * rung.needle:.1f}% | {rung.pairs} | {rung.correlation:+.2f}"
             print(f"| 1 of {keep} | {columns} |")
     ends = pruned(sweep, 2, (max(sweep.losses),))[0]
-    print(f"| 1 of 2, at the end | {ends.step} | {ends.remaining} | {ends.best} | {100 * ends.needle:.1f}% | {ends.pairs} | {ends.correlation:+.2f} |")  # fmt: skip
+    print(f"| 1 of 2, at the end | {ends.step} | {ends.left} | {ends.best} | {100 * ends.needle:.1f}% | {ends.pairs} | {ends.correlation:+.2f} |")  # fmt: skip
     best = np.sort(sweep.needle)[::-1]
     print(f"\nThe best {BEST} of 120: {', '.join(f'{100 * accuracy:.1f}' for accuracy in best[:BEST])} (%); {options.draws} draws, {time.monotonic() - began:.0f} s")  # fmt: skip
     return 0
