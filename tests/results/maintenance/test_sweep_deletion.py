@@ -234,7 +234,7 @@ def count(connection, cursor, statement, *rest):
 store = open_store(sys.argv[1])
 holds = lambda owner, until: False
 found = deletion.plan(store, ["one"], holds=holds)
-deletion.delete_all(store, found, ["one"], holds=holds, who="ada")
+deletion.execute_deletion(store, found, ["one"], holds=holds, who="ada")
 print(seen[0])
 """
 

@@ -252,7 +252,7 @@ ATTEMPT = """
 import os, signal, time
 from atma_sweep.sweep.host import guard, processes as process
 signal.signal(signal.SIGTERM, {hears})
-process.die_with(os.getppid())
+process.exit_with_parent(os.getppid())
 guard.start(os.getppid(), 1.0)
 print(os.getpid(), flush=True)
 while True: time.sleep(0.05)

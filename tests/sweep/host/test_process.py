@@ -51,7 +51,7 @@ SUICIDE = """
 import os, psutil
 from atma_sweep.sweep.host import processes as process
 for pid in (os.getpid(), os.getppid()):
-    process.end_all([psutil.Process(pid)], grace=0.2)
+    process.terminate_all([psutil.Process(pid)], grace=0.2)
 from pathlib import Path
 from types import SimpleNamespace
 from atma_sweep.sweep.executors.executor import HostExecutor
