@@ -1,5 +1,7 @@
-"""Fails when a test was skipped for another reason than a missing GPU, shared folder, right to mount, program of Debian or history,
-or when a test ran in no tier: check_skips.py SHARED COLLECTED LOG ..., the output of --collect-only and of every tier.
+"""Fails when a test was skipped for no excused reason, or ran in no tier.
+
+check_skips.py SHARED COLLECTED LOG ...: the shared folder, the output of --collect-only, and of every tier. Excused
+reasons are a missing GPU, shared folder, right to mount, Debian program or history.
 """
 
 import re

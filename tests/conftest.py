@@ -1,4 +1,4 @@
-"""What tests of every folder may ask for."""
+"""Fixtures and hooks for the tests of every folder."""
 
 from __future__ import annotations
 
@@ -40,13 +40,13 @@ def pytest_configure() -> None:
 
 
 def pytest_xdist_auto_num_workers() -> int | None:
-    """One worker more than cores on a small machine: a quarter of the time tests wait for processes that they started."""
+    """Use one worker more than cores on a small machine: tests wait a quarter of their time for child processes."""
     cores = len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else os.cpu_count() or 1
     return cores + 1 if cores <= 4 and "PYTEST_XDIST_AUTO_NUM_WORKERS" not in os.environ else None
 
 
 def _is_named(config: pytest.Config, item: pytest.Item) -> bool:
-    """Whether a test of the second tier runs: who names its mark, its file or the folder of the storms means it."""
+    """Return whether a thorough test runs: the command line names its mark, its file or the folder of storms."""
     named = {Path(argument.partition("::")[0]).resolve() for argument in config.args}
     is_named = item.path in named or (item.path.parent == CHAOS and CHAOS in named)
     return is_named or "thorough" in config.option.markexpr
@@ -87,7 +87,7 @@ def shared() -> Path:
 
 @pytest.fixture
 def registries() -> Iterator[None]:
-    """What a test registers is unknown to the next one."""
+    """Forget every plugin that a test registered."""
     with known.scope():
         yield
 

@@ -1,5 +1,8 @@
-"""One declaration per fact: a failure class, a metric, an identity default, a report option and a bound, a line each in one file,
-are added to a copy of the package and followed through grid, database, tables, figure, completion and documents."""
+"""Single declaration per fact: each fact is one line in one file.
+
+A failure class, a metric, an identity default, a report option and a bound are added to a copy of the package and
+followed through grid, database, tables, figure, completion and documents.
+"""
 
 from __future__ import annotations
 

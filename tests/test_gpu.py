@@ -1,4 +1,4 @@
-"""What only a GPU can show: bf16 against float32 and float64, fla against the reference, a whole launch."""
+"""Checks that need a GPU: bf16 against float32 and float64, fla against the reference, a complete launch."""
 
 from __future__ import annotations
 
@@ -127,7 +127,7 @@ def test_two_halves_of_a_gpu_run_at_once_and_say_so(tmp_path: Path) -> None:
 
 
 def trained(folder: Path, *how: str, stop: int = 0, exactly: bool) -> Any:
-    """What tests/testing/repeat.py prints, in a process of its own as every attempt is."""
+    """Return the JSON that tests/testing/repeat.py prints in a process of its own, as every attempt runs in one."""
     script = Path(__file__).parent / "testing" / "repeat.py"
     command = [sys.executable, str(script), str(folder), str(stop), str(int(exactly)), "cuda", *how]
     done = subprocess.run(command, capture_output=True, text=True, timeout=PATIENCE_S)
@@ -230,7 +230,7 @@ def devices(pid: int | str) -> list[str]:
 
 
 def test_a_spare_holds_nothing_of_the_gpu() -> None:
-    """What it imports begins no context, for which a process opens the devices."""
+    """Importing the module must not create a CUDA context, for which a process opens the devices."""
     torch.zeros(1, device="cuda")
     assert devices("self")
     command = [sys.executable, "-c", IMPORTED]
@@ -299,7 +299,7 @@ def test_fp8_products_are_those_of_the_same_numbers_in_float32(
 
 
 @pytest.mark.parametrize("precision", ["fp16", "fp8"])
-def test_a_launch_in_another_precision_says_so_and_learns_as_well(tmp_path: Path, precision: str) -> None:
+def test_launch_in_lower_precision_records_it_and_learns(tmp_path: Path, precision: str) -> None:
     if precision == "fp8" and not has_fp8():
         pytest.skip("needs an NVIDIA GPU of compute capability 8.9")
     launched(

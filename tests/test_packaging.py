@@ -1,4 +1,4 @@
-"""What is shipped is complete, and the versions belong together."""
+"""The shipped files are complete, and the versions agree."""
 
 from __future__ import annotations
 

@@ -41,7 +41,7 @@ def test_recipe_is_a_file_and_a_line(title: str) -> None:
 
 @pytest.mark.thorough
 def test_the_recipes_make_what_they_say(tmp_path: Path) -> None:
-    """All of them together: a cell of the new parts is trained on the new corpus by the new executor, and reported."""
+    """The recipes work together: the new executor trains a cell of the new parts on the new corpus and reports it."""
     root = recipes.copy(tmp_path)
     for recipe in recipes.recipes().values():
         for block in recipe:

@@ -128,7 +128,7 @@ def between_packages() -> dict[str, set[str]]:
 
 
 def circle(graph: Mapping[str, set[str]]) -> list[str]:
-    """One circle of a graph, each name imported by the next and the first once more at the end; empty without any."""
+    """Return one cycle of a graph, each name imported by the next and the first repeated at the end; empty without one."""
     try:
         TopologicalSorter(graph).prepare()
     except CycleError as error:
@@ -261,7 +261,7 @@ def test_output_files_are_written_by_output_files_alone() -> None:
 
 
 def _writes(node: ast.AST) -> bool:
-    """Whether it is a call that writes: by name, or `open` with a mode that does."""
+    """Return whether a call writes: by its name, or `open` with a mode that does."""
     if not isinstance(node, ast.Call):
         return False
     name = node.func.attr if isinstance(node.func, ast.Attribute) else getattr(node.func, "id", "")
@@ -329,7 +329,7 @@ def test_status_and_show_load_neither_torch_nor_ray_nor_pandas(tmp_path: Path) -
     assert loaded & {"torch", "ray", "pandas", "numpy", "alembic", "matplotlib", "fla"} == set()
 
 
-def test_status_loads_neither_pydantic_nor_the_dialect_of_another_database(tmp_path: Path) -> None:
+def test_status_loads_neither_pydantic_nor_unused_dialects(tmp_path: Path) -> None:
     """Together a fifth of its time: typer converts options by pydantic, and one word of the schema can load a dialect."""
     make = "from atma_sweep.results.store.store import open_store; store = open_store('atma.db', create=True)"
     modules_after(make, cwd=tmp_path)

@@ -72,7 +72,7 @@ class Room:
     def run(
         self, kind: str = "train", *, stop: int | None = None, weights: str | None = None, **settings: Any
     ) -> Attempt:
-        """One attempt with the given checkpoint settings, stopped when the flag is read for the `stop`-th time."""
+        """Run one attempt with these checkpoint settings, stopped when the flag is read for the `stop`-th time."""
         job = self.job(kind, self.settings(**settings), weights)
         work = CellRunner(job, self.runs, DatabaseRecorder(self.store, job.attempt, job.fence), Flag(stop))  # type: ignore[arg-type]
         self.works.append(work)
@@ -117,7 +117,7 @@ class Room:
         return [bare(point) for point in self.store.curve(attempt.id)]
 
     def names(self, attempt: Attempt) -> list[str]:
-        """What lies in the attempt's place, the supervisor's own files aside."""
+        """Return the names in the attempt's folder without the supervisor's own files."""
         work = self.works[attempt.number - 1]
         return [name for name in storage.place(work.storage_address).names() if name not in ("job.json", "log.txt")]
 

@@ -82,7 +82,7 @@ class Bench:
         return subprocess.Popen(command, cwd=self.folder, env=self.env, stdout=out, stderr=subprocess.STDOUT, text=True)
 
     def run(self, *arguments: str, code: int = 0) -> str:
-        """What a command says that ends with `code`.
+        """Return the output of a command that must end with `code`.
 
         In this process, since imports are most of what it takes; in one of its own where that could make a difference:
         for Ray, for a plugin, which a process loads once, and with an environment that the test has set.
@@ -101,7 +101,7 @@ class Bench:
         return self.run("launch", "micro.yaml", "--executor", executor, *arguments, code=code)
 
     def ask(self, *arguments: str) -> str:
-        """What a command says that changes nothing: in this process, since imports are most of what it takes."""
+        """Return the output of a read-only command, run in this process because imports take most of its time."""
         from atma_sweep import cli
 
         with contextlib.chdir(self.folder):
@@ -180,7 +180,7 @@ class Bench:
 
 
 class OnServer:
-    """What a bench does whose database is on a PostgreSQL server; mixed in before Bench."""
+    """Mix-in for a bench whose database is on a PostgreSQL server; stands before Bench in the bases."""
 
     env: dict[str, str]
 

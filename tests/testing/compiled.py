@@ -26,7 +26,7 @@ SHARED_MEMORY = 232_448
 
 
 class Hopper:
-    """As much of Triton's driver as compiling asks for."""
+    """The part of Triton's driver that compiling needs."""
 
     def get_current_target(self) -> GPUTarget:
         return GPUTarget("cuda", 90, 32)
@@ -152,7 +152,7 @@ def gated_delta(t: int, d: int, _window: int | None, dtype: torch.dtype) -> None
 
 
 def as_fla_asks() -> None:
-    """fla asks torch for the GPU when it is imported, and for its shared memory at a launch, here of a tensor without one.
+    """Fla asks torch for the GPU when it is imported, and for its shared memory at a launch, here of a tensor without one.
 
     Also refuses a launch that would choose among configurations by the clock, and one with too little shared memory.
     """

@@ -65,7 +65,7 @@ def fineweb_edu(root: Path, texts: Sequence[str]) -> Path:
 
 
 def finepdfs(root: Path, texts: Sequence[str]) -> Path:
-    """One config, one file."""
+    """Return the files of a hub data set with one file per config."""
     table(root / "data" / "train-00000-of-00001.parquet", texts)
     (root / "README.md").write_text(
         "---\nconfigs:\n- config_name: default\n  data_files:\n  - split: train\n    path: data/train-*\n---\n"
@@ -94,7 +94,7 @@ def article(title: str, *lines: str) -> list[str]:
 
 
 def published_shard(path: Path, tokens: Sequence[int] | np.ndarray, *, wide: bool = False) -> Path:
-    """As modded-nanogpt writes GPT-2 shards, or, when `wide`, as llm.c writes those of larger vocabularies."""
+    """Write shards as modded-nanogpt does for GPT-2 or, when `wide`, as llm.c does for larger vocabularies."""
     header = np.zeros(256, dtype=np.int32)
     header[0], header[1], header[2] = (20240801, 7, len(tokens)) if wide else (20240520, 1, len(tokens))
     path.parent.mkdir(parents=True, exist_ok=True)

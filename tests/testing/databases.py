@@ -15,7 +15,7 @@ OWNER = Owner(name="ada", host="here", pid=101, started=1.5)
 
 
 def made_cells(count: int, *, seed: int = 0, prefix: str = "c") -> list[CellRecord]:
-    """made_cells(3, seed=0) -> three cells c00..., c01..., c02... that differ in the first axis."""
+    """Return `count` cells named c00..., c01..., c02..., which differ in the first axis."""
     records = []
     for index in range(count):
         axes = {"attn_type": f"polar{index}", "memory": "on" if index % 2 else "off"}

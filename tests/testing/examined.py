@@ -1,4 +1,4 @@
-"""What the tests of doctor share: canned answers of torch and of a driver that is a script."""
+"""Shared by the tests of doctor: canned answers of torch and of a driver that is a script."""
 
 from __future__ import annotations
 
@@ -73,7 +73,9 @@ def driver(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Callable[..., Non
 
 @pytest.fixture
 def look(monkeypatch: pytest.MonkeyPatch) -> Callable[..., dict[str, Check]]:
-    """look(torch=..., kernels=..., disk=...) examines with these answers; the checks by name."""
+    """Return a function that examines the machine with canned answers and gives the checks by name: look(torch=...,
+    disk=...).
+    """
 
     def examine(runs: Path | None = None, db: str | None = None, **answers: Any) -> dict[str, Check]:
         def answer(question: str, *arguments: str, **options: Any) -> Any:

@@ -28,7 +28,7 @@ def launch(store, cells, minute=0, name="quick", grid="grid: 1"):
 def run(
     store, cell, minute, *, host="here", state="done", kind="train", value=1.0, parent=None, weights=None, log=None
 ):
-    """One attempt with numbers in every table, begun at that minute."""
+    """Record one attempt that began at that minute, with numbers in every table."""
     owner = Owner(name="ada", host=host, pid=100 + minute, started=1.5)
     attempt = store.start_attempt(cell, owner=owner, fence=1, kind=kind, parent_id=parent, steps_total=7)
     recorder = DatabaseRecorder(store, attempt.id, 1)

@@ -34,7 +34,7 @@ FLEETING = ("prepared_at", "manifest_sha256")
 
 
 def contents(corpora: Path) -> dict[str, Any]:
-    """What lies in the one prepared corpus: bytes of every file, and the manifest without its time."""
+    """Return the contents of the one prepared corpus: bytes of every file, and the manifest without its time."""
     (folder,) = (path.parent for path in corpora.glob("*/manifest.json"))
     files: dict[str, Any] = {path.name: path.read_bytes().hex() for path in sorted(folder.iterdir())}
     manifest = json.loads((folder / "manifest.json").read_text())
@@ -102,7 +102,7 @@ def _prepare(order: dict[str, Any], corpora: Path, change: int | None) -> int:
 
 
 def command(*arguments: str) -> int:
-    """One command line in this process; its exit code."""
+    """Run one command line in this process and return its exit code."""
     from atma_sweep import cli
 
     sys.argv = ["atma-sweep", *arguments]
@@ -114,7 +114,7 @@ def command(*arguments: str) -> int:
 
 
 def _finished(order: dict[str, Any], corpora: Path, expected: dict[str, Any]) -> bool:
-    """Whether the command, run to its end, makes the corpus that an uninterrupted one made, and leaves no part."""
+    """Return whether the command, run to its end, makes the corpus of an uninterrupted one and leaves no partial file."""
     return not _prepare(order, corpora, None) and contents(corpora) == expected and not list(corpora.glob("*.part"))
 
 

@@ -50,7 +50,7 @@ exec "$@"
 
 @functools.cache
 def missing() -> str | None:
-    """Why there can be no such cluster here, None when there can."""
+    """Return the reason why no such cluster can run on this machine, None when it can."""
     reason = "needs root, ip, unshare and nsenter to make network namespaces"
     if os.geteuid() != 0 or not all(map(shutil.which, ("ip", "unshare", "nsenter", "mount"))):
         return reason
@@ -114,7 +114,7 @@ class Nodes:
         until(started, log.read_text, pause=0.1)
 
     def enter(self, name: str) -> list[str]:
-        """What a command begins with to run on that node."""
+        """Return the words that begin a command that runs on that node."""
         return ["nsenter", "-t", str(self._nodes[name][1]), "-n", "-m", "-u", "-p", f"--wd={Path.cwd()}"]
 
     def kill(self, name: str) -> None:

@@ -1,4 +1,4 @@
-"""What takes long to make, made once in a test run, however many processes run tests."""
+"""Expensive fixtures, made once in a test run, however many processes run tests."""
 
 from __future__ import annotations
 

@@ -41,7 +41,7 @@ class Page(HTMLParser):
         self._open = ("", None)
 
     def block(self, name: str) -> dict[str, Any]:
-        """What a block of JSON says."""
+        """Return the decoded content of a block of JSON."""
         data: dict[str, Any] = json.loads(decode_block(self.blocks[name]))
         return data
 

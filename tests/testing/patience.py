@@ -1,4 +1,4 @@
-"""How long a test waits: as long as whatever it waits for may take on the slowest machine, and no test fails for being slow.
+"""Timeouts of tests: as long as the slowest machine may need, so that no test fails for being slow.
 
 And how servers that tests start end with them, should nobody wait any more.
 """

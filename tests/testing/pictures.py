@@ -1,4 +1,4 @@
-"""What is to be seen in a drawn figure: its words, and whether any lie over each other or beyond the edge."""
+"""Checks of a drawn figure: its texts, and whether any overlap or leave the canvas."""
 
 from collections.abc import Iterator
 from itertools import combinations
@@ -53,7 +53,7 @@ def check_words(figure: Any) -> int:
 
 
 def ticks_of(axis: Any) -> list[float]:
-    """Where the ticks of an axis stand that are seen."""
+    """Return the positions of the visible ticks of an axis."""
     low, high = sorted(axis.get_view_interval())
     slack = 1e-9 * (high - low)
     return [tick for tick in axis.get_ticklocs() if low - slack <= tick <= high + slack]

@@ -38,7 +38,7 @@ def programs() -> Path | None:
 
 
 def missing() -> str | None:
-    """Why there is no PostgreSQL to test on, None when there is."""
+    """Return the reason why there is no PostgreSQL to test on, None when there is one."""
     try:
         import psycopg  # noqa: F401
     except ImportError as error:
@@ -49,7 +49,7 @@ def missing() -> str | None:
 
 
 def not_ours() -> str | None:
-    """Why there is no PostgreSQL that a test may stop, None when there is."""
+    """Return the reason why there is no PostgreSQL that a test may stop, None when there is one."""
     if GIVEN is not None:
         return "needs PostgreSQL of its own: ATMA_TEST_POSTGRES names another's server"
     return missing()

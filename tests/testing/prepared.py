@@ -30,7 +30,7 @@ def word_level(*vocabulary: str, end: str = "<eos>") -> tokenizers.Tokenizer:
 
 
 def put(folder: Path, texts: Sequence[str], name: str = "{}.txt") -> Path:
-    """One file a text, numbered."""
+    """Write one numbered file per text."""
     folder.mkdir(parents=True, exist_ok=True)
     for number, text in enumerate(texts):
         (folder / name.format(number)).write_text(text)
@@ -62,12 +62,12 @@ def document(text: str) -> list[int]:
 
 
 def joined(documents: Sequence[Sequence[int]]) -> list[int]:
-    """One stream."""
+    """Concatenate documents to one stream of tokens."""
     return [token for document in documents for token in document]
 
 
 def stream(corpus: Corpus) -> list[int]:
-    """All training tokens."""
+    """Return all training tokens of a corpus, in order."""
     return joined([shard.tolist() for shard in corpus.train])
 
 

@@ -1,4 +1,4 @@
-"""What the probes that have figures of their own would find, made up: for tests of reports, which train nothing."""
+"""Invented results of the probes that have figures of their own, for tests of reports, which train nothing."""
 
 from __future__ import annotations
 
@@ -58,7 +58,9 @@ def memory_recall(
     layers: tuple[int, ...] = (2, 6),
     rows: int = 3,
 ) -> None:
-    """Of n pairs every head of every layer and every row holds `share` / n more than the one before it; in context up to 4."""
+    """Record memory recall in which, of n pairs, each head, layer and row holds `share` / n more than the one before;
+    in context up to 4.
+    """
     examples, means = [], {}
     for metric, units, numbers in (
         ("share", [(layer, head) for layer in layers for head in range(heads)], pairs),

@@ -16,7 +16,7 @@ BLOCK = re.compile(
 
 @dataclass(frozen=True)
 class Block:
-    """One block of a recipe: a new file, lines for a registry, or lines for the end of a file."""
+    """Block of a recipe: a new file, lines for a registry, or lines for the end of a file."""
 
     path: str
     registry: str

@@ -26,7 +26,7 @@ to what the mixer does, so that the other pairs say nothing new."""
 
 
 def has_distractor(mixer: str) -> bool:
-    """Whether a mixer has a distractor loss."""
+    """Return whether a mixer has a distractor loss."""
     return bool(MIXERS.load(mixer).has_distractor)
 
 

@@ -68,7 +68,7 @@ class Watch:
 def train(
     folder: Path, stop: int, device: torch.device, how: tuple[str, ...], model_: dict[str, Any], train_: dict[str, Any]
 ) -> Any:
-    """One model from its checkpoint, or its seed, to its stop, or its end."""
+    """Train one model from its checkpoint, or its seed, to its stop, or its end."""
     # rows of 8 x 512 tokens: enough for the paths that a real micro-batch takes
     loss = {"loss_on": "marked"} if "marked" in how else {}
     config = TrainConfig(tokens=STEPS * 8192, seq_len=512, batch_tokens=8192, micro_batch=8, **train_, **loss)

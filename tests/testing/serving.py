@@ -21,7 +21,7 @@ TOKEN = "the-token-of-a-test"
 
 @dataclass(frozen=True)
 class Site:
-    """Where it is served."""
+    """Address of a served page."""
 
     port: int
     newest: PageCache

@@ -74,7 +74,7 @@ def script(folder: Path, program: str) -> Path:
 
 
 def missing() -> str | None:
-    """Why there is no Slurm to test on, None when there is."""
+    """Return the reason why there is no Slurm to test on, None when there is one."""
     lacking = [name for name in PROGRAMS if shutil.which(name, path=PATH) is None]
     return f"needs Slurm: apt-get install slurm-wlm munge (no {', '.join(lacking)})" if lacking else None
 
@@ -88,7 +88,7 @@ def _free_ports(count: int) -> list[int]:
 
 
 class Slurm:
-    """One node with one core. `env` makes Slurm's commands speak to it."""
+    """Slurm with one node of one core. `env` makes Slurm's commands speak to it."""
 
     def __init__(self) -> None:
         # not pytest's folder: a socket's path may have 107 bytes
@@ -146,7 +146,7 @@ class Slurm:
         return out.strip().split(";")[0]
 
     def job(self, job: str) -> dict[str, str]:
-        """What Slurm says of a job: JobState, Restarts, ExitCode, Reason and so on."""
+        """Return Slurm's record of a job: JobState, Restarts, ExitCode, Reason and so on."""
         return dict(re.findall(r"(\w+)=(\S*)", self.run("scontrol", "show", "job", job)))
 
     def stop(self) -> None:

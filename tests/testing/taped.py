@@ -1,4 +1,4 @@
-"""What a CUDA graph does, on the CPU: operations written down once, done again over the same memory with the same numbers.
+"""Stand-in for a CUDA graph on the CPU: operations recorded once, run again over the same memory with the same numbers.
 
 Whatever a piece of work takes from Python while it is written down, a learning rate or a draw, stays in it for ever; so what a
 graph would get wrong, a tape gets wrong too.

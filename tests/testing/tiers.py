@@ -14,12 +14,12 @@ def _later(parameters: Any) -> Any:
 
 
 def shared_out(every: Iterable[Any], first: Callable[[Any], bool]) -> list[Any]:
-    """All of them, those marked thorough that `first` refuses."""
+    """Return all parameters, those marked thorough that `first` refuses."""
     return [parameters if first(parameters) else _later(parameters) for parameters in every]
 
 
 def every_nth(every: Iterable[Any], n: int) -> list[Any]:
-    """All of them; the first tier takes one of `n`."""
+    """Return all parameters; the first tier takes one of `n`."""
     return [_later(parameters) if index % n else parameters for index, parameters in enumerate(every)]
 
 

@@ -1,4 +1,4 @@
-"""How often the 95% intervals of matched differences hold the truth, and how often their p are wrong about a zero, by simulation.
+"""Simulated coverage of the 95% intervals of matched differences, and the error rate of their p under no effect.
 
 `python -m tests.testing.simulations.coverage` prints the tables of docs/statistics.md.
 """
@@ -22,11 +22,14 @@ HOLES = 0.1
 
 @dataclass(frozen=True, kw_only=True)
 class Setting:
-    """How differences come about: every run's noise has sd 1; effects differ between configurations by `heterogeneity`,
-    a seed moves all configurations by `shock`, both as standard deviations. `skew` is the skewness of the noise.
-    With `holes`, HOLES of the runs are missing. Of a setting that is not `claimed`, 95% is not promised: intervals are too
-    wide with two seeds, and where seeds do nothing to configurations that all agree, since that cannot be known from so few;
-    and too narrow where differences are skewed."""
+    """Source of differences.
+
+    Every run's noise has sd 1; effects differ between configurations by `heterogeneity`, a seed moves all
+    configurations by `shock`, both as standard deviations. `skew` is the skewness of the noise. With `holes`, HOLES of
+    the runs are missing. 95% is not promised for a setting that is not `claimed`: intervals are too wide with two
+    seeds, and where seeds do nothing to configurations that all agree, since so few cannot show it; they are too narrow
+    where differences are skewed.
+    """
 
     name: str
     seeds: int = 1
@@ -73,8 +76,11 @@ SETTINGS = (
 
 @dataclass(frozen=True, kw_only=True)
 class Covered:
-    """Of a setting: the share of intervals that hold the truth and of p below 5%, now and with every run as a pair of its
-    own: percentile bootstrap, and permutation of signs."""
+    """Coverage of a setting.
+
+    Shares of intervals that hold the truth and of p below 5%: today's method, and with every run as a pair of its own
+    (percentile bootstrap, and permutation of signs).
+    """
 
     now: float
     wrong: float
@@ -125,8 +131,11 @@ def _as_pairs(samples: Sequence[np.ndarray]) -> list[float]:
 
 @dataclass(frozen=True, kw_only=True)
 class Family:
-    """Tests that are corrected together: `members` levels against one reference, whose noise they share (correlation one
-    half), `real` of them with an effect of 1.5 sd."""
+    """Family of tests that are corrected together.
+
+    `members` levels are compared with one reference, whose noise they share (correlation one half); `real` of them have
+    an effect of 1.5 sd.
+    """
 
     name: str
     members: int
@@ -164,8 +173,11 @@ def _any(summed: Sequence[PairedTest]) -> bool:
 
 
 def main(arguments: Sequence[str] | None = None) -> int:
-    """Prints both tables as markdown. 1 where a setting that 95% is claimed for lies outside of BOUNDS by
-    more than two standard errors of the simulation."""
+    """Print both tables as Markdown.
+
+    Returns:
+        1 where a setting that 95% is claimed for lies outside of BOUNDS by more than two standard errors of the simulation, else 0.
+    """
     parser = argparse.ArgumentParser(prog="python -m tests.testing.simulations.coverage", description=__doc__)
     parser.add_argument("--draws", type=int, default=DRAWS, help=f"samples a row (default {DRAWS})")
     parser.add_argument("--seed", type=int, default=0)

@@ -1,4 +1,4 @@
-"""How often looking again after every wave of seeds calls a difference of nothing sure, and what the correction costs, by simulation.
+"""Simulated false positives of looking again after every wave of seeds, and the cost of the correction.
 
 `python -m tests.testing.simulations.looks` prints the tables of docs/designs.md.
 """
@@ -30,8 +30,10 @@ def error(looks: Sequence[int], spending: str | None, *, draws: int, seed: int =
 def stopped(
     looks: Sequence[int], spending: str | None, width: float, *, draws: int, seed: int = 0
 ) -> tuple[float, float]:
-    """How many seeds there are on average when the interval is that narrow or no seed is left, and how often that interval holds the
-    truth."""
+    """Return the mean number of seeds and the coverage of the truth.
+
+    Looking ends when the interval is that narrow or no seed remains.
+    """
     low, high = _intervals(_draws(looks, draws, seed), looks, spending)
     enough = high - low <= width
     enough[:, -1] = True

@@ -35,8 +35,10 @@ Draw = Callable[["Published", np.random.Generator], np.ndarray]
 
 @dataclass(frozen=True)
 class Published:
-    """The published cells as points of their space, [point]: needle accuracy at 64K, GPU-hours of the training, and the
-    validation loss by step."""
+    """Published cells as points of their space, [point].
+
+    Needle accuracy at 64K, GPU-hours of the training, and the validation loss by step.
+    """
 
     space: DesignSpace
     needle: np.ndarray
@@ -45,7 +47,7 @@ class Published:
 
     @property
     def model(self) -> LinearModel:
-        """What a grid estimates that declares the memory effect within a mixer."""
+        """Return the design of a grid that declares the memory effect within a mixer."""
         return LinearModel(self.space, tuple(_terms(self.space)))
 
 
@@ -98,7 +100,10 @@ def third(sweep: Published, random: np.random.Generator) -> np.ndarray:
 
 
 def half(sweep: Published, random: np.random.Generator) -> np.ndarray:
-    """Of every mixer and regularizer one half of the other three axes, I = + or - their product: 60 cells, orthogonal."""
+    """Return one half of the other three axes for every mixer and regularizer.
+
+    I = + or - their product: 60 cells, orthogonal.
+    """
     points = sweep.space.points
     parity = points[:, 2:].sum(axis=1) % 2
     return np.flatnonzero(parity == random.integers(2, size=(3, 5))[points[:, 0], points[:, 1]])
@@ -122,7 +127,7 @@ def _beside(model: LinearModel) -> np.ndarray:
 
 
 def shipped(sweep: Published, random: np.random.Generator) -> np.ndarray:
-    """What `design: {runs: 40}` takes, with the levels of every axis under each other's names."""
+    """Return the cells that `design: {runs: 40}` takes, with the levels of every axis permuted."""
     points = _forty(tuple(sweep.space.axes.items()))
     turned = [random.permutation(len(levels))[points[:, i]] for i, levels in enumerate(sweep.space.axes.values())]
     return np.ravel_multi_index(tuple(turned), [len(levels) for levels in sweep.space.axes.values()])
@@ -146,9 +151,12 @@ METHODS: Mapping[str, Draw] = {
 
 @dataclass(frozen=True)
 class Replayed:
-    """Of the draws of a method, shares: how often the memory effect could be estimated and kept its sign, how often its interval
-    held the value of all cells and left out zero, and how often one with the pooled variance would have held it; the mean width
-    of the interval in points, and the GPU-hours saved."""
+    """Shares over the draws of a method.
+
+    The memory effect could be estimated and kept its sign; its interval held the value of all cells and excluded zero;
+    an interval with the pooled variance would have held it. Also the mean width of the interval in points, and the GPU-
+    hours saved.
+    """
 
     sign: float
     held: float
@@ -191,8 +199,11 @@ def replayed(sweep: Published, draw: Draw, *, draws: int = DRAWS, seed: int = 0)
 
 @dataclass(frozen=True)
 class Pruned:
-    """What is left after a rung: cells, how many of the BEST at retrieval, the best of what is left (share of digits), complete
-    memory pairs, and the rank correlation of that rung's loss with the needle over all cells."""
+    """State after a rung.
+
+    Number of cells, how many of the BEST at retrieval, the best accuracy (share of digits), complete memory pairs, and
+    the rank correlation of that rung's loss with the needle over all cells.
+    """
 
     step: int
     left: int
