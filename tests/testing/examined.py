@@ -73,8 +73,9 @@ def driver(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Callable[..., Non
 
 @pytest.fixture
 def look(monkeypatch: pytest.MonkeyPatch) -> Callable[..., dict[str, Check]]:
-    """Return a function that examines the machine with canned answers and gives the checks by name: look(torch=...,
-    disk=...).
+    """Return a function that examines the machine with the canned answers that it is given.
+
+    It returns the checks by name.
     """
 
     def examine(runs: Path | None = None, db: str | None = None, **answers: Any) -> dict[str, Check]:

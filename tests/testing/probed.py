@@ -58,8 +58,9 @@ def memory_recall(
     layers: tuple[int, ...] = (2, 6),
     rows: int = 3,
 ) -> None:
-    """Record memory recall in which, of n pairs, each head, layer and row holds `share` / n more than the one before;
-    in context up to 4.
+    """Record memory recall, in context up to 4 pairs.
+
+    Of n pairs, each head, layer and row holds `share` / n more than the one before.
     """
     examples, means = [], {}
     for metric, units, numbers in (

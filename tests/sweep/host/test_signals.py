@@ -230,7 +230,7 @@ def test_a_request_that_comes_in_a_callback_comes_again(number: signal.Signals) 
     done = subprocess.run(
         [sys.executable, "-c", textwrap.dedent(code)], capture_output=True, text=True, timeout=PATIENCE_S, check=False
     )
-    kind = "KeyboardInterrupt" if number == signal.SIGINT else "Stop"
+    kind = "KeyboardInterrupt" if number == signal.SIGINT else "StopRequested"
     assert (done.stdout, done.stderr) == (f"{kind} {number.value}\n", "")
 
 
