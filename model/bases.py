@@ -13,12 +13,13 @@ width, R distractors: kernels/shapes.py has all letters.
 from __future__ import annotations
 
 from collections.abc import Callable
-from typing import Any, ClassVar
+from typing import TYPE_CHECKING, Any, ClassVar
 
 import torch
 from torch import Tensor, nn
 
 from ..kernels.shapes import query_block
+from ..renamed import old_names
 from .bounds import MAX_FLOAT
 from .config import Config, Flag, Float, ModelConfig, knob
 from .kv_cache import CacheCapacity
@@ -258,3 +259,7 @@ class Position(Part):
     def forward(self, places_BT: Tensor) -> Tensor:
         """[B, T, D] to add; B may be 1."""
         raise NotImplementedError(f"{type(self).__name__} defines no forward")
+
+
+if not TYPE_CHECKING:
+    __getattr__ = old_names(__name__)

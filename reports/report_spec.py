@@ -5,7 +5,9 @@ from __future__ import annotations
 import importlib
 from collections.abc import Mapping
 from dataclasses import dataclass
-from typing import Any
+from typing import TYPE_CHECKING, Any
+
+from ..renamed import old_names
 
 CURVE_X_COLUMNS = {"tokens": "tokens", "time": "wall_s"}
 """What `against` names -> the column of a curve that is the x axis."""
@@ -40,3 +42,7 @@ class ReportSpec:
     def options(self, wanted: Mapping[str, Any]) -> dict[str, Any]:
         """Those of the wanted options that it takes and that say anything."""
         return {name: value for name, value in wanted.items() if name in self.takes and value}
+
+
+if not TYPE_CHECKING:
+    __getattr__ = old_names(__name__)

@@ -4,7 +4,9 @@ from __future__ import annotations
 
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import replace
+from typing import TYPE_CHECKING
 
+from ..renamed import old_names
 from ..results.metrics import METRICS, Metric
 from ..results.paper import is_published
 from ..results.store.records import CellState, MeasuredValue
@@ -120,3 +122,7 @@ def placeholder_for_cell(data: SweepData, cell: CellState, column: Column, value
     word = placeholder(data.word(cell), value)
     unasked = not data.shows(column.probe) or (column.length > 0 and not data.asks(column.probe, column.length))
     return UNMEASURED if word == "needs-eval" and unasked else word
+
+
+if not TYPE_CHECKING:
+    __getattr__ = old_names(__name__)

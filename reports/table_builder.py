@@ -9,8 +9,9 @@ from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
 from functools import partial
 from itertools import chain
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
+from ..renamed import old_names
 from ..results.console.text import counted
 from ..results.store.records import CellState, CodeAndGpu
 from .best_values import Grid, Place, Rank, ranked, ranking_notes
@@ -344,3 +345,7 @@ def seed_notes(grid: Iterable[Sequence[TableEntry]], n: int) -> list[str]:
     if not any(PLUS_MINUS in one.text for row in grid for one in row):
         told = f"eans over up to {counted(n, 'seed')}"
     return [f"M{told}; (n=k) where only k of them have the number."]
+
+
+if not TYPE_CHECKING:
+    __getattr__ = old_names(__name__)

@@ -6,12 +6,13 @@ B batch, T length, H query heads, J KV heads, G = H / J, X head size, M queries 
 from __future__ import annotations
 
 from collections.abc import Callable
-from typing import NamedTuple
+from typing import TYPE_CHECKING, NamedTuple
 
 import torch
 from torch import Tensor
 from torch.utils.checkpoint import checkpoint
 
+from ...renamed import old_names
 from ..norms import statistics_dtype
 from ..shapes import QUERY_BLOCK, check_qkv, check_window, visible_mask
 
@@ -134,3 +135,7 @@ def _weighted(logits_BHMS: Tensor, v_BJSX: Tensor, heads: int) -> Tensor:
     share = weight_BHMS / torch.where(total_BHM1 > 0, total_BHM1, 1.0)
     groups = share.unflatten(1, (v_BJSX.shape[1], -1))
     return torch.einsum("bjgms,bjsx->bjgmx", groups, v_BJSX).flatten(1, 2)
+
+
+if not TYPE_CHECKING:
+    __getattr__ = old_names(__name__)

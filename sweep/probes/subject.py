@@ -7,7 +7,7 @@ from abc import ABC, abstractmethod
 from collections import defaultdict
 from collections.abc import Callable, Iterable, Iterator, Sequence
 from dataclasses import dataclass
-from typing import Any, ClassVar
+from typing import TYPE_CHECKING, Any, ClassVar
 
 import numpy as np
 import torch
@@ -15,6 +15,7 @@ from torch import Tensor, nn
 
 from ...model.backbone import Backbone
 from ...model.resolve import longest_text
+from ...renamed import old_names
 from ...results.console.text import counted
 from ..config import CellConfig
 from ..data.batches import stream_rows
@@ -239,3 +240,7 @@ def observe_evaluations(parts: Sequence[nn.Module], look: Callable[..., None]) -
 def measure(name: str, subject: Subject, lengths: Iterable[int]) -> Iterator[Result]:
     """What the probe of that name finds at each length, one result a length."""
     yield from bound(name, subject.config).run(subject, lengths)
+
+
+if not TYPE_CHECKING:
+    __getattr__ = old_names(__name__)

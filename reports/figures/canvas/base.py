@@ -9,6 +9,7 @@ from typing import TYPE_CHECKING, Any
 
 import pandas as pd
 
+from ....renamed import old_names
 from ....results.store.records import AXES
 from ....results.store.store import Store
 from ...render.trace import attempts_by_cell, attempts_by_source, shown_beyond
@@ -134,3 +135,7 @@ def training_lengths(store: Store, data: SweepData) -> dict[str, int]:
 def frame_origins(frame: pd.DataFrame) -> list[tuple[str, int | None]]:
     """The (cell, attempt) pairs of a frame, each once."""
     return [(str(c), int(a)) for c, a in frame[["cell", "attempt"]].drop_duplicates().itertuples(index=False)]
+
+
+if not TYPE_CHECKING:
+    __getattr__ = old_names(__name__)

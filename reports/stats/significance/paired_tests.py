@@ -9,10 +9,12 @@ from __future__ import annotations
 import math
 from collections.abc import Hashable, Sequence
 from dataclasses import dataclass
+from typing import TYPE_CHECKING
 
 import numpy as np
 from scipy import special
 
+from ....renamed import old_names
 from .crossed_interval import crossed, student_interval
 from .sign_flip_test import ALPHA as ALPHA
 from .sign_flip_test import CHUNK, DUST, LEAST, MAX_EXACT_N, RANDOM_FLIPS, random_sign_blocks, sign_flip_interval
@@ -283,3 +285,7 @@ def _count(flips: np.ndarray, table: np.ndarray, seen: np.ndarray) -> np.ndarray
         largest = np.maximum.accumulate(sizes[:, ::-1], axis=1)[:, ::-1]
         total += (largest >= seen - DUST * math.sqrt(len(table))).sum(axis=0)
     return total
+
+
+if not TYPE_CHECKING:
+    __getattr__ = old_names(__name__)
