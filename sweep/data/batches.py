@@ -51,15 +51,15 @@ class Batches:
     """Rows up to the end of each shard."""
 
     def __post_init__(self) -> None:
-        counts = [self._rows_of(len(shard)) for shard in self.shards]
+        counts = [self._count_rows(len(shard)) for shard in self.shards]
         object.__setattr__(self, "_ends", np.cumsum(counts))
         if self.rows < 1:
             tokens = sum(map(len, self.shards))
             step = self.rows_per_step * self.seq_len
-            what = f"one step of {step} + 2 in any shard" if self.whole_steps else f"one row of {self.seq_len} + 1"
-            raise DataError(f"the training split has {tokens} tokens, less than {what}")
+            required = f"one step of {step} + 2 in any shard" if self.whole_steps else f"one row of {self.seq_len} + 1"
+            raise DataError(f"the training split has {tokens} tokens, less than {required}")
 
-    def _rows_of(self, tokens: int) -> int:
+    def _count_rows(self, tokens: int) -> int:
         if self.whole_steps:
             return max(0, tokens - 2) // (self.rows_per_step * self.seq_len) * self.rows_per_step
         return max(0, tokens - 1) // self.seq_len
@@ -74,23 +74,23 @@ class Batches:
         epoch, position = divmod(index, self.rows)
         return int(_permutation(self.rows, self.seed, epoch)[position]) if self.shuffle else position
 
-    def _place(self, row: int) -> tuple[int, int]:
+    def _locate_row(self, row: int) -> tuple[int, int]:
         """The shard of a row, and where in it the row begins."""
         shard = int(np.searchsorted(self._ends, row, side="right"))
         return shard, (row - (int(self._ends[shard - 1]) if shard else 0)) * self.seq_len
 
-    def _rows_of_step(self, streams: Sequence[Stream], step: int) -> np.ndarray:
+    def _read_step(self, streams: Sequence[Stream], step: int) -> np.ndarray:
         """The rows of a step out of streams in shards, the last target of each included."""
         first = step * self.rows_per_step
-        places = [self._place(self.row(index)) for index in range(first, first + self.rows_per_step)]
+        locations = [self._locate_row(self.row(index)) for index in range(first, first + self.rows_per_step)]
         if len(streams) == 1:
-            return pieces(streams[0], [start for _, start in places], self.seq_len + 1)
-        return np.concatenate([pieces(streams[shard], [start], self.seq_len + 1) for shard, start in places])
+            return pieces(streams[0], [start for _, start in locations], self.seq_len + 1)
+        return np.concatenate([pieces(streams[shard], [start], self.seq_len + 1) for shard, start in locations])
 
     def step(self, step: int) -> tuple[Tensor, Tensor]:
         """Inputs and targets of one optimizer step, each int64 [rows_per_step, seq_len], on the CPU."""
-        both = torch.from_numpy(self._rows_of_step(self.shards, step).astype(np.int64))
-        return both[:, :-1].contiguous(), both[:, 1:].contiguous()
+        rows = torch.from_numpy(self._read_step(self.shards, step).astype(np.int64))
+        return rows[:, :-1].contiguous(), rows[:, 1:].contiguous()
 
     def marked(self, step: int) -> Tensor | None:
         """Which targets of a step count, bool [rows_per_step, seq_len]; None when all do.
@@ -99,10 +99,10 @@ class Batches:
         """
         if self.marks is None:
             return None
-        found = torch.from_numpy(self._rows_of_step(self.marks, step)[:, 1:].astype(bool))
-        if not found.any():
+        is_marked = torch.from_numpy(self._read_step(self.marks, step)[:, 1:].astype(bool))
+        if not is_marked.any():
             raise DataError(f"step {step} has no marked target: set train.loss_on to all, or raise train.batch_tokens")
-        return found
+        return is_marked
 
 
 class MarkedTargets(NamedTuple):
@@ -127,16 +127,18 @@ class StepBatch(NamedTuple):
 
 def marked_capacity(share: float, targets: int) -> int:
     """Room for the marked among so many targets, if `share` of them are: eight deviations above it, a multiple of 64 or all."""
-    likely = share * targets + 8 * math.sqrt(share * targets)
-    return min(targets, 64 * math.ceil(likely / 64))
+    upper_bound = share * targets + 8 * math.sqrt(share * targets)
+    return min(targets, 64 * math.ceil(upper_bound / 64))
 
 
 class StepPrefetcher:
     """Whole steps on the training device. The next one is read and sent while the device works on the present one."""
 
-    def __init__(self, batches: Batches, device: torch.device, micro_batch: int = 1, room: int | None = None) -> None:
-        """`micro_batch`: rows that go through the network together; `room`: what its marked targets are filled up to, if they are fewer."""
-        self._batches, self._device, self._micro_batch, self._room = batches, device, micro_batch, room
+    def __init__(
+        self, batches: Batches, device: torch.device, micro_batch: int = 1, capacity: int | None = None
+    ) -> None:
+        """`micro_batch`: rows that go through the network together; `capacity`: what its marked targets are filled up to, if they are fewer."""
+        self._batches, self._device, self._micro_batch, self._capacity = batches, device, micro_batch, capacity
         self._ready: tuple[int, StepBatch] | None = None
 
     def take(self, step: int) -> StepBatch:
@@ -144,34 +146,36 @@ class StepPrefetcher:
         if self._ready is None or self._ready[0] != step:
             self.prepare(step)
         assert self._ready is not None
-        taken = self._ready[1]
+        step_batch = self._ready[1]
         self._ready = None
-        return taken
+        return step_batch
 
     def prepare(self, step: int) -> None:
         """Makes a step ready. On CUDA from pinned memory, so that the host need not wait for what is queued before."""
         inputs, targets = self._batches.step(step)
-        found = self._batches.marked(step)
-        marked = None if found is None else self._marked(targets, found)
-        self._ready = step, StepBatch(self._sent(inputs), self._sent(targets), marked)
+        is_marked = self._batches.marked(step)
+        marked = None if is_marked is None else self._collect_marked(targets, is_marked)
+        self._ready = step, StepBatch(self._to_device(inputs), self._to_device(targets), marked)
 
-    def _marked(self, targets_RT: Tensor, found_RT: Tensor) -> list[MarkedTargets]:
+    def _collect_marked(self, targets_RT: Tensor, is_marked_RT: Tensor) -> list[MarkedTargets]:
         """Looked for on the CPU, since the device would have to be waited for."""
-        parts = list(zip(targets_RT.split(self._micro_batch), found_RT.split(self._micro_batch), strict=True))
-        share = self._sent(torch.tensor(len(parts) / int(found_RT.sum()), dtype=torch.float64))
+        micro_batches = list(
+            zip(targets_RT.split(self._micro_batch), is_marked_RT.split(self._micro_batch), strict=True)
+        )
+        share = self._to_device(torch.tensor(len(micro_batches) / int(is_marked_RT.sum()), dtype=torch.float64))
         marked = []
-        for part, where in parts:
-            places_M = where.flatten().nonzero().squeeze(1)
-            targets_M = part.flatten()[places_M]
-            spare = 0 if self._room is None else max(0, self._room - len(places_M))
-            places_M, targets_M = (
-                torch.cat([places_M, torch.arange(spare) % part.numel()]),
-                torch.cat([targets_M, torch.full((spare,), -1)]),
+        for part_targets, part_marks in micro_batches:
+            indices_M = part_marks.flatten().nonzero().squeeze(1)
+            targets_M = part_targets.flatten()[indices_M]
+            padding = 0 if self._capacity is None else max(0, self._capacity - len(indices_M))
+            indices_M, targets_M = (
+                torch.cat([indices_M, torch.arange(padding) % part_targets.numel()]),
+                torch.cat([targets_M, torch.full((padding,), -1)]),
             )
-            marked.append(MarkedTargets(self._sent(places_M), self._sent(targets_M), share))
+            marked.append(MarkedTargets(self._to_device(indices_M), self._to_device(targets_M), share))
         return marked
 
-    def _sent(self, tensor: Tensor) -> Tensor:
+    def _to_device(self, tensor: Tensor) -> Tensor:
         return tensor.pin_memory().to(self._device, non_blocking=True) if self._device.type == "cuda" else tensor
 
 

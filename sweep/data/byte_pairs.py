@@ -18,16 +18,16 @@ def byte_pairs(texts: Iterable[str], size: int, *, single_digits: bool = False) 
     """
     from tokenizers import Tokenizer, decoders, models, pre_tokenizers, trainers
 
-    made = Tokenizer(models.BPE())
-    words = pre_tokenizers.ByteLevel(add_prefix_space=False)
-    apart = [pre_tokenizers.Digits(individual_digits=True)] if single_digits else []
-    made.pre_tokenizer = pre_tokenizers.Sequence([*apart, words]) if apart else words
-    made.decoder = decoders.ByteLevel()
+    tokenizer = Tokenizer(models.BPE())
+    byte_level = pre_tokenizers.ByteLevel(add_prefix_space=False)
+    digit_splitters = [pre_tokenizers.Digits(individual_digits=True)] if single_digits else []
+    tokenizer.pre_tokenizer = pre_tokenizers.Sequence([*digit_splitters, byte_level]) if digit_splitters else byte_level
+    tokenizer.decoder = decoders.ByteLevel()
     trainer = trainers.BpeTrainer(
         vocab_size=size, special_tokens=[END], show_progress=False,
         initial_alphabet=sorted(pre_tokenizers.ByteLevel.alphabet()),
     )  # fmt: skip
     # half a surrogate pair, which JSON may hold, has no bytes
-    whole = (text.encode(errors="replace").decode() for text in texts)
-    made.train_from_iterator(whole, trainer)
-    return made
+    encodable_texts = (text.encode(errors="replace").decode() for text in texts)
+    tokenizer.train_from_iterator(encodable_texts, trainer)
+    return tokenizer

@@ -50,23 +50,23 @@ class Rows(ABC):
     def pieces(self, starts: np.ndarray, count: int) -> np.ndarray:
         """`count` tokens from each of these places (int64 [n]): uint16 [n, count]."""
         numbers, offsets = np.divmod(starts, self.length)
-        over = int(offsets.max(initial=0)) + count
-        whole, more = divmod(over, self.length)
+        span = int(offsets.max(initial=0)) + count
+        full_rows, remainder = divmod(span, self.length)
         # of a row that is only touched, as by the last target of the one before it, the token is known
-        known = more == 1 and not offsets.any()
-        deep = whole if known else whole + (more > 0)
-        asked = (numbers[:, None] + np.arange(deep)).ravel()
-        found = self.made(asked).reshape(len(starts), deep * self.length)
-        if known:
+        next_is_first = remainder == 1 and not offsets.any()
+        rows_per_piece = full_rows if next_is_first else full_rows + (remainder > 0)
+        row_numbers = (numbers[:, None] + np.arange(rows_per_piece)).ravel()
+        tokens = self.made(row_numbers).reshape(len(starts), rows_per_piece * self.length)
+        if next_is_first:
             end = np.full((len(starts), 1), self.first, dtype=self.dtype)
-            return np.concatenate([found, end], 1)
-        return np.take_along_axis(found, offsets[:, None] + np.arange(count), 1)
+            return np.concatenate([tokens, end], 1)
+        return np.take_along_axis(tokens, offsets[:, None] + np.arange(count), 1)
 
 
 class RandomRows(Rows):
     """Rows made of `draws` random numbers each; corpus, seed and split name the Philox key, the number of a row its counter."""
 
-    TOGETHER: ClassVar[int] = 1 << 21
+    NUMBERS_AT_ONCE: ClassVar[int] = 1 << 21
     """Numbers that are worked out at a time, which bounds memory."""
 
     def __init__(self, rows: int, length: int, *, corpus: str, seed: int, split: str, draws: int) -> None:
@@ -77,22 +77,22 @@ class RandomRows(Rows):
         self._blocks = -(-draws // 4)  # a Philox block is four numbers
 
     def made(self, numbers: np.ndarray) -> np.ndarray:
-        found = np.empty((len(numbers), self.length), dtype=self.dtype)
-        together = max(1, self.TOGETHER // self._draws)
-        for start in range(0, len(numbers), together):
-            part = slice(start, start + together)
-            self.fill(found[part], self._raw(numbers[part]))
-        return found
+        rows = np.empty((len(numbers), self.length), dtype=self.dtype)
+        rows_at_once = max(1, self.NUMBERS_AT_ONCE // self._draws)
+        for start in range(0, len(numbers), rows_at_once):
+            part = slice(start, start + rows_at_once)
+            self.fill(rows[part], self._draw_numbers(numbers[part]))
+        return rows
 
     @abstractmethod
     def fill(self, rows: np.ndarray, raw: np.ndarray) -> None:
         """Writes the rows, uint16 [n, length], that follow from their numbers, uint64 [n, draws]."""
 
-    def _raw(self, numbers: np.ndarray) -> np.ndarray:
+    def _draw_numbers(self, numbers: np.ndarray) -> np.ndarray:
         """uint64 [n, draws]."""
-        found = np.empty((len(numbers), 4 * self._blocks), dtype=np.uint64)
+        draws = np.empty((len(numbers), 4 * self._blocks), dtype=np.uint64)
         if not len(numbers):
-            return found[:, : self._draws]
+            return draws[:, : self._draws]
         bits = np.random.Philox(key=self._key)
         state: Any = bits.state
         # runs of one row after the other need one jump
@@ -101,21 +101,21 @@ class RandomRows(Rows):
             counter = int(numbers[start]) * self._blocks
             state["state"]["counter"][:] = (counter, 0, 0, 0)
             bits.state = state
-            found[start:end] = bits.random_raw(4 * self._blocks * int(end - start)).reshape(end - start, -1)
-        return found[:, : self._draws]
+            draws[start:end] = bits.random_raw(4 * self._blocks * int(end - start)).reshape(end - start, -1)
+        return draws[:, : self._draws]
 
 
 class ComputedMarks(Rows):
-    """1 at the tokens of rows that count as targets, 0 elsewhere, as `which` tells of whole rows."""
+    """1 at the tokens of rows that count as targets, 0 elsewhere, as `mark_rows` tells of whole rows."""
 
     first = 0
 
-    def __init__(self, of: Rows, which: Callable[[np.ndarray], np.ndarray]) -> None:
-        super().__init__(of.rows, of.length)
-        self._of, self._which = of, which
+    def __init__(self, rows: Rows, mark_rows: Callable[[np.ndarray], np.ndarray]) -> None:
+        super().__init__(rows.rows, rows.length)
+        self._rows, self._mark_rows = rows, mark_rows
 
     def made(self, numbers: np.ndarray) -> np.ndarray:
-        return self._which(self._of.made(numbers))
+        return self._mark_rows(self._rows.made(numbers))
 
 
 def to_uniform(raw: np.ndarray) -> np.ndarray:
@@ -158,5 +158,5 @@ def pieces(stream: Stream, starts: Sequence[int], count: int) -> np.ndarray:
     """`count` tokens from each of these places of a stream: [n, count]."""
     if isinstance(stream, Rows):
         return stream.pieces(np.asarray(starts, dtype=np.int64), count)
-    found: np.ndarray[Any, Any] = np.stack([stream[start : start + count] for start in starts])
-    return found
+    result: np.ndarray[Any, Any] = np.stack([stream[start : start + count] for start in starts])
+    return result

@@ -24,7 +24,7 @@ from . import computed
 from . import tokenizer as tokenizers
 from .computed_rows import Stream, Streams
 from .registry import CORPORA, every_kind
-from .shards import PIECE, ShardError, facts, open_shard
+from .shards import CHUNK_TOKENS, ShardError, open_shard, read_shard_facts
 from .sources import CorpusError, DocumentSource, FileSource
 from .tokenizer import Tokenizer
 
@@ -38,7 +38,7 @@ UNMARKED = (
     "it marks no tokens, but train.loss_on is marked; set that to all, or give each shard NAME.bin a NAME.marks.bin"
 )
 
-_AGAIN = "remove {folder} and prepare the corpus again"
+_PREPARE_AGAIN = "remove {folder} and prepare the corpus again"
 
 
 class CorpusUnknown(CorpusError):
@@ -115,31 +115,31 @@ def source_of(data: DataConfig) -> DocumentSource | None:
     return None if kind.ready or kind.tokenizer else kind.source(data)
 
 
-def _trained_on(heldout: str, data: DataConfig) -> bool:
+def _is_training_text(heldout: str, data: DataConfig) -> bool:
     if heldout == data.corpus:
         return True
     if data.path is None or CORPORA.load(data.corpus).ready or heldout in CORPORA:
         return False
-    one, other = Path(data.path).resolve(), Path(heldout).resolve()
-    return one.is_relative_to(other) or other.is_relative_to(one)
+    trained_path, heldout_path = Path(data.path).resolve(), Path(heldout).resolve()
+    return trained_path.is_relative_to(heldout_path) or heldout_path.is_relative_to(trained_path)
 
 
 def heldout_source(data: DataConfig) -> DocumentSource | None:
     """The long documents, when another corpus lends them. Raises CorpusError for one that cannot."""
     if data.heldout is None:
         return None
-    if _trained_on(data.heldout, data):
+    if _is_training_text(data.heldout, data):
         raise CorpusError(
             f"data.heldout: {data.heldout} is what is trained on; name other text, or leave it out to hold some of it back"
         )
-    lent = CORPORA.load(data.heldout).lent() if data.heldout in CORPORA else None
-    if lent is not None:
-        return lent
+    source = CORPORA.load(data.heldout).lent() if data.heldout in CORPORA else None
+    if source is not None:
+        return source
     if not os.path.exists(data.heldout):  # False, too, for what is no path at all, such as a name that is too long
-        lenders = ", ".join(name for name, kind in every_kind().items() if kind.lent() is not None)
+        long_corpora = ", ".join(name for name, kind in every_kind().items() if kind.lent() is not None)
         raise CorpusError(
             f"data.heldout: {data.heldout} is neither a file or folder nor one of the corpora that lend long documents: "
-            f"{lenders}"
+            f"{long_corpora}"
         )
     return FileSource(Path(data.heldout), "data.heldout")
 
@@ -190,9 +190,9 @@ def is_divided(corpus: Corpus) -> bool:
     )
 
 
-def request_id(asked: dict[str, Any]) -> str:
+def request_id(corpus_request: dict[str, Any]) -> str:
     """Names the request's file."""
-    return hashlib.sha256(json.dumps(asked, sort_keys=True).encode()).hexdigest()[:16]
+    return hashlib.sha256(json.dumps(corpus_request, sort_keys=True).encode()).hexdigest()[:16]
 
 
 def provisional_fingerprint(data: DataConfig) -> str:
@@ -210,7 +210,7 @@ def find(data: DataConfig, root: Path) -> str | None:
     not the one a named corpus was prepared with.
     """
     if data.corpus not in CORPORA:
-        return _named(data, root)
+        return _fingerprint_of_name(data, root)
     current = request(data)
     fingerprint = _fingerprint_of_request(current, root)
     if fingerprint is None and data.validation_tokens is None and data.heldout_documents is None:
@@ -220,16 +220,16 @@ def find(data: DataConfig, root: Path) -> str | None:
     return fingerprint
 
 
-def _fingerprint_of_request(value: dict[str, Any], root: Path) -> str | None:
-    return _pointer(root / "requests" / f"{request_id(value)}.json", root)
+def _fingerprint_of_request(corpus_request: dict[str, Any], root: Path) -> str | None:
+    return _read_pointer(root / "requests" / f"{request_id(corpus_request)}.json", root)
 
 
-def _pointer(path: Path, root: Path) -> str | None:
+def _read_pointer(path: Path, root: Path) -> str | None:
     try:
-        found = str(json.loads(path.read_text())["fingerprint"])
+        fingerprint = str(json.loads(path.read_text())["fingerprint"])
     except (OSError, ValueError, KeyError):
         return None
-    return found if is_prepared(found, root) else None
+    return fingerprint if is_prepared(fingerprint, root) else None
 
 
 def is_prepared(fingerprint: str, root: Path) -> bool:
@@ -237,16 +237,18 @@ def is_prepared(fingerprint: str, root: Path) -> bool:
     return (root / fingerprint[:16] / "manifest.json").is_file()
 
 
-def _named(data: DataConfig, root: Path) -> str:
-    found = _pointer(root / "names" / f"{data.corpus}.json", root) if is_valid_name(data.corpus) else None
-    if found is None:
-        raise CorpusUnknown(data.corpus, [*CORPORA, *names(root)])
-    have, asked = manifest(root / found[:16])["tokenizer"], data.tokenizer
-    if asked == "json" == have.split(":")[0]:
-        asked = tokenizers.load_tokenizer("json", data.tokenizer_file, data.end_of_text).name
-    if have != asked and have.split(":")[0] != asked:
-        raise CorpusError(f"corpus {data.corpus!r} was prepared with tokenizer {have}, but the grid asks for {asked}")
-    return found
+def _fingerprint_of_name(data: DataConfig, root: Path) -> str:
+    fingerprint = _read_pointer(root / "names" / f"{data.corpus}.json", root) if is_valid_name(data.corpus) else None
+    if fingerprint is None:
+        raise CorpusUnknown(data.corpus, [*CORPORA, *named_fingerprints(root)])
+    prepared_tokenizer, requested_tokenizer = manifest(root / fingerprint[:16])["tokenizer"], data.tokenizer
+    if requested_tokenizer == "json" == prepared_tokenizer.split(":")[0]:
+        requested_tokenizer = tokenizers.load_tokenizer("json", data.tokenizer_file, data.end_of_text).name
+    if prepared_tokenizer != requested_tokenizer and prepared_tokenizer.split(":")[0] != requested_tokenizer:
+        raise CorpusError(
+            f"corpus {data.corpus!r} was prepared with tokenizer {prepared_tokenizer}, but the grid asks for {requested_tokenizer}"
+        )
+    return fingerprint
 
 
 @dataclass(frozen=True)
@@ -269,16 +271,23 @@ class PreparedCorpus:
 
 def prepared(name: str, root: Path) -> PreparedCorpus | None:
     """The corpus that was prepared under that name; None when none was. Raises CorpusError for a damaged manifest."""
-    found = _pointer(root / "names" / f"{name}.json", root) if is_valid_name(name) else None
-    if found is None:
+    fingerprint = _read_pointer(root / "names" / f"{name}.json", root) if is_valid_name(name) else None
+    if fingerprint is None:
         return None
-    folder = root / found[:16]
-    known = manifest(folder)
-    made = known["tokenizer_file"]
-    file = str(folder / made["file"]) if made["file"] else None
-    marked = "train_marks" in known["shards"]
+    folder = root / fingerprint[:16]
+    facts = manifest(folder)
+    tokenizer_facts = facts["tokenizer_file"]
+    tokenizer_file = str(folder / tokenizer_facts["file"]) if tokenizer_facts["file"] else None
+    marked = "train_marks" in facts["shards"]
     return PreparedCorpus(
-        name, found, known["tokenizer"], made["kind"], file, made["end_of_text"], made["vocabulary"], marked
+        name,
+        fingerprint,
+        facts["tokenizer"],
+        tokenizer_facts["kind"],
+        tokenizer_file,
+        tokenizer_facts["end_of_text"],
+        tokenizer_facts["vocabulary"],
+        marked,
     )
 
 
@@ -291,13 +300,13 @@ def with_own_tokens(name: str) -> PreparedCorpus | None:
     return PreparedCorpus(name, "", kind.tokenizer, kind.tokenizer, None, None, vocabulary, kind.may_mark)
 
 
-def names(root: Path) -> dict[str, str]:
+def named_fingerprints(root: Path) -> dict[str, str]:
     """Name -> fingerprint of what was prepared under a name."""
-    found = {path.stem: _pointer(path, root) for path in sorted((root / "names").glob("*.json"))}
-    return {name: fingerprint for name, fingerprint in found.items() if fingerprint}
+    fingerprints = {path.stem: _read_pointer(path, root) for path in sorted((root / "names").glob("*.json"))}
+    return {name: fingerprint for name, fingerprint in fingerprints.items() if fingerprint}
 
 
-def point(root: Path, kind: str, name: str, fingerprint: str, **more: Any) -> None:
+def write_pointer(root: Path, kind: str, name: str, fingerprint: str, **more: Any) -> None:
     """Remembers that a request or a name means that fingerprint."""
     folder = root / kind
     folder.mkdir(parents=True, exist_ok=True)
@@ -306,90 +315,92 @@ def point(root: Path, kind: str, name: str, fingerprint: str, **more: Any) -> No
 
 def write_json(path: Path, value: Any) -> None:
     """Writes a JSON file, complete or not at all."""
-    aside = path.with_name(f".{path.name}.{os.getpid()}.part")
-    aside.write_text(json.dumps(value, indent=1))
-    os.replace(aside, path)
+    temporary = path.with_name(f".{path.name}.{os.getpid()}.part")
+    temporary.write_text(json.dumps(value, indent=1))
+    os.replace(temporary, path)
 
 
 # --- a prepared corpus --------------------------------------------------------------------------------------------
 
 
-def fingerprint_of(facts_: dict[str, Any]) -> str:
+def fingerprint_of(facts: dict[str, Any]) -> str:
     """SHA-256 (hex) over the hashes of every split, the held-out documents' names and ends, and the tokenizer's name.
 
     Marks count where there are any. Borders between shards count, because no row of training crosses one. Of rows that are
     worked out their settings count, and the hashes of the first ones.
     """
-    kept = {name: facts_[name] for name in ("layout", "tokenizer", "heldout_names", "heldout_ends")}
-    if computed.KEY in facts_:
-        kept[computed.KEY] = facts_[computed.KEY]
-        return hashlib.sha256(json.dumps(kept, sort_keys=True).encode()).hexdigest()
-    for split in ("train", "validation", "heldout", *(name for name in MARK_SPLITS if name in facts_["shards"])):
-        hashes = [shard["sha256"] for shard in facts_["shards"][split]]
-        kept[split] = hashes[0] if len(hashes) == 1 else hashes
-    return hashlib.sha256(json.dumps(kept, sort_keys=True).encode()).hexdigest()
+    hashed = {name: facts[name] for name in ("layout", "tokenizer", "heldout_names", "heldout_ends")}
+    if computed.KEY in facts:
+        hashed[computed.KEY] = facts[computed.KEY]
+        return hashlib.sha256(json.dumps(hashed, sort_keys=True).encode()).hexdigest()
+    for split in ("train", "validation", "heldout", *(name for name in MARK_SPLITS if name in facts["shards"])):
+        hashes = [shard["sha256"] for shard in facts["shards"][split]]
+        hashed[split] = hashes[0] if len(hashes) == 1 else hashes
+    return hashlib.sha256(json.dumps(hashed, sort_keys=True).encode()).hexdigest()
 
 
-def sealed(facts_: dict[str, Any]) -> dict[str, Any]:
-    """The facts with the hash over all of them, as `manifest` wants to find it."""
-    kept = {name: value for name, value in facts_.items() if name != "manifest_sha256"}
-    return kept | {"manifest_sha256": hashlib.sha256(json.dumps(kept, sort_keys=True).encode()).hexdigest()}
+def sealed(facts: dict[str, Any]) -> dict[str, Any]:
+    """The facts with the hash over all of them, as `read_manifest` wants to find it."""
+    unsealed = {name: value for name, value in facts.items() if name != "manifest_sha256"}
+    return unsealed | {"manifest_sha256": hashlib.sha256(json.dumps(unsealed, sort_keys=True).encode()).hexdigest()}
 
 
 def manifest(folder: Path) -> dict[str, Any]:
     """The facts of a prepared corpus. Raises CorpusError when there is none, or it is not as it was written."""
     path = folder / "manifest.json"
     try:
-        found: dict[str, Any] = json.loads(path.read_text())
-        intact = found == sealed(found)
+        facts: dict[str, Any] = json.loads(path.read_text())
+        is_intact = facts == sealed(facts)
     except OSError as error:
         raise CorpusError(f"no prepared corpus in {folder}; prepare it again, or launch the grid again") from error
     except (ValueError, AttributeError, RecursionError):
-        intact = False
-    if not intact:
-        raise CorpusError(f"{path}: damaged or of another version; {_AGAIN.format(folder=folder)}")
-    return found
+        is_intact = False
+    if not is_intact:
+        raise CorpusError(f"{path}: damaged or of another version; {_PREPARE_AGAIN.format(folder=folder)}")
+    return facts
 
 
 def open_corpus(root: Path, fingerprint: str) -> Corpus:
     """Opens a prepared corpus. Raises CorpusError or ShardError when it is missing or damaged."""
     folder = root / fingerprint[:16]
-    known = manifest(folder)
-    if known["fingerprint"] != fingerprint:
+    facts = manifest(folder)
+    if facts["fingerprint"] != fingerprint:
         raise CorpusError(
-            f"{folder} holds corpus {known['fingerprint'][:12]}, not {fingerprint[:12]}; {_AGAIN.format(folder=folder)}"
+            f"{folder} holds corpus {facts['fingerprint'][:12]}, not {fingerprint[:12]}; {_PREPARE_AGAIN.format(folder=folder)}"
         )
-    if fingerprint_of(known) != fingerprint:
+    if fingerprint_of(facts) != fingerprint:
         raise CorpusError(
-            f"{folder}: the fingerprint does not follow from the manifest; {_AGAIN.format(folder=folder)}"
+            f"{folder}: the fingerprint does not follow from the manifest; {_PREPARE_AGAIN.format(folder=folder)}"
         )
-    about = {
+    common = {
         "fingerprint": fingerprint,
-        "tokenizer": known["tokenizer"],
+        "tokenizer": facts["tokenizer"],
         "folder": folder,
-        "tokenizer_facts": known["tokenizer_file"],
+        "tokenizer_facts": facts["tokenizer_file"],
     }
-    if computed.KEY in known:
-        return _computed(computed.opened(known), about)
-    splits = {split: [_shard(folder, shard) for shard in shards] for split, shards in known["shards"].items()}
+    if computed.KEY in facts:
+        return _computed_corpus(computed.open_streams(facts), common)
+    splits = {
+        split: [_open_checked_shard(folder, shard) for shard in shards] for split, shards in facts["shards"].items()
+    }
     return Corpus(
-        **about,
+        **common,
         train=splits["train"],
-        validation=_joined(splits["validation"]),
-        heldout=cut(_joined(splits["heldout"]), known["heldout_ends"]),
-        heldout_names=known["heldout_names"],
-        unigram_entropy=known["unigram_entropy"],
-        bigram_entropy=known["bigram_entropy"],
-        largest=max(shard["largest"] for shards in known["shards"].values() for shard in shards),
+        validation=_join_shards(splits["validation"]),
+        heldout=split_documents(_join_shards(splits["heldout"]), facts["heldout_ends"]),
+        heldout_names=facts["heldout_names"],
+        unigram_entropy=facts["unigram_entropy"],
+        bigram_entropy=facts["bigram_entropy"],
+        largest=max(shard["largest"] for shards in facts["shards"].values() for shard in shards),
         train_marks=splits.get("train_marks"),
-        validation_marks=_joined(splits["validation_marks"]) if "validation_marks" in splits else None,
+        validation_marks=_join_shards(splits["validation_marks"]) if "validation_marks" in splits else None,
     )
 
 
-def _computed(streams: Streams, about: dict[str, Any]) -> Corpus:
+def _computed_corpus(streams: Streams, common: dict[str, Any]) -> Corpus:
     """A corpus whose rows are worked out; it has no long documents."""
     return Corpus(
-        **about,
+        **common,
         train=[streams.train],
         validation=streams.validation,
         heldout=[],
@@ -410,45 +421,47 @@ def verified(root: Path, fingerprint: str) -> Corpus:
     Reading 100M tokens takes a tenth of a second, and is done once: `checked/` remembers the state of the files that
     were read, by what no copy and no other write has (inode and time of change).
     """
-    found = open_corpus(root, fingerprint)
+    corpus = open_corpus(root, fingerprint)
     folder, note = root / fingerprint[:16], root / "checked" / f"{fingerprint[:16]}.json"
-    now = _states(folder)
+    states = _file_states(folder)
     with contextlib.suppress(OSError, ValueError):
-        if json.loads(note.read_text()) == now:
-            return found
-    wrong = verify(folder)
-    if wrong:
-        raise CorpusError(wrong[0])
+        if json.loads(note.read_text()) == states:
+            return corpus
+    problems = verify(folder)
+    if problems:
+        raise CorpusError(problems[0])
     with contextlib.suppress(OSError):  # a folder that cannot be written is read each time
         note.parent.mkdir(exist_ok=True)
-        write_json(note, now)
-    return found
+        write_json(note, states)
+    return corpus
 
 
-def _states(folder: Path) -> dict[str, list[int]]:
+def _file_states(folder: Path) -> dict[str, list[int]]:
     """Of every file of a prepared corpus, by name: size, inode, and the times of its last write and change."""
-    found = {path.name: path.stat() for path in sorted(folder.iterdir()) if path.is_file()}
-    return {name: [state.st_size, state.st_ino, state.st_mtime_ns, state.st_ctime_ns] for name, state in found.items()}
+    statuses = {path.name: path.stat() for path in sorted(folder.iterdir()) if path.is_file()}
+    return {
+        name: [state.st_size, state.st_ino, state.st_mtime_ns, state.st_ctime_ns] for name, state in statuses.items()
+    }
 
 
-def _shard(folder: Path, shard: dict[str, Any]) -> np.ndarray:
-    again = _AGAIN.format(folder=folder)
+def _open_checked_shard(folder: Path, shard: dict[str, Any]) -> np.ndarray:
+    advice = _PREPARE_AGAIN.format(folder=folder)
     try:
         tokens = open_shard(folder / shard["file"])
     except ShardError as error:
-        raise ShardError(f"{error}; {again}") from error
+        raise ShardError(f"{error}; {advice}") from error
     if len(tokens) != shard["tokens"]:
         raise ShardError(
-            f"{folder / shard['file']}: {len(tokens)} tokens, not the {shard['tokens']} that were prepared; {again}"
+            f"{folder / shard['file']}: {len(tokens)} tokens, not the {shard['tokens']} that were prepared; {advice}"
         )
     return tokens
 
 
-def _joined(parts: list[np.ndarray]) -> np.ndarray:
+def _join_shards(parts: list[np.ndarray]) -> np.ndarray:
     return parts[0] if len(parts) == 1 else np.concatenate(parts)
 
 
-def cut(tokens: np.ndarray, ends: Sequence[int]) -> list[np.ndarray]:
+def split_documents(tokens: np.ndarray, ends: Sequence[int]) -> list[np.ndarray]:
     """A stream as the documents that end there."""
     return [tokens[start:end] for start, end in zip([0, *ends], ends, strict=False)]
 
@@ -456,68 +469,68 @@ def cut(tokens: np.ndarray, ends: Sequence[int]) -> list[np.ndarray]:
 def verify(folder: Path) -> list[str]:
     """Reads every token again and compares with the manifest; one line for each thing that differs."""
     try:
-        known = manifest(folder)
+        recorded = manifest(folder)
     except CorpusError as error:
         return [str(error)]
-    wrong = computed.differences(known, folder) if computed.KEY in known else []
-    for shards in known["shards"].values():
+    problems = computed.differences(recorded, folder) if computed.KEY in recorded else []
+    for shards in recorded["shards"].values():
         for shard in shards:
             try:
-                found = asdict(facts(folder / shard["file"]))
+                current = asdict(read_shard_facts(folder / shard["file"]))
             except ShardError as error:
-                wrong.append(str(error))
+                problems.append(str(error))
                 continue
-            wrong += [
-                f"{folder / shard['file']}: {name} is {found[name]}, the manifest says {shard[name]}"
+            problems += [
+                f"{folder / shard['file']}: {name} is {current[name]}, the manifest says {shard[name]}"
                 for name in ("tokens", "sha256", "largest")
-                if found[name] != shard[name]
+                if current[name] != shard[name]
             ]
-    tokenizer = known["tokenizer_file"]
-    if not tokenizers.intact(tokenizer, folder):
-        wrong.append(f"{folder / tokenizer['file']}: {tokenizers.CHANGED}")
-    if fingerprint_of(known) != known["fingerprint"] or folder.name != known["fingerprint"][:16]:
-        wrong.append(f"{folder}: the fingerprint does not follow from the manifest")
-    return [f"{line}; {_AGAIN.format(folder=folder)}" for line in wrong]
+    tokenizer = recorded["tokenizer_file"]
+    if not tokenizers.is_unchanged(tokenizer, folder):
+        problems.append(f"{folder / tokenizer['file']}: {tokenizers.CHANGED}")
+    if fingerprint_of(recorded) != recorded["fingerprint"] or folder.name != recorded["fingerprint"][:16]:
+        problems.append(f"{folder}: the fingerprint does not follow from the manifest")
+    return [f"{line}; {_PREPARE_AGAIN.format(folder=folder)}" for line in problems]
 
 
 def folders(root: Path) -> list[Path]:
     """The folders of what is prepared under `root`, oldest first."""
-    found = [path for path in root.glob("*/manifest.json") if path.parent.suffix != ".part"]
-    return [path.parent for path in sorted(found, key=lambda path: path.stat().st_mtime)]
+    manifests = [path for path in root.glob("*/manifest.json") if path.parent.suffix != ".part"]
+    return [path.parent for path in sorted(manifests, key=lambda path: path.stat().st_mtime)]
 
 
 def listing(root: Path, only: Sequence[str] | None = None) -> list[dict[str, Any]]:
     """One row for each corpus prepared under `root`: names, request, tokens by split, fingerprint, folder, bytes.
 
-    `only` are the fingerprints that are wanted. Raises CorpusError for a damaged manifest.
+    `fingerprints` are the fingerprints that are wanted. Raises CorpusError for a damaged manifest.
     """
-    called: dict[str, list[str]] = {}
-    for name, fingerprint in names(root).items():
-        called.setdefault(fingerprint, []).append(name)
+    names_by_fingerprint: dict[str, list[str]] = {}
+    for name, fingerprint in named_fingerprints(root).items():
+        names_by_fingerprint.setdefault(fingerprint, []).append(name)
     rows = []
     for folder in folders(root):
         if only is not None and folder.name not in {fingerprint[:16] for fingerprint in only}:
             continue
-        known = manifest(folder)
-        tokens = computed.tokens(known) | {
+        facts = manifest(folder)
+        tokens = computed.split_tokens(facts) | {
             split: sum(shard["tokens"] for shard in shards)
-            for split, shards in known["shards"].items()
+            for split, shards in facts["shards"].items()
             if split not in MARK_SPLITS
         }
         rows.append(
             {
-                "names": called.get(known["fingerprint"], []),
-                "corpus": known["request"]["corpus"],
-                "path": known["request"]["path"],
-                "heldout": known["request"]["heldout"],
-                "tokenizer": known["tokenizer"],
+                "names": names_by_fingerprint.get(facts["fingerprint"], []),
+                "corpus": facts["request"]["corpus"],
+                "path": facts["request"]["path"],
+                "heldout": facts["request"]["heldout"],
+                "tokenizer": facts["tokenizer"],
                 **{f"{split}_tokens": count for split, count in tokens.items()},
-                "heldout_documents": len(known["heldout_ends"]),
-                "fingerprint": known["fingerprint"],
+                "heldout_documents": len(facts["heldout_ends"]),
+                "fingerprint": facts["fingerprint"],
                 "folder": str(folder),
                 # shards of others are links, which may lead nowhere by now
                 "bytes": sum(file.stat().st_size for file in folder.iterdir() if file.exists()),
-                "prepared_at": known["prepared_at"],
+                "prepared_at": facts["prepared_at"],
             }
         )
     return rows
@@ -529,22 +542,24 @@ def choose(root: Path, word: str) -> list[Path]:
     That is a name, else a corpus in the list's words (`stdlib`, `files`: every one that is prepared, with whichever
     tokenizer), else the beginning of a fingerprint. Raises CorpusError.
     """
-    known = names(root)
-    fingerprint = known.get(word)
+    fingerprints = named_fingerprints(root)
+    fingerprint = fingerprints.get(word)
     if fingerprint:
         return [root / fingerprint[:16]]
-    here = folders(root)
-    kinds = {folder: _prepared_from(folder) for folder in here}
-    if word in (*CORPORA, *kinds.values()) and (found := [one for one, kind in kinds.items() if kind in (word, None)]):
-        return found
-    fits = [folder for folder in here if folder.name.startswith(word[:16])]
-    if len(fits) != 1 or (len(word) > 16 and not manifest(fits[0])["fingerprint"].startswith(word)):
-        what = "more than one corpus" if len(fits) > 1 else "no corpus"
-        raise CorpusError(f"{what} {word!r} is prepared in {root}; atma-sweep data list shows them")
-    return fits
+    prepared_folders = folders(root)
+    corpus_by_folder = {folder: _read_corpus_name(folder) for folder in prepared_folders}
+    if word in (*CORPORA, *corpus_by_folder.values()) and (
+        of_kind := [folder for folder, kind in corpus_by_folder.items() if kind in (word, None)]
+    ):
+        return of_kind
+    matches = [folder for folder in prepared_folders if folder.name.startswith(word[:16])]
+    if len(matches) != 1 or (len(word) > 16 and not manifest(matches[0])["fingerprint"].startswith(word)):
+        count_text = "more than one corpus" if len(matches) > 1 else "no corpus"
+        raise CorpusError(f"{count_text} {word!r} is prepared in {root}; atma-sweep data list shows them")
+    return matches
 
 
-def _prepared_from(folder: Path) -> str | None:
+def _read_corpus_name(folder: Path) -> str | None:
     """The corpus that a folder was prepared from; None where its manifest cannot say so, which is for `verify` to tell."""
     try:
         return str(json.loads((folder / "manifest.json").read_text())["request"]["corpus"])
@@ -565,9 +580,9 @@ def entropies(shards: Sequence[np.ndarray], vocabulary: int) -> tuple[float, flo
     counts = np.zeros(vocabulary, dtype=np.int64)
     pairs = np.zeros(vocabulary**2 if small else 0, dtype=np.int64)
     for shard in shards:
-        for start in range(0, len(shard), PIECE):
-            piece = np.asarray(shard[start : start + PIECE + 1]).astype(np.int64)
-            counts += np.bincount(piece[:PIECE], minlength=vocabulary)
+        for start in range(0, len(shard), CHUNK_TOKENS):
+            piece = np.asarray(shard[start : start + CHUNK_TOKENS + 1]).astype(np.int64)
+            counts += np.bincount(piece[:CHUNK_TOKENS], minlength=vocabulary)
             if small:
                 pairs += np.bincount(piece[:-1] * vocabulary + piece[1:], minlength=vocabulary**2)
     unigram = _entropy(counts)

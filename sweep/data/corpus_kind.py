@@ -24,7 +24,7 @@ from .sources import CountingSource, DocumentSource, HubSource, HubSpec, Text
 
 BYTES_PER_TOKEN = 3
 """Of a download from the hub: FineWeb-Edu has 2.8 bytes of compressed Parquet per GPT-2 token."""
-Told = Callable[[str], None]
+LogFn = Callable[[str], None]
 """Called with the phase that a preparation is in, now and then."""
 
 
@@ -80,8 +80,8 @@ class CorpusKind:
         return None
 
     @classmethod
-    def shards(cls, data: DataConfig, made: Path, told: Told) -> tuple[list[Path], list[Path]]:
-        """Training and validation shards; `made` is a folder for what has to be made or fetched."""
+    def shards(cls, data: DataConfig, work_folder: Path, log: LogFn) -> tuple[list[Path], list[Path]]:
+        """Training and validation shards; `tokenizer` is a folder for what has to be made or fetched."""
         raise NotImplementedError(f"corpus {data.corpus} defines no shards")
 
     @classmethod

@@ -13,7 +13,7 @@ from typing import NamedTuple
 import numpy as np
 
 from ..config import DataConfig
-from .shards import PIECE
+from .shards import CHUNK_TOKENS
 from .sources import CorpusError, name_digest
 
 VALIDATION_TOKENS = 2_097_153
@@ -62,7 +62,7 @@ class Division:
         )
 
     @property
-    def most_heldout(self) -> int:
+    def max_heldout(self) -> int:
         """The largest number of held-out documents."""
         if self.lent:
             return 0
@@ -108,7 +108,7 @@ class Division:
         limit = self.heldout_limit(total)
         for index in drawn:
             size = documents[index].tokens
-            if count >= min(self.most_heldout, len(drawn) - 2):
+            if count >= min(self.max_heldout, len(drawn) - 2):
                 return
             if size >= self.long_tokens and tokens + size <= limit:
                 splits[index] = "heldout"
@@ -119,19 +119,19 @@ class Division:
 
         Raises CorpusError when a size was asked for that takes the whole text.
         """
-        have = sum(documents[index].tokens for index in remaining)
-        if self.validation_tokens is not None and have <= target:
+        available = sum(documents[index].tokens for index in remaining)
+        if self.validation_tokens is not None and available <= target:
             raise CorpusError(
-                f"corpus {self.corpus!r} has {have} tokens beside the held-out documents, and data.validation_tokens asks for "
+                f"corpus {self.corpus!r} has {available} tokens beside the held-out documents, and data.validation_tokens asks for "
                 f"{target} of them, which leaves none to train on: lower it, or add text"
             )
-        trained, tokens = len(remaining), 0
+        n_training, tokens = len(remaining), 0
         for index in remaining:
             size = documents[index].tokens
-            if trained > 1 and tokens + size <= target:
+            if n_training > 1 and tokens + size <= target:
                 splits[index] = "validation"
-                trained, tokens = trained - 1, tokens + size
-        if tokens < target and trained > 1:
+                n_training, tokens = n_training - 1, tokens + size
+        if tokens < target and n_training > 1:
             candidates = [index for index in remaining if splits[index] == "train"]
             splits[min(candidates, key=lambda index: documents[index].tokens)] = "validation"
 
@@ -174,7 +174,7 @@ class PoolIndex:
             self._not_trained += document.tokens
         elif document.split is None and document.tokens >= self.division.long_tokens:
             heapq.heappush(self._heldout, document.tokens)
-            if len(self._heldout) > self.division.most_heldout:
+            if len(self._heldout) > self.division.max_heldout:
                 heapq.heappop(self._heldout)
 
     def sync(self) -> int:
@@ -193,11 +193,11 @@ class PoolIndex:
 
         It asks after each document, so that neither batches nor a restart change which documents are read.
         """
-        wanted = self.division.train_tokens
-        if wanted is None:
+        target = self.division.train_tokens
+        if target is None:
             return False
-        held = min(sum(self._heldout), self.division.heldout_limit(self._total)) + self._not_trained
-        return self._total >= wanted + held + self.division.validation_target(self._total) + self._longest
+        heldout = min(sum(self._heldout), self.division.heldout_limit(self._total)) + self._not_trained
+        return self._total >= target + heldout + self.division.validation_target(self._total) + self._longest
 
 
 def pieces(
@@ -205,13 +205,13 @@ def pieces(
 ) -> Iterator[tuple[int, str, np.ndarray]]:
     """Yield (end, split, tokens) of the documents of a pool, in its order from the `first` on; `end` is the index after the last.
 
-    Neighbours of a split are joined into pieces of about `PIECE` tokens; held-out documents are not.
+    Neighbours of a split are joined into pieces of about `CHUNK_TOKENS` tokens; held-out documents are not.
     """
     position = sum(document.tokens for document in documents[:first])
     while first < len(documents):
         end, tokens = first + 1, documents[first].tokens
         joins = splits[first] != "heldout"
-        while joins and end < len(documents) and splits[end] == splits[first] and tokens < PIECE:
+        while joins and end < len(documents) and splits[end] == splits[first] and tokens < CHUNK_TOKENS:
             tokens += documents[end].tokens
             end += 1
         yield end, splits[first], _slice(shards, position, position + tokens)

@@ -23,7 +23,7 @@ FORMATS: dict[int, tuple[int, str]] = {20240520: (1, "<u2"), 20240801: (7, "<u4"
 HEADER_INTS = 256
 HEADER_BYTES = HEADER_INTS * 4
 SHARD_TOKENS = 100_000_000
-PIECE = 1 << 24
+CHUNK_TOKENS = 1 << 24
 
 
 class ShardError(SweepError):
@@ -61,12 +61,12 @@ def write_shard(path: Path, tokens: np.ndarray) -> None:
     _check_dtype(tokens.dtype)
     if tokens.ndim != 1:
         raise ShardError(f"{path.name}: a shard takes one row of tokens, got {tokens.ndim} dimensions")
-    aside = path.with_name(f"{path.name}.{os.getpid()}.part")
-    with aside.open("wb") as file:
+    temporary = path.with_name(f"{path.name}.{os.getpid()}.part")
+    with temporary.open("wb") as file:
         file.write(_header(tokens.dtype, len(tokens)))
         file.write(tokens.astype(tokens.dtype.newbyteorder("<")).tobytes())
         _sync(file)
-    os.replace(aside, path)
+    os.replace(temporary, path)
 
 
 def _sync(file: IO[bytes]) -> None:
@@ -85,8 +85,8 @@ def open_shard(path: Path) -> np.ndarray:
     except OSError as error:
         raise ShardError(f"{path}: cannot be read: {error.strerror}") from error
     if size < HEADER_BYTES or int(header[0]) not in FORMATS:
-        known = " or ".join(map(str, FORMATS))
-        raise ShardError(f"{path}: not a token shard (expected magic {known})")
+        magics = " or ".join(map(str, FORMATS))
+        raise ShardError(f"{path}: not a token shard (expected magic {magics})")
     version, kind = FORMATS[int(header[0])]
     if header[1] != version:
         raise ShardError(f"{path}: shard version {header[1]}, this program reads version {version}")
@@ -99,13 +99,13 @@ def open_shard(path: Path) -> np.ndarray:
     return np.memmap(path, dtype=kind, mode="r", offset=HEADER_BYTES, shape=(count,))
 
 
-def facts(path: Path) -> ShardFacts:
+def read_shard_facts(path: Path) -> ShardFacts:
     """Reads a whole shard once. Raises what `open_shard` raises."""
     tokens, largest, digest = open_shard(path), -1, hashlib.sha256()
-    for start in range(0, len(tokens), PIECE):
-        piece = np.asarray(tokens[start : start + PIECE])
-        largest = max(largest, int(piece.max()))
-        digest.update(piece.tobytes())
+    for start in range(0, len(tokens), CHUNK_TOKENS):
+        chunk = np.asarray(tokens[start : start + CHUNK_TOKENS])
+        largest = max(largest, int(chunk.max()))
+        digest.update(chunk.tobytes())
     return ShardFacts(path.name, len(tokens), largest, digest.hexdigest())
 
 
@@ -128,12 +128,12 @@ class SplitWriter:
         for path in folder.glob(f"{split}_*.bin"):
             if path.name > self._path().name:
                 path.unlink()
-        self._file: IO[bytes] = self._open()
+        self._file: IO[bytes] = self._open_shard()
 
     def _path(self) -> Path:
         return self.folder / f"{self.split}_{len(self.shards):06d}.bin"
 
-    def _open(self) -> IO[bytes]:
+    def _open_shard(self) -> IO[bytes]:
         path = self._path()
         if self._count == 0:
             file: IO[bytes] = path.open("w+b")
@@ -150,22 +150,22 @@ class SplitWriter:
     def append(self, tokens: np.ndarray) -> None:
         """Adds tokens; a full shard is closed and hashed."""
         while len(tokens):
-            room = SHARD_TOKENS - self._count
-            self._file.write(tokens[:room].astype(self.dtype).tobytes())
-            written = min(room, len(tokens))
+            free = SHARD_TOKENS - self._count
+            self._file.write(tokens[:free].astype(self.dtype).tobytes())
+            written = min(free, len(tokens))
             self._count += written
             self.tokens += written
-            tokens = tokens[room:]
+            tokens = tokens[free:]
             if self._count == SHARD_TOKENS:
-                self._finish()
-                self._file = self._open()
+                self._close_shard()
+                self._file = self._open_shard()
 
-    def _finish(self) -> None:
+    def _close_shard(self) -> None:
         self._file.seek(0)
         self._file.write(_header(self.dtype, self._count))
         _sync(self._file)
         self._file.close()
-        self.shards.append(facts(self._path()))
+        self.shards.append(read_shard_facts(self._path()))
         self._count = 0
 
     def sync(self) -> dict[str, Any]:
@@ -179,7 +179,7 @@ class SplitWriter:
             self._file.close()
             self._path().unlink()
         else:
-            self._finish()
+            self._close_shard()
         return self.shards
 
 
@@ -197,13 +197,13 @@ def shard_files(folder: Path) -> tuple[list[Path], list[Path]]:
     files = [path for path in sorted(folder.rglob("*.bin")) if not path.name.endswith(MARKS)]
     train = [path for path in files if "train" in path.name]
     validation = [path for path in files if "val" in path.name and "train" not in path.name]
-    for found, what in ((train, "train"), (validation, "val")):
-        if not found:
-            raise CorpusError(f"data.path: {folder} holds no *{what}*.bin; shards are told apart by their names")
+    for shards, kind in ((train, "train"), (validation, "val")):
+        if not shards:
+            raise CorpusError(f"data.path: {folder} holds no *{kind}*.bin; shards are told apart by their names")
     return train, validation
 
 
-def marks_of(shards: Sequence[Path]) -> list[Path]:
+def find_mark_shards(shards: Sequence[Path]) -> list[Path]:
     """The shard of marks beside each shard of tokens; none at all when no shard has one.
 
     Raises CorpusError when some have one and some do not.
@@ -219,4 +219,4 @@ def shards_key(folder: Path) -> list[Any]:
     """Changes with the names, sizes and times of change of the folder's shards and their marks."""
     train, validation = shard_files(folder)
     shards = [*train, *validation]
-    return listing_key(folder, [*shards, *marks_of(shards)])
+    return listing_key(folder, [*shards, *find_mark_shards(shards)])

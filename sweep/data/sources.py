@@ -31,7 +31,7 @@ STDLIB_SKIP = {
     "ensurepip",
     "sitecustomize.py",
 }
-STDLIB_LONG_BYTES = 20_000
+STDLIB_HELDOUT_MIN_BYTES = 20_000
 
 
 class CorpusError(SweepError):
@@ -115,26 +115,26 @@ class StdlibSource(CountingSource):
         return root
 
     def _paths(self) -> Iterator[Path]:
-        found = []
+        paths = []
         for folder, folders, files in os.walk(self._root()):
             # never into site-packages, which may hold a hundred times as many files
-            folders[:] = [name for name in folders if _of_stdlib(name)]
-            found += [Path(folder, name) for name in files if name.endswith(".py") and _of_stdlib(name)]
-        yield from sorted(found)
+            folders[:] = [name for name in folders if _is_stdlib_file(name)]
+            paths += [Path(folder, name) for name in files if name.endswith(".py") and _is_stdlib_file(name)]
+        yield from sorted(paths)
 
     def key(self) -> Any:
         """The interpreter and its files."""
         return [sys.version, *listing_key(self._root(), list(self._paths()))]
 
 
-def _of_stdlib(name: str) -> bool:
+def _is_stdlib_file(name: str) -> bool:
     # _sysconfigdata and config-* describe one machine's build, not the language
     return name not in STDLIB_SKIP and not name.startswith(("_sysconfigdata", "config-"))
 
 
 def _stdlib_text(name: str, text: str) -> Text:
     number = name_fraction(name)
-    if number < 0.25 and len(text) >= STDLIB_LONG_BYTES:
+    if number < 0.25 and len(text) >= STDLIB_HELDOUT_MIN_BYTES:
         return Text(name, text, "heldout")
     return Text(name, text, "validation" if number < 0.08 else "train")
 
@@ -169,29 +169,29 @@ class FileSource(CountingSource):
         if not self.root.exists():
             raise CorpusError(f"{self.setting}: {self.root} does not exist")
         files = sorted(p for p in self.root.rglob("*") if p.is_file()) if self.root.is_dir() else [self.root]
-        known = [path for path in files if path.name.lower().endswith((*TEXT_SUFFIXES, *RECORD_SUFFIXES))]
-        if not known:
+        readable = [path for path in files if path.name.lower().endswith((*TEXT_SUFFIXES, *RECORD_SUFFIXES))]
+        if not readable:
             kinds = ", ".join([*TEXT_SUFFIXES, *RECORD_SUFFIXES[:-1]]) + f" or {RECORD_SUFFIXES[-1]}"
             raise CorpusError(f"{self.setting}: {self.root} holds no {kinds} file")
-        return known
+        return readable
 
     def _texts(self) -> Iterator[Text]:
         for path in self.paths():
             name = path.name if path == self.root else path.relative_to(self.root).as_posix()
             kind = path.name.lower()
             if kind.endswith(".parquet"):
-                yield from _parquet(name, path)
+                yield from _read_parquet(name, path)
             elif kind.endswith(RECORD_SUFFIXES):
-                yield from _lines(name, path)
+                yield from _read_json_lines(name, path)
             else:
-                yield Text(name, _whole_file(path))
+                yield Text(name, _read_text_file(path))
 
     def key(self) -> Any:
         """The files with their sizes and times of change."""
         return listing_key(self.root, self.paths())
 
 
-def _whole_file(path: Path) -> str:
+def _read_text_file(path: Path) -> str:
     try:
         return path.read_text(encoding="utf-8", errors="replace")
     except OSError as error:
@@ -209,18 +209,18 @@ def _open_lines(path: Path) -> IO[str]:
     return path.open(encoding="utf-8", errors="replace")
 
 
-def _lines(name: str, path: Path) -> Iterator[Text]:
+def _read_json_lines(name: str, path: Path) -> Iterator[Text]:
     number = 0
     try:
         with _open_lines(path) as lines:
             for number, line in enumerate(lines, 1):
                 if line.strip():
-                    yield _record(f"{name}:{number}", path, number, line)
+                    yield _parse_record(f"{name}:{number}", path, number, line)
     except (lzma.LZMAError, zlib.error, EOFError, OSError) as error:
         raise CorpusError(f"{path}: cannot be read after line {number}: {error}") from error
 
 
-def _record(name: str, path: Path, number: int, line: str) -> Text:
+def _parse_record(name: str, path: Path, number: int, line: str) -> Text:
     try:
         record = json.loads(line)
     except (ValueError, RecursionError) as error:
@@ -231,7 +231,7 @@ def _record(name: str, path: Path, number: int, line: str) -> Text:
     return Text(name, record["text"])
 
 
-def _parquet(name: str, path: Path) -> Iterator[Text]:
+def _read_parquet(name: str, path: Path) -> Iterator[Text]:
     import pyarrow
     from pyarrow import parquet
 
@@ -280,58 +280,58 @@ class HubSource:
     setting: str = "data.path"
     """The setting that would name a local copy, for error messages."""
     _split: int = field(default=0, init=False)
-    _given: int = field(default=0, init=False)
+    _yielded: int = field(default=0, init=False)
     _rows: Any = field(default=None, init=False)
 
     def documents(self, state: Any = None) -> Iterator[Text]:
         """All documents, or those after `state`. Raises MachineError when the hub cannot be reached."""
         state = state or {"split": 0, "given": 0, "rows": None}
-        self._given = state["given"]
+        self._yielded = state["given"]
         for split in range(state["split"], len(self.spec.splits)):
-            name, ours = self.spec.splits[split]
-            self._split, self._rows = split, self._load(name)
+            name, corpus_split = self.spec.splits[split]
+            self._split, self._rows = split, self._open_split(name)
             if split == state["split"] and state["rows"] is not None:
                 self._rows.load_state_dict(state["rows"])
             texts = self._texts(name)
             for text in articles(texts) if self.spec.articles else texts:
-                number = self._given
-                self._given += 1
-                yield Text(f"{name}/{number}", text, ours)
-            self._given = 0
+                number = self._yielded
+                self._yielded += 1
+                yield Text(f"{name}/{number}", text, corpus_split)
+            self._yielded = 0
 
     def state(self) -> Any:
         """Split, documents given out of it, and the reader's own state (None where articles are joined from rows)."""
         if self.spec.articles:
             return None
-        return {"split": self._split, "given": self._given, "rows": self._rows.state_dict()}
+        return {"split": self._split, "given": self._yielded, "rows": self._rows.state_dict()}
 
     def _texts(self, split: str) -> Iterator[str]:
         try:
             for row in self._rows:
                 if not isinstance(row.get("text"), str):
-                    where = self.path or self.spec.repository
-                    raise CorpusError(f"{where}: split {split} has a row whose column `text` holds no string")
+                    dataset = self.path or self.spec.repository
+                    raise CorpusError(f"{dataset}: split {split} has a row whose column `text` holds no string")
                 yield row["text"]
         except Exception as error:
             if not is_external_error(error):
                 raise
             raise self._unreachable(error) from error
 
-    def _load(self, split: str) -> Any:
+    def _open_split(self, split: str) -> Any:
         import datasets
 
         # it would say in its own words, and before us, what goes wrong
         datasets.logging.set_verbosity(datasets.logging.CRITICAL)
         datasets.disable_progress_bars()
-        where, config = self._place()
+        dataset, config = self._dataset_arguments()
         try:
-            return datasets.load_dataset(where, config, split=split, streaming=True)
+            return datasets.load_dataset(dataset, config, split=split, streaming=True)
         except Exception as error:
             if not is_external_error(error):
                 raise
             raise self._unreachable(error) from error
 
-    def _place(self) -> tuple[str, str | None]:
+    def _dataset_arguments(self) -> tuple[str, str | None]:
         """What `datasets` is asked for. A local copy may be the whole repository or the files of one config alone."""
         if self.path is None:
             return self.spec.repository, self.spec.config
@@ -339,8 +339,8 @@ class HubSource:
         if config is None:
             return str(self.path), None
         card = self.path / "README.md"
-        named = rf"""^\W*config_name:\s*['"]?{re.escape(config)}['"]?\s*$"""
-        if card.is_file() and re.search(named, card.read_text(encoding="utf-8", errors="replace"), re.MULTILINE):
+        config_line = rf"""^\W*config_name:\s*['"]?{re.escape(config)}['"]?\s*$"""
+        if card.is_file() and re.search(config_line, card.read_text(encoding="utf-8", errors="replace"), re.MULTILINE):
             return str(self.path), config
         # repositories keep a config's files under its name, FineWeb-Edu sample-10BT under sample/10BT
         folders = (self.path / name for name in (config, config.replace("-", "/", 1)))

@@ -114,9 +114,9 @@ class FlipFlopTokenizer(_WithoutFile):
 
     def encode(self, text: str) -> TokenArray:
         """Token ids of `text`, uint16. Raises TokenizerError for a letter that is none of the five."""
-        strange = next((letter for letter in text if letter not in FLIPFLOP), None)
-        if strange is not None:
-            raise TokenizerError(f"tokenizer flipflop knows the letters {FLIPFLOP} alone, got {strange!r}")
+        unknown = next((letter for letter in text if letter not in FLIPFLOP), None)
+        if unknown is not None:
+            raise TokenizerError(f"tokenizer flipflop knows the letters {FLIPFLOP} alone, got {unknown!r}")
         return np.array([FLIPFLOP.index(letter) for letter in text], dtype=np.uint16)
 
     def token_bytes(self, token: int) -> bytes:
@@ -152,7 +152,7 @@ class RecallTokenizer(_WithoutFile):
         )
 
 
-class GPT2(_WithoutFile):
+class Gpt2Tokenizer(_WithoutFile):
     """GPT-2's byte-pair encoding through tiktoken: from a given file, else from its cache, else downloaded."""
 
     name = "gpt2"
@@ -219,8 +219,8 @@ def _gpt2_ranks(file: Path) -> dict[bytes, int]:
             if not encoder.is_file():
                 raise TokenizerError(f"data.tokenizer_file: {file} needs encoder.json beside it")
             # with the hashes, tiktoken takes nothing from its cache that once lay under the same name
-            merges, words = (hashlib.sha256(one.read_bytes()).hexdigest() for one in (file, encoder))
-            ranks = data_gym_to_mergeable_bpe_ranks(str(file), str(encoder), merges, words)
+            merges_hash, encoder_hash = (hashlib.sha256(path.read_bytes()).hexdigest() for path in (file, encoder))
+            ranks = data_gym_to_mergeable_bpe_ranks(str(file), str(encoder), merges_hash, encoder_hash)
         else:
             pairs = (line.split() for line in file.read_bytes().splitlines() if line)
             ranks = {base64.b64decode(word): int(rank) for word, rank in pairs}
@@ -255,31 +255,31 @@ class JsonTokenizer:
         self.vocabulary = max(self._model.get_vocab(with_added_tokens=True).values(), default=-1) + 1
         self.dtype = dtype_of(self.vocabulary)
         names = [end_of_text] if end_of_text else END_OF_TEXT
-        found = [(name, number) for name in names if (number := self._model.token_to_id(name)) is not None]
-        if not found:
+        end_tokens = [(name, number) for name in names if (number := self._model.token_to_id(name)) is not None]
+        if not end_tokens:
             raise TokenizerError(
                 f"data.tokenizer_file: {file} has no token {' or '.join(names)} to end a text with; "
                 "name its own in data.end_of_text"
             )
         # a file may list it as an ordinary added token, which would be recognised in texts
-        self._model.add_special_tokens([found[0][0]])
-        self.eot = found[0][1]
-        mark = f"{hashlib.sha256(self._text).hexdigest()[:16]}"
-        self.name = f"json:{mark}" if end_of_text is None else f"json:{mark}:{end_of_text}"
+        self._model.add_special_tokens([end_tokens[0][0]])
+        self.eot = end_tokens[0][1]
+        file_hash = f"{hashlib.sha256(self._text).hexdigest()[:16]}"
+        self.name = f"json:{file_hash}" if end_of_text is None else f"json:{file_hash}:{end_of_text}"
 
     def encode(self, text: str) -> TokenArray:
         """Token ids of `text`."""
-        return self._ids(self._model.encode(_whole(text), add_special_tokens=False).ids)
+        return self._without_eot(self._model.encode(_drop_surrogates(text), add_special_tokens=False).ids)
 
-    def _ids(self, ids: list[int]) -> TokenArray:
+    def _without_eot(self, ids: list[int]) -> TokenArray:
         """Without `eot`, which is an ordinary word in some word lists."""
-        found = np.asarray(ids, dtype=self.dtype)
-        return found[found != self.eot]
+        tokens = np.asarray(ids, dtype=self.dtype)
+        return tokens[tokens != self.eot]
 
     def encode_batch(self, texts: Sequence[str], threads: int = 1) -> list[TokenArray]:
         """The same for many texts, on all cores."""
-        found = self._model.encode_batch_fast([_whole(text) for text in texts], add_special_tokens=False)
-        return [self._ids(one.ids) for one in found]
+        encodings = self._model.encode_batch_fast([_drop_surrogates(text) for text in texts], add_special_tokens=False)
+        return [self._without_eot(encoding.ids) for encoding in encodings]
 
     def token_bytes(self, token: int) -> bytes:
         """The text that one token stands for, as UTF-8; empty for `eot`."""
@@ -291,7 +291,7 @@ class JsonTokenizer:
         return "tokenizer.json"
 
 
-def _whole(text: str) -> str:
+def _drop_surrogates(text: str) -> str:
     """Without halves of surrogate pairs, which Rust has no characters for."""
     return text.encode("utf-8", errors="replace").decode()
 
@@ -313,7 +313,7 @@ def _json(file: Path | None, end_of_text: str | None) -> Tokenizer:
 
 TOKENIZERS: dict[str, TokenizerSpec] = {
     "bytes": TokenizerSpec(ByteTokenizer.vocabulary, lambda file, end: ByteTokenizer()),
-    "gpt2": TokenizerSpec(GPT2.vocabulary, lambda file, end: GPT2(file)),
+    "gpt2": TokenizerSpec(Gpt2Tokenizer.vocabulary, lambda file, end: Gpt2Tokenizer(file)),
     "json": TokenizerSpec(None, _json),
     "mqar": TokenizerSpec(RecallTokenizer.vocabulary, lambda file, end: RecallTokenizer()),
     "flipflop": TokenizerSpec(FlipFlopTokenizer.vocabulary, lambda file, end: FlipFlopTokenizer()),
@@ -332,7 +332,7 @@ def load_tokenizer(name: str, file: str | None = None, end_of_text: str | None =
     return TOKENIZERS[name].create(Path(file) if file else None, end_of_text)
 
 
-def describe(tokenizer: Tokenizer, folder: Path) -> dict[str, Any]:
+def store_tokenizer(tokenizer: Tokenizer, folder: Path) -> dict[str, Any]:
     """Saves the tokenizer's file into `folder`; the facts from which `load_saved_tokenizer` loads it there."""
     file = tokenizer.save(folder)
     digest = hashlib.sha256((folder / file).read_bytes()).hexdigest() if file else None
@@ -341,8 +341,8 @@ def describe(tokenizer: Tokenizer, folder: Path) -> dict[str, Any]:
     return {"kind": kind, "file": file, "sha256": digest, "end_of_text": end, "vocabulary": tokenizer.vocabulary}
 
 
-def intact(facts: dict[str, Any], folder: Path) -> bool:
-    """Whether the file that `describe` saved is still the same."""
+def is_unchanged(facts: dict[str, Any], folder: Path) -> bool:
+    """Whether the file that `store_tokenizer` saved is still the same."""
     if facts["file"] is None:
         return True
     try:
@@ -352,8 +352,8 @@ def intact(facts: dict[str, Any], folder: Path) -> bool:
 
 
 def load_saved_tokenizer(facts: dict[str, Any], folder: Path) -> Tokenizer:
-    """The tokenizer that `describe` saved. Raises TokenizerError when its file is missing or changed."""
-    if not intact(facts, folder):
+    """The tokenizer that `store_tokenizer` saved. Raises TokenizerError when its file is missing or changed."""
+    if not is_unchanged(facts, folder):
         raise TokenizerError(f"{folder / facts['file']}: {CHANGED}; remove {folder} and prepare the corpus again")
     file = str(folder / facts["file"]) if facts["file"] else None
     return load_tokenizer(facts["kind"], file, facts["end_of_text"])

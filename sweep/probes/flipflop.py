@@ -12,7 +12,7 @@ from ...results import metrics
 from ...results.intervals import of_trials
 from ...results.metrics import Metric
 from ...results.store.records import Measurement
-from ..data.known.flipflop import FlipFlopRows, coin_flips, marks_of, settings_of
+from ..data.known.flipflop import FlipFlopRows, coin_flip_accuracy, mark_reads, settings_of
 from ..data.tokenizer import FLIPFLOP
 from .base import LengthwiseProbe, ProbeConfig, Result
 
@@ -81,7 +81,7 @@ class FlipFlopProbe(LengthwiseProbe):
     def chance(self, metric: Metric) -> float | None:
         """What fair coins get, as far as it is known beforehand."""
         kind, _, split = metric.name.partition("_")
-        return coin_flips(self._length, self.split_of(split).ignore) if kind == "exact" else metric.chance
+        return coin_flip_accuracy(self._length, self.split_of(split).ignore) if kind == "exact" else metric.chance
 
     def run_at(self, subject: CellSubject, length: int) -> Result | str:
         """Return the numbers of each split; an example says whether one sequence was right throughout."""
@@ -93,7 +93,7 @@ class FlipFlopProbe(LengthwiseProbe):
         scores = {}
         for name in ("iid", "sparse", "dense"):
             rows = self.split_of(name).rows
-            reads, right = subject.right_answers(rows, marks_of, letters=np.concatenate(letters))
+            reads, right = subject.right_answers(rows, mark_reads, letters=np.concatenate(letters))
             scores[name] = _Score(reads, reads - right)
         measured = [self._measured(metric.name, scores, length) for metric in self.metrics]
         return measured, [

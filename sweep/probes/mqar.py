@@ -10,7 +10,7 @@ from ...model.config import Int, knob
 from ...results import metrics
 from ...results.intervals import of_trials
 from ...results.metrics import Metric
-from ..data.known.mqar import MqarRows, answers, settings_of
+from ..data.known.mqar import MqarRows, mark_answers, settings_of
 from ..data.tokenizer import RecallTokenizer
 from .base import LengthwiseProbe, ProbeConfig, Result
 
@@ -55,7 +55,7 @@ class MqarProbe(LengthwiseProbe):
         if subject.tokenizer.name != RecallTokenizer.name:
             return f"n/a: tokenizer {subject.tokenizer.name} has no keys and values; the corpus mqar has"
         rows = MqarRows(self.settings.rows, corpus, split="validation")
-        mark = functools.partial(answers, pairs=corpus.pairs)
+        mark = functools.partial(mark_answers, pairs=corpus.pairs)
         _, right = subject.right_answers(rows, mark, full_context=False)
         shares = right / corpus.pairs
         measured = []

@@ -48,17 +48,17 @@ class FlipFlopRows(RandomRows):
         super().__init__(rows, length, corpus=NAME, seed=seed, split=split, draws=self._pairs)
 
     def fill(self, rows: np.ndarray, raw: np.ndarray) -> None:
-        share = to_uniform(raw)
-        instruction = np.where(share < self.ignore, IGNORE, np.where(share < (1 + self.ignore) / 2, WRITE, READ))
+        uniform = to_uniform(raw)
+        instruction = np.where(uniform < self.ignore, IGNORE, np.where(uniform < (1 + self.ignore) / 2, WRITE, READ))
         instruction[:, 0], instruction[:, -1] = WRITE, READ
         bit = (raw & np.uint64(1)).astype(np.int64)
         pairs = np.arange(self._pairs)
-        last = np.maximum.accumulate(np.where(instruction == WRITE, pairs, 0), axis=1)
+        last_write = np.maximum.accumulate(np.where(instruction == WRITE, pairs, 0), axis=1)
         rows[:, 0::2] = instruction
-        rows[:, 1::2] = ZERO + np.where(instruction == READ, np.take_along_axis(bit, last, 1), bit)
+        rows[:, 1::2] = ZERO + np.where(instruction == READ, np.take_along_axis(bit, last_write, 1), bit)
 
 
-def marks_of(rows: np.ndarray) -> np.ndarray:
+def mark_reads(rows: np.ndarray) -> np.ndarray:
     """For each token of whole rows [..., length] whether it is a bit that is read: uint16 of the same shape, 0 or 1."""
     marks = np.zeros_like(rows, dtype=np.uint16)
     marks[..., 1::2] = rows[..., 0::2] == READ
@@ -89,14 +89,14 @@ class FlipFlopCorpus(CorpusKind):
             return FlipFlopRows(count, settings.length, ignore=settings.ignore, seed=settings.seed, split=split)
 
         train, validation = rows(settings.train_rows, "train"), rows(settings.validation_rows, "validation")
-        pairs, other = settings.length // 2, (1 - settings.ignore) / 2
-        ends = (1 + (pairs - 2) * other) / pairs
+        pairs, write_share = settings.length // 2, (1 - settings.ignore) / 2
+        ends = (1 + (pairs - 2) * write_share) / pairs
         instruction = entropy((ends, ends, (pairs - 2) * settings.ignore / pairs))
         return Streams(
             train=train,
             validation=validation,
-            train_marks=ComputedMarks(train, marks_of),
-            validation_marks=ComputedMarks(validation, marks_of),
+            train_marks=ComputedMarks(train, mark_reads),
+            validation_marks=ComputedMarks(validation, mark_reads),
             largest=max(ZERO, ONE),
             unigram_entropy=math.log(2) + (instruction + math.log(2)) / 2,
             bigram_entropy=(instruction + math.log(2)) / 2,
@@ -109,6 +109,6 @@ class FlipFlopCorpus(CorpusKind):
         return int(settings.length)
 
 
-def coin_flips(length: int, ignore: float) -> float:
+def coin_flip_accuracy(length: int, ignore: float) -> float:
     """The share of rows that fair coins get right at every read: the mean of 2^-reads."""
     return 0.5 * (1 - (1 - ignore) / 4) ** (length // 2 - 2)

@@ -7,7 +7,7 @@ from typing import Any, ClassVar
 
 from ...config import DataConfig
 from ...errors import MachineError
-from ..corpus_kind import CorpusKind, HubCorpus, Told
+from ..corpus_kind import CorpusKind, HubCorpus, LogFn
 from ..shards import SHARD_TOKENS, shard_files, shards_key
 from ..sources import HubSpec, is_external_error
 
@@ -28,13 +28,13 @@ class FineWebEduShards(CorpusKind):
         return shards_key(Path(data.path)) if data.path else REPOSITORY
 
     @classmethod
-    def shards(cls, data: DataConfig, made: Path, told: Told) -> tuple[list[Path], list[Path]]:
+    def shards(cls, data: DataConfig, work_folder: Path, log: LogFn) -> tuple[list[Path], list[Path]]:
         """As many training shards as are asked for. Raises MachineError when one cannot be downloaded."""
         if data.path is not None:
             return shard_files(Path(data.path))
-        numbers = range(1, _training_shards(data) + 1)
-        train = [_fetched(f"finewebedu_train_{number:06d}.bin", told) for number in numbers]
-        return train, [_fetched("finewebedu_val_000000.bin", told)]
+        numbers = range(1, _count_training_shards(data) + 1)
+        train = [_download(f"finewebedu_train_{number:06d}.bin", log) for number in numbers]
+        return train, [_download("finewebedu_val_000000.bin", log)]
 
     @classmethod
     def remote(cls, data: DataConfig) -> bool:
@@ -44,19 +44,19 @@ class FineWebEduShards(CorpusKind):
     @classmethod
     def download_bytes(cls, data: DataConfig) -> int | None:
         """Count the training shards and the validation shard, two bytes per token."""
-        return 2 * SHARD_TOKENS * (_training_shards(data) + 1)
+        return 2 * SHARD_TOKENS * (_count_training_shards(data) + 1)
 
 
-def _training_shards(data: DataConfig) -> int:
+def _count_training_shards(data: DataConfig) -> int:
     """Return the number of training shards that hold the tokens that `data` asks for."""
-    wanted = data.train_tokens
-    return SHARDS if wanted is None else min(SHARDS, -(-wanted // SHARD_TOKENS))
+    target_tokens = data.train_tokens
+    return SHARDS if target_tokens is None else min(SHARDS, -(-target_tokens // SHARD_TOKENS))
 
 
-def _fetched(name: str, told: Told) -> Path:
+def _download(name: str, log: LogFn) -> Path:
     from huggingface_hub import hf_hub_download
 
-    told("downloading")
+    log("downloading")
     try:
         return Path(hf_hub_download(REPOSITORY, name, repo_type="dataset"))
     except Exception as error:

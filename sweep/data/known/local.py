@@ -6,7 +6,7 @@ from pathlib import Path
 from typing import Any
 
 from ...config import DataConfig
-from ..corpus_kind import CorpusKind, Told
+from ..corpus_kind import CorpusKind, LogFn
 from ..shards import shard_files, shards_key
 from ..sources import CorpusError, DocumentSource, FileSource, StdlibSource
 
@@ -29,7 +29,7 @@ class OwnShards(CorpusKind):
         return shards_key(Path(data.path))
 
     @classmethod
-    def shards(cls, data: DataConfig, made: Path, told: Told) -> tuple[list[Path], list[Path]]:
+    def shards(cls, data: DataConfig, work_folder: Path, log: LogFn) -> tuple[list[Path], list[Path]]:
         """Those of the folder."""
         return shard_files(Path(str(data.path)))
 

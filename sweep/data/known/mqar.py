@@ -20,7 +20,7 @@ from ..tokenizer import RecallTokenizer
 NAME = "mqar"
 BLANK, KEYS, VALUES = 0, 1, 1 + RecallTokenizer.KEYS
 """The token between questions, the first key, the first value."""
-SAMPLED = 4096
+ENTROPY_ROWS = 4096
 """Rows from which the share of questions at each place is taken."""
 
 
@@ -45,7 +45,7 @@ class MqarConfig(CorpusConfig):
     seed: Int = knob(0, "Seed of all rows; the same for every cell, whatever its own seed.", ge=0, le=MAX_INT64)
 
     @model_validator(mode="after")
-    def _room(self) -> MqarConfig:
+    def _check_sizes(self) -> MqarConfig:
         if self.length < 4 * self.pairs + 2:
             raise ValueError(f"length: {self.pairs} pairs and as many questions take {4 * self.pairs + 2} tokens")
         if self.keys < self.pairs:
@@ -64,24 +64,24 @@ class MqarRows(RandomRows):
 
     def __init__(self, rows: int, settings: MqarConfig, *, split: str) -> None:
         self.settings = settings
-        self._places = settings.length // 2 - 1 - settings.pairs
-        draws = settings.keys + settings.pairs + self._places
+        self._question_slots = settings.length // 2 - 1 - settings.pairs
+        draws = settings.keys + settings.pairs + self._question_slots
         super().__init__(rows, settings.length, corpus=NAME, seed=settings.seed, split=split, draws=draws)
-        self._weights = np.arange(1, self._places + 1, dtype=np.float64) ** (settings.gap - 1)
+        self._weights = np.arange(1, self._question_slots + 1, dtype=np.float64) ** (settings.gap - 1)
 
     def fill(self, rows: np.ndarray, raw: np.ndarray) -> None:
         keys, pairs = self.settings.keys, self.settings.pairs
         key = KEYS + np.argsort(raw[:, :keys], axis=1, kind="stable")[:, :pairs]
         value = VALUES + (to_uniform(raw[:, keys : keys + pairs]) * self.settings.values).astype(np.int64)
-        wait = -np.log1p(-to_uniform(raw[:, keys + pairs :])) / self._weights
-        place = 1 + 2 * (pairs + np.argsort(wait, axis=1, kind="stable")[:, :pairs])
+        waiting_time = -np.log1p(-to_uniform(raw[:, keys + pairs :])) / self._weights
+        questions = 1 + 2 * (pairs + np.argsort(waiting_time, axis=1, kind="stable")[:, :pairs])
         rows[:] = BLANK
         rows[:, 1 : 1 + 2 * pairs : 2], rows[:, 2 : 2 + 2 * pairs : 2] = key, value
-        np.put_along_axis(rows, place, key.astype(rows.dtype), 1)
-        np.put_along_axis(rows, place + 1, value.astype(rows.dtype), 1)
+        np.put_along_axis(rows, questions, key.astype(rows.dtype), 1)
+        np.put_along_axis(rows, questions + 1, value.astype(rows.dtype), 1)
 
 
-def answers(rows: np.ndarray, pairs: int) -> np.ndarray:
+def mark_answers(rows: np.ndarray, pairs: int) -> np.ndarray:
     """For each token of whole rows [..., length] whether it answers a question: uint16 of the same shape, 0 or 1."""
     marks = np.zeros_like(rows, dtype=np.uint16)
     marks[..., 2 * pairs + 1 :] = rows[..., 2 * pairs + 1 :] >= VALUES
@@ -109,7 +109,7 @@ class MqarCorpus(CorpusKind):
         """Both splits, and the entropies of the training split as it is expected."""
         train = MqarRows(settings.train_rows, settings, split="train")
         validation = MqarRows(settings.validation_rows, settings, split="validation")
-        mark = functools.partial(answers, pairs=settings.pairs)
+        mark = functools.partial(mark_answers, pairs=settings.pairs)
         unigram, bigram = _entropies(train, settings)
         return Streams(
             train=train, validation=validation, train_marks=ComputedMarks(train, mark),
@@ -129,12 +129,12 @@ def _entropies(rows: MqarRows, settings: MqarConfig) -> tuple[float, float]:
     Keys and values are uniform; how often one of the three kinds follows another is taken from the first rows.
     """
     within = np.array([0.0, math.log(settings.keys), math.log(settings.values)])
-    made = rows[: min(rows.rows, SAMPLED) * rows.length + 1]
-    kind = (made >= KEYS).astype(np.int64) + (made >= VALUES)
-    follows = np.zeros((3, 3))
-    np.add.at(follows, (kind[:-1], kind[1:]), 1.0)
-    share = follows.sum(0) / follows.sum()
+    tokens = rows[: min(rows.rows, ENTROPY_ROWS) * rows.length + 1]
+    kind = (tokens >= KEYS).astype(np.int64) + (tokens >= VALUES)
+    transitions = np.zeros((3, 3))
+    np.add.at(transitions, (kind[:-1], kind[1:]), 1.0)
+    share = transitions.sum(0) / transitions.sum()
     unigram = entropy(share.tolist()) + share @ within
-    after = follows / follows.sum(1, keepdims=True)
+    after = transitions / transitions.sum(1, keepdims=True)
     bigram = sum(before * (entropy(row.tolist()) + row @ within) for before, row in zip(share, after, strict=True))
     return float(unigram), float(bigram)

@@ -17,7 +17,7 @@ from ....results import metrics
 from ....results.metrics import Metric
 from ...data.known.mqar import NAME as MQAR
 from ...data.known.mqar import MqarConfig, MqarRows, settings_of
-from ...data.known.mqar import answers as marked
+from ...data.known.mqar import mark_answers as marked
 from ..base import LengthwiseProbe, ProbeConfig, Prompt, Result
 
 if TYPE_CHECKING:

@@ -262,7 +262,7 @@ def test_found_again_by_request_and_by_name(small: tuple[DataConfig, Path, Path]
     assert corpora.find(data.model_copy(update={"corpus": "mine", "path": None}), root) == number
     assert corpora.find(data.model_copy(update={"train_tokens": 5}), root) is None
     assert corpora.find(data, root / "other") is None
-    assert corpora.names(root) == {"mine": number}
+    assert corpora.named_fingerprints(root) == {"mine": number}
     for word in ("mine", "files", number, number[:5], number[:16], number[:40]):
         assert corpora.choose(root, word) == [folder]
     for word in ("nine", "zzz", "stdlib", f"{number[:16]}zzz"):
@@ -296,7 +296,7 @@ def test_what_went_away_is_not_found(small: tuple[DataConfig, Path, Path]) -> No
     pointer.write_text(whole)
     (folder / "manifest.json").unlink()
     assert corpora.find(data, root) is None
-    assert corpora.names(root) == {}
+    assert corpora.named_fingerprints(root) == {}
     assert refused(lambda: open_corpus(root, "a" * 64)) == (
         f"no prepared corpus in {root}/{'a' * 16}; prepare it again, or launch the grid again"
     )

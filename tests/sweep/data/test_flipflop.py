@@ -15,7 +15,7 @@ from atma_sweep.sweep.config import DataConfig
 from atma_sweep.sweep.data import corpora
 from atma_sweep.sweep.data.batches import stream_rows
 from atma_sweep.sweep.data.computed_rows import ComputedMarks
-from atma_sweep.sweep.data.known.flipflop import FlipFlopRows, coin_flips, marks_of
+from atma_sweep.sweep.data.known.flipflop import FlipFlopRows, coin_flip_accuracy, mark_reads
 from atma_sweep.sweep.data.tokenizer import TokenizerError, load_tokenizer
 from atma_sweep.sweep.errors import GridError
 from atma_sweep.sweep.grid.cell import Cell
@@ -92,12 +92,12 @@ def test_shares_are_those_asked_for(ignore: float) -> None:
     binomial = sum(
         math.comb(254, k) * p**k * (1 - p) ** (254 - k) * 0.5 ** (k + 1) for p in [(1 - ignore) / 2] for k in range(255)
     )
-    assert coin_flips(512, ignore) == pytest.approx(binomial, rel=1e-9)
+    assert coin_flip_accuracy(512, ignore) == pytest.approx(binomial, rel=1e-9)
 
 
 def test_only_who_remembers_the_write_is_right() -> None:
     """An automaton is right at every marked bit, and whoever copies the last bit is not."""
-    found, marks = rows(200, 64).made(np.arange(200)), ComputedMarks(rows(200, 64), marks_of).made(np.arange(200))
+    found, marks = rows(200, 64).made(np.arange(200)), ComputedMarks(rows(200, 64), mark_reads).made(np.arange(200))
     right = {"automaton": [], "copier": []}  # type: dict[str, list[bool]]
     for row, marked in zip(found, marks, strict=True):
         said, kept = text(row), ""
@@ -112,7 +112,7 @@ def test_only_who_remembers_the_write_is_right() -> None:
     assert 0.5 < np.mean(right["copier"]) < 0.7
 
 
-@pytest.mark.parametrize("of", [lambda one: one, lambda one: ComputedMarks(one, marks_of)])
+@pytest.mark.parametrize("of", [lambda one: one, lambda one: ComputedMarks(one, mark_reads)])
 def test_a_stream_reads_like_the_array_that_it_stands_for(of: Callable[[FlipFlopRows], Any]) -> None:
     stream = of(rows())
     whole = np.concatenate([stream.made(np.arange(50)).ravel(), [stream.first]])
@@ -148,7 +148,7 @@ def test_it_is_there_without_a_token_on_the_disk(tmp_path: Path) -> None:
     assert found.train[0][:].tolist() == rows(50)[:].tolist()
     assert found.validation[:].tolist() == rows(7, split="validation")[:].tolist()
     assert found.train_marks is not None
-    assert found.train_marks[0][:].tolist() == ComputedMarks(rows(50), marks_of)[:].tolist()
+    assert found.train_marks[0][:].tolist() == ComputedMarks(rows(50), mark_reads)[:].tolist()
     assert (found.train_tokens, found.heldout, found.largest) == (601, [], 4)
     assert stream_rows(found.validation, 12, 7)[0].shape == (7, 12)
     tokenizer = found.load_tokenizer()
@@ -266,7 +266,7 @@ def test_an_attempt_trains_on_it_and_answers_for_it(tmp_path: Path) -> None:
     )
     assert {name: one.value for name, one in found.items()} == {name: one.value for name, one in again.items()}
     assert (found["exact_sparse"].n, found["exact_sparse"].length) == (30, 0)
-    assert found["exact_sparse"].description == {"chance": coin_flips(32, 0.98)}
+    assert found["exact_sparse"].description == {"chance": coin_flip_accuracy(32, 0.98)}
     assert found["error_dense"].n == found["reads_dense"].value
     assert refused(
         lambda: corpora_plan.check_corpora(

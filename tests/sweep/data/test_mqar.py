@@ -8,7 +8,7 @@ from collections import Counter
 
 import numpy as np
 import pytest
-from atma_sweep.sweep.data.known.mqar import BLANK, KEYS, VALUES, MqarConfig, MqarCorpus, MqarRows, answers
+from atma_sweep.sweep.data.known.mqar import BLANK, KEYS, VALUES, MqarConfig, MqarCorpus, MqarRows, mark_answers
 from atma_sweep.sweep.data.tokenizer import TokenizerError, load_tokenizer
 from pydantic import ValidationError
 
@@ -45,7 +45,7 @@ def test_rows_against_a_slow_drawing(settings: MqarConfig) -> None:
 
 
 def test_every_key_is_asked_for_once_and_answered_with_its_value() -> None:
-    for row, marks in zip(found := rows(count=500).made(np.arange(500)), answers(found, 4), strict=True):
+    for row, marks in zip(found := rows(count=500).made(np.arange(500)), mark_answers(found, 4), strict=True):
         pairs = dict(zip(row[1:9:2].tolist(), row[2:9:2].tolist(), strict=True))
         assert len(pairs) == 4
         asked = [place for place in range(9, 34) if KEYS <= row[place] < VALUES]
@@ -58,7 +58,7 @@ def test_places_are_drawn_by_their_weights() -> None:
     """Of the first pair's question: the n-th place with a share of n^(a - 1), within three standard errors."""
     settings = MqarConfig(length=34, pairs=1, keys=9, values=5, gap=0.3)
     found = rows(settings, 20_000).made(np.arange(20_000))
-    places = (np.argmax(answers(found, 1), 1) - 4) // 2
+    places = (np.argmax(mark_answers(found, 1), 1) - 4) // 2
     weight = np.arange(1, 16) ** (0.3 - 1.0)
     share = weight / weight.sum()
     count = np.bincount(places, minlength=15) / 20_000
@@ -77,7 +77,7 @@ def test_entropies_are_those_of_the_rows() -> None:
     both = entropy(Counter((tokens[:-1] * 2048 + tokens[1:]).tolist()))
     assert told_of.unigram_entropy == pytest.approx(alone, abs=2e-3)
     assert told_of.bigram_entropy == pytest.approx(both - alone, abs=5e-3)
-    assert told_of.marked_share == pytest.approx(float(answers(tokens[:-1].reshape(-1, 34), 4).mean()))
+    assert told_of.marked_share == pytest.approx(float(mark_answers(tokens[:-1].reshape(-1, 34), 4).mean()))
 
 
 def test_tokens_are_words_and_back() -> None:

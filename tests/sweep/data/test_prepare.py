@@ -243,7 +243,7 @@ def test_prepared_once(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     assert states(root) == before
     assert sorted(path.name for path in root.iterdir()) == sorted([number[:16], "requests"])
     assert prepare.prepare(data, root, name="mine") == number
-    assert corpora.names(root) == {"mine": number}
+    assert corpora.named_fingerprints(root) == {"mine": number}
 
 
 def test_two_at_once_work_one_after_the_other(tmp_path: Path) -> None:
@@ -323,9 +323,9 @@ def test_what_is_told_on_the_way(tmp_path: Path, monkeypatch: pytest.MonkeyPatch
     assert [one.phase for one in heard] == ["tokenizing"] * 4 + ["long documents"]
     assert [one.documents for one in heard[:4]] == [10, 20, 30, 40]
     everything = corpus.train_tokens + len(corpus.validation)
-    assert heard[3].tokens == heard[3].fresh == everything
-    assert heard[4].tokens == heard[4].fresh == everything + sum(map(len, corpus.heldout))
-    assert heard[4].rate == pytest.approx(heard[4].fresh / heard[4].seconds)
+    assert heard[3].tokens == heard[3].new_tokens == everything
+    assert heard[4].tokens == heard[4].new_tokens == everything + sum(map(len, corpus.heldout))
+    assert heard[4].rate == pytest.approx(heard[4].new_tokens / heard[4].seconds)
     assert {one.wanted for one in heard} == {None}
 
 
@@ -455,6 +455,6 @@ def test_text_is_not_tokenised_again_when_the_lender_was_away(tmp_path: Path, mo
     heard: list[Told] = []
     corpus = made(data, root, tell=heard.append)
     assert [one.phase for one in heard] == ["long documents"]
-    assert heard[0].fresh == 496
+    assert heard[0].new_tokens == 496
     assert corpus.heldout_names == ["train/0"]
     assert corpus.train_tokens + len(corpus.validation) == sum(len(text) + 1 for text in prose(40))

@@ -9,7 +9,7 @@ from pathlib import Path
 
 import numpy as np
 import pytest
-from atma_sweep.sweep.data.shards import ShardError, SplitWriter, facts, open_shard, write_shard
+from atma_sweep.sweep.data.shards import ShardError, SplitWriter, open_shard, read_shard_facts, write_shard
 from refusals import refused
 
 TOKENS = np.array([50256, 0, 7, 65535, 300, 1, 2], dtype=np.uint16)
@@ -64,9 +64,9 @@ def test_writing_again_replaces(shard: Path) -> None:
 
 @pytest.mark.parametrize("tokens", [TOKENS, WIDE, TOKENS[:0]], ids=["uint16", "uint32", "empty"])
 def test_facts_against_hashing_the_bytes(tmp_path: Path, monkeypatch: pytest.MonkeyPatch, tokens: np.ndarray) -> None:
-    monkeypatch.setattr("atma_sweep.sweep.data.shards.PIECE", 3)
+    monkeypatch.setattr("atma_sweep.sweep.data.shards.CHUNK_TOKENS", 3)
     write_shard(tmp_path / "s.bin", tokens)
-    found = facts(tmp_path / "s.bin")
+    found = read_shard_facts(tmp_path / "s.bin")
     digest = hashlib.sha256((tmp_path / "s.bin").read_bytes()[1024:]).hexdigest()
     largest = max(tokens.tolist(), default=-1)
     assert (found.file, found.tokens, found.largest, found.sha256) == ("s.bin", len(tokens), largest, digest)
@@ -149,7 +149,7 @@ def test_a_split_is_cut_into_shards(tmp_path: Path) -> None:
     assert [(shard.file, shard.tokens, shard.largest) for shard in found] == [
         (name, len(tokens), tokens[-1]) for name, tokens in cut.items()
     ]
-    assert found == [facts(tmp_path / shard.file) for shard in found]
+    assert found == [read_shard_facts(tmp_path / shard.file) for shard in found]
     assert writer.tokens == 37
 
 
@@ -178,7 +178,7 @@ def test_goes_on_from_any_state_whatever_was_written_after_it(tmp_path: Path, ke
     found = again.close()
     assert joined(tmp_path) == list(range(37))
     assert [shard.tokens for shard in found] == [10, 10, 10, 7]
-    assert found == [facts(tmp_path / shard.file) for shard in found]
+    assert found == [read_shard_facts(tmp_path / shard.file) for shard in found]
 
 
 @pytest.mark.parametrize("damage", ["gone", "short"])

@@ -18,16 +18,16 @@ import pytest
 import tokenizers
 from atma_sweep.sweep.data import tokenizer as ours
 from atma_sweep.sweep.data.tokenizer import (
-    GPT2,
     TOKENIZERS,
+    Gpt2Tokenizer,
     JsonTokenizer,
     Tokenizer,
     TokenizerError,
-    describe,
     dtype_of,
     load_saved_tokenizer,
     load_tokenizer,
     request_key,
+    store_tokenizer,
 )
 from atma_sweep.sweep.errors import MachineError, SweepError
 from prepared import word_level
@@ -86,7 +86,7 @@ def test_end_of_text_of_bytes(tmp_path: Path) -> None:
     assert (tokenizer.eot, tokenizer.vocabulary, tokenizer.token_bytes(256)) == (256, 257, b"")
     assert TOKENIZERS["bytes"].vocabulary == 257
     assert tokenizer.dtype is np.uint16
-    assert load_saved_tokenizer(describe(tokenizer, tmp_path), tmp_path).name == "bytes"
+    assert load_saved_tokenizer(store_tokenizer(tokenizer, tmp_path), tmp_path).name == "bytes"
     assert list(tmp_path.iterdir()) == []
 
 
@@ -167,9 +167,9 @@ def test_gpt2_tokens_are_the_bytes_of_the_text(gpt2: Any, text: str) -> None:
 def test_gpt2_from_its_authors_files_and_back(gpt2: Any, shared: Path, tmp_path: Path) -> None:
     for name in ("vocab.bpe", "encoder.json"):
         shutil.copy(shared / "data" / "gpt2" / name, tmp_path / name)
-    made = GPT2(tmp_path / "vocab.bpe")
+    made = Gpt2Tokenizer(tmp_path / "vocab.bpe")
     assert [made.encode(text).tolist() for text in TEXTS] == [gpt2.encode(text).tolist() for text in TEXTS]
-    facts = json.loads(json.dumps(describe(made, tmp_path)))
+    facts = json.loads(json.dumps(store_tokenizer(made, tmp_path)))
     assert facts["sha256"] == hashlib.sha256((shared / "data/gpt2/gpt2.tiktoken").read_bytes()).hexdigest()
     assert {name: facts[name] for name in ("kind", "file", "end_of_text", "vocabulary")} == {
         "kind": "gpt2", "file": "gpt2.tiktoken", "end_of_text": None, "vocabulary": 50257,
@@ -183,7 +183,7 @@ def test_gpt2_from_the_cache_of_tiktoken(shared: Path, tmp_path: Path, monkeypat
         shutil.copy(shared / "data" / "gpt2" / name, tmp_path / hashlib.sha1(address.encode()).hexdigest())
     monkeypatch.setenv("TIKTOKEN_CACHE_DIR", str(tmp_path))
     monkeypatch.setattr("tiktoken.load.read_file", lambda address: pytest.fail(f"asks for {address}"))
-    assert GPT2().encode("Hello world").tolist() == [15496, 995]
+    assert Gpt2Tokenizer().encode("Hello world").tolist() == [15496, 995]
 
 
 @pytest.mark.parametrize("failure", ["disconnected", "another page"])
@@ -198,7 +198,7 @@ def test_gpt2_that_cannot_be_downloaded(tmp_path: Path, monkeypatch: pytest.Monk
     monkeypatch.setenv("TIKTOKEN_CACHE_DIR", str(tmp_path))
     monkeypatch.setattr("tiktoken.load.read_file", fetch)
     with pytest.raises(MachineError) as caught:
-        GPT2()
+        Gpt2Tokenizer()
     kind = "ConnectionError" if failure == "disconnected" else "ValueError"
     assert str(caught.value) == (
         f"the GPT-2 tokenizer files are neither in tiktoken's cache nor downloadable ({kind}); connect once, point "
@@ -213,7 +213,7 @@ def test_other_ranks_are_not_gpt2s(shared: Path, tmp_path: Path) -> None:
     for name, changed in (("swapped", swapped), ("short", lines[:-1]), ("small", [base64.b64encode(b"a") + b" 0\n"])):
         path = tmp_path / f"{name}.tiktoken"
         path.write_bytes(b"".join(changed))
-        assert refused(lambda path=path: GPT2(path)) == (  # type: ignore[misc]
+        assert refused(lambda path=path: Gpt2Tokenizer(path)) == (  # type: ignore[misc]
             f"data.tokenizer_file: {path} does not hold GPT-2's ranks; use data.tokenizer: json for another tokenizer"
         )
 
@@ -230,14 +230,16 @@ def test_what_is_no_rank_file(tmp_path: Path, name: str, content: bytes, why: st
     path = tmp_path / name
     path.write_bytes(content)
     (tmp_path / "encoder.json").write_text("{}")
-    assert refused(lambda: GPT2(path)).startswith(f"data.tokenizer_file: {path} holds no byte-pair ranks: {why}")
+    assert refused(lambda: Gpt2Tokenizer(path)).startswith(
+        f"data.tokenizer_file: {path} holds no byte-pair ranks: {why}"
+    )
 
 
 def test_missing_rank_files(tmp_path: Path) -> None:
     gone, alone = tmp_path / "gone.tiktoken", tmp_path / "vocab.bpe"
     alone.write_text("#version: 0.2\n")
-    assert refused(lambda: GPT2(gone)) == f"data.tokenizer_file: {gone} does not exist"
-    assert refused(lambda: GPT2(alone)) == f"data.tokenizer_file: {alone} needs encoder.json beside it"
+    assert refused(lambda: Gpt2Tokenizer(gone)) == f"data.tokenizer_file: {gone} does not exist"
+    assert refused(lambda: Gpt2Tokenizer(alone)) == f"data.tokenizer_file: {alone} needs encoder.json beside it"
 
 
 def test_files_that_were_mended_are_read_anew(shared: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -245,10 +247,10 @@ def test_files_that_were_mended_are_read_anew(shared: Path, tmp_path: Path, monk
     monkeypatch.setenv("TIKTOKEN_CACHE_DIR", str(tmp_path / "cache"))
     for name in ("vocab.bpe", "encoder.json"):
         (tmp_path / name).write_text("{}")
-    assert "holds no byte-pair ranks" in refused(lambda: GPT2(tmp_path / "vocab.bpe"))
+    assert "holds no byte-pair ranks" in refused(lambda: Gpt2Tokenizer(tmp_path / "vocab.bpe"))
     for name in ("vocab.bpe", "encoder.json"):
         shutil.copy(shared / "data" / "gpt2" / name, tmp_path / name)
-    assert GPT2(tmp_path / "vocab.bpe").encode("Hello world").tolist() == [15496, 995]
+    assert Gpt2Tokenizer(tmp_path / "vocab.bpe").encode("Hello world").tolist() == [15496, 995]
 
 
 # --- tokenizers files ---------------------------------------------------------------------------------------------
@@ -348,7 +350,7 @@ def test_an_unusual_end_must_be_named(tmp_path: Path) -> None:
     )
     made = JsonTokenizer(path, "fin:is:")
     assert (made.eot, made.name.split(":", 2)[2]) == (1, "fin:is:")
-    facts = json.loads(json.dumps(describe(made, tmp_path)))
+    facts = json.loads(json.dumps(store_tokenizer(made, tmp_path)))
     again = load_saved_tokenizer(facts, tmp_path)
     assert (again.eot, again.name, again.encode("a b").tolist()) == (1, made.name, [2, 0])
 
@@ -378,7 +380,7 @@ def test_a_saved_copy_that_changed_is_not_opened(tmp_path: Path) -> None:
     source = save(word_level("a", "b"), tmp_path / "source.json")
     folder = tmp_path / "copy"
     folder.mkdir()
-    facts = describe(JsonTokenizer(source), folder)
+    facts = store_tokenizer(JsonTokenizer(source), folder)
     source.unlink()
     assert load_saved_tokenizer(facts, folder).encode("b a").tolist() == [3, 2]
     copy = folder / "tokenizer.json"

@@ -71,7 +71,7 @@ def rule() -> type[Rule]:
 def subject() -> Callable[..., CellSubject]:
     """subject(model, held=, length=, validation=, seq_len=, seed=, **eval settings) with byte tokens.
 
-    The corpus has `held` held-out documents of `length`, `length` + 1, ... tokens.
+    The corpus has `heldout` held-out documents of `length`, `length` + 1, ... tokens.
     """
 
     def make(

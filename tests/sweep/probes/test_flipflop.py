@@ -11,7 +11,7 @@ import pytest
 from atma_sweep.results import metrics
 from atma_sweep.results.intervals import wilson
 from atma_sweep.sweep.config import CellConfig, DataConfig, EvalConfig
-from atma_sweep.sweep.data.known.flipflop import FlipFlopRows, coin_flips
+from atma_sweep.sweep.data.known.flipflop import FlipFlopRows, coin_flip_accuracy
 from atma_sweep.sweep.data.tokenizer import load_tokenizer
 from atma_sweep.sweep.probes import bound
 from atma_sweep.sweep.probes.subject import CellSubject, measure
@@ -118,11 +118,13 @@ def test_length_seed_and_share_of_the_sequences_like_those_of_training_are_the_c
     assert rows.made(np.arange(5)).tolist() == expected.made(np.arange(5)).tolist()
     assert probe.tokens(0) == 16 * 180_000
     levels = {metric.name: probe.chance(metric) for metric in probe.metrics}
-    assert levels["exact_iid"] == coin_flips(16, 0.5)
-    assert levels["exact_dense"] == coin_flips(16, 0.1)
+    assert levels["exact_iid"] == coin_flip_accuracy(16, 0.5)
+    assert levels["exact_dense"] == coin_flip_accuracy(16, 0.1)
     assert (levels["error_iid"], levels["reads_iid"], levels["coin_iid"]) == (0.5, None, None)
-    assert probe.description("exact_sparse") == {"chance": coin_flips(16, 0.98)}
-    assert metrics.metric("flipflop", "exact_sparse", probe.description("exact_sparse")).chance == coin_flips(16, 0.98)
+    assert probe.description("exact_sparse") == {"chance": coin_flip_accuracy(16, 0.98)}
+    assert metrics.metric("flipflop", "exact_sparse", probe.description("exact_sparse")).chance == coin_flip_accuracy(
+        16, 0.98
+    )
 
 
 def test_letters_that_are_no_tokens_have_a_reason(asked: Callable[..., CellSubject]) -> None:
