@@ -12,9 +12,9 @@ def place_of(store: Store, attempt: Attempt) -> str:
     if attempt.imported:
         # it has what its bundle brought, under the runs folder; its own machine's places are none of ours
         return storage.split(attempt.weights)[0] if attempt.weights else attempt.run_dir
-    for named in (attempt.weights, attempt.checkpoint):
-        if named is not None:
-            return storage.split(named)[0]
-    known = store.provenance(attempt.id)
-    path = known.config.get("checkpoint", {}).get("path") if known is not None else None
+    for address in (attempt.weights, attempt.checkpoint):
+        if address is not None:
+            return storage.split(address)[0]
+    provenance = store.provenance(attempt.id)
+    path = provenance.config.get("checkpoint", {}).get("path") if provenance is not None else None
     return storage.home(path, attempt.run_dir)

@@ -92,14 +92,14 @@ def save(
 
     Once it has been read back, older ones go, but for the one just before it. Raises StorageError.
     """
-    place = storage.place(folder)
+    location = storage.place(folder)
     writers = {
         MODEL: functools.partial(_write_tensors, model_state(model)),
         OPTIMIZERS: functools.partial(_write_optimizers, optimizers),
     }
-    place.publish(name_of(step), writers, {"step": step, "tokens": tokens, "wall_s": wall_s, "pending": pending})
+    location.publish(name_of(step), writers, {"step": step, "tokens": tokens, "wall_s": wall_s, "pending": pending})
     for old in list_checkpoints(folder)[KEPT:]:
-        place.remove(old)
+        location.remove(old)
     return name_of(step)
 
 
@@ -108,8 +108,8 @@ def list_checkpoints(folder: str | Path) -> list[str]:
     return [name for name in reversed(storage.place(folder).names()) if name.startswith(PREFIX)]
 
 
-def newest(folder: str | Path, tell: Callable[[str], None] = lambda line: None) -> Checkpoint | None:
-    """The newest sound checkpoint of a place; `tell` gets a line for each damaged one, which is passed over.
+def newest(folder: str | Path, log: Callable[[str], None] = lambda line: None) -> Checkpoint | None:
+    """The newest sound checkpoint of a place; `log` gets a line for each damaged one, which is passed over.
 
     Raises StorageError.
     """
@@ -118,7 +118,7 @@ def newest(folder: str | Path, tell: Callable[[str], None] = lambda line: None) 
             try:
                 facts = read_verified_facts(path, name)
             except DamagedCheckpoint as error:
-                tell(f"{storage.join(folder, name)} is damaged and passed over: {error}")
+                log(f"{storage.join(folder, name)} is damaged and passed over: {error}")
                 continue
             return _load(path, facts)
     return None
@@ -138,23 +138,23 @@ def _load(path: Path, facts: CheckpointFacts) -> Checkpoint:
 
 
 def clear(folder: str | Path, but: str | None = None) -> None:
-    """Removes every checkpoint of a place, unfinished ones included, except the one named `but`. Raises StorageError."""
-    place = storage.place(folder)
-    for name in place.names():
+    """Removes every checkpoint of a place, unfinished ones included, except the one named `keep`. Raises StorageError."""
+    location = storage.place(folder)
+    for name in location.names():
         unfinished = name.startswith(f".{PREFIX}") and name.endswith(".part")
         if (name.startswith(PREFIX) or unfinished) and name != but:
-            place.remove(name)
+            location.remove(name)
 
 
 def claim(folder: str | Path) -> None:
     """Makes sure that a shared place is writable and that nobody else's state lies there. Raises StorageError."""
-    place = storage.place(folder)
-    if any(name.startswith(PREFIX) or name == WEIGHTS for name in place.names()):
+    location = storage.place(folder)
+    if any(name.startswith(PREFIX) or name == WEIGHTS for name in location.names()):
         raise storage.StorageOccupied(
             f"{folder} already holds a training that this database does not know; remove it, or name another place "
             "with checkpoint.path"
         )
-    place.check()
+    location.check()
 
 
 def sizes(config: ModelConfig, *, narrow: bool, optimizer: str = "muon") -> tuple[int, int]:
@@ -162,8 +162,8 @@ def sizes(config: ModelConfig, *, narrow: bool, optimizer: str = "muon") -> tupl
 
     Every `attn_every`-th block is alike, so that many are built, on the meta device, where nothing is allocated.
     """
-    built = min(config.n_layers, config.attn_every)
-    shorter, dtype = config.model_copy(update={"n_layers": built}), torch.bfloat16 if narrow else torch.float32
+    n_built = min(config.n_layers, config.attn_every)
+    shorter, dtype = config.model_copy(update={"n_layers": n_built}), torch.bfloat16 if narrow else torch.float32
     try:
         with torch.device("meta"):
             model = Backbone(shorter, dtype=dtype)
@@ -174,7 +174,7 @@ def sizes(config: ModelConfig, *, narrow: bool, optimizer: str = "muon") -> tupl
     def total_bytes(name: str, tensor: torch.Tensor) -> int:
         """Return the bytes of all tensors of that name in blocks that are alike."""
         top, layer, *_ = name.split(".")
-        return tensor.nbytes * (len(range(int(layer), config.n_layers, built)) if top == "blocks" else 1)
+        return tensor.nbytes * (len(range(int(layer), config.n_layers, n_built)) if top == "blocks" else 1)
 
     weights = sum(total_bytes(name, tensor) for name, tensor in model.state_dict().items())
     # Muon keeps one buffer for each of its parameters, AdamW two.

@@ -25,9 +25,9 @@ from .file_names import DIGITS, KEPT, MODEL, OPTIMIZERS, PREFIX, WEIGHTS
 from .seal import SEAL, DamagedCheckpoint, read_verified_facts
 
 Keep = Literal["newest", "weights", "nothing"]
-KEEPS: tuple[Keep, ...] = ("newest", "weights", "nothing")
+KEEP_CHOICES: tuple[Keep, ...] = ("newest", "weights", "nothing")
 
-INSIDE = frozenset((MODEL, OPTIMIZERS, SEAL))
+CHECKPOINT_FILES = frozenset((MODEL, OPTIMIZERS, SEAL))
 CHECKPOINT = re.compile(rf"{PREFIX}\d{{{DIGITS},}}")
 UNFINISHED = re.compile(rf"\.{PREFIX}\d{{{DIGITS},}}\.part")
 UNFINISHED_WEIGHTS = f"{WEIGHTS}.part"
@@ -92,10 +92,10 @@ class PruneReport:
             if cell.problem:
                 lines.append(f"{cell.cell_id} {cell.slug} ({cell.standing}): {cell.problem}")
         done = "would free" if self.dry else "freed"
-        left = f"; {len(self.running)} running cells left alone" if self.running else ""
+        running_note = f"; {len(self.running)} running cells left alone" if self.running else ""
         return [
             *lines,
-            f"{self.sweep}: {done} {size(self.bytes)} of {counted(len(self.cells), 'cell')} (keep {self.keep}){left}",
+            f"{self.sweep}: {done} {size(self.bytes)} of {counted(len(self.cells), 'cell')} (keep {self.keep}){running_note}",
         ]
 
 
@@ -113,8 +113,8 @@ def prune(
 
     Raises SweepUnknown, StoreBusy, and SweepError for another `keep`.
     """
-    if keep not in KEEPS:
-        raise SweepError(f"--keep {keep}: no such choice; {choices_hint(keep, KEEPS)}")
+    if keep not in KEEP_CHOICES:
+        raise SweepError(f"--keep {keep}: no such choice; {choices_hint(keep, KEEP_CHOICES)}")
     name = store.default_sweep() if sweep is None else sweep
     states = store.cell_states(name)
     states += store.cell_states(name, orphans=True) if orphans else []
@@ -126,15 +126,15 @@ def prune(
         if any(attempt.state == "running" for attempt in attempts):
             running.append(state.slug)
             continue
-        done = _Cell(store, runs, state, standing(state, requested), attempts).prune(keep, dry)
-        if done is None:
+        cell = _CellPruner(store, runs, state, standing(state, requested), attempts).prune(keep, dry)
+        if cell is None:
             running.append(state.slug)
         else:
-            pruned.append(done)
-    found = [cell for cell in pruned if cell.checkpoints or cell.weights or cell.problem]
-    result = PruneReport(name, keep, dry, found, running)
-    if not dry and any(cell.checkpoints or cell.weights for cell in found):
-        checkpoints, weights = sum(cell.checkpoints for cell in found), sum(cell.weights for cell in found)
+            pruned.append(cell)
+    reported = [cell for cell in pruned if cell.checkpoints or cell.weights or cell.problem]
+    result = PruneReport(name, keep, dry, reported, running)
+    if not dry and any(cell.checkpoints or cell.weights for cell in reported):
+        checkpoints, weights = sum(cell.checkpoints for cell in reported), sum(cell.weights for cell in reported)
         store.add_event(
             "pruned",
             f"{counted(checkpoints, 'checkpoint')} and {weights} weights, {size(result.bytes)} (keep {keep})",
@@ -143,15 +143,17 @@ def prune(
     return result
 
 
-class _Cell:
+class _CellPruner:
     """The pruning of one cell, none of whose attempts ran when it was begun."""
 
-    def __init__(self, store: Store, runs: Path, state: CellState, word: Standing, attempts: Sequence[Attempt]) -> None:
-        self.store, self.runs, self.state, self.word, self.attempts = store, runs, state, word, attempts
+    def __init__(
+        self, store: Store, runs: Path, state: CellState, standing: Standing, attempts: Sequence[Attempt]
+    ) -> None:
+        self.store, self.runs, self.state, self.word, self.attempts = store, runs, state, standing, attempts
         self.checkpoints = self.weights = self.bytes = 0
-        self.sound = 0
+        self.n_sound = 0
         """Checkpoints that a launch could go on from; those past the ones that stay are not looked into."""
-        self.left = 0
+        self.n_remaining = 0
         """Those of them that stay."""
         self.problems: list[str] = []
 
@@ -160,18 +162,18 @@ class _Cell:
         weights, checkpoints = self._plan(keep)
         if not dry and self.store.attempts(self.state.cell_id) != self.attempts:
             return None
-        for attempt, place, name in weights:
-            with self._noted():
+        for attempt, location, name in weights:
+            with self._collect_problems():
                 # weights that are not here may lie on another machine that shares the database
                 if attempt.weights is not None and name == WEIGHTS and not dry:
                     self.store.forget_weights(attempt.id)
-                self._remove(place, name, dry)
+                self._remove(location, name, dry)
                 self.weights += name == WEIGHTS
-        for place, name in reversed(checkpoints):  # the newest last, should this be cut short
-            with self._noted():
-                self._remove(place, name, dry)
+        for location, name in reversed(checkpoints):  # the newest last, should this be cut short
+            with self._collect_problems():
+                self._remove(location, name, dry)
                 self.checkpoints += 1
-        state, starts_over = self.state, self.sound > self.left == 0
+        state, starts_over = self.state, self.n_sound > self.n_remaining == 0
         problem = "; ".join(dict.fromkeys(self.problems))
         return PrunedCell(
             state.cell_id, state.slug, self.word, self.checkpoints, self.weights, self.bytes, starts_over, problem
@@ -180,38 +182,44 @@ class _Cell:
     def _plan(self, keep: Keep) -> tuple[list[tuple[Attempt, storage.Storage, str]], list[tuple[storage.Storage, str]]]:
         """Kept weights and checkpoints to remove, those of the newest attempt first."""
         weights: list[tuple[Attempt, storage.Storage, str]] = []
-        gone: list[tuple[storage.Storage, str]] = []
+        removable: list[tuple[storage.Storage, str]] = []
         damaged: list[tuple[storage.Storage, str]] = []
-        unfinished, wanted = True, KEPT if keep == "newest" else 0
+        unfinished, n_kept = True, KEPT if keep == "newest" else 0
         for attempt in reversed(self.attempts):
             if attempt.kind != "train":
                 continue
             # a launch goes on from trainings back to the last one that ended as a result, as the supervisor does
             unfinished = unfinished and attempt.state not in ("done", "diverged")
-            with self._noted():
-                place = storage.place(storage.resolve(self.runs, place_of(self.store, attempt)))
-                names = place.names()
+            with self._collect_problems():
+                location = storage.place(storage.resolve(self.runs, place_of(self.store, attempt)))
+                names = location.names()
                 # a file that the database has forgotten already is left of a pruning that was killed
                 if keep == "nothing":
-                    weights += [(attempt, place, name) for name in (WEIGHTS, UNFINISHED_WEIGHTS) if place.has(name)]
-                gone += [(place, name) for name in names if UNFINISHED.fullmatch(name) and self._ours(place, name)]
+                    weights += [
+                        (attempt, location, name) for name in (WEIGHTS, UNFINISHED_WEIGHTS) if location.has(name)
+                    ]
+                removable += [
+                    (location, name)
+                    for name in names
+                    if UNFINISHED.fullmatch(name) and self._is_pure_checkpoint(location, name)
+                ]
                 for name in reversed(names):
-                    if not CHECKPOINT.fullmatch(name) or not self._ours(place, name):
+                    if not CHECKPOINT.fullmatch(name) or not self._is_pure_checkpoint(location, name):
                         continue
-                    if not unfinished or (self.left >= wanted and self.sound):
-                        gone.append((place, name))
-                    elif not is_sound(place, name):
-                        damaged.append((place, name))
+                    if not unfinished or (self.n_remaining >= n_kept and self.n_sound):
+                        removable.append((location, name))
+                    elif not is_sound(location, name):
+                        damaged.append((location, name))
                     else:
-                        self.sound += 1
-                        stays = self.left < wanted
-                        self.left += stays
-                        gone += [] if stays else [(place, name)]
+                        self.n_sound += 1
+                        stays = self.n_remaining < n_kept
+                        self.n_remaining += stays
+                        removable += [] if stays else [(location, name)]
         # what looks damaged may be a disk that cannot be read today: it goes only where something better stays
-        return weights, gone + (damaged if self.left or not wanted else [])
+        return weights, removable + (damaged if self.n_remaining or not n_kept else [])
 
     @contextlib.contextmanager
-    def _noted(self) -> Iterator[None]:
+    def _collect_problems(self) -> Iterator[None]:
         """A place that fails is a problem of the cell, and the rest goes on."""
         try:
             yield
@@ -220,40 +228,42 @@ class _Cell:
         except OSError as error:
             self.problems.append(f"{error.filename}: {error.strerror}; make it readable and writable, then prune again")
 
-    def _ours(self, place: storage.Storage, name: str) -> bool:
+    def _is_pure_checkpoint(self, location: storage.Storage, name: str) -> bool:
         """Whether a bundle holds only what a checkpoint holds. A link, or anything else in it, makes it somebody's."""
-        strange = set(storage.place(storage.join(place.address, name)).names()) - INSIDE
-        if isinstance(place, storage.LocalStorage):
-            path = place.path / name
-            strange |= {"a link"} if path.is_symlink() else set() if path.is_dir() else {"no folder"}
-        if strange:
-            what = f"{storage.join(place.address, name)} is not as a checkpoint is ({', '.join(sorted(strange))})"
-            self.problems.append(f"{what} and stays; take out what is yours, then prune again")
-        return not strange
+        unexpected = set(storage.place(storage.join(location.address, name)).names()) - CHECKPOINT_FILES
+        if isinstance(location, storage.LocalStorage):
+            path = location.path / name
+            unexpected |= {"a link"} if path.is_symlink() else set() if path.is_dir() else {"no folder"}
+        if unexpected:
+            problem = (
+                f"{storage.join(location.address, name)} is not as a checkpoint is ({', '.join(sorted(unexpected))})"
+            )
+            self.problems.append(f"{problem} and stays; take out what is yours, then prune again")
+        return not unexpected
 
-    def _remove(self, place: storage.Storage, name: str, dry: bool) -> None:
-        taken = bytes_of(place, name)
+    def _remove(self, location: storage.Storage, name: str, dry: bool) -> None:
+        freed = bytes_of(location, name)
         if not dry:
-            if isinstance(place, storage.LocalStorage) and (place.path / name).is_dir():
-                storage.LocalStorage(place.path / name).remove(SEAL)
-            place.remove(name)
-        self.bytes += taken
+            if isinstance(location, storage.LocalStorage) and (location.path / name).is_dir():
+                storage.LocalStorage(location.path / name).remove(SEAL)
+            location.remove(name)
+        self.bytes += freed
 
 
-def is_sound(place: storage.Storage, name: str) -> bool:
+def is_sound(location: storage.Storage, name: str) -> bool:
     """Whether a launch could go on from it: hashed on a local disk; elsewhere, where that would fetch it, sealed."""
-    if isinstance(place, storage.LocalStorage):
+    if isinstance(location, storage.LocalStorage):
         try:
-            read_verified_facts(place.path / name, name)
+            read_verified_facts(location.path / name, name)
         except DamagedCheckpoint:
             return False
         return True
-    return storage.place(storage.join(place.address, name)).has(SEAL)
+    return storage.place(storage.join(location.address, name)).has(SEAL)
 
 
-def bytes_of(place: storage.Storage, name: str) -> int:
+def bytes_of(location: storage.Storage, name: str) -> int:
     """What a bundle or a file of a place takes, bytes. Raises StorageError."""
-    if isinstance(place, storage.LocalStorage):
-        return size_on_disk(place.path / name)
-    assert isinstance(place, storage.RemoteStorage)
-    return place.bytes_of(name)
+    if isinstance(location, storage.LocalStorage):
+        return size_on_disk(location.path / name)
+    assert isinstance(location, storage.RemoteStorage)
+    return location.bytes_of(name)

@@ -38,14 +38,14 @@ class CheckpointFacts:
     """Train loss, gradient norm and tokens per second of a point whose validation was left half-way."""
 
 
-def written(facts: Mapping[str, Any], hashes: Mapping[str, str]) -> bytes:
+def seal_content(facts: Mapping[str, Any], hashes: Mapping[str, str]) -> bytes:
     """The content of the file SEAL for a bundle with these facts and files."""
-    said = {**facts, "sha256": dict(hashes)}
-    return json.dumps(said | {"seal": _hash_of(said)}).encode()
+    content = {**facts, "sha256": dict(hashes)}
+    return json.dumps(content | {"seal": _hash_of(content)}).encode()
 
 
-def _hash_of(said: Mapping[str, Any]) -> str:
-    return hashlib.sha256(json.dumps(said).encode()).hexdigest()
+def _hash_of(content: Mapping[str, Any]) -> str:
+    return hashlib.sha256(json.dumps(content).encode()).hexdigest()
 
 
 def read_verified_facts(bundle: Path, name: str) -> CheckpointFacts:
@@ -53,51 +53,51 @@ def read_verified_facts(bundle: Path, name: str) -> CheckpointFacts:
 
     One of an older release, whose seal has no hash of itself, passes when its facts can be true. Raises Damaged.
     """
-    said = _opened(bundle)
-    hashes = said.pop("sha256", None)
+    content = _read_seal(bundle)
+    hashes = content.pop("sha256", None)
     if not isinstance(hashes, dict) or set(hashes) != _PARTS:
         raise DamagedCheckpoint(f"{SEAL} does not name its files")
-    facts = _facts(said)
+    facts = _check_facts(content)
     if name != name_of(facts.step):
         raise DamagedCheckpoint(f"{SEAL} is of step {facts.step}")
     try:
-        found = map_in_threads(sha256, [bundle / part for part in hashes])
+        current = map_in_threads(sha256, [bundle / part for part in hashes])
     except OSError as error:
         raise DamagedCheckpoint(f"{Path(str(error.filename)).name}: {error.strerror}") from error
-    for part, old, new in zip(hashes, hashes.values(), found, strict=True):
+    for part, old, new in zip(hashes, hashes.values(), current, strict=True):
         if old != new:
             raise DamagedCheckpoint(f"{part} has changed since it was written")
     return facts
 
 
-def _opened(bundle: Path) -> dict[str, Any]:
+def _read_seal(bundle: Path) -> dict[str, Any]:
     """What the seal says, its own hash aside."""
     try:
         raw = (bundle / SEAL).read_bytes()
-        said = json.loads(raw)
+        content = json.loads(raw)
     except OSError as error:
         raise DamagedCheckpoint(f"{SEAL}: {error.strerror}") from error
     except (ValueError, RecursionError) as error:
         raise DamagedCheckpoint(f"{SEAL} cannot be read") from error
-    if not isinstance(said, dict):
+    if not isinstance(content, dict):
         raise DamagedCheckpoint(f"{SEAL} cannot be read")
     # byte by byte, so that what a reader would let pass, as a space more, is noticed, too
-    if json.dumps(said).encode() != raw or ("seal" in said and said.pop("seal") != _hash_of(said)):
+    if json.dumps(content).encode() != raw or ("seal" in content and content.pop("seal") != _hash_of(content)):
         raise DamagedCheckpoint(f"{SEAL} has changed since it was written")
-    return said
+    return content
 
 
-def _facts(said: Mapping[str, Any]) -> CheckpointFacts:
-    step, tokens, wall_s, pending = (said.get(key) for key in ("step", "tokens", "wall_s", "pending"))
+def _check_facts(content: Mapping[str, Any]) -> CheckpointFacts:
+    step, tokens, wall_s, pending = (content.get(key) for key in ("step", "tokens", "wall_s", "pending"))
     numbers = [wall_s, *(pending if isinstance(pending, list) else [])]
-    sound = (
-        set(said) <= _FACTS
+    is_valid = (
+        set(content) <= _FACTS
         and all(type(count) is int and count > 0 for count in (step, tokens))
         and all(type(number) in (int, float) and abs(number) < 1e300 for number in numbers)
         and numbers[0] >= 0
         and (pending is None or len(numbers) == 4)
     )
-    if not sound:
+    if not is_valid:
         raise DamagedCheckpoint(f"{SEAL} holds values that no training has")
     return CheckpointFacts(step, tokens, wall_s, tuple(pending) if pending else None)  # type: ignore[arg-type]
 

@@ -20,7 +20,7 @@ from typing import Any
 
 from ...results.console.output_files import fsync_path, sha256
 from ..errors import MachineError, SweepError
-from .seal import SEAL, map_in_threads, written
+from .seal import SEAL, map_in_threads, seal_content
 
 Writer = Callable[[Path], None]
 """Writes one file to the given local path; failures to write are OSErrors."""
@@ -70,7 +70,7 @@ def home(path: str | None, folder: str) -> str:
     """Where an attempt keeps its state, as the database says it: its own folder, or one like it under `path`."""
     if path is None:
         return folder
-    local = _local(path)
+    local = _local_path(path)
     return join(path if local is None else local, folder)
 
 
@@ -95,48 +95,48 @@ def place(address: str | Path) -> Storage:
     Raises AddressError for one that cannot be understood, StorageError when its backend is missing or fails.
     """
     check_address(str(address))
-    local = _local(str(address))
+    local = _local_path(str(address))
     return LocalStorage(local) if local is not None else RemoteStorage(str(address))
 
 
 def exists(address: str) -> bool:
-    """Whether there is such a file. Raises as `place` does, and StorageError when its place cannot be reached."""
+    """Whether there is such a file. Raises as `address` does, and StorageError when its place cannot be reached."""
     folder, name = split(address)
     return place(folder).has(name)
 
 
 def free_bytes(address: str) -> int | None:
     """Bytes free on the disk of a local place, which need not exist yet; None for a place elsewhere, or on no disk at all."""
-    local = _local(address)
+    local = _local_path(address)
     if local is None:
         return None
     usage = shutil.disk_usage(next(path for path in (local, *local.parents) if path.exists()))
     return usage.free if usage.total else None  # such as /proc
 
 
-def _local(address: str) -> Path | None:
-    scheme, separator, rest = address.partition("://")
+def _local_path(address: str) -> Path | None:
+    scheme, separator, path = address.partition("://")
     if not separator:
         return Path(address)
     if scheme not in ("file", "local"):
         return None
-    if not rest.startswith("/"):
+    if not path.startswith("/"):
         raise StorageAddressError(f"{address}: needs an absolute path, as in {scheme}:///data/checkpoints")
-    return Path(rest)
+    return Path(path)
 
 
 # --- bundles --------------------------------------------------------------------------------------------------------
 
 
-def _written(folder: Path, writers: Mapping[str, Writer]) -> dict[str, str]:
+def _write_files(folder: Path, writers: Mapping[str, Writer]) -> dict[str, str]:
     """Writes every file, syncs it and reads it back for its hash; by name."""
 
-    def one(name: str) -> str:
+    def write_and_hash(name: str) -> str:
         writers[name](folder / name)
         fsync_path(folder / name)
         return sha256(folder / name)
 
-    return dict(zip(writers, map_in_threads(one, list(writers)), strict=True))
+    return dict(zip(writers, map_in_threads(write_and_hash, list(writers)), strict=True))
 
 
 # --- places ---------------------------------------------------------------------------------------------------------
@@ -191,7 +191,7 @@ class Storage(ABC):
 
     def _unwritable(self, error: Exception) -> StorageError:
         return StorageError(
-            f"{self.address} cannot be written: {_line(error)}; make room there or name another place with "
+            f"{self.address} cannot be written: {_first_line(error)}; make room there or name another place with "
             "checkpoint.path, then launch again"
         )
 
@@ -210,19 +210,19 @@ class LocalStorage(Storage):
         return (self.path / name).is_file()
 
     def publish(self, name: str, writers: Mapping[str, Writer], facts: Mapping[str, Any]) -> None:
-        final, aside = self.path / name, self.path / f".{name}.part"
-        shutil.rmtree(aside, ignore_errors=True)
+        final, temporary = self.path / name, self.path / f".{name}.part"
+        shutil.rmtree(temporary, ignore_errors=True)
         try:
-            aside.mkdir(parents=True)
-            (aside / SEAL).write_bytes(written(facts, _written(aside, writers)))
-            fsync_path(aside / SEAL)
-            fsync_path(aside)
+            temporary.mkdir(parents=True)
+            (temporary / SEAL).write_bytes(seal_content(facts, _write_files(temporary, writers)))
+            fsync_path(temporary / SEAL)
+            fsync_path(temporary)
             if final.exists():
                 shutil.rmtree(final)
-            os.rename(aside, final)
+            os.rename(temporary, final)
             fsync_path(self.path)
         except OSError as error:
-            shutil.rmtree(aside, ignore_errors=True)
+            shutil.rmtree(temporary, ignore_errors=True)
             raise self._unwritable(error) from error
 
     def bundle(self, name: str) -> contextlib.AbstractContextManager[Path]:
@@ -231,18 +231,18 @@ class LocalStorage(Storage):
     file = bundle
 
     def put(self, name: str, writer: Writer) -> str:
-        aside = self.path / f"{name}.part"
+        temporary = self.path / f"{name}.part"
         try:
             self.path.mkdir(parents=True, exist_ok=True)
-            writer(aside)
-            fsync_path(aside)
-            written_hash = sha256(aside)
-            os.replace(aside, self.path / name)
+            writer(temporary)
+            fsync_path(temporary)
+            written_hash = sha256(temporary)
+            os.replace(temporary, self.path / name)
             fsync_path(self.path)
             return written_hash
         except OSError as error:
             with contextlib.suppress(OSError):
-                aside.unlink()
+                temporary.unlink()
             raise self._unwritable(error) from error
 
     def remove(self, name: str) -> None:
@@ -253,7 +253,7 @@ class LocalStorage(Storage):
             else:
                 path.unlink(missing_ok=True)
         except OSError as error:
-            raise StorageError(f"{path} cannot be removed: {_line(error)}; remove it by hand") from error
+            raise StorageError(f"{path} cannot be removed: {_first_line(error)}; remove it by hand") from error
 
 
 class RemoteStorage(Storage):
@@ -268,11 +268,11 @@ class RemoteStorage(Storage):
             self._fs, root = url_to_fs(address)
         except ImportError as error:
             raise StorageError(
-                f"{address}: {_line(error)}; install that package beside atma-sweep, or name a folder with checkpoint.path"
+                f"{address}: {_first_line(error)}; install that package beside atma-sweep, or name a folder with checkpoint.path"
             ) from error
         except ValueError as error:
             raise StorageAddressError(
-                f"{address}: {_line(error)}; name a folder or an fsspec URL such as s3://..."
+                f"{address}: {_first_line(error)}; name a folder or an fsspec URL such as s3://..."
             ) from error
         except Exception as error:
             raise self._unreachable(error) from error
@@ -282,91 +282,95 @@ class RemoteStorage(Storage):
         return self._names(self._root)
 
     def has(self, name: str) -> bool:
-        with self._reaching():
+        with self._translate_errors():
             self._fs.invalidate_cache()
             try:
-                return bool(self._fs.info(self._at(name))["type"] == "file")
+                return bool(self._fs.info(self._remote_path(name))["type"] == "file")
             except FileNotFoundError:
                 return False
 
     def publish(self, name: str, writers: Mapping[str, Writer], facts: Mapping[str, Any]) -> None:
-        with tempfile.TemporaryDirectory(prefix="atma-sweep-") as aside:
-            local = Path(aside)
-            hashes = self._prepared(local, writers)
-            with self._reaching():
+        with tempfile.TemporaryDirectory(prefix="atma-sweep-") as temporary:
+            local = Path(temporary)
+            hashes = self._write_local(local, writers)
+            with self._translate_errors():
                 self._unseal(name)
-                map_in_threads(lambda file: self._send(local / file, self._at(name, file), hashes[file]), list(hashes))
-                self._fs.pipe_file(self._at(name, SEAL), written(facts, hashes))
+                map_in_threads(
+                    lambda file: self._upload(local / file, self._remote_path(name, file), hashes[file]), list(hashes)
+                )
+                self._fs.pipe_file(self._remote_path(name, SEAL), seal_content(facts, hashes))
 
     @contextlib.contextmanager
     def bundle(self, name: str) -> Iterator[Path]:
         with tempfile.TemporaryDirectory(prefix="atma-sweep-") as folder:
-            files = self._names(self._at(name))
+            files = self._names(self._remote_path(name))
             if SEAL in files:  # else it does not exist, and nothing is worth fetching
-                with self._reaching():
-                    map_in_threads(lambda file: self._get(self._at(name, file), Path(folder) / file), files)
+                with self._translate_errors():
+                    map_in_threads(
+                        lambda file: self._download(self._remote_path(name, file), Path(folder) / file), files
+                    )
             yield Path(folder)
 
     @contextlib.contextmanager
     def file(self, name: str) -> Iterator[Path]:
         with tempfile.TemporaryDirectory(prefix="atma-sweep-") as folder:
-            with self._reaching():
-                self._get(self._at(name), Path(folder) / name)
+            with self._translate_errors():
+                self._download(self._remote_path(name), Path(folder) / name)
             yield Path(folder) / name
 
     def put(self, name: str, writer: Writer) -> str:
-        with tempfile.TemporaryDirectory(prefix="atma-sweep-") as aside:
-            hashes = self._prepared(Path(aside), {name: writer})
-            with self._reaching():
-                self._send(Path(aside) / name, self._at(name), hashes[name])
+        with tempfile.TemporaryDirectory(prefix="atma-sweep-") as temporary:
+            hashes = self._write_local(Path(temporary), {name: writer})
+            with self._translate_errors():
+                self._upload(Path(temporary) / name, self._remote_path(name), hashes[name])
             return hashes[name]
 
     def remove(self, name: str) -> None:
-        with self._reaching(), contextlib.suppress(FileNotFoundError):
+        with self._translate_errors(), contextlib.suppress(FileNotFoundError):
             self._unseal(name)
-            self._fs.rm(self._at(name), recursive=True)
+            self._fs.rm(self._remote_path(name), recursive=True)
 
     def bytes_of(self, name: str) -> int:
         """What a bundle or a file takes, bytes. Raises StorageError."""
-        with self._reaching():
-            return int(self._fs.du(self._at(name)))
+        with self._translate_errors():
+            return int(self._fs.du(self._remote_path(name)))
 
-    def _at(self, *names: str) -> str:
+    def _remote_path(self, *names: str) -> str:
         return "/".join([self._root, *names])
 
     def _names(self, path: str) -> list[str]:
-        with self._reaching():
+        with self._translate_errors():
             # What another machine wrote since must be seen.
             self._fs.invalidate_cache()
             try:
-                return sorted(split(found.rstrip("/"))[1] for found in self._fs.ls(path, detail=False))
+                return sorted(split(path_.rstrip("/"))[1] for path_ in self._fs.ls(path, detail=False))
             except FileNotFoundError:
                 return []
 
     def _unseal(self, name: str) -> None:
         with contextlib.suppress(FileNotFoundError):
-            self._fs.rm_file(self._at(name, SEAL))
+            self._fs.rm_file(self._remote_path(name, SEAL))
 
-    def _prepared(self, aside: Path, writers: Mapping[str, Writer]) -> dict[str, str]:
+    def _write_local(self, folder: Path, writers: Mapping[str, Writer]) -> dict[str, str]:
         try:
-            return _written(aside, writers)
+            return _write_files(folder, writers)
         except OSError as error:
             raise StorageError(
-                f"{aside} cannot be written: {_line(error)}; make room there or let TMPDIR name another folder"
+                f"{folder} cannot be written: {_first_line(error)}; make room there or let TMPDIR name another folder"
             ) from error
 
-    def _send(self, local: Path, remote: str, expected: str) -> None:
+    def _upload(self, local: Path, remote: str, expected: str) -> None:
         self._fs.put_file(str(local), remote)
         with self._fs.open(remote, "rb") as file:
             if hashlib.file_digest(file, "sha256").hexdigest() != expected:
                 raise StorageError(f"{self.address} gave back other bytes than were written; name another place")
 
-    def _get(self, remote: str, local: Path) -> None:
+    def _download(self, remote: str, local: Path) -> None:
         with contextlib.suppress(FileNotFoundError):
             self._fs.get_file(remote, str(local))
 
     @contextlib.contextmanager
-    def _reaching(self) -> Iterator[None]:
+    def _translate_errors(self) -> Iterator[None]:
         """Every backend has errors of its own, so all become one; a missing file is the caller's matter."""
         try:
             yield
@@ -377,10 +381,10 @@ class RemoteStorage(Storage):
 
     def _unreachable(self, error: Exception) -> StorageError:
         return StorageError(
-            f"{self.address} cannot be used: {_line(error)}; check the address, the credentials and the network, or "
+            f"{self.address} cannot be used: {_first_line(error)}; check the address, the credentials and the network, or "
             "name another place with checkpoint.path, then launch again"
         )
 
 
-def _line(error: Exception) -> str:
+def _first_line(error: Exception) -> str:
     return (str(error).strip().splitlines() or [""])[0] or type(error).__name__

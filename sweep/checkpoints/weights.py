@@ -32,14 +32,14 @@ def damage(address: str, recorded: str | None, *, fetch: bool = False) -> str | 
     Raises StorageError.
     """
     folder, name = storage.split(address)
-    holder = storage.place(folder)
-    local = isinstance(holder, storage.LocalStorage)
-    if recorded is None or not (fetch or local):
+    location = storage.place(folder)
+    is_local = isinstance(location, storage.LocalStorage)
+    if recorded is None or not (fetch or is_local):
         return None
-    with holder.file(name) as path:
+    with location.file(name) as path:
         try:
             status = path.stat()
-            if not local:
+            if not is_local:
                 return weights_change(path, address, recorded)
             return _local_change(
                 path, recorded, (status.st_ino, status.st_size, status.st_mtime_ns, status.st_ctime_ns)

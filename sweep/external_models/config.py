@@ -53,22 +53,22 @@ def resolve_cell(checkpoint: HubCheckpoint, base: CellConfig, pairing: str) -> C
     model = ExternalModelConfig(
         name=checkpoint.name, revision=checkpoint.revision, dtype=checkpoint.dtype(cuda=cuda),
         tokenizer=checkpoint.tokenizer, pairing=pairing, family=checkpoint.family, context=checkpoint.context,
-        places=checkpoint.places, folder=str(checkpoint.folder),
+        places=checkpoint.max_positions, folder=str(checkpoint.folder),
     )  # fmt: skip
     config = OpenWeightConfig(
         data=base.data, train=base.train, eval=base.eval, resources=base.resources, open_weight=model
     )
     key = open_weight_id(model, base.data.fingerprint)
     parts = [checkpoint.short, checkpoint.revision.removeprefix("sha256:")[:7], model.dtype]
-    words = "-".join(parts + (["native"] if pairing == "native" else [])).split("-")
-    slug = "-".join(map(slug_part, words))
+    slug_parts = "-".join(parts + (["native"] if pairing == "native" else [])).split("-")
+    slug = "-".join(map(slug_part, slug_parts))
     return Cell(key, slug, config, {})
 
 
 def open_weight_id(model: ExternalModelConfig, fingerprint: str | None) -> str:
     """Of the model, its tokenizer and type, and the text: what its numbers depend on besides the probes."""
-    known = {"name", "revision", "dtype", "tokenizer"} | ({"pairing"} if model.pairing != "text" else set())
-    identity = {KEY: model.model_dump(mode="json", include=known), "data": {"fingerprint": fingerprint}}
+    identity_fields = {"name", "revision", "dtype", "tokenizer"} | ({"pairing"} if model.pairing != "text" else set())
+    identity = {KEY: model.model_dump(mode="json", include=identity_fields), "data": {"fingerprint": fingerprint}}
     return hashlib.sha256(canonical(identity).encode()).hexdigest()[:12]
 
 
@@ -86,7 +86,7 @@ def record(cell: Cell) -> CellRecord:
     """The cell as the database keeps it: without the sections that mean nothing."""
     config = cell.config
     assert isinstance(config, OpenWeightConfig)
-    told = config.model_dump(mode="json", include={KEY, "data", "eval", "resources", "seed"})
-    told["train"] = {"seq_len": config.train.seq_len, "loss_on": config.train.loss_on}
-    levels = levels_of_stored(told)
-    return CellRecord(id=cell.id, slug=cell.slug, seed=config.seed, levels=levels, config=told, axes=levels)
+    stored = config.model_dump(mode="json", include={KEY, "data", "eval", "resources", "seed"})
+    stored["train"] = {"seq_len": config.train.seq_len, "loss_on": config.train.loss_on}
+    levels = levels_of_stored(stored)
+    return CellRecord(id=cell.id, slug=cell.slug, seed=config.seed, levels=levels, config=stored, axes=levels)

@@ -16,17 +16,17 @@ from ..errors import MachineError, SweepError
 
 PREFIX = "hf:"
 """How a model from elsewhere is told from a cell's name."""
-WANTED = ("*.json", "*.safetensors", "*.model", "*.txt", "*.jinja")
+DOWNLOAD_PATTERNS = ("*.json", "*.safetensors", "*.model", "*.txt", "*.jinja")
 """What of a repository is downloaded: no weights in a format that can run code, and no code."""
 PICKLES = (".bin", ".pt", ".pth", ".ckpt")
-TOKENS = ("tokenizer.json", "tokenizer.model", "vocab.json", "merges.txt", "tokenizer_config.json")
+TOKENIZER_FILES = ("tokenizer.json", "tokenizer.model", "vocab.json", "merges.txt", "tokenizer_config.json")
 """Files that decide how a text is cut."""
-FLOAT32 = ("gemma3", "gemma3_text", "granite", "granitemoehybrid")
+FLOAT32_FAMILIES = ("gemma3", "gemma3_text", "granite", "granitemoehybrid")
 """Families that the paper measured in float32, since halves overflow or blur in them."""
-ON_GPUS = ("qwen3_5", "qwen3_5_text", "qwen3_5_moe", "qwen3_5_moe_text", "qwen3_next")
+GPU_FAMILIES = ("qwen3_5", "qwen3_5_text", "qwen3_5_moe", "qwen3_5_moe_text", "qwen3_next")
 """Families whose linear attention transformers runs through kernels of flash-linear-attention, where that is installed."""
 REPOSITORY = re.compile(r"[A-Za-z0-9][A-Za-z0-9._-]*(/[A-Za-z0-9][A-Za-z0-9._-]*)?")
-EXTRA = "pip install 'atma-sweep[hf]'"
+INSTALL_HINT = "pip install 'atma-sweep[hf]'"
 
 
 class InvalidCheckpoint(SweepError):
@@ -54,7 +54,7 @@ class HubCheckpoint:
     """The model type of its config.json."""
     context: int | None
     """Tokens that it was trained to read, as its config says; None where that says nothing."""
-    places: int | None
+    max_positions: int | None
     """Tokens beyond which it has no positions at all; None for a model that can read on."""
 
     @property
@@ -64,7 +64,7 @@ class HubCheckpoint:
 
     def check(self, *, cuda: bool) -> None:
         """Raises MachineError where the model cannot run on the CPU."""
-        if not cuda and self.family in ON_GPUS and importlib.util.find_spec("fla") is not None:
+        if not cuda and self.family in GPU_FAMILIES and importlib.util.find_spec("fla") is not None:
             raise MachineError(
                 f"{self.name} is of the family {self.family}, whose linear attention needs an NVIDIA GPU where flash-linear-attention is "
                 "installed; measure it beside a sweep whose resources have gpus: 1"
@@ -72,35 +72,35 @@ class HubCheckpoint:
 
     def dtype(self, *, cuda: bool) -> str:
         """The type of weights and activations: float32 on the CPU and where the paper has it, else bfloat16."""
-        return "bfloat16" if cuda and self.family not in FLOAT32 else "float32"
+        return "bfloat16" if cuda and self.family not in FLOAT32_FAMILIES else "float32"
 
 
 def need_transformers() -> None:
     """Raises MachineError when the package that holds the models is missing."""
     if importlib.util.find_spec("transformers") is None:
-        raise MachineError(f"open-weight models need the package transformers: {EXTRA}")
+        raise MachineError(f"open-weight models need the package transformers: {INSTALL_HINT}")
 
 
-def resolve_checkpoint(asked: str, revision: str | None = None) -> HubCheckpoint:
+def resolve_checkpoint(requested: str, revision: str | None = None) -> HubCheckpoint:
     """The checkpoint that `hf:NAME` or `hf:FOLDER` means, downloaded where it is not here yet.
 
     Raises NoWeights with what to download and where to put it, NoCheckpoint for what is none or needs foreign code.
     """
     need_transformers()
-    word = asked.removeprefix(PREFIX)
-    local = Path(word).expanduser()
+    name = requested.removeprefix(PREFIX)
+    local = Path(name).expanduser()
     if local.is_dir():
         if revision is not None:
             raise InvalidCheckpoint(
                 f"--revision {revision}: {local} is a folder, which has only one; name a repository of the hub"
             )
-        return _checked(local.resolve().name, local.resolve(), None)
-    if local.exists() or not REPOSITORY.fullmatch(word):
+        return _describe(local.resolve().name, local.resolve(), None)
+    if local.exists() or not REPOSITORY.fullmatch(name):
         raise InvalidCheckpoint(
-            f"{asked} is neither a folder nor a repository of the hub; write {PREFIX}OWNER/NAME or {PREFIX}FOLDER"
+            f"{requested} is neither a folder nor a repository of the hub; write {PREFIX}OWNER/NAME or {PREFIX}FOLDER"
         )
-    folder = _from_hub(word, revision)
-    return _checked(word, folder, folder.name)
+    folder = _from_hub(name, revision)
+    return _describe(name, folder, folder.name)
 
 
 def _from_hub(name: str, revision: str | None) -> Path:
@@ -109,28 +109,32 @@ def _from_hub(name: str, revision: str | None) -> Path:
     from huggingface_hub import constants, snapshot_download
     from huggingface_hub.errors import HfHubHTTPError, LocalEntryNotFoundError
 
-    def take(*, local: bool) -> Path:
-        return Path(snapshot_download(name, revision=revision, allow_patterns=list(WANTED), local_files_only=local))
+    def download(*, local_only: bool) -> Path:
+        return Path(
+            snapshot_download(
+                name, revision=revision, allow_patterns=list(DOWNLOAD_PATTERNS), local_files_only=local_only
+            )
+        )
 
     try:
-        found = take(local=True)
-        if (found / "config.json").is_file() and any(found.glob("*.safetensors")):
-            return found
+        snapshot = download(local_only=True)
+        if (snapshot / "config.json").is_file() and any(snapshot.glob("*.safetensors")):
+            return snapshot
     except LocalEntryNotFoundError:
         pass
-    at = f" --revision {revision}" if revision else ""
+    revision_option = f" --revision {revision}" if revision else ""
     try:
-        return take(local=False)
+        return download(local_only=False)
     except (HfHubHTTPError, LocalEntryNotFoundError, httpx.HTTPError, OSError, ValueError) as error:
         cause = str(error).strip().splitlines()[0][:120] if str(error).strip() else type(error).__name__
         raise WeightsUnavailable(
             f"the weights of {name} are neither in {constants.HF_HUB_CACHE} nor to be had from the hub ({cause}); where the "
-            f"hub can be reached run `hf download {name}{at} --local-dir {name.rpartition('/')[2]}`, bring that folder here "
+            f"hub can be reached run `hf download {name}{revision_option} --local-dir {name.rpartition('/')[2]}`, bring that folder here "
             f"and evaluate {PREFIX}{name.rpartition('/')[2]}"
         ) from error
 
 
-def _checked(name: str, folder: Path, commit: str | None) -> HubCheckpoint:
+def _describe(name: str, folder: Path, commit: str | None) -> HubCheckpoint:
     config = _config(folder)
     family = _family(folder, config)
     weights = sorted(folder.glob("*.safetensors"))
@@ -148,7 +152,7 @@ def _checked(name: str, folder: Path, commit: str | None) -> HubCheckpoint:
         raise WeightsUnavailable(
             f"{folder} holds no weights; put the checkpoint's *.safetensors beside its config.json"
         )
-    _whole(folder)
+    _check_all_shards(folder)
     text = config.get("text_config") or config
     limit = text.get("max_position_embeddings")
     return HubCheckpoint(
@@ -158,22 +162,22 @@ def _checked(name: str, folder: Path, commit: str | None) -> HubCheckpoint:
         tokenizer=_hash(folder, _tokenizer_files(folder)),
         family=family,
         context=int(text.get("n_positions") or limit or 0) or None,
-        places=text.get("n_positions"),
+        max_positions=text.get("n_positions"),
     )
 
 
 def _config(folder: Path) -> dict[str, Any]:
     try:
-        found = json.loads((folder / "config.json").read_text())
+        config = json.loads((folder / "config.json").read_text())
     except OSError as error:
         raise InvalidCheckpoint(f"{folder} has no config.json, so it is no checkpoint in the hub's format") from error
     except ValueError as error:
         raise InvalidCheckpoint(f"{folder / 'config.json'} is no JSON: {error}") from error
-    if not isinstance(found, dict) or not isinstance(found.get("model_type"), str):
+    if not isinstance(config, dict) or not isinstance(config.get("model_type"), str):
         raise InvalidCheckpoint(
             f"{folder / 'config.json'} names no model_type, so it is no checkpoint in the hub's format"
         )
-    return found
+    return config
 
 
 def _family(folder: Path, config: Mapping[str, Any]) -> str:
@@ -193,27 +197,27 @@ def _family(folder: Path, config: Mapping[str, Any]) -> str:
     )
 
 
-def _whole(folder: Path) -> None:
+def _check_all_shards(folder: Path) -> None:
     """Raises NoWeights where an index names shards that are not there."""
     for index in folder.glob("*.safetensors.index.json"):
         named = set(json.loads(index.read_text()).get("weight_map", {}).values())
-        gone = sorted(name for name in named if not (folder / name).is_file())
-        if gone:
+        missing = sorted(name for name in named if not (folder / name).is_file())
+        if missing:
             raise WeightsUnavailable(
-                f"{folder} lacks {len(gone)} of the {len(named)} files of weights that {index.name} names: {gone[0]}"
+                f"{folder} lacks {len(missing)} of the {len(named)} files of weights that {index.name} names: {missing[0]}"
             )
 
 
 def _tokenizer_files(folder: Path) -> list[Path]:
-    found = [folder / name for name in TOKENS if (folder / name).is_file()]
-    if not found:
+    files = [folder / name for name in TOKENIZER_FILES if (folder / name).is_file()]
+    if not files:
         raise InvalidCheckpoint(f"{folder} has no tokenizer; put its tokenizer.json beside its config.json")
-    return found
+    return files
 
 
 def _hash(folder: Path, files: list[Path]) -> str:
-    whole = hashlib.sha256()
+    digest = hashlib.sha256()
     for path in sorted(files):
         with path.open("rb") as file:
-            whole.update(f"{path.relative_to(folder)}:{hashlib.file_digest(file, 'sha256').hexdigest()}\n".encode())
-    return whole.hexdigest()
+            digest.update(f"{path.relative_to(folder)}:{hashlib.file_digest(file, 'sha256').hexdigest()}\n".encode())
+    return digest.hexdigest()

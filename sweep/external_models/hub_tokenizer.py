@@ -16,7 +16,7 @@ import numpy as np
 from ..data.tokenizer import Tokenizer, dtype_of
 from ..errors import SweepError
 
-WHOLE = ("bytes", "gpt2")
+LOSSLESS_TOKENIZERS = ("bytes", "gpt2")
 """Tokenizers whose tokens give their text back, byte for byte."""
 
 
@@ -29,8 +29,8 @@ class HubTokenizer:
         from transformers import AutoTokenizer
 
         try:
-            found = AutoTokenizer.from_pretrained(folder, trust_remote_code=False, local_files_only=True)
-            self._model = found.backend_tokenizer
+            tokenizer = AutoTokenizer.from_pretrained(folder, trust_remote_code=False, local_files_only=True)
+            self._model = tokenizer.backend_tokenizer
         except (OSError, ValueError, AttributeError, ImportError) as error:
             first = str(error).strip().splitlines()[0]
             raise SweepError(
@@ -39,7 +39,7 @@ class HubTokenizer:
         self._model.no_truncation()
         self._model.no_padding()
         self._model.encode_special_tokens = True
-        start = found.bos_token_id if found.bos_token_id is not None else found.eos_token_id
+        start = tokenizer.bos_token_id if tokenizer.bos_token_id is not None else tokenizer.eos_token_id
         if start is None:
             raise SweepError(
                 f"{folder}: its tokenizer has neither a first nor a last token, so nothing can lead a text"
@@ -53,25 +53,25 @@ class HubTokenizer:
 
     def encode(self, text: str) -> np.ndarray:
         """Token ids of `text`."""
-        return self.placed(text)[0]
+        return self.encode_with_offsets(text)[0]
 
     def encode_batch(self, texts: Sequence[str], threads: int = 1) -> list[np.ndarray]:
         """The same for many texts."""
         return [self.encode(text) for text in texts]
 
-    def placed(self, text: str) -> tuple[np.ndarray, np.ndarray]:
+    def encode_with_offsets(self, text: str) -> tuple[np.ndarray, np.ndarray]:
         """Token ids, and the bytes of the text that each stands for, [tokens, 2] from and to."""
-        found = self._model.encode(text, add_special_tokens=False)
-        ids = np.asarray(found.ids, dtype=self.dtype)
-        places = np.asarray(found.offsets, dtype=np.int64).reshape(-1, 2)
+        encoding = self._model.encode(text, add_special_tokens=False)
+        ids = np.asarray(encoding.ids, dtype=self.dtype)
+        characters = np.asarray(encoding.offsets, dtype=np.int64).reshape(-1, 2)
         sizes = np.array([len(character.encode()) for character in text], dtype=np.int64)
-        at = np.concatenate([[0], np.cumsum(sizes)])
+        byte_of_character = np.concatenate([[0], np.cumsum(sizes)])
         if self._by_bytes:
             # such a token is written with a letter for each of its bytes, which may be less than a character
-            ends = np.cumsum([len(token) for token in found.tokens], dtype=np.int64)
-            if len(ends) and ends[-1] == at[-1]:
+            ends = np.cumsum([len(token) for token in encoding.tokens], dtype=np.int64)
+            if len(ends) and ends[-1] == byte_of_character[-1]:
                 return ids, np.stack([np.concatenate([[0], ends[:-1]]), ends], 1)
-        return ids, at[places]
+        return ids, byte_of_character[characters]
 
     def token_bytes(self, token: int) -> bytes:
         """The text that one token stands for, as UTF-8; empty for `eot`."""
@@ -91,7 +91,7 @@ class HubTokenizer:
 class Passage:
     """The text of consecutive tokens of a corpus, none of which ends a text, as far as its characters are whole."""
 
-    first: int
+    first_token: int
     """Place of its first token."""
     ends: np.ndarray
     """Byte of the text at which each of its tokens ends."""
@@ -105,10 +105,10 @@ class Passage:
 
 def check_lossless(tokenizer: Tokenizer) -> None:
     """Raises SweepError for a corpus whose tokens do not give their text back."""
-    if tokenizer.name.split(":")[0] not in WHOLE:
+    if tokenizer.name.split(":")[0] not in LOSSLESS_TOKENIZERS:
         raise SweepError(
             f"the sweep's corpus is written in tokens of {tokenizer.name}, which do not give the text back byte for byte, as a model "
-            f"with another tokenizer needs it; corpora of {' and '.join(WHOLE)} do"
+            f"with another tokenizer needs it; corpora of {' and '.join(LOSSLESS_TOKENIZERS)} do"
         )
 
 
@@ -122,30 +122,34 @@ def passages(tokens: np.ndarray, tokenizer: Tokenizer) -> Iterator[Passage]:
 
 def _passage(start: int, parts: list[bytes]) -> Passage:
     ends = np.cumsum([len(part) for part in parts])
-    whole = b"".join(parts)
-    places = [0, *ends.tolist()]
-    first = next((n for n, at in enumerate(places) if at == len(whole) or not _continues(whole[at])), len(parts))
-    last = next(
-        n for n in range(len(parts), first - 1, -1) if n == first or _is_whole(whole[places[first] : places[n]])
+    joined = b"".join(parts)
+    bounds = [0, *ends.tolist()]
+    first = next(
+        (n for n, at in enumerate(bounds) if at == len(joined) or not _is_continuation_byte(joined[at])), len(parts)
     )
-    text = whole[places[first] : places[last]].decode()
-    return Passage(start + first, ends[first:last] - places[first], text)
+    last = next(
+        n
+        for n in range(len(parts), first - 1, -1)
+        if n == first or _ends_on_character(joined[bounds[first] : bounds[n]])
+    )
+    text = joined[bounds[first] : bounds[last]].decode()
+    return Passage(start + first, ends[first:last] - bounds[first], text)
 
 
-def _continues(byte: int) -> bool:
+def _is_continuation_byte(byte: int) -> bool:
     return byte & 0xC0 == 0x80
 
 
-def _is_whole(text: bytes) -> bool:
+def _ends_on_character(text: bytes) -> bool:
     """Return whether there is a last character, and all of it is there; the others are whole."""
     return bool(text) and len(text.decode(errors="ignore").encode()) == len(text)
 
 
-def spread(nats: np.ndarray, places: np.ndarray, passage: Passage) -> np.ndarray:
-    """What tokens of another tokenizer cost, over those of the corpus: each evenly over its bytes, `places`. float64."""
+def spread_over_tokens(nats: np.ndarray, byte_spans: np.ndarray, passage: Passage) -> np.ndarray:
+    """What tokens of another tokenizer cost, over those of the corpus: each evenly over its bytes, `characters`. float64."""
     # one that stands for nothing of its own goes with the next one, or the last
-    begins = np.minimum(places[:, 0], passage.bytes - 1)
-    ends = np.maximum(places[:, 1], begins + 1)
+    begins = np.minimum(byte_spans[:, 0], passage.bytes - 1)
+    ends = np.maximum(byte_spans[:, 1], begins + 1)
     change = np.zeros(passage.bytes + 1)
     share = nats.astype(np.float64) / (ends - begins)
     np.add.at(change, begins, share)

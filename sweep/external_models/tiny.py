@@ -76,16 +76,16 @@ def save_tokenizer(folder: Path, texts: Sequence[str] = TEXT, vocabulary: int = 
     """Byte-level pairs, with every byte among its tokens, so that it knows all texts."""
     from transformers import PreTrainedTokenizerFast
 
-    made = byte_pairs(texts, vocabulary)
-    PreTrainedTokenizerFast(tokenizer_object=made, bos_token=END, eos_token=END).save_pretrained(folder)
+    tokenizer = byte_pairs(texts, vocabulary)
+    PreTrainedTokenizerFast(tokenizer_object=tokenizer, bos_token=END, eos_token=END).save_pretrained(folder)
 
 
-def main(words: Sequence[str]) -> int:
+def main(arguments: Sequence[str]) -> int:
     """FOLDER and, if not llama, FAMILY."""
-    if not 1 <= len(words) <= 2 or words[-1] not in (words[0], *FAMILIES):
+    if not 1 <= len(arguments) <= 2 or arguments[-1] not in (arguments[0], *FAMILIES):
         print(f"usage: python -m {__spec__.name} FOLDER [{'|'.join(FAMILIES)}]", file=sys.stderr)
         return 2
-    print(make(Path(words[0]), *words[1:]))
+    print(make(Path(arguments[0]), *arguments[1:]))
     return 0
 
 

@@ -18,7 +18,7 @@ from atma_sweep.model.backbone import Backbone, build
 from atma_sweep.model.bases import Mixer, MixerConfig
 from atma_sweep.model.config import ModelConfig
 from atma_sweep.sweep.checkpoints import checkpoint, storage
-from atma_sweep.sweep.checkpoints.seal import SEAL, DamagedCheckpoint, read_verified_facts, written
+from atma_sweep.sweep.checkpoints.seal import SEAL, DamagedCheckpoint, read_verified_facts, seal_content
 from atma_sweep.sweep.config import TrainConfig
 from atma_sweep.sweep.training.optimizers import Optimizers
 from patience import PATIENCE_S
@@ -128,7 +128,9 @@ def edited(folder: Path, *, sealed: bool, **facts: object) -> None:
     hashes = said.pop("sha256")
     del said["seal"]
     said |= facts
-    (folder / SEAL).write_bytes(written(said, hashes) if sealed else json.dumps(said | {"sha256": hashes}).encode())
+    (folder / SEAL).write_bytes(
+        seal_content(said, hashes) if sealed else json.dumps(said | {"sha256": hashes}).encode()
+    )
 
 
 @pytest.mark.parametrize("sealed", [True, False])

@@ -110,7 +110,7 @@ def test_the_names_are_those_that_checkpoints_have(tmp_path: Path) -> None:
     model = torch.nn.Linear(2, 2)
     name = checkpoint.save(tmp_path, model, {"a": 1}, step=12, tokens=1, wall_s=1.0)
     checkpoint.save_weights(tmp_path / checkpoint.WEIGHTS, model)
-    assert set(os.listdir(tmp_path / name)) == pruning.INSIDE
+    assert set(os.listdir(tmp_path / name)) == pruning.CHECKPOINT_FILES
     assert pruning.CHECKPOINT.fullmatch(name)
     assert pruning.CHECKPOINT.fullmatch(checkpoint.name_of(123_456_789))
     assert set(os.listdir(tmp_path)) == {name, checkpoint.WEIGHTS}

@@ -39,7 +39,7 @@ def test_pieces_through_the_cache_equal_one_forward(family: str, tmp_path: Path)
         assert (found - whole).abs().max() <= 1e-5, piece
         assert np.abs(reader.losses(TOKENS) - wanted.cpu().numpy()).max() <= 1e-5
         asked = np.array([3, 50, 96])
-        hits, nats = reader.said(Prompt(TOKENS, asked))
+        hits, nats = reader.score_prompt(Prompt(TOKENS, asked))
         assert np.abs(nats.numpy() - wanted.cpu().numpy()[asked - 1]).max() <= 1e-5
         assert hits.tolist() == (whole[asked - 1].argmax(-1).cpu().numpy() == TOKENS[asked]).tolist()
 
@@ -52,7 +52,7 @@ def test_pieces_bound_what_is_read_at_once(tmp_path: Path) -> None:
         seen.append((given["input_ids"].shape[1], given["logits_to_keep"]))
         return model(**given)
 
-    ChunkedScorer(watched, CPU, piece=40).said(Prompt(TOKENS, np.array([96])))
+    ChunkedScorer(watched, CPU, piece=40).score_prompt(Prompt(TOKENS, np.array([96])))
     assert seen == [(40, 1), (40, 1), (16, 1)], "of all logits only those that are asked for"
 
 
@@ -66,7 +66,7 @@ def test_a_uniform_model_costs_the_logarithm_of_its_vocabulary(tmp_path: Path) -
 def test_what_was_saved_is_what_is_found(tmp_path: Path) -> None:
     folder = make(tmp_path / "tiny", "gemma3_text")
     found = resolve_checkpoint(f"hf:{folder}")
-    assert (found.name, found.family, found.context, found.places) == ("tiny", "gemma3_text", 64, None)
+    assert (found.name, found.family, found.context, found.max_positions) == ("tiny", "gemma3_text", 64, None)
     assert [found.dtype(cuda=cuda) for cuda in (False, True)] == ["float32", "float32"]
     assert resolve_checkpoint(str(make(tmp_path / "other", "qwen3"))).dtype(cuda=True) == "bfloat16"
     again = resolve_checkpoint(f"hf:{make(tmp_path / 'again' / 'tiny', 'gemma3_text')}")

@@ -29,7 +29,7 @@ def test_a_folder_is_what_its_files_are(tmp_path: Path) -> None:
         resolve_checkpoint(f"hf:{folder(tmp_path / 'a' / 'm')}"),
         resolve_checkpoint(str(folder(tmp_path / "b" / "m"))),
     )
-    assert (one.name, one.context, one.places, one.family) == ("m", 8192, None, "llama")
+    assert (one.name, one.context, one.max_positions, one.family) == ("m", 8192, None, "llama")
     assert one.revision.startswith("sha256:")
     assert (one.revision, one.tokenizer) == (other.revision, other.tokenizer)
     (tmp_path / "b" / "m" / "model.safetensors").write_bytes(b"others")
@@ -42,7 +42,7 @@ def test_a_folder_is_what_its_files_are(tmp_path: Path) -> None:
 
 def test_a_table_of_positions_has_an_end(tmp_path: Path) -> None:
     found = resolve_checkpoint(str(folder(tmp_path / "m", model_type="gpt2", n_positions=1024)))
-    assert (found.context, found.places) == (1024, 1024)
+    assert (found.context, found.max_positions) == (1024, 1024)
 
 
 @pytest.mark.parametrize(("family", "types"), [

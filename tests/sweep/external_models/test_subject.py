@@ -16,7 +16,7 @@ from atma_sweep.sweep.data.corpora import Corpus
 from atma_sweep.sweep.data.tokenizer import load_tokenizer
 from atma_sweep.sweep.errors import SweepError
 from atma_sweep.sweep.external_models import hub_tokenizer as words_module
-from atma_sweep.sweep.external_models.hub_tokenizer import HubTokenizer, passages, spread
+from atma_sweep.sweep.external_models.hub_tokenizer import HubTokenizer, passages, spread_over_tokens
 from atma_sweep.sweep.external_models.subject import ChunkedScorer, NativeSubject, OpenWeightSubject, TextPairedSubject
 from atma_sweep.sweep.external_models.tiny import save_tokenizer
 from atma_sweep.sweep.probes.subject import measure
@@ -83,7 +83,7 @@ def subject_of(
     with pytest.MonkeyPatch.context() as patch:
         patch.setattr(Corpus, "load_tokenizer", lambda self: theirs)
         # byte pairs over every byte give their text back as GPT-2's do, which a file's name alone does not say
-        known = (*words_module.WHOLE, *(["json"] if pair_file else []))
+        known = (*words_module.LOSSLESS_TOKENIZERS, *(["json"] if pair_file else []))
         patch.setattr(words_module, "WHOLE", known)
         return kind(ChunkedScorer(model, torch.device("cpu"), piece=piece), words, made, config, None)
 
@@ -103,7 +103,7 @@ def test_passages_are_the_text_between_ends_of_text_in_whole_characters() -> Non
             tokens = np.array(whole[first:last], dtype=np.int64)
             found = list(passages(tokens, tokenizer))
             for passage in found:
-                inside = tokens[passage.first : passage.first + len(passage.ends)]
+                inside = tokens[passage.first_token : passage.first_token + len(passage.ends)]
                 assert bytes(inside.tolist()).decode() == passage.text, "no half characters, no end of text"
                 assert passage.ends.tolist() == list(range(1, len(inside) + 1))
             said = "".join(passage.text for passage in found)
@@ -115,9 +115,9 @@ def test_costs_are_spread_by_bytes_and_none_is_lost(words: HubTokenizer) -> None
     text = story(40, 3)
     theirs = load_tokenizer("bytes").encode(text)
     (passage,) = passages(theirs, load_tokenizer("bytes"))
-    tokens, places = words.placed(text)
+    tokens, places = words.encode_with_offsets(text)
     draw = np.random.default_rng(0).random(len(tokens))
-    found = spread(draw, places, passage)
+    found = spread_over_tokens(draw, places, passage)
     assert found.shape == theirs.shape
     assert math.isclose(found.sum(), draw.sum(), rel_tol=1e-12)
     # by hand, for tokens that stand for characters of one byte
