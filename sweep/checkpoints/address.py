@@ -1,4 +1,4 @@
-"""Where an attempt keeps its checkpoints."""
+"""Address of the folder that holds an attempt's checkpoints and weights."""
 
 from __future__ import annotations
 
@@ -8,7 +8,11 @@ from . import storage
 
 
 def place_of(store: Store, attempt: Attempt) -> str:
-    """Address of the place where an attempt keeps its checkpoints and weights: the launch that made it named it."""
+    """Return the address of the folder that holds an attempt's checkpoints and weights.
+
+    It is relative to the runs folder, or absolute where the launch of the attempt set `checkpoint.path`. An imported
+    attempt has only the files of its bundle, which lie under the runs folder.
+    """
     if attempt.imported:
         # it has what its bundle brought, under the runs folder; its own machine's places are none of ours
         return storage.split(attempt.weights)[0] if attempt.weights else attempt.run_dir

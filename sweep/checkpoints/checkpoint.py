@@ -1,4 +1,4 @@
-"""Checkpoints of a running attempt: whole or not there, hashed as they were read back, the one before kept."""
+"""Checkpoints of a running attempt: published atomically, hashed after being read back, with the previous one retained."""
 
 from __future__ import annotations
 
@@ -24,23 +24,29 @@ from .weights import check_weights
 
 @dataclass(frozen=True, kw_only=True)
 class Checkpoint(CheckpointFacts):
-    """A state after `step` optimizer steps. Data order and every draw follow from the step, so nothing else is kept."""
+    """State of a training after `step` optimizer steps.
+
+    Data order and all random draws follow from the step, so nothing else is saved.
+    """
 
     model: dict[str, Tensor]
+    """Parameters and buffers by name, on the CPU."""
     optimizers: dict[str, Any]
+    """State dicts of the optimizers, on the CPU."""
 
     @property
     def name(self) -> str:
-        """What it is called in its place."""
+        """Name in its storage location."""
         return name_of(self.step)
 
 
 def model_state(model: nn.Module) -> dict[str, Tensor]:
-    """The parameters and buffers, on the CPU and contiguous."""
+    """Return the parameters and buffers by name, on the CPU and contiguous."""
     return {name: tensor.detach().cpu().contiguous() for name, tensor in model.state_dict().items()}
 
 
 def _write_tensors(tensors: dict[str, Tensor], path: Path) -> None:
+    """Write tensors as safetensors. Raises OSError when that fails."""
     try:
         save_file(tensors, path)
     except SafetensorError as error:
@@ -48,6 +54,7 @@ def _write_tensors(tensors: dict[str, Tensor], path: Path) -> None:
 
 
 def _write_optimizers(optimizers: Mapping[str, Any], path: Path) -> None:
+    """Write the optimizers' state with torch.save. Raises OSError when the disk refuses it."""
     try:
         torch.save(optimizers, path)
     except RuntimeError as error:
@@ -58,19 +65,30 @@ def _write_optimizers(optimizers: Mapping[str, Any], path: Path) -> None:
 
 
 def save_weights(address: str | Path, model: nn.Module) -> str:
-    """Write the model's tensors as safetensors, complete or not at all, and return the file's SHA-256 in hex.
+    """Write the model's tensors as safetensors, completely or not at all, and return the file's SHA-256 in hex.
 
-    Raises StorageError.
+    Args:
+        address: Address of the file.
+        model: The model.
+
+    Raises:
+        StorageError: The storage location cannot be written.
     """
     folder, name = storage.split(str(address))
     return storage.place(folder).put(name, functools.partial(_write_tensors, model_state(model)))
 
 
 def load_weights(address: str | Path, model: nn.Module, recorded: str | None = None) -> None:
-    """Read what `save_weights` wrote into the model, if the file has the SHA-256 `recorded` (None: unknown).
+    """Load the weights that `save_weights` wrote into the model.
 
-    Raises CheckpointError when the file is missing, damaged or of another model, StorageError when its place cannot be
-    reached.
+    Args:
+        address: Address of the file.
+        model: Model that receives the weights.
+        recorded: SHA-256 that the file must have, in hex; None skips the check.
+
+    Raises:
+        CheckpointError: The file is missing, damaged or of another model.
+        StorageError: The storage location cannot be reached.
     """
     folder, name = storage.split(str(address))
     with storage.place(folder).file(name) as path:
@@ -88,9 +106,21 @@ def save(
     folder: str | Path, model: nn.Module, optimizers: Mapping[str, Any], *, step: int, tokens: int, wall_s: float,
     pending: Sequence[float] | None = None,
 ) -> str:  # fmt: skip
-    """Writes a checkpoint into the place `folder` and returns its name there.
+    """Write a checkpoint into the storage location `folder` and return its name there.
 
-    Once it has been read back, older ones go, but for the one just before it. Raises StorageError.
+    Once it has been read back, all older checkpoints but the previous one are removed.
+
+    Args:
+        folder: Address of the storage location.
+        model: The model.
+        optimizers: State dicts of the optimizers.
+        step: Optimizer steps so far.
+        tokens: Training tokens so far.
+        wall_s: Seconds of training so far, without validation.
+        pending: Train loss, gradient norm and tokens per second of a point whose validation is not complete.
+
+    Raises:
+        StorageError: The storage location cannot be written.
     """
     location = storage.place(folder)
     writers = {
@@ -104,14 +134,22 @@ def save(
 
 
 def list_checkpoints(folder: str | Path) -> list[str]:
-    """Names of the checkpoints in a place, newest first, sound or not. Raises StorageError."""
+    """Return the names of the checkpoints in a storage location, newest first, damaged ones included.
+
+    Raises StorageError.
+    """
     return [name for name in reversed(storage.place(folder).names()) if name.startswith(PREFIX)]
 
 
 def newest(folder: str | Path, log: Callable[[str], None] = lambda line: None) -> Checkpoint | None:
-    """The newest sound checkpoint of a place; `log` gets a line for each damaged one, which is passed over.
+    """Return the newest intact checkpoint of a storage location; None if there is none.
 
-    Raises StorageError.
+    Args:
+        folder: Address of the storage location.
+        log: Callback that receives a line for each damaged checkpoint, which is skipped.
+
+    Raises:
+        StorageError: The storage location cannot be reached.
     """
     for name in list_checkpoints(folder):
         with storage.place(folder).bundle(name) as path:
@@ -125,7 +163,11 @@ def newest(folder: str | Path, log: Callable[[str], None] = lambda line: None) -
 
 
 def load(path: Path) -> Checkpoint:
-    """Reads a local checkpoint onto the CPU; the optimizer state loads with weights_only. Raises Damaged."""
+    """Load a checkpoint from a local folder onto the CPU; the optimizer state is loaded with `weights_only`.
+
+    Raises:
+        DamagedCheckpoint: A file does not match its seal.
+    """
     return _load(path, read_verified_facts(path, path.name))
 
 
@@ -138,7 +180,15 @@ def _load(path: Path, facts: CheckpointFacts) -> Checkpoint:
 
 
 def clear(folder: str | Path, but: str | None = None) -> None:
-    """Removes every checkpoint of a place, unfinished ones included, except the one named `keep`. Raises StorageError."""
+    """Remove every checkpoint of a storage location, unfinished ones included.
+
+    Args:
+        folder: Address of the storage location.
+        but: Name of a checkpoint to retain; None removes all.
+
+    Raises:
+        StorageError: The storage location cannot be changed.
+    """
     location = storage.place(folder)
     for name in location.names():
         unfinished = name.startswith(f".{PREFIX}") and name.endswith(".part")
@@ -147,7 +197,12 @@ def clear(folder: str | Path, but: str | None = None) -> None:
 
 
 def claim(folder: str | Path) -> None:
-    """Makes sure that a shared place is writable and that nobody else's state lies there. Raises StorageError."""
+    """Check that a shared storage location is writable and holds no other training.
+
+    Raises:
+        StorageOccupied: It holds checkpoints or weights.
+        StorageError: It cannot be reached or written.
+    """
     location = storage.place(folder)
     if any(name.startswith(PREFIX) or name == WEIGHTS for name in location.names()):
         raise storage.StorageOccupied(
@@ -158,9 +213,15 @@ def claim(folder: str | Path) -> None:
 
 
 def sizes(config: ModelConfig, *, narrow: bool, optimizer: str = "muon") -> tuple[int, int]:
-    """Bytes of a model's weights and of its optimizers' state, with activations of 16 bits or not.
+    """Return (bytes of a model's weights, bytes of its optimizers' state).
 
-    Every `attn_every`-th block is alike, so that many are built, on the meta device, where nothing is allocated.
+    The blocks repeat every `attn_every`, so only that many are built. They are on the meta device, where nothing is
+    allocated, unless a mixer needs real numbers in its constructor.
+
+    Args:
+        config: Config of the model.
+        narrow: Activations of 16 bits instead of 32.
+        optimizer: "muon", or another name for AdamW everywhere.
     """
     n_built = min(config.n_layers, config.attn_every)
     shorter, dtype = config.model_copy(update={"n_layers": n_built}), torch.bfloat16 if narrow else torch.float32
@@ -172,7 +233,7 @@ def sizes(config: ModelConfig, *, narrow: bool, optimizer: str = "muon") -> tupl
         model = Backbone(shorter, dtype=dtype)
 
     def total_bytes(name: str, tensor: torch.Tensor) -> int:
-        """Return the bytes of all tensors of that name in blocks that are alike."""
+        """Return the bytes of all tensors of that name, over all blocks that the built one stands for."""
         top, layer, *_ = name.split(".")
         return tensor.nbytes * (len(range(int(layer), config.n_layers, n_built)) if top == "blocks" else 1)
 

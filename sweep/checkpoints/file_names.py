@@ -1,4 +1,4 @@
-"""What checkpoints and weights are called, for those who must not import torch to know it."""
+"""File names of checkpoints and weights, in a module without torch."""
 
 from __future__ import annotations
 
@@ -6,13 +6,13 @@ PREFIX = "checkpoint-"
 MODEL = "model.safetensors"
 OPTIMIZERS = "optimizers.pt"
 WEIGHTS = "weights.safetensors"
-"""The kept weights of a finished training, beside its checkpoints."""
+"""Final weights of a finished training, next to its checkpoints."""
 KEPT = 2
-"""Checkpoints that a running attempt leaves behind: the newest, and the one before should that be damaged."""
+"""Checkpoints that a running attempt retains: the newest, and the previous one in case that is damaged."""
 DIGITS = 8
-"""Of the step in a checkpoint's name, at least."""
+"""Minimum number of digits of the step in a checkpoint's name."""
 
 
 def name_of(step: int) -> str:
-    """The name of the checkpoint after `step` steps; names sort by step."""
+    """Return the name of the checkpoint after `step` steps; names sort by step."""
     return f"{PREFIX}{step:0{DIGITS}d}"

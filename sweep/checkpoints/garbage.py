@@ -1,8 +1,9 @@
-"""`atma-sweep gc`: what lies in the runs folder and belongs to no attempt, cell or sweep of the database any more.
+"""`atma-sweep gc`: files under the runs folder that belong to no attempt, cell or sweep of the database any more.
 
-Such files are left of what was deleted from it. What runs is in the database, before it makes its folder, and so is never
-touched. A folder goes in two steps: it gets another name, and is removed only if nobody owns it still; if this is cut short, the
-next one finds it. Places elsewhere (checkpoint.path) may be shared by databases, so they are looked into when they are named.
+Such files remain after deletions from the database. A running attempt is in the database before its folder exists, and
+so is never touched. A folder is removed in two steps: it is renamed, and deleted only if it is still unowned. If the
+command is interrupted in between, the next one finds the renamed folder. Storage locations elsewhere (checkpoint.path)
+may be shared by databases, so they are scanned only when they are named.
 """
 
 from __future__ import annotations
@@ -33,9 +34,9 @@ from .prune import bytes_of
 
 Kind = Literal["attempt", "plugin", "log"]
 MIN_AGE_S = 3600.0
-"""A frozen plugin or the log of a launch is there before its sweep is in the database: younger ones stay."""
+"""Minimum age in seconds of a removed plugin or log, because both exist before their sweep is in the database."""
 MAX_LINES = 20
-"""Lines of a list for people; --json has all."""
+"""Maximum number of listed files in the text output; --json lists all."""
 
 _CELL = re.compile(r"[0-9a-f]{12}")
 _NUMBER = re.compile(r"[1-9]\d{0,8}(?:-[1-9]\d{0,8}){0,4}")
@@ -46,44 +47,49 @@ _LOG = re.compile(r"launch-(.+)\.log")
 
 @dataclass(frozen=True, kw_only=True)
 class UnownedFile:
-    """A file or folder that nobody owns."""
+    """A file or folder without an owner in the database."""
 
     kind: Kind
+    """Folder of an attempt, frozen plugin, or log of a launch."""
     address: str
-    """Its path, or its URL."""
+    """Path or URL."""
     bytes: int
+    """Size on the disk."""
     folder: str = ""
-    """Of an attempt: cell and number."""
+    """Cell and number of an attempt, joined by "/"; else empty."""
     problem: str = ""
-    """Why it is still there; one line."""
+    """Reason in one line why it could not be removed; empty otherwise."""
 
 
 @dataclass(frozen=True, kw_only=True)
 class GarbageReport:
-    """What nobody owns, or what of it went."""
+    """Unowned files under the runs folder, or the result of removing them."""
 
     runs: str
+    """The runs folder."""
     things: Sequence[UnownedFile]
+    """The unowned files."""
     elsewhere: Sequence[str]
-    """Places that attempts of the database name and that were not looked into."""
+    """Values of checkpoint.path in the database that were not scanned."""
     removed: bool = False
+    """True for the result of `remove_garbage`."""
 
     @property
     def bytes(self) -> int:
-        """What went, or would go."""
+        """Bytes that were, or would be, freed."""
         return sum(item.bytes for item in self.things if not item.problem)
 
     @property
     def problems(self) -> list[str]:
-        """One line for each thing that should have gone and stayed."""
+        """One line per file that could not be removed."""
         return [f"{item.address}: {item.problem}" for item in self.things if item.problem]
 
     def as_json(self) -> dict[str, Any]:
-        """Plain values."""
+        """Return the report as plain values for JSON."""
         return asdict(self) | {"bytes": self.bytes}
 
     def lines(self) -> list[str]:
-        """For people: the largest first."""
+        """Return the report as text, the largest files first."""
         listed = sorted(self.things, key=lambda thing: (-thing.bytes, thing.address))
         lines = [f"{thing.address}: {thing.kind}, {size(thing.bytes)}" for thing in listed[:MAX_LINES]]
         lines += [f"... and {len(listed) - MAX_LINES} more"] if len(listed) > MAX_LINES else []
@@ -98,10 +104,17 @@ class GarbageReport:
 
 
 def find(store: Store, runs: Path, paths: Sequence[str] = ()) -> GarbageReport:
-    """What nobody owns under `runs` and in `paths` (checkpoint.path as a grid says it). Changes nothing.
+    """Return the files without an owner under `runs` and in other storage locations; nothing is changed.
 
-    Raises SweepError while an import may be under way, and when no attempt that lies there is one of the database's;
-    AddressError and StorageError for a place that cannot be looked into.
+    Args:
+        store: The database.
+        runs: The runs folder.
+        paths: Storage locations to scan, as grids name them in checkpoint.path.
+
+    Raises:
+        SweepError: An import may be in progress, or no attempt under `runs` is one of the database.
+        StorageAddressError: A storage location has an invalid address.
+        StorageError: A storage location cannot be read.
     """
     if staged := sorted(runs.glob(f"{STAGING}*")):
         raise SweepError(f"{staged[0]} belongs to an import; wait for its end, or remove it if that was killed")
@@ -137,7 +150,10 @@ def find(store: Store, runs: Path, paths: Sequence[str] = ()) -> GarbageReport:
 
 
 def remove(store: Store, report: GarbageReport) -> GarbageReport:
-    """Removes what `find_garbage` found and nobody owns by now; what cannot be removed has a problem and stops nothing."""
+    """Remove the files of a report that still have no owner, record the event in the database, and return the result.
+
+    A file that cannot be removed gets a `problem`, and the others are removed all the same.
+    """
     results = []
     for thing in report.things:
         problem = ""
@@ -170,7 +186,15 @@ _OWNED_NOW = "is owned by now, and stays"
 
 
 def _remove_folder(path: Path, is_owned: Callable[[], bool]) -> str:
-    """Removes an attempt's folder; why not, if somebody took it up."""
+    """Remove an attempt's folder and, if empty, the folder of its cell.
+
+    Args:
+        path: Folder of the attempt.
+        is_owned: Query of the database, asked after the folder has been renamed.
+
+    Returns:
+        An empty string, or the reason why the folder was restored.
+    """
     renamed = path if _RENAMED.fullmatch(path.name) else path.with_name(f".{path.name}.unowned")
     if renamed != path:
         if renamed.exists():
@@ -187,6 +211,8 @@ def _remove_folder(path: Path, is_owned: Callable[[], bool]) -> str:
 
 
 def _is_owned(store: Store, item: UnownedFile) -> bool:
+    """Return True if an attempt of the database owns the folder."""
+
     def query(session: Session) -> bool:
         attempt_id = session.scalar(select(AttemptRow.id).where(AttemptRow.run_dir == item.folder).limit(1))
         return attempt_id is not None
@@ -198,7 +224,7 @@ def _is_owned(store: Store, item: UnownedFile) -> bool:
 
 
 def _attempts_in(runs: Path) -> Iterator[tuple[str, Path]]:
-    """(cell/number, folder) of the attempts that lie there; links are nobody's attempts."""
+    """Yield (cell/number, folder) of the attempts under a local runs folder; symlinks are skipped."""
     for cell in sorted(runs.iterdir()) if runs.is_dir() else ():
         if _CELL.fullmatch(cell.name) and cell.is_dir() and not cell.is_symlink():
             for attempt in sorted(cell.iterdir()):
@@ -209,6 +235,7 @@ def _attempts_in(runs: Path) -> Iterator[tuple[str, Path]]:
 
 
 def _attempts_at(address: str) -> Iterator[str]:
+    """Yield cell/number of the attempts in a storage location."""
     for cell in storage.place(address).names():
         if _CELL.fullmatch(cell):
             names = storage.place(storage.join(address, cell)).names()
@@ -216,6 +243,7 @@ def _attempts_at(address: str) -> Iterator[str]:
 
 
 def _list_matching(folder: Path, pattern: re.Pattern[str]) -> Iterator[tuple[str, Path]]:
+    """Yield (first group of the match, path) of the files in a folder whose name matches the pattern."""
     for path in sorted(folder.iterdir()) if folder.is_dir() else ():
         match = pattern.fullmatch(path.name)
         if match and (path.is_file() or path.is_symlink()):
@@ -223,6 +251,7 @@ def _list_matching(folder: Path, pattern: re.Pattern[str]) -> Iterator[tuple[str
 
 
 def _is_old(path: Path) -> bool:
+    """Return True if a file is older than `MIN_AGE_S`."""
     return time.time() - path.lstat().st_mtime > MIN_AGE_S
 
 
@@ -231,18 +260,22 @@ def _is_old(path: Path) -> bool:
 
 @dataclass(frozen=True)
 class _OwnedNames:
+    """Names in the database that own files."""
+
     folders: set[str]
-    """Of attempts: cell and number."""
+    """Cell and number of attempts, joined by "/"."""
     plugins: set[str]
-    """How the names of frozen copies begin."""
+    """Prefixes of the names of frozen plugins."""
     sweeps: set[str]
-    """As files are named after them."""
+    """Names of sweeps, both as given and as used in file names."""
     storage_paths: set[str]
+    """Values of checkpoint.path of attempts."""
     deleted: bool
-    """Whether anything was ever deleted from it."""
+    """True if anything was ever deleted from the database."""
 
 
 def _read_owned_names(session: Session) -> _OwnedNames:
+    """Return the names in the database that own files."""
     folders = set()
     for row in session.execute(select(AttemptRow.run_dir, AttemptRow.weights, AttemptRow.checkpoint)):
         folders.add(row.run_dir)

@@ -1,7 +1,8 @@
-"""`atma-sweep prune-checkpoints`: removes what no launch will read again, and nothing that it does not know.
+"""`atma-sweep prune-checkpoints`: removes checkpoints and weights that no launch will read again, and no unknown file.
 
-Safe at any moment and as often as one likes. What runs is left alone. Weights are forgotten by the database before their
-file goes, so that it never names a file that is gone; a bundle loses its seal first, so that half of one never looks whole.
+It is safe at any time and repeatable. Running attempts are skipped. The database forgets weights before their file is
+removed, so that it never names a missing file. A checkpoint loses its seal first, so that a partly removed one never
+counts as complete.
 """
 
 from __future__ import annotations
@@ -28,6 +29,7 @@ Keep = Literal["newest", "weights", "nothing"]
 KEEP_CHOICES: tuple[Keep, ...] = ("newest", "weights", "nothing")
 
 CHECKPOINT_FILES = frozenset((MODEL, OPTIMIZERS, SEAL))
+"""Files that a checkpoint may contain."""
 CHECKPOINT = re.compile(rf"{PREFIX}\d{{{DIGITS},}}")
 UNFINISHED = re.compile(rf"\.{PREFIX}\d{{{DIGITS},}}\.part")
 UNFINISHED_WEIGHTS = f"{WEIGHTS}.part"
@@ -35,51 +37,53 @@ UNFINISHED_WEIGHTS = f"{WEIGHTS}.part"
 
 @dataclass(frozen=True)
 class PrunedCell:
-    """What went, or would go, of one cell."""
+    """Files that pruning removed, or would remove, from one cell."""
 
     cell_id: str
     slug: str
     standing: Standing
-    """Where the cell stood before."""
+    """Standing of the cell before."""
     checkpoints: int
-    """Bundles removed, unfinished ones included."""
+    """Number of checkpoints removed, unfinished ones included."""
     weights: int
-    """Files of kept weights removed."""
+    """Number of files of final weights removed."""
     bytes: int
+    """Bytes freed."""
     starts_over: bool
-    """An unfinished cell lost its last checkpoint: the next launch trains it from the first step."""
+    """True if an unfinished cell lost its last checkpoint, so that the next launch trains it from the first step."""
     problem: str = ""
-    """Why something stayed that should have gone; one line."""
+    """Reason in one line why a file could not be removed; empty otherwise."""
 
 
 @dataclass(frozen=True)
 class PruneReport:
-    """What a pruning removed, or would."""
+    """Result of a pruning, or of a dry run."""
 
     sweep: str
     keep: Keep
     dry: bool
+    """True if nothing was removed."""
     cells: Sequence[PrunedCell]
-    """Those that had something to remove, or a problem, in the grid's order."""
+    """Cells with removable files or a problem, in the grid's order."""
     running: Sequence[str]
-    """Slugs of cells that were left alone because they have an attempt that runs."""
+    """Slugs of cells that were skipped because they have a running attempt."""
 
     @property
     def bytes(self) -> int:
-        """Freed in all."""
+        """Bytes freed over all cells."""
         return sum(cell.bytes for cell in self.cells)
 
     @property
     def problems(self) -> list[str]:
-        """One line for each cell that could not be pruned to the end."""
+        """One line per cell that could not be pruned completely."""
         return [f"{cell.slug}: {cell.problem}" for cell in self.cells if cell.problem]
 
     def as_json(self) -> dict[str, Any]:
-        """Plain values."""
+        """Return the report as plain values for JSON."""
         return asdict(self) | {"bytes": self.bytes}
 
     def lines(self) -> list[str]:
-        """A line a cell and one for all."""
+        """Return the report as text: the lines of each cell, then the total."""
         lines = []
         for cell in self.cells:
             parts = [counted(cell.checkpoints, "checkpoint")] if cell.checkpoints else []
@@ -103,15 +107,25 @@ def prune(
     store: Store, runs: Path, sweep: str | None = None, *, keep: Keep = "newest", dry: bool = False,
     orphans: bool = False,
 ) -> PruneReport:  # fmt: skip
-    """Removes checkpoints of a sweep, the one launched last by default, that are not needed any more.
+    """Remove the checkpoints of a sweep that are not needed any more, and record the event in the database.
 
-    `keep` says what stays. "newest": kept weights, and of each unfinished cell the two newest sound checkpoints.
-    "weights": kept weights alone. "nothing": nothing. Whatever it says, an attempt that was trained to its end or
-    diverged needs no checkpoint, and a cell with an attempt that runs now loses nothing. `dry` only looks; `orphans`
-    adds the cells that the newest revision dropped. `runs` is the folder of artifacts. A place that cannot be reached
-    is a problem of its cell and stops nothing.
+    An attempt that was trained to its end or diverged needs no checkpoint, whatever `keep` says. A cell with a running
+    attempt loses nothing. A storage location that cannot be reached becomes a problem of its cell, and the other cells
+    are pruned all the same.
 
-    Raises SweepUnknown, StoreBusy, and SweepError for another `keep`.
+    Args:
+        store: The database.
+        runs: The runs folder.
+        sweep: Name of the sweep; None: the one launched last.
+        keep: "newest" retains final weights and, of each unfinished cell, the two newest intact checkpoints. "weights"
+            retains final weights alone. "nothing" removes both.
+        dry: Report only.
+        orphans: Include cells that the newest revision of the sweep dropped.
+
+    Raises:
+        SweepUnknown: No such sweep.
+        StoreBusy: The database is locked.
+        SweepError: `keep` has another value.
     """
     if keep not in KEEP_CHOICES:
         raise SweepError(f"--keep {keep}: no such choice; {choices_hint(keep, KEEP_CHOICES)}")
@@ -144,12 +158,12 @@ def prune(
 
 
 class _CellPruner:
-    """The pruning of one cell, none of whose attempts ran when it was begun."""
+    """Pruning of one cell, none of whose attempts was running at the start."""
 
     def __init__(
         self, store: Store, runs: Path, state: CellState, standing: Standing, attempts: Sequence[Attempt]
     ) -> None:
-        self.store, self.runs, self.state, self.word, self.attempts = store, runs, state, standing, attempts
+        self.store, self.runs, self.state, self.standing, self.attempts = store, runs, state, standing, attempts
         self.checkpoints = self.weights = self.bytes = 0
         self.n_sound = 0
         """Checkpoints that a launch could go on from; those past the ones that stay are not looked into."""
@@ -158,7 +172,7 @@ class _CellPruner:
         self.problems: list[str] = []
 
     def prune(self, keep: Keep, dry: bool) -> PrunedCell | None:
-        """None when a launch has taken the cell up meanwhile."""
+        """Remove files, or count them if `dry`, and return the result; None when a launch has taken up the cell meanwhile."""
         weights, checkpoints = self._plan(keep)
         if not dry and self.store.attempts(self.state.cell_id) != self.attempts:
             return None
@@ -176,15 +190,19 @@ class _CellPruner:
         state, starts_over = self.state, self.n_sound > self.n_remaining == 0
         problem = "; ".join(dict.fromkeys(self.problems))
         return PrunedCell(
-            state.cell_id, state.slug, self.word, self.checkpoints, self.weights, self.bytes, starts_over, problem
+            state.cell_id, state.slug, self.standing, self.checkpoints, self.weights, self.bytes, starts_over, problem
         )
 
     def _plan(self, keep: Keep) -> tuple[list[tuple[Attempt, storage.Storage, str]], list[tuple[storage.Storage, str]]]:
-        """Kept weights and checkpoints to remove, those of the newest attempt first."""
+        """Return the final weights and the checkpoints to remove, those of the newest attempt first.
+
+        Returns:
+            Tuples of (attempt, storage location, name) for weights, and of (storage location, name) for checkpoints.
+        """
         weights: list[tuple[Attempt, storage.Storage, str]] = []
         removable: list[tuple[storage.Storage, str]] = []
         damaged: list[tuple[storage.Storage, str]] = []
-        unfinished, n_kept = True, KEPT if keep == "newest" else 0
+        unfinished, n_retained = True, KEPT if keep == "newest" else 0
         for attempt in reversed(self.attempts):
             if attempt.kind != "train":
                 continue
@@ -206,21 +224,21 @@ class _CellPruner:
                 for name in reversed(names):
                     if not CHECKPOINT.fullmatch(name) or not self._is_pure_checkpoint(location, name):
                         continue
-                    if not unfinished or (self.n_remaining >= n_kept and self.n_sound):
+                    if not unfinished or (self.n_remaining >= n_retained and self.n_sound):
                         removable.append((location, name))
                     elif not is_sound(location, name):
                         damaged.append((location, name))
                     else:
                         self.n_sound += 1
-                        stays = self.n_remaining < n_kept
+                        stays = self.n_remaining < n_retained
                         self.n_remaining += stays
                         removable += [] if stays else [(location, name)]
         # what looks damaged may be a disk that cannot be read today: it goes only where something better stays
-        return weights, removable + (damaged if self.n_remaining or not n_kept else [])
+        return weights, removable + (damaged if self.n_remaining or not n_retained else [])
 
     @contextlib.contextmanager
     def _collect_problems(self) -> Iterator[None]:
-        """A place that fails is a problem of the cell, and the rest goes on."""
+        """Context manager that records a failure as a problem of this cell, and continues after the block."""
         try:
             yield
         except SweepError as error:
@@ -229,7 +247,10 @@ class _CellPruner:
             self.problems.append(f"{error.filename}: {error.strerror}; make it readable and writable, then prune again")
 
     def _is_pure_checkpoint(self, location: storage.Storage, name: str) -> bool:
-        """Whether a bundle holds only what a checkpoint holds. A link, or anything else in it, makes it somebody's."""
+        """Return True if a folder contains only the files of a checkpoint; otherwise record a problem.
+
+        A link, or any other file in it, means that it belongs to the user.
+        """
         unexpected = set(storage.place(storage.join(location.address, name)).names()) - CHECKPOINT_FILES
         if isinstance(location, storage.LocalStorage):
             path = location.path / name
@@ -242,6 +263,7 @@ class _CellPruner:
         return not unexpected
 
     def _remove(self, location: storage.Storage, name: str, dry: bool) -> None:
+        """Remove a checkpoint or file unless `dry`, and add its size to the freed bytes."""
         freed = bytes_of(location, name)
         if not dry:
             if isinstance(location, storage.LocalStorage) and (location.path / name).is_dir():
@@ -251,7 +273,10 @@ class _CellPruner:
 
 
 def is_sound(location: storage.Storage, name: str) -> bool:
-    """Whether a launch could go on from it: hashed on a local disk; elsewhere, where that would fetch it, sealed."""
+    """Return True if a launch could resume from a checkpoint.
+
+    On a local disk all files are hashed. Elsewhere, where hashing would download them, the seal must exist.
+    """
     if isinstance(location, storage.LocalStorage):
         try:
             read_verified_facts(location.path / name, name)
@@ -262,7 +287,7 @@ def is_sound(location: storage.Storage, name: str) -> bool:
 
 
 def bytes_of(location: storage.Storage, name: str) -> int:
-    """What a bundle or a file of a place takes, bytes. Raises StorageError."""
+    """Return the bytes of a checkpoint or file in a storage location. Raises StorageError."""
     if isinstance(location, storage.LocalStorage):
         return size_on_disk(location.path / name)
     assert isinstance(location, storage.RemoteStorage)

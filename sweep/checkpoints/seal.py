@@ -1,6 +1,6 @@
-"""The seal of a bundle: a small file with its facts, the hash of each of its other files, and a hash of all that.
+"""Seal of a checkpoint: a small file with its facts, the hashes of its other files, and a hash of all that.
 
-So no byte of a bundle can change unnoticed, and a checkpoint says itself which step it is of. Imports no torch.
+It detects every changed byte of a checkpoint, and states to which step the checkpoint belongs. Imports no torch.
 """
 
 from __future__ import annotations
@@ -17,29 +17,37 @@ from ...results.console.output_files import sha256
 from .file_names import MODEL, OPTIMIZERS, name_of
 
 SEAL = "state.json"
-"""Facts about a bundle; under sha256 the hash of each of its other files; under seal the hash of the rest."""
+"""Name of the seal: facts of the checkpoint, under sha256 the hashes of its other files, under seal the hash of both.
+"""
 _PARTS = {MODEL, OPTIMIZERS}
 _FACTS = {"step", "tokens", "wall_s", "pending"}
 
 
 class DamagedCheckpoint(Exception):
-    """A bundle that is not as it was written; the message says in a few words what is wrong with it."""
+    """Exception for a checkpoint that differs from what was written; the message names the defect in a few words."""
 
 
 @dataclass(frozen=True)
 class CheckpointFacts:
-    """What the seal of a checkpoint says of it."""
+    """Facts of a checkpoint, as its seal stores them."""
 
     step: int
+    """Optimizer steps so far."""
     tokens: int
+    """Training tokens so far."""
     wall_s: float
-    """Training seconds so far, validation excluded."""
+    """Seconds of training so far, without validation."""
     pending: tuple[float, float, float] | None
-    """Train loss, gradient norm and tokens per second of a point whose validation was left half-way."""
+    """Train loss, gradient norm and tokens per second of a point whose validation is not complete; None without one."""
 
 
 def seal_content(facts: Mapping[str, Any], hashes: Mapping[str, str]) -> bytes:
-    """The content of the file SEAL for a bundle with these facts and files."""
+    """Return the content of the seal file.
+
+    Args:
+        facts: Facts of the checkpoint, as JSON.
+        hashes: SHA-256 in hex of its other files, by name.
+    """
     content = {**facts, "sha256": dict(hashes)}
     return json.dumps(content | {"seal": _hash_of(content)}).encode()
 
@@ -49,9 +57,16 @@ def _hash_of(content: Mapping[str, Any]) -> str:
 
 
 def read_verified_facts(bundle: Path, name: str) -> CheckpointFacts:
-    """The facts of a local copy of the checkpoint `name`, all of whose files have been hashed.
+    """Return the facts of a local copy of a checkpoint, after hashing all its files.
 
-    One of an older release, whose seal has no hash of itself, passes when its facts can be true. Raises Damaged.
+    A checkpoint of an older release, whose seal has no hash of itself, passes if its facts are plausible.
+
+    Args:
+        bundle: Folder of the local copy.
+        name: Name of the checkpoint, which must match its step.
+
+    Raises:
+        DamagedCheckpoint: A file is missing or has changed.
     """
     content = _read_seal(bundle)
     hashes = content.pop("sha256", None)
@@ -71,7 +86,7 @@ def read_verified_facts(bundle: Path, name: str) -> CheckpointFacts:
 
 
 def _read_seal(bundle: Path) -> dict[str, Any]:
-    """What the seal says, its own hash aside."""
+    """Return the content of the seal, without its own hash. Raises DamagedCheckpoint if it is missing or has changed."""
     try:
         raw = (bundle / SEAL).read_bytes()
         content = json.loads(raw)
@@ -88,6 +103,7 @@ def _read_seal(bundle: Path) -> dict[str, Any]:
 
 
 def _check_facts(content: Mapping[str, Any]) -> CheckpointFacts:
+    """Return the facts in a seal. Raises DamagedCheckpoint for missing, further or implausible values."""
     step, tokens, wall_s, pending = (content.get(key) for key in ("step", "tokens", "wall_s", "pending"))
     numbers = [wall_s, *(pending if isinstance(pending, list) else [])]
     is_valid = (
@@ -103,6 +119,9 @@ def _check_facts(content: Mapping[str, Any]) -> CheckpointFacts:
 
 
 def map_in_threads(work: Callable[[Any], Any], items: list[Any]) -> list[Any]:
-    """`work` of each item, in threads: hashing, reading and writing let the interpreter go."""
+    """Return the results of `work` for each item, in order, computed in one thread per item.
+
+    Hashing, reading and writing release the interpreter lock.
+    """
     with ThreadPoolExecutor(max(1, len(items))) as pool:
         return list(pool.map(work, items))

@@ -1,9 +1,10 @@
-"""Where checkpoints and kept weights lie: a local folder, or any fsspec URL such as s3://bucket/folder.
+"""Storage of checkpoints and weights: a local folder, or any fsspec URL such as s3://bucket/folder.
 
-An *address* names a place in text: an absolute path, a URL, or a path relative to the runs folder; the database holds
-addresses. On a local disk a bundle of files is written aside, synced and renamed. Object stores cannot rename, so there
-the files go to where they belong and the seal, a small file with their hashes (see seal.py), goes last: a bundle without a
-valid seal does not exist. Imports no torch.
+An *address* names a storage location as text: an absolute path, a URL, or a path relative to the runs folder. The
+database stores addresses. A *bundle* is a folder of files with a seal, such as a checkpoint. On a local disk it is
+written under a temporary name, synced and renamed. Object stores cannot rename, so there the files are written under
+their final names and the seal, a small file with their hashes (see seal.py), last: a bundle without a valid seal counts
+as absent. Imports no torch.
 """
 
 from __future__ import annotations
@@ -23,51 +24,59 @@ from ..errors import MachineError, SweepError
 from .seal import SEAL, map_in_threads, seal_content
 
 Writer = Callable[[Path], None]
-"""Writes one file to the given local path; failures to write are OSErrors."""
+"""Function that writes one file to the given local path; failures are OSErrors."""
 
 
 class StorageError(MachineError):
-    """A place that cannot be reached, written or trusted."""
+    """Exception for a storage location that cannot be reached, written or trusted."""
 
 
 class StorageOccupied(StorageError):
-    """A place that holds somebody else's state."""
+    """Exception for a storage location that holds the state of another training."""
 
     passing = False
 
 
 class StorageAddressError(SweepError):
-    """Text that names no place."""
+    """Exception for text that is no valid address."""
 
 
 SCHEMES = frozenset(
     "file local s3 s3a gs gcs az abfs abfss adl oss oci hf hdfs webhdfs sftp ssh smb webdav memory".split()
 )
-"""Of addresses that name a store of files and nothing more. fsspec knows others, which read further addresses out of
-files, unpack archives or ask services, and it lets any be chained with `::`."""
+"""Allowed URL schemes, which name plain file stores.
+
+fsspec supports further ones that read other addresses from files, unpack archives or call services, and it allows
+chains with `::`.
+"""
 
 
 # --- addresses ------------------------------------------------------------------------------------------------------
 
 
 def join(address: str | Path, *names: str) -> str:
-    """The address of something inside a place."""
+    """Return the address of an entry inside a storage location."""
     return "/".join([str(address).rstrip("/"), *names])
 
 
 def split(address: str) -> tuple[str, str]:
-    """(the place that holds it, its name there)."""
+    """Split an address into (address of the containing storage location, name of the entry)."""
     folder, _, name = address.rpartition("/")
     return folder, name
 
 
 def resolve(runs: Path, address: str) -> str:
-    """The full address of what the database names: a relative one lies under the runs folder."""
+    """Return the full address of one in the database: a relative path lies under the runs folder."""
     return address if "://" in address else str(runs / address)
 
 
 def home(path: str | None, folder: str) -> str:
-    """Where an attempt keeps its state, as the database says it: its own folder, or one like it under `path`."""
+    """Return the address of the folder for an attempt's state, as the database stores it.
+
+    Args:
+        path: Value of checkpoint.path; None uses the attempt's own folder.
+        folder: Folder of the attempt, relative to the runs folder.
+    """
     if path is None:
         return folder
     local = _local_path(path)
@@ -75,7 +84,7 @@ def home(path: str | None, folder: str) -> str:
 
 
 def check_address(address: str) -> None:
-    """Raises AddressError unless it is a path or one plain URL: the only addresses that are ever given to fsspec."""
+    """Raise StorageAddressError unless the address is a path or one plain URL; no other address is ever given to fsspec."""
     scheme, separator, _ = address.partition("://")
     if not separator:
         return
@@ -90,9 +99,11 @@ def check_address(address: str) -> None:
 
 
 def place(address: str | Path) -> Storage:
-    """The place of that address; it need not exist yet.
+    """Return the storage location of an address; it need not exist yet.
 
-    Raises AddressError for one that cannot be understood, StorageError when its backend is missing or fails.
+    Raises:
+        StorageAddressError: The address is invalid.
+        StorageError: The backend's package is missing, or the backend fails.
     """
     check_address(str(address))
     local = _local_path(str(address))
@@ -100,13 +111,21 @@ def place(address: str | Path) -> Storage:
 
 
 def exists(address: str) -> bool:
-    """Whether there is such a file. Raises as `address` does, and StorageError when its place cannot be reached."""
+    """Return True if the file at an address exists.
+
+    Raises:
+        StorageAddressError: The address is invalid.
+        StorageError: The storage location cannot be reached.
+    """
     folder, name = split(address)
     return place(folder).has(name)
 
 
 def free_bytes(address: str) -> int | None:
-    """Bytes free on the disk of a local place, which need not exist yet; None for a place elsewhere, or on no disk at all."""
+    """Return the free bytes of the disk of a local storage location, which need not exist yet.
+
+    None for a remote location or a file system without a size, such as /proc.
+    """
     local = _local_path(address)
     if local is None:
         return None
@@ -115,6 +134,10 @@ def free_bytes(address: str) -> int | None:
 
 
 def _local_path(address: str) -> Path | None:
+    """Return the local path of an address; None for a remote one.
+
+    Raises StorageAddressError for a relative file:// URL.
+    """
     scheme, separator, path = address.partition("://")
     if not separator:
         return Path(address)
@@ -129,7 +152,7 @@ def _local_path(address: str) -> Path | None:
 
 
 def _write_files(folder: Path, writers: Mapping[str, Writer]) -> dict[str, str]:
-    """Writes every file, syncs it and reads it back for its hash; by name."""
+    """Write and sync every file into `folder`, and return their SHA-256 in hex by name, computed after reading them back."""
 
     def write_and_hash(name: str) -> str:
         writers[name](folder / name)
@@ -143,44 +166,49 @@ def _write_files(folder: Path, writers: Mapping[str, Writer]) -> dict[str, str]:
 
 
 class Storage(ABC):
-    """A folder of bundles and single files. Every method raises StorageError when the place fails it."""
+    """A storage location: a folder of bundles and single files. Every method raises StorageError when it fails."""
 
     def __init__(self, address: str) -> None:
         self.address = address
 
     @abstractmethod
     def names(self) -> list[str]:
-        """What lies in it, sorted; nothing when it does not exist."""
+        """Return the names of all entries, sorted; empty when the location does not exist."""
 
     @abstractmethod
     def has(self, name: str) -> bool:
-        """Whether it holds that file."""
+        """Return True if it holds a file of that name."""
 
     @abstractmethod
     def publish(self, name: str, writers: Mapping[str, Writer], facts: Mapping[str, Any]) -> None:
-        """Writes a bundle whole or not at all, sealed with `facts`; one of the same name is replaced.
+        """Write a sealed bundle, completely or not at all, replacing one of the same name.
 
-        Every file has been read back when this returns. Files are written side by side.
+        Files are written in parallel, and every file has been read back when this returns.
+
+        Args:
+            name: Name of the bundle.
+            writers: Function that writes each file, by file name.
+            facts: Facts for the seal, as JSON.
         """
 
     @abstractmethod
     def bundle(self, name: str) -> contextlib.AbstractContextManager[Path]:
-        """A bundle as a local folder, for as long as the context lasts. Files are missing where the place lacks them."""
+        """Return a context manager that provides a bundle as a local folder; files that the location lacks are missing."""
 
     @abstractmethod
     def file(self, name: str) -> contextlib.AbstractContextManager[Path]:
-        """A single file as a local one, for as long as the context lasts; missing where the place lacks it."""
+        """Return a context manager that provides a file as a local one; the path is missing if the location lacks it."""
 
     @abstractmethod
     def put(self, name: str, writer: Writer) -> str:
-        """Write one file whole or not at all, and return the SHA-256 of what was written, in hex."""
+        """Write one file, completely or not at all, and return its SHA-256 in hex."""
 
     @abstractmethod
     def remove(self, name: str) -> None:
-        """Removes a bundle or a file, if it is there."""
+        """Remove a bundle or file, if it exists."""
 
     def check(self) -> None:
-        """Writes a small file and removes it, so that a place which cannot be used is noticed early."""
+        """Write and remove a small file, so that an unusable location is noticed early."""
 
         def write(path: Path) -> None:
             path.write_bytes(b"?")
@@ -190,6 +218,7 @@ class Storage(ABC):
         self.remove(name)
 
     def _unwritable(self, error: Exception) -> StorageError:
+        """Return the StorageError for a failed write."""
         return StorageError(
             f"{self.address} cannot be written: {_first_line(error)}; make room there or name another place with "
             "checkpoint.path, then launch again"
@@ -197,19 +226,25 @@ class Storage(ABC):
 
 
 class LocalStorage(Storage):
-    """A place on a local disk."""
+    """A storage location on a local disk."""
 
     def __init__(self, path: Path) -> None:
         super().__init__(str(path))
         self.path = path
 
     def names(self) -> list[str]:
+        """Return the names of all entries, sorted; empty when the folder does not exist."""
         return sorted(os.listdir(self.path)) if self.path.is_dir() else []
 
     def has(self, name: str) -> bool:
+        """Return True if the folder holds a file of that name."""
         return (self.path / name).is_file()
 
     def publish(self, name: str, writers: Mapping[str, Writer], facts: Mapping[str, Any]) -> None:
+        """Write a sealed bundle into a hidden temporary folder, sync it and rename it to `name`, replacing an older one.
+
+        The temporary folder is removed on failure. Raises StorageError.
+        """
         final, temporary = self.path / name, self.path / f".{name}.part"
         shutil.rmtree(temporary, ignore_errors=True)
         try:
@@ -226,11 +261,16 @@ class LocalStorage(Storage):
             raise self._unwritable(error) from error
 
     def bundle(self, name: str) -> contextlib.AbstractContextManager[Path]:
+        """Return a context manager that provides the path of an entry, without copying."""
         return contextlib.nullcontext(self.path / name)
 
     file = bundle
 
     def put(self, name: str, writer: Writer) -> str:
+        """Write a file through a synced temporary file that replaces it, and return its SHA-256 in hex.
+
+        Raises StorageError.
+        """
         temporary = self.path / f"{name}.part"
         try:
             self.path.mkdir(parents=True, exist_ok=True)
@@ -246,6 +286,7 @@ class LocalStorage(Storage):
             raise self._unwritable(error) from error
 
     def remove(self, name: str) -> None:
+        """Remove a folder or file, if it exists. Raises StorageError."""
         path = self.path / name
         try:
             if path.is_dir():
@@ -257,9 +298,15 @@ class LocalStorage(Storage):
 
 
 class RemoteStorage(Storage):
-    """A place behind fsspec. Everything passes through a temporary folder of this machine."""
+    """A storage location behind fsspec. All files pass through a temporary local folder."""
 
     def __init__(self, address: str) -> None:
+        """Open the file system of a URL.
+
+        Raises:
+            StorageAddressError: The URL is invalid.
+            StorageError: The backend's package is missing, or the backend fails.
+        """
         super().__init__(address)
         check_address(address)
         from fsspec.core import url_to_fs
@@ -279,9 +326,11 @@ class RemoteStorage(Storage):
         self._root = root.rstrip("/")
 
     def names(self) -> list[str]:
+        """Return the names of all entries, sorted; empty when the location does not exist."""
         return self._names(self._root)
 
     def has(self, name: str) -> bool:
+        """Return True if it holds a file of that name, without using fsspec's cached listing."""
         with self._translate_errors():
             self._fs.invalidate_cache()
             try:
@@ -290,6 +339,11 @@ class RemoteStorage(Storage):
                 return False
 
     def publish(self, name: str, writers: Mapping[str, Writer], facts: Mapping[str, Any]) -> None:
+        """Write a sealed bundle: write the files locally, remove an old seal, upload and read back each file, then upload the seal.
+
+        Files of an older bundle are overwritten; until the new seal is in place the bundle counts as absent. Raises
+        StorageError.
+        """
         with tempfile.TemporaryDirectory(prefix="atma-sweep-") as temporary:
             local = Path(temporary)
             hashes = self._write_local(local, writers)
@@ -302,6 +356,7 @@ class RemoteStorage(Storage):
 
     @contextlib.contextmanager
     def bundle(self, name: str) -> Iterator[Path]:
+        """Download a bundle into a temporary folder for the duration of the context; without a seal the folder stays empty."""
         with tempfile.TemporaryDirectory(prefix="atma-sweep-") as folder:
             files = self._names(self._remote_path(name))
             if SEAL in files:  # else it does not exist, and nothing is worth fetching
@@ -313,12 +368,14 @@ class RemoteStorage(Storage):
 
     @contextlib.contextmanager
     def file(self, name: str) -> Iterator[Path]:
+        """Download a file into a temporary folder for the duration of the context; the path is missing if the file is."""
         with tempfile.TemporaryDirectory(prefix="atma-sweep-") as folder:
             with self._translate_errors():
                 self._download(self._remote_path(name), Path(folder) / name)
             yield Path(folder) / name
 
     def put(self, name: str, writer: Writer) -> str:
+        """Write a file locally, upload it, read it back, and return its SHA-256 in hex. Raises StorageError."""
         with tempfile.TemporaryDirectory(prefix="atma-sweep-") as temporary:
             hashes = self._write_local(Path(temporary), {name: writer})
             with self._translate_errors():
@@ -326,12 +383,13 @@ class RemoteStorage(Storage):
             return hashes[name]
 
     def remove(self, name: str) -> None:
+        """Remove a bundle, its seal first, or a file, if it exists. Raises StorageError."""
         with self._translate_errors(), contextlib.suppress(FileNotFoundError):
             self._unseal(name)
             self._fs.rm(self._remote_path(name), recursive=True)
 
     def bytes_of(self, name: str) -> int:
-        """What a bundle or a file takes, bytes. Raises StorageError."""
+        """Return the bytes of a bundle or file. Raises StorageError."""
         with self._translate_errors():
             return int(self._fs.du(self._remote_path(name)))
 
@@ -339,6 +397,7 @@ class RemoteStorage(Storage):
         return "/".join([self._root, *names])
 
     def _names(self, path: str) -> list[str]:
+        """Return the entries of a path, sorted, without using fsspec's cache; empty when it does not exist."""
         with self._translate_errors():
             # What another machine wrote since must be seen.
             self._fs.invalidate_cache()
@@ -352,6 +411,10 @@ class RemoteStorage(Storage):
             self._fs.rm_file(self._remote_path(name, SEAL))
 
     def _write_local(self, folder: Path, writers: Mapping[str, Writer]) -> dict[str, str]:
+        """Write files into a temporary local folder and return their hashes.
+
+        Raises StorageError with advice on a full disk.
+        """
         try:
             return _write_files(folder, writers)
         except OSError as error:
@@ -360,6 +423,7 @@ class RemoteStorage(Storage):
             ) from error
 
     def _upload(self, local: Path, remote: str, expected: str) -> None:
+        """Upload a file and read it back. Raises StorageError if its SHA-256 is not `expected`."""
         self._fs.put_file(str(local), remote)
         with self._fs.open(remote, "rb") as file:
             if hashlib.file_digest(file, "sha256").hexdigest() != expected:
@@ -371,7 +435,7 @@ class RemoteStorage(Storage):
 
     @contextlib.contextmanager
     def _translate_errors(self) -> Iterator[None]:
-        """Every backend has errors of its own, so all become one; a missing file is the caller's matter."""
+        """Context manager that turns every error of a backend into a StorageError; errors of this program pass unchanged."""
         try:
             yield
         except SweepError:
@@ -380,6 +444,7 @@ class RemoteStorage(Storage):
             raise self._unreachable(error) from error
 
     def _unreachable(self, error: Exception) -> StorageError:
+        """Return the StorageError for a failed access."""
         return StorageError(
             f"{self.address} cannot be used: {_first_line(error)}; check the address, the credentials and the network, or "
             "name another place with checkpoint.path, then launch again"
@@ -387,4 +452,5 @@ class RemoteStorage(Storage):
 
 
 def _first_line(error: Exception) -> str:
+    """Return the first line of an exception's message, or the name of its class."""
     return (str(error).strip().splitlines() or [""])[0] or type(error).__name__

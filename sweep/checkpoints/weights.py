@@ -1,4 +1,4 @@
-"""Kept weights compared with the hash that was recorded when they were written. Imports no torch."""
+"""Verification of final weights against the hash that was recorded when they were written. Imports no torch."""
 
 from __future__ import annotations
 
@@ -11,25 +11,37 @@ from . import storage
 
 
 class CheckpointError(SweepError):
-    """Weights that are missing or damaged."""
+    """Exception for weights that are missing or damaged."""
 
 
 def check_weights(path: Path, address: str, recorded: str | None) -> None:
-    """Compare a local file of the kept weights at `address` with their recorded SHA-256 (None: none was recorded).
+    """Compare a local copy of final weights with their recorded SHA-256.
 
-    Raises CheckpointError where they differ, OSError where the file cannot be read.
+    Args:
+        path: Local file.
+        address: Address of the weights, for the error message.
+        recorded: SHA-256 in hex; None skips the check.
+
+    Raises:
+        CheckpointError: The hashes differ.
+        OSError: The file cannot be read.
     """
     if recorded is not None and (line := weights_change(path, address, recorded)) is not None:
         raise CheckpointError(line)
 
 
 def damage(address: str, recorded: str | None, *, fetch: bool = False) -> str | None:
-    """Return one line about kept weights that cannot be read or differ from their recorded SHA-256; None for sound ones.
+    """Return one line about final weights that cannot be read or differ from their recorded SHA-256; None for intact ones.
 
-    A local file is hashed again only when its inode, size or times differ from last time. Weights elsewhere are compared
-    when they are loaded, and here only with `fetch`, since that downloads them. A missing file is no damage.
+    A missing file is no damage. A local file is hashed again only when its inode, size or times have changed.
 
-    Raises StorageError.
+    Args:
+        address: Address of the weights.
+        recorded: SHA-256 in hex; None skips the check.
+        fetch: Download and compare remote weights too, which are otherwise checked only when they are loaded.
+
+    Raises:
+        StorageError: The storage location cannot be reached.
     """
     folder, name = storage.split(address)
     location = storage.place(folder)
@@ -52,5 +64,11 @@ def damage(address: str, recorded: str | None, *, fetch: bool = False) -> str | 
 
 @functools.lru_cache(maxsize=4096)
 def _local_change(path: Path, recorded: str, version: tuple[int, ...]) -> str | None:
-    """Return what `weights_change` says of one version of a local file. Raises OSError."""
+    """Return the result of `weights_change` for one version of a local file, cached. Raises OSError.
+
+    Args:
+        path: The file.
+        recorded: SHA-256 in hex.
+        version: Inode, size and times of the file, as part of the cache's key.
+    """
     return weights_change(path, str(path), recorded)

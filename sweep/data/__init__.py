@@ -1,7 +1,8 @@
 """Corpora, tokenizers and batches of tokens.
 
-May import sweep.config, sweep.host, model and results; probes, planning, attempts and commands import it.
-Start reading in corpora.py (a prepared corpus), then prepare.py; a corpus of your own needs what this package exports.
+May import sweep.config, sweep.host, model and results; probes, planning, attempts and commands import it. Start reading
+in corpora.py (a prepared corpus), then prepare.py. Plugins that add a corpus need only the names that this package
+exports.
 """
 
 from importlib import import_module
@@ -20,6 +21,11 @@ _LAZY = {
 
 
 def __getattr__(name: str) -> object:
+    """Import an exported name from its module on first use.
+
+    Raises:
+        AttributeError: The package exports no such name.
+    """
     # Lazy, so that a command that reads no text imports nothing of it.
     if name in _LAZY:
         return getattr(import_module(f".{_LAZY[name]}", __name__), name)

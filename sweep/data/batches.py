@@ -1,4 +1,4 @@
-"""Rows of a token stream. The order is a pure function of (corpus fingerprint, seed, step)."""
+"""Training batches as rows of a token stream, in an order that follows from corpus fingerprint, seed and step alone."""
 
 from __future__ import annotations
 
@@ -20,12 +20,16 @@ from .corpora import UNMARKED, Corpus
 
 
 class DataError(SweepError):
-    """Too little text for what was asked."""
+    """Exception for a split with too few tokens, or without the marked targets that a config needs."""
 
 
 @functools.lru_cache(maxsize=2)
 def _permutation(count: int, seed: int, epoch: int) -> np.ndarray:
-    """Sorts raw Philox numbers: NumPy promises those for ever, but not what `Generator.permutation` makes of them."""
+    """Return the shuffled order of `count` rows in one epoch, int64 [count].
+
+    The order sorts raw Philox numbers: NumPy guarantees those across versions, but not the result of
+    `Generator.permutation`. The last two orders are cached.
+    """
     key = int.from_bytes(hashlib.sha256(f"{seed}/data/{epoch}".encode()).digest()[:16], "big")
     return np.argsort(np.random.Philox(key=key).random_raw(count), kind="stable")
 
@@ -34,21 +38,29 @@ def _permutation(count: int, seed: int, epoch: int) -> np.ndarray:
 class Batches:
     """Training rows of `seq_len` + 1 tokens, `rows_per_step` for each optimizer step.
 
-    Consecutive rows of a shard share one token, as target and first input; no row crosses from a shard to the next.
-    With `whole_steps` a shard of n tokens gives floor((n - 2) / tokens of a step) steps and its rest is left out, as in
-    the published runs (docs/mechanisms.md, "Training"). Raises DataError when nothing is left.
+    Consecutive rows of a shard share one token, as target of one and first input of the next. No row crosses from one
+    shard to the next. With `whole_steps` a shard of n tokens gives floor((n - 2) / tokens per step) steps and its
+    remainder is dropped, as in the published runs (docs/mechanisms.md, "Training").
+
+    Raises:
+        DataError: The shards hold less than one row, or with `whole_steps` less than one step.
     """
 
     shards: Sequence[Stream]
     seq_len: int
     rows_per_step: int
     seed: int
+    """Seed of the order of the rows."""
     shuffle: bool
+    """Shuffle the rows anew in every epoch; False reads them in file order."""
     whole_steps: bool = False
     marks: Sequence[Stream] | None = None
-    """For each shard which of its tokens count as targets, 0 or 1; None: all."""
+    """For each training shard the marks of its tokens: 1 for a token that counts as a target, 0 else.
+
+    None: every token counts.
+    """
     _ends: np.ndarray = field(init=False, repr=False)
-    """Rows up to the end of each shard."""
+    """Cumulative number of rows up to the end of each shard, int64 [shards]."""
 
     def __post_init__(self) -> None:
         counts = [self._count_rows(len(shard)) for shard in self.shards]
@@ -66,21 +78,29 @@ class Batches:
 
     @property
     def rows(self) -> int:
-        """Rows of one pass over the stream."""
+        """Number of rows in one epoch."""
         return int(self._ends[-1]) if len(self._ends) else 0
 
     def row(self, index: int) -> int:
-        """Which row of the stream is the `index`-th of the run; passes are shuffled anew."""
+        """Return the row of the stream that is read as number `index` of the run.
+
+        Both count from 0. `index` continues across epochs, and every epoch is shuffled anew.
+        """
         epoch, position = divmod(index, self.rows)
         return int(_permutation(self.rows, self.seed, epoch)[position]) if self.shuffle else position
 
     def _locate_row(self, row: int) -> tuple[int, int]:
-        """The shard of a row, and where in it the row begins."""
+        """Return (index of the shard, offset in tokens within it) of a row of the stream."""
         shard = int(np.searchsorted(self._ends, row, side="right"))
         return shard, (row - (int(self._ends[shard - 1]) if shard else 0)) * self.seq_len
 
     def _read_step(self, streams: Sequence[Stream], step: int) -> np.ndarray:
-        """The rows of a step out of streams in shards, the last target of each included."""
+        """Return the rows of one step from `streams`, the last target of each included: [rows_per_step, seq_len + 1].
+
+        Args:
+            streams: One stream per shard, either tokens or marks.
+            step: Optimizer step, from 0.
+        """
         first = step * self.rows_per_step
         locations = [self._locate_row(self.row(index)) for index in range(first, first + self.rows_per_step)]
         if len(streams) == 1:
@@ -88,14 +108,15 @@ class Batches:
         return np.concatenate([pieces(streams[shard], [start], self.seq_len + 1) for shard, start in locations])
 
     def step(self, step: int) -> tuple[Tensor, Tensor]:
-        """Inputs and targets of one optimizer step, each int64 [rows_per_step, seq_len], on the CPU."""
+        """Return inputs and targets of one optimizer step, each int64 [rows_per_step, seq_len] on the CPU."""
         rows = torch.from_numpy(self._read_step(self.shards, step).astype(np.int64))
         return rows[:, :-1].contiguous(), rows[:, 1:].contiguous()
 
     def marked(self, step: int) -> Tensor | None:
-        """Which targets of a step count, bool [rows_per_step, seq_len]; None when all do.
+        """Return a mask of the targets of a step that count, bool [rows_per_step, seq_len]; None when all do.
 
-        Raises DataError for a step in which none does.
+        Raises:
+            DataError: No target of the step is marked.
         """
         if self.marks is None:
             return None
@@ -106,43 +127,63 @@ class Batches:
 
 
 class MarkedTargets(NamedTuple):
-    """The targets of a micro-batch that count."""
+    """Targets of a micro-batch that count for the loss."""
 
     places_M: Tensor
-    """Where they are in its flattened targets, int64."""
+    """Positions of the targets in the flattened micro-batch, int64 [M]."""
     targets_M: Tensor
-    """The tokens there, int64; negative in what only fills up to a number that stays."""
+    """Target tokens at these positions, int64 [M]; negative for padding up to a fixed M."""
     share: Tensor
-    """Micro-batches of the step over its marked targets; float64, no dimensions."""
+    """Number of micro-batches of the step divided by its number of marked targets, float64 scalar."""
 
 
 class StepBatch(NamedTuple):
-    """What one optimizer step reads."""
+    """Tensors that one optimizer step reads."""
 
     inputs: Tensor
+    """Input tokens, int64 [rows_per_step, seq_len]."""
     targets: Tensor
+    """Target tokens, int64 [rows_per_step, seq_len]."""
     marked: list[MarkedTargets] | None
-    """For each micro-batch what counts; None: all does."""
+    """Marked targets of each micro-batch; None when every target counts."""
 
 
 def marked_capacity(share: float, targets: int) -> int:
-    """Room for the marked among so many targets, if `share` of them are: eight deviations above it, a multiple of 64 or all."""
+    """Return the padded number of marked targets of a micro-batch.
+
+    It is the expected number plus eight standard deviations, rounded up to a multiple of 64, and at most `targets`.
+
+    Args:
+        share: Share of the targets that are marked, 0 to 1.
+        targets: Number of targets in a micro-batch.
+    """
     upper_bound = share * targets + 8 * math.sqrt(share * targets)
     return min(targets, 64 * math.ceil(upper_bound / 64))
 
 
 class StepPrefetcher:
-    """Whole steps on the training device. The next one is read and sent while the device works on the present one."""
+    """Prefetcher of optimizer steps: the next step is read and copied to the device while the current one runs."""
 
     def __init__(
         self, batches: Batches, device: torch.device, micro_batch: int = 1, capacity: int | None = None
     ) -> None:
-        """`micro_batch`: rows that go through the network together; `capacity`: what its marked targets are filled up to, if they are fewer."""
+        """Create a prefetcher that has read nothing yet.
+
+        Args:
+            batches: Source of the steps.
+            device: Training device.
+            micro_batch: Rows that go through the network together.
+            capacity: Number to which the marked targets of each micro-batch are padded; None pads nothing.
+        """
         self._batches, self._device, self._micro_batch, self._capacity = batches, device, micro_batch, capacity
         self._ready: tuple[int, StepBatch] | None = None
 
     def take(self, step: int) -> StepBatch:
-        """`Batches.step` and `Batches.marked` on the device."""
+        """Return a step on the device, and forget it; read it now unless `prepare` has done so.
+
+        Raises:
+            DataError: No target of the step is marked.
+        """
         if self._ready is None or self._ready[0] != step:
             self.prepare(step)
         assert self._ready is not None
@@ -151,14 +192,27 @@ class StepPrefetcher:
         return step_batch
 
     def prepare(self, step: int) -> None:
-        """Makes a step ready. On CUDA from pinned memory, so that the host need not wait for what is queued before."""
+        """Read a step and start copying it to the device.
+
+        On CUDA the copy comes from pinned memory, so that the host does not wait for queued work.
+
+        Raises:
+            DataError: No target of the step is marked.
+        """
         inputs, targets = self._batches.step(step)
         is_marked = self._batches.marked(step)
         marked = None if is_marked is None else self._collect_marked(targets, is_marked)
         self._ready = step, StepBatch(self._to_device(inputs), self._to_device(targets), marked)
 
     def _collect_marked(self, targets_RT: Tensor, is_marked_RT: Tensor) -> list[MarkedTargets]:
-        """Looked for on the CPU, since the device would have to be waited for."""
+        """Return the marked targets of each micro-batch, padded to the capacity, on the device.
+
+        Indices are collected on the CPU, because reading their number from the device would wait for it.
+
+        Args:
+            targets_RT: Targets of the step, int64 [rows, seq_len] on the CPU.
+            is_marked_RT: Mask of the targets that count, bool [rows, seq_len] on the CPU.
+        """
         micro_batches = list(
             zip(targets_RT.split(self._micro_batch), is_marked_RT.split(self._micro_batch), strict=True)
         )
@@ -180,7 +234,11 @@ class StepPrefetcher:
 
 
 def training_batches(config: CellConfig, corpus: Corpus) -> Batches:
-    """The training rows of a cell. Raises DataError when the corpus has too few tokens, or lacks the marks it needs."""
+    """Return the training rows of a cell.
+
+    Raises:
+        DataError: The corpus has too few tokens, or has no marks although `train.loss_on` is marked.
+    """
     train, data = config.train, config.data
     if train.loss_on == "marked" and corpus.train_marks is None:
         raise DataError(UNMARKED)
@@ -190,9 +248,16 @@ def training_batches(config: CellConfig, corpus: Corpus) -> Batches:
 
 
 def stream_rows(tokens: Stream, seq_len: int, rows: int, start: int = 0) -> tuple[Tensor, Tensor]:
-    """`rows` consecutive rows from row `start` of a stream: inputs and targets, int64 [rows, seq_len].
+    """Return inputs and targets of `rows` consecutive rows of a stream, each int64 [rows, seq_len].
 
-    Raises DataError when the stream is too short.
+    Args:
+        tokens: The stream.
+        seq_len: Targets per row.
+        rows: Number of rows.
+        start: Number of the first row, counted from 0.
+
+    Raises:
+        DataError: The stream is too short.
     """
     need = (start + rows) * seq_len + 1
     if len(tokens) < need:

@@ -1,4 +1,4 @@
-"""A tokenizer of byte pairs made from text: every byte is among its tokens, so that it knows all texts."""
+"""Training of a byte-pair tokenizer that encodes every text, because each single byte is among its tokens."""
 
 from __future__ import annotations
 
@@ -12,9 +12,12 @@ END = "<|endoftext|>"
 
 
 def byte_pairs(texts: Iterable[str], size: int, *, single_digits: bool = False) -> Tokenizer:
-    """One of `size` tokens at most, `END` the first of them. The same texts give the same tokenizer.
+    """Return a byte-level BPE tokenizer trained on `texts`; the same texts give the same tokenizer.
 
-    With `single_digits` no token holds a digit and anything else, not even the space before it.
+    Args:
+        texts: Training texts; lone surrogates are replaced.
+        size: Maximum number of tokens. `END` is token 0.
+        single_digits: Let no token combine a digit with any other character, not even with the space before it.
     """
     from tokenizers import Tokenizer, decoders, models, pre_tokenizers, trainers
 

@@ -1,4 +1,4 @@
-"""Corpora whose rows are worked out as they are read: what a folder of prepared corpora says of one, a manifest alone."""
+"""Corpora whose rows are computed when they are read: their prepared folder holds little more than a manifest."""
 
 from __future__ import annotations
 
@@ -14,16 +14,23 @@ from .registry import CORPORA
 from .sources import CorpusError
 
 LAYOUT = 1
-"""Enters the fingerprint, as that of other corpora does."""
+"""Version of the manifest, which enters the fingerprint."""
 KEY = "computed"
-"""The part of a manifest that says so."""
+"""Key of a manifest that marks a computed corpus, with its name, settings and splits."""
 HASHED_ROWS = 64
-"""Rows at the beginning of each split whose tokens enter the fingerprint, so that it follows what is read and not only settings."""
+"""Rows at the start of each split whose tokens enter the fingerprint, so that it covers the data and not only the settings.
+"""
 UNSUPPORTED_FIELDS = ("path", "train_tokens", "heldout", "tokenizer_file", "end_of_text")
+"""Fields of the data section that a computed corpus rejects."""
 
 
 def request(data: DataConfig, kind: type[CorpusKind]) -> dict[str, Any]:
-    """What decides the rows, as JSON. Raises CorpusError for settings that they do not have."""
+    """Return the JSON-serialisable facts that determine the rows of a computed corpus.
+
+    Raises:
+        CorpusError: `data` sets a field that computed corpora do not support, or another tokenizer.
+        ValidationError: The settings of the corpus are invalid (pydantic).
+    """
     for name in UNSUPPORTED_FIELDS:
         if getattr(data, name) is not None:
             raise CorpusError(
@@ -45,7 +52,14 @@ def request(data: DataConfig, kind: type[CorpusKind]) -> dict[str, Any]:
 
 
 def build_manifest(corpus_request: dict[str, Any], folder: Path) -> dict[str, Any]:
-    """The manifest of what `request` asked for, as far as other corpora have the same."""
+    """Return the manifest of a computed corpus, without the keys that `Preparation._seal` adds.
+
+    Saves the tokenizer's file into `folder`, if it has one.
+
+    Args:
+        corpus_request: Result of `request`.
+        folder: Folder of the prepared corpus.
+    """
     kind = CORPORA.load(corpus_request["corpus"])
     streams = kind.streams(kind.Config.model_validate(corpus_request["settings"]))
     tokenizer = tokenizers.load_tokenizer(str(kind.tokenizer))
@@ -68,7 +82,7 @@ def build_manifest(corpus_request: dict[str, Any], folder: Path) -> dict[str, An
 
 
 def _describe_splits(streams: Streams) -> dict[str, Any]:
-    """Tokens of each split, and the hash of its first rows."""
+    """Return by split its number of tokens and the hash of its first rows; marks are splits of their own."""
     rows = {"train": streams.train, "validation": streams.validation}
     if streams.train_marks is not None and streams.validation_marks is not None:
         rows |= {"train_marks": streams.train_marks, "validation_marks": streams.validation_marks}
@@ -79,12 +93,17 @@ def _describe_splits(streams: Streams) -> dict[str, Any]:
 
 
 def _hash_first_rows(rows: Rows) -> str:
+    """Return the SHA-256 in hex of the first `HASHED_ROWS` rows."""
     tokens = rows[: HASHED_ROWS * rows.length]
     return hashlib.sha256(tokens.astype("<u2").tobytes()).hexdigest()
 
 
 def open_streams(manifest: dict[str, Any]) -> Streams:
-    """The rows of which a manifest speaks. Raises CorpusError when this version has no such corpus."""
+    """Return the splits of the computed corpus that a manifest describes.
+
+    Raises:
+        CorpusError: No corpus of that name is registered; its plugin is not loaded.
+    """
     section = manifest[KEY]
     if section["corpus"] not in CORPORA:
         raise CorpusError(
@@ -95,7 +114,10 @@ def open_streams(manifest: dict[str, Any]) -> Streams:
 
 
 def differences(manifest: dict[str, Any], folder: Path) -> list[str]:
-    """One line for each split whose first rows are not those of which the fingerprint was taken."""
+    """Return one line per split whose first rows differ from those that were hashed for the fingerprint.
+
+    A corpus that is not registered gives one line with the reason.
+    """
     try:
         current = _describe_splits(open_streams(manifest))
     except CorpusError as error:
@@ -109,7 +131,7 @@ def differences(manifest: dict[str, Any], folder: Path) -> list[str]:
 
 
 def split_tokens(manifest: dict[str, Any]) -> dict[str, int]:
-    """Tokens by split, as a list of corpora shows them; nothing for a corpus of shards."""
+    """Return tokens by split ("train", "validation", "heldout") of a computed corpus; empty for a corpus of shards."""
     splits = manifest.get(KEY, {}).get("splits", {})
     return {name: splits[name]["tokens"] for name in ("train", "validation") if splits} | (
         {"heldout": 0} if splits else {}

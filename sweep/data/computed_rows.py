@@ -1,6 +1,6 @@
-"""Streams of tokens whose rows are worked out when they are read, so that nothing of them lies on a disk.
+"""Token streams whose rows are computed when they are read, so that they take no disk space.
 
-What is drawn are raw Philox numbers, which NumPy promises for ever: any row comes from its number alone.
+Rows are drawn from raw Philox numbers, which NumPy guarantees across versions. Any row follows from its number alone.
 """
 
 from __future__ import annotations
@@ -16,39 +16,58 @@ import numpy as np
 
 
 class Rows(ABC):
-    """`rows` rows of `length` tokens one behind the other, and the first token of the row that would come next.
+    """A stream of `rows` rows of `length` tokens, followed by the first token of the row that would come next.
 
-    Read like a one-dimensional array: it has a length, and slices of it are arrays. Row i depends on i alone, so every
-    order of reading, and every number of rows at once, gives the same tokens.
+    It reads like a one-dimensional array: it has a length, and slices of it are arrays. Row i depends on i alone, so
+    the order of reading and the number of rows read at once do not change the tokens.
     """
 
     first: int
-    """The token that every row begins with."""
+    """Token with which every row begins."""
 
     def __init__(self, rows: int, length: int) -> None:
         self.rows, self.length = rows, length
 
     @property
     def dtype(self) -> np.dtype[Any]:
-        """uint16."""
+        """Type of the tokens, uint16."""
         return np.dtype(np.uint16)
 
     @abstractmethod
     def made(self, numbers: np.ndarray) -> np.ndarray:
-        """The rows of those numbers (int64 [n]): uint16 [n, length]."""
+        """Return the rows with these numbers.
+
+        Args:
+            numbers: Row numbers from 0, int64 [n].
+
+        Returns:
+            Tokens, uint16 [n, length].
+        """
 
     def __len__(self) -> int:
         return self.rows * self.length + 1
 
     def __getitem__(self, part: slice) -> np.ndarray:
-        """A piece of the stream, uint16, the slice being a plain one (no step)."""
+        """Return a slice of the stream, uint16 [n].
+
+        Raises:
+            ValueError: The slice has a step.
+        """
         start, end, step = part.indices(len(self))
         if step != 1:
             raise ValueError("rows are read forwards, one token after the other")
         return self.pieces(np.array([start]), max(0, end - start))[0]
 
     def pieces(self, starts: np.ndarray, count: int) -> np.ndarray:
-        """`count` tokens from each of these places (int64 [n]): uint16 [n, count]."""
+        """Return `count` consecutive tokens from each start.
+
+        Args:
+            starts: Positions in the stream, int64 [n].
+            count: Tokens per piece.
+
+        Returns:
+            Tokens, uint16 [n, count].
+        """
         numbers, offsets = np.divmod(starts, self.length)
         span = int(offsets.max(initial=0)) + count
         full_rows, remainder = divmod(span, self.length)
@@ -64,12 +83,25 @@ class Rows(ABC):
 
 
 class RandomRows(Rows):
-    """Rows made of `draws` random numbers each; corpus, seed and split name the Philox key, the number of a row its counter."""
+    """Rows made from `draws` random numbers each.
+
+    Corpus, seed and split determine the Philox key, the number of a row its counter.
+    """
 
     NUMBERS_AT_ONCE: ClassVar[int] = 1 << 21
-    """Numbers that are worked out at a time, which bounds memory."""
+    """Random numbers that are drawn at a time, which bounds memory."""
 
     def __init__(self, rows: int, length: int, *, corpus: str, seed: int, split: str, draws: int) -> None:
+        """Create the stream without drawing anything.
+
+        Args:
+            rows: Number of rows.
+            length: Tokens per row.
+            corpus: Name of the corpus, for the key.
+            seed: Seed of the corpus, for the key.
+            split: Name of the split, for the key.
+            draws: Random numbers per row.
+        """
         super().__init__(rows, length)
         digest = hashlib.sha256(f"{corpus}/{seed}/{split}".encode()).digest()
         self._key = int.from_bytes(digest[:16], "big")
@@ -77,6 +109,7 @@ class RandomRows(Rows):
         self._blocks = -(-draws // 4)  # a Philox block is four numbers
 
     def made(self, numbers: np.ndarray) -> np.ndarray:
+        """Return the rows with these numbers (int64 [n]) as uint16 [n, length], a bounded number of them at a time."""
         rows = np.empty((len(numbers), self.length), dtype=self.dtype)
         rows_at_once = max(1, self.NUMBERS_AT_ONCE // self._draws)
         for start in range(0, len(numbers), rows_at_once):
@@ -86,10 +119,15 @@ class RandomRows(Rows):
 
     @abstractmethod
     def fill(self, rows: np.ndarray, raw: np.ndarray) -> None:
-        """Writes the rows, uint16 [n, length], that follow from their numbers, uint64 [n, draws]."""
+        """Write the rows that follow from their random numbers into `rows`.
+
+        Args:
+            rows: Output, uint16 [n, length].
+            raw: Raw Philox numbers, uint64 [n, draws].
+        """
 
     def _draw_numbers(self, numbers: np.ndarray) -> np.ndarray:
-        """uint64 [n, draws]."""
+        """Return the raw Philox numbers of these rows (int64 [n]) as uint64 [n, draws]."""
         draws = np.empty((len(numbers), 4 * self._blocks), dtype=np.uint64)
         if not len(numbers):
             return draws[:, : self._draws]
@@ -106,25 +144,32 @@ class RandomRows(Rows):
 
 
 class ComputedMarks(Rows):
-    """1 at the tokens of rows that count as targets, 0 elsewhere, as `mark_rows` tells of whole rows."""
+    """Marks of a computed stream: 1 at the tokens that count as targets, 0 elsewhere."""
 
     first = 0
 
     def __init__(self, rows: Rows, mark_rows: Callable[[np.ndarray], np.ndarray]) -> None:
+        """Create the marks of a stream.
+
+        Args:
+            rows: The marked stream.
+            mark_rows: Function from complete rows [n, length] to marks of the same shape, 0 or 1.
+        """
         super().__init__(rows.rows, rows.length)
         self._rows, self._mark_rows = rows, mark_rows
 
     def made(self, numbers: np.ndarray) -> np.ndarray:
+        """Return the marks of the rows with these numbers, uint16 [n, length]."""
         return self._mark_rows(self._rows.made(numbers))
 
 
 def to_uniform(raw: np.ndarray) -> np.ndarray:
-    """Uniform numbers in [0, 1), float64, from the upper 53 bits."""
+    """Convert raw uint64 numbers to uniform float64 numbers in [0, 1), from their upper 53 bits."""
     return (raw >> np.uint64(11)) * 2.0**-53
 
 
 def entropy(probabilities: Iterable[float]) -> float:
-    """Of a distribution, in nats; what never comes adds nothing."""
+    """Return the entropy of a distribution in nats; zero probabilities add nothing."""
     return -sum(p * math.log(p) for p in probabilities if p > 0)
 
 
@@ -137,25 +182,28 @@ else:
 
 @dataclass(frozen=True)
 class Streams:
-    """What a corpus that is worked out consists of."""
+    """Splits of a computed corpus, with its reference values."""
 
     train: Rows
+    """Training split."""
     validation: Rows
+    """Validation split."""
     train_marks: Rows | None
-    """Which tokens count as targets, 0 or 1; both marks or neither."""
+    """Marks of the training split, 0 or 1; None together with `validation_marks`."""
     validation_marks: Rows | None
+    """Marks of the validation split."""
     largest: int
-    """Largest token."""
+    """Largest token id of any split."""
     unigram_entropy: float
-    """Of the training split as it is expected, nats per token."""
+    """Expected entropy of the training split, nats per token."""
     bigram_entropy: float
-    """The same of a token given the one before."""
+    """Expected conditional entropy of a token given the previous one, nats."""
     marked_share: float
-    """Expected share of the tokens that are marked."""
+    """Expected share of the training tokens that are marked, 0 to 1."""
 
 
 def pieces(stream: Stream, starts: Sequence[int], count: int) -> np.ndarray:
-    """`count` tokens from each of these places of a stream: [n, count]."""
+    """Return `count` consecutive tokens from each start of a stream, as an array [n, count] of the stream's type."""
     if isinstance(stream, Rows):
         return stream.pieces(np.asarray(starts, dtype=np.int64), count)
     result: np.ndarray[Any, Any] = np.stack([stream[start : start + count] for start in starts])

@@ -1,7 +1,7 @@
 """Prepared corpora: three splits of tokens (training, validation, long held-out documents) with one fingerprint.
 
-They lie in one folder: `<fingerprint>/` with shards, tokenizer and manifest.json; `requests/` says which request led to
-which fingerprint, `names/` what `data prepare --name` called it.
+All lie in one folder. `<fingerprint>/` holds shards, tokenizer and manifest.json. `requests/` maps each request to its
+fingerprint, and `names/` does so for the names given with `data prepare --name`.
 """
 
 from __future__ import annotations
@@ -29,10 +29,11 @@ from .sources import CorpusError, DocumentSource, FileSource
 from .tokenizer import Tokenizer
 
 MARK_SPLITS = ("train_marks", "validation_marks")
+"""Splits that hold marks instead of tokens."""
 PROVISIONAL = "unprepared:"
-"""Begins what stands for the fingerprint of a corpus that is not prepared."""
+"""Prefix of the placeholder that an unprepared corpus has in place of a fingerprint."""
 LAYOUT = 1
-"""Enters the fingerprint; raise it when the same text would be split or tokenised differently."""
+"""Version that enters the fingerprint; raise it when the same text would be split or tokenised differently."""
 
 UNMARKED = (
     "it marks no tokens, but train.loss_on is marked; set that to all, or give each shard NAME.bin a NAME.marks.bin"
@@ -42,7 +43,7 @@ _PREPARE_AGAIN = "remove {folder} and prepare the corpus again"
 
 
 class CorpusUnknown(CorpusError):
-    """A corpus name that is neither built in nor prepared here."""
+    """Exception for a corpus name that is neither built in nor prepared on this machine."""
 
     def __init__(self, name: str, allowed: Sequence[str]) -> None:
         self.name, self.allowed = name, list(allowed)
@@ -54,45 +55,56 @@ class CorpusUnknown(CorpusError):
 
 @dataclass(frozen=True)
 class Corpus:
-    """A prepared corpus.
+    """An open prepared corpus.
 
-    `train` and `validation` are streams of documents, each led by the end-of-text token; `heldout` are whole documents,
-    led by it too, in the order in which probes take them. All uint16, or uint32 for a large vocabulary.
-    The rows of some corpora are worked out as they are read: nothing of those lies on a disk.
+    `train` and `validation` are streams of documents, each preceded by the end-of-text token. `heldout` holds complete
+    documents, preceded by it too, in the order in which probes read them. Tokens are uint16, or uint32 for a large
+    vocabulary. Rows of a computed corpus are computed when they are read; nothing of it lies on a disk.
     """
 
     fingerprint: str
+    """SHA-256 in hex of everything that decides the tokens (`fingerprint_of`)."""
     tokenizer: str
+    """Name of the tokenizer, with the hash of its file for a JSON tokenizer."""
     train: Sequence[Stream]
-    """Shards, in order; a row of training never crosses from one to the next."""
+    """Training shards in order; no row of training crosses from one to the next."""
     validation: Stream
+    """Validation split."""
     heldout: list[np.ndarray]
+    """Long held-out documents; empty for a computed corpus."""
     heldout_names: list[str]
+    """Names of the held-out documents, in the same order."""
     unigram_entropy: float
-    """Nats per token of the training split."""
+    """Entropy of the training split, nats per token."""
     bigram_entropy: float | None
-    """Conditional entropy of a token given the one before, nats; None for vocabularies too large to count."""
+    """Conditional entropy of a token given the previous one, nats; None for vocabularies too large to count."""
     largest: int = -1
     """Largest token id of any split."""
     folder: Path | None = None
+    """Folder of the prepared corpus; None for a corpus built in memory."""
     tokenizer_facts: dict[str, Any] | None = None
+    """Facts from which `load_saved_tokenizer` loads the saved tokenizer; None as for `folder`."""
     train_marks: Sequence[Stream] | None = None
-    """For each training shard which of its tokens count as targets, 0 or 1; None when the corpus does not say."""
+    """For each training shard the marks of its tokens, 1 for those that count as targets; None for a corpus without marks.
+    """
     validation_marks: Stream | None = None
-    """The same of the validation split; both or neither."""
+    """Marks of the validation split; None together with `train_marks`."""
     computed: bool = False
-    """Whether its rows are worked out as they are read; such a corpus has no long documents, and nobody can lend it any."""
+    """Rows are computed when they are read; such a corpus has no long documents and accepts none from another."""
     expected_share: float | None = None
-    """Share of the training tokens that are marked, where it is known without reading them."""
+    """Share of the training tokens that are marked, where it is known without reading them, else None."""
 
     @property
     def train_tokens(self) -> int:
-        """Tokens of all training shards."""
+        """Number of tokens in all training shards."""
         return sum(map(len, self.train))
 
     @property
     def marked_share(self) -> float:
-        """Share of the training tokens that are marked; 1 when the corpus marks none."""
+        """Share of the training tokens that are marked, 0 to 1; 1 for a corpus without marks.
+
+        Reads all marks unless the share is known in advance.
+        """
         if self.expected_share is not None:
             return self.expected_share
         if self.train_marks is None:
@@ -100,7 +112,11 @@ class Corpus:
         return sum(float(marks[:].sum(dtype=np.int64)) for marks in self.train_marks) / self.train_tokens
 
     def load_tokenizer(self) -> Tokenizer:
-        """The tokenizer that made the corpus, from the copy that lies with it."""
+        """Return the tokenizer of the corpus, from the copy saved with it where there is one.
+
+        Raises:
+            TokenizerError: The saved copy is missing or has changed.
+        """
         if self.folder is None or self.tokenizer_facts is None:
             return tokenizers.load_tokenizer(self.tokenizer)
         return tokenizers.load_saved_tokenizer(self.tokenizer_facts, self.folder)
@@ -110,12 +126,17 @@ class Corpus:
 
 
 def source_of(data: DataConfig) -> DocumentSource | None:
-    """The documents that a config names; None for shards and for rows. Raises CorpusError when the path is missing."""
+    """Return the documents that a data section names; None for a corpus of shards or of computed rows.
+
+    Raises:
+        CorpusError: The path is missing.
+    """
     kind = CORPORA.load(data.corpus)
     return None if kind.ready or kind.tokenizer else kind.source(data)
 
 
 def _is_training_text(heldout: str, data: DataConfig) -> bool:
+    """Return True if the source of held-out documents is, or overlaps, the training text."""
     if heldout == data.corpus:
         return True
     if data.path is None or CORPORA.load(data.corpus).ready or heldout in CORPORA:
@@ -125,7 +146,11 @@ def _is_training_text(heldout: str, data: DataConfig) -> bool:
 
 
 def heldout_source(data: DataConfig) -> DocumentSource | None:
-    """The long documents, when another corpus lends them. Raises CorpusError for one that cannot."""
+    """Return the source of long held-out documents that `data.heldout` names; None when it names none.
+
+    Raises:
+        CorpusError: It is the training text, or neither a path nor a corpus that provides long documents.
+    """
     if data.heldout is None:
         return None
     if _is_training_text(data.heldout, data):
@@ -145,7 +170,11 @@ def heldout_source(data: DataConfig) -> DocumentSource | None:
 
 
 def request(data: DataConfig) -> dict[str, Any]:
-    """What decides a prepared corpus, as JSON: the config's fields, and the state of the files that it names."""
+    """Return the JSON-serialisable facts that determine a prepared corpus: fields of the config and the state of its files.
+
+    Raises:
+        CorpusError: A setting does not fit the corpus, or a path is missing.
+    """
     kind = CORPORA.load(data.corpus)
     if data.validation_tokens is not None and (kind.ready or kind.tokenizer is not None):
         raise CorpusError(f"data.validation_tokens: corpus {data.corpus!r} has splits of its own; remove it")
@@ -172,7 +201,7 @@ def request(data: DataConfig) -> dict[str, Any]:
 
 
 def is_by_tokens(data: DataConfig) -> bool:
-    """Return whether the documents of a corpus are divided into splits by tokens."""
+    """Return True if the documents of a corpus are divided into splits by tokens, not by the hashes of their names."""
     kind = CORPORA.load(data.corpus)
     if kind.ready or kind.tokenizer is not None:
         return False
@@ -180,7 +209,7 @@ def is_by_tokens(data: DataConfig) -> bool:
 
 
 def is_divided(corpus: Corpus) -> bool:
-    """Return whether the corpus is of documents that are divided into splits by tokens, or would be if prepared again."""
+    """Return True if a prepared corpus was divided into splits by tokens, or would be if prepared again."""
     if corpus.folder is None:
         return False
     prepared_from = manifest(corpus.folder)["request"]
@@ -191,12 +220,12 @@ def is_divided(corpus: Corpus) -> bool:
 
 
 def request_id(corpus_request: dict[str, Any]) -> str:
-    """Names the request's file."""
+    """Return the file name of a request: the first 16 hex digits of its SHA-256."""
     return hashlib.sha256(json.dumps(corpus_request, sort_keys=True).encode()).hexdigest()[:16]
 
 
 def provisional_fingerprint(data: DataConfig) -> str:
-    """What stands for the fingerprint of a corpus that is not prepared; another for everything asked differently."""
+    """Return a placeholder fingerprint for an unprepared corpus; different requests give different placeholders."""
     # what is newer than databases, where it says nothing
     newer = ("corpus_source", "settings", "validation_tokens", "heldout_documents")
     defaults = {name for name in newer if getattr(data, name) in (None, {})}
@@ -204,10 +233,11 @@ def provisional_fingerprint(data: DataConfig) -> str:
 
 
 def find(data: DataConfig, root: Path) -> str | None:
-    """Fingerprint of the prepared corpus that a config asks for; None when it is not prepared under `root`.
+    """Return the fingerprint of the prepared corpus that a data section asks for; None when it is not prepared under `root`.
 
-    Raises CorpusUnknown for a name that nothing has, CorpusError for a path that is not there or a tokenizer that is
-    not the one a named corpus was prepared with.
+    Raises:
+        CorpusUnknown: No corpus has that name.
+        CorpusError: A path is missing, or the tokenizer is not the one that a named corpus was prepared with.
     """
     if data.corpus not in CORPORA:
         return _fingerprint_of_name(data, root)
@@ -225,6 +255,7 @@ def _fingerprint_of_request(corpus_request: dict[str, Any], root: Path) -> str |
 
 
 def _read_pointer(path: Path, root: Path) -> str | None:
+    """Return the fingerprint that a file of `requests/` or `names/` holds; None when unreadable or not prepared under `root`."""
     try:
         fingerprint = str(json.loads(path.read_text())["fingerprint"])
     except (OSError, ValueError, KeyError):
@@ -233,11 +264,17 @@ def _read_pointer(path: Path, root: Path) -> str | None:
 
 
 def is_prepared(fingerprint: str, root: Path) -> bool:
-    """Whether a corpus with that fingerprint lies under `root`; nobody has looked at it."""
+    """Return True if a corpus with that fingerprint lies under `root`; its contents are not checked."""
     return (root / fingerprint[:16] / "manifest.json").is_file()
 
 
 def _fingerprint_of_name(data: DataConfig, root: Path) -> str:
+    """Return the fingerprint of the corpus that was prepared with `data prepare --name`.
+
+    Raises:
+        CorpusUnknown: No corpus has that name.
+        CorpusError: It was prepared with another tokenizer than `data` asks for.
+    """
     fingerprint = _read_pointer(root / "names" / f"{data.corpus}.json", root) if is_valid_name(data.corpus) else None
     if fingerprint is None:
         raise CorpusUnknown(data.corpus, [*CORPORA, *named_fingerprints(root)])
@@ -253,24 +290,32 @@ def _fingerprint_of_name(data: DataConfig, root: Path) -> str:
 
 @dataclass(frozen=True)
 class PreparedCorpus:
-    """What the manifest of a corpus with a name says that a config needs to know."""
+    """Facts about a corpus that a config needs, from its manifest or, for a computed corpus, from its class."""
 
     name: str
+    """Name in the data section."""
     fingerprint: str
+    """Fingerprint; empty for a computed corpus."""
     tokenizer: str
-    """With the hash of its file, where it has one that decides."""
+    """Name of the tokenizer, with the hash of its file for a JSON tokenizer."""
     kind: str
-    """bytes, gpt2 or json."""
+    """Kind of tokenizer: bytes, gpt2 or json, or that of a computed corpus."""
     file: str | None
-    """The copy of its file that lies with the corpus."""
+    """Path of the saved copy of the tokenizer's file; None for a tokenizer without a file."""
     end_of_text: str | None
+    """Name of the end-of-text token, where the config gave it."""
     vocabulary: int
+    """Number of token ids."""
     marked: bool = False
-    """Whether it says which of its tokens count for `train.loss_on: marked`."""
+    """True if the corpus marks the tokens that count for `train.loss_on: marked`."""
 
 
 def prepared(name: str, root: Path) -> PreparedCorpus | None:
-    """The corpus that was prepared under that name; None when none was. Raises CorpusError for a damaged manifest."""
+    """Return the facts of the corpus that was prepared under `name`; None when none was.
+
+    Raises:
+        CorpusError: The manifest is damaged.
+    """
     fingerprint = _read_pointer(root / "names" / f"{name}.json", root) if is_valid_name(name) else None
     if fingerprint is None:
         return None
@@ -292,7 +337,10 @@ def prepared(name: str, root: Path) -> PreparedCorpus | None:
 
 
 def with_own_tokens(name: str) -> PreparedCorpus | None:
-    """The same of a known corpus whose rows are worked out, which brings its tokens too; None for any other."""
+    """Return the facts of a built-in computed corpus, which has a tokenizer of its own; None for any other corpus.
+
+    Raises KeyError for an unregistered name.
+    """
     kind = CORPORA.load(name)
     if kind.tokenizer is None:
         return None
@@ -301,20 +349,28 @@ def with_own_tokens(name: str) -> PreparedCorpus | None:
 
 
 def named_fingerprints(root: Path) -> dict[str, str]:
-    """Name -> fingerprint of what was prepared under a name."""
+    """Return the fingerprints of the corpora that were prepared under a name, by name."""
     fingerprints = {path.stem: _read_pointer(path, root) for path in sorted((root / "names").glob("*.json"))}
     return {name: fingerprint for name, fingerprint in fingerprints.items() if fingerprint}
 
 
 def write_pointer(root: Path, kind: str, name: str, fingerprint: str, **more: Any) -> None:
-    """Remembers that a request or a name means that fingerprint."""
+    """Record that a request or a name stands for a fingerprint.
+
+    Args:
+        root: Folder of the prepared corpora.
+        kind: Folder of the pointer, "requests" or "names".
+        name: File name without suffix.
+        fingerprint: Fingerprint of the prepared corpus.
+        more: Further keys of the JSON file.
+    """
     folder = root / kind
     folder.mkdir(parents=True, exist_ok=True)
     write_json(folder / f"{name}.json", {"fingerprint": fingerprint, **more})
 
 
 def write_json(path: Path, value: Any) -> None:
-    """Writes a JSON file, complete or not at all."""
+    """Write a JSON file atomically: through a temporary file that replaces it."""
     temporary = path.with_name(f".{path.name}.{os.getpid()}.part")
     temporary.write_text(json.dumps(value, indent=1))
     os.replace(temporary, path)
@@ -324,10 +380,11 @@ def write_json(path: Path, value: Any) -> None:
 
 
 def fingerprint_of(facts: dict[str, Any]) -> str:
-    """SHA-256 (hex) over the hashes of every split, the held-out documents' names and ends, and the tokenizer's name.
+    """Return the SHA-256 in hex over the manifest's facts that decide the tokens.
 
-    Marks count where there are any. Borders between shards count, because no row of training crosses one. Of rows that are
-    worked out their settings count, and the hashes of the first ones.
+    These are the layout, the tokenizer's name, the names and ends of held-out documents, and the hash of every split.
+    Marks count where there are any. Borders between shards count, because no row of training crosses one. For a
+    computed corpus its settings and the hashes of its first rows count instead.
     """
     hashed = {name: facts[name] for name in ("layout", "tokenizer", "heldout_names", "heldout_ends")}
     if computed.KEY in facts:
@@ -340,13 +397,17 @@ def fingerprint_of(facts: dict[str, Any]) -> str:
 
 
 def sealed(facts: dict[str, Any]) -> dict[str, Any]:
-    """The facts with the hash over all of them, as `read_manifest` wants to find it."""
+    """Return the manifest with its own checksum under `manifest_sha256`, which `manifest` verifies."""
     unsealed = {name: value for name, value in facts.items() if name != "manifest_sha256"}
     return unsealed | {"manifest_sha256": hashlib.sha256(json.dumps(unsealed, sort_keys=True).encode()).hexdigest()}
 
 
 def manifest(folder: Path) -> dict[str, Any]:
-    """The facts of a prepared corpus. Raises CorpusError when there is none, or it is not as it was written."""
+    """Return the verified manifest of a prepared corpus.
+
+    Raises:
+        CorpusError: There is none, or its checksum does not match.
+    """
     path = folder / "manifest.json"
     try:
         facts: dict[str, Any] = json.loads(path.read_text())
@@ -361,7 +422,16 @@ def manifest(folder: Path) -> dict[str, Any]:
 
 
 def open_corpus(root: Path, fingerprint: str) -> Corpus:
-    """Opens a prepared corpus. Raises CorpusError or ShardError when it is missing or damaged."""
+    """Return a prepared corpus, its shards memory-mapped and their tokens not verified.
+
+    Args:
+        root: Folder of the prepared corpora.
+        fingerprint: Full fingerprint.
+
+    Raises:
+        CorpusError: The corpus is missing, or its manifest is damaged or has another fingerprint.
+        ShardError: A shard is missing or damaged.
+    """
     folder = root / fingerprint[:16]
     facts = manifest(folder)
     if facts["fingerprint"] != fingerprint:
@@ -398,7 +468,12 @@ def open_corpus(root: Path, fingerprint: str) -> Corpus:
 
 
 def _computed_corpus(streams: Streams, common: dict[str, Any]) -> Corpus:
-    """A corpus whose rows are worked out; it has no long documents."""
+    """Return an open computed corpus, which has no long documents.
+
+    Args:
+        streams: Its splits.
+        common: Fields that every kind of corpus has.
+    """
     return Corpus(
         **common,
         train=[streams.train],
@@ -416,10 +491,14 @@ def _computed_corpus(streams: Streams, common: dict[str, Any]) -> Corpus:
 
 
 def verified(root: Path, fingerprint: str) -> Corpus:
-    """`open_corpus`, every token of it being that which the fingerprint was taken of. Raises CorpusError, ShardError.
+    """Return a prepared corpus after comparing every token with the hashes of its manifest.
 
-    Reading 100M tokens takes a tenth of a second, and is done once: `checked/` remembers the state of the files that
-    were read, by what no copy and no other write has (inode and time of change).
+    100M tokens take a tenth of a second, once: `checked/` remembers size, inode and times of the files that were read,
+    and an unchanged folder is not read again. A failed write there is ignored.
+
+    Raises:
+        CorpusError: The corpus is missing or its contents differ from its manifest.
+        ShardError: A shard is missing or damaged.
     """
     corpus = open_corpus(root, fingerprint)
     folder, note = root / fingerprint[:16], root / "checked" / f"{fingerprint[:16]}.json"
@@ -437,7 +516,7 @@ def verified(root: Path, fingerprint: str) -> Corpus:
 
 
 def _file_states(folder: Path) -> dict[str, list[int]]:
-    """Of every file of a prepared corpus, by name: size, inode, and the times of its last write and change."""
+    """Return [size, inode, mtime in ns, ctime in ns] of every file of a prepared corpus, by name."""
     statuses = {path.name: path.stat() for path in sorted(folder.iterdir()) if path.is_file()}
     return {
         name: [state.st_size, state.st_ino, state.st_mtime_ns, state.st_ctime_ns] for name, state in statuses.items()
@@ -445,6 +524,11 @@ def _file_states(folder: Path) -> dict[str, list[int]]:
 
 
 def _open_checked_shard(folder: Path, shard: dict[str, Any]) -> np.ndarray:
+    """Return the memory-mapped tokens of a shard that the manifest names.
+
+    Raises:
+        ShardError: The shard is damaged or holds another number of tokens than the manifest says.
+    """
     advice = _PREPARE_AGAIN.format(folder=folder)
     try:
         tokens = open_shard(folder / shard["file"])
@@ -462,12 +546,20 @@ def _join_shards(parts: list[np.ndarray]) -> np.ndarray:
 
 
 def split_documents(tokens: np.ndarray, ends: Sequence[int]) -> list[np.ndarray]:
-    """A stream as the documents that end there."""
+    """Split a stream into documents.
+
+    Args:
+        tokens: The stream.
+        ends: Position after the last token of each document, rising.
+    """
     return [tokens[start:end] for start, end in zip([0, *ends], ends, strict=False)]
 
 
 def verify(folder: Path) -> list[str]:
-    """Reads every token again and compares with the manifest; one line for each thing that differs."""
+    """Read every token of a prepared corpus and return one line per difference from its manifest.
+
+    The lines are also the errors met while reading; nothing is raised.
+    """
     try:
         recorded = manifest(folder)
     except CorpusError as error:
@@ -494,15 +586,24 @@ def verify(folder: Path) -> list[str]:
 
 
 def folders(root: Path) -> list[Path]:
-    """The folders of what is prepared under `root`, oldest first."""
+    """Return the folders of the corpora prepared under `root`, oldest first."""
     manifests = [path for path in root.glob("*/manifest.json") if path.parent.suffix != ".part"]
     return [path.parent for path in sorted(manifests, key=lambda path: path.stat().st_mtime)]
 
 
 def listing(root: Path, only: Sequence[str] | None = None) -> list[dict[str, Any]]:
-    """One row for each corpus prepared under `root`: names, request, tokens by split, fingerprint, folder, bytes.
+    """Return a row for each corpus prepared under `root`, oldest first.
 
-    `fingerprints` are the fingerprints that are wanted. Raises CorpusError for a damaged manifest.
+    Args:
+        root: Folder of the prepared corpora.
+        only: Fingerprints to list; None lists all.
+
+    Returns:
+        Dicts with names, corpus, path, heldout, tokenizer, `<split>_tokens`, heldout_documents, fingerprint, folder,
+        bytes and prepared_at.
+
+    Raises:
+        CorpusError: A manifest is damaged.
     """
     names_by_fingerprint: dict[str, list[str]] = {}
     for name, fingerprint in named_fingerprints(root).items():
@@ -537,10 +638,15 @@ def listing(root: Path, only: Sequence[str] | None = None) -> list[dict[str, Any
 
 
 def choose(root: Path, word: str) -> list[Path]:
-    """The folders of the prepared corpora that a word of `data list` means, oldest first.
+    """Return the folders of the prepared corpora that `word` means, oldest first.
 
-    That is a name, else a corpus in the list's words (`stdlib`, `files`: every one that is prepared, with whichever
-    tokenizer), else the beginning of a fingerprint. Raises CorpusError.
+    Args:
+        root: Folder of the prepared corpora.
+        word: A name, else a corpus as listed (`stdlib`, `files`; every prepared one, whatever its tokenizer), else the
+            beginning of a fingerprint.
+
+    Raises:
+        CorpusError: No corpus matches, or several match the beginning of a fingerprint.
     """
     fingerprints = named_fingerprints(root)
     fingerprint = fingerprints.get(word)
@@ -560,7 +666,7 @@ def choose(root: Path, word: str) -> list[Path]:
 
 
 def _read_corpus_name(folder: Path) -> str | None:
-    """The corpus that a folder was prepared from; None where its manifest cannot say so, which is for `verify` to tell."""
+    """Return the corpus that a folder was prepared from; None for an unreadable manifest, which `verify` reports."""
     try:
         return str(json.loads((folder / "manifest.json").read_text())["request"]["corpus"])
     except (OSError, ValueError, KeyError, TypeError):
@@ -571,10 +677,10 @@ def _read_corpus_name(folder: Path) -> str | None:
 
 
 def entropies(shards: Sequence[np.ndarray], vocabulary: int) -> tuple[float, float | None]:
-    """Unigram entropy and bigram conditional entropy H(x_t | x_{t-1}) of a stream in shards, nats per token.
+    """Return (unigram entropy, bigram conditional entropy H(x_t | x_{t-1})) of a stream in shards, nats per token.
 
     Pairs across a border between shards are not counted. The second is None above 1024 tokens of vocabulary, where
-    counts say more about the sample than about the text.
+    counts describe the sample rather than the text.
     """
     small = vocabulary <= 1024
     counts = np.zeros(vocabulary, dtype=np.int64)
@@ -592,5 +698,6 @@ def entropies(shards: Sequence[np.ndarray], vocabulary: int) -> tuple[float, flo
 
 
 def _entropy(counts: np.ndarray) -> float:
+    """Return the entropy in nats of a distribution given by counts of any shape."""
     p = counts[counts > 0] / counts.sum()
     return float(-(p * np.log(p)).sum())

@@ -1,4 +1,4 @@
-"""What a corpus is, before it is prepared. One of your own is a subclass, registered under a name:
+"""Base classes of corpora before preparation. A plugin defines a subclass and registers it under a name:
 
 @register_corpus("pairs")
 class Pairs(CorpusKind):
@@ -23,9 +23,9 @@ from .computed_rows import Streams
 from .sources import CountingSource, DocumentSource, HubSource, HubSpec, Text
 
 BYTES_PER_TOKEN = 3
-"""Of a download from the hub: FineWeb-Edu has 2.8 bytes of compressed Parquet per GPT-2 token."""
+"""Estimated bytes of a download from the hub per GPT-2 token; FineWeb-Edu has 2.8 bytes of compressed Parquet."""
 LogFn = Callable[[str], None]
-"""Called with the phase that a preparation is in, now and then."""
+"""Callback that receives the current phase of a preparation."""
 
 
 class CorpusConfig(Config):
@@ -33,81 +33,104 @@ class CorpusConfig(Config):
 
 
 class CorpusKind:
-    """Text by a name: documents that `source` gives, token shards that `shards` gives, or rows that `streams` works out.
+    """A corpus by name. It defines either documents (`texts` or `source`), token shards (`shards`) or computed rows (`streams`).
 
-    `data` is what a grid says.
+    The parameter `data` of its methods is the data section of a grid.
     """
 
     Config: ClassVar[type[Config]] = CorpusConfig
-    """Settings of its own, for one whose rows are worked out."""
+    """Class of the settings under data.settings.NAME, for a corpus of computed rows."""
 
     description: ClassVar[str]
     """One line for `data list --known`."""
     preset: ClassVar[Mapping[str, Any]] = {}
-    """Settings of the data section that `data prepare NAME` takes unless told otherwise."""
+    """Defaults of the data section for `data prepare NAME`."""
     ready: ClassVar[bool] = False
-    """Whether it consists of token shards."""
+    """True for a corpus of ready-made token shards."""
     may_mark: ClassVar[bool] = False
-    """Whether its shards may say which of their tokens count for `train.loss_on: marked` (NAME.marks.bin beside NAME.bin)."""
+    """True if its shards may mark the tokens that count for `train.loss_on: marked` (NAME.marks.bin next to NAME.bin).
+    """
     tokenizer: ClassVar[str | None] = None
-    """That of a corpus whose rows are worked out (`streams`), so that no text is tokenised; None for every other."""
+    """Name of the tokenizer of a corpus of computed rows (`streams`), which tokenises no text; None for every other corpus.
+    """
     by_tokens: ClassVar[bool] = True
-    """Documents without a split of their own are divided by tokens; else each by the hash of its name, as all were before."""
+    """Divide documents without a split of their own by tokens.
+
+    False divides by the hashes of their names, as older releases did for every corpus.
+    """
     at_hand: ClassVar[bool] = False
-    """Whether it is prepared in seconds, so that even a dry run may."""
+    """True if preparation takes seconds at most, so that a dry run may do it."""
 
     @classmethod
     def texts(cls, data: DataConfig) -> Iterator[Text]:
-        """Its documents, in a fixed order. Those that name no split are divided by tokens, in the order of their names' hashes."""
+        """Yield the documents in a fixed order.
+
+        Documents that name no split are divided by tokens, in the order of the hashes of their names.
+        """
         raise NotImplementedError(f"corpus {data.corpus} defines neither texts nor source")
 
     @classmethod
     def key(cls, data: DataConfig) -> Any:
-        """JSON that changes whenever its text may have changed, besides with the plugin file that defines it.
+        """Return JSON that changes whenever the text may have changed for another reason than a new plugin file.
 
-        Raises CorpusError for what `data` lacks.
+        Raises:
+            CorpusError: `data` lacks a setting that the corpus needs.
         """
         return None
 
     @classmethod
     def source(cls, data: DataConfig) -> DocumentSource:
-        """Its documents as something that a stopped preparation goes on with. Raises CorpusError for what `data` lacks."""
+        """Return the documents as a source from which a stopped preparation can resume.
+
+        Raises:
+            CorpusError: `data` lacks a setting that the corpus needs.
+        """
         return KindSource(cls, data)
 
     @classmethod
     def lent(cls) -> DocumentSource | None:
-        """The long documents that it gives to probes of other corpora, which name it as data.heldout; None: it gives none."""
+        """Return the long documents for other corpora, which name this one as data.heldout; None if it provides none."""
         return None
 
     @classmethod
     def shards(cls, data: DataConfig, work_folder: Path, log: LogFn) -> tuple[list[Path], list[Path]]:
-        """Training and validation shards; `tokenizer` is a folder for what has to be made or fetched."""
+        """Return (training shards, validation shards), in order.
+
+        Args:
+            data: Data section of the grid.
+            work_folder: Folder for shards that have to be created or downloaded.
+            log: Callback for progress messages.
+        """
         raise NotImplementedError(f"corpus {data.corpus} defines no shards")
 
     @classmethod
     def streams(cls, settings: Any) -> Streams:
-        """Its splits, for one with a `tokenizer` of its own; nothing of them is kept on a disk. `settings` are its `Config`."""
+        """Return the computed splits of a corpus that has a `tokenizer`; nothing of them is written to a disk.
+
+        Args:
+            settings: An instance of `Config`.
+        """
         raise NotImplementedError(f"corpus kind {cls.__name__} defines no streams")
 
     @classmethod
     def row_length(cls, settings: Any) -> int | None:
-        """Tokens that a row of training must have; None, the default: any number."""
+        """Return the required number of tokens of a training row; None, the default, allows any."""
         return None
 
     @classmethod
     def remote(cls, data: DataConfig) -> bool:
-        """Whether preparing it would download, which has to be asked for."""
+        """Return True if preparation would download data, which needs the user's consent."""
         return False
 
     @classmethod
     def download_bytes(cls, data: DataConfig) -> int | None:
-        """Estimate the bytes that preparing downloads; None where that is unknown."""
+        """Return an estimate of the bytes that preparation downloads; None if unknown."""
         return None
 
 
 @dataclass
 class KindSource(CountingSource):
-    """The texts that a kind gives."""
+    """Source of the documents that `CorpusKind.texts` yields."""
 
     kind: type[CorpusKind]
     data: DataConfig
@@ -116,32 +139,33 @@ class KindSource(CountingSource):
         yield from self.kind.texts(self.data)
 
     def key(self) -> Any:
-        """That of the kind."""
+        """Return the key of the corpus kind."""
         return self.kind.key(self.data)
 
 
 class HubCorpus(CorpusKind):
-    """A dataset of the Hugging Face hub, or of a local copy under `data.path`."""
+    """A dataset of the Hugging Face hub, or a local copy of it under `data.path`."""
 
     spec: ClassVar[HubSpec]
+    """Repository, config and splits of the dataset."""
     by_tokens = False
 
     @classmethod
     def source(cls, data: DataConfig) -> DocumentSource:
-        """Its rows, streamed."""
+        """Return the streamed rows of the dataset, from the local copy if `data.path` names one."""
         return HubSource(cls.spec, Path(data.path) if data.path else None)
 
     @classmethod
     def lent(cls) -> DocumentSource:
-        """The same from the hub."""
+        """Return the streamed rows of the dataset from the hub, for use as held-out documents."""
         return HubSource(cls.spec, setting="data.heldout")
 
     @classmethod
     def remote(cls, data: DataConfig) -> bool:
-        """Unless there is a copy."""
+        """Return True unless `data.path` names a local copy."""
         return data.path is None
 
     @classmethod
     def download_bytes(cls, data: DataConfig) -> int | None:
-        """Estimate the bytes from the tokens that are read, all of them where `data` sets no limit."""
+        """Return an estimate from the number of tokens that are read, which is the complete dataset if `data` sets no limit."""
         return int(BYTES_PER_TOKEN * min(cls.spec.tokens, data.train_tokens or cls.spec.tokens))

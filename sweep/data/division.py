@@ -1,4 +1,4 @@
-"""Division of documents into splits by tokens: a pool of tokenised documents, and which split each of them goes to."""
+"""Division of documents into splits by tokens: a pool of tokenised documents and the split of each."""
 
 from __future__ import annotations
 
@@ -17,37 +17,41 @@ from .shards import CHUNK_TOKENS
 from .sources import CorpusError, name_digest
 
 VALIDATION_TOKENS = 2_097_153
-"""Most tokens of a validation split unless more are asked for: the shipped recipes read 2,097,152 targets."""
+"""Default maximum of tokens in the validation split; the shipped recipes read 2,097,152 targets."""
 VALIDATION_SHARE = 0.05
-"""Share of the tokens of a text that validate, where that is fewer."""
+"""Share of all tokens that validate, where that is fewer than `VALIDATION_TOKENS`."""
 HELDOUT_DOCUMENTS = 16
-"""Long documents that are held out unless another number is asked for: as many as the shipped recipes read."""
+"""Default number of held-out documents, as many as the shipped recipes read."""
 HELDOUT_SHARE = 0.25
-"""Largest share of the tokens of a text that is held out unless a number of documents is asked for."""
+"""Maximum share of all tokens that is held out, unless the config gives a number of documents."""
 SPLITS = ("train", "validation", "heldout")
 
 
 class Pooled(NamedTuple):
-    """A tokenised document of the pool."""
+    """A tokenised document of the pool: name, number of tokens and split."""
 
     name: str
     tokens: int
     split: str | None
-    """The split that its source gives it; None lets the division decide."""
+    """Split given by the source; None leaves the choice to the division."""
 
 
 @dataclass(frozen=True)
 class Division:
-    """The sizes of the splits that a config asks for."""
+    """Sizes of the splits that a config asks for."""
 
     corpus: str
+    """Name of the corpus, for error messages."""
     long_tokens: int
-    """Tokens of a document that may be held out."""
+    """Minimum number of tokens of a held-out document."""
     train_tokens: int | None
+    """Requested training tokens; None: all."""
     validation_tokens: int | None
+    """Requested validation tokens; None: the default."""
     heldout_documents: int | None
+    """Requested number of held-out documents; None: the default."""
     lent: bool
-    """Another corpus gives the held-out documents."""
+    """True if another corpus provides the held-out documents."""
 
     @classmethod
     def of(cls, data: DataConfig) -> Division:
@@ -63,30 +67,31 @@ class Division:
 
     @property
     def max_heldout(self) -> int:
-        """The largest number of held-out documents."""
+        """Maximum number of held-out documents."""
         if self.lent:
             return 0
         return HELDOUT_DOCUMENTS if self.heldout_documents is None else self.heldout_documents
 
     def heldout_limit(self, total: int) -> float:
-        """Return the largest number of held-out tokens of a text of `total` tokens."""
+        """Return the maximum number of held-out tokens for a text of `total` tokens."""
         return total if self.heldout_documents is not None else HELDOUT_SHARE * total
 
     def validation_target(self, total: int) -> int:
-        """Return the tokens that the validation split of a text of `total` tokens should have, at least 1."""
+        """Return the number of validation tokens to reach for a text of `total` tokens, at least 1."""
         if self.validation_tokens is not None:
             return self.validation_tokens
         return max(1, min(VALIDATION_TOKENS, int(VALIDATION_SHARE * total)))
 
     def assign(self, documents: Sequence[Pooled]) -> list[str]:
-        """Return the split of each document.
+        """Return the split of each document: "train", "validation" or "heldout".
 
-        Documents are drawn in the order of the hashes of their names, which is random and no matter of luck. Held out are
-        the first long ones. Then the validation split takes each document that it has room for, and at last the shortest
-        one that is left, so that it has the target and less than one document more. All others are trained on.
+        Documents are visited in the order of the hashes of their names, which is random and reproducible. The first
+        long ones are held out. Then the validation split takes each document that fits into its target. If it falls
+        short, it also takes the shortest remaining document, so it exceeds the target by less than one document. All
+        others are for training.
 
         Raises:
-            CorpusError: The text has too few documents or tokens for what is asked.
+            CorpusError: The text has too few documents or tokens for the requested sizes.
         """
         splits = [document.split or "train" for document in documents]
         drawn = [index for index, document in enumerate(documents) if document.split is None]
@@ -103,7 +108,14 @@ class Division:
         return splits
 
     def _hold_out(self, documents: Sequence[Pooled], drawn: Sequence[int], splits: list[str], total: int) -> None:
-        """Set the split of the documents that are held out; two of those drawn remain at least."""
+        """Set `splits` of the documents that are held out; at least two of the visited documents remain.
+
+        Args:
+            documents: All documents.
+            drawn: Indices of the documents without a split, in the order of visiting.
+            splits: Split of each document; changed in place.
+            total: Tokens of all documents.
+        """
         count = tokens = 0
         limit = self.heldout_limit(total)
         for index in drawn:
@@ -115,9 +127,16 @@ class Division:
                 count, tokens = count + 1, tokens + size
 
     def _validate(self, documents: Sequence[Pooled], remaining: Sequence[int], splits: list[str], target: int) -> None:
-        """Set the split of the documents that validate; one of those that remain is trained on at least.
+        """Set `splits` of the documents that validate; at least one of the remaining documents is for training.
 
-        Raises CorpusError when a size was asked for that takes the whole text.
+        Args:
+            documents: All documents.
+            remaining: Indices of the documents that are neither held out nor assigned by their source.
+            splits: Split of each document; changed in place.
+            target: Validation tokens to reach.
+
+        Raises:
+            CorpusError: The requested validation tokens would leave no training text.
         """
         available = sum(documents[index].tokens for index in remaining)
         if self.validation_tokens is not None and available <= target:
@@ -138,19 +157,22 @@ class Division:
 
 @dataclass
 class PoolIndex:
-    """Names, sizes and splits of the documents of a pool, a line of JSON each, in a file that a stopped preparation appends to."""
+    """Names, sizes and splits of the documents of a pool, in a file of JSON lines that a resumed preparation appends to."""
 
     path: Path
+    """File of JSON lines."""
     division: Division
+    """Requested sizes of the splits."""
     end: int = 0
-    """Bytes of the file that are valid; what a crash wrote after them is cut off."""
+    """Valid bytes of the file; anything that a crash wrote after them is cut off."""
     documents: list[Pooled] = field(default_factory=list)
+    """Documents in the order of the pool."""
     _total: int = 0
     _longest: int = 0
     _heldout: list[int] = field(default_factory=list)
-    """The sizes of the largest documents that might be held out, as a heap."""
+    """Sizes of the largest documents that may be held out, as a heap."""
     _not_trained: int = 0
-    """Tokens of the documents that their source puts into other splits."""
+    """Tokens of the documents that their source assigns to other splits than training."""
 
     def __post_init__(self) -> None:
         """Read the documents that the file holds up to `end`, and open it to append."""
@@ -161,12 +183,13 @@ class PoolIndex:
         self._file = self.path.open("a", encoding="ascii")
 
     def add(self, name: str, tokens: int, split: str | None) -> None:
-        """Append a document."""
+        """Append a document to the file and the totals."""
         document = Pooled(name, tokens, split)
         self._file.write(json.dumps(document) + "\n")
         self._count(document)
 
     def _count(self, document: Pooled) -> None:
+        """Add a document to the list and the running totals."""
         self.documents.append(document)
         self._total += document.tokens
         self._longest = max(self._longest, document.tokens)
@@ -178,7 +201,7 @@ class PoolIndex:
                 heapq.heappop(self._heldout)
 
     def sync(self) -> int:
-        """Write everything to the disk and return the size of the file in bytes."""
+        """Flush the file to the disk and return its size in bytes."""
         self._file.flush()
         os.fsync(self._file.fileno())
         self.end = self._file.tell()
@@ -189,9 +212,10 @@ class PoolIndex:
         self._file.close()
 
     def is_full(self) -> bool:
-        """Return whether the training split has the tokens asked for, however the documents so far are divided.
+        """Return True once the training split has the requested tokens, however the documents so far are divided.
 
-        It asks after each document, so that neither batches nor a restart change which documents are read.
+        Called after each document, so that neither batch sizes nor restarts change which documents are read. Always
+        False without a requested number.
         """
         target = self.division.train_tokens
         if target is None:
@@ -203,9 +227,16 @@ class PoolIndex:
 def pieces(
     shards: Sequence[np.ndarray], documents: Sequence[Pooled], splits: Sequence[str], first: int = 0
 ) -> Iterator[tuple[int, str, np.ndarray]]:
-    """Yield (end, split, tokens) of the documents of a pool, in its order from the `first` on; `end` is the index after the last.
+    """Yield (end, split, tokens) for consecutive documents of a pool, where `end` is the index after the last one.
 
-    Neighbours of a split are joined into pieces of about `CHUNK_TOKENS` tokens; held-out documents are not.
+    Neighbours of the same split are joined into pieces of about `CHUNK_TOKENS` tokens; held-out documents are not
+    joined.
+
+    Args:
+        shards: Shards of the pool, in order.
+        documents: Documents of the pool, in order.
+        splits: Split of each document.
+        first: Index of the document to start from.
     """
     position = sum(document.tokens for document in documents[:first])
     while first < len(documents):
@@ -219,7 +250,7 @@ def pieces(
 
 
 def _slice(shards: Sequence[np.ndarray], start: int, end: int) -> np.ndarray:
-    """Return the tokens from `start` to before `end` of the stream that the shards are together."""
+    """Return the tokens from `start` up to `end` of the stream that the shards form together."""
     parts, before = [], 0
     for shard in shards:
         low, high = max(start - before, 0), min(end - before, len(shard))

@@ -1,4 +1,4 @@
-"""Text into prepared corpora: documents drawn into splits, tokenised on all cores, written as shards, resumable."""
+"""Preparation of corpora: documents are divided into splits, tokenised on all cores and written as shards, resumably."""
 
 from __future__ import annotations
 
@@ -31,30 +31,37 @@ from .sources import DocumentSource, Text, name_digest, name_fraction
 from .tokenizer import Tokenizer
 
 HELDOUT_DOCUMENTS = 64
-"""Long documents that a corpus divided by names keeps at most, and that a corpus takes of one that lends them."""
+"""Maximum of held-out documents in a corpus divided by names, and default maximum of those read from another corpus."""
 POOL = "pool"
-"""The documents of a corpus that is divided by tokens, before they are."""
+"""Name of the split that holds the documents of a corpus divided by tokens, before the division."""
 VALIDATION_SHARE = 0.05
+"""Share of the documents that validate in a corpus divided by names."""
 HELDOUT_SHARE = 0.25
+"""Share of the documents that may be held out in a corpus divided by names."""
 BATCH_CHARACTERS = 8_000_000
+"""Characters of a batch of documents at which it is tokenised."""
 BATCH_DOCUMENTS = 2000
+"""Maximum number of documents in a batch."""
 SYNC_SECONDS = 5.0
+"""Minimum time between two saved states."""
 
 
 @dataclass(frozen=True)
 class Told:
-    """How far a preparation is."""
+    """Progress of a corpus preparation: phase, documents, tokens and rate."""
 
     phase: str
-    """tokenizing, long documents, reading shards, downloading."""
+    """Current phase: tokenizing, long documents, reading shards or downloading."""
     documents: int
+    """Documents so far, earlier runs included."""
     tokens: int
+    """Tokens so far, earlier runs included."""
     seconds: float
-    """Of this run, without what an earlier one did."""
+    """Duration of this run, without earlier ones."""
     new_tokens: int
     """Tokens of this run."""
     wanted: int | None
-    """Training tokens asked for."""
+    """Requested training tokens; None: all."""
 
     @property
     def rate(self) -> float:
@@ -63,6 +70,7 @@ class Told:
 
 
 ProgressFn = Callable[[Told], None]
+"""Callback that receives the progress of a preparation."""
 
 
 def prepare(
@@ -73,11 +81,23 @@ def prepare(
     tell: ProgressFn = lambda progress: None,
     threads: int | None = None,
 ) -> str:
-    """Prepares what `data` asks for under `root` unless it is there; returns its fingerprint.
+    """Prepare the corpus that `data` asks for under `root`, unless it is there, and return its fingerprint.
 
-    A preparation that was stopped goes on where it was. Two at once: the second waits for the first. Raises
-    CorpusError, ShardError, TokenizerError for text, shards and files that cannot be used, MachineError when a
-    download fails, WriteRefused when the machine does not let it be written.
+    A stopped preparation resumes. A lock file makes a second preparation of the same request wait for the first.
+
+    Args:
+        data: Data section of the config.
+        root: Folder of the prepared corpora.
+        name: Name to record for the corpus; None records none.
+        tell: Callback for progress.
+        threads: Threads of the tokenizer; None: one per core.
+
+    Raises:
+        CorpusError: The text or the name cannot be used.
+        ShardError: A token shard cannot be used.
+        TokenizerError: The tokenizer file cannot be used.
+        MachineError: A download failed.
+        WriteRefused: The operating system refused a write.
     """
     kind = CORPORA.load(data.corpus) if data.corpus in CORPORA else None
     is_computed = kind is not None and kind.tokenizer is not None
@@ -102,7 +122,11 @@ def prepare(
 
 
 def aside(data: DataConfig) -> Corpus:
-    """The corpus without leaving anything on the disk, and so without a tokenizer, and without reference values; for small ones."""
+    """Prepare a small corpus in memory and return it.
+
+    Files exist in a temporary folder only while it is prepared. So the corpus has no saved tokenizer, and its entropies
+    are None unless its rows are computed.
+    """
     with tempfile.TemporaryDirectory(ignore_cleanup_errors=True) as folder, translate_os_errors(Path(folder), "use"):
         kind, root = CORPORA.load(data.corpus), Path(folder)
         preparation = Preparation(
@@ -115,6 +139,7 @@ def aside(data: DataConfig) -> Corpus:
 
 @contextlib.contextmanager
 def _lock(path: Path) -> Iterator[None]:
+    """Hold an exclusive lock on a file, which is created first and removed afterwards."""
     path.parent.mkdir(parents=True, exist_ok=True)
     with path.open("w") as file:
         fcntl.flock(file, fcntl.LOCK_EX)
@@ -123,7 +148,11 @@ def _lock(path: Path) -> Iterator[None]:
 
 
 def _initial_state(*, every_tenth: bool = False) -> dict[str, Any]:
-    """The state before the first document; with `every_tenth` every tenth validates, whatever its name."""
+    """Return the state before the first document.
+
+    Args:
+        every_tenth: Let every tenth document validate, whatever its name.
+    """
     return {
         "phase": "main",
         "source": None,
@@ -137,22 +166,36 @@ def _initial_state(*, every_tenth: bool = False) -> dict[str, Any]:
 
 @dataclass
 class Preparation:
-    """One request on its way to a folder of shards; `state.json` in `part` is where it goes on."""
+    """Preparation of one request into a folder of shards; `state.json` in `part` records where to resume."""
 
     data: DataConfig
+    """Data section of the config."""
     request: dict[str, Any]
+    """Result of `corpora.request`, which the manifest records."""
     part: Path
+    """Working folder, which becomes the folder of the corpus."""
     report: ProgressFn
     threads: int | None
+    """Threads of the tokenizer; None: one per core."""
     skip_entropies: bool = False
-    """Whether the fingerprint alone is wanted, so that reference values of the text may be missing."""
+    """Leave the entropies of the text out, for use of the fingerprint or tokens alone."""
     _writers: dict[str, SplitWriter] = field(default_factory=dict)
+    """Open writers by split."""
     _state: dict[str, Any] = field(default_factory=dict)
+    """Contents of `state.json`."""
     _index: PoolIndex = field(init=False)
+    """Documents of the pool, for a corpus divided by tokens."""
     _began: float = field(default_factory=time.monotonic)
+    """Monotonic time at the start of this run, in seconds."""
     _new_tokens: int = 0
+    """Tokens of this run."""
 
     def run(self, root: Path) -> str:
+        """Prepare a corpus of documents or shards, from where an earlier run stopped, and return its fingerprint.
+
+        Args:
+            root: Folder of the prepared corpora.
+        """
         data = self.data
         self.tokenizer: Tokenizer = tokenizers.load_tokenizer(data.tokenizer, data.tokenizer_file, data.end_of_text)
         self.part.mkdir(parents=True, exist_ok=True)
@@ -171,13 +214,20 @@ class Preparation:
         return self._commit(root, shards)
 
     def write_manifest(self, root: Path) -> str:
-        """Says what the rows of a corpus are that is worked out as it is read; there is nothing to prepare but that."""
+        """Write the manifest of a computed corpus, which needs no other preparation, and return its fingerprint."""
         self.part.mkdir(parents=True, exist_ok=True)
         return self._seal(root, computed.build_manifest(self.request, self.part))
 
     # --- from documents -------------------------------------------------------------------------------------------
 
     def _load_state(self, source: DocumentSource | None) -> None:
+        """Load `state.json` and open the writers of the splits that are not closed yet.
+
+        Without saved splits the working folder is cleared first.
+
+        Args:
+            source: Source of the documents; None for a corpus of shards, which writes only held-out documents.
+        """
         try:
             self._state = json.loads((self.part / "state.json").read_text())
         except (OSError, ValueError):
@@ -199,12 +249,18 @@ class Preparation:
         return corpora.is_by_tokens(self.data)
 
     def _save_state(self) -> None:
+        """Sync all writers to the disk, then write `state.json`."""
         if POOL in self._writers:
             self._state["index"] = self._index.sync()
         self._state["splits"] |= {split: writer.sync() for split, writer in self._writers.items()}
         corpora.write_json(self.part / "state.json", self._state)
 
     def _tokenize_by_name(self, source: DocumentSource) -> dict[str, list[ShardFacts]]:
+        """Tokenise all documents, each into the split that its name decides, and return the shards of training and validation.
+
+        Raises:
+            CorpusError: The corpus has too few documents.
+        """
         if self._state["phase"] == "main":
             self._read_documents(source)
             if not self._state["tenth"] and not self._writers["validation"].tokens and self._writers["train"].tokens:
@@ -216,7 +272,7 @@ class Preparation:
         return self._closed_shards()
 
     def _tokenize_pool(self, source: DocumentSource) -> dict[str, list[ShardFacts]]:
-        """Tokenise all documents into a pool, and divide it by tokens."""
+        """Tokenise all documents into a pool, divide it by tokens, and return the shards of training and validation."""
         if self._state["phase"] == "main":
             self._read_documents(source)
             self._state["index"] = self._index.sync()
@@ -230,7 +286,7 @@ class Preparation:
         return self._closed_shards()
 
     def divide(self) -> None:
-        """Write the splits of the pool, from where it stopped on; the pool is removed when they are closed."""
+        """Write the splits of the pool, resuming where it stopped; the pool is removed once they are closed."""
         documents = self._index.documents
         self._index.close()
         splits = self._index.division.assign(documents)
@@ -254,7 +310,7 @@ class Preparation:
             path.unlink()
 
     def _close_splits(self) -> None:
-        """Close training and validation; long documents of another corpus may follow."""
+        """Close training and validation and save the state; held-out documents of another corpus may follow."""
         self._state["phase"] = "long documents"
         self._state["splits"].pop(POOL, None)
         for split in ("train", "validation"):
@@ -262,10 +318,15 @@ class Preparation:
         self._save_state()
 
     def _closed_shards(self) -> dict[str, list[ShardFacts]]:
+        """Return the closed shards of training and validation, by split."""
         closed = self._state["splits"]
         return {split: [ShardFacts(**shard) for shard in closed[split]] for split in ("train", "validation")}
 
     def _read_documents(self, source: DocumentSource) -> None:
+        """Tokenise and append documents until the source ends or the training split has enough tokens.
+
+        Reports progress after each batch and saves the state now and then.
+        """
         saved = time.monotonic()
         for texts in _batches(self._drop_unused(source.documents(self._state["source"]))):
             for text, ids in zip(texts, self.encode(texts), strict=True):
@@ -281,13 +342,18 @@ class Preparation:
                 saved = time.monotonic()
 
     def _drop_unused(self, texts: Iterator[Text]) -> Iterator[Text]:
-        """Without what a source puts into a split of its own that is full, or that another corpus lends."""
+        """Yield the documents that are needed.
+
+        It skips held-out documents of the source if another corpus provides those, and training documents once there
+        are enough.
+        """
         for text in texts:
             lent = text.split == "heldout" and self.data.heldout is not None
             if not lent and not (text.split == "train" and self._has_enough()):
                 yield text
 
     def _restart(self, source: DocumentSource) -> None:
+        """Read all documents again with every tenth for validation."""
         # said first, so that a death in the middle does not lead back to the pass that was in vain
         corpora.write_json(self.part / "state.json", _initial_state(every_tenth=True))
         self._writers.clear()
@@ -295,17 +361,22 @@ class Preparation:
         self._read_documents(source)
 
     def _clear_folder(self) -> None:
-        """Removes everything but the state, which speaks of none of it."""
+        """Remove everything from the working folder except `state.json`, which refers to none of it."""
         for path in self.part.iterdir():
             if path.name != "state.json":
                 _remove(path)
 
     def encode(self, texts: Sequence[Text]) -> list[np.ndarray]:
+        """Return the tokens of each document, preceded by the end-of-text token."""
         eot = np.array([self.tokenizer.eot], dtype=self.tokenizer.dtype)
         encoded = self.tokenizer.encode_batch([text.text for text in texts], self.threads or cores())
         return [np.concatenate([eot, ids]) for ids in encoded]
 
     def _append_document(self, text: Text, ids: np.ndarray) -> None:
+        """Append a tokenised document to the pool or to the split that its source or its name decides.
+
+        Training documents are cut at, or dropped beyond, the requested number of tokens.
+        """
         if POOL in self._writers:
             self._state["documents"] += 1
             self._new_tokens += len(ids)
@@ -325,6 +396,13 @@ class Preparation:
             self._writers[split].append(ids)
 
     def _choose_split(self, text: Text, ids: np.ndarray, index: int) -> str:
+        """Return the split of a document by the hash of its name: "train", "validation" or "heldout".
+
+        Args:
+            text: The document.
+            ids: Its tokens.
+            index: Number of documents before it.
+        """
         number, long = name_fraction(text.name), len(ids) >= self.data.heldout_tokens
         has_room = len(self._state["names"]) < HELDOUT_DOCUMENTS
         if self.data.heldout is None and number < HELDOUT_SHARE and long and has_room:
@@ -334,18 +412,21 @@ class Preparation:
         return "validation" if number < VALIDATION_SHARE else "train"
 
     def _append_heldout(self, name: str, ids: np.ndarray) -> None:
+        """Append a held-out document and record its name and end."""
         writer = self._writers["heldout"]
         writer.append(ids)
         self._state["names"].append(name)
         self._state["ends"].append(writer.tokens)
 
     def _has_enough(self) -> bool:
+        """Return True if the training split has the requested tokens."""
         if POOL in self._writers:
             return self._index.is_full()
         target = self.data.train_tokens
         return target is not None and self._writers["train"].tokens >= target
 
     def _report_progress(self, phase: str) -> None:
+        """Call the progress callback with the current totals."""
         closed = (state for state in self._state["splits"].values() if isinstance(state, list))
         tokens = sum(writer.tokens for writer in self._writers.values())
         tokens += sum(shard["tokens"] for shards in closed for shard in shards)
@@ -355,7 +436,11 @@ class Preparation:
     # --- long documents -------------------------------------------------------------------------------------------
 
     def _read_heldout_from(self, heldout_corpus: DocumentSource) -> None:
-        """The lender's first long documents, in its order."""
+        """Append the first long documents of another corpus, in its order, as held-out documents.
+
+        Raises:
+            CorpusError: It has no document of `data.heldout_tokens` tokens.
+        """
         max_documents = HELDOUT_DOCUMENTS if self.data.heldout_documents is None else self.data.heldout_documents
         # no tokenizer makes more than four tokens of a character
         for texts in _batches(
@@ -375,9 +460,12 @@ class Preparation:
             )
 
     def _write_heldout(self, *, sort: bool) -> list[ShardFacts]:
-        """The held-out documents as one shard; a corpus's own in an order drawn from their names, no alphabetical one.
+        """Write the held-out documents as one shard and return it in a list.
 
-        What the writer made stays until the end, because `state.json` speaks of it.
+        The files of the writer stay until the end, because `state.json` refers to them.
+
+        Args:
+            sort: Order documents by the hashes of their names, so that the order is random and not alphabetical.
         """
         parts = [open_shard(self.part / shard.file) for shard in self._writers.pop("heldout").close()]
         tokens = np.concatenate(parts)
@@ -393,7 +481,14 @@ class Preparation:
     # --- ready-made shards ----------------------------------------------------------------------------------------
 
     def _adopt_shards(self) -> dict[str, list[ShardFacts]]:
-        """Takes shards that others made into the folder, and reads each once."""
+        """Link ready-made shards and their marks into the working folder, read each once, and return them by split.
+
+        Training shards are taken until they hold the requested tokens.
+
+        Raises:
+            CorpusError: A shard does not fit the tokenizer or its marks.
+            ShardError: A file is no shard.
+        """
         kind = CORPORA.load(self.data.corpus)
         work_folder = self.part / "made"
         work_folder.mkdir(exist_ok=True)
@@ -419,7 +514,16 @@ class Preparation:
         return adopted
 
     def _adopt_marks(self, path: Path, target: Path, tokens: int) -> ShardFacts:
-        """Takes a shard of marks; one a token, each 0 or 1."""
+        """Link a shard of marks into the working folder and return its facts.
+
+        Args:
+            path: The shard of marks.
+            target: Path in the working folder.
+            tokens: Tokens of the marked shard.
+
+        Raises:
+            CorpusError: It does not hold one mark per token, each 0 or 1.
+        """
         marks = self._open_foreign_shard(path)
         if len(marks) != tokens:
             raise CorpusError(f"{path}: has {len(marks)} marks for the {tokens} tokens of its shard")
@@ -430,13 +534,18 @@ class Preparation:
         return facts
 
     def _open_foreign_shard(self, path: Path) -> np.ndarray:
+        """Return the tokens of a ready-made shard; raise ShardError with advice if it is damaged."""
         try:
             return open_shard(path)
         except ShardError as error:
             raise ShardError(f"{error}; fetch it again, or leave it out") from error
 
     def _link_shard(self, path: Path, target: Path) -> None:
-        """What lies where the user says stays there alone; what was fetched or made stays though its first place goes."""
+        """Make a shard available at `target`.
+
+        A file of the user's own folder is symlinked. A downloaded or created file is hard-linked, or copied where that
+        fails, so that it survives the removal of its first path.
+        """
         target.unlink(missing_ok=True)
         if self.data.path is not None and not path.is_relative_to(self.part):
             target.symlink_to(path.resolve())
@@ -447,6 +556,11 @@ class Preparation:
             shutil.copyfile(path, target)
 
     def _adopt_shard(self, path: Path, target: Path) -> ShardFacts:
+        """Link a shard of tokens into the working folder, report progress and return its facts.
+
+        Raises:
+            CorpusError: It holds a token that the tokenizer does not have.
+        """
         self._open_foreign_shard(path)
         self._link_shard(path, target)
         facts = read_shard_facts(target)
@@ -462,6 +576,7 @@ class Preparation:
     # --- the end --------------------------------------------------------------------------------------------------
 
     def check_training_tokens(self, shards: dict[str, list[ShardFacts]]) -> None:
+        """Raise CorpusError if the training split has fewer tokens than requested."""
         target, available = self.data.train_tokens, sum(shard.tokens for shard in shards["train"])
         if target is not None and available < target:
             raise CorpusError(
@@ -469,6 +584,7 @@ class Preparation:
             )
 
     def _commit(self, root: Path, shards: dict[str, list[ShardFacts]]) -> str:
+        """Write the manifest of the finished shards, publish the folder, and return the fingerprint."""
         train = [open_shard(self.part / shard.file) for shard in shards["train"]]
         unigram, bigram = (None, None) if self.skip_entropies else corpora.entropies(train, self.tokenizer.vocabulary)
         manifest: dict[str, Any] = {
@@ -485,6 +601,7 @@ class Preparation:
         return self._seal(root, manifest)
 
     def _seal(self, root: Path, manifest: dict[str, Any]) -> str:
+        """Complete and write a manifest, publish the folder, and return the fingerprint."""
         manifest |= {"request": self.request, "prepared_at": datetime.now(UTC).isoformat(timespec="seconds")}
         manifest["fingerprint"] = corpora.fingerprint_of(manifest)
         # from here on the corpus is whole, and what is left is to say so
@@ -492,7 +609,10 @@ class Preparation:
         return self._publish(root, manifest)
 
     def _publish(self, root: Path, manifest: dict[str, Any]) -> str:
-        """Removes what the manifest does not name, and gives the folder its name."""
+        """Remove files that the manifest does not name, rename the working folder to the fingerprint, and return that.
+
+        A complete folder of the same fingerprint is kept in place of this one; an incomplete one is replaced.
+        """
         fingerprint: str = manifest["fingerprint"]
         named_files = {"manifest.json", manifest["tokenizer_file"]["file"]}
         named_files |= {shard["file"] for shards in manifest["shards"].values() for shard in shards}
@@ -515,6 +635,7 @@ class Preparation:
 
 
 def _remove(path: Path) -> None:
+    """Remove a file, a symlink or a folder with its contents."""
     if path.is_dir() and not path.is_symlink():
         shutil.rmtree(path)
     else:
@@ -522,6 +643,7 @@ def _remove(path: Path) -> None:
 
 
 def _is_complete(root: Path, fingerprint: str) -> bool:
+    """Return True if the corpus with that fingerprint can be opened."""
     try:
         corpora.open_corpus(root, fingerprint)
     except (CorpusError, ShardError):
@@ -530,7 +652,10 @@ def _is_complete(root: Path, fingerprint: str) -> bool:
 
 
 def _batches(texts: Iterator[Text]) -> Iterator[list[Text]]:
-    """A few megabytes at a time; nothing is read ahead, so that a source's state fits what was given out."""
+    """Yield the documents in batches of a few megabytes.
+
+    Nothing is read ahead, so that the source's state matches the documents already yielded.
+    """
     batch: list[Text] = []
     size = 0
     for text in texts:

@@ -1,4 +1,4 @@
-"""Names of corpora. A new one is one file and one line here."""
+"""Registry of corpora by name. A new corpus is one file and one line here."""
 
 from __future__ import annotations
 

@@ -1,7 +1,7 @@
-"""Token shards: a header of 256 int32 (magic, version, count) and then the tokens, memory-mapped.
+"""Token shards: a header of 256 int32 (magic, version, count), then the tokens, memory-mapped.
 
-Two formats, told apart by the magic: 20240520, version 1, uint16 (the shards of modded-nanogpt and llm.c for GPT-2) and
-20240801, version 7, uint32 (llm.c's for larger vocabularies).
+The magic tells two formats apart. 20240520, version 1, holds uint16: the shards of modded-nanogpt and llm.c for GPT-2.
+20240801, version 7, holds uint32: llm.c's shards for larger vocabularies.
 """
 
 from __future__ import annotations
@@ -19,30 +19,35 @@ from ..errors import SweepError
 from .sources import CorpusError, listing_key
 
 FORMATS: dict[int, tuple[int, str]] = {20240520: (1, "<u2"), 20240801: (7, "<u4")}
-"""Magic -> (version, type of a token)."""
+"""Version and token type of each magic."""
 HEADER_INTS = 256
 HEADER_BYTES = HEADER_INTS * 4
 SHARD_TOKENS = 100_000_000
+"""Tokens of a full shard."""
 CHUNK_TOKENS = 1 << 24
+"""Tokens that are read at a time."""
 
 
 class ShardError(SweepError):
-    """A shard that is missing, cut short or of another kind."""
+    """Exception for a shard that is missing, truncated or in another format."""
 
 
 @dataclass(frozen=True)
 class ShardFacts:
-    """What a manifest keeps of one shard."""
+    """Facts of one shard, as a manifest stores them."""
 
     file: str
+    """File name within the folder of the corpus."""
     tokens: int
+    """Number of tokens."""
     largest: int
     """Largest token id; -1 without tokens."""
     sha256: str
-    """Of the tokens as little-endian bytes, header left out."""
+    """SHA-256 in hex of the tokens as little-endian bytes, without the header."""
 
 
 def _header(dtype: np.dtype[Any], count: int) -> bytes:
+    """Return the header of a shard of `count` tokens of that type."""
     magic, version = next(
         (magic, version) for magic, (version, kind) in FORMATS.items() if np.dtype(kind).itemsize == dtype.itemsize
     )
@@ -57,7 +62,15 @@ def _check_dtype(dtype: np.dtype[Any]) -> None:
 
 
 def write_shard(path: Path, tokens: np.ndarray) -> None:
-    """Writes `tokens` (one-dimensional, uint16 or uint32) to `path`, complete or not at all."""
+    """Write a shard atomically: through a synced temporary file that replaces it.
+
+    Args:
+        path: File to write.
+        tokens: Tokens, one-dimensional, uint16 or uint32.
+
+    Raises:
+        ShardError: `tokens` has another type or number of dimensions.
+    """
     _check_dtype(tokens.dtype)
     if tokens.ndim != 1:
         raise ShardError(f"{path.name}: a shard takes one row of tokens, got {tokens.ndim} dimensions")
@@ -75,9 +88,10 @@ def _sync(file: IO[bytes]) -> None:
 
 
 def open_shard(path: Path) -> np.ndarray:
-    """The tokens of a shard, memory-mapped, uint16 or uint32.
+    """Return the tokens of a shard, memory-mapped, uint16 or uint32.
 
-    Raises ShardError when the file is missing, is no shard, or holds another number of tokens than its header says.
+    Raises:
+        ShardError: The file is missing, is no shard, or holds another number of tokens than its header says.
     """
     try:
         size = path.stat().st_size
@@ -100,7 +114,11 @@ def open_shard(path: Path) -> np.ndarray:
 
 
 def read_shard_facts(path: Path) -> ShardFacts:
-    """Reads a whole shard once. Raises what `open_shard` raises."""
+    """Read a complete shard once and return its facts.
+
+    Raises:
+        ShardError: The shard cannot be opened.
+    """
     tokens, largest, digest = open_shard(path), -1, hashlib.sha256()
     for start in range(0, len(tokens), CHUNK_TOKENS):
         chunk = np.asarray(tokens[start : start + CHUNK_TOKENS])
@@ -110,14 +128,22 @@ def read_shard_facts(path: Path) -> ShardFacts:
 
 
 class SplitWriter:
-    """Appends one split's tokens to `<folder>/<split>_<number>.bin`, SHARD_TOKENS in each, and can go on after a crash.
-
-    `state` of the last `sync` is where it goes on: what was written after that is cut off.
-    """
+    """Writer of one split to files `<folder>/<split>_<number>.bin` of `SHARD_TOKENS` tokens each, resumable after a crash."""
 
     def __init__(
         self, folder: Path, split: str, dtype: type[np.unsignedinteger[Any]], *, state: dict[str, Any] | None = None
     ) -> None:
+        """Open the current shard; remove later shards and cut off tokens that were written after `state`.
+
+        Args:
+            folder: Folder of the shards.
+            split: Name of the split.
+            dtype: Type of the tokens, uint16 or uint32.
+            state: Result of the last `sync`; None starts anew.
+
+        Raises:
+            ShardError: The type is another, or a file is shorter than `state` says.
+        """
         self.folder, self.split = folder, split
         self.dtype = np.dtype(dtype).newbyteorder("<")
         _check_dtype(np.dtype(dtype))
@@ -134,6 +160,11 @@ class SplitWriter:
         return self.folder / f"{self.split}_{len(self.shards):06d}.bin"
 
     def _open_shard(self) -> IO[bytes]:
+        """Open the current shard for appending, at the resumed position or with a placeholder header.
+
+        Raises:
+            ShardError: The file is shorter than the saved state says.
+        """
         path = self._path()
         if self._count == 0:
             file: IO[bytes] = path.open("w+b")
@@ -148,7 +179,7 @@ class SplitWriter:
         return file
 
     def append(self, tokens: np.ndarray) -> None:
-        """Adds tokens; a full shard is closed and hashed."""
+        """Append tokens; each full shard is closed, hashed and followed by a new one."""
         while len(tokens):
             free = SHARD_TOKENS - self._count
             self._file.write(tokens[:free].astype(self.dtype).tobytes())
@@ -161,6 +192,7 @@ class SplitWriter:
                 self._file = self._open_shard()
 
     def _close_shard(self) -> None:
+        """Write the final header of the current shard, sync and close it, and record its facts."""
         self._file.seek(0)
         self._file.write(_header(self.dtype, self._count))
         _sync(self._file)
@@ -169,12 +201,12 @@ class SplitWriter:
         self._count = 0
 
     def sync(self) -> dict[str, Any]:
-        """Everything so far is on the disk; the state to go on from."""
+        """Sync the current shard to the disk and return the state from which to resume, as JSON."""
         _sync(self._file)
         return {"shards": [asdict(shard) for shard in self.shards], "open": self._count}
 
     def close(self) -> list[ShardFacts]:
-        """Closes the last shard; one without tokens is left only when it is the split's first."""
+        """Close the last shard and return all shards; an empty last shard is removed unless it is the only one."""
         if self._count == 0 and self.shards:
             self._file.close()
             self._path().unlink()
@@ -187,11 +219,15 @@ class SplitWriter:
 
 
 MARKS = ".marks.bin"
-"""How a shard of marks ends that lies beside a shard of tokens."""
+"""Suffix of the shard of marks next to a shard of tokens."""
 
 
 def shard_files(folder: Path) -> tuple[list[Path], list[Path]]:
-    """Training and validation shards under a folder, by name. Raises CorpusError when one kind is missing."""
+    """Return (training shards, validation shards) under a folder, sorted by path; names with "train" or "val" decide.
+
+    Raises:
+        CorpusError: The folder is missing, or has no shard of one of the two.
+    """
     if not folder.is_dir():
         raise CorpusError(f"data.path: {folder} is no folder with token shards")
     files = [path for path in sorted(folder.rglob("*.bin")) if not path.name.endswith(MARKS)]
@@ -204,9 +240,10 @@ def shard_files(folder: Path) -> tuple[list[Path], list[Path]]:
 
 
 def find_mark_shards(shards: Sequence[Path]) -> list[Path]:
-    """The shard of marks beside each shard of tokens; none at all when no shard has one.
+    """Return the shard of marks next to each shard of tokens; an empty list if no shard has one.
 
-    Raises CorpusError when some have one and some do not.
+    Raises:
+        CorpusError: Only some of the shards have marks.
     """
     marks = [path.with_suffix(MARKS) for path in shards]
     missing = [path for path in marks if not path.is_file()]
@@ -216,7 +253,11 @@ def find_mark_shards(shards: Sequence[Path]) -> list[Path]:
 
 
 def shards_key(folder: Path) -> list[Any]:
-    """Changes with the names, sizes and times of change of the folder's shards and their marks."""
+    """Return a JSON key that changes with the names, sizes and modification times of a folder's shards and marks.
+
+    Raises:
+        CorpusError: The folder lacks shards or marks.
+    """
     train, validation = shard_files(folder)
     shards = [*train, *validation]
     return listing_key(folder, [*shards, *find_mark_shards(shards)])

@@ -1,4 +1,4 @@
-"""Where documents come from: this Python's standard library, files on disk, datasets of the Hugging Face hub."""
+"""Sources of documents: the Python standard library, files on disk, and datasets of the Hugging Face hub."""
 
 from __future__ import annotations
 
@@ -20,7 +20,9 @@ from typing import IO, Any, Protocol
 from ..errors import MachineError, SweepError
 
 TEXT_SUFFIXES = (".txt", ".md", ".rst", ".py")
+"""Suffixes of files that are one document each."""
 RECORD_SUFFIXES = (".jsonl", ".jsonl.xz", ".jsonl.gz", ".parquet")
+"""Suffixes of files with one document per record."""
 STDLIB_SKIP = {
     "test",
     "tests",
@@ -31,73 +33,78 @@ STDLIB_SKIP = {
     "ensurepip",
     "sitecustomize.py",
 }
+"""Names of files and folders of the standard library that are not read."""
 STDLIB_HELDOUT_MIN_BYTES = 20_000
+"""Minimum number of characters of a held-out document of the standard library."""
 
 
 class CorpusError(SweepError):
-    """Text that cannot be used as it is."""
+    """Exception for text that cannot be used as it is."""
 
 
 @dataclass(frozen=True)
 class Text:
-    """One document of a corpus, before it is tokenised."""
+    """A document of a corpus before tokenisation."""
 
     name: str
+    """Name that is unique within the corpus and decides the split by its hash."""
     text: str
+    """Contents of the document."""
     split: str | None = None
-    """train, validation or heldout when the source has splits of its own; None lets the corpus draw one by name."""
+    """"train", "validation" or "heldout" if the source has splits of its own; None leaves the choice to the corpus."""
 
 
 class DocumentSource(Protocol):
-    """Documents in a fixed order."""
+    """Protocol of a resumable source of documents in a fixed order."""
 
     def documents(self, state: Any = None) -> Iterator[Text]:
-        """All documents, or those after `state`."""
+        """Yield all documents, or those after `state`."""
 
     def state(self) -> Any:
-        """Where the last iterator of `documents` stands, as JSON."""
+        """Return the position of the last iterator of `documents`, as JSON."""
 
     def key(self) -> Any:
-        """JSON that changes whenever the documents may have changed."""
+        """Return JSON that changes whenever the documents may have changed."""
 
 
 def name_fraction(name: str) -> float:
-    """A number in [0, 1) that the name alone decides."""
+    """Return a number in [0, 1) that follows from the hash of a document's name."""
     return int.from_bytes(name_digest(name)[:8], "big") / 2**64
 
 
 def name_digest(name: str) -> bytes:
-    """SHA-256 of a document's name; the name of a file may hold bytes that are no UTF-8."""
+    """Return the SHA-256 of a document's name, which may hold bytes that are not UTF-8."""
     return hashlib.sha256(os.fsencode(name)).digest()
 
 
 @dataclass
 class CountingSource:
-    """A source that goes on by counting documents."""
+    """A source that resumes by skipping as many documents as were yielded before."""
 
     _done: int = field(default=0, init=False)
 
     def _texts(self) -> Iterator[Text]:
-        """What a subclass has."""
+        """Yield all documents; subclasses override it."""
         yield from ()
 
     def documents(self, state: Any = None) -> Iterator[Text]:
-        """All documents, or those after `state`."""
+        """Yield all documents, or those after `state`, the number of documents to skip."""
         self._done = int(state or 0)
         for text in itertools.islice(self._texts(), self._done, None):
             self._done += 1
             yield text
 
     def state(self) -> Any:
-        """How many documents were given out."""
+        """Return the number of documents yielded so far."""
         return self._done
 
 
 @dataclass
 class StdlibSource(CountingSource):
-    """The sources of the standard library without test and idlelib, and the texts of its help topics."""
+    """Documents of the Python standard library: its source files without tests and idlelib, and its help topics."""
 
     def _texts(self) -> Iterator[Text]:
+        """Yield each source file and each help topic, with its split."""
         root = self._root()
         for path in self._paths():
             parts = path.relative_to(root).parts
@@ -107,6 +114,11 @@ class StdlibSource(CountingSource):
                 yield _stdlib_text("/".join(parts), path.read_text(encoding="utf-8", errors="replace"))
 
     def _root(self) -> Path:
+        """Return the folder of the standard library.
+
+        Raises:
+            MachineError: This Python has no source files there.
+        """
         root = Path(sysconfig.get_paths()["stdlib"])
         if not (root / "argparse.py").is_file():
             raise MachineError(
@@ -115,6 +127,7 @@ class StdlibSource(CountingSource):
         return root
 
     def _paths(self) -> Iterator[Path]:
+        """Yield the source files, sorted by path."""
         paths = []
         for folder, folders, files in os.walk(self._root()):
             # never into site-packages, which may hold a hundred times as many files
@@ -123,16 +136,18 @@ class StdlibSource(CountingSource):
         yield from sorted(paths)
 
     def key(self) -> Any:
-        """The interpreter and its files."""
+        """Return a key of the interpreter's version and the files with their sizes and times."""
         return [sys.version, *listing_key(self._root(), list(self._paths()))]
 
 
 def _is_stdlib_file(name: str) -> bool:
+    """Return True if a file or folder of that name is read."""
     # _sysconfigdata and config-* describe one machine's build, not the language
     return name not in STDLIB_SKIP and not name.startswith(("_sysconfigdata", "config-"))
 
 
 def _stdlib_text(name: str, text: str) -> Text:
+    """Return a document of the standard library in the split that its name and length decide."""
     number = name_fraction(name)
     if number < 0.25 and len(text) >= STDLIB_HELDOUT_MIN_BYTES:
         return Text(name, text, "heldout")
@@ -140,6 +155,7 @@ def _stdlib_text(name: str, text: str) -> Text:
 
 
 def _help_topics(path: Path) -> Iterator[Text]:
+    """Yield the help topics in the dictionary of `pydoc_data/topics.py`, sorted by name."""
     for node in ast.parse(path.read_text(encoding="utf-8")).body:
         if isinstance(node, ast.Assign) and isinstance(node.value, ast.Dict):
             for topic, text in sorted(ast.literal_eval(node.value).items()):
@@ -147,7 +163,12 @@ def _help_topics(path: Path) -> Iterator[Text]:
 
 
 def listing_key(root: Path, paths: list[Path]) -> list[Any]:
-    """Changes with the names, sizes and times of change of the files."""
+    """Return a JSON key that changes with the names, sizes and modification times of files.
+
+    Args:
+        root: Folder to which names are relative, or the only file.
+        paths: The files.
+    """
     facts = []
     for path in paths:
         stat = path.stat()
@@ -158,14 +179,19 @@ def listing_key(root: Path, paths: list[Path]) -> list[Any]:
 
 @dataclass
 class FileSource(CountingSource):
-    """Text of one's own: a folder or file of text files, JSON lines (also .xz, .gz) and Parquet, each with a `text`."""
+    """Documents of a folder or file: text files, JSON lines (also .xz, .gz) and Parquet, the last two with a field `text`."""
 
     root: Path = Path()
+    """Folder or file."""
     setting: str = "data.path"
-    """What error messages call the root."""
+    """Name of the setting that gives the root, for error messages."""
 
     def paths(self) -> list[Path]:
-        """The files that are read, in order. Raises CorpusError when there is none."""
+        """Return the files to read, sorted by path.
+
+        Raises:
+            CorpusError: The root does not exist or holds no readable file.
+        """
         if not self.root.exists():
             raise CorpusError(f"{self.setting}: {self.root} does not exist")
         files = sorted(p for p in self.root.rglob("*") if p.is_file()) if self.root.is_dir() else [self.root]
@@ -176,6 +202,7 @@ class FileSource(CountingSource):
         return readable
 
     def _texts(self) -> Iterator[Text]:
+        """Yield each text file, and each record of the other files, as a document."""
         for path in self.paths():
             name = path.name if path == self.root else path.relative_to(self.root).as_posix()
             kind = path.name.lower()
@@ -187,7 +214,7 @@ class FileSource(CountingSource):
                 yield Text(name, _read_text_file(path))
 
     def key(self) -> Any:
-        """The files with their sizes and times of change."""
+        """Return a key of the files with their sizes and modification times."""
         return listing_key(self.root, self.paths())
 
 
@@ -199,6 +226,7 @@ def _read_text_file(path: Path) -> str:
 
 
 def _open_lines(path: Path) -> IO[str]:
+    """Open a file of JSON lines for reading, decompressed by its suffix."""
     kind = path.name.lower()
     if kind.endswith(".xz"):
         return lzma.open(path, "rt", encoding="utf-8", errors="replace")
@@ -210,6 +238,11 @@ def _open_lines(path: Path) -> IO[str]:
 
 
 def _read_json_lines(name: str, path: Path) -> Iterator[Text]:
+    """Yield a document per non-empty line, named `<name>:<line number>`.
+
+    Raises:
+        CorpusError: The file cannot be read, or a line is no record with a string `text`.
+    """
     number = 0
     try:
         with _open_lines(path) as lines:
@@ -221,6 +254,11 @@ def _read_json_lines(name: str, path: Path) -> Iterator[Text]:
 
 
 def _parse_record(name: str, path: Path, number: int, line: str) -> Text:
+    """Return the document of one line of JSON.
+
+    Raises:
+        CorpusError: The line is no JSON object with a string `text`.
+    """
     try:
         record = json.loads(line)
     except (ValueError, RecursionError) as error:
@@ -232,6 +270,11 @@ def _parse_record(name: str, path: Path, number: int, line: str) -> Text:
 
 
 def _read_parquet(name: str, path: Path) -> Iterator[Text]:
+    """Yield a document per row of the column `text`, named `<name>:<row number>`.
+
+    Raises:
+        CorpusError: The file is no Parquet, or the column is missing or holds no strings.
+    """
     import pyarrow
     from pyarrow import parquet
 
@@ -258,11 +301,13 @@ class HubSpec:
     """A dataset of the Hugging Face hub."""
 
     repository: str
+    """Repository, OWNER/NAME."""
     config: str | None
+    """Config of the dataset; None: its only one."""
     splits: tuple[tuple[str, str | None], ...]
-    """(split of the dataset, ours; None draws one by the document's name)."""
+    """Pairs of a split of the dataset and the split of the corpus; None in the second divides by names."""
     tokens: int
-    """GPT-2 tokens of all splits, roughly: what a download takes is estimated from them."""
+    """Approximate number of GPT-2 tokens in all splits, to estimate download sizes."""
     articles: bool = False
     """Rows are lines, and a heading ` = Title = ` begins a document (WikiText)."""
 
@@ -273,18 +318,28 @@ READERS = ("aiohttp", "datasets", "httpx", "httpx2", "huggingface_hub", "pyarrow
 
 @dataclass
 class HubSource:
-    """A dataset streamed from the hub, or read from a local copy of its repository."""
+    """Documents of a dataset, streamed from the hub or read from a local copy of its repository."""
 
     spec: HubSpec
+    """The dataset."""
     path: Path | None = None
+    """Local copy; None streams from the hub."""
     setting: str = "data.path"
-    """The setting that would name a local copy, for error messages."""
+    """Name of the setting that gives a local copy, for error messages."""
     _split: int = field(default=0, init=False)
+    """Index of the current split."""
     _yielded: int = field(default=0, init=False)
+    """Documents of the current split that were yielded."""
     _rows: Any = field(default=None, init=False)
+    """Reader of the current split."""
 
     def documents(self, state: Any = None) -> Iterator[Text]:
-        """All documents, or those after `state`. Raises MachineError when the hub cannot be reached."""
+        """Yield all documents, or those after `state`.
+
+        Raises:
+            MachineError: The hub cannot be reached.
+            CorpusError: The local copy, or a row, cannot be read.
+        """
         state = state or {"split": 0, "given": 0, "rows": None}
         self._yielded = state["given"]
         for split in range(state["split"], len(self.spec.splits)):
@@ -300,12 +355,21 @@ class HubSource:
             self._yielded = 0
 
     def state(self) -> Any:
-        """Split, documents given out of it, and the reader's own state (None where articles are joined from rows)."""
+        """Return the split, the documents yielded from it and the reader's own state.
+
+        None for articles, which cannot be resumed because they are joined from rows.
+        """
         if self.spec.articles:
             return None
         return {"split": self._split, "given": self._yielded, "rows": self._rows.state_dict()}
 
     def _texts(self, split: str) -> Iterator[str]:
+        """Yield the text of each row of the current split.
+
+        Raises:
+            MachineError: The hub cannot be reached.
+            CorpusError: The local copy cannot be read, or a row has no string `text`.
+        """
         try:
             for row in self._rows:
                 if not isinstance(row.get("text"), str):
@@ -318,6 +382,7 @@ class HubSource:
             raise self._unreachable(error) from error
 
     def _open_split(self, split: str) -> Any:
+        """Return a streaming reader of a split. Raises MachineError or CorpusError when it cannot be opened."""
         import datasets
 
         # it would say in its own words, and before us, what goes wrong
@@ -332,7 +397,10 @@ class HubSource:
             raise self._unreachable(error) from error
 
     def _dataset_arguments(self) -> tuple[str, str | None]:
-        """What `datasets` is asked for. A local copy may be the whole repository or the files of one config alone."""
+        """Return (path or repository, config) for `datasets.load_dataset`.
+
+        A local copy may be the complete repository or the files of one config.
+        """
         if self.path is None:
             return self.spec.repository, self.spec.config
         config = self.spec.config
@@ -347,6 +415,7 @@ class HubSource:
         return str(next((folder for folder in folders if folder.is_dir()), self.path)), None
 
     def _unreachable(self, error: Exception) -> SweepError:
+        """Return the exception for a failed read: CorpusError for a local copy, MachineError for the hub."""
         cause = " ".join(str(error).split())[:200]
         if self.path is not None:
             return CorpusError(
@@ -358,7 +427,11 @@ class HubSource:
         )
 
     def key(self) -> Any:
-        """The dataset and config, or the local copy's files. Raises CorpusError when the copy is no folder."""
+        """Return the dataset and config, or a key of the local copy's files.
+
+        Raises:
+            CorpusError: The local copy is no folder.
+        """
         if self.path is None:
             return [self.spec.repository, self.spec.config]
         if not self.path.is_dir():
@@ -368,12 +441,12 @@ class HubSource:
 
 
 def is_external_error(error: Exception) -> bool:
-    """Whether a disk, a network or a file in another format failed, rather than this program."""
+    """Return True if a disk, a network or a file in another format caused the error, rather than this program."""
     return isinstance(error, (OSError, ValueError)) or type(error).__module__.partition(".")[0] in READERS
 
 
 def articles(rows: Iterator[str]) -> Iterator[str]:
-    """Joins lines into documents; a first-level heading ` = Title = ` begins one."""
+    """Yield documents joined from lines; a first-level heading ` = Title = ` begins one."""
     parts: list[str] = []
     for row in rows:
         line = row.strip()

@@ -1,4 +1,4 @@
-"""Tokenizers behind one interface: bytes, GPT-2's byte pairs, any `tokenizers` JSON file."""
+"""Tokenizers behind one interface: bytes, GPT-2's byte pairs, `tokenizers` JSON files, and those of computed corpora."""
 
 from __future__ import annotations
 
@@ -18,114 +18,122 @@ import numpy as np
 from ..errors import MachineError, SweepError
 
 TokenArray = np.ndarray
-"""One-dimensional, uint16, or uint32 for a vocabulary beyond 65,536."""
+"""Token ids, one-dimensional, uint16, or uint32 for a vocabulary beyond 65,536."""
 
 GPT2_RANKS_SHA256 = "306cd27f03c1a714eca7108e03d66b7dc042abe8c258b44c199a7ed9838dd930"
-"""Of the ranks in tiktoken's text format; tiktoken pins the same hash for r50k_base, which is GPT-2's encoding."""
+"""Hash of GPT-2's ranks in tiktoken's text format; tiktoken pins the same hash for r50k_base, which is GPT-2's encoding.
+"""
 
 END_OF_TEXT = ("<|endoftext|>", "<|end_of_text|>", "</s>", "<eos>", "<|im_end|>", "[SEP]")
-"""Names under which `tokenizers` files keep the token that ends a text, tried in this order."""
+"""Names of the end-of-text token in `tokenizers` files, tried in this order."""
 
 
 CHANGED = "missing, or not the tokenizer that made the corpus"
 
 
 class TokenizerError(SweepError):
-    """A tokenizer file that is missing or not what it is taken for."""
+    """Exception for a tokenizer file that is missing or not in the expected format."""
 
 
 class Tokenizer(Protocol):
-    """Text to token ids and back. `eot` separates documents and is never produced by `encode`."""
+    """Protocol of a tokenizer between text and token ids. `eot` separates documents and is never produced by `encode`."""
 
     name: str
-    """Enters a corpus's fingerprint: two tokenizers of one name give the same ids."""
+    """Name that enters a corpus's fingerprint: two tokenizers of one name give the same ids."""
     vocabulary: int
+    """Number of token ids."""
     eot: int
+    """Id of the end-of-text token."""
 
     @property
     def dtype(self) -> type[np.unsignedinteger[Any]]:
-        """uint16, or uint32 for a vocabulary beyond 65,536."""
+        """Type of the ids: uint16, or uint32 for a vocabulary beyond 65,536."""
 
     def encode(self, text: str) -> TokenArray:
-        """Token ids of `text`; what looks like a special token in it is plain text."""
+        """Return the token ids of `text`; special tokens written out in it are treated as plain text."""
 
     def encode_batch(self, texts: Sequence[str], threads: int = 1) -> list[TokenArray]:
-        """The same for many texts, on several cores."""
+        """Return the token ids of each text, computed on several threads."""
 
     def token_bytes(self, token: int) -> bytes:
-        """The bytes that one token stands for; empty for `eot`."""
+        """Return the bytes that one token stands for; empty for `eot`."""
 
     def save(self, folder: Path) -> str | None:
-        """Leaves a file in `folder` from which `load_tokenizer` makes the same tokenizer; its name, None if none is needed."""
+        """Write the file that recreates the tokenizer into `folder` and return its name; None if it needs no file."""
 
 
 def dtype_of(vocabulary: int) -> type[np.unsignedinteger[Any]]:
-    """The type in which shards of that vocabulary are written."""
+    """Return the type of the ids in shards of a vocabulary of that size."""
     return np.uint16 if vocabulary <= 2**16 else np.uint32
 
 
 class _WithoutFile:
-    """A tokenizer of uint16 tokens that needs no file."""
+    """Base class of tokenizers with uint16 ids that need no file."""
 
     @property
     def dtype(self) -> type[np.unsignedinteger[Any]]:
-        """uint16."""
+        """Type of the ids, uint16."""
         return np.uint16
 
     @abstractmethod
     def encode(self, text: str) -> TokenArray:
-        """Token ids of `text`, uint16."""
+        """Return the token ids of `text`, uint16."""
 
     def encode_batch(self, texts: Sequence[str], threads: int = 1) -> list[TokenArray]:
-        """The same for many texts."""
+        """Return the token ids of each text; `threads` is ignored."""
         return [self.encode(text) for text in texts]
 
     def save(self, folder: Path) -> str | None:
-        """Nothing is needed."""
+        """Write nothing and return None."""
         return None
 
 
 class ByteTokenizer(_WithoutFile):
-    """UTF-8 bytes; id 256 ends a text."""
+    """UTF-8 bytes as tokens; id 256 ends a text."""
 
     name = "bytes"
     vocabulary = 257
     eot = 256
 
     def encode(self, text: str) -> TokenArray:
-        """Token ids of `text`, uint16."""
+        """Return the bytes of `text`, uint16; lone surrogates become question marks."""
         # JSON may hold half a surrogate pair, which UTF-8 has no bytes for: it becomes a question mark
         return np.frombuffer(text.encode("utf-8", errors="replace"), dtype=np.uint8).astype(np.uint16)
 
     def token_bytes(self, token: int) -> bytes:
-        """The bytes that one token stands for; empty for `eot`."""
+        """Return the byte of a token; empty for `eot`."""
         return b"" if token == self.eot else bytes([token])
 
 
 FLIPFLOP = "wri01"
+"""Letters of the flip-flop language, in the order of their ids."""
 
 
 class FlipFlopTokenizer(_WithoutFile):
-    """The five letters of flip-flop, each a token, and a sixth token that pads and is in no row."""
+    """The five letters of flip-flop as tokens, and a sixth token for padding that occurs in no row."""
 
     name = "flipflop"
     vocabulary = 6
     eot = 5
 
     def encode(self, text: str) -> TokenArray:
-        """Token ids of `text`, uint16. Raises TokenizerError for a letter that is none of the five."""
+        """Return the token ids of `text`, uint16.
+
+        Raises:
+            TokenizerError: A letter is none of the five.
+        """
         unknown = next((letter for letter in text if letter not in FLIPFLOP), None)
         if unknown is not None:
             raise TokenizerError(f"tokenizer flipflop knows the letters {FLIPFLOP} alone, got {unknown!r}")
         return np.array([FLIPFLOP.index(letter) for letter in text], dtype=np.uint16)
 
     def token_bytes(self, token: int) -> bytes:
-        """The letter of a token; empty for `eot`."""
+        """Return the letter of a token; empty for `eot`."""
         return b"" if token == self.eot else FLIPFLOP[token].encode()
 
 
 class RecallTokenizer(_WithoutFile):
-    """The keys and values of associative recall, k0 to k511 and v0 to v510, and a blank, `_`, which also ends a text."""
+    """Keys and values of associative recall, k0 to k511 and v0 to v510, and the blank `_`, which also ends a text."""
 
     name = "mqar"
     KEYS, VALUES = 512, 511
@@ -133,15 +141,20 @@ class RecallTokenizer(_WithoutFile):
     eot = 0
 
     def encode(self, text: str) -> TokenArray:
-        """Token ids of words between blanks, uint16. Raises TokenizerError for a word that is none of them."""
+        """Return the token ids of whitespace-separated symbols, uint16.
+
+        Raises:
+            TokenizerError: A symbol is no key, value or blank.
+        """
         return np.array([self._token(word) for word in text.split()], dtype=np.uint16)
 
     def token_bytes(self, token: int) -> bytes:
-        """The word of a token and a blank behind it; empty for `eot`."""
+        """Return the symbol of a token followed by a space; empty for `eot`."""
         word = f"k{token - 1}" if token <= self.KEYS else f"v{token - 1 - self.KEYS}"
         return b"" if token == self.eot else f"{word} ".encode()
 
     def _token(self, word: str) -> int:
+        """Return the id of one symbol. Raises TokenizerError for an unknown one."""
         if word == "_":
             return self.eot
         kind, number = word[:1], word[1:]
@@ -153,13 +166,22 @@ class RecallTokenizer(_WithoutFile):
 
 
 class Gpt2Tokenizer(_WithoutFile):
-    """GPT-2's byte-pair encoding through tiktoken: from a given file, else from its cache, else downloaded."""
+    """GPT-2's byte-pair encoding through tiktoken, with ranks from a given file, tiktoken's cache or a download."""
 
     name = "gpt2"
     vocabulary = 50257
     eot = 50256
 
     def __init__(self, file: Path | None = None) -> None:
+        """Load the ranks.
+
+        Args:
+            file: A .tiktoken or vocab.bpe file; None uses tiktoken's cache or a download.
+
+        Raises:
+            TokenizerError: The file does not hold GPT-2's ranks.
+            MachineError: The download failed.
+        """
         import tiktoken
         from tiktoken_ext.openai_public import r50k_pat_str
 
@@ -168,22 +190,22 @@ class Gpt2Tokenizer(_WithoutFile):
         self._bpe = tiktoken.Encoding("gpt2", pat_str=r50k_pat_str, mergeable_ranks=self._ranks, special_tokens=special)
 
     def encode(self, text: str) -> TokenArray:
-        """Token ids of `text`, uint16."""
+        """Return the token ids of `text`, uint16."""
         return np.asarray(self._bpe.encode_ordinary(text), dtype=np.uint16)
 
     def encode_batch(self, texts: Sequence[str], threads: int = 1) -> list[TokenArray]:
-        """The same for many texts, on `threads` cores."""
+        """Return the token ids of each text, computed on `threads` threads."""
         return [
             np.asarray(ids, dtype=np.uint16)
             for ids in self._bpe.encode_ordinary_batch(list(texts), num_threads=threads)
         ]
 
     def token_bytes(self, token: int) -> bytes:
-        """The bytes that one token stands for; empty for `eot`."""
+        """Return the bytes that one token stands for; empty for `eot`."""
         return b"" if token == self.eot else self._bpe.decode_single_token_bytes(token)
 
     def save(self, folder: Path) -> str | None:
-        """Writes the ranks in tiktoken's text format."""
+        """Write the ranks in tiktoken's text format and return the file's name."""
         (folder / "gpt2.tiktoken").write_bytes(_ranks_text(self._ranks))
         return "gpt2.tiktoken"
 
@@ -194,6 +216,7 @@ def _ranks_text(ranks: dict[bytes, int]) -> bytes:
 
 
 def _gpt2_download() -> dict[bytes, int]:
+    """Return GPT-2's ranks from tiktoken's cache or a download. Raises MachineError when both fail."""
     import requests
     from tiktoken_ext.openai_public import gpt2
 
@@ -208,7 +231,11 @@ def _gpt2_download() -> dict[bytes, int]:
 
 
 def _gpt2_ranks(file: Path) -> dict[bytes, int]:
-    """Ranks from a .tiktoken file, or from vocab.bpe with encoder.json beside it, checked against the known hash."""
+    """Return the ranks in a .tiktoken file, or in vocab.bpe with encoder.json in the same folder, after checking their hash.
+
+    Raises:
+        TokenizerError: The file is missing, damaged, or not GPT-2's.
+    """
     from tiktoken.load import data_gym_to_mergeable_bpe_ranks
 
     if not file.is_file():
@@ -235,9 +262,18 @@ def _gpt2_ranks(file: Path) -> dict[bytes, int]:
 
 
 class JsonTokenizer:
-    """A file of the `tokenizers` library; its name carries the hash of the file."""
+    """Tokenizer from a file of the `tokenizers` library; its name contains the hash of the file."""
 
     def __init__(self, file: Path, end_of_text: str | None = None) -> None:
+        """Load the file.
+
+        Args:
+            file: JSON file of the `tokenizers` library.
+            end_of_text: Name of the token that ends a text; None tries the names in `END_OF_TEXT`.
+
+        Raises:
+            TokenizerError: The file cannot be read, or has no such token.
+        """
         import tokenizers
 
         try:
@@ -268,41 +304,42 @@ class JsonTokenizer:
         self.name = f"json:{file_hash}" if end_of_text is None else f"json:{file_hash}:{end_of_text}"
 
     def encode(self, text: str) -> TokenArray:
-        """Token ids of `text`."""
+        """Return the token ids of `text`, without `eot`."""
         return self._without_eot(self._model.encode(_drop_surrogates(text), add_special_tokens=False).ids)
 
     def _without_eot(self, ids: list[int]) -> TokenArray:
-        """Without `eot`, which is an ordinary word in some word lists."""
+        """Return the ids as an array without `eot`, which is an ordinary word in some vocabularies."""
         tokens = np.asarray(ids, dtype=self.dtype)
         return tokens[tokens != self.eot]
 
     def encode_batch(self, texts: Sequence[str], threads: int = 1) -> list[TokenArray]:
-        """The same for many texts, on all cores."""
+        """Return the token ids of each text, computed on all cores; `threads` is ignored."""
         encodings = self._model.encode_batch_fast([_drop_surrogates(text) for text in texts], add_special_tokens=False)
         return [self._without_eot(encoding.ids) for encoding in encodings]
 
     def token_bytes(self, token: int) -> bytes:
-        """The text that one token stands for, as UTF-8; empty for `eot`."""
+        """Return the text of one token as UTF-8; empty for `eot`."""
         return b"" if token == self.eot else self._model.decode([token], skip_special_tokens=False).encode()
 
     def save(self, folder: Path) -> str | None:
-        """Copies the file."""
+        """Write a copy of the file and return its name."""
         (folder / "tokenizer.json").write_bytes(self._text)
         return "tokenizer.json"
 
 
 def _drop_surrogates(text: str) -> str:
-    """Without halves of surrogate pairs, which Rust has no characters for."""
+    """Return the text with lone surrogates replaced, which Rust strings cannot hold."""
     return text.encode("utf-8", errors="replace").decode()
 
 
 @dataclass(frozen=True)
 class TokenizerSpec:
-    """What is known of a tokenizer before it is loaded."""
+    """Facts of a tokenizer that are available before it is loaded."""
 
     vocabulary: int | None
-    """None when only its file says."""
+    """Number of token ids; None if only its file says."""
     create: Callable[[Path | None, str | None], Tokenizer]
+    """Function from file and end-of-text token, each optional, to the tokenizer."""
 
 
 def _json(file: Path | None, end_of_text: str | None) -> Tokenizer:
@@ -322,10 +359,17 @@ TOKENIZERS: dict[str, TokenizerSpec] = {
 
 @functools.cache
 def load_tokenizer(name: str, file: str | None = None, end_of_text: str | None = None) -> Tokenizer:
-    """The tokenizer of that name.
+    """Return the tokenizer of that name; each is loaded once per process.
 
-    Raises SweepError for an unknown name, TokenizerError for a file that is not what it should be, MachineError when
-    a download fails.
+    Args:
+        name: A key of `TOKENIZERS`.
+        file: Tokenizer file, required for json.
+        end_of_text: Name of the token that ends a text, for json.
+
+    Raises:
+        SweepError: No tokenizer has that name.
+        TokenizerError: The file is not in the expected format.
+        MachineError: A download failed.
     """
     if name not in TOKENIZERS:
         raise SweepError(f"no tokenizer {name!r}; there are: {', '.join(TOKENIZERS)}")
@@ -333,7 +377,11 @@ def load_tokenizer(name: str, file: str | None = None, end_of_text: str | None =
 
 
 def store_tokenizer(tokenizer: Tokenizer, folder: Path) -> dict[str, Any]:
-    """Saves the tokenizer's file into `folder`; the facts from which `load_saved_tokenizer` loads it there."""
+    """Save the tokenizer's file into `folder` and return the facts that `load_saved_tokenizer` needs.
+
+    Returns:
+        Dict with kind, file, sha256, end_of_text and vocabulary; file and sha256 are None without a file.
+    """
     file = tokenizer.save(folder)
     digest = hashlib.sha256((folder / file).read_bytes()).hexdigest() if file else None
     end = tokenizer.name.split(":", 2)[2] if tokenizer.name.count(":") > 1 else None
@@ -342,7 +390,7 @@ def store_tokenizer(tokenizer: Tokenizer, folder: Path) -> dict[str, Any]:
 
 
 def is_unchanged(facts: dict[str, Any], folder: Path) -> bool:
-    """Whether the file that `store_tokenizer` saved is still the same."""
+    """Return True if the file that `store_tokenizer` saved is still the same."""
     if facts["file"] is None:
         return True
     try:
@@ -352,7 +400,11 @@ def is_unchanged(facts: dict[str, Any], folder: Path) -> bool:
 
 
 def load_saved_tokenizer(facts: dict[str, Any], folder: Path) -> Tokenizer:
-    """The tokenizer that `store_tokenizer` saved. Raises TokenizerError when its file is missing or changed."""
+    """Return the tokenizer that `store_tokenizer` saved.
+
+    Raises:
+        TokenizerError: Its file is missing or has changed.
+    """
     if not is_unchanged(facts, folder):
         raise TokenizerError(f"{folder / facts['file']}: {CHANGED}; remove {folder} and prepare the corpus again")
     file = str(folder / facts["file"]) if facts["file"] else None
@@ -360,6 +412,6 @@ def load_saved_tokenizer(facts: dict[str, Any], folder: Path) -> Tokenizer:
 
 
 def request_key(name: str, file: str | None, end_of_text: str | None) -> str:
-    """Tells two requests for a tokenizer apart, without loading it."""
+    """Return a key that identifies a requested tokenizer without loading it; the contents of `file` count, not its path."""
     digest = hashlib.sha256(Path(file).read_bytes()).hexdigest() if file and Path(file).is_file() else file
     return json.dumps([name, digest, end_of_text])

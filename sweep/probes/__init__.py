@@ -50,18 +50,18 @@ def register_probe(name: str) -> Callable[[Registered], Registered]:
         raise ValueError(f"no probe can be named {name!r}; use small letters, digits and _, a letter first")
     register = PROBES.register(name)
 
-    def checked(probe: Registered) -> Registered:
+    def register_checked(probe: Registered) -> Registered:
         metrics = getattr(probe, "metrics", ())
         names = [metric.name for metric in metrics if isinstance(metric, Metric)]
         if not names or len(names) < len(metrics) or len(set(names)) < len(names):
             raise TypeError(
                 f"probe {name!r} must have `metrics`, a tuple of at least one Metric, each with its own name"
             )
-        if lacking := sorted(getattr(probe, "__abstractmethods__", ())):
-            raise TypeError(f"probe {name!r} must define {' and '.join(lacking)}")
+        if missing := sorted(getattr(probe, "__abstractmethods__", ())):
+            raise TypeError(f"probe {name!r} must define {' and '.join(missing)}")
         return register(probe)
 
-    return checked
+    return register_checked
 
 
 def bound(name: str, config: CellConfig) -> Probe:
@@ -81,10 +81,10 @@ def with_settings(config: EvalConfig) -> EvalConfig:
 
     Raises KeyError for an unknown probe, pydantic's ValidationError for a wrong setting, its title the probe's name.
     """
-    found = dict(config.settings)
+    sections = dict(config.settings)
     for name in dict.fromkeys((*config.probes, *config.settings)):
         probe = PROBES.load(name)
-        told = probe.settled(probe.Config.model_validate(found.get(name, {})), config).model_dump(mode="json")
-        if told:
-            found[name] = told
-    return config.model_copy(update={"settings": found})
+        settings = probe.settled(probe.Config.model_validate(sections.get(name, {})), config).model_dump(mode="json")
+        if settings:
+            sections[name] = settings
+    return config.model_copy(update={"settings": sections})

@@ -87,17 +87,19 @@ class Probe(ABC):
 
     def description(self, metric: str) -> dict[str, Any] | None:
         """What is stored beside a number of the metric, since a report loads no probe: what results/metrics.py cannot know."""
-        found = {one.name: one for one in (*self.metrics, *self.more_of_others)}.get(metric)
-        if found is None:
+        declared = {item.name: item for item in (*self.metrics, *self.more_of_others)}.get(metric)
+        if declared is None:
             return None
-        told: dict[str, Any] = {}
+        facts: dict[str, Any] = {}
         if metrics.known(self.name, metric) is None:
-            main = found is self.metrics[0]
-            told = metrics.metric_description(replace(found, heading=found.heading or (self.name if main else "")))
-        chance = self.chance(found)
-        if chance is not None and chance != found.chance:
-            told["chance"] = chance
-        return told or None
+            is_main = declared is self.metrics[0]
+            facts = metrics.metric_description(
+                replace(declared, heading=declared.heading or (self.name if is_main else ""))
+            )
+        chance = self.chance(declared)
+        if chance is not None and chance != declared.chance:
+            facts["chance"] = chance
+        return facts or None
 
     # --- measuring ------------------------------------------------------------------------------------------------
 
@@ -116,9 +118,9 @@ class Probe(ABC):
 
     def missing(self, reason: str, length: int = 0, metric: str | None = None) -> Measurement:
         """The row that says why a number is missing; without a metric, the main one."""
-        about = self.metrics[0] if metric is None else self.metric(metric)
+        declared = self.metrics[0] if metric is None else self.metric(metric)
         return Measurement(
-            probe=self.name, metric=about.name, length=length, value=None, unit=about.unit, n=0, reason=reason
+            probe=self.name, metric=declared.name, length=length, value=None, unit=declared.unit, n=0, reason=reason
         )
 
     def example(self, metric: str, value: float, length: int = 0, *, item: int, position: int = 0) -> Example:
@@ -165,21 +167,21 @@ class DocumentProbe(LengthwiseProbe):
 
     def longest(self, corpus: Corpus) -> int:
         """That of the shortest of the documents; 0 where there are fewer than asked for."""
-        asked = self.config.eval.documents
-        chosen = corpus.heldout[:asked]
-        return max(0, min(map(len, chosen)) - self.beyond) if len(chosen) == asked else 0
+        n_documents = self.config.eval.documents
+        documents = corpus.heldout[:n_documents]
+        return max(0, min(map(len, documents)) - self.beyond) if len(documents) == n_documents else 0
 
     def lack(self, corpus: Corpus, length: int) -> str | None:
         """Held-out documents of more than `length` tokens."""
         if corpus.computed:
             return f"it has no long documents, which {WHO}: leave them out of eval.probes"
-        asked = self.config.eval.documents
-        long = sum(len(document) > length for document in corpus.heldout[:asked])
-        if long >= asked:
+        n_documents = self.config.eval.documents
+        n_long = sum(len(document) > length for document in corpus.heldout[:n_documents])
+        if n_long >= n_documents:
             return None
         return (
-            f"of the first {asked} held-out documents, which {WHO}, {'only ' if long else ''}{long or 'none'} "
-            f"{'has' if long == 1 else 'have'} {length + 1} tokens (it holds {len(corpus.heldout)}): "
+            f"of the first {n_documents} held-out documents, which {WHO}, {'only ' if n_long else ''}{n_long or 'none'} "
+            f"{'has' if n_long == 1 else 'have'} {length + 1} tokens (it holds {len(corpus.heldout)}): "
             "lower eval.documents or eval.lengths, or lend longer ones with data.heldout"
         )
 

@@ -43,34 +43,36 @@ class Decode(LengthwiseProbe):
 
         from ...model.inference.decode import PagedDecoder
 
-        texts, new = self.settings.texts, 4 * self.settings.steps
-        if (why := subject.model.why_no_step()) is not None:
-            return f"n/a: {why} has no form for one token at a time"
-        if (reason := subject.beyond(length + new)) is not None:
+        texts, new_tokens = self.settings.texts, 4 * self.settings.steps
+        if (part := subject.model.why_no_step()) is not None:
+            return f"n/a: {part} has no form for one token at a time"
+        if (reason := subject.beyond(length + new_tokens)) is not None:
             return reason
         subject.pause()
         paged = PagedDecoder(
-            subject.model, texts=texts, tokens=length + new, full_context=True,
+            subject.model, texts=texts, tokens=length + new_tokens, full_context=True,
             chunk=self.config.eval.chunk_tokens, compiled=subject.model.device.type == "cuda",
         )  # fmt: skip
         first, _ = paged.begin(torch.zeros(length, dtype=torch.int64))
         slots = [first, *(paged.fork(first) for _ in range(texts - 1))]
-        kept = paged.kept_bytes(first)
-        speed = self.value("written_per_s", self._speed(paged, slots), length, n=3 * texts * self.settings.steps)
-        return [speed, self.value("cache_bytes", float(kept), length, n=1)], []
+        cache_bytes = paged.kept_bytes(first)
+        speed = self.value(
+            "written_per_s", self._tokens_per_second(paged, slots), length, n=3 * texts * self.settings.steps
+        )
+        return [speed, self.value("cache_bytes", float(cache_bytes), length, n=1)], []
 
-    def _speed(self, paged: PagedDecoder, slots: list[int]) -> float:
+    def _tokens_per_second(self, paged: PagedDecoder, slots: list[int]) -> float:
         import torch
 
         steps, device = self.settings.steps, paged.model.device
         tokens_B = torch.zeros(len(slots), dtype=torch.int64, device=device)
-        spent = []
+        durations = []
         for _ in range(4):
             began = time.perf_counter()
             for _ in range(steps):
                 paged.step(slots, tokens_B, own=False)
             if device.type == "cuda":
                 torch.cuda.synchronize(device)
-            spent.append(time.perf_counter() - began)
+            durations.append(time.perf_counter() - began)
         # the first time compiles and captures graphs
-        return len(slots) * steps / statistics.median(spent[1:])
+        return len(slots) * steps / statistics.median(durations[1:])

@@ -78,14 +78,14 @@ class Extrapolation(LengthwiseProbe):
         """Return the perplexity, exp of the mean loss, and that loss."""
         import torch
 
-        span, have = self._span, len(subject.corpus.validation)
-        if have <= span:
-            return f"too-short: the validation split has {have} tokens of {span + 1}"
+        span, available = self._span, len(subject.corpus.validation)
+        if available <= span:
+            return f"too-short: the validation split has {available} tokens of {span + 1}"
         if length > span:
             return f"n/a: the text of {span} targets holds no window of {length}"
         if (reason := subject.beyond(length)) is not None:
             return reason
-        losses_N = torch.cat(list(self._losses(subject, length))).double()
+        losses_N = torch.cat(list(self._window_losses(subject, length))).double()
         mean = losses_N.mean()
         numbers = {"perplexity": mean.exp(), "nats": mean}
         pieces = enumerate(losses_N.tensor_split(min(PIECES, span)))
@@ -93,12 +93,12 @@ class Extrapolation(LengthwiseProbe):
             self.example("nats", float(piece.mean()), length, item=item) for item, piece in pieces
         ]
 
-    def _losses(self, subject: CellSubject, length: int) -> Iterator[Tensor]:
+    def _window_losses(self, subject: CellSubject, length: int) -> Iterator[Tensor]:
         """Those of the whole windows, then those of the rest."""
         from ..data.batches import stream_rows
 
         text = subject.corpus.validation
-        rows, rest = divmod(self._span, length)
+        rows, remainder = divmod(self._span, length)
         yield subject.losses(*stream_rows(text, length, rows)).flatten()
-        if rest:
-            yield subject.losses(*stream_rows(text[rows * length : self._span + 1], rest, 1)).flatten()
+        if remainder:
+            yield subject.losses(*stream_rows(text[rows * length : self._span + 1], remainder, 1)).flatten()

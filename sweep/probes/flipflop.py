@@ -95,23 +95,23 @@ class FlipFlopProbe(LengthwiseProbe):
             rows = self.split_of(name).rows
             reads, right = subject.right_answers(rows, mark_reads, letters=np.concatenate(letters))
             scores[name] = _Score(reads, reads - right)
-        measured = [self._measured(metric.name, scores, length) for metric in self.metrics]
+        measured = [self._measurement(metric.name, scores, length) for metric in self.metrics]
         return measured, [
             self.example(f"exact_{split}", float(wrong == 0), length, item=item)
             for split, score in scores.items()
             for item, wrong in enumerate(score.wrong[: int(self.settings.items)])
         ]
 
-    def _measured(self, metric: str, scores: dict[str, _Score], length: int) -> Measurement:
+    def _measurement(self, metric: str, scores: dict[str, _Score], length: int) -> Measurement:
         kind, _, split = metric.partition("_")
         reads, wrong = scores[split]
-        sequences, judged = len(reads), int(reads.sum())
+        sequences, n_reads = len(reads), int(reads.sum())
         if kind == "exact":
             share = float((wrong == 0).mean())
             low, high = of_trials(share, sequences)
             return self.value(metric, share, length, n=sequences, low=low, high=high)
         if kind == "error":
-            return self.value(metric, int(wrong.sum()) / judged, length, n=judged)
+            return self.value(metric, int(wrong.sum()) / n_reads, length, n=n_reads)
         if kind == "reads":
-            return self.value(metric, float(judged), length, n=sequences)
+            return self.value(metric, float(n_reads), length, n=sequences)
         return self.value(metric, float((0.5**reads).mean()), length, n=sequences)

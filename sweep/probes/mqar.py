@@ -59,10 +59,10 @@ class MqarProbe(LengthwiseProbe):
         _, right = subject.right_answers(rows, mark, full_context=False)
         shares = right / corpus.pairs
         measured = []
-        for name, each in (("accuracy", shares), ("exact", (right == corpus.pairs).astype(float))):
-            share = float(each.mean())
-            low, high = of_trials(share, len(each))
-            measured.append(self.value(name, share, length, n=len(each), low=low, high=high))
+        for name, outcomes in (("accuracy", shares), ("exact", (right == corpus.pairs).astype(float))):
+            share = float(outcomes.mean())
+            low, high = of_trials(share, len(outcomes))
+            measured.append(self.value(name, share, length, n=len(outcomes), low=low, high=high))
         measured.append(self.value("questions", float(corpus.pairs * len(right)), length, n=len(right)))
         items = enumerate(shares[: self.settings.items].tolist())
         return measured, [self.example("accuracy", share, length, item=item) for item, share in items]

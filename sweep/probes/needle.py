@@ -68,7 +68,9 @@ def value_tokens(text: str, tokenizer: Tokenizer) -> tuple[np.ndarray, np.ndarra
     return value, np.flatnonzero(digit)
 
 
-def prompt(trial: NeedleTrial, haystack: np.ndarray, gap: int, tokenizer: Tokenizer, *, absent: bool = False) -> Prompt:
+def build_prompt(
+    trial: NeedleTrial, haystack: np.ndarray, gap: int, tokenizer: Tokenizer, *, absent: bool = False
+) -> Prompt:
     """[EOT] cue value haystack[:gap] cue value; without the first pair, but as long, when `absent`."""
     eot, cue = np.array([tokenizer.eot], dtype=haystack.dtype), tokenizer.encode(trial.cue)
     value, digits = value_tokens(trial.value, tokenizer)
@@ -80,13 +82,13 @@ def prompt(trial: NeedleTrial, haystack: np.ndarray, gap: int, tokenizer: Tokeni
 
 def constant_share(prompts: list[Prompt]) -> tuple[float, int]:
     """What the one token that is right most often gets, answered everywhere, and of how many tokens."""
-    asked = np.concatenate([one.tokens[one.scored] for one in prompts])
-    return float(np.unique(asked, return_counts=True)[1].max() / len(asked)), len(asked)
+    scored_tokens = np.concatenate([prompt_.tokens[prompt_.scored] for prompt_ in prompts])
+    return float(np.unique(scored_tokens, return_counts=True)[1].max() / len(scored_tokens)), len(scored_tokens)
 
 
-def steps_per_digit(cast: Sequence[NeedleTrial], tokenizer: Tokenizer) -> float:
+def steps_per_digit(make_trials: Sequence[NeedleTrial], tokenizer: Tokenizer) -> float:
     """Tokens that a digit with its space takes, on average; the one that bears the digit is scored."""
-    return sum(len(tokenizer.encode(t.value)) for t in cast) / sum(len(t.digits) for t in cast)
+    return sum(len(tokenizer.encode(t.value)) for t in make_trials) / sum(len(t.digits) for t in make_trials)
 
 
 class DigitsRecalled(DocumentProbe):
@@ -112,16 +114,16 @@ class DigitsRecalled(DocumentProbe):
         """Of an answer that is the same digit everywhere, at best: the share of the digit that is asked for most often."""
         if metric.name != "digit_accuracy":
             return metric.chance
-        asked = Counter(digit for trial in self.cast() for digit in trial.digits)
-        return max(asked.values()) / asked.total()
+        digit_counts = Counter(digit for trial in self.cast() for digit in trial.digits)
+        return max(digit_counts.values()) / digit_counts.total()
 
     def description(self, metric: str) -> dict[str, Any] | None:
         """How many answers a trial has, where they are not as results/metrics.py says."""
-        told = super().description(metric) or {}
+        facts = super().description(metric) or {}
         answers = {"digit_accuracy": self.questions * int(self.settings.digits), "exact_accuracy": self.questions}
         if metric in answers and answers[metric] != self.metric(metric).trials:
-            told["trials"] = answers[metric]
-        return told or None
+            facts["trials"] = answers[metric]
+        return facts or None
 
     def scored(self, length: int, results: list[tuple[Tensor, Tensor]]) -> Result:
         """Return both accuracies with Wilson intervals over trials, the cross-entropy, and the digits one by one.
@@ -148,8 +150,8 @@ class DigitsRecalled(DocumentProbe):
             for metric, values in (("digit_accuracy", hits), ("nats", loss)):
                 for digit, value in enumerate(values):
                     position = question * len(values) + digit
-                    one = self.example(metric, float(value), length, item=item, position=position)
-                    examples.append(replace(one, detail=self.detail(question)))
+                    example = self.example(metric, float(value), length, item=item, position=position)
+                    examples.append(replace(example, detail=self.detail(question)))
         nats = self.value("nats", float(losses.mean()), length, n=len(losses))
         return [accuracy("digit_accuracy", right), accuracy("exact_accuracy", exact), nats], examples
 
@@ -177,38 +179,42 @@ class Needle(DigitsRecalled):
 
     def run_at(self, subject: Subject, length: int) -> Result | str:
         """Return the numbers at one gap; an example is one digit of one trial."""
-        cast = self.cast()
+        needle_trials = self.cast()
         if (reason := subject.lacking(length)) is not None:
             return reason
-        prompts = self._prompts(subject, cast, length)
-        if (reason := subject.beyond(max(len(one.tokens) for one in prompts) - 1)) is not None:
+        prompts = self._prompts(subject, needle_trials, length)
+        if (reason := subject.beyond(max(len(prompt_.tokens) for prompt_ in prompts) - 1)) is not None:
             return reason
         measured, examples = self.scored(length, subject.answers(prompts))
         if length == min(self.config.eval.lengths):
-            measured.append(self._absent(subject, cast, length))
+            measured.append(self._absent_nats(subject, needle_trials, length))
         share, n = constant_share(prompts)
         measured.append(self.value("constant_accuracy", share, length, n=n))
         if subject.own_tokens:
-            measured.append(self.value("steps_per_digit", steps_per_digit(cast, subject.tokenizer), length, n=n))
+            measured.append(
+                self.value("steps_per_digit", steps_per_digit(needle_trials, subject.tokenizer), length, n=n)
+            )
         return measured, examples
 
-    def _prompts(self, subject: Subject, cast: list[NeedleTrial], length: int, *, absent: bool = False) -> list[Prompt]:
+    def _prompts(
+        self, subject: Subject, needle_trials: list[NeedleTrial], length: int, *, absent: bool = False
+    ) -> list[Prompt]:
         """Trial by trial; without a needle the haystack takes its place, so it is longer."""
-        found = []
-        for index, trial in enumerate(cast):
-            more = subject.tokens_of(trial.cue) + subject.tokens_of(trial.value) if absent else 0
-            hay = subject.haystack(index % self.config.eval.documents, length + more)
-            found.append(prompt(trial, hay, len(hay), subject.tokenizer, absent=absent))
-        return found
+        prompts = []
+        for index, trial in enumerate(needle_trials):
+            needle_tokens = subject.tokens_of(trial.cue) + subject.tokens_of(trial.value) if absent else 0
+            hay = subject.haystack(index % self.config.eval.documents, length + needle_tokens)
+            prompts.append(build_prompt(trial, hay, len(hay), subject.tokenizer, absent=absent))
+        return prompts
 
-    def _absent(self, subject: Subject, cast: list[NeedleTrial], length: int) -> Measurement:
+    def _absent_nats(self, subject: Subject, needle_trials: list[NeedleTrial], length: int) -> Measurement:
         """Cross-entropy of digits that stand nowhere else; the haystack takes the needle's place, so it must be longer."""
         import torch
 
-        longest = max(subject.tokens_of(t.cue) + subject.tokens_of(t.value) for t in cast)
+        longest = max(subject.tokens_of(t.cue) + subject.tokens_of(t.value) for t in needle_trials)
         reason = subject.lacking(length + longest)
         if reason is not None:
             return self.missing(reason, length, "absent_nats")
-        prompts = self._prompts(subject, cast, length, absent=True)
+        prompts = self._prompts(subject, needle_trials, length, absent=True)
         losses = torch.cat([loss for _, loss in subject.answers(prompts)])
         return self.value("absent_nats", float(losses.double().mean()), length, n=len(losses))

@@ -44,35 +44,35 @@ class PasskeyConfig(ProbeConfig):
 
     @model_validator(mode="after")
     def _depths_rise(self) -> PasskeyConfig:
-        found = list(self.depths)
-        if not found or found != sorted(set(found)) or not 0 <= found[0] <= found[-1] <= 1:
-            raise ValueError(f"depths must rise and lie between 0 and 1, got {found}")
+        depths = list(self.depths)
+        if not depths or depths != sorted(set(depths)) or not 0 <= depths[0] <= depths[-1] <= 1:
+            raise ValueError(f"depths must rise and lie between 0 and 1, got {depths}")
         return self
 
 
-def hidden(config: PasskeyConfig) -> list[NeedleTrial]:
+def make_hidden_values(config: PasskeyConfig) -> list[NeedleTrial]:
     """The trials; each is a draw of its own from seed, kind and its number."""
-    found = []
+    values = []
     for index in range(config.trials):
         trial = draw_trial(random.Random(f"{config.seed}/{config.kind}/{index}"), config.digits)
         if config.kind == "niah":
             trial = replace(trial, cue=f" The special magic {WORDS[index % len(WORDS)]} number is")
-        found.append(trial)
-    return found
+        values.append(trial)
+    return values
 
 
-def prompt(one: NeedleTrial, text: np.ndarray, length: int, depth: float, tokenizer: Tokenizer) -> Prompt | int:
+def build_prompt(trial: NeedleTrial, text: np.ndarray, length: int, depth: float, tokenizer: Tokenizer) -> Prompt | int:
     """[EOT] text[:d] cue value text[d:] cue value, of which a network reads `length` tokens, all but the last.
 
     d = floor(depth n), n the tokens of text that this leaves room for. Where there is no room: the tokens that are needed.
     """
-    eot, cue = np.array([tokenizer.eot], dtype=text.dtype), tokenizer.encode(one.cue)
-    value, digits = value_tokens(one.value, tokenizer)
-    n = length - 2 * (len(cue) + len(value))
-    if n < 0:
-        return length - n
-    before = int(depth * n)
-    tokens = np.concatenate([eot, text[:before], cue, value, text[before:n], cue, value])
+    eot, cue = np.array([tokenizer.eot], dtype=text.dtype), tokenizer.encode(trial.cue)
+    value, digits = value_tokens(trial.value, tokenizer)
+    n_text = length - 2 * (len(cue) + len(value))
+    if n_text < 0:
+        return length - n_text
+    before = int(depth * n_text)
+    tokens = np.concatenate([eot, text[:before], cue, value, text[before:n_text], cue, value])
     return Prompt(tokens, len(tokens) - len(value) + digits)
 
 
@@ -98,7 +98,7 @@ class Passkey(DigitsRecalled):
         return None if self.settings.filler == "grass" else super().lack(corpus, length)
 
     def cast(self) -> list[NeedleTrial]:
-        return hidden(self.settings)
+        return make_hidden_values(self.settings)
 
     @property
     def questions(self) -> int:
@@ -116,13 +116,13 @@ class Passkey(DigitsRecalled):
         if self.settings.filler == "documents" and (reason := subject.lacking(length)) is not None:
             return reason
         prompts = []
-        for index, one in enumerate(self.cast()):
+        for index, trial in enumerate(self.cast()):
             text = self._text(subject, index, length)
             for depth in self.settings.depths:
-                made = prompt(one, text, length, depth, subject.tokenizer)
-                if isinstance(made, int):
-                    return f"n/a: a value and its question take {made} tokens, more than a context of {length}"
-                prompts.append(made)
+                prompt_ = build_prompt(trial, text, length, depth, subject.tokenizer)
+                if isinstance(prompt_, int):
+                    return f"n/a: a value and its question take {prompt_} tokens, more than a context of {length}"
+                prompts.append(prompt_)
         measured, examples = self.scored(length, subject.answers(prompts))
         share, n = constant_share(prompts)
         return [*measured, self.value("constant_accuracy", share, length, n=n)], examples

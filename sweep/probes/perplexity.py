@@ -65,7 +65,7 @@ def document_rows(subject: Subject, length: int) -> Tensor | str:
     return torch.from_numpy(np.stack([d[: length + 1] for d in subject.documents]).astype(np.int64))
 
 
-def _by_row(probe: Probe, subject: Subject, length: int, inputs_BT: Tensor, targets_BT: Tensor) -> Result:
+def _score_rows(probe: Probe, subject: Subject, length: int, inputs_BT: Tensor, targets_BT: Tensor) -> Result:
     losses_BT, extent = subject.losses(inputs_BT, targets_BT), subject.extent(targets_BT)
     if extent is None:
         means, n = losses_BT.double().mean(1), losses_BT.numel()
@@ -73,12 +73,12 @@ def _by_row(probe: Probe, subject: Subject, length: int, inputs_BT: Tensor, targ
     else:
         counted_BT, n = extent.counted_BT, int(extent.counted_BT.sum())
         means, nats = losses_BT.double().sum(1) / counted_BT.sum(1), losses_BT.double().sum() / n
-    rows = [probe.example("nats", float(mean), length, item=item) for item, mean in enumerate(means)]
-    found = [probe.value("nats", float(nats), length, n=n)]
-    return [*found, *_as_text(probe, length, float(losses_BT.double().sum()), extent)], rows
+    examples = [probe.example("nats", float(mean), length, item=item) for item, mean in enumerate(means)]
+    measured = [probe.value("nats", float(nats), length, n=n)]
+    return [*measured, *_bits_measurements(probe, length, float(losses_BT.double().sum()), extent)], examples
 
 
-def _as_text(probe: Probe, length: int, nats: float, extent: TextExtent | None) -> list[Measurement]:
+def _bits_measurements(probe: Probe, length: int, nats: float, extent: TextExtent | None) -> list[Measurement]:
     """The same nats, of all targets together, over what does not depend on a tokenizer: tokens of GPT-2, and bytes."""
     if extent is None:
         return []
@@ -115,19 +115,19 @@ class Validation(LengthwiseProbe):
                 raise
             return f"too-short: {error}"
         trained, n = float(losses.double().mean()), losses.numel()
-        more = _as_text(self, 0, float(losses.double().sum()), extent)
+        bits = _bits_measurements(self, 0, float(losses.double().sum()), extent)
         full = stream_loss(subject, full_context=True)[0] if self.config.model.window else trained
-        return [self.value("val_loss", trained, n=n), self.value("val_loss_full", full, n=n), *more], []
+        return [self.value("val_loss", trained, n=n), self.value("val_loss_full", full, n=n), *bits], []
 
     def value(self, metric: str, value: float, length: int = 0, **more: Any) -> Measurement:
         """As of every probe, in the unit of the targets that count."""
-        return self._told(super().value(metric, value, length, **more))
+        return self._with_marked_unit(super().value(metric, value, length, **more))
 
     def missing(self, reason: str, length: int = 0, metric: str | None = None) -> Measurement:
         """The same of a number that is missing."""
-        return self._told(super().missing(reason, length, metric))
+        return self._with_marked_unit(super().missing(reason, length, metric))
 
-    def _told(self, measurement: Measurement) -> Measurement:
+    def _with_marked_unit(self, measurement: Measurement) -> Measurement:
         marked = self.config.train.loss_on == "marked"
         nats = measurement.metric.startswith("val_loss")
         return replace(measurement, unit="nats/marked token") if marked and nats else measurement
@@ -143,7 +143,7 @@ class Clean(DocumentProbe):
     def run_at(self, subject: Subject, length: int) -> Result | str:
         """Return the mean loss; an example is the mean of one document."""
         rows = document_rows(subject, length)
-        return rows if isinstance(rows, str) else _by_row(self, subject, length, rows[:, :-1], rows[:, 1:])
+        return rows if isinstance(rows, str) else _score_rows(self, subject, length, rows[:, :-1], rows[:, 1:])
 
 
 class JunkConfig(ProbeConfig):
@@ -186,15 +186,15 @@ class Junk(LengthwiseProbe):
         """Return the mean loss; an example is the mean of one row."""
         from ..data.batches import stream_rows
 
-        wanted, have = self.settings.rows, (len(subject.corpus.validation) - 1) // length
-        if have < wanted:
-            return f"too-short: the validation split holds {have} of {wanted} rows of {length} tokens"
+        n_rows, available = self.settings.rows, (len(subject.corpus.validation) - 1) // length
+        if available < n_rows:
+            return f"too-short: the validation split holds {available} of {n_rows} rows of {length} tokens"
         if (reason := subject.beyond(length)) is not None:
             return reason
-        return _by_row(self, subject, length, *stream_rows(subject.corpus.validation, length, wanted))
+        return _score_rows(self, subject, length, *stream_rows(subject.corpus.validation, length, n_rows))
 
 
-MOST_SCORED = 512
+MAX_SCORED = 512
 """Tokens that same_tail scores at most where its settings do not say."""
 
 
@@ -202,7 +202,7 @@ class SameTailConfig(ProbeConfig):
     """Settings of the probe same_tail; a launch writes down what 0 stands for, so that further lengths join the same tokens."""
 
     last: Int = knob(
-        0, f"Tokens that are scored; 0: half the shortest of eval.lengths, at most {MOST_SCORED}.", ge=0, le=MAX_LENGTH
+        0, f"Tokens that are scored; 0: half the shortest of eval.lengths, at most {MAX_SCORED}.", ge=0, le=MAX_LENGTH
     )
     end: Int = knob(
         0,
@@ -213,9 +213,9 @@ class SameTailConfig(ProbeConfig):
 
     def settled(self, lengths: Iterable[int]) -> Self:
         """With numbers in place of 0, for these context lengths."""
-        known = sorted(lengths)
-        last = self.last or max(1, min(MOST_SCORED, known[0] // 2))
-        return self.model_copy(update={"last": last, "end": self.end or known[-1]})
+        ordered = sorted(lengths)
+        last = self.last or max(1, min(MAX_SCORED, ordered[0] // 2))
+        return self.model_copy(update={"last": last, "end": self.end or ordered[-1]})
 
 
 class SameTail(DocumentProbe):
@@ -234,18 +234,18 @@ class SameTail(DocumentProbe):
         return settings.settled(config.lengths)
 
     @property
-    def _chosen(self) -> SameTailConfig:
+    def _resolved_settings(self) -> SameTailConfig:
         settings: SameTailConfig = self.settings
         return settings.settled(self.config.eval.lengths)
 
     def longest(self, corpus: Corpus) -> int:
         """The whole text before the end; 0 where a document ends before that."""
-        end = self._chosen.end
+        end = self._resolved_settings.end
         return end if super().longest(corpus) >= end else 0
 
     def lack(self, corpus: Corpus, length: int) -> str | None:
         """Held-out documents that reach to the end, and text before it."""
-        end = self._chosen.end
+        end = self._resolved_settings.end
         if (short := super().lack(corpus, end)) is not None or length <= end:
             return short
         return f"the text, which {WHO}, ends at token {end}, before {length}: raise eval.settings.{self.name}.end or lower eval.lengths"
@@ -254,7 +254,7 @@ class SameTail(DocumentProbe):
         """Return the mean loss; an example is the mean of one document."""
         import torch
 
-        last, end = self._chosen.last, self._chosen.end
+        last, end = self._resolved_settings.last, self._resolved_settings.end
         if length > end:
             return f"n/a: before token {end}, where the text ends, there are no {length} tokens"
         if length < last:

@@ -89,11 +89,11 @@ class Subject(ABC):
 
     def lacking(self, tokens: int) -> str | None:
         """Why nothing is measured where each of `documents` must have `tokens` tokens, or None when each has."""
-        wanted = self.config.eval.documents
-        enough = sum(len(document) >= tokens for document in self.documents)
-        if enough == wanted:
+        n_documents = self.config.eval.documents
+        n_long = sum(len(document) >= tokens for document in self.documents)
+        if n_long == n_documents:
             return None
-        return f"too-few-docs: {enough} of {wanted} held-out documents have {tokens} tokens"
+        return f"too-few-docs: {n_long} of {n_documents} held-out documents have {tokens} tokens"
 
 
 @dataclass(frozen=True)
@@ -118,15 +118,15 @@ class CellSubject(Subject):
     def validation_rows(self, rows: int) -> Tensor | str:
         """The first rows of the validation split, int64 [rows, T] of the training length, or why there are not so many."""
         length = self.config.train.seq_len
-        have = (len(self.corpus.validation) - 1) // length
-        if have < rows:
-            return f"too-short: the validation split holds {have} of {counted(rows, 'row')} of {length} tokens"
+        available = (len(self.corpus.validation) - 1) // length
+        if available < rows:
+            return f"too-short: the validation split holds {available} of {counted(rows, 'row')} of {length} tokens"
         return stream_rows(self.corpus.validation, length, rows)[0]
 
     def batches(self, rows: int, length: int) -> list[slice]:
         """Which of `rows` rows of `length` tokens go through the network together: `eval.chunk_tokens`, at least one."""
-        together = max(1, self.config.eval.chunk_tokens // length)
-        return [slice(first, first + together) for first in range(0, rows, together)]
+        rows_at_once = max(1, self.config.eval.chunk_tokens // length)
+        return [slice(first, first + rows_at_once) for first in range(0, rows, rows_at_once)]
 
     def features(self, tokens_BT: Tensor, *, full_context: bool = True) -> Tensor:
         """Hidden states [B, T, D] on `device`, `eval.chunk_tokens` at a time."""
@@ -152,25 +152,25 @@ class CellSubject(Subject):
 
     def answers(self, prompts: Sequence[Prompt], *, full_context: bool = True) -> list[tuple[Tensor, Tensor]]:
         """Prompts that are as long as each other go through the network together."""
-        alike: dict[int, list[int]] = defaultdict(list)
-        for index, one in enumerate(prompts):
-            alike[len(one.tokens)].append(index)
-        found: dict[int, tuple[Tensor, Tensor]] = {}
-        for length, members in alike.items():
+        indices_by_length: dict[int, list[int]] = defaultdict(list)
+        for index, prompt in enumerate(prompts):
+            indices_by_length[len(prompt.tokens)].append(index)
+        results: dict[int, tuple[Tensor, Tensor]] = {}
+        for length, members in indices_by_length.items():
             for rows in self.batches(len(members), length):
                 part = members[rows]
                 tokens = torch.from_numpy(np.stack([prompts[i].tokens for i in part]).astype(np.int64)).to(self.device)
                 hidden = self.features(tokens[:, :-1], full_context=full_context)
                 for row, index in enumerate(part):
-                    at = torch.from_numpy(prompts[index].scored).to(self.device)
-                    logits = self.model.logits(hidden[row, at - 1])
-                    target = tokens[row, at]
+                    positions = torch.from_numpy(prompts[index].scored).to(self.device)
+                    logits = self.model.logits(hidden[row, positions - 1])
+                    target = tokens[row, positions]
                     loss = torch.nn.functional.cross_entropy(logits, target, reduction="none")
-                    found[index] = ((logits.argmax(-1) == target).cpu(), loss.cpu())
-        return [found[index] for index in range(len(prompts))]
+                    results[index] = ((logits.argmax(-1) == target).cpu(), loss.cpu())
+        return [results[index] for index in range(len(prompts))]
 
     def right_answers(
-        self, rows: Rows, marks_of: Callable[[np.ndarray], np.ndarray], *, letters: np.ndarray | None = None,
+        self, rows: Rows, mark_rows: Callable[[np.ndarray], np.ndarray], *, letters: np.ndarray | None = None,
         full_context: bool = True,
     ) -> tuple[np.ndarray, np.ndarray]:  # fmt: skip
         """Count the marked tokens of each row, and those of them that have the largest logit at the token before.
@@ -184,20 +184,20 @@ class CellSubject(Subject):
         Returns:
             Marked tokens and right answers, each int64 [rows].
         """
-        asked, right = np.zeros(rows.rows, np.int64), np.zeros(rows.rows, np.int64)
+        n_marked, n_right = np.zeros(rows.rows, np.int64), np.zeros(rows.rows, np.int64)
         for part in self.batches(rows.rows, rows.length):
             numbers = np.arange(rows.rows)[part]
-            made = rows.made(numbers)
-            marks = torch.from_numpy(marks_of(made).astype(bool))
-            tokens = torch.from_numpy((made if letters is None else letters[made]).astype(np.int64))
+            row_tokens = rows.made(numbers)
+            marks = torch.from_numpy(mark_rows(row_tokens).astype(bool))
+            tokens = torch.from_numpy((row_tokens if letters is None else letters[row_tokens]).astype(np.int64))
             # an answer is said at the token before it, and nothing is said after the last
-            places = marks[:, 1:].flatten().nonzero().squeeze(1)
+            positions = marks[:, 1:].flatten().nonzero().squeeze(1)
             hidden = self.features(tokens[:, :-1], full_context=full_context).flatten(0, 1)
-            said = self.model.logits(hidden[places.to(hidden.device)]).argmax(-1).cpu()
-            hit = (said == tokens[:, 1:].flatten()[places]).numpy()
-            asked[part] = marks.sum(1).numpy()
-            right[part] = np.bincount(places.numpy() // (rows.length - 1), weights=hit, minlength=len(numbers))
-        return asked, right
+            predicted = self.model.logits(hidden[positions.to(hidden.device)]).argmax(-1).cpu()
+            hit = (predicted == tokens[:, 1:].flatten()[positions]).numpy()
+            n_marked[part] = marks.sum(1).numpy()
+            n_right[part] = np.bincount(positions.numpy() // (rows.length - 1), weights=hit, minlength=len(numbers))
+        return n_marked, n_right
 
 
 @contextlib.contextmanager
@@ -212,24 +212,24 @@ def evaluating(model: Backbone) -> Iterator[None]:
 
 
 @contextlib.contextmanager
-def observe_evaluations(parts: Sequence[nn.Module], look: Callable[..., None]) -> Iterator[None]:
-    """Inside, `look` is told of every call of a part's `evaluate`: its place in the list, then the arguments of the call.
+def observe_evaluations(parts: Sequence[nn.Module], observe: Callable[..., None]) -> Iterator[None]:
+    """Inside, `observe` is told of every call of a part's `evaluate`: its place in the list, then the arguments of the call.
 
     The part's own answer stays as it is.
     """
 
-    def watch(place: int, part: Any) -> None:
+    def wrap(index: int, part: Any) -> None:
         plain = part.evaluate
 
         def evaluate(*args: Any, **options: Any) -> Any:
-            look(place, *args, **options)
+            observe(index, *args, **options)
             return plain(*args, **options)
 
         vars(part)["evaluate"] = evaluate
 
     try:
-        for place, part in enumerate(parts):
-            watch(place, part)
+        for index, part in enumerate(parts):
+            wrap(index, part)
         yield
     finally:
         for part in parts:

@@ -1,5 +1,5 @@
-"""Corpora that are known by name: texts of the hub and of this machine, and rows that are worked out.
+"""Built-in corpora: text of the hub and of this machine, and computed rows.
 
-May import the files of sweep/data, sweep.config and model; the registry beside this folder lists each class.
+May import the files of sweep/data, sweep.config and model; the registry in sweep/data/registry.py lists each class.
 Start reading in local.py.
 """

@@ -1,7 +1,7 @@
-"""Flip-flop: a bit is written now and then, and must be said again where it is read (docs/mechanisms.md, "Flip-flop").
+"""Flip-flop corpus: rows that write a bit now and then and repeat it where it is read (docs/mechanisms.md, "Flip-flop").
 
-A row is made of pairs of an instruction and a bit: w 1 writes it, i 0 is to be ignored, and after r stands the bit that was
-written last.
+A row consists of pairs of an instruction and a bit. "w 1" writes it, "i 0" is to be ignored, and "r" is followed by the
+bit that was written last.
 """
 
 from __future__ import annotations
@@ -39,15 +39,31 @@ class FlipFlopConfig(CorpusConfig):
 
 
 class FlipFlopRows(RandomRows):
-    """Rows of one split, uint16 [rows, length]. One number a pair: its lowest bit is the bit, its upper 53 bits choose the instruction."""
+    """Rows of one split, uint16 [rows, length].
+
+    Each pair takes one random number: its lowest bit is the bit, its upper 53 bits choose the instruction.
+    """
 
     first = WRITE
 
     def __init__(self, rows: int, length: int, *, ignore: float, seed: int, split: str) -> None:
+        """Create the rows of a split.
+
+        Args:
+            rows: Number of rows.
+            length: Tokens per row, even.
+            ignore: Probability of the instruction i; w and r share the remainder equally.
+            seed: Seed of the corpus.
+            split: Name of the split, which enters the random key.
+        """
         self.ignore, self._pairs = ignore, length // 2
         super().__init__(rows, length, corpus=NAME, seed=seed, split=split, draws=self._pairs)
 
     def fill(self, rows: np.ndarray, raw: np.ndarray) -> None:
+        """Write the rows (uint16 [n, length]) that follow from the raw numbers `raw` (uint64 [n, length / 2]).
+
+        The first instruction is always w, the last one r.
+        """
         uniform = to_uniform(raw)
         instruction = np.where(uniform < self.ignore, IGNORE, np.where(uniform < (1 + self.ignore) / 2, WRITE, READ))
         instruction[:, 0], instruction[:, -1] = WRITE, READ
@@ -59,19 +75,19 @@ class FlipFlopRows(RandomRows):
 
 
 def mark_reads(rows: np.ndarray) -> np.ndarray:
-    """For each token of whole rows [..., length] whether it is a bit that is read: uint16 of the same shape, 0 or 1."""
+    """Return 1 for each bit that is read and 0 elsewhere, for complete rows [..., length]: uint16 of the same shape."""
     marks = np.zeros_like(rows, dtype=np.uint16)
     marks[..., 1::2] = rows[..., 0::2] == READ
     return marks
 
 
 def settings_of(data: DataConfig) -> FlipFlopConfig:
-    """What a data section says of the corpus, or the defaults."""
+    """Return the settings of this corpus in a data section, or its defaults."""
     return FlipFlopConfig.model_validate(data.settings.get(NAME, {}))
 
 
 class FlipFlopCorpus(CorpusKind):
-    """Rows of instructions and bits; marked are the bits that are read."""
+    """Corpus of rows of instructions and bits; the bits that are read are marked."""
 
     Config: ClassVar[type[Config]] = FlipFlopConfig
     description = (
@@ -83,7 +99,7 @@ class FlipFlopCorpus(CorpusKind):
 
     @classmethod
     def streams(cls, settings: Any) -> Streams:
-        """Both splits, and what is expected of the training split: the forced ends of a row are counted."""
+        """Return both splits with the expected values of the training split, which account for the fixed first and last pair."""
 
         def rows(count: int, split: str) -> FlipFlopRows:
             return FlipFlopRows(count, settings.length, ignore=settings.ignore, seed=settings.seed, split=split)
@@ -105,10 +121,15 @@ class FlipFlopCorpus(CorpusKind):
 
     @classmethod
     def row_length(cls, settings: Any) -> int:
-        """Rows are whole: a row of training is one of these."""
+        """Return the tokens of a row, which every training row must have."""
         return int(settings.length)
 
 
 def coin_flip_accuracy(length: int, ignore: float) -> float:
-    """The share of rows that fair coins get right at every read: the mean of 2^-reads."""
+    """Return the expected share of rows in which fair coin flips answer every read correctly, the mean of 2^-reads.
+
+    Args:
+        length: Tokens per row.
+        ignore: Probability of the instruction i.
+    """
     return 0.5 * (1 - (1 - ignore) / 4) ** (length // 2 - 2)

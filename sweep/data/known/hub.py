@@ -13,6 +13,7 @@ from ..sources import HubSpec, is_external_error
 
 REPOSITORY = "kjj0/finewebedu10B-gpt2"
 SHARDS = 99
+"""Number of training shards in the repository."""
 
 
 class FineWebEduShards(CorpusKind):
@@ -24,12 +25,16 @@ class FineWebEduShards(CorpusKind):
 
     @classmethod
     def key(cls, data: DataConfig) -> Any:
-        """The repository, or the state of the copy's files."""
+        """Return the repository, or a key of the local copy's files."""
         return shards_key(Path(data.path)) if data.path else REPOSITORY
 
     @classmethod
     def shards(cls, data: DataConfig, work_folder: Path, log: LogFn) -> tuple[list[Path], list[Path]]:
-        """As many training shards as are asked for. Raises MachineError when one cannot be downloaded."""
+        """Return as many training shards as `data.train_tokens` needs, and the validation shard, downloading missing ones.
+
+        Raises:
+            MachineError: A download failed.
+        """
         if data.path is not None:
             return shard_files(Path(data.path))
         numbers = range(1, _count_training_shards(data) + 1)
@@ -38,22 +43,27 @@ class FineWebEduShards(CorpusKind):
 
     @classmethod
     def remote(cls, data: DataConfig) -> bool:
-        """Unless there is a copy."""
+        """Return True unless `data.path` names a local copy."""
         return data.path is None
 
     @classmethod
     def download_bytes(cls, data: DataConfig) -> int | None:
-        """Count the training shards and the validation shard, two bytes per token."""
+        """Return the bytes of the needed training shards and the validation shard, at two bytes per token."""
         return 2 * SHARD_TOKENS * (_count_training_shards(data) + 1)
 
 
 def _count_training_shards(data: DataConfig) -> int:
-    """Return the number of training shards that hold the tokens that `data` asks for."""
+    """Return the number of training shards that hold the requested tokens."""
     target_tokens = data.train_tokens
     return SHARDS if target_tokens is None else min(SHARDS, -(-target_tokens // SHARD_TOKENS))
 
 
 def _download(name: str, log: LogFn) -> Path:
+    """Download a file of the repository, unless the hub's cache holds it, and return its local path.
+
+    Raises:
+        MachineError: The download failed.
+    """
     from huggingface_hub import hf_hub_download
 
     log("downloading")
@@ -70,7 +80,7 @@ def _download(name: str, log: LogFn) -> Path:
 
 
 class FinePDFs(HubCorpus):
-    """A sample of FinePDFs, 100M tokens."""
+    """A sample of FinePDFs with 100M tokens."""
 
     spec = HubSpec("codelion/finepdfs-100M", None, (("train", None),), 10**8)
     description = f"long coherent documents, from the hub ({spec.repository})"
@@ -78,7 +88,7 @@ class FinePDFs(HubCorpus):
 
 
 class FineWebEdu(HubCorpus):
-    """The sample of FineWeb-Edu of 10B tokens."""
+    """The 10B-token sample of FineWeb-Edu."""
 
     spec = HubSpec("HuggingFaceFW/fineweb-edu", "sample-10BT", (("train", None),), 10**10)
     description = f"web text filtered for education, from the hub ({spec.repository})"
@@ -86,7 +96,7 @@ class FineWebEdu(HubCorpus):
 
 
 class WikiText103(HubCorpus):
-    """The articles of WikiText-103, in the splits that it has."""
+    """The articles of WikiText-103, in its own splits."""
 
     spec = HubSpec(
         "Salesforce/wikitext",

@@ -1,4 +1,4 @@
-"""Corpora of this machine: files and token shards of one's own, and the Python standard library."""
+"""Corpora of this machine: the user's files and token shards, and the Python standard library."""
 
 from __future__ import annotations
 
@@ -12,7 +12,7 @@ from ..sources import CorpusError, DocumentSource, FileSource, StdlibSource
 
 
 class OwnShards(CorpusKind):
-    """Shards under `data.path`."""
+    """Token shards under `data.path`."""
 
     description = (
         "token shards of your own under data.path: *train*.bin and *val*.bin with the 256-int32 header; "
@@ -23,19 +23,19 @@ class OwnShards(CorpusKind):
 
     @classmethod
     def key(cls, data: DataConfig) -> Any:
-        """The state of the files."""
+        """Return a key of the shard files. Raises CorpusError without `data.path`."""
         if not data.path:
             raise CorpusError("data.corpus: shards needs data.path, the folder or file that holds the text")
         return shards_key(Path(data.path))
 
     @classmethod
     def shards(cls, data: DataConfig, work_folder: Path, log: LogFn) -> tuple[list[Path], list[Path]]:
-        """Those of the folder."""
+        """Return (training shards, validation shards) of the folder `data.path`."""
         return shard_files(Path(str(data.path)))
 
 
 class OwnFiles(CorpusKind):
-    """Files under `data.path`."""
+    """Text files under `data.path`."""
 
     description = (
         "text of your own under data.path: .txt, .md, .rst, .py, .jsonl (.xz, .gz) or .parquet, a file or a folder"
@@ -43,14 +43,18 @@ class OwnFiles(CorpusKind):
 
     @classmethod
     def source(cls, data: DataConfig) -> DocumentSource:
-        """Each file, or each of its records, a document."""
+        """Return a source of one document per file, or per record of a file.
+
+        Raises:
+            CorpusError: `data.path` is missing.
+        """
         if not data.path:
             raise CorpusError("data.corpus: files needs data.path, the folder or file that holds the text")
         return FileSource(Path(data.path))
 
 
 class StandardLibrary(CorpusKind):
-    """Sources and help topics of the Python that runs."""
+    """Source files and help topics of the running Python."""
 
     description = "the Python standard library's sources and help topics, always there"
     at_hand = True
@@ -58,10 +62,10 @@ class StandardLibrary(CorpusKind):
 
     @classmethod
     def source(cls, data: DataConfig) -> DocumentSource:
-        """Each file and topic a document."""
+        """Return a source of one document per file and per help topic."""
         return StdlibSource()
 
     @classmethod
     def lent(cls) -> DocumentSource:
-        """The same."""
+        """Return the standard library's documents for use as held-out text."""
         return StdlibSource()

@@ -1,5 +1,6 @@
-"""Associative recall: pairs of a key and a value, and later some keys again, each to be answered with its value
-(docs/mechanisms.md, "Associative recall").
+"""Associative recall: rows of key-value pairs, after which each key returns as a question for its value.
+
+See docs/mechanisms.md, "Associative recall".
 """
 
 from __future__ import annotations
@@ -19,9 +20,9 @@ from ..tokenizer import RecallTokenizer
 
 NAME = "mqar"
 BLANK, KEYS, VALUES = 0, 1, 1 + RecallTokenizer.KEYS
-"""The token between questions, the first key, the first value."""
+"""Ids of the blank token between questions, of the first key and of the first value."""
 ENTROPY_ROWS = 4096
-"""Rows from which the share of questions at each place is taken."""
+"""Rows from which the frequencies of token kinds are estimated."""
 
 
 class MqarConfig(CorpusConfig):
@@ -54,15 +55,23 @@ class MqarConfig(CorpusConfig):
 
 
 class MqarRows(RandomRows):
-    """Rows of one split, uint16 [rows, length]: a blank, the pairs, then a question or two blanks at every second place, a blank.
+    """Rows of one split, uint16 [rows, length]: a blank, the pairs, then a question or two blanks per slot, and a final blank.
 
-    A row takes a number for each key there is, which are sorted; for each pair, which chooses its value; and for each place of
-    a question, where the smallest of -ln(1 - u) / weight win, the smallest for the first pair: drawing without replacement.
+    A row takes one random number per existing key, whose order chooses the keys. Then come one number per pair, which
+    chooses its value, and one per slot of a question. The slots with the smallest -ln(1 - u) / weight get the
+    questions, the smallest for the first pair, which is weighted drawing without replacement.
     """
 
     first = BLANK
 
     def __init__(self, rows: int, settings: MqarConfig, *, split: str) -> None:
+        """Create the rows of a split.
+
+        Args:
+            rows: Number of rows.
+            settings: Settings of the corpus.
+            split: Name of the split, which enters the random key.
+        """
         self.settings = settings
         self._question_slots = settings.length // 2 - 1 - settings.pairs
         draws = settings.keys + settings.pairs + self._question_slots
@@ -70,6 +79,7 @@ class MqarRows(RandomRows):
         self._weights = np.arange(1, self._question_slots + 1, dtype=np.float64) ** (settings.gap - 1)
 
     def fill(self, rows: np.ndarray, raw: np.ndarray) -> None:
+        """Write the rows (uint16 [n, length]) that follow from the raw numbers `raw` (uint64 [n, draws])."""
         keys, pairs = self.settings.keys, self.settings.pairs
         key = KEYS + np.argsort(raw[:, :keys], axis=1, kind="stable")[:, :pairs]
         value = VALUES + (to_uniform(raw[:, keys : keys + pairs]) * self.settings.values).astype(np.int64)
@@ -82,19 +92,27 @@ class MqarRows(RandomRows):
 
 
 def mark_answers(rows: np.ndarray, pairs: int) -> np.ndarray:
-    """For each token of whole rows [..., length] whether it answers a question: uint16 of the same shape, 0 or 1."""
+    """Return 1 for each token that answers a question and 0 elsewhere, for complete rows.
+
+    Args:
+        rows: Tokens, [..., length].
+        pairs: Pairs per row.
+
+    Returns:
+        Marks, uint16 of the shape of `rows`.
+    """
     marks = np.zeros_like(rows, dtype=np.uint16)
     marks[..., 2 * pairs + 1 :] = rows[..., 2 * pairs + 1 :] >= VALUES
     return marks
 
 
 def settings_of(data: Any) -> MqarConfig:
-    """What a data section says of the corpus, or the defaults."""
+    """Return the settings of this corpus in a data section, or its defaults."""
     return MqarConfig.model_validate(data.settings.get(NAME, {}))
 
 
 class MqarCorpus(CorpusKind):
-    """Rows of pairs and questions; marked are the answers."""
+    """Corpus of rows of pairs and questions; the answers are marked."""
 
     Config: ClassVar[type[Config]] = MqarConfig
     description = (
@@ -106,7 +124,7 @@ class MqarCorpus(CorpusKind):
 
     @classmethod
     def streams(cls, settings: Any) -> Streams:
-        """Both splits, and the entropies of the training split as it is expected."""
+        """Return both splits with the expected entropies and marked share of the training split."""
         train = MqarRows(settings.train_rows, settings, split="train")
         validation = MqarRows(settings.validation_rows, settings, split="validation")
         mark = functools.partial(mark_answers, pairs=settings.pairs)
@@ -119,14 +137,15 @@ class MqarCorpus(CorpusKind):
 
     @classmethod
     def row_length(cls, settings: Any) -> int:
-        """Rows are whole: a row of training is one of these."""
+        """Return the tokens of a row, which every training row must have."""
         return int(settings.length)
 
 
 def _entropies(rows: MqarRows, settings: MqarConfig) -> tuple[float, float]:
-    """Of a token, and of a token given the one before, in nats.
+    """Return (entropy of a token, entropy of a token given the previous one) in nats.
 
-    Keys and values are uniform; how often one of the three kinds follows another is taken from the first rows.
+    Keys and values are uniform. Only the frequency with which blank, key and value follow each other is estimated, from
+    the first rows.
     """
     within = np.array([0.0, math.log(settings.keys), math.log(settings.values)])
     tokens = rows[: min(rows.rows, ENTROPY_ROWS) * rows.length + 1]

@@ -19,11 +19,11 @@ if TYPE_CHECKING:
 
     from ..subject import CellSubject
 
-LARGE = 2.0**40
+LARGE_VALUE = 2.0**40
 """Values so large that a term that is not a value of the text, such as a null's, counts for nothing beside them."""
-ALIKE = 0.1
+LINEARITY_TOLERANCE = 0.1
 """Within which the logarithm of a ratio is that of a mixer that is linear in its values."""
-APART = 0.02
+MAX_MAP_ERROR = 0.02
 """Largest error, of the largest output, with which a map gives back what the mixer makes of the text's own values."""
 DIGITS = 5
 
@@ -76,19 +76,21 @@ class AttentionMap(LengthwiseProbe):
         from ....model.attention import Attention
         from ...data.batches import stream_rows
 
-        count, wanted = int(self.settings.tokens), self.settings.layers
-        known = [layer for layer, block in enumerate(subject.model.blocks) if isinstance(block.mix, Attention)]
-        if unknown := [layer for layer in wanted if layer not in known]:
-            return f"n/a: layer {unknown[0]} has no attention; those that have: {', '.join(map(str, known)) or 'none'}"
-        have = len(subject.corpus.validation)
-        if have <= count:
-            return f"too-short: the validation split has {have} tokens of {count + 1}"
+        count, requested = int(self.settings.tokens), self.settings.layers
+        attention_layers = [
+            layer for layer, block in enumerate(subject.model.blocks) if isinstance(block.mix, Attention)
+        ]
+        if unknown := [layer for layer in requested if layer not in attention_layers]:
+            return f"n/a: layer {unknown[0]} has no attention; those that have: {', '.join(map(str, attention_layers)) or 'none'}"
+        available = len(subject.corpus.validation)
+        if available <= count:
+            return f"too-short: the validation split has {available} tokens of {count + 1}"
         if (beyond := subject.beyond(count)) is not None:
             return beyond
-        if not known:
+        if not attention_layers:
             return "n/a: the network has no attention"
         tokens_BT, _ = stream_rows(subject.corpus.validation, count, 1)
-        layers = [layer for layer in known if not wanted or layer in wanted]
+        layers = [layer for layer in attention_layers if not requested or layer in requested]
         maps = attention_maps(subject, tokens_BT, layers)
         if isinstance(maps, str):
             return maps
@@ -107,22 +109,22 @@ def attention_maps(subject: CellSubject, tokens_BT: Tensor, layers: list[int]) -
     mixers = [mixes[layer].mixer for layer in layers]
     calls: dict[int, tuple[tuple[Any, ...], dict[str, Any]]] = {}
 
-    def look(place: int, *args: Any, **options: Any) -> None:
-        calls[place] = args, options
+    def record_call(index: int, *args: Any, **options: Any) -> None:
+        calls[index] = args, options
 
-    with observe_evaluations(mixers, look):
+    with observe_evaluations(mixers, record_call):
         subject.features(tokens_BT)
-    found = {}
-    for place, layer in enumerate(layers):
-        args, options = calls[place]
-        map_HTS = _map(mixers[place], *args, **options)
+    maps = {}
+    for index, layer in enumerate(layers):
+        args, options = calls[index]
+        map_HTS = _attention_map(mixers[index], *args, **options)
         if map_HTS is None:
             return f"n/a: mixer {subject.config.model.attn_type} is not linear in its values, nor up to their size"
-        found[layer] = map_HTS
-    return found
+        maps[layer] = map_HTS
+    return maps
 
 
-def _map(mixer: Any, q_BTHX: Tensor, k_BTJX: Tensor, v_BTJX: Tensor, **options: Any) -> np.ndarray | None:
+def _attention_map(mixer: Any, q_BTHX: Tensor, k_BTJX: Tensor, v_BTJX: Tensor, **options: Any) -> np.ndarray | None:
     """[H, T, T] from what the mixer makes of values that are the columns of the identity, X - 1 at a time; None where that gives no map.
 
     Where the output does not grow with the values, as that of a norm or a direction, a last channel that is the same for all keys
@@ -130,41 +132,41 @@ def _map(mixer: Any, q_BTHX: Tensor, k_BTJX: Tensor, v_BTJX: Tensor, **options: 
     """
     import torch
 
-    def read(v: Tensor) -> Tensor:
+    def run_mixer(v: Tensor) -> Tensor:
         mixed = mixer.evaluate(q_BTHX, k_BTJX, v.to(v_BTJX.dtype), **options)
         return (mixed[0] if isinstance(mixed, tuple) else mixed)[0].double().cpu()
 
     _, t, heads, size = k_BTJX.shape
-    one, large = (read(torch.full_like(v_BTJX, scale)) for scale in (1.0, LARGE))
-    norms = float(one.norm()), float(large.norm())
+    unit_output, large_output = (run_mixer(torch.full_like(v_BTJX, scale)) for scale in (1.0, LARGE_VALUE))
+    norms = float(unit_output.norm()), float(large_output.norm())
     # nothing survives anywhere: any factor is right
-    grown = math.log(norms[1] / norms[0]) if min(norms) > 0 else math.log(LARGE)
-    linear = abs(grown - math.log(LARGE)) < ALIKE
-    if not linear and abs(grown) > 1:
+    log_ratio = math.log(norms[1] / norms[0]) if min(norms) > 0 else math.log(LARGE_VALUE)
+    is_linear = abs(log_ratio - math.log(LARGE_VALUE)) < LINEARITY_TOLERANCE
+    if not is_linear and abs(log_ratio) > 1:
         return None
-    scale = 1.0 if linear else LARGE
+    scale = 1.0 if is_linear else LARGE_VALUE
     # every output channel may have a weight of its own behind a norm, which values that are all alike show
-    channel_THX = torch.ones_like(large) if linear else large
+    channel_THX = torch.ones_like(large_output) if is_linear else large_output
     parts = []
     for first in range(0, t, size - 1):
         keys = range(first, min(first + size - 1, t))
         values = torch.zeros(1, t, heads, size, dtype=torch.float64, device=v_BTJX.device)
         values[..., -1] = scale
-        for place, key in enumerate(keys):
-            values[:, key, :, place] = scale
-        got = read(values) / channel_THX
-        of_keys = got[..., : len(keys)]
-        parts.append(of_keys if linear else of_keys / got[..., -1:])
+        for channel, key in enumerate(keys):
+            values[:, key, :, channel] = scale
+        outputs = run_mixer(values) / channel_THX
+        of_keys = outputs[..., : len(keys)]
+        parts.append(of_keys if is_linear else of_keys / outputs[..., -1:])
     map_HTS = torch.cat(parts, -1).transpose(0, 1)
     if not bool(torch.isfinite(map_HTS).all()):
         return None
-    return map_HTS.numpy() if not linear or _gives_back(map_HTS, v_BTJX[0], read(v_BTJX)) else None
+    return map_HTS.numpy() if not is_linear or _reproduces_output(map_HTS, v_BTJX[0], run_mixer(v_BTJX)) else None
 
 
-def _gives_back(map_HTS: Tensor, v_TJX: Tensor, y_THX: Tensor) -> bool:
+def _reproduces_output(map_HTS: Tensor, v_TJX: Tensor, y_THX: Tensor) -> bool:
     """Whether the map times the text's own values is what the mixer made of them."""
     import torch
 
     v_SHX = v_TJX.double().cpu().repeat_interleave(y_THX.size(1) // v_TJX.size(1), 1)
     error_THX = torch.einsum("hts,shx->thx", map_HTS, v_SHX) - y_THX
-    return float(error_THX.abs().max()) <= APART * float(y_THX.abs().max())
+    return float(error_THX.abs().max()) <= MAX_MAP_ERROR * float(y_THX.abs().max())

@@ -50,26 +50,26 @@ class Gates(LengthwiseProbe):
         if (reason := subject.beyond(self.config.train.seq_len)) is not None:
             return reason
         mixers, memories = log_gates(subject, inputs_BT)
-        measured, examples = self._of_mixers(mixers, inputs_BT.numel())
+        measured, examples = self._mixer_result(mixers, inputs_BT.numel())
         if memories:
-            together = sum(log_P.mean().item() for log_P in memories.values()) / len(memories)
-            measured.append(self.value("memory", math.exp(together), n=inputs_BT.numel()))
+            mean_log = sum(log_P.mean().item() for log_P in memories.values()) / len(memories)
+            measured.append(self.value("memory", math.exp(mean_log), n=inputs_BT.numel()))
         else:
             measured.append(self.missing("n/a: the network has no memory with gates", metric="memory"))
         return measured, examples + self._examples("memory", memories)
 
-    def _of_mixers(self, logs: dict[int, Tensor], tokens: int) -> Result:
+    def _mixer_result(self, logs: dict[int, Tensor], tokens: int) -> Result:
         """Numbers of all gates [heads, channels] of the mixers, by layer, and the gates one by one."""
         import torch
 
         if not logs:
             reason = f"n/a: mixer {self.config.model.attn_type} has no gates"
             return [self.missing(reason, metric=metric.name) for metric in self.metrics[:-1]], []
-        every = torch.cat([log.flatten() for log in logs.values()])
-        numbers = {"retention": every.mean(), "lowest": every.min(), "highest": every.max()}
-        found = [self.value(name, math.exp(float(log)), n=tokens) for name, log in numbers.items()]
-        found.append(self.value("channels", float(next(iter(logs.values())).size(1))))
-        return found, self._examples("retention", logs)
+        all_logs = torch.cat([log.flatten() for log in logs.values()])
+        numbers = {"retention": all_logs.mean(), "lowest": all_logs.min(), "highest": all_logs.max()}
+        measured = [self.value(name, math.exp(float(log)), n=tokens) for name, log in numbers.items()]
+        measured.append(self.value("channels", float(next(iter(logs.values())).size(1))))
+        return measured, self._examples("retention", logs)
 
     def _examples(self, metric: str, logs: dict[int, Tensor]) -> list[Any]:
         return [
@@ -91,21 +91,21 @@ def log_gates(subject: CellSubject, inputs_BT: Tensor) -> tuple[dict[int, Tensor
     layers, memories = list(mixes), {layer: mix.memory for layer, mix in mixes.items() if mix.memory is not None}
     sums: tuple[dict[int, Tensor], dict[int, Tensor]] = ({}, {})
 
-    def add(found: dict[int, Tensor], layer: int, log: Tensor | None) -> None:
+    def add(totals: dict[int, Tensor], layer: int, log: Tensor | None) -> None:
         if log is not None:
             total_PX = (log if log.ndim == 4 else log[..., None]).double().sum((0, 1)).cpu() / inputs_BT.numel()
-            found[layer] = found[layer] + total_PX if layer in found else total_PX
+            totals[layer] = totals[layer] + total_PX if layer in totals else total_PX
 
-    def of_mixer(place: int, q: Tensor, k_BTJX: Tensor, v: Tensor, *, x_BTD: Tensor | None = None, **_: Any) -> None:
+    def add_mixer(index: int, q: Tensor, k_BTJX: Tensor, v: Tensor, *, x_BTD: Tensor | None = None, **_: Any) -> None:
         read = {} if x_BTD is None else {"x_BTD": x_BTD}
-        add(sums[0], layers[place], mixes[layers[place]].mixer.log_gates(k_BTJX=k_BTJX, **read))
+        add(sums[0], layers[index], mixes[layers[index]].mixer.log_gates(k_BTJX=k_BTJX, **read))
 
-    def of_memory(place: int, x_BTD: Tensor, *_: Any, **__: Any) -> None:
-        layer = list(memories)[place]
+    def add_memory(index: int, x_BTD: Tensor, *_: Any, **__: Any) -> None:
+        layer = list(memories)[index]
         add(sums[1], layer, memories[layer].log_gates(x_BTD=x_BTD))
 
     mixers = [mix.mixer for mix in mixes.values()]
-    with observe_evaluations(mixers, of_mixer), observe_evaluations(list(memories.values()), of_memory):
+    with observe_evaluations(mixers, add_mixer), observe_evaluations(list(memories.values()), add_memory):
         for rows in subject.batches(*inputs_BT.shape):
             subject.features(inputs_BT[rows])
     return sums

@@ -17,7 +17,7 @@ from ....results import metrics
 from ....results.metrics import Metric
 from ...data.known.mqar import NAME as MQAR
 from ...data.known.mqar import MqarConfig, MqarRows, settings_of
-from ...data.known.mqar import mark_answers as marked
+from ...data.known.mqar import mark_answers as mark_answers
 from ..base import LengthwiseProbe, ProbeConfig, Prompt, Result
 
 if TYPE_CHECKING:
@@ -25,11 +25,11 @@ if TYPE_CHECKING:
 
     from ..subject import CellSubject
 
-LEVEL = 0.9
+CAPACITY_THRESHOLD = 0.9
 """Of a number of pairs: the share that must be right for the pairs to be held."""
-HEADS = 4
+MAX_HEAD_SIZES = 4
 """How many pairs are written at most where no numbers are given, in head sizes."""
-SEEN = 1 << 18
+VOCABULARY_SAMPLE = 1 << 18
 """Tokens of the validation split whose kinds may stand in a row."""
 
 
@@ -58,28 +58,30 @@ class MemoryRecallConfig(ProbeConfig):
         return self
 
 
-class _Asked(NamedTuple):
+class _QuestionRows(NamedTuple):
     """Rows of one number of pairs, and what one of the row's values, taken at random, scores."""
 
     prompts: list[Prompt]
     chance: float
 
 
-def held(pairs: Sequence[int], shares: Sequence[float]) -> float:
+def recall_capacity(pairs: Sequence[int], shares: Sequence[float]) -> float:
     """The number of pairs at which the share first falls to LEVEL: between two numbers on a line over log2 of the pairs, from 1
     pair, which is always recalled; the largest number where it never does."""
-    known, share = 1.0, 1.0
+    pairs_before, share_before = 1.0, 1.0
     for number, next_share in zip(pairs, shares, strict=True):
-        if next_share < LEVEL:
-            return known * (number / known) ** ((share - LEVEL) / (share - next_share))
-        known, share = float(number), next_share
-    return known
+        if next_share < CAPACITY_THRESHOLD:
+            return pairs_before * (number / pairs_before) ** (
+                (share_before - CAPACITY_THRESHOLD) / (share_before - next_share)
+            )
+        pairs_before, share_before = float(number), next_share
+    return pairs_before
 
 
 class MemoryRecall(LengthwiseProbe):
     """Shares are means over the numbers of pairs; how many pairs are held follows from the shares at each.
 
-    Examples of `share` are a head (`position`) of a layer (`item`) at one number of pairs, as their detail says, in the numbers'
+    Examples of `share_before` are a head (`position`) of a layer (`item`) at one number of pairs, as their detail says, in the numbers'
     order; of `pairs` a head of a layer. Those of `context_share` are one row (`item`) at one number of pairs (`position`).
     """
 
@@ -88,12 +90,12 @@ class MemoryRecall(LengthwiseProbe):
 
     @property
     def pair_counts(self) -> tuple[int, ...]:
-        most = HEADS * self.config.model.head_dim
-        return tuple(self.settings.pairs) or tuple(2**power for power in range(1, int(math.log2(most)) + 1))
+        max_pairs = MAX_HEAD_SIZES * self.config.model.head_dim
+        return tuple(self.settings.pairs) or tuple(2**power for power in range(1, int(math.log2(max_pairs)) + 1))
 
     def tokens(self, length: int) -> int:
         """The text, and the rows with questions."""
-        rows = sum(self._row(pairs) for pairs in self.pair_counts)
+        rows = sum(self._row_tokens(pairs) for pairs in self.pair_counts)
         return int(self.settings.text) * self.config.train.seq_len + int(self.settings.rows) * rows
 
     def chance(self, metric: Metric) -> float | None:
@@ -102,77 +104,77 @@ class MemoryRecall(LengthwiseProbe):
 
     def run_at(self, subject: CellSubject, length: int) -> Result:
         """Return what the memory alone recalls, then the network."""
-        alone, of_heads = self._alone(subject)
-        in_context, of_rows = self._in_context(subject)
+        alone, of_heads = self._measure_memory(subject)
+        in_context, of_rows = self._measure_network(subject)
         return [*alone, *in_context], [*of_heads, *of_rows]
 
     # --- the memory alone -----------------------------------------------------------------------------------------
 
-    def _alone(self, subject: CellSubject) -> Result:
-        from .memory_state import average_rates, lacking, recall_by_head
+    def _measure_memory(self, subject: CellSubject) -> Result:
+        from .memory_state import average_rates, missing_methods_reason, recall_by_head
 
         rows = subject.validation_rows(int(self.settings.text))
-        reason = lacking(subject.model, "read_rates", "write", "answer")
+        reason = missing_methods_reason(subject.model, "read_rates", "write", "answer")
         reason = reason or (rows if isinstance(rows, str) else subject.beyond(rows.size(1)))
         if reason is not None or isinstance(rows, str):
-            return [self.missing(str(reason), metric=one.name) for one in self.metrics[:2]], []
-        known, about = average_rates(subject, rows), (int(self.settings.draws), int(self.settings.seed))
-        shares = {pairs: recall_by_head(subject, known, pairs, *about) for pairs in self.pair_counts}
-        return self._of_heads(shares)
+            return [self.missing(str(reason), metric=metric.name) for metric in self.metrics[:2]], []
+        rates, draw_options = average_rates(subject, rows), (int(self.settings.draws), int(self.settings.seed))
+        shares = {pairs: recall_by_head(subject, rates, pairs, *draw_options) for pairs in self.pair_counts}
+        return self._head_result(shares)
 
-    def _of_heads(self, shares: Mapping[int, dict[int, Tensor]]) -> Result:
+    def _head_result(self, shares: Mapping[int, dict[int, Tensor]]) -> Result:
         """`shares`: by number of pairs and layer, [H]."""
         examples = []
-        for place, (pairs, layers) in enumerate(shares.items()):
+        for index, (pairs, layers) in enumerate(shares.items()):
             for layer, share_H in layers.items():
                 for head, share in enumerate(share_H.tolist()):
-                    position = place * len(share_H) + head
+                    position = index * len(share_H) + head
                     detail = {"pairs": pairs, "head": head, "chance": 1 / pairs}
-                    one = self.example("share", share, item=layer, position=position)
-                    examples.append(replace(one, detail=detail))
+                    example = self.example("share", share, item=layer, position=position)
+                    examples.append(replace(example, detail=detail))
         means = [float(np.mean([share_H.mean() for share_H in layers.values()])) for layers in shares.values()]
         numbers = list(shares)
         for layer, first in shares[numbers[0]].items():
             for head in range(len(first)):
-                own = held(numbers, [float(layers[layer][head]) for layers in shares.values()])
-                examples.append(self.example("pairs", own, item=layer, position=head))
+                capacity = recall_capacity(numbers, [float(layers[layer][head]) for layers in shares.values()])
+                examples.append(self.example("pairs", capacity, item=layer, position=head))
         n = int(self.settings.draws) * sum(numbers)
         return [
             self.value("share", float(np.mean(means)), n=n),
-            self.value("pairs", held(numbers, means), n=n),
+            self.value("pairs", recall_capacity(numbers, means), n=n),
         ], examples
 
     # --- the whole network ----------------------------------------------------------------------------------------
 
-    def _in_context(self, subject: CellSubject) -> Result:
-        asked: dict[int, _Asked] = {}
+    def _measure_network(self, subject: CellSubject) -> Result:
+        questions: dict[int, _QuestionRows] = {}
         reason = None
         for pairs in self.pair_counts:
-            made = self._asked(subject, pairs)
-            if isinstance(made, str):
+            rows_or_reason = self._question_rows(subject, pairs)
+            if isinstance(rows_or_reason, str):
                 # the text, which all cells share, has no room for more
-                reason = None if asked else made
+                reason = None if questions else rows_or_reason
                 break
-            asked[pairs] = made
+            questions[pairs] = rows_or_reason
         # a mean over fewer numbers than other networks have would be another number
-        reason = reason or subject.beyond(self._row(max(asked)))
+        reason = reason or subject.beyond(self._row_tokens(max(questions)))
         if reason is not None:
             return [self.missing(reason, metric=one.name) for one in self.metrics[2:]], []
         shares, examples = [], []
-        for place, (pairs, one) in enumerate(asked.items()):
+        for index, (pairs, one) in enumerate(questions.items()):
             # the window of training stays, so that what a memory is asked cannot be looked up
-            told = subject.answers(one.prompts, full_context=False)
-            rows = [float(hits.double().mean()) for hits, _ in told]
+            answers = subject.answers(one.prompts, full_context=False)
+            rows = [float(hits.double().mean()) for hits, _ in answers]
             shares.append(float(np.mean(rows)))
             detail = {"pairs": pairs, "chance": one.chance}
             for item, share in enumerate(rows):
-                example = self.example("context_share", share, item=item, position=place)
+                example = self.example("context_share", share, item=item, position=index)
                 examples.append(replace(example, detail=detail))
-        n = sum(len(prompt.scored) for one in asked.values() for prompt in one.prompts)
+        n = sum(len(prompt.scored) for one in questions.values() for prompt in one.prompts)
         return [
             self.value("context_share", float(np.mean(shares)), n=n),
-            self.value("context_pairs", held(list(asked), shares), n=n),
-            self.value("context_chance", float(np.mean([one.chance for one in asked.values()])), n=n),
+            self.value("context_pairs", recall_capacity(list(questions), shares), n=n),
+            self.value("context_chance", float(np.mean([one.chance for one in questions.values()])), n=n),
         ], examples
 
     @property
@@ -180,39 +182,39 @@ class MemoryRecall(LengthwiseProbe):
         """The settings of the corpus mqar, whose own rows are then asked."""
         return settings_of(self.config.data) if self.config.data.corpus == MQAR else None
 
-    def _row(self, pairs: int) -> int:
+    def _row_tokens(self, pairs: int) -> int:
         """Tokens that the network reads of a row."""
         corpus = self._corpus
         return 4 * pairs if corpus is None else max(corpus.length, 4 * pairs + 2)
 
-    def _asked(self, subject: CellSubject, pairs: int) -> _Asked | str:
+    def _question_rows(self, subject: CellSubject, pairs: int) -> _QuestionRows | str:
         return self._text_rows(subject, pairs) if self._corpus is None else self._corpus_rows(self._corpus, pairs)
 
-    def _corpus_rows(self, corpus: MqarConfig, pairs: int) -> _Asked | str:
+    def _corpus_rows(self, corpus: MqarConfig, pairs: int) -> _QuestionRows | str:
         """As in training, with as many pairs, and longer where these need it."""
         if pairs > corpus.keys:
             return f"n/a: the corpus has {corpus.keys} keys, fewer than {pairs} pairs need"
-        told = {"pairs": pairs, "length": self._row(pairs), "seed": int(self.settings.seed)}
-        made = MqarRows(int(self.settings.rows), corpus.model_copy(update=told), split="recall")
-        rows = made.made(np.arange(made.rows))
-        prompts = [Prompt(row, np.flatnonzero(mark)) for row, mark in zip(rows, marked(rows, pairs), strict=True)]
+        changes = {"pairs": pairs, "length": self._row_tokens(pairs), "seed": int(self.settings.seed)}
+        stream = MqarRows(int(self.settings.rows), corpus.model_copy(update=changes), split="recall")
+        rows = stream.made(np.arange(stream.rows))
+        prompts = [Prompt(row, np.flatnonzero(mark)) for row, mark in zip(rows, mark_answers(rows, pairs), strict=True)]
         # another pair may have the same value
-        return _Asked(prompts, 1 / pairs + (1 - 1 / pairs) / corpus.values)
+        return _QuestionRows(prompts, 1 / pairs + (1 - 1 / pairs) / corpus.values)
 
-    def _text_rows(self, subject: CellSubject, pairs: int) -> _Asked | str:
+    def _text_rows(self, subject: CellSubject, pairs: int) -> _QuestionRows | str:
         """[EOT] k v k v ..., then every key again in another order with its value; no token stands for two things.
 
         Tokens are of those that the text has, since a network knows nothing of others.
         """
-        seen = np.unique(np.asarray(subject.corpus.validation[:SEEN]))
-        tokens = seen[seen != subject.tokenizer.eot]
+        vocabulary = np.unique(np.asarray(subject.corpus.validation[:VOCABULARY_SAMPLE]))
+        tokens = vocabulary[vocabulary != subject.tokenizer.eot]
         if len(tokens) < 2 * pairs:
             return f"n/a: the text has {len(tokens)} different tokens, fewer than {pairs} pairs need"
         prompts = []
         for row in range(int(self.settings.rows)):
             draw = random.Random(f"{self.settings.seed}/{pairs}/{row}")
             chosen = tokens[draw.sample(range(len(tokens)), 2 * pairs)].reshape(pairs, 2)
-            again = chosen[draw.sample(range(pairs), pairs)]
-            line = np.concatenate([[subject.tokenizer.eot], chosen.ravel(), again.ravel()])
-            prompts.append(Prompt(line, np.arange(2 * pairs + 2, 4 * pairs + 1, 2)))
-        return _Asked(prompts, 1 / pairs)
+            questions = chosen[draw.sample(range(pairs), pairs)]
+            prompt_tokens = np.concatenate([[subject.tokenizer.eot], chosen.ravel(), questions.ravel()])
+            prompts.append(Prompt(prompt_tokens, np.arange(2 * pairs + 2, 4 * pairs + 1, 2)))
+        return _QuestionRows(prompts, 1 / pairs)

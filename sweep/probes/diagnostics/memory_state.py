@@ -46,7 +46,7 @@ def memories_of(model: Backbone) -> dict[int, Any]:
     return {layer: mix.memory for layer, mix in mixes.items() if mix.memory is not None}
 
 
-def lacking(model: Backbone, *methods: str) -> str | None:
+def missing_methods_reason(model: Backbone, *methods: str) -> str | None:
     """Why the memories of a network cannot be asked for these methods of `Recurrent`; None: they can."""
     memories = memories_of(model)
     if not memories:
@@ -57,35 +57,35 @@ def lacking(model: Backbone, *methods: str) -> str | None:
 
 
 @contextlib.contextmanager
-def observe_memories(memories: Mapping[int, Any], look: Callable[[int, MemoryInputs], None]) -> Iterator[None]:
-    """Inside, `look` is told of every evaluation of a memory, by its layer; the outputs stay as they are."""
+def observe_memories(memories: Mapping[int, Any], observe: Callable[[int, MemoryInputs], None]) -> Iterator[None]:
+    """Inside, `observe` is told of every evaluation of a memory, by its layer; the outputs stay as they are."""
     layers = list(memories)
 
-    def seen(place: int, x_BTD: Tensor, q_BTHX: Tensor, k_BTJX: Tensor, v_BTJX: Tensor, *, chunk: int) -> None:
-        look(layers[place], MemoryInputs(x_BTD, q_BTHX, k_BTJX, v_BTJX))
+    def observe_layer(index: int, x_BTD: Tensor, q_BTHX: Tensor, k_BTJX: Tensor, v_BTJX: Tensor, *, chunk: int) -> None:
+        observe(layers[index], MemoryInputs(x_BTD, q_BTHX, k_BTJX, v_BTJX))
 
-    with observe_evaluations(list(memories.values()), seen):
+    with observe_evaluations(list(memories.values()), observe_layer):
         yield
 
 
-def keeping(rates: Any) -> Any:
+def without_forgetting(rates: Any) -> Any:
     """The same rates of a memory that forgets nothing by itself."""
     return rates._replace(**{rates._fields[0]: torch.zeros_like(rates[0])})
 
 
-def norms(memory: Recurrent, seen: MemoryInputs, chunk: int) -> dict[str, Tensor]:
+def memory_state_norms(memory: Recurrent, inputs: MemoryInputs, chunk: int) -> dict[str, Tensor]:
     """By metric of STATES, of OWN for what is no delta rule: Frobenius norm of the state after the last token, [B, H].
 
     Hebbian control: S <- S gamma + beta v kᵀ, the memory's own writes without erasing. Keys have unit length.
     """
-    b, t, h, _ = seen.q_BTHX.shape
+    b, t, h, _ = inputs.q_BTHX.shape
     metrics = STATES if isinstance(memory, DeltaMemory) else OWN
     states: dict[str, Any] = dict.fromkeys(metrics)
-    for start, stop in chunk_bounds(b, t, chunk, memory.together(seen.x_BTD.device, seen.x_BTD.dtype)):
-        x, q, k, v = (part[:, start:stop] for part in seen)
+    for start, stop in chunk_bounds(b, t, chunk, memory.together(inputs.x_BTD.device, inputs.x_BTD.dtype)):
+        x, q, k, v = (part[:, start:stop] for part in inputs)
         trained = memory.read_rates(x)
         for metric in metrics:
-            rates = keeping(trained) if metric.endswith("kept") else trained
+            rates = without_forgetting(trained) if metric.endswith("kept") else trained
             if metric in OWN:
                 states[metric] = memory.write(rates, q, k, v, states[metric])[1]
             else:
@@ -100,30 +100,34 @@ def _hebbian(k_BTHX: Tensor, v_BTHX: Tensor, rates: DeltaRates, state: Tensor | 
     log = rates.log_keep.to(dtype)
     # one retention a head stands for those of all its channels
     total_BTHX = (log if log.ndim == 4 else log[..., None]).cumsum(1)
-    kept_BTHX = (total_BTHX[:, -1:] - total_BTHX).exp() * rates.step_BTH.to(dtype)[..., None]
-    written = torch.einsum("bthv,bthk->bhvk", v_BTHX.to(dtype), kept_BTHX * k_BTHX)
+    weight_BTHX = (total_BTHX[:, -1:] - total_BTHX).exp() * rates.step_BTH.to(dtype)[..., None]
+    written = torch.einsum("bthv,bthk->bhvk", v_BTHX.to(dtype), weight_BTHX * k_BTHX)
     return written if state is None else written + total_BTHX[:, -1].exp()[..., None, :] * state
 
 
-def norms_after(subject: CellSubject, rows_BT: Tensor, chunk: int) -> dict[str, Tensor]:
+def memory_state_norms_after(subject: CellSubject, rows_BT: Tensor, chunk: int) -> dict[str, Tensor]:
     """By metric, the norms once these rows went through the network: [B, L, H], float64 on the CPU."""
     memories = memories_of(subject.model)
-    found: dict[int, list[dict[str, Tensor]]] = {layer: [] for layer in memories}
+    norms_by_layer: dict[int, list[dict[str, Tensor]]] = {layer: [] for layer in memories}
 
-    def look(layer: int, seen: MemoryInputs) -> None:
-        found[layer].append({name: norm.cpu() for name, norm in norms(memories[layer], seen, chunk).items()})
+    def record(layer: int, inputs: MemoryInputs) -> None:
+        norms_by_layer[layer].append(
+            {name: norm.cpu() for name, norm in memory_state_norms(memories[layer], inputs, chunk).items()}
+        )
 
-    with observe_memories(memories, look):
+    with observe_memories(memories, record):
         for rows in subject.batches(*rows_BT.shape):
             subject.features(rows_BT[rows])
-    metrics = next(iter(found.values()))[0]
+    metrics = next(iter(norms_by_layer.values()))[0]
     return {
-        metric: torch.stack([torch.cat([part[metric] for part in parts]) for parts in found.values()], 1).double()
+        metric: torch.stack(
+            [torch.cat([part[metric] for part in parts]) for parts in norms_by_layer.values()], 1
+        ).double()
         for metric in metrics
     }
 
 
-TOGETHER = 1 << 24
+MAX_COMPARISONS = 1 << 24
 """Comparisons of an answer with a value at a time, which bounds memory."""
 
 
@@ -145,33 +149,35 @@ def average_rates(subject: CellSubject, inputs_BT: Tensor) -> dict[int, AverageR
     squares: dict[int, Tensor] = {}
     dtypes: dict[int, torch.dtype] = {}
 
-    def look(layer: int, seen: MemoryInputs) -> None:
-        told = memories[layer].read_rates(seen.x_BTD)
-        sums = type(told)(*(None if one is None else one.double().sum((0, 1)) for one in told))
+    def record(layer: int, inputs: MemoryInputs) -> None:
+        token_rates = memories[layer].read_rates(inputs.x_BTD)
+        sums = type(token_rates)(*(None if rate is None else rate.double().sum((0, 1)) for rate in token_rates))
         before = rates.get(layer)
-        rates[layer] = sums if before is None else type(told)(*map(_plus, before, sums))
-        values = expand_kv(seen.v_BTJX, seen.q_BTHX.size(2)).double().square().mean(-1).sum((0, 1))
+        rates[layer] = sums if before is None else type(token_rates)(*map(_plus, before, sums))
+        values = expand_kv(inputs.v_BTJX, inputs.q_BTHX.size(2)).double().square().mean(-1).sum((0, 1))
         squares[layer] = squares[layer] + values if layer in squares else values
-        dtypes[layer] = seen.q_BTHX.dtype
+        dtypes[layer] = inputs.q_BTHX.dtype
 
-    with observe_memories(memories, look):
+    with observe_memories(memories, record):
         for rows in subject.batches(*inputs_BT.shape):
             subject.features(inputs_BT[rows], full_context=False)
     n = inputs_BT.numel()
     return {
         layer: AverageRates(
-            type(sums)(*(None if one is None else one / n for one in sums)), (squares[layer] / n).sqrt(), dtypes[layer]
+            type(sums)(*(None if rate is None else rate / n for rate in sums)),
+            (squares[layer] / n).sqrt(),
+            dtypes[layer],
         )
         for layer, sums in rates.items()
     }
 
 
-def _plus(left: Tensor | None, right: Tensor | None) -> Tensor | None:
-    return None if left is None or right is None else left + right
+def _plus(first: Tensor | None, second: Tensor | None) -> Tensor | None:
+    return None if first is None or second is None else first + second
 
 
 def recall_by_head(
-    subject: CellSubject, known: dict[int, AverageRates], pairs: int, draws: int, seed: int
+    subject: CellSubject, rates_by_layer: dict[int, AverageRates], pairs: int, draws: int, seed: int
 ) -> dict[int, Tensor]:
     """By layer: which part of all keys of all draws every head of its memory answers with their own value, [H] on the CPU.
 
@@ -183,35 +189,35 @@ def recall_by_head(
     draw = torch.Generator().manual_seed((seed << 20) + pairs)
     keys, values = torch.randn(2, draws, pairs, heads, size, generator=draw)
     # no more tokens at a time than an evaluation reads
-    together = max(1, min(subject.config.eval.chunk_tokens // pairs, TOGETHER // (heads * pairs**2)))
-    found = {}
-    for layer, habit in known.items():
-        right = torch.zeros(heads)
-        for start in range(0, draws, together):
+    draws_at_once = max(1, min(subject.config.eval.chunk_tokens // pairs, MAX_COMPARISONS // (heads * pairs**2)))
+    shares = {}
+    for layer, layer_rates in rates_by_layer.items():
+        n_right = torch.zeros(heads)
+        for start in range(0, draws, draws_at_once):
             subject.pause()
-            part = slice(start, start + together)
-            scaled = values[part].to(subject.device) * habit.scale_H.float()[:, None]
-            told = keys[part].to(subject.device, habit.dtype), scaled.to(habit.dtype)
-            right += recalled(memories[layer], habit.rates, *told).float().sum((0, 1)).cpu()
-        found[layer] = right / (draws * pairs)
-    return found
+            part = slice(start, start + draws_at_once)
+            scaled = values[part].to(subject.device) * layer_rates.scale_H.float()[:, None]
+            pair_tensors = keys[part].to(subject.device, layer_rates.dtype), scaled.to(layer_rates.dtype)
+            n_right += is_recalled(memories[layer], layer_rates.rates, *pair_tensors).float().sum((0, 1)).cpu()
+        shares[layer] = n_right / (draws * pairs)
+    return shares
 
 
-def recalled(memory: Recurrent, rates: Any, keys_BKHX: Tensor, values_BKHX: Tensor) -> Tensor:
+def is_recalled(memory: Recurrent, rates: Any, keys_BKHX: Tensor, values_BKHX: Tensor) -> Tensor:
     """Whether each key is answered with its own value: [B, K, H].
 
     The pairs are written one after the other into an empty state, each with these rates ([H] or [H, X], or None).
     """
     b, k = keys_BKHX.shape[:2]
     dtype = statistics_dtype(keys_BKHX.dtype)
-    alike = type(rates)(*(None if one is None else one.to(dtype).expand(b, k, *one.shape) for one in rates))
-    _, state = memory.write(alike, keys_BKHX, keys_BKHX, values_BKHX, None)
-    return nearest(memory.answer(state, keys_BKHX), values_BKHX)
+    pair_rates = type(rates)(*(None if rate is None else rate.to(dtype).expand(b, k, *rate.shape) for rate in rates))
+    _, state = memory.write(pair_rates, keys_BKHX, keys_BKHX, values_BKHX, None)
+    return is_nearest(memory.answer(state, keys_BKHX), values_BKHX)
 
 
-def nearest(answers_BKHX: Tensor, values_BKHX: Tensor) -> Tensor:
+def is_nearest(answers_BKHX: Tensor, values_BKHX: Tensor) -> Tensor:
     """Whether each answer lies nearer, by cosine, to its own value than to any other of its draw: [B, K, H]; no answer does not."""
-    near_BHKK = torch.einsum("bkhx,bjhx->bhkj", unit(answers_BKHX), unit(values_BKHX).to(answers_BKHX.dtype))
-    own_BHK = near_BHKK.diagonal(dim1=-2, dim2=-1)
-    others_BHK = near_BHKK - torch.diag_embed(torch.full_like(own_BHK, torch.inf))
-    return (own_BHK > others_BHK.amax(-1)).transpose(1, 2)
+    cosine_BHKK = torch.einsum("bkhx,bjhx->bhkj", unit(answers_BKHX), unit(values_BKHX).to(answers_BKHX.dtype))
+    own_BHK = cosine_BHKK.diagonal(dim1=-2, dim2=-1)
+    competing_BHKK = cosine_BHKK - torch.diag_embed(torch.full_like(own_BHK, torch.inf))
+    return (own_BHK > competing_BHKK.amax(-1)).transpose(1, 2)

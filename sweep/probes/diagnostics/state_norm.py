@@ -34,16 +34,16 @@ class StateNorm(DocumentProbe):
         """Return four numbers, in the order of `metrics`."""
         import torch
 
-        from .memory_state import lacking, memories_of, norms_after
+        from .memory_state import memories_of, memory_state_norms_after, missing_methods_reason
 
-        reason = lacking(subject.model, "read_rates", "write", "norm") or subject.lacking(length)
+        reason = missing_methods_reason(subject.model, "read_rates", "write", "norm") or subject.lacking(length)
         if reason or (reason := subject.beyond(length)) is not None:
             return reason
         rows = torch.from_numpy(np.stack([d[:length] for d in subject.documents]).astype(np.int64))
-        norms = norms_after(subject, rows, self.config.eval.chunk_tokens)
-        return self._measured(length, norms, list(memories_of(subject.model)))
+        norms = memory_state_norms_after(subject, rows, self.config.eval.chunk_tokens)
+        return self._result(length, norms, list(memories_of(subject.model)))
 
-    def _measured(self, length: int, norms: dict[str, Tensor], layers: list[int]) -> Result:
+    def _result(self, length: int, norms: dict[str, Tensor], layers: list[int]) -> Result:
         """`norms` are [B, L, H]."""
         values, examples = [], []
         for metric in self.metrics:

@@ -19,8 +19,8 @@ from atma_sweep.sweep.config import CellConfig, DataConfig, EvalConfig
 from atma_sweep.sweep.data.known.mqar import BLANK, VALUES
 from atma_sweep.sweep.data.tokenizer import load_tokenizer
 from atma_sweep.sweep.probes import bound
-from atma_sweep.sweep.probes.diagnostics.memory_recall import held
-from atma_sweep.sweep.probes.diagnostics.memory_state import average_rates, memories_of, nearest, recalled
+from atma_sweep.sweep.probes.diagnostics.memory_recall import recall_capacity
+from atma_sweep.sweep.probes.diagnostics.memory_state import average_rates, is_nearest, is_recalled, memories_of
 from atma_sweep.sweep.probes.subject import CellSubject, measure
 from scipy.stats import binom
 from torch import Tensor
@@ -51,11 +51,11 @@ class TestTheMemoryAlone:
         rates = DeltaRates(*(one.expand(1, 64, 1) for one in delta_rates(0.0, 1.0)))
         _, state = memory.write(rates, keys, keys, values, None)
         assert (memory.answer(state, keys) - values).abs().max() < 1e-12
-        assert recalled(memory, delta_rates(0.0, 1.0), keys, values).all()
+        assert is_recalled(memory, delta_rates(0.0, 1.0), keys, values).all()
 
     def test_one_that_keeps_nothing_answers_the_last_pair_alone(self) -> None:
         keys, values = torch.eye(32, dtype=torch.float64)[None, :20, None], normal(1, 20, 1, 32)
-        right = recalled(memory_of("gated_delta", 32), delta_rates(-800.0, 1.0), keys, values)[0, :, 0]
+        right = is_recalled(memory_of("gated_delta", 32), delta_rates(-800.0, 1.0), keys, values)[0, :, 0]
         assert right.tolist() == [False] * 19 + [True]
 
     def test_hebbian_writes_are_right_where_their_crosstalk_lets_them(self) -> None:
@@ -63,7 +63,7 @@ class TestTheMemoryAlone:
         keys, values = normal(3, 100, 1, 16), normal(3, 100, 1, 16, seed=1)
         memory = memory_of("omega", 16, window=1, chunk=128)
         one = torch.ones(1, dtype=torch.float64)
-        right = recalled(memory, Rates(0 * one, one, one), keys, values).numpy()
+        right = is_recalled(memory, Rates(0 * one, one, one), keys, values).numpy()
         k, v = keys[:, :, 0].numpy(), values[:, :, 0].numpy()
         k = k / np.linalg.norm(k, axis=-1, keepdims=True)
         for draw in range(3):
@@ -83,21 +83,21 @@ class TestTheMemoryAlone:
             best = torch.linalg.lstsq(columns, values[0, :, 0], driver="gelsd").solution.T
             state = first_state([best], 1, 1, columns.shape[-1], 32, 1)
             memory = memory_of("omega", 32, features=name, window=1)
-            shares[name] = nearest(memory.answer(state, keys), values).double().mean().item()
+            shares[name] = is_nearest(memory.answer(state, keys), values).double().mean().item()
         assert shares["poly2"] == 1.0
         assert shares["identity"] < 0.7
 
     @pytest.mark.parametrize("pairs", [2, 16])
     def test_answers_at_random_are_right_by_chance(self, pairs: int) -> None:
-        right = int(nearest(normal(100, pairs, 1, 8), normal(100, pairs, 1, 8, seed=1)).sum())
+        right = int(is_nearest(normal(100, pairs, 1, 8), normal(100, pairs, 1, 8, seed=1)).sum())
         low, high = binom.ppf((1e-4, 1 - 1e-4), 100 * pairs, 1 / pairs)
         assert low <= right <= high
 
     def test_no_answer_and_no_number_are_not_right(self) -> None:
         values = normal(1, 4, 1, 8)
-        assert not nearest(torch.zeros_like(values), values).any()
-        assert not nearest(values * torch.nan, values).any()
-        assert nearest(values, values).all()
+        assert not is_nearest(torch.zeros_like(values), values).any()
+        assert not is_nearest(values * torch.nan, values).any()
+        assert is_nearest(values, values).all()
 
     def test_rates_are_means_over_the_text(self, network: Any, subject: Make) -> None:
         model = network(awake=True, dtype=torch.float64, vocab_size=264, memory="atlas", n_layers=3).eval()
@@ -121,10 +121,12 @@ class TestTheMemoryAlone:
 
 class TestCapacity:
     def test_it_is_where_the_share_falls_to_nine_tenths(self) -> None:
-        assert held([2, 4, 8], [1.0, 1.0, 0.95]) == 8
-        assert held([2, 4, 8], [1.0, 1.0, 0.8]) == pytest.approx(4 * math.sqrt(2))
-        assert held([4, 8], [0.5, 0.4]) == pytest.approx(4 ** (0.1 / 0.5))
-        assert held([2, 4, 8, 16], [1.0, 0.7, 1.0, 1.0]) == pytest.approx(2 * 2 ** (1 / 3)), "the first fall counts"
+        assert recall_capacity([2, 4, 8], [1.0, 1.0, 0.95]) == 8
+        assert recall_capacity([2, 4, 8], [1.0, 1.0, 0.8]) == pytest.approx(4 * math.sqrt(2))
+        assert recall_capacity([4, 8], [0.5, 0.4]) == pytest.approx(4 ** (0.1 / 0.5))
+        assert recall_capacity([2, 4, 8, 16], [1.0, 0.7, 1.0, 1.0]) == pytest.approx(2 * 2 ** (1 / 3)), (
+            "the first fall counts"
+        )
 
 
 class TestTheProbe:
@@ -144,9 +146,9 @@ class TestTheProbe:
         shares = {pairs: [e.value for e in mine if e.detail["pairs"] == pairs] for pairs in (2, 6)}
         means = [float(np.mean(shares[pairs])) for pairs in (2, 6)]
         assert numbers["share"] == pytest.approx(np.mean(means))
-        assert numbers["pairs"] == pytest.approx(held((2, 6), means))
+        assert numbers["pairs"] == pytest.approx(recall_capacity((2, 6), means))
         own = [e.value for e in examples if e.metric == "pairs"]
-        assert own == pytest.approx([held((2, 6), both) for both in zip(*shares.values(), strict=True)])
+        assert own == pytest.approx([recall_capacity((2, 6), both) for both in zip(*shares.values(), strict=True)])
         assert bound(PROBE, who.config).chance(bound(PROBE, who.config).metric("share")) == pytest.approx(
             (1 / 2 + 1 / 6) / 2
         )

@@ -11,7 +11,7 @@ import numpy as np
 import pytest
 import torch
 from atma_sweep.sweep.data.tokenizer import load_tokenizer
-from atma_sweep.sweep.probes.needle import NeedleConfig, NeedleTrial, prompt, trials
+from atma_sweep.sweep.probes.needle import NeedleConfig, NeedleTrial, build_prompt, trials
 from atma_sweep.sweep.probes.subject import measure
 from statsmodels.stats.proportion import proportion_confint
 
@@ -44,7 +44,7 @@ def test_trials_depend_on_their_settings_only() -> None:
 
 @pytest.mark.parametrize("gap", [0, 1, 37, 101])
 def test_layout_in_bytes(gap: int) -> None:
-    made = prompt(TRIAL, HAY, gap, load_tokenizer("bytes"))
+    made = build_prompt(TRIAL, HAY, gap, load_tokenizer("bytes"))
     pair = [*TRIAL.cue.encode(), *TRIAL.value.encode()]
     assert made.tokens.tolist() == [EOT, *pair, *HAY[:gap].tolist(), *pair]
     assert [chr(made.tokens[at]) for at in made.scored] == ["1", "0", "1", "9", "0"]
@@ -62,14 +62,14 @@ def test_tokens_of_a_large_vocabulary_stay_what_they_are() -> None:
         def token_bytes(self, token: int) -> bytes:
             return bytes([token - 70_001])
 
-    made = prompt(TRIAL, HAY.astype(np.uint32) + 65_536, 3, Large())
+    made = build_prompt(TRIAL, HAY.astype(np.uint32) + 65_536, 3, Large())
     assert made.tokens[[0, 1, -1]].tolist() == [70_000, 70_001 + ord(" "), 70_001 + ord("0")]
     assert made.tokens.max() < 70_001 + 128
 
 
 def test_layout_without_the_needle_is_as_long() -> None:
     tokenizer = load_tokenizer("bytes")
-    whole, absent = (prompt(TRIAL, HAY, 20, tokenizer, absent=flag) for flag in (False, True))
+    whole, absent = (build_prompt(TRIAL, HAY, 20, tokenizer, absent=flag) for flag in (False, True))
     pair = [*TRIAL.cue.encode(), *TRIAL.value.encode()]
     assert absent.tokens.tolist() == [EOT, *HAY[: 20 + len(pair)].tolist(), *pair]
     assert (len(absent.tokens), absent.scored.tolist()) == (len(whole.tokens), whole.scored.tolist())
@@ -80,7 +80,7 @@ def test_layout_in_byte_pairs(pairs: Any) -> None:
         cue, value = pairs.encode(trial.cue), pairs.encode(trial.value)
         assert len(cue) < len(trial.cue.encode())
         assert len(value) == 5
-        made = prompt(trial, HAY, 30, pairs)
+        made = build_prompt(trial, HAY, 30, pairs)
         assert made.tokens.tolist() == [pairs.eot, *cue, *value, *HAY[:30].tolist(), *cue, *value]
         assert made.scored.tolist() == list(range(len(made.tokens) - 5, len(made.tokens)))
         assert [pairs.token_bytes(int(made.tokens[at])) for at in made.scored] == [
@@ -129,7 +129,7 @@ def test_a_copying_oracle_finds_every_digit_at_every_gap(rule: Any, subject: Any
 
 
 def test_bigrams_are_enough_in_byte_pairs_for_the_first_trial(pairs: Any) -> None:
-    made = prompt(TRIAL, HAY, 50, pairs)
+    made = build_prompt(TRIAL, HAY, 50, pairs)
     follows: dict[tuple[int, int], int] = {}
     right = []
     for at in range(2, len(made.tokens)):
@@ -161,7 +161,7 @@ def test_answers_are_those_of_the_whole_network(network: Any, subject: Any) -> N
     cast = trials(NeedleConfig(trials=6))
     losses, hits = [], []
     for index, trial in enumerate(cast):
-        made = prompt(trial, who.corpus.heldout[index % 3], 16, who.tokenizer)
+        made = build_prompt(trial, who.corpus.heldout[index % 3], 16, who.tokenizer)
         tokens = torch.from_numpy(made.tokens.astype(np.int64))[None]
         logits = model.logits(model.features(tokens, full_context=True).hidden_BTD)[0].log_softmax(-1)
         for at in made.scored.tolist():

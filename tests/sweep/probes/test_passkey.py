@@ -12,7 +12,7 @@ from atma_sweep.sweep.config import CellConfig, EvalConfig
 from atma_sweep.sweep.data.tokenizer import load_tokenizer
 from atma_sweep.sweep.probes import bound
 from atma_sweep.sweep.probes.needle import NeedleTrial
-from atma_sweep.sweep.probes.passkey import GRASS, WORDS, PasskeyConfig, hidden, prompt
+from atma_sweep.sweep.probes.passkey import GRASS, WORDS, PasskeyConfig, build_prompt, make_hidden_values
 from atma_sweep.sweep.probes.subject import CellSubject, measure
 from pydantic import ValidationError
 from statsmodels.stats.proportion import proportion_confint
@@ -26,7 +26,7 @@ TEXT = (np.arange(400) % 26 + 97).astype(np.uint16)
 @pytest.mark.parametrize("depth", [0.0, 0.3, 1.0])
 @pytest.mark.parametrize("length", [36, 37, 100, 255])
 def test_layout_in_bytes(depth: float, length: int) -> None:
-    made = prompt(ONE, TEXT, length, depth, load_tokenizer("bytes"))
+    made = build_prompt(ONE, TEXT, length, depth, load_tokenizer("bytes"))
     assert not isinstance(made, int)
     pair = [*b" The code is 1 0 7"]
     n = length - 2 * len(pair)
@@ -37,19 +37,19 @@ def test_layout_in_bytes(depth: float, length: int) -> None:
 
 
 def test_no_room_is_told() -> None:
-    assert prompt(ONE, TEXT, 35, 0.5, load_tokenizer("bytes")) == 36
+    assert build_prompt(ONE, TEXT, 35, 0.5, load_tokenizer("bytes")) == 36
 
 
 def test_trials_are_draws_of_their_own() -> None:
-    cast = hidden(PasskeyConfig())
-    assert cast[:3] == hidden(PasskeyConfig(trials=3))
+    cast = make_hidden_values(PasskeyConfig())
+    assert cast[:3] == make_hidden_values(PasskeyConfig(trials=3))
     assert len({one.digits for one in cast}) == len({one.cue for one in cast}) == 8
     assert all(one.cue.startswith(" The access code for record ") and len(one.digits) == 5 for one in cast)
-    magic = hidden(PasskeyConfig(kind="niah", trials=7, digits=2))
+    magic = make_hidden_values(PasskeyConfig(kind="niah", trials=7, digits=2))
     assert [one.cue for one in magic] == [f" The special magic {WORDS[i % 6]} number is" for i in range(7)]
-    assert hidden(PasskeyConfig(seed=5)) != cast
+    assert make_hidden_values(PasskeyConfig(seed=5)) != cast
     torch.manual_seed(3)
-    assert hidden(PasskeyConfig()) == cast
+    assert make_hidden_values(PasskeyConfig()) == cast
 
 
 def recall(reach: int) -> Callable[[np.ndarray], np.ndarray]:
@@ -72,7 +72,7 @@ def test_an_oracle_of_short_reach_recalls_what_stands_deep_and_nothing_else(rule
     settings = {"depths": [0, 0.5, 1], "trials": 4, "digits": 3}
     who = subject(rule(recall(150)), settings={"passkey": settings}, documents=2)
     (numbers, examples), *_ = measure("passkey", who, [300])
-    cast = hidden(PasskeyConfig(**settings))
+    cast = make_hidden_values(PasskeyConfig(**settings))
     asked = [digit for one in cast for digit in one.digits]
     guess = asked.count(3) / len(asked)
     at = {
