@@ -14,7 +14,7 @@ def place_of(store: Store, attempt: Attempt) -> str:
     attempt has only the files of its bundle, which lie under the runs folder.
     """
     if attempt.imported:
-        # it has what its bundle brought, under the runs folder; its own machine's places are none of ours
+        # its files came with the bundle; the storage locations of its original machine do not apply
         return storage.split(attempt.weights)[0] if attempt.weights else attempt.run_dir
     for address in (attempt.weights, attempt.checkpoint):
         if address is not None:

@@ -1,4 +1,4 @@
-"""Checkpoints of a running attempt: published atomically, hashed after being read back, with the previous one retained."""
+"""Checkpoints of a running attempt, published atomically, hashed after being read back, the previous one retained."""
 
 from __future__ import annotations
 
@@ -58,7 +58,7 @@ def _write_optimizers(optimizers: Mapping[str, Any], path: Path) -> None:
     try:
         torch.save(optimizers, path)
     except RuntimeError as error:
-        # what torch's zip writer says of a full disk
+        # torch's zip writer reports a full disk this way
         if "inline_container" not in str(error):
             raise
         raise OSError(str(error)) from error
@@ -229,7 +229,7 @@ def sizes(config: ModelConfig, *, narrow: bool, optimizer: str = "muon") -> tupl
         with torch.device("meta"):
             model = Backbone(shorter, dtype=dtype)
     except (NotImplementedError, RuntimeError):
-        # a mixer of somebody's own may need real numbers in its constructor
+        # a plugin's mixer may need real numbers in its constructor
         model = Backbone(shorter, dtype=dtype)
 
     def total_bytes(name: str, tensor: torch.Tensor) -> int:

@@ -81,7 +81,7 @@ class GarbageReport:
 
     @property
     def problems(self) -> list[str]:
-        """One line per file that could not be removed."""
+        """Problems, one line per file that could not be removed."""
         return [f"{item.address}: {item.problem}" for item in self.things if item.problem]
 
     def as_json(self) -> dict[str, Any]:
@@ -118,7 +118,7 @@ def find(store: Store, runs: Path, paths: Sequence[str] = ()) -> GarbageReport:
     """
     if staged := sorted(runs.glob(f"{STAGING}*")):
         raise SweepError(f"{staged[0]} belongs to an import; wait for its end, or remove it if that was killed")
-    # listed before the database is asked: whatever is made meanwhile is in it, or is not in the list
+    # files are listed before the database is read, so that a new attempt is in both or in no list
     local_attempts, plugins, logs = (
         list(_attempts_in(runs)),
         list(_list_matching(runs / "plugins", _PLUGIN)),
@@ -220,7 +220,7 @@ def _is_owned(store: Store, item: UnownedFile) -> bool:
     return store.read(query)
 
 
-# --- what is there ----------------------------------------------------------------------------------------------------
+# --- files on disk ----------------------------------------------------------------------------------------------------
 
 
 def _attempts_in(runs: Path) -> Iterator[tuple[str, Path]]:
@@ -230,7 +230,7 @@ def _attempts_in(runs: Path) -> Iterator[tuple[str, Path]]:
             for attempt in sorted(cell.iterdir()):
                 renamed = _RENAMED.fullmatch(attempt.name)
                 if (renamed or _NUMBER.fullmatch(attempt.name)) and attempt.is_dir() and not attempt.is_symlink():
-                    # what an earlier removal had put aside is nobody's, whoever has its number by now
+                    # a folder that an earlier removal renamed has no owner, even if its number is in use again
                     yield f"{cell.name}/{attempt.name}", attempt
 
 
@@ -255,7 +255,7 @@ def _is_old(path: Path) -> bool:
     return time.time() - path.lstat().st_mtime > MIN_AGE_S
 
 
-# --- what the database knows ------------------------------------------------------------------------------------------
+# --- names in the database --------------------------------------------------------------------------------------------
 
 
 @dataclass(frozen=True)

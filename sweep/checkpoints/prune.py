@@ -75,7 +75,7 @@ class PruneReport:
 
     @property
     def problems(self) -> list[str]:
-        """One line per cell that could not be pruned completely."""
+        """Problems, one line per cell that could not be pruned completely."""
         return [f"{cell.slug}: {cell.problem}" for cell in self.cells if cell.problem]
 
     def as_json(self) -> dict[str, Any]:
@@ -135,7 +135,7 @@ def prune(
     requested = requests_from_options(store.revision(name).options)
     pruned, running = [], []
     for state in states:
-        # asked for each cell: a launch may have taken it up meanwhile
+        # read for each cell, because a launch may have taken it up meanwhile
         attempts = store.attempts(state.cell_id)
         if any(attempt.state == "running" for attempt in attempts):
             running.append(state.slug)
@@ -172,18 +172,21 @@ class _CellPruner:
         self.problems: list[str] = []
 
     def prune(self, keep: Keep, dry: bool) -> PrunedCell | None:
-        """Remove files, or count them if `dry`, and return the result; None when a launch has taken up the cell meanwhile."""
+        """Remove files, or count them if `dry`, and return the result.
+
+        None when a launch has taken up the cell meanwhile.
+        """
         weights, checkpoints = self._plan(keep)
         if not dry and self.store.attempts(self.state.cell_id) != self.attempts:
             return None
         for attempt, location, name in weights:
             with self._collect_problems():
-                # weights that are not here may lie on another machine that shares the database
+                # missing weights may lie on another machine that shares the database
                 if attempt.weights is not None and name == WEIGHTS and not dry:
                     self.store.forget_weights(attempt.id)
                 self._remove(location, name, dry)
                 self.weights += name == WEIGHTS
-        for location, name in reversed(checkpoints):  # the newest last, should this be cut short
+        for location, name in reversed(checkpoints):  # newest last, in case of an interruption
             with self._collect_problems():
                 self._remove(location, name, dry)
                 self.checkpoints += 1
@@ -206,12 +209,12 @@ class _CellPruner:
         for attempt in reversed(self.attempts):
             if attempt.kind != "train":
                 continue
-            # a launch goes on from trainings back to the last one that ended as a result, as the supervisor does
+            # as in the supervisor, a launch resumes from trainings after the last one that ended with a result
             unfinished = unfinished and attempt.state not in ("done", "diverged")
             with self._collect_problems():
                 location = storage.place(storage.resolve(self.runs, place_of(self.store, attempt)))
                 names = location.names()
-                # a file that the database has forgotten already is left of a pruning that was killed
+                # a file without an entry in the database remains from an interrupted pruning
                 if keep == "nothing":
                     weights += [
                         (attempt, location, name) for name in (WEIGHTS, UNFINISHED_WEIGHTS) if location.has(name)
@@ -233,7 +236,7 @@ class _CellPruner:
                         stays = self.n_remaining < n_retained
                         self.n_remaining += stays
                         removable += [] if stays else [(location, name)]
-        # what looks damaged may be a disk that cannot be read today: it goes only where something better stays
+        # apparent damage may be a temporary read failure, so it is removed only if an intact checkpoint remains
         return weights, removable + (damaged if self.n_remaining or not n_retained else [])
 
     @contextlib.contextmanager

@@ -17,8 +17,7 @@ from ...results.console.output_files import sha256
 from .file_names import MODEL, OPTIMIZERS, name_of
 
 SEAL = "state.json"
-"""Name of the seal: facts of the checkpoint, under sha256 the hashes of its other files, under seal the hash of both.
-"""
+"""File name of the seal: facts of the checkpoint, hashes of its other files (sha256), hash of both (seal)."""
 _PARTS = {MODEL, OPTIMIZERS}
 _FACTS = {"step", "tokens", "wall_s", "pending"}
 
@@ -86,7 +85,10 @@ def read_verified_facts(bundle: Path, name: str) -> CheckpointFacts:
 
 
 def _read_seal(bundle: Path) -> dict[str, Any]:
-    """Return the content of the seal, without its own hash. Raises DamagedCheckpoint if it is missing or has changed."""
+    """Return the content of the seal, without its own hash.
+
+    Raises DamagedCheckpoint if it is missing or has changed.
+    """
     try:
         raw = (bundle / SEAL).read_bytes()
         content = json.loads(raw)
@@ -96,7 +98,7 @@ def _read_seal(bundle: Path) -> dict[str, Any]:
         raise DamagedCheckpoint(f"{SEAL} cannot be read") from error
     if not isinstance(content, dict):
         raise DamagedCheckpoint(f"{SEAL} cannot be read")
-    # byte by byte, so that what a reader would let pass, as a space more, is noticed, too
+    # compare bytes, so that a change that JSON ignores, such as a space, is noticed too
     if json.dumps(content).encode() != raw or ("seal" in content and content.pop("seal") != _hash_of(content)):
         raise DamagedCheckpoint(f"{SEAL} has changed since it was written")
     return content

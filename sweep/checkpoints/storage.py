@@ -84,7 +84,10 @@ def home(path: str | None, folder: str) -> str:
 
 
 def check_address(address: str) -> None:
-    """Raise StorageAddressError unless the address is a path or one plain URL; no other address is ever given to fsspec."""
+    """Raise StorageAddressError unless the address is a path or one plain URL.
+
+    No other address is ever given to fsspec.
+    """
     scheme, separator, _ = address.partition("://")
     if not separator:
         return
@@ -152,7 +155,7 @@ def _local_path(address: str) -> Path | None:
 
 
 def _write_files(folder: Path, writers: Mapping[str, Writer]) -> dict[str, str]:
-    """Write and sync every file into `folder`, and return their SHA-256 in hex by name, computed after reading them back."""
+    """Write and sync every file into `folder`, read it back, and return the SHA-256 in hex by name."""
 
     def write_and_hash(name: str) -> str:
         writers[name](folder / name)
@@ -162,7 +165,7 @@ def _write_files(folder: Path, writers: Mapping[str, Writer]) -> dict[str, str]:
     return dict(zip(writers, map_in_threads(write_and_hash, list(writers)), strict=True))
 
 
-# --- places ---------------------------------------------------------------------------------------------------------
+# --- storage locations ----------------------------------------------------------------------------------------------
 
 
 class Storage(ABC):
@@ -193,11 +196,17 @@ class Storage(ABC):
 
     @abstractmethod
     def bundle(self, name: str) -> contextlib.AbstractContextManager[Path]:
-        """Return a context manager that provides a bundle as a local folder; files that the location lacks are missing."""
+        """Return a context manager that provides a bundle as a local folder.
+
+        Files that the location lacks are missing.
+        """
 
     @abstractmethod
     def file(self, name: str) -> contextlib.AbstractContextManager[Path]:
-        """Return a context manager that provides a file as a local one; the path is missing if the location lacks it."""
+        """Return a context manager that provides a file as a local one.
+
+        The path is missing if the location lacks it.
+        """
 
     @abstractmethod
     def put(self, name: str, writer: Writer) -> str:
@@ -241,7 +250,7 @@ class LocalStorage(Storage):
         return (self.path / name).is_file()
 
     def publish(self, name: str, writers: Mapping[str, Writer], facts: Mapping[str, Any]) -> None:
-        """Write a sealed bundle into a hidden temporary folder, sync it and rename it to `name`, replacing an older one.
+        """Write a sealed bundle into a hidden temporary folder, sync it and rename it, replacing an older one.
 
         The temporary folder is removed on failure. Raises StorageError.
         """
@@ -339,7 +348,7 @@ class RemoteStorage(Storage):
                 return False
 
     def publish(self, name: str, writers: Mapping[str, Writer], facts: Mapping[str, Any]) -> None:
-        """Write a sealed bundle: write the files locally, remove an old seal, upload and read back each file, then upload the seal.
+        """Upload a sealed bundle: remove an old seal, upload and read back each file, then upload the seal.
 
         Files of an older bundle are overwritten; until the new seal is in place the bundle counts as absent. Raises
         StorageError.
@@ -356,10 +365,13 @@ class RemoteStorage(Storage):
 
     @contextlib.contextmanager
     def bundle(self, name: str) -> Iterator[Path]:
-        """Download a bundle into a temporary folder for the duration of the context; without a seal the folder stays empty."""
+        """Download a bundle into a temporary folder for the duration of the context.
+
+        Without a seal the folder stays empty.
+        """
         with tempfile.TemporaryDirectory(prefix="atma-sweep-") as folder:
             files = self._names(self._remote_path(name))
-            if SEAL in files:  # else it does not exist, and nothing is worth fetching
+            if SEAL in files:  # without a seal the bundle counts as absent
                 with self._translate_errors():
                     map_in_threads(
                         lambda file: self._download(self._remote_path(name, file), Path(folder) / file), files
@@ -368,7 +380,10 @@ class RemoteStorage(Storage):
 
     @contextlib.contextmanager
     def file(self, name: str) -> Iterator[Path]:
-        """Download a file into a temporary folder for the duration of the context; the path is missing if the file is."""
+        """Download a file into a temporary folder for the duration of the context.
+
+        The path is missing if the file is.
+        """
         with tempfile.TemporaryDirectory(prefix="atma-sweep-") as folder:
             with self._translate_errors():
                 self._download(self._remote_path(name), Path(folder) / name)
@@ -399,7 +414,7 @@ class RemoteStorage(Storage):
     def _names(self, path: str) -> list[str]:
         """Return the entries of a path, sorted, without using fsspec's cache; empty when it does not exist."""
         with self._translate_errors():
-            # What another machine wrote since must be seen.
+            # entries written by other machines must be visible
             self._fs.invalidate_cache()
             try:
                 return sorted(split(path_.rstrip("/"))[1] for path_ in self._fs.ls(path, detail=False))
@@ -435,7 +450,10 @@ class RemoteStorage(Storage):
 
     @contextlib.contextmanager
     def _translate_errors(self) -> Iterator[None]:
-        """Context manager that turns every error of a backend into a StorageError; errors of this program pass unchanged."""
+        """Context manager that turns every error of a backend into a StorageError.
+
+        Errors of this program pass unchanged.
+        """
         try:
             yield
         except SweepError:

@@ -31,7 +31,9 @@ def check_weights(path: Path, address: str, recorded: str | None) -> None:
 
 
 def damage(address: str, recorded: str | None, *, fetch: bool = False) -> str | None:
-    """Return one line about final weights that cannot be read or differ from their recorded SHA-256; None for intact ones.
+    """Return one line about final weights that cannot be read or differ from their recorded SHA-256.
+
+    None for intact ones.
 
     A missing file is no damage. A local file is hashed again only when its inode, size or times have changed.
 

@@ -26,7 +26,7 @@ def __getattr__(name: str) -> object:
     Raises:
         AttributeError: The package exports no such name.
     """
-    # Lazy, so that a command that reads no text imports nothing of it.
+    # lazy, so that commands that read no text do not import these modules
     if name in _LAZY:
         return getattr(import_module(f".{_LAZY[name]}", __name__), name)
     raise AttributeError(f"module {__name__!r} has no attribute {name!r}")

@@ -30,7 +30,7 @@ def byte_pairs(texts: Iterable[str], size: int, *, single_digits: bool = False) 
         vocab_size=size, special_tokens=[END], show_progress=False,
         initial_alphabet=sorted(pre_tokenizers.ByteLevel.alphabet()),
     )  # fmt: skip
-    # half a surrogate pair, which JSON may hold, has no bytes
+    # JSON may hold lone surrogates, which cannot be encoded
     encodable_texts = (text.encode(errors="replace").decode() for text in texts)
     tokenizer.train_from_iterator(encodable_texts, trainer)
     return tokenizer

@@ -18,8 +18,7 @@ LAYOUT = 1
 KEY = "computed"
 """Key of a manifest that marks a computed corpus, with its name, settings and splits."""
 HASHED_ROWS = 64
-"""Rows at the start of each split whose tokens enter the fingerprint, so that it covers the data and not only the settings.
-"""
+"""Rows at the start of each split whose tokens enter the fingerprint, which thus covers more than the settings."""
 UNSUPPORTED_FIELDS = ("path", "train_tokens", "heldout", "tokenizer_file", "end_of_text")
 """Fields of the data section that a computed corpus rejects."""
 
@@ -36,7 +35,7 @@ def request(data: DataConfig, kind: type[CorpusKind]) -> dict[str, Any]:
             raise CorpusError(
                 f"data.{name}: corpus {data.corpus} is worked out as it is read, from data.settings.{data.corpus}; leave it out"
             )
-    if data.tokenizer not in ("bytes", kind.tokenizer):  # the default cannot be told from what was said
+    if data.tokenizer not in ("bytes", kind.tokenizer):  # the default looks like an explicit bytes
         raise CorpusError(f"data.tokenizer: corpus {data.corpus} has tokens of its own; leave it out")
     settings = kind.Config.model_validate(data.settings.get(data.corpus, {})).model_dump(mode="json")
     plugin = {"plugin": data.corpus_source} if data.corpus_source is not None else {}

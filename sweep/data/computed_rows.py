@@ -71,7 +71,7 @@ class Rows(ABC):
         numbers, offsets = np.divmod(starts, self.length)
         span = int(offsets.max(initial=0)) + count
         full_rows, remainder = divmod(span, self.length)
-        # of a row that is only touched, as by the last target of the one before it, the token is known
+        # a row of which only the first token is needed, such as the last target of a row, is not computed
         next_is_first = remainder == 1 and not offsets.any()
         rows_per_piece = full_rows if next_is_first else full_rows + (remainder > 0)
         row_numbers = (numbers[:, None] + np.arange(rows_per_piece)).ravel()
@@ -133,7 +133,7 @@ class RandomRows(Rows):
             return draws[:, : self._draws]
         bits = np.random.Philox(key=self._key)
         state: Any = bits.state
-        # runs of one row after the other need one jump
+        # consecutive rows need a single jump of the counter
         runs = np.flatnonzero(np.diff(numbers, prepend=numbers[:1] - 2) != 1)
         for start, end in zip(runs, [*runs[1:], len(numbers)], strict=True):
             counter = int(numbers[start]) * self._blocks

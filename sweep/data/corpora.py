@@ -85,8 +85,7 @@ class Corpus:
     tokenizer_facts: dict[str, Any] | None = None
     """Facts from which `load_saved_tokenizer` loads the saved tokenizer; None as for `folder`."""
     train_marks: Sequence[Stream] | None = None
-    """For each training shard the marks of its tokens, 1 for those that count as targets; None for a corpus without marks.
-    """
+    """Marks of each training shard, 1 for tokens that count as targets; None for a corpus without marks."""
     validation_marks: Stream | None = None
     """Marks of the validation split; None together with `train_marks`."""
     computed: bool = False
@@ -122,7 +121,7 @@ class Corpus:
         return tokenizers.load_saved_tokenizer(self.tokenizer_facts, self.folder)
 
 
-# --- what was asked for, and where it is --------------------------------------------------------------------------
+# --- requests and their prepared corpora --------------------------------------------------------------------------
 
 
 def source_of(data: DataConfig) -> DocumentSource | None:
@@ -160,7 +159,7 @@ def heldout_source(data: DataConfig) -> DocumentSource | None:
     source = CORPORA.load(data.heldout).lent() if data.heldout in CORPORA else None
     if source is not None:
         return source
-    if not os.path.exists(data.heldout):  # False, too, for what is no path at all, such as a name that is too long
+    if not os.path.exists(data.heldout):  # also False for an invalid path, such as an overlong name
         long_corpora = ", ".join(name for name, kind in every_kind().items() if kind.lent() is not None)
         raise CorpusError(
             f"data.heldout: {data.heldout} is neither a file or folder nor one of the corpora that lend long documents: "
@@ -170,7 +169,7 @@ def heldout_source(data: DataConfig) -> DocumentSource | None:
 
 
 def request(data: DataConfig) -> dict[str, Any]:
-    """Return the JSON-serialisable facts that determine a prepared corpus: fields of the config and the state of its files.
+    """Return the facts that determine a prepared corpus, as JSON: fields of the config and the state of its files.
 
     Raises:
         CorpusError: A setting does not fit the corpus, or a path is missing.
@@ -226,14 +225,16 @@ def request_id(corpus_request: dict[str, Any]) -> str:
 
 def provisional_fingerprint(data: DataConfig) -> str:
     """Return a placeholder fingerprint for an unprepared corpus; different requests give different placeholders."""
-    # what is newer than databases, where it says nothing
+    # newer fields are left out at their defaults, so that older databases keep their placeholders
     newer = ("corpus_source", "settings", "validation_tokens", "heldout_documents")
     defaults = {name for name in newer if getattr(data, name) in (None, {})}
     return f"{PROVISIONAL}{hashlib.sha256(data.model_dump_json(exclude=defaults).encode()).hexdigest()}"
 
 
 def find(data: DataConfig, root: Path) -> str | None:
-    """Return the fingerprint of the prepared corpus that a data section asks for; None when it is not prepared under `root`.
+    """Return the fingerprint of the prepared corpus that a data section asks for.
+
+    None when it is not prepared under `root`.
 
     Raises:
         CorpusUnknown: No corpus has that name.
@@ -244,7 +245,7 @@ def find(data: DataConfig, root: Path) -> str | None:
     current = request(data)
     fingerprint = _fingerprint_of_request(current, root)
     if fingerprint is None and data.validation_tokens is None and data.heldout_documents is None:
-        # prepared by a release that drew a split for each document by its name; it stays, and with it the ids of its cells
+        # a corpus of an older release, divided by names, stays valid, and so do the ids of its cells
         former = {name: value for name, value in current.items() if name != "division"}
         fingerprint = _fingerprint_of_request(former, root)
     return fingerprint
@@ -255,7 +256,10 @@ def _fingerprint_of_request(corpus_request: dict[str, Any], root: Path) -> str |
 
 
 def _read_pointer(path: Path, root: Path) -> str | None:
-    """Return the fingerprint that a file of `requests/` or `names/` holds; None when unreadable or not prepared under `root`."""
+    """Return the fingerprint that a file of `requests/` or `names/` holds.
+
+    None when unreadable or not prepared under `root`.
+    """
     try:
         fingerprint = str(json.loads(path.read_text())["fingerprint"])
     except (OSError, ValueError, KeyError):
@@ -376,7 +380,7 @@ def write_json(path: Path, value: Any) -> None:
     os.replace(temporary, path)
 
 
-# --- a prepared corpus --------------------------------------------------------------------------------------------
+# --- prepared corpora ---------------------------------------------------------------------------------------------
 
 
 def fingerprint_of(facts: dict[str, Any]) -> str:
@@ -509,7 +513,7 @@ def verified(root: Path, fingerprint: str) -> Corpus:
     problems = verify(folder)
     if problems:
         raise CorpusError(problems[0])
-    with contextlib.suppress(OSError):  # a folder that cannot be written is read each time
+    with contextlib.suppress(OSError):  # without write access the corpus is read every time
         note.parent.mkdir(exist_ok=True)
         write_json(note, states)
     return corpus
@@ -629,7 +633,7 @@ def listing(root: Path, only: Sequence[str] | None = None) -> list[dict[str, Any
                 "heldout_documents": len(facts["heldout_ends"]),
                 "fingerprint": facts["fingerprint"],
                 "folder": str(folder),
-                # shards of others are links, which may lead nowhere by now
+                # shards of the user are symlinks, which may be broken by now
                 "bytes": sum(file.stat().st_size for file in folder.iterdir() if file.exists()),
                 "prepared_at": facts["prepared_at"],
             }

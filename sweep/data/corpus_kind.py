@@ -1,13 +1,15 @@
-"""Base classes of corpora before preparation. A plugin defines a subclass and registers it under a name:
+"""Base classes of corpora before preparation.
 
-@register_corpus("pairs")
-class Pairs(CorpusKind):
-    description = "letters, each with its number, and questions for them"
+A plugin defines a subclass and registers it under a name:
 
-    @classmethod
-    def texts(cls, data):
-        for number in range(1000):
-            yield Text(f"pairs/{number}", ...)
+    @register_corpus("pairs")
+    class Pairs(CorpusKind):
+        description = "letters, each with its number, and questions for them"
+
+        @classmethod
+        def texts(cls, data):
+            for number in range(1000):
+                yield Text(f"pairs/{number}", ...)
 """
 
 from __future__ import annotations
@@ -33,7 +35,9 @@ class CorpusConfig(Config):
 
 
 class CorpusKind:
-    """A corpus by name. It defines either documents (`texts` or `source`), token shards (`shards`) or computed rows (`streams`).
+    """A corpus by name.
+
+    A subclass defines documents (`texts` or `source`), token shards (`shards`) or computed rows (`streams`).
 
     The parameter `data` of its methods is the data section of a grid.
     """
@@ -48,10 +52,11 @@ class CorpusKind:
     ready: ClassVar[bool] = False
     """True for a corpus of ready-made token shards."""
     may_mark: ClassVar[bool] = False
-    """True if its shards may mark the tokens that count for `train.loss_on: marked` (NAME.marks.bin next to NAME.bin).
-    """
+    """True if its shards may mark tokens for `train.loss_on: marked`, with NAME.marks.bin next to NAME.bin."""
     tokenizer: ClassVar[str | None] = None
-    """Name of the tokenizer of a corpus of computed rows (`streams`), which tokenises no text; None for every other corpus.
+    """Name of the tokenizer of a corpus of computed rows (`streams`), which tokenises no text.
+
+    None for every other corpus.
     """
     by_tokens: ClassVar[bool] = True
     """Divide documents without a split of their own by tokens.
@@ -89,7 +94,10 @@ class CorpusKind:
 
     @classmethod
     def lent(cls) -> DocumentSource | None:
-        """Return the long documents for other corpora, which name this one as data.heldout; None if it provides none."""
+        """Return the long documents for other corpora, which name this one as data.heldout.
+
+        None if it provides none.
+        """
         return None
 
     @classmethod
@@ -167,5 +175,5 @@ class HubCorpus(CorpusKind):
 
     @classmethod
     def download_bytes(cls, data: DataConfig) -> int | None:
-        """Return an estimate from the number of tokens that are read, which is the complete dataset if `data` sets no limit."""
+        """Return an estimate from the number of tokens to read, the complete dataset if `data` sets no limit."""
         return int(BYTES_PER_TOKEN * min(cls.spec.tokens, data.train_tokens or cls.spec.tokens))

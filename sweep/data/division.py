@@ -157,7 +157,7 @@ class Division:
 
 @dataclass
 class PoolIndex:
-    """Names, sizes and splits of the documents of a pool, in a file of JSON lines that a resumed preparation appends to."""
+    """Names, sizes and splits of the documents of a pool, in a file of JSON lines that can be appended to."""
 
     path: Path
     """File of JSON lines."""

@@ -1,4 +1,4 @@
-"""Preparation of corpora: documents are divided into splits, tokenised on all cores and written as shards, resumably."""
+"""Resumable preparation of corpora: documents are divided into splits, tokenised on all cores and written as shards."""
 
 from __future__ import annotations
 
@@ -133,7 +133,7 @@ def aside(data: DataConfig) -> Corpus:
             data, corpora.request(data), root / "part", lambda progress: None, None, skip_entropies=True
         )
         fingerprint = preparation.write_manifest(root) if kind.tokenizer is not None else preparation.run(root)
-        # shards that are open stay readable when their files are gone; where they do not, as on NFS, the folder stays
+        # open shards stay readable after their files are removed; where they do not, as on NFS, the folder stays
         return corpora.open_corpus(root, fingerprint)
 
 
@@ -256,7 +256,7 @@ class Preparation:
         corpora.write_json(self.part / "state.json", self._state)
 
     def _tokenize_by_name(self, source: DocumentSource) -> dict[str, list[ShardFacts]]:
-        """Tokenise all documents, each into the split that its name decides, and return the shards of training and validation.
+        """Tokenise every document into the split that its name decides, and return the training and validation shards.
 
         Raises:
             CorpusError: The corpus has too few documents.
@@ -264,7 +264,7 @@ class Preparation:
         if self._state["phase"] == "main":
             self._read_documents(source)
             if not self._state["tenth"] and not self._writers["validation"].tokens and self._writers["train"].tokens:
-                # a small corpus may hash into one split only: every tenth text then validates
+                # the names of a small corpus may all hash into one split: every tenth document then validates
                 self._restart(source)
             if not all(self._writers[split].tokens for split in ("train", "validation")):
                 raise CorpusError(f"corpus {self.data.corpus!r} has too few documents: give at least two")
@@ -354,7 +354,7 @@ class Preparation:
 
     def _restart(self, source: DocumentSource) -> None:
         """Read all documents again with every tenth for validation."""
-        # said first, so that a death in the middle does not lead back to the pass that was in vain
+        # saved first, so that a crash from here on does not repeat the first pass
         corpora.write_json(self.part / "state.json", _initial_state(every_tenth=True))
         self._writers.clear()
         self._load_state(source)
@@ -573,7 +573,7 @@ class Preparation:
         self._report_progress("reading shards")
         return facts
 
-    # --- the end --------------------------------------------------------------------------------------------------
+    # --- manifest and publication ---------------------------------------------------------------------------------
 
     def check_training_tokens(self, shards: dict[str, list[ShardFacts]]) -> None:
         """Raise CorpusError if the training split has fewer tokens than requested."""
@@ -604,7 +604,7 @@ class Preparation:
         """Complete and write a manifest, publish the folder, and return the fingerprint."""
         manifest |= {"request": self.request, "prepared_at": datetime.now(UTC).isoformat(timespec="seconds")}
         manifest["fingerprint"] = corpora.fingerprint_of(manifest)
-        # from here on the corpus is whole, and what is left is to say so
+        # from here on the corpus is complete, and only its publication remains
         corpora.write_json(self.part / "manifest.json", corpora.sealed(manifest))
         return self._publish(root, manifest)
 
@@ -626,7 +626,7 @@ class Preparation:
             if not folder.is_dir():
                 raise
             if _is_complete(root, fingerprint):
-                # the same tokens were prepared from another place
+                # the same tokens were prepared from another source
                 shutil.rmtree(self.part)
             else:
                 shutil.rmtree(folder)

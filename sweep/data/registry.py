@@ -25,5 +25,5 @@ register_corpus = CORPORA.register
 
 
 def every_kind() -> dict[str, type[CorpusKind]]:
-    """Every kind by its name."""
+    """Return every registered corpus kind by its name, which imports their modules."""
     return {name: CORPORA.load(name) for name in CORPORA}

@@ -128,7 +128,7 @@ def read_shard_facts(path: Path) -> ShardFacts:
 
 
 class SplitWriter:
-    """Writer of one split to files `<folder>/<split>_<number>.bin` of `SHARD_TOKENS` tokens each, resumable after a crash."""
+    """Resumable writer of a split to files `<folder>/<split>_<number>.bin` of `SHARD_TOKENS` tokens each."""
 
     def __init__(
         self, folder: Path, split: str, dtype: type[np.unsignedinteger[Any]], *, state: dict[str, Any] | None = None
@@ -215,7 +215,7 @@ class SplitWriter:
         return self.shards
 
 
-# --- shards that others made --------------------------------------------------------------------------------------
+# --- ready-made shards --------------------------------------------------------------------------------------------
 
 
 MARKS = ".marks.bin"

@@ -179,7 +179,7 @@ def listing_key(root: Path, paths: list[Path]) -> list[Any]:
 
 @dataclass
 class FileSource(CountingSource):
-    """Documents of a folder or file: text files, JSON lines (also .xz, .gz) and Parquet, the last two with a field `text`."""
+    """Documents of a folder or file: text files, and JSON lines (also .xz, .gz) or Parquet with a field `text`."""
 
     root: Path = Path()
     """Folder or file."""
@@ -385,7 +385,7 @@ class HubSource:
         """Return a streaming reader of a split. Raises MachineError or CorpusError when it cannot be opened."""
         import datasets
 
-        # it would say in its own words, and before us, what goes wrong
+        # this program reports errors itself, so the library must not log them
         datasets.logging.set_verbosity(datasets.logging.CRITICAL)
         datasets.disable_progress_bars()
         dataset, config = self._dataset_arguments()

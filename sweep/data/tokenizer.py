@@ -1,4 +1,4 @@
-"""Tokenizers behind one interface: bytes, GPT-2's byte pairs, `tokenizers` JSON files, and those of computed corpora."""
+"""Tokenizers with a common interface: bytes, GPT-2's byte pairs, `tokenizers` JSON files, computed corpora."""
 
 from __future__ import annotations
 
@@ -21,8 +21,7 @@ TokenArray = np.ndarray
 """Token ids, one-dimensional, uint16, or uint32 for a vocabulary beyond 65,536."""
 
 GPT2_RANKS_SHA256 = "306cd27f03c1a714eca7108e03d66b7dc042abe8c258b44c199a7ed9838dd930"
-"""Hash of GPT-2's ranks in tiktoken's text format; tiktoken pins the same hash for r50k_base, which is GPT-2's encoding.
-"""
+"""Hash of GPT-2's ranks in tiktoken's text format, the one that tiktoken pins for r50k_base."""
 
 END_OF_TEXT = ("<|endoftext|>", "<|end_of_text|>", "</s>", "<eos>", "<|im_end|>", "[SEP]")
 """Names of the end-of-text token in `tokenizers` files, tried in this order."""
@@ -36,7 +35,10 @@ class TokenizerError(SweepError):
 
 
 class Tokenizer(Protocol):
-    """Protocol of a tokenizer between text and token ids. `eot` separates documents and is never produced by `encode`."""
+    """Protocol of a tokenizer between text and token ids.
+
+    `eot` separates documents and is never produced by `encode`.
+    """
 
     name: str
     """Name that enters a corpus's fingerprint: two tokenizers of one name give the same ids."""
@@ -97,7 +99,7 @@ class ByteTokenizer(_WithoutFile):
 
     def encode(self, text: str) -> TokenArray:
         """Return the bytes of `text`, uint16; lone surrogates become question marks."""
-        # JSON may hold half a surrogate pair, which UTF-8 has no bytes for: it becomes a question mark
+        # JSON may hold lone surrogates, which UTF-8 cannot encode
         return np.frombuffer(text.encode("utf-8", errors="replace"), dtype=np.uint8).astype(np.uint16)
 
     def token_bytes(self, token: int) -> bytes:
@@ -231,7 +233,7 @@ def _gpt2_download() -> dict[bytes, int]:
 
 
 def _gpt2_ranks(file: Path) -> dict[bytes, int]:
-    """Return the ranks in a .tiktoken file, or in vocab.bpe with encoder.json in the same folder, after checking their hash.
+    """Return the ranks in a .tiktoken file, or in vocab.bpe with encoder.json next to it, after checking their hash.
 
     Raises:
         TokenizerError: The file is missing, damaged, or not GPT-2's.
@@ -245,7 +247,7 @@ def _gpt2_ranks(file: Path) -> dict[bytes, int]:
             encoder = file.with_name("encoder.json")
             if not encoder.is_file():
                 raise TokenizerError(f"data.tokenizer_file: {file} needs encoder.json beside it")
-            # with the hashes, tiktoken takes nothing from its cache that once lay under the same name
+            # the hashes keep tiktoken from using an outdated cache entry of the same path
             merges_hash, encoder_hash = (hashlib.sha256(path.read_bytes()).hexdigest() for path in (file, encoder))
             ranks = data_gym_to_mergeable_bpe_ranks(str(file), str(encoder), merges_hash, encoder_hash)
         else:
@@ -284,7 +286,7 @@ class JsonTokenizer:
             self._model = tokenizers.Tokenizer.from_buffer(self._text)
         except ValueError as error:
             raise TokenizerError(f"data.tokenizer_file: {file} is no tokenizers file: {error}") from error
-        # texts are cut and joined by us, and what looks like a special token in one is text
+        # this program cuts and joins texts itself, and special tokens written out in a text are plain text
         self._model.no_truncation()
         self._model.no_padding()
         self._model.encode_special_tokens = True
@@ -297,7 +299,7 @@ class JsonTokenizer:
                 f"data.tokenizer_file: {file} has no token {' or '.join(names)} to end a text with; "
                 "name its own in data.end_of_text"
             )
-        # a file may list it as an ordinary added token, which would be recognised in texts
+        # if the file lists it as an ordinary added token, texts could otherwise produce it
         self._model.add_special_tokens([end_tokens[0][0]])
         self.eot = end_tokens[0][1]
         file_hash = f"{hashlib.sha256(self._text).hexdigest()[:16]}"
@@ -412,6 +414,9 @@ def load_saved_tokenizer(facts: dict[str, Any], folder: Path) -> Tokenizer:
 
 
 def request_key(name: str, file: str | None, end_of_text: str | None) -> str:
-    """Return a key that identifies a requested tokenizer without loading it; the contents of `file` count, not its path."""
+    """Return a key that identifies a requested tokenizer without loading it.
+
+    The contents of `file` count, not its path.
+    """
     digest = hashlib.sha256(Path(file).read_bytes()).hexdigest() if file and Path(file).is_file() else file
     return json.dumps([name, digest, end_of_text])

@@ -1,4 +1,7 @@
-"""What a model from elsewhere is as a cell: what was measured of it, on whose text. Imports neither torch nor transformers."""
+"""Representation of an open-weight model as a cell: model, revision, tokenizer, and the text that it is measured on.
+
+Imports neither torch nor transformers.
+"""
 
 from __future__ import annotations
 
@@ -15,7 +18,7 @@ from ..grid.cell import Cell, canonical, slug_part
 from .hub_checkpoint import HubCheckpoint
 
 KEY = "open_weight"
-"""The section of a stored config that says what model it is, and the option of a revision that lists such models."""
+"""Section of a stored config that describes the model, and option of a revision that lists such models."""
 
 
 class ExternalModelConfig(Config):
@@ -42,12 +45,21 @@ class OpenWeightConfig(CellConfig):
 
 
 def config_of(stored: Mapping[str, Any]) -> CellConfig:
-    """The config of a job, of whichever kind."""
+    """Return the config of a job, of a trained cell or of an open-weight model."""
     return (OpenWeightConfig if KEY in stored else CellConfig).model_validate(stored)
 
 
 def resolve_cell(checkpoint: HubCheckpoint, base: CellConfig, pairing: str) -> Cell:
-    """The cell of a checkpoint measured beside cells of that config. Raises MachineError where it cannot run as they do."""
+    """Return the cell of a checkpoint that is measured next to the cells of a sweep.
+
+    Args:
+        checkpoint: The checkpoint.
+        base: Config of a cell of the sweep, for data, train, eval and resources.
+        pairing: "text" or "native" (`ExternalModelConfig.pairing`).
+
+    Raises:
+        MachineError: The model cannot run on the resources of the sweep's cells.
+    """
     cuda = base.resources.gpus > 0
     checkpoint.check(cuda=cuda)
     model = ExternalModelConfig(
@@ -66,24 +78,39 @@ def resolve_cell(checkpoint: HubCheckpoint, base: CellConfig, pairing: str) -> C
 
 
 def open_weight_id(model: ExternalModelConfig, fingerprint: str | None) -> str:
-    """Of the model, its tokenizer and type, and the text: what its numbers depend on besides the probes."""
+    """Return the id of a cell, 12 hex digits, from the model, its tokenizer and type, and the text.
+
+    Those are what its numbers depend on, apart from the probes.
+    """
     identity_fields = {"name", "revision", "dtype", "tokenizer"} | ({"pairing"} if model.pairing != "text" else set())
     identity = {KEY: model.model_dump(mode="json", include=identity_fields), "data": {"fingerprint": fingerprint}}
     return hashlib.sha256(canonical(identity).encode()).hexdigest()[:12]
 
 
 def stored_open_weight_id(stored: Mapping[str, Any]) -> str:
-    """The id of a cell whose config stands in a database. Raises pydantic's ValidationError, LookupError."""
+    """Return the id of a cell whose config is stored in a database.
+
+    Raises:
+        ValidationError: The section of the model is invalid (pydantic).
+        LookupError: The section is missing.
+    """
     return open_weight_id(ExternalModelConfig.model_validate(stored[KEY]), stored["data"]["fingerprint"])
 
 
 def levels_of_stored(stored: Mapping[str, Any]) -> dict[str, str]:
-    """Return the levels of the five axes of a cell whose config stands in a database. Raises ValidationError, LookupError."""
+    """Return the levels of the five axes of a cell whose config is stored in a database.
+
+    `attn_type` is the last part of the model's name; the other axes are "-".
+
+    Raises:
+        ValidationError: The section of the model is invalid (pydantic).
+        LookupError: The section is missing.
+    """
     return dict.fromkeys(AXES, "-") | {"attn_type": Path(ExternalModelConfig.model_validate(stored[KEY]).name).name}
 
 
 def record(cell: Cell) -> CellRecord:
-    """The cell as the database keeps it: without the sections that mean nothing."""
+    """Return the cell's record for the database, without the sections that do not apply to an external model."""
     config = cell.config
     assert isinstance(config, OpenWeightConfig)
     stored = config.model_dump(mode="json", include={KEY, "data", "eval", "resources", "seed"})

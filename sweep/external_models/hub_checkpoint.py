@@ -1,4 +1,4 @@
-"""A checkpoint in the hub's format: where it lies, which one it is, and whether it can be loaded without foreign code."""
+"""Checkpoints in the Hugging Face format: location, identity, and a check that they load without foreign code."""
 
 from __future__ import annotations
 
@@ -15,26 +15,27 @@ from ...results.console.text import nearest
 from ..errors import MachineError, SweepError
 
 PREFIX = "hf:"
-"""How a model from elsewhere is told from a cell's name."""
+"""Prefix that distinguishes an external model from the name of a cell."""
 DOWNLOAD_PATTERNS = ("*.json", "*.safetensors", "*.model", "*.txt", "*.jinja")
-"""What of a repository is downloaded: no weights in a format that can run code, and no code."""
+"""Downloaded files of a repository: no code, and no weights in a format that can run code."""
 PICKLES = (".bin", ".pt", ".pth", ".ckpt")
+"""Suffixes of weights in a format that can run code."""
 TOKENIZER_FILES = ("tokenizer.json", "tokenizer.model", "vocab.json", "merges.txt", "tokenizer_config.json")
-"""Files that decide how a text is cut."""
+"""Files that decide how a text is tokenised."""
 FLOAT32_FAMILIES = ("gemma3", "gemma3_text", "granite", "granitemoehybrid")
-"""Families that the paper measured in float32, since halves overflow or blur in them."""
+"""Families that the paper measured in float32, because 16-bit activations overflow or lose accuracy in them."""
 GPU_FAMILIES = ("qwen3_5", "qwen3_5_text", "qwen3_5_moe", "qwen3_5_moe_text", "qwen3_next")
-"""Families whose linear attention transformers runs through kernels of flash-linear-attention, where that is installed."""
+"""Families whose linear attention needs a GPU where flash-linear-attention is installed."""
 REPOSITORY = re.compile(r"[A-Za-z0-9][A-Za-z0-9._-]*(/[A-Za-z0-9][A-Za-z0-9._-]*)?")
 INSTALL_HINT = "pip install 'atma-sweep[hf]'"
 
 
 class InvalidCheckpoint(SweepError):
-    """What was named is no checkpoint that can be used."""
+    """Exception for a name that stands for no usable checkpoint."""
 
 
 class WeightsUnavailable(MachineError):
-    """The checkpoint is neither on this machine nor to be had from the hub."""
+    """Exception for weights that are neither on this machine nor downloadable from the hub."""
 
     passing = False
 
@@ -44,26 +45,27 @@ class HubCheckpoint:
     """A checkpoint on this machine."""
 
     name: str
-    """As it was asked for: a repository of the hub, or the folder's name."""
+    """Repository of the hub as requested, or the name of the folder."""
     folder: Path
+    """Folder of the files."""
     revision: str
-    """The commit of the hub, or `sha256:` and the hash of the folder's files."""
+    """Commit of the hub, or `sha256:` and the hash of the folder's files."""
     tokenizer: str
-    """SHA-256 of the files that decide how a text is cut."""
+    """SHA-256 of the files that decide how a text is tokenised."""
     family: str
-    """The model type of its config.json."""
+    """Model type in config.json."""
     context: int | None
-    """Tokens that it was trained to read, as its config says; None where that says nothing."""
+    """Trained context length in tokens, according to config.json; None if it gives none."""
     max_positions: int | None
-    """Tokens beyond which it has no positions at all; None for a model that can read on."""
+    """Length in tokens of a learned position table; None for a model that can read any length."""
 
     @property
     def short(self) -> str:
-        """The last part of the name."""
+        """Last part of the name."""
         return self.name.rpartition("/")[2]
 
     def check(self, *, cuda: bool) -> None:
-        """Raises MachineError where the model cannot run on the CPU."""
+        """Raise MachineError if the model cannot run on the CPU and `cuda` is False."""
         if not cuda and self.family in GPU_FAMILIES and importlib.util.find_spec("fla") is not None:
             raise MachineError(
                 f"{self.name} is of the family {self.family}, whose linear attention needs an NVIDIA GPU where flash-linear-attention is "
@@ -71,20 +73,28 @@ class HubCheckpoint:
             )
 
     def dtype(self, *, cuda: bool) -> str:
-        """The type of weights and activations: float32 on the CPU and where the paper has it, else bfloat16."""
+        """Return the type of weights and activations: float32 on the CPU and for `FLOAT32_FAMILIES`, else bfloat16."""
         return "bfloat16" if cuda and self.family not in FLOAT32_FAMILIES else "float32"
 
 
 def need_transformers() -> None:
-    """Raises MachineError when the package that holds the models is missing."""
+    """Raise MachineError if the package transformers is not installed."""
     if importlib.util.find_spec("transformers") is None:
         raise MachineError(f"open-weight models need the package transformers: {INSTALL_HINT}")
 
 
 def resolve_checkpoint(requested: str, revision: str | None = None) -> HubCheckpoint:
-    """The checkpoint that `hf:NAME` or `hf:FOLDER` means, downloaded where it is not here yet.
+    """Return the checkpoint that `hf:NAME` or `hf:FOLDER` stands for, downloaded if necessary.
 
-    Raises NoWeights with what to download and where to put it, NoCheckpoint for what is none or needs foreign code.
+    Args:
+        requested: Name with the prefix `hf:`; a folder takes precedence over a repository.
+        revision: Commit, tag or branch of a repository; None: its main branch.
+
+    Raises:
+        WeightsUnavailable: The weights are missing and cannot be downloaded; the message says what to download and
+            where to put it.
+        InvalidCheckpoint: The name stands for no checkpoint, or for one that needs foreign code.
+        MachineError: The package transformers is not installed.
     """
     need_transformers()
     name = requested.removeprefix(PREFIX)
@@ -104,7 +114,7 @@ def resolve_checkpoint(requested: str, revision: str | None = None) -> HubCheckp
 
 
 def _from_hub(name: str, revision: str | None) -> Path:
-    """The snapshot, from the hub's cache or else the hub itself."""
+    """Return the folder of a repository's snapshot, from the hub's cache or downloaded. Raises WeightsUnavailable."""
     import httpx
     from huggingface_hub import constants, snapshot_download
     from huggingface_hub.errors import HfHubHTTPError, LocalEntryNotFoundError
@@ -135,6 +145,17 @@ def _from_hub(name: str, revision: str | None) -> Path:
 
 
 def _describe(name: str, folder: Path, commit: str | None) -> HubCheckpoint:
+    """Return the checkpoint in a folder after checking its files.
+
+    Args:
+        name: Name of the checkpoint.
+        folder: Folder of its files.
+        commit: Commit of the hub; None for a local folder, whose files are hashed instead.
+
+    Raises:
+        WeightsUnavailable: Weights are missing.
+        InvalidCheckpoint: The files are no usable checkpoint.
+    """
     config = _config(folder)
     family = _family(folder, config)
     weights = sorted(folder.glob("*.safetensors"))
@@ -167,6 +188,7 @@ def _describe(name: str, folder: Path, commit: str | None) -> HubCheckpoint:
 
 
 def _config(folder: Path) -> dict[str, Any]:
+    """Return the contents of config.json. Raises InvalidCheckpoint if it is missing or has no model type."""
     try:
         config = json.loads((folder / "config.json").read_text())
     except OSError as error:
@@ -181,7 +203,11 @@ def _config(folder: Path) -> dict[str, Any]:
 
 
 def _family(folder: Path, config: Mapping[str, Any]) -> str:
-    """The model type, where the installed transformers has it as a language model. Foreign code is never run."""
+    """Return the model type, if the installed transformers supports it as a language model; foreign code is never run.
+
+    Raises:
+        InvalidCheckpoint: transformers does not support it.
+    """
     import transformers
     from transformers.models.auto.modeling_auto import MODEL_FOR_CAUSAL_LM_MAPPING_NAMES as KNOWN
 
@@ -198,7 +224,7 @@ def _family(folder: Path, config: Mapping[str, Any]) -> str:
 
 
 def _check_all_shards(folder: Path) -> None:
-    """Raises NoWeights where an index names shards that are not there."""
+    """Raise WeightsUnavailable if an index names weight files that do not exist."""
     for index in folder.glob("*.safetensors.index.json"):
         named = set(json.loads(index.read_text()).get("weight_map", {}).values())
         missing = sorted(name for name in named if not (folder / name).is_file())
@@ -209,6 +235,7 @@ def _check_all_shards(folder: Path) -> None:
 
 
 def _tokenizer_files(folder: Path) -> list[Path]:
+    """Return the existing files that decide how a text is tokenised. Raises InvalidCheckpoint if there is none."""
     files = [folder / name for name in TOKENIZER_FILES if (folder / name).is_file()]
     if not files:
         raise InvalidCheckpoint(f"{folder} has no tokenizer; put its tokenizer.json beside its config.json")
@@ -216,6 +243,7 @@ def _tokenizer_files(folder: Path) -> list[Path]:
 
 
 def _hash(folder: Path, files: list[Path]) -> str:
+    """Return the SHA-256 in hex over the relative paths and contents of files."""
     digest = hashlib.sha256()
     for path in sorted(files):
         with path.open("rb") as file:

@@ -1,7 +1,7 @@
-"""The tokenizer of a model from elsewhere, and how its tokens lie on those of a corpus.
+"""Tokenizers of external models, and the alignment of their tokens with those of a corpus.
 
-A corpus is written in tokens of its own. For another tokenizer they are turned back into the text that they stand for; every
-tokenizer then reads the same characters, and what a model says of its own tokens is spread over theirs by bytes.
+A corpus is stored in tokens of its own tokenizer. For another tokenizer they are decoded to text, which every model
+reads alike. The losses of a model's tokens are then distributed over the tokens of the corpus by bytes.
 """
 
 from __future__ import annotations
@@ -17,14 +17,23 @@ from ..data.tokenizer import Tokenizer, dtype_of
 from ..errors import SweepError
 
 LOSSLESS_TOKENIZERS = ("bytes", "gpt2")
-"""Tokenizers whose tokens give their text back, byte for byte."""
+"""Tokenizers whose tokens can be decoded to their text, byte for byte."""
 
 
 class HubTokenizer:
-    """A tokenizer of transformers, as ours are: ids alone, nothing added, and what looks like a special token is text."""
+    """Tokenizer of transformers behind the `Tokenizer` protocol.
+
+    Nothing is added to a text, and special tokens written out in it are plain text.
+    """
 
     def __init__(self, folder: Path) -> None:
-        """Raises SweepError for a folder without a fast tokenizer, or whose text nothing leads."""
+        """Load the fast tokenizer in a folder.
+
+        `eot` is the token that precedes a text: BOS, or EOS where the tokenizer has no BOS.
+
+        Raises:
+            SweepError: The folder has no fast tokenizer, or that has neither BOS nor EOS.
+        """
         from tokenizers import decoders
         from transformers import AutoTokenizer
 
@@ -52,59 +61,64 @@ class HubTokenizer:
         self.dtype = dtype_of(self.vocabulary)
 
     def encode(self, text: str) -> np.ndarray:
-        """Token ids of `text`."""
+        """Return the token ids of `text`."""
         return self.encode_with_offsets(text)[0]
 
     def encode_batch(self, texts: Sequence[str], threads: int = 1) -> list[np.ndarray]:
-        """The same for many texts."""
+        """Return the token ids of each text; `threads` is ignored."""
         return [self.encode(text) for text in texts]
 
     def encode_with_offsets(self, text: str) -> tuple[np.ndarray, np.ndarray]:
-        """Token ids, and the bytes of the text that each stands for, [tokens, 2] from and to."""
+        """Return (token ids [n], byte spans [n, 2]) of a text.
+
+        The span of a token is [start, end) in bytes of the UTF-8 text. For byte-level tokenizers it can end within a
+        character, for others it covers complete characters.
+        """
         encoding = self._model.encode(text, add_special_tokens=False)
         ids = np.asarray(encoding.ids, dtype=self.dtype)
         characters = np.asarray(encoding.offsets, dtype=np.int64).reshape(-1, 2)
         sizes = np.array([len(character.encode()) for character in text], dtype=np.int64)
         byte_of_character = np.concatenate([[0], np.cumsum(sizes)])
         if self._by_bytes:
-            # such a token is written with a letter for each of its bytes, which may be less than a character
+            # a byte-level token is spelled with one letter per byte, and can be a part of a character
             ends = np.cumsum([len(token) for token in encoding.tokens], dtype=np.int64)
             if len(ends) and ends[-1] == byte_of_character[-1]:
                 return ids, np.stack([np.concatenate([[0], ends[:-1]]), ends], 1)
         return ids, byte_of_character[characters]
 
     def token_bytes(self, token: int) -> bytes:
-        """The text that one token stands for, as UTF-8; empty for `eot`."""
+        """Return the text of one token as UTF-8; empty for `eot`."""
         return b"" if token == self.eot else self._model.decode([int(token)], skip_special_tokens=False).encode()
 
     def text(self, tokens: np.ndarray) -> str:
-        """The text that tokens stand for."""
+        """Return the text of tokens, without special tokens."""
         return str(self._model.decode(tokens.tolist(), skip_special_tokens=True))
 
     def save(self, folder: Path) -> str | None:
-        """Writes its one file."""
+        """Write the tokenizer as one JSON file and return its name."""
         self._model.save(str(folder / "tokenizer.json"))
         return "tokenizer.json"
 
 
 @dataclass(frozen=True)
 class Passage:
-    """The text of consecutive tokens of a corpus, none of which ends a text, as far as its characters are whole."""
+    """Text of consecutive tokens of a corpus without end-of-text tokens, as far as its characters are complete."""
 
     first_token: int
-    """Place of its first token."""
+    """Index of its first token."""
     ends: np.ndarray
-    """Byte of the text at which each of its tokens ends."""
+    """End of each of its tokens in bytes of the text, int64 [n]."""
     text: str
+    """The text."""
 
     @cached_property
     def bytes(self) -> int:
-        """Of the text as UTF-8."""
+        """Bytes of the text as UTF-8."""
         return int(self.ends[-1]) if len(self.ends) else 0
 
 
 def check_lossless(tokenizer: Tokenizer) -> None:
-    """Raises SweepError for a corpus whose tokens do not give their text back."""
+    """Raise SweepError if the tokens of a corpus cannot be decoded to their text."""
     if tokenizer.name.split(":")[0] not in LOSSLESS_TOKENIZERS:
         raise SweepError(
             f"the sweep's corpus is written in tokens of {tokenizer.name}, which do not give the text back byte for byte, as a model "
@@ -113,7 +127,10 @@ def check_lossless(tokenizer: Tokenizer) -> None:
 
 
 def passages(tokens: np.ndarray, tokenizer: Tokenizer) -> Iterator[Passage]:
-    """The texts between ends of text, in order; tokens that bear half a character at either end of `tokens` are in none."""
+    """Yield the texts between end-of-text tokens, in order.
+
+    Tokens with a part of a character at either end of a text belong to no passage.
+    """
     borders = np.flatnonzero(tokens == tokenizer.eot).tolist()
     for start, stop in zip([0, *(border + 1 for border in borders)], [*borders, len(tokens)], strict=True):
         if stop > start:
@@ -121,6 +138,12 @@ def passages(tokens: np.ndarray, tokenizer: Tokenizer) -> Iterator[Passage]:
 
 
 def _passage(start: int, parts: list[bytes]) -> Passage:
+    """Return the passage of consecutive tokens, without incomplete characters at either end.
+
+    Args:
+        start: Index of the first token.
+        parts: Bytes of each token.
+    """
     ends = np.cumsum([len(part) for part in parts])
     joined = b"".join(parts)
     bounds = [0, *ends.tolist()]
@@ -141,13 +164,24 @@ def _is_continuation_byte(byte: int) -> bool:
 
 
 def _ends_on_character(text: bytes) -> bool:
-    """Return whether there is a last character, and all of it is there; the others are whole."""
+    """Return True if the text is not empty and its last character is complete."""
     return bool(text) and len(text.decode(errors="ignore").encode()) == len(text)
 
 
 def spread_over_tokens(nats: np.ndarray, byte_spans: np.ndarray, passage: Passage) -> np.ndarray:
-    """What tokens of another tokenizer cost, over those of the corpus: each evenly over its bytes, `characters`. float64."""
-    # one that stands for nothing of its own goes with the next one, or the last
+    """Distribute the losses of a model's tokens over the corpus's tokens, each evenly over its bytes.
+
+    A token without bytes of its own counts for the next byte, or the last one.
+
+    Args:
+        nats: Loss of each token of the model, [m].
+        byte_spans: Start and end of each of these tokens in bytes of the passage, [m, 2].
+        passage: Text with the ends of the corpus's tokens.
+
+    Returns:
+        Loss in nats of each token of the passage, float64 [n].
+    """
+    # a token without bytes counts for the next byte, or the last one
     begins = np.minimum(byte_spans[:, 0], passage.bytes - 1)
     ends = np.maximum(byte_spans[:, 1], begins + 1)
     change = np.zeros(passage.bytes + 1)

@@ -1,4 +1,4 @@
-"""A model from elsewhere as the subject of probes: transformers' own classes, read piece by piece through the model's own cache."""
+"""External models as subjects of probes: classes of transformers, run in chunks through the model's own cache."""
 
 from __future__ import annotations
 
@@ -21,21 +21,24 @@ from ..probes.subject import Subject, TextExtent, no_pause
 from .hub_tokenizer import check_lossless, passages, spread_over_tokens
 
 PIECE = 2048
-"""Tokens that go through the model at a time; what came before stands in its cache."""
+"""Default number of tokens per forward pass; earlier tokens are in the model's cache."""
 LOSS_ROWS = 256
-"""Rows of logits that are turned into losses at a time: the vocabularies are large."""
+"""Rows of logits that are turned into losses at a time, because vocabularies are large."""
 
 
 def load_model(folder: Path, dtype: torch.dtype, device: torch.device) -> Any:
-    """The language model of a checkpoint, in evaluation mode; no foreign code is run, and nothing but safetensors is read.
+    """Return the language model of a checkpoint, in evaluation mode on `device`.
 
-    Raises SweepError where the checkpoint lacks weights that the model has: they would be random.
+    Only safetensors are read and no foreign code is run. Turns off progress bars and advice of transformers.
+
+    Raises:
+        SweepError: The checkpoint cannot be loaded, or lacks weights, which would then be random.
     """
     from transformers import AutoModelForCausalLM
     from transformers.utils import logging as transformers_logging
 
     auto: Any = AutoModelForCausalLM
-    transformers_logging.set_verbosity_error()  # what it advises is not for whoever measures
+    transformers_logging.set_verbosity_error()  # its advice does not concern evaluations
     transformers_logging.disable_progress_bar()
     try:
         model, loading_info = auto.from_pretrained(
@@ -53,24 +56,35 @@ def load_model(folder: Path, dtype: torch.dtype, device: torch.device) -> Any:
 
 
 class ChunkedScorer:
-    """Runs a model over one text, `piece` tokens at a time, so that memory grows with the cache alone."""
+    """Scorer that runs a model over one text, `piece` tokens at a time, so that only its cache grows with the text."""
 
     def __init__(
         self, model: Any, device: torch.device, pause: Callable[[], None] = no_pause, piece: int = PIECE
     ) -> None:
-        """`model(input_ids=, past_key_values=, use_cache=True, logits_to_keep=)` gives `logits` and `past_key_values`."""
+        """Create a scorer.
+
+        Args:
+            model: Called as `model(input_ids=, past_key_values=, use_cache=True, logits_to_keep=)`; returns `logits`
+                and `past_key_values`.
+            device: Device of the model.
+            pause: Callback before each forward pass, which may raise to stop.
+            piece: Tokens per forward pass.
+        """
         self.model, self.device, self.pause, self.piece = model, device, pause, piece
 
     @torch.no_grad()
     def logits(self, tokens: np.ndarray, first: int = 0) -> Iterator[tuple[int, Tensor]]:
-        """(place, logits [n, V]) of the tokens from `first_token` on, in order, on the device."""
+        """Yield (position, logits [n, V]) for consecutive tokens from `first` on, on the device.
+
+        `position` is the index of the token that the first row of logits follows.
+        """
         row = torch.from_numpy(tokens.astype(np.int64)).to(self.device)
         cache = None
         for start in range(0, len(row), self.piece):
             self.pause()
             part = row[None, start : start + self.piece]
             stop = start + part.shape[1]
-            # 0 would mean all of them
+            # logits_to_keep=0 would return all of them
             keep = max(1, stop - max(start, first))
             output = self.model(input_ids=part, past_key_values=cache, use_cache=True, logits_to_keep=keep)
             cache = output.past_key_values
@@ -78,7 +92,7 @@ class ChunkedScorer:
                 yield stop - keep, output.logits[0, -keep:]
 
     def losses(self, tokens: np.ndarray) -> np.ndarray:
-        """Nats of every token but the first, given those before it, float32."""
+        """Return the loss in nats of every token but the first, given all earlier ones, float32 [n - 1]."""
         losses = []
         targets = torch.from_numpy(tokens.astype(np.int64)).to(self.device)[1:]
         for start, logits in self.logits(tokens[:-1]):
@@ -91,7 +105,7 @@ class ChunkedScorer:
         return torch.cat(losses).numpy() if losses else np.zeros(0, np.float32)
 
     def score_prompt(self, prompt: Prompt) -> tuple[Tensor, Tensor]:
-        """Whether each scored token has the largest logit, and its nats."""
+        """Return (is_argmax, loss in nats) of the scored tokens of a prompt, each [digits] on the CPU."""
         positions = prompt.scored - 1
         rows: list[Tensor] = []
         for start, logits in self.logits(prompt.tokens[:-1], int(positions.min())):
@@ -105,14 +119,25 @@ class ChunkedScorer:
 
 
 class OpenWeightSubject(Subject):
-    """What both pairings share: the reader, and the prompts, which are made of the model's own tokens."""
+    """Base class of both pairings: it holds the scorer and builds prompts from the model's own tokens."""
 
     own_tokens = True
 
     def __init__(
         self, reader: ChunkedScorer, tokenizer: Tokenizer, corpus: Corpus, config: CellConfig, max_positions: int | None
     ) -> None:
-        """`max_positions`: tokens beyond which the model has no positions. Raises SweepError for tokens without their text."""
+        """Create a subject.
+
+        Args:
+            reader: Scorer of the model.
+            tokenizer: Tokenizer of the model.
+            corpus: Corpus of the sweep.
+            config: Config of the cell.
+            max_positions: Length in tokens of a learned position table; None for any length.
+
+        Raises:
+            SweepError: The tokens of the corpus cannot be decoded to text.
+        """
         self.reader, self.tokenizer, self.corpus, self.config, self._max_positions = (
             reader,
             tokenizer,
@@ -125,18 +150,29 @@ class OpenWeightSubject(Subject):
         check_lossless(self.corpus_tokenizer)
 
     def answers(self, prompts: Sequence[Prompt], *, full_context: bool = True) -> list[tuple[Tensor, Tensor]]:
-        """One after the other: no two tokenizers make them equally long."""
+        """Score the prompts one by one, because prompts differ in length under a model's own tokenizer.
+
+        Returns:
+            For each prompt (is_argmax, loss in nats) of its scored tokens, each [digits] on the CPU. `full_context` is
+            ignored.
+        """
         return [self.reader.score_prompt(prompt) for prompt in prompts]
 
     def beyond(self, tokens: int) -> str | None:
-        """Where the model's positions are a table, its end; rotary positions have none."""
+        """Return why a text of `tokens` tokens exceeds a learned position table.
+
+        None if it fits or there is no such table.
+        """
         if self._max_positions is None or tokens <= self._max_positions:
             return None
         return f"n/a: the model has {self._max_positions} positions, fewer than {tokens} tokens"
 
     @cached_property
     def gpt2_tokenizer(self) -> Tokenizer | MachineError:
-        """GPT-2's tokenizer, in whose tokens every model's bits are given, too; why there is none."""
+        """GPT-2's tokenizer, in whose tokens the bits of every model are given too.
+
+        The error if it cannot be loaded.
+        """
         if self.corpus_tokenizer.name == "gpt2":
             return self.corpus_tokenizer
         try:
@@ -145,6 +181,10 @@ class OpenWeightSubject(Subject):
             return error
 
     def _extent(self, counted_BT: Tensor, texts: Sequence[str]) -> TextExtent:
+        """Return the extent of counted targets with these texts.
+
+        Without GPT-2's tokenizer it has a reason instead of a count.
+        """
         gpt2, size = self.gpt2_tokenizer, sum(len(text.encode()) for text in texts)
         if isinstance(gpt2, MachineError):
             return TextExtent(counted_BT, size, None, f"n/a: {gpt2}")
@@ -152,22 +192,34 @@ class OpenWeightSubject(Subject):
 
 
 class TextPairedSubject(OpenWeightSubject):
-    """Reads the very characters that the corpus's own tokens stand for, and answers for those tokens.
+    """Subject that scores the same characters for every model, with losses mapped back to the corpus's tokens.
 
-    A target's loss is what the model's own tokens cost that lie on its bytes. Where a text ends the model reads the token that
-    begins one, and is not asked for it.
+    The loss of a target is the sum over the model's tokens on its bytes. At the end of a text the model reads its token
+    for the start of a text, which is not scored.
     """
 
     def losses(
         self, inputs_BT: Tensor, targets_BT: Tensor, *, full_context: bool = True, last: int | None = None
     ) -> Tensor:
-        """Row by row; float64, since they are sums of parts. Targets are the inputs one token on."""
+        """Return the loss of each target in nats, row by row, float64 [B, T] on the CPU.
+
+        Args:
+            inputs_BT: Tokens of the corpus.
+            targets_BT: The inputs shifted by one token.
+            full_context: Ignored; the model always reads with its own context.
+            last: Return the last targets of each row alone.
+        """
         rows = zip(inputs_BT.numpy(), targets_BT.numpy(), strict=True)
         losses = torch.from_numpy(np.stack([self._row_losses(int(inputs[0]), targets) for inputs, targets in rows]))
         return losses if last is None else losses[:, -last:]
 
     def _row_losses(self, before: int, targets: np.ndarray) -> np.ndarray:
-        """Nats of the targets of one row, of whose inputs the first is `before`."""
+        """Return the loss in nats of the targets of one row, float64 [T]; 0 where a target has no complete character.
+
+        Args:
+            before: First input of the row, a token of the corpus.
+            targets: Targets of the row, tokens of the corpus.
+        """
         parts: list[np.ndarray] = [np.array([self.tokenizer.eot])]
         prefix = next(passages(np.array([before]), self.corpus_tokenizer), None)
         if prefix is not None:
@@ -191,7 +243,7 @@ class TextPairedSubject(OpenWeightSubject):
         return losses
 
     def extent(self, targets_BT: Tensor) -> TextExtent:
-        """The tokens of the corpus that bear whole characters."""
+        """Return the extent of the targets, counting the corpus's tokens that consist of complete characters."""
         counted_BT = torch.zeros(targets_BT.shape, dtype=torch.bool)
         texts = []
         for row, targets in enumerate(targets_BT.numpy()):
@@ -199,35 +251,40 @@ class TextPairedSubject(OpenWeightSubject):
                 counted_BT[row, passage.first_token : passage.first_token + len(passage.ends)] = True
                 texts.append(passage.text)
         if self.corpus_tokenizer.name == "gpt2":
-            # they are GPT-2's tokens of that text
+            # the corpus's tokens are GPT-2's
             return TextExtent(counted_BT, sum(len(text.encode()) for text in texts), int(counted_BT.sum()))
         return self._extent(counted_BT, texts)
 
     def haystack(self, document: int, tokens: int) -> np.ndarray:
-        """The text of the first `tokens` tokens of the corpus, led as every text is."""
+        """Return the text of a document's first `tokens` tokens in tokens of the model, after its start token."""
         texts = [passage.text for passage in passages(self.documents[document][:tokens], self.corpus_tokenizer)]
         return np.concatenate([[self.tokenizer.eot], *map(self.tokenizer.encode, texts)])
 
     def tokens_of(self, text: str) -> int:
-        """In tokens of the corpus, so that every model reads as much text."""
+        """Return the length of a text in tokens of the corpus, so that every model reads the same amount of text."""
         return len(self.corpus_tokenizer.encode(text))
 
 
 class NativeSubject(OpenWeightSubject):
-    """Reads texts cut by its own tokens, as the paper did: as many of them, and so more or less text than other models.
+    """Subject that reads texts of a fixed number of the model's own tokens, as in the paper.
 
-    The documents are those that are long enough in its own tokens; ends of text are left out of the stream.
+    Its documents are those that are long enough in its own tokens. End-of-text tokens are left out of its validation
+    stream.
     """
 
     def __init__(
         self, reader: ChunkedScorer, tokenizer: Tokenizer, corpus: Corpus, config: CellConfig, max_positions: int | None
     ) -> None:
+        """Tokenise the held-out documents and the validation stream again.
+
+        For the arguments see `OpenWeightSubject`.
+        """
         super().__init__(reader, tokenizer, corpus, config, max_positions)
         self._rows = int(config.eval.settings.get("junk", {}).get("rows", 16))
         self.corpus = replace(corpus, heldout=self._long_documents(), validation=self._validation_stream())
 
     def _long_documents(self) -> list[np.ndarray]:
-        """As many documents as are asked for, in order, of those with a token more than the longest context."""
+        """Return the first `eval.documents` documents, in the model's tokens, that exceed the longest context."""
         n_documents, longest = self.config.eval.documents, self.config.eval.lengths[-1]
         documents: list[np.ndarray] = []
         for document in self.corpus.heldout:
@@ -238,7 +295,7 @@ class NativeSubject(OpenWeightSubject):
         return documents
 
     def _validation_stream(self) -> np.ndarray:
-        """As much of the validation split as any row reads."""
+        """Return as many tokens of the validation split as the probes read, in the model's tokens, int64."""
         max_tokens = max(self._rows * self.config.eval.lengths[-1], self.config.eval.validation_tokens) + 1
         parts: list[np.ndarray] = [np.zeros(0, dtype=np.int64)]
         count, position, step = 0, 0, 1 << 16
@@ -253,16 +310,23 @@ class NativeSubject(OpenWeightSubject):
     def losses(
         self, inputs_BT: Tensor, targets_BT: Tensor, *, full_context: bool = True, last: int | None = None
     ) -> Tensor:
-        """Nats of its own tokens."""
+        """Return the loss of each target in nats, row by row, float32 [B, T] on the CPU; tokens are the model's own.
+
+        Args:
+            inputs_BT: Tokens of the model.
+            targets_BT: The inputs shifted by one token.
+            full_context: Ignored; the model always reads with its own context.
+            last: Return the last targets of each row alone.
+        """
         rows = torch.cat([inputs_BT[:, :1], targets_BT], 1).numpy()
         losses = torch.from_numpy(np.stack([self.reader.losses(row) for row in rows]))
         return losses if last is None else losses[:, -last:]
 
     def extent(self, targets_BT: Tensor) -> TextExtent:
-        """All of its tokens, and the text that they stand for."""
+        """Return the extent of the targets, counting all of them."""
         texts = [self.tokenizer.text(row) for row in targets_BT.numpy()]  # type: ignore[attr-defined]
         return self._extent(torch.ones(targets_BT.shape, dtype=torch.bool), texts)
 
 
 PAIRINGS: dict[str, type[OpenWeightSubject]] = {"text": TextPairedSubject, "native": NativeSubject}
-"""text: every model reads the same characters; native: as many of its own tokens, the published way."""
+"""Subject classes: "text" gives every model the same characters, "native" the same number of its own tokens."""

@@ -1,4 +1,4 @@
-"""A tiny checkpoint with random weights in the hub's format, of any family of the paper's table: to try things without a download.
+"""Tiny checkpoints with random weights in the Hugging Face format, of any family of the paper's table.
 
 python -m atma_sweep.sweep.external_models.tiny FOLDER [FAMILY]
 """
@@ -18,7 +18,7 @@ TEXT = (
     "The model reads a long row of text and guesses what comes next from all that it has seen so far.",
     "The access code for the record stands at its beginning, and much later somebody asks for the code again.",
 )
-"""What the tokenizer learns its words from."""
+"""Training text of the tokenizer."""
 _COMMON: dict[str, Any] = {
     "hidden_size": 32,
     "intermediate_size": 64,
@@ -50,11 +50,24 @@ FAMILIES: dict[str, dict[str, Any]] = {
     "llama": {},
     "lfm2": {"layer_types": ["conv", "full_attention", "conv"], "conv_L_cache": 3, "block_auto_adjust_ff_dim": False},
 }  # fmt: skip
-"""By model type: what its small config has besides the common part. SmolLM2 is a llama."""
+"""Settings of the small config by model type, in addition to the common ones. SmolLM2 is a llama."""
 
 
 def make(folder: Path, family: str = "llama", *, seed: int = 0, vocabulary: int = VOCABULARY) -> Path:
-    """Writes model and tokenizer into `folder` and returns it. Raises KeyError for an unknown family."""
+    """Write a model with random weights and its tokenizer into `folder`, and return it.
+
+    The global random state is left unchanged.
+
+    Args:
+        folder: Folder to write.
+        family: A key of `FAMILIES`.
+        seed: Seed of the weights.
+        vocabulary: Number of token ids.
+
+    Raises:
+        KeyError: The family is unknown.
+        MachineError: The package transformers is not installed.
+    """
     need_transformers()
     import torch
     from transformers import AutoConfig, AutoModelForCausalLM
@@ -73,7 +86,7 @@ def make(folder: Path, family: str = "llama", *, seed: int = 0, vocabulary: int 
 
 
 def save_tokenizer(folder: Path, texts: Sequence[str] = TEXT, vocabulary: int = VOCABULARY) -> None:
-    """Byte-level pairs, with every byte among its tokens, so that it knows all texts."""
+    """Train a byte-level BPE tokenizer on `texts` and write it into `folder`; it encodes every text."""
     from transformers import PreTrainedTokenizerFast
 
     tokenizer = byte_pairs(texts, vocabulary)
@@ -81,7 +94,7 @@ def save_tokenizer(folder: Path, texts: Sequence[str] = TEXT, vocabulary: int = 
 
 
 def main(arguments: Sequence[str]) -> int:
-    """FOLDER and, if not llama, FAMILY."""
+    """Write a checkpoint for the arguments FOLDER and, optionally, FAMILY, and return the exit status."""
     if not 1 <= len(arguments) <= 2 or arguments[-1] not in (arguments[0], *FAMILIES):
         print(f"usage: python -m {__spec__.name} FOLDER [{'|'.join(FAMILIES)}]", file=sys.stderr)
         return 2

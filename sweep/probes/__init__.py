@@ -1,7 +1,8 @@
 """Evaluations of a trained model: a file per probe, and a line in PROBES or a plugin's `register_probe`.
 
-May import sweep.data, sweep.config, model and results; no file but subject.py and diagnostics/memory_state.py imports torch at its top.
-Start reading in base.py, then needle.py; the diagnostics folder holds the probes that look inside a network.
+May import sweep.data, sweep.config, model and results; no file but subject.py and diagnostics/memory_state.py imports
+torch at its top. Start reading in base.py, then needle.py; the diagnostics folder holds the probes that look inside a
+network.
 """
 
 from __future__ import annotations
@@ -41,16 +42,18 @@ _NAME = re.compile("[a-z][a-z0-9_]*")
 
 
 def register_probe(name: str) -> Callable[[Registered], Registered]:
-    """Decorator for plugins: makes a subclass of Probe known by that name.
+    """Return a class decorator for plugins that registers a subclass of `Probe` under `name`.
 
-    Raises ValueError for a name that is taken or cannot stand in a grid, TypeError for a class that does not say what it
-    measures and what it costs.
+    Raises:
+        ValueError: The name is in use or not allowed in a grid.
+        TypeError: The class (on decoration) declares no metrics, or an abstract method is missing.
     """
     if not _NAME.fullmatch(name):
         raise ValueError(f"no probe can be named {name!r}; use small letters, digits and _, a letter first")
     register = PROBES.register(name)
 
     def register_checked(probe: Registered) -> Registered:
+        """Register the class after checking its metrics and methods, and return it."""
         metrics = getattr(probe, "metrics", ())
         names = [metric.name for metric in metrics if isinstance(metric, Metric)]
         if not names or len(names) < len(metrics) or len(set(names)) < len(names):
@@ -65,21 +68,31 @@ def register_probe(name: str) -> Callable[[Registered], Registered]:
 
 
 def bound(name: str, config: CellConfig) -> Probe:
-    """The probe with that cell's settings; KeyError when there is none of that name."""
+    """Return the probe `name` with the settings of a cell.
+
+    Raises:
+        KeyError: No probe has that name.
+        ValidationError: A setting of the probe is invalid (pydantic).
+    """
     return PROBES.load(name)(name, config)
 
 
 def requested(config: EvalConfig) -> list[tuple[str, int]]:
-    """Every (probe, length) that a cell is asked for; a cell is done when each has a value or a reason."""
+    """Return every (probe, length) that a cell is evaluated on; length is 0 for probes without lengths.
+
+    A cell is done when each pair has a value or a reason for its absence.
+    """
     return [
         (name, length) for name in config.probes for length in (config.lengths if PROBES.load(name).by_length else (0,))
     ]
 
 
 def with_settings(config: EvalConfig) -> EvalConfig:
-    """The section with the settings of its probes filled in; those of other probes stay as they were given.
+    """Return the section with the settings of its probes completed; those of other probes must be valid, too.
 
-    Raises KeyError for an unknown probe, pydantic's ValidationError for a wrong setting, its title the probe's name.
+    Raises:
+        KeyError: No probe has a name of the section.
+        ValidationError: A setting is invalid (pydantic); its title is the probe's name.
     """
     sections = dict(config.settings)
     for name in dict.fromkeys((*config.probes, *config.settings)):

@@ -1,4 +1,4 @@
-"""What a probe is: everything that a plan, an attempt and a report want to know of one kind of measurement, in one class."""
+"""Base classes of probes: one class holds what plans, attempts and reports need to know of one kind of measurement."""
 
 from __future__ import annotations
 
@@ -20,7 +20,7 @@ if TYPE_CHECKING:
 
 Result = tuple[list[Measurement], list[Example]]
 WHO = "{who}"
-"""Stands in the sentence of `Probe.lack` for the probes that lack the text, with their verb."""
+"""Placeholder in the text of `Probe.lack` for the names of the probes concerned, with their verb."""
 
 
 class ProbeConfig(Config):
@@ -28,65 +28,96 @@ class ProbeConfig(Config):
 
 
 class Probe(ABC):
-    """One kind of measurement; an instance is the probe with the settings of one cell.
+    """A kind of measurement; an instance is bound to the settings of one cell.
 
-    Plans ask it without loading torch, so a file of the package imports torch in `run` or below it, not at its top.
+    Plans use it without loading torch, so a file of the package imports torch in `run` or below it, not at its top.
     """
 
     Config: ClassVar[type[Config]] = ProbeConfig
+    """Class of the settings."""
     metrics: ClassVar[tuple[Metric, ...]]
-    """Every metric that `run` gives, the one that speaks for the others first."""
+    """Metrics that `run` returns, the main one first."""
     more_of_others: ClassVar[tuple[Metric, ...]] = ()
-    """What it gives besides of a model with a tokenizer of its own."""
+    """Further metrics for a model with a tokenizer of its own."""
     by_length: ClassVar[bool] = False
-    """Measured at every context length of the cell, or once (length 0)."""
+    """True if measured at every context length of the cell; False if measured once, with length 0."""
     of_any: ClassVar[bool] = False
-    """It asks for losses and answers alone, so that it measures whatever gives them (`Subject`), a model from elsewhere too;
-    else it measures networks of ours (`Network`)."""
+    """True if the probe works on every `Subject`, external models included, because it uses losses and answers alone.
+
+    False if it needs a `CellSubject`.
+    """
     settings: Any
-    """The cell's own, a `Config`."""
+    """Settings in the cell, an instance of `Config`."""
 
     def __init__(self, name: str, config: CellConfig) -> None:
-        """Raises pydantic's ValidationError when a setting of the probe is wrong."""
+        """Bind the probe to a cell.
+
+        Args:
+            name: Registered name of the probe.
+            config: Config of the cell.
+
+        Raises:
+            ValidationError: A setting of the probe is invalid (pydantic).
+        """
         self.name, self.config = name, config
         self.settings = self.Config.model_validate(config.eval.settings.get(name, {}))
 
     @classmethod
     def settled(cls, settings: Any, config: EvalConfig) -> Any:
-        """The settings as a launch writes them down; a probe whose defaults follow from the grid's section fills them in."""
+        """Return the settings as a launch stores them.
+
+        A probe whose defaults follow from other settings of the section overrides this to fill them in.
+        """
         return settings
 
-    # --- known beforehand -----------------------------------------------------------------------------------------
+    # --- before measuring -----------------------------------------------------------------------------------------
 
     @abstractmethod
     def tokens(self, length: int) -> int:
-        """About how many tokens go through the network for one length, at least 1: what the probe costs."""
+        """Return the approximate number of tokens that go through the network for one length, at least 1.
+
+        It estimates the cost.
+        """
 
     def longest(self, corpus: Corpus) -> int | None:
-        """The longest context length that the text allows, in tokens, 0 for none; None where the text sets no limit."""
+        """Return the longest context length in tokens that the corpus allows, 0 if none; None if it sets no limit."""
         return None
 
     def validation_need(self, length: int) -> int:
-        """Return the tokens of the validation split without which `lack` says that there are too few."""
+        """Return the minimum number of tokens in the validation split for this length."""
         return 0
 
     def lack(self, corpus: Corpus, length: int) -> str | None:
-        """What the text lacks for that length and which setting asks for less, with WHO for the probe; None: nothing."""
+        """Return what the corpus lacks for `length` and which setting to lower, or None.
+
+        `WHO` in the text stands for the names of the probes.
+        """
         longest = self.longest(corpus)
         if longest is None or length <= longest:
             return None
         return f"the text, which {WHO}, allows lengths of {longest} tokens at most: lower eval.lengths"
 
     def inapplicable(self) -> str | None:
-        """Why no network of this config can ever be measured, as the end of "cell ... "; None: it can."""
+        """Return why the probe can never measure a network of this config, or None.
+
+        The text completes a sentence that starts with "cell ...".
+        """
         return None
 
     def chance(self, metric: Metric) -> float | None:
-        """What a trivial answer scores in this cell; the default is the same in every cell."""
+        """Return the score of a trivial answer in this cell; None if the metric has none.
+
+        The default is the metric's own.
+        """
         return metric.chance
 
     def description(self, metric: str) -> dict[str, Any] | None:
-        """What is stored beside a number of the metric, since a report loads no probe: what results/metrics.py cannot know."""
+        """Return the facts that are stored next to a number of the metric, because reports load no probe.
+
+        Returns:
+            Description of a metric that results/metrics.py does not list, and "chance" where it differs from the
+            declared one; None if there is nothing to store or the metric is not declared.
+        """
         declared = {item.name: item for item in (*self.metrics, *self.more_of_others)}.get(metric)
         if declared is None:
             return None
@@ -105,43 +136,75 @@ class Probe(ABC):
 
     @abstractmethod
     def run(self, subject: Any, lengths: Iterable[int]) -> Iterator[Result]:
-        """What was measured at each length, always at full context, one result a length.
+        """Measure the subject and yield (measurements, examples) for each length, in order.
 
-        The model is in evaluation mode, gradients are off, and it is left as it was found.
+        The model is in evaluation mode and gradients are off. The measurement uses the full context unless the probe
+        says otherwise, and leaves the model unchanged.
+
+        Args:
+            subject: A `Subject`, or a `CellSubject` unless `of_any` is set.
+            lengths: Context lengths in tokens; 0 for a probe without lengths.
         """
 
     def value(self, metric: str, value: float, length: int = 0, **more: Any) -> Measurement:
-        """A number in its metric's unit; `more` are n, low and high. Raises KeyError for a metric that is not declared."""
+        """Return a measurement in the unit of its metric.
+
+        Args:
+            metric: Name of a declared metric.
+            value: The number.
+            length: Context length in tokens; 0 for none.
+            more: n (number of observations), low and high (confidence interval).
+
+        Raises:
+            KeyError: The metric is not declared.
+        """
         return Measurement(
             probe=self.name, metric=metric, length=length, value=value, unit=self.metric(metric).unit, **more
         )
 
     def missing(self, reason: str, length: int = 0, metric: str | None = None) -> Measurement:
-        """The row that says why a number is missing; without a metric, the main one."""
+        """Return a measurement without a value that states the reason.
+
+        Args:
+            reason: Reason, which starts with its class, such as "n/a: ...".
+            length: Context length in tokens; 0 for none.
+            metric: Name of a declared metric; None: the main one.
+        """
         declared = self.metrics[0] if metric is None else self.metric(metric)
         return Measurement(
             probe=self.name, metric=declared.name, length=length, value=None, unit=declared.unit, n=0, reason=reason
         )
 
     def example(self, metric: str, value: float, length: int = 0, *, item: int, position: int = 0) -> Example:
-        """The outcome of one item. Raises KeyError for a metric that is not declared."""
+        """Return the outcome of one item.
+
+        Args:
+            metric: Name of a declared metric.
+            value: The number.
+            length: Context length in tokens; 0 for none.
+            item: Index of the item, such as a document or trial.
+            position: Index within the item.
+
+        Raises:
+            KeyError: The metric is not declared.
+        """
         name = self.metric(metric).name
         return Example(probe=self.name, metric=name, length=length, item=item, position=position, value=value)
 
     @classmethod
     def metric(cls, name: str) -> Metric:
-        """The declared metric; KeyError when there is none."""
+        """Return the declared metric of that name. Raises KeyError if there is none."""
         return {metric.name: metric for metric in (*cls.metrics, *cls.more_of_others)}[name]
 
 
 class LengthwiseProbe(Probe):
-    """A probe whose lengths are measured one after the other: a subclass defines `run_at`."""
+    """Base class of probes that measure one length after the other; a subclass defines `run_at`."""
 
     names_every_missing: ClassVar[bool] = False
-    """Whether a reason stands in place of every metric, or of the main one alone."""
+    """True if a reason replaces every metric; False if it replaces the main one alone."""
 
     def run(self, subject: Any, lengths: Iterable[int]) -> Iterator[Result]:
-        """Yield what `run_at` gives, and its reasons as missing numbers."""
+        """Yield the result of `run_at` for each length; a reason becomes measurements without a value."""
         for length in lengths:
             measured = self.run_at(subject, length)
             if isinstance(measured, str):
@@ -151,28 +214,31 @@ class LengthwiseProbe(Probe):
 
     @abstractmethod
     def run_at(self, subject: Any, length: int) -> Result | str:
-        """Return the numbers and examples of one length, or the reason why there are none."""
+        """Return (measurements, examples) of one length, or the reason why there are none."""
 
 
 class DocumentProbe(LengthwiseProbe):
-    """A probe over lengths that reads the first L tokens of each of `eval.documents` held-out documents."""
+    """Base class of probes that read the first L tokens of each of `eval.documents` held-out documents."""
 
     by_length = True
     beyond: ClassVar[int] = 0
-    """Tokens of a document that it reads after the L."""
+    """Number of tokens that the probe reads after the first L of a document."""
 
     def tokens(self, length: int) -> int:
-        """A row a document."""
+        """Return the tokens of one row per document."""
         return self.config.eval.documents * length
 
     def longest(self, corpus: Corpus) -> int:
-        """That of the shortest of the documents; 0 where there are fewer than asked for."""
+        """Return the length that the shortest of the documents allows.
+
+        0 if there are fewer documents than requested.
+        """
         n_documents = self.config.eval.documents
         documents = corpus.heldout[:n_documents]
         return max(0, min(map(len, documents)) - self.beyond) if len(documents) == n_documents else 0
 
     def lack(self, corpus: Corpus, length: int) -> str | None:
-        """Held-out documents of more than `length` tokens."""
+        """Return a message if fewer than `eval.documents` held-out documents exceed `length` tokens, else None."""
         if corpus.computed:
             return f"it has no long documents, which {WHO}: leave them out of eval.probes"
         n_documents = self.config.eval.documents
@@ -188,9 +254,9 @@ class DocumentProbe(LengthwiseProbe):
 
 @dataclass(frozen=True)
 class Prompt:
-    """Token ids of one trial and where its answer stands."""
+    """Token ids of one question, with the positions of its answer."""
 
     tokens: np.ndarray
-    """Whole sequence; the model reads all but the last token."""
+    """Complete sequence, one-dimensional; the model reads all but the last token."""
     scored: np.ndarray
-    """Positions in `tokens` of the digit-bearing tokens of the answer."""
+    """Positions in `tokens` of the scored tokens of the answer, such as those with digits."""

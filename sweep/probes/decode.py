@@ -1,4 +1,4 @@
-"""How fast a network writes, and what it has to remember for it (docs/decoding.md)."""
+"""Decoding speed of a network and the size of its cache (docs/decoding.md)."""
 
 from __future__ import annotations
 
@@ -26,7 +26,10 @@ class DecodeConfig(ProbeConfig):
 
 
 class Decode(LengthwiseProbe):
-    """Texts of the context length get new tokens, at full context. What stands in them does not matter to the time: it is one token, again and again."""
+    """Speed of decoding after texts of the context length, with full context.
+
+    The content of a text does not affect the speed, so it is a single token, repeated.
+    """
 
     Config = DecodeConfig
     metrics = metrics.metrics_of_probe("decode")
@@ -35,10 +38,11 @@ class Decode(LengthwiseProbe):
     settings: DecodeConfig
 
     def tokens(self, length: int) -> int:
+        """Return the tokens of the text and of the timed steps."""
         return length + 3 * self.settings.texts * self.settings.steps
 
     def run_at(self, subject: CellSubject, length: int) -> Result | str:
-        """Return two numbers, in the order of `metrics`."""
+        """Return tokens per second and the bytes of a text's cache, or a reason for their absence."""
         import torch
 
         from ...model.inference.decode import PagedDecoder
@@ -62,6 +66,12 @@ class Decode(LengthwiseProbe):
         return [speed, self.value("cache_bytes", float(cache_bytes), length, n=1)], []
 
     def _tokens_per_second(self, paged: PagedDecoder, slots: list[int]) -> float:
+        """Return the decoded tokens per second over all texts: the median of three timings, after one for compilation.
+
+        Args:
+            paged: Decoder that holds the texts.
+            slots: Slots of the texts.
+        """
         import torch
 
         steps, device = self.settings.steps, paged.model.device

@@ -17,7 +17,7 @@ if TYPE_CHECKING:
     from .subject import CellSubject
 
 PIECES = 64
-"""Items of a length: as many equal pieces of the text, the same ones at every length."""
+"""Maximum number of examples per length: equal pieces of the text, the same at every length."""
 
 
 class ExtrapolationConfig(ProbeConfig):
@@ -32,10 +32,10 @@ class ExtrapolationConfig(ProbeConfig):
 
 
 class Extrapolation(LengthwiseProbe):
-    """Mean loss over the same targets at every length L, each read after what stands before it in its window of L tokens.
+    """Mean loss over the same targets at every length L, predicted within windows of L tokens.
 
-    Windows lie side by side from the start of the validation split; the last one is shorter where L does not divide the span. An example is
-    the mean over one of PIECES pieces of the targets.
+    Windows lie next to each other from the start of the validation split; the last one is shorter where L does not
+    divide the span. An example is the mean over one of `PIECES` pieces of the targets.
     """
 
     Config = ExtrapolationConfig
@@ -45,23 +45,24 @@ class Extrapolation(LengthwiseProbe):
 
     @property
     def _span(self) -> int:
+        """Number of targets."""
         seq_len = self.config.train.seq_len
         return int(self.settings.span) or max(1, self.config.eval.validation_tokens // seq_len) * seq_len
 
     def tokens(self, length: int) -> int:
-        """The text once, whatever the length."""
+        """Return the tokens of the text, the same for every length."""
         return self._span
 
     def longest(self, corpus: Corpus) -> int:
-        """One window for the whole text."""
+        """Return the span, which is then a single window; 0 if the validation split is shorter."""
         return self._span if len(corpus.validation) > self._span else 0
 
     def validation_need(self, length: int) -> int:
-        """Return the tokens of the span, and the last target."""
+        """Return the tokens of the span plus the last target."""
         return self._span + 1
 
     def lack(self, corpus: Corpus, length: int) -> str | None:
-        """Validation text, or a span of that length."""
+        """Return a message if the validation split is shorter than the span, or the span than `length`, else None."""
         if len(corpus.validation) <= self._span:
             return (
                 f"the validation split, which {WHO}, has {len(corpus.validation)} tokens, and {self._span + 1} are asked for: lower "
@@ -75,7 +76,10 @@ class Extrapolation(LengthwiseProbe):
         return None
 
     def run_at(self, subject: CellSubject, length: int) -> Result | str:
-        """Return the perplexity, exp of the mean loss, and that loss."""
+        """Return the perplexity (exp of the mean loss), the mean loss in nats, and the mean loss of each piece.
+
+        Instead a reason if the split or the span is too short.
+        """
         import torch
 
         span, available = self._span, len(subject.corpus.validation)
@@ -94,7 +98,7 @@ class Extrapolation(LengthwiseProbe):
         ]
 
     def _window_losses(self, subject: CellSubject, length: int) -> Iterator[Tensor]:
-        """Those of the whole windows, then those of the rest."""
+        """Yield the losses of the complete windows, then those of a shorter last one, each one-dimensional in nats."""
         from ..data.batches import stream_rows
 
         text = subject.corpus.validation

@@ -1,4 +1,4 @@
-"""Flip-flop: is every bit that a row reads the one that was written last? (docs/mechanisms.md, "Flip-flop")"""
+"""Flip-flop probe: share of rows that repeat the last written bit at every read (docs/mechanisms.md, "Flip-flop")."""
 
 from __future__ import annotations
 
@@ -47,16 +47,21 @@ class _Split(NamedTuple):
 
 
 class _Score(NamedTuple):
-    """Of every sequence of a split, int64 [sequences]: its reads, and how many of them were answered wrong."""
+    """Scores of a split, each int64 [sequences]."""
 
     reads: np.ndarray
+    """Number of reads of each sequence."""
     wrong: np.ndarray
+    """Number of wrong reads of each sequence."""
 
 
 class FlipFlopProbe(LengthwiseProbe):
-    """Of each split the share of sequences whose reads are all right, the share of wrong reads, reads, and what coins score.
+    """Accuracy of the reads in sequences of three splits.
 
-    A read is right when the bit has the largest logit of the whole vocabulary, the text before it being given.
+    For each split it has the share of sequences with all reads right, the share of wrong reads, the number of reads,
+    and the score of coin flips.
+
+    A read is right when its bit has the largest logit of the vocabulary, given the preceding text.
     """
 
     Config = FlipFlopProbeConfig
@@ -64,10 +69,14 @@ class FlipFlopProbe(LengthwiseProbe):
 
     @property
     def _length(self) -> int:
+        """Tokens of a sequence."""
         return int(self.settings.length or settings_of(self.config.data).length)
 
     def split_of(self, name: str) -> _Split:
-        """The rows of a split; those of iid are the corpus's validation split."""
+        """Return the rows of a split ("iid", "sparse" or "dense") and its probability of i.
+
+        Those of iid are the corpus's validation split.
+        """
         corpus = settings_of(self.config.data)
         ignore = corpus.ignore if name == "iid" else float(getattr(self.settings, f"ignore_{name}"))
         split = "validation" if name == "iid" else name
@@ -75,16 +84,22 @@ class FlipFlopProbe(LengthwiseProbe):
         return _Split(FlipFlopRows(count, self._length, ignore=ignore, seed=corpus.seed, split=split), ignore)
 
     def tokens(self, length: int) -> int:
-        """All sequences of all splits."""
+        """Return the tokens of all sequences in all splits."""
         return self._length * int(self.settings.iid + self.settings.sparse + self.settings.dense)
 
     def chance(self, metric: Metric) -> float | None:
-        """What fair coins get, as far as it is known beforehand."""
+        """Return the expected share of sequences that coin flips answer right, for `exact_*`.
+
+        Else the metric's own chance.
+        """
         kind, _, split = metric.name.partition("_")
         return coin_flip_accuracy(self._length, self.split_of(split).ignore) if kind == "exact" else metric.chance
 
     def run_at(self, subject: CellSubject, length: int) -> Result | str:
-        """Return the numbers of each split; an example says whether one sequence was right throughout."""
+        """Return the measurements of each split; an example is 1 if one sequence was right throughout, else 0.
+
+        Instead a reason if the model cannot read the length, or its tokenizer has no token per letter.
+        """
         if (reason := subject.beyond(self._length - 1)) is not None:
             return reason
         letters = [subject.tokenizer.encode(letter) for letter in FLIPFLOP]
@@ -103,6 +118,10 @@ class FlipFlopProbe(LengthwiseProbe):
         ]
 
     def _measurement(self, metric: str, scores: dict[str, _Score], length: int) -> Measurement:
+        """Return the measurement of one metric from the scores by split.
+
+        Accuracies have Wilson intervals over sequences.
+        """
         kind, _, split = metric.partition("_")
         reads, wrong = scores[split]
         sequences, n_reads = len(reads), int(reads.sum())

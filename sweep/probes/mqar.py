@@ -1,4 +1,4 @@
-"""Associative recall: is every key that a row asks for answered with its value? (docs/mechanisms.md, "Associative recall")"""
+"""Associative recall probe: share of keys answered with their value (docs/mechanisms.md, "Associative recall")."""
 
 from __future__ import annotations
 
@@ -28,27 +28,32 @@ class MqarProbeConfig(ProbeConfig):
 
 
 class MqarProbe(LengthwiseProbe):
-    """Of rows like those of training the share of questions that are answered rightly, and of rows without a wrong answer.
+    """Share of correctly answered questions, and share of rows without a wrong answer, on rows like those of training.
 
-    An answer is right when it has the largest logit of the whole vocabulary, the row before it being given. The window of training
-    stays, so that what the memory is asked cannot be looked up.
+    An answer is right when it has the largest logit of the vocabulary, given the row before it. The attention window of
+    training applies, so that answers beyond it need the memory.
     """
 
     Config = MqarProbeConfig
     metrics = metrics.metrics_of_probe("mqar")
 
     def tokens(self, length: int) -> int:
-        """All rows."""
+        """Return the tokens of all rows."""
         return int(self.settings.rows * settings_of(self.config.data).length)
 
     def chance(self, metric: Metric) -> float | None:
-        """What a guess among the values scores."""
+        """Return the score of a guess among the values."""
         corpus = settings_of(self.config.data)
         guess = 1 / corpus.values
         return {"accuracy": guess, "exact": guess**corpus.pairs}.get(metric.name, metric.chance)
 
     def run_at(self, subject: CellSubject, length: int) -> Result | str:
-        """Return the shares; an example is the share of one row's questions that were answered rightly."""
+        """Return both shares with Wilson intervals over rows and the number of questions.
+
+        An example is the share of one row.
+
+        Instead a reason if the model cannot read the length or has another tokenizer.
+        """
         corpus = settings_of(self.config.data)
         if (reason := subject.beyond(corpus.length - 1)) is not None:
             return reason

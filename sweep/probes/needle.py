@@ -1,4 +1,4 @@
-"""Induction needle: a key-value pair, a long gap, the key again; are the digits recalled? (docs/mechanisms.md, "Induction needle")"""
+"""Induction needle: recall of digits by their key across a long gap (docs/mechanisms.md, "Induction needle")."""
 
 from __future__ import annotations
 
@@ -38,31 +38,32 @@ class NeedleConfig(ProbeConfig):
 
 @dataclass(frozen=True)
 class NeedleTrial:
-    """Digits to be recalled, and the words that they follow."""
+    """Digits to be recalled, with the cue that precedes them."""
 
     cue: str
+    """Text that precedes the digits, in the needle and in the question."""
     digits: tuple[int, ...]
 
     @property
     def value(self) -> str:
-        """The digits, each led by a space."""
+        """Text of the digits, each preceded by a space."""
         return "".join(f" {digit}" for digit in self.digits)
 
 
 def draw_trial(draw: random.Random, digits: int) -> NeedleTrial:
-    """Draw the number of a record, and its access code."""
+    """Draw the number of a record and its access code of `digits` digits."""
     key = draw.randint(10**6, 10**7 - 1)
     return NeedleTrial(f" The access code for record {key} is", tuple(draw.randint(0, 9) for _ in range(digits)))
 
 
 def trials(config: NeedleConfig) -> list[NeedleTrial]:
-    """The same keys and digits for every cell and every length."""
+    """Return the trials of a config: the same keys and digits for every cell and length."""
     draw = random.Random(config.seed)
     return [draw_trial(draw, config.digits) for _ in range(config.trials)]
 
 
 def value_tokens(text: str, tokenizer: Tokenizer) -> tuple[np.ndarray, np.ndarray]:
-    """The tokens of a value, and the places among them of those that bear a digit."""
+    """Return the tokens of a value, and the indices of those that contain a digit."""
     value = tokenizer.encode(text)
     digit = np.array([any(48 <= byte <= 57 for byte in tokenizer.token_bytes(int(token))) for token in value])
     return value, np.flatnonzero(digit)
@@ -71,7 +72,15 @@ def value_tokens(text: str, tokenizer: Tokenizer) -> tuple[np.ndarray, np.ndarra
 def build_prompt(
     trial: NeedleTrial, haystack: np.ndarray, gap: int, tokenizer: Tokenizer, *, absent: bool = False
 ) -> Prompt:
-    """[EOT] cue value haystack[:gap] cue value; without the first pair, but as long, when `absent`."""
+    """Return the prompt [EOT] cue value haystack[:gap] cue value, of which the digits of the last value are scored.
+
+    Args:
+        trial: The trial.
+        haystack: Tokens between needle and question.
+        gap: Number of tokens of the haystack to use.
+        tokenizer: Tokenizer of the subject.
+        absent: Replace the first cue and value by further tokens of the haystack, so that the length stays.
+    """
     eot, cue = np.array([tokenizer.eot], dtype=haystack.dtype), tokenizer.encode(trial.cue)
     value, digits = value_tokens(trial.value, tokenizer)
     needle = np.concatenate([cue, value])
@@ -81,18 +90,21 @@ def build_prompt(
 
 
 def constant_share(prompts: list[Prompt]) -> tuple[float, int]:
-    """What the one token that is right most often gets, answered everywhere, and of how many tokens."""
+    """Return the score of the best constant token, and the number of scored tokens.
+
+    It is the share of the most frequent token among the scored ones.
+    """
     scored_tokens = np.concatenate([prompt_.tokens[prompt_.scored] for prompt_ in prompts])
     return float(np.unique(scored_tokens, return_counts=True)[1].max() / len(scored_tokens)), len(scored_tokens)
 
 
 def steps_per_digit(make_trials: Sequence[NeedleTrial], tokenizer: Tokenizer) -> float:
-    """Tokens that a digit with its space takes, on average; the one that bears the digit is scored."""
+    """Return the mean number of tokens per digit with its space, of which one is scored."""
     return sum(len(tokenizer.encode(t.value)) for t in make_trials) / sum(len(t.digits) for t in make_trials)
 
 
 class DigitsRecalled(DocumentProbe):
-    """A probe that asks for the digits of trials, which a text holds; digits are teacher-forced.
+    """Base class of probes that ask for the digits of trials which a text contains; answers are teacher-forced.
 
     An example is one digit of one trial.
     """
@@ -103,22 +115,25 @@ class DigitsRecalled(DocumentProbe):
 
     @property
     def questions(self) -> int:
-        """How often a trial is asked at one length."""
+        """Number of questions per trial at one length."""
         return 1
 
     def detail(self, question: int) -> dict[str, Any] | None:
-        """Return what is stored beside each digit of a trial's question of that number."""
+        """Return what is stored next to each digit of the question with that index; None for nothing."""
         return None
 
     def chance(self, metric: Metric) -> float | None:
-        """Of an answer that is the same digit everywhere, at best: the share of the digit that is asked for most often."""
+        """Return the best score of a constant digit, for digit accuracy: the share of the most frequent digit."""
         if metric.name != "digit_accuracy":
             return metric.chance
         digit_counts = Counter(digit for trial in self.cast() for digit in trial.digits)
         return max(digit_counts.values()) / digit_counts.total()
 
     def description(self, metric: str) -> dict[str, Any] | None:
-        """How many answers a trial has, where they are not as results/metrics.py says."""
+        """Return the facts stored next to a number, with "trials" where those differ from results/metrics.py.
+
+        "trials" is the number of answers per trial.
+        """
         facts = super().description(metric) or {}
         answers = {"digit_accuracy": self.questions * int(self.settings.digits), "exact_accuracy": self.questions}
         if metric in answers and answers[metric] != self.metric(metric).trials:
@@ -126,11 +141,13 @@ class DigitsRecalled(DocumentProbe):
         return facts or None
 
     def scored(self, length: int, results: list[tuple[Tensor, Tensor]]) -> Result:
-        """Return both accuracies with Wilson intervals over trials, the cross-entropy, and the digits one by one.
+        """Return both accuracies with Wilson intervals over trials, the cross-entropy in nats, and examples.
+
+        There is an example per digit and metric.
 
         Args:
-            length: The context length.
-            results: Of every question of every trial, whether each digit was right and its nats.
+            length: The context length in tokens.
+            results: For every question of every trial, (is_argmax, loss in nats) of each digit, both [digits].
         """
         import torch
 
@@ -140,7 +157,7 @@ class DigitsRecalled(DocumentProbe):
 
         def accuracy(metric: str, hits: Tensor) -> Measurement:
             share = float(hits.double().mean())
-            # the digits of a trial are the same in each of its questions, so these are no trials of their own
+            # questions of one trial share its digits, so they are no independent trials
             low, high = of_trials(share, len(results) // self.questions)
             return self.value(metric, share, length, n=len(hits), low=low, high=high)
 
@@ -157,13 +174,13 @@ class DigitsRecalled(DocumentProbe):
 
 
 class Needle(DigitsRecalled):
-    """Per-digit and exact accuracy with Wilson intervals, both over trials, and cross-entropy, at each gap.
+    """Per-digit and exact accuracy with Wilson intervals over trials, and cross-entropy, at each gap.
 
-    At the shortest of `eval.lengths` also `absent_nats`, the cross-entropy without a needle: a reference value, measured
-    once, and so the one number that stands at another length when a shorter one is asked for later.
+    At the shortest of `eval.lengths` it adds `absent_nats`, the cross-entropy without a needle. That reference value is
+    measured once, so it can stand at another length than the shortest of a later evaluation.
 
-    `constant_accuracy` is a fact of the trials and the tokenizer, not of the network: no accuracy at or below it shows that
-    anything was retrieved.
+    `constant_accuracy` depends on trials and tokenizer, not on the network: an accuracy at or below it is no evidence
+    of retrieval.
     """
 
     Config = NeedleConfig
@@ -174,11 +191,14 @@ class Needle(DigitsRecalled):
         return trials(self.settings)
 
     def tokens(self, length: int) -> int:
-        """A row a trial; the few tokens of the needle are not counted."""
+        """Return the tokens of one row per trial; the few tokens of the needle are not counted."""
         return int(self.settings.trials) * length
 
     def run_at(self, subject: Subject, length: int) -> Result | str:
-        """Return the numbers at one gap; an example is one digit of one trial."""
+        """Return the measurements at one gap, and an example per digit.
+
+        A reason if documents are too few or too short.
+        """
         needle_trials = self.cast()
         if (reason := subject.lacking(length)) is not None:
             return reason
@@ -199,7 +219,14 @@ class Needle(DigitsRecalled):
     def _prompts(
         self, subject: Subject, needle_trials: list[NeedleTrial], length: int, *, absent: bool = False
     ) -> list[Prompt]:
-        """Trial by trial; without a needle the haystack takes its place, so it is longer."""
+        """Return a prompt per trial.
+
+        Args:
+            subject: Model to be measured.
+            needle_trials: The trials.
+            length: Gap in tokens of the corpus.
+            absent: Leave the needle out; the haystack is longer by as many tokens.
+        """
         prompts = []
         for index, trial in enumerate(needle_trials):
             needle_tokens = subject.tokens_of(trial.cue) + subject.tokens_of(trial.value) if absent else 0
@@ -208,7 +235,10 @@ class Needle(DigitsRecalled):
         return prompts
 
     def _absent_nats(self, subject: Subject, needle_trials: list[NeedleTrial], length: int) -> Measurement:
-        """Cross-entropy of digits that stand nowhere else; the haystack takes the needle's place, so it must be longer."""
+        """Return the cross-entropy of digits without a needle, in nats; its haystack is longer by the needle's tokens.
+
+        Without documents of that length the measurement has a reason instead of a value.
+        """
         import torch
 
         longest = max(subject.tokens_of(t.cue) + subject.tokens_of(t.value) for t in needle_trials)

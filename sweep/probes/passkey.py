@@ -1,4 +1,4 @@
-"""Needle in a haystack by depth and length: a value stands once in a text and is asked for at its end (docs/mechanisms.md, "Passkey")."""
+"""Passkey probe: recall of a value by its depth in a text and the length of that (docs/mechanisms.md, "Passkey")."""
 
 from __future__ import annotations
 
@@ -21,7 +21,9 @@ if TYPE_CHECKING:
     from .subject import Subject
 
 WORDS = ("amber", "copper", "harbor", "meadow", "orchid", "winter")
+"""Words of the cues for kind niah."""
 GRASS = " The grass is green. The sky is blue. The sun is yellow. Here we go. There and back again."
+"""Repeated sentences of the filler "grass"."""
 
 
 class PasskeyConfig(ProbeConfig):
@@ -51,7 +53,7 @@ class PasskeyConfig(ProbeConfig):
 
 
 def make_hidden_values(config: PasskeyConfig) -> list[NeedleTrial]:
-    """The trials; each is a draw of its own from seed, kind and its number."""
+    """Return the trials of a config, each drawn from seed, kind and its index alone."""
     values = []
     for index in range(config.trials):
         trial = draw_trial(random.Random(f"{config.seed}/{config.kind}/{index}"), config.digits)
@@ -62,9 +64,19 @@ def make_hidden_values(config: PasskeyConfig) -> list[NeedleTrial]:
 
 
 def build_prompt(trial: NeedleTrial, text: np.ndarray, length: int, depth: float, tokenizer: Tokenizer) -> Prompt | int:
-    """[EOT] text[:d] cue value text[d:] cue value, of which a network reads `length` tokens, all but the last.
+    """Return the prompt [EOT] text[:d] cue value text[d:n] cue value, of which the last value's digits are scored.
 
-    d = floor(depth n), n the tokens of text that this leaves room for. Where there is no room: the tokens that are needed.
+    The model reads `length` of its tokens. n is the number of tokens left for the text, and d = floor(depth n).
+
+    Args:
+        trial: The trial.
+        text: Tokens around the value.
+        length: Context length in tokens.
+        depth: Share of the text that precedes the value, 0 to 1.
+        tokenizer: Tokenizer of the subject.
+
+    Returns:
+        The prompt, or the number of tokens that it needs if `length` is too short.
     """
     eot, cue = np.array([tokenizer.eot], dtype=text.dtype), tokenizer.encode(trial.cue)
     value, digits = value_tokens(trial.value, tokenizer)
@@ -77,40 +89,42 @@ def build_prompt(trial: NeedleTrial, text: np.ndarray, length: int, depth: float
 
 
 class Passkey(DigitsRecalled):
-    """Digits of a value teacher-forced, by the token with the largest logit, at every depth and length.
+    """Accuracy of a value's digits at every depth and length, teacher-forced, by the token with the largest logit.
 
-    An example is one digit of one trial (`item`) at one depth, which its detail says; `position` counts digits, depth after depth.
+    An example is one digit of one trial (`item`) at one depth, which its detail names; `position` counts digits, depth
+    by depth.
     """
 
     Config = PasskeyConfig
     metrics = metrics.metrics_of_probe("passkey")
 
     def tokens(self, length: int) -> int:
-        """A row a trial and depth."""
+        """Return the tokens of one row per trial and depth."""
         return int(self.settings.trials) * len(self.settings.depths) * length
 
     def longest(self, corpus: Corpus) -> int | None:  # type: ignore[override]
-        """That of the shortest of the documents; none of the sentences."""
+        """Return the length that the shortest document allows; None for the filler of repeated sentences."""
         return None if self.settings.filler == "grass" else super().longest(corpus)
 
     def lack(self, corpus: Corpus, length: int) -> str | None:
-        """Held-out documents, where these are the text."""
+        """Return a message if the held-out documents are too few or too short, else None; sentences never are."""
         return None if self.settings.filler == "grass" else super().lack(corpus, length)
 
     def cast(self) -> list[NeedleTrial]:
+        """Return the trials of the cell."""
         return make_hidden_values(self.settings)
 
     @property
     def questions(self) -> int:
-        """One at each depth."""
+        """Number of questions per trial at one length: one per depth."""
         return len(self.settings.depths)
 
     def detail(self, question: int) -> dict[str, Any]:
-        """Its depth."""
+        """Return the depth of the question with that index."""
         return {"depth": float(self.settings.depths[question])}
 
     def run_at(self, subject: Subject, length: int) -> Result | str:
-        """Return the numbers over all depths."""
+        """Return the measurements over all depths, and an example per digit; a reason if a prompt does not fit."""
         if (reason := subject.beyond(length)) is not None:
             return reason
         if self.settings.filler == "documents" and (reason := subject.lacking(length)) is not None:
@@ -128,7 +142,13 @@ class Passkey(DigitsRecalled):
         return [*measured, self.value("constant_accuracy", share, length, n=n)], examples
 
     def _text(self, subject: Subject, index: int, length: int) -> np.ndarray:
-        """What stands around a trial's value: a document without the end-of-text token that leads it, or the sentences."""
+        """Return the tokens around a trial's value: a document without its end-of-text token, or repeated sentences.
+
+        Args:
+            subject: Model to be measured.
+            index: Index of the trial, which selects the document.
+            length: Maximum number of tokens.
+        """
         if self.settings.filler == "documents":
             return subject.documents[index % self.config.eval.documents][1 : length + 1]
         once = subject.tokenizer.encode(GRASS)

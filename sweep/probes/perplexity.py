@@ -1,4 +1,4 @@
-"""Losses in nats per token: validation, clean and junk text by context length, and the same last tokens at every length.
+"""Losses in nats per token: validation, clean and junk text by context length, and a fixed tail of documents.
 
 Source: docs/mechanisms.md, "Losses".
 """
@@ -27,10 +27,17 @@ if TYPE_CHECKING:
 
 
 def stream_losses(subject: Subject, *, full_context: bool) -> tuple[Tensor, TextExtent | None]:
-    """Losses of the first `validation_tokens` of the validation split in rows of seq_len, [targets], and what these are as text.
+    """Return losses of the validation split in rows of seq_len, nats [targets], and their extent as text.
 
-    With `loss_on: marked` of the marked targets alone. Raises DataError when the split is shorter than asked: a sample
-    is never made smaller; and when it has no marked target.
+    The first `eval.validation_tokens` tokens are read. With `loss_on: marked` only marked targets are returned. The
+    extent is None for a subject with the corpus's tokenizer.
+
+    Args:
+        subject: Model to be measured.
+        full_context: Read without the attention window of training.
+
+    Raises:
+        DataError: The split is shorter than requested, or has no marked target.
     """
     from ..data.batches import DataError, stream_rows
     from ..data.corpora import UNMARKED
@@ -50,13 +57,13 @@ def stream_losses(subject: Subject, *, full_context: bool) -> tuple[Tensor, Text
 
 
 def stream_loss(subject: Subject, *, full_context: bool) -> tuple[float, int]:
-    """The mean of `stream_losses`, and the targets it is of."""
+    """Return (mean loss in nats, number of targets) of the validation split, as `stream_losses` reads it."""
     losses, _ = stream_losses(subject, full_context=full_context)
     return float(losses.double().mean()), losses.numel()
 
 
 def document_rows(subject: Subject, length: int) -> Tensor | str:
-    """The first `length` + 1 tokens of each of the documents, int64 [documents, length + 1], or why there are none."""
+    """Return the first `length` + 1 tokens of each document, int64 [documents, length + 1], or a reason."""
     import torch
 
     reason = subject.beyond(length) or subject.lacking(length + 1)
@@ -66,6 +73,15 @@ def document_rows(subject: Subject, length: int) -> Tensor | str:
 
 
 def _score_rows(probe: Probe, subject: Subject, length: int, inputs_BT: Tensor, targets_BT: Tensor) -> Result:
+    """Return the mean loss over all counted targets, its bits, and an example with the mean of each row.
+
+    Args:
+        probe: Probe that reports the numbers.
+        subject: Model to be measured.
+        length: Context length in tokens, for the record.
+        inputs_BT: Input tokens, int64.
+        targets_BT: Target tokens, int64.
+    """
     losses_BT, extent = subject.losses(inputs_BT, targets_BT), subject.extent(targets_BT)
     if extent is None:
         means, n = losses_BT.double().mean(1), losses_BT.numel()
@@ -79,7 +95,14 @@ def _score_rows(probe: Probe, subject: Subject, length: int, inputs_BT: Tensor, 
 
 
 def _bits_measurements(probe: Probe, length: int, nats: float, extent: TextExtent | None) -> list[Measurement]:
-    """The same nats, of all targets together, over what does not depend on a tokenizer: tokens of GPT-2, and bytes."""
+    """Return bits per GPT-2 token and bits per byte, which do not depend on the model's tokenizer.
+
+    Args:
+        probe: Probe that reports the numbers.
+        length: Context length in tokens, for the record.
+        nats: Sum of the losses of all counted targets.
+        extent: Extent of these targets; None returns nothing.
+    """
     if extent is None:
         return []
     bits = nats / math.log(2)
@@ -92,20 +115,26 @@ def _bits_measurements(probe: Probe, length: int, nats: float, extent: TextExten
 
 
 class Validation(LengthwiseProbe):
-    """val_loss with the window the model was trained with, and val_loss_full without it.
+    """Validation losses: `val_loss` with the attention window of training, and `val_loss_full` without it.
 
-    Their unit says so where they are of marked targets alone.
+    Their unit differs if they are of marked targets alone.
     """
 
     metrics, more_of_others = metrics.by_subject("val")
     of_any = True
 
     def tokens(self, length: int) -> int:
-        """The validation tokens, twice where the window makes two numbers of them."""
+        """Return the validation tokens, twice if the attention window requires two passes."""
         return self.config.eval.validation_tokens * (2 if self.config.model.window else 1)
 
     def run_at(self, subject: Subject, length: int) -> Result | str:
-        """Raises DataError when the validation split is shorter than asked; in tokens of another tokenizer that is a reason."""
+        """Return both losses and, for an external model, bits.
+
+        If the validation split is too short, an external model gets a reason.
+
+        Raises:
+            DataError: The validation split is too short, for a network of the project.
+        """
         from ..data.batches import DataError
 
         try:
@@ -120,11 +149,11 @@ class Validation(LengthwiseProbe):
         return [self.value("val_loss", trained, n=n), self.value("val_loss_full", full, n=n), *bits], []
 
     def value(self, metric: str, value: float, length: int = 0, **more: Any) -> Measurement:
-        """As of every probe, in the unit of the targets that count."""
+        """Return a measurement as `Probe.value` does, in nats per marked token if only those count."""
         return self._with_marked_unit(super().value(metric, value, length, **more))
 
     def missing(self, reason: str, length: int = 0, metric: str | None = None) -> Measurement:
-        """The same of a number that is missing."""
+        """Return a measurement without a value as `Probe.missing` does, in nats per marked token if only those count."""
         return self._with_marked_unit(super().missing(reason, length, metric))
 
     def _with_marked_unit(self, measurement: Measurement) -> Measurement:
@@ -134,14 +163,14 @@ class Validation(LengthwiseProbe):
 
 
 class Clean(DocumentProbe):
-    """Mean over all targets of the first L + 1 tokens of each document; the same documents at every length."""
+    """Mean loss over all targets of the first L + 1 tokens of each document; the same documents at every length."""
 
     metrics, more_of_others = metrics.by_subject("clean")
     of_any = True
     beyond = 1
 
     def run_at(self, subject: Subject, length: int) -> Result | str:
-        """Return the mean loss; an example is the mean of one document."""
+        """Return the mean loss in nats, and as examples the means of the documents, or a reason."""
         rows = document_rows(subject, length)
         return rows if isinstance(rows, str) else _score_rows(self, subject, length, rows[:, :-1], rows[:, 1:])
 
@@ -153,7 +182,7 @@ class JunkConfig(ProbeConfig):
 
 
 class Junk(LengthwiseProbe):
-    """Mean over rows of L tokens of the validation stream, which run across document borders, from its start."""
+    """Mean loss over rows of L tokens from the start of the validation stream, which cross document borders."""
 
     Config = JunkConfig
     metrics, more_of_others = metrics.by_subject("junk")
@@ -161,19 +190,19 @@ class Junk(LengthwiseProbe):
     by_length = True
 
     def tokens(self, length: int) -> int:
-        """That many rows."""
+        """Return the tokens of all rows."""
         return int(self.settings.rows) * length
 
     def longest(self, corpus: Corpus) -> int:
-        """Each row takes L tokens of the validation split, the last one a token more."""
+        """Return the length at which the rows use up the validation split, which must hold one further target."""
         return max(0, len(corpus.validation) - 1) // int(self.settings.rows)
 
     def validation_need(self, length: int) -> int:
-        """Return the tokens of the rows, and the last target."""
+        """Return the tokens of the rows plus the last target."""
         return int(self.settings.rows) * length + 1
 
     def lack(self, corpus: Corpus, length: int) -> str | None:
-        """Rows of the validation split."""
+        """Return a message if the validation split has fewer rows of `length` tokens than requested, else None."""
         rows = max(0, len(corpus.validation) - 1) // length
         if rows >= self.settings.rows:
             return None
@@ -183,7 +212,7 @@ class Junk(LengthwiseProbe):
         )
 
     def run_at(self, subject: Subject, length: int) -> Result | str:
-        """Return the mean loss; an example is the mean of one row."""
+        """Return the mean loss in nats, and as examples the means of the rows, or a reason."""
         from ..data.batches import stream_rows
 
         n_rows, available = self.settings.rows, (len(subject.corpus.validation) - 1) // length
@@ -195,7 +224,7 @@ class Junk(LengthwiseProbe):
 
 
 MAX_SCORED = 512
-"""Tokens that same_tail scores at most where its settings do not say."""
+"""Maximum number of tokens that same_tail scores by default."""
 
 
 class SameTailConfig(ProbeConfig):
@@ -212,16 +241,16 @@ class SameTailConfig(ProbeConfig):
     )
 
     def settled(self, lengths: Iterable[int]) -> Self:
-        """With numbers in place of 0, for these context lengths."""
+        """Return the settings with 0 replaced by the numbers for these context lengths."""
         ordered = sorted(lengths)
         last = self.last or max(1, min(MAX_SCORED, ordered[0] // 2))
         return self.model_copy(update={"last": last, "end": self.end or ordered[-1]})
 
 
 class SameTail(DocumentProbe):
-    """Mean over the targets d[end - last + 1 .. end] of each document d, read after the L tokens d[end - L .. end - 1].
+    """Mean loss over the targets d[end - last + 1 .. end] of each document d, given the L tokens d[end - L .. end - 1].
 
-    `clean` falls with the length also because later text is easier; here the targets are the same at every length.
+    `clean` also falls with the length because later text is easier; here the targets are the same at every length.
     """
 
     Config = SameTailConfig
@@ -230,28 +259,29 @@ class SameTail(DocumentProbe):
 
     @classmethod
     def settled(cls, settings: SameTailConfig, config: EvalConfig) -> SameTailConfig:
-        """From the context lengths of the grid."""
+        """Return the settings with 0 replaced by the numbers for the grid's context lengths."""
         return settings.settled(config.lengths)
 
     @property
     def _resolved_settings(self) -> SameTailConfig:
+        """Settings with 0 replaced by the numbers for the cell's context lengths."""
         settings: SameTailConfig = self.settings
         return settings.settled(self.config.eval.lengths)
 
     def longest(self, corpus: Corpus) -> int:
-        """The whole text before the end; 0 where a document ends before that."""
+        """Return the end of the scored tokens; 0 if a document ends before that."""
         end = self._resolved_settings.end
         return end if super().longest(corpus) >= end else 0
 
     def lack(self, corpus: Corpus, length: int) -> str | None:
-        """Held-out documents that reach to the end, and text before it."""
+        """Return a message if the documents are too short or fewer than `length` tokens precede their end, else None."""
         end = self._resolved_settings.end
         if (short := super().lack(corpus, end)) is not None or length <= end:
             return short
         return f"the text, which {WHO}, ends at token {end}, before {length}: raise eval.settings.{self.name}.end or lower eval.lengths"
 
     def run_at(self, subject: Subject, length: int) -> Result | str:
-        """Return the mean loss; an example is the mean of one document."""
+        """Return the mean loss in nats and the end of the scored tokens, or a reason; examples are document means."""
         import torch
 
         last, end = self._resolved_settings.last, self._resolved_settings.end

@@ -1,4 +1,4 @@
-"""Loss by place in the document, in one forward a document (docs/mechanisms.md, "Losses")."""
+"""Loss by position in a document, from one forward pass per document (docs/mechanisms.md, "Losses")."""
 
 from __future__ import annotations
 
@@ -21,9 +21,9 @@ class PositionNllConfig(ProbeConfig):
 
 
 class PositionNll(DocumentProbe):
-    """Means over the targets b K + 1 .. (b + 1) K of each document, K = `bin`; the last of them over what is left.
+    """Mean losses over the targets b K + 1 .. (b + 1) K of each document, K = `bin`; the last bin can be shorter.
 
-    The mean of all, each weighted by its targets, is what `clean` finds at that length.
+    The mean over all bins, weighted by their targets, equals `clean` at that length.
     """
 
     Config = PositionNllConfig
@@ -32,7 +32,10 @@ class PositionNll(DocumentProbe):
     names_every_missing = True
 
     def run_at(self, subject: Subject, length: int) -> Result | str:
-        """Return the means; an example is the mean of one bin (`position`) of one document (`item`)."""
+        """Return the means in nats; an example is the mean of one bin (`position`) of one document (`item`).
+
+        Instead a reason.
+        """
         rows = document_rows(subject, length)
         if isinstance(rows, str):
             return rows

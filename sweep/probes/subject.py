@@ -1,4 +1,4 @@
-"""Subjects of probes: a model that reads text, above all a trained network of ours, with tokenizer, corpus and settings."""
+"""Subjects that probes can measure: trained networks of the project, and the interface for external models."""
 
 from __future__ import annotations
 
@@ -27,68 +27,90 @@ from .base import Prompt, Result
 
 
 def no_pause() -> None:
-    """Pauses nothing."""
+    """Do nothing; the default of `pause` callbacks."""
 
 
 @dataclass(frozen=True)
 class TextExtent:
-    """What the targets of rows are as text, for a subject that reads another alphabet than the corpus is written in."""
+    """Extent of the targets of rows as text, for a subject with another tokenizer than the corpus."""
 
     counted_BT: Tensor
-    """Whether the subject was asked for that target: not where it bears no text, or half a character."""
+    """Mask of the targets that the subject scores, bool; False for targets without text or with part of a character."""
     bytes: int
-    """UTF-8 bytes of the counted text."""
+    """Bytes of the counted text as UTF-8."""
     gpt2_tokens: int | None
-    """Tokens of GPT-2 that it takes; None where GPT-2's files are not at hand."""
+    """Length of that text in GPT-2 tokens; None if GPT-2's tokenizer cannot be loaded."""
     lacking: str = ""
-    """Why there are none."""
+    """Reason why `gpt2_tokens` is None."""
 
 
 class Subject(ABC):
-    """Whoever can say how likely a text is, and what comes next: what probes measure that look into no network."""
+    """A language model that scores text and prompts, without access to its internals."""
 
     own_tokens: ClassVar[bool] = False
-    """Whether it reads with a tokenizer of its own, not that of the corpus."""
+    """True if the model reads with a tokenizer of its own instead of the corpus's."""
     tokenizer: Tokenizer
-    """The one that it reads with."""
+    """Tokenizer of the model."""
     corpus: Corpus
+    """Corpus that is read."""
     config: CellConfig
+    """Config of the cell."""
     device: torch.device
+    """Device of the model."""
 
     @abstractmethod
     def losses(
         self, inputs_BT: Tensor, targets_BT: Tensor, *, full_context: bool = True, last: int | None = None
     ) -> Tensor:
-        """Cross-entropy of every target, or of the `last` ones of each row, nats, float32 or float64 [B, T] on the CPU; 0 for
-        targets that `extent` does not count."""
+        """Return the cross-entropy of each target in nats, float32 or float64 [B, T] on the CPU.
+
+        It is 0 for targets that `extent` does not count.
+
+        Args:
+            inputs_BT: Input tokens, int64.
+            targets_BT: Target tokens, int64.
+            full_context: Read without the attention window of training.
+            last: Return the last targets of each row alone, [B, last].
+        """
 
     @abstractmethod
     def answers(self, prompts: Sequence[Prompt], *, full_context: bool = True) -> list[tuple[Tensor, Tensor]]:
-        """For each prompt, teacher-forced: whether each scored token has the largest logit, and its loss in nats; both [digits]."""
+        """Score each prompt, teacher-forced.
+
+        Args:
+            prompts: The prompts.
+            full_context: Read without the attention window of training.
+
+        Returns:
+            For each prompt (is_argmax, loss in nats) of its scored tokens, each [digits] on the CPU.
+        """
 
     def extent(self, targets_BT: Tensor) -> TextExtent | None:
-        """What the targets are as text; None for a subject whose tokens they are."""
+        """Return the extent of the targets as text; None for a subject with the corpus's tokenizer."""
         return None
 
     def haystack(self, document: int, tokens: int) -> np.ndarray:
-        """The first `tokens` tokens of one of `documents`, in the subject's own tokens."""
+        """Return the first `tokens` tokens of the document with that index, in the model's tokens."""
         return self.documents[document][:tokens]
 
     def tokens_of(self, text: str) -> int:
-        """How many tokens of the corpus a text takes."""
+        """Return the length of a text in tokens of the corpus."""
         return len(self.tokenizer.encode(text))
 
     def beyond(self, tokens: int) -> str | None:
-        """Why the subject cannot read a text of `tokens` tokens, or None when it can."""
+        """Return why the model cannot read a text of `tokens` tokens, or None if it can."""
         return None
 
     @property
     def documents(self) -> list[np.ndarray]:
-        """The first `eval.documents` held-out documents, each led by the end-of-text token, whatever the lengths are."""
+        """First `eval.documents` held-out documents, each preceded by the end-of-text token.
+
+        The same for all lengths.
+        """
         return self.corpus.heldout[: self.config.eval.documents]
 
     def lacking(self, tokens: int) -> str | None:
-        """Why nothing is measured where each of `documents` must have `tokens` tokens, or None when each has."""
+        """Return why documents of `tokens` tokens are missing, or None if `eval.documents` of them exist."""
         n_documents = self.config.eval.documents
         n_long = sum(len(document) >= tokens for document in self.documents)
         if n_long == n_documents:
@@ -98,7 +120,7 @@ class Subject(ABC):
 
 @dataclass(frozen=True)
 class CellSubject(Subject):
-    """A network of ours; the model is in evaluation mode on `device`."""
+    """A trained network of the project; the model is in evaluation mode on `device`."""
 
     model: Backbone
     tokenizer: Tokenizer
@@ -106,17 +128,17 @@ class CellSubject(Subject):
     config: CellConfig
     device: torch.device
     pause: Callable[[], None] = no_pause
-    """Called before each forward; may raise to end a probe that takes minutes."""
+    """Callback before each forward pass, which may raise to end a probe that takes minutes."""
 
     def beyond(self, tokens: int) -> str | None:
-        """Why the network cannot read a text of `tokens` tokens, or None when it can."""
+        """Return why the network's positions do not suffice for `tokens` tokens, or None if they do."""
         longest = longest_text(self.config.model)
         if longest is None or tokens <= longest:
             return None
         return f"n/a: positions {self.config.model.positions} has {longest} places, fewer than {tokens} tokens"
 
     def validation_rows(self, rows: int) -> Tensor | str:
-        """The first rows of the validation split, int64 [rows, T] of the training length, or why there are not so many."""
+        """Return the first rows of the validation split, int64 [rows, seq_len], or the reason why there are fewer."""
         length = self.config.train.seq_len
         available = (len(self.corpus.validation) - 1) // length
         if available < rows:
@@ -124,12 +146,15 @@ class CellSubject(Subject):
         return stream_rows(self.corpus.validation, length, rows)[0]
 
     def batches(self, rows: int, length: int) -> list[slice]:
-        """Which of `rows` rows of `length` tokens go through the network together: `eval.chunk_tokens`, at least one."""
+        """Return slices of `rows` rows of `length` tokens that go through the network together.
+
+        Each has at most `eval.chunk_tokens` tokens, but at least one row.
+        """
         rows_at_once = max(1, self.config.eval.chunk_tokens // length)
         return [slice(first, first + rows_at_once) for first in range(0, rows, rows_at_once)]
 
     def features(self, tokens_BT: Tensor, *, full_context: bool = True) -> Tensor:
-        """Hidden states [B, T, D] on `device`, `eval.chunk_tokens` at a time."""
+        """Return hidden states [B, T, D] on `device`, computed in chunks of `eval.chunk_tokens` tokens."""
         self.pause()
         chunk = self.config.eval.chunk_tokens
         return self.model.features(tokens_BT.to(self.device), full_context=full_context, chunk=chunk).hidden_BTD
@@ -138,20 +163,34 @@ class CellSubject(Subject):
     def losses(
         self, inputs_BT: Tensor, targets_BT: Tensor, *, full_context: bool = True, last: int | None = None
     ) -> Tensor:
-        """Cross-entropy of every target, or of the `last` ones of each row, nats, float32 [B, T] on the CPU (float64 for a
-        float64 network)."""
+        """Return the cross-entropy of each target in nats, float32 [B, T] on the CPU, or float64 for a float64 network.
+
+        Args:
+            inputs_BT: Input tokens, int64.
+            targets_BT: Target tokens, int64.
+            full_context: Read without the attention window of training.
+            last: Return the last targets of each row alone, [B, last].
+        """
         parts = []
         for rows in self.batches(*inputs_BT.shape):
             hidden_BTD = self.features(inputs_BT[rows], full_context=full_context)
             targets = targets_BT[rows].to(self.device)
             if last is not None:
-                # only these go through the head, which is most of the memory
+                # only these go through the head, which needs most of the memory
                 hidden_BTD, targets = hidden_BTD[:, -last:], targets[:, -last:]
             parts.append(self.model.token_losses(hidden_BTD, targets, chunk=self.config.eval.chunk_tokens).cpu())
         return torch.cat(parts)
 
     def answers(self, prompts: Sequence[Prompt], *, full_context: bool = True) -> list[tuple[Tensor, Tensor]]:
-        """Prompts that are as long as each other go through the network together."""
+        """Score each prompt, teacher-forced; prompts of the same length go through the network together.
+
+        Args:
+            prompts: The prompts.
+            full_context: Read without the attention window of training.
+
+        Returns:
+            For each prompt (is_argmax, loss in nats) of its scored tokens, each [digits] on the CPU.
+        """
         indices_by_length: dict[int, list[int]] = defaultdict(list)
         for index, prompt in enumerate(prompts):
             indices_by_length[len(prompt.tokens)].append(index)
@@ -173,16 +212,16 @@ class CellSubject(Subject):
         self, rows: Rows, mark_rows: Callable[[np.ndarray], np.ndarray], *, letters: np.ndarray | None = None,
         full_context: bool = True,
     ) -> tuple[np.ndarray, np.ndarray]:  # fmt: skip
-        """Count the marked tokens of each row, and those of them that have the largest logit at the token before.
+        """Count the marked tokens of each row, and those of them that have the largest logit.
 
         Args:
-            rows: Rows that are worked out, none of which begins with a marked token.
-            marks_of: Gives 1 for each token of whole rows that is asked for, else 0.
-            letters: The network's token for each of those of `rows`; None where they are the same.
-            full_context: Whether the window of training is left out.
+            rows: Computed rows, none of which begins with a marked token.
+            mark_rows: Function from complete rows to marks of the same shape, 1 for each scored token, else 0.
+            letters: The network's token for each token of `rows`; None if they are the same.
+            full_context: Read without the attention window of training.
 
         Returns:
-            Marked tokens and right answers, each int64 [rows].
+            (marked tokens, right answers), each int64 [rows].
         """
         n_marked, n_right = np.zeros(rows.rows, np.int64), np.zeros(rows.rows, np.int64)
         for part in self.batches(rows.rows, rows.length):
@@ -190,7 +229,7 @@ class CellSubject(Subject):
             row_tokens = rows.made(numbers)
             marks = torch.from_numpy(mark_rows(row_tokens).astype(bool))
             tokens = torch.from_numpy((row_tokens if letters is None else letters[row_tokens]).astype(np.int64))
-            # an answer is said at the token before it, and nothing is said after the last
+            # the logits at a token predict the next one
             positions = marks[:, 1:].flatten().nonzero().squeeze(1)
             hidden = self.features(tokens[:, :-1], full_context=full_context).flatten(0, 1)
             predicted = self.model.logits(hidden[positions.to(hidden.device)]).argmax(-1).cpu()
@@ -202,7 +241,7 @@ class CellSubject(Subject):
 
 @contextlib.contextmanager
 def evaluating(model: Backbone) -> Iterator[None]:
-    """Evaluation mode inside, and the mode that was before after it."""
+    """Context manager that sets evaluation mode and restores the previous mode afterwards."""
     before = model.training
     model.eval()
     try:
@@ -213,9 +252,11 @@ def evaluating(model: Backbone) -> Iterator[None]:
 
 @contextlib.contextmanager
 def observe_evaluations(parts: Sequence[nn.Module], observe: Callable[..., None]) -> Iterator[None]:
-    """Inside, `observe` is told of every call of a part's `evaluate`: its place in the list, then the arguments of the call.
+    """Context manager that calls `observe` before every `evaluate` of the given modules, whose results stay unchanged.
 
-    The part's own answer stays as it is.
+    Args:
+        parts: Modules with a method `evaluate`, which is shadowed on the instance inside the context.
+        observe: Called with the index of the module, then the arguments of the call.
     """
 
     def wrap(index: int, part: Any) -> None:
@@ -238,7 +279,7 @@ def observe_evaluations(parts: Sequence[nn.Module], observe: Callable[..., None]
 
 @torch.no_grad()
 def measure(name: str, subject: Subject, lengths: Iterable[int]) -> Iterator[Result]:
-    """What the probe of that name finds at each length, one result a length."""
+    """Yield the result of the probe of that name for each length, without gradients."""
     yield from bound(name, subject.config).run(subject, lengths)
 
 

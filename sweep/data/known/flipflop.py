@@ -1,4 +1,4 @@
-"""Flip-flop corpus: rows that write a bit now and then and repeat it where it is read (docs/mechanisms.md, "Flip-flop").
+"""Flip-flop corpus: rows that write bits and read back the last one (docs/mechanisms.md, "Flip-flop").
 
 A row consists of pairs of an instruction and a bit. "w 1" writes it, "i 0" is to be ignored, and "r" is followed by the
 bit that was written last.
@@ -99,7 +99,7 @@ class FlipFlopCorpus(CorpusKind):
 
     @classmethod
     def streams(cls, settings: Any) -> Streams:
-        """Return both splits with the expected values of the training split, which account for the fixed first and last pair."""
+        """Return both splits with the expected values of the training split, fixed first and last pair included."""
 
         def rows(count: int, split: str) -> FlipFlopRows:
             return FlipFlopRows(count, settings.length, ignore=settings.ignore, seed=settings.seed, split=split)

@@ -17,7 +17,7 @@ SHARDS = 99
 
 
 class FineWebEduShards(CorpusKind):
-    """FineWeb-Edu as GPT-2 tokens in shards of 100M, which the published runs trained on, or a local copy under `data.path`."""
+    """FineWeb-Edu as GPT-2 tokens in shards of 100M, used by the published runs, or a local copy under `data.path`."""
 
     description = f"the same as GPT-2 tokens, ready-made ({REPOSITORY})"
     preset: ClassVar = {"tokenizer": "gpt2", "train_tokens": 10**9, "heldout": "finepdfs"}
@@ -30,7 +30,7 @@ class FineWebEduShards(CorpusKind):
 
     @classmethod
     def shards(cls, data: DataConfig, work_folder: Path, log: LogFn) -> tuple[list[Path], list[Path]]:
-        """Return as many training shards as `data.train_tokens` needs, and the validation shard, downloading missing ones.
+        """Return the training shards that `data.train_tokens` needs, and the validation shard; download missing ones.
 
         Raises:
             MachineError: A download failed.

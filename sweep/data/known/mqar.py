@@ -55,7 +55,7 @@ class MqarConfig(CorpusConfig):
 
 
 class MqarRows(RandomRows):
-    """Rows of one split, uint16 [rows, length]: a blank, the pairs, then a question or two blanks per slot, and a final blank.
+    """Rows of one split, uint16 [rows, length]: blank, pairs, a question or two blanks per slot, blank.
 
     A row takes one random number per existing key, whose order chooses the keys. Then come one number per pair, which
     chooses its value, and one per slot of a question. The slots with the smallest -ln(1 - u) / weight get the

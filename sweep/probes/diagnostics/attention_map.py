@@ -1,4 +1,4 @@
-"""What each query of a small text attends to, in any mixer: its output where the values are the identity (docs/mechanisms.md, "Diagnostics")."""
+"""Attention maps of any mixer: its outputs for values that form the identity (docs/mechanisms.md, "Diagnostics")."""
 
 from __future__ import annotations
 
@@ -20,12 +20,13 @@ if TYPE_CHECKING:
     from ..subject import CellSubject
 
 LARGE_VALUE = 2.0**40
-"""Values so large that a term that is not a value of the text, such as a null's, counts for nothing beside them."""
+"""Scale of values at which terms outside the text's values, such as a null key's, become negligible."""
 LINEARITY_TOLERANCE = 0.1
-"""Within which the logarithm of a ratio is that of a mixer that is linear in its values."""
+"""Maximum deviation of the log ratio of outputs for a mixer that is linear in its values."""
 MAX_MAP_ERROR = 0.02
-"""Largest error, of the largest output, with which a map gives back what the mixer makes of the text's own values."""
+"""Maximum error, relative to the largest output, of outputs that are recomputed from a map."""
 DIGITS = 5
+"""Decimal places of the stored weights."""
 
 
 class AttentionMapConfig(ProbeConfig):
@@ -39,10 +40,12 @@ class AttentionMapConfig(ProbeConfig):
 
 
 class AttentionMap(LengthwiseProbe):
-    """How many keys share the attention of a query, (sum |w|)^2 / sum w^2, mean over queries and maps; and the maps.
+    """Attention maps, and the effective number of keys per query as a mean over queries and maps.
 
-    An example is a row of a map: `item` counts maps, `position` is the query, the detail has layer, head and the weights of keys up to
-    the query.
+    The effective number of keys is (sum |w|)^2 / sum w^2 over the weights w of a query.
+
+    An example is a row of a map: `item` counts maps, `position` is the query, and the detail has layer, head and the
+    weights of keys up to the query.
     """
 
     Config = AttentionMapConfig
@@ -50,11 +53,11 @@ class AttentionMap(LengthwiseProbe):
     names_every_missing = True
 
     def tokens(self, length: int) -> int:
-        """The text once through the network, and about as much for the identity."""
+        """Return the tokens of the text, twice: once for the network, and about as much for the identity."""
         return 2 * int(self.settings.tokens)
 
     def run_at(self, subject: CellSubject, length: int) -> Result | str:
-        """Return the numbers and maps of the start of the validation split."""
+        """Return the numbers and maps for the start of the validation split, or a reason."""
         maps = self._maps(subject)
         if isinstance(maps, str):
             return maps
@@ -72,7 +75,7 @@ class AttentionMap(LengthwiseProbe):
         ]  # fmt: skip
 
     def _maps(self, subject: CellSubject) -> dict[tuple[int, int], np.ndarray] | str:
-        """By layer and head: the weights [T, T]; or why there are none."""
+        """Return the weights [T, T] by (layer, head), or the reason why there are none."""
         from ....model.attention import Attention
         from ...data.batches import stream_rows
 
@@ -102,7 +105,13 @@ class AttentionMap(LengthwiseProbe):
 
 
 def attention_maps(subject: CellSubject, tokens_BT: Tensor, layers: list[int]) -> dict[int, np.ndarray] | str:
-    """By layer: [heads, T, T] of a row of tokens; or why a mixer has none."""
+    """Return the map [heads, T, T] of each layer for a row of tokens, or the reason why a mixer has none.
+
+    Args:
+        subject: Network to be measured.
+        tokens_BT: A single row of tokens, int64 [1, T].
+        layers: Layers with attention.
+    """
     from ..subject import observe_evaluations
 
     mixes: list[Any] = [block.mix for block in subject.model.blocks]
@@ -125,10 +134,18 @@ def attention_maps(subject: CellSubject, tokens_BT: Tensor, layers: list[int]) -
 
 
 def _attention_map(mixer: Any, q_BTHX: Tensor, k_BTJX: Tensor, v_BTJX: Tensor, **options: Any) -> np.ndarray | None:
-    """[H, T, T] from what the mixer makes of values that are the columns of the identity, X - 1 at a time; None where that gives no map.
+    """Return the map [H, T, T] of a mixer, or None if it has none.
 
-    Where the output does not grow with the values, as that of a norm or a direction, a last channel that is the same for all keys
-    tells by what it was divided: then rows add up to 1.
+    The mixer is evaluated with values that are the columns of the identity, X - 1 of them at a time. If the output does
+    not grow with the values, as after a norm, a last channel that is the same for all keys shows the divisor, and rows
+    then add up to 1. A map of a linear mixer must reproduce its output.
+
+    Args:
+        mixer: The mixer.
+        q_BTHX: Queries of one row, B = 1.
+        k_BTJX: Keys.
+        v_BTJX: Values, to check the map.
+        options: Further arguments of the mixer's call.
     """
     import torch
 
@@ -139,13 +156,13 @@ def _attention_map(mixer: Any, q_BTHX: Tensor, k_BTJX: Tensor, v_BTJX: Tensor, *
     _, t, heads, size = k_BTJX.shape
     unit_output, large_output = (run_mixer(torch.full_like(v_BTJX, scale)) for scale in (1.0, LARGE_VALUE))
     norms = float(unit_output.norm()), float(large_output.norm())
-    # nothing survives anywhere: any factor is right
+    # with an output of zero any factor is right
     log_ratio = math.log(norms[1] / norms[0]) if min(norms) > 0 else math.log(LARGE_VALUE)
     is_linear = abs(log_ratio - math.log(LARGE_VALUE)) < LINEARITY_TOLERANCE
     if not is_linear and abs(log_ratio) > 1:
         return None
     scale = 1.0 if is_linear else LARGE_VALUE
-    # every output channel may have a weight of its own behind a norm, which values that are all alike show
+    # after a norm each output channel may have its own weight, which constant values reveal
     channel_THX = torch.ones_like(large_output) if is_linear else large_output
     parts = []
     for first in range(0, t, size - 1):
@@ -164,7 +181,7 @@ def _attention_map(mixer: Any, q_BTHX: Tensor, k_BTJX: Tensor, v_BTJX: Tensor, *
 
 
 def _reproduces_output(map_HTS: Tensor, v_TJX: Tensor, y_THX: Tensor) -> bool:
-    """Whether the map times the text's own values is what the mixer made of them."""
+    """Return True if the map times the text's own values is the output of the mixer, up to `MAX_MAP_ERROR`."""
     import torch
 
     v_SHX = v_TJX.double().cpu().repeat_interleave(y_THX.size(1) // v_TJX.size(1), 1)

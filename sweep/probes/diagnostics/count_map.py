@@ -1,4 +1,4 @@
-"""What a Polar network has learned of its count map, mag = tanh(beta ln(1 + m)) (docs/mechanisms.md, "Polar attention")."""
+"""Learned slope of a Polar network's count map, mag = tanh(beta ln(1 + m)) (docs/mechanisms.md, "Polar attention")."""
 
 from __future__ import annotations
 
@@ -12,20 +12,20 @@ if TYPE_CHECKING:
 
 
 class CountMap(LengthwiseProbe):
-    """The slope beta = softplus(mag_beta): mean, lowest and highest over all heads of all Polar layers.
+    """Slope beta = softplus(mag_beta): mean, minimum and maximum over all heads of all Polar layers.
 
-    Examples hold every head's, by layer among those with a mixer (`item`) and head (`position`).
+    Examples hold the slope of every head, by layer among those with a mixer (`item`) and head (`position`).
     """
 
     metrics = metrics.metrics_of_probe("count_map")
     names_every_missing = True
 
     def tokens(self, length: int) -> int:
-        """Nothing is read, which is next to nothing."""
+        """Return 1, because no text is read."""
         return 1
 
     def run_at(self, subject: CellSubject, length: int) -> Result | str:
-        """Return the slopes; the parameters alone are read."""
+        """Return the slopes, read from the parameters, or a reason if the network has no Polar layer."""
         import torch
         from torch.nn import functional
 

@@ -1,4 +1,4 @@
-"""What the gates of mixers and memories keep, layer by layer, head by head, channel by channel (docs/mechanisms.md, "Diagnostics")."""
+"""Retention of the gates of mixers and memories, by layer, head and channel (docs/mechanisms.md, "Diagnostics")."""
 
 from __future__ import annotations
 
@@ -28,10 +28,10 @@ class GatesConfig(ProbeConfig):
 
 
 class Gates(LengthwiseProbe):
-    """exp of the mean log of a gate over tokens: n tokens leave about the n-th power of it.
+    """Geometric mean of each gate over tokens; after n tokens about the n-th power of it remains.
 
-    Examples of `retention` hold every gate of a mixer, by layer of the network (`item`) and by head times `channels` plus channel
-    (`position`), those of `memory` every head of a memory.
+    Examples of `retention` hold every gate of a mixer, by layer of the network (`item`) and by head times `channels`
+    plus channel (`position`), those of `memory` every head of a memory.
     """
 
     Config = GatesConfig
@@ -39,11 +39,11 @@ class Gates(LengthwiseProbe):
     names_every_missing = True
 
     def tokens(self, length: int) -> int:
-        """The rows, at the training length."""
+        """Return the tokens of the rows, at the training length."""
         return int(self.settings.rows) * self.config.train.seq_len
 
     def run_at(self, subject: CellSubject, length: int) -> Result | str:
-        """Return the gates over the start of the validation split."""
+        """Return the gates over the start of the validation split, or a reason."""
         inputs_BT = subject.validation_rows(int(self.settings.rows))
         if isinstance(inputs_BT, str):
             return inputs_BT
@@ -59,7 +59,12 @@ class Gates(LengthwiseProbe):
         return measured, examples + self._examples("memory", memories)
 
     def _mixer_result(self, logs: dict[int, Tensor], tokens: int) -> Result:
-        """Numbers of all gates [heads, channels] of the mixers, by layer, and the gates one by one."""
+        """Return mean, minimum and maximum of the mixers' gates, the number of channels, and every gate as an example.
+
+        Args:
+            logs: Mean log gates [heads, channels] by layer.
+            tokens: Number of tokens that they are averaged over.
+        """
         import torch
 
         if not logs:
@@ -72,6 +77,7 @@ class Gates(LengthwiseProbe):
         return measured, self._examples("retention", logs)
 
     def _examples(self, metric: str, logs: dict[int, Tensor]) -> list[Any]:
+        """Return every gate as an example, from mean log gates by layer."""
         return [
             self.example(metric, math.exp(log), item=layer, position=position)
             for layer, log_PX in logs.items()
@@ -80,9 +86,13 @@ class Gates(LengthwiseProbe):
 
 
 def log_gates(subject: CellSubject, inputs_BT: Tensor) -> tuple[dict[int, Tensor], dict[int, Tensor]]:
-    """Of mixers and of memories, by layer of the network: the mean log gate of every head and channel [P, X], float64 on the CPU.
+    """Return the mean log gates of mixers and of memories, each by layer: [heads, channels], float64 on the CPU.
 
-    X is 1 where a head has one gate. Layers without gates are left out.
+    There is one channel if a head has one gate. Layers without gates are left out.
+
+    Args:
+        subject: Network to be measured.
+        inputs_BT: Tokens that it reads, int64.
     """
     from ....model.attention import Attention
     from ..subject import observe_evaluations
@@ -92,15 +102,18 @@ def log_gates(subject: CellSubject, inputs_BT: Tensor) -> tuple[dict[int, Tensor
     sums: tuple[dict[int, Tensor], dict[int, Tensor]] = ({}, {})
 
     def add(totals: dict[int, Tensor], layer: int, log: Tensor | None) -> None:
+        """Add the sum over tokens of a call's log gates, divided by the number of all tokens, to a layer's total."""
         if log is not None:
             total_PX = (log if log.ndim == 4 else log[..., None]).double().sum((0, 1)).cpu() / inputs_BT.numel()
             totals[layer] = totals[layer] + total_PX if layer in totals else total_PX
 
     def add_mixer(index: int, q: Tensor, k_BTJX: Tensor, v: Tensor, *, x_BTD: Tensor | None = None, **_: Any) -> None:
+        """Add the log gates of a call of the mixer with that index."""
         read = {} if x_BTD is None else {"x_BTD": x_BTD}
         add(sums[0], layers[index], mixes[layers[index]].mixer.log_gates(k_BTJX=k_BTJX, **read))
 
     def add_memory(index: int, x_BTD: Tensor, *_: Any, **__: Any) -> None:
+        """Add the log gates of a call of the memory with that index."""
         layer = list(memories)[index]
         add(sums[1], layer, memories[layer].log_gates(x_BTD=x_BTD))
 

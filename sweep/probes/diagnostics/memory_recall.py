@@ -1,4 +1,4 @@
-"""What a memory holds: random pairs written and read back, by the memory alone and in context (docs/mechanisms.md, "Memory recall")."""
+"""Capacity of a memory: random pairs written and read back (docs/mechanisms.md, "Memory recall")."""
 
 from __future__ import annotations
 
@@ -26,11 +26,11 @@ if TYPE_CHECKING:
     from ..subject import CellSubject
 
 CAPACITY_THRESHOLD = 0.9
-"""Of a number of pairs: the share that must be right for the pairs to be held."""
+"""Share of a number of pairs that must be recalled for these pairs to count as stored."""
 MAX_HEAD_SIZES = 4
-"""How many pairs are written at most where no numbers are given, in head sizes."""
+"""Maximum number of pairs by default, in multiples of the head size."""
 VOCABULARY_SAMPLE = 1 << 18
-"""Tokens of the validation split whose kinds may stand in a row."""
+"""Tokens at the start of the validation split from which the vocabulary of the rows is taken."""
 
 
 class MemoryRecallConfig(ProbeConfig):
@@ -59,15 +59,24 @@ class MemoryRecallConfig(ProbeConfig):
 
 
 class _QuestionRows(NamedTuple):
-    """Rows of one number of pairs, and what one of the row's values, taken at random, scores."""
+    """Prompts of rows with one number of pairs, and the score of a random value of the row."""
 
     prompts: list[Prompt]
+    """A prompt per row."""
     chance: float
+    """Probability that a random value of the row is right."""
 
 
 def recall_capacity(pairs: Sequence[int], shares: Sequence[float]) -> float:
-    """The number of pairs at which the share first falls to LEVEL: between two numbers on a line over log2 of the pairs, from 1
-    pair, which is always recalled; the largest number where it never does."""
+    """Return the number of pairs at which the recalled share first falls to `CAPACITY_THRESHOLD`.
+
+    It is interpolated linearly over log2 of the pairs, from 1 pair, which always counts as recalled. If the share never
+    falls so far, it is the largest number.
+
+    Args:
+        pairs: Numbers of pairs, rising.
+        shares: Recalled share at each, 0 to 1.
+    """
     pairs_before, share_before = 1.0, 1.0
     for number, next_share in zip(pairs, shares, strict=True):
         if next_share < CAPACITY_THRESHOLD:
@@ -79,10 +88,11 @@ def recall_capacity(pairs: Sequence[int], shares: Sequence[float]) -> float:
 
 
 class MemoryRecall(LengthwiseProbe):
-    """Shares are means over the numbers of pairs; how many pairs are held follows from the shares at each.
+    """Recalled shares as means over the numbers of pairs, and the capacity that follows from the share at each.
 
-    Examples of `share_before` are a head (`position`) of a layer (`item`) at one number of pairs, as their detail says, in the numbers'
-    order; of `pairs` a head of a layer. Those of `context_share` are one row (`item`) at one number of pairs (`position`).
+    Examples of `share` are a head (`position`) of a layer (`item`) at one number of pairs, which their detail names, in
+    the order of the numbers. Those of `pairs` are a head of a layer, those of `context_share` one row (`item`) at one
+    number of pairs (`position`).
     """
 
     Config = MemoryRecallConfig
@@ -90,20 +100,21 @@ class MemoryRecall(LengthwiseProbe):
 
     @property
     def pair_counts(self) -> tuple[int, ...]:
+        """Numbers of pairs, rising."""
         max_pairs = MAX_HEAD_SIZES * self.config.model.head_dim
         return tuple(self.settings.pairs) or tuple(2**power for power in range(1, int(math.log2(max_pairs)) + 1))
 
     def tokens(self, length: int) -> int:
-        """The text, and the rows with questions."""
+        """Return the tokens of the text and of the rows with questions."""
         rows = sum(self._row_tokens(pairs) for pairs in self.pair_counts)
         return int(self.settings.text) * self.config.train.seq_len + int(self.settings.rows) * rows
 
     def chance(self, metric: Metric) -> float | None:
-        """Of an answer that is one of the values at random."""
+        """Return the score of a random value, as a mean over the numbers of pairs."""
         return float(np.mean([1 / pairs for pairs in self.pair_counts])) if metric.name == "share" else metric.chance
 
     def run_at(self, subject: CellSubject, length: int) -> Result:
-        """Return what the memory alone recalls, then the network."""
+        """Return the measurements of the memory alone, then those of the network; each can be a reason instead."""
         alone, of_heads = self._measure_memory(subject)
         in_context, of_rows = self._measure_network(subject)
         return [*alone, *in_context], [*of_heads, *of_rows]
@@ -111,6 +122,7 @@ class MemoryRecall(LengthwiseProbe):
     # --- the memory alone -----------------------------------------------------------------------------------------
 
     def _measure_memory(self, subject: CellSubject) -> Result:
+        """Return the recall of the memory alone, or measurements with a reason."""
         from .memory_state import average_rates, missing_methods_reason, recall_by_head
 
         rows = subject.validation_rows(int(self.settings.text))
@@ -123,7 +135,11 @@ class MemoryRecall(LengthwiseProbe):
         return self._head_result(shares)
 
     def _head_result(self, shares: Mapping[int, dict[int, Tensor]]) -> Result:
-        """`shares`: by number of pairs and layer, [H]."""
+        """Return share and capacity of the memory, and of every head as examples.
+
+        Args:
+            shares: Recalled share of each head [H], by number of pairs and layer.
+        """
         examples = []
         for index, (pairs, layers) in enumerate(shares.items()):
             for layer, share_H in layers.items():
@@ -144,25 +160,29 @@ class MemoryRecall(LengthwiseProbe):
             self.value("pairs", recall_capacity(numbers, means), n=n),
         ], examples
 
-    # --- the whole network ----------------------------------------------------------------------------------------
+    # --- the complete network -------------------------------------------------------------------------------------
 
     def _measure_network(self, subject: CellSubject) -> Result:
+        """Return the recall of the complete network in context, or measurements with a reason.
+
+        The numbers of pairs end at the first for which the text or corpus has too few tokens.
+        """
         questions: dict[int, _QuestionRows] = {}
         reason = None
         for pairs in self.pair_counts:
             rows_or_reason = self._question_rows(subject, pairs)
             if isinstance(rows_or_reason, str):
-                # the text, which all cells share, has no room for more
+                # the corpus, which all cells share, allows no larger number
                 reason = None if questions else rows_or_reason
                 break
             questions[pairs] = rows_or_reason
-        # a mean over fewer numbers than other networks have would be another number
+        # a mean over fewer numbers would not be comparable with other networks
         reason = reason or subject.beyond(self._row_tokens(max(questions)))
         if reason is not None:
             return [self.missing(reason, metric=one.name) for one in self.metrics[2:]], []
         shares, examples = [], []
         for index, (pairs, one) in enumerate(questions.items()):
-            # the window of training stays, so that what a memory is asked cannot be looked up
+            # the attention window of training applies, so that answers beyond it need the memory
             answers = subject.answers(one.prompts, full_context=False)
             rows = [float(hits.double().mean()) for hits, _ in answers]
             shares.append(float(np.mean(rows)))
@@ -179,19 +199,20 @@ class MemoryRecall(LengthwiseProbe):
 
     @property
     def _corpus(self) -> MqarConfig | None:
-        """The settings of the corpus mqar, whose own rows are then asked."""
+        """Settings of the corpus mqar, if that is the cell's corpus, whose rows then give the questions; else None."""
         return settings_of(self.config.data) if self.config.data.corpus == MQAR else None
 
     def _row_tokens(self, pairs: int) -> int:
-        """Tokens that the network reads of a row."""
+        """Return the tokens that the network reads of a row with that many pairs."""
         corpus = self._corpus
         return 4 * pairs if corpus is None else max(corpus.length, 4 * pairs + 2)
 
     def _question_rows(self, subject: CellSubject, pairs: int) -> _QuestionRows | str:
+        """Return the rows with that many pairs, or the reason why there are none."""
         return self._text_rows(subject, pairs) if self._corpus is None else self._corpus_rows(self._corpus, pairs)
 
     def _corpus_rows(self, corpus: MqarConfig, pairs: int) -> _QuestionRows | str:
-        """As in training, with as many pairs, and longer where these need it."""
+        """Return rows of the corpus mqar with that many pairs, lengthened where necessary, or a reason."""
         if pairs > corpus.keys:
             return f"n/a: the corpus has {corpus.keys} keys, fewer than {pairs} pairs need"
         changes = {"pairs": pairs, "length": self._row_tokens(pairs), "seed": int(self.settings.seed)}
@@ -202,9 +223,9 @@ class MemoryRecall(LengthwiseProbe):
         return _QuestionRows(prompts, 1 / pairs + (1 - 1 / pairs) / corpus.values)
 
     def _text_rows(self, subject: CellSubject, pairs: int) -> _QuestionRows | str:
-        """[EOT] k v k v ..., then every key again in another order with its value; no token stands for two things.
+        """Return rows [EOT] k v k v ..., then every key in another order with its value, or a reason.
 
-        Tokens are of those that the text has, since a network knows nothing of others.
+        Keys and values are distinct tokens of the validation text, because a network is not trained on others.
         """
         vocabulary = np.unique(np.asarray(subject.corpus.validation[:VOCABULARY_SAMPLE]))
         tokens = vocabulary[vocabulary != subject.tokenizer.eot]

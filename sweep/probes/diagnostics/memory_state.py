@@ -1,7 +1,7 @@
-"""Memories under examination: the state while a network reads, and pairs that a memory recalls on its own.
+"""Access to memories: the norm of their state while a network reads, and pairs that a memory recalls on its own.
 
-For the probes state_norm ("Diagnostics" in docs/mechanisms.md) and memory_recall ("Memory recall").
-B documents or draws, T tokens, K pairs, H heads, J KV heads, X head size, L layers with a memory.
+For the probes state_norm ("Diagnostics" in docs/mechanisms.md) and memory_recall ("Memory recall"). B documents or
+draws, T tokens, K pairs, H heads, J KV heads, X head size, L layers with a memory.
 """
 
 from __future__ import annotations
@@ -26,13 +26,13 @@ from ....model.memory.recurrent import Recurrent
 from ..subject import CellSubject, observe_evaluations
 
 STATES = ("delta_norm", "hebbian_norm", "delta_norm_kept", "hebbian_norm_kept")
-"""Metrics of the probe `state_norm`: trained retention first, then retention 1 (`kept`), where nothing is forgotten but what a write erases."""
+"""Metrics of the probe `state_norm`: trained retention first, then retention 1 (`kept`), where only writes erase."""
 OWN = ("delta_norm", "delta_norm_kept")
-"""Those of them that every memory has: its own writes."""
+"""Metrics that every memory has, computed with its own writes."""
 
 
 class MemoryInputs(NamedTuple):
-    """What a memory reads: the normed input, and the mixer's q, k and v."""
+    """Inputs of a memory: the normed input of the layer, and the mixer's q, k and v."""
 
     x_BTD: Tensor
     q_BTHX: Tensor
@@ -41,13 +41,13 @@ class MemoryInputs(NamedTuple):
 
 
 def memories_of(model: Backbone) -> dict[int, Any]:
-    """The memories of a network by layer, in the order of its layers."""
+    """Return the memories of a network by layer, in the order of its layers."""
     mixes = {layer: block.mix for layer, block in enumerate(model.blocks) if isinstance(block.mix, Attention)}
     return {layer: mix.memory for layer, mix in mixes.items() if mix.memory is not None}
 
 
 def missing_methods_reason(model: Backbone, *methods: str) -> str | None:
-    """Why the memories of a network cannot be asked for these methods of `Recurrent`; None: they can."""
+    """Return why the memories of a network lack these methods of `Recurrent`, or None if they define them."""
     memories = memories_of(model)
     if not memories:
         return "n/a: the network has no memory"
@@ -58,7 +58,12 @@ def missing_methods_reason(model: Backbone, *methods: str) -> str | None:
 
 @contextlib.contextmanager
 def observe_memories(memories: Mapping[int, Any], observe: Callable[[int, MemoryInputs], None]) -> Iterator[None]:
-    """Inside, `observe` is told of every evaluation of a memory, by its layer; the outputs stay as they are."""
+    """Context manager that calls `observe` for every evaluation of a memory, whose results stay unchanged.
+
+    Args:
+        memories: Memories by layer.
+        observe: Called with the layer and the inputs of the memory.
+    """
     layers = list(memories)
 
     def observe_layer(index: int, x_BTD: Tensor, q_BTHX: Tensor, k_BTJX: Tensor, v_BTJX: Tensor, *, chunk: int) -> None:
@@ -69,14 +74,20 @@ def observe_memories(memories: Mapping[int, Any], observe: Callable[[int, Memory
 
 
 def without_forgetting(rates: Any) -> Any:
-    """The same rates of a memory that forgets nothing by itself."""
+    """Return the rates with retention 1: the first field, a log retention, becomes 0."""
     return rates._replace(**{rates._fields[0]: torch.zeros_like(rates[0])})
 
 
 def memory_state_norms(memory: Recurrent, inputs: MemoryInputs, chunk: int) -> dict[str, Tensor]:
-    """By metric of STATES, of OWN for what is no delta rule: Frobenius norm of the state after the last token, [B, H].
+    """Return the Frobenius norm of a memory's state after the last token, [B, H] by metric of `STATES`.
 
-    Hebbian control: S <- S gamma + beta v kᵀ, the memory's own writes without erasing. Keys have unit length.
+    A memory without a delta rule has the metrics of `OWN` alone. The Hebbian control makes the same writes without
+    erasing, S <- S gamma + beta v kᵀ, with keys of unit length.
+
+    Args:
+        memory: The memory.
+        inputs: Inputs of the memory.
+        chunk: Tokens that are computed at a time.
     """
     b, t, h, _ = inputs.q_BTHX.shape
     metrics = STATES if isinstance(memory, DeltaMemory) else OWN
@@ -94,11 +105,18 @@ def memory_state_norms(memory: Recurrent, inputs: MemoryInputs, chunk: int) -> d
 
 
 def _hebbian(k_BTHX: Tensor, v_BTHX: Tensor, rates: DeltaRates, state: Tensor | None) -> Tensor:
-    """The state [B, H, X_v, X_k] after these tokens in closed form: every write, weighted by what is kept of it until the end."""
+    """Return the Hebbian state [B, H, X_v, X_k] after these tokens, each write weighted by its retention.
+
+    Args:
+        k_BTHX: Keys, normalised here.
+        v_BTHX: Values.
+        rates: Log retention and step size of each token.
+        state: State before these tokens; None: zero.
+    """
     dtype = statistics_dtype(k_BTHX.dtype)
     k_BTHX = functional.normalize(k_BTHX.to(dtype), dim=-1, eps=NORM_FLOOR)
     log = rates.log_keep.to(dtype)
-    # one retention a head stands for those of all its channels
+    # a retention per head applies to all its channels
     total_BTHX = (log if log.ndim == 4 else log[..., None]).cumsum(1)
     weight_BTHX = (total_BTHX[:, -1:] - total_BTHX).exp() * rates.step_BTH.to(dtype)[..., None]
     written = torch.einsum("bthv,bthk->bhvk", v_BTHX.to(dtype), weight_BTHX * k_BTHX)
@@ -106,7 +124,7 @@ def _hebbian(k_BTHX: Tensor, v_BTHX: Tensor, rates: DeltaRates, state: Tensor | 
 
 
 def memory_state_norms_after(subject: CellSubject, rows_BT: Tensor, chunk: int) -> dict[str, Tensor]:
-    """By metric, the norms once these rows went through the network: [B, L, H], float64 on the CPU."""
+    """Return the norms after these rows went through the network: [B, L, H] by metric, float64 on the CPU."""
     memories = memories_of(subject.model)
     norms_by_layer: dict[int, list[dict[str, Tensor]]] = {layer: [] for layer in memories}
 
@@ -128,22 +146,22 @@ def memory_state_norms_after(subject: CellSubject, rows_BT: Tensor, chunk: int) 
 
 
 MAX_COMPARISONS = 1 << 24
-"""Comparisons of an answer with a value at a time, which bounds memory."""
+"""Maximum number of answer-value comparisons at a time, which bounds memory."""
 
 
 class AverageRates(NamedTuple):
-    """What a memory does with a text on average."""
+    """Average behaviour of a memory on a text."""
 
     rates: Any
-    """Its rates [H] or [H, X], each the mean over the text's tokens: of what stays, the mean of the logs."""
+    """Rates [H] or [H, X], each the mean over the text's tokens; retentions are averaged as logs."""
     scale_H: Tensor
     """Root mean square of the values that each head writes."""
     dtype: torch.dtype
-    """Of what it reads."""
+    """Type of the memory's inputs."""
 
 
 def average_rates(subject: CellSubject, inputs_BT: Tensor) -> dict[int, AverageRates]:
-    """Of every memory by its layer, over these rows."""
+    """Return the average rates of every memory over these rows, by layer."""
     memories = memories_of(subject.model)
     rates: dict[int, Any] = {}
     squares: dict[int, Tensor] = {}
@@ -173,16 +191,24 @@ def average_rates(subject: CellSubject, inputs_BT: Tensor) -> dict[int, AverageR
 
 
 def _plus(first: Tensor | None, second: Tensor | None) -> Tensor | None:
+    """Return the sum, or None if either is None."""
     return None if first is None or second is None else first + second
 
 
 def recall_by_head(
     subject: CellSubject, rates_by_layer: dict[int, AverageRates], pairs: int, draws: int, seed: int
 ) -> dict[int, Tensor]:
-    """By layer: which part of all keys of all draws every head of its memory answers with their own value, [H] on the CPU.
+    """Return the share of keys that each head of a memory answers with their own value, [H] on the CPU by layer.
 
-    The same keys and values for every layer, and for every network of as many heads of that size; a layer's values have the
-    size that it is used to.
+    Keys and values are the same for every layer, and for every network with as many heads of that size. The values are
+    scaled to the size that the layer writes on text.
+
+    Args:
+        subject: Network to be measured.
+        rates_by_layer: Average rates of each memory.
+        pairs: Number of pairs.
+        draws: Number of random draws.
+        seed: Seed of the draws.
     """
     memories = memories_of(subject.model)
     heads, size = subject.config.model.n_heads, subject.config.model.head_dim
@@ -204,9 +230,15 @@ def recall_by_head(
 
 
 def is_recalled(memory: Recurrent, rates: Any, keys_BKHX: Tensor, values_BKHX: Tensor) -> Tensor:
-    """Whether each key is answered with its own value: [B, K, H].
+    """Return True for each key that a memory answers with its own value, bool [B, K, H].
 
-    The pairs are written one after the other into an empty state, each with these rates ([H] or [H, X], or None).
+    The pairs are written one after the other into an empty state.
+
+    Args:
+        memory: The memory.
+        rates: Rates of every write, each [H], [H, X] or None.
+        keys_BKHX: Keys.
+        values_BKHX: Values.
     """
     b, k = keys_BKHX.shape[:2]
     dtype = statistics_dtype(keys_BKHX.dtype)
@@ -216,7 +248,10 @@ def is_recalled(memory: Recurrent, rates: Any, keys_BKHX: Tensor, values_BKHX: T
 
 
 def is_nearest(answers_BKHX: Tensor, values_BKHX: Tensor) -> Tensor:
-    """Whether each answer lies nearer, by cosine, to its own value than to any other of its draw: [B, K, H]; no answer does not."""
+    """Return True for each answer whose cosine is largest with its own value of the draw, bool [B, K, H].
+
+    Ties are False.
+    """
     cosine_BHKK = torch.einsum("bkhx,bjhx->bhkj", unit(answers_BKHX), unit(values_BKHX).to(answers_BKHX.dtype))
     own_BHK = cosine_BHKK.diagonal(dim1=-2, dim2=-1)
     competing_BHKK = cosine_BHKK - torch.diag_embed(torch.full_like(own_BHK, torch.inf))

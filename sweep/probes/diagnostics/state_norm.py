@@ -1,4 +1,4 @@
-"""How large the memory's state grows with the text, beside writes that erase nothing (docs/mechanisms.md, "Diagnostics")."""
+"""Norm of the memory's state by text length, next to writes that erase nothing (docs/mechanisms.md, "Diagnostics")."""
 
 from __future__ import annotations
 
@@ -17,21 +17,21 @@ if TYPE_CHECKING:
 
 
 class StateNorm(DocumentProbe):
-    """Norms of the state after the first L tokens of each document, mean over documents, layers and heads.
+    """Norms of the state after the first L tokens of each document, as means over documents, layers and heads.
 
-    The trained network runs at full context; the controls read the same keys, values and gates and change nothing in it. Examples
-    hold the mean over documents by layer of the network (`item`) and head (`position`).
+    The trained network reads at full context; the controls use the same keys, values and gates and change nothing in
+    it. Examples hold the mean over documents by layer of the network (`item`) and head (`position`).
     """
 
     metrics = metrics.metrics_of_probe("state_norm")
     names_every_missing = True
 
     def inapplicable(self) -> str | None:
-        """A network without memory has no state."""
+        """Return a phrase if the network has no memory, else None."""
         return "has no memory whose state could be measured" if self.config.model.memory == NO_MEMORY else None
 
     def run_at(self, subject: CellSubject, length: int) -> Result | str:
-        """Return four numbers, in the order of `metrics`."""
+        """Return four norms in the order of `metrics`, or a reason."""
         import torch
 
         from .memory_state import memories_of, memory_state_norms_after, missing_methods_reason
@@ -44,7 +44,13 @@ class StateNorm(DocumentProbe):
         return self._result(length, norms, list(memories_of(subject.model)))
 
     def _result(self, length: int, norms: dict[str, Tensor], layers: list[int]) -> Result:
-        """`norms` are [B, L, H]."""
+        """Return a measurement per metric, and the mean of every head as examples.
+
+        Args:
+            length: Context length in tokens.
+            norms: Norms [B, L, H] by metric; a metric that is missing gets a reason.
+            layers: Layers of the memories.
+        """
         values, examples = [], []
         for metric in self.metrics:
             if metric.name not in norms:
