@@ -90,8 +90,8 @@ class GarbageReport:
 
     def lines(self) -> list[str]:
         """Return the report as text, the largest files first."""
-        listed = sorted(self.things, key=lambda thing: (-thing.bytes, thing.address))
-        lines = [f"{thing.address}: {thing.kind}, {size(thing.bytes)}" for thing in listed[:MAX_LINES]]
+        listed = sorted(self.things, key=lambda item: (-item.bytes, item.address))
+        lines = [f"{item.address}: {item.kind}, {size(item.bytes)}" for item in listed[:MAX_LINES]]
         lines += [f"... and {len(listed) - MAX_LINES} more"] if len(listed) > MAX_LINES else []
         done = "freed" if self.removed else "nobody owns"
         count = len(self.things) - len(self.problems)
@@ -124,7 +124,7 @@ def find(store: Store, runs: Path, paths: Sequence[str] = ()) -> GarbageReport:
         list(_list_matching(runs / "plugins", _PLUGIN)),
         list(_list_matching(runs, _LOG)),
     )
-    remote_attempts = [(place, folder) for place in paths for folder in _attempts_at(place)]
+    remote_attempts = [(location, folder) for location in paths for folder in _attempts_at(location)]
     owned = store.read(_read_owned_names)
     attempts = {folder for folder, _ in local_attempts} | {folder for _, folder in remote_attempts}
     if attempts and not attempts & owned.folders and not owned.deleted:
@@ -133,9 +133,9 @@ def find(store: Store, runs: Path, paths: Sequence[str] = ()) -> GarbageReport:
         )
     unowned = [UnownedFile(kind="attempt", address=str(path), bytes=size_on_disk(path), folder=folder)
               for folder, path in local_attempts if folder not in owned.folders]  # fmt: skip
-    for place, folder in remote_attempts:
+    for location, folder in remote_attempts:
         if folder not in owned.folders:
-            address = storage.join(place, folder)
+            address = storage.join(location, folder)
             parent, name = storage.split(address)
             unowned.append(
                 UnownedFile(kind="attempt", address=address, bytes=bytes_of(storage.place(parent), name), folder=folder)
@@ -144,8 +144,8 @@ def find(store: Store, runs: Path, paths: Sequence[str] = ()) -> GarbageReport:
                for prefix, path in plugins if prefix not in owned.plugins and _is_old(path)]  # fmt: skip
     unowned += [UnownedFile(kind="log", address=str(path), bytes=size_on_disk(path))
                for word, path in logs if word not in owned.sweeps and _is_old(path)]  # fmt: skip
-    scanned = {storage.home(place, "") for place in paths}
-    elsewhere = tuple(sorted(place for place in owned.storage_paths if storage.home(place, "") not in scanned))
+    scanned = {storage.home(location, "") for location in paths}
+    elsewhere = tuple(sorted(location for location in owned.storage_paths if storage.home(location, "") not in scanned))
     return GarbageReport(runs=str(runs), things=tuple(unowned), elsewhere=elsewhere)
 
 
@@ -155,24 +155,24 @@ def remove(store: Store, report: GarbageReport) -> GarbageReport:
     A file that cannot be removed gets a `problem`, and the others are removed all the same.
     """
     results = []
-    for thing in report.things:
+    for item in report.things:
         problem = ""
         try:
-            path = None if "://" in thing.address else Path(thing.address)
-            if thing.kind != "attempt" and path is not None:
+            path = None if "://" in item.address else Path(item.address)
+            if item.kind != "attempt" and path is not None:
                 path.unlink(missing_ok=True)
             elif path is not None:
-                problem = _remove_folder(path, lambda item=thing: _is_owned(store, item))  # type: ignore[misc]
-            elif _is_owned(store, thing):
+                problem = _remove_folder(path, lambda item=item: _is_owned(store, item))  # type: ignore[misc]
+            elif _is_owned(store, item):
                 problem = _OWNED_NOW
             else:
-                parent, name = storage.split(thing.address)
+                parent, name = storage.split(item.address)
                 storage.place(parent).remove(name)
         except SweepError as error:
             problem = " ".join(str(error).split())
         except OSError as error:
             problem = f"{error.strerror}; make it writable, then collect again"
-        results.append(replace(thing, problem=problem))
+        results.append(replace(item, problem=problem))
     result = replace(report, things=tuple(results), removed=True)
     n_removed = len(results) - len(result.problems)
     if n_removed:

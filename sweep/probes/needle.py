@@ -94,13 +94,13 @@ def constant_share(prompts: list[Prompt]) -> tuple[float, int]:
 
     It is the share of the most frequent token among the scored ones.
     """
-    scored_tokens = np.concatenate([prompt_.tokens[prompt_.scored] for prompt_ in prompts])
+    scored_tokens = np.concatenate([prompt.tokens[prompt.scored] for prompt in prompts])
     return float(np.unique(scored_tokens, return_counts=True)[1].max() / len(scored_tokens)), len(scored_tokens)
 
 
-def steps_per_digit(make_trials: Sequence[NeedleTrial], tokenizer: Tokenizer) -> float:
+def steps_per_digit(needle_trials: Sequence[NeedleTrial], tokenizer: Tokenizer) -> float:
     """Return the mean number of tokens per digit with its space, of which one is scored."""
-    return sum(len(tokenizer.encode(t.value)) for t in make_trials) / sum(len(t.digits) for t in make_trials)
+    return sum(len(tokenizer.encode(t.value)) for t in needle_trials) / sum(len(t.digits) for t in needle_trials)
 
 
 class DigitsRecalled(DocumentProbe):
@@ -203,7 +203,7 @@ class Needle(DigitsRecalled):
         if (reason := subject.lacking(length)) is not None:
             return reason
         prompts = self._prompts(subject, needle_trials, length)
-        if (reason := subject.beyond(max(len(prompt_.tokens) for prompt_ in prompts) - 1)) is not None:
+        if (reason := subject.beyond(max(len(prompt.tokens) for prompt in prompts) - 1)) is not None:
             return reason
         measured, examples = self.scored(length, subject.answers(prompts))
         if length == min(self.config.eval.lengths):

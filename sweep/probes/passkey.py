@@ -20,7 +20,7 @@ if TYPE_CHECKING:
     from ..data.tokenizer import Tokenizer
     from .subject import Subject
 
-WORDS = ("amber", "copper", "harbor", "meadow", "orchid", "winter")
+MAGIC_NAMES = ("amber", "copper", "harbor", "meadow", "orchid", "winter")
 """Words of the cues for kind niah."""
 GRASS = " The grass is green. The sky is blue. The sun is yellow. Here we go. There and back again."
 """Repeated sentences of the filler "grass"."""
@@ -58,7 +58,7 @@ def make_hidden_values(config: PasskeyConfig) -> list[NeedleTrial]:
     for index in range(config.trials):
         trial = draw_trial(random.Random(f"{config.seed}/{config.kind}/{index}"), config.digits)
         if config.kind == "niah":
-            trial = replace(trial, cue=f" The special magic {WORDS[index % len(WORDS)]} number is")
+            trial = replace(trial, cue=f" The special magic {MAGIC_NAMES[index % len(MAGIC_NAMES)]} number is")
         values.append(trial)
     return values
 
@@ -133,10 +133,10 @@ class Passkey(DigitsRecalled):
         for index, trial in enumerate(self.cast()):
             text = self._text(subject, index, length)
             for depth in self.settings.depths:
-                prompt_ = build_prompt(trial, text, length, depth, subject.tokenizer)
-                if isinstance(prompt_, int):
-                    return f"n/a: a value and its question take {prompt_} tokens, more than a context of {length}"
-                prompts.append(prompt_)
+                prompt = build_prompt(trial, text, length, depth, subject.tokenizer)
+                if isinstance(prompt, int):
+                    return f"n/a: a value and its question take {prompt} tokens, more than a context of {length}"
+                prompts.append(prompt)
         measured, examples = self.scored(length, subject.answers(prompts))
         share, n = constant_share(prompts)
         return [*measured, self.value("constant_accuracy", share, length, n=n)], examples

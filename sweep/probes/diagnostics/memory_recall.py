@@ -179,22 +179,24 @@ class MemoryRecall(LengthwiseProbe):
         # a mean over fewer numbers would not be comparable with other networks
         reason = reason or subject.beyond(self._row_tokens(max(questions)))
         if reason is not None:
-            return [self.missing(reason, metric=one.name) for one in self.metrics[2:]], []
+            return [self.missing(reason, metric=metric.name) for metric in self.metrics[2:]], []
         shares, examples = [], []
-        for index, (pairs, one) in enumerate(questions.items()):
+        for index, (pairs, question_rows) in enumerate(questions.items()):
             # the attention window of training applies, so that answers beyond it need the memory
-            answers = subject.answers(one.prompts, full_context=False)
+            answers = subject.answers(question_rows.prompts, full_context=False)
             rows = [float(hits.double().mean()) for hits, _ in answers]
             shares.append(float(np.mean(rows)))
-            detail = {"pairs": pairs, "chance": one.chance}
+            detail = {"pairs": pairs, "chance": question_rows.chance}
             for item, share in enumerate(rows):
                 example = self.example("context_share", share, item=item, position=index)
                 examples.append(replace(example, detail=detail))
-        n = sum(len(prompt.scored) for one in questions.values() for prompt in one.prompts)
+        n = sum(len(prompt.scored) for question_rows in questions.values() for prompt in question_rows.prompts)
         return [
             self.value("context_share", float(np.mean(shares)), n=n),
             self.value("context_pairs", recall_capacity(list(questions), shares), n=n),
-            self.value("context_chance", float(np.mean([one.chance for one in questions.values()])), n=n),
+            self.value(
+                "context_chance", float(np.mean([question_rows.chance for question_rows in questions.values()])), n=n
+            ),
         ], examples
 
     @property

@@ -129,7 +129,7 @@ def test_its_tokenizer_comes_with_it(stdlib: Corpus) -> None:
 @pytest.mark.parametrize("cuts", [[], [1, 2, 150], [7, 14, 300]])
 def test_entropies_of_shards_against_a_slow_count(monkeypatch: pytest.MonkeyPatch, piece: int, cuts: list[int]) -> None:
     """Pairs within a shard count, however it is read; those across a border do not."""
-    monkeypatch.setattr(corpora, "PIECE", piece)
+    monkeypatch.setattr(corpora, "CHUNK_TOKENS", piece)
     tokens = np.random.default_rng(0).integers(0, 17, 301).astype(np.uint16) ** 2 % 17
     shards = np.split(tokens, cuts)
     pairs: Counter[tuple[int, int]] = Counter()

@@ -163,7 +163,7 @@ def test_a_billion_tokens_are_ten_shards(
     def enough(self: Any, shards: Any) -> None:
         raise MachineError("all fetched")
 
-    monkeypatch.setattr(prepare.Preparation, "check", enough)
+    monkeypatch.setattr(prepare.Preparation, "check_training_tokens", enough)
     assert told(DataConfig(corpus="fineweb-edu-shards", train_tokens=tokens), tmp_path / "c") == "all fetched"
     assert len(repository) == count + 1
 

@@ -84,7 +84,7 @@ def subject_of(
         patch.setattr(Corpus, "load_tokenizer", lambda self: theirs)
         # byte pairs over every byte give their text back as GPT-2's do, which a file's name alone does not say
         known = (*words_module.LOSSLESS_TOKENIZERS, *(["json"] if pair_file else []))
-        patch.setattr(words_module, "WHOLE", known)
+        patch.setattr(words_module, "LOSSLESS_TOKENIZERS", known)
         return kind(ChunkedScorer(model, torch.device("cpu"), piece=piece), words, made, config, None)
 
 

@@ -12,7 +12,7 @@ from atma_sweep.sweep.config import CellConfig, EvalConfig
 from atma_sweep.sweep.data.tokenizer import load_tokenizer
 from atma_sweep.sweep.probes import bound
 from atma_sweep.sweep.probes.needle import NeedleTrial
-from atma_sweep.sweep.probes.passkey import GRASS, WORDS, PasskeyConfig, build_prompt, make_hidden_values
+from atma_sweep.sweep.probes.passkey import GRASS, MAGIC_NAMES, PasskeyConfig, build_prompt, make_hidden_values
 from atma_sweep.sweep.probes.subject import CellSubject, measure
 from pydantic import ValidationError
 from statsmodels.stats.proportion import proportion_confint
@@ -46,7 +46,7 @@ def test_trials_are_draws_of_their_own() -> None:
     assert len({one.digits for one in cast}) == len({one.cue for one in cast}) == 8
     assert all(one.cue.startswith(" The access code for record ") and len(one.digits) == 5 for one in cast)
     magic = make_hidden_values(PasskeyConfig(kind="niah", trials=7, digits=2))
-    assert [one.cue for one in magic] == [f" The special magic {WORDS[i % 6]} number is" for i in range(7)]
+    assert [one.cue for one in magic] == [f" The special magic {MAGIC_NAMES[i % 6]} number is" for i in range(7)]
     assert make_hidden_values(PasskeyConfig(seed=5)) != cast
     torch.manual_seed(3)
     assert make_hidden_values(PasskeyConfig()) == cast
