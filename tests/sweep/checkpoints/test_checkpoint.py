@@ -29,9 +29,9 @@ Network = Callable[..., Backbone]
 
 
 def newest_step(folder: Path) -> int:
-    found = checkpoint.newest(folder)
-    assert found is not None
-    return found.step
+    loaded = checkpoint.newest(folder)
+    assert loaded is not None
+    return loaded.step
 
 
 def put(folder: Path, step: int, value: float = 0.0) -> Path:
@@ -41,7 +41,7 @@ def put(folder: Path, step: int, value: float = 0.0) -> Path:
     return folder / checkpoint.save(folder, model, state, step=step, tokens=10 * step, wall_s=0.5 * step)
 
 
-def test_round_trip_of_a_trained_model(network: Network, tmp_path: Path) -> None:
+def test_checkpoint_round_trip(network: Network, tmp_path: Path) -> None:
     model = network(awake=True)
     optimizers = Optimizers(model.parameter_groups(), TrainConfig(), torch.device("cpu"))
     tokens = torch.randint(0, 29, (2, 8))
@@ -56,13 +56,13 @@ def test_round_trip_of_a_trained_model(network: Network, tmp_path: Path) -> None
     assert {name: len(digest) for name, digest in state["sha256"].items()} == {
         "model.safetensors": 64, "optimizers.pt": 64,
     }  # fmt: skip
-    found = checkpoint.newest(tmp_path / "run")
-    assert found is not None
-    assert (found.step, found.tokens, found.wall_s, found.name) == (12, 34, 5.5, name)
-    assert found.model.keys() == model.state_dict().keys()
-    assert all(torch.equal(found.model[name], value) for name, value in model.state_dict().items())
+    loaded = checkpoint.newest(tmp_path / "run")
+    assert loaded is not None
+    assert (loaded.step, loaded.tokens, loaded.wall_s, loaded.name) == (12, 34, 5.5, name)
+    assert loaded.model.keys() == model.state_dict().keys()
+    assert all(torch.equal(loaded.model[name], value) for name, value in model.state_dict().items())
     again = Optimizers(network(awake=True).parameter_groups(), TrainConfig(), torch.device("cpu"))
-    again.load_state_dict(found.optimizers)
+    again.load_state_dict(loaded.optimizers)
     for old, new in (
         (optimizers.by_name["muon"], again.by_name["muon"]),
         (optimizers.by_name["adam"], again.by_name["adam"]),
@@ -72,25 +72,25 @@ def test_round_trip_of_a_trained_model(network: Network, tmp_path: Path) -> None
             assert all(torch.equal(torch.as_tensor(a[key]), torch.as_tensor(b[key])) for key in a)
 
 
-def test_bfloat16_tensors_keep_their_type(network: Network, tmp_path: Path) -> None:
+def test_checkpoint_keeps_bfloat16(network: Network, tmp_path: Path) -> None:
     model = network(dtype=torch.bfloat16)
-    found = checkpoint.load(tmp_path / checkpoint.save(tmp_path, model, {}, step=1, tokens=1, wall_s=0.0))
-    assert found.model["embedding.weight"].dtype == torch.bfloat16
-    assert torch.equal(found.model["embedding.weight"], model.embedding.weight)
+    loaded = checkpoint.load(tmp_path / checkpoint.save(tmp_path, model, {}, step=1, tokens=1, wall_s=0.0))
+    assert loaded.model["embedding.weight"].dtype == torch.bfloat16
+    assert torch.equal(loaded.model["embedding.weight"], model.embedding.weight)
 
 
-def test_an_unfinished_one_is_not_seen_and_not_in_the_way(tmp_path: Path) -> None:
+def test_unfinished_checkpoint_is_ignored(tmp_path: Path) -> None:
     put(tmp_path, 5)
-    left = tmp_path / ".checkpoint-00000010.part"
-    left.mkdir()
-    (left / "model.safetensors").write_bytes(b"half")
+    unfinished = tmp_path / ".checkpoint-00000010.part"
+    unfinished.mkdir()
+    (unfinished / "model.safetensors").write_bytes(b"half")
     assert newest_step(tmp_path) == 5
     put(tmp_path, 10)
     assert newest_step(tmp_path) == 10
-    assert not left.exists()
+    assert not unfinished.exists()
 
 
-def test_a_death_before_the_rename_leaves_the_old_one(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_crash_before_rename_keeps_old_checkpoint(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     put(tmp_path, 5, 1.0)
 
     def die(*_: object) -> None:
@@ -104,7 +104,7 @@ def test_a_death_before_the_rename_leaves_the_old_one(tmp_path: Path, monkeypatc
 
 
 @pytest.mark.thorough
-def test_no_byte_can_change_unnoticed(tmp_path: Path) -> None:
+def test_checkpoint_detects_every_changed_byte(tmp_path: Path) -> None:
     """Every byte of every file turned over in one bit; of the seal, which is read and not hashed alone, in all of them, too."""
     put(tmp_path, 5)
     folder = put(tmp_path, 10)
@@ -124,12 +124,12 @@ def test_no_byte_can_change_unnoticed(tmp_path: Path) -> None:
 
 def edited(folder: Path, *, sealed: bool, **facts: object) -> None:
     """Other facts in a seal: with its own hash made to fit, or as an older release wrote it, without one."""
-    said = json.loads((folder / SEAL).read_text())
-    hashes = said.pop("sha256")
-    del said["seal"]
-    said |= facts
+    seal = json.loads((folder / SEAL).read_text())
+    hashes = seal.pop("sha256")
+    del seal["seal"]
+    seal |= facts
     (folder / SEAL).write_bytes(
-        seal_content(said, hashes) if sealed else json.dumps(said | {"sha256": hashes}).encode()
+        seal_content(seal, hashes) if sealed else json.dumps(seal | {"sha256": hashes}).encode()
     )
 
 
@@ -144,32 +144,32 @@ def edited(folder: Path, *, sealed: bool, **facts: object) -> None:
     ],
     ids=str,
 )  # fmt: skip
-def test_facts_that_cannot_be_true_are_damage(tmp_path: Path, facts: dict[str, object], sealed: bool) -> None:
+def test_seal_rejects_implausible_facts(tmp_path: Path, facts: dict[str, object], sealed: bool) -> None:
     put(tmp_path, 5)
     edited(put(tmp_path, 10), sealed=sealed, **facts)
-    told: list[str] = []
-    found = checkpoint.newest(tmp_path, told.append)
-    assert found is not None
-    assert found.step == 5
-    (line,) = told
+    log: list[str] = []
+    loaded = checkpoint.newest(tmp_path, log.append)
+    assert loaded is not None
+    assert loaded.step == 5
+    (line,) = log
     assert line.startswith(f"{tmp_path}/checkpoint-00000010 is damaged and passed over: state.json ")
 
 
-def test_a_seal_under_another_name_is_damage(tmp_path: Path) -> None:
+def test_seal_rejects_other_name(tmp_path: Path) -> None:
     """A checkpoint that was copied or renamed would say one step and hold another."""
     put(tmp_path, 5).rename(tmp_path / "checkpoint-00000007")
     assert checkpoint.newest(tmp_path) is None
 
 
-def test_the_seal_of_an_older_release_is_still_good(tmp_path: Path) -> None:
+def test_seal_of_older_release_is_accepted(tmp_path: Path) -> None:
     folder = put(tmp_path, 10, 2.0)
     edited(folder, sealed=False)
-    found = checkpoint.newest(tmp_path)
-    assert found is not None
-    assert (found.step, found.tokens, found.wall_s, found.pending) == (10, 100, 5.0, None)
-    said = json.loads((folder / SEAL).read_text())
-    del said["pending"]  # the oldest
-    (folder / SEAL).write_text(json.dumps(said))
+    loaded = checkpoint.newest(tmp_path)
+    assert loaded is not None
+    assert (loaded.step, loaded.tokens, loaded.wall_s, loaded.pending) == (10, 100, 5.0, None)
+    seal = json.loads((folder / SEAL).read_text())
+    del seal["pending"]  # the oldest
+    (folder / SEAL).write_text(json.dumps(seal))
     assert newest_step(tmp_path) == 10
     (folder / "model.safetensors").write_bytes(b"?")
     assert checkpoint.newest(tmp_path) is None
@@ -178,7 +178,7 @@ def test_the_seal_of_an_older_release_is_still_good(tmp_path: Path) -> None:
 @pytest.mark.parametrize(
     "text", ["[1]", "{}", '{"sha256": 3}', '{"sha256": {}}', '{"sha256": [["state.json", 3]]}', "", "\0"]
 )
-def test_a_strange_state_is_damage_not_a_crash(tmp_path: Path, text: str) -> None:
+def test_seal_with_strange_content_is_damage(tmp_path: Path, text: str) -> None:
     (put(tmp_path, 5) / "state.json").write_text(text)
     assert checkpoint.newest(tmp_path) is None
 
@@ -190,13 +190,13 @@ class Trap:
         return (print, ("unpickled",))
 
 
-def test_optimizer_state_loads_tensors_and_numbers_only(tmp_path: Path) -> None:
+def test_optimizer_state_loads_weights_only(tmp_path: Path) -> None:
     checkpoint.save(tmp_path, nn.Linear(2, 2), {"x": Trap()}, step=1, tokens=1, wall_s=0.0)
     with pytest.raises(Exception, match="Weights only load failed"):
         checkpoint.newest(tmp_path)
 
 
-def test_clear_removes_unfinished_ones_too_and_nothing_else(tmp_path: Path) -> None:
+def test_clear_removes_all_checkpoints_and_nothing_else(tmp_path: Path) -> None:
     put(tmp_path, 5)
     (tmp_path / ".checkpoint-00000010.part").mkdir()
     (tmp_path / "weights.safetensors").touch()
@@ -204,7 +204,7 @@ def test_clear_removes_unfinished_ones_too_and_nothing_else(tmp_path: Path) -> N
     assert [p.name for p in tmp_path.iterdir()] == ["weights.safetensors"]
 
 
-def test_every_file_is_hashed_once_and_older_ones_wait_for_it(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_save_hashes_each_file_before_removing_older(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     for step in (1, 2):
         put(tmp_path, step)
     hashed: list[tuple[str, list[str]]] = []
@@ -242,7 +242,7 @@ except checkpoint.storage.StorageError as error:
         pytest.param(("2", "100000"), id="optimizers", marks=pytest.mark.thorough),
     ],
 )
-def test_a_full_disk_is_one_line_and_leaves_the_old_one(tmp_path: Path, sizes: tuple[str, str]) -> None:
+def test_save_on_full_disk_keeps_old_checkpoint(tmp_path: Path, sizes: tuple[str, str]) -> None:
     """A limit on the size of a file stands in for a full disk: writing fails half-way."""
     put(tmp_path, 5)
     done = subprocess.run(
@@ -260,9 +260,7 @@ def test_a_full_disk_is_one_line_and_leaves_the_old_one(tmp_path: Path, sizes: t
 
 @pytest.mark.parametrize("memory", EVERY_MEMORY)
 @pytest.mark.parametrize("cuda", [False, True])
-def test_counted_sizes_are_those_of_a_saved_checkpoint(
-    network: Network, tmp_path: Path, cuda: bool, memory: str
-) -> None:
+def test_sizes_match_saved_checkpoint(network: Network, tmp_path: Path, cuda: bool, memory: str) -> None:
     """Bytes of the real files after a real step, for the types that attempts have there."""
     settings = {"d_model": 128, "head_dim": 32, "vocab_size": 5003, "memory": memory}
     model = network(dtype=torch.bfloat16 if cuda else torch.float32, **settings)
@@ -277,20 +275,20 @@ def test_counted_sizes_are_those_of_a_saved_checkpoint(
     assert weights + state > 4e6
 
 
-def test_counting_allocates_nothing_and_knows_the_370m_model() -> None:
+def test_sizes_of_370m_model_allocate_nothing() -> None:
     began = resource.getrusage(resource.RUSAGE_SELF).ru_maxrss
     weights, state = checkpoint.sizes(ModelConfig(), narrow=True)
     # 369,758,464 parameters: the embedding's 51,511,296 take 2 bytes, all others 4
-    embedding, head, others = 51_511_296, 51_511_296, 369_758_464 - 2 * 51_511_296
-    assert weights == 2 * embedding + 4 * (head + others)
-    vectors = state - (4 * embedding + 8 * head + 4 * others)  # what AdamW keeps a second time
+    embedding, head, hidden_blocks = 51_511_296, 51_511_296, 369_758_464 - 2 * 51_511_296
+    assert weights == 2 * embedding + 4 * (head + hidden_blocks)
+    vectors = state - (4 * embedding + 8 * head + 4 * hidden_blocks)  # what AdamW keeps a second time
     assert 0 < vectors < 0.01 * state
     assert resource.getrusage(resource.RUSAGE_SELF).ru_maxrss - began < 200_000  # kilobytes; the weights take 1.4e6
 
 
 @pytest.mark.parametrize("layers", [1, 2, 3, 8])
 @pytest.mark.parametrize("optimizer", ["muon", "adamw"])
-def test_blocks_that_are_alike_count_though_few_are_built(layers: int, optimizer: str) -> None:
+def test_sizes_count_repeated_blocks(layers: int, optimizer: str) -> None:
     """Against the whole network, with no two sizes alike."""
     config = ModelConfig(
         d_model=24, n_layers=layers, n_heads=12, n_kv_heads=6, head_dim=8, vocab_size=29, mlp_ratio=3, conv_taps=5,
@@ -309,7 +307,7 @@ def test_blocks_that_are_alike_count_though_few_are_built(layers: int, optimizer
 
 
 @pytest.mark.usefixtures("registries")
-def test_a_mixer_that_needs_real_numbers_is_counted_too() -> None:
+def test_sizes_with_mixer_that_needs_real_numbers() -> None:
     class Real(Mixer):
         def __init__(self, model: ModelConfig, config: MixerConfig) -> None:
             super().__init__(model, config)

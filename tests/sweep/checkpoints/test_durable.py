@@ -20,27 +20,27 @@ CHECKPOINT = re.compile(r"checkpoint-\d{8}")
 def calls(trace: Path) -> list[tuple[str, str]]:
     """(name, arguments) of every system call that came back, in order; those that another thread cut in two are joined."""
     until(lambda: trace.exists() and "+++ exited with" in trace.read_text(), "the end of the trace", pause=0.05)
-    found: list[tuple[str, str]] = []
+    calls: list[tuple[str, str]] = []
     open_: dict[str, str] = {}
     for line in trace.read_text().splitlines():
-        pid, _, said = line.partition(" ")
-        said = said.strip()
-        if said.endswith("<unfinished ...>"):
-            open_[pid] = said.removesuffix("<unfinished ...>")
+        pid, _, text = line.partition(" ")
+        text = text.strip()
+        if text.endswith("<unfinished ...>"):
+            open_[pid] = text.removesuffix("<unfinished ...>")
             continue
-        resumed = re.match(r"<\.\.\. \w+ resumed>", said)
+        resumed = re.match(r"<\.\.\. \w+ resumed>", text)
         if resumed:
-            said = open_.pop(pid, "") + said[resumed.end() :]
-        call = re.match(r"(\w+)\((.*)", said)
+            text = open_.pop(pid, "") + text[resumed.end() :]
+        call = re.match(r"(\w+)\((.*)", text)
         if call:
-            found.append((call[1], call[2]))
-    return found
+            calls.append((call[1], call[2]))
+    return calls
 
 
 @pytest.mark.thorough
 @pytest.mark.slow
 @pytest.mark.skipif(shutil.which("strace") is None, reason="needs strace: apt-get install strace")
-def test_the_database_is_on_the_disk_before_a_checkpoint_goes(room: Callable[..., Room], tmp_path: Path) -> None:
+def test_database_is_synced_before_checkpoint_removal(room: Callable[..., Room], tmp_path: Path) -> None:
     """The second attempt of a cell goes on from the first one's checkpoint, and outlives all of them."""
     ours = room()
     ours.run(stop=11)

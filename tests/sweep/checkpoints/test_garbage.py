@@ -23,7 +23,7 @@ OWNER = Owner(name="ada", host="elsewhere", pid=1, started=0.0)
 HASHES = {"kept": "a" * 64, "gone": "b" * 64}
 
 
-def nobody(owner: object, until: object) -> bool:
+def is_held(owner: object, until: object) -> bool:
     return False
 
 
@@ -31,11 +31,11 @@ def cell(letter: str, plugin: str | None = None) -> CellRecord:
     return cell_record(letter, config={"plugins": [{"path": "x.py", "sha256": HASHES[plugin]}]} if plugin else {})
 
 
-class House:
+class GarbageCase:
     """Sweep old with cells a, b and c, sweep new with c and d; every cell has an attempt with files, d's runs."""
 
     def __init__(self, folder: Path) -> None:
-        self.runs, self.place = folder / "atma-runs", folder / "elsewhere"
+        self.runs, self.storage_folder = folder / "atma-runs", folder / "elsewhere"
         self.store: Store = open_store(folder / "atma.db", create=True)
         for name, cells in (
             ("old", [cell("a", "gone"), cell("b"), cell("c")]),
@@ -43,17 +43,17 @@ class House:
         ):
             self.store.record_revision(name, grid_text="x", grid_file="x", cells=cells)
         for letter in "abcd":
-            made = self.store.start_attempt(letter * 12, owner=OWNER, fence=1)
-            path = str(self.place) if letter in "bc" else None
-            DatabaseRecorder(self.store, made.id, 1).provenance(
+            attempt = self.store.start_attempt(letter * 12, owner=OWNER, fence=1)
+            path = str(self.storage_folder) if letter in "bc" else None
+            DatabaseRecorder(self.store, attempt.id, 1).provenance(
                 Provenance(config={"checkpoint": {"path": path}}, seed=0)
             )
-            self.write(self.runs / made.run_dir / "checkpoint-00000001" / "model.safetensors", 1000)
-            self.write(self.runs / made.run_dir / "log.txt", 10)
+            self.write(self.runs / attempt.run_dir / "checkpoint-00000001" / "model.safetensors", 1000)
+            self.write(self.runs / attempt.run_dir / "log.txt", 10)
             if path is not None:
-                self.write(self.place / made.run_dir / "weights.safetensors", 500)
+                self.write(self.storage_folder / attempt.run_dir / "weights.safetensors", 500)
             if letter != "d":
-                self.store.finish_attempt(made.id, 1, "done")
+                self.store.finish_attempt(attempt.id, 1, "done")
         for name, sha in HASHES.items():
             self.write(self.runs / "plugins" / f"{sha[:12]}_{name}.py", 7, age=7200)
         for name in ("old", "new"):
@@ -70,113 +70,116 @@ class House:
     def files(self) -> set[str]:
         root = self.runs.parent
         return {
-            str(path.relative_to(root)) for top in (self.runs, self.place) for path in top.rglob("*") if path.is_file()
+            str(path.relative_to(root))
+            for top in (self.runs, self.storage_folder)
+            for path in top.rglob("*")
+            if path.is_file()
         }
 
     def delete(self, *names: str) -> None:
-        found = deletion.plan(self.store, names, holds=nobody)
-        deletion.execute_deletion(self.store, found, names, holds=nobody, who="ada")
+        deletion_plan = deletion.plan(self.store, names, holds=is_held)
+        deletion.execute_deletion(self.store, deletion_plan, names, holds=is_held, who="ada")
 
 
 @pytest.fixture
-def house(tmp_path: Path) -> Iterator[House]:
-    made = House(tmp_path)
-    yield made
-    made.store.close()
+def case(tmp_path: Path) -> Iterator[GarbageCase]:
+    case = GarbageCase(tmp_path)
+    yield case
+    case.store.close()
 
 
-def short(found: garbage.GarbageReport, root: Path) -> dict[str, int]:
-    return {str(Path(thing.address).relative_to(root)): thing.bytes for thing in found.things}
+def short(report: garbage.GarbageReport, root: Path) -> dict[str, int]:
+    return {str(Path(item.address).relative_to(root)): item.bytes for item in report.things}
 
 
-def test_while_everything_is_owned_nothing_goes(house: House) -> None:
-    before = house.files()
-    found = garbage.find(house.store, house.runs, [str(house.place)])
-    assert (found.things, found.elsewhere) == ((), ())
-    assert garbage.find(house.store, house.runs).elsewhere == (str(house.place),)
-    garbage.remove(house.store, found)
-    assert house.files() == before
+def test_gc_removes_nothing_that_is_owned(case: GarbageCase) -> None:
+    before = case.files()
+    report = garbage.find(case.store, case.runs, [str(case.storage_folder)])
+    assert (report.things, report.elsewhere) == ((), ())
+    assert garbage.find(case.store, case.runs).elsewhere == (str(case.storage_folder),)
+    garbage.remove(case.store, report)
+    assert case.files() == before
 
 
-def test_what_was_deleted_goes_and_all_else_stays(house: House, tmp_path: Path) -> None:
-    house.delete("old")
-    before = house.files()
-    found = garbage.find(house.store, house.runs, [str(house.place)])
+def test_gc_removes_deleted_files_alone(case: GarbageCase, tmp_path: Path) -> None:
+    case.delete("old")
+    before = case.files()
+    report = garbage.find(case.store, case.runs, [str(case.storage_folder)])
     a, b = "a" * 12, "b" * 12
-    assert short(found, tmp_path) == {
+    assert short(report, tmp_path) == {
         f"atma-runs/{a}/1": 1010,
         f"atma-runs/{b}/1": 1010,
         f"elsewhere/{b}/1": 500,
         f"atma-runs/plugins/{'b' * 12}_gone.py": 7,
         "atma-runs/launch-old.log": 9,
     }
-    assert house.files() == before, "looking changes nothing"
-    done = garbage.remove(house.store, found)
+    assert case.files() == before, "looking changes nothing"
+    done = garbage.remove(case.store, report)
     assert (done.bytes, done.problems) == (2536, [])
     gone = {name for name in before if f"/{a}/" in name or f"/{b}/" in name or "gone" in name or "launch-old" in name}
-    assert house.files() == before - gone
-    assert not (house.runs / a).exists()
-    assert garbage.find(house.store, house.runs, [str(house.place)]).things == ()
-    assert house.store.events()[-1].kind == "collected"
+    assert case.files() == before - gone
+    assert not (case.runs / a).exists()
+    assert garbage.find(case.store, case.runs, [str(case.storage_folder)]).things == ()
+    assert case.store.events()[-1].kind == "collected"
 
 
-def test_another_place_is_looked_into_when_it_is_named(house: House, tmp_path: Path) -> None:
-    house.delete("old")
-    found = garbage.find(house.store, house.runs)
-    assert not any(address.startswith("elsewhere") for address in short(found, tmp_path))
-    assert found.elsewhere == (str(house.place),)
+def test_gc_scans_other_storage_when_named(case: GarbageCase, tmp_path: Path) -> None:
+    case.delete("old")
+    report = garbage.find(case.store, case.runs)
+    assert not any(address.startswith("elsewhere") for address in short(report, tmp_path))
+    assert report.elsewhere == (str(case.storage_folder),)
 
 
-def test_what_is_taken_up_meanwhile_stays(house: House) -> None:
-    house.delete("old")
-    found = garbage.find(house.store, house.runs)
-    house.store.record_revision("old", grid_text="x", grid_file="x", cells=[cell("a")])
-    made = house.store.start_attempt("a" * 12, owner=OWNER, fence=1)
-    assert made.run_dir == f"{'a' * 12}/1", "the number is free again"
-    done = garbage.remove(house.store, found)
+def test_gc_keeps_files_claimed_meanwhile(case: GarbageCase) -> None:
+    case.delete("old")
+    report = garbage.find(case.store, case.runs)
+    case.store.record_revision("old", grid_text="x", grid_file="x", cells=[cell("a")])
+    attempt = case.store.start_attempt("a" * 12, owner=OWNER, fence=1)
+    assert attempt.run_dir == f"{'a' * 12}/1", "the number is free again"
+    done = garbage.remove(case.store, report)
     assert [line.split("/")[-2][:2] for line in done.problems] == ["aa"]
-    assert (house.runs / made.run_dir / "log.txt").exists()
-    assert not (house.runs / f"{'b' * 12}/1").exists()
+    assert (case.runs / attempt.run_dir / "log.txt").exists()
+    assert not (case.runs / f"{'b' * 12}/1").exists()
 
 
-def test_a_removal_that_was_cut_short_is_finished_by_the_next(house: House, tmp_path: Path) -> None:
-    house.delete("old")
-    folder = house.runs / ("a" * 12)
+def test_gc_finishes_interrupted_removal(case: GarbageCase, tmp_path: Path) -> None:
+    case.delete("old")
+    folder = case.runs / ("a" * 12)
     os.rename(folder / "1", folder / ".1.unowned")
-    found = garbage.find(house.store, house.runs)
-    assert f"atma-runs/{'a' * 12}/.1.unowned" in short(found, tmp_path)
-    garbage.remove(house.store, found)
+    report = garbage.find(case.store, case.runs)
+    assert f"atma-runs/{'a' * 12}/.1.unowned" in short(report, tmp_path)
+    garbage.remove(case.store, report)
     assert not folder.exists()
 
 
-def test_another_databases_folder_is_refused(house: House, tmp_path: Path) -> None:
-    other = open_store(tmp_path / "other.db", create=True)
-    before = house.files()
+def test_gc_rejects_runs_folder_of_other_database(case: GarbageCase, tmp_path: Path) -> None:
+    other_store = open_store(tmp_path / "other.db", create=True)
+    before = case.files()
     with pytest.raises(SweepError, match="none of the 4 attempts"):
-        garbage.find(other, house.runs)
-    (house.runs / ".import-x").mkdir()
+        garbage.find(other_store, case.runs)
+    (case.runs / ".import-x").mkdir()
     with pytest.raises(SweepError, match="belongs to an import"):
-        garbage.find(house.store, house.runs)
-    assert house.files() == before
-    other.close()
+        garbage.find(case.store, case.runs)
+    assert case.files() == before
+    other_store.close()
 
 
-def test_links_are_not_followed_and_what_is_young_stays(house: House, tmp_path: Path) -> None:
-    house.delete("old")
+def test_gc_skips_symlinks_and_young_files(case: GarbageCase, tmp_path: Path) -> None:
+    case.delete("old")
     away = tmp_path / "away"
-    house.write(away / "1" / "weights.safetensors", 5)
-    os.symlink(away, house.runs / ("e" * 12))
-    os.symlink(away / "1", house.runs / ("a" * 12) / "2")
-    for path in (house.runs / "plugins" / f"{'b' * 12}_gone.py", house.runs / "launch-old.log"):
+    case.write(away / "1" / "weights.safetensors", 5)
+    os.symlink(away, case.runs / ("e" * 12))
+    os.symlink(away / "1", case.runs / ("a" * 12) / "2")
+    for path in (case.runs / "plugins" / f"{'b' * 12}_gone.py", case.runs / "launch-old.log"):
         os.utime(path)
-    found = garbage.find(house.store, house.runs)
-    assert set(short(found, tmp_path)) == {f"atma-runs/{letter * 12}/1" for letter in "ab"}
-    garbage.remove(house.store, found)
+    report = garbage.find(case.store, case.runs)
+    assert set(short(report, tmp_path)) == {f"atma-runs/{letter * 12}/1" for letter in "ab"}
+    garbage.remove(case.store, report)
     assert (away / "1" / "weights.safetensors").exists()
-    assert (house.runs / ("a" * 12) / "2").is_symlink()
+    assert (case.runs / ("a" * 12) / "2").is_symlink()
 
 
-def test_a_plugin_that_is_used_again_is_young_again(tmp_path: Path) -> None:
+def test_gc_keeps_plugin_that_is_used_again(tmp_path: Path) -> None:
     """So that gc leaves it alone between the moment it is frozen and the moment its sweep is in the database."""
     from hashlib import sha256
 
@@ -185,27 +188,27 @@ def test_a_plugin_that_is_used_again_is_young_again(tmp_path: Path) -> None:
     source = tmp_path / "part.py"
     source.write_text("x = 1\n")
     plugin = Plugin(path=str(source), sha256=sha256(source.read_bytes()).hexdigest())
-    made = Cell(id="a" * 12, slug="s", config=CellConfig.model_construct(plugins=(plugin,)), axes={})
-    (frozen,) = freeze_plugins([made], tmp_path)
+    cell = Cell(id="a" * 12, slug="s", config=CellConfig.model_construct(plugins=(plugin,)), axes={})
+    (frozen,) = freeze_plugins([cell], tmp_path)
     copy = Path(frozen.config.plugins[0].path)
     os.utime(copy, (1.0, 1.0))
-    freeze_plugins([made], tmp_path)
+    freeze_plugins([cell], tmp_path)
     assert time.time() - copy.stat().st_mtime < 3600
 
 
-def test_gc_asks_and_tells(run, tmp_path: Path) -> None:  # type: ignore[no-untyped-def]
-    house = House(tmp_path)
-    house.delete("old")
-    house.store.close()
-    before = house.files()
+def test_gc_command_confirms_and_reports(run, tmp_path: Path) -> None:  # type: ignore[no-untyped-def]
+    case = GarbageCase(tmp_path)
+    case.delete("old")
+    case.store.close()
+    before = case.files()
     code, out, _ = run("gc", "--dry-run")
     assert (code, "launch-old.log: log, 9 B" in out, "gc --place" in out) == (0, True, True)
     code, _, err = run("gc")
     assert (code, err) == (2, "atma-sweep: nothing was removed; --yes does so without asking\n")
-    assert house.files() == before
-    told = json.loads(run("gc", "--yes", "--json", "--place", str(house.place))[1])
-    assert (told["removed"], told["bytes"], len(told["things"])) == (True, 2536, 5)
+    assert case.files() == before
+    payload = json.loads(run("gc", "--yes", "--json", "--place", str(case.storage_folder))[1])
+    assert (payload["removed"], payload["bytes"], len(payload["things"])) == (True, 2536, 5)
     assert run("gc")[:2] == (
         0,
-        f"nobody owns 0 B, 0 files or folders of {house.runs}\nnot looked into: {house.place}; if no other database uses it: atma-sweep gc --place {house.place}\n",
+        f"nobody owns 0 B, 0 files or folders of {case.runs}\nnot looked into: {case.storage_folder}; if no other database uses it: atma-sweep gc --place {case.storage_folder}\n",
     )

@@ -55,24 +55,24 @@ class Bench:
         self, letter: str, state: str, steps: tuple[int, ...] = (), *, weights: bool = False, home: str | None = None
     ) -> Attempt:
         """An attempt with checkpoints after these steps; the last is the one that the database names."""
-        made = self.store.start_attempt(letter * 12, owner=OWNER, fence=1, steps_total=100)
-        address = storage.home(home, made.run_dir)
+        attempt = self.store.start_attempt(letter * 12, owner=OWNER, fence=1, steps_total=100)
+        address = storage.home(home, attempt.run_dir)
         full = storage.resolve(self.runs, address)
-        recorder = DatabaseRecorder(self.store, made.id, 1)
+        recorder = DatabaseRecorder(self.store, attempt.id, 1)
         if home is not None:
             recorder.provenance(Provenance(config={"checkpoint": {"path": home}}, seed=0))
         for step in steps:
             bundle(full, step)
             recorder.checkpoint(storage.join(address, checkpoint.name_of(step)))
-        kept = None
+        weights = None
         if weights:
             storage.place(full).put("weights.safetensors", partial(write, WEIGHTS))
-            kept = storage.join(address, "weights.safetensors")
+            weights = storage.join(address, "weights.safetensors")
         if state == "done":
             recorder.measurements([Measurement(probe="val", metric="val_loss", value=1.0)])
         if state != "running":
-            self.store.finish_attempt(made.id, 1, state, weights=kept)  # type: ignore[arg-type]
-        return self.store.attempt(made.id)
+            self.store.finish_attempt(attempt.id, 1, state, weights=weights)  # type: ignore[arg-type]
+        return self.store.attempt(attempt.id)
 
     def fill(self) -> None:
         """One cell of each kind."""
@@ -89,11 +89,11 @@ class Bench:
 
     def names(self, letter: str = "?") -> list[str]:
         """Checkpoints and weights that lie in the runs folder: c/2/15 is the one after step 15 of c's second attempt."""
-        found = []
+        names = []
         for path in sorted(self.runs.glob(f"{letter}*/*/*")):
             key = f"{path.parts[-3][0]}/{path.parts[-2]}"
-            found.append(f"{key}/{path.name.removeprefix('checkpoint-').lstrip('0').removesuffix('.safetensors')}")
-        return found
+            names.append(f"{key}/{path.name.removeprefix('checkpoint-').lstrip('0').removesuffix('.safetensors')}")
+        return names
 
     def size(self) -> int:
         return sum(path.stat().st_size for path in self.runs.rglob("*") if path.is_file())
@@ -101,12 +101,12 @@ class Bench:
 
 @pytest.fixture
 def bench(tmp_path: Path) -> Iterator[Bench]:
-    made = Bench(tmp_path)
-    yield made
-    made.store.close()
+    case = Bench(tmp_path)
+    yield case
+    case.store.close()
 
 
-def test_the_names_are_those_that_checkpoints_have(tmp_path: Path) -> None:
+def test_prune_patterns_match_checkpoint_names(tmp_path: Path) -> None:
     model = torch.nn.Linear(2, 2)
     name = checkpoint.save(tmp_path, model, {"a": 1}, step=12, tokens=1, wall_s=1.0)
     checkpoint.save_weights(tmp_path / checkpoint.WEIGHTS, model)
@@ -127,13 +127,13 @@ def test_the_names_are_those_that_checkpoints_have(tmp_path: Path) -> None:
     assert seen[-1] == pruning.UNFINISHED_WEIGHTS
 
 
-KEPT_NEWEST = ["a/2/weights", "c/3/20", "c/3/25", "d/1/3", "d/1/6", "d/1/9", "d/2/12", "e/1/weights", "e/2/30"]
-KEPT_WEIGHTS = ["a/2/weights", "d/1/3", "d/1/6", "d/1/9", "d/2/12", "e/1/weights"]
-KEPT_NOTHING = ["d/1/3", "d/1/6", "d/1/9", "d/2/12"]
+AFTER_KEEP_NEWEST = ["a/2/weights", "c/3/20", "c/3/25", "d/1/3", "d/1/6", "d/1/9", "d/2/12", "e/1/weights", "e/2/30"]
+AFTER_KEEP_WEIGHTS = ["a/2/weights", "d/1/3", "d/1/6", "d/1/9", "d/2/12", "e/1/weights"]
+AFTER_KEEP_NOTHING = ["d/1/3", "d/1/6", "d/1/9", "d/2/12"]
 
 
 @pytest.mark.parametrize(
-    ("keep", "left"), [("newest", KEPT_NEWEST), ("weights", KEPT_WEIGHTS), ("nothing", KEPT_NOTHING)]
+    ("keep", "left"), [("newest", AFTER_KEEP_NEWEST), ("weights", AFTER_KEEP_WEIGHTS), ("nothing", AFTER_KEEP_NOTHING)]
 )
 def test_what_goes_and_what_stays(bench: Bench, keep: Any, left: list[str]) -> None:
     bench.fill()
@@ -162,7 +162,7 @@ def test_what_goes_and_what_stays(bench: Bench, keep: Any, left: list[str]) -> N
     assert len(bench.store.events(sweep="s")) == 20
 
 
-def test_the_database_never_names_weights_that_are_gone(bench: Bench) -> None:
+def test_prune_forgets_weights_before_removal(bench: Bench) -> None:
     bench.fill()
     prune(bench.store, bench.runs, keep="weights")
     assert bench.store.cell_states("s")[0].weights == f"{'a' * 12}/2/weights.safetensors"
@@ -172,24 +172,24 @@ def test_the_database_never_names_weights_that_are_gone(bench: Bench) -> None:
     assert [state.weights for state in bench.store.cell_states("s")] == [None] * 6
 
 
-def test_weights_that_another_machine_has_stay_known(bench: Bench, tmp_path: Path) -> None:
+def test_prune_keeps_record_of_remote_weights(bench: Bench, tmp_path: Path) -> None:
     bench.attempt("a", "done", (5,), weights=True)
-    found = prune(bench.store, tmp_path / "elsewhere", keep="nothing")
-    assert (list(found.cells), found.problems) == ([], [])
+    report = prune(bench.store, tmp_path / "elsewhere", keep="nothing")
+    assert (list(report.cells), report.problems) == ([], [])
     assert bench.store.cell_states("s")[0].weights is not None
 
 
-def test_a_damaged_checkpoint_does_not_count_and_goes_only_where_a_sound_one_stays(bench: Bench) -> None:
-    made = bench.attempt("c", "interrupted", (5, 10, 15, 20))
-    place = bench.runs / made.run_dir
-    with (place / "checkpoint-00000020" / "model.safetensors").open("r+b") as file:
+def test_prune_keeps_damaged_checkpoint_without_intact_one(bench: Bench) -> None:
+    attempt = bench.attempt("c", "interrupted", (5, 10, 15, 20))
+    folder = bench.runs / attempt.run_dir
+    with (folder / "checkpoint-00000020" / "model.safetensors").open("r+b") as file:
         file.write(b"x")
-    (place / "checkpoint-00000015" / "optimizers.pt").unlink()
-    (place / "checkpoint-00000005" / "state.json").unlink()
-    found = prune(bench.store, bench.runs)
+    (folder / "checkpoint-00000015" / "optimizers.pt").unlink()
+    (folder / "checkpoint-00000005" / "state.json").unlink()
+    report = prune(bench.store, bench.runs)
     assert bench.names() == ["c/1/10"]
-    assert found.cells[0].checkpoints == 3
-    (place / "checkpoint-00000010" / "state.json").write_text("{}")
+    assert report.cells[0].checkpoints == 3
+    (folder / "checkpoint-00000010" / "state.json").write_text("{}")
     assert list(prune(bench.store, bench.runs).cells) == []
     assert bench.names() == ["c/1/10"], "the disk may read it tomorrow"
     assert prune(bench.store, bench.runs, keep="weights").cells[0].starts_over is False, (
@@ -198,13 +198,13 @@ def test_a_damaged_checkpoint_does_not_count_and_goes_only_where_a_sound_one_sta
     assert bench.names() == []
 
 
-def test_what_is_not_ours_stays(bench: Bench, tmp_path: Path) -> None:
-    made = bench.attempt("b", "diverged", (5, 10, 15))
-    place = bench.runs / made.run_dir
+def test_prune_keeps_unexpected_files(bench: Bench, tmp_path: Path) -> None:
+    attempt = bench.attempt("b", "diverged", (5, 10, 15))
+    folder = bench.runs / attempt.run_dir
     mine = tmp_path / "mine"
     bundle(tmp_path, 1)
     os.rename(tmp_path / "checkpoint-00000001", mine)
-    (place / "checkpoint-00000010" / "notes.txt").write_text("precious")
+    (folder / "checkpoint-00000010" / "notes.txt").write_text("precious")
     for name in (
         "checkpoint-best",
         "checkpoint-00000020.bak",
@@ -212,37 +212,37 @@ def test_what_is_not_ours_stays(bench: Bench, tmp_path: Path) -> None:
         ".checkpoint-x.part",
         "log.txt",
     ):
-        (place / name).write_text("precious")
-    os.symlink(mine, place / "checkpoint-00000030")
-    (place / "checkpoint-00000040").write_text("a file")
-    before = {path.name for path in place.iterdir()} - {"checkpoint-00000005", "checkpoint-00000015"}
-    found = prune(bench.store, bench.runs, keep="nothing")
-    assert {path.name for path in place.iterdir()} == before
+        (folder / name).write_text("precious")
+    os.symlink(mine, folder / "checkpoint-00000030")
+    (folder / "checkpoint-00000040").write_text("a file")
+    before = {path.name for path in folder.iterdir()} - {"checkpoint-00000005", "checkpoint-00000015"}
+    report = prune(bench.store, bench.runs, keep="nothing")
+    assert {path.name for path in folder.iterdir()} == before
     assert len(list(mine.iterdir())) == 3
-    assert found.cells[0].checkpoints == 2
-    (problem,) = found.problems
+    assert report.cells[0].checkpoints == 2
+    (problem,) = report.problems
     assert "checkpoint-00000010 is not as a checkpoint is (notes.txt) and stays" in problem
     assert "checkpoint-00000030 is not as a checkpoint is (a link)" in problem
     assert "checkpoint-00000040 is not as a checkpoint is (no folder)" in problem
-    assert any("notes.txt" in line for line in found.lines())
+    assert any("notes.txt" in line for line in report.lines())
 
 
-def test_a_launch_that_takes_the_cell_up_meanwhile_keeps_it(bench: Bench, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_prune_skips_cell_taken_up_meanwhile(bench: Bench, monkeypatch: pytest.MonkeyPatch) -> None:
     bench.attempt("c", "interrupted", (5, 10, 15))
     real = pruning.is_sound
 
-    def slow(place: storage.Storage, name: str) -> bool:
+    def slow(location: storage.Storage, name: str) -> bool:
         if not bench.store.live_attempts():
             bench.store.start_attempt("c" * 12, owner=OWNER, fence=2)
-        return real(place, name)
+        return real(location, name)
 
     monkeypatch.setattr(pruning, "is_sound", slow)
-    found = prune(bench.store, bench.runs)
-    assert (list(found.cells), list(found.running)) == ([], ["slug-c"])
+    report = prune(bench.store, bench.runs)
+    assert (list(report.cells), list(report.running)) == ([], ["slug-c"])
     assert bench.names() == ["c/1/5", "c/1/10", "c/1/15"]
 
 
-def test_cells_that_the_grid_dropped_go_when_asked(bench: Bench) -> None:
+def test_prune_includes_orphans_on_request(bench: Bench) -> None:
     bench.attempt("b", "diverged", (5,))
     bench.store.record_revision("s", grid_text="y", grid_file="x", cells=[cell_record("a")])
     assert list(prune(bench.store, bench.runs).cells) == []
@@ -250,7 +250,7 @@ def test_cells_that_the_grid_dropped_go_when_asked(bench: Bench) -> None:
 
 
 @pytest.mark.parametrize("kind", ["folder", "memory"])
-def test_places_elsewhere(bench: Bench, tmp_path: Path, kind: str) -> None:
+def test_prune_other_storage_locations(bench: Bench, tmp_path: Path, kind: str) -> None:
     home = str(tmp_path / "big disk") if kind == "folder" else f"memory://prune{next(serial)}"
     first = bench.attempt("c", "interrupted", (5, 10), home=home)
     second = bench.attempt("c", "interrupted", (15,), home=home)
@@ -264,8 +264,8 @@ def test_places_elsewhere(bench: Bench, tmp_path: Path, kind: str) -> None:
     done = bench.store.attempts("a" * 12)[0]
     seal = len(json.dumps({"step": 5, "tokens": 5, "wall_s": 1.0, "pending": None, "sha256": {
         "model.safetensors": "0" * 64, "optimizers.pt": "0" * 64}, "seal": "0" * 64}))  # fmt: skip
-    found = prune(bench.store, bench.runs)
-    assert found.bytes == 2 * (MODEL + OPTIMIZERS + seal)
+    report = prune(bench.store, bench.runs)
+    assert report.bytes == 2 * (MODEL + OPTIMIZERS + seal)
     assert (names(first), names(second)) == (["checkpoint-00000010"], ["checkpoint-00000015"])
     assert names(done) == ["weights.safetensors"]
     assert prune(bench.store, bench.runs, keep="nothing").bytes == 2 * (MODEL + OPTIMIZERS + seal + 2) + WEIGHTS
@@ -273,30 +273,30 @@ def test_places_elsewhere(bench: Bench, tmp_path: Path, kind: str) -> None:
     assert bench.store.attempts("a" * 12)[0].weights is None
 
 
-def test_a_place_that_cannot_be_reached_is_a_problem_of_its_cell(bench: Bench) -> None:
-    made = bench.store.start_attempt("a" * 12, owner=OWNER, fence=1)
-    DatabaseRecorder(bench.store, made.id, 1).checkpoint("tape://drive/a/1/checkpoint-00000005")
-    bench.store.finish_attempt(made.id, 1, "diverged")
+def test_prune_reports_unreachable_storage_per_cell(bench: Bench) -> None:
+    attempt = bench.store.start_attempt("a" * 12, owner=OWNER, fence=1)
+    DatabaseRecorder(bench.store, attempt.id, 1).checkpoint("tape://drive/a/1/checkpoint-00000005")
+    bench.store.finish_attempt(attempt.id, 1, "diverged")
     bench.attempt("b", "diverged", (5,))
-    found = prune(bench.store, bench.runs)
-    assert [row.slug for row in found.cells] == ["slug-a", "slug-b"]
-    assert (found.cells[0].checkpoints, found.cells[1].checkpoints) == (0, 1)
-    assert len(found.problems) == 1
-    assert found.problems[0].startswith("slug-a: tape://")
+    report = prune(bench.store, bench.runs)
+    assert [row.slug for row in report.cells] == ["slug-a", "slug-b"]
+    assert (report.cells[0].checkpoints, report.cells[1].checkpoints) == (0, 1)
+    assert len(report.problems) == 1
+    assert report.problems[0].startswith("slug-a: tape://")
 
 
-def test_text_and_json(bench: Bench) -> None:
+def test_prune_report_as_text_and_json(bench: Bench) -> None:
     bench.fill()
-    found = prune(bench.store, bench.runs, keep="weights", dry=True)
-    lines = found.lines()
+    report = prune(bench.store, bench.runs, keep="weights", dry=True)
+    lines = report.lines()
     assert re.fullmatch(
         r"c{12} slug-c \(interrupted\): 5 checkpoints, \d\.\d KiB; starts over at the next launch", lines[2]
     )
     assert re.fullmatch(r"s: would free \d+ KiB of 4 cells \(keep weights\); 1 running cells left alone", lines[-1])
-    told = found.as_json()
-    assert json.loads(json.dumps(told)) == told
-    assert (told["bytes"], told["dry"], told["running"]) == (found.bytes, True, ["slug-d"])
-    assert told["cells"][0] | {"bytes": 0} == {
+    payload = report.as_json()
+    assert json.loads(json.dumps(payload)) == payload
+    assert (payload["bytes"], payload["dry"], payload["running"]) == (report.bytes, True, ["slug-d"])
+    assert payload["cells"][0] | {"bytes": 0} == {
         "cell_id": "a" * 12, "slug": "slug-a", "standing": "done", "checkpoints": 3, "weights": 0, "bytes": 0,
         "starts_over": False, "problem": "",
     }  # fmt: skip
@@ -375,17 +375,17 @@ print(json.dumps({"points": point - 1, "wrong": told}))
 @pytest.mark.parametrize(("keep", "changes"), [
     ("newest", 3 * 4 + 1), ("nothing", 5 * 4 + 1 + 2)
 ])  # fmt: skip
-def test_killed_between_any_two_files(tmp_path: Path, keep: str, changes: int) -> None:
-    whole = tmp_path / "whole"
-    whole.mkdir()
-    bench = Bench(whole)
+def test_prune_survives_kill_between_any_two_files(tmp_path: Path, keep: str, changes: int) -> None:
+    full_folder = tmp_path / "whole"
+    full_folder.mkdir()
+    bench = Bench(full_folder)
     bench.attempt("a", "done", (100,), weights=True)
     bench.attempt("c", "interrupted", (5,))
     bench.attempt("c", "interrupted", (10, 15, 20))
     bench.store.close()
-    run = subprocess.run([sys.executable, "-c", MORTAL, str(whole), str(tmp_path / "work"), keep, TESTING], capture_output=True,
+    run = subprocess.run([sys.executable, "-c", MORTAL, str(full_folder), str(tmp_path / "work"), keep, TESTING], capture_output=True,
                          text=True, timeout=PATIENCE_S)  # fmt: skip
     assert run.returncode == 0, run.stderr
-    found = json.loads(run.stdout)
+    payload = json.loads(run.stdout)
     # three files and the folder of each checkpoint, each file of weights; and what is written to the database
-    assert found == {"points": changes, "wrong": []}
+    assert payload == {"points": changes, "wrong": []}

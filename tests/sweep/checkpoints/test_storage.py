@@ -60,8 +60,8 @@ def put(address: str, step: int, value: float = 0.0) -> str:
 
 
 def newest(address: str) -> tuple[int, float] | None:
-    found = checkpoint.newest(address)
-    return None if found is None else (found.step, found.optimizers["x"].item())
+    loaded = checkpoint.newest(address)
+    return None if loaded is None else (loaded.step, loaded.optimizers["x"].item())
 
 
 def edit(address: str, change: Any) -> None:
@@ -75,17 +75,17 @@ def edit(address: str, change: Any) -> None:
 # --- the same everywhere ------------------------------------------------------------------------------------------
 
 
-def test_a_checkpoint_comes_back_as_it_went(address: str) -> None:
+def test_storage_checkpoint_round_trip(address: str) -> None:
     assert checkpoint.newest(address) is None
     assert put(address, 7, 3.0) == "checkpoint-00000007"
-    found = checkpoint.newest(address)
-    assert found is not None
-    assert (found.step, found.tokens, found.wall_s) == (7, 70, 3.5)
-    assert torch.equal(found.model["weight"], torch.full((2, 3), 3.0))
-    assert found.optimizers["x"].item() == 3.0
+    loaded = checkpoint.newest(address)
+    assert loaded is not None
+    assert (loaded.step, loaded.tokens, loaded.wall_s) == (7, 70, 3.5)
+    assert torch.equal(loaded.model["weight"], torch.full((2, 3), 3.0))
+    assert loaded.optimizers["x"].item() == 3.0
 
 
-def test_the_newest_two_stay_and_a_step_written_again_replaces_itself(address: str) -> None:
+def test_storage_keeps_two_newest_and_replaces_same_step(address: str) -> None:
     for step, value in ((5, 1.0), (10, 2.0), (100, 3.0), (100, 4.0)):
         put(address, step, value)
     assert checkpoint.list_checkpoints(address) == ["checkpoint-00000100", "checkpoint-00000010"]
@@ -107,7 +107,7 @@ def test_a_damaged_newest_is_passed_over(address: str, name: str, damage: str) -
 
 
 @pytest.mark.parametrize("name", ["model.safetensors", "optimizers.pt", "state.json"])
-def test_one_that_lacks_a_file_does_not_exist(address: str, name: str) -> None:
+def test_storage_ignores_incomplete_checkpoint(address: str, name: str) -> None:
     put(address, 5)
     put(address, 10)
     files, path = fsspec.core.url_to_fs(storage.join(address, "checkpoint-00000010", name))
@@ -115,7 +115,7 @@ def test_one_that_lacks_a_file_does_not_exist(address: str, name: str) -> None:
     assert newest(address) == (5, 0.0)
 
 
-def test_clear_leaves_nothing_but_what_is_not_its_own(address: str) -> None:
+def test_storage_clear_leaves_other_files(address: str) -> None:
     for step in (5, 10):
         put(address, step)
     checkpoint.save_weights(storage.join(address, "weights.safetensors"), linear(1.0))
@@ -126,7 +126,7 @@ def test_clear_leaves_nothing_but_what_is_not_its_own(address: str) -> None:
     checkpoint.clear(address + "/nowhere")
 
 
-def test_weights_come_back_and_are_seen(address: str) -> None:
+def test_storage_weights_round_trip(address: str) -> None:
     where = storage.join(address, "weights.safetensors")
     assert not storage.exists(where)
     checkpoint.save_weights(where, linear(2.0))
@@ -139,7 +139,7 @@ def test_weights_come_back_and_are_seen(address: str) -> None:
 
 
 @pytest.mark.parametrize("damage", ["gone", "cut", "text", "other-model"])
-def test_weights_that_cannot_be_used_say_what_to_do(address: str, damage: str) -> None:
+def test_load_weights_error_gives_advice(address: str, damage: str) -> None:
     where = storage.join(address, "weights.safetensors")
     checkpoint.save_weights(where, nn.Linear(4, 2) if damage == "other-model" else linear(1.0))
     if damage == "gone":
@@ -153,7 +153,7 @@ def test_weights_that_cannot_be_used_say_what_to_do(address: str, damage: str) -
     assert message.endswith("; train the cell again with --retrain")
 
 
-def test_a_claimed_place_is_writable_and_empty_afterwards(address: str) -> None:
+def test_claim_checks_writable_and_leaves_nothing(address: str) -> None:
     checkpoint.claim(address)
     assert storage.place(address).names() == []
     put(address, 5)
@@ -178,18 +178,18 @@ def test_a_claimed_place_is_writable_and_empty_afterwards(address: str) -> None:
     ("s3://bucket/x/", "s3://bucket/x/abc/1", "s3://bucket/x/abc/1"),
     ("gs://bucket", "gs://bucket/abc/1", "gs://bucket/abc/1"),
 ])  # fmt: skip
-def test_where_an_attempt_keeps_its_state(path: str | None, home: str, full: str) -> None:
+def test_attempt_address_by_checkpoint_path(path: str | None, home: str, full: str) -> None:
     assert storage.home(path, "abc/1") == home
     assert storage.resolve(Path("/r"), home) == full
     assert storage.split(storage.join(full, "checkpoint-00000007")) == (full, "checkpoint-00000007")
 
 
-def test_free_bytes_are_those_of_the_disk_below(tmp_path: Path) -> None:
+def test_free_bytes_of_local_disk(tmp_path: Path) -> None:
     free = shutil.disk_usage(tmp_path).free
     for address in (str(tmp_path), str(tmp_path / "not" / "yet"), f"file://{tmp_path}/no"):
-        found = storage.free_bytes(address)
-        assert found is not None
-        assert abs(found - free) < 2**30, "others write to this disk meanwhile"
+        free = storage.free_bytes(address)
+        assert free is not None
+        assert abs(free - free) < 2**30, "others write to this disk meanwhile"
     assert storage.free_bytes("s3://bucket/x") is None
 
 
@@ -200,12 +200,12 @@ def test_free_bytes_are_those_of_the_disk_below(tmp_path: Path) -> None:
     ("reference://x", "reference://x: Protocol not known: reference; name a folder or an fsspec URL such as s3://..."),
     ("nosuch://bucket/x", "nosuch://bucket/x: Protocol not known: nosuch; name a folder or an fsspec URL such as s3://..."),
 ])  # fmt: skip
-def test_an_address_that_cannot_be_understood_is_the_users_mistake(address: str, said: str) -> None:
+def test_storage_rejects_invalid_address(address: str, said: str) -> None:
     assert refused(lambda: storage.place(address), StorageAddressError) == said
     assert StorageAddressError("x").exit_code == 2
 
 
-def test_a_missing_backend_is_named_with_the_package(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_storage_names_package_of_missing_backend(monkeypatch: pytest.MonkeyPatch) -> None:
     tape = {"class": "no_such_package.Tape", "err": "Install tapefs to access tape"}
     monkeypatch.setitem(known_implementations, "tape", tape)
     monkeypatch.setattr(storage, "SCHEMES", storage.SCHEMES | {"tape"})
@@ -219,22 +219,22 @@ def test_a_missing_backend_is_named_with_the_package(monkeypatch: pytest.MonkeyP
 # --- what goes wrong ----------------------------------------------------------------------------------------------
 
 
-def test_a_folder_that_cannot_be_written_is_one_line(tmp_path: Path) -> None:
+def test_storage_reports_unwritable_folder_in_one_line(tmp_path: Path) -> None:
     (tmp_path / "file").write_text("in the way")
     message = refused(lambda: storage.place(tmp_path / "file" / "inside").check(), StorageError)
     assert message.startswith(f"{tmp_path}/file/inside cannot be written: ")
     assert message.endswith("make room there or name another place with checkpoint.path, then launch again")
 
 
-def test_the_seal_goes_last(memory: str, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_storage_uploads_seal_last(memory: str, monkeypatch: pytest.MonkeyPatch) -> None:
     """A death at any write leaves the checkpoint before as the newest."""
     put(memory, 5, 1.0)
     real = MemoryFileSystem.put_file
     for survived in range(2):
-        left = iter([True] * survived)
+        outcomes = iter([True] * survived)
 
-        def die(self: Any, local: str, remote: str, left: Iterator[bool] = left, **options: Any) -> None:
-            if not next(left, False):
+        def die(self: Any, local: str, remote: str, outcomes: Iterator[bool] = outcomes, **options: Any) -> None:
+            if not next(outcomes, False):
                 raise KeyboardInterrupt
             real(self, local, remote, **options)
 
@@ -248,7 +248,7 @@ def test_the_seal_goes_last(memory: str, monkeypatch: pytest.MonkeyPatch) -> Non
     assert newest(memory) == (10, 2.0)
 
 
-def test_a_step_written_again_is_unsealed_first(memory: str, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_storage_removes_seal_before_overwriting(memory: str, monkeypatch: pytest.MonkeyPatch) -> None:
     put(memory, 5, 1.0)
     put(memory, 10, 2.0)
 
@@ -262,7 +262,7 @@ def test_a_step_written_again_is_unsealed_first(memory: str, monkeypatch: pytest
     assert newest(memory) == (5, 1.0)
 
 
-def test_a_place_that_gives_back_other_bytes_is_noticed(memory: str, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_storage_detects_failed_read_back(memory: str, monkeypatch: pytest.MonkeyPatch) -> None:
     put(memory, 5, 1.0)
     real = MemoryFileSystem.put_file
 
@@ -288,9 +288,7 @@ USES: dict[str, Callable[[str], Any]] = {
 
 
 @pytest.mark.parametrize("call", USES)
-def test_a_place_out_of_reach_is_an_error_and_not_an_empty_one(
-    memory: str, monkeypatch: pytest.MonkeyPatch, call: str
-) -> None:
+def test_storage_reports_unreachable_location(memory: str, monkeypatch: pytest.MonkeyPatch, call: str) -> None:
     """Else a training would begin anew, or weights would count as gone, because the network was down."""
     put(memory, 5)
 
@@ -309,7 +307,7 @@ def test_a_place_out_of_reach_is_an_error_and_not_an_empty_one(
     assert newest(memory) == (5, 0.0)
 
 
-def test_names_in_a_seal_lead_nowhere_else(memory: str, tmp_path: Path) -> None:
+def test_seal_rejects_names_with_paths(memory: str, tmp_path: Path) -> None:
     """A seal is data: a name with a path in it is damage, whatever lies at its end."""
     put(memory, 5)
     secret = tmp_path / "secret"

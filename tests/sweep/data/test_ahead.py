@@ -32,12 +32,12 @@ def batches() -> Counted:
     return Counted([STREAM], 5, 3, 0, True)
 
 
-def same(found: Sequence[Tensor | list[Tensor] | None], step: int) -> bool:
+def same(actual: Sequence[Tensor | list[Tensor] | None], step: int) -> bool:
     expected = Batches([STREAM], 5, 3, 0, True).step(step)
-    return all(torch.equal(a, b) and a.dtype == b.dtype for a, b in zip(found[:2], expected, strict=True))
+    return all(torch.equal(a, b) and a.dtype == b.dtype for a, b in zip(actual[:2], expected, strict=True))
 
 
-def test_a_run_reads_every_step_once(batches: Counted) -> None:
+def test_prefetcher_reads_each_step_once(batches: Counted) -> None:
     """As the loop does it: take, work, prepare the next."""
     ahead = StepPrefetcher(batches, CPU)
     for step in range(12):
@@ -49,7 +49,7 @@ def test_a_run_reads_every_step_once(batches: Counted) -> None:
 
 
 @pytest.mark.parametrize("orders", list(product([("take", 4), ("prepare", 4), ("take", 9), ("prepare", 0)], repeat=3)))
-def test_any_order_gives_the_step_that_was_asked_for(orders: tuple[tuple[str, int], ...], batches: Counted) -> None:
+def test_prefetcher_returns_requested_step_in_any_order(orders: tuple[tuple[str, int], ...], batches: Counted) -> None:
     """What was prepared for another step, as after a resumption, is dropped."""
     ahead = StepPrefetcher(batches, CPU)
     for what, step in orders:
@@ -61,7 +61,7 @@ def test_any_order_gives_the_step_that_was_asked_for(orders: tuple[tuple[str, in
         assert same(ahead.take(step), step)
 
 
-def test_what_was_prepared_is_taken_and_given_out_once(batches: Counted) -> None:
+def test_prefetcher_returns_prepared_step_once(batches: Counted) -> None:
     ahead = StepPrefetcher(batches, CPU)
     ahead.prepare(3)
     first = ahead.take(3)
@@ -75,7 +75,7 @@ def test_what_was_prepared_is_taken_and_given_out_once(batches: Counted) -> None
     assert same(ahead.take(3), 3)
 
 
-def test_a_step_prepared_for_nothing_is_forgotten(batches: Counted) -> None:
+def test_prefetcher_drops_unused_step(batches: Counted) -> None:
     ahead = StepPrefetcher(batches, CPU)
     ahead.prepare(1)
     assert same(ahead.take(2), 2)
@@ -85,15 +85,15 @@ def test_a_step_prepared_for_nothing_is_forgotten(batches: Counted) -> None:
 
 
 @pytest.mark.gpu
-def test_steps_arrive_on_the_gpu(batches: Counted) -> None:
+def test_prefetcher_copies_steps_to_gpu(batches: Counted) -> None:
     """Sent without waiting, and whole when they are read there."""
     ahead = StepPrefetcher(batches, torch.device("cuda"))
     busy = torch.randn(4096, 4096, device="cuda")
     for step in range(20):
-        taken = ahead.take(step)
+        step_batch = ahead.take(step)
         for _ in range(20):
             busy = (busy @ busy).clamp(-1, 1)
         ahead.prepare(step + 1)
-        assert all(x.is_cuda for x in taken[:2])
-        assert same((taken.inputs.cpu(), taken.targets.cpu()), step)
+        assert all(x.is_cuda for x in step_batch[:2])
+        assert same((step_batch.inputs.cpu(), step_batch.targets.cpu()), step)
     assert read == list(range(21))

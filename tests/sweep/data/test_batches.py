@@ -36,7 +36,7 @@ def starts(source: Batches, first: int, steps: int) -> list[int]:
     ]
 
 
-def test_shapes_dtypes_and_targets_shifted_by_one() -> None:
+def test_batches_shapes_dtypes_and_shifted_targets() -> None:
     for step in (0, 3, 17):
         inputs, targets = batches().step(step)
         assert (inputs.shape, targets.shape) == ((3, 5), (3, 5))
@@ -54,11 +54,11 @@ def test_every_row_of_an_epoch_comes_once_and_the_next_epoch_is_in_another_order
     assert len({tuple(first), tuple(second), tuple(third)}) == 3
 
 
-def test_order_is_a_function_of_seed_and_step_alone() -> None:
-    one, other = batches(seed=3), batches(seed=3)
-    backwards = [other.step(step)[0] for step in reversed(range(9))][::-1]
-    assert all(torch.equal(one.step(step)[0], backwards[step]) for step in range(9))
-    assert starts(batches(seed=4), 0, 4) != starts(one, 0, 4)
+def test_batches_order_depends_on_seed_and_step_alone() -> None:
+    first, second = batches(seed=3), batches(seed=3)
+    backwards = [second.step(step)[0] for step in reversed(range(9))][::-1]
+    assert all(torch.equal(first.step(step)[0], backwards[step]) for step in range(9))
+    assert starts(batches(seed=4), 0, 4) != starts(first, 0, 4)
     torch.manual_seed(1)
     np.random.seed(1)
     assert torch.equal(batches(seed=3).step(5)[0], backwards[5])
@@ -69,12 +69,12 @@ def test_order_is_a_function_of_seed_and_step_alone() -> None:
     (0, 1, [4, 11, 12, 0, 5, 6, 2, 7, 8, 3, 13, 9, 10, 1]),
     (7, 0, [13, 2, 10, 6, 11, 0, 7, 3, 12, 5, 8, 9, 1, 4]),
 ])  # fmt: skip
-def test_order_is_the_same_for_ever(seed: int, epoch: int, order: list[int]) -> None:
+def test_batches_order_is_pinned(seed: int, epoch: int, order: list[int]) -> None:
     """NumPy promises the bits of Philox: what we make of them must not change either."""
     assert starts(batches(seed=seed, rows=14), epoch, 1) == order
 
 
-def test_the_first_rows_of_a_long_epoch_are_the_same_for_ever() -> None:
+def test_batches_first_rows_of_long_epoch_are_pinned() -> None:
     source = Batches([np.broadcast_to(np.uint16(0), 487_801)], 1, 6, 1, True)
     assert [source.row(2 * 487_800 + n) for n in range(6)] == [335747, 217108, 59601, 240078, 46486, 177127]
 
@@ -82,20 +82,20 @@ def test_the_first_rows_of_a_long_epoch_are_the_same_for_ever() -> None:
 # --- shards -------------------------------------------------------------------------------------------------------
 
 
-def naive_rows(shards: list[np.ndarray], seq_len: int, rows: int, *, whole: bool) -> list[list[int]]:
+def naive_rows(shards: list[np.ndarray], seq_len: int, rows: int, *, whole_steps: bool) -> list[list[int]]:
     """Every row of one pass over the shards, target included, cut out one after the other."""
-    found = []
+    row_list = []
     for shard in shards:
         mine: list[list[int]] = []
         while (len(mine) + 1) * seq_len + 1 <= len(shard):
             mine.append(shard[len(mine) * seq_len : (len(mine) + 1) * seq_len + 1].tolist())
-        if whole:
+        if whole_steps:
             steps = 0
             while (steps + 1) * rows * seq_len + 2 <= len(shard):
                 steps += 1
             mine = mine[: steps * rows]
-        found += mine
-    return found
+        row_list += mine
+    return row_list
 
 
 def naive_order(seed: int, count: int) -> Iterator[int]:
@@ -113,28 +113,28 @@ def naive_order(seed: int, count: int) -> Iterator[int]:
 @pytest.mark.parametrize(("shards", "seq_len", "rows"), [
     (SHARDS, 5, 2), (SHARDS, 3, 4), (SHARDS, 7, 3), ([STREAM], 5, 4), ([STREAM[:70]], 5, 1), ([STREAM[:7]], 5, 1),
 ])  # fmt: skip
-def test_rows_against_a_naive_count(
-    whole: bool, shuffle: bool, shards: list[np.ndarray], seq_len: int, rows: int
+def test_batches_rows_match_naive_count(
+    whole_steps: bool, shuffle: bool, shards: list[np.ndarray], seq_len: int, rows: int
 ) -> None:
-    source = Batches(shards, seq_len, rows, 11, shuffle, whole)
-    expected = naive_rows(shards, seq_len, rows, whole=whole)
+    source = Batches(shards, seq_len, rows, 11, shuffle, whole_steps)
+    expected = naive_rows(shards, seq_len, rows, whole_steps=whole_steps)
     assert source.rows == len(expected)
     order = naive_order(11, len(expected)) if shuffle else (i % len(expected) for i in range(10**6))
     for step in range(3 * len(expected) // rows + 2):
         inputs, targets = source.step(step)
-        found = [[*row.tolist(), int(last)] for row, last in zip(inputs, targets[:, -1], strict=True)]
-        assert found == [expected[next(order)] for _ in range(rows)]
+        actual = [[*row.tolist(), int(last)] for row, last in zip(inputs, targets[:, -1], strict=True)]
+        assert actual == [expected[next(order)] for _ in range(rows)]
         assert torch.equal(targets[:, :-1], inputs[:, 1:])
 
 
-def test_shards_of_both_widths_and_a_vocabulary_beyond_sixteen_bits() -> None:
+def test_batches_read_shards_of_both_widths() -> None:
     wide = np.arange(70_000, 70_012, dtype=np.uint32)
     inputs, targets = Batches([STREAM[:6], wide], 5, 3, 0, False).step(0)
     assert inputs[:, 0].tolist() == [1000, 70_000, 70_005]
     assert targets[:, -1].tolist() == [1005, 70_005, 70_010]
 
 
-def test_ten_published_shards_give_nineteen_hundred_steps() -> None:
+def test_batches_ten_published_shards_give_1900_steps() -> None:
     """docs/mechanisms.md, "Training": per shard floor((n - 2) / 524288) = 190 steps. A broadcast zero stands for 100M tokens."""
     shard = np.broadcast_to(np.uint16(0), 100_000_000)
     source = Batches([shard] * 10, 2048, 256, 0, False, True)
@@ -143,29 +143,29 @@ def test_ten_published_shards_give_nineteen_hundred_steps() -> None:
     # read through, the border tokens give four more rows' worth a shard
     assert Batches([shard], 2048, 256, 0, False).rows == (100_000_000 - 1) // 2048 == 190 * 256 + 188
     config = CellConfig(train=TrainConfig(), data=DataConfig(shuffle=False, whole_steps=True))
-    made = training_batches(config, corpus_of([shard] * 10))
-    assert (made.rows, made.seq_len, made.rows_per_step) == (1900 * 256, 2048, 256)
+    cell_batches = training_batches(config, corpus_of([shard] * 10))
+    assert (cell_batches.rows, cell_batches.seq_len, cell_batches.rows_per_step) == (1900 * 256, 2048, 256)
     assert config.train.steps == 1900
 
 
 @pytest.mark.parametrize(("tokens", "rows"), [(22, 4), (21, 2), (12, 2), (11, 0)])
-def test_whole_steps_leave_two_tokens_over(tokens: int, rows: int) -> None:
+def test_batches_whole_steps_need_two_further_tokens(tokens: int, rows: int) -> None:
     """floor((n - 2) / 10) steps: a shard of n = 10 k + 1 tokens, which would do, gives k - 1 as the published code did."""
     more = np.arange(12, dtype=np.uint16)
     assert Batches([np.arange(tokens, dtype=np.uint16), more], 5, 2, 0, False, True).rows == rows + 2
 
 
-def test_the_settings_of_a_cell_reach_its_batches(cells: Callable[..., list[Cell]]) -> None:
+def test_training_batches_use_settings_of_cell(cells: Callable[..., list[Cell]]) -> None:
     (cell,) = cells("set:\n  data: {shuffle: off, whole_steps: on}\nseeds: [5]\n")
-    made = training_batches(cell.config, corpus_of([np.zeros(4000, dtype=np.uint16)]))
-    assert (made.seed, made.shuffle, made.whole_steps) == (5, False, True)
-    assert (made.seq_len, made.rows_per_step, made.rows) == (128, 8, 3 * 8)
+    cell_batches = training_batches(cell.config, corpus_of([np.zeros(4000, dtype=np.uint16)]))
+    assert (cell_batches.seed, cell_batches.shuffle, cell_batches.whole_steps) == (5, False, True)
+    assert (cell_batches.seq_len, cell_batches.rows_per_step, cell_batches.rows) == (128, 8, 3 * 8)
 
 
 # --- too little ---------------------------------------------------------------------------------------------------
 
 
-def test_too_short_a_stream() -> None:
+def test_batches_reject_short_stream() -> None:
     assert refused(lambda: batches(count=5), DataError) == "the training split has 5 tokens, less than one row of 5 + 1"
     assert (
         refused(lambda: Batches([STREAM[:5], STREAM[:4]], 5, 3, 0, True), DataError)
@@ -177,14 +177,14 @@ def test_too_short_a_stream() -> None:
     )
 
 
-def test_stream_rows() -> None:
+def test_stream_rows_inputs_and_targets() -> None:
     inputs, targets = stream_rows(STREAM, 7, 3, start=1)
     assert inputs.tolist() == [list(range(1007 + 7 * row, 1014 + 7 * row)) for row in range(3)]
     assert torch.equal(targets, inputs + 1)
     assert stream_rows(STREAM, 7, 10)[1][-1, -1] == 1070
 
 
-def test_stream_rows_never_gives_fewer() -> None:
+def test_stream_rows_rejects_short_stream() -> None:
     with pytest.raises(DataError, match="the stream has 71 tokens; 11 rows of 7 need 78"):
         stream_rows(STREAM, 7, 11)
     with pytest.raises(DataError, match="11 rows of 7 need 78"):

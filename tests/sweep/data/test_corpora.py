@@ -36,13 +36,13 @@ def stdlib(tmp_path_factory: pytest.TempPathFactory) -> Corpus:
 def texts() -> dict[str, tuple[str, str]]:
     """Name -> (split, text) of the embedded corpus, in its order, gathered without the package."""
     root = Path(sysconfig.get_paths()["stdlib"])
-    left_out = {"test", "tests", "idlelib", "site-packages", "dist-packages", "ensurepip", "sitecustomize.py"}
+    skipped = {"test", "tests", "idlelib", "site-packages", "dist-packages", "ensurepip", "sitecustomize.py"}
     names = []
-    for folder, _, found in os.walk(root):
-        for name in found:
+    for folder, _, file_names in os.walk(root):
+        for name in file_names:
             path = (Path(folder) / name).relative_to(root).parts
             machine = any(part.startswith(("_sysconfigdata", "config-")) for part in path)
-            if name.endswith(".py") and not machine and not left_out & set(path):
+            if name.endswith(".py") and not machine and not skipped & set(path):
                 names.append(path)
     gathered: dict[str, str] = {}
     for path in sorted(names):
@@ -72,20 +72,22 @@ def test_the_embedded_corpus_keeps_the_fingerprint_of_its_text(
     }
     order = sorted(splits["heldout"], key=lambda name: hashlib.sha256(name.encode()).digest())
     splits["heldout"] = {name: splits["heldout"][name] for name in order}
-    known: dict[str, Any] = {
+    expected_texts: dict[str, Any] = {
         "layout": 1,
         "tokenizer": "bytes",
         "heldout_names": order,
         "heldout_ends": np.cumsum([len(tokens) for tokens in splits["heldout"].values()]).tolist(),
     }
     for name, documents in splits.items():
-        known[name] = hashlib.sha256(np.array(joined(list(documents.values())), dtype="<u2").tobytes()).hexdigest()
-    assert stdlib.fingerprint == hashlib.sha256(json.dumps(known, sort_keys=True).encode()).hexdigest()
+        expected_texts[name] = hashlib.sha256(
+            np.array(joined(list(documents.values())), dtype="<u2").tobytes()
+        ).hexdigest()
+    assert stdlib.fingerprint == hashlib.sha256(json.dumps(expected_texts, sort_keys=True).encode()).hexdigest()
     assert stdlib.heldout_names == order
     assert [tokens.tolist() for tokens in stdlib.heldout] == list(splits["heldout"].values())
 
 
-def test_the_embedded_corpus_is_the_same_in_another_process(stdlib: Corpus) -> None:
+def test_stdlib_fingerprint_is_same_in_another_process(stdlib: Corpus) -> None:
     program = (
         "from atma_sweep.sweep.data.prepare import aside; from atma_sweep.sweep.config import DataConfig\n"
         "print(aside(DataConfig()).fingerprint)"
@@ -94,18 +96,18 @@ def test_the_embedded_corpus_is_the_same_in_another_process(stdlib: Corpus) -> N
     assert run.stdout.split() == [stdlib.fingerprint]
 
 
-def test_splits_are_disjoint_by_file(texts: dict[str, tuple[str, str]], stdlib: Corpus) -> None:
+def test_stdlib_splits_are_disjoint_by_file(texts: dict[str, tuple[str, str]], stdlib: Corpus) -> None:
     (train,) = stdlib.train
-    found = {
+    documents_by_split = {
         "train": parts(train), "validation": parts(stdlib.validation), "heldout": [t.tolist() for t in stdlib.heldout],
     }  # fmt: skip
-    for name, documents in found.items():
+    for name, documents in documents_by_split.items():
         assert sorted(documents) == sorted(document(text) for split, text in texts.values() if split == name)
         assert len(documents) >= 40
-    assert sum(map(len, found.values())) == len(texts)
+    assert sum(map(len, documents_by_split.values())) == len(texts)
 
 
-def test_sizes_of_the_embedded_corpus(stdlib: Corpus) -> None:
+def test_stdlib_split_sizes(stdlib: Corpus) -> None:
     held = list(map(len, stdlib.heldout))
     assert min(held) > 16_384
     assert len(held) >= 16
@@ -116,7 +118,7 @@ def test_sizes_of_the_embedded_corpus(stdlib: Corpus) -> None:
     assert 2.4 < (stdlib.bigram_entropy or 0) < 2.5
 
 
-def test_its_tokenizer_comes_with_it(stdlib: Corpus) -> None:
+def test_corpus_loads_saved_tokenizer(stdlib: Corpus) -> None:
     assert stdlib.load_tokenizer().encode("é").tolist() == [0xC3, 0xA9]
     bare = Corpus("f" * 64, "bytes", [], stdlib.validation, [], [], 1.0, None)
     assert bare.load_tokenizer().vocabulary == 257
@@ -127,7 +129,7 @@ def test_its_tokenizer_comes_with_it(stdlib: Corpus) -> None:
 
 @pytest.mark.parametrize("piece", [1, 7, 301, 1000])
 @pytest.mark.parametrize("cuts", [[], [1, 2, 150], [7, 14, 300]])
-def test_entropies_of_shards_against_a_slow_count(monkeypatch: pytest.MonkeyPatch, piece: int, cuts: list[int]) -> None:
+def test_entropies_of_shards_match_slow_count(monkeypatch: pytest.MonkeyPatch, piece: int, cuts: list[int]) -> None:
     """Pairs within a shard count, however it is read; those across a border do not."""
     monkeypatch.setattr(corpora, "CHUNK_TOKENS", piece)
     tokens = np.random.default_rng(0).integers(0, 17, 301).astype(np.uint16) ** 2 % 17
@@ -146,7 +148,7 @@ def test_entropies_of_shards_against_a_slow_count(monkeypatch: pytest.MonkeyPatc
     assert unigram == pytest.approx(-sum(n / 301 * math.log(n / 301) for n in Counter(tokens.tolist()).values()))
 
 
-def test_large_vocabularies_have_no_bigram_entropy() -> None:
+def test_entropies_of_large_vocabulary_have_no_bigram() -> None:
     unigram, bigram = entropies([np.array([0, 5000], dtype=np.uint16)], 50257)
     assert (unigram, bigram) == (pytest.approx(math.log(2)), None)
     assert entropies([np.array([0, 70_000, 0], dtype=np.uint32)], 70_001)[0] == pytest.approx(
@@ -157,11 +159,11 @@ def test_large_vocabularies_have_no_bigram_entropy() -> None:
 # --- what was asked for -------------------------------------------------------------------------------------------
 
 
-def test_presets_are_what_the_shipped_grids_ask_for() -> None:
-    asked: list[DataConfig] = []
+def test_corpus_presets_match_shipped_grids() -> None:
+    sections: list[DataConfig] = []
 
     def collect(data: DataConfig) -> str:
-        asked.append(data)
+        sections.append(data)
         return "0" * 64
 
     load_grid("full").expand(collect)
@@ -176,37 +178,39 @@ def test_presets_are_what_the_shipped_grids_ask_for() -> None:
         "heldout_tokens",
     )
     presets = {name: DataConfig(corpus=name, **kind.preset) for name, kind in every_kind().items() if kind.preset}
-    for data in asked:
+    for data in sections:
         assert [getattr(data, name) for name in fields] == [getattr(presets[data.corpus], name) for name in fields]
-    assert {data.corpus for data in asked} == {"fineweb-edu-shards"}
+    assert {data.corpus for data in sections} == {"fineweb-edu-shards"}
     assert set(presets) >= {"fineweb-edu", "fineweb-edu-shards", "finepdfs", "wikitext-103"}
 
 
-def test_a_request_is_what_decides_the_text(tmp_path: Path) -> None:
+def test_request_changes_with_settings_that_decide_text(tmp_path: Path) -> None:
     put(tmp_path / "t", prose(3))
     (tmp_path / "a.json").write_text("1")
     plain = files(tmp_path / "t")
     number = corpora.request_id(corpora.request(plain))
     for same in ({"shuffle": False}, {"whole_steps": True}, {"fingerprint": "f" * 64}):
         assert corpora.request_id(corpora.request(plain.model_copy(update=same))) == number
-    others = [
+    changes = [
         {"path": str(put(tmp_path / "u", prose(3)))}, {"tokenizer": "gpt2"}, {"end_of_text": "</s>"}, {"train_tokens": 5},
         {"tokenizer_file": str(tmp_path / "a.json")}, {"heldout": "stdlib"}, {"heldout_tokens": 7},
     ]  # fmt: skip
-    ids = {corpora.request_id(corpora.request(plain.model_copy(update=other))) for other in others}
+    ids = {corpora.request_id(corpora.request(plain.model_copy(update=change))) for change in changes}
     assert len(ids | {number}) == 8
     (tmp_path / "a.json").write_text("2")
     changed = corpora.request(plain.model_copy(update={"tokenizer_file": str(tmp_path / "a.json")}))
     assert corpora.request_id(changed) not in ids
 
 
-def test_what_is_not_prepared_is_told_apart() -> None:
-    found = {corpora.provisional_fingerprint(DataConfig(corpus="files", path=path)) for path in ("/a", "/b", "/b")}
-    assert len(found) == 2
-    assert all(word.startswith("unprepared:") for word in found)
+def test_provisional_fingerprint_differs_by_request() -> None:
+    placeholders = {
+        corpora.provisional_fingerprint(DataConfig(corpus="files", path=path)) for path in ("/a", "/b", "/b")
+    }
+    assert len(placeholders) == 2
+    assert all(word.startswith("unprepared:") for word in placeholders)
 
 
-def test_settings_that_name_nothing(tmp_path: Path) -> None:
+def test_find_reports_missing_paths(tmp_path: Path) -> None:
     def find(**settings: Any) -> str:
         return refused(lambda: corpora.find(DataConfig(**settings), tmp_path))
 
@@ -223,13 +227,13 @@ def test_settings_that_name_nothing(tmp_path: Path) -> None:
     assert find(corpus="wikitext-103", heldout="finepdfss").startswith("data.heldout: finepdfss is neither a file or ")
 
 
-def test_unknown_names(tmp_path: Path) -> None:
+def test_find_rejects_unknown_names(tmp_path: Path) -> None:
     prepare.prepare(files(put(tmp_path / "t", prose(3))), tmp_path / "c", name="books")
-    known = ", ".join(CORPORA)
+    builtin = ", ".join(CORPORA)
     with pytest.raises(CorpusUnknown) as caught:
         corpora.find(DataConfig(corpus="boks"), tmp_path / "c")
     assert str(caught.value) == (
-        f"no corpus 'boks'; allowed: {known}, books, or one prepared with `data prepare PATH --name boks`; "
+        f"no corpus 'boks'; allowed: {builtin}, books, or one prepared with `data prepare PATH --name boks`; "
         "did you mean 'books'?"
     )
     assert (caught.value.name, caught.value.allowed[-1]) == ("boks", "books")
@@ -255,7 +259,7 @@ def again(folder: Path) -> str:
     return f"; remove {folder} and prepare the corpus again"
 
 
-def test_found_again_by_request_and_by_name(small: tuple[DataConfig, Path, Path]) -> None:
+def test_find_by_request_and_by_name(small: tuple[DataConfig, Path, Path]) -> None:
     data, root, folder = small
     number = corpora.manifest(folder)["fingerprint"]
     assert corpora.find(data, root) == number
@@ -271,29 +275,29 @@ def test_found_again_by_request_and_by_name(small: tuple[DataConfig, Path, Path]
         )
 
 
-def test_a_name_goes_with_its_tokenizer(small: tuple[DataConfig, Path, Path], tmp_path: Path) -> None:
+def test_find_rejects_other_tokenizer_for_named_corpus(small: tuple[DataConfig, Path, Path], tmp_path: Path) -> None:
     data, root, folder = small
     named = data.model_copy(update={"corpus": "mine", "path": None})
     have = corpora.manifest(folder)["tokenizer"]
     assert refused(lambda: corpora.find(named.model_copy(update={"tokenizer": "gpt2"}), root)) == (
         f"corpus 'mine' was prepared with tokenizer {have}, but the grid asks for gpt2"
     )
-    other = tmp_path / "other.json"
-    other.write_text((tmp_path / "own.json").read_text().replace('"98"', '"98th"'))
-    mark = f"json:{hashlib.sha256(other.read_bytes()).hexdigest()[:16]}"
-    assert refused(lambda: corpora.find(named.model_copy(update={"tokenizer_file": str(other)}), root)) == (
+    other_file = tmp_path / "other.json"
+    other_file.write_text((tmp_path / "own.json").read_text().replace('"98"', '"98th"'))
+    mark = f"json:{hashlib.sha256(other_file.read_bytes()).hexdigest()[:16]}"
+    assert refused(lambda: corpora.find(named.model_copy(update={"tokenizer_file": str(other_file)}), root)) == (
         f"corpus 'mine' was prepared with tokenizer {have}, but the grid asks for {mark}"
     )
 
 
-def test_what_went_away_is_not_found(small: tuple[DataConfig, Path, Path]) -> None:
+def test_find_returns_none_without_pointer_or_manifest(small: tuple[DataConfig, Path, Path]) -> None:
     data, root, folder = small
     pointer = next((root / "requests").iterdir())
-    whole = pointer.read_text()
+    content = pointer.read_text()
     for text in ("", "[1", "{}"):
         pointer.write_text(text)
         assert corpora.find(data, root) is None
-    pointer.write_text(whole)
+    pointer.write_text(content)
     (folder / "manifest.json").unlink()
     assert corpora.find(data, root) is None
     assert corpora.named_fingerprints(root) == {}
@@ -302,7 +306,7 @@ def test_what_went_away_is_not_found(small: tuple[DataConfig, Path, Path]) -> No
     )
 
 
-def test_listing(small: tuple[DataConfig, Path, Path], tmp_path: Path) -> None:
+def test_listing_describes_prepared_corpora(small: tuple[DataConfig, Path, Path], tmp_path: Path) -> None:
     data, root, folder = small
     corpus = open_corpus(root, corpora.manifest(folder)["fingerprint"])
     (row,) = corpora.listing(root)
@@ -331,7 +335,7 @@ def test_listing(small: tuple[DataConfig, Path, Path], tmp_path: Path) -> None:
     assert [row["fingerprint"] for row in corpora.listing(root, only=[later])] == [later]
 
 
-def test_links_that_lead_nowhere_are_listed_and_verified(tmp_path: Path) -> None:
+def test_listing_and_verify_handle_broken_symlinks(tmp_path: Path) -> None:
     for name, tokens in (("x_train_1.bin", range(40)), ("x_val_1.bin", range(9))):
         published_shard(tmp_path / "s" / name, list(tokens))
     number = prepare.prepare(DataConfig(corpus="shards", path=str(tmp_path / "s")), tmp_path / "c")
@@ -345,45 +349,49 @@ def test_links_that_lead_nowhere_are_listed_and_verified(tmp_path: Path) -> None
 
 
 @pytest.mark.parametrize("file", ["train_000000.bin", "validation_000000.bin", "heldout.bin"])
-def test_cut_shards(small: tuple[DataConfig, Path, Path], file: str) -> None:
+def test_open_corpus_and_verify_detect_cut_shards(small: tuple[DataConfig, Path, Path], file: str) -> None:
     _, root, folder = small
     number, path = corpora.manifest(folder)["fingerprint"], folder / file
-    whole = path.read_bytes()
-    path.write_bytes(whole[:-1])
-    count = (len(whole) - 1024) // 2
-    cut = f"{path}: cut short or overlong, {len(whole) - 1} bytes where {count} tokens need {len(whole)}{again(folder)}"
+    content = path.read_bytes()
+    path.write_bytes(content[:-1])
+    count = (len(content) - 1024) // 2
+    cut = f"{path}: cut short or overlong, {len(content) - 1} bytes where {count} tokens need {len(content)}{again(folder)}"
     assert refused(lambda: open_corpus(root, number)) == cut
     assert corpora.verify(folder) == [cut]
     # a whole shard, with a token less
-    path.write_bytes(whole[:8] + (count - 1).to_bytes(4, "little") + whole[12:-2])
+    path.write_bytes(content[:8] + (count - 1).to_bytes(4, "little") + content[12:-2])
     assert refused(lambda: open_corpus(root, number)) == (
         f"{path}: {count - 1} tokens, not the {count} that were prepared{again(folder)}"
     )
-    path.write_bytes(whole)
+    path.write_bytes(content)
     assert corpora.verify(folder) == []
     assert open_corpus(root, number).fingerprint == number
 
 
-def test_another_corpus_under_the_same_name(small: tuple[DataConfig, Path, Path]) -> None:
+def test_open_corpus_rejects_other_fingerprint_in_folder(small: tuple[DataConfig, Path, Path]) -> None:
     _, root, folder = small
     number = corpora.manifest(folder)["fingerprint"]
     assert refused(lambda: open_corpus(root, number[:16] + "0" * 48)) == (
         f"{folder} holds corpus {number[:12]}, not {number[:12]}{again(folder)}"
     )
-    other = root / ("0" * 16)
-    os.rename(folder, other)
-    assert corpora.verify(other) == [f"{other}: the fingerprint does not follow from the manifest{again(other)}"]
+    other_folder = root / ("0" * 16)
+    os.rename(folder, other_folder)
+    assert corpora.verify(other_folder) == [
+        f"{other_folder}: the fingerprint does not follow from the manifest{again(other_folder)}"
+    ]
 
 
-def test_what_verify_says(small: tuple[DataConfig, Path, Path]) -> None:
+def test_verify_lists_differences(small: tuple[DataConfig, Path, Path]) -> None:
     _, root, folder = small
     path = folder / "train_000000.bin"
     changed = bytearray(path.read_bytes())
     changed[1024:1026] = (7).to_bytes(2, "little")
     path.write_bytes(bytes(changed))
-    known = corpora.manifest(folder)["shards"]["train"][0]
+    shard_facts = corpora.manifest(folder)["shards"]["train"][0]
     digest = hashlib.sha256(changed[1024:]).hexdigest()
-    assert corpora.verify(folder) == [f"{path}: sha256 is {digest}, the manifest says {known['sha256']}{again(folder)}"]
+    assert corpora.verify(folder) == [
+        f"{path}: sha256 is {digest}, the manifest says {shard_facts['sha256']}{again(folder)}"
+    ]
     tokenizer = folder / "tokenizer.json"
     tokenizer.unlink()
     lost = f"{tokenizer}: missing, or not the tokenizer that made the corpus{again(folder)}"
@@ -399,7 +407,7 @@ def test_what_verify_says(small: tuple[DataConfig, Path, Path]) -> None:
         assert refused(lambda: open_corpus(root, corpus.fingerprint)) == damaged
 
 
-def test_the_streams_of_an_opened_corpus_are_mapped(small: tuple[DataConfig, Path, Path]) -> None:
+def test_open_corpus_maps_shards_into_memory(small: tuple[DataConfig, Path, Path]) -> None:
     _, root, folder = small
     corpus = open_corpus(root, corpora.manifest(folder)["fingerprint"])
     assert all(isinstance(tokens, np.memmap) for tokens in [*corpus.train, corpus.validation])

@@ -42,7 +42,7 @@ def sizes_of(**sizes: Any) -> Division:
 
 @pytest.mark.parametrize("validation", [None, 1, 500, 3000])
 @pytest.mark.parametrize("documents", [None, 0, 5])
-def test_split_sizes_are_within_a_document(validation: int | None, documents: int | None) -> None:
+def test_division_sizes_are_within_one_document(validation: int | None, documents: int | None) -> None:
     """The validation split has its target and less than one of its documents more."""
     for seed in range(8):
         sizes = lengths(300, seed)
@@ -63,13 +63,13 @@ def test_split_sizes_are_within_a_document(validation: int | None, documents: in
             assert len(of_split["heldout"]) == 16 or held > total / 4 - 1600
 
 
-def test_few_large_documents_leave_most_to_train_on() -> None:
+def test_division_of_few_large_documents_favours_training() -> None:
     """By hand: 40 books of 1,000 tokens, of which a quarter is 10 and a twentieth 2."""
     splits = sizes_of().assign(pool([1000] * 40))
     assert {name: splits.count(name) for name in division.SPLITS} == {"train": 28, "validation": 2, "heldout": 10}
 
 
-def test_books_leave_the_validation_split_its_size() -> None:
+def test_division_of_books_keeps_validation_size() -> None:
     """63 books of 190,000 tokens among short texts, 50.4M tokens in all: 16 are held out, 2,097,153 tokens validate."""
     rng = random.Random(7)
     sizes = [190_000] * 63 + [rng.randrange(16_000, 48_000) for _ in range(1196)]
@@ -88,7 +88,7 @@ def test_books_leave_the_validation_split_its_size() -> None:
     {}, {"train_tokens": 1}, {"train_tokens": 3001}, {"validation_tokens": 700, "train_tokens": 2000},
     {"validation_tokens": 2000}, {"heldout_documents": 3}, {"heldout_documents": 0, "train_tokens": 5000},
 ])  # fmt: skip
-def test_prepared_splits_agree_with_a_naive_division(
+def test_prepared_splits_match_naive_division(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, small_shards: None, batch: int, sizes: dict[str, int]
 ) -> None:
     monkeypatch.setattr(prepare, "BATCH_DOCUMENTS", batch)
@@ -111,7 +111,7 @@ def test_prepared_splits_agree_with_a_naive_division(
 # --- what cannot be, and what stays -------------------------------------------------------------------------------
 
 
-def test_more_validation_tokens_than_the_text_has(tmp_path: Path) -> None:
+def test_division_rejects_excessive_validation_tokens(tmp_path: Path) -> None:
     put(tmp_path / "t", ["text", "more text"])
     assert told(files(tmp_path / "t", validation_tokens=15), tmp_path / "c") == (
         "corpus 'files' has 15 tokens beside the held-out documents, and data.validation_tokens asks for 15 of them, "
@@ -122,12 +122,12 @@ def test_more_validation_tokens_than_the_text_has(tmp_path: Path) -> None:
 
 
 @pytest.mark.parametrize("corpus", ["stdlib", "shards", "flipflop"])
-def test_corpora_with_splits_refuse_a_validation_size(tmp_path: Path, corpus: str) -> None:
+def test_corpora_with_splits_reject_validation_tokens(tmp_path: Path, corpus: str) -> None:
     data = DataConfig(corpus=corpus, validation_tokens=100)
     assert told(data, tmp_path / "c") == f"data.validation_tokens: corpus {corpus!r} has splits of its own; remove it"
 
 
-def test_splits_of_an_earlier_release_stay(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_division_keeps_splits_of_earlier_release(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     """A request without a division is what a release wrote that drew splits by names."""
     data, root = files(put(tmp_path / "t", prose(60)), heldout_tokens=150), tmp_path / "c"
     with monkeypatch.context() as patch:
@@ -140,7 +140,7 @@ def test_splits_of_an_earlier_release_stay(tmp_path: Path, monkeypatch: pytest.M
     assert prepare.prepare(data, tmp_path / "elsewhere") != before
 
 
-def test_names_of_unprepared_corpora_stay() -> None:
+def test_provisional_fingerprints_are_pinned() -> None:
     """The hash of an unprepared corpus leaves out settings that are newer than databases."""
     plain = DataConfig(corpus="files", path="/a")
     assert (
@@ -152,7 +152,7 @@ def test_names_of_unprepared_corpora_stay() -> None:
     ) != corpora.provisional_fingerprint(plain)
 
 
-def test_default_sizes_cover_what_shipped_grids_read() -> None:
+def test_division_defaults_cover_shipped_grids() -> None:
     for name in shipped():
         for cell in load_grid(name).expand(corpora.provisional_fingerprint, lambda corpus: None):
             config = cell.config

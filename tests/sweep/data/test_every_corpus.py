@@ -56,7 +56,7 @@ def config_of(tmp_path: Path) -> Callable[[str], DataConfig]:
 
 
 @pytest.mark.parametrize("name", EVERY)
-def test_the_fingerprint_is_that_of_its_tokens_wherever_it_is_prepared(
+def test_corpus_fingerprint_follows_tokens_not_folder(
     name: str, config_of: Callable[[str], DataConfig], tmp_path: Path
 ) -> None:
     data = config_of(name)
@@ -71,7 +71,7 @@ def test_the_fingerprint_is_that_of_its_tokens_wherever_it_is_prepared(
 
 @pytest.mark.parametrize("name", EVERY)
 @pytest.mark.parametrize("shuffle", [False, True])
-def test_batches_are_disjoint_and_a_function_of_seed_and_step(
+def test_corpus_batches_are_disjoint_and_reproducible(
     name: str, shuffle: bool, config_of: Callable[[str], DataConfig], tmp_path: Path
 ) -> None:
     """Also as one that goes on in the middle reads them, and however many rows are read at once."""
@@ -97,7 +97,7 @@ def test_batches_are_disjoint_and_a_function_of_seed_and_step(
 
 
 @pytest.mark.parametrize("name", EVERY)
-def test_damage_of_any_file_is_noticed_and_refused(
+def test_corpus_damage_of_any_file_is_detected(
     name: str, config_of: Callable[[str], DataConfig], tmp_path: Path
 ) -> None:
     corpus = made(config_of(name), tmp_path / "c")
@@ -132,7 +132,7 @@ def test_damage_of_any_file_is_noticed_and_refused(
 
 
 @pytest.mark.parametrize("name", [*SOURCES, *COMPUTED])
-def test_a_stopped_preparation_goes_on_to_the_same_corpus(
+def test_corpus_preparation_resumes_to_same_corpus(
     name: str, config_of: Callable[[str], DataConfig], tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """Stopped before and after each state that is written down, one after the wider."""

@@ -44,20 +44,20 @@ def by_hand(number: int, length: int, ignore: float, seed: int, split: str) -> s
     key = int.from_bytes(hashlib.sha256(f"flipflop/{seed}/{split}".encode()).digest()[:16], "big")
     pairs = length // 2
     raw = np.random.Philox(key=key).advance(number * ((pairs + 3) // 4)).random_raw(pairs).tolist()  # type: ignore[union-attr]
-    said, kept = "", ""
-    for place, drawn in enumerate(raw):
+    letters, last_bit = "", ""
+    for index, drawn in enumerate(raw):
         share, bit = (drawn >> 11) / 2**53, str(drawn & 1)
         instruction = "i" if share < ignore else "w" if share < (1 + ignore) / 2 else "r"
-        instruction = {0: "w", pairs - 1: "r"}.get(place, instruction)
-        kept = bit if instruction == "w" else kept
-        said += instruction + (kept if instruction == "r" else bit)
-    return said
+        instruction = {0: "w", pairs - 1: "r"}.get(index, instruction)
+        last_bit = bit if instruction == "w" else last_bit
+        letters += instruction + (last_bit if instruction == "r" else bit)
+    return letters
 
 
 @pytest.mark.parametrize(("length", "ignore", "seed", "split"), [
     (512, 0.8, 0, "train"), (512, 0.98, 3, "sparse"), (4, 0.1, 0, "dense"), (22, 0.1, 0, "train"), (8, 1.0, 0, "x"),
 ])  # fmt: skip
-def test_rows_against_a_slow_automaton(length: int, ignore: float, seed: int, split: str) -> None:
+def test_flipflop_rows_match_slow_automaton(length: int, ignore: float, seed: int, split: str) -> None:
     source = rows(10**9, length, ignore=ignore, seed=seed, split=split)
     numbers = np.array([0, 1, 2, 77, 78, 5, 10**9])
     assert [text(row) for row in source.made(numbers)] == [
@@ -65,28 +65,28 @@ def test_rows_against_a_slow_automaton(length: int, ignore: float, seed: int, sp
     ]
 
 
-def test_the_bytes_of_the_shipped_splits_stay() -> None:
+def test_flipflop_shipped_splits_are_pinned() -> None:
     """Or else every number that was trained on them is of other text."""
-    found = {
+    hashes = {
         split: hashlib.sha256(rows(10**6, 512, split=split)[: 512 * 8].astype("<u2").tobytes()).hexdigest()[:16]
         for split in ("train", "validation")
     }
-    assert found == GOLDEN
+    assert hashes == GOLDEN
     assert rows(seed=1).made(np.arange(9)).tolist() != rows().made(np.arange(9)).tolist()
 
 
 @pytest.mark.parametrize("ignore", [0.8, 0.98, 0.1])
-def test_shares_are_those_asked_for(ignore: float) -> None:
+def test_flipflop_shares_match_settings(ignore: float) -> None:
     """Within three standard errors: instructions between the forced ends, bits, and reads a row."""
-    found = rows(2000, 512, ignore=ignore).made(np.arange(2000))
-    inside, bits = found[:, 2:-2:2], found[:, 1::2]
+    tokens = rows(2000, 512, ignore=ignore).made(np.arange(2000))
+    inside, bits = tokens[:, 2:-2:2], tokens[:, 1::2]
     for letter, share in (("i", ignore), ("w", (1 - ignore) / 2), ("r", (1 - ignore) / 2)):
         seen = float((inside == LETTERS.index(letter)).mean())
         assert abs(seen - share) < 3 * (share * (1 - share) / inside.size) ** 0.5, letter
     # the bits that are read repeat others, so a row is what varies by itself
     ones = (bits == LETTERS.index("1")).mean(1)
     assert abs(float(ones.mean()) - 0.5) < 3 * float(ones.std()) / 2000**0.5
-    reads = (found[:, 0::2] == LETTERS.index("r")).sum(1)
+    reads = (tokens[:, 0::2] == LETTERS.index("r")).sum(1)
     expected = 1 + 254 * (1 - ignore) / 2
     assert abs(float(reads.mean()) - expected) < 3 * float(reads.std()) / 2000**0.5
     binomial = sum(
@@ -95,28 +95,32 @@ def test_shares_are_those_asked_for(ignore: float) -> None:
     assert coin_flip_accuracy(512, ignore) == pytest.approx(binomial, rel=1e-9)
 
 
-def test_only_who_remembers_the_write_is_right() -> None:
+def test_flipflop_reads_repeat_last_write() -> None:
     """An automaton is right at every marked bit, and whoever copies the last bit is not."""
-    found, marks = rows(200, 64).made(np.arange(200)), ComputedMarks(rows(200, 64), mark_reads).made(np.arange(200))
+    tokens, marks = rows(200, 64).made(np.arange(200)), ComputedMarks(rows(200, 64), mark_reads).made(np.arange(200))
     right = {"automaton": [], "copier": []}  # type: dict[str, list[bool]]
-    for row, marked in zip(found, marks, strict=True):
-        said, kept = text(row), ""
-        assert [place for place in range(64) if place % 2 and said[place - 1] == "r"] == np.flatnonzero(marked).tolist()
-        for place in range(1, 64, 2):
-            if said[place - 1] == "r":
-                right["automaton"].append(said[place] == kept)
-                right["copier"].append(said[place] == said[place - 2])
-            elif said[place - 1] == "w":
-                kept = said[place]
+    for row, marked in zip(tokens, marks, strict=True):
+        letters, last_bit = text(row), ""
+        assert [index for index in range(64) if index % 2 and letters[index - 1] == "r"] == np.flatnonzero(
+            marked
+        ).tolist()
+        for index in range(1, 64, 2):
+            if letters[index - 1] == "r":
+                right["automaton"].append(letters[index] == last_bit)
+                right["copier"].append(letters[index] == letters[index - 2])
+            elif letters[index - 1] == "w":
+                last_bit = letters[index]
     assert all(right["automaton"])
     assert 0.5 < np.mean(right["copier"]) < 0.7
 
 
-@pytest.mark.parametrize("of", [lambda one: one, lambda one: ComputedMarks(one, mark_reads)])
-def test_a_stream_reads_like_the_array_that_it_stands_for(of: Callable[[FlipFlopRows], Any]) -> None:
+@pytest.mark.parametrize(
+    "of", [lambda row_stream: row_stream, lambda row_stream: ComputedMarks(row_stream, mark_reads)]
+)
+def test_flipflop_stream_slices_like_array(of: Callable[[FlipFlopRows], Any]) -> None:
     stream = of(rows())
-    whole = np.concatenate([stream.made(np.arange(50)).ravel(), [stream.first]])
-    assert len(stream) == len(whole) == 601
+    expected = np.concatenate([stream.made(np.arange(50)).ravel(), [stream.first]])
+    assert len(stream) == len(expected) == 601
     for part in (
         slice(None),
         slice(0, 13),
@@ -126,9 +130,9 @@ def test_a_stream_reads_like_the_array_that_it_stands_for(of: Callable[[FlipFlop
         slice(3, 3),
         slice(-1, None),
     ):
-        assert stream[part].tolist() == whole[part].tolist(), part
+        assert stream[part].tolist() == expected[part].tolist(), part
     starts = np.array([0, 7, 588, 24, 24])
-    assert stream.pieces(starts, 13).tolist() == [whole[start : start + 13].tolist() for start in starts]
+    assert stream.pieces(starts, 13).tolist() == [expected[start : start + 13].tolist() for start in starts]
     assert stream.pieces(starts, 2).dtype == np.uint16
     with pytest.raises(ValueError, match="forwards"):
         stream[::2]
@@ -141,17 +145,17 @@ def small(**settings: Any) -> DataConfig:
     return DataConfig(corpus="flipflop", settings={"flipflop": SMALL | settings})
 
 
-def test_it_is_there_without_a_token_on_the_disk(tmp_path: Path) -> None:
-    found = made(small(), tmp_path)
-    assert found.folder is not None
-    assert [path.name for path in found.folder.iterdir()] == ["manifest.json"]
-    assert found.train[0][:].tolist() == rows(50)[:].tolist()
-    assert found.validation[:].tolist() == rows(7, split="validation")[:].tolist()
-    assert found.train_marks is not None
-    assert found.train_marks[0][:].tolist() == ComputedMarks(rows(50), mark_reads)[:].tolist()
-    assert (found.train_tokens, found.heldout, found.largest) == (601, [], 4)
-    assert stream_rows(found.validation, 12, 7)[0].shape == (7, 12)
-    tokenizer = found.load_tokenizer()
+def test_flipflop_corpus_stores_no_tokens(tmp_path: Path) -> None:
+    corpus = made(small(), tmp_path)
+    assert corpus.folder is not None
+    assert [path.name for path in corpus.folder.iterdir()] == ["manifest.json"]
+    assert corpus.train[0][:].tolist() == rows(50)[:].tolist()
+    assert corpus.validation[:].tolist() == rows(7, split="validation")[:].tolist()
+    assert corpus.train_marks is not None
+    assert corpus.train_marks[0][:].tolist() == ComputedMarks(rows(50), mark_reads)[:].tolist()
+    assert (corpus.train_tokens, corpus.heldout, corpus.largest) == (601, [], 4)
+    assert stream_rows(corpus.validation, 12, 7)[0].shape == (7, 12)
+    tokenizer = corpus.load_tokenizer()
     assert text(tokenizer.encode("w1r1")) == "w1r1"
     assert b"".join(tokenizer.token_bytes(token) for token in range(6)) == LETTERS.encode()
     with pytest.raises(TokenizerError, match="letters wri01 alone, got 'x'"):
@@ -159,22 +163,22 @@ def test_it_is_there_without_a_token_on_the_disk(tmp_path: Path) -> None:
     assert load_tokenizer("flipflop").vocabulary == 6
     (row,) = corpora.listing(tmp_path)
     assert (row["train_tokens"], row["validation_tokens"], row["heldout_tokens"]) == (601, 85, 0)
-    assert corpora.verify(found.folder) == []
+    assert corpora.verify(corpus.folder) == []
 
 
-def test_what_is_expected_is_what_is_counted(tmp_path: Path) -> None:
-    found = made(small(length=32, train_rows=4000, ignore=0.3), tmp_path)
-    unigram, bigram = corpora.entropies([found.train[0][:]], 6)
+def test_flipflop_expected_values_match_counts(tmp_path: Path) -> None:
+    corpus = made(small(length=32, train_rows=4000, ignore=0.3), tmp_path)
+    unigram, bigram = corpora.entropies([corpus.train[0][:]], 6)
     assert bigram is not None
-    assert (found.unigram_entropy, found.bigram_entropy) == (
+    assert (corpus.unigram_entropy, corpus.bigram_entropy) == (
         pytest.approx(unigram, abs=2e-3),
         pytest.approx(bigram, abs=2e-3),
     )
-    assert found.train_marks is not None
-    assert found.marked_share == pytest.approx(float(found.train_marks[0][:].mean()), abs=2e-3)
+    assert corpus.train_marks is not None
+    assert corpus.marked_share == pytest.approx(float(corpus.train_marks[0][:].mean()), abs=2e-3)
 
 
-def test_the_fingerprint_follows_the_settings_and_the_rows(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_flipflop_fingerprint_follows_settings_and_rows(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     changes: list[dict[str, Any]] = [
         {},
         {"seed": 1},
@@ -183,11 +187,11 @@ def test_the_fingerprint_follows_the_settings_and_the_rows(tmp_path: Path, monke
         {"validation_rows": 8},
         {"length": 14},
     ]
-    found = [made(small(**change), tmp_path) for change in changes]
-    assert len({one.fingerprint for one in found}) == 6
-    assert made(small(), tmp_path / "elsewhere").fingerprint == found[0].fingerprint
+    variants = [made(small(**change), tmp_path) for change in changes]
+    assert len({corpus.fingerprint for corpus in variants}) == 6
+    assert made(small(), tmp_path / "elsewhere").fingerprint == variants[0].fingerprint
     monkeypatch.setattr("atma_sweep.sweep.data.known.flipflop.NAME", "flopflip")
-    folder = found[0].folder
+    folder = variants[0].folder
     assert folder is not None
     assert corpora.verify(folder) == [
         f"{folder}: the rows of {split} are others than those of its preparation; remove {folder} and prepare the corpus again"
@@ -201,7 +205,7 @@ def test_the_fingerprint_follows_the_settings_and_the_rows(tmp_path: Path, monke
     assert "worked out by a plugin, which is not loaded" in corpora.verify(folder)[0]
 
 
-def test_settings_that_it_does_not_have_are_refused(tmp_path: Path) -> None:
+def test_flipflop_rejects_unsupported_settings(tmp_path: Path) -> None:
     for field, value in (
         ("path", "x"),
         ("train_tokens", 5),
@@ -218,7 +222,7 @@ def test_settings_that_it_does_not_have_are_refused(tmp_path: Path) -> None:
     )
 
 
-def test_a_grid_names_it_and_its_tokens_come_along(cells: Callable[..., list[Cell]]) -> None:
+def test_grid_with_flipflop_gets_its_tokenizer(cells: Callable[..., list[Cell]]) -> None:
     (cell,) = cells(
         "set:\n  data: {corpus: flipflop, settings.flipflop.seed: 2}\n  train: {seq_len: 512, micro_batch: 2, loss_on: marked}\n"
     )
@@ -237,14 +241,14 @@ def test_a_grid_names_it_and_its_tokens_come_along(cells: Callable[..., list[Cel
     ("data: {corpus: flipflop, settings.flipflop.size: 13}\n", "no such setting under data.settings.flipflop"),
     ("data: {corpus: flipflop, tokenizer: gpt2}\n", "but the grid asks for gpt2"),
 ])  # fmt: skip
-def test_a_grid_that_asks_for_what_cannot_be(cells: Callable[..., list[Cell]], said: str, message: str) -> None:
+def test_grid_with_impossible_flipflop_is_rejected(cells: Callable[..., list[Cell]], said: str, message: str) -> None:
     with pytest.raises(GridError) as caught:
         cells(f"set:\n  {said}")
     assert message in str(caught.value)
 
 
 @pytest.mark.thorough
-def test_an_attempt_trains_on_it_and_answers_for_it(tmp_path: Path) -> None:
+def test_attempt_trains_and_evaluates_flipflop(tmp_path: Path) -> None:
     """From the grid to the database; and what reads long documents is refused before anything is trained."""
     (tmp_path / "grid").mkdir()
     grid = small_grid(tmp_path / "grid")
@@ -253,21 +257,28 @@ def test_an_attempt_trains_on_it_and_answers_for_it(tmp_path: Path) -> None:
         "data.corpus=flipflop", "data.path=null", "eval.validate_every=6", "data.settings.flipflop.length=32", "data.settings.flipflop.train_rows=40",
         "train.loss_on=marked", "train.seq_len=32", *(f"eval.settings.flipflop.{name}={count}" for name, count in small.items()),
     )  # fmt: skip
-    whole, halves = (room_of(grid, tmp_path, *sets, "eval.probes=[val, flipflop]") for _ in range(2))
-    corpora_plan.check_corpora([whole.cell], grid.parent / "corpora")
+    full, halves = (room_of(grid, tmp_path, *sets, "eval.probes=[val, flipflop]") for _ in range(2))
+    corpora_plan.check_corpora([full.cell], grid.parent / "corpora")
     assert halves.run(stop=20).state == "interrupted"
-    rooms = (whole, halves)
+    rooms = (full, halves)
     ends = [room.run() for room in rooms]
     assert [end.state for end in ends] == ["done", "done"]
     curves = [room.curve(end) for room, end in zip(rooms, ends, strict=True)]
     assert curves[0] == curves[1], "one that goes on in the middle reads the same rows"
-    found, again = (
-        {one.metric: one for one in room.store.measurements(room.cell.id) if one.probe == "flipflop"} for room in rooms
+    measurements, again = (
+        {
+            measurement.metric: measurement
+            for measurement in room.store.measurements(room.cell.id)
+            if measurement.probe == "flipflop"
+        }
+        for room in rooms
     )
-    assert {name: one.value for name, one in found.items()} == {name: one.value for name, one in again.items()}
-    assert (found["exact_sparse"].n, found["exact_sparse"].length) == (30, 0)
-    assert found["exact_sparse"].description == {"chance": coin_flip_accuracy(32, 0.98)}
-    assert found["error_dense"].n == found["reads_dense"].value
+    assert {name: measurement.value for name, measurement in measurements.items()} == {
+        name: measurement.value for name, measurement in again.items()
+    }
+    assert (measurements["exact_sparse"].n, measurements["exact_sparse"].length) == (30, 0)
+    assert measurements["exact_sparse"].description == {"chance": coin_flip_accuracy(32, 0.98)}
+    assert measurements["error_dense"].n == measurements["reads_dense"].value
     assert refused(
         lambda: corpora_plan.check_corpora(
             [room_of(grid, tmp_path, *sets, "eval.probes=[clean, junk]").cell], grid.parent / "corpora"

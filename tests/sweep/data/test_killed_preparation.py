@@ -80,18 +80,18 @@ KILLED = [
 
 
 @pytest.mark.parametrize(
-    ("corpus", "make", "how", "settings", "deaths"), shared_out(KILLED, lambda one: one[1] is tables)
+    ("corpus", "make", "how", "settings", "deaths"), shared_out(KILLED, lambda case: case[1] is tables)
 )
-def test_a_killed_preparation_ends_as_an_uninterrupted_one(
+def test_killed_preparation_resumes_to_same_corpus(
     tmp_path: Path, corpus: str, make: Callable[[Path], Path], how: Any, settings: Any, deaths: int
 ) -> None:
     path, folder = make(tmp_path), tmp_path / "work"
     folder.mkdir()
     lent = {"heldout": str(put(tmp_path / "long", prose(12, 7)))} if "heldout" in settings else {}
     data = {"corpus": corpus, "path": str(path), "heldout_tokens": 150, **settings, **lent}
-    found = mortal.ordered(folder=str(folder), data=data, **how)
-    assert found["wrong"] == []
-    assert found["points"] > deaths
+    order = mortal.ordered(folder=str(folder), data=data, **how)
+    assert order["wrong"] == []
+    assert order["points"] > deaths
 
 
 # --- by the clock, in processes of their own ----------------------------------------------------------------------
@@ -121,13 +121,13 @@ def wait(process: subprocess.Popen[str], corpora: Path, documents: int) -> None:
 
 
 @pytest.mark.thorough
-def test_two_processes_and_kills_at_random_moments(tmp_path: Path) -> None:
+def test_two_preparations_survive_random_kills(tmp_path: Path) -> None:
     path = packed(tmp_path / "größe text.jsonl.xz", prose(900))
-    asked, dying = (path, "--heldout-tokens", 400, "--runs"), tmp_path / "dying"
-    whole = start(*asked, tmp_path / "whole")
+    arguments, dying = (path, "--heldout-tokens", 400, "--runs"), tmp_path / "dying"
+    expected = start(*arguments, tmp_path / "whole")
     draw = random.Random(6)
     for documents in (1, 200):
-        process = start(*asked, dying)
+        process = start(*arguments, dying)
         wait(process, dying / "corpora", documents)
         time.sleep(draw.random() * 0.05)
         process.kill()
@@ -135,7 +135,7 @@ def test_two_processes_and_kills_at_random_moments(tmp_path: Path) -> None:
         assert process.returncode == -9
     before = saved(dying / "corpora")
     assert 200 <= before < 900
-    first, second = start(*asked, dying), start(*asked, dying)
+    first, second = start(*arguments, dying), start(*arguments, dying)
     wait(first, dying / "corpora", before + 50)
     # one of them works, the other waits for it; whichever dies, the other ends
     first.kill()
@@ -143,8 +143,8 @@ def test_two_processes_and_kills_at_random_moments(tmp_path: Path) -> None:
     assert second.returncode == 0, out
     first.communicate()
     assert (
-        "\nfiles: 900 documents, " in f"\n{whole.communicate(timeout=PATIENCE_S)[0]}"
+        "\nfiles: 900 documents, " in f"\n{expected.communicate(timeout=PATIENCE_S)[0]}"
     )  # after its progress, if it took long
-    assert whole.returncode == 0
+    assert expected.returncode == 0
     assert mortal.contents(dying / "corpora") == mortal.contents(tmp_path / "whole" / "corpora")
     assert not list((dying / "corpora").glob("*.part"))

@@ -22,51 +22,51 @@ def rows(settings: MqarConfig = SMALL, count: int = 50, split: str = "train") ->
 def by_hand(number: int, settings: MqarConfig, split: str) -> list[int]:
     """A row, draw by draw, from a generator of its own that jumps to where the row begins."""
     key = int.from_bytes(hashlib.sha256(f"mqar/{settings.seed}/{split}".encode()).digest()[:16], "big")
-    places = settings.length // 2 - 1 - settings.pairs
-    draws = settings.keys + settings.pairs + places
+    slots = settings.length // 2 - 1 - settings.pairs
+    draws = settings.keys + settings.pairs + slots
     raw = np.random.Philox(key=key).advance(number * ((draws + 3) // 4)).random_raw(draws).tolist()  # type: ignore[union-attr]
-    of_keys, of_values, of_places = raw[: settings.keys], raw[settings.keys :][: settings.pairs], raw[-places:]
-    said = [KEYS + sorted(range(settings.keys), key=of_keys.__getitem__)[pair] for pair in range(settings.pairs)]
+    of_keys, of_values, of_slots = raw[: settings.keys], raw[settings.keys :][: settings.pairs], raw[-slots:]
+    tokens = [KEYS + sorted(range(settings.keys), key=of_keys.__getitem__)[pair] for pair in range(settings.pairs)]
     values = [VALUES + int((drawn >> 11) / 2**53 * settings.values) for drawn in of_values]
-    waits = [-math.log1p(-(drawn >> 11) / 2**53) * (n + 1) ** (1 - settings.gap) for n, drawn in enumerate(of_places)]
-    asked = sorted(range(places), key=waits.__getitem__)[: settings.pairs]
-    row = [BLANK, *(token for pair in zip(said, values, strict=True) for token in pair)]
-    for place in range(places):
-        pair = asked.index(place) if place in asked else None
-        row += [BLANK, BLANK] if pair is None else [said[pair], values[pair]]
+    waits = [-math.log1p(-(drawn >> 11) / 2**53) * (n + 1) ** (1 - settings.gap) for n, drawn in enumerate(of_slots)]
+    questions = sorted(range(slots), key=waits.__getitem__)[: settings.pairs]
+    row = [BLANK, *(token for pair in zip(tokens, values, strict=True) for token in pair)]
+    for slot in range(slots):
+        pair = questions.index(slot) if slot in questions else None
+        row += [BLANK, BLANK] if pair is None else [tokens[pair], values[pair]]
     return [*row, BLANK]
 
 
 @pytest.mark.parametrize("settings", [SMALL, MqarConfig(length=18, pairs=4, keys=4, values=2, gap=1.0, seed=3)])
-def test_rows_against_a_slow_drawing(settings: MqarConfig) -> None:
+def test_mqar_rows_match_slow_drawing(settings: MqarConfig) -> None:
     numbers = np.array([0, 1, 2, 77, 78, 5, 10**9])
-    found = rows(settings, 10**9 + 1).made(numbers)
-    assert found.tolist() == [by_hand(int(number), settings, "train") for number in numbers]
+    actual = rows(settings, 10**9 + 1).made(numbers)
+    assert actual.tolist() == [by_hand(int(number), settings, "train") for number in numbers]
 
 
-def test_every_key_is_asked_for_once_and_answered_with_its_value() -> None:
-    for row, marks in zip(found := rows(count=500).made(np.arange(500)), mark_answers(found, 4), strict=True):
+def test_mqar_asks_each_key_once_with_its_value() -> None:
+    for row, marks in zip(tokens := rows(count=500).made(np.arange(500)), mark_answers(tokens, 4), strict=True):
         pairs = dict(zip(row[1:9:2].tolist(), row[2:9:2].tolist(), strict=True))
         assert len(pairs) == 4
-        asked = [place for place in range(9, 34) if KEYS <= row[place] < VALUES]
-        assert sorted(row[asked].tolist()) == sorted(pairs)
-        assert [row[place + 1] for place in asked] == [pairs[row[place]] for place in asked]
-        assert np.flatnonzero(marks).tolist() == [place + 1 for place in asked]
+        positions = [position for position in range(9, 34) if KEYS <= row[position] < VALUES]
+        assert sorted(row[positions].tolist()) == sorted(pairs)
+        assert [row[position + 1] for position in positions] == [pairs[row[position]] for position in positions]
+        assert np.flatnonzero(marks).tolist() == [position + 1 for position in positions]
 
 
-def test_places_are_drawn_by_their_weights() -> None:
+def test_mqar_question_slots_follow_weights() -> None:
     """Of the first pair's question: the n-th place with a share of n^(a - 1), within three standard errors."""
     settings = MqarConfig(length=34, pairs=1, keys=9, values=5, gap=0.3)
-    found = rows(settings, 20_000).made(np.arange(20_000))
-    places = (np.argmax(mark_answers(found, 1), 1) - 4) // 2
+    tokens = rows(settings, 20_000).made(np.arange(20_000))
+    slots = (np.argmax(mark_answers(tokens, 1), 1) - 4) // 2
     weight = np.arange(1, 16) ** (0.3 - 1.0)
     share = weight / weight.sum()
-    count = np.bincount(places, minlength=15) / 20_000
+    count = np.bincount(slots, minlength=15) / 20_000
     assert (np.abs(count - share) <= 3.5 * np.sqrt(share * (1 - share) / 20_000)).all()
 
 
-def test_entropies_are_those_of_the_rows() -> None:
-    told_of = MqarCorpus.streams(SMALL.model_copy(update={"train_rows": 40_000}))
+def test_mqar_entropies_match_rows() -> None:
+    streams = MqarCorpus.streams(SMALL.model_copy(update={"train_rows": 40_000}))
     tokens = rows(count=40_000)[:].astype(np.int64)
 
     def entropy(counts: Counter[int]) -> float:
@@ -75,16 +75,16 @@ def test_entropies_are_those_of_the_rows() -> None:
 
     alone = entropy(Counter(tokens.tolist()))
     both = entropy(Counter((tokens[:-1] * 2048 + tokens[1:]).tolist()))
-    assert told_of.unigram_entropy == pytest.approx(alone, abs=2e-3)
-    assert told_of.bigram_entropy == pytest.approx(both - alone, abs=5e-3)
-    assert told_of.marked_share == pytest.approx(float(mark_answers(tokens[:-1].reshape(-1, 34), 4).mean()))
+    assert streams.unigram_entropy == pytest.approx(alone, abs=2e-3)
+    assert streams.bigram_entropy == pytest.approx(both - alone, abs=5e-3)
+    assert streams.marked_share == pytest.approx(float(mark_answers(tokens[:-1].reshape(-1, 34), 4).mean()))
 
 
-def test_tokens_are_words_and_back() -> None:
+def test_mqar_tokenizer_round_trip() -> None:
     tokenizer = load_tokenizer("mqar")
     row = rows().made(np.array([3]))[0]
-    words = b"".join(tokenizer.token_bytes(int(token)) or b"_ " for token in row).decode()
-    assert tokenizer.encode(words).tolist() == row.tolist()
+    text = b"".join(tokenizer.token_bytes(int(token)) or b"_ " for token in row).decode()
+    assert tokenizer.encode(text).tolist() == row.tolist()
     for wrong in ("k512", "v511", "x1", "k", "k-1"):
         with pytest.raises(TokenizerError, match=f"got '{wrong}'"):
             tokenizer.encode(f"k0 {wrong}")
@@ -95,6 +95,6 @@ def test_tokens_are_words_and_back() -> None:
     ({"pairs": 8, "keys": 7}, "8 pairs of a row need as many keys, got 7"),
     ({"keys": 513}, "less than or equal to 512"),
 ])  # fmt: skip
-def test_settings_that_do_not_fit_are_told(settings: dict[str, int], said: str) -> None:
+def test_mqar_rejects_settings_that_do_not_fit(settings: dict[str, int], said: str) -> None:
     with pytest.raises(ValidationError, match=said):
         MqarConfig(**settings)  # type: ignore[arg-type]

@@ -89,17 +89,19 @@ def test_splits_against_a_naive_count(
 
 
 @pytest.mark.usefixtures("by_names")
-def test_a_document_is_long_in_tokens_with_its_end(tmp_path: Path) -> None:
+def test_heldout_limit_counts_end_of_text_token(tmp_path: Path) -> None:
     name = next(name for name in (f"long{n}.txt" for n in range(99)) if number_of(name) < 0.25)
     put(tmp_path / "t", prose(60), "x{}.txt")
     put(tmp_path / "t", ["é" * 50], name)
-    found = [made(files(tmp_path / "t", heldout_tokens=long), tmp_path / "c").heldout_names for long in (101, 102)]
-    assert [name in names for names in found] == [True, False]
+    names_by_limit = [
+        made(files(tmp_path / "t", heldout_tokens=long), tmp_path / "c").heldout_names for long in (101, 102)
+    ]
+    assert [name in names for names in names_by_limit] == [True, False]
 
 
 @pytest.mark.usefixtures("by_names")
 @pytest.mark.parametrize("held", [False, True])
-def test_when_no_name_draws_validation_every_tenth_text_validates(tmp_path: Path, held: bool) -> None:
+def test_every_tenth_document_validates_if_no_name_does(tmp_path: Path, held: bool) -> None:
     names = sorted(name for name in (f"{i}.txt" for i in range(200)) if number_of(name) > (0.05 if held else 0.3))[:41]
     for name in names:
         put(tmp_path / "t", [f"text of {name}"], name)
@@ -113,7 +115,7 @@ def test_when_no_name_draws_validation_every_tenth_text_validates(tmp_path: Path
 
 
 @pytest.mark.parametrize("count", [0, 1])
-def test_too_few_documents(tmp_path: Path, count: int) -> None:
+def test_prepare_rejects_too_few_documents(tmp_path: Path, count: int) -> None:
     put(tmp_path / "t", ["text"] * count)
     expected = (
         "corpus 'files' has too few documents: give at least two"
@@ -123,7 +125,7 @@ def test_too_few_documents(tmp_path: Path, count: int) -> None:
     assert told(files(tmp_path / "t"), tmp_path / "c") == expected
 
 
-def test_fewer_tokens_than_asked_for(tmp_path: Path) -> None:
+def test_prepare_rejects_too_few_training_tokens(tmp_path: Path) -> None:
     assert min(number_of(f"b{n}.txt") for n in range(2)) > 0.25, "so the first validates"
     put(tmp_path / "t", ["text", "more text"], "b{}.txt")
     expected = "corpus 'files' has 10 training tokens; data.train_tokens asks for 11"
@@ -132,7 +134,7 @@ def test_fewer_tokens_than_asked_for(tmp_path: Path) -> None:
 
 
 @pytest.mark.usefixtures("by_names")
-def test_empty_documents_and_one_longer_than_a_shard(tmp_path: Path, shards_of: Callable[[int], None]) -> None:
+def test_prepare_handles_empty_and_very_long_documents(tmp_path: Path, shards_of: Callable[[int], None]) -> None:
     shards_of(100)
     texts = ["", "b" * 731, "", "c"]
     assert min(number_of(f"b{n}.txt") for n in range(4)) > 0.25, "so the first validates"
@@ -143,7 +145,7 @@ def test_empty_documents_and_one_longer_than_a_shard(tmp_path: Path, shards_of: 
     assert corpus.validation.tolist() == [EOT]
 
 
-def test_a_vocabulary_beyond_sixteen_bits(tmp_path: Path) -> None:
+def test_prepare_writes_wide_shards_for_large_vocabulary(tmp_path: Path) -> None:
     word_level(*(f"w{n}" for n in range(70_000))).save(str(tmp_path / "own.json"))
     put(tmp_path / "t", [f"w{n} w{69_999 - n} nothing" for n in range(30)])
     data = files(tmp_path / "t", tokenizer="json", tokenizer_file=str(tmp_path / "own.json"))
@@ -162,15 +164,15 @@ def test_a_vocabulary_beyond_sixteen_bits(tmp_path: Path) -> None:
     assert again.name == corpus.tokenizer
 
 
-def test_gpt2_tokens(gpt2: Any, shared: Path, tmp_path: Path) -> None:
+def test_prepare_with_gpt2_tokenizer(gpt2: Any, shared: Path, tmp_path: Path) -> None:
     copy = tmp_path / "g.tiktoken"
     copy.write_bytes((shared / "data/gpt2/gpt2.tiktoken").read_bytes())
     texts = [f"Document {n}: 12345 <|endoftext|>" for n in range(25)]
     put(tmp_path / "t", texts)
     corpus = made(files(tmp_path / "t", tokenizer="gpt2", tokenizer_file=str(copy)), tmp_path / "c")
     copy.unlink()
-    found = np.array(stream(corpus) + corpus.validation.tolist())
-    documents = [part.tolist() for part in np.split(found, np.flatnonzero(found == 50256))[1:]]
+    tokens = np.array(stream(corpus) + corpus.validation.tolist())
+    documents = [part.tolist() for part in np.split(tokens, np.flatnonzero(tokens == 50256))[1:]]
     assert sorted(documents) == sorted([50256, *gpt2.encode(text).tolist()] for text in texts)
     assert corpus.load_tokenizer().encode("Hello world").tolist() == [15496, 995]
     assert corpus.bigram_entropy is None
@@ -180,7 +182,7 @@ def test_gpt2_tokens(gpt2: Any, shared: Path, tmp_path: Path) -> None:
 
 
 @pytest.mark.parametrize("shard", [10**8, 1500])
-def test_fingerprints_are_made_of_the_tokens(tmp_path: Path, shards_of: Callable[[int], None], shard: int) -> None:
+def test_fingerprint_is_derived_from_tokens(tmp_path: Path, shards_of: Callable[[int], None], shard: int) -> None:
     shards_of(shard)
     corpus = made(files(put(tmp_path / "t", prose(60)), heldout_tokens=150), tmp_path / "c")
     assert len(corpus.train) == (1 if shard == 10**8 else 6)
@@ -189,22 +191,22 @@ def test_fingerprints_are_made_of_the_tokens(tmp_path: Path, shards_of: Callable
     assert len(corpus.fingerprint) == 64
 
 
-def test_fingerprint_follows_the_text_and_not_its_place(tmp_path: Path) -> None:
+def test_fingerprint_follows_text_not_folder(tmp_path: Path) -> None:
     for folder in ("a", "b", "c"):
         put(tmp_path / folder, [f"text {n}" + ("!" if folder == "c" and n == 7 else "") for n in range(12)])
-    one, same, other = (aside(files(tmp_path / folder)).fingerprint for folder in "abc")
-    assert one == same != other
-    assert aside(files(tmp_path / "a", shuffle=False, whole_steps=True)).fingerprint == one
-    assert aside(files(tmp_path / "a", heldout_tokens=5)).fingerprint != one
+    fingerprint, same, changed = (aside(files(tmp_path / folder)).fingerprint for folder in "abc")
+    assert fingerprint == same != changed
+    assert aside(files(tmp_path / "a", shuffle=False, whole_steps=True)).fingerprint == fingerprint
+    assert aside(files(tmp_path / "a", heldout_tokens=5)).fingerprint != fingerprint
     assert sorted(path.name for path in tmp_path.iterdir()) == ["a", "b", "c"], "nothing is left on the disk"
     root = tmp_path / "r"
-    assert [prepare.prepare(files(tmp_path / folder), root) for folder in "ab"] == [one, one]
+    assert [prepare.prepare(files(tmp_path / folder), root) for folder in "ab"] == [fingerprint, fingerprint]
     assert len(list(root.glob("*/manifest.json"))) == 1
     assert len(list(root.glob("requests/*.json"))) == 2
     assert not list(root.glob("*.part"))
 
 
-def test_fingerprint_follows_the_kind_of_file_no_more_than_its_names(tmp_path: Path) -> None:
+def test_fingerprint_ignores_other_keys_of_records(tmp_path: Path) -> None:
     """The same text under the same names, packed differently."""
     texts = prose(40)
     rows = "".join(json.dumps({"text": text}) + "\n" for text in texts)
@@ -215,16 +217,16 @@ def test_fingerprint_follows_the_kind_of_file_no_more_than_its_names(tmp_path: P
     assert aside(files(tmp_path / "one")).fingerprint == aside(files(tmp_path / "two")).fingerprint
 
 
-def test_another_sharding_is_another_corpus(tmp_path: Path, shards_of: Callable[[int], None]) -> None:
+def test_fingerprint_differs_by_sharding(tmp_path: Path, shards_of: Callable[[int], None]) -> None:
     """Rows of training do not cross shards, so their borders matter; the tokens are the same."""
     put(tmp_path / "t", prose(60))
-    found = {}
+    by_shard_size = {}
     for shard in (1500, 1501, 10**8):
         shards_of(shard)
-        found[shard] = made(files(tmp_path / "t"), tmp_path / f"c{shard}")
-    assert len({corpus.fingerprint for corpus in found.values()}) == 3
-    assert stream(found[1500]) == stream(found[1501]) == stream(found[10**8])
-    assert found[1500].unigram_entropy == pytest.approx(found[10**8].unigram_entropy, abs=1e-12)
+        by_shard_size[shard] = made(files(tmp_path / "t"), tmp_path / f"c{shard}")
+    assert len({corpus.fingerprint for corpus in by_shard_size.values()}) == 3
+    assert stream(by_shard_size[1500]) == stream(by_shard_size[1501]) == stream(by_shard_size[10**8])
+    assert by_shard_size[1500].unigram_entropy == pytest.approx(by_shard_size[10**8].unigram_entropy, abs=1e-12)
 
 
 # --- preparing twice ----------------------------------------------------------------------------------------------
@@ -234,7 +236,7 @@ def states(root: Path) -> dict[str, tuple[int, int]]:
     return {str(path): (path.stat().st_ino, path.stat().st_mtime_ns) for path in root.rglob("*")}
 
 
-def test_prepared_once(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_prepare_does_nothing_the_second_time(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     data, root = files(put(tmp_path / "t", prose(30))), tmp_path / "c"
     number = prepare.prepare(data, root)
     before = states(root)
@@ -246,40 +248,40 @@ def test_prepared_once(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     assert corpora.named_fingerprints(root) == {"mine": number}
 
 
-def test_two_at_once_work_one_after_the_other(tmp_path: Path) -> None:
+def test_concurrent_prepare_waits_for_first(tmp_path: Path) -> None:
     data, root = files(put(tmp_path / "t", prose(30))), tmp_path / "c"
     working, go_on, heard = threading.Event(), threading.Event(), []
 
-    def first(told: Told) -> None:
+    def first(progress: Told) -> None:
         working.set()
         assert go_on.wait(PATIENCE_S)
 
     with ThreadPoolExecutor(2) as pool:
-        one = pool.submit(prepare.prepare, data, root, tell=first)
+        first_run = pool.submit(prepare.prepare, data, root, tell=first)
         assert working.wait(PATIENCE_S)
         two = pool.submit(prepare.prepare, data, root, tell=heard.append)
         time.sleep(0.2)
         assert not two.done()
         go_on.set()
-        assert one.result(PATIENCE_S) == two.result(PATIENCE_S)
+        assert first_run.result(PATIENCE_S) == two.result(PATIENCE_S)
     assert heard == [], "the second found it done"
 
 
-def test_text_that_changed_is_prepared_again(tmp_path: Path) -> None:
+def test_prepare_again_after_text_changed(tmp_path: Path) -> None:
     data, root = files(put(tmp_path / "t", prose(30))), tmp_path / "c"
-    one = prepare.prepare(data, root)
+    first_fingerprint = prepare.prepare(data, root)
     (tmp_path / "t" / "3.txt").write_text("another text")
     two = prepare.prepare(data, root)
-    assert one != two
+    assert first_fingerprint != two
     assert prepare.prepare(data, root) == two
-    assert open_corpus(root, one).fingerprint == one
+    assert open_corpus(root, first_fingerprint).fingerprint == first_fingerprint
 
 
 @pytest.mark.parametrize("damage", ["no manifest", "older layout", "cut shard"])
-def test_what_lies_damaged_where_the_corpus_belongs_is_replaced(tmp_path: Path, damage: str) -> None:
+def test_prepare_replaces_damaged_folder(tmp_path: Path, damage: str) -> None:
     data, root = files(put(tmp_path / "t", prose(30))), tmp_path / "c"
     number = prepare.prepare(data, root)
-    folder, whole = root / number[:16], mortal.contents(root)
+    folder, content = root / number[:16], mortal.contents(root)
     if damage == "no manifest":
         (folder / "manifest.json").unlink()
     elif damage == "older layout":
@@ -289,19 +291,21 @@ def test_what_lies_damaged_where_the_corpus_belongs_is_replaced(tmp_path: Path, 
     if damage != "no manifest":
         (next((root / "requests").iterdir())).unlink()
     assert prepare.prepare(data, root) == number
-    assert mortal.contents(root) == whole
+    assert mortal.contents(root) == content
 
 
 @pytest.mark.parametrize("name", ["stdlib", "shards", "", "a b", "../x", ".hidden", "größe", "x" * 5000])
-def test_names_that_cannot_be(tmp_path: Path, name: str) -> None:
+def test_prepare_rejects_invalid_names(tmp_path: Path, name: str) -> None:
     data = files(put(tmp_path / "t", prose(3)))
-    said = told(data, tmp_path / "c", name=name)
-    assert said.startswith(f"--name: {quoted_short(name)} must be letters, digits, '.', '_' and '-', at most 100")
-    assert said.endswith("and not the name of a known corpus")
+    message = told(data, tmp_path / "c", name=name)
+    assert message.startswith(f"--name: {quoted_short(name)} must be letters, digits, '.', '_' and '-', at most 100")
+    assert message.endswith("and not the name of a known corpus")
 
 
 @pytest.mark.parametrize("number", [errno.EROFS, errno.ENOSPC, errno.EACCES])
-def test_a_place_that_takes_nothing_is_one_line(tmp_path: Path, monkeypatch: pytest.MonkeyPatch, number: int) -> None:
+def test_prepare_reports_unwritable_folder_in_one_line(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, number: int
+) -> None:
     data = files(put(tmp_path / "t", prose(30)))
 
     def refuse(path: Path, value: object) -> None:
@@ -313,20 +317,20 @@ def test_a_place_that_takes_nothing_is_one_line(tmp_path: Path, monkeypatch: pyt
     assert error.value.exit_code == 3
 
 
-def test_what_is_told_on_the_way(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_prepare_reports_progress(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(prepare, "BATCH_DOCUMENTS", 10)
     put(tmp_path / "t", prose(40))
     put(tmp_path / "long", prose(3, longest=500))
     heard: list[Told] = []
     data = files(tmp_path / "t", heldout=str(tmp_path / "long"), heldout_tokens=100)
     corpus = made(data, tmp_path / "c", tell=heard.append)
-    assert [one.phase for one in heard] == ["tokenizing"] * 4 + ["long documents"]
-    assert [one.documents for one in heard[:4]] == [10, 20, 30, 40]
+    assert [progress.phase for progress in heard] == ["tokenizing"] * 4 + ["long documents"]
+    assert [progress.documents for progress in heard[:4]] == [10, 20, 30, 40]
     everything = corpus.train_tokens + len(corpus.validation)
     assert heard[3].tokens == heard[3].new_tokens == everything
     assert heard[4].tokens == heard[4].new_tokens == everything + sum(map(len, corpus.heldout))
     assert heard[4].rate == pytest.approx(heard[4].new_tokens / heard[4].seconds)
-    assert {one.wanted for one in heard} == {None}
+    assert {progress.wanted for progress in heard} == {None}
 
 
 # --- splits of a source's own -------------------------------------------------------------------------------------
@@ -346,7 +350,7 @@ def wiki(tmp_path: Path) -> dict[str, list[str]]:
     return texts
 
 
-def test_wikitext_is_not_drawn_anew(tmp_path: Path, wiki: dict[str, list[str]]) -> None:
+def test_wikitext_keeps_its_own_splits(tmp_path: Path, wiki: dict[str, list[str]]) -> None:
     corpus = made(DataConfig(corpus="wikitext-103", path=str(tmp_path / "wiki")), tmp_path / "c")
     assert stream(corpus) == joined([document(text) for text in wiki["train"]])
     assert corpus.validation.tolist() == joined([document(text) for text in wiki["validation"]])
@@ -355,7 +359,7 @@ def test_wikitext_is_not_drawn_anew(tmp_path: Path, wiki: dict[str, list[str]]) 
     assert {name: tokens.tolist() for name, tokens in zip(corpus.heldout_names, corpus.heldout, strict=True)} == held
 
 
-def test_less_training_text_leaves_the_other_splits_whole(tmp_path: Path, wiki: dict[str, list[str]]) -> None:
+def test_train_tokens_do_not_change_other_splits(tmp_path: Path, wiki: dict[str, list[str]]) -> None:
     data = DataConfig(corpus="wikitext-103", path=str(tmp_path / "wiki"), train_tokens=101)
     corpus = made(data, tmp_path / "c")
     assert stream(corpus) == joined([document(text) for text in wiki["train"]])[:101]
@@ -363,7 +367,7 @@ def test_less_training_text_leaves_the_other_splits_whole(tmp_path: Path, wiki: 
     assert len(corpus.heldout) == 4
 
 
-def test_lent_documents_stand_in_for_those_of_the_source(tmp_path: Path, wiki: dict[str, list[str]]) -> None:
+def test_heldout_of_other_corpus_replaces_own(tmp_path: Path, wiki: dict[str, list[str]]) -> None:
     """And those are not trained on either."""
     long = put(tmp_path / "long", prose(3, longest=500))
     data = DataConfig(corpus="wikitext-103", path=str(tmp_path / "wiki"), heldout=str(long), heldout_tokens=100)
@@ -377,7 +381,7 @@ def test_lent_documents_stand_in_for_those_of_the_source(tmp_path: Path, wiki: d
 # --- lent documents -----------------------------------------------------------------------------------------------
 
 
-def test_lent_documents_keep_their_order_and_are_long(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_heldout_of_other_corpus_keeps_order_and_length(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(prepare, "BATCH_DOCUMENTS", 4)
     put(tmp_path / "t", prose(40))
     texts = prose(200, seed=5, longest=60)
@@ -390,11 +394,11 @@ def test_lent_documents_keep_their_order_and_are_long(tmp_path: Path, monkeypatc
     held = [document((tmp_path / "long" / name).read_text()) for name in long[:64]]
     assert [tokens.tolist() for tokens in corpus.heldout] == held
     everything = sorted(document((tmp_path / "t" / f"{n}.txt").read_text()) for n in range(40))
-    found = parts(stream(corpus) + corpus.validation.tolist())
-    assert sorted(found) == everything, "none of its own is held out"
+    documents = parts(stream(corpus) + corpus.validation.tolist())
+    assert sorted(documents) == everything, "none of its own is held out"
 
 
-def test_a_folder_with_a_copy_of_finepdfs_lends(tmp_path: Path) -> None:
+def test_heldout_from_local_copy_of_finepdfs(tmp_path: Path) -> None:
     texts = [text * 9 for text in prose(6)]
     finepdfs(tmp_path / "pdfs", texts)
     put(tmp_path / "t", prose(40))
@@ -403,7 +407,7 @@ def test_a_folder_with_a_copy_of_finepdfs_lends(tmp_path: Path) -> None:
     assert len(corpus.heldout) >= 3
 
 
-def test_stdlib_lends(tmp_path: Path) -> None:
+def test_heldout_from_stdlib(tmp_path: Path) -> None:
     corpus = made(files(put(tmp_path / "t", prose(40)), heldout="stdlib", heldout_tokens=60_000), tmp_path / "c")
     assert len(corpus.heldout) > 10
     order = [text.name for text in StdlibSource().documents()]
@@ -411,34 +415,36 @@ def test_stdlib_lends(tmp_path: Path) -> None:
     assert min(map(len, corpus.heldout)) >= 60_000
 
 
-def test_four_bytes_a_character_are_counted(tmp_path: Path) -> None:
+def test_heldout_counts_four_bytes_per_character(tmp_path: Path) -> None:
     put(tmp_path / "t", prose(40))
     put(tmp_path / "long", ["🙂" * 25, "🙂" * 24 + "é"])
     corpus = made(files(tmp_path / "t", heldout=str(tmp_path / "long"), heldout_tokens=101), tmp_path / "c")
     assert corpus.heldout_names == ["0.txt"]
 
 
-def test_lenders_that_cannot_lend(tmp_path: Path) -> None:
+def test_heldout_source_rejects_unusable_text(tmp_path: Path) -> None:
     text, root = put(tmp_path / "t", prose(40)), tmp_path / "c"
     put(text / "long", ["long " * 99])
-    known = "stdlib, fineweb-edu, finepdfs, wikitext-103"
+    providers = "stdlib, fineweb-edu, finepdfs, wikitext-103"
     assert told(files(text, heldout="finepdf"), root) == (
-        f"data.heldout: finepdf is neither a file or folder nor one of the corpora that lend long documents: {known}"
+        f"data.heldout: finepdf is neither a file or folder nor one of the corpora that lend long documents: {providers}"
     )
     for inside in (text, text / "long", tmp_path):
         assert told(files(text, heldout=str(inside)), root) == (
             f"data.heldout: {inside} is what is trained on; name other text, or leave it out to hold some of it back"
         )
     assert "stdlib is what is trained on" in told(DataConfig(heldout="stdlib"), root)
-    other = put(tmp_path / "other", ["short"])
-    assert told(files(text, heldout=str(other), heldout_tokens=7), root) == (
-        f"data.heldout: {other} has no document of 7 tokens; lower data.heldout_tokens or name another"
+    other_folder = put(tmp_path / "other", ["short"])
+    assert told(files(text, heldout=str(other_folder), heldout_tokens=7), root) == (
+        f"data.heldout: {other_folder} has no document of 7 tokens; lower data.heldout_tokens or name another"
     )
-    (other / "0.txt").unlink()
-    assert told(files(text, heldout=str(other)), root).startswith(f"data.heldout: {other} holds no .txt, ")
+    (other_folder / "0.txt").unlink()
+    assert told(files(text, heldout=str(other_folder)), root).startswith(
+        f"data.heldout: {other_folder} holds no .txt, "
+    )
 
 
-def test_text_is_not_tokenised_again_when_the_lender_was_away(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_prepare_resumes_after_failed_heldout_source(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     put(tmp_path / "t", prose(40))
     data, root = files(tmp_path / "t", heldout="finepdfs", heldout_tokens=400), tmp_path / "c"
     answers: Iterator[Any] = iter([ConnectionError("no route"), [{"text": "word " * 99}, {"text": "short"}]])
@@ -454,7 +460,7 @@ def test_text_is_not_tokenised_again_when_the_lender_was_away(tmp_path: Path, mo
         prepare.prepare(data, root)
     heard: list[Told] = []
     corpus = made(data, root, tell=heard.append)
-    assert [one.phase for one in heard] == ["long documents"]
+    assert [progress.phase for progress in heard] == ["long documents"]
     assert heard[0].new_tokens == 496
     assert corpus.heldout_names == ["train/0"]
     assert corpus.train_tokens + len(corpus.validation) == sum(len(text) + 1 for text in prose(40))

@@ -29,49 +29,52 @@ def small_shards(folder: Path, sizes: tuple[int, ...] = (30, 20, 10)) -> Path:
 
 
 @pytest.mark.parametrize("corpus", ["shards", "fineweb-edu-shards"])
-def test_shards_are_taken_as_they_are(tmp_path: Path, corpus: str) -> None:
+def test_ready_shards_are_linked_unchanged(tmp_path: Path, corpus: str) -> None:
     folder = small_shards(tmp_path / "their shards")
-    found = made(ready(folder, corpus=corpus), tmp_path / "c")
-    assert [shard.tolist() for shard in found.train] == [
+    prepared_corpus = made(ready(folder, corpus=corpus), tmp_path / "c")
+    assert [shard.tolist() for shard in prepared_corpus.train] == [
         list(range(n, n + size)) for n, size in ((1, 30), (2, 20), (3, 10))
     ]
-    assert found.validation.tolist() == [256, 1, 2, 3]
-    assert (found.heldout, found.heldout_names, found.largest) == ([], [], 256)
-    assert found.fingerprint == rederived(found)
-    placed = sorted((tmp_path / "c" / found.fingerprint[:16]).glob("*.bin"))
+    assert prepared_corpus.validation.tolist() == [256, 1, 2, 3]
+    assert (prepared_corpus.heldout, prepared_corpus.heldout_names, prepared_corpus.largest) == ([], [], 256)
+    assert prepared_corpus.fingerprint == rederived(prepared_corpus)
+    placed = sorted((tmp_path / "c" / prepared_corpus.fingerprint[:16]).glob("*.bin"))
     assert [path.name for path in placed] == ["heldout.bin", *(f"train_{n:06d}.bin" for n in range(3)), "validation_000000.bin"]  # fmt: skip
     assert [path.is_symlink() for path in placed] == [False, True, True, True, True], "no second copy of gigabytes"
-    assert prepare.prepare(ready(folder, corpus=corpus), tmp_path / "c") == found.fingerprint
+    assert prepare.prepare(ready(folder, corpus=corpus), tmp_path / "c") == prepared_corpus.fingerprint
 
 
 @pytest.mark.parametrize(("tokens", "shards"), [(None, 3), (60, 3), (51, 3), (50, 2), (30, 1), (1, 1)])
-def test_as_many_shards_as_the_tokens_need(tmp_path: Path, tokens: int | None, shards: int) -> None:
-    found = made(ready(small_shards(tmp_path / "s"), train_tokens=tokens), tmp_path / "c")
-    assert len(found.train) == shards
+def test_ready_shards_stop_at_requested_tokens(tmp_path: Path, tokens: int | None, shards: int) -> None:
+    prepared_corpus = made(ready(small_shards(tmp_path / "s"), train_tokens=tokens), tmp_path / "c")
+    assert len(prepared_corpus.train) == shards
 
 
-def test_too_few_shards(tmp_path: Path) -> None:
+def test_ready_shards_reject_too_few_tokens(tmp_path: Path) -> None:
     assert told(ready(small_shards(tmp_path / "s"), train_tokens=61), tmp_path / "c") == (
         "corpus 'shards' has 60 training tokens; data.train_tokens asks for 61"
     )
 
 
-def test_wide_shards(tmp_path: Path, shared: Path) -> None:
+def test_ready_shards_with_uint32_tokens(tmp_path: Path, shared: Path) -> None:
     published_shard(tmp_path / "s" / "a_train_0.bin", [50256, 5, 6], wide=True)
     published_shard(tmp_path / "s" / "deep" / "a_val_0.bin", [50256, 7])
     file = str(shared / "data/gpt2/gpt2.tiktoken")
-    found = made(ready(tmp_path / "s", tokenizer="gpt2", tokenizer_file=file), tmp_path / "c")
-    assert [shard.tolist() for shard in [*found.train, found.validation]] == [[50256, 5, 6], [50256, 7]]
-    assert (found.train[0].dtype, found.validation.dtype) == (np.uint32, np.uint16)
-    assert found.load_tokenizer().encode("Hello world").tolist() == [15496, 995]
+    prepared_corpus = made(ready(tmp_path / "s", tokenizer="gpt2", tokenizer_file=file), tmp_path / "c")
+    assert [shard.tolist() for shard in [*prepared_corpus.train, prepared_corpus.validation]] == [
+        [50256, 5, 6],
+        [50256, 7],
+    ]
+    assert (prepared_corpus.train[0].dtype, prepared_corpus.validation.dtype) == (np.uint32, np.uint16)
+    assert prepared_corpus.load_tokenizer().encode("Hello world").tolist() == [15496, 995]
 
 
-def test_shards_with_lent_documents(tmp_path: Path) -> None:
+def test_ready_shards_with_heldout_of_other_corpus(tmp_path: Path) -> None:
     put(tmp_path / "long", ["short", "long " * 30])
     data = ready(small_shards(tmp_path / "s"), heldout=str(tmp_path / "long"), heldout_tokens=100)
-    found = made(data, tmp_path / "c")
-    assert found.heldout_names == ["1.txt"]
-    assert [tokens.tolist() for tokens in found.heldout] == [document("long " * 30)]
+    prepared_corpus = made(data, tmp_path / "c")
+    assert prepared_corpus.heldout_names == ["1.txt"]
+    assert [tokens.tolist() for tokens in prepared_corpus.heldout] == [document("long " * 30)]
 
 
 def damage(path: Path, at: int, value: int) -> None:
@@ -81,42 +84,42 @@ def damage(path: Path, at: int, value: int) -> None:
 
 
 @pytest.mark.parametrize("which", ["x_train_000002.bin", "x_val_000000.bin"])
-def test_shards_that_are_not_what_they_seem(tmp_path: Path, which: str) -> None:
+def test_ready_shards_reject_damaged_files(tmp_path: Path, which: str) -> None:
     path = small_shards(tmp_path / "s") / which
-    whole, count = path.read_bytes(), {"x_train_000002.bin": 20, "x_val_000000.bin": 4}[which]
+    content, count = path.read_bytes(), {"x_train_000002.bin": 20, "x_val_000000.bin": 4}[which]
     mend = "; fetch it again, or leave it out"
 
-    def said() -> str:
+    def error_text() -> str:
         return told(ready(tmp_path / "s"), tmp_path / "c")
 
-    path.write_bytes(whole[:-1])
+    path.write_bytes(content[:-1])
     size = 1024 + 2 * count
-    assert said() == f"{path}: cut short or overlong, {size - 1} bytes where {count} tokens need {size}{mend}"
-    path.write_bytes(whole)
+    assert error_text() == f"{path}: cut short or overlong, {size - 1} bytes where {count} tokens need {size}{mend}"
+    path.write_bytes(content)
     damage(path, 8, count + 1)
-    assert said() == f"{path}: cut short or overlong, {size} bytes where {count + 1} tokens need {size + 2}{mend}"
+    assert error_text() == f"{path}: cut short or overlong, {size} bytes where {count + 1} tokens need {size + 2}{mend}"
     path.write_bytes(b"x" * 2000)
-    assert said() == f"{path}: not a token shard (expected magic 20240520 or 20240801){mend}"
-    path.write_bytes(whole)
+    assert error_text() == f"{path}: not a token shard (expected magic 20240520 or 20240801){mend}"
+    path.write_bytes(content)
     damage(path, 4, 2)
-    assert said() == f"{path}: shard version 2, this program reads version 1{mend}"
-    path.write_bytes(whole)
+    assert error_text() == f"{path}: shard version 2, this program reads version 1{mend}"
+    path.write_bytes(content)
     damage(path, 1024, 300 + (1 << 16))
-    assert said() == (
+    assert error_text() == (
         f"{path}: holds token 300, but tokenizer bytes has 257 tokens; name the one that made it with data.tokenizer"
     )
-    path.write_bytes(whole)
+    path.write_bytes(content)
     assert made(ready(tmp_path / "s"), tmp_path / "c").train_tokens == 60
 
 
-def test_folders_without_shards(tmp_path: Path) -> None:
+def test_ready_shards_reject_folder_without_shards(tmp_path: Path) -> None:
     gone, folder = tmp_path / "gone", tmp_path / "s"
     assert told(ready(gone), tmp_path / "c") == f"data.path: {gone} is no folder with token shards"
-    known = "; shards are told apart by their names"
+    advice = "; shards are told apart by their names"
     published_shard(folder / "val.bin", [1])
-    assert told(ready(folder), tmp_path / "c") == f"data.path: {folder} holds no *train*.bin{known}"
+    assert told(ready(folder), tmp_path / "c") == f"data.path: {folder} holds no *train*.bin{advice}"
     (folder / "val.bin").rename(folder / "train_val.bin")
-    assert told(ready(folder), tmp_path / "c") == f"data.path: {folder} holds no *val*.bin{known}"
+    assert told(ready(folder), tmp_path / "c") == f"data.path: {folder} holds no *val*.bin{advice}"
     assert told(DataConfig(corpus="shards"), tmp_path / "c") == (
         "data.corpus: shards needs data.path, the folder or file that holds the text"
     )
@@ -125,11 +128,11 @@ def test_folders_without_shards(tmp_path: Path) -> None:
 @pytest.fixture
 def repository(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> list[str]:
     """The names that were asked of the hub; each file goes into a cache, behind a link as the hub's own cache has it."""
-    asked: list[str] = []
+    requested_files: list[str] = []
 
     def download(repository: str, name: str, *, repo_type: str) -> str:
         assert (repository, repo_type) == ("kjj0/finewebedu10B-gpt2", "dataset")
-        asked.append(name)
+        requested_files.append(name)
         number = int(name[-10:-4])
         blob = published_shard(tmp_path / "hub" / "blobs" / name, np.arange(20) + number)
         link = tmp_path / "hub" / "snapshots" / name
@@ -139,11 +142,11 @@ def repository(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> list[str]:
         return str(link)
 
     monkeypatch.setattr("huggingface_hub.hf_hub_download", download)
-    return asked
+    return requested_files
 
 
 @pytest.mark.parametrize(("tokens", "count"), [(1, 1), (100, 1), (101, 2), (300, 3)])
-def test_ready_made_shards_are_fetched_as_far_as_needed(
+def test_hub_shards_are_downloaded_as_needed(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, repository: list[str], tokens: int, count: int
 ) -> None:
     monkeypatch.setattr(hub, "SHARD_TOKENS", 100)
@@ -157,7 +160,7 @@ def test_ready_made_shards_are_fetched_as_far_as_needed(
 
 
 @pytest.mark.parametrize(("tokens", "count"), [(None, 99), (10**9, 10), (10**9 + 1, 11), (10**12, 99)])
-def test_a_billion_tokens_are_ten_shards(
+def test_hub_shards_for_a_billion_tokens_are_ten(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, repository: list[str], tokens: int | None, count: int
 ) -> None:
     def enough(self: Any, shards: Any) -> None:
@@ -168,7 +171,7 @@ def test_a_billion_tokens_are_ten_shards(
     assert len(repository) == count + 1
 
 
-def test_fetched_shards_outlive_the_cache(tmp_path: Path, repository: list[str]) -> None:
+def test_hub_shards_outlive_download_cache(tmp_path: Path, repository: list[str]) -> None:
     corpus = made(DataConfig(corpus="fineweb-edu-shards", train_tokens=20), tmp_path / "c")
     path = tmp_path / "c" / corpus.fingerprint[:16] / "train_000000.bin"
     blob = tmp_path / "hub" / "blobs" / "finewebedu_train_000001.bin"
@@ -181,13 +184,13 @@ def test_fetched_shards_outlive_the_cache(tmp_path: Path, repository: list[str])
     assert corpora.verify(path.parent) == []
 
 
-def test_shards_from_another_disk_are_copied(
+def test_hub_shards_are_copied_if_links_fail(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, repository: list[str]
 ) -> None:
-    def other_disk(*arguments: Any) -> None:
+    def fail_link(*arguments: Any) -> None:
         raise OSError(18, "Invalid cross-device link")
 
-    monkeypatch.setattr(prepare.os, "link", other_disk)
+    monkeypatch.setattr(prepare.os, "link", fail_link)
     corpus = made(DataConfig(corpus="fineweb-edu-shards", train_tokens=20), tmp_path / "c")
     path = tmp_path / "c" / corpus.fingerprint[:16] / "train_000000.bin"
     assert path.stat().st_nlink == 1
@@ -195,7 +198,7 @@ def test_shards_from_another_disk_are_copied(
 
 
 @pytest.mark.parametrize("error", [ConnectionError("x"), RuntimeError("CAS service error")])
-def test_shards_that_cannot_be_fetched(tmp_path: Path, monkeypatch: pytest.MonkeyPatch, error: Exception) -> None:
+def test_hub_shards_report_failed_download(tmp_path: Path, monkeypatch: pytest.MonkeyPatch, error: Exception) -> None:
     def download(*arguments: Any, **more: Any) -> str:
         raise error
 

@@ -44,7 +44,7 @@ class Counting(CorpusKind):
 
 
 @pytest.mark.parametrize("name", CORPORA)
-def test_each_says_what_it_is(name: str) -> None:
+def test_corpus_kinds_have_descriptions(name: str) -> None:
     kind = CORPORA.load(name)
     assert issubclass(kind, CorpusKind)
     assert kind.description
@@ -66,21 +66,21 @@ def fresh() -> Iterator[None]:
 @pytest.fixture
 def bench(tmp_path: Path) -> Bench:
     """A grid whose text is that of a plugin beside it."""
-    found = Bench(tmp_path)
-    found.edit(f"corpus: files, path: {found.text}", "corpus: counting")
+    case = Bench(tmp_path)
+    case.edit(f"corpus: files, path: {case.text}", "corpus: counting")
     (tmp_path / "micro.yaml").write_text((tmp_path / "micro.yaml").read_text() + "plugins: [count.py]\n")
     (tmp_path / "count.py").write_text(PLUGIN)
-    return found
+    return case
 
 
-def test_the_text_of_a_plugin_is_prepared_by_name_and_found_by_a_grid(bench: Bench) -> None:
+def test_plugin_corpus_is_prepared_and_named_in_grid(bench: Bench) -> None:
     sha = hashlib.sha256(PLUGIN.encode()).hexdigest()
     root = bench.folder / "atma-runs" / "corpora"
     with fresh():
-        told = json.loads(
+        rows = json.loads(
             bench.ask("data", "prepare", "counting", "--plugin", "count.py", "--heldout-tokens", "400", "--json")
         )
-        assert [row["corpus"] for row in told] == ["counting"]
+        assert [row["corpus"] for row in rows] == ["counting"]
         assert "numbers, counted" in bench.ask("data", "list", "--known", "--plugin", "count.py")
     assert "counting" not in CORPORA
     # neither list nor verify needs the plugin
@@ -89,17 +89,19 @@ def test_the_text_of_a_plugin_is_prepared_by_name_and_found_by_a_grid(bench: Ben
     with fresh():
         cells, remarks = expand_grid(load_grid(str(bench.folder / "micro.yaml")), root, dry=True)
     assert remarks == []
-    assert {cell.config.data.fingerprint for cell in cells} == {told[0]["fingerprint"]}
+    assert {cell.config.data.fingerprint for cell in cells} == {rows[0]["fingerprint"]}
     assert identity(cells[0].config)["data"]["corpus_source"] == sha
-    found = open_corpus(root, told[0]["fingerprint"])
-    words = [" ".join(str(first + step) for step in range(300)) for first in range(60)]
-    texts = {bytes(part.tolist()[1:]).decode() for part in found.heldout}
+    corpus = open_corpus(root, rows[0]["fingerprint"])
+    texts = [" ".join(str(first + step) for step in range(300)) for first in range(60)]
+    texts = {bytes(part.tolist()[1:]).decode() for part in corpus.heldout}
     assert texts
-    assert texts <= set(words)
-    assert found.train_tokens + len(found.validation) + sum(map(len, found.heldout)) == sum(len(w) + 1 for w in words)
+    assert texts <= set(texts)
+    assert corpus.train_tokens + len(corpus.validation) + sum(map(len, corpus.heldout)) == sum(
+        len(w) + 1 for w in texts
+    )
 
 
-def test_the_plugins_file_is_part_of_the_id_and_of_what_is_prepared(bench: Bench) -> None:
+def test_plugin_file_enters_id_and_request(bench: Bench) -> None:
     root = bench.folder / "atma-runs" / "corpora"
     grid = str(bench.folder / "micro.yaml")
     with fresh():
@@ -113,18 +115,18 @@ def test_the_plugins_file_is_part_of_the_id_and_of_what_is_prepared(bench: Bench
     (bench.folder / "count.py").write_text(PLUGIN + "# the same text\n")
     with fresh():
         same, _ = expand_grid(load_grid(grid), root)
-    assert {one.config.data.fingerprint for one in same} == {one.config.data.fingerprint for one in before}
+    assert {cell.config.data.fingerprint for cell in same} == {cell.config.data.fingerprint for cell in before}
     assert not {cell.id for cell in before} & {cell.id for cell in same}
 
 
-def test_a_part_of_the_package_has_no_source(tmp_path: Path) -> None:
-    asked: list[DataConfig] = []
-    load_grid("quick").expand(lambda data: asked.append(data) or "f")  # type: ignore[func-returns-value]
-    assert {data.corpus_source for data in asked} == {None}
-    assert "plugin" not in corpora.request(asked[0])
+def test_builtin_corpus_has_no_plugin_source(tmp_path: Path) -> None:
+    sections: list[DataConfig] = []
+    load_grid("quick").expand(lambda data: sections.append(data) or "f")  # type: ignore[func-returns-value]
+    assert {data.corpus_source for data in sections} == {None}
+    assert "plugin" not in corpora.request(sections[0])
 
 
-def test_a_plugin_may_make_shards_and_mark_them(tmp_path: Path) -> None:
+def test_plugin_corpus_with_marked_shards(tmp_path: Path) -> None:
     draw = np.random.default_rng(0)
     train, validation = (draw.integers(0, 256, size, dtype=np.uint16) for size in (5000, 900))
     marks = {name: (tokens < 9).astype(np.uint16) for name, tokens in (("train", train), ("val", validation))}
@@ -137,21 +139,21 @@ def test_a_plugin_may_make_shards_and_mark_them(tmp_path: Path) -> None:
             may_mark = True
 
             @classmethod
-            def shards(cls, data: DataConfig, made: Path, told: Any) -> tuple[list[Path], list[Path]]:
+            def shards(cls, data: DataConfig, work_folder: Path, log: Any) -> tuple[list[Path], list[Path]]:
                 for name, tokens in (("train", train), ("val", validation)):
-                    write_shard(made / f"{name}.bin", tokens)
-                    write_shard(made / f"{name}.marks.bin", marks[name])
-                return [made / "train.bin"], [made / "val.bin"]
+                    write_shard(work_folder / f"{name}.bin", tokens)
+                    write_shard(work_folder / f"{name}.marks.bin", marks[name])
+                return [work_folder / "train.bin"], [work_folder / "val.bin"]
 
         # the long documents come from elsewhere, since shards have none
         data = DataConfig(corpus="drawn", heldout="stdlib", heldout_tokens=20_000)
-        found = open_corpus(tmp_path, prepare(data, tmp_path))
-    assert np.array_equal(found.train[0], train)
-    assert np.array_equal(found.validation, validation)
-    assert found.train_marks is not None
-    assert np.array_equal(found.train_marks[0], marks["train"])
-    assert found.folder is not None
-    assert not any(path.is_symlink() or path.is_dir() for path in found.folder.iterdir()), "it needs nothing elsewhere"
+        corpus = open_corpus(tmp_path, prepare(data, tmp_path))
+    assert np.array_equal(corpus.train[0], train)
+    assert np.array_equal(corpus.validation, validation)
+    assert corpus.train_marks is not None
+    assert np.array_equal(corpus.train_marks[0], marks["train"])
+    assert corpus.folder is not None
+    assert not any(path.is_symlink() or path.is_dir() for path in corpus.folder.iterdir()), "it needs nothing elsewhere"
 
 
 ROWS = """
@@ -183,7 +185,7 @@ class Counting(CorpusKind):
 """
 
 
-def test_a_plugin_may_work_its_rows_out(bench: Bench) -> None:
+def test_plugin_corpus_with_computed_rows(bench: Bench) -> None:
     """It is prepared by a grid, known by its settings, and trained on without a file of tokens."""
     (bench.folder / "count.py").write_text(ROWS)
     bench.edit("corpus: counting", "corpus: letters, settings.letters.step: 3")
@@ -192,17 +194,17 @@ def test_a_plugin_may_work_its_rows_out(bench: Bench) -> None:
         cells, _ = expand_grid(load_grid(str(bench.folder / "micro.yaml")), root)
         data = cells[0].config.data
         assert data.settings == {"letters": {"step": 3}}
-        found = open_corpus(root, str(data.fingerprint))
-    assert found.validation[8:17].tolist() == [97 + 6 * place % 26 for place in range(8)] + [97]
-    assert (found.train_marks, found.marked_share, found.load_tokenizer().name) == (None, 1.0, "bytes")
+        corpus = open_corpus(root, str(data.fingerprint))
+    assert corpus.validation[8:17].tolist() == [97 + 6 * pair % 26 for pair in range(8)] + [97]
+    assert (corpus.train_marks, corpus.marked_share, corpus.load_tokenizer().name) == (None, 1.0, "bytes")
     assert "letters" in bench.ask("data", "list")
     with fresh():
         assert "as prepared" in bench.ask("data", "verify", "letters", "--plugin", "count.py")
-    (said,) = corpora.verify(root / str(data.fingerprint)[:16])
-    assert said.startswith("corpus 'letters' is worked out by a plugin, which is not loaded")
+    (problem,) = corpora.verify(root / str(data.fingerprint)[:16])
+    assert problem.startswith("corpus 'letters' is worked out by a plugin, which is not loaded")
 
 
-def test_names_and_files_that_are_wrong_are_told_in_a_line(tmp_path: Path) -> None:
+def test_plugin_errors_are_one_line(tmp_path: Path) -> None:
     file = tmp_path / "bad.py"
     file.write_text(PLUGIN.replace('"counting"', '"stdlib"'))
     with fresh(), pytest.raises(GridError, match="ValueError: a corpus named 'stdlib' exists already"):
@@ -213,15 +215,15 @@ def test_names_and_files_that_are_wrong_are_told_in_a_line(tmp_path: Path) -> No
         corpora.find(DataConfig(corpus="counting"), tmp_path)
 
 
-def test_the_guides_own_corpus_is_prepared(tmp_path: Path) -> None:
+def test_corpus_of_the_guide_is_prepared(tmp_path: Path) -> None:
     (example,) = re.findall(r"^```python\n(# pairs.py\n.*?)^```$", GUIDE.read_text(), re.MULTILINE | re.DOTALL)
     file = tmp_path / "pairs.py"
     file.write_text(example)
     with fresh():
         load_plugins([file])
-        found = open_corpus(tmp_path, prepare(DataConfig(corpus="pairs", heldout_tokens=900), tmp_path))
-    assert len(found.heldout) == 16
-    text = bytes(found.heldout[0].tolist()[1:]).decode()
+        corpus = open_corpus(tmp_path, prepare(DataConfig(corpus="pairs", heldout_tokens=900), tmp_path))
+    assert len(corpus.heldout) == 16
+    text = bytes(corpus.heldout[0].tolist()[1:]).decode()
     half = len(text) // 2
     assert text[:half] == text[half:]
     assert re.fullmatch(r"([a-h]\d )+", text)
@@ -229,7 +231,7 @@ def test_the_guides_own_corpus_is_prepared(tmp_path: Path) -> None:
 
 @pytest.mark.slow
 @pytest.mark.thorough
-def test_a_sweep_on_the_text_of_a_plugin_trains_and_is_measured_again(bench: Bench) -> None:
+def test_sweep_on_plugin_corpus_trains_and_evaluates(bench: Bench) -> None:
     bench.launch("--only", "attn_type=nope")
     ((cell, state),) = bench.sql("SELECT cell_id, state FROM attempt")
     assert state == "done"

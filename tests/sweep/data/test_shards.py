@@ -24,14 +24,14 @@ def shard(tmp_path: Path) -> Path:
 
 
 @pytest.mark.parametrize("tokens", [TOKENS, WIDE, *(tokens[:n] for tokens in (TOKENS, WIDE) for n in (0, 1))])
-def test_round_trip(tmp_path: Path, tokens: np.ndarray) -> None:
+def test_shard_round_trip(tmp_path: Path, tokens: np.ndarray) -> None:
     write_shard(tmp_path / "s.bin", tokens)
-    found = open_shard(tmp_path / "s.bin")
-    assert (found.dtype, found.tolist()) == (tokens.dtype, tokens.tolist())
+    tokens = open_shard(tmp_path / "s.bin")
+    assert (tokens.dtype, tokens.tolist()) == (tokens.dtype, tokens.tolist())
     assert [p.name for p in tmp_path.iterdir()] == ["s.bin"], "nothing is left aside"
 
 
-def test_layout_is_that_of_the_published_shards(shard: Path) -> None:
+def test_shard_layout_matches_published_shards(shard: Path) -> None:
     """256 little-endian int32 (magic 20240520, version 1, count, zeros), then little-endian uint16 (docs/mechanisms.md, "Training")."""
     raw = shard.read_bytes()
     assert len(raw) == 1024 + 2 * len(TOKENS)
@@ -42,7 +42,7 @@ def test_layout_is_that_of_the_published_shards(shard: Path) -> None:
     assert raw[1024:1026] == bytes([0x50, 0xC4])
 
 
-def test_layout_of_large_vocabularies(tmp_path: Path) -> None:
+def test_shard_layout_of_large_vocabularies(tmp_path: Path) -> None:
     """As llm.c writes them: magic 20240801, version 7, little-endian uint32."""
     write_shard(tmp_path / "s.bin", WIDE)
     raw = (tmp_path / "s.bin").read_bytes()
@@ -50,26 +50,26 @@ def test_layout_of_large_vocabularies(tmp_path: Path) -> None:
     assert raw[1024:] == b"".join(int(token).to_bytes(4, "little") for token in WIDE)
 
 
-def test_a_shard_is_mapped_not_read_and_not_writable(shard: Path) -> None:
-    found = open_shard(shard)
-    assert isinstance(found, np.memmap)
+def test_open_shard_is_read_only_memory_map(shard: Path) -> None:
+    tokens = open_shard(shard)
+    assert isinstance(tokens, np.memmap)
     with pytest.raises(ValueError, match="read-only"):
-        found[0] = 1
+        tokens[0] = 1
 
 
-def test_writing_again_replaces(shard: Path) -> None:
+def test_write_shard_replaces_file(shard: Path) -> None:
     write_shard(shard, TOKENS[:2])
     assert open_shard(shard).tolist() == [50256, 0]
 
 
 @pytest.mark.parametrize("tokens", [TOKENS, WIDE, TOKENS[:0]], ids=["uint16", "uint32", "empty"])
-def test_facts_against_hashing_the_bytes(tmp_path: Path, monkeypatch: pytest.MonkeyPatch, tokens: np.ndarray) -> None:
+def test_shard_facts_match_hash_of_bytes(tmp_path: Path, monkeypatch: pytest.MonkeyPatch, tokens: np.ndarray) -> None:
     monkeypatch.setattr("atma_sweep.sweep.data.shards.CHUNK_TOKENS", 3)
     write_shard(tmp_path / "s.bin", tokens)
-    found = read_shard_facts(tmp_path / "s.bin")
+    facts = read_shard_facts(tmp_path / "s.bin")
     digest = hashlib.sha256((tmp_path / "s.bin").read_bytes()[1024:]).hexdigest()
     largest = max(tokens.tolist(), default=-1)
-    assert (found.file, found.tokens, found.largest, found.sha256) == ("s.bin", len(tokens), largest, digest)
+    assert (facts.file, facts.tokens, facts.largest, facts.sha256) == ("s.bin", len(tokens), largest, digest)
 
 
 # --- what is refused ----------------------------------------------------------------------------------------------
@@ -79,10 +79,10 @@ FOREIGN = "not a token shard (expected magic 20240520 or 20240801)"
 SIZE = "cut short or overlong, {} bytes where {} tokens need {}"
 
 
-def with_header(raw: bytes, **words: int) -> bytes:
+def with_header(raw: bytes, **fields: int) -> bytes:
     header = np.frombuffer(raw[:1024], dtype="<i4").copy()
-    for place, name in enumerate(("magic", "version", "count")):
-        header[place] = words.get(name, header[place])
+    for index, name in enumerate(("magic", "version", "count")):
+        header[index] = fields.get(name, header[index])
     return header.tobytes() + raw[1024:]
 
 
@@ -99,7 +99,7 @@ def with_header(raw: bytes, **words: int) -> bytes:
     (lambda raw: with_header(raw, magic=20240801, version=7), SIZE.format(1038, 7, 1052)),
     (None, "cannot be read: No such file or directory"),
 ])  # fmt: skip
-def test_what_is_no_shard_is_refused(shard: Path, change: Callable[[bytes], bytes] | None, what: str) -> None:
+def test_open_shard_rejects_other_files(shard: Path, change: Callable[[bytes], bytes] | None, what: str) -> None:
     raw = shard.read_bytes()
     shard.unlink()
     if change is not None:
@@ -114,7 +114,7 @@ def test_what_is_no_shard_is_refused(shard: Path, change: Callable[[bytes], byte
     (np.zeros(3, dtype=np.uint8), "a shard takes uint16 or uint32 tokens, got uint8"),
     (np.zeros((2, 2), dtype=np.uint16), "s.bin: a shard takes one row of tokens, got 2 dimensions"),
 ])  # fmt: skip
-def test_what_is_no_row_of_tokens_is_not_written(tmp_path: Path, tokens: np.ndarray, what: str) -> None:
+def test_write_shard_rejects_other_arrays(tmp_path: Path, tokens: np.ndarray, what: str) -> None:
     assert refused(lambda: write_shard(tmp_path / "s.bin", tokens), ShardError) == what
     assert list(tmp_path.iterdir()) == []
 
@@ -139,22 +139,22 @@ def joined(folder: Path) -> list[int]:
     return [token for shard in contents(folder).values() for token in shard]
 
 
-def test_a_split_is_cut_into_shards(tmp_path: Path) -> None:
+def test_split_writer_cuts_into_shards(tmp_path: Path) -> None:
     writer = SplitWriter(tmp_path, "train", np.uint16)
     for part in PARTS:
         writer.append(part)
-    found = writer.close()
+    written_shards = writer.close()
     cut = {f"train_{n:06d}.bin": list(range(10 * n, min(37, 10 * n + 10))) for n in range(4)}
     assert contents(tmp_path) == cut
-    assert [(shard.file, shard.tokens, shard.largest) for shard in found] == [
+    assert [(shard.file, shard.tokens, shard.largest) for shard in written_shards] == [
         (name, len(tokens), tokens[-1]) for name, tokens in cut.items()
     ]
-    assert found == [read_shard_facts(tmp_path / shard.file) for shard in found]
+    assert written_shards == [read_shard_facts(tmp_path / shard.file) for shard in written_shards]
     assert writer.tokens == 37
 
 
 @pytest.mark.parametrize(("tokens", "sizes"), [(0, [0]), (10, [10]), (20, [10, 10]), (1, [1])])
-def test_no_empty_shard_but_the_only_one(tmp_path: Path, tokens: int, sizes: list[int]) -> None:
+def test_split_writer_removes_empty_last_shard(tmp_path: Path, tokens: int, sizes: list[int]) -> None:
     writer = SplitWriter(tmp_path, "validation", np.uint16)
     writer.append(np.arange(tokens, dtype=np.uint16))
     assert [shard.tokens for shard in writer.close()] == sizes
@@ -163,7 +163,7 @@ def test_no_empty_shard_but_the_only_one(tmp_path: Path, tokens: int, sizes: lis
 
 @pytest.mark.parametrize("kept", range(len(PARTS) + 1))
 @pytest.mark.parametrize("lost", [0, 1, 2, 5])
-def test_goes_on_from_any_state_whatever_was_written_after_it(tmp_path: Path, kept: int, lost: int) -> None:
+def test_split_writer_resumes_from_any_state(tmp_path: Path, kept: int, lost: int) -> None:
     writer = SplitWriter(tmp_path, "train", np.uint16)
     for part in PARTS[:kept]:
         writer.append(part)
@@ -175,14 +175,14 @@ def test_goes_on_from_any_state_whatever_was_written_after_it(tmp_path: Path, ke
     assert again.tokens == sum(map(len, PARTS[:kept]))
     for part in PARTS[kept:]:
         again.append(part)
-    found = again.close()
+    written_shards = again.close()
     assert joined(tmp_path) == list(range(37))
-    assert [shard.tokens for shard in found] == [10, 10, 10, 7]
-    assert found == [read_shard_facts(tmp_path / shard.file) for shard in found]
+    assert [shard.tokens for shard in written_shards] == [10, 10, 10, 7]
+    assert written_shards == [read_shard_facts(tmp_path / shard.file) for shard in written_shards]
 
 
 @pytest.mark.parametrize("damage", ["gone", "short"])
-def test_what_a_state_speaks_of_must_be_there(tmp_path: Path, damage: str) -> None:
+def test_split_writer_rejects_lost_data(tmp_path: Path, damage: str) -> None:
     writer = SplitWriter(tmp_path, "train", np.uint16)
     writer.append(TOKENS)
     state = writer.sync()
@@ -196,7 +196,7 @@ def test_what_a_state_speaks_of_must_be_there(tmp_path: Path, damage: str) -> No
     )
 
 
-def test_a_split_of_another_type_is_unreadable(tmp_path: Path) -> None:
+def test_split_writer_rejects_other_dtype(tmp_path: Path) -> None:
     with pytest.raises(ShardError, match="a shard takes uint16 or uint32 tokens, got int32"):
         SplitWriter(tmp_path, "train", np.int32)  # type: ignore[arg-type]
     assert list(tmp_path.iterdir()) == []

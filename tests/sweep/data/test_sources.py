@@ -37,7 +37,7 @@ from refusals import refused
 LIBRARY = Path(sysconfig.get_paths()["stdlib"])
 
 
-def told(source: DocumentSource) -> str:
+def error_text(source: DocumentSource) -> str:
     """The one line that is said when the documents are read."""
     return refused(lambda: list(source.documents()))
 
@@ -48,50 +48,50 @@ def lines(texts: list[str]) -> str:
 
 def goes_on_everywhere(make: Callable[[], DocumentSource]) -> list[Text]:
     """After every document the state, as JSON, leads a new reader to the rest; all documents."""
-    first, whole = make(), []
+    first, documents = make(), []
     states = []
     for text in first.documents():
-        whole.append(text)
+        documents.append(text)
         states.append(json.dumps(first.state()))
     for number, state in enumerate(states, 1):
-        assert list(make().documents(json.loads(state))) == whole[number:]
-    return whole
+        assert list(make().documents(json.loads(state))) == documents[number:]
+    return documents
 
 
 # --- names --------------------------------------------------------------------------------------------------------
 
 
 @pytest.mark.parametrize("name", ["a", "train/17", "help/with", "größe.txt:3"])
-def test_the_number_of_a_name(name: str) -> None:
+def test_name_fraction_values(name: str) -> None:
     expected = int(hashlib.sha256(name.encode("utf-8")).hexdigest()[:16], 16) / 16**16
     assert name_fraction(name) == expected
     assert 0 <= expected < 1
 
 
-def test_numbers_of_names_are_spread_evenly() -> None:
-    found = [name_fraction(f"train/{n}") for n in range(4000)]
+def test_name_fractions_are_uniform() -> None:
+    fractions = [name_fraction(f"train/{n}") for n in range(4000)]
     for tenth in range(10):
         # 400 expected, standard deviation 19
-        assert 320 < sum(tenth <= 10 * number < tenth + 1 for number in found) < 480
+        assert 320 < sum(tenth <= 10 * number < tenth + 1 for number in fractions) < 480
 
 
 # --- the standard library -----------------------------------------------------------------------------------------
 
 
-def test_stdlib_goes_on_and_names_its_interpreter() -> None:
-    source, other = StdlibSource(), StdlibSource()
+def test_stdlib_source_resumes_and_key_has_version() -> None:
+    source, second = StdlibSource(), StdlibSource()
     reader = source.documents()
     # near the end, in the help texts; a distribution's Python has some dozens fewer than one from python.org
     for _ in range(sum(1 for _ in StdlibSource().documents()) - 20):
         next(reader)
-    rest = other.documents(source.state())
+    rest = second.documents(source.state())
     assert [next(rest) for _ in range(20)] == [next(reader) for _ in range(20)]
     key = json.loads(json.dumps(source.key()))
-    assert key == other.key()
+    assert key == second.key()
     assert key[:2] == [sys.version, str(LIBRARY)]
 
 
-def test_a_python_without_its_sources(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_stdlib_source_rejects_python_without_sources(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(sources.sysconfig, "get_paths", lambda: {"stdlib": str(tmp_path)})
     assert refused(lambda: list(StdlibSource().documents()), MachineError) == (
         f"this Python keeps no standard library sources under {tmp_path}; "
@@ -102,7 +102,7 @@ def test_a_python_without_its_sources(tmp_path: Path, monkeypatch: pytest.Monkey
 # --- files --------------------------------------------------------------------------------------------------------
 
 
-def test_every_kind_of_file_in_the_order_of_names(tmp_path: Path) -> None:
+def test_file_source_reads_all_formats_in_order(tmp_path: Path) -> None:
     texts = prose(30)
     (tmp_path / "a.txt").write_text(texts[0])
     (tmp_path / "b.jsonl").write_text(lines(texts[1:6]))
@@ -115,16 +115,16 @@ def test_every_kind_of_file_in_the_order_of_names(tmp_path: Path) -> None:
     (tmp_path / "g.py").write_text(texts[29])
     for name in ("picture.png", "notes.txt.bak", "jsonl", "z.json"):
         (tmp_path / name).write_text("not text")
-    whole = goes_on_everywhere(lambda: FileSource(tmp_path))
-    assert [text.text for text in whole] == texts
-    assert [text.name for text in whole[:2]] == ["a.txt", "b.jsonl:1"]
-    assert [text.name for text in whole[8:12]] == ["c.jsonl.gz:3", "d/a.md", "d/b.RST", "e.jsonl.xz:1"]
-    assert [text.name for text in whole[28:]] == ["f.parquet:9", "g.py"]
-    assert {text.split for text in whole} == {None}
+    documents = goes_on_everywhere(lambda: FileSource(tmp_path))
+    assert [text.text for text in documents] == texts
+    assert [text.name for text in documents[:2]] == ["a.txt", "b.jsonl:1"]
+    assert [text.name for text in documents[8:12]] == ["c.jsonl.gz:3", "d/a.md", "d/b.RST", "e.jsonl.xz:1"]
+    assert [text.name for text in documents[28:]] == ["f.parquet:9", "g.py"]
+    assert {text.split for text in documents} == {None}
 
 
 @pytest.mark.parametrize("name", ["own text.jsonl", "größe/ü b.jsonl.xz", "x.parquet"])
-def test_one_file_alone(tmp_path: Path, name: str) -> None:
+def test_file_source_reads_single_file(tmp_path: Path, name: str) -> None:
     path, texts = tmp_path / name, prose(5)
     path.parent.mkdir(exist_ok=True)
     if name.endswith(".parquet"):
@@ -137,7 +137,7 @@ def test_one_file_alone(tmp_path: Path, name: str) -> None:
     ]
 
 
-def test_odd_text_is_taken_as_it_is(tmp_path: Path) -> None:
+def test_file_source_keeps_odd_text(tmp_path: Path) -> None:
     (tmp_path / "a.txt").write_bytes(b"one\r\ntwo\xff\n")
     (tmp_path / "b.txt").write_bytes(b"")
     odd = [
@@ -148,8 +148,8 @@ def test_odd_text_is_taken_as_it_is(tmp_path: Path) -> None:
         '{"id": 1, "text": "x\x85y", "n": 1e400}',
     ]
     (tmp_path / "c.jsonl").write_bytes("\r\n".join(odd).encode() + b'\n{"text": "b\xff"}')
-    found = [(text.name, text.text) for text in FileSource(tmp_path).documents()]
-    assert found == [
+    documents = [(text.name, text.text) for text in FileSource(tmp_path).documents()]
+    assert documents == [
         ("a.txt", "one\ntwo\ufffd\n"),
         ("b.txt", ""),
         ("c.jsonl:1", "a\r\nb \ud800 \u2028c"),
@@ -159,7 +159,7 @@ def test_odd_text_is_taken_as_it_is(tmp_path: Path) -> None:
     ]
 
 
-def test_names_of_files_need_not_be_text(tmp_path: Path) -> None:
+def test_file_source_accepts_undecodable_names(tmp_path: Path) -> None:
     try:
         with open(os.fsencode(tmp_path) + b"/\xff.txt", "w") as file:
             file.write("a text")
@@ -169,7 +169,7 @@ def test_names_of_files_need_not_be_text(tmp_path: Path) -> None:
     assert name_fraction(text.name) == int(hashlib.sha256(b"\xff.txt").hexdigest()[:16], 16) / 16**16
 
 
-def test_the_key_follows_the_files(tmp_path: Path) -> None:
+def test_file_source_key_follows_files(tmp_path: Path) -> None:
     (tmp_path / "a.txt").write_text("one")
     (tmp_path / "b.png").write_text("one")
     keys = [FileSource(tmp_path).key()]
@@ -186,13 +186,14 @@ def test_the_key_follows_the_files(tmp_path: Path) -> None:
     assert len({json.dumps(key) for key in keys}) == 5
 
 
-def test_paths_that_hold_nothing(tmp_path: Path) -> None:
-    assert told(FileSource(tmp_path / "gone")) == f"data.path: {tmp_path}/gone does not exist"
+def test_file_source_rejects_empty_paths(tmp_path: Path) -> None:
+    assert error_text(FileSource(tmp_path / "gone")) == f"data.path: {tmp_path}/gone does not exist"
     (tmp_path / "a.pdf").write_text("")
     kinds = ".txt, .md, .rst, .py, .jsonl, .jsonl.xz, .jsonl.gz or .parquet"
-    assert told(FileSource(tmp_path)) == f"data.path: {tmp_path} holds no {kinds} file"
+    assert error_text(FileSource(tmp_path)) == f"data.path: {tmp_path} holds no {kinds} file"
     assert (
-        told(FileSource(tmp_path / "a.pdf", "data.heldout")) == f"data.heldout: {tmp_path}/a.pdf holds no {kinds} file"
+        error_text(FileSource(tmp_path / "a.pdf", "data.heldout"))
+        == f"data.heldout: {tmp_path}/a.pdf holds no {kinds} file"
     )
 
 
@@ -205,10 +206,10 @@ def test_paths_that_hold_nothing(tmp_path: Path) -> None:
     ('{"text": "a", "n": ' + "9" * 5000 + "}", "not a JSON object: Exceeds the limit (4300 digits) for integer string conversion"),
     ('{"text": "a", "n": ' + "[" * 200_000 + "}", "not a JSON object: "),
 ])  # fmt: skip
-def test_a_bad_record_names_file_and_line(tmp_path: Path, line: str, problem: str) -> None:
+def test_file_source_error_names_file_and_line(tmp_path: Path, line: str, problem: str) -> None:
     path = tmp_path / "x.jsonl"
     path.write_text(f'{{"text": "good"}}\n\n{line}\n')
-    assert told(FileSource(path)).startswith(f"{path}:3: {problem}")
+    assert error_text(FileSource(path)).startswith(f"{path}:3: {problem}")
 
 
 def damaged(raw: bytes, how: str) -> bytes:
@@ -218,35 +219,35 @@ def damaged(raw: bytes, how: str) -> bytes:
 
 @pytest.mark.parametrize("how", ["cut", "changed", "none"])
 @pytest.mark.parametrize("kind", ["xz", "gz"])
-def test_damaged_archives(tmp_path: Path, kind: str, how: str) -> None:
+def test_file_source_rejects_damaged_archives(tmp_path: Path, kind: str, how: str) -> None:
     # random letters, so that the archive is long
     texts = [hashlib.sha256(str(n).encode()).hexdigest() for n in range(2000)]
     raw = (lzma.compress if kind == "xz" else gzip.compress)(lines(texts).encode())
     path = tmp_path / f"x.jsonl.{kind}"
     path.write_bytes(damaged(raw, how))
-    found = told(FileSource(path))
-    assert found.startswith(f"{path}:" if "not a JSON object" in found else f"{path}: cannot be read after line ")
+    message = error_text(FileSource(path))
+    assert message.startswith(f"{path}:" if "not a JSON object" in message else f"{path}: cannot be read after line ")
 
 
-def test_damaged_parquet(tmp_path: Path) -> None:
+def test_file_source_rejects_damaged_parquet(tmp_path: Path) -> None:
     path = table(tmp_path / "x.parquet", prose(50))
-    whole = path.read_bytes()
-    for raw in (whole[:-9], b"PAR1" + whole[:90] + b"PAR1", b""):
+    content = path.read_bytes()
+    for raw in (content[:-9], b"PAR1" + content[:90] + b"PAR1", b""):
         path.write_bytes(raw)
-        assert told(FileSource(path)).startswith(f"{path}: cannot be read as Parquet: ")
+        assert error_text(FileSource(path)).startswith(f"{path}: cannot be read as Parquet: ")
 
 
-def test_parquet_without_text(tmp_path: Path) -> None:
+def test_file_source_rejects_parquet_without_text(tmp_path: Path) -> None:
     path = tmp_path / "x.parquet"
     parquet.write_table(pa.table({"content": ["a"], "id": [1]}), path)
-    assert told(FileSource(path)) == f"{path}: has no column `text`; its columns: content, id"
+    assert error_text(FileSource(path)) == f"{path}: has no column `text`; its columns: content, id"
     parquet.write_table(pa.table({"text": ["a", None]}), path)
-    assert told(FileSource(path)) == f"{path}:2: the column `text` holds NoneType, not a string"
+    assert error_text(FileSource(path)) == f"{path}:2: the column `text` holds NoneType, not a string"
     parquet.write_table(pa.table({"text": [1]}), path)
-    assert told(FileSource(path)) == f"{path}:1: the column `text` holds int, not a string"
+    assert error_text(FileSource(path)) == f"{path}:1: the column `text` holds int, not a string"
 
 
-def test_a_text_file_that_may_not_be_read(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_file_source_reports_unreadable_file(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     path = tmp_path / "a.txt"
     path.write_text("")
 
@@ -254,26 +255,26 @@ def test_a_text_file_that_may_not_be_read(tmp_path: Path, monkeypatch: pytest.Mo
         raise PermissionError(13, "Permission denied")
 
     monkeypatch.setattr(Path, "read_text", refuse)
-    assert told(FileSource(tmp_path)) == f"{path}: cannot be read: Permission denied"
+    assert error_text(FileSource(tmp_path)) == f"{path}: cannot be read: Permission denied"
 
 
 # --- Wikipedia's lines --------------------------------------------------------------------------------------------
 
 
-def test_lines_are_joined_into_articles_and_none_is_lost() -> None:
+def test_articles_join_lines_without_loss() -> None:
     rows = [
         *article("First", " text of it \n", "", " = = Section = = \n", " = 5 apples , not a heading\n", " = = = Deep = = = \n"),
         *article("E = mc ²", " a title with a sign\n", "= x =no heading, nothing around it\n"),
         *article("Alone"), *article("Last", " end"),
     ]  # fmt: skip
-    found = list(articles(iter(rows)))
-    assert [text.split("\n")[0] for text in found] == [" = First = ", " = E = mc ² = ", " = Alone = ", " = Last = "]
-    assert "".join(found) == "".join(rows)
-    assert found[0].count("\n") == 5
-    assert found[2] == " = Alone = \n"
+    documents = list(articles(iter(rows)))
+    assert [text.split("\n")[0] for text in documents] == [" = First = ", " = E = mc ² = ", " = Alone = ", " = Last = "]
+    assert "".join(documents) == "".join(rows)
+    assert documents[0].count("\n") == 5
+    assert documents[2] == " = Alone = \n"
 
 
-def test_lines_before_the_first_heading_are_an_article() -> None:
+def test_articles_include_lines_before_first_heading() -> None:
     assert list(articles(iter(["", " lead\n", "", " = A = \n", " b\n"]))) == [" lead\n", " = A = \n b\n"]
     assert list(articles(iter([]))) == []
     assert list(articles(iter(["", "\n", " "]))) == []
@@ -286,15 +287,15 @@ def hub(name: str, path: Path | None) -> HubSource:
     return HubSource(CORPORA.load(name).spec, path)
 
 
-def test_the_sample_of_fineweb_edu_and_nothing_else(tmp_path: Path) -> None:
+def test_hub_source_reads_fineweb_edu_sample_alone(tmp_path: Path) -> None:
     texts = prose(27)
     root = fineweb_edu(tmp_path / "FineWeb Edu ü", texts)
-    whole = goes_on_everywhere(lambda: hub("fineweb-edu", root))
-    assert whole == [Text(f"train/{number}", text) for number, text in enumerate(texts)]
+    documents = goes_on_everywhere(lambda: hub("fineweb-edu", root))
+    assert documents == [Text(f"train/{number}", text) for number, text in enumerate(texts)]
 
 
 @pytest.mark.parametrize("layout", ["card", "quoted card", "no card", "files alone", "folder of the config"])
-def test_copies_of_a_part(tmp_path: Path, layout: str) -> None:
+def test_hub_source_reads_partial_copies(tmp_path: Path, layout: str) -> None:
     texts = prose(9)
     root = fineweb_edu(tmp_path / "copy", texts)
     card = root / "README.md"
@@ -304,17 +305,17 @@ def test_copies_of_a_part(tmp_path: Path, layout: str) -> None:
         card.unlink()
     if layout == "folder of the config":
         (root / "sample" / "10BT").rename(root / "sample-10BT")
-    place = root / "sample" / "10BT" if layout == "files alone" else root
-    assert [text.text for text in hub("fineweb-edu", place).documents()] == texts
+    folder = root / "sample" / "10BT" if layout == "files alone" else root
+    assert [text.text for text in hub("fineweb-edu", folder).documents()] == texts
 
 
-def test_finepdfs(tmp_path: Path) -> None:
+def test_hub_source_reads_finepdfs(tmp_path: Path) -> None:
     texts = prose(5)
     found = list(hub("finepdfs", finepdfs(tmp_path / "pdfs", texts)).documents())
     assert found == [Text(f"train/{number}", text) for number, text in enumerate(texts)]
 
 
-def test_wikitext_keeps_its_splits(tmp_path: Path) -> None:
+def test_hub_source_keeps_wikitext_splits(tmp_path: Path) -> None:
     parts = {
         "test": article("T", " held\n"),
         "validation": article("V 0", " checked\n") + article("V 1"),
@@ -332,7 +333,7 @@ def test_wikitext_keeps_its_splits(tmp_path: Path) -> None:
     assert source.state() is None, "a preparation begins again: articles are no rows"
 
 
-def test_the_key_of_a_copy_follows_its_files(tmp_path: Path) -> None:
+def test_hub_source_key_follows_files_of_copy(tmp_path: Path) -> None:
     assert hub("fineweb-edu", None).key() == ["HuggingFaceFW/fineweb-edu", "sample-10BT"]
     root = finepdfs(tmp_path / "pdfs", prose(5))
     before = hub("finepdfs", root).key()
@@ -343,7 +344,7 @@ def test_the_key_of_a_copy_follows_its_files(tmp_path: Path) -> None:
     assert hub("finepdfs", root).key() != before
 
 
-def test_copies_that_cannot_be_read(tmp_path: Path) -> None:
+def test_hub_source_rejects_unreadable_copies(tmp_path: Path) -> None:
     gone = tmp_path / "gone"
     assert (
         refused(lambda: hub("finepdfs", gone).key(), CorpusError)
@@ -352,23 +353,23 @@ def test_copies_that_cannot_be_read(tmp_path: Path) -> None:
     root = tmp_path / "copy"
     root.mkdir()
     start = f"data.path: {root} cannot be read as a copy of codelion/finepdfs-100M: "
-    assert told(hub("finepdfs", root)).startswith(start)
+    assert error_text(hub("finepdfs", root)).startswith(start)
     path = table(root / "train.parquet", prose(50))
     path.write_bytes(path.read_bytes()[:-9])
-    assert told(hub("finepdfs", root)).startswith(start)
+    assert error_text(hub("finepdfs", root)).startswith(start)
     for rows in ({"content": ["a"]}, {"text": ["a", None]}, {"text": [3]}):
         parquet.write_table(pa.table(rows), path)
-        assert told(hub("finepdfs", root)) == f"{root}: split train has a row whose column `text` holds no string"
+        assert error_text(hub("finepdfs", root)) == f"{root}: split train has a row whose column `text` holds no string"
     parquet.write_table(pa.table({"text": ["a"]}), path)
     parquet.write_table(pa.table({"other": [1], "text": ["a"]}), root / "train2.parquet")
-    assert told(hub("finepdfs", root)).startswith(start)
+    assert error_text(hub("finepdfs", root)).startswith(start)
 
 
-def test_a_copy_of_wikitext_without_a_split(tmp_path: Path) -> None:
+def test_hub_source_rejects_copy_without_split(tmp_path: Path) -> None:
     root = wikitext(tmp_path / "w", {"train": article("A"), "validation": article("B"), "test": article("C")})
     (root / "wikitext-103-raw-v1" / "test-00000-of-00001.parquet").unlink()
     (root / "README.md").unlink()
-    assert told(hub("wikitext-103", root)) == (
+    assert error_text(hub("wikitext-103", root)) == (
         f"data.path: {root} cannot be read as a copy of Salesforce/wikitext: "
         "Bad split: test. Available splits: ['train', 'validation']"
     )
@@ -383,7 +384,7 @@ ReadTimeout.__module__ = "httpx"
 
 @pytest.mark.parametrize("error", [ConnectionError("no route\nto host"), ReadTimeout("no route to host")])
 @pytest.mark.parametrize("when", ["at once", "on the way"])
-def test_a_hub_that_cannot_be_reached(monkeypatch: pytest.MonkeyPatch, error: Exception, when: str) -> None:
+def test_hub_source_reports_unreachable_hub(monkeypatch: pytest.MonkeyPatch, error: Exception, when: str) -> None:
     def rows() -> Any:
         yield {"text": "a"}
         raise error
@@ -404,7 +405,7 @@ def test_a_hub_that_cannot_be_reached(monkeypatch: pytest.MonkeyPatch, error: Ex
     )
 
 
-def test_a_bug_of_ours_is_not_taken_for_the_network(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_hub_source_passes_internal_errors(monkeypatch: pytest.MonkeyPatch) -> None:
     def load(*arguments: Any, **more: Any) -> Any:
         raise TypeError("ours")
 

@@ -46,20 +46,20 @@ TEXTS = [
 ]
 
 
-def save(made: tokenizers.Tokenizer, path: Path) -> Path:
-    made.save(str(path))
+def save(model: tokenizers.Tokenizer, path: Path) -> Path:
+    model.save(str(path))
     return path
 
 
 def byte_level(merges: list[tuple[str, str]], end: str | None = "<|endoftext|>") -> tokenizers.Tokenizer:
     """Bytes as GPT-2 spells them, numbered in the order of their spelling, then the merges, then the end."""
-    words = [*sorted(pre_tokenizers.ByteLevel.alphabet()), *(a + b for a, b in merges)]
-    made = tokenizers.Tokenizer(models.BPE({word: number for number, word in enumerate(words)}, merges))
-    made.pre_tokenizer = pre_tokenizers.ByteLevel(add_prefix_space=False)
-    made.decoder = decoders.ByteLevel()
+    vocabulary = [*sorted(pre_tokenizers.ByteLevel.alphabet()), *(a + b for a, b in merges)]
+    model = tokenizers.Tokenizer(models.BPE({word: number for number, word in enumerate(vocabulary)}, merges))
+    model.pre_tokenizer = pre_tokenizers.ByteLevel(add_prefix_space=False)
+    model.decoder = decoders.ByteLevel()
     if end:
-        made.add_special_tokens([end])
-    return made
+        model.add_special_tokens([end])
+    return model
 
 
 def joined(tokenizer: Any, tokens: np.ndarray) -> bytes:
@@ -70,18 +70,18 @@ def joined(tokenizer: Any, tokens: np.ndarray) -> bytes:
 
 
 @pytest.mark.parametrize("text", TEXTS)
-def test_bytes_are_utf8(text: str) -> None:
+def test_byte_tokenizer_is_utf8(text: str) -> None:
     tokenizer = load_tokenizer("bytes")
     tokens = tokenizer.encode(text)
     assert (tokens.dtype, tokens.tolist()) == (np.uint16, list(text.encode()))
     assert joined(tokenizer, tokens).decode() == text
 
 
-def test_half_a_surrogate_pair_becomes_a_question_mark() -> None:
+def test_byte_tokenizer_replaces_lone_surrogates() -> None:
     assert load_tokenizer("bytes").encode("a\ud800b").tolist() == [97, 63, 98]
 
 
-def test_end_of_text_of_bytes(tmp_path: Path) -> None:
+def test_byte_tokenizer_end_of_text(tmp_path: Path) -> None:
     tokenizer = load_tokenizer("bytes")
     assert (tokenizer.eot, tokenizer.vocabulary, tokenizer.token_bytes(256)) == (256, 257, b"")
     assert TOKENIZERS["bytes"].vocabulary == 257
@@ -93,50 +93,56 @@ def test_end_of_text_of_bytes(tmp_path: Path) -> None:
 # --- the interface ------------------------------------------------------------------------------------------------
 
 
-def test_unknown_name() -> None:
+def test_load_tokenizer_rejects_unknown_name() -> None:
     assert (
         refused(lambda: load_tokenizer("byte")) == "no tokenizer 'byte'; there are: bytes, gpt2, json, mqar, flipflop"
     )
 
 
-def test_loaded_once() -> None:
+def test_load_tokenizer_caches() -> None:
     assert load_tokenizer("bytes") is load_tokenizer("bytes")
 
 
 @pytest.mark.parametrize(("vocabulary", "dtype"), [(257, np.uint16), (65_536, np.uint16), (65_537, np.uint32)])
-def test_the_width_follows_the_vocabulary(vocabulary: int, dtype: type) -> None:
+def test_dtype_follows_vocabulary(vocabulary: int, dtype: type) -> None:
     assert dtype_of(vocabulary) is dtype
 
 
 @pytest.mark.parametrize("kind", ["bytes", "gpt2", "words", "byte pairs"])
-def test_many_texts_at_once_are_the_same_as_one_by_one(
-    request: pytest.FixtureRequest, tmp_path: Path, kind: str
-) -> None:
-    made: Any
+def test_encode_batch_matches_encode(request: pytest.FixtureRequest, tmp_path: Path, kind: str) -> None:
+    tokenizer: Any
     if kind == "gpt2":
-        made = request.getfixturevalue("gpt2")
+        tokenizer = request.getfixturevalue("gpt2")
     elif kind == "bytes":
-        made = load_tokenizer("bytes")
+        tokenizer = load_tokenizer("bytes")
     else:
         model = word_level("a", "fox") if kind == "words" else byte_level([("o", "x"), ("f", "ox")])
-        made = JsonTokenizer(save(model, tmp_path / "t.json"))
+        tokenizer = JsonTokenizer(save(model, tmp_path / "t.json"))
     texts = [*TEXTS, "half \ud800 a pair"]
     for threads in (1, 2):
-        found = made.encode_batch(texts, threads)
-        assert [tokens.tolist() for tokens in found] == [made.encode(text).tolist() for text in texts]
-        assert {tokens.dtype for tokens in found} == {np.dtype(made.dtype)}
-    assert made.encode_batch([]) == []
+        encoded = tokenizer.encode_batch(texts, threads)
+        assert [tokens.tolist() for tokens in encoded] == [tokenizer.encode(text).tolist() for text in texts]
+        assert {tokens.dtype for tokens in encoded} == {np.dtype(tokenizer.dtype)}
+    assert tokenizer.encode_batch([]) == []
 
 
-def test_requests_differ_by_what_the_file_holds_not_by_its_place(tmp_path: Path) -> None:
+def test_request_key_follows_contents_not_path(tmp_path: Path) -> None:
     for name, text in (("a.json", "1"), ("b.json", "1"), ("c.json", "2")):
         (tmp_path / name).write_text(text)
-    one, same, other, gone = (
+    key, same, changed_key, gone = (
         request_key("json", str(tmp_path / name), None) for name in ("a.json", "b.json", "c.json", "d")
     )
-    assert one == same
+    assert key == same
     assert (
-        len({one, other, gone, request_key("json", str(tmp_path / "a.json"), "</s>"), request_key("gpt2", None, None)})
+        len(
+            {
+                key,
+                changed_key,
+                gone,
+                request_key("json", str(tmp_path / "a.json"), "</s>"),
+                request_key("gpt2", None, None),
+            }
+        )
         == 5
     )
 
@@ -148,28 +154,28 @@ def test_requests_differ_by_what_the_file_holds_not_by_its_place(tmp_path: Path)
     ("Hello world", [15496, 995]), (" The access code", [383, 1895, 2438]), ("Hello, world!", [15496, 11, 995, 0]),
     ("The quick brown fox jumps over the lazy dog", [464, 2068, 7586, 21831, 18045, 625, 262, 16931, 3290]), ("", []),
 ])  # fmt: skip
-def test_gpt2_gives_the_known_ids(gpt2: Any, text: str, ids: list[int]) -> None:
+def test_gpt2_encodes_published_ids(gpt2: Any, text: str, ids: list[int]) -> None:
     tokens = gpt2.encode(text)
     assert (tokens.dtype, tokens.tolist()) == (np.uint16, ids)
 
 
-def test_gpt2_never_makes_the_end_of_a_text(gpt2: Any) -> None:
+def test_gpt2_never_encodes_end_of_text(gpt2: Any) -> None:
     assert gpt2.encode("<|endoftext|>").tolist() == [27, 91, 437, 1659, 5239, 91, 29]
     assert (gpt2.eot, gpt2.vocabulary, gpt2.token_bytes(50256)) == (50256, 50257, b"")
     assert (gpt2.name, TOKENIZERS["gpt2"].vocabulary) == ("gpt2", 50257)
 
 
 @pytest.mark.parametrize("text", TEXTS)
-def test_gpt2_tokens_are_the_bytes_of_the_text(gpt2: Any, text: str) -> None:
+def test_gpt2_token_bytes_join_to_text(gpt2: Any, text: str) -> None:
     assert joined(gpt2, gpt2.encode(text)).decode() == text
 
 
-def test_gpt2_from_its_authors_files_and_back(gpt2: Any, shared: Path, tmp_path: Path) -> None:
+def test_gpt2_loads_authors_files_and_saved_copy(gpt2: Any, shared: Path, tmp_path: Path) -> None:
     for name in ("vocab.bpe", "encoder.json"):
         shutil.copy(shared / "data" / "gpt2" / name, tmp_path / name)
-    made = Gpt2Tokenizer(tmp_path / "vocab.bpe")
-    assert [made.encode(text).tolist() for text in TEXTS] == [gpt2.encode(text).tolist() for text in TEXTS]
-    facts = json.loads(json.dumps(store_tokenizer(made, tmp_path)))
+    tokenizer = Gpt2Tokenizer(tmp_path / "vocab.bpe")
+    assert [tokenizer.encode(text).tolist() for text in TEXTS] == [gpt2.encode(text).tolist() for text in TEXTS]
+    facts = json.loads(json.dumps(store_tokenizer(tokenizer, tmp_path)))
     assert facts["sha256"] == hashlib.sha256((shared / "data/gpt2/gpt2.tiktoken").read_bytes()).hexdigest()
     assert {name: facts[name] for name in ("kind", "file", "end_of_text", "vocabulary")} == {
         "kind": "gpt2", "file": "gpt2.tiktoken", "end_of_text": None, "vocabulary": 50257,
@@ -177,7 +183,7 @@ def test_gpt2_from_its_authors_files_and_back(gpt2: Any, shared: Path, tmp_path:
     assert load_saved_tokenizer(facts, tmp_path).encode(TEXTS[2]).tolist() == gpt2.encode(TEXTS[2]).tolist()
 
 
-def test_gpt2_from_the_cache_of_tiktoken(shared: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_gpt2_loads_from_tiktoken_cache(shared: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     for name in ("vocab.bpe", "encoder.json"):
         address = f"https://openaipublic.blob.core.windows.net/gpt-2/encodings/main/{name}"
         shutil.copy(shared / "data" / "gpt2" / name, tmp_path / hashlib.sha1(address.encode()).hexdigest())
@@ -187,7 +193,7 @@ def test_gpt2_from_the_cache_of_tiktoken(shared: Path, tmp_path: Path, monkeypat
 
 
 @pytest.mark.parametrize("failure", ["disconnected", "another page"])
-def test_gpt2_that_cannot_be_downloaded(tmp_path: Path, monkeypatch: pytest.MonkeyPatch, failure: str) -> None:
+def test_gpt2_reports_failed_download(tmp_path: Path, monkeypatch: pytest.MonkeyPatch, failure: str) -> None:
     import requests
 
     def fetch(address: str) -> bytes:
@@ -206,7 +212,7 @@ def test_gpt2_that_cannot_be_downloaded(tmp_path: Path, monkeypatch: pytest.Monk
     )
 
 
-def test_other_ranks_are_not_gpt2s(shared: Path, tmp_path: Path) -> None:
+def test_gpt2_rejects_other_ranks(shared: Path, tmp_path: Path) -> None:
     lines = (shared / "data/gpt2/gpt2.tiktoken").read_bytes().splitlines(keepends=True)
     first, second = (line.split()[0] for line in lines[-2:])
     swapped = [*lines[:-2], second + b" 50254\n", first + b" 50255\n"]
@@ -226,7 +232,7 @@ def test_other_ranks_are_not_gpt2s(shared: Path, tmp_path: Path) -> None:
     ("vocab.bpe", "#version: 0.2\n☃ b\n".encode(), "'☃'"),
     ("vocab.bpe", b"#version: 0.2\na b\n", "vocab.bpe and encoder.json disagree"),
 ])  # fmt: skip
-def test_what_is_no_rank_file(tmp_path: Path, name: str, content: bytes, why: str) -> None:
+def test_gpt2_rejects_damaged_rank_files(tmp_path: Path, name: str, content: bytes, why: str) -> None:
     path = tmp_path / name
     path.write_bytes(content)
     (tmp_path / "encoder.json").write_text("{}")
@@ -235,14 +241,14 @@ def test_what_is_no_rank_file(tmp_path: Path, name: str, content: bytes, why: st
     )
 
 
-def test_missing_rank_files(tmp_path: Path) -> None:
+def test_gpt2_rejects_missing_rank_files(tmp_path: Path) -> None:
     gone, alone = tmp_path / "gone.tiktoken", tmp_path / "vocab.bpe"
     alone.write_text("#version: 0.2\n")
     assert refused(lambda: Gpt2Tokenizer(gone)) == f"data.tokenizer_file: {gone} does not exist"
     assert refused(lambda: Gpt2Tokenizer(alone)) == f"data.tokenizer_file: {alone} needs encoder.json beside it"
 
 
-def test_files_that_were_mended_are_read_anew(shared: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_gpt2_reads_repaired_files_again(shared: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     """tiktoken remembers files by name, and would give back what lay there before."""
     monkeypatch.setenv("TIKTOKEN_CACHE_DIR", str(tmp_path / "cache"))
     for name in ("vocab.bpe", "encoder.json"):
@@ -256,127 +262,127 @@ def test_files_that_were_mended_are_read_anew(shared: Path, tmp_path: Path, monk
 # --- tokenizers files ---------------------------------------------------------------------------------------------
 
 
-def test_words_and_their_bytes(tmp_path: Path) -> None:
+def test_json_tokenizer_of_words(tmp_path: Path) -> None:
     path = save(word_level("the", "fox", "7", "<pad>"), tmp_path / "t.json")
-    made = load_tokenizer("json", str(path))
-    assert made.encode("the 7 fox 8").tolist() == [2, 4, 3, 0]
-    assert (made.eot, made.vocabulary, made.dtype) == (1, 6, np.uint16)
-    assert [made.token_bytes(token) for token in (2, 4, 1)] == [b"the", b"7", b""]
-    assert made.name == f"json:{hashlib.sha256(path.read_bytes()).hexdigest()[:16]}"
+    tokenizer = load_tokenizer("json", str(path))
+    assert tokenizer.encode("the 7 fox 8").tolist() == [2, 4, 3, 0]
+    assert (tokenizer.eot, tokenizer.vocabulary, tokenizer.dtype) == (1, 6, np.uint16)
+    assert [tokenizer.token_bytes(token) for token in (2, 4, 1)] == [b"the", b"7", b""]
+    assert tokenizer.name == f"json:{hashlib.sha256(path.read_bytes()).hexdigest()[:16]}"
 
 
-def test_byte_pairs_and_their_bytes(tmp_path: Path) -> None:
-    made = JsonTokenizer(save(byte_level([("1", "2"), ("12", "3"), ("f", "o")]), tmp_path / "t.json"))
+def test_json_tokenizer_of_byte_pairs(tmp_path: Path) -> None:
+    tokenizer = JsonTokenizer(save(byte_level([("1", "2"), ("12", "3"), ("f", "o")]), tmp_path / "t.json"))
     letter = {word: number for number, word in enumerate(sorted(pre_tokenizers.ByteLevel.alphabet()))}
-    assert made.encode("fox 123124").tolist() == [
+    assert tokenizer.encode("fox 123124").tolist() == [
         258, letter["x"], letter["Ġ"], 257, 256, letter["4"],
     ]  # fmt: skip
-    assert [made.token_bytes(token) for token in (257, 258, letter["4"])] == [b"123", b"fo", b"4"]
-    assert (made.eot, made.vocabulary) == (259, 260)
+    assert [tokenizer.token_bytes(token) for token in (257, 258, letter["4"])] == [b"123", b"fo", b"4"]
+    assert (tokenizer.eot, tokenizer.vocabulary) == (259, 260)
 
 
-def test_a_vocabulary_beyond_sixteen_bits(tmp_path: Path) -> None:
-    made = JsonTokenizer(save(word_level(*(f"w{n}" for n in range(70_000))), tmp_path / "t.json"))
-    tokens = made.encode("w69999 w0")
-    assert (made.vocabulary, made.dtype) == (70_002, np.uint32)
+def test_json_tokenizer_with_large_vocabulary(tmp_path: Path) -> None:
+    tokenizer = JsonTokenizer(save(word_level(*(f"w{n}" for n in range(70_000))), tmp_path / "t.json"))
+    tokens = tokenizer.encode("w69999 w0")
+    assert (tokenizer.vocabulary, tokenizer.dtype) == (70_002, np.uint32)
     assert (tokens.dtype, tokens.tolist()) == (np.uint32, [70_001, 2])
 
 
-def test_numbers_with_gaps_count_by_the_largest(tmp_path: Path) -> None:
-    made = tokenizers.Tokenizer(models.WordLevel({"[UNK]": 0, "a": 65_537, "</s>": 3}, unk_token="[UNK]"))
-    found = JsonTokenizer(save(made, tmp_path / "t.json"))
-    assert (found.vocabulary, found.eot, found.dtype) == (65_538, 3, np.uint32)
+def test_json_tokenizer_vocabulary_counts_gaps(tmp_path: Path) -> None:
+    model = tokenizers.Tokenizer(models.WordLevel({"[UNK]": 0, "a": 65_537, "</s>": 3}, unk_token="[UNK]"))
+    tokenizer = JsonTokenizer(save(model, tmp_path / "t.json"))
+    assert (tokenizer.vocabulary, tokenizer.eot, tokenizer.dtype) == (65_538, 3, np.uint32)
 
 
 @pytest.mark.parametrize("listed", ["special", "ordinary", "not at all"])
-def test_what_looks_like_a_special_token_is_text(tmp_path: Path, listed: str) -> None:
-    made = byte_level([], end="<|endoftext|>" if listed == "special" else None)
+def test_json_tokenizer_treats_special_tokens_as_text(tmp_path: Path, listed: str) -> None:
+    model = byte_level([], end="<|endoftext|>" if listed == "special" else None)
     if listed == "ordinary":
-        made.add_tokens(["<|endoftext|>"])
+        model.add_tokens(["<|endoftext|>"])
     if listed == "not at all":
-        made = byte_level([], end=None)
-        made.add_special_tokens(["</s>"])
-    found = JsonTokenizer(save(made, tmp_path / "t.json"))
+        model = byte_level([], end=None)
+        model.add_special_tokens(["</s>"])
+    tokenizer = JsonTokenizer(save(model, tmp_path / "t.json"))
     alone = [
         JsonTokenizer(save(byte_level([]), tmp_path / "u.json")).encode(letter).tolist()[0]
         for letter in "a<|endoftext|>"
     ]
-    assert found.encode("a<|endoftext|>").tolist() == alone
-    assert found.eot == 256
+    assert tokenizer.encode("a<|endoftext|>").tolist() == alone
+    assert tokenizer.eot == 256
 
 
-def test_other_special_tokens_are_text_too(tmp_path: Path) -> None:
-    made = byte_level([])
-    made.add_special_tokens(["<pad>", "[MASK]"])
-    found = JsonTokenizer(save(made, tmp_path / "t.json"))
+def test_json_tokenizer_treats_added_tokens_as_text(tmp_path: Path) -> None:
+    model = byte_level([])
+    model.add_special_tokens(["<pad>", "[MASK]"])
+    tokenizer = JsonTokenizer(save(model, tmp_path / "t.json"))
     plain = JsonTokenizer(save(byte_level([]), tmp_path / "u.json"))
-    assert found.encode("x<pad>[MASK]").tolist() == plain.encode("x<pad>[MASK]").tolist()
-    assert found.vocabulary == 259
+    assert tokenizer.encode("x<pad>[MASK]").tolist() == plain.encode("x<pad>[MASK]").tolist()
+    assert tokenizer.vocabulary == 259
 
 
-def test_a_word_list_in_which_the_end_is_a_word_leaves_it_out(tmp_path: Path) -> None:
-    found = JsonTokenizer(save(word_level("a", "b"), tmp_path / "t.json"))
-    assert found.encode("a <eos> b").tolist() == [2, 3]
-    assert [tokens.tolist() for tokens in found.encode_batch(["<eos>", "b <eos>"])] == [[], [3]]
+def test_json_tokenizer_never_encodes_end_of_text(tmp_path: Path) -> None:
+    tokenizer = JsonTokenizer(save(word_level("a", "b"), tmp_path / "t.json"))
+    assert tokenizer.encode("a <eos> b").tolist() == [2, 3]
+    assert [tokens.tolist() for tokens in tokenizer.encode_batch(["<eos>", "b <eos>"])] == [[], [3]]
 
 
-def test_what_a_file_adds_or_cuts_is_ignored_and_what_it_normalizes_is_not(tmp_path: Path) -> None:
-    made = byte_level([])
-    plain = JsonTokenizer(save(made, tmp_path / "plain.json"))
-    made.post_processor = processors.TemplateProcessing(
+def test_json_tokenizer_ignores_truncation_and_padding(tmp_path: Path) -> None:
+    model = byte_level([])
+    plain = JsonTokenizer(save(model, tmp_path / "plain.json"))
+    model.post_processor = processors.TemplateProcessing(
         single="<|endoftext|> $A <|endoftext|>", special_tokens=[("<|endoftext|>", 256)]
     )
-    made.enable_truncation(3)
-    made.enable_padding(length=9)
-    made.normalizer = normalizers.Lowercase()
-    found = JsonTokenizer(save(made, tmp_path / "t.json"))
-    assert found.encode("Some Text").tolist() == plain.encode("some text").tolist()
-    assert [len(tokens) for tokens in found.encode_batch(["Some Text", "a"])] == [9, 1]
+    model.enable_truncation(3)
+    model.enable_padding(length=9)
+    model.normalizer = normalizers.Lowercase()
+    tokenizer = JsonTokenizer(save(model, tmp_path / "t.json"))
+    assert tokenizer.encode("Some Text").tolist() == plain.encode("some text").tolist()
+    assert [len(tokens) for tokens in tokenizer.encode_batch(["Some Text", "a"])] == [9, 1]
 
 
 @pytest.mark.parametrize("end", ["<|endoftext|>", "<|end_of_text|>", "</s>", "<eos>", "<|im_end|>", "[SEP]"])
-def test_known_names_of_the_end(tmp_path: Path, end: str) -> None:
+def test_json_tokenizer_finds_usual_end_of_text(tmp_path: Path, end: str) -> None:
     assert JsonTokenizer(save(word_level("a", end=end), tmp_path / "t.json")).eot == 1
 
 
-def test_an_unusual_end_must_be_named(tmp_path: Path) -> None:
+def test_json_tokenizer_needs_name_of_unusual_end(tmp_path: Path) -> None:
     path = save(word_level("a", end="fin:is:"), tmp_path / "t.json")
-    known = "<|endoftext|> or <|end_of_text|> or </s> or <eos> or <|im_end|> or [SEP]"
+    end_tokens = "<|endoftext|> or <|end_of_text|> or </s> or <eos> or <|im_end|> or [SEP]"
     assert refused(lambda: JsonTokenizer(path)) == (
-        f"data.tokenizer_file: {path} has no token {known} to end a text with; name its own in data.end_of_text"
+        f"data.tokenizer_file: {path} has no token {end_tokens} to end a text with; name its own in data.end_of_text"
     )
     assert refused(lambda: JsonTokenizer(path, "<fin>")) == (
         f"data.tokenizer_file: {path} has no token <fin> to end a text with; name its own in data.end_of_text"
     )
-    made = JsonTokenizer(path, "fin:is:")
-    assert (made.eot, made.name.split(":", 2)[2]) == (1, "fin:is:")
-    facts = json.loads(json.dumps(store_tokenizer(made, tmp_path)))
+    tokenizer = JsonTokenizer(path, "fin:is:")
+    assert (tokenizer.eot, tokenizer.name.split(":", 2)[2]) == (1, "fin:is:")
+    facts = json.loads(json.dumps(store_tokenizer(tokenizer, tmp_path)))
     again = load_saved_tokenizer(facts, tmp_path)
-    assert (again.eot, again.name, again.encode("a b").tolist()) == (1, made.name, [2, 0])
+    assert (again.eot, again.name, again.encode("a b").tolist()) == (1, tokenizer.name, [2, 0])
 
 
 @pytest.mark.parametrize(("content", "why"), [
     (b"{}", "is no tokenizers file: "), (b"[1, 2", "is no tokenizers file: "), (b"\xff\xfe{", "is no tokenizers file: "), (b"", "is no tokenizers file: "),
     (None, "cannot be read: No such file or directory"),
 ])  # fmt: skip
-def test_what_is_no_tokenizers_file(tmp_path: Path, content: bytes | None, why: str) -> None:
+def test_json_tokenizer_rejects_other_files(tmp_path: Path, content: bytes | None, why: str) -> None:
     path = tmp_path / "t.json"
     if content is not None:
         path.write_bytes(content)
     assert refused(lambda: JsonTokenizer(path)).startswith(f"data.tokenizer_file: {path} {why}")
 
 
-def test_a_file_without_words(tmp_path: Path) -> None:
+def test_json_tokenizer_rejects_empty_vocabulary(tmp_path: Path) -> None:
     path = save(tokenizers.Tokenizer(models.BPE()), tmp_path / "t.json")
     assert "has no token <|endoftext|> or" in refused(lambda: JsonTokenizer(path))
 
 
-def test_json_needs_a_file() -> None:
+def test_json_tokenizer_needs_file() -> None:
     expected = "data.tokenizer: json needs data.tokenizer_file, a file of the tokenizers library"
     assert refused(lambda: load_tokenizer("json")) == expected
 
 
-def test_a_saved_copy_that_changed_is_not_opened(tmp_path: Path) -> None:
+def test_load_saved_tokenizer_rejects_changed_copy(tmp_path: Path) -> None:
     source = save(word_level("a", "b"), tmp_path / "source.json")
     folder = tmp_path / "copy"
     folder.mkdir()
@@ -394,28 +400,31 @@ def test_a_saved_copy_that_changed_is_not_opened(tmp_path: Path) -> None:
     assert issubclass(TokenizerError, SweepError)
 
 
-def test_gpt2_as_a_tokenizers_file_agrees_with_tiktoken(gpt2: Any, shared: Path, tmp_path: Path) -> None:
+def test_gpt2_as_json_file_matches_tiktoken(gpt2: Any, shared: Path, tmp_path: Path) -> None:
     files = (str(shared / "data/gpt2/encoder.json"), str(shared / "data/gpt2/vocab.bpe"))
-    made = tokenizers.Tokenizer(models.BPE.from_file(*files))
-    made.pre_tokenizer = pre_tokenizers.ByteLevel(add_prefix_space=False)
-    made.decoder = decoders.ByteLevel()
-    made.add_special_tokens(["<|endoftext|>"])
-    found = JsonTokenizer(save(made, tmp_path / "gpt2.json"))
-    assert (found.vocabulary, found.eot, found.dtype) == (50257, 50256, np.uint16)
+    model = tokenizers.Tokenizer(models.BPE.from_file(*files))
+    model.pre_tokenizer = pre_tokenizers.ByteLevel(add_prefix_space=False)
+    model.decoder = decoders.ByteLevel()
+    model.add_special_tokens(["<|endoftext|>"])
+    tokenizer = JsonTokenizer(save(model, tmp_path / "gpt2.json"))
+    assert (tokenizer.vocabulary, tokenizer.eot, tokenizer.dtype) == (50257, 50256, np.uint16)
     library = Path(sysconfig.get_paths()["stdlib"])
     texts = [*TEXTS, *((library / name).read_text() for name in ("argparse.py", "pydoc_data/topics.py", "this.py"))]
-    for one, other, text in zip(found.encode_batch(texts, 2), gpt2.encode_batch(texts, 2), texts, strict=True):
-        assert one.tolist() == other.tolist(), text[:60]
-    assert sum(len(one) for one in gpt2.encode_batch(texts)) > 200_000
+    for actual, expected, text in zip(
+        tokenizer.encode_batch(texts, 2), gpt2.encode_batch(texts, 2), texts, strict=True
+    ):
+        assert actual.tolist() == expected.tolist(), text[:60]
+    assert sum(len(ids) for ids in gpt2.encode_batch(texts)) > 200_000
     # what the needle probe asks of a token: does it hold a digit?
     digits = [
-        [any(48 <= byte <= 57 for byte in one.token_bytes(t)) for t in range(0, 50257, 5)] for one in (found, gpt2)
+        [any(48 <= byte <= 57 for byte in candidate.token_bytes(t)) for t in range(0, 50257, 5)]
+        for candidate in (tokenizer, gpt2)
     ]
     assert digits[0] == digits[1]
     assert 200 < sum(digits[0]) < 1000
 
 
-def test_nothing_of_a_library_is_loaded_before_it_is_needed() -> None:
+def test_tokenizer_libraries_are_imported_lazily() -> None:
     """The module is imported by every launch; tiktoken and tokenizers take their time."""
     program = f"import sys, {ours.__name__}; print({{'tiktoken', 'tokenizers'}} & set(sys.modules))"
     run = subprocess.run([sys.executable, "-c", program], capture_output=True, text=True, check=True)
@@ -432,7 +441,7 @@ PAIRED = [
 ]
 
 
-def test_it_repeats_knows_every_text_and_joins_what_stands_together_often(tmp_path: Path, command: Command) -> None:
+def test_byte_pairs_are_reproducible_and_lossless(tmp_path: Path, command: Command) -> None:
     (tmp_path / "texts").mkdir()
     (tmp_path / "texts" / "all.jsonl").write_text("".join(json.dumps({"text": text}) + "\n" for text in PAIRED))
     for name, size in {"a": 300, "b": 300, "bytes": 257}.items():
@@ -440,17 +449,17 @@ def test_it_repeats_knows_every_text_and_joins_what_stands_together_often(tmp_pa
         assert (code, out.splitlines()[-1]) == (0, f"{name}.json: {size} tokens")
     first, second, plain = (tmp_path / f"{name}.json" for name in ("a", "b", "bytes"))
     assert first.read_bytes() == second.read_bytes()
-    one, bare = (load_tokenizer("json", str(file), None) for file in (first, plain))
-    assert (one.vocabulary, one.eot, bare.vocabulary) == (300, 0, 257)
+    digits_apart, bare = (load_tokenizer("json", str(file), None) for file in (first, plain))
+    assert (digits_apart.vocabulary, digits_apart.eot, bare.vocabulary) == (300, 0, 257)
     text = "a <|endoftext|> that is text, and the cat"
-    assert b"".join(map(one.token_bytes, one.encode(text).tolist())) == text.encode()
+    assert b"".join(map(digits_apart.token_bytes, digits_apart.encode(text).tolist())) == text.encode()
     assert [len(bare.encode(text)) for text in PAIRED[:2]] == [len(text.encode()) for text in PAIRED[:2]]
-    assert len(one.encode(" the cat the cat")) == 4
-    found = command("data", "prepare", "texts", "--tokenizer", "json", "--tokenizer-file", "a.json", "--json")
-    assert found[0] == 0
+    assert len(digits_apart.encode(" the cat the cat")) == 4
+    result = command("data", "prepare", "texts", "--tokenizer", "json", "--tokenizer-file", "a.json", "--json")
+    assert result[0] == 0
 
 
-def test_single_digits_are_in_no_token_with_anything_else(tmp_path: Path, command: Command) -> None:
+def test_byte_pairs_with_single_digits(tmp_path: Path, command: Command) -> None:
     (tmp_path / "texts").mkdir()
     (tmp_path / "texts" / "all.txt").write_text("in 1875 and in 1875 there were 12 12 of 3 " * 50)
     for name, option in {"apart": ["--single-digits"], "together": []}.items():
@@ -458,19 +467,21 @@ def test_single_digits_are_in_no_token_with_anything_else(tmp_path: Path, comman
     apart, together = (load_tokenizer("json", str(tmp_path / f"{name}.json"), None) for name in ("apart", "together"))
 
     def pieces(tokenizer: Tokenizer, text: str) -> list[bytes]:
-        found = [tokenizer.token_bytes(int(token)) for token in tokenizer.encode(text)]
-        assert b"".join(found) == text.encode()
-        return found
+        token_texts = [tokenizer.token_bytes(int(token)) for token in tokenizer.encode(text)]
+        assert b"".join(token_texts) == text.encode()
+        return token_texts
 
     assert pieces(apart, " in 1875") == [b" in", b" ", b"1", b"8", b"7", b"5"]
     assert pieces(apart, "3 4") == [b"3", b" ", b"4"]
     assert pieces(together, " in 1875") == [b" in", b" 1875"]
     digits = set(b"0123456789")
-    of_digits = [one for one in map(apart.token_bytes, range(apart.vocabulary)) if digits & set(one)]
+    of_digits = [
+        token_text for token_text in map(apart.token_bytes, range(apart.vocabulary)) if digits & set(token_text)
+    ]
     assert sorted(of_digits) == [b"%d" % digit for digit in range(10)]
 
 
-def test_what_is_no_text_is_said(tmp_path: Path, command: Command) -> None:
+def test_data_tokenizer_reports_missing_path(tmp_path: Path, command: Command) -> None:
     code, _, err = command("data", "tokenizer", "nowhere", "--out", "x.json")
     assert (code, err) == (2, f"atma-sweep: PATH: {tmp_path}/nowhere does not exist\n")
     assert command("data", "tokenizer", "nowhere", "--size", "200", "--out", "x.json")[0] == 2

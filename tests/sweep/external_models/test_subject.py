@@ -22,12 +22,12 @@ from atma_sweep.sweep.external_models.tiny import save_tokenizer
 from atma_sweep.sweep.probes.subject import measure
 
 pytestmark = pytest.mark.thorough
-WORDS = "the model reads a long row of text and guesses — naïve as it is — what comes next: 中文, café".split()
+PIECES = "the model reads a long row of text and guesses — naïve as it is — what comes next: 中文, café".split()
 V = 320
 
 
 def story(count: int, seed: int) -> str:
-    return " ".join(np.random.default_rng(seed).choice(WORDS, count))
+    return " ".join(np.random.default_rng(seed).choice(PIECES, count))
 
 
 class Fake:
@@ -52,7 +52,7 @@ def uniform(row: np.ndarray) -> np.ndarray:
 
 
 @pytest.fixture(scope="module")
-def words(tmp_path_factory: pytest.TempPathFactory) -> HubTokenizer:
+def hub_tokenizer(tmp_path_factory: pytest.TempPathFactory) -> HubTokenizer:
     folder = tmp_path_factory.mktemp("words")
     save_tokenizer(folder)
     return HubTokenizer(folder)
@@ -72,115 +72,121 @@ def corpus_of(tokenizer: Any, *, documents: int = 4, count: int = 150) -> Corpus
 
 
 def subject_of(
-    model: Any, words: Any, theirs: Any, kind: type[OpenWeightSubject] = TextPairedSubject, *, piece: int = 50, pair_file: bool = False,
+    model: Any, tokenizer: Any, theirs: Any, kind: type[OpenWeightSubject] = TextPairedSubject, *, piece: int = 50, pair_file: bool = False,
     **settings: Any,
 ) -> OpenWeightSubject:  # fmt: skip
     small = {"lengths": (16, 32, 64), "documents": 3, "junk_rows": 4, "needle_trials": 16, "validation_tokens": 300}
     config = CellConfig(
         train=TrainConfig(seq_len=60, batch_tokens=60, micro_batch=1), eval=EvalConfig(**(small | settings))
     )
-    made = corpus_of(theirs)
+    corpus = corpus_of(theirs)
     with pytest.MonkeyPatch.context() as patch:
         patch.setattr(Corpus, "load_tokenizer", lambda self: theirs)
         # byte pairs over every byte give their text back as GPT-2's do, which a file's name alone does not say
-        known = (*words_module.LOSSLESS_TOKENIZERS, *(["json"] if pair_file else []))
-        patch.setattr(words_module, "LOSSLESS_TOKENIZERS", known)
-        return kind(ChunkedScorer(model, torch.device("cpu"), piece=piece), words, made, config, None)
+        lossless = (*words_module.LOSSLESS_TOKENIZERS, *(["json"] if pair_file else []))
+        patch.setattr(words_module, "LOSSLESS_TOKENIZERS", lossless)
+        return kind(ChunkedScorer(model, torch.device("cpu"), piece=piece), tokenizer, corpus, config, None)
 
 
 def numbers(subject: OpenWeightSubject, probe: str, lengths: tuple[int, ...]) -> dict[tuple[str, int], Any]:
-    return {(one.metric, one.length): one for some, _ in measure(probe, subject, lengths) for one in some}
+    return {
+        (measurement.metric, measurement.length): measurement
+        for measurements, _ in measure(probe, subject, lengths)
+        for measurement in measurements
+    }
 
 
 # --- text ---------------------------------------------------------------------------------------------------------
 
 
-def test_passages_are_the_text_between_ends_of_text_in_whole_characters() -> None:
+def test_passages_are_complete_characters_between_ends() -> None:
     tokenizer = load_tokenizer("bytes")
-    whole = [*"né".encode(), 256, *"中a".encode()]
-    for first in range(len(whole)):
-        for last in range(first, len(whole) + 1):
-            tokens = np.array(whole[first:last], dtype=np.int64)
-            found = list(passages(tokens, tokenizer))
-            for passage in found:
+    tokens = [*"né".encode(), 256, *"中a".encode()]
+    for first in range(len(tokens)):
+        for last in range(first, len(tokens) + 1):
+            tokens = np.array(tokens[first:last], dtype=np.int64)
+            actual = list(passages(tokens, tokenizer))
+            for passage in actual:
                 inside = tokens[passage.first_token : passage.first_token + len(passage.ends)]
                 assert bytes(inside.tolist()).decode() == passage.text, "no half characters, no end of text"
                 assert passage.ends.tolist() == list(range(1, len(inside) + 1))
-            said = "".join(passage.text for passage in found)
+            text = "".join(passage.text for passage in actual)
             plain = bytes(token for token in tokens.tolist() if token != 256).decode(errors="ignore")
-            assert said == plain
+            assert text == plain
 
 
-def test_costs_are_spread_by_bytes_and_none_is_lost(words: HubTokenizer) -> None:
+def test_spread_over_tokens_keeps_total_loss(hub_tokenizer: HubTokenizer) -> None:
     text = story(40, 3)
     theirs = load_tokenizer("bytes").encode(text)
     (passage,) = passages(theirs, load_tokenizer("bytes"))
-    tokens, places = words.encode_with_offsets(text)
+    tokens, spans = hub_tokenizer.encode_with_offsets(text)
     draw = np.random.default_rng(0).random(len(tokens))
-    found = spread_over_tokens(draw, places, passage)
-    assert found.shape == theirs.shape
-    assert math.isclose(found.sum(), draw.sum(), rel_tol=1e-12)
+    losses = spread_over_tokens(draw, spans, passage)
+    assert losses.shape == theirs.shape
+    assert math.isclose(losses.sum(), draw.sum(), rel_tol=1e-12)
     # by hand, for tokens that stand for characters of one byte
     at = 0
     for nats, token in zip(draw, tokens, strict=True):
-        size = len(words.token_bytes(int(token)))
+        size = len(hub_tokenizer.token_bytes(int(token)))
         if text[:20].isascii() and at + size <= 20:
-            assert np.allclose(found[at : at + size], nats / size)
+            assert np.allclose(losses[at : at + size], nats / size)
         at += size if at < 20 else 0
 
 
 # --- units --------------------------------------------------------------------------------------------------------
 
 
-def test_a_uniform_model_costs_as_many_bits_as_it_has_tokens(words: HubTokenizer) -> None:
+def test_uniform_model_costs_bits_of_its_tokens(hub_tokenizer: HubTokenizer) -> None:
     theirs = load_tokenizer("bytes")
     fake = Fake(uniform)
-    who = subject_of(fake, words, theirs)
-    found = numbers(who, "clean", (32, 64))
+    who = subject_of(fake, hub_tokenizer, theirs)
+    measured = numbers(who, "clean", (32, 64))
     for length in (32, 64):
-        texts = [bytes(one[1 : length + 1].tolist()).decode(errors="ignore") for one in who.documents]
-        bits = math.log2(V) * sum(len(words.encode(text)) for text in texts)
+        texts = [
+            bytes(document_tokens[1 : length + 1].tolist()).decode(errors="ignore") for document_tokens in who.documents
+        ]
+        bits = math.log2(V) * sum(len(hub_tokenizer.encode(text)) for text in texts)
         size = sum(len(text.encode()) for text in texts)
-        assert math.isclose(found["bits_per_byte", length].value, bits / size, rel_tol=1e-6)
-        assert math.isclose(found["nats", length].value, bits * math.log(2) / size, rel_tol=1e-6), (
+        assert math.isclose(measured["bits_per_byte", length].value, bits / size, rel_tol=1e-6)
+        assert math.isclose(measured["nats", length].value, bits * math.log(2) / size, rel_tol=1e-6), (
             "bytes are its tokens"
         )
-        assert found["nats", length].n == found["bits_per_byte", length].n == size
+        assert measured["nats", length].n == measured["bits_per_byte", length].n == size
     for read in fake.read:
-        assert read[0] == words.eot, "every text is led by the model's own first token"
+        assert read[0] == hub_tokenizer.eot, "every text is led by the model's own first token"
 
 
-def test_ends_of_text_are_read_but_not_asked_for(words: HubTokenizer) -> None:
+def test_text_paired_subject_does_not_score_ends_of_text(hub_tokenizer: HubTokenizer) -> None:
     theirs = load_tokenizer("bytes")
     fake = Fake(uniform)
-    who = subject_of(fake, words, theirs, junk_rows=2)
-    found = numbers(who, "junk", (600,))
+    who = subject_of(fake, hub_tokenizer, theirs, junk_rows=2)
+    measured = numbers(who, "junk", (600,))
     rows = [who.corpus.validation[start : start + 601] for start in (0, 600)]
     assert all((row[1:] == 256).sum() for row in rows)
     texts = [
         [part.decode(errors="ignore") for part in bytes(t if t < 256 else 0 for t in row[1:].tolist()).split(b"\0")]
         for row in rows
     ]
-    bits = math.log2(V) * sum(len(words.encode(part)) for parts in texts for part in parts)
+    bits = math.log2(V) * sum(len(hub_tokenizer.encode(part)) for parts in texts for part in parts)
     size = sum(len(part.encode()) for parts in texts for part in parts)
-    assert math.isclose(found["bits_per_byte", 600].value, bits / size, rel_tol=1e-6)
+    assert math.isclose(measured["bits_per_byte", 600].value, bits / size, rel_tol=1e-6)
     for read, row in zip(fake.read, rows, strict=True):
         # what leads the row, and each end of text but one that leads it
-        assert read.count(words.eot) == 1 + int((row[1:] == 256).sum())
+        assert read.count(hub_tokenizer.eot) == 1 + int((row[1:] == 256).sum())
 
 
 @pytest.fixture(scope="module")
-def gpt2_words(shared: Path, tmp_path_factory: pytest.TempPathFactory) -> HubTokenizer:
+def gpt2_hub_tokenizer(shared: Path, tmp_path_factory: pytest.TempPathFactory) -> HubTokenizer:
     """GPT-2's own tokenizer as a checkpoint brings it."""
     from tokenizers import Tokenizer, decoders, models, pre_tokenizers
     from transformers import PreTrainedTokenizerFast
 
-    place = shared / "data" / "gpt2"
-    made = Tokenizer(models.BPE.from_file(str(place / "encoder.json"), str(place / "vocab.bpe")))
-    made.pre_tokenizer, made.decoder = pre_tokenizers.ByteLevel(add_prefix_space=False), decoders.ByteLevel()
+    folder = shared / "data" / "gpt2"
+    model = Tokenizer(models.BPE.from_file(str(folder / "encoder.json"), str(folder / "vocab.bpe")))
+    model.pre_tokenizer, model.decoder = pre_tokenizers.ByteLevel(add_prefix_space=False), decoders.ByteLevel()
     folder = tmp_path_factory.mktemp("gpt2")
     PreTrainedTokenizerFast(
-        tokenizer_object=made, bos_token="<|endoftext|>", eos_token="<|endoftext|>"
+        tokenizer_object=model, bos_token="<|endoftext|>", eos_token="<|endoftext|>"
     ).save_pretrained(folder)
     return HubTokenizer(folder)
 
@@ -191,39 +197,39 @@ def skewed(row: np.ndarray) -> np.ndarray:
     return wave[None] * (1 + (row[:, None] * 7 + np.arange(len(row))[:, None]) % 5)
 
 
-def test_with_the_tokenizer_of_the_corpus_it_answers_token_for_token(gpt2: Any, gpt2_words: HubTokenizer) -> None:
-    who = subject_of(Fake(skewed), gpt2_words, gpt2)
+def test_text_paired_subject_with_tokenizer_of_corpus(gpt2: Any, gpt2_hub_tokenizer: HubTokenizer) -> None:
+    who = subject_of(Fake(skewed), gpt2_hub_tokenizer, gpt2)
     rows = torch.from_numpy(np.stack([document[:65] for document in who.documents]).astype(np.int64))
-    found = who.losses(rows[:, :-1], rows[:, 1:])
-    for row, nats in zip(rows, found, strict=True):
+    losses = who.losses(rows[:, :-1], rows[:, 1:])
+    for row, nats in zip(rows, losses, strict=True):
         logits = torch.from_numpy(skewed(row.numpy()[:-1])).float()
         wanted = torch.nn.functional.cross_entropy(logits, row[1:], reduction="none")
         assert torch.allclose(nats.float(), wanted, atol=1e-5)
     for probe, main in (("clean", "nats"), ("junk", "nats"), ("val", "val_loss")):
         length = 0 if probe == "val" else 64
-        told = numbers(who, probe, (length,))
-        assert told["bits", length].value == pytest.approx(told[main, length].value / math.log(2), rel=1e-12)
-        assert told["bits", length].n == told[main, length].n
+        measured = numbers(who, probe, (length,))
+        assert measured["bits", length].value == pytest.approx(measured[main, length].value / math.log(2), rel=1e-12)
+        assert measured["bits", length].n == measured[main, length].n
 
 
-def test_native_rows_are_as_many_of_its_own_tokens(words: HubTokenizer, pairs: Any) -> None:
+def test_native_subject_reads_rows_of_its_own_tokens(hub_tokenizer: HubTokenizer, pairs: Any) -> None:
     theirs = load_tokenizer("bytes")
-    who = subject_of(Fake(uniform), words, theirs, NativeSubject)
+    who = subject_of(Fake(uniform), hub_tokenizer, theirs, NativeSubject)
     who.gpt2_tokenizer = pairs
     longest = who.config.eval.lengths[-1]
-    assert all(len(document) > longest and document[0] == words.eot for document in who.documents)
-    assert words.eot not in who.corpus.validation
-    found = numbers(who, "clean", (64,))
-    assert found["nats", 64].value == pytest.approx(math.log(V), rel=1e-6)
-    texts = [words.text(document[1:65]) for document in who.documents]
+    assert all(len(document) > longest and document[0] == hub_tokenizer.eot for document in who.documents)
+    assert hub_tokenizer.eot not in who.corpus.validation
+    measured = numbers(who, "clean", (64,))
+    assert measured["nats", 64].value == pytest.approx(math.log(V), rel=1e-6)
+    texts = [hub_tokenizer.text(document[1:65]) for document in who.documents]
     tokens = sum(len(pairs.encode(text)) for text in texts)
-    assert found["bits", 64].value == pytest.approx(3 * 64 * math.log2(V) / tokens, rel=1e-6)
+    assert measured["bits", 64].value == pytest.approx(3 * 64 * math.log2(V) / tokens, rel=1e-6)
 
 
-def test_a_corpus_whose_tokens_do_not_give_the_text_back_is_refused(words: HubTokenizer) -> None:
+def test_subject_rejects_lossy_corpus_tokenizer(hub_tokenizer: HubTokenizer) -> None:
     theirs = SimpleNamespace(name="json:0123", eot=0, dtype=np.uint16, encode=lambda text: np.zeros(400, np.uint16))
     with pytest.raises(SweepError, match="tokens of json:0123, which do not give the text back"):
-        subject_of(Fake(uniform), words, theirs)
+        subject_of(Fake(uniform), hub_tokenizer, theirs)
 
 
 # --- needle -------------------------------------------------------------------------------------------------------
@@ -252,22 +258,22 @@ SEVEN = 0
 
 
 @pytest.mark.parametrize("theirs", ["bytes", "pairs"])
-def test_an_oracle_finds_every_digit_and_a_blind_one_none_but_its_own(
-    theirs: str, words: HubTokenizer, pairs: Any, monkeypatch: pytest.MonkeyPatch
+def test_subject_oracle_recalls_digits_within_its_reach(
+    theirs: str, hub_tokenizer: HubTokenizer, pairs: Any, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    (place,) = [n for n in range(words.vocabulary) if words.token_bytes(n) == b"7"]
-    monkeypatch.setattr(f"{__name__}.SEVEN", place)
+    (digit_token,) = [n for n in range(hub_tokenizer.vocabulary) if hub_tokenizer.token_bytes(n) == b"7"]
+    monkeypatch.setattr(f"{__name__}.SEVEN", digit_token)
     tokenizer = pairs if theirs == "pairs" else load_tokenizer("bytes")
     source = {"pair_file": theirs == "pairs"}
-    found = numbers(subject_of(Fake(oracle()), words, tokenizer, **source), "needle", (16, 64))
-    assert [found["digit_accuracy", length].value for length in (16, 64)] == [1.0, 1.0]
-    assert found["steps_per_digit", 64].value == 2.0, "a space and a digit are two of its tokens; one is scored"
-    blind = numbers(subject_of(Fake(oracle(reach=20)), words, tokenizer, **source), "needle", (64,))
+    measured = numbers(subject_of(Fake(oracle()), hub_tokenizer, tokenizer, **source), "needle", (16, 64))
+    assert [measured["digit_accuracy", length].value for length in (16, 64)] == [1.0, 1.0]
+    assert measured["steps_per_digit", 64].value == 2.0, "a space and a digit are two of its tokens; one is scored"
+    blind = numbers(subject_of(Fake(oracle(reach=20)), hub_tokenizer, tokenizer, **source), "needle", (64,))
     assert blind["digit_accuracy", 64].value == blind["constant_accuracy", 64].value == 14 / 80
 
 
-def test_every_tokenizer_reads_the_same_haystack(words: HubTokenizer) -> None:
+def test_subject_haystack_is_same_for_all_tokenizers(hub_tokenizer: HubTokenizer) -> None:
     theirs = load_tokenizer("bytes")
-    who = subject_of(Fake(uniform), words, theirs)
+    who = subject_of(Fake(uniform), hub_tokenizer, theirs)
     hay = who.haystack(1, 40)
-    assert words.text(hay[1:]) == bytes(who.documents[1][1:40].tolist()).decode(errors="ignore")
+    assert hub_tokenizer.text(hay[1:]) == bytes(who.documents[1][1:40].tolist()).decode(errors="ignore")

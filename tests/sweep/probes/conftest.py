@@ -91,7 +91,7 @@ def subject() -> Callable[..., CellSubject]:
             eval=EvalConfig(**(small | settings)),
             seed=seed,
         )
-        made = corpus(documents=held, length=length, validation=validation)
-        return CellSubject(model, load_tokenizer("bytes"), made, config, torch.device("cpu"))
+        probe_corpus = corpus(documents=held, length=length, validation=validation)
+        return CellSubject(model, load_tokenizer("bytes"), probe_corpus, config, torch.device("cpu"))
 
     return make

@@ -26,13 +26,13 @@ NORMED = ("polar", "diff")
 def maps_of(who: CellSubject) -> tuple[dict[str, Any], dict[tuple[int, int], np.ndarray]]:
     """The numbers, and by layer and head the map that the items hold."""
     ((numbers, examples),) = measure("attention_map", who, (0,))
-    found: dict[tuple[int, int], np.ndarray] = {}
-    for one in examples:
-        detail = json.loads(json.dumps(one.detail))
-        row = found.setdefault((detail["layer"], detail["head"]), np.zeros((T, T)))
-        row[one.position, : one.position + 1] = detail["weights"]
-        assert len(detail["weights"]) == one.position + 1, "keys up to the query alone"
-    return {m.metric: m for m in numbers}, found
+    maps: dict[tuple[int, int], np.ndarray] = {}
+    for example in examples:
+        detail = json.loads(json.dumps(example.detail))
+        row = maps.setdefault((detail["layer"], detail["head"]), np.zeros((T, T)))
+        row[example.position, : example.position + 1] = detail["weights"]
+        assert len(detail["weights"]) == example.position + 1, "keys up to the query alone"
+    return {m.metric: m for m in numbers}, maps
 
 
 def read_by(model: Any, who: CellSubject, layer: int) -> dict[str, Tensor]:
@@ -58,7 +58,7 @@ def subject_of(subject: Make, model: Any, **settings: Any) -> CellSubject:
 
 
 @pytest.mark.parametrize("mixer", [name for name in EVERY_MIXER if name not in NORMED])
-def test_a_map_times_the_values_is_the_output(mixer: str, network: Any, subject: Make) -> None:
+def test_attention_map_times_values_is_output(mixer: str, network: Any, subject: Make) -> None:
     """21 keys take three rounds of the 7 channels that a head of 8 leaves for them."""
     model = awake(network, mixer, **SIZES)
     who = subject_of(subject, model)
@@ -76,7 +76,7 @@ def test_a_map_times_the_values_is_the_output(mixer: str, network: Any, subject:
     assert numbers["keys"].n == 2 * T
 
 
-def test_polar_s_is_the_softmax_over_real_keys(network: Any, subject: Make) -> None:
+def test_attention_map_of_polar_is_softmax_over_keys(network: Any, subject: Make) -> None:
     """By the formula, with a null whose value is large."""
     model = awake(network, "polar", **SIZES)
     with torch.no_grad():
@@ -93,7 +93,7 @@ def test_polar_s_is_the_softmax_over_real_keys(network: Any, subject: Make) -> N
     assert numbers["row_sum"].value == pytest.approx(1.0, abs=1e-4)
 
 
-def test_diff_s_is_one_softmax_less_a_share_of_another_in_rows_of_one(network: Any, subject: Make) -> None:
+def test_attention_map_of_diff_is_softmax_difference(network: Any, subject: Make) -> None:
     """Both heads of a pair have the pair's map, whatever weights its norm has."""
     model = awake(network, "diff", mixers={"diff": {"rotary": "none"}}, **(SIZES | {"n_kv_heads": 2}))
     mixer = model.blocks[2].mix.mixer
@@ -103,17 +103,17 @@ def test_diff_s_is_one_softmax_less_a_share_of_another_in_rows_of_one(network: A
     _, maps = maps_of(who)
     seen = read_by(model, who, 2)
     hidden = torch.ones(T, T).triu(1).bool()
-    one, two = (
+    first, second = (
         (seen["q"][:, head] @ seen["k"][:, head].T / math.sqrt(8)).masked_fill(hidden, -math.inf).softmax(-1)
         for head in (0, 1)
     )
     share = mixer.share().item()
-    expected = ((one - share * two) / (1 - share)).detach().numpy()
+    expected = ((first - share * second) / (1 - share)).detach().numpy()
     assert maps[2, 0] == pytest.approx(expected, abs=1e-4)
     assert maps[2, 1] == pytest.approx(expected, abs=1e-4)
 
 
-def test_a_mixer_that_is_neither_says_so(network: Any, subject: Make) -> None:
+def test_attention_map_of_nonlinear_mixer_has_reason(network: Any, subject: Make) -> None:
     class Squared(Mixer):
         Config, config = MIXERS.load("nope").Config, None
 
@@ -139,7 +139,7 @@ def test_a_mixer_that_is_neither_says_so(network: Any, subject: Make) -> None:
             assert maps == {}
 
 
-def test_layers_and_heads_as_asked(network: Any, subject: Make) -> None:
+def test_attention_map_layers_and_heads(network: Any, subject: Make) -> None:
     model = network(vocab_size=264, n_layers=7, attn_type="nope", **SIZES).eval()
     assert list(maps_of(subject_of(subject, model, layers=[6]))[1]) == [(6, 0), (6, 1)]
     assert list(maps_of(subject_of(subject, model, heads=1))[1]) == [(2, 0), (6, 0)]

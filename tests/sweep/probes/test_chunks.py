@@ -25,18 +25,18 @@ CELLS = [(mixer, (memory, memory != "none")) for mixer, memory in PAIRS]
 
 def numbers(who: Any, lengths: tuple[int, ...] = (16, 45)) -> dict[tuple[Any, ...], float]:
     """Everything that these probes say, measurements and examples."""
-    found = {}
+    values = {}
     for probe in PROBES:
         for measured, examples in measure(probe, who, (0,) if probe == "val" else lengths):
-            found |= {("mean", m.probe, m.metric, m.length): m.value for m in measured}
-            found |= {("one", e.probe, e.metric, e.length, e.item, e.position): e.value for e in examples}
-    return found
+            values |= {("mean", m.probe, m.metric, m.length): m.value for m in measured}
+            values |= {("one", e.probe, e.metric, e.length, e.item, e.position): e.value for e in examples}
+    return values
 
 
 SMALL = {"lengths": (16, 45), "junk_rows": 2, "needle_trials": 2, "validation_tokens": 40}
 
 
-def never(one: Any) -> bool:
+def never(is_fused: Any) -> bool:
     """All of them in the second tier."""
     return False
 
@@ -59,15 +59,15 @@ def awake(network: Any, dtype: torch.dtype, attn_type: str, branches: tuple[str,
         *long_form(*((*cell, torch.float32, {"abs": 0, "rel": 1e-5}) for cell in CELLS if cell[0] == "rope")),
     ],
 )
-def test_numbers_do_not_depend_on_the_chunk(
+def test_probes_do_not_depend_on_chunk(
     network: Any, subject: Any, attn_type: str, branches: tuple[str, bool], dtype: torch.dtype, tolerance: Any
 ) -> None:
     model = awake(network, dtype, attn_type, branches)
     at = {chunk: numbers(subject(model, chunk_tokens=chunk, **SMALL)) for chunk in (1, 7, 64, 100_000)}
-    whole = at.pop(100_000)
-    assert {key[1] for key in whole} == set(PROBES)
-    for found in at.values():
-        assert found == pytest.approx(whole, **tolerance)
+    peak_of_full_row = at.pop(100_000)
+    assert {key[1] for key in peak_of_full_row} == set(PROBES)
+    for peak_bytes in at.values():
+        assert peak_bytes == pytest.approx(peak_of_full_row, **tolerance)
     assert at[7] == numbers(subject(model, chunk_tokens=7, **SMALL)), "bit for bit at one size"
 
 
@@ -80,18 +80,18 @@ class Largest(TorchDispatchMode):
 
     def __torch_dispatch__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
         out = func(*args, **(kwargs or {}))
-        for made in tree_leaves(out):
-            if isinstance(made, torch.Tensor):
+        for tensor in tree_leaves(out):
+            if isinstance(tensor, torch.Tensor):
                 # what is stored, so that an expanded view counts for what it is a view of
-                self.elements = max(self.elements, made.untyped_storage().nbytes() // made.element_size())
+                self.elements = max(self.elements, tensor.untyped_storage().nbytes() // tensor.element_size())
         return out
 
 
-WHOLE_PROBES = ("clean", "junk", "needle")
+FULL_CONTEXT_PROBES = ("clean", "junk", "needle")
 LONG_ROWS = [
-    ("polar", "none", True, WHOLE_PROBES), ("polar", "gated_delta", True, WHOLE_PROBES),
-    ("nope", "none", True, WHOLE_PROBES), ("nope", "gated_delta", False, WHOLE_PROBES),
-    ("rope", "gated_delta", True, WHOLE_PROBES), ("rope", "none", False, WHOLE_PROBES),
+    ("polar", "none", True, FULL_CONTEXT_PROBES), ("polar", "gated_delta", True, FULL_CONTEXT_PROBES),
+    ("nope", "none", True, FULL_CONTEXT_PROBES), ("nope", "gated_delta", False, FULL_CONTEXT_PROBES),
+    ("rope", "gated_delta", True, FULL_CONTEXT_PROBES), ("rope", "none", False, FULL_CONTEXT_PROBES),
     *((mixer, "none", True, ("needle",)) for mixer in EVERY_MIXER if mixer not in ("polar", "nope", "rope")),
 ]  # fmt: skip
 """attn_type, memory, fused, probes: one probe is enough to see what a mixer takes."""
@@ -99,9 +99,9 @@ LONG_ROWS = [
 
 @pytest.mark.parametrize(
     ("attn_type", "memory", "fused", "probes"),
-    shared_out(LONG_ROWS, lambda one: one[:3] in (("polar", "gated_delta", True), ("rope", "none", False))),
+    shared_out(LONG_ROWS, lambda case: case[:3] in (("polar", "gated_delta", True), ("rope", "none", False))),
 )
-def test_memory_grows_with_the_chunk_and_not_with_the_square(
+def test_probe_memory_grows_with_chunk_not_square(
     network: Any, subject: Any, monkeypatch: pytest.MonkeyPatch, attn_type: str, memory: str, fused: bool,
     probes: tuple[str, ...],
 ) -> None:  # fmt: skip
@@ -117,10 +117,10 @@ def test_memory_grows_with_the_chunk_and_not_with_the_square(
         awake=True, vocab_size=vocabulary, d_model=width, head_dim=size, attn_type=attn_type, memory=memory,
         n_heads=2, n_kv_heads=2 if attn_type == "diff" else 1,
     ).eval()  # fmt: skip
-    one = {"junk_rows": 1, "needle_trials": 1, "lengths": (length,), "length": 1600, "validation": 1600}
+    sizes = {"junk_rows": 1, "needle_trials": 1, "lengths": (length,), "length": 1600, "validation": 1600}
 
     def largest(probe: str, chunk: int) -> int:
-        who = subject(model, chunk_tokens=chunk, **one)
+        who = subject(model, chunk_tokens=chunk, **sizes)
         with sdpa_kernel([SDPBackend.FLASH_ATTENTION] if fused else [SDPBackend.MATH]), Largest() as watch:
             ((measured, _),) = measure(probe, who, [length])
         assert measured[0].value is not None
@@ -140,7 +140,7 @@ def test_memory_grows_with_the_chunk_and_not_with_the_square(
 @pytest.mark.gpu
 @pytest.mark.parametrize(("attn_type", "branches"), CELLS)
 @pytest.mark.parametrize(("dtype", "tolerance"), [(torch.float64, 1e-10), (torch.float32, 1e-5)])
-def test_cuda_numbers_do_not_depend_on_the_chunk(
+def test_cuda_probes_do_not_depend_on_chunk(
     network: Any, subject: Any, attn_type: str, branches: tuple[str, bool], dtype: torch.dtype, tolerance: float
 ) -> None:
     model = awake(network, dtype, attn_type, branches).to(CUDA)
@@ -152,7 +152,7 @@ def test_cuda_numbers_do_not_depend_on_the_chunk(
 @pytest.mark.gpu
 @pytest.mark.parametrize(("attn_type", "memory"), PAIRS)
 @pytest.mark.parametrize("dtype", [torch.bfloat16, torch.float32, torch.float64])
-def test_cuda_memory_does_not_grow_with_the_square(
+def test_cuda_probe_memory_does_not_grow_with_square(
     subject: Any, attn_type: str, memory: str, dtype: torch.dtype
 ) -> None:
     """16,384 tokens, 512 at a time: one head's scores would take 0.5 GiB in bf16, all logits 1.5 GiB."""
@@ -171,7 +171,7 @@ def test_cuda_memory_does_not_grow_with_the_square(
 
 @pytest.mark.gpu
 @pytest.mark.parametrize(("attn_type", "memory"), PAIRS)
-def test_a_row_of_65536_tokens_of_the_370m_network_fits_on_24_gb(subject: Any, attn_type: str, memory: str) -> None:
+def test_row_of_65536_tokens_of_370m_network_fits_24_gb(subject: Any, attn_type: str, memory: str) -> None:
     """The L4's 22 GiB as the limit of torch's allocator, and less than 20 GB of it taken, weights included."""
     total = torch.cuda.get_device_properties(CUDA).total_memory
     torch.cuda.empty_cache()

@@ -12,26 +12,28 @@ from atma_sweep.sweep.probes.subject import measure
 
 @pytest.mark.thorough
 @pytest.mark.parametrize("memory", ["none", "gated_delta"])
-def test_what_is_kept_of_a_text_is_counted_to_the_byte(network: Any, subject: Callable[..., Any], memory: str) -> None:
+def test_decode_counts_cache_bytes_exactly(network: Any, subject: Callable[..., Any], memory: str) -> None:
     model = network(awake=True, vocab_size=264, attn_type="polar", memory=memory).eval()
     who = subject(model, settings={"decode": {"texts": 3, "steps": 2}})
-    found = {(m.metric, m.length): m for some, _ in measure("decode", who, (16, 32)) for m in some}
+    measured = {(m.metric, m.length): m for measurements, _ in measure("decode", who, (16, 32)) for m in measurements}
     config = model.config
     of_token = 2 * 4 * config.n_kv_heads * config.head_dim * sum(map(config.is_global, range(config.n_layers)))
-    kept = {length: found["cache_bytes", length].value for length in (16, 32)}
-    assert kept[32] - kept[16] == 16 * of_token
+    cache_bytes = {length: measured["cache_bytes", length].value for length in (16, 32)}
+    assert cache_bytes[32] - cache_bytes[16] == 16 * of_token
     states = config.head_dim * (config.head_dim if memory != "none" else 0) * config.n_heads
     tails = (config.canon_taps - 1) * config.head_dim * (config.n_heads + 2 * config.n_kv_heads)
     is_global = [config.is_global(layer) for layer in range(config.n_layers)]
-    fixed = sum(states + tails if one else (config.conv_taps - 1) * config.d_model for one in is_global)
-    assert kept[16] == 16 * of_token + 4 * fixed
+    fixed = sum(
+        states + tails if is_global_layer else (config.conv_taps - 1) * config.d_model for is_global_layer in is_global
+    )
+    assert cache_bytes[16] == 16 * of_token + 4 * fixed
     for length in (16, 32):
-        assert found["written_per_s", length].value > 0
-        assert found["written_per_s", length].n == 3 * 3 * 2
+        assert measured["written_per_s", length].value > 0
+        assert measured["written_per_s", length].n == 3 * 3 * 2
 
 
 @pytest.mark.thorough
-def test_a_network_without_a_step_says_so(network: Any, subject: Callable[..., Any]) -> None:
+def test_decode_of_network_without_step_has_reason(network: Any, subject: Callable[..., Any]) -> None:
     who = subject(network(awake=True, vocab_size=264, attn_type="path").eval())
-    ((some, _),) = measure("decode", replace(who), (16,))
-    assert {m.reason for m in some} == {"n/a: mixer PaTH has no form for one token at a time"}
+    ((measurements, _),) = measure("decode", replace(who), (16,))
+    assert {m.reason for m in measurements} == {"n/a: mixer PaTH has no form for one token at a time"}

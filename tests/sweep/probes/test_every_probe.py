@@ -22,7 +22,7 @@ from atma_sweep.sweep.probes.subject import CellSubject, evaluating, measure
 EVERY = list(PROBES)
 OVER_LENGTHS = [name for name in EVERY if PROBES.load(name).by_length]
 
-OTHER = {"gates": "fox"}
+MIXERS = {"gates": "fox"}
 """The mixer of which a probe has numbers, where it has none of polar."""
 TOKENS = {"mqar": "mqar"}
 """The tokenizer of a probe that has no numbers of bytes."""
@@ -61,23 +61,25 @@ def lengths_of(name: str) -> tuple[int, ...]:
 @pytest.fixture
 def able(who: Callable[..., CellSubject]) -> Callable[..., CellSubject]:
     """able(name, **settings): a network of which that probe has all numbers."""
-    return lambda name, **settings: who(OTHER.get(name, "polar"), TOKENS.get(name, "bytes"), **settings)
+    return lambda name, **settings: who(MIXERS.get(name, "polar"), TOKENS.get(name, "bytes"), **settings)
 
 
-def numbers(name: str, one: CellSubject, lengths: tuple[int, ...] | None = None) -> dict[tuple[Any, ...], float]:
+def numbers(
+    name: str, cell_subject: CellSubject, lengths: tuple[int, ...] | None = None
+) -> dict[tuple[Any, ...], float]:
     """Everything that a probe says which does not depend on the clock, measurements and examples."""
-    found: dict[tuple[Any, ...], float] = {}
-    for measured, examples in measure(name, one, lengths or lengths_of(name)):
-        found |= {("mean", m.metric, m.length): m.value for m in measured if m.metric not in BY_THE_CLOCK}
-        found |= {("one", e.metric, e.length, e.item, e.position): e.value for e in examples}
-    return found
+    values: dict[tuple[Any, ...], float] = {}
+    for measured, examples in measure(name, cell_subject, lengths or lengths_of(name)):
+        values |= {("mean", m.metric, m.length): m.value for m in measured if m.metric not in BY_THE_CLOCK}
+        values |= {("one", e.metric, e.length, e.item, e.position): e.value for e in examples}
+    return values
 
 
 @pytest.mark.parametrize("name", EVERY)
-def test_a_probe_says_what_it_measures(name: str) -> None:
+def test_probe_describes_its_metrics(name: str) -> None:
     probe = PROBES.load(name)
     assert issubclass(probe.Config, ProbeConfig)
-    assert [field for field, about in probe.Config.model_fields.items() if not about.description] == []
+    assert [field for field, field_info in probe.Config.model_fields.items() if not field_info.description] == []
     assert probe.metrics
     for metric in probe.metrics:
         assert metric.words
@@ -89,14 +91,14 @@ def test_a_probe_says_what_it_measures(name: str) -> None:
 
 
 @pytest.mark.parametrize("name", EVERY)
-def test_a_missing_number_says_why(name: str) -> None:
+def test_probe_missing_value_has_reason(name: str) -> None:
     row, main = bound(name, CellConfig()).missing("oom: too large", 64), PROBES.load(name).metrics[0]
     assert (row.probe, row.metric, row.unit, row.length) == (name, main.name, main.unit, 64)
     assert (row.value, row.n, row.reason) == (None, 0, "oom: too large")
 
 
 @pytest.mark.parametrize("name", EVERY)
-def test_the_cost_is_above_zero_and_never_falls_with_the_length(name: str) -> None:
+def test_probe_tokens_are_positive_and_monotonic(name: str) -> None:
     probe = bound(name, CellConfig())
     costs = [probe.tokens(length) for length in ((16, 32, 64) if probe.by_length else (0,))]
     assert costs[0] > 0
@@ -105,32 +107,32 @@ def test_the_cost_is_above_zero_and_never_falls_with_the_length(name: str) -> No
 
 
 @pytest.mark.parametrize("name", EVERY)
-def test_everything_that_it_yields_is_declared(name: str, able: Callable[..., CellSubject]) -> None:
-    one, lengths = able(name), lengths_of(name)
-    results = list(measure(name, one, lengths))
+def test_probe_yields_declared_metrics_alone(name: str, able: Callable[..., CellSubject]) -> None:
+    cell_subject, lengths = able(name), lengths_of(name)
+    results = list(measure(name, cell_subject, lengths))
     units = {metric.name: metric.unit for metric in PROBES.load(name).metrics}
-    found = {measured.metric for some, _ in results for measured in some}
-    for (some, examples), length in zip(results, lengths, strict=True):
-        assert some[0].metric == PROBES.load(name).metrics[0].name, "the main number first"
-        for measured in some:
+    metric_names = {measured.metric for measurements, _ in results for measured in measurements}
+    for (measurements, examples), length in zip(results, lengths, strict=True):
+        assert measurements[0].metric == PROBES.load(name).metrics[0].name, "the main number first"
+        for measured in measurements:
             assert (measured.probe, measured.length, measured.unit) == (name, length, units[measured.metric])
             assert measured.value is not None, measured.reason
         assert {(e.probe, e.length) for e in examples} <= {(name, length)}
         assert {e.metric for e in examples} <= units.keys()
-    assert found == units.keys(), "and everything that is declared is yielded"
+    assert metric_names == units.keys(), "and everything that is declared is yielded"
 
 
 @pytest.mark.parametrize("name", EVERY)
 @pytest.mark.parametrize("training", [False, True])
-def test_it_leaves_the_network_as_it_was(name: str, training: bool, able: Callable[..., CellSubject]) -> None:
-    one = able(name)
-    model = one.model.train(training)
+def test_probe_leaves_network_unchanged(name: str, training: bool, able: Callable[..., CellSubject]) -> None:
+    cell_subject = able(name)
+    model = cell_subject.model.train(training)
     before = {key: value.clone() for key, value in model.state_dict().items()}
     config, drawn, tokens = model.config.model_dump(), torch.random.get_rng_state(), torch.arange(24)[None]
     with torch.no_grad():
         logits = model(tokens)
     with evaluating(model):
-        list(measure(name, one, lengths_of(name)))
+        list(measure(name, cell_subject, lengths_of(name)))
     assert {module.training for module in model.modules()} == {training}
     assert model.config.model_dump() == config
     assert all(torch.equal(before[key], value) for key, value in model.state_dict().items())
@@ -142,7 +144,7 @@ def test_it_leaves_the_network_as_it_was(name: str, training: bool, able: Callab
 
 
 @pytest.mark.parametrize("name", EVERY)
-def test_lengths_one_by_one_give_the_same_and_batches_nearly(name: str, able: Callable[..., CellSubject]) -> None:
+def test_probe_lengths_and_batches_are_independent(name: str, able: Callable[..., CellSubject]) -> None:
     together = numbers(name, able(name))
     again = able(name)
     assert together == {
@@ -159,9 +161,11 @@ UNTRAINED = {"nats/token": math.log(264), "nats/digit": math.log(264), "perplexi
 @pytest.mark.parametrize(
     "name", ["val", "clean", "junk", "needle", "same_tail", "position_nll", "extrapolation", "passkey"]
 )
-def test_an_untrained_network_loses_ln_v_and_finds_nothing(name: str, able: Callable[..., CellSubject]) -> None:
-    found = [m for measured, _ in measure(name, able(name, awake=False), lengths_of(name)) for m in measured]
-    of = {m: UNTRAINED.get(m.metric, UNTRAINED.get(str(m.unit))) for m in found if m.metric != "constant_accuracy"}
+def test_probe_of_untrained_network_is_at_chance(name: str, able: Callable[..., CellSubject]) -> None:
+    measurements = [m for measured, _ in measure(name, able(name, awake=False), lengths_of(name)) for m in measured]
+    of = {
+        m: UNTRAINED.get(m.metric, UNTRAINED.get(str(m.unit))) for m in measurements if m.metric != "constant_accuracy"
+    }
     assert sum(level is not None for level in of.values()) >= len(lengths_of(name))
     assert all(m.value == pytest.approx(level, abs=1e-6) for m, level in of.items() if level is not None)
 
@@ -175,7 +179,7 @@ def always(token: int) -> Callable[[np.ndarray], np.ndarray]:
     ("needle", {"needle_trials": 16}), ("needle", {"needle_trials": 5, "needle_digits": 2}),
     ("passkey", {"settings": {"passkey": {"trials": 7}}}), ("passkey", {"settings": {"passkey": {"digits": 3}}}),
 ])  # fmt: skip
-def test_the_best_constant_digit_scores_the_chance_level(
+def test_best_constant_digit_scores_chance(
     name: str, settings: dict[str, Any], rule: Any, subject: Callable[..., CellSubject]
 ) -> None:
     """By running all ten of them."""
@@ -183,9 +187,9 @@ def test_the_best_constant_digit_scores_the_chance_level(
     for digit in "0123456789":
         who = subject(rule(always(ord(digit))), **settings)
         for measured, _ in measure(name, who, [120, 150]):
-            found = {m.metric: m.value for m in measured}
-            scored.append(found["digit_accuracy"])
-            levels.add(found["constant_accuracy"])
+            values = {m.metric: m.value for m in measured}
+            scored.append(values["digit_accuracy"])
+            levels.add(values["constant_accuracy"])
     probe = bound(name, who.config)
     assert levels == {max(scored)} == {probe.chance(probe.metrics[0])}
 
@@ -194,7 +198,7 @@ def test_the_best_constant_digit_scores_the_chance_level(
     ("flipflop", ("error_iid", "error_sparse", "error_dense"), tuple(b"01")),
     ("mqar", ("accuracy",), tuple(range(VALUES, VALUES + 5))),
 ])  # fmt: skip
-def test_constant_answers_score_the_chance_level_on_average(
+def test_constant_answers_score_chance_on_average(
     name: str, metrics: tuple[str, ...], answers: tuple[int, ...], rule: Any, subject: Callable[..., CellSubject]
 ) -> None:
     """Each question has one of these answers."""
@@ -213,27 +217,25 @@ def test_constant_answers_score_the_chance_level_on_average(
 
 @pytest.mark.parametrize("name", [name for name in OVER_LENGTHS if name not in OF_NO_TEXT])
 @pytest.mark.parametrize("settings", [{"documents": 3, "junk_rows": 4}, {"documents": 5, "junk_rows": 7}])
-def test_one_token_more_than_the_longest_length_is_not_measured(
-    name: str, settings: dict[str, int], who: Callable[..., CellSubject]
-) -> None:
-    asked = who(needle_trials=2, **settings)
-    probe = bound(name, asked.config)
-    limit = probe.longest(asked.corpus)
+def test_probe_longest_length_is_exact(name: str, settings: dict[str, int], who: Callable[..., CellSubject]) -> None:
+    cell_subject = who(needle_trials=2, **settings)
+    probe = bound(name, cell_subject.config)
+    limit = probe.longest(cell_subject.corpus)
     assert limit is not None, "a probe over lengths says how long they may be"
     assert limit > 1
-    assert probe.lack(asked.corpus, limit - 1) is None
-    assert probe.lack(asked.corpus, limit + 1) is not None
-    found: dict[int, str | None] = {}
-    for measured, _ in measure(name, asked, [limit, limit + 1]):
-        found |= {one.length: one.reason for one in measured}
-    assert found[limit] is None
-    assert found[limit + 1] is not None
+    assert probe.lack(cell_subject.corpus, limit - 1) is None
+    assert probe.lack(cell_subject.corpus, limit + 1) is not None
+    reasons: dict[int, str | None] = {}
+    for measured, _ in measure(name, cell_subject, [limit, limit + 1]):
+        reasons |= {measurement.length: measurement.reason for measurement in measured}
+    assert reasons[limit] is None
+    assert reasons[limit + 1] is not None
 
 
 @pytest.mark.parametrize("name", [name for name in EVERY if name not in OVER_LENGTHS or name in OF_NO_TEXT])
-def test_what_has_no_length_has_no_limit(name: str, who: Callable[..., CellSubject]) -> None:
-    asked = who()
-    assert bound(name, asked.config).longest(asked.corpus) is None
+def test_probe_without_lengths_has_no_limit(name: str, who: Callable[..., CellSubject]) -> None:
+    cell_subject = who()
+    assert bound(name, cell_subject.config).longest(cell_subject.corpus) is None
 
 
 SHORT = {"positions": "ape", "position_settings": {"ape": {"length": 30}}}
@@ -267,12 +269,12 @@ ALL_MISSING = ("position_nll", "extrapolation", "attention_map", "gates", "state
     ("junk", SHORT, {}, 31, "n/a: positions ape has 30 places, fewer than 31 tokens"),
     ("needle", SHORT, {}, 16, "n/a: positions ape has 30 places, fewer than 112 tokens"),
 ])  # fmt: skip
-def test_what_cannot_be_measured_says_why(
+def test_probe_gives_reason_if_not_measurable(
     name: str, model: Any, settings: Any, length: int, reason: str, network: Any, subject: Callable[..., CellSubject]
 ) -> None:
     validation = {"gates": 60, "attention_map": 300}.get(name, 700)
-    asked = {"validation_tokens": 26 if name == "gates" else 300, "settings": {name: settings}}
-    who = subject(network(vocab_size=264, **model).eval(), validation=validation, **asked)
+    changes = {"validation_tokens": 26 if name == "gates" else 300, "settings": {name: settings}}
+    who = subject(network(vocab_size=264, **model).eval(), validation=validation, **changes)
     assert model is not SHORT or who.beyond(30) is None
     ((missing, examples),) = measure(name, who, [length])
     metrics = PROBES.load(name).metrics[: None if name in ALL_MISSING else 1]
@@ -282,7 +284,7 @@ def test_what_cannot_be_measured_says_why(
 
 
 @pytest.mark.parametrize(("span", "length", "advice"), [(700, 16, "lower"), (60, 61, "raise")])
-def test_a_plan_hears_which_span_a_length_needs(
+def test_lack_of_extrapolation_names_span(
     span: int, length: int, advice: str, network: Any, subject: Callable[..., CellSubject]
 ) -> None:
     who = subject(network(vocab_size=264).eval(), settings={"extrapolation": {"span": span}})
@@ -290,12 +292,18 @@ def test_a_plan_hears_which_span_a_length_needs(
     assert f"{advice} eval.settings.extrapolation.span" in str(lack)
 
 
-def test_too_few_documents_give_no_length_at_all(who: Callable[..., CellSubject]) -> None:
-    asked = who(documents=6)
-    assert [bound(name, asked.config).longest(asked.corpus) for name in ("clean", "needle", "state_norm")] == [0, 0, 0]
+def test_longest_is_zero_with_too_few_documents(who: Callable[..., CellSubject]) -> None:
+    cell_subject = who(documents=6)
+    assert [
+        bound(name, cell_subject.config).longest(cell_subject.corpus) for name in ("clean", "needle", "state_norm")
+    ] == [
+        0,
+        0,
+        0,
+    ]
 
 
-def test_a_plan_needs_no_torch_to_ask_every_probe() -> None:
+def test_probes_are_planned_without_torch() -> None:
     code = (
         "import sys; from atma_sweep.sweep.config import CellConfig; from atma_sweep.sweep.probes import PROBES, bound; "
         "print(len([bound(name, CellConfig()).tokens(8) for name in PROBES]), 'torch' in sys.modules)"
@@ -304,7 +312,7 @@ def test_a_plan_needs_no_torch_to_ask_every_probe() -> None:
     assert done.stdout == f"{len(EVERY)} False\n", done.stderr
 
 
-def test_the_needle_s_chance_is_that_of_the_best_constant_answer() -> None:
+def test_needle_chance_is_best_constant_answer() -> None:
     """The published 16 x 5 digits: 7 stands 14 times."""
     probe = bound("needle", CellConfig())
     assert [probe.chance(metric) for metric in probe.metrics] == [14 / 80, None, None, None, None]
@@ -313,7 +321,7 @@ def test_the_needle_s_chance_is_that_of_the_best_constant_answer() -> None:
 # --- of a plugin --------------------------------------------------------------------------------------------------
 
 
-class Whole(Probe):
+class LengthlessProbe(Probe):
     """Everything that a probe must have."""
 
     metrics = (Metric("glow", "lux"),)
@@ -326,9 +334,9 @@ class Whole(Probe):
             yield [self.value("glow", 1.0, length)], []
 
 
-def test_a_registered_probe_is_one_of_all() -> None:
+def test_register_probe_adds_probe() -> None:
     with PROBES.scope():
-        assert register_probe("glow")(Whole) is Whole
+        assert register_probe("glow")(LengthlessProbe) is LengthlessProbe
         assert list(PROBES)[-1] == "glow"
         assert bound("glow", CellConfig()).value("glow", 2.0).unit == "lux"
         with pytest.raises(KeyError):
@@ -349,6 +357,8 @@ def test_a_registered_probe_is_one_of_all() -> None:
         ("glow", {"tokens": Probe.tokens}, TypeError, "probe 'glow' must define tokens"),
     ],
 )
-def test_what_is_no_probe_is_refused(name: str, parts: dict[str, Any], error: type[Exception], said: str) -> None:
+def test_register_probe_rejects_invalid_classes(
+    name: str, parts: dict[str, Any], error: type[Exception], said: str
+) -> None:
     with PROBES.scope(), pytest.raises(error, match=said):
-        register_probe(name)(type("Glow", (Whole,), parts))
+        register_probe(name)(type("Glow", (LengthlessProbe,), parts))

@@ -15,7 +15,7 @@ Make = Callable[..., CellSubject]
 
 
 @pytest.mark.parametrize("length", [16, 13, 50, 100])
-def test_against_a_loop_over_windows(length: int, network: Any, subject: Make) -> None:
+def test_extrapolation_matches_loop_over_windows(length: int, network: Any, subject: Make) -> None:
     """In float64: every target after its window's tokens alone; 13 leaves a window of 9."""
     model = network(awake=True, vocab_size=264, dtype=torch.float64, attn_type="nope", window=True).eval()
     who = subject(model, settings={"extrapolation": {"span": 100}})
@@ -35,7 +35,7 @@ def test_against_a_loop_over_windows(length: int, network: Any, subject: Make) -
     assert [e.item for e in examples] == list(range(64))
 
 
-def test_the_same_targets_at_every_length_at_full_context(rule: Any, subject: Make) -> None:
+def test_extrapolation_has_same_targets_at_every_length(rule: Any, subject: Make) -> None:
     model = rule(lambda row: np.zeros(len(row), int))
     who = subject(model)
     results = list(measure("extrapolation", who, [16, 32, 64]))
@@ -47,7 +47,7 @@ def test_the_same_targets_at_every_length_at_full_context(rule: Any, subject: Ma
     assert {seen.shape[1] for seen in model.seen} == {16, 32, 64, 299 % 16, 299 % 32, 299 % 64}
 
 
-def test_at_the_training_length_it_is_the_validation_loss(network: Any, subject: Make) -> None:
+def test_extrapolation_at_training_length_is_val_loss(network: Any, subject: Make) -> None:
     who = subject(network(awake=True, vocab_size=264, window=True).eval())
     ((_, full), _), ((_, nats), _) = next(measure("val", who, [0])), next(measure("extrapolation", who, [13]))
     assert (full.metric, nats.value, nats.n) == ("val_loss_full", pytest.approx(full.value, abs=1e-12), full.n)

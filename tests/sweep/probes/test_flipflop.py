@@ -29,20 +29,20 @@ def texts(split: str, length: int = 32) -> list[str]:
 
 def remember(text: str) -> list[str]:
     """What an automaton says after each token."""
-    kept, said = "0", []
-    for place, letter in enumerate(text):
-        kept = letter if place % 2 and text[place - 1] == "w" else kept
-        said.append(kept)
-    return said
+    last_bit, predicted = "0", []
+    for index, letter in enumerate(text):
+        last_bit = letter if index % 2 and text[index - 1] == "w" else last_bit
+        predicted.append(last_bit)
+    return predicted
 
 
 def copy(text: str) -> list[str]:
     """The last bit of any kind."""
-    return [text[place - 1] if place % 2 == 0 and place else "0" for place in range(len(text))]
+    return [text[index - 1] if index % 2 == 0 and index else "0" for index in range(len(text))]
 
 
 @pytest.fixture
-def asked(rule: Any, subject: Callable[..., CellSubject]) -> Callable[..., CellSubject]:
+def make_subject(rule: Any, subject: Callable[..., CellSubject]) -> Callable[..., CellSubject]:
     """asked(predict, **settings of the probe): letters are bytes."""
 
     def make(predict: Predict, **settings: Any) -> CellSubject:
@@ -56,60 +56,60 @@ def asked(rule: Any, subject: Callable[..., CellSubject]) -> Callable[..., CellS
 
 def numbers(who: CellSubject) -> dict[str, Any]:
     ((measured, _),) = measure("flipflop", who, [0])
-    return {one.metric: one for one in measured}
+    return {measurement.metric: measurement for measurement in measured}
 
 
-def test_an_automaton_is_right_throughout(asked: Callable[..., CellSubject]) -> None:
-    found = numbers(asked(remember))
+def test_flipflop_of_automaton_is_perfect(make_subject: Callable[..., CellSubject]) -> None:
+    measured = numbers(make_subject(remember))
     for split, count in (("iid", 60), ("sparse", 80), ("dense", 40)):
-        exact = found[f"exact_{split}"]
+        exact = measured[f"exact_{split}"]
         assert (exact.value, exact.n, exact.low, exact.high) == (1.0, count, *wilson(count, count))
-        assert found[f"error_{split}"].value == 0
+        assert measured[f"error_{split}"].value == 0
         reads = sum(text.count("r") for text in texts(split))
-        assert (found[f"reads_{split}"].value, found[f"error_{split}"].n) == (reads, reads)
+        assert (measured[f"reads_{split}"].value, measured[f"error_{split}"].n) == (reads, reads)
 
 
-def test_whoever_copies_the_last_bit_is_scored_as_counted_by_hand(asked: Callable[..., CellSubject]) -> None:
-    found = numbers(asked(copy))
+def test_flipflop_of_copier_matches_manual_count(make_subject: Callable[..., CellSubject]) -> None:
+    measured = numbers(make_subject(copy))
     for split in SPLITS:
         wrong = []
         for text in texts(split):
-            kept, last, missed = "", "", 0
+            last_bit, last, missed = "", "", 0
             for instruction, bit in zip(text[::2], text[1::2], strict=True):
-                missed += instruction == "r" and last != kept
-                kept = bit if instruction == "w" else kept
+                missed += instruction == "r" and last != last_bit
+                last_bit = bit if instruction == "w" else last_bit
                 last = bit
             wrong.append(missed)
         reads = [text.count("r") for text in texts(split)]
         exact = sum(missed == 0 for missed in wrong)
         assert 0 < exact < len(wrong)
-        assert found[f"exact_{split}"].value == exact / len(wrong)
-        assert (found[f"exact_{split}"].low, found[f"exact_{split}"].high) == wilson(exact, len(wrong))
-        assert found[f"error_{split}"].value == sum(wrong) / sum(reads)
-        assert found[f"coin_{split}"].value == pytest.approx(np.mean([0.5**count for count in reads]), rel=1e-12)
+        assert measured[f"exact_{split}"].value == exact / len(wrong)
+        assert (measured[f"exact_{split}"].low, measured[f"exact_{split}"].high) == wilson(exact, len(wrong))
+        assert measured[f"error_{split}"].value == sum(wrong) / sum(reads)
+        assert measured[f"coin_{split}"].value == pytest.approx(np.mean([0.5**count for count in reads]), rel=1e-12)
 
 
-def test_items_are_the_first_sequences(asked: Callable[..., CellSubject]) -> None:
-    ((_, examples),) = measure("flipflop", asked(copy, items=7), [0])
-    assert [(one.metric, one.item) for one in examples] == [
+def test_flipflop_examples_are_first_sequences(make_subject: Callable[..., CellSubject]) -> None:
+    ((_, examples),) = measure("flipflop", make_subject(copy, items=7), [0])
+    assert [(example.metric, example.item) for example in examples] == [
         (f"exact_{split}", item) for split in SPLITS for item in range(7)
     ]
-    ((_, every),) = measure("flipflop", asked(copy, items=1000), [0])
-    assert [one for one in every if one.item < 7] == examples
+    ((_, every),) = measure("flipflop", make_subject(copy, items=1000), [0])
+    assert [example for example in every if example.item < 7] == examples
     assert (
-        np.mean([one.value for one in every if one.metric == "exact_dense"])
-        == numbers(asked(copy))["exact_dense"].value
+        np.mean([example.value for example in every if example.metric == "exact_dense"])
+        == numbers(make_subject(copy))["exact_dense"].value
     )
-    ((_, none),) = measure("flipflop", asked(copy, items=0), [0])
+    ((_, none),) = measure("flipflop", make_subject(copy, items=0), [0])
     assert none == []
 
 
-def test_any_token_but_the_right_bit_is_wrong(asked: Callable[..., CellSubject]) -> None:
-    found = numbers(asked(lambda text: ["w"] * len(text)))
-    assert [found[f"error_{split}"].value for split in SPLITS] == [1, 1, 1]
+def test_flipflop_counts_every_other_token_as_wrong(make_subject: Callable[..., CellSubject]) -> None:
+    measured = numbers(make_subject(lambda text: ["w"] * len(text)))
+    assert [measured[f"error_{split}"].value for split in SPLITS] == [1, 1, 1]
 
 
-def test_length_seed_and_share_of_the_sequences_like_those_of_training_are_the_corpus_s() -> None:
+def test_flipflop_iid_split_follows_corpus() -> None:
     data = DataConfig(corpus="flipflop", settings={"flipflop": {"length": 16, "seed": 3, "ignore": 0.5}})
     probe: Any = bound("flipflop", CellConfig(data=data))
     rows, ignore = probe.split_of("iid")
@@ -127,13 +127,15 @@ def test_length_seed_and_share_of_the_sequences_like_those_of_training_are_the_c
     )
 
 
-def test_letters_that_are_no_tokens_have_a_reason(asked: Callable[..., CellSubject]) -> None:
-    class Words(type(load_tokenizer("bytes"))):  # type: ignore[misc]
+def test_flipflop_with_other_tokenizer_has_reason(make_subject: Callable[..., CellSubject]) -> None:
+    class WordTokenizer(type(load_tokenizer("bytes"))):  # type: ignore[misc]
         name = "words"
 
         def encode(self, text: str) -> Any:
             return super().encode(text + " ")
 
-    ((measured, _),) = measure("flipflop", replace(asked(copy), tokenizer=Words()), [0])
-    assert [one.reason for one in measured] == ["n/a: tokenizer words has no token for each of the letters w r i 0 1"]
+    ((measured, _),) = measure("flipflop", replace(make_subject(copy), tokenizer=WordTokenizer()), [0])
+    assert [measurement.reason for measurement in measured] == [
+        "n/a: tokenizer words has no token for each of the letters w r i 0 1"
+    ]
     assert EvalConfig().settings == {}

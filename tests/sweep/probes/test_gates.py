@@ -15,7 +15,7 @@ Make = Callable[..., CellSubject]
 ROWS, LENGTH = 5, 13
 
 
-def found(who: CellSubject) -> tuple[dict[str, Any], dict[tuple[str, int, int], float]]:
+def measure_gates(who: CellSubject) -> tuple[dict[str, Any], dict[tuple[str, int, int], float]]:
     ((numbers, examples),) = measure("gates", who, (0,))
     return {m.metric: m for m in numbers}, {(e.metric, e.item, e.position): e.value for e in examples}
 
@@ -36,13 +36,13 @@ def inputs_of_mixers(model: Any, tokens: torch.Tensor) -> list[torch.Tensor]:
 
 
 @pytest.mark.parametrize("chunk", [7, 10_000])
-def test_those_of_fox_and_the_memory_by_their_formulas(network: Any, subject: Make, chunk: int) -> None:
+def test_gates_of_fox_and_memory_match_formulas(network: Any, subject: Make, chunk: int) -> None:
     """exp mean logsigmoid(W x + b) of each head; the memory's logit stands 3.9 higher. In float64."""
     model = network(
         awake=True, vocab_size=264, dtype=torch.float64, attn_type="fox", memory="gated_delta", n_layers=7, attn_every=3
     ).eval()
     who = subject(model, chunk_tokens=chunk, settings={"gates": {"rows": ROWS}})
-    numbers, gates = found(who)
+    numbers, gates = measure_gates(who)
     layers = [layer for layer in range(7) if model.config.is_global(layer)]
     assert len(layers) == 2
     tokens, _ = stream_rows(who.corpus.validation, LENGTH, ROWS)
@@ -52,10 +52,10 @@ def test_those_of_fox_and_the_memory_by_their_formulas(network: Any, subject: Ma
     for layer, x in zip(layers, inputs, strict=True):
         mix = model.blocks[layer].mix
         logit = x @ mix.mixer.gate.weight.double().T + mix.mixer.gate.offset.double()
-        kept = functional.logsigmoid(logit).mean((0, 1))
-        every.append(kept)
+        retention = functional.logsigmoid(logit).mean((0, 1))
+        every.append(retention)
         of_memory.append(functional.logsigmoid(mix.memory.w_gamma(x) + 3.9).mean((0, 1)))
-        for name, logs in (("retention", kept), ("memory", of_memory[-1])):
+        for name, logs in (("retention", retention), ("memory", of_memory[-1])):
             assert [gates.pop((name, layer, head)) for head in range(model.config.n_heads)] == pytest.approx(
                 logs.exp().tolist(), abs=1e-12
             )
@@ -68,7 +68,7 @@ def test_those_of_fox_and_the_memory_by_their_formulas(network: Any, subject: Ma
 
 
 @pytest.mark.parametrize("source", ["input", "keys"])
-def test_wall_has_a_gate_for_every_channel(network: Any, subject: Make, source: str) -> None:
+def test_gates_of_wall_are_per_channel(network: Any, subject: Make, source: str) -> None:
     """At weight zero all keep sigmoid(bias), softly clamped; one offset that is raised is one channel of one head."""
     settings = {"wall": {"gate_source": source, "g_max": 0.5, "gate_bias": 1.0}}
     model = network(vocab_size=264, attn_type="wall", mixers=settings).eval()
@@ -76,7 +76,7 @@ def test_wall_has_a_gate_for_every_channel(network: Any, subject: Make, source: 
     with torch.no_grad():
         mixer.gate.weight.zero_()
         mixer.gate.offset.view(mixer.gate_heads, mixer.size)[1, 3] = 50.0
-    numbers, gates = found(subject(model))
+    numbers, gates = measure_gates(subject(model))
     plain = functional.logsigmoid(torch.tensor(1.0))
     clamped = float((0.5 * torch.expm1(plain / 0.5)).exp())
     mine = {position: value for (_, _, position), value in gates.items()}
@@ -88,19 +88,19 @@ def test_wall_has_a_gate_for_every_channel(network: Any, subject: Make, source: 
 
 
 @pytest.mark.parametrize("tie", ["head", "shared"])
-def test_tra_has_a_gate_a_head_or_one_for_all(network: Any, subject: Make, tie: str) -> None:
+def test_gates_of_tra_are_per_head_or_shared(network: Any, subject: Make, tie: str) -> None:
     model = network(awake=True, vocab_size=264, attn_type="tra", mixers={"tra": {"tie_gate": tie}}).eval()
-    _, gates = found(subject(model))
+    _, gates = measure_gates(subject(model))
     assert len(gates) == (model.config.n_heads if tie == "head" else 1)
     assert all(0 < value < 1 for value in gates.values())
 
 
-def test_a_mixer_without_gates_says_so_and_its_memory_counts_all_the_same(network: Any, subject: Make) -> None:
-    numbers, gates = found(subject(network(vocab_size=264, attn_type="nope", memory="gated_delta").eval()))
+def test_gates_of_memory_under_mixer_without_gates(network: Any, subject: Make) -> None:
+    numbers, gates = measure_gates(subject(network(vocab_size=264, attn_type="nope", memory="gated_delta").eval()))
     assert {name: m.reason for name, m in numbers.items()} == {
         **dict.fromkeys(("retention", "lowest", "highest", "channels"), "n/a: mixer nope has no gates"), "memory": None,
     }  # fmt: skip
     assert {metric for metric, _, _ in gates} == {"memory"}
-    numbers, gates = found(subject(network(vocab_size=264, attn_type="nope").eval()))
+    numbers, gates = measure_gates(subject(network(vocab_size=264, attn_type="nope").eval()))
     assert numbers["memory"].reason == "n/a: the network has no memory with gates"
     assert gates == {}

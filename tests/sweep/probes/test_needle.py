@@ -24,7 +24,7 @@ HAY = np.concatenate([[EOT], np.arange(100) % 26 + 97]).astype(np.uint16)
 # --- trials and prompts -------------------------------------------------------------------------------------------
 
 
-def test_published_trials() -> None:
+def test_needle_trials_are_published_ones() -> None:
     cast = trials(NeedleConfig())
     assert len(cast) == 16
     assert cast[0] == TRIAL
@@ -34,7 +34,7 @@ def test_published_trials() -> None:
     assert len({t.cue for t in cast}) == 16
 
 
-def test_trials_depend_on_their_settings_only() -> None:
+def test_needle_trials_depend_on_settings_alone() -> None:
     assert trials(NeedleConfig(trials=3)) == trials(NeedleConfig())[:3]
     assert trials(NeedleConfig(seed=5)) != trials(NeedleConfig())
     assert [len(t.digits) for t in trials(NeedleConfig(digits=2, trials=2))] == [2, 2]
@@ -43,16 +43,16 @@ def test_trials_depend_on_their_settings_only() -> None:
 
 
 @pytest.mark.parametrize("gap", [0, 1, 37, 101])
-def test_layout_in_bytes(gap: int) -> None:
-    made = build_prompt(TRIAL, HAY, gap, load_tokenizer("bytes"))
+def test_needle_layout_in_bytes(gap: int) -> None:
+    prompt = build_prompt(TRIAL, HAY, gap, load_tokenizer("bytes"))
     pair = [*TRIAL.cue.encode(), *TRIAL.value.encode()]
-    assert made.tokens.tolist() == [EOT, *pair, *HAY[:gap].tolist(), *pair]
-    assert [chr(made.tokens[at]) for at in made.scored] == ["1", "0", "1", "9", "0"]
-    total = len(made.tokens)
-    assert made.scored.tolist() == [total - 9, total - 7, total - 5, total - 3, total - 1], "spaces are not scored"
+    assert prompt.tokens.tolist() == [EOT, *pair, *HAY[:gap].tolist(), *pair]
+    assert [chr(prompt.tokens[at]) for at in prompt.scored] == ["1", "0", "1", "9", "0"]
+    total = len(prompt.tokens)
+    assert prompt.scored.tolist() == [total - 9, total - 7, total - 5, total - 3, total - 1], "spaces are not scored"
 
 
-def test_tokens_of_a_large_vocabulary_stay_what_they_are() -> None:
+def test_needle_keeps_tokens_of_large_vocabulary() -> None:
     class Large:
         eot = 70_000
 
@@ -62,28 +62,28 @@ def test_tokens_of_a_large_vocabulary_stay_what_they_are() -> None:
         def token_bytes(self, token: int) -> bytes:
             return bytes([token - 70_001])
 
-    made = build_prompt(TRIAL, HAY.astype(np.uint32) + 65_536, 3, Large())
-    assert made.tokens[[0, 1, -1]].tolist() == [70_000, 70_001 + ord(" "), 70_001 + ord("0")]
-    assert made.tokens.max() < 70_001 + 128
+    prompt = build_prompt(TRIAL, HAY.astype(np.uint32) + 65_536, 3, Large())
+    assert prompt.tokens[[0, 1, -1]].tolist() == [70_000, 70_001 + ord(" "), 70_001 + ord("0")]
+    assert prompt.tokens.max() < 70_001 + 128
 
 
 def test_layout_without_the_needle_is_as_long() -> None:
     tokenizer = load_tokenizer("bytes")
-    whole, absent = (build_prompt(TRIAL, HAY, 20, tokenizer, absent=flag) for flag in (False, True))
+    present, absent = (build_prompt(TRIAL, HAY, 20, tokenizer, absent=flag) for flag in (False, True))
     pair = [*TRIAL.cue.encode(), *TRIAL.value.encode()]
     assert absent.tokens.tolist() == [EOT, *HAY[: 20 + len(pair)].tolist(), *pair]
-    assert (len(absent.tokens), absent.scored.tolist()) == (len(whole.tokens), whole.scored.tolist())
+    assert (len(absent.tokens), absent.scored.tolist()) == (len(present.tokens), present.scored.tolist())
 
 
-def test_layout_in_byte_pairs(pairs: Any) -> None:
+def test_needle_layout_in_byte_pairs(pairs: Any) -> None:
     for trial in trials(NeedleConfig()):
         cue, value = pairs.encode(trial.cue), pairs.encode(trial.value)
         assert len(cue) < len(trial.cue.encode())
         assert len(value) == 5
-        made = build_prompt(trial, HAY, 30, pairs)
-        assert made.tokens.tolist() == [pairs.eot, *cue, *value, *HAY[:30].tolist(), *cue, *value]
-        assert made.scored.tolist() == list(range(len(made.tokens) - 5, len(made.tokens)))
-        assert [pairs.token_bytes(int(made.tokens[at])) for at in made.scored] == [
+        prompt = build_prompt(trial, HAY, 30, pairs)
+        assert prompt.tokens.tolist() == [pairs.eot, *cue, *value, *HAY[:30].tolist(), *cue, *value]
+        assert prompt.scored.tolist() == list(range(len(prompt.tokens) - 5, len(prompt.tokens)))
+        assert [pairs.token_bytes(int(prompt.tokens[at])) for at in prompt.scored] == [
             f" {d}".encode() for d in trial.digits
         ]
 
@@ -116,60 +116,60 @@ def values(results: Any) -> dict[tuple[str, int], Any]:
     return {(m.metric, m.length): m for measured, _ in results for m in measured}
 
 
-def test_a_copying_oracle_finds_every_digit_at_every_gap(rule: Any, subject: Any) -> None:
+def test_needle_of_copying_oracle_is_perfect(rule: Any, subject: Any) -> None:
     model = rule(copier())
-    found = values(measure("needle", subject(model, needle_trials=8), [16, 32, 64]))
+    measured = values(measure("needle", subject(model, needle_trials=8), [16, 32, 64]))
     for length in (16, 32, 64):
-        digits, exact = found["digit_accuracy", length], found["exact_accuracy", length]
+        digits, exact = measured["digit_accuracy", length], measured["exact_accuracy", length]
         assert (digits.value, digits.n, exact.value, exact.n) == (1.0, 40, 1.0, 8)
         # sure of it: 263 other tokens at 20 nats less
-        assert found["nats", length].value == pytest.approx(math.log1p(263 * math.exp(-20)), abs=1e-6)
-    assert found["absent_nats", 16].value > 5
+        assert measured["nats", length].value == pytest.approx(math.log1p(263 * math.exp(-20)), abs=1e-6)
+    assert measured["absent_nats", 16].value > 5
     assert all(model.full), "always at full context"
 
 
-def test_bigrams_are_enough_in_byte_pairs_for_the_first_trial(pairs: Any) -> None:
-    made = build_prompt(TRIAL, HAY, 50, pairs)
+def test_needle_bigrams_suffice_for_first_trial(pairs: Any) -> None:
+    prompt = build_prompt(TRIAL, HAY, 50, pairs)
     follows: dict[tuple[int, int], int] = {}
     right = []
-    for at in range(2, len(made.tokens)):
-        before = (int(made.tokens[at - 2]), int(made.tokens[at - 1]))
-        if at in made.scored:
-            right.append(follows.get(before) == made.tokens[at])
-        follows[before] = int(made.tokens[at])
+    for at in range(2, len(prompt.tokens)):
+        before = (int(prompt.tokens[at - 2]), int(prompt.tokens[at - 1]))
+        if at in prompt.scored:
+            right.append(follows.get(before) == prompt.tokens[at])
+        follows[before] = int(prompt.tokens[at])
     assert right == [True] * 5
 
 
-def test_an_oracle_that_is_blind_beyond_its_reach_scores_chance(rule: Any, subject: Any) -> None:
+def test_needle_of_short_reach_oracle_is_chance(rule: Any, subject: Any) -> None:
     reach = 100
-    found = values(measure("needle", subject(rule(copier(reach, least=6)), needle_trials=40), [16, 32, 64]))
+    measured = values(measure("needle", subject(rule(copier(reach, least=6)), needle_trials=40), [16, 32, 64]))
     pair = len(TRIAL.cue) + len(TRIAL.value)
     for length in (16, 32, 64):
-        digits = found["digit_accuracy", length]
+        digits = measured["digit_accuracy", length]
         assert digits.n == 200
         if length + pair < reach:
             assert digits.value == 1.0
         else:
             assert digits.low < 0.1 < digits.high, "guessing one of ten digits"
-            assert found["exact_accuracy", length].value == 0
+            assert measured["exact_accuracy", length].value == 0
     assert [length + pair < reach for length in (16, 32, 64)] == [True, True, False]
 
 
-def test_answers_are_those_of_the_whole_network(network: Any, subject: Any) -> None:
+def test_needle_answers_match_network_logits(network: Any, subject: Any) -> None:
     model = network(awake=True, vocab_size=264, dtype=torch.float64, window=True).eval()
     who = subject(model)
     cast = trials(NeedleConfig(trials=6))
     losses, hits = [], []
     for index, trial in enumerate(cast):
-        made = build_prompt(trial, who.corpus.heldout[index % 3], 16, who.tokenizer)
-        tokens = torch.from_numpy(made.tokens.astype(np.int64))[None]
+        prompt = build_prompt(trial, who.corpus.heldout[index % 3], 16, who.tokenizer)
+        tokens = torch.from_numpy(prompt.tokens.astype(np.int64))[None]
         logits = model.logits(model.features(tokens, full_context=True).hidden_BTD)[0].log_softmax(-1)
-        for at in made.scored.tolist():
+        for at in prompt.scored.tolist():
             losses.append(-logits[at - 1, tokens[0, at]].item())
             hits.append(float(logits[at - 1].argmax() == tokens[0, at]))
-    found = values(measure("needle", who, [16]))
-    assert found["nats", 16].value == pytest.approx(np.mean(losses), abs=1e-6)
-    assert found["digit_accuracy", 16].value == pytest.approx(np.mean(hits), abs=1e-12)
+    measured = values(measure("needle", who, [16]))
+    assert measured["nats", 16].value == pytest.approx(np.mean(losses), abs=1e-6)
+    assert measured["digit_accuracy", 16].value == pytest.approx(np.mean(hits), abs=1e-12)
 
 
 # --- what is recorded ---------------------------------------------------------------------------------------------
@@ -194,7 +194,7 @@ def test_measurements_and_examples(rule: Any, subject: Any) -> None:
         assert (digits.unit, nats.unit, nats.low) == ("fraction", "nats/digit", None)
 
 
-def test_haystacks_are_the_heldout_documents_in_turn(rule: Any, subject: Any) -> None:
+def test_needle_haystacks_rotate_heldout_documents(rule: Any, subject: Any) -> None:
     model = rule(copier())
     who = subject(model, held=5, needle_trials=5)
     list(measure("needle", who, [32]))
@@ -205,20 +205,20 @@ def test_haystacks_are_the_heldout_documents_in_turn(rule: Any, subject: Any) ->
     assert seen.shape == (5, 1 + 2 * pair + 32 - 1), "the last token is not read"
 
 
-def test_too_few_long_documents_is_a_reason_and_no_number(rule: Any, subject: Any) -> None:
+def test_needle_with_few_documents_has_reason(rule: Any, subject: Any) -> None:
     """Documents of 63 to 65 tokens fill gaps of 16 and 63, but not one of 64."""
     model = rule(copier())
     who = subject(model, held=3, length=63)
-    (short, some), (exact, _), (long, none) = measure("needle", who, [16, 63, 64])
+    (short, short_examples), (exact, _), (long, none) = measure("needle", who, [16, 63, 64])
     assert all(m.value == 1.0 for m in (*short[:2], *exact[:2]))
-    assert (len(short), len(some), len(exact)) == (5, 60, 4)
+    assert (len(short), len(short_examples), len(exact)) == (5, 60, 4)
     (only,) = long
     assert (only.metric, only.length, only.value, only.n, none) == ("digit_accuracy", 64, None, 0, [])
     assert only.reason == "too-few-docs: 2 of 3 held-out documents have 64 tokens"
     assert [len(row) for rows in model.seen for row in rows] == [112] * 6 + [159] * 6
 
 
-def test_the_reference_without_a_needle_needs_longer_documents(rule: Any, subject: Any) -> None:
+def test_absent_nats_needs_longer_documents(rule: Any, subject: Any) -> None:
     """The haystack stands in for the 48 tokens of the needle: the gap has its number, the reference says why not."""
     pair = len(TRIAL.cue) + len(TRIAL.value)
     for length, reason in ((16 + pair, None), (15 + pair, "too-few-docs: 2 of 3 held-out documents have 64 tokens")):
@@ -230,7 +230,7 @@ def test_the_reference_without_a_needle_needs_longer_documents(rule: Any, subjec
         assert measured[3].unit == "nats/digit"
 
 
-def test_a_length_added_later_changes_no_other(network: Any, subject: Any) -> None:
+def test_needle_length_added_later_changes_nothing(network: Any, subject: Any) -> None:
     """Documents of 200 tokens and more: a length of 4096 is refused, and the others stand as they were."""
     model = network(awake=True, vocab_size=264).eval()
     before = list(measure("needle", subject(model, length=200), [16, 64]))

@@ -19,34 +19,34 @@ from statsmodels.stats.proportion import proportion_confint
 
 Make = Callable[..., CellSubject]
 EOT = 256
-ONE = NeedleTrial(" The code is", (1, 0, 7))
+TRIAL = NeedleTrial(" The code is", (1, 0, 7))
 TEXT = (np.arange(400) % 26 + 97).astype(np.uint16)
 
 
 @pytest.mark.parametrize("depth", [0.0, 0.3, 1.0])
 @pytest.mark.parametrize("length", [36, 37, 100, 255])
-def test_layout_in_bytes(depth: float, length: int) -> None:
-    made = build_prompt(ONE, TEXT, length, depth, load_tokenizer("bytes"))
-    assert not isinstance(made, int)
+def test_passkey_layout_in_bytes(depth: float, length: int) -> None:
+    prompt = build_prompt(TRIAL, TEXT, length, depth, load_tokenizer("bytes"))
+    assert not isinstance(prompt, int)
     pair = [*b" The code is 1 0 7"]
     n = length - 2 * len(pair)
     d = int(np.floor(depth * n))
-    assert made.tokens.tolist() == [EOT, *TEXT[:d], *pair, *TEXT[d:n], *pair]
-    assert len(made.tokens) - 1 == length, "what is read"
-    assert made.scored.tolist() == [length - 4, length - 2, length], "digits, not spaces"
+    assert prompt.tokens.tolist() == [EOT, *TEXT[:d], *pair, *TEXT[d:n], *pair]
+    assert len(prompt.tokens) - 1 == length, "what is read"
+    assert prompt.scored.tolist() == [length - 4, length - 2, length], "digits, not spaces"
 
 
-def test_no_room_is_told() -> None:
-    assert build_prompt(ONE, TEXT, 35, 0.5, load_tokenizer("bytes")) == 36
+def test_passkey_reports_needed_tokens() -> None:
+    assert build_prompt(TRIAL, TEXT, 35, 0.5, load_tokenizer("bytes")) == 36
 
 
-def test_trials_are_draws_of_their_own() -> None:
+def test_passkey_trials_are_independent_draws() -> None:
     cast = make_hidden_values(PasskeyConfig())
     assert cast[:3] == make_hidden_values(PasskeyConfig(trials=3))
-    assert len({one.digits for one in cast}) == len({one.cue for one in cast}) == 8
-    assert all(one.cue.startswith(" The access code for record ") and len(one.digits) == 5 for one in cast)
+    assert len({trial.digits for trial in cast}) == len({trial.cue for trial in cast}) == 8
+    assert all(trial.cue.startswith(" The access code for record ") and len(trial.digits) == 5 for trial in cast)
     magic = make_hidden_values(PasskeyConfig(kind="niah", trials=7, digits=2))
-    assert [one.cue for one in magic] == [f" The special magic {MAGIC_NAMES[i % 6]} number is" for i in range(7)]
+    assert [trial.cue for trial in magic] == [f" The special magic {MAGIC_NAMES[i % 6]} number is" for i in range(7)]
     assert make_hidden_values(PasskeyConfig(seed=5)) != cast
     torch.manual_seed(3)
     assert make_hidden_values(PasskeyConfig()) == cast
@@ -61,20 +61,20 @@ def recall(reach: int) -> Callable[[np.ndarray], np.ndarray]:
         first = text.index(b" The")
         guess = np.full(len(row), ord("3"))
         if first < second and second - first <= reach:
-            known = row[first : second if second - first < len(row) - second + 1 else first + len(row) - second + 1]
-            guess[second : second + len(known) - 1] = known[1:]
+            window = row[first : second if second - first < len(row) - second + 1 else first + len(row) - second + 1]
+            guess[second : second + len(window) - 1] = window[1:]
         return guess
 
     return predict
 
 
-def test_an_oracle_of_short_reach_recalls_what_stands_deep_and_nothing_else(rule: Any, subject: Make) -> None:
+def test_passkey_of_short_reach_oracle_recalls_deep_values(rule: Any, subject: Make) -> None:
     settings = {"depths": [0, 0.5, 1], "trials": 4, "digits": 3}
     who = subject(rule(recall(150)), settings={"passkey": settings}, documents=2)
     (numbers, examples), *_ = measure("passkey", who, [300])
     cast = make_hidden_values(PasskeyConfig(**settings))
-    asked = [digit for one in cast for digit in one.digits]
-    guess = asked.count(3) / len(asked)
+    digits = [digit for trial in cast for digit in trial.digits]
+    guess = digits.count(3) / len(digits)
     at = {
         depth: [e.value for e in examples if e.metric == "digit_accuracy" and e.detail == {"depth": depth}]
         for depth in (0.0, 0.5, 1.0)
@@ -82,23 +82,24 @@ def test_an_oracle_of_short_reach_recalls_what_stands_deep_and_nothing_else(rule
     # 300 tokens, of which question and value take 46 each: 0 and about 104 and 208 stand before it
     assert [len(hits) for hits in at.values()] == [12, 12, 12]
     assert [np.mean(hits) for hits in at.values()] == pytest.approx([guess, 1.0, 1.0])
-    found = {m.metric: m for m in numbers}
+    measured = {m.metric: m for m in numbers}
     share = (guess + 2) / 3
-    assert (found["digit_accuracy"].value, found["digit_accuracy"].n) == (pytest.approx(share), 36)
+    assert (measured["digit_accuracy"].value, measured["digit_accuracy"].n) == (pytest.approx(share), 36)
     low, high = proportion_confint(share * 4, 4, method="wilson")
-    assert (found["digit_accuracy"].low, found["digit_accuracy"].high) == pytest.approx((low, high))
+    assert (measured["digit_accuracy"].low, measured["digit_accuracy"].high) == pytest.approx((low, high))
     rows = np.array([e.value for e in examples if e.metric == "digit_accuracy"]).reshape(4, 3, 3)
     assert [(e.item, e.position) for e in examples if e.metric == "nats"] == [
         (i, p) for i in range(4) for p in range(9)
     ]
-    assert (found["exact_accuracy"].value, found["exact_accuracy"].n) == (pytest.approx(rows.all(2).mean()), 12)
-    assert found["constant_accuracy"].value == max(asked.count(digit) for digit in range(10)) / 12
+    assert (measured["exact_accuracy"].value, measured["exact_accuracy"].n) == (pytest.approx(rows.all(2).mean()), 12)
+    assert measured["constant_accuracy"].value == max(digits.count(digit) for digit in range(10)) / 12
     assert (
-        bound("passkey", who.config).chance(bound("passkey", who.config).metrics[0]) == found["constant_accuracy"].value
+        bound("passkey", who.config).chance(bound("passkey", who.config).metrics[0])
+        == measured["constant_accuracy"].value
     )
 
 
-def test_text_is_that_of_the_trial_s_document_or_the_sentences(rule: Any, subject: Make) -> None:
+def test_passkey_text_is_document_or_sentences(rule: Any, subject: Make) -> None:
     for filler in ("documents", "grass"):
         model = rule(recall(0))
         settings = {"depths": [1.0], "trials": 3, "filler": filler}
@@ -117,7 +118,7 @@ def test_text_is_that_of_the_trial_s_document_or_the_sentences(rule: Any, subjec
             assert row[: n + 1].tolist() == [EOT, *text[:n]]
 
 
-def test_sentences_are_long_enough_for_any_length(subject: Make, network: Any) -> None:
+def test_passkey_sentences_fit_any_length(subject: Make, network: Any) -> None:
     who = subject(
         network(vocab_size=264).eval(), settings={"passkey": {"filler": "grass", "trials": 1, "depths": [0.5]}}
     )
@@ -128,12 +129,12 @@ def test_sentences_are_long_enough_for_any_length(subject: Make, network: Any) -
 
 
 @pytest.mark.parametrize("depths", [[], [0.5, 0.5], [0.5, 0.2], [-0.1], [1.5]])
-def test_depths_that_are_none(depths: list[float]) -> None:
+def test_passkey_rejects_invalid_depths(depths: list[float]) -> None:
     with pytest.raises(ValidationError, match="depths must rise and lie between 0 and 1"):
         PasskeyConfig(depths=depths)
 
 
-def test_a_report_hears_how_many_answers_a_trial_has() -> None:
+def test_passkey_description_counts_answers_per_trial() -> None:
     told = EvalConfig(settings={"passkey": {"depths": [0, 1], "digits": 3}})
     probe = bound("passkey", CellConfig(eval=told))
     assert [(probe.description(name) or {}).get("trials") for name in ("digit_accuracy", "exact_accuracy")] == [6, 2]

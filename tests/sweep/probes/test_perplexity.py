@@ -39,22 +39,22 @@ def reference(model: Any, rows: np.ndarray, *, full: bool = True) -> float:
 # --- clean --------------------------------------------------------------------------------------------------------
 
 
-def test_clean_reads_nested_prefixes_of_the_first_documents(silent: Any, subject: Any) -> None:
+def test_clean_reads_prefixes_of_first_documents(silent: Any, subject: Any) -> None:
     who = subject(silent)
     list(measure("clean", who, [16, 32, 64]))
     assert [tuple(seen.shape) for seen in silent.seen] == [(3, 16), (3, 32), (3, 64)]
     for length, inputs, targets in zip((16, 32, 64), silent.seen, silent.targets, strict=True):
         for row in range(3):
-            whole = who.corpus.heldout[row][: length + 1].tolist()
-            assert [*inputs[row].tolist(), targets[row, -1].item()] == whole
-            assert targets[row].tolist() == whole[1:]
+            document = who.corpus.heldout[row][: length + 1].tolist()
+            assert [*inputs[row].tolist(), targets[row, -1].item()] == document
+            assert targets[row].tolist() == document[1:]
     short, double = silent.seen[0], silent.seen[1]
     assert torch.equal(double[:, :16], short)
     assert all(silent.full)
 
 
 @pytest.mark.parametrize("lengths", [(16,), (16, 64), (16, 32, 64, 5000)])
-def test_clean_takes_the_first_documents_whatever_lengths_are_asked(silent: Any, subject: Any, lengths: Any) -> None:
+def test_clean_documents_do_not_depend_on_lengths(silent: Any, subject: Any, lengths: Any) -> None:
     """Lengths of the documents are 63 to 67, so two of the first three lack the 65 tokens that a length of 64 takes."""
     who = subject(silent, held=5, length=63, lengths=lengths)
     ((measured, examples),) = measure("clean", who, [16])
@@ -62,7 +62,7 @@ def test_clean_takes_the_first_documents_whatever_lengths_are_asked(silent: Any,
     assert (len(examples), measured[0].n) == (3, 48)
 
 
-def test_clean_is_the_mean_over_targets_and_documents(network: Any, subject: Any) -> None:
+def test_clean_is_mean_over_targets_and_documents(network: Any, subject: Any) -> None:
     model = network(awake=True, vocab_size=264, window=True).eval()
     who = subject(model)
     for (measured, examples), length in zip(measure("clean", who, [16, 64]), (16, 64), strict=True):
@@ -85,7 +85,7 @@ def test_clean_is_the_mean_over_targets_and_documents(network: Any, subject: Any
 # --- junk ---------------------------------------------------------------------------------------------------------
 
 
-def test_junk_reads_rows_from_the_start_that_do_not_overlap(silent: Any, subject: Any) -> None:
+def test_junk_reads_disjoint_rows_from_start(silent: Any, subject: Any) -> None:
     who = subject(silent)
     list(measure("junk", who, [16, 64]))
     for length, inputs, targets in zip((16, 64), silent.seen, silent.targets, strict=True):
@@ -94,7 +94,7 @@ def test_junk_reads_rows_from_the_start_that_do_not_overlap(silent: Any, subject
         assert targets.flatten().tolist() == start[1:]
 
 
-def test_junk_is_the_mean_over_its_rows(network: Any, subject: Any) -> None:
+def test_junk_is_mean_over_rows(network: Any, subject: Any) -> None:
     model = network(awake=True, vocab_size=264).eval()
     who = subject(model)
     ((measured, examples),) = measure("junk", who, [32])
@@ -107,7 +107,7 @@ def test_junk_is_the_mean_over_its_rows(network: Any, subject: Any) -> None:
 
 
 @pytest.mark.parametrize("settings", [{}, {"last": 5, "end": 61}, {"last": 7, "end": 64}])
-def test_same_tail_against_a_loop_token_by_token(settings: dict[str, int], network: Any, subject: Any) -> None:
+def test_same_tail_matches_loop_over_tokens(settings: dict[str, int], network: Any, subject: Any) -> None:
     """In float64: every scored token from the whole network's logits, on what stands before it in that context alone."""
     model = network(
         awake=True, vocab_size=264, dtype=torch.float64, attn_type="polar", memory="gated_delta", window=True
@@ -121,20 +121,20 @@ def test_same_tail_against_a_loop_token_by_token(settings: dict[str, int], netwo
             context = torch.from_numpy(document[end - length : end].astype(np.int64))[None]
             log_p = model.logits(model.features(context, full_context=True).hidden_BTD)[0].log_softmax(-1)
             losses = [
-                -log_p[place - (end - length) - 1, int(document[place])].item()
-                for place in range(end - last + 1, end + 1)
+                -log_p[position - (end - length) - 1, int(document[position])].item()
+                for position in range(end - last + 1, end + 1)
             ]
             expected.append(sum(losses) / last)
         assert [example.value for example in examples] == pytest.approx(expected, abs=1e-9)
         assert [(e.metric, e.item, e.position, e.length) for e in examples] == [
             ("nats", i, 0, length) for i in range(3)
         ]
-        nats, place = measured
+        nats, end_measurement = measured
         assert (nats.value, nats.n) == (pytest.approx(np.mean(expected), abs=1e-9), 3 * last)
-        assert (place.metric, place.value) == ("end", end)
+        assert (end_measurement.metric, end_measurement.value) == ("end", end)
 
 
-def test_same_tail_has_the_same_targets_at_every_length(rule: Any, subject: Any) -> None:
+def test_same_tail_has_same_targets_at_every_length(rule: Any, subject: Any) -> None:
     model = rule(lambda row: np.roll(row, -1))
     who = subject(model, settings={"same_tail": {"last": 9}})
     list(measure("same_tail", who, [16, 32, 64]))
@@ -145,7 +145,7 @@ def test_same_tail_has_the_same_targets_at_every_length(rule: Any, subject: Any)
     assert sorted({seen.shape[1] for seen in model.seen}) == [16, 32, 64]
 
 
-def test_same_tail_of_all_tokens_is_the_clean_loss(network: Any, subject: Any) -> None:
+def test_same_tail_of_all_tokens_is_clean_loss(network: Any, subject: Any) -> None:
     """All 64 targets scored at 64 tokens are those of `clean` at 64."""
     model = network(awake=True, vocab_size=264, dtype=torch.float64).eval()
     who = subject(model, settings={"same_tail": {"last": 64}})
@@ -157,16 +157,16 @@ def test_same_tail_of_all_tokens_is_the_clean_loss(network: Any, subject: Any) -
     ("lengths", "last", "end"),
     [((16, 32), 8, 32), ((2, 3), 1, 3), ((2048, 65536), 512, 65536), ((128, 1024), 64, 1024)],
 )
-def test_same_tail_takes_its_settings_from_the_lengths(lengths: tuple[int, ...], last: int, end: int) -> None:
-    known = with_settings(EvalConfig(probes=("same_tail",), lengths=lengths))
-    assert known.settings["same_tail"] == {"last": last, "end": end}
+def test_same_tail_settings_follow_lengths(lengths: tuple[int, ...], last: int, end: int) -> None:
+    completed = with_settings(EvalConfig(probes=("same_tail",), lengths=lengths))
+    assert completed.settings["same_tail"] == {"last": last, "end": end}
     # an evaluation of other lengths scores the same tokens
-    later = with_settings(known.model_copy(update={"lengths": (lengths[0], 7 * lengths[-1])}))
+    later = with_settings(completed.model_copy(update={"lengths": (lengths[0], 7 * lengths[-1])}))
     assert later.settings["same_tail"] == {"last": last, "end": end}
     assert SameTailConfig(last=3).settled((16, 32)) == SameTailConfig(last=3, end=32)
 
 
-def test_a_plan_hears_of_same_tail(subject: Any, network: Any) -> None:
+def test_lack_of_same_tail_names_end(subject: Any, network: Any) -> None:
     who = subject(network(vocab_size=264).eval(), settings={"same_tail": {"end": 300}})
     probe = bound("same_tail", who.config)
     assert probe.longest(who.corpus) == 0
@@ -183,7 +183,7 @@ def test_a_plan_hears_of_same_tail(subject: Any, network: Any) -> None:
 
 
 @pytest.mark.parametrize("window", [False, True])
-def test_validation_keeps_the_window_and_full_does_not(network: Any, subject: Any, window: bool) -> None:
+def test_validation_uses_window_and_full_does_not(network: Any, subject: Any, window: bool) -> None:
     model = network(awake=True, vocab_size=264, window=window).eval()
     who = subject(model)
     ((measured, examples),) = measure("val", who, [0])
@@ -196,13 +196,13 @@ def test_validation_keeps_the_window_and_full_does_not(network: Any, subject: An
     assert (trained.value == full.value) == (not window)
 
 
-def test_a_window_as_wide_as_the_row_changes_nothing(network: Any, subject: Any) -> None:
+def test_validation_with_window_of_row_length(network: Any, subject: Any) -> None:
     model = network(awake=True, vocab_size=264, window=True, window_size=13).eval()
     trained, full = next(iter(measure("val", subject(model), [0])))[0]
     assert trained.value == pytest.approx(full.value, abs=1e-6)
 
 
-def test_a_short_validation_split_is_never_a_smaller_sample(network: Any, subject: Any) -> None:
+def test_validation_rejects_short_split(network: Any, subject: Any) -> None:
     with pytest.raises(DataError, match="the stream has 299 tokens; 23 rows of 13 need 300"):
         stream_loss(subject(network(vocab_size=264), validation=299), full_context=False)
 
@@ -210,25 +210,25 @@ def test_a_short_validation_split_is_never_a_smaller_sample(network: Any, subjec
 # --- all of them --------------------------------------------------------------------------------------------------
 
 
-def test_the_mode_comes_back_after_an_error(network: Any) -> None:
+def test_evaluating_restores_mode_after_error(network: Any) -> None:
     model = network().train()
     with pytest.raises(KeyError), evaluating(model):
         raise KeyError
     assert model.training
 
 
-def test_rows_of_one_forward(silent: Any, subject: Any) -> None:
+def test_batches_of_rows_per_forward(silent: Any, subject: Any) -> None:
     list(measure("junk", subject(silent, chunk_tokens=40), [16, 64]))
     assert [tuple(seen.shape) for seen in silent.seen] == [(2, 16), (2, 16), (1, 64), (1, 64), (1, 64), (1, 64)]
     assert set(silent.chunks) == {40}
 
 
-def test_what_a_cell_is_asked_for(subject: Callable[..., Any], silent: Any) -> None:
+def test_requested_pairs_of_cell(subject: Callable[..., Any], silent: Any) -> None:
     config = subject(silent, probes=("junk", "val", "needle"), lengths=(8, 16)).config.eval
     assert requested(config) == [("junk", 8), ("junk", 16), ("val", 0), ("needle", 8), ("needle", 16)]
 
 
-def test_a_probe_can_be_left_between_forwards(subject: Any, silent: Any) -> None:
+def test_probe_can_be_stopped_between_forwards(subject: Any, silent: Any) -> None:
     """A probe of minutes must not keep its process from leaving when it is asked to."""
     calls = iter((None, None))
 
@@ -236,7 +236,7 @@ def test_a_probe_can_be_left_between_forwards(subject: Any, silent: Any) -> None
         if next(calls, "leave") == "leave":
             raise InterruptedError
 
-    made = replace(subject(silent, chunk_tokens=16), pause=pause)
+    paused = replace(subject(silent, chunk_tokens=16), pause=pause)
     with pytest.raises(InterruptedError):
-        list(measure("clean", made, [16]))
+        list(measure("clean", paused, [16]))
     assert len(silent.seen) == 2

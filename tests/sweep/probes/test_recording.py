@@ -27,7 +27,7 @@ from atma_sweep.sweep.probes.needle import NeedleConfig, trials
 from sqlalchemy import select
 
 Attempt = Callable[[Any], CellRunner]
-Found = dict[tuple[str, str, int], Any]
+Measured = dict[tuple[str, str, int], Any]
 MEASURABLE = reset_peak_resident()
 """Whether this system tells the peak of a process, as Linux does."""
 
@@ -50,7 +50,7 @@ def attempt(store: Store, tmp_path: Path) -> Attempt:
     return start
 
 
-def measured(store: Store) -> Found:
+def measured(store: Store) -> Measured:
     """Every measurement of the attempt, once it is closed."""
     store.finish_attempt(1, 1, "done")
     return {(value.probe, value.metric, value.length): value for value in store.measurements("c" * 12)}
@@ -58,13 +58,13 @@ def measured(store: Store) -> Found:
 
 def probe_with(monkeypatch: pytest.MonkeyPatch, *acts: Callable[[], Any]) -> None:
     """Replaces every probe: its n-th call does the n-th act and then measures 1.0."""
-    left = iter(acts)
+    remaining_acts = iter(acts)
 
     def probe(subject: Any, lengths: Iterable[int]) -> Iterator[Any]:
         for length in lengths:
-            kept = next(left)()
+            result = next(remaining_acts)()
             yield [Measurement(probe="clean", metric="nats", length=length, value=1.0, n=1)], []
-            del kept
+            del result
 
     monkeypatch.setattr(module, "measure", lambda name, subject, lengths: probe(subject, lengths))
 
@@ -72,33 +72,31 @@ def probe_with(monkeypatch: pytest.MonkeyPatch, *acts: Callable[[], Any]) -> Non
 # --- what it cost -------------------------------------------------------------------------------------------------
 
 
-def test_peak_memory_of_every_length_is_a_measurement(
-    network: Any, subject: Any, attempt: Attempt, store: Store
-) -> None:
+def test_peak_memory_is_recorded_for_every_length(network: Any, subject: Any, attempt: Attempt, store: Store) -> None:
     who = subject(network(vocab_size=264), lengths=(16, 64))
     attempt(who).probe(who)
-    found = measured(store)
-    peaks = {key: value for key, value in found.items() if key[1] == "peak_memory"}
+    measured_values = measured(store)
+    peaks = {key: value for key, value in measured_values.items() if key[1] == "peak_memory"}
     wanted = [(probe, "peak_memory", length) for probe in ("clean", "junk", "needle") for length in (16, 64)]
     assert sorted(peaks) == (sorted(wanted) if MEASURABLE else [])
     for (probe, _, length), value in peaks.items():
         assert (value.unit, value.reason) == ("bytes", None)
         assert 2**25 < value.value < 2**40, "at least what torch itself takes"
-        others = [other for key, other in found.items() if (key[0], key[2]) == (probe, length)]
-        assert {other.peak_memory for other in others} == {value.value}
-        assert all(other.seconds > 0 for other in others)
-    assert (found["val", "val_loss", 0].peak_memory is not None) == MEASURABLE
+        neighbours = [neighbour for key, neighbour in measured_values.items() if (key[0], key[2]) == (probe, length)]
+        assert {neighbour.peak_memory for neighbour in neighbours} == {value.value}
+        assert all(neighbour.seconds > 0 for neighbour in neighbours)
+    assert (measured_values["val", "val_loss", 0].peak_memory is not None) == MEASURABLE
 
 
-def test_a_peak_is_that_of_its_own_probe(
+def test_peak_memory_belongs_to_its_probe(
     network: Any, subject: Any, attempt: Attempt, store: Store, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     size = 256 * 2**20
     probe_with(monkeypatch, lambda: None, lambda: np.ones(size // 8), lambda: None)
     who = subject(network(vocab_size=264), lengths=(16, 32, 64), probes=("clean",))
     attempt(who).probe(who)
-    found = measured(store)
-    low, high, after = (found["clean", "nats", length].peak_memory for length in (16, 32, 64))
+    measured_values = measured(store)
+    low, high, after = (measured_values["clean", "nats", length].peak_memory for length in (16, 32, 64))
     if MEASURABLE:
         assert 0.95 * size < high - low < 1.2 * size
         assert abs(after - low) < 0.05 * size, "the peak starts anew"
@@ -106,18 +104,18 @@ def test_a_peak_is_that_of_its_own_probe(
         assert (low, high, after) == (None, None, None)
 
 
-def test_a_system_that_does_not_tell_leaves_no_row(
+def test_peak_memory_is_absent_if_unsupported(
     network: Any, subject: Any, attempt: Attempt, store: Store, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr(module, "reset_peak_resident", lambda: False)
     who = subject(network(vocab_size=264), lengths=(16,), probes=("junk",))
     attempt(who).probe(who)
-    found = measured(store)
-    assert list(found) == [("junk", "nats", 16)]
-    assert found["junk", "nats", 16].peak_memory is None
+    measured_values = measured(store)
+    assert list(measured_values) == [("junk", "nats", 16)]
+    assert measured_values["junk", "nats", 16].peak_memory is None
 
 
-def test_peak_resident_grows_with_what_is_held() -> None:
+def test_peak_resident_grows_with_allocation() -> None:
     if not MEASURABLE:
         assert not Path("/proc/self/clear_refs").exists()
         return
@@ -131,15 +129,17 @@ def test_peak_resident_grows_with_what_is_held() -> None:
     assert peak_resident() - before < 2**24
 
 
-def test_of_the_package_s_probes_only_what_differs_from_cell_to_cell_is_told(
+def test_descriptions_hold_differences_between_cells(
     network: Any, subject: Any, attempt: Attempt, store: Store
 ) -> None:
     """No source, and of all descriptions the chance level of these very digits and how many a trial has."""
     who = subject(network(vocab_size=264), lengths=(16,), needle_trials=2, needle_digits=2)
     attempt(who).probe(who)
-    asked = [digit for trial in trials(NeedleConfig(trials=2, digits=2)) for digit in trial.digits]
-    told = {key: value.description for key, value in measured(store).items() if value.description}
-    assert told == {("needle", "digit_accuracy", 16): {"chance": max(map(asked.count, asked)) / 4, "trials": 2}}
+    digits = [digit for trial in trials(NeedleConfig(trials=2, digits=2)) for digit in trial.digits]
+    descriptions = {key: value.description for key, value in measured(store).items() if value.description}
+    assert descriptions == {
+        ("needle", "digit_accuracy", 16): {"chance": max(map(digits.count, digits)) / 4, "trials": 2}
+    }
     assert {value.source for value in store.measurements("c" * 12)} == {None}
 
 
@@ -160,7 +160,7 @@ def refuse(error: BaseException) -> Callable[[], None]:
     (lambda: np.empty(2**56), "oom: Unable to allocate 512. PiB"),
     (refuse(MemoryError()), "oom: MemoryError"),
 ])  # fmt: skip
-def test_a_length_that_does_not_fit_says_so_and_the_next_is_measured(
+def test_out_of_memory_length_is_recorded_and_skipped(
     network: Any,
     subject: Any,
     attempt: Attempt,
@@ -172,21 +172,21 @@ def test_a_length_that_does_not_fit_says_so_and_the_next_is_measured(
     probe_with(monkeypatch, act, lambda: None)
     who = subject(network(vocab_size=264), lengths=(16, 32), probes=("clean",))
     attempt(who).probe(who)
-    found = measured(store)
-    lost = found["clean", "nats", 16]
+    measured_values = measured(store)
+    lost = measured_values["clean", "nats", 16]
     assert (lost.value, lost.unit, lost.n) == (None, "nats/token", 0)
     assert lost.reason.startswith("oom: ")
     assert reason in lost.reason
     assert "\n" not in lost.reason
-    assert found["clean", "nats", 32].value == 1.0
+    assert measured_values["clean", "nats", 32].value == 1.0
     if MEASURABLE:
-        assert (found["clean", "peak_memory", 16].value, found["clean", "peak_memory", 16].reason) == (
+        assert (measured_values["clean", "peak_memory", 16].value, measured_values["clean", "peak_memory", 16].reason) == (
             None, lost.reason,
         )  # fmt: skip
-        assert found["clean", "peak_memory", 32].value > 0
+        assert measured_values["clean", "peak_memory", 32].value > 0
 
 
-def test_the_real_probes_go_on_after_one_that_does_not_fit(
+def test_probes_continue_after_out_of_memory(
     network: Any, subject: Any, attempt: Attempt, store: Store, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     model = network(awake=True, vocab_size=264)
@@ -200,19 +200,17 @@ def test_the_real_probes_go_on_after_one_that_does_not_fit(
     monkeypatch.setattr(model, "features", small)
     who = subject(model, lengths=(16, 150), length=200)
     attempt(who).probe(who)
-    found = measured(store)
+    measured_values = measured(store)
     for probe, metric in (("clean", "nats"), ("junk", "nats"), ("needle", "digit_accuracy")):
-        assert found[probe, metric, 16].value is not None
-        assert found[probe, metric, 150].reason == "oom: CUDA out of memory."
-    assert found["val", "val_loss", 0].value is not None
+        assert measured_values[probe, metric, 16].value is not None
+        assert measured_values[probe, metric, 150].reason == "oom: CUDA out of memory."
+    assert measured_values["val", "val_loss", 0].value is not None
     with store.transaction(write=False) as session:
         assert set(session.scalars(select(ExampleRow.length))) == {16}
 
 
 @pytest.mark.gpu
-def test_cuda_goes_on_after_a_length_that_does_not_fit(
-    network: Any, subject: Any, attempt: Attempt, store: Store
-) -> None:
+def test_cuda_continues_after_out_of_memory(network: Any, subject: Any, attempt: Attempt, store: Store) -> None:
     """Logits of 500 tokens fit beside what is held, those of 40,000 do not: the later probe is measured again."""
     cuda = torch.device("cuda")
     model = network(awake=True, vocab_size=50_304).to(cuda)
@@ -226,15 +224,15 @@ def test_cuda_goes_on_after_a_length_that_does_not_fit(
         attempt(who).probe(who)
     finally:
         torch.cuda.set_per_process_memory_fraction(1.0)
-    found = measured(store)
+    measured_values = measured(store)
     for probe in ("clean", "junk"):
-        assert found[probe, "nats", 16].value is not None
-        assert 0 < found[probe, "peak_memory", 16].value < limit
-        assert found[probe, "nats", 40_000].reason.startswith("oom: CUDA out of memory")
-        assert found[probe, "peak_memory", 40_000].value is None
+        assert measured_values[probe, "nats", 16].value is not None
+        assert 0 < measured_values[probe, "peak_memory", 16].value < limit
+        assert measured_values[probe, "nats", 40_000].reason.startswith("oom: CUDA out of memory")
+        assert measured_values[probe, "peak_memory", 40_000].value is None
 
 
-def test_any_other_error_passes_through(
+def test_probe_errors_pass_through(
     network: Any, subject: Any, attempt: Attempt, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     probe_with(monkeypatch, refuse(RuntimeError("mat1 and mat2 shapes cannot be multiplied")))
@@ -243,13 +241,15 @@ def test_any_other_error_passes_through(
         attempt(who).probe(who)
 
 
-def test_too_few_documents_are_no_peak_either(network: Any, subject: Any, attempt: Attempt, store: Store) -> None:
+def test_peak_memory_is_absent_with_too_few_documents(
+    network: Any, subject: Any, attempt: Attempt, store: Store
+) -> None:
     who = subject(network(vocab_size=264), lengths=(16, 64), length=40, probes=("clean",))
     attempt(who).probe(who)
-    found = measured(store)
+    measured_values = measured(store)
     reason = "too-few-docs: 0 of 3 held-out documents have 65 tokens"
-    assert {value.reason for key, value in found.items() if key[2] == 64} == {reason}
-    assert found["clean", "nats", 16].value is not None
+    assert {value.reason for key, value in measured_values.items() if key[2] == 64} == {reason}
+    assert measured_values["clean", "nats", 16].value is not None
 
 
 # --- examples -----------------------------------------------------------------------------------------------------
@@ -264,31 +264,35 @@ def stored(store: Store, probe: str, metric: str, length: int) -> dict[tuple[int
         return {(row.item, row.position): row.value for row in session.scalars(chosen)}
 
 
-def test_stored_examples_rebuild_every_mean_and_interval(
+def test_stored_examples_reproduce_means_and_intervals(
     network: Any, subject: Any, attempt: Attempt, store: Store
 ) -> None:
     who = subject(network(awake=True, vocab_size=264, memory="gated_delta"), lengths=(16, 64), needle_trials=7)
     attempt(who).probe(who)
-    found = measured(store)
+    measured_values = measured(store)
     for length in (16, 64):
         for probe, items in (("clean", 3), ("junk", 4)):
             rows = stored(store, probe, "nats", length)
             assert sorted(rows) == [(item, 0) for item in range(items)]
-            assert np.mean(list(rows.values())) == pytest.approx(found[probe, "nats", length].value, rel=1e-14)
+            assert np.mean(list(rows.values())) == pytest.approx(
+                measured_values[probe, "nats", length].value, rel=1e-14
+            )
         digits = stored(store, "needle", "digit_accuracy", length)
         losses = stored(store, "needle", "nats", length)
         assert sorted(digits) == sorted(losses) == [(item, digit) for item in range(7) for digit in range(5)]
-        assert np.mean(list(losses.values())) == pytest.approx(found["needle", "nats", length].value, rel=1e-14)
-        rebuilt(found, digits, length)
+        assert np.mean(list(losses.values())) == pytest.approx(
+            measured_values["needle", "nats", length].value, rel=1e-14
+        )
+        rebuilt(measured_values, digits, length)
 
 
-def rebuilt(found: Found, digits: dict[tuple[int, int], float], length: int) -> float:
+def rebuilt(measured_values: Measured, digits: dict[tuple[int, int], float], length: int) -> float:
     """Checks both accuracies and their intervals against the digits' own hits; returns the exact accuracy."""
     assert set(digits.values()) <= {0.0, 1.0}
     trials = sorted({item for item, _ in digits})
     exact = [min(digits[item, digit] for digit in range(5)) for item in trials]
     for metric, hits in (("digit_accuracy", list(digits.values())), ("exact_accuracy", exact)):
-        value = found["needle", metric, length]
+        value = measured_values["needle", metric, length]
         assert (value.value, value.n) == (pytest.approx(np.mean(hits), rel=1e-14), len(hits))
         # the digits of a trial stand or fall together: there are as many independent answers as trials
         interval = wilson(np.mean(hits) * len(trials), len(trials))
@@ -296,7 +300,7 @@ def rebuilt(found: Found, digits: dict[tuple[int, int], float], length: int) -> 
     return float(np.mean(exact))
 
 
-def test_exact_accuracy_is_rebuilt_where_trials_differ(rule: Any, subject: Any, attempt: Attempt, store: Store) -> None:
+def test_stored_examples_reproduce_exact_accuracy(rule: Any, subject: Any, attempt: Attempt, store: Store) -> None:
     """An oracle that misses the last digit after every odd key. The needle stands at the front, after end of text."""
     key_ends, pair = len(" The access code for record 1234567"), len(" The access code for record 1234567 is 1 2 3 4 5")
 
@@ -312,19 +316,19 @@ def test_exact_accuracy_is_rebuilt_where_trials_differ(rule: Any, subject: Any, 
     assert rebuilt(measured(store), digits, 16) == pytest.approx(sum(even) / 7)
 
 
-def test_cells_see_the_same_needles_and_documents(rule: Any, subject: Any) -> None:
+def test_cells_read_same_needles_and_documents(rule: Any, subject: Any) -> None:
     """Whatever the cell's own seed and mixer are, item i of one cell is item i of the other."""
     reads = []
     for settings in ({"seed": 0}, {"seed": 7}, {"seed": 7, "chunk_tokens": 100}, {"lengths": (16, 64, 128)}):
         model = rule(lambda row: np.full(len(row), 97))
         who = subject(model, **settings)
-        found = [
+        seen_inputs = [
             (e.probe, e.metric, e.length, e.item, e.position)
             for name in ("clean", "junk", "needle")
             for _, examples in module.measure(name, who, [16, 64])
             for e in examples
         ]
         rows = [row.tolist() for tokens in model.seen for row in tokens]
-        reads.append((found, rows))
+        reads.append((seen_inputs, rows))
     assert len(reads[0][1]) == 2 * (3 + 4 + 6) + 6
     assert all(read == reads[0] for read in reads)

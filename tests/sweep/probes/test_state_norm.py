@@ -34,7 +34,7 @@ def by_hand(memory: GatedDelta, x: Any, q: Any, k: Any, v: Any) -> np.ndarray:
     keys, values = k.detach().numpy(), v.detach().numpy()
     b, t, h, size = q.shape
     group = h // k.shape[2]
-    found = np.zeros((4, b, h))
+    norms = np.zeros((4, b, h))
     for row in range(b):
         for head in range(h):
             states = np.zeros((4, size, size))
@@ -47,16 +47,16 @@ def by_hand(memory: GatedDelta, x: Any, q: Any, k: Any, v: Any) -> np.ndarray:
                 states[1] = gamma * states[1] + write
                 states[2] = states[2] @ erase + write
                 states[3] = states[3] + write
-            found[:, row, head] = np.linalg.norm(states, axis=(1, 2))
-    return found
+            norms[:, row, head] = np.linalg.norm(states, axis=(1, 2))
+    return norms
 
 
 def inputs(model: Backbone, watched: list[Any], documents: list[np.ndarray], length: int) -> dict[int, Any]:
     """(x, q, k, v) of every memory for the documents' first tokens."""
     seen: dict[int, Any] = {}
     hooks = [
-        memory.register_forward_pre_hook(lambda _, given, place=place: seen.__setitem__(place, given))
-        for place, memory in enumerate(watched)
+        memory.register_forward_pre_hook(lambda _, inputs, index=index: seen.__setitem__(index, inputs))
+        for index, memory in enumerate(watched)
     ]
     rows = torch.from_numpy(np.stack([d[:length] for d in documents]).astype(np.int64))
     with torch.no_grad():
@@ -69,26 +69,31 @@ def inputs(model: Backbone, watched: list[Any], documents: list[np.ndarray], len
 @pytest.fixture
 def model(network: Any) -> Backbone:
     sizes = {"vocab_size": 264, "memory": "gated_delta", "n_layers": 7}
-    made: Backbone = network(awake=True, dtype=torch.float64, attn_type="nope", **sizes)
-    assert len(memories(made)) == 2
-    return made.eval()
+    model: Backbone = network(awake=True, dtype=torch.float64, attn_type="nope", **sizes)
+    assert len(memories(model)) == 2
+    return model.eval()
 
 
-def test_norms_are_those_of_a_loop_over_tokens(model: Backbone, subject: Any) -> None:
+def test_state_norm_matches_loop_over_tokens(model: Backbone, subject: Any) -> None:
     who = subject(model, documents=3, lengths=(LENGTH,), chunk_tokens=70)
     seen = inputs(model, memories(model), who.documents, LENGTH)
-    expected = np.stack([by_hand(memory, *seen[place]) for place, memory in enumerate(memories(model))], 2)  # 4 B L H
+    expected = np.stack([by_hand(memory, *seen[index]) for index, memory in enumerate(memories(model))], 2)  # 4 B L H
     ((measured, examples),) = measure("state_norm", who, [LENGTH])
-    assert [one.metric for one in measured] == list(STATES)
-    for one, norms in zip(measured, expected, strict=True):
-        assert one.value == pytest.approx(norms.mean(), rel=1e-10)
-        assert (one.length, one.unit, one.n, one.reason) == (LENGTH, "frobenius", norms.size, None)
-        mine = {(e.item, e.position): e.value for e in examples if e.metric == one.metric}
+    assert [measurement.metric for measurement in measured] == list(STATES)
+    for measurement, norms in zip(measured, expected, strict=True):
+        assert measurement.value == pytest.approx(norms.mean(), rel=1e-10)
+        assert (measurement.length, measurement.unit, measurement.n, measurement.reason) == (
+            LENGTH,
+            "frobenius",
+            norms.size,
+            None,
+        )
+        mine = {(e.item, e.position): e.value for e in examples if e.metric == measurement.metric}
         heads = range(norms.shape[2])
-        wanted = {(layer, h): norms[:, place, h].mean() for place, layer in enumerate(LAYERS) for h in heads}
+        wanted = {(layer, h): norms[:, index, h].mean() for index, layer in enumerate(LAYERS) for h in heads}
         assert mine == pytest.approx(wanted, rel=1e-10)
-    delta, hebbian, *_, hebbian_kept = (one.value for one in measured)
-    assert delta < hebbian < hebbian_kept, "erasing and forgetting both keep the state small"
+    delta, hebbian, *_, hebbian_retained = (measurement.value for measurement in measured)
+    assert delta < hebbian < hebbian_retained, "erasing and forgetting both keep the state small"
 
 
 def kda_by_hand(memory: Any, x: Any, k: Any, v: Any) -> list[torch.Tensor]:
@@ -97,16 +102,16 @@ def kda_by_hand(memory: Any, x: Any, k: Any, v: Any) -> list[torch.Tensor]:
     gammas, betas = torch.sigmoid(logit + 3.9), torch.sigmoid(memory.w_beta(x))[:, 0]
     states = [torch.zeros(memory.head_dim, memory.head_dim, dtype=x.dtype) for _ in STATES]
     for gamma, beta, key, value in zip(gammas, betas, k / k.norm(dim=-1, keepdim=True), v, strict=True):
-        for place, name in enumerate(STATES):
-            state = states[place] if name.endswith("kept") else states[place] * gamma
+        for index, name in enumerate(STATES):
+            state = states[index] if name.endswith("kept") else states[index] * gamma
             missing = value - state @ key if name.startswith("delta") else value
-            states[place] = state + beta * torch.outer(missing, key)
+            states[index] = state + beta * torch.outer(missing, key)
     return [state.norm() for state in states]
 
 
 def omega_by_hand(memory: Any, x: Any, k: Any, v: Any) -> list[torch.Tensor]:
     """Norms of one row and head, of each of OWN: gradients by autograd, token by token."""
-    found, how = [], memory.config
+    norms, how = [], memory.config
     logit = {name: rate(x)[:, 0] for name, rate in memory.rates.items()}
     keep, step = torch.sigmoid(logit["keep"] + how.keep_offset), torch.sigmoid(logit["step"] + how.step_offset)
     slow = torch.sigmoid(logit["momentum"] + how.momentum_offset) if "momentum" in logit else None
@@ -118,8 +123,8 @@ def omega_by_hand(memory: Any, x: Any, k: Any, v: Any) -> list[torch.Tensor]:
         args = feature, feature, v, alpha, step, torch.sigmoid(logit["weight"]) / how.window, slow, start
         orthogonal = getattr(how, "orthogonal", "none")
         _, layers = omega_reference(*args, window=how.window, chunk=how.chunk, orthogonal=orthogonal)
-        found.append(sum(layer.square().sum() for layer in layers) ** 0.5)
-    return found
+        norms.append(sum(layer.square().sum() for layer in layers) ** 0.5)
+    return norms
 
 
 @pytest.mark.parametrize(
@@ -132,7 +137,7 @@ def omega_by_hand(memory: Any, x: Any, k: Any, v: Any) -> list[torch.Tensor]:
         ("atlas", {"window": 3, "chunk": 8, "memory": "mlp2", "orthogonal": "token"}, omega_by_hand),
     ],
 )
-def test_norms_of_other_memories_are_those_of_a_loop(
+def test_state_norm_of_further_memories_matches_loop(
     name: str, settings: Any, by_hand: Any, network: Any, subject: Any
 ) -> None:
     sizes = {"vocab_size": 264, "memory": name, "memories": {name: settings}, "n_layers": 3}
@@ -144,29 +149,33 @@ def test_norms_of_other_memories_are_those_of_a_loop(
         wanted = torch.stack([torch.stack(by_hand(memory, x[b], k[b, :, 0], v[b, :, 0])) for b in range(2)]).mean(0)
     ((measured, examples),) = measure("state_norm", who, [20])
     has = STATES if name == "kda" else OWN
-    assert {one.metric for one in measured if one.value is not None} == set(has)
-    assert {one.reason for one in measured} - {None} <= {f"n/a: memory {name} does not write by a delta rule"}
+    assert {measurement.metric for measurement in measured if measurement.value is not None} == set(has)
+    assert {measurement.reason for measurement in measured} - {None} <= {
+        f"n/a: memory {name} does not write by a delta rule"
+    }
     mine = [e.value for metric in has for e in examples if (e.metric, e.item, e.position) == (metric, 2, 0)]
     assert mine == pytest.approx(wanted.tolist(), rel=1e-9)
 
 
 @pytest.mark.parametrize("name", list(MEMORIES))
-def test_every_memory_of_the_registry_has_a_norm(name: str, network: Any, subject: Any) -> None:
+def test_state_norm_of_every_memory(name: str, network: Any, subject: Any) -> None:
     who = subject(network(awake=True, vocab_size=264, memory=name).eval(), documents=2, lengths=(16,))
     ((measured, examples),) = measure("state_norm", who, [16])
-    assert {one.metric for one in measured if one.value} >= set(OWN)
+    assert {measurement.metric for measurement in measured if measurement.value} >= set(OWN)
     assert {(e.item, e.position) for e in examples} == {(2, head) for head in range(who.config.model.n_heads)}
 
 
-def test_a_memory_without_a_norm_says_so(network: Any, subject: Any) -> None:
+def test_state_norm_of_memory_without_norm_has_reason(network: Any, subject: Any) -> None:
     with MEMORIES.scope():
         register_memory("still")(type("Still", (MEMORIES.load("gated_delta"),), {"norm": None}))
         who = subject(network(vocab_size=264, memory="still").eval(), documents=2, lengths=(16,))
         ((measured, _),) = measure("state_norm", who, [16])
-    assert {one.reason for one in measured} == {"n/a: memory still defines no norm"}
+    assert {measurement.reason for measurement in measured} == {"n/a: memory still defines no norm"}
 
 
-def test_an_error_takes_the_watching_away_too(model: Backbone, subject: Any, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_observe_memories_is_removed_after_error(
+    model: Backbone, subject: Any, monkeypatch: pytest.MonkeyPatch
+) -> None:
     who = subject(model, documents=2, lengths=(32,))
 
     def fails(*_: Any, **__: Any) -> Any:
@@ -178,22 +187,22 @@ def test_an_error_takes_the_watching_away_too(model: Backbone, subject: Any, mon
     assert all("evaluate" not in vars(memory) for memory in memories(model))
 
 
-def test_it_runs_only_where_it_is_asked_for() -> None:
+def test_state_norm_runs_only_on_request() -> None:
     assert {name for name, _ in requested(EvalConfig())} == {"val", "clean", "junk", "needle"}
-    asked = requested(EvalConfig(probes=("state_norm", "count_map"), lengths=(8, 16)))
-    assert asked == [("state_norm", 8), ("state_norm", 16), ("count_map", 0)]
+    pairs = requested(EvalConfig(probes=("state_norm", "count_map"), lengths=(8, 16)))
+    assert pairs == [("state_norm", 8), ("state_norm", 16), ("count_map", 0)]
 
 
-def test_learned_slopes_of_the_count_map(network: Any, subject: Any) -> None:
+def test_count_map_slopes_match_parameters(network: Any, subject: Any) -> None:
     model = network(vocab_size=264, attn_type="polar")
     raw = []
-    for place, block in enumerate(b for b in model.blocks if isinstance(b.mix, Attention)):
-        block.mix.mixer.mag_beta.data = torch.tensor([-1.5 + place, 0.25])
-        raw.append([-1.5 + place, 0.25])
+    for index, block in enumerate(b for b in model.blocks if isinstance(b.mix, Attention)):
+        block.mix.mixer.mag_beta.data = torch.tensor([-1.5 + index, 0.25])
+        raw.append([-1.5 + index, 0.25])
     slopes = np.log1p(np.exp(np.array(raw)))
     ((measured, examples),) = measure("count_map", subject(model), [0])
-    found = {one.metric: one.value for one in measured}
-    assert found == pytest.approx(
+    values = {measurement.metric: measurement.value for measurement in measured}
+    assert values == pytest.approx(
         {"beta": slopes.mean(), "beta_lowest": slopes.min(), "beta_highest": slopes.max()}, rel=1e-6
     )
     assert {(e.item, e.position): e.value for e in examples} == pytest.approx(dict(np.ndenumerate(slopes)), rel=1e-6)
