@@ -172,6 +172,7 @@ def load(path: Path) -> Checkpoint:
 
 
 def _load(path: Path, facts: CheckpointFacts) -> Checkpoint:
+    """Load the tensors of a verified local checkpoint onto the CPU."""
     return Checkpoint(
         **vars(facts),
         model=load_file(path / MODEL),

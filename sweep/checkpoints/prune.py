@@ -163,6 +163,15 @@ class _CellPruner:
     def __init__(
         self, store: Store, runs: Path, state: CellState, standing: Standing, attempts: Sequence[Attempt]
     ) -> None:
+        """Prepare the pruning of a cell.
+
+        Args:
+            store: The database.
+            runs: The runs folder.
+            state: The cell in the database.
+            standing: Standing of the cell, for the report.
+            attempts: All attempts of the cell, oldest first.
+        """
         self.store, self.runs, self.state, self.standing, self.attempts = store, runs, state, standing, attempts
         self.checkpoints = self.weights = self.bytes = 0
         self.n_sound = 0

@@ -63,6 +63,7 @@ class Batches:
     """Cumulative number of rows up to the end of each shard, int64 [shards]."""
 
     def __post_init__(self) -> None:
+        """Count the rows of each shard. Raises DataError if there is none."""
         counts = [self._count_rows(len(shard)) for shard in self.shards]
         object.__setattr__(self, "_ends", np.cumsum(counts))
         if self.rows < 1:
@@ -72,6 +73,7 @@ class Batches:
             raise DataError(f"the training split has {tokens} tokens, less than {required}")
 
     def _count_rows(self, tokens: int) -> int:
+        """Return the number of rows in a shard of `tokens` tokens."""
         if self.whole_steps:
             return max(0, tokens - 2) // (self.rows_per_step * self.seq_len) * self.rows_per_step
         return max(0, tokens - 1) // self.seq_len

@@ -177,7 +177,7 @@ if TYPE_CHECKING:
     Stream = np.ndarray | Rows
 else:
     Stream = Any
-"""Tokens one behind the other, of a file or worked out."""
+"""One-dimensional stream of tokens, from a file or computed."""
 
 
 @dataclass(frozen=True)

@@ -46,6 +46,12 @@ class CorpusUnknown(CorpusError):
     """Exception for a corpus name that is neither built in nor prepared on this machine."""
 
     def __init__(self, name: str, allowed: Sequence[str]) -> None:
+        """Create the message, with a suggestion for a misspelt name.
+
+        Args:
+            name: The unknown name.
+            allowed: Names of the available corpora.
+        """
         self.name, self.allowed = name, list(allowed)
         super().__init__(
             f"no corpus {name!r}; allowed: {', '.join(self.allowed)}, or one prepared with `data prepare PATH --name {name}`"
@@ -81,7 +87,7 @@ class Corpus:
     largest: int = -1
     """Largest token id of any split."""
     folder: Path | None = None
-    """Folder of the prepared corpus; None for a corpus built in memory."""
+    """Folder of the prepared corpus; None if it was created otherwise."""
     tokenizer_facts: dict[str, Any] | None = None
     """Facts from which `load_saved_tokenizer` loads the saved tokenizer; None as for `folder`."""
     train_marks: Sequence[Stream] | None = None
@@ -341,7 +347,7 @@ def prepared(name: str, root: Path) -> PreparedCorpus | None:
 
 
 def with_own_tokens(name: str) -> PreparedCorpus | None:
-    """Return the facts of a built-in computed corpus, which has a tokenizer of its own; None for any other corpus.
+    """Return the facts of a registered computed corpus, which has a tokenizer of its own; None for any other corpus.
 
     Raises KeyError for an unregistered name.
     """

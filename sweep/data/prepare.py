@@ -139,7 +139,7 @@ def aside(data: DataConfig) -> Corpus:
 
 @contextlib.contextmanager
 def _lock(path: Path) -> Iterator[None]:
-    """Hold an exclusive lock on a file, which is created first and removed afterwards."""
+    """Hold an exclusive lock on a file, which is created first and removed after success."""
     path.parent.mkdir(parents=True, exist_ok=True)
     with path.open("w") as file:
         fcntl.flock(file, fcntl.LOCK_EX)

@@ -120,6 +120,7 @@ def _from_hub(name: str, revision: str | None) -> Path:
     from huggingface_hub.errors import HfHubHTTPError, LocalEntryNotFoundError
 
     def download(*, local_only: bool) -> Path:
+        """Return the folder of the snapshot, from the hub's cache alone if `local_only`."""
         return Path(
             snapshot_download(
                 name, revision=revision, allow_patterns=list(DOWNLOAD_PATTERNS), local_files_only=local_only

@@ -76,7 +76,11 @@ class ChunkedScorer:
     def logits(self, tokens: np.ndarray, first: int = 0) -> Iterator[tuple[int, Tensor]]:
         """Yield (position, logits [n, V]) for consecutive tokens from `first` on, on the device.
 
-        `position` is the index of the token that the first row of logits follows.
+        Row i of the logits predicts the token at `position` + i + 1. Only one chunk of logits exists at a time.
+
+        Args:
+            tokens: Token ids, one-dimensional; all are read.
+            first: Index of the first token whose logits are needed.
         """
         row = torch.from_numpy(tokens.astype(np.int64)).to(self.device)
         cache = None
@@ -238,7 +242,7 @@ class TextPairedSubject(OpenWeightSubject):
         losses = np.zeros(len(targets))
         for passage, byte_spans, begin in encoded:
             if len(byte_spans):
-                covered = slice(passage.first, passage.first + len(passage.ends))
+                covered = slice(passage.first_token, passage.first_token + len(passage.ends))
                 losses[covered] = spread_over_tokens(nats[begin - 1 : begin - 1 + len(byte_spans)], byte_spans, passage)
         return losses
 

@@ -42,6 +42,8 @@ class FlipFlopProbeConfig(ProbeConfig):
 
 
 class _Split(NamedTuple):
+    """Rows of a split and its probability of i."""
+
     rows: FlipFlopRows
     ignore: float
 

@@ -260,6 +260,7 @@ def observe_evaluations(parts: Sequence[nn.Module], observe: Callable[..., None]
     """
 
     def wrap(index: int, part: Any) -> None:
+        """Shadow `evaluate` of a module so that it reports its calls."""
         plain = part.evaluate
 
         def evaluate(*args: Any, **options: Any) -> Any:

@@ -47,6 +47,7 @@ class MqarConfig(CorpusConfig):
 
     @model_validator(mode="after")
     def _check_sizes(self) -> MqarConfig:
+        """Raise ValueError if the row is too short for the pairs, or there are fewer keys than pairs."""
         if self.length < 4 * self.pairs + 2:
             raise ValueError(f"length: {self.pairs} pairs and as many questions take {4 * self.pairs + 2} tokens")
         if self.keys < self.pairs:

@@ -47,7 +47,10 @@ def memories_of(model: Backbone) -> dict[int, Any]:
 
 
 def missing_methods_reason(model: Backbone, *methods: str) -> str | None:
-    """Return why the memories of a network lack these methods of `Recurrent`, or None if they define them."""
+    """Return why these methods of `Recurrent` cannot be used on the network, or None if its memories define them.
+
+    The reason is that the network has no memory, or that its memory lacks a method.
+    """
     memories = memories_of(model)
     if not memories:
         return "n/a: the network has no memory"
@@ -129,6 +132,7 @@ def memory_state_norms_after(subject: CellSubject, rows_BT: Tensor, chunk: int) 
     norms_by_layer: dict[int, list[dict[str, Tensor]]] = {layer: [] for layer in memories}
 
     def record(layer: int, inputs: MemoryInputs) -> None:
+        """Record the norms of a memory after a call, on the CPU."""
         norms_by_layer[layer].append(
             {name: norm.cpu() for name, norm in memory_state_norms(memories[layer], inputs, chunk).items()}
         )
@@ -168,6 +172,7 @@ def average_rates(subject: CellSubject, inputs_BT: Tensor) -> dict[int, AverageR
     dtypes: dict[int, torch.dtype] = {}
 
     def record(layer: int, inputs: MemoryInputs) -> None:
+        """Add the rates and values of a memory's call to the sums of its layer."""
         token_rates = memories[layer].read_rates(inputs.x_BTD)
         sums = type(token_rates)(*(None if rate is None else rate.double().sum((0, 1)) for rate in token_rates))
         before = rates.get(layer)

@@ -155,7 +155,7 @@ def test_seal_rejects_implausible_facts(tmp_path: Path, facts: dict[str, object]
     assert line.startswith(f"{tmp_path}/checkpoint-00000010 is damaged and passed over: state.json ")
 
 
-def test_seal_rejects_other_name(tmp_path: Path) -> None:
+def test_seal_rejects_wrong_name(tmp_path: Path) -> None:
     """A checkpoint that was copied or renamed would say one step and hold another."""
     put(tmp_path, 5).rename(tmp_path / "checkpoint-00000007")
     assert checkpoint.newest(tmp_path) is None
@@ -184,7 +184,7 @@ def test_seal_with_strange_content_is_damage(tmp_path: Path, text: str) -> None:
 
 
 class Trap:
-    """What a pickled attack looks like: unpickling it would call something."""
+    """Class whose unpickling would call a function, as a pickled attack does."""
 
     def __reduce__(self) -> tuple[object, ...]:
         return (print, ("unpickled",))

@@ -1,4 +1,4 @@
-"""What a power cut would leave: nothing is removed before the database that makes up for it is on the disk."""
+"""Durability over a power cut: nothing is removed before the database that replaces it is synced to the disk."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""What gc finds and removes: exactly what no attempt of the database owns, whatever else lies beside it."""
+"""Garbage collection: it removes exactly the files that no attempt of the database owns."""
 
 from __future__ import annotations
 
@@ -123,7 +123,7 @@ def test_gc_removes_deleted_files_alone(case: GarbageCase, tmp_path: Path) -> No
     assert case.store.events()[-1].kind == "collected"
 
 
-def test_gc_scans_other_storage_when_named(case: GarbageCase, tmp_path: Path) -> None:
+def test_gc_scans_storage_location_when_named(case: GarbageCase, tmp_path: Path) -> None:
     case.delete("old")
     report = garbage.find(case.store, case.runs)
     assert not any(address.startswith("elsewhere") for address in short(report, tmp_path))
@@ -152,16 +152,16 @@ def test_gc_finishes_interrupted_removal(case: GarbageCase, tmp_path: Path) -> N
     assert not folder.exists()
 
 
-def test_gc_rejects_runs_folder_of_other_database(case: GarbageCase, tmp_path: Path) -> None:
-    other_store = open_store(tmp_path / "other.db", create=True)
+def test_gc_rejects_runs_folder_of_unrelated_database(case: GarbageCase, tmp_path: Path) -> None:
+    second_store = open_store(tmp_path / "other.db", create=True)
     before = case.files()
     with pytest.raises(SweepError, match="none of the 4 attempts"):
-        garbage.find(other_store, case.runs)
+        garbage.find(second_store, case.runs)
     (case.runs / ".import-x").mkdir()
     with pytest.raises(SweepError, match="belongs to an import"):
         garbage.find(case.store, case.runs)
     assert case.files() == before
-    other_store.close()
+    second_store.close()
 
 
 def test_gc_skips_symlinks_and_young_files(case: GarbageCase, tmp_path: Path) -> None:

@@ -34,11 +34,11 @@ def write(size: int, path: Path) -> None:
     path.write_bytes(bytes(size))
 
 
-def bundle(place: str | Path, step: int) -> None:
+def bundle(folder: str | Path, step: int) -> None:
     """A checkpoint of 1300 bytes and its seal."""
     writers = {"model.safetensors": partial(write, MODEL), "optimizers.pt": partial(write, OPTIMIZERS)}
     facts = {"step": step, "tokens": step, "wall_s": 1.0, "pending": None}
-    storage.place(place).publish(checkpoint.name_of(step), writers, facts)
+    storage.place(folder).publish(checkpoint.name_of(step), writers, facts)
 
 
 class Bench:
@@ -64,18 +64,18 @@ class Bench:
         for step in steps:
             bundle(full, step)
             recorder.checkpoint(storage.join(address, checkpoint.name_of(step)))
-        weights = None
+        weights_address = None
         if weights:
             storage.place(full).put("weights.safetensors", partial(write, WEIGHTS))
-            weights = storage.join(address, "weights.safetensors")
+            weights_address = storage.join(address, "weights.safetensors")
         if state == "done":
             recorder.measurements([Measurement(probe="val", metric="val_loss", value=1.0)])
         if state != "running":
-            self.store.finish_attempt(attempt.id, 1, state, weights=weights)  # type: ignore[arg-type]
+            self.store.finish_attempt(attempt.id, 1, state, weights=weights_address)  # type: ignore[arg-type]
         return self.store.attempt(attempt.id)
 
     def fill(self) -> None:
-        """One cell of each kind."""
+        """Record attempts in every state, a cell for each case."""
         self.attempt("a", "interrupted", (5,))
         self.attempt("a", "done", (90, 100), weights=True)
         self.attempt("b", "diverged", (7,))
@@ -133,9 +133,10 @@ AFTER_KEEP_NOTHING = ["d/1/3", "d/1/6", "d/1/9", "d/2/12"]
 
 
 @pytest.mark.parametrize(
-    ("keep", "left"), [("newest", AFTER_KEEP_NEWEST), ("weights", AFTER_KEEP_WEIGHTS), ("nothing", AFTER_KEEP_NOTHING)]
+    ("keep", "remaining"),
+    [("newest", AFTER_KEEP_NEWEST), ("weights", AFTER_KEEP_WEIGHTS), ("nothing", AFTER_KEEP_NOTHING)],
 )
-def test_what_goes_and_what_stays(bench: Bench, keep: Any, left: list[str]) -> None:
+def test_what_goes_and_what_stays(bench: Bench, keep: Any, remaining: list[str]) -> None:
     bench.fill()
     part = bench.runs / ("c" * 12) / "2" / ".checkpoint-00000017.part"
     part.mkdir()
@@ -144,7 +145,7 @@ def test_what_goes_and_what_stays(bench: Bench, keep: Any, left: list[str]) -> N
     looked = prune(bench.store, bench.runs, keep=keep, dry=True)
     assert (bench.size(), bench.names(), len(bench.store.events(sweep="s"))) == (before, names, 19)
     done = prune(bench.store, bench.runs, "s", keep=keep)
-    assert bench.names() == left
+    assert bench.names() == remaining
     assert done.bytes == before - bench.size() > 0
     assert (done.cells, done.bytes) == (looked.cells, looked.bytes)
     assert (done.sweep, done.keep, list(done.running), done.problems) == ("s", keep, ["slug-d"], [])
@@ -158,7 +159,7 @@ def test_what_goes_and_what_stays(bench: Bench, keep: Any, left: list[str]) -> N
     )
     assert [event.message for event in bench.store.events(sweep="s")][-1].endswith(f"(keep {keep})")
     again = prune(bench.store, bench.runs, "s", keep=keep)
-    assert (list(again.cells), again.bytes, bench.names()) == ([], 0, left)
+    assert (list(again.cells), again.bytes, bench.names()) == ([], 0, remaining)
     assert len(bench.store.events(sweep="s")) == 20
 
 
@@ -179,7 +180,7 @@ def test_prune_keeps_record_of_remote_weights(bench: Bench, tmp_path: Path) -> N
     assert bench.store.cell_states("s")[0].weights is not None
 
 
-def test_prune_keeps_damaged_checkpoint_without_intact_one(bench: Bench) -> None:
+def test_prune_keeps_damaged_checkpoint_if_none_is_intact(bench: Bench) -> None:
     attempt = bench.attempt("c", "interrupted", (5, 10, 15, 20))
     folder = bench.runs / attempt.run_dir
     with (folder / "checkpoint-00000020" / "model.safetensors").open("r+b") as file:
@@ -227,7 +228,7 @@ def test_prune_keeps_unexpected_files(bench: Bench, tmp_path: Path) -> None:
     assert any("notes.txt" in line for line in report.lines())
 
 
-def test_prune_skips_cell_taken_up_meanwhile(bench: Bench, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_prune_skips_cell_of_new_launch(bench: Bench, monkeypatch: pytest.MonkeyPatch) -> None:
     bench.attempt("c", "interrupted", (5, 10, 15))
     real = pruning.is_sound
 
@@ -250,7 +251,7 @@ def test_prune_includes_orphans_on_request(bench: Bench) -> None:
 
 
 @pytest.mark.parametrize("kind", ["folder", "memory"])
-def test_prune_other_storage_locations(bench: Bench, tmp_path: Path, kind: str) -> None:
+def test_prune_storage_outside_runs_folder(bench: Bench, tmp_path: Path, kind: str) -> None:
     home = str(tmp_path / "big disk") if kind == "folder" else f"memory://prune{next(serial)}"
     first = bench.attempt("c", "interrupted", (5, 10), home=home)
     second = bench.attempt("c", "interrupted", (15,), home=home)

@@ -115,7 +115,7 @@ def test_storage_ignores_incomplete_checkpoint(address: str, name: str) -> None:
     assert newest(address) == (5, 0.0)
 
 
-def test_storage_clear_leaves_other_files(address: str) -> None:
+def test_storage_clear_leaves_foreign_files(address: str) -> None:
     for step in (5, 10):
         put(address, step)
     checkpoint.save_weights(storage.join(address, "weights.safetensors"), linear(1.0))
@@ -187,21 +187,21 @@ def test_attempt_address_by_checkpoint_path(path: str | None, home: str, full: s
 def test_free_bytes_of_local_disk(tmp_path: Path) -> None:
     free = shutil.disk_usage(tmp_path).free
     for address in (str(tmp_path), str(tmp_path / "not" / "yet"), f"file://{tmp_path}/no"):
-        free = storage.free_bytes(address)
-        assert free is not None
-        assert abs(free - free) < 2**30, "others write to this disk meanwhile"
+        reported = storage.free_bytes(address)
+        assert reported is not None
+        assert abs(reported - free) < 2**30, "others write to this disk meanwhile"
     assert storage.free_bytes("s3://bucket/x") is None
 
 
-@pytest.mark.parametrize(("address", "said"), [
+@pytest.mark.parametrize(("address", "message"), [
     ("file://data/x", "file://data/x: needs an absolute path, as in file:///data/checkpoints"),
     ("reference::file:///x", "reference::file:///x: is a chain of addresses; name a folder or one fsspec URL such as s3://..."),
     ("s3://bucket/x::file:///y", "s3://bucket/x::file:///y: is a chain of addresses; name a folder or one fsspec URL such as s3://..."),
     ("reference://x", "reference://x: Protocol not known: reference; name a folder or an fsspec URL such as s3://..."),
     ("nosuch://bucket/x", "nosuch://bucket/x: Protocol not known: nosuch; name a folder or an fsspec URL such as s3://..."),
 ])  # fmt: skip
-def test_storage_rejects_invalid_address(address: str, said: str) -> None:
-    assert refused(lambda: storage.place(address), StorageAddressError) == said
+def test_storage_rejects_invalid_address(address: str, message: str) -> None:
+    assert refused(lambda: storage.place(address), StorageAddressError) == message
     assert StorageAddressError("x").exit_code == 2
 
 
@@ -219,7 +219,7 @@ def test_storage_names_package_of_missing_backend(monkeypatch: pytest.MonkeyPatc
 # --- what goes wrong ----------------------------------------------------------------------------------------------
 
 
-def test_storage_reports_unwritable_folder_in_one_line(tmp_path: Path) -> None:
+def test_storage_reports_unwritable_folder_briefly(tmp_path: Path) -> None:
     (tmp_path / "file").write_text("in the way")
     message = refused(lambda: storage.place(tmp_path / "file" / "inside").check(), StorageError)
     assert message.startswith(f"{tmp_path}/file/inside cannot be written: ")
@@ -293,7 +293,7 @@ def test_storage_reports_unreachable_location(memory: str, monkeypatch: pytest.M
     put(memory, 5)
 
     class Lost(Exception):
-        """As strange as the errors of real backends: no OSError."""
+        """Exception of a backend that is no OSError."""
 
     def fail(*_: Any, **__: Any) -> None:
         raise Lost("connection reset\nby peer")

@@ -38,7 +38,7 @@ def same(actual: Sequence[Tensor | list[Tensor] | None], step: int) -> bool:
 
 
 def test_prefetcher_reads_each_step_once(batches: Counted) -> None:
-    """As the loop does it: take, work, prepare the next."""
+    """Read as the training loop does: get a step, train, prepare the next."""
     ahead = StepPrefetcher(batches, CPU)
     for step in range(12):
         assert same(ahead.take(step), step)
@@ -50,7 +50,7 @@ def test_prefetcher_reads_each_step_once(batches: Counted) -> None:
 
 @pytest.mark.parametrize("orders", list(product([("take", 4), ("prepare", 4), ("take", 9), ("prepare", 0)], repeat=3)))
 def test_prefetcher_returns_requested_step_in_any_order(orders: tuple[tuple[str, int], ...], batches: Counted) -> None:
-    """What was prepared for another step, as after a resumption, is dropped."""
+    """A step prepared for another number, as after a resumption, is dropped."""
     ahead = StepPrefetcher(batches, CPU)
     for what, step in orders:
         if what == "prepare":

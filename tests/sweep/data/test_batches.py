@@ -1,4 +1,4 @@
-"""Which tokens a step sees."""
+"""Tokens of each training step."""
 
 from __future__ import annotations
 
@@ -30,7 +30,7 @@ def corpus_of(shards: list[np.ndarray]) -> Corpus:
 
 
 def starts(source: Batches, first: int, steps: int) -> list[int]:
-    """Which row of the stream each row of these steps is, read off its tokens."""
+    """Return the row of the stream that each row of these steps is, read off its tokens."""
     return [
         int(row[0] - 1000) // source.seq_len for step in range(first, first + steps) for row in source.step(step)[0]
     ]
@@ -82,14 +82,14 @@ def test_batches_first_rows_of_long_epoch_are_pinned() -> None:
 # --- shards -------------------------------------------------------------------------------------------------------
 
 
-def naive_rows(shards: list[np.ndarray], seq_len: int, rows: int, *, whole_steps: bool) -> list[list[int]]:
+def naive_rows(shards: list[np.ndarray], seq_len: int, rows: int, *, full_steps: bool) -> list[list[int]]:
     """Every row of one pass over the shards, target included, cut out one after the other."""
     row_list = []
     for shard in shards:
         mine: list[list[int]] = []
         while (len(mine) + 1) * seq_len + 1 <= len(shard):
             mine.append(shard[len(mine) * seq_len : (len(mine) + 1) * seq_len + 1].tolist())
-        if whole_steps:
+        if full_steps:
             steps = 0
             while (steps + 1) * rows * seq_len + 2 <= len(shard):
                 steps += 1
@@ -108,16 +108,16 @@ def naive_order(seed: int, count: int) -> Iterator[int]:
         epoch += 1
 
 
-@pytest.mark.parametrize("whole", [False, True])
+@pytest.mark.parametrize("full_steps", [False, True])
 @pytest.mark.parametrize("shuffle", [False, True])
 @pytest.mark.parametrize(("shards", "seq_len", "rows"), [
     (SHARDS, 5, 2), (SHARDS, 3, 4), (SHARDS, 7, 3), ([STREAM], 5, 4), ([STREAM[:70]], 5, 1), ([STREAM[:7]], 5, 1),
 ])  # fmt: skip
 def test_batches_rows_match_naive_count(
-    whole_steps: bool, shuffle: bool, shards: list[np.ndarray], seq_len: int, rows: int
+    full_steps: bool, shuffle: bool, shards: list[np.ndarray], seq_len: int, rows: int
 ) -> None:
-    source = Batches(shards, seq_len, rows, 11, shuffle, whole_steps)
-    expected = naive_rows(shards, seq_len, rows, whole_steps=whole_steps)
+    source = Batches(shards, seq_len, rows, 11, shuffle, full_steps)
+    expected = naive_rows(shards, seq_len, rows, full_steps=full_steps)
     assert source.rows == len(expected)
     order = naive_order(11, len(expected)) if shuffle else (i % len(expected) for i in range(10**6))
     for step in range(3 * len(expected) // rows + 2):
@@ -149,7 +149,7 @@ def test_batches_ten_published_shards_give_1900_steps() -> None:
 
 
 @pytest.mark.parametrize(("tokens", "rows"), [(22, 4), (21, 2), (12, 2), (11, 0)])
-def test_batches_whole_steps_need_two_further_tokens(tokens: int, rows: int) -> None:
+def test_batches_full_steps_need_two_further_tokens(tokens: int, rows: int) -> None:
     """floor((n - 2) / 10) steps: a shard of n = 10 k + 1 tokens, which would do, gives k - 1 as the published code did."""
     more = np.arange(12, dtype=np.uint16)
     assert Batches([np.arange(tokens, dtype=np.uint16), more], 5, 2, 0, False, True).rows == rows + 2

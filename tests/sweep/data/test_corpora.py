@@ -275,17 +275,17 @@ def test_find_by_request_and_by_name(small: tuple[DataConfig, Path, Path]) -> No
         )
 
 
-def test_find_rejects_other_tokenizer_for_named_corpus(small: tuple[DataConfig, Path, Path], tmp_path: Path) -> None:
+def test_find_rejects_wrong_tokenizer_for_named_corpus(small: tuple[DataConfig, Path, Path], tmp_path: Path) -> None:
     data, root, folder = small
     named = data.model_copy(update={"corpus": "mine", "path": None})
     have = corpora.manifest(folder)["tokenizer"]
     assert refused(lambda: corpora.find(named.model_copy(update={"tokenizer": "gpt2"}), root)) == (
         f"corpus 'mine' was prepared with tokenizer {have}, but the grid asks for gpt2"
     )
-    other_file = tmp_path / "other.json"
-    other_file.write_text((tmp_path / "own.json").read_text().replace('"98"', '"98th"'))
-    mark = f"json:{hashlib.sha256(other_file.read_bytes()).hexdigest()[:16]}"
-    assert refused(lambda: corpora.find(named.model_copy(update={"tokenizer_file": str(other_file)}), root)) == (
+    changed_file = tmp_path / "other.json"
+    changed_file.write_text((tmp_path / "own.json").read_text().replace('"98"', '"98th"'))
+    mark = f"json:{hashlib.sha256(changed_file.read_bytes()).hexdigest()[:16]}"
+    assert refused(lambda: corpora.find(named.model_copy(update={"tokenizer_file": str(changed_file)}), root)) == (
         f"corpus 'mine' was prepared with tokenizer {have}, but the grid asks for {mark}"
     )
 
@@ -368,16 +368,16 @@ def test_open_corpus_and_verify_detect_cut_shards(small: tuple[DataConfig, Path,
     assert open_corpus(root, number).fingerprint == number
 
 
-def test_open_corpus_rejects_other_fingerprint_in_folder(small: tuple[DataConfig, Path, Path]) -> None:
+def test_open_corpus_rejects_wrong_fingerprint_in_folder(small: tuple[DataConfig, Path, Path]) -> None:
     _, root, folder = small
     number = corpora.manifest(folder)["fingerprint"]
     assert refused(lambda: open_corpus(root, number[:16] + "0" * 48)) == (
         f"{folder} holds corpus {number[:12]}, not {number[:12]}{again(folder)}"
     )
-    other_folder = root / ("0" * 16)
-    os.rename(folder, other_folder)
-    assert corpora.verify(other_folder) == [
-        f"{other_folder}: the fingerprint does not follow from the manifest{again(other_folder)}"
+    renamed_folder = root / ("0" * 16)
+    os.rename(folder, renamed_folder)
+    assert corpora.verify(renamed_folder) == [
+        f"{renamed_folder}: the fingerprint does not follow from the manifest{again(renamed_folder)}"
     ]
 
 

@@ -42,7 +42,7 @@ def sizes_of(**sizes: Any) -> Division:
 
 @pytest.mark.parametrize("validation", [None, 1, 500, 3000])
 @pytest.mark.parametrize("documents", [None, 0, 5])
-def test_division_sizes_are_within_one_document(validation: int | None, documents: int | None) -> None:
+def test_division_sizes_are_within_a_document(validation: int | None, documents: int | None) -> None:
     """The validation split has its target and less than one of its documents more."""
     for seed in range(8):
         sizes = lengths(300, seed)

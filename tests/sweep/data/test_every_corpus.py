@@ -45,7 +45,7 @@ SOURCES: dict[str, Callable[[Path], Path]] = {
 
 @pytest.fixture
 def config_of(tmp_path: Path) -> Callable[[str], DataConfig]:
-    """config_of(name): a small text of that corpus, or as it is."""
+    """Fixture: a function from the name of a corpus to a data section for a small text of it."""
 
     def ask(name: str) -> DataConfig:
         if name in SOURCES:

@@ -234,16 +234,18 @@ def test_grid_with_flipflop_gets_its_tokenizer(cells: Callable[..., list[Cell]])
     assert plain.config.data.settings == {}, "of another corpus"
 
 
-@pytest.mark.parametrize(("said", "message"), [
+@pytest.mark.parametrize(("setting", "message"), [
     ("data: {corpus: flipflop}\n", "train.seq_len is 128, but the rows of corpus flipflop have 512 tokens "
      "(data.settings.flipflop.length); make them the same"),
     ("data: {corpus: flipflop, settings.flipflop.length: 13}\n", "must be a multiple of 2, got 13"),
     ("data: {corpus: flipflop, settings.flipflop.size: 13}\n", "no such setting under data.settings.flipflop"),
     ("data: {corpus: flipflop, tokenizer: gpt2}\n", "but the grid asks for gpt2"),
 ])  # fmt: skip
-def test_grid_with_impossible_flipflop_is_rejected(cells: Callable[..., list[Cell]], said: str, message: str) -> None:
+def test_grid_with_impossible_flipflop_is_rejected(
+    cells: Callable[..., list[Cell]], setting: str, message: str
+) -> None:
     with pytest.raises(GridError) as caught:
-        cells(f"set:\n  {said}")
+        cells(f"set:\n  {setting}")
     assert message in str(caught.value)
 
 

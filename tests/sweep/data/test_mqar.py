@@ -55,7 +55,7 @@ def test_mqar_asks_each_key_once_with_its_value() -> None:
 
 
 def test_mqar_question_slots_follow_weights() -> None:
-    """Of the first pair's question: the n-th place with a share of n^(a - 1), within three standard errors."""
+    """Slots of the first pair's question: the n-th has a share of n^(a - 1)."""
     settings = MqarConfig(length=34, pairs=1, keys=9, values=5, gap=0.3)
     tokens = rows(settings, 20_000).made(np.arange(20_000))
     slots = (np.argmax(mark_answers(tokens, 1), 1) - 4) // 2
@@ -90,11 +90,11 @@ def test_mqar_tokenizer_round_trip() -> None:
             tokenizer.encode(f"k0 {wrong}")
 
 
-@pytest.mark.parametrize(("settings", "said"), [
+@pytest.mark.parametrize(("settings", "message"), [
     ({"length": 16, "pairs": 4}, "4 pairs and as many questions take 18 tokens"),
     ({"pairs": 8, "keys": 7}, "8 pairs of a row need as many keys, got 7"),
     ({"keys": 513}, "less than or equal to 512"),
 ])  # fmt: skip
-def test_mqar_rejects_settings_that_do_not_fit(settings: dict[str, int], said: str) -> None:
-    with pytest.raises(ValidationError, match=said):
+def test_mqar_rejects_settings_that_do_not_fit(settings: dict[str, int], message: str) -> None:
+    with pytest.raises(ValidationError, match=message):
         MqarConfig(**settings)  # type: ignore[arg-type]

@@ -206,7 +206,7 @@ def test_fingerprint_follows_text_not_folder(tmp_path: Path) -> None:
     assert not list(root.glob("*.part"))
 
 
-def test_fingerprint_ignores_other_keys_of_records(tmp_path: Path) -> None:
+def test_fingerprint_ignores_further_keys_of_records(tmp_path: Path) -> None:
     """The same text under the same names, packed differently."""
     texts = prose(40)
     rows = "".join(json.dumps({"text": text}) + "\n" for text in texts)
@@ -303,7 +303,7 @@ def test_prepare_rejects_invalid_names(tmp_path: Path, name: str) -> None:
 
 
 @pytest.mark.parametrize("number", [errno.EROFS, errno.ENOSPC, errno.EACCES])
-def test_prepare_reports_unwritable_folder_in_one_line(
+def test_prepare_reports_unwritable_folder_briefly(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, number: int
 ) -> None:
     data = files(put(tmp_path / "t", prose(30)))
@@ -359,7 +359,7 @@ def test_wikitext_keeps_its_own_splits(tmp_path: Path, wiki: dict[str, list[str]
     assert {name: tokens.tolist() for name, tokens in zip(corpus.heldout_names, corpus.heldout, strict=True)} == held
 
 
-def test_train_tokens_do_not_change_other_splits(tmp_path: Path, wiki: dict[str, list[str]]) -> None:
+def test_train_tokens_do_not_change_further_splits(tmp_path: Path, wiki: dict[str, list[str]]) -> None:
     data = DataConfig(corpus="wikitext-103", path=str(tmp_path / "wiki"), train_tokens=101)
     corpus = made(data, tmp_path / "c")
     assert stream(corpus) == joined([document(text) for text in wiki["train"]])[:101]
@@ -367,7 +367,7 @@ def test_train_tokens_do_not_change_other_splits(tmp_path: Path, wiki: dict[str,
     assert len(corpus.heldout) == 4
 
 
-def test_heldout_of_other_corpus_replaces_own(tmp_path: Path, wiki: dict[str, list[str]]) -> None:
+def test_heldout_of_second_corpus_replaces_own(tmp_path: Path, wiki: dict[str, list[str]]) -> None:
     """And those are not trained on either."""
     long = put(tmp_path / "long", prose(3, longest=500))
     data = DataConfig(corpus="wikitext-103", path=str(tmp_path / "wiki"), heldout=str(long), heldout_tokens=100)
@@ -381,7 +381,7 @@ def test_heldout_of_other_corpus_replaces_own(tmp_path: Path, wiki: dict[str, li
 # --- lent documents -----------------------------------------------------------------------------------------------
 
 
-def test_heldout_of_other_corpus_keeps_order_and_length(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_heldout_of_second_corpus_keeps_order_and_length(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(prepare, "BATCH_DOCUMENTS", 4)
     put(tmp_path / "t", prose(40))
     texts = prose(200, seed=5, longest=60)
@@ -434,14 +434,12 @@ def test_heldout_source_rejects_unusable_text(tmp_path: Path) -> None:
             f"data.heldout: {inside} is what is trained on; name other text, or leave it out to hold some of it back"
         )
     assert "stdlib is what is trained on" in told(DataConfig(heldout="stdlib"), root)
-    other_folder = put(tmp_path / "other", ["short"])
-    assert told(files(text, heldout=str(other_folder), heldout_tokens=7), root) == (
-        f"data.heldout: {other_folder} has no document of 7 tokens; lower data.heldout_tokens or name another"
+    short_texts = put(tmp_path / "other", ["short"])
+    assert told(files(text, heldout=str(short_texts), heldout_tokens=7), root) == (
+        f"data.heldout: {short_texts} has no document of 7 tokens; lower data.heldout_tokens or name another"
     )
-    (other_folder / "0.txt").unlink()
-    assert told(files(text, heldout=str(other_folder)), root).startswith(
-        f"data.heldout: {other_folder} holds no .txt, "
-    )
+    (short_texts / "0.txt").unlink()
+    assert told(files(text, heldout=str(short_texts)), root).startswith(f"data.heldout: {short_texts} holds no .txt, ")
 
 
 def test_prepare_resumes_after_failed_heldout_source(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:

@@ -69,7 +69,7 @@ def test_ready_shards_with_uint32_tokens(tmp_path: Path, shared: Path) -> None:
     assert prepared_corpus.load_tokenizer().encode("Hello world").tolist() == [15496, 995]
 
 
-def test_ready_shards_with_heldout_of_other_corpus(tmp_path: Path) -> None:
+def test_ready_shards_with_heldout_of_second_corpus(tmp_path: Path) -> None:
     put(tmp_path / "long", ["short", "long " * 30])
     data = ready(small_shards(tmp_path / "s"), heldout=str(tmp_path / "long"), heldout_tokens=100)
     prepared_corpus = made(data, tmp_path / "c")

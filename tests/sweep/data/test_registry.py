@@ -56,7 +56,7 @@ def test_corpus_kinds_have_descriptions(name: str) -> None:
 
 @contextlib.contextmanager
 def fresh() -> Iterator[None]:
-    """As a process of its own would be: plugins that it loads are forgotten at the end."""
+    """Context manager that forgets loaded plugins at its end, as a process of its own would."""
     with scope():
         yield
     for name in [name for name in sys.modules if name.startswith("atma_sweep_plugin_")]:
@@ -92,12 +92,12 @@ def test_plugin_corpus_is_prepared_and_named_in_grid(bench: Bench) -> None:
     assert {cell.config.data.fingerprint for cell in cells} == {rows[0]["fingerprint"]}
     assert identity(cells[0].config)["data"]["corpus_source"] == sha
     corpus = open_corpus(root, rows[0]["fingerprint"])
-    texts = [" ".join(str(first + step) for step in range(300)) for first in range(60)]
+    documents = [" ".join(str(first + step) for step in range(300)) for first in range(60)]
     texts = {bytes(part.tolist()[1:]).decode() for part in corpus.heldout}
     assert texts
-    assert texts <= set(texts)
+    assert texts <= set(documents)
     assert corpus.train_tokens + len(corpus.validation) + sum(map(len, corpus.heldout)) == sum(
-        len(w) + 1 for w in texts
+        len(w) + 1 for w in documents
     )
 
 
@@ -204,7 +204,7 @@ def test_plugin_corpus_with_computed_rows(bench: Bench) -> None:
     assert problem.startswith("corpus 'letters' is worked out by a plugin, which is not loaded")
 
 
-def test_plugin_errors_are_one_line(tmp_path: Path) -> None:
+def test_plugin_errors_are_single_lines(tmp_path: Path) -> None:
     file = tmp_path / "bad.py"
     file.write_text(PLUGIN.replace('"counting"', '"stdlib"'))
     with fresh(), pytest.raises(GridError, match="ValueError: a corpus named 'stdlib' exists already"):

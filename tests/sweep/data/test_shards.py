@@ -26,8 +26,8 @@ def shard(tmp_path: Path) -> Path:
 @pytest.mark.parametrize("tokens", [TOKENS, WIDE, *(tokens[:n] for tokens in (TOKENS, WIDE) for n in (0, 1))])
 def test_shard_round_trip(tmp_path: Path, tokens: np.ndarray) -> None:
     write_shard(tmp_path / "s.bin", tokens)
-    tokens = open_shard(tmp_path / "s.bin")
-    assert (tokens.dtype, tokens.tolist()) == (tokens.dtype, tokens.tolist())
+    reopened = open_shard(tmp_path / "s.bin")
+    assert (reopened.dtype, reopened.tolist()) == (tokens.dtype, tokens.tolist())
     assert [p.name for p in tmp_path.iterdir()] == ["s.bin"], "nothing is left aside"
 
 
@@ -43,7 +43,7 @@ def test_shard_layout_matches_published_shards(shard: Path) -> None:
 
 
 def test_shard_layout_of_large_vocabularies(tmp_path: Path) -> None:
-    """As llm.c writes them: magic 20240801, version 7, little-endian uint32."""
+    """llm.c writes magic 20240801, version 7, little-endian uint32."""
     write_shard(tmp_path / "s.bin", WIDE)
     raw = (tmp_path / "s.bin").read_bytes()
     assert np.frombuffer(raw[:1024], dtype="<i4")[:4].tolist() == [20240801, 7, 5, 0]
@@ -99,7 +99,7 @@ def with_header(raw: bytes, **fields: int) -> bytes:
     (lambda raw: with_header(raw, magic=20240801, version=7), SIZE.format(1038, 7, 1052)),
     (None, "cannot be read: No such file or directory"),
 ])  # fmt: skip
-def test_open_shard_rejects_other_files(shard: Path, change: Callable[[bytes], bytes] | None, what: str) -> None:
+def test_open_shard_rejects_foreign_files(shard: Path, change: Callable[[bytes], bytes] | None, what: str) -> None:
     raw = shard.read_bytes()
     shard.unlink()
     if change is not None:
@@ -114,7 +114,7 @@ def test_open_shard_rejects_other_files(shard: Path, change: Callable[[bytes], b
     (np.zeros(3, dtype=np.uint8), "a shard takes uint16 or uint32 tokens, got uint8"),
     (np.zeros((2, 2), dtype=np.uint16), "s.bin: a shard takes one row of tokens, got 2 dimensions"),
 ])  # fmt: skip
-def test_write_shard_rejects_other_arrays(tmp_path: Path, tokens: np.ndarray, what: str) -> None:
+def test_write_shard_rejects_unsuitable_arrays(tmp_path: Path, tokens: np.ndarray, what: str) -> None:
     assert refused(lambda: write_shard(tmp_path / "s.bin", tokens), ShardError) == what
     assert list(tmp_path.iterdir()) == []
 
@@ -161,19 +161,19 @@ def test_split_writer_removes_empty_last_shard(tmp_path: Path, tokens: int, size
     assert [len(shard) for shard in contents(tmp_path).values()] == sizes
 
 
-@pytest.mark.parametrize("kept", range(len(PARTS) + 1))
+@pytest.mark.parametrize("n_saved", range(len(PARTS) + 1))
 @pytest.mark.parametrize("lost", [0, 1, 2, 5])
-def test_split_writer_resumes_from_any_state(tmp_path: Path, kept: int, lost: int) -> None:
+def test_split_writer_resumes_from_any_state(tmp_path: Path, n_saved: int, lost: int) -> None:
     writer = SplitWriter(tmp_path, "train", np.uint16)
-    for part in PARTS[:kept]:
+    for part in PARTS[:n_saved]:
         writer.append(part)
     state = json.loads(json.dumps(writer.sync()))
-    for part in PARTS[kept : kept + lost]:
+    for part in PARTS[n_saved : n_saved + lost]:
         writer.append(part + 1000)
     writer.sync()
     again = SplitWriter(tmp_path, "train", np.uint16, state=state)
-    assert again.tokens == sum(map(len, PARTS[:kept]))
-    for part in PARTS[kept:]:
+    assert again.tokens == sum(map(len, PARTS[:n_saved]))
+    for part in PARTS[n_saved:]:
         again.append(part)
     written_shards = again.close()
     assert joined(tmp_path) == list(range(37))
@@ -196,7 +196,7 @@ def test_split_writer_rejects_lost_data(tmp_path: Path, damage: str) -> None:
     )
 
 
-def test_split_writer_rejects_other_dtype(tmp_path: Path) -> None:
+def test_split_writer_rejects_wrong_dtype(tmp_path: Path) -> None:
     with pytest.raises(ShardError, match="a shard takes uint16 or uint32 tokens, got int32"):
         SplitWriter(tmp_path, "train", np.int32)  # type: ignore[arg-type]
     assert list(tmp_path.iterdir()) == []

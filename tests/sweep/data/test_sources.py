@@ -1,4 +1,4 @@
-"""Where documents come from: all of them once, in one order, from any point on; and what is said of broken files."""
+"""Sources of documents: complete, in a fixed order, resumable at any position, with clear errors for damaged files."""
 
 from __future__ import annotations
 
@@ -311,8 +311,8 @@ def test_hub_source_reads_partial_copies(tmp_path: Path, layout: str) -> None:
 
 def test_hub_source_reads_finepdfs(tmp_path: Path) -> None:
     texts = prose(5)
-    found = list(hub("finepdfs", finepdfs(tmp_path / "pdfs", texts)).documents())
-    assert found == [Text(f"train/{number}", text) for number, text in enumerate(texts)]
+    documents = list(hub("finepdfs", finepdfs(tmp_path / "pdfs", texts)).documents())
+    assert documents == [Text(f"train/{number}", text) for number, text in enumerate(texts)]
 
 
 def test_hub_source_keeps_wikitext_splits(tmp_path: Path) -> None:
@@ -322,14 +322,14 @@ def test_hub_source_keeps_wikitext_splits(tmp_path: Path) -> None:
         "train": [row for n in range(4) for row in article(f"{n}", f" text {n}\n", "", " = = S = = \n", " more\n")],
     }
     source = hub("wikitext-103", wikitext(tmp_path / "wikitext", parts))
-    found = list(source.documents())
-    assert [(text.name, text.split) for text in found] == [
+    documents = list(source.documents())
+    assert [(text.name, text.split) for text in documents] == [
         *((f"train/{n}", "train") for n in range(4)),
         *((f"validation/{n}", "validation") for n in range(2)),
         ("test/0", "heldout"),
     ]
-    assert found[2].text == " = 2 = \n text 2\n = = S = = \n more\n"
-    assert "".join(text.text for text in found if text.split == "train") == "".join(parts["train"])
+    assert documents[2].text == " = 2 = \n text 2\n = = S = = \n more\n"
+    assert "".join(text.text for text in documents if text.split == "train") == "".join(parts["train"])
     assert source.state() is None, "a preparation begins again: articles are no rows"
 
 
@@ -376,7 +376,7 @@ def test_hub_source_rejects_copy_without_split(tmp_path: Path) -> None:
 
 
 class ReadTimeout(Exception):
-    """As httpx raises it: no OSError."""
+    """Exception of httpx, which is no OSError."""
 
 
 ReadTimeout.__module__ = "httpx"

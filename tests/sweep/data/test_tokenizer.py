@@ -212,7 +212,7 @@ def test_gpt2_reports_failed_download(tmp_path: Path, monkeypatch: pytest.Monkey
     )
 
 
-def test_gpt2_rejects_other_ranks(shared: Path, tmp_path: Path) -> None:
+def test_gpt2_rejects_foreign_ranks(shared: Path, tmp_path: Path) -> None:
     lines = (shared / "data/gpt2/gpt2.tiktoken").read_bytes().splitlines(keepends=True)
     first, second = (line.split()[0] for line in lines[-2:])
     swapped = [*lines[:-2], second + b" 50254\n", first + b" 50255\n"]
@@ -249,7 +249,7 @@ def test_gpt2_rejects_missing_rank_files(tmp_path: Path) -> None:
 
 
 def test_gpt2_reads_repaired_files_again(shared: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    """tiktoken remembers files by name, and would give back what lay there before."""
+    """The cache of tiktoken is keyed by file name, and would return the earlier contents."""
     monkeypatch.setenv("TIKTOKEN_CACHE_DIR", str(tmp_path / "cache"))
     for name in ("vocab.bpe", "encoder.json"):
         (tmp_path / name).write_text("{}")
@@ -262,7 +262,7 @@ def test_gpt2_reads_repaired_files_again(shared: Path, tmp_path: Path, monkeypat
 # --- tokenizers files ---------------------------------------------------------------------------------------------
 
 
-def test_json_tokenizer_of_words(tmp_path: Path) -> None:
+def test_json_tokenizer_at_word_level(tmp_path: Path) -> None:
     path = save(word_level("the", "fox", "7", "<pad>"), tmp_path / "t.json")
     tokenizer = load_tokenizer("json", str(path))
     assert tokenizer.encode("the 7 fox 8").tolist() == [2, 4, 3, 0]
@@ -365,7 +365,7 @@ def test_json_tokenizer_needs_name_of_unusual_end(tmp_path: Path) -> None:
     (b"{}", "is no tokenizers file: "), (b"[1, 2", "is no tokenizers file: "), (b"\xff\xfe{", "is no tokenizers file: "), (b"", "is no tokenizers file: "),
     (None, "cannot be read: No such file or directory"),
 ])  # fmt: skip
-def test_json_tokenizer_rejects_other_files(tmp_path: Path, content: bytes | None, why: str) -> None:
+def test_json_tokenizer_rejects_foreign_files(tmp_path: Path, content: bytes | None, why: str) -> None:
     path = tmp_path / "t.json"
     if content is not None:
         path.write_bytes(content)

@@ -76,9 +76,9 @@ def test_resolve_checkpoint_identifies_saved_model(tmp_path: Path) -> None:
     assert resolve_checkpoint(str(make(tmp_path / "other", "qwen3"))).dtype(cuda=True) == "bfloat16"
     again = resolve_checkpoint(f"hf:{make(tmp_path / 'again' / 'tiny', 'gemma3_text')}")
     assert (again.revision, again.tokenizer) == (checkpoint.revision, checkpoint.tokenizer), "the same files, elsewhere"
-    other_checkpoint = resolve_checkpoint(f"hf:{make(tmp_path / 'third', 'gemma3_text', seed=1)}")
-    assert other_checkpoint.revision != checkpoint.revision
-    assert other_checkpoint.tokenizer == checkpoint.tokenizer
+    second_checkpoint = resolve_checkpoint(f"hf:{make(tmp_path / 'third', 'gemma3_text', seed=1)}")
+    assert second_checkpoint.revision != checkpoint.revision
+    assert second_checkpoint.tokenizer == checkpoint.tokenizer
 
 
 def test_load_model_rejects_missing_weights(tmp_path: Path) -> None:

@@ -1,4 +1,4 @@
-"""Which folders are checkpoints that can be measured, and the one line for each that is not."""
+"""Folders that are usable checkpoints, and the error for each that is not."""
 
 from __future__ import annotations
 
@@ -16,7 +16,7 @@ pytestmark = pytest.mark.thorough
 
 
 def folder(path: Path, **config: object) -> Path:
-    """What a checkpoint consists of, as far as nobody loads it."""
+    """Write the files of a checkpoint, with weights that cannot be loaded."""
     path.mkdir(parents=True)
     (path / "config.json").write_text(json.dumps({"model_type": "llama", "max_position_embeddings": 8192, **config}))
     (path / "model.safetensors").write_bytes(b"weights")

@@ -101,10 +101,10 @@ def numbers(subject: OpenWeightSubject, probe: str, lengths: tuple[int, ...]) ->
 
 def test_passages_are_complete_characters_between_ends() -> None:
     tokenizer = load_tokenizer("bytes")
-    tokens = [*"né".encode(), 256, *"中a".encode()]
-    for first in range(len(tokens)):
-        for last in range(first, len(tokens) + 1):
-            tokens = np.array(tokens[first:last], dtype=np.int64)
+    all_tokens = [*"né".encode(), 256, *"中a".encode()]
+    for first in range(len(all_tokens)):
+        for last in range(first, len(all_tokens) + 1):
+            tokens = np.array(all_tokens[first:last], dtype=np.int64)
             actual = list(passages(tokens, tokenizer))
             for passage in actual:
                 inside = tokens[passage.first_token : passage.first_token + len(passage.ends)]
@@ -181,8 +181,8 @@ def gpt2_hub_tokenizer(shared: Path, tmp_path_factory: pytest.TempPathFactory) -
     from tokenizers import Tokenizer, decoders, models, pre_tokenizers
     from transformers import PreTrainedTokenizerFast
 
-    folder = shared / "data" / "gpt2"
-    model = Tokenizer(models.BPE.from_file(str(folder / "encoder.json"), str(folder / "vocab.bpe")))
+    source = shared / "data" / "gpt2"
+    model = Tokenizer(models.BPE.from_file(str(source / "encoder.json"), str(source / "vocab.bpe")))
     model.pre_tokenizer, model.decoder = pre_tokenizers.ByteLevel(add_prefix_space=False), decoders.ByteLevel()
     folder = tmp_path_factory.mktemp("gpt2")
     PreTrainedTokenizerFast(

@@ -69,9 +69,9 @@ def rule() -> type[Rule]:
 
 @pytest.fixture
 def subject() -> Callable[..., CellSubject]:
-    """subject(model, held=, length=, validation=, seq_len=, seed=, **eval settings) with byte tokens.
+    """Fixture: a function from a model and eval settings to a subject with byte tokens.
 
-    The corpus has `heldout` held-out documents of `length`, `length` + 1, ... tokens.
+    The corpus has `held` held-out documents of `length`, `length` + 1, ... tokens.
     """
 
     def make(

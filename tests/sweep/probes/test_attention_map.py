@@ -36,7 +36,7 @@ def maps_of(who: CellSubject) -> tuple[dict[str, Any], dict[tuple[int, int], np.
 
 
 def read_by(model: Any, who: CellSubject, layer: int) -> dict[str, Tensor]:
-    """What the layer's mixer was given to read, and what it made of it, [T, ...] in float64."""
+    """Return the inputs of a layer's mixer and its output `y`, each [T, ...] in float64."""
     mix, seen = model.blocks[layer].mix, {}
 
     def look(_: int, q: Tensor, k: Tensor, v: Tensor, **more: Any) -> None:

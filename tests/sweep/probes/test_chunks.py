@@ -37,7 +37,7 @@ SMALL = {"lengths": (16, 45), "junk_rows": 2, "needle_trials": 2, "validation_to
 
 
 def never(is_fused: Any) -> bool:
-    """All of them in the second tier."""
+    """Return False: all cases belong to the second tier."""
     return False
 
 

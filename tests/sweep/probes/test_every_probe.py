@@ -1,4 +1,4 @@
-"""What holds of every probe of the registry, whatever it measures."""
+"""Properties of every registered probe, whatever it measures."""
 
 from __future__ import annotations
 
@@ -39,7 +39,10 @@ BY_THE_CLOCK = ("written_per_s",)
 
 @pytest.fixture
 def who(network: Any, subject: Callable[..., CellSubject]) -> Callable[..., CellSubject]:
-    """who(mixer, tokens, **settings): a network that every probe can measure but those of OTHER and TOKENS."""
+    """Fixture: a function from mixer, tokenizer and settings to a network.
+
+    Every probe but those of MIXERS and TOKENS can measure it.
+    """
 
     def make(mixer: str = "polar", tokens: str = "bytes", *, awake: bool = True, **settings: Any) -> CellSubject:
         size = {"bytes": 264}.get(tokens, 1024)
@@ -60,7 +63,7 @@ def lengths_of(name: str) -> tuple[int, ...]:
 
 @pytest.fixture
 def able(who: Callable[..., CellSubject]) -> Callable[..., CellSubject]:
-    """able(name, **settings): a network of which that probe has all numbers."""
+    """Fixture: a function from a probe's name and settings to a network of which the probe has all numbers."""
     return lambda name, **settings: who(MIXERS.get(name, "polar"), TOKENS.get(name, "bytes"), **settings)
 
 
@@ -345,7 +348,7 @@ def test_register_probe_adds_probe() -> None:
 
 
 @pytest.mark.parametrize(
-    ("name", "parts", "error", "said"),
+    ("name", "parts", "error", "message"),
     [
         ("Glow", {}, ValueError, "no probe can be named 'Glow'; use small letters"),
         ("table-6", {}, ValueError, "no probe can be named 'table-6'"),
@@ -358,7 +361,7 @@ def test_register_probe_adds_probe() -> None:
     ],
 )
 def test_register_probe_rejects_invalid_classes(
-    name: str, parts: dict[str, Any], error: type[Exception], said: str
+    name: str, parts: dict[str, Any], error: type[Exception], message: str
 ) -> None:
-    with PROBES.scope(), pytest.raises(error, match=said):
+    with PROBES.scope(), pytest.raises(error, match=message):
         register_probe(name)(type("Glow", (LengthlessProbe,), parts))

@@ -28,7 +28,7 @@ def texts(split: str, length: int = 32) -> list[str]:
 
 
 def remember(text: str) -> list[str]:
-    """What an automaton says after each token."""
+    """Return the prediction of an automaton after each token."""
     last_bit, predicted = "0", []
     for index, letter in enumerate(text):
         last_bit = letter if index % 2 and text[index - 1] == "w" else last_bit
@@ -104,7 +104,7 @@ def test_flipflop_examples_are_first_sequences(make_subject: Callable[..., CellS
     assert none == []
 
 
-def test_flipflop_counts_every_other_token_as_wrong(make_subject: Callable[..., CellSubject]) -> None:
+def test_flipflop_counts_any_wrong_token(make_subject: Callable[..., CellSubject]) -> None:
     measured = numbers(make_subject(lambda text: ["w"] * len(text)))
     assert [measured[f"error_{split}"].value for split in SPLITS] == [1, 1, 1]
 
@@ -127,7 +127,7 @@ def test_flipflop_iid_split_follows_corpus() -> None:
     )
 
 
-def test_flipflop_with_other_tokenizer_has_reason(make_subject: Callable[..., CellSubject]) -> None:
+def test_flipflop_with_unsuitable_tokenizer_has_reason(make_subject: Callable[..., CellSubject]) -> None:
     class WordTokenizer(type(load_tokenizer("bytes"))):  # type: ignore[misc]
         name = "words"
 

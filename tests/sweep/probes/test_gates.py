@@ -1,4 +1,4 @@
-"""What gates keep (docs/mechanisms.md, "Diagnostics")."""
+"""Retention of gates (docs/mechanisms.md, "Diagnostics")."""
 
 from __future__ import annotations
 
@@ -21,7 +21,7 @@ def measure_gates(who: CellSubject) -> tuple[dict[str, Any], dict[tuple[str, int
 
 
 def inputs_of_mixers(model: Any, tokens: torch.Tensor) -> list[torch.Tensor]:
-    """What each global block gives its mixer to read, from the network's own forward."""
+    """Return the input of each global block's mixer, from the network's own features."""
     seen: list[torch.Tensor] = []
     hooks = [
         block.mix.register_forward_pre_hook(lambda _, args: seen.append(args[0]))
@@ -37,7 +37,7 @@ def inputs_of_mixers(model: Any, tokens: torch.Tensor) -> list[torch.Tensor]:
 
 @pytest.mark.parametrize("chunk", [7, 10_000])
 def test_gates_of_fox_and_memory_match_formulas(network: Any, subject: Make, chunk: int) -> None:
-    """exp mean logsigmoid(W x + b) of each head; the memory's logit stands 3.9 higher. In float64."""
+    """Each head's gate is exp mean logsigmoid(W x + b), in float64; the logit of the memory is 3.9 higher."""
     model = network(
         awake=True, vocab_size=264, dtype=torch.float64, attn_type="fox", memory="gated_delta", n_layers=7, attn_every=3
     ).eval()

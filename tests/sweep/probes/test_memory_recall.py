@@ -1,4 +1,4 @@
-"""What a memory holds, against memories and networks of which it is known."""
+"""Capacity of memories and networks whose capacity is known."""
 
 from __future__ import annotations
 
@@ -45,7 +45,7 @@ def delta_rates(keep: float, step: float) -> DeltaRates:
 
 
 class TestTheMemoryAlone:
-    def test_delta_memory_recalls_one_pair_per_channel(self) -> None:
+    def test_delta_memory_recalls_a_pair_per_channel(self) -> None:
         keys, values = torch.linalg.qr(normal(64, 64))[0][None, :, None], normal(1, 64, 1, 64, seed=1)
         memory = memory_of("deltanet", 64)
         rates = DeltaRates(*(rate.expand(1, 64, 1) for rate in delta_rates(0.0, 1.0)))

@@ -47,7 +47,7 @@ def newest(row: np.ndarray) -> np.ndarray:
 
 @pytest.fixture
 def make_subject(rule: Any, subject: Callable[..., CellSubject]) -> Callable[..., CellSubject]:
-    """asked(predict, **settings of the probe)"""
+    """Fixture: a function from a predictor and settings of the probe to a subject with the tokenizer of mqar."""
 
     def make(predict: Callable[[np.ndarray], np.ndarray], **settings: Any) -> CellSubject:
         network = rule(predict, load_tokenizer("mqar").vocabulary)

@@ -92,8 +92,10 @@ def test_needle_layout_in_byte_pairs(pairs: Any) -> None:
 
 
 def copier(reach: int | None = None, least: int = 1) -> Callable[[np.ndarray], np.ndarray]:
-    """Predicts what followed the longest earlier match of the present context, at most `reach` tokens back; where no
-    match is `least` long it guesses a digit by position."""
+    """Return a predictor that continues the longest earlier match of the present context, at most `reach` tokens back.
+
+    If no match is `least` long it guesses a digit by position.
+    """
 
     def predict(row: np.ndarray) -> np.ndarray:
         n = len(row)

@@ -135,8 +135,8 @@ def test_passkey_rejects_invalid_depths(depths: list[float]) -> None:
 
 
 def test_passkey_description_counts_answers_per_trial() -> None:
-    told = EvalConfig(settings={"passkey": {"depths": [0, 1], "digits": 3}})
-    probe = bound("passkey", CellConfig(eval=told))
+    section = EvalConfig(settings={"passkey": {"depths": [0, 1], "digits": 3}})
+    probe = bound("passkey", CellConfig(eval=section))
     assert [(probe.description(name) or {}).get("trials") for name in ("digit_accuracy", "exact_accuracy")] == [6, 2]
     plain = bound("passkey", CellConfig())
     assert [(plain.description(name) or {}).get("trials") for name in ("digit_accuracy", "exact_accuracy")] == [

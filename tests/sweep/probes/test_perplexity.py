@@ -146,7 +146,7 @@ def test_same_tail_has_same_targets_at_every_length(rule: Any, subject: Any) -> 
 
 
 def test_same_tail_of_all_tokens_is_clean_loss(network: Any, subject: Any) -> None:
-    """All 64 targets scored at 64 tokens are those of `clean` at 64."""
+    """The 64 targets scored at 64 tokens are those of `clean` at 64."""
     model = network(awake=True, vocab_size=264, dtype=torch.float64).eval()
     who = subject(model, settings={"same_tail": {"last": 64}})
     ((clean, *_), _), ((tail, *_), _) = (next(measure(name, who, [64])) for name in ("clean", "same_tail"))

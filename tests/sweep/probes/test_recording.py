@@ -1,4 +1,4 @@
-"""What an attempt writes down about its probes: cost, peak memory, reasons, and examples that rebuild every number."""
+"""Records of an attempt about its probes: cost, peak memory, reasons, and examples that reproduce every number."""
 
 from __future__ import annotations
 
@@ -34,7 +34,7 @@ MEASURABLE = reset_peak_resident()
 
 @pytest.fixture
 def attempt(store: Store, tmp_path: Path) -> Attempt:
-    """attempt(subject): the work of a running attempt of that subject's cell, with everything still to be measured."""
+    """Fixture: a function from a subject to the runner of an attempt that measures everything."""
 
     def start(who: Any) -> CellRunner:
         dump = who.config.model_dump(mode="json")
