@@ -150,9 +150,10 @@ def find(store: Store, runs: Path, paths: Sequence[str] = ()) -> GarbageReport:
 
 
 def remove(store: Store, report: GarbageReport) -> GarbageReport:
-    """Remove the files of a report that still have no owner, record the event in the database, and return the result.
+    """Remove the files of a report that still have no owner, and return the result.
 
-    A file that cannot be removed gets a `problem`, and the others are removed all the same.
+    A file that cannot be removed gets a `problem`, and the others are removed all the same. If any was removed, the
+    database gets an event "collected".
     """
     results = []
     for item in report.things:

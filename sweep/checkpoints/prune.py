@@ -107,11 +107,11 @@ def prune(
     store: Store, runs: Path, sweep: str | None = None, *, keep: Keep = "newest", dry: bool = False,
     orphans: bool = False,
 ) -> PruneReport:  # fmt: skip
-    """Remove the checkpoints of a sweep that are not needed any more, and record the event in the database.
+    """Remove the checkpoints of a sweep that are not needed any more, and return what was removed.
 
     An attempt that was trained to its end or diverged needs no checkpoint, whatever `keep` says. A cell with a running
     attempt loses nothing. A storage location that cannot be reached becomes a problem of its cell, and the other cells
-    are pruned all the same.
+    are pruned all the same. If anything was removed, the database gets an event "pruned".
 
     Args:
         store: The database.
@@ -181,9 +181,10 @@ class _CellPruner:
         self.problems: list[str] = []
 
     def prune(self, keep: Keep, dry: bool) -> PrunedCell | None:
-        """Remove files, or count them if `dry`, and return the result.
+        """Remove files, or only count them if `dry`.
 
-        None when a launch has taken up the cell meanwhile.
+        Returns:
+            The result; None when a launch has taken up the cell meanwhile.
         """
         weights, checkpoints = self._plan(keep)
         if not dry and self.store.attempts(self.state.cell_id) != self.attempts:

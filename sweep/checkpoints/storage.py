@@ -127,7 +127,7 @@ def exists(address: str) -> bool:
 def free_bytes(address: str) -> int | None:
     """Return the free bytes of the disk of a local storage location, which need not exist yet.
 
-    None for a remote location or a file system without a size, such as /proc.
+    The result is None for a remote location or a file system without a size, such as /proc.
     """
     local = _local_path(address)
     if local is None:
@@ -137,9 +137,10 @@ def free_bytes(address: str) -> int | None:
 
 
 def _local_path(address: str) -> Path | None:
-    """Return the local path of an address; None for a remote one.
+    """Return the local path of an address, or None for a remote one.
 
-    Raises StorageAddressError for a relative file:// URL.
+    Raises:
+        StorageAddressError: The address is a file:// or local:// URL with a relative path.
     """
     scheme, separator, path = address.partition("://")
     if not separator:

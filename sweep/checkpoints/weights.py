@@ -31,11 +31,10 @@ def check_weights(path: Path, address: str, recorded: str | None) -> None:
 
 
 def damage(address: str, recorded: str | None, *, fetch: bool = False) -> str | None:
-    """Return one line about final weights that cannot be read or differ from their recorded SHA-256.
+    """Return one line about final weights that are damaged, or None for intact ones.
 
-    None for intact ones.
-
-    A missing file is no damage. A local file is hashed again only when its inode, size or times have changed.
+    Damaged are weights that cannot be read or differ from their recorded SHA-256. A missing file is no damage. A local
+    file is hashed again only when its inode, size or times have changed.
 
     Args:
         address: Address of the weights.

@@ -86,7 +86,7 @@ class Batches:
     def row(self, index: int) -> int:
         """Return the row of the stream that is read as number `index` of the run.
 
-        Both count from 0. `index` continues across epochs, and every epoch is shuffled anew.
+        Both count from 0. `index` continues across epochs; with `shuffle` every epoch has an order of its own.
         """
         epoch, position = divmod(index, self.rows)
         return int(_permutation(self.rows, self.seed, epoch)[position]) if self.shuffle else position

@@ -206,7 +206,10 @@ def request(data: DataConfig) -> dict[str, Any]:
 
 
 def is_by_tokens(data: DataConfig) -> bool:
-    """Return True if the documents of a corpus are divided into splits by tokens, not by the hashes of their names."""
+    """Return True if the documents of a corpus are divided into splits by tokens, not by the hashes of their names.
+
+    A corpus of shards or computed rows is not divided at all, which gives False.
+    """
     kind = CORPORA.load(data.corpus)
     if kind.ready or kind.tokenizer is not None:
         return False
@@ -240,7 +243,7 @@ def provisional_fingerprint(data: DataConfig) -> str:
 def find(data: DataConfig, root: Path) -> str | None:
     """Return the fingerprint of the prepared corpus that a data section asks for.
 
-    None when it is not prepared under `root`.
+    The result is None when the corpus is not prepared under `root`.
 
     Raises:
         CorpusUnknown: No corpus has that name.
@@ -264,7 +267,7 @@ def _fingerprint_of_request(corpus_request: dict[str, Any], root: Path) -> str |
 def _read_pointer(path: Path, root: Path) -> str | None:
     """Return the fingerprint that a file of `requests/` or `names/` holds.
 
-    None when unreadable or not prepared under `root`.
+    The result is None when the file is unreadable or the corpus is not prepared under `root`.
     """
     try:
         fingerprint = str(json.loads(path.read_text())["fingerprint"])
@@ -568,7 +571,7 @@ def split_documents(tokens: np.ndarray, ends: Sequence[int]) -> list[np.ndarray]
 def verify(folder: Path) -> list[str]:
     """Read every token of a prepared corpus and return one line per difference from its manifest.
 
-    The lines are also the errors met while reading; nothing is raised.
+    An unreadable manifest, shard or tokenizer is one of the lines; nothing is raised.
     """
     try:
         recorded = manifest(folder)

@@ -67,7 +67,7 @@ class Division:
 
     @property
     def max_heldout(self) -> int:
-        """Maximum number of held-out documents."""
+        """Maximum number of held-out documents; 0 if another corpus provides them."""
         if self.lent:
             return 0
         return HELDOUT_DOCUMENTS if self.heldout_documents is None else self.heldout_documents
@@ -175,7 +175,7 @@ class PoolIndex:
     """Tokens of the documents that their source assigns to other splits than training."""
 
     def __post_init__(self) -> None:
-        """Read the documents that the file holds up to `end`, and open it to append."""
+        """Create the file if necessary, cut it at `end`, read its documents, and open it to append."""
         self.path.touch()
         os.truncate(self.path, self.end)
         for line in self.path.read_text(encoding="ascii").splitlines():

@@ -195,6 +195,12 @@ class Preparation:
 
         Args:
             root: Folder of the prepared corpora.
+
+        Raises:
+            CorpusError: The text does not suffice for the requested splits.
+            ShardError: A token shard cannot be used.
+            TokenizerError: The tokenizer file cannot be used.
+            MachineError: A download failed.
         """
         data = self.data
         self.tokenizer: Tokenizer = tokenizers.load_tokenizer(data.tokenizer, data.tokenizer_file, data.end_of_text)
@@ -460,9 +466,10 @@ class Preparation:
             )
 
     def _write_heldout(self, *, sort: bool) -> list[ShardFacts]:
-        """Write the held-out documents as one shard and return it in a list.
+        """Write the held-out documents as one shard and return its facts in a list.
 
-        The files of the writer stay until the end, because `state.json` refers to them.
+        Also updates names and ends of the documents in the state. The files of the writer stay until the end, because
+        `state.json` refers to them.
 
         Args:
             sort: Order documents by the hashes of their names, so that the order is random and not alphabetical.

@@ -163,19 +163,16 @@ class OpenWeightSubject(Subject):
         return [self.reader.score_prompt(prompt) for prompt in prompts]
 
     def beyond(self, tokens: int) -> str | None:
-        """Return why a text of `tokens` tokens exceeds a learned position table.
-
-        None if it fits or there is no such table.
-        """
+        """Return why a text of `tokens` tokens exceeds a learned position table, or None if it does not."""
         if self._max_positions is None or tokens <= self._max_positions:
             return None
         return f"n/a: the model has {self._max_positions} positions, fewer than {tokens} tokens"
 
     @cached_property
     def gpt2_tokenizer(self) -> Tokenizer | MachineError:
-        """GPT-2's tokenizer, in whose tokens the bits of every model are given too.
+        """GPT-2's tokenizer, or the error if it cannot be loaded.
 
-        The error if it cannot be loaded.
+        The bits of every model are also given per GPT-2 token.
         """
         if self.corpus_tokenizer.name == "gpt2":
             return self.corpus_tokenizer
@@ -281,7 +278,15 @@ class NativeSubject(OpenWeightSubject):
     ) -> None:
         """Tokenise the held-out documents and the validation stream again.
 
-        For the arguments see `OpenWeightSubject`.
+        Args:
+            reader: Scorer of the model.
+            tokenizer: Tokenizer of the model.
+            corpus: Corpus of the sweep.
+            config: Config of the cell.
+            max_positions: Length in tokens of a learned position table; None for any length.
+
+        Raises:
+            SweepError: The tokens of the corpus cannot be decoded to text.
         """
         super().__init__(reader, tokenizer, corpus, config, max_positions)
         self._rows = int(config.eval.settings.get("junk", {}).get("rows", 16))

@@ -229,10 +229,7 @@ class DocumentProbe(LengthwiseProbe):
         return self.config.eval.documents * length
 
     def longest(self, corpus: Corpus) -> int:
-        """Return the length that the shortest of the documents allows.
-
-        0 if there are fewer documents than requested.
-        """
+        """Return the length that the shortest of the documents allows, or 0 if there are too few documents."""
         n_documents = self.config.eval.documents
         documents = corpus.heldout[:n_documents]
         return max(0, min(map(len, documents)) - self.beyond) if len(documents) == n_documents else 0

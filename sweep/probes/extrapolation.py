@@ -76,9 +76,9 @@ class Extrapolation(LengthwiseProbe):
         return None
 
     def run_at(self, subject: CellSubject, length: int) -> Result | str:
-        """Return the perplexity (exp of the mean loss), the mean loss in nats, and the mean loss of each piece.
+        """Return perplexity (exp of the mean loss) and mean loss in nats, or a reason if split or span are too short.
 
-        Instead a reason if the split or the span is too short.
+        Examples are the mean losses of `PIECES` pieces of the targets.
         """
         import torch
 

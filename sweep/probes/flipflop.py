@@ -90,17 +90,18 @@ class FlipFlopProbe(LengthwiseProbe):
         return self._length * int(self.settings.iid + self.settings.sparse + self.settings.dense)
 
     def chance(self, metric: Metric) -> float | None:
-        """Return the expected share of sequences that coin flips answer right, for `exact_*`.
+        """Return the score of a trivial answer in this cell.
 
-        Else the metric's own chance.
+        For `exact_*` it is the expected share of sequences that coin flips answer right, else the metric's own chance.
         """
         kind, _, split = metric.name.partition("_")
         return coin_flip_accuracy(self._length, self.split_of(split).ignore) if kind == "exact" else metric.chance
 
     def run_at(self, subject: CellSubject, length: int) -> Result | str:
-        """Return the measurements of each split; an example is 1 if one sequence was right throughout, else 0.
+        """Return the measurements of each split, or a reason.
 
-        Instead a reason if the model cannot read the length, or its tokenizer has no token per letter.
+        An example is 1 if one sequence was right throughout, else 0. The reason is that the model cannot read the
+        length, or that its tokenizer has no token per letter.
         """
         if (reason := subject.beyond(self._length - 1)) is not None:
             return reason
@@ -122,7 +123,9 @@ class FlipFlopProbe(LengthwiseProbe):
     def _measurement(self, metric: str, scores: dict[str, _Score], length: int) -> Measurement:
         """Return the measurement of one metric from the scores by split.
 
-        Accuracies have Wilson intervals over sequences.
+        `exact_*` is the share of sequences without a wrong read, with a Wilson interval over sequences. `error_*` is
+        the share of wrong reads, `reads_*` the number of reads, and the fourth kind the expected score of coin flips on
+        these reads.
         """
         kind, _, split = metric.partition("_")
         reads, wrong = scores[split]

@@ -42,17 +42,19 @@ class MqarProbe(LengthwiseProbe):
         return int(self.settings.rows * settings_of(self.config.data).length)
 
     def chance(self, metric: Metric) -> float | None:
-        """Return the score of a guess among the values."""
+        """Return the score of a guess among the values.
+
+        It is 1 / values for a question, and that to the power of the number of pairs for a row.
+        """
         corpus = settings_of(self.config.data)
         guess = 1 / corpus.values
         return {"accuracy": guess, "exact": guess**corpus.pairs}.get(metric.name, metric.chance)
 
     def run_at(self, subject: CellSubject, length: int) -> Result | str:
-        """Return both shares with Wilson intervals over rows and the number of questions.
+        """Return both shares with Wilson intervals over rows and the number of questions, or a reason.
 
-        An example is the share of one row.
-
-        Instead a reason if the model cannot read the length or has another tokenizer.
+        An example is the share of one row. The reason is that the model cannot read the length or has another
+        tokenizer.
         """
         corpus = settings_of(self.config.data)
         if (reason := subject.beyond(corpus.length - 1)) is not None:

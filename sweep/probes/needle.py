@@ -195,10 +195,7 @@ class Needle(DigitsRecalled):
         return int(self.settings.trials) * length
 
     def run_at(self, subject: Subject, length: int) -> Result | str:
-        """Return the measurements at one gap, and an example per digit.
-
-        A reason if documents are too few or too short.
-        """
+        """Return the measurements at one gap and an example per digit, or a reason if documents are missing."""
         needle_trials = self.cast()
         if (reason := subject.lacking(length)) is not None:
             return reason

@@ -124,7 +124,7 @@ class Passkey(DigitsRecalled):
         return {"depth": float(self.settings.depths[question])}
 
     def run_at(self, subject: Subject, length: int) -> Result | str:
-        """Return the measurements over all depths, and an example per digit; a reason if a prompt does not fit."""
+        """Return the measurements over all depths and an example per digit, or a reason if a prompt does not fit."""
         if (reason := subject.beyond(length)) is not None:
             return reason
         if self.settings.filler == "documents" and (reason := subject.lacking(length)) is not None:

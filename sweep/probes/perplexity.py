@@ -101,7 +101,7 @@ def _bits_measurements(probe: Probe, length: int, nats: float, extent: TextExten
         probe: Probe that reports the numbers.
         length: Context length in tokens, for the record.
         nats: Sum of the losses of all counted targets.
-        extent: Extent of these targets; None returns nothing.
+        extent: Extent of these targets; None gives an empty list.
     """
     if extent is None:
         return []
@@ -128,9 +128,9 @@ class Validation(LengthwiseProbe):
         return self.config.eval.validation_tokens * (2 if self.config.model.window else 1)
 
     def run_at(self, subject: Subject, length: int) -> Result | str:
-        """Return both losses and, for an external model, bits.
+        """Return `val_loss`, `val_loss_full` and, for an external model, bits; without examples.
 
-        If the validation split is too short, an external model gets a reason.
+        If the validation split is too short, an external model gets a reason instead.
 
         Raises:
             DataError: The validation split is too short, for a network of the project.

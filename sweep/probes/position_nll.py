@@ -32,9 +32,9 @@ class PositionNll(DocumentProbe):
     names_every_missing = True
 
     def run_at(self, subject: Subject, length: int) -> Result | str:
-        """Return the means in nats; an example is the mean of one bin (`position`) of one document (`item`).
+        """Return the means in nats, or a reason.
 
-        Instead a reason.
+        An example is the mean of one bin (`position`) of one document (`item`).
         """
         rows = document_rows(subject, length)
         if isinstance(rows, str):

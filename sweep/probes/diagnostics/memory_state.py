@@ -132,7 +132,7 @@ def memory_state_norms_after(subject: CellSubject, rows_BT: Tensor, chunk: int) 
     norms_by_layer: dict[int, list[dict[str, Tensor]]] = {layer: [] for layer in memories}
 
     def record(layer: int, inputs: MemoryInputs) -> None:
-        """Record the norms of a memory after a call, on the CPU."""
+        """Record the norms of a memory for the inputs of a call, on the CPU."""
         norms_by_layer[layer].append(
             {name: norm.cpu() for name, norm in memory_state_norms(memories[layer], inputs, chunk).items()}
         )

@@ -1,4 +1,4 @@
-"""Checkpoints: whole or not there, the one before kept, damage passed over."""
+"""Checkpoints: atomic writes, retention of the previous one, and detection of damage."""
 
 from __future__ import annotations
 
@@ -105,7 +105,7 @@ def test_crash_before_rename_keeps_old_checkpoint(tmp_path: Path, monkeypatch: p
 
 @pytest.mark.thorough
 def test_checkpoint_detects_every_changed_byte(tmp_path: Path) -> None:
-    """Every byte of every file turned over in one bit; of the seal, which is read and not hashed alone, in all of them, too."""
+    """Flip one bit in every byte of every file; in the seal, which is also parsed, flip each of its bits."""
     put(tmp_path, 5)
     folder = put(tmp_path, 10)
     flips = 0
@@ -123,7 +123,7 @@ def test_checkpoint_detects_every_changed_byte(tmp_path: Path) -> None:
 
 
 def edited(folder: Path, *, sealed: bool, **facts: object) -> None:
-    """Other facts in a seal: with its own hash made to fit, or as an older release wrote it, without one."""
+    """Change facts in a seal, with a matching hash of its own, or without one as an older release wrote it."""
     seal = json.loads((folder / SEAL).read_text())
     hashes = seal.pop("sha256")
     del seal["seal"]
@@ -156,7 +156,7 @@ def test_seal_rejects_implausible_facts(tmp_path: Path, facts: dict[str, object]
 
 
 def test_seal_rejects_wrong_name(tmp_path: Path) -> None:
-    """A checkpoint that was copied or renamed would say one step and hold another."""
+    """A checkpoint that was copied or renamed would state another step than its name."""
     put(tmp_path, 5).rename(tmp_path / "checkpoint-00000007")
     assert checkpoint.newest(tmp_path) is None
 
@@ -243,7 +243,7 @@ except checkpoint.storage.StorageError as error:
     ],
 )
 def test_save_on_full_disk_keeps_old_checkpoint(tmp_path: Path, sizes: tuple[str, str]) -> None:
-    """A limit on the size of a file stands in for a full disk: writing fails half-way."""
+    """A limit on the file size stands in for a full disk: writing fails half-way."""
     put(tmp_path, 5)
     done = subprocess.run(
         [sys.executable, "-c", FULL, str(tmp_path), *sizes], capture_output=True, text=True, timeout=PATIENCE_S
@@ -261,7 +261,7 @@ def test_save_on_full_disk_keeps_old_checkpoint(tmp_path: Path, sizes: tuple[str
 @pytest.mark.parametrize("memory", EVERY_MEMORY)
 @pytest.mark.parametrize("cuda", [False, True])
 def test_sizes_match_saved_checkpoint(network: Network, tmp_path: Path, cuda: bool, memory: str) -> None:
-    """Bytes of the real files after a real step, for the types that attempts have there."""
+    """Compare with the bytes of real files after a real step, for the types that attempts have on that device."""
     settings = {"d_model": 128, "head_dim": 32, "vocab_size": 5003, "memory": memory}
     model = network(dtype=torch.bfloat16 if cuda else torch.float32, **settings)
     optimizers = Optimizers(model.parameter_groups(), TrainConfig(), torch.device("cpu"))
@@ -289,7 +289,7 @@ def test_sizes_of_370m_model_allocate_nothing() -> None:
 @pytest.mark.parametrize("layers", [1, 2, 3, 8])
 @pytest.mark.parametrize("optimizer", ["muon", "adamw"])
 def test_sizes_count_repeated_blocks(layers: int, optimizer: str) -> None:
-    """Against the whole network, with no two sizes alike."""
+    """Compare with the complete network, all of whose sizes differ."""
     config = ModelConfig(
         d_model=24, n_layers=layers, n_heads=12, n_kv_heads=6, head_dim=8, vocab_size=29, mlp_ratio=3, conv_taps=5,
         canon_taps=2, attn_every=3, attn_offset=1, attn_type="wall", memory="omega", positions="ape",

@@ -18,7 +18,10 @@ CHECKPOINT = re.compile(r"checkpoint-\d{8}")
 
 
 def calls(trace: Path) -> list[tuple[str, str]]:
-    """(name, arguments) of every system call that came back, in order; those that another thread cut in two are joined."""
+    """Return (name, arguments) of every system call in the order of return.
+
+    Calls split by another thread are joined.
+    """
     until(lambda: trace.exists() and "+++ exited with" in trace.read_text(), "the end of the trace", pause=0.05)
     calls: list[tuple[str, str]] = []
     open_: dict[str, str] = {}
@@ -41,7 +44,7 @@ def calls(trace: Path) -> list[tuple[str, str]]:
 @pytest.mark.slow
 @pytest.mark.skipif(shutil.which("strace") is None, reason="needs strace: apt-get install strace")
 def test_database_is_synced_before_checkpoint_removal(room: Callable[..., Room], tmp_path: Path) -> None:
-    """The second attempt of a cell goes on from the first one's checkpoint, and outlives all of them."""
+    """The second attempt of a cell resumes from the first one's checkpoint, and outlives all of them."""
     ours = room()
     ours.run(stop=11)
     trace = tmp_path / "trace"

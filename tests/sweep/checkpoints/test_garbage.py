@@ -32,7 +32,10 @@ def cell(letter: str, plugin: str | None = None) -> CellRecord:
 
 
 class GarbageCase:
-    """Sweep old with cells a, b and c, sweep new with c and d; every cell has an attempt with files, d's runs."""
+    """Database with sweep old (cells a, b, c) and sweep new (c, d).
+
+    Every cell has an attempt with files, d's is running.
+    """
 
     def __init__(self, folder: Path) -> None:
         self.runs, self.storage_folder = folder / "atma-runs", folder / "elsewhere"
@@ -180,7 +183,7 @@ def test_gc_skips_symlinks_and_young_files(case: GarbageCase, tmp_path: Path) ->
 
 
 def test_gc_keeps_plugin_that_is_used_again(tmp_path: Path) -> None:
-    """So that gc leaves it alone between the moment it is frozen and the moment its sweep is in the database."""
+    """Its time is refreshed, so that gc spares it until its sweep is in the database."""
     from hashlib import sha256
 
     from atma_sweep.sweep.config import CellConfig, Plugin

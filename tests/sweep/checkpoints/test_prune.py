@@ -1,4 +1,4 @@
-"""Pruning of checkpoints: what goes, what stays, what it frees, and that dying between any two files harms nothing."""
+"""Pruning of checkpoints: removed and retained files, freed bytes, and safety of a kill between any two files."""
 
 from __future__ import annotations
 
@@ -35,7 +35,7 @@ def write(size: int, path: Path) -> None:
 
 
 def bundle(folder: str | Path, step: int) -> None:
-    """A checkpoint of 1300 bytes and its seal."""
+    """Write a checkpoint of 1300 bytes and its seal."""
     writers = {"model.safetensors": partial(write, MODEL), "optimizers.pt": partial(write, OPTIMIZERS)}
     facts = {"step": step, "tokens": step, "wall_s": 1.0, "pending": None}
     storage.place(folder).publish(checkpoint.name_of(step), writers, facts)
@@ -54,7 +54,7 @@ class Bench:
     def attempt(
         self, letter: str, state: str, steps: tuple[int, ...] = (), *, weights: bool = False, home: str | None = None
     ) -> Attempt:
-        """An attempt with checkpoints after these steps; the last is the one that the database names."""
+        """Record an attempt with checkpoints after these steps; the last one is named in the database."""
         attempt = self.store.start_attempt(letter * 12, owner=OWNER, fence=1, steps_total=100)
         address = storage.home(home, attempt.run_dir)
         full = storage.resolve(self.runs, address)
@@ -88,7 +88,7 @@ class Bench:
         self.attempt("e", "interrupted", (30,))
 
     def names(self, letter: str = "?") -> list[str]:
-        """Checkpoints and weights that lie in the runs folder: c/2/15 is the one after step 15 of c's second attempt."""
+        """Return checkpoints and weights in the runs folder; c/2/15 is the one after step 15 of c's second attempt."""
         names = []
         for path in sorted(self.runs.glob(f"{letter}*/*/*")):
             key = f"{path.parts[-3][0]}/{path.parts[-2]}"

@@ -1,4 +1,4 @@
-"""Places: what is written whole, what is noticed, and that one behaves like another wherever it lies."""
+"""Storage locations: atomic writes, detected failures, and the same behaviour of every backend."""
 
 from __future__ import annotations
 
@@ -28,7 +28,7 @@ serial = itertools.count()
 
 @pytest.fixture(params=KINDS)
 def address(request: pytest.FixtureRequest, tmp_path: Path) -> str:
-    """A place that does not exist yet, as a path, as a file:// URL, and behind fsspec."""
+    """A location that does not exist yet, as a path, as a file:// URL, and behind fsspec."""
     local = tmp_path / "place" / "cell" / "1"
     return {"folder": str(local), "file": f"file://{local}", "memory": f"memory://{next(serial)}/cell/1"}[request.param]
 
@@ -40,7 +40,7 @@ def memory() -> str:
 
 @pytest.fixture(autouse=True)
 def _no_litter(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[None]:
-    """Temporary folders of this test go to one of its own, which must be empty in the end."""
+    """Send temporary files of the test to a folder of its own, which must be empty at the end."""
     folder = tmp_path / "temporary"
     folder.mkdir()
     monkeypatch.setattr(tempfile, "tempdir", str(folder))
@@ -65,7 +65,7 @@ def newest(address: str) -> tuple[int, float] | None:
 
 
 def edit(address: str, change: Any) -> None:
-    """Replaces a file's bytes by `change` of them, past all our code."""
+    """Replace the bytes of a file by `change` of them, without the program's own code."""
     with fsspec.open(address, "rb") as file:
         raw = file.read()
     with fsspec.open(address, "wb") as file:
@@ -227,7 +227,7 @@ def test_storage_reports_unwritable_folder_briefly(tmp_path: Path) -> None:
 
 
 def test_storage_uploads_seal_last(memory: str, monkeypatch: pytest.MonkeyPatch) -> None:
-    """A death at any write leaves the checkpoint before as the newest."""
+    """A crash at any write leaves the previous checkpoint as the newest."""
     put(memory, 5, 1.0)
     real = MemoryFileSystem.put_file
     for survived in range(2):
@@ -289,7 +289,7 @@ USES: dict[str, Callable[[str], Any]] = {
 
 @pytest.mark.parametrize("call", USES)
 def test_storage_reports_unreachable_location(memory: str, monkeypatch: pytest.MonkeyPatch, call: str) -> None:
-    """Else a training would begin anew, or weights would count as gone, because the network was down."""
+    """Otherwise a network failure would restart a training, or weights would count as missing."""
     put(memory, 5)
 
     class Lost(Exception):
@@ -308,7 +308,7 @@ def test_storage_reports_unreachable_location(memory: str, monkeypatch: pytest.M
 
 
 def test_seal_rejects_names_with_paths(memory: str, tmp_path: Path) -> None:
-    """A seal is data: a name with a path in it is damage, whatever lies at its end."""
+    """A seal is untrusted data: a name that contains a path counts as damage, whatever it points to."""
     put(memory, 5)
     secret = tmp_path / "secret"
     secret.write_bytes(b"x")

@@ -1,4 +1,4 @@
-"""Steps that are read while the device still works on the one before."""
+"""Prefetching of steps while the device works on the previous one."""
 
 from __future__ import annotations
 
@@ -16,7 +16,7 @@ STREAM = np.arange(1000, 1000 + 71, dtype=np.uint16)
 
 
 class Counted(Batches):
-    """Keeps which steps were read."""
+    """Batches that record which steps were read."""
 
     def step(self, step: int) -> tuple[Tensor, Tensor]:
         read.append(step)
@@ -86,7 +86,7 @@ def test_prefetcher_drops_unused_step(batches: Counted) -> None:
 
 @pytest.mark.gpu
 def test_prefetcher_copies_steps_to_gpu(batches: Counted) -> None:
-    """Sent without waiting, and whole when they are read there."""
+    """The copy does not wait, and is complete when it is read on the device."""
     ahead = StepPrefetcher(batches, torch.device("cuda"))
     busy = torch.randn(4096, 4096, device="cuda")
     for step in range(20):

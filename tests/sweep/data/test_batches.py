@@ -24,7 +24,7 @@ def batches(*, count: int = 71, seq_len: int = 5, rows: int = 3, seed: int = 0, 
 
 
 def corpus_of(shards: list[np.ndarray]) -> Corpus:
-    """A corpus with these training shards and nothing else."""
+    """Return a corpus with these training shards alone."""
     nothing = np.zeros(0, dtype=np.uint16)
     return Corpus("f" * 64, "bytes", shards, nothing, [], [], 1.0, None)
 
@@ -70,7 +70,7 @@ def test_batches_order_depends_on_seed_and_step_alone() -> None:
     (7, 0, [13, 2, 10, 6, 11, 0, 7, 3, 12, 5, 8, 9, 1, 4]),
 ])  # fmt: skip
 def test_batches_order_is_pinned(seed: int, epoch: int, order: list[int]) -> None:
-    """NumPy promises the bits of Philox: what we make of them must not change either."""
+    """NumPy guarantees the bits of Philox; the order derived from them must not change either."""
     assert starts(batches(seed=seed, rows=14), epoch, 1) == order
 
 
@@ -83,7 +83,7 @@ def test_batches_first_rows_of_long_epoch_are_pinned() -> None:
 
 
 def naive_rows(shards: list[np.ndarray], seq_len: int, rows: int, *, full_steps: bool) -> list[list[int]]:
-    """Every row of one pass over the shards, target included, cut out one after the other."""
+    """Return every row of one epoch over the shards, target included, cut out one by one."""
     row_list = []
     for shard in shards:
         mine: list[list[int]] = []
@@ -99,7 +99,7 @@ def naive_rows(shards: list[np.ndarray], seq_len: int, rows: int, *, full_steps:
 
 
 def naive_order(seed: int, count: int) -> Iterator[int]:
-    """Row numbers epoch after epoch: rows sorted by their Philox number."""
+    """Yield row numbers epoch by epoch: rows sorted by their Philox number."""
     epoch = 0
     while True:
         digest = hashlib.sha256(f"{seed}/data/{epoch}".encode()).digest()
@@ -135,7 +135,10 @@ def test_batches_read_shards_of_both_widths() -> None:
 
 
 def test_batches_ten_published_shards_give_1900_steps() -> None:
-    """docs/mechanisms.md, "Training": per shard floor((n - 2) / 524288) = 190 steps. A broadcast zero stands for 100M tokens."""
+    """docs/mechanisms.md, "Training": floor((n - 2) / 524288) = 190 steps per shard.
+
+    A broadcast zero is 100M tokens.
+    """
     shard = np.broadcast_to(np.uint16(0), 100_000_000)
     source = Batches([shard] * 10, 2048, 256, 0, False, True)
     assert source.rows == 1900 * 256
@@ -150,7 +153,7 @@ def test_batches_ten_published_shards_give_1900_steps() -> None:
 
 @pytest.mark.parametrize(("tokens", "rows"), [(22, 4), (21, 2), (12, 2), (11, 0)])
 def test_batches_full_steps_need_two_further_tokens(tokens: int, rows: int) -> None:
-    """floor((n - 2) / 10) steps: a shard of n = 10 k + 1 tokens, which would do, gives k - 1 as the published code did."""
+    """Steps are floor((n - 2) / 10): a shard of n = 10 k + 1 tokens gives k - 1, as in the published code."""
     more = np.arange(12, dtype=np.uint16)
     assert Batches([np.arange(tokens, dtype=np.uint16), more], 5, 2, 0, False, True).rows == rows + 2
 

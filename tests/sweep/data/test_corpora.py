@@ -1,4 +1,4 @@
-"""Prepared corpora: what is in them, that they never change, how they are found again, and what damage is noticed."""
+"""Prepared corpora: contents, pinned fingerprints, lookup, and detection of damage."""
 
 from __future__ import annotations
 
@@ -34,7 +34,7 @@ def stdlib(tmp_path_factory: pytest.TempPathFactory) -> Corpus:
 
 @pytest.fixture(scope="module")
 def texts() -> dict[str, tuple[str, str]]:
-    """Name -> (split, text) of the embedded corpus, in its order, gathered without the package."""
+    """(split, text) of the embedded corpus by name, in its order, gathered without the package."""
     root = Path(sysconfig.get_paths()["stdlib"])
     skipped = {"test", "tests", "idlelib", "site-packages", "dist-packages", "ensurepip", "sitecustomize.py"}
     names = []
@@ -65,7 +65,7 @@ def texts() -> dict[str, tuple[str, str]]:
 def test_the_embedded_corpus_keeps_the_fingerprint_of_its_text(
     stdlib: Corpus, texts: dict[str, tuple[str, str]]
 ) -> None:
-    """Cells of every database carry it: SHA-256 over the JSON of layout, tokenizer, hashes, names and ends."""
+    """Cells of every database contain it: SHA-256 over the JSON of layout, tokenizer, hashes, names and ends."""
     splits = {
         name: {title: document(text) for title, (split, text) in texts.items() if split == name}
         for name in ("train", "validation", "heldout")
@@ -130,7 +130,7 @@ def test_corpus_loads_saved_tokenizer(stdlib: Corpus) -> None:
 @pytest.mark.parametrize("piece", [1, 7, 301, 1000])
 @pytest.mark.parametrize("cuts", [[], [1, 2, 150], [7, 14, 300]])
 def test_entropies_of_shards_match_slow_count(monkeypatch: pytest.MonkeyPatch, piece: int, cuts: list[int]) -> None:
-    """Pairs within a shard count, however it is read; those across a border do not."""
+    """Pairs within a shard count, whatever the chunk size; pairs across a border do not."""
     monkeypatch.setattr(corpora, "CHUNK_TOKENS", piece)
     tokens = np.random.default_rng(0).integers(0, 17, 301).astype(np.uint16) ** 2 % 17
     shards = np.split(tokens, cuts)

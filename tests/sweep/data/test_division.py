@@ -1,4 +1,4 @@
-"""Text that is divided into splits by tokens: sizes, which document lands where, stops on the way, and older corpora."""
+"""Division into splits by tokens: sizes, assignment of documents, resumption, and corpora of older releases."""
 
 from __future__ import annotations
 
@@ -25,7 +25,7 @@ def small_shards(monkeypatch: pytest.MonkeyPatch) -> None:
 
 
 def lengths(count: int, seed: int, *, long: int = 400) -> list[int]:
-    """Document sizes of which a few are large, as books among articles."""
+    """Return document sizes of which a few are large, like books among articles."""
     rng = random.Random(seed)
     return [rng.randrange(1, 60) if rng.random() < 0.9 else rng.randrange(long, 4 * long) for _ in range(count)]
 
@@ -35,7 +35,7 @@ def pool(sizes: list[int]) -> list[Pooled]:
 
 
 def sizes_of(**sizes: Any) -> Division:
-    """The default division of a corpus, or one with the sizes given."""
+    """Return the default division of a corpus, or one with the given sizes."""
     sizes = {"train_tokens": None, "validation_tokens": None, "heldout_documents": None} | sizes
     return Division("files", long_tokens=400, lent=False, **sizes)
 
@@ -43,7 +43,7 @@ def sizes_of(**sizes: Any) -> Division:
 @pytest.mark.parametrize("validation", [None, 1, 500, 3000])
 @pytest.mark.parametrize("documents", [None, 0, 5])
 def test_division_sizes_are_within_a_document(validation: int | None, documents: int | None) -> None:
-    """The validation split has its target and less than one of its documents more."""
+    """The validation split exceeds its target by less than one of its documents."""
     for seed in range(8):
         sizes = lengths(300, seed)
         total = sum(sizes)
@@ -64,13 +64,13 @@ def test_division_sizes_are_within_a_document(validation: int | None, documents:
 
 
 def test_division_of_few_large_documents_favours_training() -> None:
-    """By hand: 40 books of 1,000 tokens, of which a quarter is 10 and a twentieth 2."""
+    """Manual count: 40 books of 1,000 tokens, of which a quarter is 10 and a twentieth is 2."""
     splits = sizes_of().assign(pool([1000] * 40))
     assert {name: splits.count(name) for name in division.SPLITS} == {"train": 28, "validation": 2, "heldout": 10}
 
 
 def test_division_of_books_keeps_validation_size() -> None:
-    """63 books of 190,000 tokens among short texts, 50.4M tokens in all: 16 are held out, 2,097,153 tokens validate."""
+    """Of 50.4M tokens with 63 books of 190,000 tokens each, 16 books are held out and 2,097,153 tokens validate."""
     rng = random.Random(7)
     sizes = [190_000] * 63 + [rng.randrange(16_000, 48_000) for _ in range(1196)]
     splits = Division("files", 65_601, None, None, None, lent=False).assign(pool(sizes))
@@ -128,7 +128,7 @@ def test_corpora_with_splits_reject_validation_tokens(tmp_path: Path, corpus: st
 
 
 def test_division_keeps_splits_of_earlier_release(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    """A request without a division is what a release wrote that drew splits by names."""
+    """A request without a division comes from a release that divided by names."""
     data, root = files(put(tmp_path / "t", prose(60)), heldout_tokens=150), tmp_path / "c"
     with monkeypatch.context() as patch:
         patch.setattr(OwnFiles, "by_tokens", False)
@@ -141,7 +141,7 @@ def test_division_keeps_splits_of_earlier_release(tmp_path: Path, monkeypatch: p
 
 
 def test_provisional_fingerprints_are_pinned() -> None:
-    """The hash of an unprepared corpus leaves out settings that are newer than databases."""
+    """The hash of an unprepared corpus leaves out settings that older databases do not have."""
     plain = DataConfig(corpus="files", path="/a")
     assert (
         corpora.provisional_fingerprint(plain)

@@ -1,4 +1,4 @@
-"""Contract of every corpus of the registry: fingerprints, batches, damage, and preparations that stop."""
+"""Contract of every registered corpus: fingerprints, batches, damage, and interrupted preparations."""
 
 from __future__ import annotations
 
@@ -74,7 +74,7 @@ def test_corpus_fingerprint_follows_tokens_not_folder(
 def test_corpus_batches_are_disjoint_and_reproducible(
     name: str, shuffle: bool, config_of: Callable[[str], DataConfig], tmp_path: Path
 ) -> None:
-    """Also as one that goes on in the middle reads them, and however many rows are read at once."""
+    """Also when reading resumes in the middle, and for any number of rows read at once."""
     data = config_of(name)
     corpus, kind = made(data, tmp_path / "c"), CORPORA.load(name)
     length = kind.row_length(kind.Config.model_validate(data.settings.get(name, {}))) or 7
@@ -135,7 +135,7 @@ def test_corpus_damage_of_any_file_is_detected(
 def test_corpus_preparation_resumes_to_same_corpus(
     name: str, config_of: Callable[[str], DataConfig], tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """Stopped before and after each state that is written down, one after the wider."""
+    """Interrupt before and after each saved state, one interruption after another."""
     data, root = config_of(name), tmp_path / "c"
     made(data, tmp_path / "undisturbed")
     monkeypatch.setattr(prepare, "BATCH_DOCUMENTS", 9)

@@ -1,4 +1,4 @@
-"""The corpus flipflop: rows that are worked out when they are read, against a slow automaton."""
+"""Flip-flop corpus: computed rows against a slow automaton."""
 
 from __future__ import annotations
 
@@ -40,7 +40,7 @@ def text(tokens: Any) -> str:
 
 
 def by_hand(number: int, length: int, ignore: float, seed: int, split: str) -> str:
-    """A row, pair by pair, from a generator of its own that jumps to where the row begins."""
+    """Return a row, pair by pair, from a separate generator that jumps to the start of the row."""
     key = int.from_bytes(hashlib.sha256(f"flipflop/{seed}/{split}".encode()).digest()[:16], "big")
     pairs = length // 2
     raw = np.random.Philox(key=key).advance(number * ((pairs + 3) // 4)).random_raw(pairs).tolist()  # type: ignore[union-attr]
@@ -66,7 +66,7 @@ def test_flipflop_rows_match_slow_automaton(length: int, ignore: float, seed: in
 
 
 def test_flipflop_shipped_splits_are_pinned() -> None:
-    """Or else every number that was trained on them is of other text."""
+    """Otherwise every number of a network trained on them would belong to another text."""
     hashes = {
         split: hashlib.sha256(rows(10**6, 512, split=split)[: 512 * 8].astype("<u2").tobytes()).hexdigest()[:16]
         for split in ("train", "validation")
@@ -77,7 +77,7 @@ def test_flipflop_shipped_splits_are_pinned() -> None:
 
 @pytest.mark.parametrize("ignore", [0.8, 0.98, 0.1])
 def test_flipflop_shares_match_settings(ignore: float) -> None:
-    """Within three standard errors: instructions between the forced ends, bits, and reads a row."""
+    """Within three standard errors: instructions between the fixed ends, bits, and reads per row."""
     tokens = rows(2000, 512, ignore=ignore).made(np.arange(2000))
     inside, bits = tokens[:, 2:-2:2], tokens[:, 1::2]
     for letter, share in (("i", ignore), ("w", (1 - ignore) / 2), ("r", (1 - ignore) / 2)):
@@ -96,7 +96,7 @@ def test_flipflop_shares_match_settings(ignore: float) -> None:
 
 
 def test_flipflop_reads_repeat_last_write() -> None:
-    """An automaton is right at every marked bit, and whoever copies the last bit is not."""
+    """An automaton is right at every marked bit; copying the last bit is not."""
     tokens, marks = rows(200, 64).made(np.arange(200)), ComputedMarks(rows(200, 64), mark_reads).made(np.arange(200))
     right = {"automaton": [], "copier": []}  # type: dict[str, list[bool]]
     for row, marked in zip(tokens, marks, strict=True):
@@ -251,7 +251,7 @@ def test_grid_with_impossible_flipflop_is_rejected(
 
 @pytest.mark.thorough
 def test_attempt_trains_and_evaluates_flipflop(tmp_path: Path) -> None:
-    """From the grid to the database; and what reads long documents is refused before anything is trained."""
+    """From the grid to the database; probes of long documents are rejected before training."""
     (tmp_path / "grid").mkdir()
     grid = small_grid(tmp_path / "grid")
     small = {"iid": 20, "sparse": 30, "dense": 10, "items": 4}

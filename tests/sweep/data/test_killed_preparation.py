@@ -1,4 +1,4 @@
-"""Preparations that are killed, at every change of a file and at random moments, end as if nothing had happened."""
+"""Preparations killed at every change of a file and at random times give the same result as undisturbed ones."""
 
 from __future__ import annotations
 
@@ -28,7 +28,7 @@ def packed(path: Path, texts: list[str]) -> Path:
 
 
 def interesting(folder: Path) -> Path:
-    """A file of which some text draws validation, and whose long ones do not stand in the order in which they are kept."""
+    """Write a file in which a text draws validation and the long ones are not stored in reading order."""
     texts = dict(enumerate(prose(14), 1))
     for name in (f"text{n}.jsonl.xz" for n in range(999)):
         held = list(naive({f"{name}:{n}": text for n, text in texts.items()}, long=150)["heldout"])
@@ -39,7 +39,7 @@ def interesting(folder: Path) -> Path:
 
 
 def without_validation(folder: Path) -> Path:
-    """No name draws validation, so what was written is thrown away, and every tenth text validates."""
+    """Write texts of which no name draws validation, so that the first pass is discarded and every tenth validates."""
     names = [name for name in (f"{n}.txt" for n in range(99)) if number_of(name) > 0.05][:11]
     for name, text in zip(names, prose(11), strict=True):
         put(folder / "t", [text], name)
@@ -58,7 +58,7 @@ def tables(folder: Path) -> Path:
 
 
 def articles(folder: Path) -> Path:
-    """Articles have no point to go on from, and begin anew."""
+    """Write articles, whose source cannot be resumed and starts again."""
     rows = {
         split: [row for n in range(count) for row in article(f"{n}", f" {text}\n" * n)]
         for split, count, text in (("train", 12, "a b c"), ("validation", 4, "d"), ("test", 3, "e f"))
@@ -106,7 +106,7 @@ def start(*arguments: object) -> subprocess.Popen[str]:
 
 
 def saved(corpora: Path) -> int:
-    """Documents that the preparation under way has on the disk."""
+    """Return the number of documents that the current preparation has saved."""
     for path in corpora.glob("*.part/state.json"):
         return int(json.loads(path.read_text())["documents"])
     return 0

@@ -1,4 +1,4 @@
-"""The corpus mqar: rows of pairs and questions, against a slow drawing of the same numbers and what a row promises."""
+"""Associative recall corpus: rows against a slow drawing of the same numbers, and properties of each row."""
 
 from __future__ import annotations
 
@@ -20,7 +20,7 @@ def rows(settings: MqarConfig = SMALL, count: int = 50, split: str = "train") ->
 
 
 def by_hand(number: int, settings: MqarConfig, split: str) -> list[int]:
-    """A row, draw by draw, from a generator of its own that jumps to where the row begins."""
+    """Return a row, draw by draw, from a separate generator that jumps to the start of the row."""
     key = int.from_bytes(hashlib.sha256(f"mqar/{settings.seed}/{split}".encode()).digest()[:16], "big")
     slots = settings.length // 2 - 1 - settings.pairs
     draws = settings.keys + settings.pairs + slots

@@ -1,4 +1,4 @@
-"""Text into prepared corpora: which document lands where, what a fingerprint is made of, and what is refused."""
+"""Preparation of corpora: assignment of documents, fingerprints, resumption, and rejected input."""
 
 from __future__ import annotations
 
@@ -46,13 +46,13 @@ from prepared import (
 
 @pytest.fixture
 def shards_of(monkeypatch: pytest.MonkeyPatch) -> Callable[[int], None]:
-    """Sets the size of shards."""
+    """Fixture: a function that sets the number of tokens per shard."""
     return lambda tokens: monkeypatch.setattr(shards, "SHARD_TOKENS", tokens)
 
 
 @pytest.fixture
 def by_names(monkeypatch: pytest.MonkeyPatch) -> None:
-    """Draws a split for each document by its name, as corpora of the hub do."""
+    """Divide documents by their names, as corpora of the hub do."""
     monkeypatch.setattr(OwnFiles, "by_tokens", False)
 
 
@@ -218,7 +218,7 @@ def test_fingerprint_ignores_further_keys_of_records(tmp_path: Path) -> None:
 
 
 def test_fingerprint_differs_by_sharding(tmp_path: Path, shards_of: Callable[[int], None]) -> None:
-    """Rows of training do not cross shards, so their borders matter; the tokens are the same."""
+    """Training rows do not cross shards, so borders matter even if the tokens are the same."""
     put(tmp_path / "t", prose(60))
     by_shard_size = {}
     for shard in (1500, 1501, 10**8):
@@ -338,7 +338,7 @@ def test_prepare_reports_progress(tmp_path: Path, monkeypatch: pytest.MonkeyPatc
 
 @pytest.fixture
 def wiki(tmp_path: Path) -> dict[str, list[str]]:
-    """Articles by split, also as a copy under `wiki`."""
+    """Articles by split, which are also written as a copy under `wiki`."""
     texts = {
         split: [f" = {split} {n} = \n text {n}\n = = S = = \n more {n}\n" for n in range(count)]
         for split, count in (("train", 13), ("validation", 3), ("test", 4))
@@ -368,7 +368,7 @@ def test_train_tokens_do_not_change_further_splits(tmp_path: Path, wiki: dict[st
 
 
 def test_heldout_of_second_corpus_replaces_own(tmp_path: Path, wiki: dict[str, list[str]]) -> None:
-    """And those are not trained on either."""
+    """Own held-out documents are not used for training either."""
     long = put(tmp_path / "long", prose(3, longest=500))
     data = DataConfig(corpus="wikitext-103", path=str(tmp_path / "wiki"), heldout=str(long), heldout_tokens=100)
     corpus = made(data, tmp_path / "c")

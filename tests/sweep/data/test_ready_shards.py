@@ -1,4 +1,4 @@
-"""Shards that others made: fetched or given, taken as they are, and refused before anything is linked."""
+"""Ready-made shards: downloaded or given, linked unchanged, and rejected before anything is linked."""
 
 from __future__ import annotations
 
@@ -127,7 +127,7 @@ def test_ready_shards_reject_folder_without_shards(tmp_path: Path) -> None:
 
 @pytest.fixture
 def repository(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> list[str]:
-    """The names that were asked of the hub; each file goes into a cache, behind a link as the hub's own cache has it."""
+    """Names requested from the hub; each file is placed in a cache behind a symlink, like the hub's own cache."""
     requested_files: list[str] = []
 
     def download(repository: str, name: str, *, repo_type: str) -> str:

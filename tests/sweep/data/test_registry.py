@@ -1,4 +1,4 @@
-"""Corpora by name: the package's own, and those of plugin files."""
+"""Corpora by name: built-in ones, and those of plugin files."""
 
 from __future__ import annotations
 
@@ -65,7 +65,7 @@ def fresh() -> Iterator[None]:
 
 @pytest.fixture
 def bench(tmp_path: Path) -> Bench:
-    """A grid whose text is that of a plugin beside it."""
+    """Grid whose text comes from a plugin next to it."""
     case = Bench(tmp_path)
     case.edit(f"corpus: files, path: {case.text}", "corpus: counting")
     (tmp_path / "micro.yaml").write_text((tmp_path / "micro.yaml").read_text() + "plugins: [count.py]\n")
@@ -186,7 +186,7 @@ class Counting(CorpusKind):
 
 
 def test_plugin_corpus_with_computed_rows(bench: Bench) -> None:
-    """It is prepared by a grid, known by its settings, and trained on without a file of tokens."""
+    """A grid prepares it, its settings are validated, and training reads it without a file of tokens."""
     (bench.folder / "count.py").write_text(ROWS)
     bench.edit("corpus: counting", "corpus: letters, settings.letters.step: 3")
     root = bench.folder / "atma-runs" / "corpora"

@@ -1,4 +1,4 @@
-"""Token shards on disk: their layout, writing that goes on after a crash, and what is refused."""
+"""Token shards on disk: layout, resumption after a crash, and rejected files."""
 
 from __future__ import annotations
 
@@ -32,7 +32,7 @@ def test_shard_round_trip(tmp_path: Path, tokens: np.ndarray) -> None:
 
 
 def test_shard_layout_matches_published_shards(shard: Path) -> None:
-    """256 little-endian int32 (magic 20240520, version 1, count, zeros), then little-endian uint16 (docs/mechanisms.md, "Training")."""
+    """The header is 256 int32: magic 20240520, version 1, count, zeros; see docs/mechanisms.md, "Training"."""
     raw = shard.read_bytes()
     assert len(raw) == 1024 + 2 * len(TOKENS)
     header = np.frombuffer(raw[:1024], dtype="<i4")

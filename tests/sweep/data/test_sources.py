@@ -47,7 +47,7 @@ def lines(texts: list[str]) -> str:
 
 
 def goes_on_everywhere(make: Callable[[], DocumentSource]) -> list[Text]:
-    """After every document the state, as JSON, leads a new reader to the rest; all documents."""
+    """Check that the state after every document, as JSON, resumes at the next one, and return all documents."""
     first, documents = make(), []
     states = []
     for text in first.documents():

@@ -1,4 +1,4 @@
-"""Text to tokens and back."""
+"""Conversion of text to tokens and back."""
 
 from __future__ import annotations
 
@@ -52,7 +52,7 @@ def save(model: tokenizers.Tokenizer, path: Path) -> Path:
 
 
 def byte_level(merges: list[tuple[str, str]], end: str | None = "<|endoftext|>") -> tokenizers.Tokenizer:
-    """Bytes as GPT-2 spells them, numbered in the order of their spelling, then the merges, then the end."""
+    """Return a tokenizer of bytes in GPT-2's spelling, numbered by spelling, then the merges, then the end of text."""
     vocabulary = [*sorted(pre_tokenizers.ByteLevel.alphabet()), *(a + b for a, b in merges)]
     model = tokenizers.Tokenizer(models.BPE({word: number for number, word in enumerate(vocabulary)}, merges))
     model.pre_tokenizer = pre_tokenizers.ByteLevel(add_prefix_space=False)
@@ -425,7 +425,7 @@ def test_gpt2_as_json_file_matches_tiktoken(gpt2: Any, shared: Path, tmp_path: P
 
 
 def test_tokenizer_libraries_are_imported_lazily() -> None:
-    """The module is imported by every launch; tiktoken and tokenizers take their time."""
+    """Every launch imports the module, and tiktoken and tokenizers are slow to import."""
     program = f"import sys, {ours.__name__}; print({{'tiktoken', 'tokenizers'}} & set(sys.modules))"
     run = subprocess.run([sys.executable, "-c", program], capture_output=True, text=True, check=True)
     assert run.stdout.strip() == "set()"

@@ -1,4 +1,4 @@
-"""Every family of the paper's table, as a tiny random checkpoint saved in the hub's format: what is loaded, and read piece by piece."""
+"""Every family of the paper's table, as a tiny random checkpoint: loading, and scoring in chunks."""
 
 from __future__ import annotations
 

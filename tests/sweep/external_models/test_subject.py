@@ -1,4 +1,4 @@
-"""A model with a tokenizer of its own under the probes: units, pairing by text, digits, and oracles with known scores."""
+"""Probes on a model with a tokenizer of its own: units, pairing by text, digits, and oracles with known scores."""
 
 from __future__ import annotations
 
@@ -31,7 +31,7 @@ def story(count: int, seed: int) -> str:
 
 
 class Fake:
-    """Stands in for a model of transformers: `predict` sees all tokens so far and gives logits for each of them."""
+    """Stand-in for a model of transformers: `predict` receives all tokens so far and returns logits for each."""
 
     def __init__(self, predict: Callable[[np.ndarray], np.ndarray]) -> None:
         self.predict = predict
@@ -177,7 +177,7 @@ def test_text_paired_subject_does_not_score_ends_of_text(hub_tokenizer: HubToken
 
 @pytest.fixture(scope="module")
 def gpt2_hub_tokenizer(shared: Path, tmp_path_factory: pytest.TempPathFactory) -> HubTokenizer:
-    """GPT-2's own tokenizer as a checkpoint brings it."""
+    """GPT-2's tokenizer in the form of a checkpoint's files."""
     from tokenizers import Tokenizer, decoders, models, pre_tokenizers
     from transformers import PreTrainedTokenizerFast
 
@@ -192,7 +192,7 @@ def gpt2_hub_tokenizer(shared: Path, tmp_path_factory: pytest.TempPathFactory) -
 
 
 def skewed(row: np.ndarray) -> np.ndarray:
-    """Logits that depend on the token and its place."""
+    """Return logits that depend on the token and its position."""
     wave = np.sin(np.arange(50_257) * 0.37)
     return wave[None] * (1 + (row[:, None] * 7 + np.arange(len(row))[:, None]) % 5)
 
@@ -236,7 +236,7 @@ def test_subject_rejects_lossy_corpus_tokenizer(hub_tokenizer: HubTokenizer) -> 
 
 
 def oracle(reach: int | None = None) -> Callable[[np.ndarray], np.ndarray]:
-    """Sure of what followed the longest earlier match, at most `reach` tokens back; blind, it says one digit always."""
+    """Return a predictor that continues the longest match up to `reach` tokens back, else a constant digit."""
 
     def predict(row: np.ndarray) -> np.ndarray:
         n = len(row)

@@ -1,4 +1,4 @@
-"""Subjects of probes: real networks, and stand-ins that answer by rule."""
+"""Subjects for tests of probes: real networks, and stand-ins that answer by a rule."""
 
 from __future__ import annotations
 
@@ -20,7 +20,7 @@ EOT, LETTERS = 256, np.arange(97, 111)
 
 
 def document(length: int, seed: int) -> np.ndarray:
-    """End of text, then letters a to n: no digit and no space, so that nothing but the needle looks like it."""
+    """Return end of text, then letters a to n, without digits and spaces, so that nothing resembles a needle."""
     letters = np.random.default_rng(seed).choice(LETTERS, length - 1)
     return np.concatenate([[EOT], letters]).astype(np.uint16)
 
@@ -35,7 +35,7 @@ def corpus(*, documents: int = 5, length: int = 300, validation: int = 700) -> C
 
 
 class Rule:
-    """Stands in for the network: `predict` gives the next token at every position; the logits are sure of it."""
+    """Stand-in for the network: `predict` gives the next token at every position, and the logits are certain of it."""
 
     def __init__(self, predict: Callable[[np.ndarray], np.ndarray], vocabulary: int = 264) -> None:
         self.predict, self.vocabulary = predict, vocabulary

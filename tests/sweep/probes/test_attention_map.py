@@ -1,4 +1,4 @@
-"""Maps of attention by values that are the identity (docs/mechanisms.md, "Diagnostics")."""
+"""Attention maps from values that form the identity (docs/mechanisms.md, "Diagnostics")."""
 
 from __future__ import annotations
 
@@ -24,7 +24,7 @@ NORMED = ("polar", "diff")
 
 
 def maps_of(who: CellSubject) -> tuple[dict[str, Any], dict[tuple[int, int], np.ndarray]]:
-    """The numbers, and by layer and head the map that the items hold."""
+    """Return the measurements, and the map in the examples by layer and head."""
     ((numbers, examples),) = measure("attention_map", who, (0,))
     maps: dict[tuple[int, int], np.ndarray] = {}
     for example in examples:
@@ -59,7 +59,7 @@ def subject_of(subject: Make, model: Any, **settings: Any) -> CellSubject:
 
 @pytest.mark.parametrize("mixer", [name for name in EVERY_MIXER if name not in NORMED])
 def test_attention_map_times_values_is_output(mixer: str, network: Any, subject: Make) -> None:
-    """21 keys take three rounds of the 7 channels that a head of 8 leaves for them."""
+    """21 keys need three rounds of the 7 channels that a head of size 8 leaves for them."""
     model = awake(network, mixer, **SIZES)
     who = subject_of(subject, model)
     numbers, maps = maps_of(who)
@@ -77,7 +77,7 @@ def test_attention_map_times_values_is_output(mixer: str, network: Any, subject:
 
 
 def test_attention_map_of_polar_is_softmax_over_keys(network: Any, subject: Make) -> None:
-    """By the formula, with a null whose value is large."""
+    """Compare with the formula, for a null whose value is large."""
     model = awake(network, "polar", **SIZES)
     with torch.no_grad():
         model.blocks[2].mix.mixer.v_null.fill_(3.0)
@@ -94,7 +94,7 @@ def test_attention_map_of_polar_is_softmax_over_keys(network: Any, subject: Make
 
 
 def test_attention_map_of_diff_is_softmax_difference(network: Any, subject: Make) -> None:
-    """Both heads of a pair have the pair's map, whatever weights its norm has."""
+    """Both heads of a pair have the same map, whatever the weights of its norm."""
     model = awake(network, "diff", mixers={"diff": {"rotary": "none"}}, **(SIZES | {"n_kv_heads": 2}))
     mixer = model.blocks[2].mix.mixer
     with torch.no_grad():
@@ -122,7 +122,7 @@ def test_attention_map_of_nonlinear_mixer_has_reason(network: Any, subject: Make
             return y
 
     class Shifted(Squared):
-        """Grows as its values do, and adds what is none."""
+        """Mixer that grows with its values and adds a term that is no value."""
 
         def forward(self, q: Tensor, k: Tensor, v: Tensor, *, window: int | None) -> Tensor:
             y: Tensor = (v.cumsum(1) + v.abs()).repeat_interleave(q.shape[2] // v.shape[2], 2)

@@ -1,4 +1,4 @@
-"""`eval.chunk_tokens`: the same numbers at any size, and memory that a long row does not blow up."""
+"""`eval.chunk_tokens`: the same numbers for any size, and bounded memory for long rows."""
 
 from __future__ import annotations
 
@@ -24,7 +24,7 @@ CELLS = [(mixer, (memory, memory != "none")) for mixer, memory in PAIRS]
 
 
 def numbers(who: Any, lengths: tuple[int, ...] = (16, 45)) -> dict[tuple[Any, ...], float]:
-    """Everything that these probes say, measurements and examples."""
+    """Return every measurement and example of these probes."""
     values = {}
     for probe in PROBES:
         for measured, examples in measure(probe, who, (0,) if probe == "val" else lengths):
@@ -42,7 +42,7 @@ def never(is_fused: Any) -> bool:
 
 
 def awake(network: Any, dtype: torch.dtype, attn_type: str, branches: tuple[str, bool]) -> Any:
-    """A network for byte tokens whose memory solves five tokens together."""
+    """Return a network for byte tokens whose memory solves five tokens together."""
     memory, window = branches
     return network(
         awake=True, dtype=dtype, vocab_size=264, attn_type=attn_type, memory=memory, window=window,
@@ -72,7 +72,7 @@ def test_probes_do_not_depend_on_chunk(
 
 
 class Largest(TorchDispatchMode):
-    """Notes the number of elements of the largest tensor that any operation makes."""
+    """Mode that records the number of elements of the largest tensor that any operation creates."""
 
     def __init__(self) -> None:
         super().__init__()
@@ -155,7 +155,7 @@ def test_cuda_probes_do_not_depend_on_chunk(
 def test_cuda_probe_memory_does_not_grow_with_square(
     subject: Any, attn_type: str, memory: str, dtype: torch.dtype
 ) -> None:
-    """16,384 tokens, 512 at a time: one head's scores would take 0.5 GiB in bf16, all logits 1.5 GiB."""
+    """For 16,384 tokens, 512 at a time, one head's scores would take 0.5 GiB in bf16, all logits 1.5 GiB."""
     config = ModelConfig(d_model=128, n_layers=4, n_heads=4, n_kv_heads=2, head_dim=64, vocab_size=50_304,
                          attn_type=attn_type, memory=memory)  # fmt: skip
     model = build(config, seed=0, device=CUDA, dtype=dtype).eval()
@@ -172,7 +172,7 @@ def test_cuda_probe_memory_does_not_grow_with_square(
 @pytest.mark.gpu
 @pytest.mark.parametrize(("attn_type", "memory"), PAIRS)
 def test_row_of_65536_tokens_of_370m_network_fits_24_gb(subject: Any, attn_type: str, memory: str) -> None:
-    """The L4's 22 GiB as the limit of torch's allocator, and less than 20 GB of it taken, weights included."""
+    """The allocator's limit is the L4's 22 GiB; less than 20 GB are used, weights included."""
     total = torch.cuda.get_device_properties(CUDA).total_memory
     torch.cuda.empty_cache()
     torch.cuda.set_per_process_memory_fraction(min(1.0, 22 * GIB / total))

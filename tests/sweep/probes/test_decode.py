@@ -1,4 +1,4 @@
-"""Probe `decode`: what is kept of a text, to the byte, and that a speed is one."""
+"""Probe `decode`: exact bytes of a text's cache, and a positive speed."""
 
 from __future__ import annotations
 

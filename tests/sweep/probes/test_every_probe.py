@@ -70,7 +70,7 @@ def able(who: Callable[..., CellSubject]) -> Callable[..., CellSubject]:
 def numbers(
     name: str, cell_subject: CellSubject, lengths: tuple[int, ...] | None = None
 ) -> dict[tuple[Any, ...], float]:
-    """Everything that a probe says which does not depend on the clock, measurements and examples."""
+    """Return every measurement and example of a probe that does not depend on the clock."""
     values: dict[tuple[Any, ...], float] = {}
     for measured, examples in measure(name, cell_subject, lengths or lengths_of(name)):
         values |= {("mean", m.metric, m.length): m.value for m in measured if m.metric not in BY_THE_CLOCK}
@@ -174,7 +174,7 @@ def test_probe_of_untrained_network_is_at_chance(name: str, able: Callable[..., 
 
 
 def always(token: int) -> Callable[[np.ndarray], np.ndarray]:
-    """Predict one token everywhere."""
+    """Return a predictor of one token everywhere."""
     return lambda row: np.full(len(row), token)
 
 
@@ -185,7 +185,7 @@ def always(token: int) -> Callable[[np.ndarray], np.ndarray]:
 def test_best_constant_digit_scores_chance(
     name: str, settings: dict[str, Any], rule: Any, subject: Callable[..., CellSubject]
 ) -> None:
-    """By running all ten of them."""
+    """Run all ten constant digits."""
     scored, levels = [], set()
     for digit in "0123456789":
         who = subject(rule(always(ord(digit))), **settings)
@@ -316,7 +316,7 @@ def test_probes_are_planned_without_torch() -> None:
 
 
 def test_needle_chance_is_best_constant_answer() -> None:
-    """The published 16 x 5 digits: 7 stands 14 times."""
+    """Among the published 16 x 5 digits, 7 occurs 14 times."""
     probe = bound("needle", CellConfig())
     assert [probe.chance(metric) for metric in probe.metrics] == [14 / 80, None, None, None, None]
 
@@ -325,7 +325,7 @@ def test_needle_chance_is_best_constant_answer() -> None:
 
 
 class LengthlessProbe(Probe):
-    """Everything that a probe must have."""
+    """Smallest valid probe, without lengths."""
 
     metrics = (Metric("glow", "lux"),)
 

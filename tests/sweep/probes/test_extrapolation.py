@@ -16,7 +16,7 @@ Make = Callable[..., CellSubject]
 
 @pytest.mark.parametrize("length", [16, 13, 50, 100])
 def test_extrapolation_matches_loop_over_windows(length: int, network: Any, subject: Make) -> None:
-    """In float64: every target after its window's tokens alone; 13 leaves a window of 9."""
+    """In float64, every target is predicted from the tokens of its window alone; length 13 leaves a window of 9."""
     model = network(awake=True, vocab_size=264, dtype=torch.float64, attn_type="nope", window=True).eval()
     who = subject(model, settings={"extrapolation": {"span": 100}})
     text = who.corpus.validation.astype(np.int64)

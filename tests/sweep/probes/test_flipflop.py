@@ -1,4 +1,4 @@
-"""The probe flipflop against networks whose answers are known, counted another way."""
+"""Probe flipflop on networks whose answers are known, against a separate count."""
 
 from __future__ import annotations
 
@@ -37,13 +37,13 @@ def remember(text: str) -> list[str]:
 
 
 def copy(text: str) -> list[str]:
-    """The last bit of any kind."""
+    """Predict the last bit, whatever its instruction."""
     return [text[index - 1] if index % 2 == 0 and index else "0" for index in range(len(text))]
 
 
 @pytest.fixture
 def make_subject(rule: Any, subject: Callable[..., CellSubject]) -> Callable[..., CellSubject]:
-    """asked(predict, **settings of the probe): letters are bytes."""
+    """Fixture: a function from a predictor and settings of the probe to a subject whose letters are bytes."""
 
     def make(predict: Predict, **settings: Any) -> CellSubject:
         def tokens(row: np.ndarray) -> np.ndarray:

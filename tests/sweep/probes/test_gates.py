@@ -69,7 +69,7 @@ def test_gates_of_fox_and_memory_match_formulas(network: Any, subject: Make, chu
 
 @pytest.mark.parametrize("source", ["input", "keys"])
 def test_gates_of_wall_are_per_channel(network: Any, subject: Make, source: str) -> None:
-    """At weight zero all keep sigmoid(bias), softly clamped; one offset that is raised is one channel of one head."""
+    """With zero weights every gate is sigmoid(bias), softly clamped; one raised offset is one channel of one head."""
     settings = {"wall": {"gate_source": source, "g_max": 0.5, "gate_bias": 1.0}}
     model = network(vocab_size=264, attn_type="wall", mixers=settings).eval()
     mixer = next(block.mix.mixer for layer, block in enumerate(model.blocks) if model.config.is_global(layer))

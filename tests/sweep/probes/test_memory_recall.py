@@ -34,7 +34,7 @@ def normal(*shape: int, seed: int = 0) -> Tensor:
 
 
 def memory_of(name: str, size: int, **settings: Any) -> Any:
-    """A memory of one head of that size."""
+    """Return a memory with one head of that size."""
     sizes = {"d_model": 16, "n_heads": 1, "n_kv_heads": 1, "head_dim": size, "vocab_size": 64}
     config = ModelConfig(**sizes, memory=name, memories={name: settings})
     return MEMORIES.load(name)(config, memory_settings(config)).double()
@@ -59,7 +59,7 @@ class TestTheMemoryAlone:
         assert right.tolist() == [False] * 19 + [True]
 
     def test_hebbian_recall_is_limited_by_crosstalk(self) -> None:
-        """A chunk takes all gradients at the empty memory: M = Σ v kᵀ."""
+        """A chunk computes all gradients at the empty memory: M = Σ v kᵀ."""
         keys, values = normal(3, 100, 1, 16), normal(3, 100, 1, 16, seed=1)
         memory = memory_of("omega", 16, window=1, chunk=128)
         unit_rate = torch.ones(1, dtype=torch.float64)
@@ -73,7 +73,7 @@ class TestTheMemoryAlone:
         assert 0.1 < right.mean() < 0.9
 
     def test_channel_products_recall_256_pairs(self) -> None:
-        """By the best matrix that there is for them, which no sequence of writes surpasses."""
+        """Uses the best matrix for the pairs, which no sequence of writes surpasses."""
         keys, values = normal(1, 256, 1, 32), normal(1, 256, 1, 32, seed=1)
         shares = {}
         for name, feature in (("poly2", features.poly2), ("identity", lambda x: x)):
@@ -184,7 +184,7 @@ class TestTheProbe:
 
 
 def looks_up(row: np.ndarray) -> np.ndarray:
-    """After a token what followed it when it stood last."""
+    """Predict for each token the one that followed its last occurrence."""
     predicted = np.zeros(len(row), dtype=np.int64)
     value_of_key: dict[int, int] = {}
     for index, token in enumerate(row[:-1]):

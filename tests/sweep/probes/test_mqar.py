@@ -1,4 +1,4 @@
-"""The probe mqar against networks whose answers are known, counted another way."""
+"""Probe mqar on networks whose answers are known, against a separate count."""
 
 from __future__ import annotations
 
@@ -26,7 +26,7 @@ def texts() -> list[list[int]]:
 
 
 def dictionary(row: np.ndarray) -> np.ndarray:
-    """After each token the value that it stands for, if it is a key that was written, else token 0."""
+    """Predict the value of each token that is a written key, else token 0."""
     value_of_key: dict[int, int] = {}
     predicted = []
     for index, token in enumerate(row.tolist()):
@@ -37,7 +37,7 @@ def dictionary(row: np.ndarray) -> np.ndarray:
 
 
 def newest(row: np.ndarray) -> np.ndarray:
-    """The last value that was seen."""
+    """Predict the last value in the row."""
     predicted, last = [], 0
     for token in row.tolist():
         last = token if token > RecallTokenizer.KEYS else last

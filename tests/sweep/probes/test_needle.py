@@ -1,4 +1,4 @@
-"""The induction needle: the prompt, oracles with known scores, what is recorded (docs/mechanisms.md, "Induction needle")."""
+"""Induction needle: prompt, oracles with known scores, and records (docs/mechanisms.md, "Induction needle")."""
 
 from __future__ import annotations
 
@@ -208,7 +208,7 @@ def test_needle_haystacks_rotate_heldout_documents(rule: Any, subject: Any) -> N
 
 
 def test_needle_with_few_documents_has_reason(rule: Any, subject: Any) -> None:
-    """Documents of 63 to 65 tokens fill gaps of 16 and 63, but not one of 64."""
+    """Documents of 63 to 65 tokens suffice for gaps of 16 and 63, but not for 64."""
     model = rule(copier())
     who = subject(model, held=3, length=63)
     (short, short_examples), (exact, _), (long, none) = measure("needle", who, [16, 63, 64])
@@ -221,7 +221,7 @@ def test_needle_with_few_documents_has_reason(rule: Any, subject: Any) -> None:
 
 
 def test_absent_nats_needs_longer_documents(rule: Any, subject: Any) -> None:
-    """The haystack stands in for the 48 tokens of the needle: the gap has its number, the reference says why not."""
+    """The haystack replaces the 48 tokens of the needle: the gap has its number, the reference a reason."""
     pair = len(TRIAL.cue) + len(TRIAL.value)
     for length, reason in ((16 + pair, None), (15 + pair, "too-few-docs: 2 of 3 held-out documents have 64 tokens")):
         ((measured, examples),) = measure("needle", subject(rule(copier()), held=3, length=length), [16])
@@ -233,7 +233,7 @@ def test_absent_nats_needs_longer_documents(rule: Any, subject: Any) -> None:
 
 
 def test_needle_length_added_later_changes_nothing(network: Any, subject: Any) -> None:
-    """Documents of 200 tokens and more: a length of 4096 is refused, and the others stand as they were."""
+    """With documents of 200 tokens and more a length of 4096 has a reason, and the others stay the same."""
     model = network(awake=True, vocab_size=264).eval()
     before = list(measure("needle", subject(model, length=200), [16, 64]))
     after = list(measure("needle", subject(model, length=200, lengths=(16, 32, 64, 4096)), [16, 64, 4096]))

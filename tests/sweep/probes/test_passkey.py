@@ -1,4 +1,4 @@
-"""A value in a text by depth and length (docs/mechanisms.md, "Passkey")."""
+"""Recall of a value by depth and length (docs/mechanisms.md, "Passkey")."""
 
 from __future__ import annotations
 
@@ -53,7 +53,7 @@ def test_passkey_trials_are_independent_draws() -> None:
 
 
 def recall(reach: int) -> Callable[[np.ndarray], np.ndarray]:
-    """After the last cue it says what followed the first one, if that is at most `reach` tokens back, else digit 3."""
+    """Return a predictor that repeats what followed the first cue, at most `reach` tokens back, else digit 3."""
 
     def predict(row: np.ndarray) -> np.ndarray:
         text = bytes(row.clip(0, 255).astype(np.uint8))

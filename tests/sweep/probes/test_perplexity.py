@@ -1,4 +1,4 @@
-"""Validation, clean, junk and same_tail: which tokens are read, and what their mean is."""
+"""Validation, clean, junk and same_tail: tokens that are read, and means of their losses."""
 
 from __future__ import annotations
 
@@ -21,12 +21,12 @@ Rows = list[Tensor]
 
 @pytest.fixture
 def silent(rule: Any) -> Any:
-    """A stand-in that always says token 97 and remembers what it read."""
+    """Stand-in that always predicts token 97 and records its input."""
     return rule(lambda row: np.full(len(row), 97))
 
 
 def reference(model: Any, rows: np.ndarray, *, full: bool = True) -> float:
-    """Mean loss of rows [B, T + 1], one at a time, through the logits."""
+    """Return the mean loss of rows [B, T + 1], one at a time, from the logits."""
     losses = []
     for row in rows.astype(np.int64):
         tokens = torch.from_numpy(row)
@@ -55,7 +55,7 @@ def test_clean_reads_prefixes_of_first_documents(silent: Any, subject: Any) -> N
 
 @pytest.mark.parametrize("lengths", [(16,), (16, 64), (16, 32, 64, 5000)])
 def test_clean_documents_do_not_depend_on_lengths(silent: Any, subject: Any, lengths: Any) -> None:
-    """Lengths of the documents are 63 to 67, so two of the first three lack the 65 tokens that a length of 64 takes."""
+    """Documents have 63 to 67 tokens, so two of the first three lack the 65 tokens for a length of 64."""
     who = subject(silent, held=5, length=63, lengths=lengths)
     ((measured, examples),) = measure("clean", who, [16])
     assert [row.tolist() for row in silent.seen[0]] == [who.corpus.heldout[i][:16].tolist() for i in (0, 1, 2)]
@@ -108,7 +108,7 @@ def test_junk_is_mean_over_rows(network: Any, subject: Any) -> None:
 
 @pytest.mark.parametrize("settings", [{}, {"last": 5, "end": 61}, {"last": 7, "end": 64}])
 def test_same_tail_matches_loop_over_tokens(settings: dict[str, int], network: Any, subject: Any) -> None:
-    """In float64: every scored token from the whole network's logits, on what stands before it in that context alone."""
+    """In float64, every scored token is predicted from the tokens before it in its context alone."""
     model = network(
         awake=True, vocab_size=264, dtype=torch.float64, attn_type="polar", memory="gated_delta", window=True
     ).eval()
@@ -229,7 +229,7 @@ def test_requested_pairs_of_cell(subject: Callable[..., Any], silent: Any) -> No
 
 
 def test_probe_can_be_stopped_between_forwards(subject: Any, silent: Any) -> None:
-    """A probe of minutes must not keep its process from leaving when it is asked to."""
+    """A probe that takes minutes must not delay a requested stop of its process."""
     calls = iter((None, None))
 
     def pause() -> None:

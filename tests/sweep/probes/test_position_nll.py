@@ -1,4 +1,4 @@
-"""Loss by place in the document (docs/mechanisms.md, "Losses")."""
+"""Loss by position in the document (docs/mechanisms.md, "Losses")."""
 
 from __future__ import annotations
 
@@ -34,7 +34,7 @@ def test_position_nll_weighted_bins_are_clean_loss(length: int, size: int, netwo
 
 
 def test_position_nll_bins_match_loop_over_tokens(network: Any, subject: Make) -> None:
-    """In float64, from the whole network's logits."""
+    """In float64, from the logits of the complete network."""
     model = network(awake=True, vocab_size=264, dtype=torch.float64).eval()
     who = subject(model, settings={"position_nll": {"bin": 8}})
     (_, short), (_, long) = measure("position_nll", who, [24, 41])
@@ -48,7 +48,7 @@ def test_position_nll_bins_match_loop_over_tokens(network: Any, subject: Make) -
 
 
 def test_position_nll_shows_where_rule_fails(rule: Any, subject: Make) -> None:
-    """It copies what comes next up to token 32, and then says what never comes."""
+    """The rule is right up to token 32, and then predicts a token that never occurs."""
     model = rule(lambda row: np.where(np.arange(len(row)) < 32, np.roll(row, -1), 0))
     who = subject(model, settings={"position_nll": {"bin": 16}})
     ((_, end, _), examples) = next(measure("position_nll", who, [64]))

@@ -51,13 +51,13 @@ def attempt(store: Store, tmp_path: Path) -> Attempt:
 
 
 def measured(store: Store) -> Measured:
-    """Every measurement of the attempt, once it is closed."""
+    """Return every measurement of the attempt, after closing it."""
     store.finish_attempt(1, 1, "done")
     return {(value.probe, value.metric, value.length): value for value in store.measurements("c" * 12)}
 
 
 def probe_with(monkeypatch: pytest.MonkeyPatch, *acts: Callable[[], Any]) -> None:
-    """Replaces every probe: its n-th call does the n-th act and then measures 1.0."""
+    """Replace every probe: its n-th call performs the n-th act and then measures 1.0."""
     remaining_acts = iter(acts)
 
     def probe(subject: Any, lengths: Iterable[int]) -> Iterator[Any]:
@@ -132,7 +132,7 @@ def test_peak_resident_grows_with_allocation() -> None:
 def test_descriptions_hold_differences_between_cells(
     network: Any, subject: Any, attempt: Attempt, store: Store
 ) -> None:
-    """No source, and of all descriptions the chance level of these very digits and how many a trial has."""
+    """Stored are the chance level of these digits and the answers per trial; no source and no other description."""
     who = subject(network(vocab_size=264), lengths=(16,), needle_trials=2, needle_digits=2)
     attempt(who).probe(who)
     digits = [digit for trial in trials(NeedleConfig(trials=2, digits=2)) for digit in trial.digits]
@@ -211,7 +211,7 @@ def test_probes_continue_after_out_of_memory(
 
 @pytest.mark.gpu
 def test_cuda_continues_after_out_of_memory(network: Any, subject: Any, attempt: Attempt, store: Store) -> None:
-    """Logits of 500 tokens fit beside what is held, those of 40,000 do not: the later probe is measured again."""
+    """Logits of 500 tokens fit next to the allocated memory, those of 40,000 do not; the later probe is measured."""
     cuda = torch.device("cuda")
     model = network(awake=True, vocab_size=50_304).to(cuda)
     settings = {"lengths": (16, 40_000), "documents": 1, "junk_rows": 1, "chunk_tokens": 50_000}
@@ -256,7 +256,7 @@ def test_peak_memory_is_absent_with_too_few_documents(
 
 
 def stored(store: Store, probe: str, metric: str, length: int) -> dict[tuple[int, int], float]:
-    """(item, position) -> value, as the database has it."""
+    """Return the stored values by (item, position)."""
     chosen = select(ExampleRow).where(
         ExampleRow.probe == probe, ExampleRow.metric == metric, ExampleRow.length == length
     )
@@ -287,7 +287,7 @@ def test_stored_examples_reproduce_means_and_intervals(
 
 
 def rebuilt(measured_values: Measured, digits: dict[tuple[int, int], float], length: int) -> float:
-    """Checks both accuracies and their intervals against the digits' own hits; returns the exact accuracy."""
+    """Check both accuracies and their intervals against the digits' hits, and return the exact accuracy."""
     assert set(digits.values()) <= {0.0, 1.0}
     trials = sorted({item for item, _ in digits})
     exact = [min(digits[item, digit] for digit in range(5)) for item in trials]
@@ -301,7 +301,7 @@ def rebuilt(measured_values: Measured, digits: dict[tuple[int, int], float], len
 
 
 def test_stored_examples_reproduce_exact_accuracy(rule: Any, subject: Any, attempt: Attempt, store: Store) -> None:
-    """An oracle that misses the last digit after every odd key. The needle stands at the front, after end of text."""
+    """The oracle misses the last digit after every odd key. The needle is at the front, after end of text."""
     key_ends, pair = len(" The access code for record 1234567"), len(" The access code for record 1234567 is 1 2 3 4 5")
 
     def mostly(row: np.ndarray) -> np.ndarray:
@@ -317,7 +317,7 @@ def test_stored_examples_reproduce_exact_accuracy(rule: Any, subject: Any, attem
 
 
 def test_cells_read_same_needles_and_documents(rule: Any, subject: Any) -> None:
-    """Whatever the cell's own seed and mixer are, item i of one cell is item i of the other."""
+    """For any seed and mixer of the cells, item i of one cell is item i of the other."""
     reads = []
     for settings in ({"seed": 0}, {"seed": 7}, {"seed": 7, "chunk_tokens": 100}, {"lengths": (16, 64, 128)}):
         model = rule(lambda row: np.full(len(row), 97))

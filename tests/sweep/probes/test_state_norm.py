@@ -1,4 +1,4 @@
-"""Norms of the memory's state against a loop over tokens, and the learned count map. B documents, T tokens, H heads."""
+"""Norms of the memory's state against a loop over tokens, and learned count maps. B documents, T tokens, H heads."""
 
 from __future__ import annotations
 
@@ -28,7 +28,10 @@ def memories(model: Backbone) -> list[GatedDelta]:
 
 
 def by_hand(memory: GatedDelta, x: Any, q: Any, k: Any, v: Any) -> np.ndarray:
-    """[4, B, H] in float64, token by token: M <- gamma M (I - beta k kᵀ) + beta v kᵀ, and the same without the erasing."""
+    """Return norms [4, B, H] in float64, token by token.
+
+    M <- gamma M (I - beta k kᵀ) + beta v kᵀ, and the same without the erasing.
+    """
     gammas = torch.sigmoid(x @ memory.w_gamma.weight.T + memory.w_gamma.bias + 3.9).detach().numpy()
     betas = torch.sigmoid(x @ memory.w_beta.weight.T + memory.w_beta.bias).detach().numpy()
     keys, values = k.detach().numpy(), v.detach().numpy()
@@ -52,7 +55,7 @@ def by_hand(memory: GatedDelta, x: Any, q: Any, k: Any, v: Any) -> np.ndarray:
 
 
 def inputs(model: Backbone, watched: list[Any], documents: list[np.ndarray], length: int) -> dict[int, Any]:
-    """(x, q, k, v) of every memory for the documents' first tokens."""
+    """Return (x, q, k, v) of every memory for the first tokens of the documents."""
     seen: dict[int, Any] = {}
     hooks = [
         memory.register_forward_pre_hook(lambda _, inputs, index=index: seen.__setitem__(index, inputs))
@@ -97,7 +100,7 @@ def test_state_norm_matches_loop_over_tokens(model: Backbone, subject: Any) -> N
 
 
 def kda_by_hand(memory: Any, x: Any, k: Any, v: Any) -> list[torch.Tensor]:
-    """Norms of one row and head, of each of STATES: retention by channel of the keys, token by token."""
+    """Return the norms of one row and head for each of STATES, token by token, with retention per key channel."""
     logit = memory.w_gamma(memory.w_down(x)).unflatten(-1, (memory.heads, memory.head_dim))[:, 0]
     gammas, betas = torch.sigmoid(logit + 3.9), torch.sigmoid(memory.w_beta(x))[:, 0]
     states = [torch.zeros(memory.head_dim, memory.head_dim, dtype=x.dtype) for _ in STATES]
@@ -110,7 +113,7 @@ def kda_by_hand(memory: Any, x: Any, k: Any, v: Any) -> list[torch.Tensor]:
 
 
 def omega_by_hand(memory: Any, x: Any, k: Any, v: Any) -> list[torch.Tensor]:
-    """Norms of one row and head, of each of OWN: gradients by autograd, token by token."""
+    """Return the norms of one row and head for each of OWN, token by token, with gradients by autograd."""
     norms, how = [], memory.config
     logit = {name: rate(x)[:, 0] for name, rate in memory.rates.items()}
     keep, step = torch.sigmoid(logit["keep"] + how.keep_offset), torch.sigmoid(logit["step"] + how.step_offset)
