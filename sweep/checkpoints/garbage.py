@@ -124,7 +124,7 @@ def find(store: Store, runs: Path, paths: Sequence[str] = ()) -> GarbageReport:
         list(_list_matching(runs / "plugins", _PLUGIN)),
         list(_list_matching(runs, _LOG)),
     )
-    remote_attempts = [(location, folder) for location in paths for folder in _attempts_at(location)]
+    remote_attempts = [(location, folder) for location in paths for folder in _attempts_in_storage(location)]
     owned = store.read(_read_owned_names)
     attempts = {folder for folder, _ in local_attempts} | {folder for _, folder in remote_attempts}
     if attempts and not attempts & owned.folders and not owned.deleted:
@@ -143,7 +143,7 @@ def find(store: Store, runs: Path, paths: Sequence[str] = ()) -> GarbageReport:
     unowned += [UnownedFile(kind="plugin", address=str(path), bytes=size_on_disk(path))
                for prefix, path in plugins if prefix not in owned.plugins and _is_old(path)]  # fmt: skip
     unowned += [UnownedFile(kind="log", address=str(path), bytes=size_on_disk(path))
-               for word, path in logs if word not in owned.sweeps and _is_old(path)]  # fmt: skip
+               for sweep_name, path in logs if sweep_name not in owned.sweeps and _is_old(path)]  # fmt: skip
     scanned = {storage.home(location, "") for location in paths}
     elsewhere = tuple(sorted(location for location in owned.storage_paths if storage.home(location, "") not in scanned))
     return GarbageReport(runs=str(runs), things=tuple(unowned), elsewhere=elsewhere)
@@ -235,7 +235,7 @@ def _attempts_in(runs: Path) -> Iterator[tuple[str, Path]]:
                     yield f"{cell.name}/{attempt.name}", attempt
 
 
-def _attempts_at(address: str) -> Iterator[str]:
+def _attempts_in_storage(address: str) -> Iterator[str]:
     """Yield cell/number of the attempts in a storage location."""
     for cell in storage.place(address).names():
         if _CELL.fullmatch(cell):

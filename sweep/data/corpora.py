@@ -650,8 +650,8 @@ def listing(root: Path, only: Sequence[str] | None = None) -> list[dict[str, Any
     return rows
 
 
-def choose(root: Path, word: str) -> list[Path]:
-    """Return the folders of the prepared corpora that `word` means, oldest first.
+def choose(root: Path, selector: str) -> list[Path]:
+    """Return the folders of the prepared corpora that `selector` means, oldest first.
 
     Args:
         root: Folder of the prepared corpora.
@@ -662,19 +662,19 @@ def choose(root: Path, word: str) -> list[Path]:
         CorpusError: No corpus matches, or several match the beginning of a fingerprint.
     """
     fingerprints = named_fingerprints(root)
-    fingerprint = fingerprints.get(word)
+    fingerprint = fingerprints.get(selector)
     if fingerprint:
         return [root / fingerprint[:16]]
     prepared_folders = folders(root)
     corpus_by_folder = {folder: _read_corpus_name(folder) for folder in prepared_folders}
-    if word in (*CORPORA, *corpus_by_folder.values()) and (
-        of_kind := [folder for folder, kind in corpus_by_folder.items() if kind in (word, None)]
+    if selector in (*CORPORA, *corpus_by_folder.values()) and (
+        of_kind := [folder for folder, kind in corpus_by_folder.items() if kind in (selector, None)]
     ):
         return of_kind
-    matches = [folder for folder in prepared_folders if folder.name.startswith(word[:16])]
-    if len(matches) != 1 or (len(word) > 16 and not manifest(matches[0])["fingerprint"].startswith(word)):
+    matches = [folder for folder in prepared_folders if folder.name.startswith(selector[:16])]
+    if len(matches) != 1 or (len(selector) > 16 and not manifest(matches[0])["fingerprint"].startswith(selector)):
         count_text = "more than one corpus" if len(matches) > 1 else "no corpus"
-        raise CorpusError(f"{count_text} {word!r} is prepared in {root}; atma-sweep data list shows them")
+        raise CorpusError(f"{count_text} {selector!r} is prepared in {root}; atma-sweep data list shows them")
     return matches
 
 

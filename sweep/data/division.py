@@ -50,7 +50,7 @@ class Division:
     """Requested validation tokens; None: the default."""
     heldout_documents: int | None
     """Requested number of held-out documents; None: the default."""
-    lent: bool
+    has_foreign_heldout: bool
     """True if another corpus provides the held-out documents."""
 
     @classmethod
@@ -68,7 +68,7 @@ class Division:
     @property
     def max_heldout(self) -> int:
         """Maximum number of held-out documents; 0 if another corpus provides them."""
-        if self.lent:
+        if self.has_foreign_heldout:
             return 0
         return HELDOUT_DOCUMENTS if self.heldout_documents is None else self.heldout_documents
 
@@ -94,20 +94,20 @@ class Division:
             CorpusError: The text has too few documents or tokens for the requested sizes.
         """
         splits = [document.split or "train" for document in documents]
-        drawn = [index for index, document in enumerate(documents) if document.split is None]
-        drawn.sort(key=lambda index: (name_digest(documents[index].name), index))
+        unassigned = [index for index, document in enumerate(documents) if document.split is None]
+        unassigned.sort(key=lambda index: (name_digest(documents[index].name), index))
         total = sum(document.tokens for document in documents)
-        if len(drawn) < len(documents) and self.validation_tokens is not None:
+        if len(unassigned) < len(documents) and self.validation_tokens is not None:
             raise CorpusError(f"data.validation_tokens: corpus {self.corpus!r} has splits of its own; remove it")
-        self._hold_out(documents, drawn, splits, total)
+        self._hold_out(documents, unassigned, splits, total)
         if "validation" not in splits:
-            remaining = [index for index in drawn if splits[index] == "train"]
+            remaining = [index for index in unassigned if splits[index] == "train"]
             self._validate(documents, remaining, splits, self.validation_target(total))
         if not {"train", "validation"} <= set(splits):
             raise CorpusError(f"corpus {self.corpus!r} has too few documents: give at least two")
         return splits
 
-    def _hold_out(self, documents: Sequence[Pooled], drawn: Sequence[int], splits: list[str], total: int) -> None:
+    def _hold_out(self, documents: Sequence[Pooled], candidates: Sequence[int], splits: list[str], total: int) -> None:
         """Set `splits` of the documents that are held out; at least two of the visited documents remain.
 
         Args:
@@ -118,9 +118,9 @@ class Division:
         """
         count = tokens = 0
         limit = self.heldout_limit(total)
-        for index in drawn:
+        for index in candidates:
             size = documents[index].tokens
-            if count >= min(self.max_heldout, len(drawn) - 2):
+            if count >= min(self.max_heldout, len(candidates) - 2):
                 return
             if size >= self.long_tokens and tokens + size <= limit:
                 splits[index] = "heldout"

@@ -354,8 +354,8 @@ class Preparation:
         are enough.
         """
         for text in texts:
-            lent = text.split == "heldout" and self.data.heldout is not None
-            if not lent and not (text.split == "train" and self._has_enough()):
+            is_replaced = text.split == "heldout" and self.data.heldout is not None
+            if not is_replaced and not (text.split == "train" and self._has_enough()):
                 yield text
 
     def _restart(self, source: DocumentSource) -> None:
@@ -409,13 +409,13 @@ class Preparation:
             ids: Its tokens.
             index: Number of documents before it.
         """
-        number, long = name_fraction(text.name), len(ids) >= self.data.heldout_tokens
+        fraction, is_long = name_fraction(text.name), len(ids) >= self.data.heldout_tokens
         has_room = len(self._state["names"]) < HELDOUT_DOCUMENTS
-        if self.data.heldout is None and number < HELDOUT_SHARE and long and has_room:
+        if self.data.heldout is None and fraction < HELDOUT_SHARE and is_long and has_room:
             return "heldout"
         if self._state["tenth"]:
             return "validation" if (index - len(self._state["names"])) % 10 == 0 else "train"
-        return "validation" if number < VALIDATION_SHARE else "train"
+        return "validation" if fraction < VALIDATION_SHARE else "train"
 
     def _append_heldout(self, name: str, ids: np.ndarray) -> None:
         """Append a held-out document and record its name and end."""

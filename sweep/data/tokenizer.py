@@ -344,7 +344,7 @@ class TokenizerSpec:
     """Function from file and end-of-text token, each optional, to the tokenizer."""
 
 
-def _json(file: Path | None, end_of_text: str | None) -> Tokenizer:
+def _create_json_tokenizer(file: Path | None, end_of_text: str | None) -> Tokenizer:
     if file is None:
         raise TokenizerError("data.tokenizer: json needs data.tokenizer_file, a file of the tokenizers library")
     return JsonTokenizer(file, end_of_text)
@@ -353,7 +353,7 @@ def _json(file: Path | None, end_of_text: str | None) -> Tokenizer:
 TOKENIZERS: dict[str, TokenizerSpec] = {
     "bytes": TokenizerSpec(ByteTokenizer.vocabulary, lambda file, end: ByteTokenizer()),
     "gpt2": TokenizerSpec(Gpt2Tokenizer.vocabulary, lambda file, end: Gpt2Tokenizer(file)),
-    "json": TokenizerSpec(None, _json),
+    "json": TokenizerSpec(None, _create_json_tokenizer),
     "mqar": TokenizerSpec(RecallTokenizer.vocabulary, lambda file, end: RecallTokenizer()),
     "flipflop": TokenizerSpec(FlipFlopTokenizer.vocabulary, lambda file, end: FlipFlopTokenizer()),
 }

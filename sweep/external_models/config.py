@@ -71,7 +71,7 @@ def resolve_cell(checkpoint: HubCheckpoint, base: CellConfig, pairing: str) -> C
         data=base.data, train=base.train, eval=base.eval, resources=base.resources, open_weight=model
     )
     key = open_weight_id(model, base.data.fingerprint)
-    parts = [checkpoint.short, checkpoint.revision.removeprefix("sha256:")[:7], model.dtype]
+    parts = [checkpoint.short_name, checkpoint.revision.removeprefix("sha256:")[:7], model.dtype]
     slug_parts = "-".join(parts + (["native"] if pairing == "native" else [])).split("-")
     slug = "-".join(map(slug_part, slug_parts))
     return Cell(key, slug, config, {})

@@ -60,7 +60,7 @@ class HubCheckpoint:
     """Length in tokens of a learned position table; None for a model that can read any length."""
 
     @property
-    def short(self) -> str:
+    def short_name(self) -> str:
         """Last part of the name."""
         return self.name.rpartition("/")[2]
 
@@ -157,8 +157,8 @@ def _describe(name: str, folder: Path, commit: str | None) -> HubCheckpoint:
         WeightsUnavailable: Weights are missing.
         InvalidCheckpoint: The files are no usable checkpoint.
     """
-    config = _config(folder)
-    family = _family(folder, config)
+    config = _read_config(folder)
+    family = _check_family(folder, config)
     weights = sorted(folder.glob("*.safetensors"))
     if not weights:
         pickled = sorted(path.name for path in folder.iterdir() if path.suffix in PICKLES)
@@ -180,15 +180,15 @@ def _describe(name: str, folder: Path, commit: str | None) -> HubCheckpoint:
     return HubCheckpoint(
         name=name,
         folder=folder,
-        revision=commit or f"sha256:{_hash(folder, [*weights, *folder.glob('*.json')])}",
-        tokenizer=_hash(folder, _tokenizer_files(folder)),
+        revision=commit or f"sha256:{_hash_files(folder, [*weights, *folder.glob('*.json')])}",
+        tokenizer=_hash_files(folder, _tokenizer_files(folder)),
         family=family,
         context=int(text.get("n_positions") or limit or 0) or None,
         max_positions=text.get("n_positions"),
     )
 
 
-def _config(folder: Path) -> dict[str, Any]:
+def _read_config(folder: Path) -> dict[str, Any]:
     """Return the contents of config.json. Raises InvalidCheckpoint if it is missing or has no model type."""
     try:
         config = json.loads((folder / "config.json").read_text())
@@ -203,7 +203,7 @@ def _config(folder: Path) -> dict[str, Any]:
     return config
 
 
-def _family(folder: Path, config: Mapping[str, Any]) -> str:
+def _check_family(folder: Path, config: Mapping[str, Any]) -> str:
     """Return the model type, if the installed transformers supports it as a language model; foreign code is never run.
 
     Raises:
@@ -243,7 +243,7 @@ def _tokenizer_files(folder: Path) -> list[Path]:
     return files
 
 
-def _hash(folder: Path, files: list[Path]) -> str:
+def _hash_files(folder: Path, files: list[Path]) -> str:
     """Return the SHA-256 in hex over the relative paths and contents of files."""
     digest = hashlib.sha256()
     for path in sorted(files):

@@ -148,7 +148,8 @@ def _passage(start: int, parts: list[bytes]) -> Passage:
     joined = b"".join(parts)
     bounds = [0, *ends.tolist()]
     first = next(
-        (n for n, at in enumerate(bounds) if at == len(joined) or not _is_continuation_byte(joined[at])), len(parts)
+        (n for n, bound in enumerate(bounds) if bound == len(joined) or not _is_continuation_byte(joined[bound])),
+        len(parts),
     )
     last = next(
         n

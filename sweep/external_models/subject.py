@@ -56,10 +56,10 @@ def load_model(folder: Path, dtype: torch.dtype, device: torch.device) -> Any:
 
 
 class ChunkedScorer:
-    """Scorer that runs a model over one text, `piece` tokens at a time, so that only its cache grows with the text."""
+    """Scorer that runs a model over one text, `chunk_tokens` tokens at a time, so that only its cache grows with the text."""
 
     def __init__(
-        self, model: Any, device: torch.device, pause: Callable[[], None] = no_pause, piece: int = PIECE
+        self, model: Any, device: torch.device, pause: Callable[[], None] = no_pause, chunk_tokens: int = PIECE
     ) -> None:
         """Create a scorer.
 
@@ -68,9 +68,9 @@ class ChunkedScorer:
                 and `past_key_values`.
             device: Device of the model.
             pause: Callback before each forward pass, which may raise to stop.
-            piece: Tokens per forward pass.
+            chunk_tokens: Tokens per forward pass.
         """
-        self.model, self.device, self.pause, self.piece = model, device, pause, piece
+        self.model, self.device, self.pause, self.chunk_tokens = model, device, pause, chunk_tokens
 
     @torch.no_grad()
     def logits(self, tokens: np.ndarray, first: int = 0) -> Iterator[tuple[int, Tensor]]:
@@ -84,9 +84,9 @@ class ChunkedScorer:
         """
         row = torch.from_numpy(tokens.astype(np.int64)).to(self.device)
         cache = None
-        for start in range(0, len(row), self.piece):
+        for start in range(0, len(row), self.chunk_tokens):
             self.pause()
-            part = row[None, start : start + self.piece]
+            part = row[None, start : start + self.chunk_tokens]
             stop = start + part.shape[1]
             # logits_to_keep=0 would return all of them
             keep = max(1, stop - max(start, first))
@@ -128,12 +128,12 @@ class OpenWeightSubject(Subject):
     own_tokens = True
 
     def __init__(
-        self, reader: ChunkedScorer, tokenizer: Tokenizer, corpus: Corpus, config: CellConfig, max_positions: int | None
+        self, scorer: ChunkedScorer, tokenizer: Tokenizer, corpus: Corpus, config: CellConfig, max_positions: int | None
     ) -> None:
         """Create a subject.
 
         Args:
-            reader: Scorer of the model.
+            scorer: Scorer of the model.
             tokenizer: Tokenizer of the model.
             corpus: Corpus of the sweep.
             config: Config of the cell.
@@ -142,14 +142,14 @@ class OpenWeightSubject(Subject):
         Raises:
             SweepError: The tokens of the corpus cannot be decoded to text.
         """
-        self.reader, self.tokenizer, self.corpus, self.config, self._max_positions = (
-            reader,
+        self.scorer, self.tokenizer, self.corpus, self.config, self._max_positions = (
+            scorer,
             tokenizer,
             corpus,
             config,
             max_positions,
         )
-        self.device = reader.device
+        self.device = scorer.device
         self.corpus_tokenizer = corpus.load_tokenizer()
         check_lossless(self.corpus_tokenizer)
 
@@ -160,7 +160,7 @@ class OpenWeightSubject(Subject):
             For each prompt (is_argmax, loss in nats) of its scored tokens, each [digits] on the CPU. `full_context` is
             ignored.
         """
-        return [self.reader.score_prompt(prompt) for prompt in prompts]
+        return [self.scorer.score_prompt(prompt) for prompt in prompts]
 
     def beyond(self, tokens: int) -> str | None:
         """Return why a text of `tokens` tokens exceeds a learned position table, or None if it does not."""
@@ -235,7 +235,7 @@ class TextPairedSubject(OpenWeightSubject):
             parts.append(tokens)
             encoded.append((passage, byte_spans, stop))
             stop += len(tokens)
-        nats = self.reader.losses(np.concatenate(parts))
+        nats = self.scorer.losses(np.concatenate(parts))
         losses = np.zeros(len(targets))
         for passage, byte_spans, begin in encoded:
             if len(byte_spans):
@@ -274,12 +274,12 @@ class NativeSubject(OpenWeightSubject):
     """
 
     def __init__(
-        self, reader: ChunkedScorer, tokenizer: Tokenizer, corpus: Corpus, config: CellConfig, max_positions: int | None
+        self, scorer: ChunkedScorer, tokenizer: Tokenizer, corpus: Corpus, config: CellConfig, max_positions: int | None
     ) -> None:
         """Tokenise the held-out documents and the validation stream again.
 
         Args:
-            reader: Scorer of the model.
+            scorer: Scorer of the model.
             tokenizer: Tokenizer of the model.
             corpus: Corpus of the sweep.
             config: Config of the cell.
@@ -288,7 +288,7 @@ class NativeSubject(OpenWeightSubject):
         Raises:
             SweepError: The tokens of the corpus cannot be decoded to text.
         """
-        super().__init__(reader, tokenizer, corpus, config, max_positions)
+        super().__init__(scorer, tokenizer, corpus, config, max_positions)
         self._rows = int(config.eval.settings.get("junk", {}).get("rows", 16))
         self.corpus = replace(corpus, heldout=self._long_documents(), validation=self._validation_stream())
 
@@ -328,7 +328,7 @@ class NativeSubject(OpenWeightSubject):
             last: Return the last targets of each row alone.
         """
         rows = torch.cat([inputs_BT[:, :1], targets_BT], 1).numpy()
-        losses = torch.from_numpy(np.stack([self.reader.losses(row) for row in rows]))
+        losses = torch.from_numpy(np.stack([self.scorer.losses(row) for row in rows]))
         return losses if last is None else losses[:, -last:]
 
     def extent(self, targets_BT: Tensor) -> TextExtent:

@@ -48,8 +48,8 @@ class Decode(LengthwiseProbe):
         from ...model.inference.decode import PagedDecoder
 
         texts, new_tokens = self.settings.texts, 4 * self.settings.steps
-        if (part := subject.model.why_no_step()) is not None:
-            return f"n/a: {part} has no form for one token at a time"
+        if (unsupported := subject.model.why_no_step()) is not None:
+            return f"n/a: {unsupported} has no form for one token at a time"
         if (reason := subject.beyond(length + new_tokens)) is not None:
             return reason
         subject.pause()

@@ -276,8 +276,8 @@ class SameTail(DocumentProbe):
     def lack(self, corpus: Corpus, length: int) -> str | None:
         """Return a message if the documents are too short or fewer than `length` tokens precede their end, else None."""
         end = self._resolved_settings.end
-        if (short := super().lack(corpus, end)) is not None or length <= end:
-            return short
+        if (message := super().lack(corpus, end)) is not None or length <= end:
+            return message
         return f"the text, which {WHO}, ends at token {end}, before {length}: raise eval.settings.{self.name}.end or lower eval.lengths"
 
     def run_at(self, subject: Subject, length: int) -> Result | str:

@@ -224,8 +224,8 @@ class CellSubject(Subject):
             (marked tokens, right answers), each int64 [rows].
         """
         n_marked, n_right = np.zeros(rows.rows, np.int64), np.zeros(rows.rows, np.int64)
-        for part in self.batches(rows.rows, rows.length):
-            numbers = np.arange(rows.rows)[part]
+        for row_slice in self.batches(rows.rows, rows.length):
+            numbers = np.arange(rows.rows)[row_slice]
             row_tokens = rows.made(numbers)
             marks = torch.from_numpy(mark_rows(row_tokens).astype(bool))
             tokens = torch.from_numpy((row_tokens if letters is None else letters[row_tokens]).astype(np.int64))
@@ -234,8 +234,10 @@ class CellSubject(Subject):
             hidden = self.features(tokens[:, :-1], full_context=full_context).flatten(0, 1)
             predicted = self.model.logits(hidden[positions.to(hidden.device)]).argmax(-1).cpu()
             hit = (predicted == tokens[:, 1:].flatten()[positions]).numpy()
-            n_marked[part] = marks.sum(1).numpy()
-            n_right[part] = np.bincount(positions.numpy() // (rows.length - 1), weights=hit, minlength=len(numbers))
+            n_marked[row_slice] = marks.sum(1).numpy()
+            n_right[row_slice] = np.bincount(
+                positions.numpy() // (rows.length - 1), weights=hit, minlength=len(numbers)
+            )
         return n_marked, n_right
 
 

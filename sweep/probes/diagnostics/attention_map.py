@@ -65,7 +65,7 @@ class AttentionMap(LengthwiseProbe):
         squares = (weights_MTS**2).sum(-1)
         keys = np.divide(np.abs(weights_MTS).sum(-1) ** 2, squares, out=np.zeros_like(squares), where=squares > 0)
         numbers = {"keys": keys, "row_sum": weights_MTS.sum(-1)}
-        return [self.value(name, float(each.mean()), n=each.size) for name, each in numbers.items()], [
+        return [self.value(name, float(per_query.mean()), n=per_query.size) for name, per_query in numbers.items()], [
             replace(
                 self.example("keys", float(keys[item, query]), item=item, position=query),
                 detail={"layer": layer, "head": head, "weights": [round(w, DIGITS) for w in map_TS[query, : query + 1].tolist()]},

@@ -115,9 +115,9 @@ class MemoryRecall(LengthwiseProbe):
 
     def run_at(self, subject: CellSubject, length: int) -> Result:
         """Return the measurements of the memory alone, then those of the network; each can be a reason instead."""
-        alone, of_heads = self._measure_memory(subject)
-        in_context, of_rows = self._measure_network(subject)
-        return [*alone, *in_context], [*of_heads, *of_rows]
+        memory_measurements, head_examples = self._measure_memory(subject)
+        network_measurements, row_examples = self._measure_network(subject)
+        return [*memory_measurements, *network_measurements], [*head_examples, *row_examples]
 
     # --- the memory alone -----------------------------------------------------------------------------------------
 
@@ -236,8 +236,8 @@ class MemoryRecall(LengthwiseProbe):
         prompts = []
         for row in range(int(self.settings.rows)):
             draw = random.Random(f"{self.settings.seed}/{pairs}/{row}")
-            chosen = tokens[draw.sample(range(len(tokens)), 2 * pairs)].reshape(pairs, 2)
-            questions = chosen[draw.sample(range(pairs), pairs)]
-            prompt_tokens = np.concatenate([[subject.tokenizer.eot], chosen.ravel(), questions.ravel()])
+            key_values = tokens[draw.sample(range(len(tokens)), 2 * pairs)].reshape(pairs, 2)
+            questions = key_values[draw.sample(range(pairs), pairs)]
+            prompt_tokens = np.concatenate([[subject.tokenizer.eot], key_values.ravel(), questions.ravel()])
             prompts.append(Prompt(prompt_tokens, np.arange(2 * pairs + 2, 4 * pairs + 1, 2)))
         return _QuestionRows(prompts, 1 / pairs)

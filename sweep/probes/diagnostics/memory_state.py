@@ -25,9 +25,9 @@ from ....model.memory.gated_delta import DeltaMemory, DeltaRates
 from ....model.memory.recurrent import Recurrent
 from ..subject import CellSubject, observe_evaluations
 
-STATES = ("delta_norm", "hebbian_norm", "delta_norm_kept", "hebbian_norm_kept")
+STATE_METRICS = ("delta_norm", "hebbian_norm", "delta_norm_kept", "hebbian_norm_kept")
 """Metrics of the probe `state_norm`: trained retention first, then retention 1 (`kept`), where only writes erase."""
-OWN = ("delta_norm", "delta_norm_kept")
+OWN_WRITE_METRICS = ("delta_norm", "delta_norm_kept")
 """Metrics that every memory has, computed with its own writes."""
 
 
@@ -82,9 +82,9 @@ def without_forgetting(rates: Any) -> Any:
 
 
 def memory_state_norms(memory: Recurrent, inputs: MemoryInputs, chunk: int) -> dict[str, Tensor]:
-    """Return the Frobenius norm of a memory's state after the last token, [B, H] by metric of `STATES`.
+    """Return the Frobenius norm of a memory's state after the last token, [B, H] by metric of `STATE_METRICS`.
 
-    A memory without a delta rule has the metrics of `OWN` alone. The Hebbian control makes the same writes without
+    A memory without a delta rule has the metrics of `OWN_WRITE_METRICS` alone. The Hebbian control makes the same writes without
     erasing, S <- S gamma + beta v kᵀ, with keys of unit length.
 
     Args:
@@ -93,14 +93,14 @@ def memory_state_norms(memory: Recurrent, inputs: MemoryInputs, chunk: int) -> d
         chunk: Tokens that are computed at a time.
     """
     b, t, h, _ = inputs.q_BTHX.shape
-    metrics = STATES if isinstance(memory, DeltaMemory) else OWN
+    metrics = STATE_METRICS if isinstance(memory, DeltaMemory) else OWN_WRITE_METRICS
     states: dict[str, Any] = dict.fromkeys(metrics)
     for start, stop in chunk_bounds(b, t, chunk, memory.together(inputs.x_BTD.device, inputs.x_BTD.dtype)):
         x, q, k, v = (part[:, start:stop] for part in inputs)
         trained = memory.read_rates(x)
         for metric in metrics:
             rates = without_forgetting(trained) if metric.endswith("kept") else trained
-            if metric in OWN:
+            if metric in OWN_WRITE_METRICS:
                 states[metric] = memory.write(rates, q, k, v, states[metric])[1]
             else:
                 states[metric] = _hebbian(expand_kv(k, h), expand_kv(v, h), rates, states[metric])

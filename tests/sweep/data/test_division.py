@@ -37,7 +37,7 @@ def pool(sizes: list[int]) -> list[Pooled]:
 def sizes_of(**sizes: Any) -> Division:
     """Return the default division of a corpus, or one with the given sizes."""
     sizes = {"train_tokens": None, "validation_tokens": None, "heldout_documents": None} | sizes
-    return Division("files", long_tokens=400, lent=False, **sizes)
+    return Division("files", long_tokens=400, has_foreign_heldout=False, **sizes)
 
 
 @pytest.mark.parametrize("validation", [None, 1, 500, 3000])
@@ -73,7 +73,7 @@ def test_division_of_books_keeps_validation_size() -> None:
     """Of 50.4M tokens with 63 books of 190,000 tokens each, 16 books are held out and 2,097,153 tokens validate."""
     rng = random.Random(7)
     sizes = [190_000] * 63 + [rng.randrange(16_000, 48_000) for _ in range(1196)]
-    splits = Division("files", 65_601, None, None, None, lent=False).assign(pool(sizes))
+    splits = Division("files", 65_601, None, None, None, has_foreign_heldout=False).assign(pool(sizes))
     tokens = {
         name: sum(size for size, split in zip(sizes, splits, strict=True) if split == name) for name in division.SPLITS
     }

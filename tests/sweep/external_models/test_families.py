@@ -34,7 +34,7 @@ def test_chunked_scorer_matches_single_forward(family: str, tmp_path: Path) -> N
         expected = model(input_ids=torch.from_numpy(TOKENS)[None].to(device), use_cache=False).logits[0]
     wanted = torch.nn.functional.cross_entropy(expected[:-1], torch.from_numpy(TOKENS[1:]).to(device), reduction="none")
     for piece in (1, 32, 41, 200):
-        reader = ChunkedScorer(model, device, piece=piece)
+        reader = ChunkedScorer(model, device, chunk_tokens=piece)
         actual = torch.cat([logits for _, logits in reader.logits(TOKENS)])
         assert (actual - expected).abs().max() <= 1e-5, piece
         assert np.abs(reader.losses(TOKENS) - wanted.cpu().numpy()).max() <= 1e-5
@@ -52,14 +52,14 @@ def test_chunked_scorer_bounds_tokens_per_forward(tmp_path: Path) -> None:
         seen.append((inputs["input_ids"].shape[1], inputs["logits_to_keep"]))
         return model(**inputs)
 
-    ChunkedScorer(watched, CPU, piece=40).score_prompt(Prompt(TOKENS, np.array([96])))
+    ChunkedScorer(watched, CPU, chunk_tokens=40).score_prompt(Prompt(TOKENS, np.array([96])))
     assert seen == [(40, 1), (40, 1), (16, 1)], "of all logits only those that are asked for"
 
 
 def test_chunked_scorer_of_uniform_model_is_log_vocabulary(tmp_path: Path) -> None:
     model = loaded(tmp_path, "qwen2")
     torch.nn.init.zeros_(model.lm_head.weight)
-    nats = ChunkedScorer(model, CPU, piece=10).losses(TOKENS)
+    nats = ChunkedScorer(model, CPU, chunk_tokens=10).losses(TOKENS)
     assert np.allclose(nats / math.log(2), math.log2(320), atol=1e-6)
 
 

@@ -123,7 +123,7 @@ def test_checkpoint_download_error_gives_advice(tmp_path: Path, monkeypatch: pyt
     path = folder(tmp_path / "snapshots" / "0123abcd")
     monkeypatch.setattr(huggingface_hub, "snapshot_download", lambda *args, **more: str(path))
     checkpoint = resolve_checkpoint("hf:Qwen/Qwen3-0.6B-Base")
-    assert (checkpoint.name, checkpoint.short, checkpoint.revision) == (
+    assert (checkpoint.name, checkpoint.short_name, checkpoint.revision) == (
         "Qwen/Qwen3-0.6B-Base",
         "Qwen3-0.6B-Base",
         "0123abcd",

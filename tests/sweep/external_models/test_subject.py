@@ -85,7 +85,7 @@ def subject_of(
         # byte pairs over every byte give their text back as GPT-2's do, which a file's name alone does not say
         lossless = (*words_module.LOSSLESS_TOKENIZERS, *(["json"] if pair_file else []))
         patch.setattr(words_module, "LOSSLESS_TOKENIZERS", lossless)
-        return kind(ChunkedScorer(model, torch.device("cpu"), piece=piece), tokenizer, corpus, config, None)
+        return kind(ChunkedScorer(model, torch.device("cpu"), chunk_tokens=piece), tokenizer, corpus, config, None)
 
 
 def numbers(subject: OpenWeightSubject, probe: str, lengths: tuple[int, ...]) -> dict[tuple[str, int], Any]:

@@ -15,7 +15,7 @@ from atma_sweep.model.memory.gated_delta import GatedDelta
 from atma_sweep.model.registry import MEMORIES, register_memory
 from atma_sweep.sweep.config import EvalConfig
 from atma_sweep.sweep.probes import requested
-from atma_sweep.sweep.probes.diagnostics.memory_state import OWN, STATES
+from atma_sweep.sweep.probes.diagnostics.memory_state import OWN_WRITE_METRICS, STATE_METRICS
 from atma_sweep.sweep.probes.subject import measure
 
 LAYERS = (2, 6)
@@ -82,7 +82,7 @@ def test_state_norm_matches_loop_over_tokens(model: Backbone, subject: Any) -> N
     seen = inputs(model, memories(model), who.documents, LENGTH)
     expected = np.stack([by_hand(memory, *seen[index]) for index, memory in enumerate(memories(model))], 2)  # 4 B L H
     ((measured, examples),) = measure("state_norm", who, [LENGTH])
-    assert [measurement.metric for measurement in measured] == list(STATES)
+    assert [measurement.metric for measurement in measured] == list(STATE_METRICS)
     for measurement, norms in zip(measured, expected, strict=True):
         assert measurement.value == pytest.approx(norms.mean(), rel=1e-10)
         assert (measurement.length, measurement.unit, measurement.n, measurement.reason) == (
@@ -103,9 +103,9 @@ def kda_by_hand(memory: Any, x: Any, k: Any, v: Any) -> list[torch.Tensor]:
     """Return the norms of one row and head for each of STATES, token by token, with retention per key channel."""
     logit = memory.w_gamma(memory.w_down(x)).unflatten(-1, (memory.heads, memory.head_dim))[:, 0]
     gammas, betas = torch.sigmoid(logit + 3.9), torch.sigmoid(memory.w_beta(x))[:, 0]
-    states = [torch.zeros(memory.head_dim, memory.head_dim, dtype=x.dtype) for _ in STATES]
+    states = [torch.zeros(memory.head_dim, memory.head_dim, dtype=x.dtype) for _ in STATE_METRICS]
     for gamma, beta, key, value in zip(gammas, betas, k / k.norm(dim=-1, keepdim=True), v, strict=True):
-        for index, name in enumerate(STATES):
+        for index, name in enumerate(STATE_METRICS):
             state = states[index] if name.endswith("kept") else states[index] * gamma
             missing = value - state @ key if name.startswith("delta") else value
             states[index] = state + beta * torch.outer(missing, key)
@@ -151,7 +151,7 @@ def test_state_norm_of_further_memories_matches_loop(
     with torch.no_grad():
         wanted = torch.stack([torch.stack(by_hand(memory, x[b], k[b, :, 0], v[b, :, 0])) for b in range(2)]).mean(0)
     ((measured, examples),) = measure("state_norm", who, [20])
-    has = STATES if name == "kda" else OWN
+    has = STATE_METRICS if name == "kda" else OWN_WRITE_METRICS
     assert {measurement.metric for measurement in measured if measurement.value is not None} == set(has)
     assert {measurement.reason for measurement in measured} - {None} <= {
         f"n/a: memory {name} does not write by a delta rule"
@@ -164,7 +164,7 @@ def test_state_norm_of_further_memories_matches_loop(
 def test_state_norm_of_every_memory(name: str, network: Any, subject: Any) -> None:
     who = subject(network(awake=True, vocab_size=264, memory=name).eval(), documents=2, lengths=(16,))
     ((measured, examples),) = measure("state_norm", who, [16])
-    assert {measurement.metric for measurement in measured if measurement.value} >= set(OWN)
+    assert {measurement.metric for measurement in measured if measurement.value} >= set(OWN_WRITE_METRICS)
     assert {(e.item, e.position) for e in examples} == {(2, head) for head in range(who.config.model.n_heads)}
 
 
