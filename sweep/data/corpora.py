@@ -655,7 +655,7 @@ def choose(root: Path, selector: str) -> list[Path]:
 
     Args:
         root: Folder of the prepared corpora.
-        word: A name, else a corpus as listed (`stdlib`, `files`; every prepared one, whatever its tokenizer), else the
+        selector: A name, else a corpus as listed (`stdlib`, `files`; every prepared one, whatever its tokenizer), else the
             beginning of a fingerprint.
 
     Raises:

@@ -112,7 +112,7 @@ class Division:
 
         Args:
             documents: All documents.
-            drawn: Indices of the documents without a split, in the order of visiting.
+            candidates: Indices of the documents without a split, in the order of visiting.
             splits: Split of each document; changed in place.
             total: Tokens of all documents.
         """
