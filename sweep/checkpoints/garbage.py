@@ -118,7 +118,7 @@ def find(store: Store, runs: Path, paths: Sequence[str] = ()) -> GarbageReport:
     """
     if staged := sorted(runs.glob(f"{STAGING}*")):
         raise SweepError(f"{staged[0]} belongs to an import; wait for its end, or remove it if that was killed")
-    # files are listed before the database is read, so that a new attempt is in both or in no list
+    # files are listed before the database is read, so that a new attempt is unlisted or has its owner
     local_attempts, plugins, logs = (
         list(_attempts_in(runs)),
         list(_list_matching(runs / "plugins", _PLUGIN)),

@@ -35,7 +35,7 @@ def request(data: DataConfig, kind: type[CorpusKind]) -> dict[str, Any]:
             raise CorpusError(
                 f"data.{name}: corpus {data.corpus} is worked out as it is read, from data.settings.{data.corpus}; leave it out"
             )
-    if data.tokenizer not in ("bytes", kind.tokenizer):  # the default looks like an explicit bytes
+    if data.tokenizer not in ("bytes", kind.tokenizer):  # an explicit "bytes" cannot be told from the default
         raise CorpusError(f"data.tokenizer: corpus {data.corpus} has tokens of its own; leave it out")
     settings = kind.Config.model_validate(data.settings.get(data.corpus, {})).model_dump(mode="json")
     plugin = {"plugin": data.corpus_source} if data.corpus_source is not None else {}

@@ -281,7 +281,7 @@ def test_sizes_of_370m_model_allocate_nothing() -> None:
     # 369,758,464 parameters: the embedding's 51,511,296 take 2 bytes, all others 4
     embedding, head, hidden_blocks = 51_511_296, 51_511_296, 369_758_464 - 2 * 51_511_296
     assert weights == 2 * embedding + 4 * (head + hidden_blocks)
-    vectors = state - (4 * embedding + 8 * head + 4 * hidden_blocks)  # what AdamW keeps a second time
+    vectors = state - (4 * embedding + 8 * head + 4 * hidden_blocks)  # the second buffer of AdamW
     assert 0 < vectors < 0.01 * state
     assert resource.getrusage(resource.RUSAGE_SELF).ru_maxrss - began < 200_000  # kilobytes; the weights take 1.4e6
 

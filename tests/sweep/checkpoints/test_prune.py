@@ -305,7 +305,7 @@ def test_prune_report_as_text_and_json(bench: Bench) -> None:
         prune(bench.store, bench.runs, keep="all")  # type: ignore[arg-type]
 
 
-# --- killed ---------------------------------------------------------------------------------------------------------
+# --- kills ----------------------------------------------------------------------------------------------------------
 
 TESTING = str(Path(__file__).resolve().parents[2] / "testing")
 MORTAL = """

@@ -72,7 +72,7 @@ def edit(address: str, change: Any) -> None:
         file.write(change(raw))
 
 
-# --- the same everywhere ------------------------------------------------------------------------------------------
+# --- every backend ------------------------------------------------------------------------------------------------
 
 
 def test_storage_checkpoint_round_trip(address: str) -> None:
@@ -216,7 +216,7 @@ def test_storage_names_package_of_missing_backend(monkeypatch: pytest.MonkeyPatc
     )
 
 
-# --- what goes wrong ----------------------------------------------------------------------------------------------
+# --- failures -----------------------------------------------------------------------------------------------------
 
 
 def test_storage_reports_unwritable_folder_briefly(tmp_path: Path) -> None:

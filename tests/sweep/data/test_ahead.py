@@ -69,7 +69,7 @@ def test_prefetcher_returns_prepared_step_once(batches: Counted) -> None:
     second = ahead.take(3)
     assert read == [3, 3]
     assert first[0].data_ptr() != second[0].data_ptr()
-    # nobody else holds what was given out: changing it in place changes no later step
+    # returned tensors are not shared: changing them in place changes no later step
     first[0].zero_()
     assert same(second, 3)
     assert same(ahead.take(3), 3)

@@ -165,7 +165,7 @@ def test_training_batches_use_settings_of_cell(cells: Callable[..., list[Cell]])
     assert (cell_batches.seq_len, cell_batches.rows_per_step, cell_batches.rows) == (128, 8, 3 * 8)
 
 
-# --- too little ---------------------------------------------------------------------------------------------------
+# --- too little data ----------------------------------------------------------------------------------------------
 
 
 def test_batches_reject_short_stream() -> None:

@@ -156,7 +156,7 @@ def test_entropies_of_large_vocabulary_have_no_bigram() -> None:
     )
 
 
-# --- what was asked for -------------------------------------------------------------------------------------------
+# --- requests -----------------------------------------------------------------------------------------------------
 
 
 def test_corpus_presets_match_shipped_grids() -> None:
@@ -327,7 +327,7 @@ def test_listing_describes_prepared_corpora(small: tuple[DataConfig, Path, Path]
     }
     assert corpora.listing(tmp_path / "none") == []
     later = prepare.prepare(files(put(tmp_path / "u", prose(5))), root)
-    # a part whose manifest is written but which has not got its name yet
+    # a working folder with a manifest that is not renamed yet
     os.rename(root / later[:16], root / "0123456789abcdef.part")
     assert corpora.folders(root) == [folder]
     os.rename(root / "0123456789abcdef.part", root / later[:16])
@@ -358,7 +358,7 @@ def test_open_corpus_and_verify_detect_cut_shards(small: tuple[DataConfig, Path,
     cut = f"{path}: cut short or overlong, {len(content) - 1} bytes where {count} tokens need {len(content)}{again(folder)}"
     assert refused(lambda: open_corpus(root, number)) == cut
     assert corpora.verify(folder) == [cut]
-    # a whole shard, with a token less
+    # a valid shard with one token less
     path.write_bytes(content[:8] + (count - 1).to_bytes(4, "little") + content[12:-2])
     assert refused(lambda: open_corpus(root, number)) == (
         f"{path}: {count - 1} tokens, not the {count} that were prepared{again(folder)}"

@@ -108,7 +108,7 @@ def test_prepared_splits_match_naive_division(
     assert not list((tmp_path / "c").glob("*/pool*")), "the pool is gone"
 
 
-# --- what cannot be, and what stays -------------------------------------------------------------------------------
+# --- rejected sizes and older corpora -----------------------------------------------------------------------------
 
 
 def test_division_rejects_excessive_validation_tokens(tmp_path: Path) -> None:

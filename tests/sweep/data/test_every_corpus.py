@@ -106,7 +106,7 @@ def test_corpus_damage_of_any_file_is_detected(
     draw = np.random.default_rng(0)
     for path in sorted(path for path in folder.iterdir() if path.stat().st_size > 1024 or path.suffix == ".json"):
         linked, raw = path.resolve(), path.read_bytes()
-        # of a header the words that are used
+        # only the used words of a header
         used = [*range(12), *range(1024, len(raw))] if path.suffix == ".bin" else range(len(raw))
         flipped = [
             (at, 1 << int(draw.integers(8)))

@@ -83,7 +83,7 @@ def test_flipflop_shares_match_settings(ignore: float) -> None:
     for letter, share in (("i", ignore), ("w", (1 - ignore) / 2), ("r", (1 - ignore) / 2)):
         seen = float((inside == LETTERS.index(letter)).mean())
         assert abs(seen - share) < 3 * (share * (1 - share) / inside.size) ** 0.5, letter
-    # the bits that are read repeat others, so a row is what varies by itself
+    # bits that are read repeat others, so rows are the independent observations
     ones = (bits == LETTERS.index("1")).mean(1)
     assert abs(float(ones.mean()) - 0.5) < 3 * float(ones.std()) / 2000**0.5
     reads = (tokens[:, 0::2] == LETTERS.index("r")).sum(1)

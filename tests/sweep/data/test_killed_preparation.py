@@ -94,7 +94,7 @@ def test_killed_preparation_resumes_to_same_corpus(
     assert order["points"] > deaths
 
 
-# --- by the clock, in processes of their own ----------------------------------------------------------------------
+# --- random kills in separate processes ---------------------------------------------------------------------------
 
 PROGRAM = "import sys, mortal; mortal.small(documents=1, shard=1500); sys.exit(mortal.command(*sys.argv[1:]))"
 
@@ -137,7 +137,7 @@ def test_two_preparations_survive_random_kills(tmp_path: Path) -> None:
     assert 200 <= before < 900
     first, second = start(*arguments, dying), start(*arguments, dying)
     wait(first, dying / "corpora", before + 50)
-    # one of them works, the other waits for it; whichever dies, the other ends
+    # one prepares while the other waits; if either is killed, the other finishes
     first.kill()
     out = second.communicate(timeout=PATIENCE_S)[0]
     assert second.returncode == 0, out

@@ -56,7 +56,7 @@ def by_names(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(OwnFiles, "by_tokens", False)
 
 
-# --- which document lands where -----------------------------------------------------------------------------------
+# --- assignment to splits -----------------------------------------------------------------------------------------
 
 
 @pytest.mark.usefixtures("by_names")
@@ -157,7 +157,7 @@ def test_prepare_writes_wide_shards_for_large_vocabulary(tmp_path: Path) -> None
     assert sorted(np.array(stream(corpus) + corpus.validation.tolist()).reshape(-1, 4).tolist()) == texts
     header = np.fromfile(next(tmp_path.glob("c/*/train_000000.bin")), dtype="<i4", count=3)
     assert header.tolist() == [20240801, 7, corpus.train_tokens]
-    # the corpus needs the user's file no more
+    # the corpus does not need the user's file any more
     (tmp_path / "own.json").unlink()
     again = open_corpus(tmp_path / "c", corpus.fingerprint).load_tokenizer()
     assert again.encode("w5 w69999 x").tolist() == [7, 70_001, 0]
@@ -229,7 +229,7 @@ def test_fingerprint_differs_by_sharding(tmp_path: Path, shards_of: Callable[[in
     assert by_shard_size[1500].unigram_entropy == pytest.approx(by_shard_size[10**8].unigram_entropy, abs=1e-12)
 
 
-# --- preparing twice ----------------------------------------------------------------------------------------------
+# --- repeated preparation -----------------------------------------------------------------------------------------
 
 
 def states(root: Path) -> dict[str, tuple[int, int]]:
@@ -333,7 +333,7 @@ def test_prepare_reports_progress(tmp_path: Path, monkeypatch: pytest.MonkeyPatc
     assert {progress.wanted for progress in heard} == {None}
 
 
-# --- splits of a source's own -------------------------------------------------------------------------------------
+# --- sources with their own splits --------------------------------------------------------------------------------
 
 
 @pytest.fixture
@@ -378,7 +378,7 @@ def test_heldout_of_second_corpus_replaces_own(tmp_path: Path, wiki: dict[str, l
     assert len(corpus.heldout_names) >= 2
 
 
-# --- lent documents -----------------------------------------------------------------------------------------------
+# --- held-out documents of another corpus -------------------------------------------------------------------------
 
 
 def test_heldout_of_second_corpus_keeps_order_and_length(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:

@@ -145,7 +145,7 @@ def test_plugin_corpus_with_marked_shards(tmp_path: Path) -> None:
                     write_shard(work_folder / f"{name}.marks.bin", marks[name])
                 return [work_folder / "train.bin"], [work_folder / "val.bin"]
 
-        # the long documents come from elsewhere, since shards have none
+        # shards have no long documents, so another corpus provides them
         data = DataConfig(corpus="drawn", heldout="stdlib", heldout_tokens=20_000)
         corpus = open_corpus(tmp_path, prepare(data, tmp_path))
     assert np.array_equal(corpus.train[0], train)

@@ -72,7 +72,7 @@ def test_shard_facts_match_hash_of_bytes(tmp_path: Path, monkeypatch: pytest.Mon
     assert (facts.file, facts.tokens, facts.largest, facts.sha256) == ("s.bin", len(tokens), largest, digest)
 
 
-# --- what is refused ----------------------------------------------------------------------------------------------
+# --- rejected input -----------------------------------------------------------------------------------------------
 
 
 FOREIGN = "not a token shard (expected magic 20240520 or 20240801)"

@@ -258,7 +258,7 @@ def test_file_source_reports_unreadable_file(tmp_path: Path, monkeypatch: pytest
     assert error_text(FileSource(tmp_path)) == f"{path}: cannot be read: Permission denied"
 
 
-# --- Wikipedia's lines --------------------------------------------------------------------------------------------
+# --- lines of Wikipedia -------------------------------------------------------------------------------------------
 
 
 def test_articles_join_lines_without_loss() -> None:

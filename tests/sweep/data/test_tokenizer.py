@@ -415,7 +415,7 @@ def test_gpt2_as_json_file_matches_tiktoken(gpt2: Any, shared: Path, tmp_path: P
     ):
         assert actual.tolist() == expected.tolist(), text[:60]
     assert sum(len(ids) for ids in gpt2.encode_batch(texts)) > 200_000
-    # what the needle probe asks of a token: does it hold a digit?
+    # the needle probe asks if a token contains a digit
     digits = [
         [any(48 <= byte <= 57 for byte in candidate.token_bytes(t)) for t in range(0, 50257, 5)]
         for candidate in (tokenizer, gpt2)
@@ -431,7 +431,7 @@ def test_tokenizer_libraries_are_imported_lazily() -> None:
     assert run.stdout.strip() == "set()"
 
 
-# --- made from text ------------------------------------------------------------------------------------------------
+# --- training on text ----------------------------------------------------------------------------------------------
 
 Command = Callable[..., tuple[int, str, str]]
 PAIRED = [

@@ -171,7 +171,7 @@ def test_text_paired_subject_does_not_score_ends_of_text(hub_tokenizer: HubToken
     size = sum(len(part.encode()) for parts in texts for part in parts)
     assert math.isclose(measured["bits_per_byte", 600].value, bits / size, rel_tol=1e-6)
     for read, row in zip(fake.read, rows, strict=True):
-        # what leads the row, and each end of text but one that leads it
+        # the start of the row, and each end of text except one at the start
         assert read.count(hub_tokenizer.eot) == 1 + int((row[1:] == 256).sum())
 
 

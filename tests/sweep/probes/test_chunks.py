@@ -82,7 +82,7 @@ class Largest(TorchDispatchMode):
         out = func(*args, **(kwargs or {}))
         for tensor in tree_leaves(out):
             if isinstance(tensor, torch.Tensor):
-                # what is stored, so that an expanded view counts for what it is a view of
+                # the size of the storage, so that an expanded view counts as its base
                 self.elements = max(self.elements, tensor.untyped_storage().nbytes() // tensor.element_size())
         return out
 

@@ -321,7 +321,7 @@ def test_needle_chance_is_best_constant_answer() -> None:
     assert [probe.chance(metric) for metric in probe.metrics] == [14 / 80, None, None, None, None]
 
 
-# --- of a plugin --------------------------------------------------------------------------------------------------
+# --- plugins ------------------------------------------------------------------------------------------------------
 
 
 class LengthlessProbe(Probe):

@@ -91,7 +91,7 @@ def test_mqar_of_newest_value_matches_manual_count(make_subject: Callable[..., C
     assert 0 < np.mean(shares) < 1
     assert measured["accuracy"].value == pytest.approx(np.mean(shares), rel=1e-12)
     assert measured["exact"].value == pytest.approx(np.mean(np.equal(shares, 1)))
-    # a row's questions are about one memory: rows are counted, not questions
+    # the questions of a row are correlated: rows are counted, not questions
     assert (measured["accuracy"].low, measured["accuracy"].high) == wilson(np.sum(shares), ROWS)
 
 

@@ -124,7 +124,7 @@ def test_needle_of_copying_oracle_is_perfect(rule: Any, subject: Any) -> None:
     for length in (16, 32, 64):
         digits, exact = measured["digit_accuracy", length], measured["exact_accuracy", length]
         assert (digits.value, digits.n, exact.value, exact.n) == (1.0, 40, 1.0, 8)
-        # sure of it: 263 other tokens at 20 nats less
+        # a certain answer: 263 further tokens are 20 nats below
         assert measured["nats", length].value == pytest.approx(math.log1p(263 * math.exp(-20)), abs=1e-6)
     assert measured["absent_nats", 16].value > 5
     assert all(model.full), "always at full context"
@@ -174,7 +174,7 @@ def test_needle_answers_match_network_logits(network: Any, subject: Any) -> None
     assert measured["digit_accuracy", 16].value == pytest.approx(np.mean(hits), abs=1e-12)
 
 
-# --- what is recorded ---------------------------------------------------------------------------------------------
+# --- records ------------------------------------------------------------------------------------------------------
 
 
 def test_measurements_and_examples(rule: Any, subject: Any) -> None:

@@ -207,7 +207,7 @@ def test_validation_rejects_short_split(network: Any, subject: Any) -> None:
         stream_loss(subject(network(vocab_size=264), validation=299), full_context=False)
 
 
-# --- all of them --------------------------------------------------------------------------------------------------
+# --- all probes ---------------------------------------------------------------------------------------------------
 
 
 def test_evaluating_restores_mode_after_error(network: Any) -> None:

@@ -69,7 +69,7 @@ def probe_with(monkeypatch: pytest.MonkeyPatch, *acts: Callable[[], Any]) -> Non
     monkeypatch.setattr(module, "measure", lambda name, subject, lengths: probe(subject, lengths))
 
 
-# --- what it cost -------------------------------------------------------------------------------------------------
+# --- cost ---------------------------------------------------------------------------------------------------------
 
 
 def test_peak_memory_is_recorded_for_every_length(network: Any, subject: Any, attempt: Attempt, store: Store) -> None:
@@ -143,7 +143,7 @@ def test_descriptions_hold_differences_between_cells(
     assert {value.source for value in store.measurements("c" * 12)} == {None}
 
 
-# --- what did not fit ---------------------------------------------------------------------------------------------
+# --- out of memory ------------------------------------------------------------------------------------------------
 
 
 def refuse(error: BaseException) -> Callable[[], None]:
@@ -218,7 +218,7 @@ def test_cuda_continues_after_out_of_memory(network: Any, subject: Any, attempt:
     who = replace(subject(model, length=41_000, validation=41_000, probes=("clean", "junk"), **settings), device=cuda)
     gc.collect()
     torch.cuda.empty_cache()
-    limit = torch.cuda.memory_reserved() + 2 * 2**30  # earlier tests of this process may hold some
+    limit = torch.cuda.memory_reserved() + 2 * 2**30  # earlier tests of this process may hold memory
     torch.cuda.set_per_process_memory_fraction(limit / torch.cuda.get_device_properties(cuda).total_memory)
     try:
         attempt(who).probe(who)
@@ -294,7 +294,7 @@ def rebuilt(measured_values: Measured, digits: dict[tuple[int, int], float], len
     for metric, hits in (("digit_accuracy", list(digits.values())), ("exact_accuracy", exact)):
         value = measured_values["needle", metric, length]
         assert (value.value, value.n) == (pytest.approx(np.mean(hits), rel=1e-14), len(hits))
-        # the digits of a trial stand or fall together: there are as many independent answers as trials
+        # the digits of a trial are correlated: there are as many independent answers as trials
         interval = wilson(np.mean(hits) * len(trials), len(trials))
         assert (value.low, value.high) == pytest.approx(interval, rel=1e-12)
     return float(np.mean(exact))
