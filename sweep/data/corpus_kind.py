@@ -54,10 +54,7 @@ class CorpusKind:
     may_mark: ClassVar[bool] = False
     """True if its shards may mark tokens for `train.loss_on: marked`, with NAME.marks.bin next to NAME.bin."""
     tokenizer: ClassVar[str | None] = None
-    """Name of the tokenizer of a corpus of computed rows (`streams`), which tokenises no text.
-
-    None for every other corpus.
-    """
+    """Name of the tokenizer of a corpus of computed rows (`streams`), which tokenises no text; else None."""
     by_tokens: ClassVar[bool] = True
     """Divide documents without a split of their own by tokens.
 
@@ -94,10 +91,7 @@ class CorpusKind:
 
     @classmethod
     def lent(cls) -> DocumentSource | None:
-        """Return the long documents for other corpora, which name this one as data.heldout.
-
-        None if it provides none.
-        """
+        """Return the long documents for corpora that name this one as data.heldout, or None if it provides none."""
         return None
 
     @classmethod

@@ -355,9 +355,9 @@ class HubSource:
             self._yielded = 0
 
     def state(self) -> Any:
-        """Return the split, the documents yielded from it and the reader's own state.
+        """Return the split, the documents yielded from it and the reader's own state, or None for articles.
 
-        None for articles, which cannot be resumed because they are joined from rows.
+        Articles cannot be resumed, because they are joined from rows.
         """
         if self.spec.articles:
             return None
