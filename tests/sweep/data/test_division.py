@@ -70,7 +70,7 @@ def test_division_of_few_large_documents_favours_training() -> None:
 
 
 def test_division_of_books_keeps_validation_size() -> None:
-    """Of 50.4M tokens with 63 books of 190,000 tokens each, 16 books are held out and 2,097,153 tokens validate."""
+    """16 of 63 books of 190,000 tokens are held out, and 2,097,153 of 50.4M tokens validate."""
     rng = random.Random(7)
     sizes = [190_000] * 63 + [rng.randrange(16_000, 48_000) for _ in range(1196)]
     splits = Division("files", 65_601, None, None, None, has_foreign_heldout=False).assign(pool(sizes))
