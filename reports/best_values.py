@@ -1,4 +1,4 @@
-"""The best number of a column or a row in bold, and how probable it is that it is the best."""
+"""Best values of table columns or rows (bold), the probability that they are the best, and notes on both."""
 
 from __future__ import annotations
 
@@ -26,8 +26,11 @@ NAMED = 2  # of several numbers that print as the same best one
 
 @dataclass(frozen=True)
 class WinnersCurse:
-    """How far above their mean the best of so many near-replicates of the best one's stratum lies by chance alone: `amount` in the
-    metric's own unit, `weight` as a part of what lies between the worst and the best number."""
+    """Expected overestimate of the best number (winner's curse), by selection from `runs` near-replicates of its stratum.
+
+    It is `sds` standard deviations, or `amount` in the metric's own unit, or the part `weight` of the range of all compared
+    numbers. `share` is True for a metric in percent.
+    """
 
     runs: int
     sds: float
@@ -39,7 +42,11 @@ class WinnersCurse:
 
 @dataclass(frozen=True, kw_only=True)
 class RankedGroup:
-    """Numbers that are held against each other, by their places in the grid; `kinds` says where the spread comes from."""
+    """Numbers that were compared, by their indices in the grid.
+
+    `best` are the best ones as printed, `chances` the probability of being best, empty without a noise estimate. `kinds` are the
+    kinds of replicates behind the noise estimates, `luck` is the winner's curse of the best numbers.
+    """
 
     heading: str
     best: tuple[Place, ...]
@@ -57,9 +64,19 @@ def ranked(
     *,
     has_chances: bool = True,
 ) -> tuple[Grid, list[RankedGroup]]:
-    """The entries with `best` and `p_best` set: down each column, or along each row among those of one probe, metric and length.
+    """Return the entries with `best` and `p_best` set, and the groups that were compared.
 
-    `unlisted` are rows that stand in no table but may be better. Without `has_chances`, `p_best` is not worked out.
+    Groups are columns, or within a row the entries of one probe, metric and length.
+
+    Args:
+        data: The sweep.
+        grid: Entries, [row, column].
+        rank: "column", "row", or "none", which changes nothing.
+        unlisted: Entries of rows outside the table that may be better; used with "column" only.
+        has_chances: Compute `p_best`.
+
+    Returns:
+        (entries [row, column], groups with a best number).
     """
     found = [list(row) for row in grid]
     if rank == "none":
@@ -88,7 +105,7 @@ def ranked(
 
 
 def _contest(known: _Spreads | None, shown: Mapping[Place, TableEntry], others: Sequence[TableEntry]) -> RankedGroup:
-    from .stats.noise.best_probability import best
+    from .stats.noise.best_probability import simulate_p_best
 
     entries = list(shown.values())
     numbered = [one for one in (*entries, *others) if one.value is not None]
@@ -100,7 +117,7 @@ def _contest(known: _Spreads | None, shown: Mapping[Place, TableEntry], others: 
         return RankedGroup(heading=heading, best=top, chances={})
     rivals = [known.rival(one, spread) for one, spread in zip(numbered, spreads, strict=True)]
     # those that are shown come first
-    chances = best(rivals, entries[0].direction).tolist()
+    chances = simulate_p_best(rivals, entries[0].direction).tolist()
     places = [place for place, one in shown.items() if one.value is not None]
     return RankedGroup(
         heading=heading,
@@ -113,7 +130,7 @@ def _contest(known: _Spreads | None, shown: Mapping[Place, TableEntry], others: 
 
 
 class _Spreads:
-    """The spreads of a sweep by number and stratum, each worked out once."""
+    """Noise estimates of a sweep by column and stratum; each is computed once and cached."""
 
     def __init__(self, data: SweepData) -> None:
         self._data = data
@@ -122,9 +139,9 @@ class _Spreads:
         self._columns: dict[tuple[str, str, int | None], tuple[Column, float]] = {}
 
     def spread_of(self, one: TableEntry) -> tuple[Stratum, Spread] | None:
-        """Return the spread of a number with its stratum; None for a number of another sweep and where none is known."""
+        """Return (stratum, noise estimate) of an entry, in its unit; None for another sweep's entry, or without an estimate."""
         from .stats.noise.best_probability import spreads_by_stratum, stratum_of
-        from .stats.noise.run_noise import printed
+        from .stats.noise.run_noise import printed_noise
 
         column, scale = self._behind(one)
         if column not in self._known:
@@ -132,7 +149,7 @@ class _Spreads:
         spreads, cell = self._known[column], self._cells.get(one.origins[0][0]) if one.origins else None
         if not spreads or cell is None:
             return None
-        if (own := printed(self._data, cell, column)) is not None:
+        if (own := printed_noise(self._data, cell, column)) is not None:
             return (cell.cell_id,), replace(own, sd=scale * own.sd)
         stratum = stratum_of(cell)
         found = spreads[stratum]
@@ -164,13 +181,17 @@ class _Spreads:
         return WinnersCurse(runs, sds, sds * sd, stratum, sds * sd / (max(values) - min(values)), share)
 
     def _value(self, one: TableEntry) -> float:
-        """As measured: what a table prints has fewer digits."""
+        """Return the unrounded value of an entry: the mean over its cells, or the entry's own value."""
         column, scale = self._behind(one)
         values = [self._data.value(cell, *column.key) for cell in one.cells]
         known = [value.value for value in values if value is not None and value.value is not None]
         return scale * fmean(known) if known else one.value or 0.0
 
     def _behind(self, one: TableEntry) -> tuple[Column, float]:
+        """Return (column of the stored number behind an entry, factor from it to the entry's unit).
+
+        Bits are scaled nats. An entry without a length, of a metric measured at lengths, is the average over lengths.
+        """
         key = one.probe, one.metric, one.length
         if key not in self._columns:
             self._columns[key] = _behind(self._data, one)
@@ -193,7 +214,7 @@ def _leading_number(text: str) -> Decimal | None:
 
 
 def _best_of(rivals: Sequence[TableEntry]) -> list[bool]:
-    """Which of them is the best as printed, ties included; none where all are alike, or alone."""
+    """Return a mask of the best entries as printed, ties included; all False if all are equal or there is only one."""
     numbers = [_leading_number(rival.text) if rival.value is not None else None for rival in rivals]
     known = [number for number in numbers if number is not None]
     direction = rivals[0].direction if rivals else 0
@@ -206,9 +227,13 @@ def _best_of(rivals: Sequence[TableEntry]) -> list[bool]:
 def ranking_notes(
     contests: Sequence[RankedGroup], rank: Rank, names: Mapping[Place, str], rows: Sequence[str]
 ) -> list[str]:
-    """What bold is worth: of every best number whose it is, and how probable it is that no other is better.
+    """Return notes on the best numbers: the owner of each, the probability of being best, and the winner's curse.
 
-    `names` say whose a number is, `rows` what a row is about.
+    Args:
+        contests: Compared groups.
+        rank: Direction of the comparison.
+        names: Name of each entry, by index in the grid.
+        rows: Labels of each row.
     """
     known = [contest for contest in contests if contest.kinds]
     silent = dict.fromkeys(contest.heading for contest in contests if not contest.kinds)
@@ -266,5 +291,5 @@ def _chance(one: RankedGroup) -> str:
 
 
 def format_probability(p: float) -> str:
-    """A probability in two decimals, never as certain as 0 or 1 where it was drawn."""
+    """Return a probability with two decimals, as "<0.01" or ">0.99" at the ends, since it is simulated."""
     return "<0.01" if p < 0.005 else ">0.99" if p >= 0.995 else format_number(p, 2)

@@ -1,4 +1,4 @@
-"""Errors of reports, and some cells of a sweep alone: what `report --only` keeps."""
+"""Restriction of reports to some cells (`report --only`), and the error class of reports."""
 
 from __future__ import annotations
 
@@ -12,17 +12,17 @@ from ..results.names import level_word
 from ..results.store.records import AXES, CellState
 
 CellFilters = tuple[str, ...]
-"""As `--only` is given: axis=level,level each; a cell is kept that all of them let through."""
+"""Filters as `--only` receives them, each `axis=level,level`; a cell must pass all of them."""
 
 _asked: ContextVar[tuple[str, CellFilters] | None] = ContextVar("asked", default=None)
 
 
 class ReportError(UserError):
-    """A report that cannot be made as asked."""
+    """A report that cannot be made as requested."""
 
 
 class CellFilterError(ReportError):
-    """A filter that means nothing, or no cell."""
+    """An invalid filter, or one that matches no cell."""
 
 
 @contextmanager

@@ -1,4 +1,4 @@
-"""Whether a table or figure that was written to a file still says what the database says."""
+"""Verification of written tables and figures: comparison of a file with the current content of the database."""
 
 from __future__ import annotations
 
@@ -27,6 +27,11 @@ def _pictures() -> tuple[str, ...]:
 
 
 def _format(path: Path) -> str:
+    """Return the format of a file by its suffix.
+
+    Raises:
+        ReportError: Files with that suffix cannot be checked.
+    """
     ending = path.suffix.lower()
     if ending.removeprefix(".") in _pictures():
         return ending.removeprefix(".")
@@ -37,8 +42,15 @@ def _format(path: Path) -> str:
 
 
 def trace_in(text: str, format: str, name: str) -> dict[str, Any]:
-    """The trace that a rendering carries; of a CSV, that the file beside it (`text`) is. Raises ReportError where there is
-    none that we can read.
+    """Return the trace in the text of a rendered table; for a CSV, `text` is the content of its trace file.
+
+    Args:
+        text: Content of the file.
+        format: Format of the table, a key of RENDERERS.
+        name: Name of the file, for messages.
+
+    Raises:
+        ReportError: There is no readable trace.
     """
     found: Any = None
     try:
@@ -53,7 +65,11 @@ def trace_in(text: str, format: str, name: str) -> dict[str, Any]:
 
 
 def _read(path: Path) -> tuple[str, str, dict[str, Any]]:
-    """Text (of a figure: none), format and trace of a file."""
+    """Return (text, format, trace) of a file; the text of a figure is empty.
+
+    Raises:
+        ReportError: The file cannot be read, or has no trace.
+    """
     format = _format(path)
     try:
         if format not in SUFFIXES.values():
@@ -80,6 +96,11 @@ def _trace_beside(path: Path) -> dict[str, Any]:
 
 
 def _figure_trace(content: bytes, format: str, name: str) -> dict[str, Any]:
+    """Return the trace embedded in a figure.
+
+    Raises:
+        ReportError: There is none, or it is incomplete.
+    """
     from .figures.files import read_trace as figure_trace
 
     try:
@@ -94,15 +115,22 @@ def _figure_trace(content: bytes, format: str, name: str) -> dict[str, Any]:
 
 
 def sweep_of(path: str | Path) -> str:
-    """The sweep that a written table is about. Raises ReportError for a file that is none of ours."""
+    """Return the name of the sweep of a written table or figure.
+
+    Raises:
+        ReportError: The file was not written by `report`.
+    """
     return str(_read(Path(path))[2]["sweep"])
 
 
 def checkable_files(folder: Path) -> list[Path]:
-    """The tables and figures that `--all` wrote into a folder, by name; not its index, its document and its dashboard, which
-    carry no trace, nor JSON of a table without a row.
+    """Return the tables and figures in a folder written by `report --all`, sorted by name.
 
-    A CSV of which only the trace is left is among them. Raises ReportError when there is none, or no folder to read.
+    Files without a trace (index, document, dashboard, empty JSON) are left out. A CSV of which only the trace file exists is
+    included.
+
+    Raises:
+        ReportError: The folder cannot be read, or has no such file.
     """
     from .report_folder import FILES_WITHOUT_TRACE
 
@@ -124,15 +152,22 @@ def checkable_files(folder: Path) -> list[Path]:
 
 
 def check_file(path: str | Path, store: Store, *, known: dict[str, Any] | None = None) -> list[str]:
-    """What a written table (Markdown, CSV, LaTeX, HTML, JSON) or figure (SVG, PDF, PNG) says otherwise than the database does
-    now; empty when nothing.
+    """Return the differences between a written table or figure and the current content of the database; empty for none.
 
-    It is made again from the trace that the file carries, or that lies beside a CSV. Of a table every number that differs is named, and a changed
-    title, note or source of numbers; of a figure, whether its numbers are the same, the cells that have other attempts, and the
-    first thing that it shows otherwise than it is drawn now. A figure of another matplotlib whose picture is not the same
-    cannot be told from one that was changed, and is a difference.
-    `known` keeps what was made, for other files of the same table of a database that stays as it is.
-    Raises ReportError for a file that is none of ours.
+    The file is made again from its trace. For a table, every changed number is named, and a changed title, note or source of
+    numbers. For a figure: changed numbers, cells with other attempts, and the first change of the picture. A figure drawn by
+    another version of matplotlib, with a different picture, counts as a difference.
+
+    Args:
+        path: Table (Markdown, CSV, LaTeX, HTML, JSON) or figure (SVG, PDF, PNG).
+        store: The database.
+        tables_by_request: Cache of tables by request, filled here, for further files and an unchanged database.
+
+    Returns:
+        Lines that begin with the file's name.
+
+    Raises:
+        ReportError: The file was not written by `report`.
     """
     path = Path(path)
     text, format, trace = _read(path)

@@ -1,4 +1,4 @@
-"""The commands that read the database: parse, call one function, print."""
+"""Commands that read the database: status, show, dashboard and report."""
 
 from __future__ import annotations
 

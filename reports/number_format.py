@@ -1,4 +1,4 @@
-"""How numbers, lengths and reasons are printed, and what a column of them is."""
+"""Text formats of numbers, context lengths and reasons, and the description of a column of numbers."""
 
 from __future__ import annotations
 
@@ -9,15 +9,15 @@ from ..results import metrics
 from ..results.store.records import Key
 
 CLEAN, NEEDLE = ("clean", "nats"), ("needle", "digit_accuracy")
-"""(probe, metric) of the loss over whole documents, and of the needle's digits."""
+"""(probe, metric) of the loss over whole documents, and of the needle's digit accuracy."""
 PLUS_MINUS = " ± "
-"""Between a mean and its standard deviation."""
+"""Text between a mean and its standard deviation."""
 
 CODE_LENGTH = 16
 
 
 BARE = "1"
-"""The unit of a number without one: a ratio, a probability, a test statistic."""
+"""Unit of a dimensionless number: a ratio, a probability, a test statistic."""
 
 
 def squared(unit: str) -> str:
@@ -27,7 +27,7 @@ def squared(unit: str) -> str:
 
 @dataclass(frozen=True)
 class Column:
-    """A column of numbers: where it comes from and how it is printed. `length` is 0 for a number without one."""
+    """A column of numbers: its probe and metric, and its format. `length` is 0 for a number without a context length."""
 
     heading: str
     probe: str
@@ -36,30 +36,45 @@ class Column:
     percent: bool = False
     length: int = 0
     direction: int = 0
-    """-1 where less is better, 1 where more is, 0 where neither."""
+    """-1 where less is better, 1 where more is, 0 where neither is."""
     unit: str = ""
 
     @property
     def key(self) -> Key:
-        """What it is about, as in the database: (probe, metric, length)."""
+        """Key of the numbers in the database: (probe, metric, length)."""
         return self.probe, self.metric, self.length
 
 
 def column_of(
     probe: str, metric: str | metrics.Metric, heading: str = "", *, decimals: int | None = None, length: int = 0
 ) -> Column:
-    """The column of a metric: by its name one of the package's, printed as results/metrics.csv says unless told otherwise."""
-    about = metrics.metric(probe, metric) if isinstance(metric, str) else metric
-    places = about.decimals if decimals is None else decimals
+    """Return the column of a metric.
+
+    Args:
+        probe: Name of the probe.
+        metric: Metric, or the name of one of the package's.
+        heading: Heading; empty for the metric's own.
+        decimals: Printed decimals; None for those of results/metrics.csv.
+        length: Context length in tokens; 0 for none.
+    """
+    metric_info = metrics.metric(probe, metric) if isinstance(metric, str) else metric
+    num_decimals = metric_info.decimals if decimals is None else decimals
     return Column(
-        heading or about.heading, probe, about.name, places, about.percent, length, about.direction, about.unit
+        heading or metric_info.heading,
+        probe,
+        metric_info.name,
+        num_decimals,
+        metric_info.percent,
+        length,
+        metric_info.direction,
+        metric_info.unit,
     )
 
 
 def format_number(value: float, decimals: int, *, percent: bool = False) -> str:
-    """The shortest decimal that names the float, rounded half up (0.125 -> 0.13, 2.675 -> 2.68), as people do by hand.
+    """Return a number with fixed decimals, rounded half up from the shortest decimal that names the float (0.125 -> 0.13).
 
-    `percent` multiplies by 100 first, exactly. No sign is left on a zero.
+    `percent` multiplies by 100 first, exactly. A zero has no sign.
     """
     with localcontext() as context:
         context.prec = 400  # any float in full: nothing is rounded twice
@@ -69,13 +84,13 @@ def format_number(value: float, decimals: int, *, percent: bool = False) -> str:
 
 
 def format_signed(value: float, decimals: int, *, percent: bool = False) -> str:
-    """`format_number`, with a plus sign before what is above zero."""
+    """Return a number like `format_number`, with a plus sign if it is above zero as printed."""
     text = format_number(value, decimals, percent=percent)
     return text if text.startswith("-") or not text.strip("0.") else f"+{text}"
 
 
 def format_length(length: int) -> str:
-    """128 -> 128, 2048 -> 2K, 65536 -> 64K, 1048576 -> 1M."""
+    """Return a context length as text: 128 -> 128, 2048 -> 2K, 65536 -> 64K, 1048576 -> 1M."""
     for unit, size in (("M", 1 << 20), ("K", 1 << 10)):
         if length and length % size == 0:
             return f"{length // size}{unit}"
@@ -83,7 +98,7 @@ def format_length(length: int) -> str:
 
 
 def reason_code(reason: str) -> str:
-    """The word that stands for a number that was not to be had: the reason's code, before its colon."""
+    """Return the short text in place of a missing number: the code before the colon of its reason, or its first word."""
     code = reason.split(":", 1)[0].strip()
     if code.startswith(("n/a", "no peak")):
         return "n/a"
@@ -91,7 +106,7 @@ def reason_code(reason: str) -> str:
 
 
 def format_count(number: float) -> str:
-    """A count in three digits: 1536 -> 1.54K, 378220864 -> 378M, 996147200 -> 996M, 1e12 -> 1T."""
+    """Return a count with three significant digits: 1536 -> 1.54K, 378220864 -> 378M, 1e12 -> 1T."""
     for unit, size in (("T", 1e12), ("B", 1e9), ("M", 1e6), ("K", 1e3)):
         if number >= size * 0.9995:
             return f"{float(f'{number / size:.3g}'):g}{unit}"

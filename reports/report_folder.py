@@ -1,4 +1,4 @@
-"""Every table and figure of a sweep in every format and its dashboard, in one folder, with an index of what is there."""
+"""Writes all tables, figures and the dashboard of a sweep into one folder, with an index."""
 
 from __future__ import annotations
 
@@ -33,20 +33,20 @@ DASHBOARD = "dashboard.html"
 MANY_ROWS = 200
 """A table of more goes to the end of the appendix."""
 FILES_WITHOUT_TRACE = ("index.md", "index.html", "appendix.tex", DASHBOARD)
-"""What lies in the folder besides tables and figures."""
+"""Files in the folder that are neither tables nor figures."""
 FILES = {format: suffix for suffix, format in SUFFIXES.items()}
 
 
 @dataclass
 class WrittenFiles:
-    """What `write_report_folder` left in a folder: its files, and why a table or figure is not among them."""
+    """Result of `write_report_folder`: the written files, and the reason for each skipped table or figure, by its name."""
 
     files: list[Path] = field(default_factory=list)
     left_out: dict[str, str] = field(default_factory=dict)
 
 
 def file_name(name: str) -> str:
-    """`table-6` for a numbered table, its name for another."""
+    """Return the file name, without suffix, of a table: `table-6` for a numbered one, else its name."""
     return f"table-{name}" if name.isdigit() else name
 
 
@@ -66,13 +66,30 @@ def write_report_folder(
     highlight: Sequence[str] = (),
     options: Mapping[str, Any] | None = None,
 ) -> WrittenFiles:
-    """Writes every table of the sweep in these formats and these figures as SVG, PDF and PNG, with index.md and index.html;
-    with "tex" appendix.tex, a LaTeX document of them all, with "html" the dashboard. What cannot be made is named in the
-    index with the reason. Files are replaced. `lengths` are shown beside the context lengths that the launch asked for. Every figure
-    has the `look` (None: that of a paper, without titles, which captions say), and of `options` (by, log) those that it takes;
-    `highlight` names cells that stand out.
+    """Write every table in every requested format and every figure as SVG, PDF and PNG, with index.md and index.html.
 
-    Raises ReportError (an unknown format), SweepUnknown, StoreError and WriteRefused (the folder, or a file in it).
+    The format "tex" adds appendix.tex, a document of them all; "html" adds the dashboard. Tables and figures that cannot be made are
+    listed in the index with the reason. Existing files are replaced.
+
+    Args:
+        store: The database.
+        sweep: Name of the sweep; None for the one launched last.
+        out: Folder, created if necessary.
+        formats: Formats of tables.
+        reference: Sweep that the comparison table compares with.
+        seeds: List every seed in tables that can.
+        all_rows: List all rows in tables that can.
+        figures: Names of figures.
+        lengths: Context lengths to show besides the requested ones.
+        look: Appearance of figures; None for the paper's, without titles.
+        highlight: Cells to emphasise in figures.
+        options: Options of figures (by, log, against); each figure gets those that it accepts.
+
+    Raises:
+        ReportError: Unknown format.
+        SweepUnknown: No such sweep.
+        StoreError: The database cannot be read.
+        WriteRefused: The folder or a file cannot be written.
     """
     unknown = [format for format in formats if format not in FILES]
     if unknown:
@@ -123,6 +140,17 @@ def _write_figures(
     wanted: Mapping[str, Any],
     look: FigureOptions,
 ) -> dict[str, FigureData]:
+    """Write every figure in all formats and return them by name; failures are added to `written` with the reason.
+
+    Args:
+        store: The database.
+        sweep: Name of the sweep.
+        names: Names of figures.
+        out: Folder.
+        written: Receives the written files, and the reasons of skipped figures.
+        wanted: Options; each figure gets those that it accepts.
+        look: Appearance.
+    """
     found = {}
     for name in names:
         options = FIGURES[figure_name(name)].options(wanted)
@@ -144,6 +172,7 @@ def _write(path: Path, content: str | bytes, written: WrittenFiles) -> None:
 
 
 def _document(tables: dict[str, Table], pictures: dict[str, FigureData]) -> str:
+    """Return the LaTeX document that includes all tables and figures, long tables last."""
     # what goes over many pages stands behind what is looked at first
     short = [number for number, table in tables.items() if len(table.rows) <= MANY_ROWS]
     parts = [rf"\input{{{file_name(number)}}}" for number in short]
@@ -164,7 +193,7 @@ def _document(tables: dict[str, Table], pictures: dict[str, FigureData]) -> str:
 
 
 def latex_figure(made: FigureData) -> str:
-    """The figure as a float of LaTeX, from its PDF, with the notes as its caption, and the label fig:NAME."""
+    """Return the LaTeX float of a figure: its PDF, the notes as caption, and the label fig:NAME."""
     # as large as drawn, unless the page is smaller
     size = r"[max width=\linewidth,max totalheight=0.85\textheight]"
     title, notes = tex_escaped(f"{made.title}."), tex_escaped(" ".join(made.notes))
@@ -189,6 +218,7 @@ def _index_markdown(
     formats: Sequence[str],
     left_out: dict[str, str],
 ) -> str:
+    """Return index.md: links to all tables and figures, and the skipped ones with reasons."""
     lines = [f"# Tables and figures of sweep {markdown_escaped(name)}", ""]
     if "html" in formats:
         lines.append(f"- The sweep as one page to explore: [dashboard]({DASHBOARD})")
@@ -209,6 +239,7 @@ def _index_html(
     formats: Sequence[str],
     left_out: dict[str, str],
 ) -> str:
+    """Return index.html: links to all tables, the figures as images, and the skipped ones with reasons."""
     rows = (
         [f'<li>The sweep as one page to explore: <a href="{DASHBOARD}">dashboard</a></li>'] if "html" in formats else []
     )

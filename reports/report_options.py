@@ -1,4 +1,4 @@
-"""The options of `report`, each declared once: what it is called, what it takes, what its help says, whether it is about figures."""
+"""Options of the command `report`, each declared once with its name, type and help, and whether it concerns figures."""
 
 from __future__ import annotations
 
@@ -17,7 +17,7 @@ from .tables import SECOND_VERSION, TABLES
 
 
 def listing() -> list[tuple[str, str, str]]:
-    """Return (table or figure, number or name, contents) of everything that report makes."""
+    """Return (kind "table" or "figure", number or name, contents) of everything that `report` makes."""
     numbered = [(figure.number, figure.shows) for figure in FIGURES.values() if figure.number]
     return [
         *(("table", name, table.shows) for name, table in TABLES.items()),
@@ -32,13 +32,13 @@ def listing() -> list[tuple[str, str, str]]:
 
 @silent
 def tables(ctx: typer.Context, incomplete: str) -> list[Offer]:
-    """Return the tables by number or name, each with its contents."""
+    """Return the completions of `--table`: (number or name, contents) of each table."""
     return [(name, shows) for kind, name, shows in listing() if kind == "table"]
 
 
 @silent
 def figures(ctx: typer.Context, incomplete: str) -> list[Offer]:
-    """Return the figures by number and name, each with its contents."""
+    """Return the completions of `--figure`: (number or name, contents) of each figure."""
     return [(name, shows) for kind, name, shows in listing() if kind == "figure"]
 
 
@@ -54,12 +54,12 @@ Compare = Annotated[
 
 
 OF_FIGURES = {"figures": True}
-"""Metadata of an option that takes --figure or --all."""
+"""Field metadata of an option that requires --figure or --all."""
 
 
 @dataclass(frozen=True, kw_only=True)
 class ReportRequest:
-    """A `report` as asked for on the command line."""
+    """Options of one `report` command."""
 
     table: Annotated[
         str | None,
@@ -198,7 +198,7 @@ class ReportRequest:
 
 
 FIGURE_OPTIONS = tuple(option.name for option in fields(ReportRequest) if option.metadata)
-"""Options that say something of figures alone."""
+"""Names of the options that concern figures only."""
 _HINTS = get_type_hints(ReportRequest, include_extras=True)
 SIGNATURE = Signature(
     [
@@ -206,4 +206,4 @@ SIGNATURE = Signature(
         for option in fields(ReportRequest)
     ]
 )
-"""What typer reads in place of the parameters of the command."""
+"""Signature that typer reads instead of the parameters of the command."""

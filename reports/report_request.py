@@ -1,4 +1,4 @@
-"""What `report` is asked for, and how it is carried out: one request, of which each part writes one kind of thing."""
+"""Execution of the command `report`: validation of its options, and one function per kind of output."""
 
 from __future__ import annotations
 
@@ -55,7 +55,11 @@ def checked(asked: ReportRequest) -> ReportRequest:
 
 
 def parse_lengths(words: list[str] | None) -> ExtraLengths:
-    """What --length means: every measured length, or those that are named. Raises ReportError."""
+    """Return the context lengths of `--length` in tokens; "all" for every measured one.
+
+    Raises:
+        ReportError: A value is neither a number nor "all".
+    """
     words = words or []
     wrong = [word for word in words if word != "all" and not (word.isascii() and word.isdigit() and len(word) < 20)]
     if wrong:
@@ -65,9 +69,16 @@ def parse_lengths(words: list[str] | None) -> ExtraLengths:
 
 @cached_reads()
 def run_report(asked: ReportRequest) -> bool:
-    """Writes or checks what is asked for. Returns whether every checked file says what the database says.
+    """Write or check everything that the request names.
 
-    Raises ReportError, SweepUnknown, StoreError and WriteRefused.
+    Returns:
+        False if a checked file differs from the database, else True.
+
+    Raises:
+        ReportError: The request is invalid or cannot be fulfilled.
+        SweepUnknown: No such sweep.
+        StoreError: The database cannot be read.
+        WriteRefused: A file cannot be written.
     """
     asked = checked(asked)
     if asked.check:
@@ -85,6 +96,7 @@ def run_report(asked: ReportRequest) -> bool:
 
 
 def _check(asked: ReportRequest) -> bool:
+    """Check all named files, print the differences, and return True if there is none."""
     from .check import check_file, checkable_files, sweep_of
 
     for file in asked.check or ():
@@ -103,6 +115,7 @@ def _check(asked: ReportRequest) -> bool:
 
 
 def _write_dashboard(asked: ReportRequest, store: Store, file: Path) -> None:
+    """Write the dashboard to a file and print its size to stderr."""
     from .dashboard.page import write_dashboard
 
     resolve_format(file, None, {".html": "html", ".htm": "html"}, "html", option="")
@@ -113,6 +126,7 @@ def _write_dashboard(asked: ReportRequest, store: Store, file: Path) -> None:
 
 
 def _write_all(asked: ReportRequest, store: Store) -> None:
+    """Write all tables and figures into the folder `--out`, and print skipped ones and a summary to stderr."""
     from .report_folder import write_report_folder
 
     if asked.out is None:
@@ -139,6 +153,7 @@ def _write_all(asked: ReportRequest, store: Store) -> None:
 
 
 def _write_figure(asked: ReportRequest, store: Store, name: str) -> None:
+    """Write one figure to `--out`, or to a file named after sweep and figure; with --json print its data."""
     from .figures.canvas.base import caption
     from .figures.files import FORMATS, rendered
 
@@ -156,6 +171,7 @@ def _write_figure(asked: ReportRequest, store: Store, name: str) -> None:
     options = {"by": asked.by, "log": asked.log, "against": asked.against, "compare": asked.compare}
 
     def make() -> tuple[FigureData, FigureOptions]:
+        """Return the figure and its appearance, with highlighted cells."""
         made = make_figure(
             name, store, asked.sweep, lengths=parse_lengths(asked.length), options=options, only=asked.only or ()
         )
@@ -191,6 +207,7 @@ def _write_figure(asked: ReportRequest, store: Store, name: str) -> None:
 
 
 def _write_table(asked: ReportRequest, store: Store) -> None:
+    """Print one table, or write it to `--out` together with its trace file."""
     format = resolve_format(asked.out, "json" if asked.as_json else asked.format_, SUFFIXES, "terminal")
     if asked.out is None:
         color = format == "terminal" and is_styled(sys.stdout)
@@ -210,7 +227,7 @@ def _write_table(asked: ReportRequest, store: Store) -> None:
 
 
 def _table(asked: ReportRequest, store: Store) -> Table:
-    """The table that is asked for: by --table, or that of --compare, which keeps what --table prints."""
+    """Return the requested table: that of `--table`, or the comparison of `--compare`, with the columns of `--table`."""
     name = "compare" if asked.compare else str(asked.table)
     kept = asked.table if asked.table != "compare" else None
     wanted = {

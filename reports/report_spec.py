@@ -1,4 +1,4 @@
-"""A line in the list of tables or of figures. It imports none of them: the lists stand in the help of the command line."""
+"""Registry entry of a table or figure. It imports none of them, since the help of the command line lists them all."""
 
 from __future__ import annotations
 
@@ -10,18 +10,18 @@ from typing import TYPE_CHECKING, Any
 from ..renamed import old_names
 
 CURVE_X_COLUMNS = {"tokens": "tokens", "time": "wall_s"}
-"""What `against` names -> the column of a curve that is the x axis."""
+"""Column of a training curve that is the x axis, by the value of `--against`."""
 
 
 @dataclass(frozen=True)
 class ReportSpec:
-    """A table (`at`: module:function) or figure (`at`: module), what it shows in a few words, and what is asked about it.
+    """Registry entry of a table or figure.
 
-    `number` is a figure's in the paper, and a table's in the paper's second version where it has another there. `takes` names the options of the function that not every one has. `compares` says
-    whether measured numbers stand side by side, so that what differs between their cells is told above them. `whole`: some cells
-    alone would make it wrong, so that it takes no --only. `of` names the
-    probes that it is about: where a sweep has something, but nothing of these, --all leaves it out. `study`: it is about studies,
-    and --all of another sweep does not speak of it.
+    `at` is the import path: module:function of a table, module of a figure. `shows` is a short description. `number` is the number of
+    a figure in the paper, or of a table in the paper's second version if that differs. `takes` names the accepted optional options.
+    `study` is True if it is about studies, and is then skipped by --all for other sweeps. Further fields say if measured numbers
+    are compared, so that differences between their cells are printed above them; if all cells are needed, so that --only is
+    refused; and the probes it is about, without any of which --all skips it.
     """
 
     at: str
@@ -34,7 +34,11 @@ class ReportSpec:
     whole: bool = False
 
     def load(self, package: str) -> Any:
-        """The function or the module, imported when something is made of it."""
+        """Import and return the function of a table, or the module of a figure.
+
+        Args:
+            package: Package that `at` is relative to.
+        """
         module, _, function = self.at.partition(":")
         found = importlib.import_module(f".{module}", package)
         return getattr(found, function) if function else found

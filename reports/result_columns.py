@@ -1,4 +1,4 @@
-"""The columns that tables, statistics and figures share: the numbers of the complete results, and the words where there is none."""
+"""Columns of the complete results, shared by tables, statistics and figures, and the placeholders of missing numbers."""
 
 from __future__ import annotations
 
@@ -17,7 +17,7 @@ AXIS_HEADINGS = ("Type", "Reg", "Dist", "Mem", "Win")
 FIXED_PROBES = {
     "val": "val_loss", "clean": "nats", "junk": "nats", "same_tail": "nats", "needle": "digit_accuracy", "throughput": "mfu_paper",
 }  # fmt: skip
-"""Probe or part of a training -> its metric whose column the complete results name by itself."""
+"""Metric of each probe, or part of a training, that has its own column in the complete results."""
 LengthSelector = Callable[[SweepData, Mapping[str, Sequence[int]], Column], list[Column]]
 NO_LENGTHS = [(-1, "shortest"), (-1, "longest")]
 
@@ -37,7 +37,7 @@ def longest(data: SweepData, lengths: Mapping[str, Sequence[int]], one: Column) 
 
 
 def all_lengths(data: SweepData, lengths: Mapping[str, Sequence[int]], one: Column) -> list[Column]:
-    """The column at every context length and, where there are several, averaged over them, each weighted by itself."""
+    """Return the column at every context length and, with several lengths, its length-weighted average."""
     known = sorted(lengths.get(one.probe, ())) or data.lengths(one.probe, one.metric)
     found = [replace(one, heading=f"{one.heading}@{format_length(length)}", length=length) for length in known]
     if len(known) > 1:
@@ -48,8 +48,16 @@ def all_lengths(data: SweepData, lengths: Mapping[str, Sequence[int]], one: Colu
 def complete_columns(
     data: SweepData, lengths: Mapping[str, Sequence[int]] | None = None, over: LengthSelector = ends
 ) -> list[Column]:
-    """The eight numbers of the complete results, five where there is one context length; after the junk loss that of the same last
-    tokens, where the grid asks for it; before MFU those of further probes, where they were measured and their metric has a heading."""
+    """Return the columns of the complete results.
+
+    Order: validation loss, clean loss, junk loss, loss of the same last tokens (if measured), needle accuracy, metrics of further
+    probes that have a heading, MFU.
+
+    Args:
+        data: The sweep.
+        lengths: Requested context lengths by probe; None for those of the sweep.
+        over: Selects the context lengths at which a number with lengths is shown.
+    """
     # `over` says at which lengths a number that has them is shown
     asked = data.requested_lengths() if lengths is None else lengths
     columns = [
@@ -70,22 +78,24 @@ def complete_columns(
 
 
 def extra_metrics(data: SweepData) -> list[tuple[str, Metric]]:
-    """The metrics with a heading, each with its probe, that a sweep has besides those of STANDING: of probes of the package, then
-    of others."""
+    """Return (probe, metric) of the measured metrics with a heading besides those of FIXED_PROBES.
+
+    Those of the package come first, then those of plugins.
+    """
     known = [(probe, about) for (probe, name), about in METRICS.items() if FIXED_PROBES.get(probe) != name]
     measured = [(probe, data.metric(probe, about.name)) for probe, about in known if data.lengths(probe, about.name)]
-    return [(probe, about) for probe, about in [*measured, *data.strange()] if about.heading]
+    return [(probe, about) for probe, about in [*measured, *data.unregistered_metrics()] if about.heading]
 
 
 def quality_columns(data: SweepData) -> list[Column]:
-    """What speed is held against: validation loss, and needle accuracy at the longest length."""
+    """Return [validation loss, needle accuracy at the longest length], the qualities that speed is compared to."""
     columns = complete_columns(data)
     needle = [column for column in columns if (column.probe, column.metric) == ("needle", "digit_accuracy")][-1]
     return [next(column for column in columns if column.metric == "val_loss"), needle]
 
 
 def speed_column(data: SweepData, heading: str) -> Column:
-    """Tokens a second under this heading; MFU under its own where the sweep has no tokens a second."""
+    """Return the column of tokens per second under this heading, or the MFU column if no cell has tokens per second."""
     found = column_of("throughput", "tokens_per_s", heading)
     if data.is_measured(found.probe, found.metric):
         return found
@@ -101,26 +111,33 @@ METRIC_LABELS = {
     "junk.nats": "junk loss",
     "needle.digit_accuracy": "needle",
 }
-"""By metric, or probe and metric: how a figure calls a number."""
+"""Display names in figures, by metric or by probe and metric."""
 UNMEASURED = "unmeasured"
-"""Printed where a cell lacks what its grid does not ask for either."""
+"""Text where a cell lacks a number that its grid does not request."""
 UNPRINTED = "-"
-"""Printed where a published sweep has no such number: nobody can evaluate its cells."""
+"""Text where a published sweep lacks a number: its cells cannot be evaluated."""
 
 
 def placeholder(standing: str, value: MeasuredValue | None) -> str:
-    """What is printed instead of a number: the code of the recorded reason, else where the cell stands."""
+    """Return the text in place of a missing number: the code of the recorded reason, or else the standing of its cell."""
     if value is None:
         return "needs-eval" if standing == "done" else standing
     return reason_code(value.reason or "n/a")
 
 
 def placeholder_for_cell(data: SweepData, cell: CellState, column: Column, value: MeasuredValue | None) -> str:
-    """What stands for a number that a cell does not have."""
+    """Return the text in place of the number that a cell lacks in a column.
+
+    Args:
+        data: The sweep.
+        cell: The cell.
+        column: Column of the number.
+        value: Stored value with a reason; None if nothing is stored.
+    """
     if value is None and is_published(data.sweep):
         return UNPRINTED
     word = placeholder(data.word(cell), value)
-    unasked = not data.shows(column.probe) or (column.length > 0 and not data.asks(column.probe, column.length))
+    unasked = not data.shows(column.probe) or (column.length > 0 and not data.is_requested(column.probe, column.length))
     return UNMEASURED if word == "needs-eval" and unasked else word
 
 

@@ -1,4 +1,4 @@
-"""What a report is made of: one snapshot of a sweep, read in one transaction. Imports neither pandas nor torch."""
+"""Data of a report: one consistent snapshot of a sweep, read in one transaction. Imports neither pandas nor torch."""
 
 from __future__ import annotations
 
@@ -34,31 +34,33 @@ from .number_format import Column
 from .stats.significance.trial_intervals import with_intervals
 
 REFERENCES = {"unigram_entropy": "unigram entropy", "bigram_entropy": "bigram entropy"}
-"""Metrics of the probe `corpus` that tables give as a yardstick, in nats per token."""
-PRINTED = "table-"
+"""Metrics of the probe `corpus` that tables print for comparison, in nats per token, with their display names."""
+PRINTED_PROBE_PREFIX = "table-"
 """Beginning of the probes that hold a published number as a numbered table prints it, such as `table-2`."""
 WEIGHTED_SUFFIX = "_weighted"
-"""End of a metric's name that stands for its mean over all context lengths, each weighted by itself."""
+"""End of a metric's name for its mean over all context lengths, weighted by length."""
 NO_LEVEL = "-"
-"""Of an axis that a cell does not have."""
+"""Level of an axis that a cell does not have."""
 
 
 ExtraLengths = Sequence[int] | Literal["all"] | None
-"""Context lengths that a report shows besides those that the grid asks for: these, or none; all: every measured one, and every
-probe."""
+"""Context lengths that a report shows besides those that the grid requests, in tokens.
+
+None for no others; "all" for every measured length and every probe.
+"""
 
 
 def cell_level(cell: CellState, axis: str) -> str:
-    """The level of an axis at which a cell stands: of one of AXES, or of one that the grid has besides."""
+    """Return the level of a cell on an axis, one of AXES or an extra axis of the grid; NO_LEVEL if it has none."""
     return cell.levels[axis] if axis in AXES else cell.axes.get(axis, NO_LEVEL)
 
 
 @dataclass(frozen=True, kw_only=True)
 class SweepData:
-    """A revision of a sweep with the newest value of every (cell, probe, metric, length), accuracies with the interval of
-    their trials (trial_intervals.py).
+    """Revision of a sweep with the newest value of every (cell, probe, metric, length).
 
-    `references` holds, by metric of REFERENCES, the distinct values among the cells (one, unless corpora differ).
+    Accuracies have the interval of their trials (trial_intervals.py). `references` holds, by metric of REFERENCES, the distinct
+    values among the cells: one, unless corpora differ.
     """
 
     sweep: str
@@ -67,80 +69,84 @@ class SweepData:
     values: Mapping[tuple[str, str, str, int], MeasuredValue]
     references: Mapping[str, tuple[float, ...]]
     requested: Sequence[Request] = ()
-    """Every (probe, length) that the launch asked for."""
+    """Every (probe, length) that the launch requested."""
     printed: Mapping[tuple[str, str, str, str, int], MeasuredValue] = field(default_factory=dict)
-    """By (cell, table, probe, metric, length): a published number as that table prints it."""
+    """Published numbers as a table prints them, by (cell, table, probe, metric, length)."""
     sources: Mapping[int, CodeAndGpu] = field(default_factory=dict)
-    """By attempt, for those that said where their numbers come from."""
+    """Code and GPU behind the numbers of an attempt, by attempt id, where recorded."""
 
     also: tuple[int, ...] = ()
-    """Context lengths that are shown besides those that the launch asked for."""
+    """Context lengths that are shown besides those that the launch requested, in tokens."""
     everything: bool = False
-    """Whether also probes are shown that the launch did not ask for."""
+    """True if probes that the launch did not request are shown, too."""
     failures: Mapping[int, str] = field(default_factory=dict)
-    """By attempt, the class of its failure, where one was recorded (results/failure_classes.py)."""
+    """Failure class by attempt id, where recorded (results/failure_classes.py)."""
     contrasts: tuple[Contrast, ...] = ()
-    """The differences that the grid was launched to see."""
+    """Contrasts that the grid declares."""
     tuned: TuningResult | None = None
-    """What was tuned before it; None for nothing."""
+    """Result of an earlier tuning study; None for none."""
     design: Design | None = None
-    """The partial design that was launched; None for all combinations of the grid."""
+    """Partial design of the launch; None for all combinations of the grid."""
     configs: Mapping[str, Mapping[str, Any]] = field(default_factory=dict)
-    """By cell: its complete frozen config."""
+    """Complete frozen config by cell id."""
     stop: StoppingRule | None = None
-    """When the contrast that seeds are added for is known closely enough; None where none are added."""
+    """Stopping rule for the contrast that seeds are added for; None for a fixed number of seeds."""
     forecast: Forecast | None = None
-    """What the launch predicted that each cell takes."""
+    """Cost forecast of the launch for each cell."""
     only: cell_filter.CellFilters = ()
-    """Filters that have left other cells of the sweep out; the contrasts that it declares are left out then, too."""
+    """Filters that excluded other cells of the sweep; declared contrasts are then excluded, too."""
 
     @cached_property
     def partial(self) -> Design | None:
-        """The design, where combinations that the grid allows are not among the cells."""
+        """The design, if the cells do not cover all of its combinations; else None."""
         if self.design is None:
             return None
-        found = {self.place(self.design, cell) for cell in self.cells} - {None}
-        return self.design if len(found) < len(self.design.space.points) else None
+        indices = {self.place(self.design, cell) for cell in self.cells} - {None}
+        return self.design if len(indices) < len(self.design.space.points) else None
 
     @staticmethod
     def place(design: Design, cell: CellState) -> int | None:
-        """Which combination of a design a cell is; None for one of `include` that is none of them."""
+        """Return the index of a cell's combination in a design; None for an extra cell of `include`."""
         return design.space.index({axis: cell_level(cell, axis) for axis in design.space.axes})
 
     def setting(self, cell: CellState, path: str) -> Any:
-        """What the cell's frozen config says at a dotted path, as "train.seq_len"; None where it says nothing."""
-        found: Any = self.configs.get(cell.cell_id)
+        """Return the value at a dotted path of the cell's frozen config, such as "train.seq_len"; None if absent."""
+        value: Any = self.configs.get(cell.cell_id)
         for name in path.split("."):
-            found = found.get(name) if isinstance(found, Mapping) else None
-        return found
+            value = value.get(name) if isinstance(value, Mapping) else None
+        return value
 
     @cached_property
     def done(self) -> int:
-        """How many cells are trained and measured at everything that was asked for."""
+        """Number of cells that are trained and measured at everything requested."""
         return sum(self.standing(cell) == "done" for cell in self.cells)
 
     def standing(self, cell: CellState) -> Standing:
-        """Where a cell stands, as `status` says it."""
+        """Return the standing of a cell, as `status` shows it."""
         return standing(cell, self.requested)
 
     def word(self, cell: CellState) -> str:
-        """Where a cell stands in the word that a table prints: `oom` for one that ran out of memory."""
-        found = self.standing(cell)
-        return "oom" if found == "failed" and self.failures.get(cell.attempt_id or 0, "").endswith("_oom") else found
+        """Return the standing of a cell as tables print it: `oom` for a cell that ran out of memory."""
+        cell_standing = self.standing(cell)
+        return (
+            "oom"
+            if cell_standing == "failed" and self.failures.get(cell.attempt_id or 0, "").endswith("_oom")
+            else cell_standing
+        )
 
     @cached_property
     def asked(self) -> Mapping[str, frozenset[int]]:
-        """The context lengths that the launch asked for, by probe."""
+        """Context lengths that the launch requested, by probe, for probes with lengths."""
         probes = {probe for probe, length in self.requested if length}
         return {name: frozenset(length for probe, length in self.requested if probe == name) for name in probes}
 
-    def asks(self, probe: str, length: int) -> bool:
-        """Whether the launch asked for that; of a probe that it did not ask for at all, whatever was measured counts."""
+    def is_requested(self, probe: str, length: int) -> bool:
+        """Return True if the launch requested this length of the probe, or no length of it at all."""
         return length in self.asked.get(probe, (length,))
 
     @property
     def beyond(self) -> ExtraLengths:
-        """What is shown besides what the launch asked for, as `load_sweep_data` takes it."""
+        """Lengths shown besides the requested ones, as the `lengths` of `load_sweep_data`."""
         return "all" if self.everything else self.also
 
     @cached_property
@@ -148,37 +154,41 @@ class SweepData:
         return frozenset(probe for probe, _ in self.requested)
 
     def shows(self, probe: str) -> bool:
-        """Whether tables show numbers of a probe: columns come from the grid, so that a later evaluation changes none."""
+        """Return True if tables show numbers of a probe.
+
+        Columns follow the grid's request, so a later evaluation does not change them: a probe is shown if it was requested, is
+        measured by training, or the report shows all probes.
+        """
         return self.everything or not self._probes or probe in self._probes or probe in metrics.TRAINING_SOURCES
 
     def has_any(self, probes: Iterable[str]) -> bool:
-        """Whether one of these was measured or asked for; of a sweep that has nothing at all yet, that may come."""
-        known = self._probes | {probe for probe, _ in self._measured}
-        return not known or not known.isdisjoint(probes)
+        """Return True if any of these probes was measured or requested, or if the sweep has no probe at all yet."""
+        probes_with_data = self._probes | {probe for probe, _ in self._measured}
+        return not probes_with_data or not probes_with_data.isdisjoint(probes)
 
     @cached_property
     def _measured(self) -> Mapping[tuple[str, str], frozenset[int]]:
-        """By (probe, metric): the lengths at which any cell has a value or a reason."""
+        """Context lengths at which any cell has a value, or a reason for none, by (probe, metric)."""
         pairs: dict[tuple[str, str], set[int]] = {}
         for probe, metric, length in {key[1:] for key in self.values}:
             pairs.setdefault((probe, metric), set()).add(length)
         return {key: frozenset(lengths) for key, lengths in pairs.items()}
 
     def is_measured(self, probe: str, metric: str) -> bool:
-        """Return whether any cell has a value of the metric, or a reason for having none."""
+        """Return True if any cell has a value of the metric, or a reason for none."""
         return (probe, metric) in self._measured
 
     @cached_property
     def shown(self) -> Mapping[tuple[str, str, str, int], MeasuredValue]:
-        """`values` without those of probes and lengths that are not shown."""
+        """Values of the probes and lengths that are shown, by (cell, probe, metric, length)."""
         return {
             key: value
             for key, value in self.values.items()
-            if self.shows(key[1]) and (not key[3] or key[3] in self.also or self.asks(key[1], key[3]))
+            if self.shows(key[1]) and (not key[3] or key[3] in self.also or self.is_requested(key[1], key[3]))
         }
 
     def requested_lengths(self) -> dict[str, list[int]]:
-        """The context lengths that are shown of the probes that the launch asked for, shortest first."""
+        """Return the context lengths that are shown of each requested probe, shortest first, by probe."""
         measured = {(probe, length) for (probe, _), lengths in self._measured.items() for length in lengths}
         return {
             probe: sorted({*lengths, *(length for length in self.also if (probe, length) in measured)})
@@ -186,15 +196,19 @@ class SweepData:
         }
 
     def lengths(self, probe: str, metric: str, *, unasked: bool = False) -> list[int]:
-        """The context lengths that are shown and at which any cell has a value or a reason, shortest first; `unasked`: also
-        of a probe that the launch did not ask for."""
+        """Return the shown context lengths at which any cell has a value, or a reason for none, shortest first.
+
+        Empty for a probe that is not shown, unless the last argument is True. 0 stands for a number without a length.
+        """
         if not unasked and not self.shows(probe):
             return []
         measured = self._measured.get((probe, metric), ())
-        return sorted(length for length in measured if not length or length in self.also or self.asks(probe, length))
+        return sorted(
+            length for length in measured if not length or length in self.also or self.is_requested(probe, length)
+        )
 
     def levels(self, axis: str) -> list[str]:
-        """The levels of an axis, in the order of the cells."""
+        """Return the distinct levels of an axis, in the order of the cells; cached."""
         if axis not in self._cache:
             named = (cell.levels if axis in AXES else cell.axes for cell in self.cells)
             self._cache[axis] = tuple(dict.fromkeys(levels[axis] for levels in named if axis in levels))
@@ -202,11 +216,11 @@ class SweepData:
 
     @cached_property
     def _cache(self) -> dict[Any, Any]:
-        """Results of `levels` by axis and of `averaged` by (probe, metric)."""
+        """Results of `levels` by axis, and of the averaged lengths by (probe, metric)."""
         return {}
 
     def extra_axes(self) -> list[str]:
-        """The axes beyond the five AXES (and the seed) whose level differs between cells, in the grid's order."""
+        """Return the axes beyond AXES (and the seed) whose level differs between cells, in the grid's order."""
         return list(self._extra_axes)
 
     @cached_property
@@ -214,18 +228,19 @@ class SweepData:
         return tuple(extra_axes(self.cells))
 
     def configurations(self) -> dict[tuple[str, ...], list[CellState]]:
-        """Cells that differ in nothing but their seed, by (levels of AXES, then of the extra axes)."""
+        """Return the cells grouped by configuration: by levels of AXES, then of the extra axes. Only seeds differ in a group."""
         return dict(self._configurations)
 
     @cached_property
     def _configurations(self) -> Mapping[tuple[str, ...], list[CellState]]:
+        """Cells by configuration."""
         cells: dict[tuple[str, ...], list[CellState]] = {}
         for cell in self.cells:
             cells.setdefault(self.levels_of(cell), []).append(cell)
         return cells
 
     def levels_of(self, cell: CellState) -> tuple[str, ...]:
-        """Return the levels of a cell, of AXES and then of the extra axes."""
+        """Return the levels of a cell on AXES, then on the extra axes."""
         return self._levels_of[cell.cell_id]
 
     @cached_property
@@ -235,24 +250,32 @@ class SweepData:
 
     @cached_property
     def _described(self) -> Mapping[tuple[str, str], metrics.Metric]:
-        found: dict[tuple[str, str], list[MeasuredValue]] = {}
+        """Description of each measured metric, by (probe, metric)."""
+        values_by_metric: dict[tuple[str, str], list[MeasuredValue]] = {}
         for value in self.values.values():
-            found.setdefault((value.probe, value.metric), []).append(value)
-        return {key: _metric(*key, some) for key, some in found.items()}
+            values_by_metric.setdefault((value.probe, value.metric), []).append(value)
+        return {key: _metric(*key, values) for key, values in values_by_metric.items()}
 
     def metric(self, probe: str, name: str) -> metrics.Metric:
-        """What is known of a metric: by the package, or by the probe that stored it."""
+        """Return the description of a metric, from stored values, or else from the package's registry."""
         return self._described.get((probe, name)) or metrics.metric(probe, name)
 
-    def strange(self) -> list[tuple[str, metrics.Metric]]:
-        """The metrics that are shown and that the package does not know, each with its probe, in the order of their names."""
-        described = {key: about for key, about in self._described.items() if self.shows(key[0])}
-        found = [(key[0], about) for key, about in described.items() if metrics.known(*key) is None]
-        return sorted(found, key=lambda one: (one[0], one[1].name))
+    def unregistered_metrics(self) -> list[tuple[str, metrics.Metric]]:
+        """Return (probe, metric) of the shown metrics that the package does not register, sorted by name."""
+        described = {key: metric for key, metric in self._described.items() if self.shows(key[0])}
+        unregistered = [(key[0], metric) for key, metric in described.items() if metrics.known(*key) is None]
+        return sorted(unregistered, key=lambda item: (item[0], item[1].name))
 
     def value(self, cell: str, probe: str, metric: str, length: int, table: str | None = None) -> MeasuredValue | None:
-        """The newest value; with `table`, first the number as that table of the paper prints it. A metric whose name ends
-        in WEIGHTED is worked out."""
+        """Return the newest value of a cell; None if there is none or the probe is not shown.
+
+        Args:
+            cell: Cell id.
+            probe: Name of the probe.
+            metric: Name of the metric; with WEIGHTED_SUFFIX the average over lengths is computed.
+            length: Context length in tokens; 0 for a number without one.
+            table: Table of the paper whose printed number is preferred.
+        """
         if metric.endswith(WEIGHTED_SUFFIX):
             return self._average(cell, probe, metric)
         if not self.shows(probe):
@@ -261,63 +284,64 @@ class SweepData:
         return printed or self.values.get((cell, probe, metric, length))
 
     def given(self, cell: CellState, column: Column, table: str | None = None) -> MeasuredValue | None:
-        """What a cell has in a column, as `value` finds it."""
+        """Return a cell's value in a column, as `value` finds it; it may hold a reason instead of a number, or be None."""
         return self.value(cell.cell_id, *column.key, table)
 
     def numbers(self, cells: Iterable[CellState], column: Column) -> list[float]:
-        """The numbers of a column, of those of these cells that have one."""
-        found = (self.given(cell, column) for cell in cells)
-        return [value.value for value in found if value is not None and value.value is not None]
+        """Return the numbers of a column of those cells that have one, in their order."""
+        measured_values = (self.given(cell, column) for cell in cells)
+        return [value.value for value in measured_values if value is not None and value.value is not None]
 
     def printed_spread(self, cell: CellState, column: Column) -> tuple[int, float | None] | None:
-        """Of a number that is a mean over runs which the database does not hold: how many they are, and their sample standard
-        deviation where it is known. None of any other number."""
+        """Return (number of runs, sample standard deviation or None) of a number that is a published mean over runs; else None."""
         if not self.printed_runs:
             return None
-        told = self.values.get((cell.cell_id, column.probe, column.metric + metrics.SD_SUFFIX, column.length))
-        return (told.n, told.value) if told is not None and told.n else None
+        spread_value = self.values.get((cell.cell_id, column.probe, column.metric + metrics.SD_SUFFIX, column.length))
+        return (spread_value.n, spread_value.value) if spread_value is not None and spread_value.n else None
 
     @cached_property
     def printed_runs(self) -> int:
-        """Over how many runs, at most, numbers are means of which the database does not hold the parts; 0 for none."""
+        """Largest number of runs behind a published mean; 0 without published means."""
         return max(
             (value.n or 0 for key, value in self.values.items() if key[2].endswith(metrics.SD_SUFFIX)), default=0
         )
 
     def _average(self, cell: str, probe: str, metric: str) -> MeasuredValue | None:
-        """The mean over the lengths that the launch asked for; where one lacks a number, the reason for that; None where one was not
-        measured."""
+        """Return the length-weighted mean of a metric over the lengths of `averaged_lengths`, as a value with length 0.
+
+        If a length has a reason instead of a number, that reason is returned. None if a length was not measured.
+        """
         base = metric.removesuffix(WEIGHTED_SUFFIX)
-        found = [self.values.get((cell, probe, base, length)) for length in self.averaged(probe, base)]
-        have = [value for value in found if value is not None]
-        if not have or len(have) < len(found):
+        by_length = [self.values.get((cell, probe, base, length)) for length in self.averaged_lengths(probe, base)]
+        present = [value for value in by_length if value is not None]
+        if not present or len(present) < len(by_length):
             return None
-        if lacking := next((value for value in have if value.value is None), None):
-            return replace(lacking, metric=metric, length=0)
-        mean = weighted({value.length: value.value for value in have if value.value is not None})
-        newest = max(have, key=lambda value: value.attempt_id)
+        if missing := next((value for value in present if value.value is None), None):
+            return replace(missing, metric=metric, length=0)
+        mean = weighted({value.length: value.value for value in present if value.value is not None})
+        newest = max(present, key=lambda value: value.attempt_id)
         return replace(newest, metric=metric, length=0, value=mean, n=None, low=None, high=None, description=None)
 
-    def averaged(self, probe: str, metric: str) -> Sequence[int]:
-        """The context lengths that an average of a metric is over: those that the launch asked for, shortest first."""
+    def averaged_lengths(self, probe: str, metric: str) -> Sequence[int]:
+        """Return the context lengths that the average of a metric covers, shortest first: the requested ones, else all shown; cached."""
         if (probe, metric) not in self._cache:
-            asked = sorted(self.asked.get(probe, ()))
-            self._cache[probe, metric] = asked or [length for length in self.lengths(probe, metric) if length]
-        found: Sequence[int] = self._cache[probe, metric]
-        return found
+            requested = sorted(self.asked.get(probe, ()))
+            self._cache[probe, metric] = requested or [length for length in self.lengths(probe, metric) if length]
+        lengths: Sequence[int] = self._cache[probe, metric]
+        return lengths
 
     @cached_property
     def over_lengths(self) -> frozenset[tuple[str, str]]:
-        """The (probe, metric) that are measured at context lengths: a number of these that has none is an average over them."""
+        """(probe, metric) pairs measured at context lengths: one of these without a length is an average over lengths."""
         return frozenset(key for key, lengths in self._measured.items() if lengths - {0})
 
 
 def _metric(probe: str, name: str, values: Sequence[MeasuredValue]) -> metrics.Metric:
-    """As the newest number says it; the chance level only where it is the same for all."""
+    """Return the description in the newest value; its chance level only if all values agree on it."""
     newest = max(values, key=lambda value: value.attempt_id)
-    about = metrics.metric(probe, name, newest.description, newest.unit)
+    newest_metric = metrics.metric(probe, name, newest.description, newest.unit)
     levels = {metrics.metric(probe, name, value.description, value.unit).chance for value in values}
-    return about if len(levels) == 1 else replace(about, chance=None)
+    return newest_metric if len(levels) == 1 else replace(newest_metric, chance=None)
 
 
 def load_sweep_data(
@@ -328,35 +352,46 @@ def load_sweep_data(
     orphans: bool = False,
     lengths: ExtraLengths = None,
 ) -> SweepData:
-    """Reads a sweep (None: the one launched last) for a report, which shows the context lengths that the launch asked for
-    and `lengths` besides; inside `cached_reads` from the database but once, inside `subset.only` with some cells alone.
+    """Read a sweep for a report.
 
-    Raises SweepUnknown, StoreError, ReportError for a length at which nothing was measured.
+    Within `cached_reads` each sweep is read from the database once; within `cell_filter` contexts only some cells are returned.
+
+    Args:
+        store: The database.
+        sweep: Name of the sweep; None for the one launched last.
+        revision: Revision number; None for the newest.
+        orphans: Include cells that the newest revision dropped.
+        lengths: Context lengths to show besides the requested ones.
+
+    Raises:
+        SweepUnknown: No such sweep.
+        StoreError: The database cannot be read.
+        ReportError: Nothing was measured at one of `lengths`, or a filter selects nothing.
     """
-    held = _reading.get()
-    held = {} if held is None else held
-    asked = (store, sweep, revision, orphans, lengths if lengths == "all" else tuple(lengths or ()))
-    if asked not in held:
-        data = _gathered(store, sweep, revision, orphans, lengths)
+    cache = _reading.get()
+    cache = {} if cache is None else cache
+    key = (store, sweep, revision, orphans, lengths if lengths == "all" else tuple(lengths or ()))
+    if key not in cache:
+        data = _read_sweep_data(store, sweep, revision, orphans, lengths)
         # the same revision by whichever name it is asked for
         for named in (sweep, data.sweep):
             for number in (revision, data.revision):
-                for beyond in (asked[-1], data.beyond):
-                    held[(store, named, number, orphans, beyond)] = data
-    whole = held[asked]
-    words = cell_filter.asked(whole.sweep)
-    if not words:
-        return whole
-    some = (store, whole.sweep, whole.revision, orphans, whole.beyond, words)
-    if some not in held:
-        held[some] = _some(whole, words)
-    return held[some]
+                for extra in (key[-1], data.beyond):
+                    cache[(store, named, number, orphans, extra)] = data
+    full_data = cache[key]
+    filters = cell_filter.asked(full_data.sweep)
+    if not filters:
+        return full_data
+    filtered_key = (store, full_data.sweep, full_data.revision, orphans, full_data.beyond, filters)
+    if filtered_key not in cache:
+        cache[filtered_key] = _filtered_data(full_data, filters)
+    return cache[filtered_key]
 
 
 def provenances_of_attempts(store: Store, attempts: Collection[int]) -> dict[int, Provenance]:
-    """Return, by attempt, the origin of its numbers for those that recorded one; inside `cached_reads` each is read once."""
-    held = _reading.get()
-    cache: dict[int, Provenance | None] = {} if held is None else held.setdefault((store, "provenances"), {})
+    """Return the provenance of each attempt that recorded one, by attempt id; within `cached_reads` each is read once."""
+    cached = _reading.get()
+    cache: dict[int, Provenance | None] = {} if cached is None else cached.setdefault((store, "provenances"), {})
     missing = [attempt for attempt in attempts if attempt not in cache]
     if missing:
         cache |= dict.fromkeys(missing) | store.provenances(missing)
@@ -368,8 +403,10 @@ _reading: ContextVar[dict[Any, Any] | None] = ContextVar("reading", default=None
 
 @contextmanager
 def cached_reads() -> Iterator[None]:
-    """Inside, every sweep is read once for all that is made of it: tables and figures then agree with each other even
-    while it runs, and take the time of one. One inside another is the same."""
+    """Read every sweep once within this context, so that all tables and figures agree and take the time of one read.
+
+    Without effect inside another such context.
+    """
     if _reading.get() is not None:
         yield
         return
@@ -380,32 +417,39 @@ def cached_reads() -> Iterator[None]:
         _reading.reset(token)
 
 
-def _gathered(store: Store, sweep: str | None, revision: int | None, orphans: bool, lengths: ExtraLengths) -> SweepData:
-    with store.snapshot() as seen:
-        launched = seen.revision(sweep, revision)
-        cells = seen.cell_states(launched.sweep, revision=launched.number, orphans=orphans)
-        values = seen.values(launched.sweep, revision=launched.number, orphans=orphans)
-        sources = seen.sources({value.attempt_id for value in values})
-        configs = seen.configs([cell.cell_id for cell in cells])
-        failures = seen.failures([c.attempt_id for c in cells if c.state == "failed" and c.attempt_id is not None])
-    mine, printed = {}, {}
+def _read_sweep_data(
+    store: Store, sweep: str | None, revision: int | None, orphans: bool, lengths: ExtraLengths
+) -> SweepData:
+    """Read the SweepData of a revision in one transaction, with all cells."""
+    with store.snapshot() as snapshot:
+        launched = snapshot.revision(sweep, revision)
+        cells = snapshot.cell_states(launched.sweep, revision=launched.number, orphans=orphans)
+        values = snapshot.values(launched.sweep, revision=launched.number, orphans=orphans)
+        sources = snapshot.sources({value.attempt_id for value in values})
+        configs = snapshot.configs([cell.cell_id for cell in cells])
+        failures = snapshot.failures([c.attempt_id for c in cells if c.state == "failed" and c.attempt_id is not None])
+    measured, printed = {}, {}
     for value in values:
-        if value.probe.startswith(PRINTED):
+        if value.probe.startswith(PRINTED_PROBE_PREFIX):
             probe, _, metric = value.metric.partition(".")
-            printed[(value.cell_id, value.probe.removeprefix(PRINTED), probe, metric, value.length)] = value
+            printed[(value.cell_id, value.probe.removeprefix(PRINTED_PROBE_PREFIX), probe, metric, value.length)] = (
+                value
+            )
         else:
-            mine[(value.cell_id, value.probe, value.metric, value.length)] = value
+            measured[(value.cell_id, value.probe, value.metric, value.length)] = value
     requested = requests_from_options(launched.options)
     probes = {probe for probe, _ in requested}
     return SweepData(
         sweep=launched.sweep,
         revision=launched.number,
         cells=cells,
-        values=with_intervals(mine),
+        values=with_intervals(measured),
         references=_references(values),
         requested=requested,
-        everything=lengths == "all" and any(key[1] not in probes | {*metrics.TRAINING_SOURCES} for key in mine),
-        also=_also(launched.sweep, lengths, {key[3] for key in mine if key[3]}, {length for _, length in requested}),
+        everything=lengths == "all" and any(key[1] not in probes | {*metrics.TRAINING_SOURCES} for key in measured),
+        also=_extra_lengths(
+            launched.sweep, lengths, {key[3] for key in measured if key[3]}, {length for _, length in requested}
+        ),
         printed=printed,
         sources=sources,
         failures=failures,
@@ -418,37 +462,48 @@ def _gathered(store: Store, sweep: str | None, revision: int | None, orphans: bo
     )
 
 
-def _some(data: SweepData, words: cell_filter.CellFilters) -> SweepData:
-    """The data of these cells alone. Contrasts are left out: they are corrected together, which some of them cannot be."""
+def _filtered_data(data: SweepData, filters: cell_filter.CellFilters) -> SweepData:
+    """Return the data of the cells that pass the filters.
+
+    Declared contrasts, stopping rule and design are removed, since their corrections need all cells.
+
+    Raises:
+        ReportError: The sweep is a partial design.
+    """
     if data.partial is not None:
         raise ReportError("--only: the cells of a partial design are estimated together; leave it out")
-    cells = cell_filter.kept(data.cells, words)
+    cells = cell_filter.kept(data.cells, filters)
     ids = {cell.cell_id for cell in cells}
-    values = {place: value for place, value in data.values.items() if place[0] in ids}
-    asked = {length for _, length in data.requested}
-    also = _also(data.sweep, data.beyond, {place[3] for place in values if place[3]}, asked)
+    values = {key: value for key, value in data.values.items() if key[0] in ids}
+    requested = {length for _, length in data.requested}
+    also = _extra_lengths(data.sweep, data.beyond, {key[3] for key in values if key[3]}, requested)
     return replace(
-        data, cells=cells, values=values, references=_references(values.values()), contrasts=(), stop=None, design=None, only=words, also=also,
-        printed={place: value for place, value in data.printed.items() if place[0] in ids},
+        data, cells=cells, values=values, references=_references(values.values()), contrasts=(), stop=None, design=None, only=filters, also=also,
+        printed={key: value for key, value in data.printed.items() if key[0] in ids},
         configs={cell: config for cell, config in data.configs.items() if cell in ids},
     )  # fmt: skip
 
 
-def _also(sweep: str, lengths: ExtraLengths, measured: set[int], asked: set[int]) -> tuple[int, ...]:
-    """The further lengths, shortest first, `all` spelled out."""
+def _extra_lengths(sweep: str, lengths: ExtraLengths, measured: set[int], requested: set[int]) -> tuple[int, ...]:
+    """Return the lengths to show besides the requested ones, shortest first, with "all" expanded.
+
+    Raises:
+        ReportError: Nothing was measured at one of them.
+    """
     wanted = measured if lengths == "all" else set(lengths or ())
-    unknown = sorted(wanted - measured - asked)
+    unknown = sorted(wanted - measured - requested)
     if unknown:
-        known = ", ".join(map(str, sorted(measured))) or "none"
+        lengths_text = ", ".join(map(str, sorted(measured))) or "none"
         raise ReportError(
-            f"--length {unknown[0]}: no cell of sweep {sweep} is measured there; measured lengths: {known}"
+            f"--length {unknown[0]}: no cell of sweep {sweep} is measured there; measured lengths: {lengths_text}"
         )
-    return tuple(sorted(wanted - asked))
+    return tuple(sorted(wanted - requested))
 
 
 def _references(values: Iterable[MeasuredValue]) -> dict[str, tuple[float, ...]]:
-    found: dict[str, set[float]] = {metric: set() for metric in REFERENCES}
+    """Return the distinct values of each metric of REFERENCES, sorted, by metric."""
+    values_by_metric: dict[str, set[float]] = {metric: set() for metric in REFERENCES}
     for value in values:
-        if value.probe == "corpus" and value.metric in found and value.value is not None:
-            found[value.metric].add(value.value)
-    return {metric: tuple(sorted(numbers)) for metric, numbers in found.items() if numbers}
+        if value.probe == "corpus" and value.metric in values_by_metric and value.value is not None:
+            values_by_metric[value.metric].add(value.value)
+    return {metric: tuple(sorted(numbers)) for metric, numbers in values_by_metric.items() if numbers}

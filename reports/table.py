@@ -1,4 +1,4 @@
-"""A table before it has a format, and a number of it."""
+"""A table, independent of its output format, and its entries."""
 
 from __future__ import annotations
 
@@ -10,11 +10,11 @@ from typing import Any
 
 @dataclass(frozen=True, kw_only=True)
 class TableEntry:
-    """One number of a table, or the word that stands for it.
+    """A number of a table, or the placeholder text in its place.
 
-    `value` is the unrounded number (the mean over `seeds` cells, with the sample standard deviation `sd`), in `unit`;
-    `origins` are the (cell, attempt) pairs it comes from, without an attempt where a cell has no value. `best` is set when it
-    is the best of the numbers it is held against.
+    `value` is the unrounded number in `unit`: a mean over `seeds` cells with sample standard deviation `sd`. `low` and `high` are
+    the interval of a single cell, `n` its number of trials. `origins` are the (cell id, attempt id) pairs behind it, with
+    attempt None where a cell has no value. `best` is True for the best of the compared numbers.
     """
 
     text: str
@@ -23,7 +23,7 @@ class TableEntry:
     metric: str = ""
     length: int | None = None
     direction: int = 0
-    """-1 where less is better, 1 where more is, 0 where neither."""
+    """-1 where less is better, 1 where more is, 0 where neither is."""
     value: float | None = None
     unit: str | None = None
     n: int | None = None
@@ -33,30 +33,30 @@ class TableEntry:
     sd: float | None = None
     seeds: int = 1
     source: str | None = None
-    """SHA-256 of the plugin whose probe gave it; None for one of the package, and where several versions did."""
+    """SHA-256 of the plugin whose probe measured it; None for a probe of the package, or several versions."""
     origins: tuple[tuple[str, int | None], ...] = ()
     best: bool = False
     p_best: float | None = None
-    """How probable it is that none that it is held against is better; None where that is not known."""
+    """Probability that no compared number is better; None if unknown."""
 
     @property
     def cells(self) -> tuple[str, ...]:
-        """The ids of the cells, each once."""
+        """Ids of the cells, without repetition."""
         return tuple(dict.fromkeys(cell for cell, _ in self.origins))
 
     @property
     def attempts(self) -> tuple[int, ...]:
-        """The ids of the attempts, each once."""
+        """Ids of the attempts, without repetition."""
         return tuple(dict.fromkeys(attempt for _, attempt in self.origins if attempt is not None))
 
 
 @dataclass(frozen=True, kw_only=True)
 class Table:
-    """A table before it has a format.
+    """A table, independent of its output format.
 
-    `rows` is printed text under `columns`, of which the first `text_columns` are words and the rest numbers; `entries`
-    has what is behind the numbers. `raw_of` and `trace_of` make `raw` and `trace` when a format needs them: in a sweep of
-    thousands of cells each takes longer than the table.
+    `rows` is printed text below `columns`, of which the first `text_columns` are labels and the rest numbers; `entries` holds the
+    numbers. `raw_of` and `trace_of` compute `raw` and `trace` on demand, since each takes longer than the table itself for
+    sweeps of thousands of cells.
     """
 
     number: str
@@ -69,22 +69,22 @@ class Table:
     notes: tuple[str, ...]
     entries: tuple[tuple[TableEntry, ...], ...] = ()
     above: tuple[str, ...] = ()
-    """What to know before any two rows are compared: printed between title and rows."""
+    """Lines printed between title and rows: cautions that concern every comparison."""
     paged: bool = False
-    """Whether LaTeX lets it run over pages however few its rows are."""
+    """True if LaTeX may break the table over pages, however few its rows are."""
 
     @cached_property
     def raw(self) -> tuple[dict[str, Any], ...]:
-        """One object a row, with the database's column names, unrounded values and the printed ones."""
+        """JSON objects, one per row, with database column names, unrounded values and printed texts."""
         return self.raw_of()
 
     @cached_property
     def trace(self) -> Mapping[str, Any]:
-        """The origin of the table: its name, sweep, revision and options, the attempts of every cell, and their commits and GPUs."""
+        """Provenance of the table: name, sweep, revision and options, the attempts of every cell, and their commits and GPUs."""
         return self.trace_of()
 
     @property
     def best(self) -> frozenset[tuple[int, int]]:
-        """(row, column) of every best value."""
-        words = self.text_columns
-        return frozenset((r, words + c) for r, row in enumerate(self.entries) for c, e in enumerate(row) if e.best)
+        """(row, column) of every best value, label columns counted."""
+        num_labels = self.text_columns
+        return frozenset((r, num_labels + c) for r, row in enumerate(self.entries) for c, e in enumerate(row) if e.best)

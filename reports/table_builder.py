@@ -1,4 +1,4 @@
-"""From the values of a snapshot to entries, and from entries to a table: means over seeds, best values, the trace."""
+"""Construction of tables: entries from values (means over seeds), best values, notes, JSON rows and the provenance trace."""
 
 from __future__ import annotations
 
@@ -24,17 +24,16 @@ from .sweep_data import REFERENCES, SweepData
 from .table import Table, TableEntry
 
 NO_CELL_TEXT = "no cell"
-"""Printed where a table asks for a combination of levels that the sweep does not list."""
+"""Text of an entry whose combination of levels the sweep does not list."""
 EMPTY_TEXT = "-"
-"""Printed where there is nothing to say."""
+"""Text of an entry without content."""
 SMALL_P = 1e-4
 DUST = 12  # decimals that a computed number is held to before it is rounded half up
 
 
 @dataclass(frozen=True, kw_only=True)
 class TableRow:
-    """A row of a table: its words, the cells (or cells with attempts) it speaks of besides those of its numbers, its numbers,
-    and what JSON says of it besides."""
+    """A table row: label texts, entries, cells and (cell, attempt) pairs beyond those of the entries, and extra JSON fields."""
 
     words: tuple[str, ...]
     entries: tuple[TableEntry, ...] = ()
@@ -44,20 +43,25 @@ class TableRow:
 
 
 def measured_entry(data: SweepData, cells: Sequence[CellState], column: Column, table: str | None = None) -> TableEntry:
-    """The number of one cell, or mean and sample standard deviation over cells that differ in their seed alone, or over the runs
-    that a printed mean is of.
+    """Return the entry of a column for cells that differ in their seed only: the number of one cell, or the mean over seeds.
 
-    With `table`, a published number stands as that table of the paper prints it. A mean over fewer cells than there are
-    says how many; nothing is left blank.
+    The mean has its sample standard deviation; for a printed mean it is the printed one. A mean over fewer cells than given
+    has "(n=K)". Without any number the text is the placeholder of the cells, such as a standing or a reason.
+
+    Args:
+        data: The sweep.
+        cells: Cells of one configuration; empty for a combination that the sweep does not list.
+        column: Column of the number.
+        table: Table of the paper whose printed number is preferred.
     """
     values = [data.given(cell, column, table) for cell in cells]
-    have = [value for value in values if value is not None and value.value is not None]
-    numbers = [value.value for value in have if value.value is not None]
+    measured = [value for value in values if value is not None and value.value is not None]
+    numbers = [value.value for value in measured if value.value is not None]
     pairs = list(zip(cells, values, strict=True))
-    words = [] if numbers else [placeholder_for_cell(data, cell, column, value) for cell, value in pairs]
+    placeholders = [] if numbers else [placeholder_for_cell(data, cell, column, value) for cell, value in pairs]
     first = next((value for value in values if value is not None), None)
-    sources = {value.source for value in have}
-    about: dict[str, Any] = {
+    sources = {value.source for value in measured}
+    fields: dict[str, Any] = {
         "heading": column.heading,
         "probe": column.probe,
         "metric": column.metric,
@@ -68,21 +72,21 @@ def measured_entry(data: SweepData, cells: Sequence[CellState], column: Column, 
         "origins": tuple((cell.cell_id, value.attempt_id if value is not None else None) for cell, value in pairs),
     }
     if not numbers:
-        text = "/".join(dict.fromkeys(words)) or NO_CELL_TEXT
-        return TableEntry(text=text, reason=first.reason if first else None, seeds=0, **about)
+        text = "/".join(dict.fromkeys(placeholders)) or NO_CELL_TEXT
+        return TableEntry(text=text, reason=first.reason if first else None, seeds=0, **fields)
     mean = statistics.fmean(numbers) if len(numbers) > 1 else numbers[0]
     # a mean of tidy numbers is tidy again only after its floating-point dust is gone
     text = format_number(mean if len(numbers) == 1 else round(mean, DUST), column.decimals, percent=column.percent)
     sd, seeds = statistics.stdev(numbers) if len(numbers) > 1 else None, len(numbers)
     if len(cells) == 1:
-        about |= {"n": have[0].n, "low": have[0].low, "high": have[0].high}
+        fields |= {"n": measured[0].n, "low": measured[0].low, "high": measured[0].high}
         printed = data.printed_spread(cells[0], column)
         seeds, sd = printed if printed is not None else (1, None)
     if sd is not None:
         text += PLUS_MINUS + format_number(sd, column.decimals, percent=column.percent)
     if len(numbers) < len(cells):
         text += f" (n={len(numbers)})"
-    return TableEntry(text=text, value=mean, sd=sd, seeds=seeds, **about)
+    return TableEntry(text=text, value=mean, sd=sd, seeds=seeds, **fields)
 
 
 def derived_entry(
@@ -90,42 +94,49 @@ def derived_entry(
     column: Column,
     value: float | None,
     parts: Sequence[TableEntry],
-    word: str = "n/a",
+    missing_text: str = "n/a",
     *,
     sd: float | None = None,
 ) -> TableEntry:
-    """An entry worked out from others, with its standard deviation `sd` where that is known.
+    """Return an entry computed from other entries.
 
-    The first part that has no number says why there is none; parts that are means over fewer cells than there are say how many.
+    Args:
+        data: The sweep.
+        column: Column that gives unit and decimals.
+        value: The computed number; None if it cannot be computed.
+        parts: Entries it is computed from. The first one without a number gives the text and reason if `value` is None; fewer
+            seeds than cells are shown as "(n=K)".
+        missing_text: Text if `value` is None and every part has a number.
+        sd: Standard deviation of `value`, if known.
     """
-    lacking = next((part for part in parts if part.value is None), None)
-    text = word
+    missing_part = next((part for part in parts if part.value is None), None)
+    text = missing_text
     if value is not None:
         text = format_number(round(value, DUST), column.decimals, percent=column.percent)
         if sd is not None:
             text += PLUS_MINUS + format_number(sd, column.decimals, percent=column.percent)
-        text += _counted(parts)
-    elif lacking is not None:
-        text = lacking.text
-    reason = lacking.reason if lacking else None
+        text += _seed_count_text(parts)
+    elif missing_part is not None:
+        text = missing_part.text
+    reason = missing_part.reason if missing_part else None
     origins = tuple(dict.fromkeys(origin for part in parts for origin in part.origins))
-    about: dict[str, Any] = {"direction": column.direction, "reason": reason, "sd": sd, "origins": origins}
-    return number_of(column, column.heading, text, value, **about)
+    fields: dict[str, Any] = {"direction": column.direction, "reason": reason, "sd": sd, "origins": origins}
+    return number_of(column, column.heading, text, value, **fields)
 
 
 def number_of(column: Column, heading: str, text: str, value: float | None, **more: Any) -> TableEntry:
     """Return the entry of a number in the unit of a column, printed as `text`."""
-    about: dict[str, Any] = {
+    fields: dict[str, Any] = {
         "probe": column.probe,
         "metric": column.metric,
         "length": column.length,
         "unit": column.unit or None,
     }
-    return TableEntry(text=text, heading=heading, value=value, **about, **more)
+    return TableEntry(text=text, heading=heading, value=value, **fields, **more)
 
 
 def p_value_entry(heading: str, p: float) -> TableEntry:
-    """The entry of a probability; NaN where there is none."""
+    """Return the entry of a p value, at least "<0.0001"; EMPTY_TEXT for NaN."""
     if math.isnan(p):
         return TableEntry(text=EMPTY_TEXT, heading=heading, unit=BARE)
     return TableEntry(
@@ -134,14 +145,14 @@ def p_value_entry(heading: str, p: float) -> TableEntry:
 
 
 def count_entry(heading: str, n: int | None, origins: tuple[tuple[str, int | None], ...] = ()) -> TableEntry:
-    """Return the entry of a count; None where there is none."""
+    """Return the entry of a count; EMPTY_TEXT for None."""
     if n is None:
         return TableEntry(text=EMPTY_TEXT, heading=heading)
     return TableEntry(text=str(n), heading=heading, value=float(n), origins=origins)
 
 
 def difference(column: Column, heading: str, value: float | None) -> TableEntry:
-    """The entry of a difference in a column's number, with its sign; None or NaN where there is none."""
+    """Return the entry of a difference in a column's unit, with its sign; EMPTY_TEXT for None or NaN."""
     if value is None or math.isnan(value):
         return number_of(column, heading, EMPTY_TEXT, None)
     return number_of(column, heading, format_signed(round(value, DUST), column.decimals, percent=column.percent), value)
@@ -153,34 +164,40 @@ P_VALUES = {
     "p": "p", "p corr": "p_corrected", "p sign": "p_sign", "p het": "p_heterogeneity", "p equiv": "p_equivalence",
     "p McN": "p_mcnemar",
 }  # fmt: skip
-"""By heading: the fields of a tested difference in its measure's unit, counted, and of its tests."""
+"""Fields of a tested difference by heading: AMOUNTS in the unit of its measure, COUNTS, and P_VALUES."""
 
 
-def tested_entry(one: Any, heading: str) -> TableEntry:
-    """Return the entry of a tested difference (a Summary with a `measure`) under one of these headings."""
+def tested_entry(test: Any, heading: str) -> TableEntry:
+    """Return the entry of a tested difference under one of the headings of AMOUNTS, COUNTS or P_VALUES.
+
+    Args:
+        test: PairedTest with a `measure`.
+        heading: Heading of the column.
+    """
     if heading in AMOUNTS:
-        return difference(one.measure, heading, getattr(one, AMOUNTS[heading]))
+        return difference(test.measure, heading, getattr(test, AMOUNTS[heading]))
     if heading in COUNTS:
-        return count_entry(heading, getattr(one, COUNTS[heading]))
-    return p_value_entry(heading, getattr(one, P_VALUES[heading]))
+        return count_entry(heading, getattr(test, COUNTS[heading]))
+    return p_value_entry(heading, getattr(test, P_VALUES[heading]))
 
 
-def _counted(parts: Sequence[TableEntry]) -> str:
-    """How many cells stand behind means of which at least one lacks some; nothing where all are there."""
+def _seed_count_text(parts: Sequence[TableEntry]) -> str:
+    """Return "(n=K)" with the numbers of seeds behind means of which any lacks a cell; empty if none does."""
     if all(part.seeds >= len(part.cells) for part in parts):
         return ""
     fewest, most = min(part.seeds for part in parts), max(part.seeds for part in parts)
     return f" (n={fewest})" if fewest == most else f" (n={fewest} to {most})"
 
 
-def _raw_entry(one: TableEntry) -> dict[str, Any]:
+def _entry_json(entry: TableEntry) -> dict[str, Any]:
+    """Return an entry as a JSON object: its fields, the printed text, cell ids and attempt ids."""
     # without the origins, which are thousands in an effect of a large sweep, and are told below
-    row = {name: value for name, value in vars(one).items() if name not in ("text", "origins")}
-    row["printed"] = one.text
-    attempts = list(one.attempts)
+    row = {name: value for name, value in vars(entry).items() if name not in ("text", "origins")}
+    row["printed"] = entry.text
+    attempts = list(entry.attempts)
     return row | {
         "attempt_id": attempts[0] if len(attempts) == 1 else None,
-        "cells": list(one.cells),
+        "cells": list(entry.cells),
         "attempts": attempts,
     }
 
@@ -203,25 +220,39 @@ def build_table(
     paged: bool = False,
     names_sweep: bool = True,
 ) -> Table:
-    """The table of these lines: `headings` above the words, `numbers` above the entries.
+    """Build a table from its rows, with ranking, notes, JSON rows and provenance trace.
 
-    The title gets its number, if it has one, and the sweep, unless it says both itself (`names_sweep=False`).
+    Where an entry is a needle accuracy, or derived from one, a note gives the score of the best constant answer.
 
-    With `rank` the best numbers stand in bold, and in the notes (with `has_chances`) how probable it is that they are, held
-    against `unlisted` rows too. Where a number is a needle accuracy, or a difference of some, the notes say what a constant answer scores.
+    Args:
+        data: The sweep.
+        number: Number or name of the table.
+        title: Title without number and sweep, which are added unless `names_sweep` is False.
+        headings: Column headings of the labels.
+        lines: Rows.
+        numbers: Column headings of the entries.
+        notes: Notes below the table.
+        rank: Direction of the comparison for bold best values: down a column, along a row, or none.
+        unlisted: Entries of rows that are not printed but take part in the ranking.
+        options: Options of the table, for its trace.
+        sources: Code and GPU by attempt id; None for those of the sweep.
+        has_chances: Compute the probability of being best, and state it in the notes.
+        preamble: Lines between title and rows.
+        is_multipage: LaTeX may break the table over pages, however short it is.
+        names_sweep: Add number, sweep and revision to the title.
     """
-    words = (word for line in lines for word in line.words)
-    if mentions_needle((one for line in lines for one in line.entries), words) and yardstick(data) not in " ".join(
+    labels = (word for line in lines for word in line.words)
+    if mentions_needle((entry for line in lines for entry in line.entries), labels) and yardstick(data) not in " ".join(
         notes
     ):
         notes = [*notes, " ".join(filter(None, (needle_note(data), below_baseline_note(data))))]
     grid, contests = ranked(data, [line.entries for line in lines], rank, unlisted, has_chances=has_chances)
     if has_chances:
-        names = _names(lines, grid, rank)
+        names = _entry_names(lines, grid, rank)
         notes = [*notes, *ranking_notes(contests, rank, names, [" ".join(line.words) for line in lines])]
-    behind = data.sources if sources is None else sources
-    made: dict[str, Any] = {"table": number, "sweep": data.sweep, "revision": data.revision}
-    made["options"] = dict(options or {}) | shown_beyond(data) | ({"only": list(data.only)} if data.only else {})
+    sources_by_attempt = data.sources if sources is None else sources
+    metadata: dict[str, Any] = {"table": number, "sweep": data.sweep, "revision": data.revision}
+    metadata["options"] = dict(options or {}) | shown_beyond(data) | ({"only": list(data.only)} if data.only else {})
     if names_sweep:
         title = (
             f"{f'Table {number}. ' if number.isdigit() else ''}{title}, sweep {data.sweep}, revision {data.revision}"
@@ -231,9 +262,9 @@ def build_table(
         title=title + filter_suffix(data),
         columns=(*headings, *numbers),
         text_columns=len(headings),
-        rows=tuple((*line.words, *(one.text for one in row)) for line, row in zip(lines, grid, strict=True)),
-        raw_of=partial(_raw, made, headings, lines, grid, behind),
-        trace_of=partial(_trace, made, lines, grid, behind),
+        rows=tuple((*line.words, *(entry.text for entry in row)) for line, row in zip(lines, grid, strict=True)),
+        raw_of=partial(_json_rows, metadata, headings, lines, grid, sources_by_attempt),
+        trace_of=partial(_trace, metadata, lines, grid, sources_by_attempt),
         notes=tuple(notes),
         entries=grid,
         above=tuple(above),
@@ -242,53 +273,58 @@ def build_table(
 
 
 def _origins(line: TableRow, row: Sequence[TableEntry]) -> dict[tuple[str, int | None], None]:
-    """Return the (cell, attempt) pairs of a row, each once, in the order of its numbers."""
-    return dict.fromkeys(chain(line.origins, *(one.origins for one in row)))
+    """Return the (cell, attempt) pairs of a row without repetition, in the order of its numbers, as keys."""
+    return dict.fromkeys(chain(line.origins, *(entry.origins for entry in row)))
 
 
 def _trace(
-    made: Mapping[str, Any], lines: Sequence[TableRow], grid: Grid, sources: Mapping[int, CodeAndGpu]
+    metadata: Mapping[str, Any], lines: Sequence[TableRow], grid: Grid, sources: Mapping[int, CodeAndGpu]
 ) -> Mapping[str, Any]:
-    """Return the trace of a table: `made`, the attempts of every cell, and their sources."""
+    """Return the trace of a table: its metadata, the attempts of every cell, and the sources of the attempts."""
     by_cell = attempts_by_cell(
         pair
         for line, row in zip(lines, grid, strict=True)
         for pair in chain(((cell.cell_id, None) for cell in line.cells), _origins(line, row))
     )
-    return {**made, "cells": by_cell, "sources": attempts_by_source(chain(*by_cell.values()), sources)}
+    return {**metadata, "cells": by_cell, "sources": attempts_by_source(chain(*by_cell.values()), sources)}
 
 
-def _raw(
-    made: Mapping[str, Any],
+def _json_rows(
+    metadata: Mapping[str, Any],
     headings: Sequence[str],
     lines: Sequence[TableRow],
     grid: Grid,
     sources: Mapping[int, CodeAndGpu],
 ) -> tuple[dict[str, Any], ...]:
-    """Return the rows of a table as JSON has them."""
+    """Return the rows of a table as JSON objects, each with the trace of its own attempts."""
     rows = []
     for line, row in zip(lines, grid, strict=True):
-        about = {"sweep": made["sweep"], "revision": made["revision"]}
-        about |= {"row": dict(zip(headings, line.words, strict=True))}
-        mine = attempts_by_source((attempt for _, attempt in _origins(line, row) if attempt is not None), sources)
-        trace = {**made, "sources": mine}
-        rows.append(about | dict(line.about) | {"values": [_raw_entry(one) for one in row], "trace": trace})
+        fields = {"sweep": metadata["sweep"], "revision": metadata["revision"]}
+        fields |= {"row": dict(zip(headings, line.words, strict=True))}
+        row_sources = attempts_by_source(
+            (attempt for _, attempt in _origins(line, row) if attempt is not None), sources
+        )
+        trace = {**metadata, "sources": row_sources}
+        rows.append(fields | dict(line.about) | {"values": [_entry_json(entry) for entry in row], "trace": trace})
     return tuple(rows)
 
 
-def _names(lines: Sequence[TableRow], grid: Sequence[Sequence[TableEntry]], rank: Rank) -> dict[Place, str]:
-    """What the notes call a number: down a column its configuration, along a row its heading and the row."""
-    found = {}
+def _entry_names(lines: Sequence[TableRow], grid: Sequence[Sequence[TableEntry]], rank: Rank) -> dict[Place, str]:
+    """Return the name of each entry in ranking notes, by (row, column).
+
+    Down a column it is the row's configuration or labels; along a row it is the column heading.
+    """
+    names = {}
     for r, (line, row) in enumerate(zip(lines, grid, strict=True)):
         cell = line.cells[0] if line.cells else None
         name = cell.slug.removesuffix(f"-s{cell.seed}") if cell else " ".join(line.words)
-        for c, one in enumerate(row):
-            found[r, c] = name if rank == "column" else one.heading
-    return found
+        for c, entry in enumerate(row):
+            names[r, c] = name if rank == "column" else entry.heading
+    return names
 
 
 def cell_json_fields(data: SweepData, cell: CellState) -> dict[str, Any]:
-    """What JSON says of a row that is one cell: the database's column names."""
+    """Return the JSON fields of a row that is one cell, named as the database's columns."""
     state = {
         "axes": dict(cell.axes),
         "state": cell.state,
@@ -300,52 +336,48 @@ def cell_json_fields(data: SweepData, cell: CellState) -> dict[str, Any]:
 
 
 def filter_suffix(data: SweepData) -> str:
-    """For a title: which cells alone it is about; nothing where it is all of them."""
+    """Return the part of a title that names the cell filters; empty without filters."""
     return f", {told(data.only)} alone" if data.only else ""
 
 
 def sweep_note(data: SweepData) -> str:
-    """Which sweep this is and how far it is, and what was tuned before it."""
+    """Return a note with the sweep, its revision and progress, and its earlier tuning if any."""
     note = f"Sweep {data.sweep}, revision {data.revision}{filter_suffix(data)}: {data.done} of {counted(len(data.cells), 'cell')} done."
     return note if data.tuned is None else f"{note} {data.tuned.note}"
 
 
 def reference_note(data: SweepData) -> list[str]:
-    """The corpus entropies, where they are known."""
-    known = [
+    """Return a note with the entropies of the corpus, as a list; empty if they are not measured."""
+    entropies = [
         f"{name} {' / '.join(format_number(number, 3) for number in data.references[metric])}"
         for metric, name in REFERENCES.items()
         if metric in data.references
     ]
-    return [f"For comparison, of the corpus in nats per token: {', '.join(known)}."] if known else []
+    return [f"For comparison, of the corpus in nats per token: {', '.join(entropies)}."] if entropies else []
 
 
 def placeholder_notes(grid: Iterable[Sequence[TableEntry]]) -> list[str]:
-    """What the words that stand for numbers mean, with how often each does."""
-    entries = [one for row in grid for one in row if one.value is None]
-    reasons = Counter(one.reason for one in entries if one.reason)
+    """Return notes that explain the placeholders of a grid of entries, with counts for each reason."""
+    entries = [entry for row in grid for entry in row if entry.value is None]
+    reasons = Counter(entry.reason for entry in entries if entry.reason)
     notes = []
     for reason, count in sorted(reasons.items()):
         code = reason_code(reason)
         notes.append(f"{code} ({counted(count, 'value')}): {reason.removeprefix(code).lstrip(': ') or code}.")
-    if any(one.text == NO_CELL_TEXT for one in entries):
+    if any(entry.text == NO_CELL_TEXT for entry in entries):
         notes.append(f"{NO_CELL_TEXT}: the sweep does not list that combination.")
-    if any(one.text == UNMEASURED for one in entries):
+    if any(entry.text == UNMEASURED for entry in entries):
         notes.append(f"{UNMEASURED}: the grid does not ask for it; evaluate measures it, and report --length shows it.")
-    if any(not one.reason and one.text not in (NO_CELL_TEXT, EMPTY_TEXT, UNMEASURED) for one in entries):
+    if any(not entry.reason and entry.text not in (NO_CELL_TEXT, EMPTY_TEXT, UNMEASURED) for entry in entries):
         notes.append("A word in place of a number is the state of a cell that has none yet.")
     return notes
 
 
 def seed_notes(grid: Iterable[Sequence[TableEntry]], n: int) -> list[str]:
-    """What the plus-minus sign and a count mean, where there are `n` seeds."""
+    """Return a note on the plus-minus sign and "(n=k)" if there are at least two seeds (`n`), as a list."""
     if n < 2:
         return []
-    told = f"ean ± sample standard deviation over up to {counted(n, 'seed')}"
-    if not any(PLUS_MINUS in one.text for row in grid for one in row):
-        told = f"eans over up to {counted(n, 'seed')}"
-    return [f"M{told}; (n=k) where only k of them have the number."]
-
-
-if not TYPE_CHECKING:
-    __getattr__ = old_names(__name__)
+    text = f"ean ± sample standard deviation over up to {counted(n, 'seed')}"
+    if not any(PLUS_MINUS in entry.text for row in grid for entry in row):
+        text = f"eans over up to {counted(n, 'seed')}"
+    return [f"M{text}; (n=k) where only k of them have the number."]

@@ -1,4 +1,4 @@
-"""What `status` and `show` print. Quick: imports neither torch, ray nor pandas."""
+"""Data and text of the commands `status` and `show`. Imports neither torch, ray nor pandas."""
 
 from __future__ import annotations
 
@@ -17,51 +17,54 @@ from ...results.studies import study_text
 from ...results.studies.optuna_study import Trial
 from ...results.studies.search import Search, search_from
 from ...results.studies.study_store import trials_of
-from ..stats.significance.trial_intervals import DIGITS, ceilings, with_intervals
+from ..stats.significance.trial_intervals import DIGITS, constant_answer_scores, with_intervals
 
 CURVE_LINES = 12
 SCHEDULED_RATES = ("embedding_lr", "head_lr", "scalar_lr")
-"""The learning rates of a config that the schedule's factor multiplies, beside that of the matrices."""
+"""Learning rates of a config, besides that of the matrices, that the schedule's factor multiplies."""
 
 
 @dataclass(frozen=True)
 class PauseState:
-    """A sweep that waits, or is about to: since when it does (None: not yet), and who asked for it, where that is known."""
+    """Pause state of a sweep with a pause request.
+
+    `since` is the time of the pause (None: not yet paused), `asked` the message on who requested it (None: not recorded).
+    """
 
     since: datetime | None
     asked: str | None
 
     def text(self, running: bool) -> str:
-        """In a line."""
-        said = f"paused since {_format_time(self.since)}" if self.since else "about to pause"
-        asked = f", asked {self.asked}" if self.asked else ""
-        how = "atma-sweep resume lets it go on" if running else "nobody runs it; launch it again"
-        return f"{said}{asked}; {how}"
+        """Return the state as one line; `running` says if the sweep has an owner, and thus which command continues it."""
+        state_text = f"paused since {_format_time(self.since)}" if self.since else "about to pause"
+        requester_text = f", asked {self.asked}" if self.asked else ""
+        advice = "atma-sweep resume lets it go on" if running else "nobody runs it; launch it again"
+        return f"{state_text}{requester_text}; {advice}"
 
 
 @dataclass(frozen=True)
 class SweepStatus:
-    """One sweep in full: its summary, its cells and where each stands."""
+    """Status of one sweep: its summary, its cells, and the standing of each cell by its id."""
 
     summary: records.SweepSummary
     cells: Sequence[records.CellState]
     standings: dict[str, records.Standing]
     pause: PauseState | None = None
     source: str | None = None
-    """Where the numbers of a published sweep are printed; None for a sweep that was launched."""
+    """Publication of the numbers of a published sweep; None for a launched sweep."""
     search: Search | None = None
     trials: Sequence[Trial] = ()
-    """Of a study."""
+    """Trials of a study; empty for other sweeps."""
 
     @property
     def counts(self) -> Counter[str]:
-        """Cells by where they stand."""
+        """Number of cells by standing."""
         return Counter(self.standings.values())
 
     def as_json(self) -> dict[str, Any]:
-        """Column names of the database as keys."""
+        """Return the status as a JSON object; the keys of cells are column names of the database."""
         cells = [
-            {**_plain(cell), "standing": self.standings[cell.cell_id], "seconds_left": seconds_left(cell)}
+            {**_record_json(cell), "standing": self.standings[cell.cell_id], "seconds_left": seconds_left(cell)}
             for cell in self.cells
         ]
         return {
@@ -77,13 +80,13 @@ class SweepStatus:
         }
 
     def text(self) -> str:
-        """Counts, then running cells, then those that need a person."""
+        """Return the status as lines of text: counts, running cells with their progress, and cells that need attention."""
         summary = self.summary
-        told = ", ".join(f"{count} {word}" for word, count in sorted(self.counts.items()))
+        counts_text = ", ".join(f"{count} {word}" for word, count in sorted(self.counts.items()))
         since = f"launched {_format_time(summary.launched_at)}" if self.source is None else f"printed in {self.source}"
         tags = f" [{', '.join(summary.tags)}]" if summary.tags else ""
         cells = counted(len(self.cells), "cell")
-        lines = [f"{summary.name}{tags} (revision {summary.revision}, {since}): {cells}: {told}"]
+        lines = [f"{summary.name}{tags} (revision {summary.revision}, {since}): {cells}: {counts_text}"]
         lines += [f"  note: {summary.note}"] if summary.note else []
         lines += [f"  {study_text.describe(self.search, self.trials)}"] if self.search is not None else []
         if self.source is not None:
@@ -94,11 +97,13 @@ class SweepStatus:
             lines.append(f"  {self.pause.text(summary.owner is not None)}")
         failed = [cell for cell in self.cells if self.standings[cell.cell_id] == "failed"]
         for cell in self.cells:
-            word = self.standings[cell.cell_id]
-            if word == "running":
+            cell_standing = self.standings[cell.cell_id]
+            if cell_standing == "running":
                 lines.append(f"  {cell.cell_id} {cell.slug}: {_progress(cell)}")
-            elif word not in ("done", "new", "pruned"):
-                lines.append(f"  {cell.cell_id} {cell.slug}: {word}" + (f": {cell.cause}" if cell.cause else ""))
+            elif cell_standing not in ("done", "new", "pruned"):
+                lines.append(
+                    f"  {cell.cell_id} {cell.slug}: {cell_standing}" + (f": {cell.cause}" if cell.cause else "")
+                )
         if failed:
             lines.append(f"  atma-sweep logs {failed[0].cell_id} prints the log of {failed[0].slug}")
         return "\n".join(lines)
@@ -106,58 +111,66 @@ class SweepStatus:
 
 @dataclass(frozen=True)
 class Status:
-    """Every sweep, or the one that was asked for."""
+    """Status of every sweep, or of the requested one."""
 
     sweeps: Sequence[SweepStatus]
-    without: Sequence[str] = ("no sweep yet; launch a grid first",)
-    """Lines for people where there is no sweep."""
+    lines_if_empty: Sequence[str] = ("no sweep yet; launch a grid first",)
+    """Lines that the text view prints if there is no sweep."""
 
     def as_json(self) -> list[dict[str, Any]]:
-        """A list of sweeps, the one launched last first."""
+        """Return a list of sweeps as JSON objects, in their order."""
         return [sweep.as_json() for sweep in self.sweeps]
 
     def text(self) -> str:
-        """One paragraph a sweep."""
-        return "\n".join(sweep.text() for sweep in self.sweeps) or "\n".join(self.without)
+        """Return the text of every sweep, one after the other."""
+        return "\n".join(sweep.text() for sweep in self.sweeps) or "\n".join(self.lines_if_empty)
 
 
 def sweep_statuses(store: Store, sweep: str | None = None) -> Status:
-    """Where one sweep, or every sweep, stands. Raises SweepUnknown."""
-    wanted = [summary for summary in store.sweeps() if sweep is None or summary.name == sweep]
-    if sweep is not None and not wanted:
+    """Return the status of one sweep, or of every sweep (None), the last launched first.
+
+    Raises:
+        SweepUnknown: No such sweep.
+    """
+    summaries = [summary for summary in store.sweeps() if sweep is None or summary.name == sweep]
+    if sweep is not None and not summaries:
         store.revision(sweep)  # raises SweepUnknown, which lists the names
-    wanted.sort(key=lambda summary: summary.launched_at, reverse=True)
-    return Status([_sweep_status(store, summary) for summary in wanted])
+    summaries.sort(key=lambda summary: summary.launched_at, reverse=True)
+    return Status([_sweep_status(store, summary) for summary in summaries])
 
 
 def _sweep_status(store: Store, summary: records.SweepSummary) -> SweepStatus:
+    """Return the status of a sweep of this summary."""
     launched = store.revision(summary.name)
     requested = records.requests_from_options(launched.options)
     cells = store.cell_states(summary.name)
     standings = {cell.cell_id: records.standing(cell, requested) for cell in cells}
     search = search_from(launched.options)
     trials = trials_of(store, summary.name) if search is not None else ()
-    return SweepStatus(summary, cells, standings, _pause(store, summary), printed_source(launched), search, trials)
+    return SweepStatus(
+        summary, cells, standings, _pause_state(store, summary), printed_source(launched), search, trials
+    )
 
 
 def printed_source(launched: records.RevisionRecord) -> str | None:
-    """Where the numbers of a sweep are printed; None for one that was launched."""
+    """Return the publication of a sweep's numbers; None for a launched sweep."""
     return launched.printed_in
 
 
-def _pause(store: Store, summary: records.SweepSummary) -> PauseState | None:
+def _pause_state(store: Store, summary: records.SweepSummary) -> PauseState | None:
+    """Return the pause state of a sweep; None without a pause request."""
     if not summary.request.get("pause"):
         return None
-    asked = store.newest_event(summary.name, ("pause asked",))
-    done = store.newest_event(summary.name, ("paused", "resumed"))
-    since = done.at if done is not None and done.kind == "paused" else None
-    if asked is not None and since is not None and asked.at > since:
+    request_event = store.newest_event(summary.name, ("pause asked",))
+    pause_event = store.newest_event(summary.name, ("paused", "resumed"))
+    since = pause_event.at if pause_event is not None and pause_event.kind == "paused" else None
+    if request_event is not None and since is not None and request_event.at > since:
         since = None
-    return PauseState(since, asked.message if asked is not None else None)
+    return PauseState(since, request_event.message if request_event is not None else None)
 
 
 def seconds_left(cell: records.CellState) -> float | None:
-    """Training time left at the present speed, seconds; None when it is not training or has not reported yet."""
+    """Return the remaining training time in seconds at the present speed; None if not training, or without progress yet."""
     trains = cell.state == "running" and cell.phase == "training"
     if not trains or not cell.tokens_per_s or not cell.steps_total or cell.step is None:
         return None
@@ -165,16 +178,17 @@ def seconds_left(cell: records.CellState) -> float | None:
 
 
 def _progress(cell: records.CellState) -> str:
+    """Return the progress of a running cell as text: its phase or its step, loss, speed and time left."""
     if cell.phase != "training" or cell.loss is None:
         return cell.phase or "starting"
-    left = seconds_left(cell)
+    remaining_s = seconds_left(cell)
     rate = f", {cell.tokens_per_s:,.0f} tokens/s" if cell.tokens_per_s else ""
-    more = f", {format_duration(left)} left" if left is not None else ""
-    return f"step {cell.step}/{cell.steps_total}, loss {cell.loss:.3f}{rate}{more}"
+    remaining_text = f", {format_duration(remaining_s)} left" if remaining_s is not None else ""
+    return f"step {cell.step}/{cell.steps_total}, loss {cell.loss:.3f}{rate}{remaining_text}"
 
 
 def format_duration(seconds: float) -> str:
-    """5 s, 12 min, 3.4 h, 2.1 d."""
+    """Return a duration in seconds as text: 5 s, 12 min, 3.4 h, 2.1 d."""
     for size, unit in ((86400, "d"), (3600, "h")):
         if seconds >= size:
             return f"{seconds / size:.1f} {unit}"
@@ -185,7 +199,8 @@ def _format_time(moment: datetime) -> str:
     return f"{moment:%Y-%m-%d %H:%M} UTC"
 
 
-def _plain(record: Any) -> dict[str, Any]:
+def _record_json(record: Any) -> dict[str, Any]:
+    """Return a record as a dict by field name, with the set `measured` as a sorted list."""
     values = asdict(record)
     if "measured" in values:
         values["measured"] = sorted(values["measured"])
@@ -194,19 +209,22 @@ def _plain(record: Any) -> dict[str, Any]:
 
 @dataclass(frozen=True)
 class CellDetails:
-    """Everything known of one cell."""
+    """Stored details of one cell: config, attempts, curve, samples and measurements.
+
+    `curve` and `samples` are of the last finished training attempt, or the last one if none finished.
+    """
 
     cell: records.CellRecord
     attempts: Sequence[records.Attempt]
     curve: Sequence[records.CurvePoint]
     values: Sequence[records.MeasuredValue]
     source: str | None = None
-    """Where the numbers of a published cell are printed; None for a cell that was launched."""
+    """Publication of the numbers of a published cell; None for a launched cell."""
     samples: Sequence[records.Sample] = ()
-    """What the network wrote during the training that `curve` is of."""
+    """Texts that the network generated during the training of `curve`."""
 
     def as_json(self) -> dict[str, Any]:
-        """Column names of the database as keys."""
+        """Return the details as a JSON object; inner keys are column names of the database."""
         return {
             "cell": asdict(self.cell),
             "attempts": [asdict(attempt) for attempt in self.attempts],
@@ -216,13 +234,13 @@ class CellDetails:
         }
 
     def text(self) -> str:
-        """Config by section, attempts, the curve thinned out, measurements."""
+        """Return the details as text: config by section, attempts, thinned curve, measurements and last samples."""
         cell = self.cell
         lines = [f"cell {cell.id}  {cell.slug}", *([f"note: {cell.note}"] if cell.note else []), "config:"]
-        known: tuple[str, ...] = ("model", "data", "train", "eval", "resources", "checkpoint")
+        sections: tuple[str, ...] = ("model", "data", "train", "eval", "resources", "checkpoint")
         if "open_weight" in cell.config:  # a model from elsewhere, of which we have no more than this
-            known = ("open_weight", "data", "train", "eval", "resources")
-        for section in known:
+            sections = ("open_weight", "data", "train", "eval", "resources")
+        for section in sections:
             settings = (f"{k}={value}" for k, value in cell.config.get(section, {}).items() if value not in (None, {}))
             lines.append(f"  {section}: {', '.join(settings)}")
         if self.source is not None:
@@ -231,25 +249,26 @@ class CellDetails:
         else:
             lines += [*self._attempt_lines(), *self._curve_lines()]
         numbers = {attempt.id: attempt.number for attempt in self.attempts}
-        constant = ceilings(self.values, self.source is not None)
+        constant = constant_answer_scores(self.values, self.source is not None)
         lines.append("measurements:" if self.values else "measurements: none yet")
         for value in self.values:
             by = f" (attempt {numbers[value.attempt_id]})" if self.source is None else ""
-            lines.append(f"  {_measured(value, constant)}{by}")
+            lines.append(f"  {_measurement_line(value, constant)}{by}")
         return "\n".join([*lines, *self._sample_lines()])
 
     def _sample_lines(self) -> list[str]:
-        """What was written last, a prompt and its text on a line."""
+        """Return lines with the samples of the last sampled step, a prompt and its text per line; empty without samples."""
         if not self.samples:
             return []
         steps = sorted({sample.step for sample in self.samples})
         more = f", the last of {len(steps)} steps with samples; --json has all" if len(steps) > 1 else ""
         last = [sample for sample in self.samples if sample.step == steps[-1]]
         quoted = partial(json.dumps, ensure_ascii=False)
-        told = (f"  {quoted(sample.prompt)} -> {quoted(sample.text)}" for sample in last)
-        return [f"samples after step {steps[-1]}{more}:", *told]
+        lines = (f"  {quoted(sample.prompt)} -> {quoted(sample.text)}" for sample in last)
+        return [f"samples after step {steps[-1]}{more}:", *lines]
 
     def _attempt_lines(self) -> list[str]:
+        """Return one line per attempt: number, state, step, start, host, id and cause."""
         lines = ["attempts:" if self.attempts else "attempts: none yet"]
         for attempt in self.attempts:
             cause = f": {attempt.cause}" if attempt.cause else ""
@@ -261,10 +280,11 @@ class CellDetails:
         return lines
 
     def _curve_lines(self) -> list[str]:
+        """Return lines of the training curve: a header, the learning rates, and about CURVE_LINES points, the last one included."""
         if not self.curve:
             return ["curve: none yet"]
-        every = max(1, -(-len(self.curve) // CURVE_LINES))
-        shown = [point for index, point in enumerate(self.curve) if (len(self.curve) - 1 - index) % every == 0]
+        stride = max(1, -(-len(self.curve) // CURVE_LINES))
+        shown = [point for index, point in enumerate(self.curve) if (len(self.curve) - 1 - index) % stride == 0]
         lines = [
             f"curve ({counted(len(self.curve), 'point')}): step, tokens, train loss, val loss, gradient norm, schedule factor, tokens/s"
         ]
@@ -280,14 +300,19 @@ class CellDetails:
         if rates:
             lines.append(f"  learning rates: schedule factor x {', '.join(rates)}")
         for p in shown:
-            four = (p.train_loss, p.val_loss, p.grad_norm, p.lr)
-            numbers = " ".join(f"{'-' if value is None else f'{value:.4f}':>9}" for value in four)
+            values = (p.train_loss, p.val_loss, p.grad_norm, p.lr)
+            numbers = " ".join(f"{'-' if value is None else f'{value:.4f}':>9}" for value in values)
             lines.append(f"  {p.step:>7} {p.tokens:>12,} {numbers} {p.tokens_per_s or 0:>10,.0f}")
         return lines
 
 
-def _measured(value: records.MeasuredValue, constant: Mapping[int, float]) -> str:
-    """A line; a needle accuracy beside what the best constant answer scores on these trials."""
+def _measurement_line(value: records.MeasuredValue, constant: Mapping[int, float]) -> str:
+    """Return a measurement as a line; a needle accuracy includes the score of the best constant answer.
+
+    Args:
+        value: The measurement.
+        constant: Score of the best constant answer by context length.
+    """
     at = f" at {value.length}" if value.length else ""
     if value.value is None:
         return f"{value.probe} {value.metric}{at}: {value.reason}"
@@ -295,14 +320,25 @@ def _measured(value: records.MeasuredValue, constant: Mapping[int, float]) -> st
     sample = f", n={value.n}" if value.n else ""
     plugin = f", plugin {value.source[:12]}" if value.source else ""
     of_needle = (value.probe, value.metric) == DIGITS or value.metric == ".".join(DIGITS)
-    level = constant.get(value.length) if of_needle else None
-    beside = f"; the same digit everywhere: {level:.4g}" if level is not None else ""
-    return f"{value.probe} {value.metric}{at}: {value.value:.6g}{interval} {value.unit}{sample}{plugin}{beside}"
+    baseline = constant.get(value.length) if of_needle else None
+    baseline_text = f"; the same digit everywhere: {baseline:.4g}" if baseline is not None else ""
+    return f"{value.probe} {value.metric}{at}: {value.value:.6g}{interval} {value.unit}{sample}{plugin}{baseline_text}"
 
 
-def cell_details(store: Store, asked: str, sweep: str | None = None) -> CellDetails:
-    """The cell of that name, as `Store.find_cell` takes it. Raises CellUnknown, CellAmbiguous, SweepUnknown."""
-    cell = store.find_cell(asked, sweep)
+def cell_details(store: Store, cell_name: str, sweep: str | None = None) -> CellDetails:
+    """Return the details of a cell, with the intervals that a report prints.
+
+    Args:
+        store: The database.
+        cell_name: Cell as `Store.find_cell` accepts it: slug, or beginning of an id.
+        sweep: Sweep to search; None for all.
+
+    Raises:
+        CellUnknown: No such cell.
+        CellAmbiguous: Several cells match.
+        SweepUnknown: No such sweep.
+    """
+    cell = store.find_cell(cell_name, sweep)
     attempts = store.attempts(cell.id)
     trainings = [attempt for attempt in attempts if attempt.kind == "train"]
     finished = [attempt for attempt in trainings if attempt.state == "done"]
@@ -312,12 +348,12 @@ def cell_details(store: Store, asked: str, sweep: str | None = None) -> CellDeta
     values = {(value.cell_id, value.probe, value.metric, value.length): value for value in store.measurements(cell.id)}
     # with the intervals that a report prints
     shown = list(with_intervals(values).values())
-    return CellDetails(cell, attempts, curve, shown, _printed_in(store, attempts), samples)
+    return CellDetails(cell, attempts, curve, shown, _published_source(store, attempts), samples)
 
 
-def _printed_in(store: Store, attempts: Sequence[records.Attempt]) -> str | None:
-    """Where the numbers of these attempts are printed; None when they ran."""
-    known = store.provenance(attempts[-1].id) if attempts else None
-    told = known.extra.get("published") if known is not None else None
-    is_complete = isinstance(told, dict) and {"source", "version"} <= set(told)
-    return f"{told['source']}{told['version']}" if told and is_complete else None
+def _published_source(store: Store, attempts: Sequence[records.Attempt]) -> str | None:
+    """Return source and version of the publication of these attempts; None if they ran."""
+    provenance = store.provenance(attempts[-1].id) if attempts else None
+    published = provenance.extra.get("published") if provenance is not None else None
+    is_complete = isinstance(published, dict) and {"source", "version"} <= set(published)
+    return f"{published['source']}{published['version']}" if published and is_complete else None

@@ -1,5 +1,5 @@
-"""Statistics of measured numbers: effects, intervals, noise between runs, claims, whether cells may be compared.
+"""Statistics of a sweep: effects, significance, run-to-run noise, claims of papers, audits and study analyses.
 
-Imported by: tables, figures, the dashboard, table_builder.py and best_values.py.
-Start at effects/effects.py; docs/statistics.md has the formulas.
+Imported by: tables, figures, the dashboard and the root modules of reports.
+Start at effects/effects.py; docs/statistics.md has the methods.
 """

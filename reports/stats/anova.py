@@ -28,7 +28,11 @@ Terms = dict[tuple[str, ...], np.ndarray]
 
 @dataclass(frozen=True)
 class AnovaResult:
-    """The analysis of one measure: `frame` with COLUMNS (shares as fractions), the rows it was made from, what to know of it."""
+    """Analysis of variance of one measure.
+
+    `frame` has COLUMNS (shares as fractions), `numbers` holds the observations, `remarks` the footnotes and `permutations` the
+    number of permutations behind `p_permuted`.
+    """
 
     column: Column
     frame: pd.DataFrame
@@ -38,40 +42,42 @@ class AnovaResult:
 
 
 def anova_results(data: SweepData, columns: Sequence[Column]) -> list[AnovaResult]:
-    """Type-III analyses of variance with sum contrasts: main effects and, where the design carries them, two- and three-way
-    interactions.
+    """Return the type III analysis of variance of every measure, with sum contrasts, in the order of the columns.
 
-    `omega_sq` = (SS - df MS_res) / (SS_total + MS_res), `partial_eta_sq` = SS / (SS + SS_res); p as Fit has them. Where
-    configurations have several runs, the residual is split into the lack of fit and the pure error between runs. A frame is empty where
-    nothing can be worked out: the first remark says why.
+    Terms are main effects and, where the design allows, two-way and three-way interactions; for a partial design the terms it
+    was made for. `omega_sq` = (SS - df MS_res) / (SS_total + MS_res), `partial_eta_sq` = SS / (SS + SS_res); p values are those of
+    `AnovaFit`. Where configurations have several runs, the residual is split into lack of fit and pure error. The frame is
+    empty if no analysis is possible; the first remark then gives the reason.
     """
     numbers = [numbers_of(data, column) for column in columns]
-    alike: dict[tuple[str, ...], list[int]] = {}
-    found: dict[int, AnovaResult] = {}
-    for place, frame in enumerate(numbers):
-        if (reason := _nothing(data, columns[place], frame)) is not None:
-            found[place] = AnovaResult(columns[place], pd.DataFrame(columns=list(COLUMNS)), frame, (reason,))
+    by_cells: dict[tuple[str, ...], list[int]] = {}
+    results: dict[int, AnovaResult] = {}
+    for index, frame in enumerate(numbers):
+        if (reason := _obstacle(data, columns[index], frame)) is not None:
+            results[index] = AnovaResult(columns[index], pd.DataFrame(columns=list(COLUMNS)), frame, (reason,))
         else:
-            alike.setdefault(tuple(frame["cell"]), []).append(place)
-    for places in alike.values():
-        frame = numbers[places[0]]
+            by_cells.setdefault(tuple(frame["cell"]), []).append(index)
+    for indices in by_cells.values():
+        frame = numbers[indices[0]]
         varying = [axis for axis in factors(data) if frame[axis].nunique() > 1]
         terms, remarks = _terms(frame, varying, data.partial.terms if data.partial is not None else None)
         if not terms:
-            for place in places:
-                reason = f"too few cells have {columns[place].heading} ({len(frame)}) for an analysis of variance; finish the sweep"
-                found[place] = AnovaResult(columns[place], pd.DataFrame(columns=list(COLUMNS)), frame, (reason,))
+            for index in indices:
+                reason = f"too few cells have {columns[index].heading} ({len(frame)}) for an analysis of variance; finish the sweep"
+                results[index] = AnovaResult(columns[index], pd.DataFrame(columns=list(COLUMNS)), frame, (reason,))
             continue
-        fitted = fit_anova(terms, np.stack([numbers[place]["value"].to_numpy(dtype=float) for place in places], axis=1))
+        fitted = fit_anova(
+            terms, np.stack([numbers[index]["value"].to_numpy(dtype=float) for index in indices], axis=1)
+        )
         names = [name for (name, *more) in terms if not more]
-        for measure, place in enumerate(places):
-            table, told = _table(terms, fitted, measure, numbers[place], names)
-            checked = (*remarks, *told, *_checks(fitted, measure, numbers[place], names))
-            found[place] = AnovaResult(columns[place], table, numbers[place], checked, fitted.permutations)
-    return [found[place] for place in range(len(columns))]
+        for measure, index in enumerate(indices):
+            table, table_remarks = _table(terms, fitted, measure, numbers[index], names)
+            checked = (*remarks, *table_remarks, *_checks(fitted, measure, numbers[index], names))
+            results[index] = AnovaResult(columns[index], table, numbers[index], checked, fitted.permutations)
+    return [results[index] for index in range(len(columns))]
 
 
-def _nothing(data: SweepData, column: Column, frame: pd.DataFrame) -> str | None:
+def _obstacle(data: SweepData, column: Column, frame: pd.DataFrame) -> str | None:
     """Why a measure has no analysis, where that can be seen without one."""
     if frame.empty:
         return f"no cell has {column.heading}"
@@ -89,77 +95,96 @@ def _nothing(data: SweepData, column: Column, frame: pd.DataFrame) -> str | None
 def _terms(
     frame: pd.DataFrame, names: Sequence[str], planned: Sequence[tuple[str, ...]] | None = None
 ) -> tuple[Terms, list[str]]:
-    """The columns of the largest model that the design carries, by term, and what it leaves out; none where even the main
-    effects leave nothing over. `planned`: the terms that a partial design was made for, which are taken if it carries them."""
+    """Return the design columns of the largest supported model, by term, and remarks on what it leaves out.
+
+    Args:
+        frame: One row per observation.
+        names: Axes that vary.
+        planned: Terms of a partial design, used if the data supports them; None for a full grid.
+
+    Returns:
+        ({}, []) if even the main effects leave no residual degree of freedom.
+    """
     main = {(name,): _contrasts(frame[name]) for name in names}
     if planned is not None:
         terms = {term: _product([main[name,] for name in term]) for term in planned if set(term) <= set(names)}
         design = np.concatenate([np.ones((len(frame), 1)), *terms.values()], axis=1)
         if design.shape[1] < len(frame) and np.linalg.matrix_rank(design) == design.shape[1]:
             return terms, ["a partial design: what it was made to estimate, all else is in the residual"]
-    whole: list[Terms] = []
+    interactions: list[Terms] = []
     remarks = []
     for order in (2, 3):
-        found: Terms = {}
+        complete: Terms = {}
         missing = []
         for term in combinations(names, order):
             if len(frame.groupby(list(term)).size()) < math.prod(frame[name].nunique() for name in term):
                 missing.append(" x ".join(term))
             else:
-                found[term] = _product([main[name,] for name in term])
-        whole.append(found)
+                complete[term] = _product([main[name,] for name in term])
+        interactions.append(complete)
         if missing:
             are = "is" if len(missing) == 1 else "are"
-            some = "some of its" if len(missing) == 1 else "some of their"
-            remarks.append(f"{', '.join(missing)} {are} left out, since {some} combinations have no number")
+            some_text = "some of its" if len(missing) == 1 else "some of their"
+            remarks.append(f"{', '.join(missing)} {are} left out, since {some_text} combinations have no number")
     for orders in ((2, 3), (2,), ()):
-        terms = main | {name: columns for order in orders for name, columns in whole[order - 2].items()}
+        terms = main | {name: columns for order in orders for name, columns in interactions[order - 2].items()}
         design = np.concatenate([np.ones((len(frame), 1)), *terms.values()], axis=1)
         if design.shape[1] < len(frame) and np.linalg.matrix_rank(design) == design.shape[1]:
             if orders == ():
-                told = ["the design carries no interactions"] if whole[0] else remarks[:1]
+                model_remarks = ["the design carries no interactions"] if interactions[0] else remarks[:1]
             elif orders == (2,):
-                told = remarks[: bool(remarks) and len(whole[0]) < math.comb(len(names), 2)]
-                told += ["three-way terms stay in the residual"] if whole[1] else remarks[len(told) :]
+                model_remarks = remarks[: bool(remarks) and len(interactions[0]) < math.comb(len(names), 2)]
+                model_remarks += (
+                    ["three-way terms stay in the residual"] if interactions[1] else remarks[len(model_remarks) :]
+                )
             else:
-                told = remarks
-            return terms, told
+                model_remarks = remarks
+            return terms, model_remarks
     return {}, []
 
 
 def _contrasts(levels: pd.Series) -> np.ndarray:
-    """Sum contrasts of an axis: [N, levels - 1], the last level -1 in all of them."""
-    codes, known = pd.factorize(levels)
-    return np.concatenate([np.eye(len(known) - 1), np.full((1, len(known) - 1), -1.0)])[codes]
+    """Return the sum contrasts of an axis, [N, levels - 1]; the last level is -1 in all columns."""
+    codes, levels_present = pd.factorize(levels)
+    return np.concatenate([np.eye(len(levels_present) - 1), np.full((1, len(levels_present) - 1), -1.0)])[codes]
 
 
 def _product(parts: Sequence[np.ndarray]) -> np.ndarray:
-    found = parts[0]
+    """Return the columns of an interaction: all products of one column of each part."""
+    product = parts[0]
     for part in parts[1:]:
-        found = np.einsum("ni,nj->nij", found, part).reshape(len(found), -1)
-    return found
+        product = np.einsum("ni,nj->nij", product, part).reshape(len(product), -1)
+    return product
 
 
 def _table(
     terms: Terms, fitted: AnovaFit, measure: int, numbers: pd.DataFrame, names: Sequence[str]
 ) -> tuple[pd.DataFrame, list[str]]:
-    """The rows of a measure, and what to know of them."""
+    """Return the rows of a measure as a frame with COLUMNS, and remarks on its residual.
+
+    Args:
+        terms: Design columns by term.
+        fitted: Fit of all measures.
+        measure: Index of the measure in the fit.
+        numbers: Observations, with `value` and the axes.
+        names: Axes of the model.
+    """
     residual, df = float(fitted.residual[measure]), fitted.residual_df
     values = numbers["value"].to_numpy(dtype=float)
     total = float(((values - values.mean()) ** 2).sum())
     exact = residual == 0
     rows = []
-    for place, term in enumerate(terms):
-        square, own = float(fitted.squares[place, measure]), int(fitted.dfs[place])
+    for index, term in enumerate(terms):
+        square, term_df = float(fitted.squares[index, measure]), int(fitted.dfs[index])
         row: dict[str, Any] = {
             "term": " x ".join(term),
-            "df": own,
+            "df": term_df,
             "sum_sq": square,
-            "F": float(fitted.f[place, measure]),
+            "F": float(fitted.f_statistics[index, measure]),
         }
-        row |= {name: float(getattr(fitted, name)[place, measure]) for name in ("p", "p_permuted", "p_robust")}
+        row |= {name: float(getattr(fitted, name)[index, measure]) for name in ("p", "p_permuted", "p_robust")}
         error = residual / df
-        row["omega_sq"] = math.nan if exact else (square - own * error) / (total + error)
+        row["omega_sq"] = math.nan if exact else (square - term_df * error) / (total + error)
         row["partial_eta_sq"] = math.nan if exact else square / (square + residual)
         rows.append(row)
     rows.append({"term": "residual", "df": df, "sum_sq": residual})
@@ -182,22 +207,31 @@ def _table(
 
 
 def _checks(fitted: AnovaFit, measure: int, numbers: pd.DataFrame, names: Sequence[str]) -> list[str]:
-    """Where the residuals are not what an F test is made for: normal, and of one spread."""
+    """Return a warning if the residuals are not normal or have unequal variances, as a list; else empty.
+
+    The residuals are scaled up to the size of the errors. The warning names the p value to use instead.
+    """
     # as large as errors are, not as what the model leaves of them
-    left = fitted.residuals[:, measure] * math.sqrt(len(numbers) / fitted.residual_df)
+    scaled_residuals = fitted.residuals[:, measure] * math.sqrt(len(numbers) / fitted.residual_df)
     if fitted.residual[measure] == 0:
         return []
-    told, robust = [], "p perm"
-    if SHAPIRO[0] <= len(left) <= SHAPIRO[1] and (p := float(stats.shapiro(left).pvalue)) < DOUBT:
-        told.append(f"the residuals are not normal (Shapiro p {_p(p)})")
+    problems, advised_column = [], "p perm"
+    if (
+        SHAPIRO[0] <= len(scaled_residuals) <= SHAPIRO[1]
+        and (p := float(stats.shapiro(scaled_residuals).pvalue)) < DOUBT
+    ):
+        problems.append(f"the residuals are not normal (Shapiro p {_p_text(p)})")
     strata = [name for name in STRATUM_AXES if name in names] or list(names[:2])
-    groups = [part.to_numpy() for _, part in pd.Series(left).groupby([numbers[name].to_numpy() for name in strata])]
+    groups = [
+        part.to_numpy()
+        for _, part in pd.Series(scaled_residuals).groupby([numbers[name].to_numpy() for name in strata])
+    ]
     groups = [part for part in groups if len(part) > 1]
-    if len(groups) > 1 and (found := _levene(groups)) is not None and found < DOUBT:
-        robust = "p Box"
+    if len(groups) > 1 and (levene_p := _levene(groups)) is not None and levene_p < DOUBT:
+        advised_column = "p Box"
         spreads = sorted(float(part.std(ddof=1)) for part in groups)
-        told.append(
-            f"their spread differs by {' and '.join(strata)} (Levene p {_p(found)}, sd {spreads[0]:.3g} to {spreads[-1]:.3g})"
+        problems.append(
+            f"their spread differs by {' and '.join(strata)} (Levene p {_p_text(levene_p)}, sd {spreads[0]:.3g} to {spreads[-1]:.3g})"
         )
     same = [name for name in names if name != NEAR]
     values = numbers.groupby(same)["value"] if same else None
@@ -206,20 +240,20 @@ def _checks(fitted: AnovaFit, measure: int, numbers: pd.DataFrame, names: Sequen
         several = int((sizes > 1).sum())
         flat = int(((sizes > 1) & (ranges <= 1e-12 * numbers["value"].abs().max())).sum())
         if flat:
-            robust = "p Box"
-            told.append(f"{flat} of {several} groups that differ in {NEAR} alone have no variance at all")
-    return [f"{'; '.join(told)}: go by {robust}"] if told else []
+            advised_column = "p Box"
+            problems.append(f"{flat} of {several} groups that differ in {NEAR} alone have no variance at all")
+    return [f"{'; '.join(problems)}: go by {advised_column}"] if problems else []
 
 
 def _levene(groups: Sequence[np.ndarray]) -> float | None:
-    """Levene's test about medians; None where no group varies."""
+    """Return the p value of Levene's test around medians (Brown-Forsythe); None if no group varies."""
     if max(float(np.ptp(np.abs(part - np.median(part)))) for part in groups) == 0:
         return None
     with warnings.catch_warnings():
         warnings.simplefilter("ignore", RuntimeWarning)
-        found = float(stats.levene(*groups, center="median").pvalue)
-    return found if math.isfinite(found) else None
+        p = float(stats.levene(*groups, center="median").pvalue)
+    return p if math.isfinite(p) else None
 
 
-def _p(p: float) -> str:
+def _p_text(p: float) -> str:
     return f"{p:.0e}".replace("e-0", "e-") if p < 1e-3 else f"{p:.3f}"

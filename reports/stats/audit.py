@@ -1,4 +1,4 @@
-"""What differs between the cells of a sweep besides what its axes say: read before any comparison."""
+"""Audit of the cells of a sweep: everything that differs between them besides their axes."""
 
 from __future__ import annotations
 
@@ -27,13 +27,15 @@ IGNORED_SETTINGS = (
     "eval.probes",
     "eval.lengths",
 )
-"""Settings that are no difference between two numbers, or that are told otherwise: which probes and lengths an attempt was
-asked for changes none of its numbers."""
+"""Beginnings of settings that cannot change a stored number, or that are reported separately.
+
+Requested probes and lengths of an attempt, for example, change none of its numbers.
+"""
 TEXT = "data."
 OF_TEXT = ("tokenizer", "corpus")
-"""Facts that an axis over texts explains: a setting that begins with TEXT."""
+"""Facts that an axis over texts (a setting that begins with TEXT) explains."""
 ALWAYS_NAMED = "train.micro_batch"
-"""Named even where an axis explains it: regularizers can feel it."""
+"""Setting that is reported even where an axis explains it, since regularizers depend on it."""
 PROVENANCE_FACTS: Mapping[str, Callable[[Provenance], object]] = {
     "GPU": lambda p: p.gpu_name or p.device or None,
     "driver": lambda p: p.driver,
@@ -44,16 +46,28 @@ PROVENANCE_FACTS: Mapping[str, Callable[[Provenance], object]] = {
     "corpus": lambda p: f"{p.corpus} {p.corpus_fingerprint[:12]}".strip() or None,
     "threads": lambda p: p.threads if p.device == "cpu" else None,
 }
+"""Facts about an attempt by name, each read from its provenance; None where not recorded."""
 
 
 def homogeneity(
     store: Store, sweep: str | None = None, *, revision: int | None = None, lengths: ExtraLengths = None
 ) -> list[str]:
-    """One line for everything that differs between the cells with numbers that are shown: GPU, software, recipe, precision, micro-batch,
-    kernels, plugins of probes, restarts, shared GPUs, co-tenancy; and one for what was not recorded. Empty when all is the same.
+    """Return one line for everything that differs between the cells whose numbers are shown.
 
-    A setting that follows the level of one axis is what the sweep is about and is not named, but for the micro-batch.
-    Raises SweepUnknown.
+    Covered are GPU, software, recipe, precision, micro-batch, kernels, probe plugins, restarts, shared GPUs and co-tenancy. A last
+    line lists what was not recorded. A setting that follows the levels of one axis is intended and left out, except the micro-batch.
+
+    Args:
+        store: The database.
+        sweep: Name of the sweep; None for the one launched last.
+        revision: Revision of the sweep; None for the newest.
+        lengths: Extra context lengths to include.
+
+    Returns:
+        Lines without a final full stop; empty if nothing differs and everything was recorded.
+
+    Raises:
+        SweepUnknown: No such sweep.
     """
     data = load_sweep_data(store, sweep, revision=revision, lengths=lengths)
     used = {value.attempt_id for value in data.shown.values()}
@@ -65,20 +79,28 @@ def homogeneity(
         cell.cell_id: {axis: level for axis, level in cell.axes.items() if axis.startswith(TEXT)} for cell in data.cells
     }
     axes = {name: texts if name in OF_TEXT else None for name in PROVENANCE_FACTS}
-    lines = [line for name, fact in PROVENANCE_FACTS.items() if (line := _differs(name, by_cell, fact, axes[name]))]
-    lines += _named("package", by_cell, lambda p: p.packages) + _named("kernel of", by_cell, lambda p: p.kernels)
-    lines += _probes(data)
-    lines += _settings(data, {cell: found[-1].config for cell, found in by_cell.items() if found})
+    lines = [
+        line for name, fact in PROVENANCE_FACTS.items() if (line := _difference_line(name, by_cell, fact, axes[name]))
+    ]
+    lines += _lines_by_name("package", by_cell, lambda p: p.packages) + _lines_by_name(
+        "kernel of", by_cell, lambda p: p.kernels
+    )
+    lines += _plugin_lines(data)
+    lines += _setting_lines(
+        data, {cell: provenances[-1].config for cell, provenances in by_cell.items() if provenances}
+    )
     if not paper:
-        lines += _deviations([attempt for attempt in attempts if attempt.id in used])
-        lines += _restarts(attempts, cells)
-        lines += _sharing(by_cell)
-        lines += _together([attempt for attempt in _everyone(store, data, attempts) if attempt.id in used or data.only])
-    return lines + _unrecorded(by_cell, paper)
+        lines += _deviation_lines([attempt for attempt in attempts if attempt.id in used])
+        lines += _restart_lines(attempts, cells)
+        lines += _gpu_sharing_lines(by_cell)
+        lines += _co_tenancy_lines(
+            [attempt for attempt in _all_attempts(store, data, attempts) if attempt.id in used or data.only]
+        )
+    return lines + _unrecorded_lines(by_cell, paper)
 
 
-def _everyone(store: Store, data: SweepData, attempts: list[Attempt]) -> list[Attempt]:
-    """The attempts of all cells of the sweep: those of cells that are not shown ran beside the others, too."""
+def _all_attempts(store: Store, data: SweepData, attempts: list[Attempt]) -> list[Attempt]:
+    """Return the attempts of all cells of the sweep, also of cells that a filter hides, which shared the GPUs."""
     if not data.only:
         return attempts
     with cell_filter.only(data.sweep, ()):
@@ -88,73 +110,99 @@ def _everyone(store: Store, data: SweepData, attempts: list[Attempt]) -> list[At
 
 
 def provenances_of(store: Store, data: SweepData) -> dict[str, list[Provenance]]:
-    """By cell with numbers that are shown: what is known of the attempts that these come from, the oldest first."""
+    """Return, for each cell with shown numbers, the provenances of the attempts behind them, oldest first."""
     behind: dict[str, set[int]] = defaultdict(set)
     for (cell, *_), value in data.shown.items():
         behind[cell].add(value.attempt_id)
-    known = provenances_of_attempts(store, {attempt for found in behind.values() for attempt in found})
-    return {cell: [known[one] for one in sorted(found) if one in known] for cell, found in behind.items()}
+    by_attempt = provenances_of_attempts(store, {attempt for attempt_ids in behind.values() for attempt in attempt_ids})
+    return {
+        cell: [by_attempt[attempt] for attempt in sorted(attempt_ids) if attempt in by_attempt]
+        for cell, attempt_ids in behind.items()
+    }
 
 
-def _groups(pairs: Iterable[tuple[str, object]]) -> dict[str, set[str]]:
-    found: dict[str, set[str]] = defaultdict(set)
+def _cells_by_value(pairs: Iterable[tuple[str, object]]) -> dict[str, set[str]]:
+    """Return the ids of the cells with each value, by the value as text."""
+    groups: dict[str, set[str]] = defaultdict(set)
     for cell, value in pairs:
-        found[str(value)].add(cell)
-    return found
+        groups[str(value)].add(cell)
+    return groups
 
 
 def _line(name: str, groups: Mapping[str, set[str]]) -> str:
+    """Return "<name> differs: ..." with the most frequent values first, at most SHOWN of them."""
     ranked = sorted(groups.items(), key=lambda item: (-len(item[1]), item[0]))
-    told = [f"{value} ({counted(len(cells), 'cell')})" for value, cells in ranked[:SHOWN]]
+    values_text = [f"{value} ({counted(len(cells), 'cell')})" for value, cells in ranked[:SHOWN]]
     more = f", and {len(ranked) - SHOWN} more" if len(ranked) > SHOWN else ""
-    return f"{name} differs: {', '.join(told)}{more}"
+    return f"{name} differs: {', '.join(values_text)}{more}"
 
 
-def _differs(
+def _difference_line(
     name: str,
     by_cell: Mapping[str, Sequence[Provenance]],
     fact: Callable[[Provenance], object],
     levels: Mapping[str, Mapping[str, str]] | None = None,
 ) -> str | None:
-    """The line on a fact, unless it follows one of these axes, by cell."""
-    pairs = [(cell, fact(one)) for cell, found in by_cell.items() for one in found]
-    groups = _groups((cell, value) for cell, value in pairs if value is not None)
+    """Return the line on a fact that differs between cells; None if it does not, or follows one of the axes.
+
+    Args:
+        name: Name of the fact in the line.
+        by_cell: Provenances by cell id.
+        fact: Reads the fact; None means not recorded and is ignored.
+        levels: Level by axis, by cell id, of axes that may explain the fact.
+    """
+    pairs = [(cell, fact(provenance)) for cell, provenances in by_cell.items() for provenance in provenances]
+    groups = _cells_by_value((cell, value) for cell, value in pairs if value is not None)
     if len(groups) < 2 or (levels and _follows_an_axis({cell: str(value) for cell, value in pairs}, levels)):
         return None
     return _line(name, groups)
 
 
-def _named(
-    what: str, by_cell: Mapping[str, Sequence[Provenance]], facts: Callable[[Provenance], Mapping[str, Any]]
+def _lines_by_name(
+    prefix: str, by_cell: Mapping[str, Sequence[Provenance]], facts: Callable[[Provenance], Mapping[str, Any]]
 ) -> list[str]:
-    """The lines on facts that have names of their own, such as versions of packages."""
-    names = sorted({name for found in by_cell.values() for one in found for name in facts(one)})
-    told = (_differs(f"{what} {name}", by_cell, lambda p, n=name: facts(p).get(n)) for name in names)  # type: ignore[misc]
-    return [line for line in told if line]
+    """Return the lines on facts with names of their own, such as package versions.
+
+    Args:
+        prefix: Text before each name.
+        by_cell: Provenances by cell id.
+        facts: Reads the facts by name.
+    """
+    names = sorted(
+        {name for provenances in by_cell.values() for provenance in provenances for name in facts(provenance)}
+    )
+    lines = (_difference_line(f"{prefix} {name}", by_cell, lambda p, n=name: facts(p).get(n)) for name in names)  # type: ignore[misc]
+    return [line for line in lines if line]
 
 
-def _probes(data: SweepData) -> list[str]:
-    """Probes whose numbers come from different versions of their plugin: nothing is measured again because a file changed."""
-    behind: dict[str, list[tuple[str, object]]] = defaultdict(list)
+def _plugin_lines(data: SweepData) -> list[str]:
+    """Return a line for each probe whose numbers come from different versions of its plugin."""
+    sources: dict[str, list[tuple[str, object]]] = defaultdict(list)
     for (cell, probe, *_), value in data.shown.items():
         if value.source is not None:
-            behind[probe].append((cell, value.source[:12]))
-    found = {probe: _groups(pairs) for probe, pairs in sorted(behind.items())}
-    return [_line(f"plugin of the probe {probe}", groups) for probe, groups in found.items() if len(groups) > 1]
+            sources[probe].append((cell, value.source[:12]))
+    by_probe = {probe: _cells_by_value(pairs) for probe, pairs in sorted(sources.items())}
+    return [_line(f"plugin of the probe {probe}", groups) for probe, groups in by_probe.items() if len(groups) > 1]
 
 
 def flatten_config(config: Mapping[str, Any], prefix: str = "") -> dict[str, str]:
-    """A nested config as dotted path -> text."""
-    found: dict[str, str] = {}
+    """Return a nested config as dotted path -> value as text."""
+    flat: dict[str, str] = {}
     for name, value in config.items():
         if isinstance(value, Mapping):
-            found |= flatten_config(value, f"{prefix}{name}.")
+            flat |= flatten_config(value, f"{prefix}{name}.")
         else:
-            found[prefix + name] = str(value)
-    return found
+            flat[prefix + name] = str(value)
+    return flat
 
 
-def _settings(data: SweepData, configs: Mapping[str, Mapping[str, Any]]) -> list[str]:
+def _setting_lines(data: SweepData, configs: Mapping[str, Mapping[str, Any]]) -> list[str]:
+    """Return a line for each setting that differs between cells and does not follow an axis.
+
+    Args:
+        data: The sweep.
+        configs: Config by cell id.
+    """
     flattened = {cell: flatten_config(config) for cell, config in configs.items()}
     levels = {cell.cell_id: {**cell.axes, **cell.levels, "seed": str(cell.seed)} for cell in data.cells}
     lines = []
@@ -163,25 +211,31 @@ def _settings(data: SweepData, configs: Mapping[str, Mapping[str, Any]]) -> list
             continue
         # a setting of a part that some cells do not have is no difference between them
         values = {cell: config[path] for cell, config in flattened.items() if path in config}
-        groups = _groups(values.items())
+        groups = _cells_by_value(values.items())
         if len(groups) > 1 and (path == ALWAYS_NAMED or not _follows_an_axis(values, levels)):
             lines.append(_line(path, groups))
     return lines
 
 
 def _follows_an_axis(values: Mapping[str, str], levels: Mapping[str, Mapping[str, str]]) -> bool:
+    """Return True if the value is constant within each level of at least one axis.
+
+    Args:
+        values: Value by cell id.
+        levels: Level by axis, by cell id.
+    """
     for axis in {axis for cell in values for axis in levels[cell]}:
-        found: dict[str | None, set[str]] = defaultdict(set)
+        values_by_level: dict[str | None, set[str]] = defaultdict(set)
         for cell, value in values.items():
-            found[levels[cell].get(axis)].add(value)
-        if all(len(some) == 1 for some in found.values()):
+            values_by_level[levels[cell].get(axis)].add(value)
+        if all(len(level_values) == 1 for level_values in values_by_level.values()):
             return True
     return False
 
 
-def _deviations(attempts: Sequence[Attempt]) -> list[str]:
-    """What attempts ran with other than their cell says, as a retry with a smaller micro-batch does."""
-    groups = _groups(
+def _deviation_lines(attempts: Sequence[Attempt]) -> list[str]:
+    """Return a line for each setting that attempts changed from their cell's config, as a retry may."""
+    groups = _cells_by_value(
         (attempt.cell_id, f"{path}={value}")
         for attempt in attempts
         for path, value in flatten_config(attempt.deviation or {}).items()
@@ -192,48 +246,56 @@ def _deviations(attempts: Sequence[Attempt]) -> list[str]:
     ]
 
 
-def _restarts(attempts: Sequence[Attempt], cells: Mapping[str, CellState]) -> list[str]:
+def _restart_lines(attempts: Sequence[Attempt], cells: Mapping[str, CellState]) -> list[str]:
+    """Return a line on the number of cells with several training attempts; empty without any."""
     trainings: dict[str, int] = defaultdict(int)
     for attempt in attempts:
         trainings[attempt.cell_id] += attempt.kind == "train"
-    again = sum(count > 1 for count in trainings.values())
-    return [f"restarts: {again} of {counted(len(cells), 'cell')} took more than one training attempt"] if again else []
+    num_restarted = sum(count > 1 for count in trainings.values())
+    return (
+        [f"restarts: {num_restarted} of {counted(len(cells), 'cell')} took more than one training attempt"]
+        if num_restarted
+        else []
+    )
 
 
-def _sharing(by_cell: Mapping[str, Sequence[Provenance]]) -> list[str]:
-    """Cells with an attempt beside another one on the same GPU."""
-    most = {cell: max((p.co_tenants or 0 for p in found), default=0) for cell, found in by_cell.items()}
-    shared = {cell for cell, count in most.items() if count}
+def _gpu_sharing_lines(by_cell: Mapping[str, Sequence[Provenance]]) -> list[str]:
+    """Return a line on cells that ran beside another attempt on the same GPU; empty without any."""
+    max_neighbours = {
+        cell: max((p.co_tenants or 0 for p in provenances), default=0) for cell, provenances in by_cell.items()
+    }
+    shared = {cell for cell, count in max_neighbours.items() if count}
     if not shared:
         return []
     return [
-        f"shared GPUs: {counted(len(shared), 'cell')} met up to {max(most.values())} other attempts on the same GPU over their time; "
+        f"shared GPUs: {counted(len(shared), 'cell')} met up to {max(max_neighbours.values())} other attempts on the same GPU over their time; "
         "their tokens/s and MFU are not those of the GPU alone"
     ]
 
 
-def _together(attempts: Sequence[Attempt]) -> list[str]:
-    """The most attempts that ran at once on a host, whether or not on one GPU."""
-    most: dict[str, int] = {}
+def _co_tenancy_lines(attempts: Sequence[Attempt]) -> list[str]:
+    """Return a line on the largest number of attempts at once per host, on any GPU; empty if all ran alone."""
+    max_concurrent: dict[str, int] = {}
     for host in sorted({attempt.host for attempt in attempts}):
         spans = [(a.started_at, a.finished_at) for a in attempts if a.host == host and a.finished_at is not None]
         # an end sorts before a start at the same moment: one after the other is not together
         moments = sorted([(start, 1) for start, _ in spans] + [(end, -1) for _, end in spans])
-        most[host] = max(accumulate(step for _, step in moments), default=0)
-    shared = {host: count for host, count in most.items() if count > 1}
-    told = ", ".join(
+        max_concurrent[host] = max(accumulate(step for _, step in moments), default=0)
+    shared = {host: count for host, count in max_concurrent.items() if count > 1}
+    hosts_text = ", ".join(
         f"up to {counted(count, 'attempt')} at once on {host}" for host, count in list(shared.items())[:SHOWN]
     )
-    return [f"co-tenancy: {told}; their speeds may have suffered"] if shared else []
+    return [f"co-tenancy: {hosts_text}; their speeds may have suffered"] if shared else []
 
 
-def _unrecorded(by_cell: Mapping[str, Sequence[Provenance]], paper: bool) -> list[str]:
+def _unrecorded_lines(by_cell: Mapping[str, Sequence[Provenance]], paper: bool) -> list[str]:
+    """Return a line on the facts that were not recorded, with numbers of cells; a fixed line for the paper's sweeps."""
     lacking = {
-        "code": [c for c, found in by_cell.items() if any(p.git_commit is None for p in found)],
-        "software": [c for c, found in by_cell.items() if any(not p.packages for p in found)],
-        "provenance": [c for c, found in by_cell.items() if not found],
+        "code": [c for c, provenances in by_cell.items() if any(p.git_commit is None for p in provenances)],
+        "software": [c for c, provenances in by_cell.items() if any(not p.packages for p in provenances)],
+        "provenance": [c for c, provenances in by_cell.items() if not provenances],
     }
     if paper:
         return ["not recorded by the paper: code, software, seeds, restarts, co-tenancy"]
-    told = [f"{name} ({len(cells)} of {counted(len(by_cell), 'cell')})" for name, cells in lacking.items() if cells]
-    return [f"not recorded: {', '.join(told)}"] if told else []
+    missing = [f"{name} ({len(cells)} of {counted(len(by_cell), 'cell')})" for name, cells in lacking.items() if cells]
+    return [f"not recorded: {', '.join(missing)}"] if missing else []

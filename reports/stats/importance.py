@@ -1,8 +1,8 @@
-"""How much of what differs between the trials of a study each setting accounts for, by evaluators of Optuna's.
+"""Importance of each setting of a study: its share of the variation between trials, by Optuna's evaluators.
 
-fANOVA (Hutter et al. 2014) where scikit-learn is installed, of whose random forest it is made; else PED-ANOVA (Watanabe et al.
-2023), which takes numpy alone and is Optuna's own choice: how far the settings of the best trials are from those of all.
-Neither knows what chance alone gives, so the values are dealt to the trials anew many times.
+fANOVA (Hutter et al. 2014) is used where scikit-learn, whose random forest it needs, is installed. Otherwise it is
+PED-ANOVA (Watanabe et al. 2023), which needs numpy only: how far the settings of the best trials differ from those of
+all. Neither has a null distribution, so the values are also permuted among the trials many times.
 """
 
 from __future__ import annotations
@@ -24,11 +24,11 @@ if TYPE_CHECKING:
 FANOVA, PED_ANOVA = "fanova", "ped-anova"
 NAMES = {FANOVA: "fANOVA", PED_ANOVA: "PED-ANOVA"}
 LEAST = 10
-"""Trials: of fewer the best part would be three or four."""
+"""Smallest number of trials for an analysis: with fewer, the best part would be three or four trials."""
 BEST_PART, MOST_PART = 5, 0.5
-"""PED-ANOVA holds so many of the best trials against all, but not more than this part of them, nor less than a tenth."""
+"""PED-ANOVA compares the BEST_PART best trials to all, but at least a tenth and at most MOST_PART of all trials."""
 DEALT: Mapping[str, tuple[int, int]] = {FANOVA: (20, 40), PED_ANOVA: (40, 200)}
-"""How often values are dealt anew, at least and at most: less often the more trials there are, which take longer."""
+"""Smallest and largest number of permutations, by evaluator: fewer with more trials, which take longer."""
 WORTH = 20_000  # trials times deals
 CHANCE = 0.95
 SEED = 0
@@ -36,8 +36,11 @@ SEED = 0
 
 @dataclass(frozen=True, kw_only=True)
 class Importance:
-    """Of one setting: its share of what all account for (they sum to 1), and in the same measure what 95% stay below when the
-    values are dealt to the trials by chance, which may be more than 1."""
+    """Importance of one setting.
+
+    `share` is its share of the total importance (all settings sum to 1). `chance` is the 95% quantile of the same
+    measure when the values are permuted among the trials; it may exceed 1.
+    """
 
     path: str
     share: float
@@ -45,7 +48,7 @@ class Importance:
 
 
 def evaluator_here() -> str:
-    """The evaluator that this machine has."""
+    """Return the supported evaluator: FANOVA if scikit-learn can be imported, else PED_ANOVA."""
     try:
         importlib.import_module("sklearn.ensemble")
     except ImportError:
@@ -53,57 +56,78 @@ def evaluator_here() -> str:
     return FANOVA
 
 
-def deals(how: str, trials: int) -> int:
-    """How often the values of so many trials are dealt anew."""
-    least, most = DEALT[how]
+def deals(evaluator_name: str, trials: int) -> int:
+    """Return the number of permutations of the values of so many trials."""
+    least, most = DEALT[evaluator_name]
     return min(most, max(least, WORTH // trials))
 
 
-def importances(study: Study, objective: Objective, how: str) -> list[Importance]:
-    """Of every setting that differs between the trials that are done, the most important first; ties in the grid's order.
+def importances(study: Study, objective: Objective, evaluator_name: str) -> list[Importance]:
+    """Return the importance of every setting that differs between finished trials, most important first.
 
-    Raises ModuleNotFoundError where fANOVA is asked for and scikit-learn is not there.
+    If the objective is the same in all trials, every setting has an equal share and a chance of 1.
+
+    Args:
+        study: The study.
+        objective: Objective whose values are explained.
+        evaluator_name: FANOVA or PED_ANOVA.
+
+    Raises:
+        ModuleNotFoundError: fANOVA is requested and scikit-learn is not installed.
     """
     from ...results.studies.optuna_study import made
 
     paths = study.moving()
-    seen = made(study.search, study.done)
-    evaluator = _evaluator(how, len(study.done))
-    values = [objective.shown(one.values[objective.place]) for one in study.done if one.values is not None]
+    optuna_study = made(study.search, study.done)
+    evaluator = _evaluator(evaluator_name, len(study.done))
+    values = [objective.shown(amount.values[objective.place]) for amount in study.done if amount.values is not None]
     # both take less for better
     better = -objective.sign * np.array(values)
     draw = np.random.default_rng(SEED)
-    found = _amounts(evaluator, seen, paths, better)
-    dealt = [_amounts(evaluator, seen, paths, draw.permutation(better)) for _ in range(deals(how, len(values)))]
-    chance = np.quantile(dealt, CHANCE, axis=0)
-    whole = found.sum()
-    if whole <= 0:
+    raw = _raw_importances(evaluator, optuna_study, paths, better)
+    permuted = [
+        _raw_importances(evaluator, optuna_study, paths, draw.permutation(better))
+        for _ in range(deals(evaluator_name, len(values)))
+    ]
+    chance = np.quantile(permuted, CHANCE, axis=0)
+    total = raw.sum()
+    if total <= 0:
         # what never differs is due to nothing
         return [Importance(path=path, share=1 / len(paths), chance=1.0) for path in paths]
     listed = [
-        Importance(path=path, share=float(one / whole), chance=float(most / whole))
-        for path, one, most in zip(paths, found, chance, strict=True)
+        Importance(path=path, share=float(importance / total), chance=float(most / total))
+        for path, importance, most in zip(paths, raw, chance, strict=True)
     ]
-    return sorted(listed, key=lambda one: -one.share)
+    return sorted(listed, key=lambda trial: -trial.share)
 
 
-def _evaluator(how: str, trials: int) -> BaseImportanceEvaluator:
+def _evaluator(evaluator_name: str, trials: int) -> BaseImportanceEvaluator:
+    """Return Optuna's evaluator of this name for so many trials."""
     from optuna import importance
 
-    if how == FANOVA:
+    if evaluator_name == FANOVA:
         return importance.FanovaImportanceEvaluator(seed=SEED)
     part = min(MOST_PART, max(0.1, BEST_PART / trials))
     return importance.PedAnovaImportanceEvaluator(target_quantile=part)
 
 
-def _amounts(evaluator: Any, seen: Any, paths: Sequence[str], values: np.ndarray) -> np.ndarray:
-    """What the evaluator says of each setting, before these are made to sum to 1."""
-    numbers = {one.number: float(value) for one, value in zip(seen.get_trials(deepcopy=False), values, strict=True)}
+def _raw_importances(evaluator: Any, optuna_study: Any, paths: Sequence[str], values: np.ndarray) -> np.ndarray:
+    """Return the evaluator's importance of each setting, [path], before normalisation.
+
+    Args:
+        evaluator: Optuna's evaluator.
+        optuna_study: Optuna study of the finished trials.
+        paths: Settings, by dotted path.
+        values: Value of each trial of the study, less is better, [trial].
+    """
+    values_by_trial = {
+        trial.number: float(value) for trial, value in zip(optuna_study.get_trials(deepcopy=False), values, strict=True)
+    }
 
     def target(trial: FrozenTrial) -> float:
-        return numbers[trial.number]
+        return values_by_trial[trial.number]
 
     with warnings.catch_warnings():
         warnings.simplefilter("ignore")  # that a target is minimised, and parts that are called experimental
-        found = evaluator.evaluate(seen, list(paths), target=target)
-    return np.array([found[path] for path in paths])
+        importance_by_setting = evaluator.evaluate(optuna_study, list(paths), target=target)
+    return np.array([importance_by_setting[path] for path in paths])

@@ -1,4 +1,4 @@
-"""A binomial model of the needle's digits over the axes of a sweep, in trials and with a scale of its own."""
+"""Quasi-binomial regression of the needle's digit accuracy on the axes of a sweep."""
 
 from __future__ import annotations
 
@@ -30,8 +30,11 @@ Terms = dict[tuple[str, ...], np.ndarray]
 
 @dataclass(frozen=True)
 class NeedleModel:
-    """The model of one length: `frame` with COLUMNS, first the terms, then the levels; the cells it was made from, `scale` (the
-    variance as a multiple of what independent trials have), and what to know of it."""
+    """The model of one context length.
+
+    `frame` has COLUMNS, with rows of terms first and of levels after them; `numbers` are the cells it was fitted to. `scale` is
+    the dispersion: the variance as a multiple of that of independent trials (NaN without a model). `remarks` are footnotes.
+    """
 
     column: Column
     frame: pd.DataFrame
@@ -41,38 +44,49 @@ class NeedleModel:
 
 
 def needle_columns(data: SweepData) -> list[Column]:
-    """The needle's share of right digits at every length that is shown."""
+    """Return the columns of the needle's digit accuracy at every length that is shown."""
     lengths = data.lengths(*NEEDLE)
     return [column_of(*NEEDLE, f"Ndl@{format_length(length)}", length=length) for length in lengths if length]
 
 
 def needle_model(data: SweepData, column: Column) -> NeedleModel:
-    """Quasi-binomial: logit of the share of right digits ~ axes and, where the design carries them, pairs of axes.
+    """Fit a quasi-binomial model: logit of the share of right digits ~ axes and, where possible, pairs of axes.
 
-    A cell counts as its trials, whose digits stand or fall together; the scale, Pearson's chi-square over the residual's degrees
-    of freedom, takes up how far cells and trials are from independence, either way. Terms: F of the drop in deviance without the term and all that
-    contain it against the same model with the term (type II), over the scale. Levels: odds ratios with 95% intervals, by the axes alone.
-    Groups of cells in which no digit, or every digit, is right have infinite odds; they are left out and named.
+    A cell counts with its trials, whose digits are right or wrong together. The dispersion (Pearson's chi-square over the
+    residual degrees of freedom) absorbs the dependence of cells and trials. Terms have an F test of type II: the drop in deviance
+    without the term and all that contain it, compared with the same model with the term, over the dispersion. Levels have
+    odds ratios to their reference with 95% intervals, from the model without pairs. Groups of cells in which no digit, or every
+    digit, is right have infinite odds: they are left out and named in the remarks.
+
+    Args:
+        data: The sweep.
+        column: Needle accuracy at one length.
+
+    Returns:
+        A model with an empty frame, and the reason as its last remark, if nothing can be fitted.
     """
     numbers = numbers_of(data, column)
-    numbers = numbers.assign(trials=numbers["cell"].map(_trials(data, column)).astype(float))
+    numbers = numbers.assign(trials=numbers["cell"].map(_trial_counts(data, column)).astype(float))
     numbers = numbers[numbers["trials"] > 0].reset_index(drop=True)
     empty = pd.DataFrame(columns=list(COLUMNS))
     if numbers.empty:
         return NeedleModel(column, empty, numbers, math.nan, ("no cell has an accuracy with a count of digits",))
-    kept, remarks = _without_separated(numbers, [axis for axis in factors(data) if numbers[axis].nunique() > 1])
-    names = [axis for axis in factors(data) if kept[axis].nunique() > 1]
+    cells, remarks = _without_separated(numbers, [axis for axis in factors(data) if numbers[axis].nunique() > 1])
+    names = [axis for axis in factors(data) if cells[axis].nunique() > 1]
     if not names:
         return NeedleModel(column, empty, numbers, math.nan, (*remarks, "no axis varies among what is left"))
-    if kept["value"].nunique() == 1:
-        same = f"the share is the same in all {counted(len(kept), 'cell')}; there is nothing to model"
+    if cells["value"].nunique() == 1:
+        same = f"the share is the same in all {counted(len(cells), 'cell')}; there is nothing to model"
         return NeedleModel(column, empty, numbers, math.nan, (*remarks, same))
-    main: Terms = {(name,): _indicators(kept[name], data.levels(name)) for name in names}
-    pairs, told = _pairs(kept, main)
+    main: Terms = {(name,): _indicators(cells[name], data.levels(name)) for name in names}
+    pairs, pair_remarks = _pairs(cells, main)
     for terms in (main | pairs, main) if pairs else (main,):
-        if (fitted := _fit(kept, terms)) is not None:
+        if (fitted := _fit(cells, terms)) is not None:
             break
-        told = [*told, "pairs of axes are left out: with them, some odds are infinite or nothing is left over"]
+        pair_remarks = [
+            *pair_remarks,
+            "pairs of axes are left out: with them, some odds are infinite or nothing is left over",
+        ]
     else:
         why = (
             "the axes leave nothing over, or their odds are infinite, among the cells that are left; there is no model"
@@ -81,11 +95,11 @@ def needle_model(data: SweepData, column: Column) -> NeedleModel:
     scale = float(fitted.pearson_chi2 / fitted.df_resid)
     if scale <= 1e-9:
         return NeedleModel(column, empty, numbers, 0.0, (*remarks, "the model explains everything; there is no error"))
-    rows = _of_terms(kept, terms, fitted, scale) + _of_levels(data, kept, main)
-    return NeedleModel(column, pd.DataFrame(rows, columns=list(COLUMNS)), kept, scale, (*remarks, *told))
+    rows = _term_rows(cells, terms, fitted, scale) + _level_rows(data, cells, main)
+    return NeedleModel(column, pd.DataFrame(rows, columns=list(COLUMNS)), cells, scale, (*remarks, *pair_remarks))
 
 
-def _trials(data: SweepData, column: Column) -> dict[str, float]:
+def _trial_counts(data: SweepData, column: Column) -> dict[str, float]:
     digits = data.metric(column.probe, column.metric).trials or 1
     values = {cell.cell_id: data.given(cell, column) for cell in data.cells}
     return {cell: (value.n or 0) / digits for cell, value in values.items() if value is not None}
@@ -95,41 +109,50 @@ def _trials(data: SweepData, column: Column) -> dict[str, float]:
 
 
 def _without_separated(numbers: pd.DataFrame, names: Sequence[str]) -> tuple[pd.DataFrame, list[str]]:
-    """The cells without the levels, and combinations of STRATA, all of whose cells are at 0 or all at 1."""
-    kept, left_out = numbers, []
+    """Return the cells without separated groups, and a remark that names these.
+
+    A group is a level, or a combination of the strata's levels, whose cells are all at 0 or all at 1. Removal repeats until
+    no such group is left.
+    """
+    cells, separated = numbers, []
     strata = tuple(name for name in STRATUM_AXES if name in names)
     while True:
         for group in [(name,) for name in names] + ([strata] if len(strata) > 1 else []):
-            shares = kept.groupby(list(group))["value"]
+            shares = cells.groupby(list(group))["value"]
             bad = shares.transform("max").le(0) | shares.transform("min").ge(1)
             if bad.any():
                 break
         else:
             break
-        gone = kept[bad]
-        for levels, part in gone.groupby(list(group)):
-            share = "no digit" if part["value"].max() <= 0 else "every digit"
-            told = ", ".join(f"{axis}={level}" for axis, level in zip(group, levels, strict=True))
-            left_out.append(f"{told}: {share} right in {len(part)} cell{'s' if len(part) > 1 else ''}")
-        kept = kept[~bad]
-    return kept.reset_index(drop=True), [
-        f"left out, as their odds are infinite: {'; '.join(left_out)}"
-    ] if left_out else []
+        removed = cells[bad]
+        for levels, group_cells in removed.groupby(list(group)):
+            share = "no digit" if group_cells["value"].max() <= 0 else "every digit"
+            levels_text = ", ".join(f"{axis}={level}" for axis, level in zip(group, levels, strict=True))
+            separated.append(
+                f"{levels_text}: {share} right in {len(group_cells)} cell{'s' if len(group_cells) > 1 else ''}"
+            )
+        cells = cells[~bad]
+    return cells.reset_index(drop=True), [
+        f"left out, as their odds are infinite: {'; '.join(separated)}"
+    ] if separated else []
 
 
-def _pairs(kept: pd.DataFrame, main: Terms) -> tuple[Terms, list[str]]:
-    """The pairs of axes all of whose combinations have cells, and neither no digit nor every digit right."""
-    found: Terms = {}
+def _pairs(cells: pd.DataFrame, main: Terms) -> tuple[Terms, list[str]]:
+    """Return the design columns of the usable pairs of axes, and a remark on the others.
+
+    A pair is usable if all of its combinations have cells, and none has only wrong or only right digits.
+    """
+    pairs: Terms = {}
     missing = []
     for a, b in combinations([name for (name,) in main], 2):
-        shares = kept.groupby([a, b])["value"].mean()
-        whole = len(shares) == kept[a].nunique() * kept[b].nunique()
-        if whole and shares.gt(0).all() and shares.lt(1).all():
-            both = np.einsum("ni,nj->nij", main[a,], main[b,])
-            found[a, b] = both.reshape(len(kept), -1)
+        shares = cells.groupby([a, b])["value"].mean()
+        has_all_combinations = len(shares) == cells[a].nunique() * cells[b].nunique()
+        if has_all_combinations and shares.gt(0).all() and shares.lt(1).all():
+            products = np.einsum("ni,nj->nij", main[a,], main[b,])
+            pairs[a, b] = products.reshape(len(cells), -1)
         else:
             missing.append(f"{a} x {b}")
-    return found, [
+    return pairs, [
         f"left out, as some of their combinations have no cell or infinite odds: {', '.join(missing)}"
     ] if missing else []
 
@@ -138,23 +161,24 @@ def _pairs(kept: pd.DataFrame, main: Terms) -> tuple[Terms, list[str]]:
 
 
 def _indicators(levels: pd.Series, order: Sequence[str]) -> np.ndarray:
-    """[N, levels - 1], the reference first and left out."""
-    known = _ordered(levels, order)
-    return np.asarray(np.stack([(levels == level).to_numpy(dtype=float) for level in known[1:]], axis=1))
+    """Return indicator columns of the levels without the reference, [N, levels - 1]."""
+    present = _ordered(levels, order)
+    return np.asarray(np.stack([(levels == level).to_numpy(dtype=float) for level in present[1:]], axis=1))
 
 
 def _ordered(levels: pd.Series, order: Sequence[str]) -> list[str]:
-    there = [level for level in order if (levels == level).any()]
-    reference = reference_level(there)
-    return [reference, *(level for level in there if level != reference)]
+    """Return the levels that occur, the reference level first."""
+    present = [level for level in order if (levels == level).any()]
+    reference = reference_level(present)
+    return [reference, *(level for level in present if level != reference)]
 
 
-def _fit(kept: pd.DataFrame, terms: Terms) -> Any | None:
-    """The fitted model; None where it does not settle on finite odds, or leaves no degree of freedom."""
-    design = np.concatenate([np.ones((len(kept), 1)), *terms.values()], axis=1)
-    if design.shape[1] >= len(kept) or np.linalg.matrix_rank(design) < design.shape[1]:
+def _fit(cells: pd.DataFrame, terms: Terms) -> Any | None:
+    """Return the fitted statsmodels GLM; None without convergence to finite odds or without residual freedom."""
+    design = np.concatenate([np.ones((len(cells), 1)), *terms.values()], axis=1)
+    if design.shape[1] >= len(cells) or np.linalg.matrix_rank(design) < design.shape[1]:
         return None
-    trials, shares = kept["trials"].to_numpy(dtype=float), kept["value"].to_numpy(dtype=float)
+    trials, shares = cells["trials"].to_numpy(dtype=float), cells["value"].to_numpy(dtype=float)
     both = np.stack([shares * trials, (1 - shares) * trials], axis=1)
     with warnings.catch_warnings():
         warnings.simplefilter("error", PerfectSeparationWarning)
@@ -167,12 +191,12 @@ def _fit(kept: pd.DataFrame, terms: Terms) -> Any | None:
     return fitted if np.abs(design @ fitted.params).max() < FAR else None
 
 
-def _of_terms(kept: pd.DataFrame, terms: Terms, fitted: Any, scale: float) -> list[dict[str, Any]]:
+def _term_rows(cells: pd.DataFrame, terms: Terms, fitted: Any, scale: float) -> list[dict[str, Any]]:
     rows = []
     for term, columns in terms.items():
-        without = {name: some for name, some in terms.items() if not set(term) <= set(name)}
-        beside = without | {term: columns}
-        larger, smaller = _deviance(kept, beside, terms, fitted), _deviance(kept, without, terms, fitted)
+        without_term = {name: some_columns for name, some_columns in terms.items() if not set(term) <= set(name)}
+        with_term = without_term | {term: columns}
+        larger, smaller = _deviance(cells, with_term, terms, fitted), _deviance(cells, without_term, terms, fitted)
         row: dict[str, Any] = {"term": " x ".join(term), "df": columns.shape[1], "deviance": max(smaller - larger, 0.0)}
         if math.isfinite(row["deviance"]):
             row["F"] = row["deviance"] / columns.shape[1] / scale
@@ -182,28 +206,29 @@ def _of_terms(kept: pd.DataFrame, terms: Terms, fitted: Any, scale: float) -> li
     return rows
 
 
-def _deviance(kept: pd.DataFrame, some: Terms, terms: Terms, fitted: Any) -> float:
-    if some.keys() == terms.keys():
+def _deviance(cells: pd.DataFrame, subset: Terms, terms: Terms, fitted: Any) -> float:
+    """Return the deviance of the model with `some` terms; NaN if it cannot be fitted."""
+    if subset.keys() == terms.keys():
         return float(fitted.deviance)
-    found = _fit(kept, some)
-    return math.nan if found is None else float(found.deviance)
+    fitted_subset = _fit(cells, subset)
+    return math.nan if fitted_subset is None else float(fitted_subset.deviance)
 
 
-def _of_levels(data: SweepData, kept: pd.DataFrame, main: Terms) -> list[dict[str, Any]]:
+def _level_rows(data: SweepData, cells: pd.DataFrame, main: Terms) -> list[dict[str, Any]]:
     """The odds ratio of every level to its reference, the other axes beside it."""
-    if (fitted := _fit(kept, main)) is None:
+    if (fitted := _fit(cells, main)) is None:
         return []
     t = float(special.stdtrit(fitted.df_resid, (1 + LEVEL) / 2))
     # statsmodels' own scale "X2" divides by the counts of trials once too often
-    spread = math.sqrt(float(fitted.pearson_chi2 / fitted.df_resid))
-    rows, place = [], 1
+    scale = math.sqrt(float(fitted.pearson_chi2 / fitted.df_resid))
+    rows, index = [], 1
     for (name,) in main:
-        reference, *others = _ordered(kept[name], data.levels(name))
-        for level in others:
-            at, error = float(fitted.params[place]), spread * float(fitted.bse[place])
-            ends = {"odds_ratio": at, "low": at - t * error, "high": at + t * error}
-            p = 2 * float(special.stdtr(fitted.df_resid, -abs(at) / error))
-            told = {what: math.exp(x) for what, x in ends.items()}
-            rows.append({"term": f"{name}: {level} / {reference}", "df": 1, "p": p, **told})
-            place += 1
+        reference, *non_reference = _ordered(cells[name], data.levels(name))
+        for level in non_reference:
+            log_odds, error = float(fitted.params[index]), scale * float(fitted.bse[index])
+            ends = {"odds_ratio": log_odds, "low": log_odds - t * error, "high": log_odds + t * error}
+            p = 2 * float(special.stdtr(fitted.df_resid, -abs(log_odds) / error))
+            odds = {name_of_bound: math.exp(x) for name_of_bound, x in ends.items()}
+            rows.append({"term": f"{name}: {level} / {reference}", "df": 1, "p": p, **odds})
+            index += 1
     return rows

@@ -1,4 +1,4 @@
-"""How many matched pairs a difference takes to be seen, stratum by stratum, and what the pairs of the design can show."""
+"""Power analysis by stratum: pairs required for a difference, and the difference that given pairs can detect."""
 
 from __future__ import annotations
 
@@ -9,23 +9,28 @@ import numpy as np
 
 from ..number_format import Column
 from ..sweep_data import SweepData
-from .effects.matched_groups import Numbers, factors, level_pairs, main_measures, numbers_of, origins_of, within
+from .effects.matched_groups import Numbers, factors, level_pairs, main_measures, numbers_of, origins_of, subset_mask
 from .noise.run_noise import POWER, STRATUM_AXES, Spread, detectable, noise_by_stratum, power_of
 
 POINTS = (0.05, 0.1, 0.2)
-"""Differences of shares that are planned for."""
+"""Differences of shares that are planned for, as fractions."""
 NATS = (0.01, 0.02, 0.05)
 """Differences of losses that are planned for, in nats per token."""
 MOST = 1 << 20
-"""Pairs beyond which nobody plans."""
+"""Largest number of pairs that is computed."""
 LOSS = "nats"
+"""Beginning of the unit of losses."""
 
 
 @dataclass(frozen=True, kw_only=True)
 class PowerAnalysis:
-    """What can be seen of a number in a stratum. `pairs` is the most that the design has there for two levels of an axis;
-    `one` and `all` are the smallest differences that one pair and those pairs show with 80% power; `needed` are the pairs
-    that each of `differences` takes, None beyond MOST, empty where nobody said what difference matters."""
+    """Detectable differences of a measure in a stratum (levels of mixer and memory), with 80% power at a two-sided 5%.
+
+    `pairs` is the largest number of matched pairs that the design has there for two levels of an axis. `noise` and
+    `all` are the smallest differences that one pair and these pairs detect, in the measure's unit (NaN without pairs).
+    `needed` holds the pairs required for each of `differences`, None beyond MOST; both are empty for measures without
+    planned differences.
+    """
 
     measure: Column
     stratum: tuple[str, ...]
@@ -36,21 +41,28 @@ class PowerAnalysis:
     differences: tuple[float, ...]
     needed: tuple[int | None, ...]
     origins: tuple[tuple[str, int | None], ...]
-    """The cells and attempts of the stratum that have the number."""
+    """(cell id, attempt id) pairs of the stratum that have the number."""
 
 
 def power_analyses(data: SweepData, columns: Sequence[Column] | None = None) -> list[PowerAnalysis]:
-    """Of every main measure but speeds, in every stratum with a known spread."""
-    chosen = [one for one in (main_measures(data) if columns is None else columns) if one.probe != "throughput"]
-    pairs = _pairs(data)
-    found = []
+    """Return the power analysis of every measure in every stratum with a noise estimate; speeds are left out.
+
+    Args:
+        data: The sweep.
+        columns: Measures; None for `main_measures(data)`.
+    """
+    chosen = [
+        column for column in (main_measures(data) if columns is None else columns) if column.probe != "throughput"
+    ]
+    pairs = _max_pairs_by_stratum(data)
+    analyses = []
     for column in chosen:
         deltas = POINTS if column.percent else NATS if column.unit.startswith(LOSS) else ()
         cells = dict(iter(numbers_of(data, column).groupby(list(STRATUM_AXES), sort=False)))
         for stratum, spread in noise_by_stratum(data, column).items():
             n = pairs.get(stratum, 0)
             needed = pairs_needed(np.full(len(deltas), spread.used), np.full(len(deltas), spread.df), np.array(deltas))
-            found.append(
+            analyses.append(
                 PowerAnalysis(
                     measure=column,
                     stratum=stratum,
@@ -63,38 +75,47 @@ def power_analyses(data: SweepData, columns: Sequence[Column] | None = None) -> 
                     origins=origins_of(cells[stratum], ""),
                 )
             )
-    return found
+    return analyses
 
 
 def pairs_needed(sd: np.ndarray, df: np.ndarray, difference: np.ndarray) -> np.ndarray:
-    """The fewest pairs, at least 2, of which a mean shows each difference with 80% power at a two-sided 5%; MOST + 1 where
-    more would be needed. `sd` is that of a run, known with `df` degrees of freedom.
+    """Return the smallest number of pairs that detects each difference with 80% power at a two-sided 5%.
 
-    By halving, since the test's own degrees of freedom grow with the pairs, and what they show falls with each.
+    The search is a bisection, since the power grows with the number of pairs.
+
+    Args:
+        sd: Standard deviation of a run, [n].
+        df: Its degrees of freedom, [n].
+        difference: Difference to detect, in the unit of `sd`, [n].
+
+    Returns:
+        Integers [n]; MOST + 1 where more pairs than MOST are required.
     """
     low, high = np.ones(len(sd), dtype=int), np.full(len(sd), MOST + 1)
     with np.errstate(divide="ignore"):
         ratios = difference / sd
     while len(sd) and (high - low > 1).any():
         middle = np.where(high - low > 1, (low + high) // 2, high)
-        seen = power_of(middle, df, ratios) >= POWER
-        low, high = np.where(seen, low, middle), np.where(seen, middle, high)
+        has_power = power_of(middle, df, ratios) >= POWER
+        low, high = np.where(has_power, low, middle), np.where(has_power, middle, high)
         low = np.minimum(low, high - 1)
     return high
 
 
-def _pairs(data: SweepData) -> dict[tuple[str, ...], int]:
-    """By stratum: the most pairs of configurations that the grid lists for two levels of an axis."""
+def _max_pairs_by_stratum(data: SweepData) -> dict[tuple[str, ...], int]:
+    """Return, by stratum, the largest number of matched pairs of configurations listed for two levels of any axis."""
     numbers = Numbers(data, [])
     strata = dict.fromkeys(tuple(cell.levels[axis] for axis in STRATUM_AXES) for cell in data.cells)
-    found = dict.fromkeys(strata, 0)
+    max_pairs = dict.fromkeys(strata, 0)
     for axis in factors(data):
         if axis in STRATUM_AXES:
             continue
         for pair in level_pairs(data, axis):
-            made = numbers.contrasted({axis: pair})
-            listed = np.any(np.all(made.corners >= 0, axis=-1), axis=1)
+            matched = numbers.differences_between({axis: pair})
+            listed = np.any(np.all(matched.corners >= 0, axis=-1), axis=1)
             for stratum in strata:
-                inside = within(made.levels, dict(zip(STRATUM_AXES, stratum, strict=True)), len(made.corners))
-                found[stratum] = max(found[stratum], int((listed & inside).sum()))
-    return found
+                inside = subset_mask(
+                    matched.levels, dict(zip(STRATUM_AXES, stratum, strict=True)), len(matched.corners)
+                )
+                max_pairs[stratum] = max(max_pairs[stratum], int((listed & inside).sum()))
+    return max_pairs

@@ -1,4 +1,4 @@
-"""A study as reports see it: what was searched and for what, its trials, and what each took."""
+"""Data of a study for reports: its search, objectives, trials and costs."""
 
 from __future__ import annotations
 
@@ -20,7 +20,7 @@ from ..result_columns import METRIC_LABELS
 from ..sweep_data import ReportError, SweepData
 
 ENOUGH = 10
-"""Trials that are done, of which figures show the ends however many were pruned."""
+"""Number of finished trials from which figures show final values, however many trials were pruned."""
 WORDS = {"asked": "not finished"}
 """How a trial's standing is told, where not by itself."""
 METHODS = {
@@ -32,19 +32,19 @@ METHODS = {
     "hyperband": "Hyperband",
     "median": "median",
 }
-"""Samplers and pruners as people write them."""
+"""Display names of samplers and pruners."""
 SIGNS = {"minimize": -1, "maximize": 1}
 BETTER = {"minimize": "less is better", "maximize": "more is better"}
 
 
 @dataclass(frozen=True, kw_only=True)
 class Objective:
-    """One number that a study is for. `unit` is that of what is shown: shares in percent."""
+    """Objective of a study. `unit` is that of displayed values: shares in percent."""
 
     place: int
     """Among the study's objectives."""
     name: str
-    """As the grid writes it."""
+    """Name as the grid writes it."""
     direction: str
     unit: str = ""
     percent: bool = False
@@ -57,12 +57,12 @@ class Objective:
 
     @property
     def label(self) -> str:
-        """What stands beside an axis of it."""
+        """Axis label: text, unit and better side."""
         return f"{self.words}{f', {self.unit}' if self.unit else ''} ({self.better})"
 
     @property
     def better(self) -> str:
-        """Which side is better."""
+        """Text on the better side: "less is better" or "more is better"."""
         return BETTER[self.direction]
 
     @property
@@ -71,13 +71,13 @@ class Objective:
         return SIGNS[self.direction]
 
     def shown(self, value: float) -> float:
-        """The value as it is shown."""
+        """Return the value in the displayed unit: shares in percent."""
         return 100 * value if self.percent else value
 
 
 @dataclass(frozen=True, kw_only=True)
 class CellCost:
-    """What the attempts of a cell took, finished or not: seconds, and hours of GPUs, or of cores where it has none."""
+    """Cost of all attempts of a cell, finished or not: elapsed seconds, and GPU hours (core hours without a GPU)."""
 
     seconds: float
     hours: float
@@ -85,80 +85,84 @@ class CellCost:
 
 @dataclass(frozen=True, kw_only=True)
 class Study:
-    """The study of a sweep: its newest search, and every trial there was."""
+    """The study of a sweep: its newest search and every trial."""
 
     data: SweepData
     search: Search
     trials: tuple[Trial, ...]
     rung: int = 0
-    """The validation whose values the trials have in place of those of their end; 0 for their end."""
-    known_best: frozenset[int] | None = None
+    """Validation number whose values the trials hold instead of their final ones; 0 for final values."""
+    fixed_best: frozenset[int] | None = None
 
     @property
     def name(self) -> str:
-        """The sweep's."""
+        """Name of the sweep."""
         return self.data.sweep
 
     @cached_property
     def objectives(self) -> tuple[Objective, ...]:
-        """What it is for, in the grid's order."""
-        found = (_objective(place, *one) for place, one in enumerate(self.search.objectives.items()))
+        """Objectives in the grid's order."""
+        declared = (_objective_from_name(index, *item) for index, item in enumerate(self.search.objectives.items()))
         return tuple(
-            replace(one, words=f"{one.words} at validation {self.rung}") if self.rung else one for one in found
+            replace(objective, words=f"{objective.words} at validation {self.rung}") if self.rung else objective
+            for objective in declared
         )
 
     @cached_property
     def done(self) -> tuple[Trial, ...]:
-        """The trials that were measured at every objective."""
+        """Trials with a finite value of every objective."""
         return tuple(
-            one
-            for one in self.trials
-            if one.standing == "done" and one.values is not None and all(map(math.isfinite, one.values))
+            trial
+            for trial in self.trials
+            if trial.standing == "done" and trial.values is not None and all(map(math.isfinite, trial.values))
         )
 
     @property
     def kind(self) -> str:
-        """What `done` holds, one of them, in words."""
+        """Noun for one trial of `done`, for messages."""
         return "trial" if self.rung else "trial that is done"
 
     @cached_property
     def best(self) -> frozenset[int]:
-        """Numbers of the trials that none beats in the end: the best one, or the Pareto front."""
-        if self.known_best is not None:
-            return self.known_best
+        """Numbers of the trials that no other beats with final values: the best one, or the Pareto front."""
+        if self.fixed_best is not None:
+            return self.fixed_best
         return frozenset(best(self.search, self.trials))
 
     @cached_property
     def names(self) -> Mapping[str, str]:
-        """By setting, how it is named here: without what stands before its last dot, where that leaves them apart."""
+        """Short display name of every setting, by dotted path: the part after the last dot where that is unique."""
         short = {path: path.rpartition(".")[2] for path in self.search.ranges}
-        many = [one for one in short.values() if list(short.values()).count(one) > 1]
-        return {path: path if one in many else one for path, one in short.items()}
+        repeated = [name for name in short.values() if list(short.values()).count(name) > 1]
+        return {path: path if name in repeated else name for path, name in short.items()}
 
     @cached_property
     def cells(self) -> Mapping[str, Any]:
-        """By id, where a cell of a trial stands."""
+        """Cells of the sweep by id."""
         return {cell.cell_id: cell for cell in self.data.cells}
 
     def attempt(self, trial: Trial) -> int | None:
-        """The attempt whose numbers a trial has."""
+        """Return the id of the attempt behind a trial's numbers; None without a cell."""
         cell = self.cells.get(trial.cell or "")
         return None if cell is None else cell.trained_attempt_id or cell.attempt_id
 
     def origins(self, trials: Iterable[Trial]) -> list[tuple[str, int | None]]:
-        """The (cell, attempt) pairs of these trials."""
-        return [(one.cell, self.attempt(one)) for one in trials if one.cell is not None]
+        """Return the (cell id, attempt id) pairs of trials that have a cell."""
+        return [(trial.cell, self.attempt(trial)) for trial in trials if trial.cell is not None]
 
     def levels(self, path: str) -> list[Any]:
-        """The levels of a setting that has no range: those searched now, then those that earlier trials had besides."""
+        """Return the levels of a setting without a range; cached.
+
+        Those of the current search come first, then levels that earlier trials had.
+        """
         if path not in self._levels:
-            found = self.search.ranges[path]
-            declared = list(found.levels) if isinstance(found, LevelChoice) else []
-            for one in {
+            choice = self.search.ranges[path]
+            declared = list(choice.levels) if isinstance(choice, LevelChoice) else []
+            for level_value in {
                 repr(trial.params[path]): trial.params[path] for trial in self.trials if path in trial.params
             }.values():
-                if not any(is_same_level(one, level) for level in declared):
-                    declared.append(one)
+                if not any(is_same_level(level_value, level) for level in declared):
+                    declared.append(level_value)
             self._levels[path] = declared
         return self._levels[path]
 
@@ -167,32 +171,37 @@ class Study:
         return {}
 
     def moving(self) -> list[str]:
-        """The settings that differ between trials that are done."""
+        """Return the dotted paths of the settings that differ between finished trials."""
         return [
             path
             for path in self.search.ranges
-            if len({repr(one.params[path]) for one in self.done if path in one.params}) > 1
+            if len({repr(trial.params[path]) for trial in self.done if path in trial.params}) > 1
         ]
 
     def counted(self) -> str:
-        """How many trials there are by standing, in words."""
+        """Return the number of trials by standing, as text."""
         counts: dict[str, int] = dict.fromkeys(("done", "pruned", "diverged", "failed", "asked"), 0)
-        for one in self.trials:
-            counts[one.standing] += 1
+        for trial in self.trials:
+            counts[trial.standing] += 1
         parts = [f"{count} {WORDS.get(standing, standing)}" for standing, count in counts.items() if count]
-        many = f"{len(self.trials)} of {counted(max(self.search.trials, len(self.trials)), 'trial')}"
-        return f"{many}: {', '.join(parts)}" if parts else f"no trial yet of {self.search.trials}"
+        total_text = f"{len(self.trials)} of {counted(max(self.search.trials, len(self.trials)), 'trial')}"
+        return f"{total_text}: {', '.join(parts)}" if parts else f"no trial yet of {self.search.trials}"
 
     def searched(self) -> str:
-        """What was searched by what and for what, as one sentence without its full stop."""
+        """Return a sentence, without its full stop, on sampler, pruner, seed, objectives and ranges."""
         ranges = "; ".join(f"{path} {range_text(self.search, path)}" for path in self.search.ranges)
-        aims = " and ".join(f"{one.name} ({one.better})" for one in self.objectives)
+        aims = " and ".join(f"{objective.name} ({objective.better})" for objective in self.objectives)
         pruner = f", pruner {METHODS[self.search.pruner]}" if self.search.pruner else ""
         return f"Sampler {METHODS[self.search.sampler]}{pruner}, seed {self.search.seed}; for {aims}; over {ranges}"
 
 
 def study_of(store: Store, data: SweepData) -> Study:
-    """Return the study of a sweep. Raises ReportError for a sweep that is none, StoreError."""
+    """Return the study of a sweep.
+
+    Raises:
+        ReportError: The sweep is no study.
+        StoreError: The database cannot be read.
+    """
     search = search_of(store, data.sweep)
     if search is None:
         raise ReportError(
@@ -202,24 +211,28 @@ def study_of(store: Store, data: SweepData) -> Study:
 
 
 def at_common_rung(study: Study) -> Study:
-    """The study, or where a pruner left few trials that are done, all of them at the last validation that each has a value of."""
-    pruned = [one for one in study.trials if one.standing == "pruned" and one.curve]
+    """Return the study with all trials compared at a common validation if a pruner left too few finished ones.
+
+    The validation is the last one that every finished or pruned trial with a curve reached. The study is returned unchanged if it
+    has several objectives, or enough finished trials (at least as many as pruned ones, or ENOUGH).
+    """
+    pruned = [trial for trial in study.trials if trial.standing == "pruned" and trial.curve]
     if len(study.objectives) > 1 or len(study.done) >= min(ENOUGH, max(1, len(pruned))):
         return study
-    reached = [one for one in (*study.done, *pruned) if one.curve]
-    rung = min(one.curve[-1][0] for one in reached)
-    values = {one.number: dict(one.curve)[rung] for one in reached if rung in dict(one.curve)}
+    reached = [trial for trial in (*study.done, *pruned) if trial.curve]
+    rung = min(trial.curve[-1][0] for trial in reached)
+    values = {trial.number: dict(trial.curve)[rung] for trial in reached if rung in dict(trial.curve)}
     trials = tuple(
-        replace(one, standing="done", values=(values[one.number],))
-        if one.number in values
-        else replace(one, standing="failed" if one.standing == "done" else one.standing, values=None)
-        for one in study.trials
+        replace(trial, standing="done", values=(values[trial.number],))
+        if trial.number in values
+        else replace(trial, standing="failed" if trial.standing == "done" else trial.standing, values=None)
+        for trial in study.trials
     )
-    return replace(study, trials=trials, rung=rung, known_best=study.best)
+    return replace(study, trials=trials, rung=rung, fixed_best=study.best)
 
 
 def rung_note(study: Study) -> list[str]:
-    """What to know of values that are not those of the end."""
+    """Return a note on values that are not final; empty for final values."""
     if not study.rung:
         return []
     return [
@@ -228,28 +241,32 @@ def rung_note(study: Study) -> list[str]:
     ]
 
 
-def require_done_trials(study: Study, least: int, what: str) -> Study:
-    """The study, if it has so many trials that are done. Raises ReportError."""
-    if len(study.done) < least:
+def require_done_trials(study: Study, min_trials: int, analysis: str) -> Study:
+    """Return the study if it has at least `least` finished trials; `what` names the analysis in the message.
+
+    Raises:
+        ReportError: It has fewer.
+    """
+    if len(study.done) < min_trials:
         have = "none is" if not study.done else "1 is" if len(study.done) == 1 else f"{len(study.done)} are"
-        needed = "one trial that is" if least == 1 else f"{counted(least, 'trial')} that are"
+        needed = "one trial that is" if min_trials == 1 else f"{counted(min_trials, 'trial')} that are"
         raise ReportError(
-            f"{what} takes {needed} done, and of sweep {study.name} {have}; launch it until there are more"
+            f"{analysis} takes {needed} done, and of sweep {study.name} {have}; launch it until there are more"
         )
     return study
 
 
 def range_text(search: Search, path: str) -> str:
-    """What a setting may be: (0.003 to 0.1, logarithmic), (4, 8)."""
-    found = search.ranges[path]
-    if isinstance(found, LevelChoice):
-        return f"({', '.join(map(level_text, found.levels))})"
-    step = f", steps of {found.step:g}" if found.step is not None else ""
-    return f"({found.low:g} to {found.high:g}{', logarithmic' if found.log else ''}{step})"
+    """Return the range or the levels of a setting, such as (0.003 to 0.1, logarithmic) or (4, 8)."""
+    choice = search.ranges[path]
+    if isinstance(choice, LevelChoice):
+        return f"({', '.join(map(level_text, choice.levels))})"
+    step = f", steps of {choice.step:g}" if choice.step is not None else ""
+    return f"({choice.low:g} to {choice.high:g}{', logarithmic' if choice.log else ''}{step})"
 
 
 def level_text(value: Any) -> str:
-    """A level of a setting as people write it: on, 8, 0.0123, polar."""
+    """Return a level of a setting as text: on, 8, 0.0123, polar."""
     if isinstance(value, bool):
         return "on" if value else "off"
     if value is None:
@@ -257,27 +274,34 @@ def level_text(value: Any) -> str:
     return f"{value:.4g}" if isinstance(value, float) else str(value)
 
 
-def is_same_level(one: Any, other: Any) -> bool:
-    """Whether two levels are one: true is not 1."""
-    return isinstance(one, bool) == isinstance(other, bool) and bool(one == other)
+def is_same_level(a: Any, b: Any) -> bool:
+    """Return True if two levels are equal and both or neither are boolean: True is not 1."""
+    return isinstance(a, bool) == isinstance(b, bool) and bool(a == b)
 
 
-def cell_costs(study: Study, attempts: Sequence[Attempt], share: Mapping[str, float]) -> dict[str, CellCost]:
-    """By cell; `share` is the GPUs, or cores, of an attempt of it."""
+def cell_costs(study: Study, attempts: Sequence[Attempt], gpus_or_cores: Mapping[str, float]) -> dict[str, CellCost]:
+    """Return the cost of each cell with an attempt, by cell id, from the GPUs (or cores) per attempt."""
     seconds: dict[str, float] = {}
-    for one in attempts:
-        seconds[one.cell_id] = seconds.get(one.cell_id, 0.0) + one.elapsed_s
-    return {cell: CellCost(seconds=each, hours=each * share.get(cell, 1.0) / 3600) for cell, each in seconds.items()}
+    for attempt in attempts:
+        seconds[attempt.cell_id] = seconds.get(attempt.cell_id, 0.0) + attempt.elapsed_s
+    return {
+        cell: CellCost(seconds=each, hours=each * gpus_or_cores.get(cell, 1.0) / 3600) for cell, each in seconds.items()
+    }
 
 
-def _objective(place: int, name: str, direction: str) -> Objective:
+def _objective_from_name(index: int, name: str, direction: str) -> Objective:
+    """Return the objective of a name such as `val.loss@2048`, with the unit and label of its metric."""
     measure, _, length = name.partition("@")
     probe, _, metric = measure.rpartition(".")
-    key, about = next(
-        ((key, about) for key, about in metrics.METRICS.items() if key[1] == metric and probe in ("", key[0])),
+    key, metric_info = next(
+        (
+            (key, metric_info)
+            for key, metric_info in metrics.METRICS.items()
+            if key[1] == metric and probe in ("", key[0])
+        ),
         ((probe, metric), None),
     )
-    unit = "" if about is None or about.unit == "1" else "%" if about.percent else about.unit
+    unit = "" if metric_info is None or metric_info.unit == "1" else "%" if metric_info.percent else metric_info.unit
     words = (
         METRIC_LABELS.get(metric)
         or METRIC_LABELS.get(".".join(key))
@@ -286,7 +310,7 @@ def _objective(place: int, name: str, direction: str) -> Objective:
     )
     tokens = int(length) if length.isdigit() else 0
     return Objective(
-        place=place, name=name, direction=direction, unit=unit.replace("nats/token", "nats per token"),
-        percent=about is not None and about.percent, words=f"{words}, {format_length(tokens)}" if tokens else words,
+        place=index, name=name, direction=direction, unit=unit.replace("nats/token", "nats per token"),
+        percent=metric_info is not None and metric_info.percent, words=f"{words}, {format_length(tokens)}" if tokens else words,
         probe=key[0], metric=metric, length=tokens,
     )  # fmt: skip

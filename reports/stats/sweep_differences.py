@@ -1,7 +1,7 @@
-"""Whether two sweeps may be judged by each other: what their matched cells do not share, and which numbers that touches.
+"""Comparability of two sweeps: recipe differences of matched cells, and the probes that each one affects.
 
-A level of an axis is matched and no difference. A setting that one side did not record is no difference that we know of, and is
-said as such.
+A level of an axis is matched, so it is no difference. A setting that one side did not record is not a known difference; it is
+reported separately.
 """
 
 from __future__ import annotations
@@ -32,7 +32,7 @@ HARMLESS_SETTINGS = (
     "train.kernels",
     "train.deterministic",
 )
-"""Beginnings of settings that change no number by more than its rounding, or that are told otherwise."""
+"""Beginnings of settings that change numbers by rounding at most, or that are reported separately."""
 DOCUMENTS = ("clean", "state_norm", "context", "position_nll", "passkey")
 OF_PROBES: Mapping[str, tuple[str, ...]] = {
     "eval.validation_tokens": ("val", "extrapolation"),
@@ -41,8 +41,8 @@ OF_PROBES: Mapping[str, tuple[str, ...]] = {
     "eval.needle_": ("needle",),
     "data.heldout": (*DOCUMENTS, "needle"),
 }
-"""By beginning of a setting: the probes whose numbers it changes, where it does not change them all."""
-LEFT_OUT: Mapping[str, str] = {
+"""Probes whose numbers a setting affects, by the beginning of the setting; unlisted settings affect all probes."""
+IDENTITY_DEFAULTS: Mapping[str, str] = {
     "model.attn_every": "4",
     "model.attn_offset": "2",
     "model.memory": "none",
@@ -73,161 +73,195 @@ SPEED = "throughput"
 
 @dataclass(frozen=True)
 class RecipeDifference:
-    """One thing that is not the same: in words, and the probes whose numbers cannot be judged by it (None: all of them; none:
-    rounding alone)."""
+    """A difference between the recipes of two sweeps: its text, and the probes whose numbers become incomparable.
+
+    `probes` is None for all probes and empty for a difference that changes numbers by rounding only.
+    """
 
     text: str
     probes: tuple[str, ...] | None = None
 
     def touches(self, probe: str) -> bool:
-        """Whether numbers of that probe cannot be judged."""
+        """Return True if the difference makes numbers of that probe incomparable."""
         return self.probes is None or probe in self.probes
 
 
 @dataclass(frozen=True)
 class ComparedSweep:
-    """A sweep and the database it lies in."""
+    """A sweep and the database that holds it."""
 
     store: Store
     data: SweepData
 
     @cached_property
     def provenances(self) -> dict[str, list[Provenance]]:
-        """By cell, those of the attempts that its numbers come from."""
+        """Provenances of the attempts behind the shown numbers, by cell id."""
         return provenances_of(self.store, self.data)
 
-    def of(self, cells: Sequence[CellState]) -> list[Provenance]:
-        """Those of some cells."""
+    def provenances_of_cells(self, cells: Sequence[CellState]) -> list[Provenance]:
+        """Return the provenances of some cells, in their order."""
         return [one for cell in cells for one in self.provenances.get(cell.cell_id, ())]
 
     def size(self, cells: Sequence[CellState]) -> float | None:
-        """How many parameters the model of these cells has."""
-        found = (self.data.value(cell.cell_id, SPEED, "parameters", 0) for cell in cells)
-        return next((value.value for value in found if value is not None and value.value is not None), None)
+        """Return the number of parameters of the first of these cells that has it; None if none has."""
+        values = (self.data.value(cell.cell_id, SPEED, "parameters", 0) for cell in cells)
+        return next((value.value for value in values if value is not None and value.value is not None), None)
 
 
 Pairs = Sequence[tuple[Sequence[CellState], Sequence[CellState]]]
 """The cells of one configuration in both sweeps."""
 
 
-def differences(mine: ComparedSweep, theirs: ComparedSweep, pairs: Pairs) -> tuple[list[RecipeDifference], list[str]]:
-    """What matched cells do not share, what spoils every number first; and what one side alone recorded, in words."""
-    found = _TwoSidedFacts()
+def differences(
+    own_sweep: ComparedSweep, reference_sweep: ComparedSweep, pairs: Pairs
+) -> tuple[list[RecipeDifference], list[str]]:
+    """Return the recipe differences of matched cells, and sentences on what only one side recorded.
+
+    Args:
+        own_sweep: The compared sweep.
+        reference_sweep: The sweep it is compared with.
+        pairs: Matched cells: (cells of `own_sweep`, cells of `reference_sweep`) of each configuration.
+
+    Returns:
+        (differences, those that affect all numbers first and GPU and precision last; one sentence per sweep without a record).
+    """
+    facts = _TwoSidedFacts()
     settings = _TwoSidedFacts()
-    for left_cells, right_cells in pairs:
-        left, right = mine.of(left_cells), theirs.of(right_cells)
+    for own_cells, reference_cells in pairs:
+        own, reference = (
+            own_sweep.provenances_of_cells(own_cells),
+            reference_sweep.provenances_of_cells(reference_cells),
+        )
         for name in ("tokenizer", "precision", "GPU"):
-            found.add(
+            facts.add(
                 name,
                 *(
-                    {str(PROVENANCE_FACTS[name](p)) for p in some if PROVENANCE_FACTS[name](p)}
-                    for some in (left, right)
+                    {str(PROVENANCE_FACTS[name](p)) for p in side if PROVENANCE_FACTS[name](p)}
+                    for side in (own, reference)
                 ),
             )
-        found.add("corpus", *_texts(left, right))
-        sizes = mine.size(left_cells), theirs.size(right_cells)
+        facts.add("corpus", *_corpora(own, reference))
+        sizes = own_sweep.size(own_cells), reference_sweep.size(reference_cells)
         if all(sizes) and abs(sizes[0] / sizes[1] - 1) <= SAME_SIZE:  # type: ignore[operator]
             sizes = sizes[0], sizes[0]
-        found.add("parameters", *({format_count(size)} if size else set() for size in sizes))
-        flat_left, flat_right = _settings(left), _settings(right)
-        _fill(flat_left, left, flat_right)
-        _fill(flat_right, right, flat_left)
-        for path in flat_left.keys() | flat_right.keys():
+        facts.add("parameters", *({format_count(size)} if size else set() for size in sizes))
+        own_settings, reference_settings = _recorded_settings(own), _recorded_settings(reference)
+        _add_identity_defaults(own_settings, own, reference_settings)
+        _add_identity_defaults(reference_settings, reference, own_settings)
+        for path in own_settings.keys() | reference_settings.keys():
             if not path.startswith(HARMLESS_SETTINGS):
-                settings.add(path, flat_left.get(path, set()), flat_right.get(path, set()))
+                settings.add(path, own_settings.get(path, set()), reference_settings.get(path, set()))
     of_facts = {"precision": (), "GPU": (SPEED,)}
-    told = [
-        RecipeDifference(found.text(name), of_facts.get(name))
+    listed = [
+        RecipeDifference(facts.text(name), of_facts.get(name))
         for name in ("tokenizer", "corpus", "parameters")
-        if found.differs(name)
+        if facts.differs(name)
     ]
-    told += [
+    listed += [
         RecipeDifference(settings.text(path), _probes_of(path))
         for path in sorted(settings.left, key=_rank)
         if settings.differs(path)
     ]
-    told += [RecipeDifference(found.text(name), of_facts[name]) for name in ("GPU", "precision") if found.differs(name)]
-    sweeps = (mine.data.sweep, theirs.data.sweep)
-    lacking = zip(sweeps, found.lacking(), settings.lacking(), strict=True)
+    listed += [
+        RecipeDifference(facts.text(name), of_facts[name]) for name in ("GPU", "precision") if facts.differs(name)
+    ]
+    sweeps = (own_sweep.data.sweep, reference_sweep.data.sweep)
+    lacking = zip(sweeps, facts.lacking(), settings.lacking(), strict=True)
     named = [(sweep, [*facts, *sorted(paths, key=_rank)]) for sweep, facts, paths in lacking]
-    return told, [f"not recorded of {sweep}: {_listed(names)}" for sweep, names in named if names]
+    return listed, [f"not recorded of {sweep}: {_names_text(names)}" for sweep, names in named if names]
 
 
 class _TwoSidedFacts:
-    """What both sides say, by name."""
+    """Values that both sides recorded, by name of the fact."""
 
     def __init__(self) -> None:
         self.left: dict[str, set[str]] = defaultdict(set)
         self.right: dict[str, set[str]] = defaultdict(set)
         self._differ: set[str] = set()
 
-    def add(self, name: str, left: set[str], right: set[str]) -> None:
-        self.left[name] |= left
-        self.right[name] |= right
-        if left and right and left != right:
+    def add(self, name: str, own: set[str], reference: set[str]) -> None:
+        """Add the values of both sides under a name; an empty set means not recorded."""
+        self.left[name] |= own
+        self.right[name] |= reference
+        if own and reference and own != reference:
             self._differ.add(name)
 
     def differs(self, name: str) -> bool:
         return name in self._differ
 
     def text(self, name: str) -> str:
-        both = (_some(values) for values in (self.left[name], self.right[name]))
+        both = (_values_text(values) for values in (self.left[name], self.right[name]))
         return f"{name} {' instead of '.join(both)}"
 
     def lacking(self) -> tuple[list[str], list[str]]:
-        """What the right side alone recorded, and what the left side alone did."""
-        left = [name for name in self.left if self.right[name] and not self.left[name]]
-        right = [name for name in self.left if self.left[name] and not self.right[name]]
-        return left, right
+        """Return (names that only the reference recorded, names that only the own side recorded)."""
+        own = [name for name in self.left if self.right[name] and not self.left[name]]
+        reference = [name for name in self.left if self.left[name] and not self.right[name]]
+        return own, reference
 
 
-def _some(values: set[str]) -> str:
-    known = sorted(values)
-    return " / ".join(known[:SHOWN]) + (f" and {len(known) - SHOWN} more" if len(known) > SHOWN else "")
+def _values_text(values: set[str]) -> str:
+    ordered = sorted(values)
+    return " / ".join(ordered[:SHOWN]) + (f" and {len(ordered) - SHOWN} more" if len(ordered) > SHOWN else "")
 
 
-def _listed(names: Sequence[str]) -> str:
+def _names_text(names: Sequence[str]) -> str:
     more = f" and {len(names) - NAMED} more" if len(names) > NAMED else ""
     return ", ".join(names[:NAMED]) + more
 
 
-def _texts(left: Sequence[Provenance], right: Sequence[Provenance]) -> tuple[set[str], set[str]]:
-    """The texts that both sides name: by name and fingerprint where both have one, else by name."""
-    prints = [{p.corpus_fingerprint for p in some if p.corpus_fingerprint} for some in (left, right)]
-    if all(prints) and prints[0] == prints[1]:
-        return prints[0], prints[1]
-    if all(prints):
-        return tuple({f"{p.corpus} {p.corpus_fingerprint[:12]}".strip() for p in some} for some in (left, right))  # type: ignore[return-value]
-    return tuple({p.corpus for p in some if p.corpus} for some in (left, right))  # type: ignore[return-value]
+def _corpora(own: Sequence[Provenance], reference: Sequence[Provenance]) -> tuple[set[str], set[str]]:
+    """Return the corpora of both sides: by fingerprint if both sides have one, else by name.
+
+    Names are added to the fingerprints where these differ.
+    """
+    fingerprints = [{p.corpus_fingerprint for p in side if p.corpus_fingerprint} for side in (own, reference)]
+    if all(fingerprints) and fingerprints[0] == fingerprints[1]:
+        return fingerprints[0], fingerprints[1]
+    if all(fingerprints):
+        return tuple({f"{p.corpus} {p.corpus_fingerprint[:12]}".strip() for p in side} for side in (own, reference))  # type: ignore[return-value]
+    return tuple({p.corpus for p in side if p.corpus} for side in (own, reference))  # type: ignore[return-value]
 
 
-def _settings(known: Sequence[Provenance]) -> dict[str, set[str]]:
-    found: dict[str, set[str]] = defaultdict(set)
-    for one in known:
-        for path, value in flatten_config(one.config).items():
-            found[path].add(value)
-    return found
+def _recorded_settings(provenances: Sequence[Provenance]) -> dict[str, set[str]]:
+    """Return the values of each setting in these provenances, by dotted path."""
+    values: dict[str, set[str]] = defaultdict(set)
+    for provenance in provenances:
+        for path, value in flatten_config(provenance.config).items():
+            values[path].add(value)
+    return values
 
 
-def _fill(here: dict[str, set[str]], known: Sequence[Provenance], there: Mapping[str, set[str]]) -> None:
-    """Adds what the other side records and this one left out as what it always was: the config of an attempt of one's own is
-    whole, section by section, that of a published one is what is known of it."""
-    if not known or any("published" in one.extra for one in known):
+def _add_identity_defaults(
+    own: dict[str, set[str]], provenances: Sequence[Provenance], reference: Mapping[str, set[str]]
+) -> None:
+    """Add to `own` the identity defaults of settings that only the reference recorded.
+
+    A stored config of a run omits settings at their identity default, within the sections it has. A published config holds what is
+    known of it only, so nothing is added then.
+
+    Args:
+        own: Values by dotted path; changed in place.
+        provenances: Provenances that `own` was read from.
+        reference: Values of the reference, by dotted path.
+    """
+    if not provenances or any("published" in provenance.extra for provenance in provenances):
         return
-    sections = {path.partition(".")[0] for path in here}
-    for path in there.keys() - here.keys():
-        if path in LEFT_OUT and path.partition(".")[0] in sections:
-            here[path] = {LEFT_OUT[path]}
+    sections = {path.partition(".")[0] for path in own}
+    for path in reference.keys() - own.keys():
+        if path in IDENTITY_DEFAULTS and path.partition(".")[0] in sections:
+            own[path] = {IDENTITY_DEFAULTS[path]}
 
 
 def _probes_of(path: str) -> tuple[str, ...] | None:
+    """Return the probes whose numbers a setting affects; None for all."""
     if path.startswith(SETTINGS):
         return (path.removeprefix(SETTINGS).partition(".")[0],)
     return next((probes for beginning, probes in OF_PROBES.items() if path.startswith(beginning)), None)
 
 
 def _rank(path: str) -> tuple[bool, bool, bool, str]:
-    """The tokens trained first, then the rest of the recipe, the network, and how it was measured."""
+    """Return a sort key: tokens trained, then the rest of the recipe, the network, and the evaluation."""
     return path != "train.tokens", not path.startswith("train."), path.startswith("eval."), path
 
 
@@ -235,41 +269,47 @@ def _rank(path: str) -> tuple[bool, bool, bool, str]:
 
 
 NOT_THERE = ("none", "off", "-")
-"""Levels of a part that a network does not have; a config that leaves the part out says the same."""
+"""Levels of a component that a network does not have; a config without the component is equivalent."""
 
 
 @dataclass(frozen=True)
 class Match:
-    """A configuration of both sweeps: its runs here and there, and its levels of the further axes."""
+    """A configuration that both sweeps have: its runs in each, and its levels of the extra axes."""
 
     mine: Sequence[CellState]
     theirs: Sequence[CellState]
     further: Mapping[str, str]
 
 
-def matched(mine: SweepData, theirs: SweepData) -> list[Match]:
-    """The configurations that both have, in the order of `theirs`. One that varies an axis of which the other's config says nothing
-    has no partner; else the config says at which level the other stands."""
-    axes = further_axes(mine, theirs)
-    found = []
-    ours: dict[tuple[str, ...], list[Sequence[CellState]]] = {}
-    for key, cells in mine.configurations().items():
-        ours.setdefault(key[: len(AXES)], []).append(cells)
-    for key, cells in theirs.configurations().items():
-        levels = {axis: _level(theirs, cells[0], axis) for axis in axes}
-        for some in ours.get(key[: len(AXES)], []):
-            if all(_level(mine, some[0], axis) == level for axis, level in levels.items()):
-                found.append(Match(some, cells, {axis: level or NOT_THERE[0] for axis, level in levels.items()}))
-    return found
+def matched(own_sweep: SweepData, reference_sweep: SweepData) -> list[Match]:
+    """Return the configurations that both sweeps have, in the order of the reference.
+
+    An axis that only one sweep varies is matched by the other's config. Without such a setting there is no match.
+
+    Args:
+        own_sweep: The compared sweep.
+        reference_sweep: The sweep it is compared with.
+    """
+    axes = further_axes(own_sweep, reference_sweep)
+    matches = []
+    own_configurations: dict[tuple[str, ...], list[Sequence[CellState]]] = {}
+    for key, cells in own_sweep.configurations().items():
+        own_configurations.setdefault(key[: len(AXES)], []).append(cells)
+    for key, cells in reference_sweep.configurations().items():
+        levels = {axis: _level(reference_sweep, cells[0], axis) for axis in axes}
+        for runs in own_configurations.get(key[: len(AXES)], []):
+            if all(_level(own_sweep, runs[0], axis) == level for axis, level in levels.items()):
+                matches.append(Match(runs, cells, {axis: level or NOT_THERE[0] for axis, level in levels.items()}))
+    return matches
 
 
 def further_axes(mine: SweepData, theirs: SweepData) -> list[str]:
-    """The axes beyond the five that vary in either sweep."""
+    """Return the axes beyond the five fixed ones that vary in either sweep, those of `theirs` first."""
     return list(dict.fromkeys([*theirs.extra_axes(), *mine.extra_axes()]))
 
 
 def _level(data: SweepData, cell: CellState, axis: str) -> str | None:
-    """The level of an axis at which a cell stands, by its config where the sweep does not vary it; None for none."""
+    """Return the level of a cell on an axis, from its config where the sweep does not vary it; None if absent."""
     level: Any = cell.axes.get(axis)
     if level is None:
         level = data.setting(cell, axis)

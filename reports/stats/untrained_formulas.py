@@ -1,7 +1,7 @@
-"""What the mechanisms do before any training, in closed form (docs/mechanisms.md, "Polar attention" and "Gated delta memory").
+"""Closed-form behaviour of the mechanisms before training (docs/mechanisms.md has the derivations).
 
-Of a sweep whose weights nobody keeps, such as a printed one, this is all that can be said of them. Sizes are those of the
-published networks.
+For sweeps without stored weights, such as printed ones, nothing else can be derived. Sizes are those of the published
+networks.
 """
 
 from __future__ import annotations
@@ -12,21 +12,21 @@ from collections.abc import Callable, Sequence
 import numpy as np
 
 MAG_BETA, GAMMA_OFFSET, HEAD_SIZE = -1.5, 3.9, 128
-"""The raw slope of the count map, what is added to the retention's logit, and X, as the published networks start."""
+"""Initial values of the published networks: raw slope of the count map, retention logit offset, head size X."""
 GATE_SPREAD = 1 / math.sqrt(3)
 """Standard deviation of a gate's logit over tokens: weights uniform in +-1/sqrt(D), inputs of RMS 1."""
 BETA = math.log1p(math.exp(MAG_BETA))
-"""softplus(-1.5) = 0.2014, the slope of the count map before training."""
+"""softplus(-1.5) = 0.2014, the initial slope of the count map."""
 _NODES, _WEIGHTS = np.polynomial.hermite_e.hermegauss(64)
 
 
 def magnitude(count: float | np.ndarray, beta: float | np.ndarray = BETA) -> np.ndarray:
-    """mag = tanh(beta ln(1 + m)): what `count` keys come to that share the weight alike."""
+    """Return tanh(beta ln(1 + m)), the magnitude of `count` keys m that share the attention weight equally."""
     return np.asarray(np.tanh(beta * np.log1p(count)))
 
 
-def _mean_of(function: Callable[[np.ndarray], np.ndarray]) -> float:
-    """The mean of a function of a gate's logit around zero, by Gauss-Hermite."""
+def _gate_mean(function: Callable[[np.ndarray], np.ndarray]) -> float:
+    """Return the mean of a function of a gate's logit, normal around 0 with sd GATE_SPREAD (Gauss-Hermite)."""
     return float(_WEIGHTS @ function(GATE_SPREAD * _NODES) / _WEIGHTS.sum())
 
 
@@ -37,16 +37,22 @@ def _sigmoid(logit: np.ndarray) -> np.ndarray:
 def state_norms(
     lengths: Sequence[int], *, erases: bool = True, keeps: bool = False, size: int = HEAD_SIZE
 ) -> np.ndarray:
-    """Root of the mean squared Frobenius norm of the memory's state [X, X] after so many tokens, in units of a value's component.
+    """Return the root mean squared Frobenius norm of the memory state [X, X] after each length, [length].
 
-    Keys are independent and of unit length in all directions alike, values independent with components of variance one. A
-    token then multiplies the mean square by E[gamma^2] (1 - E[2 beta - beta^2] / X) and adds E[beta^2] X. `erases` is the delta
-    rule, else Hebbian writes, which take nothing out; `keeps` sets gamma = 1.
+    The unit is a component of a value. Keys are independent, isotropic and of unit length; values are independent with
+    components of variance 1. A token multiplies the mean square by E[gamma^2] (1 - E[2 beta - beta^2] / X) and adds
+    E[beta^2] X.
+
+    Args:
+        lengths: Numbers of tokens.
+        erases: Delta rule (True), or Hebbian writes that erase nothing (False).
+        keeps: Set gamma = 1, that is no decay.
+        size: Head size X.
     """
-    kept = 1.0 if keeps else _mean_of(lambda logit: _sigmoid(GAMMA_OFFSET + logit) ** 2)
-    erased = _mean_of(lambda logit: 2 * _sigmoid(logit) - _sigmoid(logit) ** 2) / size if erases else 0.0
-    written = size * _mean_of(lambda logit: _sigmoid(logit) ** 2)
-    left = kept * (1 - erased)
+    retained = 1.0 if keeps else _gate_mean(lambda logit: _sigmoid(GAMMA_OFFSET + logit) ** 2)
+    erased_share = _gate_mean(lambda logit: 2 * _sigmoid(logit) - _sigmoid(logit) ** 2) / size if erases else 0.0
+    write_variance = size * _gate_mean(lambda logit: _sigmoid(logit) ** 2)
+    growth_factor = retained * (1 - erased_share)
     tokens = np.asarray(lengths, dtype=float)
-    grown = tokens if left == 1 else -np.expm1(tokens * math.log(left)) / (1 - left)
-    return np.asarray(np.sqrt(written * grown))
+    token_sum = tokens if growth_factor == 1 else -np.expm1(tokens * math.log(growth_factor)) / (1 - growth_factor)
+    return np.asarray(np.sqrt(write_variance * token_sum))

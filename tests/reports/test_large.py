@@ -86,13 +86,13 @@ def test_dashboard_reads_provenances_once(stores: dict[int, Store]) -> None:
 def test_dashboard_makes_no_json_of_effects(stores: dict[int, Store], monkeypatch: pytest.MonkeyPatch) -> None:
     """Only failures, whose tracebacks the page has, are made into JSON; there is one table of them."""
     numbers: list[str] = []
-    make = table_builder._raw
+    make = table_builder._json_rows
 
     def counted(trace: Any, *rest: Any) -> Any:
         numbers.append(trace["table"])
         return make(trace, *rest)
 
-    monkeypatch.setattr(table_builder, "_raw", counted)
+    monkeypatch.setattr(table_builder, "_json_rows", counted)
     monkeypatch.setattr(table_builder, "_trace", lambda *_: pytest.fail("a trace was made"))
     build_blocks(stores[SIZES[0]])
     assert numbers == ["failures"]
@@ -101,22 +101,22 @@ def test_dashboard_makes_no_json_of_effects(stores: dict[int, Store], monkeypatc
 def test_rows_without_chances_are_the_same(stores: dict[int, Store], monkeypatch: pytest.MonkeyPatch) -> None:
     store = stores[SIZES[1]]
     complete = table6(store, seeds=True)
-    monkeypatch.setattr(best_probability, "_draws", lambda *_: pytest.fail("numbers were drawn"))
+    monkeypatch.setattr(best_probability, "_simulated_values", lambda *_: pytest.fail("numbers were drawn"))
     plain = table6(store, seeds=True, has_chances=False)
     assert (plain.rows, plain.best) == (complete.rows, complete.best)
     assert complete.best
 
 
 def test_first_page_draws_what_table_6_drew_no_more(stores: dict[int, Store], monkeypatch: pytest.MonkeyPatch) -> None:
-    best_probability._best.cache_clear()
+    best_probability._simulated_p_best.cache_clear()
     drawn = []
-    draws = best_probability._draws
+    draws = best_probability._simulated_values
 
     def counted(rivals: Any, *rest: Any) -> Any:
         drawn.append(tuple(rivals))
         return draws(rivals, *rest)
 
-    monkeypatch.setattr(best_probability, "_draws", counted)
+    monkeypatch.setattr(best_probability, "_simulated_values", counted)
     build_blocks(stores[SIZES[0]])
     assert drawn
     assert len(drawn) == len(set(drawn))
@@ -152,7 +152,7 @@ def test_random_signs_are_those_of_their_bits() -> None:
     assert chunk.tolist() == [[-1.0 if bit else 1.0 for bit in row] for row in bits]
 
 
-@pytest.mark.parametrize(("method", "n"), [(sign_flip_test._drawn, 40), (sign_flip_test._listed, 8)])
+@pytest.mark.parametrize(("method", "n"), [(sign_flip_test._sampled_test, 40), (sign_flip_test._enumerated_test, 8)])
 def test_ends_of_intervals_hold_no_draws(method: Any, n: int) -> None:
     """A view into all draws keeps ten megabytes for each of 64 samples."""
     _, low, high = method(np.random.default_rng(1).normal(size=(n, 3)))
@@ -170,9 +170,9 @@ def test_best_is_the_share_of_draws_won() -> None:
     rivals.append(rivals[2])  # both are clipped at 1, so that draws tie
     shares = np.zeros(4)
     count = 0
-    for drawn in best_probability._draws(rivals):
+    for drawn in best_probability._simulated_values(rivals):
         for row in drawn:
             winners = row == row.max()
             shares += winners / winners.sum()
             count += 1
-    assert best_probability.best(rivals, 1) == pytest.approx(shares / count, abs=1e-12)
+    assert best_probability.simulate_p_best(rivals, 1) == pytest.approx(shares / count, abs=1e-12)

@@ -115,9 +115,9 @@ def test_a_folder_that_lost_its_tables(folder: Path, store, tmp_path: Path) -> N
 
 def test_a_sweep_is_read_once_for_the_whole_folder(store, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     """A cell that finishes meanwhile would be in some of the files alone."""
-    read = sweep_data._gathered
+    read = sweep_data._read_sweep_data
     asked: list[str] = []
-    monkeypatch.setattr(sweep_data, "_gathered", lambda *given: (asked.append(given[1]), read(*given))[1])
+    monkeypatch.setattr(sweep_data, "_read_sweep_data", lambda *given: (asked.append(given[1]), read(*given))[1])
     write_report_folder(store, "quick", out=tmp_path / "all", formats=("csv",), figures=("needle",))
     # the published ones are read besides, to compare with
     assert [name for name in asked if name in (None, "quick")] == ["quick"]

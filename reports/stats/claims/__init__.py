@@ -1,5 +1,5 @@
-"""Sentences of the papers, each bound to the query that decides it.
+"""Claims of papers, each checked by a query of a sweep's numbers.
 
-Imported by: the table and the dashboard alone.
+Imported by: the table `claims` and the dashboard.
 Start at paper_claims.py.
 """

@@ -1,5 +1,7 @@
-"""The sentences of the rivals' papers, as paper_claims.py has those of our own: of the threshold paper (`flipflop`, `extrapolation`) and of the
-Wall page (`downstream`)."""
+"""Claims of the rival papers: the threshold paper (probes `flipflop`, `extrapolation`) and the Wall page (`downstream`).
+
+Each is bound to its query, as in paper_claims.py.
+"""
 
 from __future__ import annotations
 
@@ -22,24 +24,27 @@ SETS = paper.SETS
 THRESHOLD, ROTARY, NO_POSITION, FORGETTING, WALL = "tra", "rope", "nope", "fox", "wall"
 TASKS = ("hellaswag", "arc_c", "mmlu", "winogrande")
 TEXT = "data."
-"""Axes over texts: a configuration without positions is plain in each."""
+"""Beginning of axes over texts: a configuration without positions is plain in each of their levels."""
 DECAY = 0.02
-"""Exponent of the rescale factor, in base 2, of each token of a chunk."""
+"""Exponent of the rescale factor, in base 2, per token of a chunk."""
 DUST = 1e-9
 
 
 @dataclass(frozen=True)
-class Family:
-    """The sentences of a paper, and the probes of which a sweep must have a number to be asked them."""
+class ClaimSet:
+    """Claims of a paper, and the probes of which a sweep needs at least one number for them to apply."""
 
     probes: tuple[str, ...]
     claims: Sequence[Claim]
 
 
 @dataclass(frozen=True)
-class Mean:
-    """A number over seeds, or over the runs of a printed mean, with the standard deviation between them; `high` is the upper end of
-    the interval of the trials, of one run."""
+class SeedMean:
+    """A number averaged over seeds, or over the runs of a printed mean.
+
+    `sd` is the standard deviation between runs, None if unknown. `high` is the upper end of the 95% interval over trials of a
+    single run.
+    """
 
     value: float
     seeds: int = 1
@@ -48,78 +53,96 @@ class Mean:
 
 
 def claims_for(facts: ClaimFacts) -> list[Claim]:
-    """Those of every paper that a sweep has a number for; of a sweep without any, our own paper's."""
+    """Return the claims that apply to a sweep: those of each paper whose probes it has; without numbers those of our paper."""
     data = facts.data
-    found = [claim for one in FAMILIES if data.values and data.has_any(one.probes) for claim in one.claims]
-    return found or list(CLAIMS)
+    claims = [
+        claim for claim_set in FAMILIES if data.values and data.has_any(claim_set.probes) for claim in claim_set.claims
+    ]
+    return claims or list(CLAIMS)
 
 
-def _plain(facts: ClaimFacts, mixer: str, column: Column) -> Mean:
-    """The number of the plain configuration with that mixer that has it."""
+def _plain(facts: ClaimFacts, mixer: str, column: Column) -> SeedMean:
+    """Return the number of the first plain configuration with that mixer that has it.
+
+    Raises:
+        MissingData: There is none.
+    """
     extra = [axis for axis in facts.data.extra_axes() if not axis.startswith(TEXT)]
-    for runs in facts.plain_of(mixer):
+    for runs in facts.plain_configurations(mixer):
         if any(cell_level(runs[0], axis) not in NOT_THERE for axis in extra):
             continue
-        if facts.known(runs, (column.probe, column.metric), column.length) is not None:
+        if facts.mean_or_none(runs, (column.probe, column.metric), column.length) is not None:
             return _mean(facts.data, runs, column)
     at = f" at {format_length(column.length)}" if column.length else ""
     raise MissingData(f"no {mixer} with a number of {column.metric}{at}")
 
 
-def _mean(data: SweepData, runs: Sequence[CellState], column: Column) -> Mean:
+def _mean(data: SweepData, runs: Sequence[CellState], column: Column) -> SeedMean:
+    """Return the mean over runs with its standard deviation, or the printed one of a single cell."""
     values = data.numbers(runs, column)
     if len(values) > 1:
-        return Mean(fmean(values), len(values), stdev(values))
+        return SeedMean(fmean(values), len(values), stdev(values))
     cell = next(cell for cell in runs if data.numbers([cell], column))
-    printed, given = data.printed_spread(cell, column), data.given(cell, column)
+    printed, measured = data.printed_spread(cell, column), data.given(cell, column)
     if printed is not None:
-        return Mean(values[0], *printed)
-    return Mean(values[0], high=given.high if given is not None else None)
+        return SeedMean(values[0], *printed)
+    return SeedMean(values[0], high=measured.high if measured is not None else None)
 
 
-def _share(one: Mean) -> str:
-    spread = f" ± {format_number(one.sd, 2, percent=True)}" if one.sd is not None else ""
-    return f"{format_number(round(one.value, 12), 2, percent=True)}{spread}"
+def _share(seed_mean: SeedMean) -> str:
+    spread = f" ± {format_number(seed_mean.sd, 2, percent=True)}" if seed_mean.sd is not None else ""
+    return f"{format_number(round(seed_mean.value, 12), 2, percent=True)}{spread}"
 
 
-def solved(facts: ClaimFacts) -> ClaimResult:
-    """Whether every sequence of every set is right, in the mean over seeds, which is then every seed's."""
-    found = {name: _plain(facts, THRESHOLD, column_of("flipflop", f"exact_{name}")) for name in SETS}
-    told = ", ".join(f"{name} {_share(one)}" for name, one in found.items())
-    seeds = min(one.seeds for one in found.values())
-    whole = sum(one.value >= 1 - DUST for one in found.values())
-    verdict = TRUE if whole == len(found) else f"true of {whole} of {len(found)}" if whole else FALSE
-    return ClaimResult(verdict, f"{told}; {_runs(seeds)}", {name: one.value for name, one in found.items()})
+def check_solved(facts: ClaimFacts) -> ClaimResult:
+    """Decide if every sequence of every flip-flop set is right in the mean over seeds, and thus for every seed."""
+    by_set = {name: _plain(facts, THRESHOLD, column_of("flipflop", f"exact_{name}")) for name in SETS}
+    shares_text = ", ".join(f"{name} {_share(seed_mean)}" for name, seed_mean in by_set.items())
+    seeds = min(seed_mean.seeds for seed_mean in by_set.values())
+    num_solved = sum(seed_mean.value >= 1 - DUST for seed_mean in by_set.values())
+    verdict = TRUE if num_solved == len(by_set) else f"true of {num_solved} of {len(by_set)}" if num_solved else FALSE
+    return ClaimResult(
+        verdict, f"{shares_text}; {_runs(seeds)}", {name: seed_mean.value for name, seed_mean in by_set.items()}
+    )
 
 
 def _runs(seeds: int) -> str:
     return "one run" if seeds < 2 else f"{seeds} runs"
 
 
-def fails(mixer: str, which: str, printed: str) -> Callable[[ClaimFacts], ClaimResult]:
-    """Whether a mixer leaves sequences of a set wrong: by Student's t of its seeds, by the sequences where it has one."""
+def check_fails(mixer: str, set_name: str, printed: str) -> Callable[[ClaimFacts], ClaimResult]:
+    """Return a query that decides if a mixer leaves some sequences of a set wrong.
+
+    Args:
+        mixer: Level of the mixer axis.
+        set_name: Name of the flip-flop set.
+        printed: Share of right sequences in the paper, in percent as printed, compared if no interval is available.
+    """
 
     def query(facts: ClaimFacts) -> ClaimResult:
-        one = _plain(facts, mixer, column_of("flipflop", f"exact_{which}"))
-        told = f"{mixer}, {which}: {_share(one)}; {_runs(one.seeds)}"
-        numbers = {"share": one.value}
-        if one.value >= 1 - DUST:
-            return ClaimResult(FALSE, told, numbers)
-        if one.sd is not None and one.seeds > 1:
-            high = one.value + float(special.stdtrit(one.seeds - 1, 1 - ALPHA / 2)) * one.sd / math.sqrt(one.seeds)
-            told += f", 95% to {format_number(min(1.0, high), 2, percent=True)}"
-            return ClaimResult(TRUE if high < 1 else NOT_SHOWN, told, numbers | {"high": high})
-        if one.high is not None:
-            told += f", 95% of sequences to {format_number(one.high, 2, percent=True)}"
-            return ClaimResult(TRUE if one.high < 1 else NOT_SHOWN, told, numbers | {"high": one.high})
-        same = format_number(round(one.value, 12), 2, percent=True) == printed
-        return ClaimResult(TRUE if same else NOT_SHOWN, f"{told}, no spread of it", numbers)
+        """Compare the upper end of the 95% interval (Student's t over seeds, or over sequences of one run) to 1."""
+        seed_mean = _plain(facts, mixer, column_of("flipflop", f"exact_{set_name}"))
+        text = f"{mixer}, {set_name}: {_share(seed_mean)}; {_runs(seed_mean.seeds)}"
+        numbers = {"share": seed_mean.value}
+        if seed_mean.value >= 1 - DUST:
+            return ClaimResult(FALSE, text, numbers)
+        if seed_mean.sd is not None and seed_mean.seeds > 1:
+            high = seed_mean.value + float(
+                special.stdtrit(seed_mean.seeds - 1, 1 - ALPHA / 2)
+            ) * seed_mean.sd / math.sqrt(seed_mean.seeds)
+            text += f", 95% to {format_number(min(1.0, high), 2, percent=True)}"
+            return ClaimResult(TRUE if high < 1 else NOT_SHOWN, text, numbers | {"high": high})
+        if seed_mean.high is not None:
+            text += f", 95% of sequences to {format_number(seed_mean.high, 2, percent=True)}"
+            return ClaimResult(TRUE if seed_mean.high < 1 else NOT_SHOWN, text, numbers | {"high": seed_mean.high})
+        same = format_number(round(seed_mean.value, 12), 2, percent=True) == printed
+        return ClaimResult(TRUE if same else NOT_SHOWN, f"{text}, no spread of it", numbers)
 
     return query
 
 
-def extrapolates(facts: ClaimFacts) -> ClaimResult:
-    """Whether perplexity stays below that at the training length for two mixers, and more than doubles for a third."""
+def check_extrapolates(facts: ClaimFacts) -> ClaimResult:
+    """Decide if perplexity stays below that at the shortest length for threshold and forgetting attention, and doubles for RoPE."""
     lengths = facts.lengths(("extrapolation", "perplexity"))
     if len(lengths) < 2:
         raise MissingData(f"perplexity at {format_length(lengths[0])} alone")
@@ -128,94 +151,96 @@ def extrapolates(facts: ClaimFacts) -> ClaimResult:
         columns = [_perplexity(facts, length) for length in (lengths[0], lengths[-1])]
         first, last = (_plain(facts, mixer, column).value for column in columns)
         ratios[mixer] = last / first
-    kept = [ratios[THRESHOLD] <= 1 + DUST, ratios[FORGETTING] <= 1 + DUST, ratios[ROTARY] > 2]
-    told = ", ".join(f"{mixer} {format_number(ratio, 2)}" for mixer, ratio in ratios.items())
-    verdict = TRUE if all(kept) else f"true of {sum(kept)} of 3" if any(kept) else FALSE
-    return ClaimResult(verdict, f"{format_length(lengths[-1])} over {format_length(lengths[0])}: {told}", ratios)
+    conditions = [ratios[THRESHOLD] <= 1 + DUST, ratios[FORGETTING] <= 1 + DUST, ratios[ROTARY] > 2]
+    ratios_text = ", ".join(f"{mixer} {format_number(ratio, 2)}" for mixer, ratio in ratios.items())
+    verdict = TRUE if all(conditions) else f"true of {sum(conditions)} of 3" if any(conditions) else FALSE
+    return ClaimResult(verdict, f"{format_length(lengths[-1])} over {format_length(lengths[0])}: {ratios_text}", ratios)
 
 
 def _perplexity(facts: ClaimFacts, length: int) -> Column:
     return column_of("extrapolation", facts.data.metric("extrapolation", "perplexity"), length=length)
 
 
-def averages(facts: ClaimFacts) -> ClaimResult:
-    """Whether each printed average is, to the digit, the mean of the four numbers beside it."""
-    every, right, told, numbers = 0, 0, [], {}
+def check_averages(facts: ClaimFacts) -> ClaimResult:
+    """Decide if each printed average equals, to the printed digit, the mean of its four tasks."""
+    total, num_right, deviations, numbers = 0, 0, [], {}
     for runs in facts.cells():
-        average = facts.known(runs, ("downstream", "average"))
-        four = [facts.known(runs, ("downstream", name)) for name in TASKS]
-        if average is None or None in four:
+        average = facts.mean_or_none(runs, ("downstream", "average"))
+        scores = [facts.mean_or_none(runs, ("downstream", name)) for name in TASKS]
+        if average is None or None in scores:
             continue
-        mean = round(math.fsum(value for value in four if value is not None) / len(TASKS), 12)
-        every, numbers[runs[0].slug] = every + 1, mean
+        mean = round(math.fsum(value for value in scores if value is not None) / len(TASKS), 12)
+        total, numbers[runs[0].slug] = total + 1, mean
         if format_number(mean, 1, percent=True) == format_number(average, 1, percent=True):
-            right += 1
+            num_right += 1
         else:
             printed = format_number(average, 1, percent=True)
-            told.append(f"{runs[0].slug} {format_number(mean, 3, percent=True)}, printed {printed}")
-    if not every:
+            deviations.append(f"{runs[0].slug} {format_number(mean, 3, percent=True)}, printed {printed}")
+    if not total:
         raise MissingData("no configuration with four tasks and their average")
-    verdict = TRUE if right == every else f"true of {right} of {every}"
-    return ClaimResult(verdict, "; ".join([f"{right} of {every} to the digit", *told]), numbers)
+    verdict = TRUE if num_right == total else f"true of {num_right} of {total}"
+    return ClaimResult(verdict, "; ".join([f"{num_right} of {total} to the digit", *deviations]), numbers)
 
 
-def outperforms(facts: ClaimFacts) -> ClaimResult:
-    """On how many tasks Wall attention is ahead of rotary and of forgetting attention."""
-    ahead, every, numbers, behind = 0, 0, {}, []
+def check_outperforms(facts: ClaimFacts) -> ClaimResult:
+    """Count the tasks on which Wall attention is ahead of rotary and of forgetting attention."""
+    ahead, total, numbers, not_ahead = 0, 0, {}, []
     for name in TASKS:
         column = column_of("downstream", facts.data.metric("downstream", name))
-        ours = _plain(facts, WALL, column)
+        wall_mean = _plain(facts, WALL, column)
         for rival in (ROTARY, FORGETTING):
-            difference = ours.value - _plain(facts, rival, column).value
-            every, ahead, numbers[f"{name}, {rival}"] = every + 1, ahead + (difference > DUST), difference
-            behind += [f"{name} not of {rival}"] if difference <= DUST else []
+            difference = wall_mean.value - _plain(facts, rival, column).value
+            total, ahead, numbers[f"{name}, {rival}"] = total + 1, ahead + (difference > DUST), difference
+            not_ahead += [f"{name} not of {rival}"] if difference <= DUST else []
     smallest = min(numbers.values())
-    told = f"ahead in {ahead} of {every}, by {format_number(round(smallest, 12), 1, percent=True)} points at least"
-    if ours.seeds < 2:
-        told += "; one run each, so whether runs agree is not known"
-    verdict = TRUE if ahead == every else f"true of {ahead} of {every}" if ahead else FALSE
-    return ClaimResult(verdict, "; ".join([told, *behind]), numbers)
+    text = f"ahead in {ahead} of {total}, by {format_number(round(smallest, 12), 1, percent=True)} points at least"
+    if wall_mean.seeds < 2:
+        text += "; one run each, so whether runs agree is not known"
+    verdict = TRUE if ahead == total else f"true of {ahead} of {total}" if ahead else FALSE
+    return ClaimResult(verdict, "; ".join([text, *not_ahead]), numbers)
 
 
-def rescaled(facts: ClaimFacts) -> ClaimResult:
-    """Whether the printed rescale factors are 2^(0.02 C)."""
+def check_rescale_factors(facts: ClaimFacts) -> ClaimResult:
+    """Decide if the printed rescale factors equal 2^(0.02 C)."""
     if facts.data.sweep != paper.WALL:
         raise MissingData(f"the factors are what {paper.WALL} prints")
-    right, told, numbers = 0, [], {}
+    num_right, parts, numbers = 0, [], {}
     printed = [row for row in paper.rows("wall-settings") if row["setting"].startswith("rescale factor")]
     for row in printed:
         size = int(row["setting"].rpartition("= ")[2])
         factor = 2.0 ** (DECAY * size)
         numbers[f"C = {size}"] = factor
-        right += format_number(factor, 2) == row["printed"]
-        told.append(f"{format_number(factor, 3)} at C = {size}, printed {row['printed']}")
-    verdict = TRUE if right == len(printed) else DIFFERS if not right else f"true of {right} of {len(printed)}"
-    return ClaimResult(verdict, f"2^({DECAY} C): {'; '.join(told)}", numbers)
+        num_right += format_number(factor, 2) == row["printed"]
+        parts.append(f"{format_number(factor, 3)} at C = {size}, printed {row['printed']}")
+    verdict = (
+        TRUE if num_right == len(printed) else DIFFERS if not num_right else f"true of {num_right} of {len(printed)}"
+    )
+    return ClaimResult(verdict, f"2^({DECAY} C): {'; '.join(parts)}", numbers)
 
 
 FAMILIES = (
-    Family(("clean", "junk", "needle"), CLAIMS),
-    Family(
+    ClaimSet(("clean", "junk", "needle"), CLAIMS),
+    ClaimSet(
         ("flipflop", "extrapolation"),
         (
-            Claim("solved", "Threshold attention solves the flip-flop task: 100% in every set.", solved),
-            Claim("rope-sparse", "RoPE fails where reads are sparse (72.82%).", fails(ROTARY, "sparse", "72.82")),
-            Claim("fox-sparse", "So does forgetting attention (93.4%).", fails(FORGETTING, "sparse", "93.40")),
-            Claim("nope-dense", "NoPE fails where reads are dense (0.15%).", fails(NO_POSITION, "dense", "0.15")),
+            Claim("solved", "Threshold attention solves the flip-flop task: 100% in every set.", check_solved),
+            Claim("rope-sparse", "RoPE fails where reads are sparse (72.82%).", check_fails(ROTARY, "sparse", "72.82")),
+            Claim("fox-sparse", "So does forgetting attention (93.4%).", check_fails(FORGETTING, "sparse", "93.40")),
+            Claim("nope-dense", "NoPE fails where reads are dense (0.15%).", check_fails(NO_POSITION, "dense", "0.15")),
             Claim(
                 "extrapolates",
                 "Perplexity does not rise with length for threshold and forgetting attention; RoPE's more than doubles.",
-                extrapolates,
+                check_extrapolates,
             ),
         ),
     ),
-    Family(
+    ClaimSet(
         ("downstream",),
         (
-            Claim("outperforms", "Wall attention outperforms RoPE and forgetting attention.", outperforms),
-            Claim("averages", "The averages are those of the four tasks.", averages),
-            Claim("rescale", "Rescale factors of 1.56, 2.43 and 5.91 at C = 32, 64 and 128.", rescaled),
+            Claim("outperforms", "Wall attention outperforms RoPE and forgetting attention.", check_outperforms),
+            Claim("averages", "The averages are those of the four tasks.", check_averages),
+            Claim("rescale", "Rescale factors of 1.56, 2.43 and 5.91 at C = 32, 64 and 128.", check_rescale_factors),
         ),
     ),
 )
-"""In the order of the table."""
+"""Claim sets in the order of the table."""

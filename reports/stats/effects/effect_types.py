@@ -1,4 +1,4 @@
-"""What a row of effects, interactions or contrasts says, however it was worked out."""
+"""Row types of effects, interactions and declared contrasts, for both estimators (matched pairs, least squares)."""
 
 from __future__ import annotations
 
@@ -11,31 +11,38 @@ from ...number_format import Column
 from ..significance.paired_tests import ALPHA, PairedTest
 
 CONFIRMATORY = "declared contrasts"
+"""Name of the family of the contrasts that the grid declares."""
 EQUIVALENT = "equivalent"
+"""Verdict of a contrast that is significantly inside its equivalence margin."""
 FLOOR = "not asked: all at chance"
+"""Verdict of a needle contrast whose two sides are both at chance level, so that no test is made."""
 NO_TEST = "none"
-"""Method of a row without a single pair."""
+"""Value of `PairedTest.method` for a row without a single pair, or without a variance to test against."""
 
 
 @dataclass(kw_only=True)
 class EffectRow:
-    """A row before the correction for its family: the number of its measure among those worked out together, its
-    (level, reference) by axis, and all fields that an Effect and an Interaction have in common but `p_corrected`."""
+    """An effect or interaction before the multiple-testing correction of its family.
 
-    place: int
+    `column_index` is the position of the measure among the columns of the estimator. `levels` is (level, reference) by
+    axis. `fields` holds every field that Effect and Interaction share, by name, except `p_corrected`.
+    """
+
+    column_index: int
     levels: Mapping[str, tuple[str, str]]
     fields: dict[str, Any]
 
 
 @dataclass(frozen=True, kw_only=True)
 class Tested(PairedTest):
-    """Differences in a measure, summed up and tested; in the measure's own unit, shares as fractions.
+    """Estimate of an effect or interaction with its tests, in the measure's own unit (shares as fractions in [0, 1]).
 
-    `p_corrected` is p after the correction for its `family`, the tests made together. `expected` is how many differences the grid
-    lists, `missing` why runs of them are not there (the words of tables), and `worst` the mean with every diverged run at the
-    worst value possible (of a loss: the worst measured); NaN where none diverged. `i2` is the share of the variation between
-    strata that is more than chance and `p_heterogeneity` tests it; both NaN where a row averages no strata. `where` names a
-    subset (`attn_type=polar, memory=on`) or is empty for the whole sweep; `origins` are the cells and attempts.
+    `p_corrected` is p after the correction for its `family`, the tests that are corrected together. `expected` is the
+    number of differences that the grid lists. `missing` counts, by the placeholder text of tables, the runs without a
+    difference. `worst` is the mean with every diverged run at the worst possible value (for a loss: the worst
+    measured), NaN without a diverged run. `i2` is the share of the variation between strata beyond chance and
+    `p_heterogeneity` its test; both are NaN where a row averages no strata. `where` is a subset (`attn_type=polar,
+    memory=on`), empty for the full sweep. `origins` are the (cell id, attempt id) pairs behind the estimate.
     """
 
     measure: Column
@@ -52,36 +59,43 @@ class Tested(PairedTest):
 
     @property
     def sure(self) -> bool:
-        """Whether it differs from zero, after the correction for its family."""
+        """True if the difference from zero is significant (alpha 0.05) after the correction for its family."""
         return self.p_corrected < ALPHA
 
     @property
     def mixed(self) -> bool:
-        """Whether it averages strata that differ, so that it speaks of none of them."""
+        """True if the averaged strata differ significantly, so that their average describes none of them."""
         return self.p_heterogeneity < ALPHA
 
 
 @dataclass(frozen=True, kw_only=True)
 class Effect(Tested):
-    """The difference that a level makes against another of its axis, over matched pairs of configurations."""
+    """Difference that a level makes against a reference level of the same axis, over matched pairs of configurations.
+
+    `pairs` is the number of matched pairs of configurations, or of combinations in a least-squares fit; 0 without an
+    estimate.
+    """
 
     axis: str
     level: str
     reference: str
     pairs: int
     margin: float | None = None
-    """Of a declared contrast: the difference that would not matter."""
+    """Equivalence margin of a declared contrast: the largest difference that does not matter; None without one."""
     p_equivalence: float = math.nan
-    """Of the difference lying within the margin (two one-sided tests), corrected for all that have one."""
-    floor: bool = False
-    """Of a declared contrast: whether neither of its sides retrieves anything (needle_baseline.py)."""
+    """p of the two one-sided tests (TOST) of equivalence within `margin`, corrected with Holm; NaN without a margin."""
+    is_at_chance: bool = False
+    """True for a declared needle contrast if both sides are at chance level (needle_baseline.py)."""
 
     @property
     def verdict(self) -> str:
-        """What a declared contrast came to."""
+        """Verdict on a declared contrast, for tables.
+
+        "no pairs", the chance-level text, "differs", "differs, within the margin", "equivalent" or "not shown".
+        """
         if not self.pairs:
             return "no pairs"
-        if self.floor:
+        if self.is_at_chance:
             return FLOOR
         same = self.p_equivalence < ALPHA
         if self.sure:
@@ -91,8 +105,11 @@ class Effect(Tested):
 
 @dataclass(frozen=True, kw_only=True)
 class Interaction(Tested):
-    """How much more a level does at a level of a second axis than at that axis's reference, for three axes how much more of
-    that at a level of the third: differences of differences over matched fours, or eights."""
+    """Interaction of two or three axes: a difference of differences (of differences) over matched groups.
+
+    For two axes it is the effect of a level at a level of the second axis minus the effect at that axis's reference.
+    `fours` is the number of matched groups, of four configurations for two axes and of eight for three.
+    """
 
     axes: tuple[str, ...]
     levels: tuple[str, ...]
@@ -100,6 +117,6 @@ class Interaction(Tested):
     fours: int
 
 
-def where_text(levels: Mapping[str, str]) -> str:
-    """Return the subset of a row as `Tested.where` names it."""
+def subset_text(levels: Mapping[str, str]) -> str:
+    """Return the text of a subset as `Tested.where` holds it, such as `attn_type=polar, memory=on`."""
     return ", ".join(f"{axis}={level}" for axis, level in levels.items())

@@ -1,9 +1,11 @@
-"""What the levels do, alone and together: mean differences over matched pairs, fours and eights, with their tests; of a partial
-design, in which these are few, by least squares (partial_design_effects.py).
+"""Main effects, interactions and declared contrasts as mean differences over matched groups, with their tests.
 
-The unit is the *configuration*: the levels of all other axes. Its seeds are one observation each of it, never configurations
-of their own, and an interval is about the configurations that the grid lists and others like them. The tests made together, a
-family, are those of one number and one axis; the contrasts that the grid declares are one family of their own.
+A partial design has few matched groups, so its effects come from least squares (partial_design_effects.py).
+
+The unit of analysis is the *configuration*: the levels of all axes without the seed. The seeds of a configuration are
+repeated observations of it, never further configurations. An interval covers the configurations that the grid lists and
+similar ones. A family (the tests that are corrected together) is one measure and one axis, or combination of axes. The
+contrasts that the grid declares form one family of their own.
 """
 
 from __future__ import annotations
@@ -21,9 +23,9 @@ from scipy import special
 from ...number_format import Column
 from ...sweep_data import SweepData
 from ..noise.run_noise import NEAR, STRATUM_AXES, Spread, detectable, spread
-from ..significance.paired_tests import ALPHA, corrected_families, holm, paired_difference_tests
+from ..significance.paired_tests import ALPHA, correct_families, holm, test_paired_differences
 from . import stopping_rows
-from .effect_types import CONFIRMATORY, EQUIVALENT, FLOOR, Effect, EffectRow, Interaction, Tested, where_text
+from .effect_types import CONFIRMATORY, EQUIVALENT, FLOOR, Effect, EffectRow, Interaction, Tested, subset_text
 from .matched_groups import (
     MatchedDifferences,
     Numbers,
@@ -38,7 +40,7 @@ from .matched_groups import (
     origins_of,
     reference_level,
 )
-from .matched_groups import within as standing
+from .matched_groups import subset_mask as standing
 from .needle_baseline import flag_chance_level
 from .partial_design_effects import FittedDesign, Levels
 
@@ -52,94 +54,153 @@ __all__ = [
 # --- the rows ---------------------------------------------------------------------------------------------------------
 
 
-def effects(data: SweepData, columns: Sequence[Column] | None = None, *, within: bool = True) -> list[Effect]:
-    """What the levels of every axis do to every measure, against each other: first the declared contrasts, then, exploratory and
-    measure by measure, over the whole sweep and `within` its strata. What has not a single pair is left out."""
+def effects(data: SweepData, columns: Sequence[Column] | None = None, *, include_strata: bool = True) -> list[Effect]:
+    """Return the effect of every pair of levels of every axis on every measure, tested and corrected by family.
+
+    Args:
+        data: The sweep.
+        columns: Measures to analyse; None for `measures(data)`.
+        include_strata: Also return effects within the strata (mixer, memory) of the sweep.
+
+    Returns:
+        First the declared contrasts in the grid's order, then the exploratory effects measure by measure, without those
+        that repeat a declared contrast in either direction. Effects without a single matched pair are left out, except
+        declared ones.
+    """
     chosen = measures(data) if columns is None else columns
-    shown = {one.key for one in chosen}
-    declared = [one for one in contrasts(data) if one.measure.key in shown and (within or not one.where)]
-    taken = {_what(one.measure, one.axis, one.level, one.reference, one.where) for one in declared}
-    made = _estimator(data, chosen)
-    rows = [row for axis in made.axes for pair in level_pairs(data, axis) for row in made.effects({axis: pair}, within)]
-    rows = [row for row in rows if _what(row.fields["measure"], *_single(row), row.fields["where"]) not in taken]
-    return declared + [_effect(row, about) for row, about in _tested(made, sorted(rows, key=lambda row: row.place))]
+    shown = {column.key for column in chosen}
+    declared = [
+        effect for effect in contrasts(data) if effect.measure.key in shown and (include_strata or not effect.where)
+    ]
+    declared_keys = {
+        _comparison_key(effect.measure, effect.axis, effect.level, effect.reference, effect.where)
+        for effect in declared
+    }
+    estimator = _estimator(data, chosen)
+    rows = [
+        row
+        for axis in estimator.axes
+        for pair in level_pairs(data, axis)
+        for row in estimator.effect_rows({axis: pair}, include_strata)
+    ]
+    rows = [
+        row
+        for row in rows
+        if _comparison_key(row.fields["measure"], *_axis_and_levels(row), row.fields["where"]) not in declared_keys
+    ]
+    return declared + [
+        _effect(row, fields)
+        for row, fields in _corrected_fields(estimator, sorted(rows, key=lambda row: row.column_index))
+    ]
 
 
-def _single(row: EffectRow) -> tuple[str, str, str]:
+def _axis_and_levels(row: EffectRow) -> tuple[str, str, str]:
+    """Return (axis, level, reference) of a row of one axis."""
     ((axis, (level, reference)),) = row.levels.items()
     return axis, level, reference
 
 
-def _what(column: Column, axis: str, level: str, reference: str, where: str) -> tuple[Any, ...]:
-    """The same for a difference and for its opposite."""
+def _comparison_key(column: Column, axis: str, level: str, reference: str, where: str) -> tuple[Any, ...]:
+    """Return a key that is the same for a difference and for its opposite."""
     return *column.key, axis, frozenset((level, reference)), where
 
 
-def _effect(row: EffectRow, about: Mapping[str, Any], **more: Any) -> Effect:
-    axis, level, reference = _single(row)
-    pairs = 0 if math.isnan(about["mean"]) else about["n"]
-    return Effect(**about, axis=axis, level=level, reference=reference, pairs=pairs, **more)
+def _effect(row: EffectRow, fields: Mapping[str, Any], **more: Any) -> Effect:
+    """Return the Effect of a row; `fields` are its shared fields, `more` those that only Effect has."""
+    axis, level, reference = _axis_and_levels(row)
+    pairs = 0 if math.isnan(fields["mean"]) else fields["n"]
+    return Effect(**fields, axis=axis, level=level, reference=reference, pairs=pairs, **more)
 
 
 def interactions(data: SweepData, columns: Sequence[Column] | None = None) -> list[Interaction]:
-    """Every two-way interaction on every main measure, over the whole sweep and within every mixer, and every three-way one: for
-    the mixers between all of them, for other axes against the reference. Of a partial design those that it estimates."""
-    made = _estimator(data, main_measures(data) if columns is None else columns)
-    rows = sorted(made.interactions(), key=lambda row: (row.place, len(row.levels)))
-    found = []
-    for row, about in _tested(made, rows):
+    """Return the tested two-way and three-way interactions on every measure.
+
+    Two-way interactions are estimated over the full sweep and within every mixer. Three-way ones compare mixers
+    pairwise, and other axes against their reference level only. A partial design yields only the interactions that its
+    model contains.
+
+    Args:
+        data: The sweep.
+        columns: Measures to analyse; None for `main_measures(data)`.
+
+    Returns:
+        Interactions in the order of the measures, two-way before three-way, corrected by family.
+    """
+    estimator = _estimator(data, main_measures(data) if columns is None else columns)
+    rows = sorted(estimator.interaction_rows(), key=lambda row: (row.column_index, len(row.levels)))
+    estimates = []
+    for row, fields in _corrected_fields(estimator, rows):
         levels, references = zip(*row.levels.values(), strict=True)
-        found.append(
-            Interaction(**about, axes=tuple(row.levels), levels=levels, references=references, fours=about["n"])
+        estimates.append(
+            Interaction(**fields, axes=tuple(row.levels), levels=levels, references=references, fours=fields["n"])
         )
-    return found
+    return estimates
 
 
 def contrasts(data: SweepData) -> list[Effect]:
-    """The contrasts that the grid declares, in its order and corrected together; one without a single pair too, so that it is
-    not forgotten."""
+    """Return the contrasts that the grid declares, in its order and corrected as one family (maxT or Holm).
+
+    A contrast without a single pair is included with NaN estimates. The contrast of a stopping rule has the interval
+    and p of its last interim analysis; contrasts at chance level are flagged. Empty if the grid declares none.
+    """
     if not data.contrasts:
         return []
-    made = _estimator(data, [contrast_column(data, one) for one in data.contrasts])
+    estimator = _estimator(data, [contrast_column(data, contrast) for contrast in data.contrasts])
     rows = []
-    for place, one in enumerate(data.contrasts):
-        reference = reference_level(data.levels(one.axis) or [""]) if one.reference is None else one.reference
-        rows.append(made.declared(place, {one.axis: (one.level, reference)}, one.within))
+    for index, contrast in enumerate(data.contrasts):
+        reference = (
+            reference_level(data.levels(contrast.axis) or [""]) if contrast.reference is None else contrast.reference
+        )
+        rows.append(estimator.contrast_row(index, {contrast.axis: (contrast.level, reference)}, contrast.within))
         rows[-1].fields |= {"family": CONFIRMATORY, "confirmatory": True}
-    margins = {row.place: one.margin for row, one in zip(rows, data.contrasts, strict=True) if one.margin is not None}
-    equal = dict(
-        zip(margins, holm(made.outside([rows[place] for place in margins], list(margins.values()))), strict=True)
+    margins = {
+        row.column_index: contrast.margin
+        for row, contrast in zip(rows, data.contrasts, strict=True)
+        if contrast.margin is not None
+    }
+    equivalence_p = dict(
+        zip(
+            margins,
+            holm(estimator.equivalence_p_values([rows[index] for index in margins], list(margins.values()))),
+            strict=True,
+        )
     )
-    found = [
-        _effect(row, about, margin=margins.get(row.place), p_equivalence=equal.get(row.place, math.nan))
-        for row, about in _tested(made, rows)
+    tested_contrasts = [
+        _effect(
+            row,
+            fields,
+            margin=margins.get(row.column_index),
+            p_equivalence=equivalence_p.get(row.column_index, math.nan),
+        )
+        for row, fields in _corrected_fields(estimator, rows)
     ]
-    return flag_chance_level(data, stopping_rows.apply_last_look(data, found))
+    return flag_chance_level(data, stopping_rows.apply_last_look(data, tested_contrasts))
 
 
 class _Estimator(Protocol):
-    """The rows of a sweep before their correction, by matched pairs or by least squares."""
+    """Estimator of a sweep's effects, by matched groups or by least squares."""
 
     axes: list[str]
 
-    def effects(self, levels: Levels, within: bool) -> Iterable[EffectRow]: ...
-    def interactions(self) -> Iterable[EffectRow]: ...
-    def declared(self, place: int, levels: Levels, where: Mapping[str, str]) -> EffectRow: ...
-    def outside(self, rows: Sequence[Any], margins: Sequence[float]) -> list[float]: ...
-    def corrected(self, rows: Sequence[Any], families: Sequence[Sequence[int]]) -> list[list[float]]: ...
+    def effect_rows(self, levels: Levels, include_strata: bool) -> Iterable[EffectRow]: ...
+    def interaction_rows(self) -> Iterable[EffectRow]: ...
+    def contrast_row(self, column_index: int, levels: Levels, subset: Mapping[str, str]) -> EffectRow: ...
+    def equivalence_p_values(self, rows: Sequence[Any], margins: Sequence[float]) -> list[float]: ...
+    def corrected_p_values(self, rows: Sequence[Any], families: Sequence[Sequence[int]]) -> list[list[float]]: ...
 
 
 def _estimator(data: SweepData, columns: Sequence[Column]) -> _Estimator:
-    return _Matched(data, columns) if data.partial is None else FittedDesign(data, data.partial, columns)
+    """Return the least-squares estimator for a partial design and the matched-group estimator otherwise."""
+    return _MatchedEstimator(data, columns) if data.partial is None else FittedDesign(data, data.partial, columns)
 
 
-def _tested(made: _Estimator, rows: Sequence[EffectRow]) -> list[tuple[EffectRow, dict[str, Any]]]:
-    """Every row with the fields of its Effect or Interaction that all have, corrected family by family."""
+def _corrected_fields(estimator: _Estimator, rows: Sequence[EffectRow]) -> list[tuple[EffectRow, dict[str, Any]]]:
+    """Return every row with its shared fields, `p_corrected` included, corrected within each family."""
     families: dict[str, list[int]] = {}
     for index, row in enumerate(rows):
         families.setdefault(row.fields["family"], []).append(index)
     members = list(families.values())
-    ps = dict(zip(chain(*members), chain(*made.corrected(rows, members)), strict=True))
+    ps = dict(zip(chain(*members), chain(*estimator.corrected_p_values(rows, members)), strict=True))
     return [(row, row.fields | {"p_corrected": ps[index]}) for index, row in enumerate(rows)]
 
 
@@ -148,57 +209,74 @@ def _tested(made: _Estimator, rows: Sequence[EffectRow]) -> list[tuple[EffectRow
 
 @dataclass(kw_only=True)
 class _MatchedRow(EffectRow):
-    """A row with its differences [configuration] or [configuration, seed], and those as they are before strata are given equal
-    weights."""
+    """An effect row with its sample of matched differences.
+
+    `sample` holds the differences, [configuration] or [configuration, seed], scaled so that strata have equal weights.
+    `unweighted` holds the differences without those weights, averaged over seeds: [configuration].
+    """
 
     sample: np.ndarray
-    plain: np.ndarray
+    unweighted: np.ndarray
     keys: Sequence[Hashable]
-    """The configuration of every difference: rows that share some are tested with common flips of signs."""
+    """Configuration of every difference: rows that share some are tested with common sign flips."""
     scale: float
-    """The largest number behind the differences, beside which their dust is small."""
+    """Largest absolute value of the measure, relative to which a tiny difference counts as a tie."""
 
 
-class _Matched:
-    """The rows of a sweep by matched pairs, fours and eights."""
+class _MatchedEstimator:
+    """Estimator of effects by matched pairs, and of interactions by matched groups of four and eight.
+
+    Create it once per set of columns: it reads every number of the sweep into arrays.
+    """
 
     def __init__(self, data: SweepData, columns: Sequence[Column]) -> None:
         self.data, self.axes, self.numbers = data, factors(data), Numbers(data, columns)
 
-    def effects(self, levels: Levels, within: bool) -> Iterator[EffectRow]:
-        """The rows of two levels of an axis, over the whole sweep and `within` its strata."""
+    def effect_rows(self, levels: Levels, include_strata: bool) -> Iterator[EffectRow]:
+        """Yield the rows of two levels of an axis over the full sweep and, with `include_strata`, within its strata."""
         strata = _strata(self.data, levels)
-        return _rows(self.numbers, levels, strata if within else [], strata)
+        return _rows(self.numbers, levels, strata if include_strata else [], strata)
 
-    def interactions(self) -> Iterator[EffectRow]:
-        """The rows of two axes, over the whole sweep and within every mixer, and of three."""
+    def interaction_rows(self) -> Iterator[EffectRow]:
+        """Yield the rows of every two axes, over the full sweep and within every mixer, and of every three axes."""
         for count in (2, 3):
             for axes in combinations(self.axes, count):
                 strata = _strata(self.data, axes)
                 pairs = {
-                    axis: level_pairs(self.data, axis, every=count == 2 or axis == STRATUM_AXES[0]) for axis in axes
+                    axis: level_pairs(self.data, axis, all_pairs=count == 2 or axis == STRATUM_AXES[0]) for axis in axes
                 }
-                against = {axis: level_pairs(self.data, axis, every=False) for axis in axes}
+                against = {axis: level_pairs(self.data, axis, all_pairs=False) for axis in axes}
                 for levels in level_combinations(pairs):
                     main = all(levels[axis] in against[axis] for axis in axes)
                     yield from _rows(self.numbers, levels, strata[:1] if count == 2 and main else [], strata)
 
-    def declared(self, place: int, levels: Levels, where: Mapping[str, str]) -> EffectRow:
-        """The row of a declared contrast, which may have no pair."""
+    def contrast_row(self, column_index: int, levels: Levels, subset: Mapping[str, str]) -> EffectRow:
+        """Return the row of a declared contrast; its sample is empty if the sweep has no matched pair of it.
+
+        Args:
+            column_index: Position of the contrast's measure among the columns.
+            levels: One axis with its (level, reference).
+            subset: Level by axis that both sides have; empty for the full sweep.
+        """
         ((axis, (level, reference)),) = levels.items()
         # an axis that another grid of this sweep had, or that is left with one level: none of its pairs is here
-        known = axis in self.numbers.axes and level != reference
-        made = self.numbers.contrasted(levels if known else {STRATUM_AXES[0]: ("", "")})
-        kept = standing(made.levels, where, len(made.corners)) & known
-        strata = [one for one in _strata(self.data, levels) if known and one not in where]
-        row = _row(self.numbers, made, kept, place, strata[0] if strata else None)
+        is_present = axis in self.numbers.axes and level != reference
+        matched = self.numbers.differences_between(levels if is_present else {STRATUM_AXES[0]: ("", "")})
+        mask = standing(matched.levels, subset, len(matched.corners)) & is_present
+        strata = [
+            stratum_axis for stratum_axis in _strata(self.data, levels) if is_present and stratum_axis not in subset
+        ]
+        row = _row(self.numbers, matched, mask, column_index, strata[0] if strata else None)
         row.levels = levels
-        row.fields["where"] = where_text(where)
+        row.fields["where"] = subset_text(subset)
         return row
 
-    def outside(self, rows: Sequence[_MatchedRow], margins: Sequence[float]) -> list[float]:
-        """p of two one-sided tests that the mean lies outside of the margin; each side is half of the two-sided test of the
-        differences shifted by the margin, whichever test that is."""
+    def equivalence_p_values(self, rows: Sequence[_MatchedRow], margins: Sequence[float]) -> list[float]:
+        """Return the p value of the two one-sided tests (TOST) that the mean lies within its margin, row by row.
+
+        Each one-sided p is half of the two-sided p of the differences shifted by the margin, whichever test that is;
+        the larger of the two is returned. Not corrected for multiple tests.
+        """
         scales = [row.scale for row in rows]
         below = paired_difference_tests(
             [row.sample + margin for row, margin in zip(rows, margins, strict=True)], scales
@@ -206,87 +284,119 @@ class _Matched:
         above = paired_difference_tests(
             [row.sample - margin for row, margin in zip(rows, margins, strict=True)], scales
         )
-        return [max(_one_sided(a.p, a.mean), _one_sided(b.p, -b.mean)) for a, b in zip(below, above, strict=True)]
+        return [max(_upper_tail_p(a.p, a.mean), _upper_tail_p(b.p, -b.mean)) for a, b in zip(below, above, strict=True)]
 
-    def corrected(self, rows: Sequence[_MatchedRow], families: Sequence[Sequence[int]]) -> list[list[float]]:
-        """The corrected p of every family; adds its test to each row."""
+    def corrected_p_values(self, rows: Sequence[_MatchedRow], families: Sequence[Sequence[int]]) -> list[list[float]]:
+        """Return the corrected p values of each family (indices of rows); adds the fields of its test to each row."""
         samples, scales = [row.sample for row in rows], [row.scale for row in rows]
         summed = paired_difference_tests(samples, scales)
         for row, summary in zip(rows, summed, strict=True):
             # the median is that of the differences as they are, whatever the weights of strata
-            median = {"median": float(np.median(row.plain))} if summary.n else {"p_sign": math.nan}
+            median = {"median": float(np.median(row.unweighted))} if summary.n else {"p_sign": math.nan}
             row.fields |= vars(summary) | median
         keys = [row.keys for row in rows]
-        return corrected_families(
-            [tuple([some[i] for i in members] for some in (samples, summed, keys, scales)) for members in families]  # type: ignore[misc]
+        return correct_families(
+            [tuple([values[i] for i in members] for values in (samples, summed, keys, scales)) for members in families]  # type: ignore[misc]
         )
 
 
-def _one_sided(p: float, mean: float) -> float:
+def _upper_tail_p(p: float, mean: float) -> float:
     return p / 2 if mean > 0 else 1 - p / 2
 
 
 def _strata(data: SweepData, axes: Iterable[str]) -> list[str]:
-    """What a row over the whole sweep averages: the first always told apart, the second where it makes a difference."""
+    """Return the axes other than `axes` whose strata a row averages, mixer before memory.
+
+    The first one is always averaged with equal weights; rows within its levels average the second.
+    """
     return [axis for axis in STRATUM_AXES if axis not in axes and len(data.levels(axis)) > 1]
 
 
-def _rows(numbers: Numbers, levels: Levels, split: Sequence[str], strata: Sequence[str]) -> Iterator[EffectRow]:
-    """The rows of these levels for every measure: over the whole sweep, within the levels of the first axis of `split`, and
-    within those of the next wherever they differ. A row says how far the levels of the next of `strata` differ."""
-    made = numbers.contrasted(levels)
-    for place, column in enumerate(numbers.columns):
+def _rows(numbers: Numbers, levels: Levels, stratum_rows: Sequence[str], strata: Sequence[str]) -> Iterator[EffectRow]:
+    """Yield the rows of these levels for every measure, with and without restriction to strata.
+
+    A row over the full sweep comes first, then rows within the levels of the first axis of `stratum_rows`. Rows within
+    the levels of the next axis follow only where its strata differ significantly (heterogeneity p < 0.05). Subsets
+    without data are skipped.
+
+    Args:
+        numbers: The numbers of the sweep.
+        levels: (level, reference) by axis.
+        stratum_rows: Axes within whose levels rows are wanted.
+        strata: Axes whose strata get equal weights, in order; the first one that the subset leaves free is averaged.
+    """
+    matched = numbers.differences_between(levels)
+    for column_index, column in enumerate(numbers.columns):
         family = f"{column.heading}: {' x '.join(levels)}"
         subsets: list[dict[str, str]] = [{}]
-        for where in subsets:
-            kept = standing(made.levels, where, len(made.corners))
-            left = [axis for axis in strata if axis not in where]
-            row = _row(numbers, made, kept, place, left[0] if left else None)
+        for subset in subsets:
+            mask = standing(matched.levels, subset, len(matched.corners))
+            remaining = [axis for axis in strata if axis not in subset]
+            row = _row(numbers, matched, mask, column_index, remaining[0] if remaining else None)
             if not len(row.sample):
                 continue
             row.levels = levels
-            row.fields |= {"where": where_text(where), "family": family}
+            row.fields |= {"where": subset_text(subset), "family": family}
             yield row
-            if left and left[0] in split and (left[0] == STRATUM_AXES[0] or row.fields["p_heterogeneity"] < ALPHA):
-                subsets += [where | {left[0]: level} for level in numbers.data.levels(left[0])]
+            if (
+                remaining
+                and remaining[0] in stratum_rows
+                and (remaining[0] == STRATUM_AXES[0] or row.fields["p_heterogeneity"] < ALPHA)
+            ):
+                subsets += [subset | {remaining[0]: level} for level in numbers.data.levels(remaining[0])]
 
 
-def _row(numbers: Numbers, made: MatchedDifferences, kept: np.ndarray, place: int, axis: str | None) -> _MatchedRow:
-    """The differences of these configurations in one measure, those of an axis's strata with equal weights."""
-    every = made.differences[kept, :, place]
-    have = ~np.isnan(every)
-    there = have.any(axis=1)
-    sample = every[there]
-    strata = made.levels[axis][kept][there] if axis is not None else None
+def _row(
+    numbers: Numbers, matched: MatchedDifferences, mask: np.ndarray, column_index: int, axis: str | None
+) -> _MatchedRow:
+    """Return the row of one measure over the configurations of `mask`.
+
+    Args:
+        numbers: The numbers of the sweep.
+        matched: Differences of the levels over all configurations.
+        mask: Configurations to include, [configuration].
+        column_index: Position of the measure.
+        axis: Axis whose strata get equal weights; None for plain weights.
+
+    Returns:
+        A row with empty `levels` and without `where`, `family` and the fields of its test, which the caller adds.
+    """
+    all_differences = matched.differences[mask, :, column_index]
+    has_value = ~np.isnan(all_differences)
+    has_any_run = has_value.any(axis=1)
+    sample = all_differences[has_any_run]
+    strata = matched.levels[axis][mask][has_any_run] if axis is not None else None
     means = _means(sample)
-    parts = [means[strata == level] for level in dict.fromkeys(strata.tolist())] if strata is not None else []
-    weights = _weights(strata, parts) if strata is not None else np.ones(len(sample))
-    listed = (made.corners[kept] >= 0).all(axis=-1)
-    corners = made.corners[kept]
-    i2, p = heterogeneity_test(parts)
+    values_by_stratum = (
+        [means[strata == level] for level in dict.fromkeys(strata.tolist())] if strata is not None else []
+    )
+    weights = _weights(strata, values_by_stratum) if strata is not None else np.ones(len(sample))
+    listed = (matched.corners[mask] >= 0).all(axis=-1)
+    corners = matched.corners[mask]
+    i2, p = heterogeneity_test(values_by_stratum)
     fields = {
-        "measure": numbers.columns[place],
+        "measure": numbers.columns[column_index],
         "expected": int(listed.any(axis=1).sum()),
-        "missing": _missing(numbers, corners[listed & ~have], place),
-        "worst": _worst(numbers, made, kept, place, axis),
-        "origins": numbers.origins(corners[have].T.reshape(-1), place),
+        "missing": _count_missing(numbers, corners[listed & ~has_value], column_index),
+        "worst": _worst_case_mean(numbers, matched, mask, column_index, axis),
+        "origins": numbers.origins(corners[has_value].T.reshape(-1), column_index),
         "i2": i2,
         "p_heterogeneity": p,
     }
-    alone = have.sum(axis=1).max(initial=0) <= 1
+    has_single_seeds = has_value.sum(axis=1).max(initial=0) <= 1
     return _MatchedRow(
-        place=place,
+        column_index=column_index,
         levels={},
         fields=fields,
-        sample=means * weights if alone else sample * weights[:, None],
-        plain=means,
-        keys=[(made.axes, key) for key in np.flatnonzero(kept)[there].tolist()],
-        scale=numbers.scales[place],
+        sample=means * weights if has_single_seeds else sample * weights[:, None],
+        unweighted=means,
+        keys=[(matched.axes, key) for key in np.flatnonzero(mask)[has_any_run].tolist()],
+        scale=numbers.scales[column_index],
     )
 
 
 def _means(sample: np.ndarray) -> np.ndarray:
-    """Of every configuration over its seeds, [configuration]; each has at least one."""
+    """Return the mean of every configuration over its seeds, [configuration]; each row needs at least one value."""
     if sample.shape[1] == 1:
         return sample[:, 0]
     counts = (~np.isnan(sample)).sum(axis=1)
@@ -294,39 +404,60 @@ def _means(sample: np.ndarray) -> np.ndarray:
 
 
 def _weights(strata: np.ndarray, parts: Sequence[np.ndarray]) -> np.ndarray:
-    """Factors by which the mean over all configurations becomes the mean of the strata's means."""
+    """Return factors [configuration] that turn the mean over configurations into the mean of the stratum means."""
     sizes = {level: len(part) for level, part in zip(dict.fromkeys(strata.tolist()), parts, strict=True)}
     return np.array([len(strata) / (len(sizes) * sizes[level]) for level in strata.tolist()])
 
 
-def _missing(numbers: Numbers, corners: np.ndarray, place: int) -> dict[str, int]:
-    """Why these runs, [run, corner], have no difference: the word of the first cell that lacks its number, counted."""
-    found: Counter[str] = Counter()
+def _count_missing(numbers: Numbers, corners: np.ndarray, column_index: int) -> dict[str, int]:
+    """Return how many runs lack a difference, by the placeholder text of the first cell without a number.
+
+    Args:
+        numbers: The numbers of the sweep.
+        corners: Cell indices of the incomplete runs, [run, corner].
+        column_index: Position of the measure.
+    """
+    counts: Counter[str] = Counter()
     for run in corners:
-        cell = next(cell for cell in run.tolist() if math.isnan(numbers.values[cell, place]))
-        found[numbers.word(cell, place)] += 1
-    return dict(found)
+        cell = next(cell for cell in run.tolist() if math.isnan(numbers.values[cell, column_index]))
+        counts[numbers.placeholder(cell, column_index)] += 1
+    return dict(counts)
 
 
-def _worst(numbers: Numbers, made: MatchedDifferences, kept: np.ndarray, place: int, axis: str | None) -> float:
-    """The mean with diverged cells at the worst value possible; NaN where none of these diverged."""
-    filled = numbers.filled[:, place]
-    corners = made.corners[kept]
+def _worst_case_mean(
+    numbers: Numbers, matched: MatchedDifferences, mask: np.ndarray, column_index: int, axis: str | None
+) -> float:
+    """Return the mean difference with diverged cells at the worst possible value; NaN if no cell of `mask` diverged.
+
+    Strata of `axis` get equal weights, as in the row itself; None for plain weights.
+    """
+    filled = numbers.filled[:, column_index]
+    corners = matched.corners[mask]
     listed = (corners >= 0).all(axis=-1, keepdims=True)
-    if not (numbers.diverged[corners, place] & listed).any():
+    if not (numbers.diverged[corners, column_index] & listed).any():
         return math.nan
-    values = np.where(listed, filled[corners], np.nan) @ made.signs
+    values = np.where(listed, filled[corners], np.nan) @ matched.signs
     there = ~np.isnan(values).all(axis=1)
     means = _means(values[there])
     if axis is None or not len(means):
         return float(means.mean()) if len(means) else math.nan
-    strata = made.levels[axis][kept][there]
+    strata = matched.levels[axis][mask][there]
     return float(np.mean([means[strata == level].mean() for level in dict.fromkeys(strata.tolist())]))
 
 
 def heterogeneity_test(strata: Sequence[np.ndarray]) -> tuple[float, float]:
-    """I2 and p of the hypothesis that strata have one mean: Brown and Forsythe's F, which needs no equal variances, with
-    Mehrotra's degrees of freedom. I2 = (F - 1) / F, at least 0. NaN for fewer than two strata, and for strata of one."""
+    """Test that all strata have the same mean, without assuming equal variances.
+
+    Args:
+        strata: Values of each stratum, [n] each.
+
+    Returns:
+        (I2, p). I2 = max(0, (F - 1) / F). Both are NaN for fewer than two strata or a stratum with a single value.
+        Without any variance inside the strata: (1, 0) if their means differ, else (0, 1).
+
+    Source:
+        Brown and Forsythe's F with Mehrotra's degrees of freedom.
+    """
     if len(strata) < 2 or min(len(part) for part in strata) < 2:
         return math.nan, math.nan
     n = np.array([len(part) for part in strata], dtype=float)
@@ -338,22 +469,28 @@ def heterogeneity_test(strata: Sequence[np.ndarray]) -> tuple[float, float]:
     dust = 1e-18 * max(float(np.abs(part).max()) for part in strata) ** 2
     if inside.sum() <= dust:
         return (1.0, 0.0) if between > dust else (0.0, 1.0)
-    f = between / float(inside.sum())
-    below = float((inside.sum() ** 2) / (inside**2 / (n - 1)).sum())
+    statistic = between / float(inside.sum())
+    between_df = float((inside.sum() ** 2) / (inside**2 / (n - 1)).sum())
     squares = variances**2
-    above = float(inside.sum() ** 2 / ((share * variances).sum() ** 2 + (squares * (1 - 2 * share)).sum()))
-    return max(0.0, 1 - 1 / f) if f > 0 else 0.0, float(special.fdtrc(above, below, f))
+    residual_df = float(inside.sum() ** 2 / ((share * variances).sum() ** 2 + (squares * (1 - 2 * share)).sum()))
+    return max(0.0, 1 - 1 / statistic) if statistic > 0 else 0.0, float(
+        special.fdtrc(residual_df, between_df, statistic)
+    )
 
 
 # --- quality against speed ------------------------------------------------------------------------------------------
 
 
 def pareto(points: Sequence[tuple[float, float]], directions: tuple[int, int] = (1, 1)) -> list[bool]:
-    """Which points no other beats: none is at least as good in both coordinates and better in one. `directions` is 1 where
-    more is better, -1 where less is."""
+    """Return a Pareto front mask: True for points that no other equals in both coordinates and beats in one.
+
+    Args:
+        points: (x, y) pairs. Equal points do not dominate each other.
+        directions: 1 where more is better, -1 where less is better, for x and y.
+    """
     scaled = [(x * directions[0], y * directions[1]) for x, y in points]
 
-    def beaten(a: tuple[float, float]) -> bool:
+    def is_dominated(a: tuple[float, float]) -> bool:
         return any(b[0] >= a[0] and b[1] >= a[1] and b != a for b in scaled)
 
-    return [not beaten(point) for point in scaled]
+    return [not is_dominated(point) for point in scaled]

@@ -1,7 +1,7 @@
-"""The design of a sweep: which cells belong together as pairs, fours and eights, and what is measured in them.
+"""Matched pairs, and matched groups of four and eight cells, of a sweep, with the measures that are compared in them.
 
-A *configuration* is what cells share that differ in their seed alone. Two cells are a pair when they agree on the seed and
-on every axis but one; the seeds of a configuration stay together, since they say nothing of another configuration.
+A *configuration* is the set of cells that differ in their seed only. Two cells are a pair if they agree on the seed and
+on every axis but one. The seeds of a configuration stay together, since they say nothing about another configuration.
 """
 
 from __future__ import annotations
@@ -24,62 +24,82 @@ if TYPE_CHECKING:
     import pandas as pd
 
 MOST_LEVELS = 6
-"""Of an axis whose levels are all held against each other; those of a longer one are held against the reference alone."""
+"""Largest number of levels of which all pairs are compared; beyond, each is compared to the reference only."""
 LOSS_DECIMALS = 3
+"""Decimals printed of every number that is not a percentage."""
 DIVERGED = "diverged"
+"""Standing of a cell whose training diverged."""
 
 
 def measures(data: SweepData, *, at_least: int = 2) -> list[Column]:
-    """Every number that effects are worked out for, where at least so many cells have it: those of the complete results, at all
-    context lengths that the grid asks for and averaged over them, a decimal more than is printed of losses."""
-    return _known(data, complete_columns(data, over=all_lengths), at_least)
+    """Return the measures that at least `at_least` cells have, at every context length and averaged over lengths.
+
+    These are the columns of the complete results, with one more decimal for losses.
+    """
+    return _measured_columns(data, complete_columns(data, over=all_lengths), at_least)
 
 
 def main_measures(data: SweepData, *, at_least: int = 2) -> list[Column]:
-    """As `measures`, at the shortest and the longest context length alone."""
-    return _known(data, complete_columns(data, over=ends), at_least)
+    """Return the columns of `measures` at the shortest and the longest context length only."""
+    return _measured_columns(data, complete_columns(data, over=ends), at_least)
 
 
 def first_measures(data: SweepData, *, at_least: int = 2) -> list[Column]:
-    """As `measures`, at the longest context length alone: what a reader asks of first."""
-    return _known(data, complete_columns(data, over=longest), at_least)
+    """Return the columns of `measures` at the longest context length only."""
+    return _measured_columns(data, complete_columns(data, over=longest), at_least)
 
 
-def _known(data: SweepData, columns: Sequence[Column], at_least: int) -> list[Column]:
-    found = {}
+def _measured_columns(data: SweepData, columns: Sequence[Column], at_least: int) -> list[Column]:
+    """Return the distinct columns that at least `at_least` cells have, with LOSS_DECIMALS unless a percentage."""
+    by_key = {}
     for column in columns:
         if len(data.numbers(data.cells, column)) >= at_least:
-            found[column.key] = replace(column, decimals=column.decimals if column.percent else LOSS_DECIMALS)
-    return list(found.values())
+            by_key[column.key] = replace(column, decimals=column.decimals if column.percent else LOSS_DECIMALS)
+    return list(by_key.values())
 
 
 def factors(data: SweepData) -> list[str]:
-    """The axes that vary, the five first; the seed is none of them."""
+    """Return the axes with more than one level, fixed axes before extra axes; the seed is not an axis."""
     return [axis for axis in AXES if len(data.levels(axis)) > 1] + data.extra_axes()
 
 
-def contrast_column(data: SweepData, one: Contrast) -> Column:
-    """The column of the number that a contrast is about."""
-    known = data.metric(one.probe, one.metric)
-    heading = known.heading or f"{one.probe}.{one.metric}"
-    base = column_of(one.probe, known, heading, length=one.length or 0)
+def contrast_column(data: SweepData, contrast: Contrast) -> Column:
+    """Return the column of the measure that a declared contrast compares.
+
+    Without a length in the contrast it is the length-weighted average ("avg"); a length of 0 is a measure without
+    lengths.
+    """
+    metric = data.metric(contrast.probe, contrast.metric)
+    heading = metric.heading or f"{contrast.probe}.{contrast.metric}"
+    base = column_of(contrast.probe, metric, heading, length=contrast.length or 0)
     base = base if base.percent else replace(base, decimals=LOSS_DECIMALS)
-    if one.length is None:
-        return replace(base, heading=f"{heading} avg", metric=one.metric + WEIGHTED_SUFFIX)
-    return replace(base, heading=f"{heading}@{format_length(one.length)}") if one.length else base
+    if contrast.length is None:
+        return replace(base, heading=f"{heading} avg", metric=contrast.metric + WEIGHTED_SUFFIX)
+    return replace(base, heading=f"{heading}@{format_length(contrast.length)}") if contrast.length else base
 
 
-def level_pairs(data: SweepData, axis: str, *, every: bool = True) -> list[tuple[str, str]]:
-    """(level, reference) of an axis: every level against the reference level, then the others against each other."""
+def level_pairs(data: SweepData, axis: str, *, all_pairs: bool = True) -> list[tuple[str, str]]:
+    """Return the (level, reference) pairs of an axis.
+
+    Every level against the reference level comes first. With `all_pairs`, and at most MOST_LEVELS levels, the pairs of
+    the other levels follow, the later level against the earlier one.
+    """
     levels = data.levels(axis)
     first = reference_level(levels)
     rest = [level for level in levels if level != first]
-    against = [(level, first) for level in rest]
-    return against + [(b, a) for a, b in combinations(rest, 2)] if every and len(levels) <= MOST_LEVELS else against
+    against_reference = [(level, first) for level in rest]
+    return (
+        against_reference + [(b, a) for a, b in combinations(rest, 2)]
+        if all_pairs and len(levels) <= MOST_LEVELS
+        else against_reference
+    )
 
 
 def numbers_of(data: SweepData, column: Column) -> pd.DataFrame:
-    """One row a cell that has the number: cell, attempt, seed, every axis, value."""
+    """Return a frame with one row per cell that has the number, in the sweep's order.
+
+    Columns: cell (id), attempt (id), seed, every axis (level as text), value (float, shares as fractions).
+    """
     import pandas as pd  # most tables do without it, and reading it in takes half a second
 
     axes = (*AXES, *data.extra_axes())
@@ -94,7 +114,7 @@ def numbers_of(data: SweepData, column: Column) -> pd.DataFrame:
 
 
 def origins_of(frame: pd.DataFrame, *suffixes: str) -> tuple[tuple[str, int | None], ...]:
-    """The (cell, attempt) pairs of a frame of pairs, whose columns `cell` and `attempt` end in these."""
+    """Return the (cell id, attempt id) pairs of a frame, from its columns `cell` and `attempt` with each suffix."""
     return tuple(
         (str(cell), int(attempt))
         for end in suffixes
@@ -107,11 +127,11 @@ def origins_of(frame: pd.DataFrame, *suffixes: str) -> tuple[tuple[str, int | No
 
 @dataclass(frozen=True)
 class MatchedDifferences:
-    """Differences of one kind over the whole sweep: of levels of one axis, or differences of differences for several.
+    """Differences between levels of one axis, or differences of differences for several axes, over the full sweep.
 
-    `corners` are cells, [configuration, seed, corner], -1 where the grid lists none; a corner's sign is in `signs`.
-    `differences` are [configuration, seed, measure], NaN where a number is lacking. `levels` is the level of every other axis,
-    by axis: [configuration].
+    `axes` are the axes that are compared. `corners` are cell indices, [configuration, seed, corner], -1 where the grid
+    lists no cell; `signs` [corner] is the sign of each corner. `differences` is [configuration, seed, measure], NaN
+    where a number is missing. `levels` gives the level of every other axis, by axis: [configuration].
     """
 
     axes: tuple[str, ...]
@@ -122,84 +142,123 @@ class MatchedDifferences:
 
 
 class Numbers:
-    """The numbers of a sweep as arrays: [cell, measure]."""
+    """Numbers of a sweep as arrays [cell, measure], with the matched differences between any levels.
+
+    `values` is NaN where a cell lacks the number; `attempts` holds the attempt ids, 0 where it does. `cells`, `columns`
+    and `axes` name the rows, the columns and all axes.
+    """
 
     def __init__(self, data: SweepData, columns: Sequence[Column]) -> None:
+        """Read the numbers of all cells.
+
+        Args:
+            data: The sweep.
+            columns: Measures, in the order of the second dimension; may be empty.
+        """
         self.data, self.columns, self.cells = data, list(columns), list(data.cells)
         self.axes = [*AXES, *data.extra_axes()]
-        found = [[data.given(cell, one) for one in self.columns] for cell in self.cells]
+        measured = [[data.given(cell, column) for column in self.columns] for cell in self.cells]
         shape = (len(self.cells), len(self.columns))
-        known = [[np.nan if v is None or v.value is None else v.value for v in row] for row in found]
-        self.values = np.array(known, dtype=float).reshape(shape)
-        self.attempts = np.array([[0 if v is None else v.attempt_id for v in row] for row in found]).reshape(shape)
-        self._given = found
+        values = [[np.nan if v is None or v.value is None else v.value for v in row] for row in measured]
+        self.values = np.array(values, dtype=float).reshape(shape)
+        self.attempts = np.array([[0 if v is None else v.attempt_id for v in row] for row in measured]).reshape(shape)
+        self._measured = measured
         standings = [data.standing(cell) for cell in self.cells]
         self.diverged = np.isnan(self.values) & (np.array(standings, dtype=object) == DIVERGED)[:, None]
         """Cells that lack a number because their training diverged, [cell, measure]."""
         seeds = sorted({cell.seed for cell in self.cells})
         self._seeds = np.array([seeds.index(cell.seed) for cell in self.cells], dtype=int)
-        self._words: dict[tuple[int, int], str] = {}
-        self._places: dict[tuple[str, ...], tuple[np.ndarray, dict[str, np.ndarray]]] = {}
+        self._placeholders: dict[tuple[int, int], str] = {}
+        self._tables: dict[tuple[str, ...], tuple[np.ndarray, dict[str, np.ndarray]]] = {}
         self._pairs: dict[tuple[str, int], tuple[str, int]] = {}
         self._origins: dict[int, list[tuple[str, int]]] = {}
 
     @cached_property
     def _codes(self) -> dict[str, tuple[list[str], np.ndarray]]:
-        """By axis: its levels, and which of them each cell stands at."""
-        found = {}
+        """Levels of each axis in order of appearance, and the index of the level of each cell, by axis."""
+        codes = {}
         for axis in self.axes:
-            words = [cell_level(cell, axis) for cell in self.cells]
-            names = list(dict.fromkeys(words))
-            place = {name: index for index, name in enumerate(names)}
-            found[axis] = names, np.array([place[word] for word in words], dtype=int)
-        return found
+            cell_levels = [cell_level(cell, axis) for cell in self.cells]
+            names = list(dict.fromkeys(cell_levels))
+            index_by_level = {name: index for index, name in enumerate(names)}
+            codes[axis] = names, np.array([index_by_level[word] for word in cell_levels], dtype=int)
+        return codes
 
-    def contrasted(self, levels: Mapping[str, tuple[str, str]]) -> MatchedDifferences:
-        """The differences of these levels, axis -> (level, reference): of one axis, or of differences for several."""
+    def differences_between(self, levels: Mapping[str, tuple[str, str]]) -> MatchedDifferences:
+        """Return the matched differences of these levels over all configurations of the other axes.
+
+        Args:
+            levels: (level, reference) by axis. One axis gives differences, several give differences of differences.
+                Levels that the sweep lacks give NaN differences and corners of -1.
+
+        Raises:
+            KeyError: The sweep has no such axis.
+        """
         if unknown := levels.keys() - self._codes.keys():
             raise KeyError(f"the sweep has no axis {min(unknown)}")
-        places, others = self._table(tuple(levels))
+        table, remaining_levels = self._table(tuple(levels))
         picks, signs = [], []
         for corner in product((0, 1), repeat=len(levels)):
-            words = [(axis, pair[end]) for end, (axis, pair) in zip(corner, levels.items(), strict=True)]
-            known = all(word in self._codes[axis][0] for axis, word in words)
-            at = tuple(self._codes[axis][0].index(word) for axis, word in words) if known else ()
-            there = places
-            for level in at:
-                there = there[:, level]
-            picks.append(there if known else np.full((len(places), places.shape[-1]), -1))
+            corner_levels = [(axis, pair[end]) for end, (axis, pair) in zip(corner, levels.items(), strict=True)]
+            is_present = all(word in self._codes[axis][0] for axis, word in corner_levels)
+            corner_indices = (
+                tuple(self._codes[axis][0].index(word) for axis, word in corner_levels) if is_present else ()
+            )
+            cells = table
+            for level in corner_indices:
+                cells = cells[:, level]
+            picks.append(cells if is_present else np.full((len(table), table.shape[-1]), -1))
             signs.append((-1.0) ** sum(corner))
         corners = np.stack(picks, axis=-1)
         listed = corners >= 0
         numbers = np.where(listed[..., None], self.values[corners], np.nan)
         # in this order, so that a difference of differences of equal numbers is zero
         weights = np.array(signs)
-        return MatchedDifferences(tuple(levels), corners, weights, np.einsum("ksjm,j->ksm", numbers, weights), others)
+        return MatchedDifferences(
+            tuple(levels), corners, weights, np.einsum("ksjm,j->ksm", numbers, weights), remaining_levels
+        )
 
     def _table(self, axes: tuple[str, ...]) -> tuple[np.ndarray, dict[str, np.ndarray]]:
-        """Which cell stands where, [configuration of the other axes, level of each of these, seed], -1 for none; and the
-        levels of the other axes, by axis."""
-        if axes not in self._places:
-            others = [axis for axis in self.axes if axis not in axes]
-            keys = np.array([self._codes[axis][1] for axis in others], dtype=int).reshape(len(others), -1).T
-            found, which = np.unique(keys, axis=0, return_inverse=True)
-            sizes = [len(self._codes[axis][0]) for axis in axes]
-            places = np.full((len(found), *sizes, int(self._seeds.max(initial=0)) + 1), -1)
-            at = (which.reshape(-1), *(self._codes[axis][1] for axis in axes), self._seeds)
-            places[at] = np.arange(len(self.cells))
-            levels = {a: np.array(self._codes[a][0], dtype=object)[found[:, i]] for i, a in enumerate(others)}
-            self._places[axes] = places, levels
-        return self._places[axes]
+        """Return the cells arranged by configuration of the axes other than `axes`; cached.
 
-    def word(self, cell: int, measure: int) -> str:
-        """What a table prints in place of a number that the cell lacks."""
-        if (cell, measure) not in self._words:
-            given = self._given[cell][measure]
-            self._words[cell, measure] = placeholder_for_cell(self.data, self.cells[cell], self.columns[measure], given)
-        return self._words[cell, measure]
+        Returns:
+            (cell indices [configuration, level of each axis of `axes`, seed], -1 for no cell; levels of the other axes,
+            by axis).
+        """
+        if axes not in self._tables:
+            remaining_axes = [axis for axis in self.axes if axis not in axes]
+            keys = (
+                np.array([self._codes[axis][1] for axis in remaining_axes], dtype=int)
+                .reshape(len(remaining_axes), -1)
+                .T
+            )
+            configurations, configuration_index = np.unique(keys, axis=0, return_inverse=True)
+            sizes = [len(self._codes[axis][0]) for axis in axes]
+            table = np.full((len(configurations), *sizes, int(self._seeds.max(initial=0)) + 1), -1)
+            positions = (configuration_index.reshape(-1), *(self._codes[axis][1] for axis in axes), self._seeds)
+            table[positions] = np.arange(len(self.cells))
+            levels = {
+                a: np.array(self._codes[a][0], dtype=object)[configurations[:, i]] for i, a in enumerate(remaining_axes)
+            }
+            self._tables[axes] = table, levels
+        return self._tables[axes]
+
+    def placeholder(self, cell: int, measure: int) -> str:
+        """Return the text that a table prints in place of the number that a cell lacks; cached.
+
+        Args:
+            cell: Index of the cell.
+            measure: Index of the column.
+        """
+        if (cell, measure) not in self._placeholders:
+            measured = self._measured[cell][measure]
+            self._placeholders[cell, measure] = placeholder_for_cell(
+                self.data, self.cells[cell], self.columns[measure], measured
+            )
+        return self._placeholders[cell, measure]
 
     def origins(self, cells: np.ndarray, measure: int) -> tuple[tuple[str, int | None], ...]:
-        """The (cell, attempt) pairs of these cells for that number."""
+        """Return the (cell id, attempt id) pairs of cell indices for the column at index `measure`; cached."""
         if measure not in self._origins:
             # one pair for all rows and, mostly, all measures: a large sweep has millions of places for it
             pairs = zip((cell.cell_id for cell in self.cells), self.attempts[:, measure].tolist(), strict=True)
@@ -208,39 +267,48 @@ class Numbers:
 
     @cached_property
     def scales(self) -> list[float]:
-        """The largest size of each number, [measure]; 0 where there is none."""
-        return [float(np.abs(some[~np.isnan(some)]).max(initial=0.0)) for some in self.values.T]
+        """Largest absolute value of each measure, [measure]; 0 where no cell has the number."""
+        return [float(np.abs(values[~np.isnan(values)]).max(initial=0.0)) for values in self.values.T]
 
     @cached_property
     def filled(self) -> np.ndarray:
-        """The numbers, those of diverged cells at the worst value possible, [cell, measure]."""
+        """Values with those of diverged cells at the worst possible value, [cell, measure]."""
         return np.where(self.diverged, self.worst, self.values)
 
     @cached_property
     def worst(self) -> np.ndarray:
-        """The worst that each number can be, [measure]: 0 or 1 for shares, else the worst measured; NaN for what has no better
-        side, and for speeds, which an end in divergence does not make worse."""
-        found = np.full(len(self.columns), np.nan)
-        for place, one in enumerate(self.columns):
-            known = self.values[:, place][~np.isnan(self.values[:, place])]
-            if not one.direction or one.probe == "throughput" or not len(known):
+        """Worst possible value of each measure, [measure]: 0 or 1 for shares, else the worst measured.
+
+        NaN for a measure without a better side, for speeds (divergence does not make them worse), and without any
+        number.
+        """
+        worst = np.full(len(self.columns), np.nan)
+        for index, column in enumerate(self.columns):
+            measured = self.values[:, index][~np.isnan(self.values[:, index])]
+            if not column.direction or column.probe == "throughput" or not len(measured):
                 continue
-            if one.percent:
-                found[place] = 0.0 if one.direction > 0 else 1.0
+            if column.percent:
+                worst[index] = 0.0 if column.direction > 0 else 1.0
             else:
-                found[place] = known.min() if one.direction > 0 else known.max()
-        return found
+                worst[index] = measured.min() if column.direction > 0 else measured.max()
+        return worst
 
 
-def within(levels: Mapping[str, np.ndarray], where: Mapping[str, str], size: int) -> np.ndarray:
-    """Which configurations stand at these levels, [configuration]; none where an axis is the one that is contrasted."""
-    kept = np.ones(size, dtype=bool)
+def subset_mask(levels: Mapping[str, np.ndarray], where: Mapping[str, str], size: int) -> np.ndarray:
+    """Return a mask of the configurations at the given levels, [configuration].
+
+    Args:
+        levels: Level of every axis that is not compared, by axis: [configuration].
+        where: Required level by axis. No configuration matches if one of them is an axis that is compared.
+        size: Number of configurations.
+    """
+    mask = np.ones(size, dtype=bool)
     for axis, level in where.items():
-        kept &= levels[axis] == level if axis in levels else np.zeros(size, dtype=bool)
-    return kept
+        mask &= levels[axis] == level if axis in levels else np.zeros(size, dtype=bool)
+    return mask
 
 
 def level_combinations(pairs: Mapping[str, Sequence[tuple[str, str]]]) -> Iterator[dict[str, tuple[str, str]]]:
-    """Every combination of these (level, reference) pairs, axis -> pair, the last axis fastest."""
+    """Yield all combinations of (level, reference) pairs, one per axis, as axis -> pair; the last axis is fastest."""
     for chosen in product(*pairs.values()):
         yield dict(zip(pairs, chosen, strict=True))

@@ -1,4 +1,7 @@
-"""What a network scores on the needle that has retrieved nothing: the best constant answer on the very trials that were asked."""
+"""Baseline of the needle probe: the score of the best constant answer on the trials of the sweep.
+
+It is the score of a network that retrieves nothing and always answers the same digit.
+"""
 
 from __future__ import annotations
 
@@ -15,59 +18,83 @@ from ...number_format import format_length, format_number
 from ...sweep_data import WEIGHTED_SUFFIX, SweepData, cell_level
 from ...table import TableEntry
 from ..significance.paired_tests import ALPHA
-from ..significance.trial_intervals import CONSTANT, DIGITS, ceilings, independent_trials
+from ..significance.trial_intervals import CONSTANT, DIGITS, constant_answer_scores, independent_trials
 from .effect_types import Effect
 
 DUST = 1e-9
 
 
 def ceiling(data: SweepData, length: int) -> float | None:
-    """The share of the needle's digits that one and the same digit, answered everywhere, gets right at that context length.
+    """Return the share of the needle's digits that the best constant digit gets right at a context length.
 
-    Keys and digits are drawn once from a seed, so this is a fact of the trials and above 1 in 10. Where cells were asked
-    different digits, of the cells whose trials favour it most. Length 0 stands for the length-weighted mean over all lengths.
-    None where it was not recorded.
+    Keys and digits are drawn once from a seed, so this is a property of the trials and is above 1 in 10. Where cells
+    have different trials, the largest of their scores is returned.
+
+    Args:
+        data: The sweep.
+        length: Context length in tokens; 0 for the length-weighted mean over all lengths with a score.
+
+    Returns:
+        A fraction in [0, 1]; None if it was not recorded.
     """
     if not length:
-        known = {one: found for one in data.lengths(*DIGITS) if one and (found := ceiling(data, one)) is not None}
-        return sum(one * found for one, found in known.items()) / sum(known) if known else None
+        by_length = {
+            each_length: score
+            for each_length in data.lengths(*DIGITS)
+            if each_length and (score := ceiling(data, each_length)) is not None
+        }
+        return (
+            sum(each_length * score for each_length, score in by_length.items()) / sum(by_length) if by_length else None
+        )
     values = (data.values.get((cell.cell_id, *key, length)) for cell in data.cells for key in (CONSTANT, DIGITS))
-    return ceilings((value for value in values if value is not None), data.sweep in paper.SWEEPS).get(length)
+    return constant_answer_scores((value for value in values if value is not None), data.sweep in paper.SWEEPS).get(
+        length
+    )
 
 
 def yardstick(data: SweepData, lengths: Iterable[int] | None = None) -> str:
-    """In a few words, in percent: what a guess scores, and always the same digit at these lengths (None: all that are shown)."""
+    """Return a phrase with the scores, in percent, of a guess and of the best constant digit.
+
+    Args:
+        data: The sweep.
+        lengths: Context lengths in tokens, over which the range is given; None for all lengths that are shown.
+    """
     guess = metrics.metric(*DIGITS).chance_text.removesuffix("%")
     wanted = [length for length in (data.lengths(*DIGITS) if lengths is None else lengths) if length]
-    found = sorted(
-        {format_number(one, 1, percent=True) for length in wanted if (one := ceiling(data, length)) is not None},
+    scores = sorted(
+        {format_number(score, 1, percent=True) for length in wanted if (score := ceiling(data, length)) is not None},
         key=float,
     )
-    if not found:
+    if not scores:
         return f"a guess: {guess}; the same digit everywhere: more, not recorded"
-    return f"the same digit everywhere: {' to '.join(dict.fromkeys((found[0], found[-1])))}; a guess: {guess}"
+    return f"the same digit everywhere: {' to '.join(dict.fromkeys((scores[0], scores[-1])))}; a guess: {guess}"
 
 
 def needle_note(data: SweepData, heading: str = "Ndl") -> str:
-    """The note under every table that prints needle accuracies."""
+    """Return the note under every table that prints needle accuracies; `heading` is that of its columns."""
     return f"{heading}: needle digits right, in % ({yardstick(data)})."
 
 
 def needle_caption(data: SweepData, lengths: Iterable[int] | None = None) -> str:
-    """The sentence for a picture of needle accuracies among other numbers."""
+    """Return the caption sentence of a figure that shows needle accuracies among other numbers.
+
+    Args:
+        data: The sweep.
+        lengths: Context lengths of the figure, in tokens; None for all lengths that are shown.
+    """
     return f"Needle digits right, in %: {yardstick(data, lengths)}."
 
 
-def mentions_needle(entries: Iterable[TableEntry], words: Iterable[str] = ()) -> bool:
-    """Whether any of these is a needle accuracy or worked out from some, or any of the words a heading of it (Ndl@64K)."""
+def mentions_needle(entries: Iterable[TableEntry], labels: Iterable[str] = ()) -> bool:
+    """Return True if any entry is a needle accuracy or derived from one, or any label is its heading (`Ndl@64K`)."""
     heading = metrics.metric(*DIGITS).heading
-    if any(word.partition("@")[0].partition(" ")[0] == heading for word in words):
+    if any(word.partition("@")[0].partition(" ")[0] == heading for word in labels):
         return True
-    return any((one.probe, (one.metric or "").removesuffix(WEIGHTED_SUFFIX)) == DIGITS for one in entries)
+    return any((entry.probe, (entry.metric or "").removesuffix(WEIGHTED_SUFFIX)) == DIGITS for entry in entries)
 
 
 def below_baseline_note(data: SweepData) -> str:
-    """How many cells score no more than the best constant answer, length by length: what tells those apart is luck."""
+    """Return a note on how many cells score at most the best constant answer, by length; empty if no cell does."""
     counts: Counter[int] = Counter()
     cells: Counter[int] = Counter()
     for length in filter(None, data.lengths(*DIGITS)):
@@ -78,54 +105,77 @@ def below_baseline_note(data: SweepData) -> str:
             cells[length], counts[length] = len(shares), sum(share <= level + DUST for share in shares)
     if not any(counts.values()):
         return ""
-    told = ", ".join(f"{count} of {cells[length]} at {format_length(length)}" for length, count in counts.items())
-    return f"Cells that score no more than that: {told}; a difference between two of those says nothing of retrieval."
+    counts_text = ", ".join(
+        f"{count} of {cells[length]} at {format_length(length)}" for length, count in counts.items()
+    )
+    return f"Cells that score no more than that: {counts_text}; a difference between two of those says nothing of retrieval."
 
 
-def flag_chance_level(data: SweepData, found: Sequence[Effect]) -> list[Effect]:
-    """The rows of the declared contrasts, of which each says whether both of its sides are at chance (`is_at_chance`)."""
-    return [replace(row, floor=_knows_nothing(data, row, one)) for row, one in zip(found, data.contrasts, strict=True)]
+def flag_chance_level(data: SweepData, effects: Sequence[Effect]) -> list[Effect]:
+    """Return the rows of the declared contrasts with `is_at_chance` set where both sides are at chance level.
+
+    Args:
+        data: The sweep.
+        effects: Rows of the declared contrasts, in the grid's order.
+    """
+    return [
+        replace(row, floor=_both_sides_at_chance(data, row, contrast))
+        for row, contrast in zip(effects, data.contrasts, strict=True)
+    ]
 
 
-def _knows_nothing(data: SweepData, row: Effect, one: Contrast) -> bool:
-    if (one.probe, one.metric) != DIGITS or not row.pairs:
+def _both_sides_at_chance(data: SweepData, row: Effect, contrast: Contrast) -> bool:
+    """Return True if the contrast compares needle accuracies, has pairs, and both of its sides are at chance level."""
+    if (contrast.probe, contrast.metric) != DIGITS or not row.pairs:
         return False
-    within = [cell for cell in data.cells if all(cell_level(cell, axis) == level for axis, level in one.within.items())]
+    within = [
+        cell for cell in data.cells if all(cell_level(cell, axis) == level for axis, level in contrast.within.items())
+    ]
     sides = [
         [cell.cell_id for cell in within if cell_level(cell, row.axis) == level] for level in (row.level, row.reference)
     ]
-    return is_at_chance(data, sides, data.averaged(*DIGITS) if one.length is None else [one.length])
+    return is_at_chance(data, sides, data.averaged_lengths(*DIGITS) if contrast.length is None else [contrast.length])
 
 
 def is_at_chance(data: SweepData, sides: Iterable[Iterable[str]], lengths: Iterable[int]) -> bool:
-    """Whether nobody retrieves anything at these lengths, of cells that are compared side against side.
+    """Return True if no compared cell, and no mean of a side, beats the best constant answer by more than chance.
 
-    So it is where neither a cell nor the mean of a side answers more of the needle's digits than the best constant answer by more than
-    the trials can make it: binomial, cells at 5% over all of them, means at 5% over all of those. A mean counts as one cell, since all
-    answer the same trials. False where nothing is known of them, or of the constant answer.
+    Tests are binomial, at 5% over all cells and at 5% over all means (Bonferroni). A mean has as many trials as one
+    cell, since all cells answer the same trials.
+
+    Args:
+        data: The sweep.
+        sides: Cell ids of each compared group.
+        lengths: Context lengths in tokens; all must be at chance.
+
+    Returns:
+        False also if no cell has an accuracy, or the baseline of a length was not recorded.
     """
     sides, lengths = [list(side) for side in sides], list(lengths)
-    of_cells, of_means = [], []
+    cell_p, mean_p = [], []
     for length in lengths:
-        level = ceiling(data, length)
-        if level is None:
+        baseline = ceiling(data, length)
+        if baseline is None:
             return False
         for side in sides:
             values = (data.values.get((cell, *DIGITS, length)) for cell in side)
-            known = [
+            shares_and_trials = [
                 (value.value, independent_trials(value, data.values))
                 for value in values
                 if value is not None and value.value is not None
             ]
-            of_cells += [_by_luck(share, trials, level) for share, trials in known]
-            if known:
-                fewest = min((trials for _, trials in known if trials), default=None)
-                of_means.append(_by_luck(fmean(share for share, _ in known), fewest, level))
-    return bool(of_cells) and min(of_cells) > ALPHA / len(of_cells) and min(of_means) > ALPHA / len(of_means)
+            cell_p += [_chance_p(share, trials, baseline) for share, trials in shares_and_trials]
+            if shares_and_trials:
+                fewest = min((trials for _, trials in shares_and_trials if trials), default=None)
+                mean_p.append(_chance_p(fmean(share for share, _ in shares_and_trials), fewest, baseline))
+    return bool(cell_p) and min(cell_p) > ALPHA / len(cell_p) and min(mean_p) > ALPHA / len(mean_p)
 
 
-def _by_luck(share: float, trials: int | None, level: float) -> float:
-    """Chance of such a share, or a larger one, of an answer that is right with probability `level`; without trials 1 or 0."""
+def _chance_p(share: float, trials: int | None, level: float) -> float:
+    """Return the probability that answers right with chance `baseline` reach at least this share of right digits.
+
+    Without a number of trials it is 1 if the share does not exceed `baseline`, else 0.
+    """
     if not trials or share <= level + DUST:
         return float(share <= level + DUST)
     # the binomial tail, which also knows what lies between two counts: digits are parts of a trial

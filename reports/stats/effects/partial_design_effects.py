@@ -1,4 +1,7 @@
-"""Effects, interactions and declared contrasts of a partial design: by least squares over its cells, since few of them are pairs."""
+"""Effects, interactions and declared contrasts of a partial design, estimated by least squares over its cells.
+
+A partial design lists too few cells for matched pairs.
+"""
 
 from __future__ import annotations
 
@@ -17,7 +20,7 @@ from ...number_format import Column
 from ...sweep_data import SweepData
 from ..noise.run_noise import STRATUM_AXES
 from ..significance.paired_tests import FITTED, holm
-from .effect_types import NO_TEST, EffectRow, where_text
+from .effect_types import NO_TEST, EffectRow, subset_text
 from .matched_groups import Numbers, level_combinations, level_pairs
 
 Levels = Mapping[str, tuple[str, str]]
@@ -26,94 +29,136 @@ Levels = Mapping[str, tuple[str, str]]
 
 @dataclass(kw_only=True)
 class FittedRow(EffectRow):
-    """A row with the estimate that it tells of."""
+    """An effect row with the least-squares estimate that it reports."""
 
     estimate: Estimate
 
 
 class FittedDesign:
-    """The rows of a partial design, fitted measure by measure; seeds of a configuration are one observation, their mean."""
+    """Estimator of the effects of a partial design; one least-squares fit per measure, made on first use and cached.
+
+    The seeds of a configuration are one observation, their mean.
+    """
 
     def __init__(self, data: SweepData, design: Design, columns: Sequence[Column]) -> None:
+        """Read the numbers of all cells.
+
+        Args:
+            data: The sweep.
+            design: Its partial design, with the linear model.
+            columns: Measures.
+        """
         self.data, self.design, self.columns = data, design, list(columns)
         self.axes = list(design.space.axes)
         self.numbers = Numbers(data, columns)
-        places = [SweepData.place(design, cell) for cell in data.cells]
-        self._places = np.array([-1 if place is None else place for place in places])
+        design_indices = [SweepData.place(design, cell) for cell in data.cells]
+        self._design_index = np.array([-1 if index is None else index for index in design_indices])
         self._fits: dict[int, tuple[DesignRegression, dict[str, Any]]] = {}
         self._weights: dict[tuple[Any, ...], np.ndarray] = {}
 
-    def fit(self, place: int) -> tuple[DesignRegression, dict[str, Any]]:
-        """The fit of a measure, and the fields that all its rows have; those of pairs alone are empty."""
-        if place not in self._fits:
-            values = self.numbers.values[:, place]
-            inside = self._places >= 0
-            have = inside & ~np.isnan(values)
-            members = np.unique(self._places[have])
-            seeds = np.array([(have & (self._places == one)).sum() for one in members], dtype=int)
-            means = np.array([values[have & (self._places == one)].mean() for one in members])
-            lacking = Counter(self.numbers.word(cell, place) for cell in np.flatnonzero(inside & ~have).tolist())
+    def fit(self, column_index: int) -> tuple[DesignRegression, dict[str, Any]]:
+        """Return the least-squares fit of a measure, and the fields that all its rows share, by name; cached.
+
+        Fields that only matched pairs have (median, sign test, heterogeneity, worst case) are NaN or 0.
+        """
+        if column_index not in self._fits:
+            values = self.numbers.values[:, column_index]
+            in_design = self._design_index >= 0
+            has_value = in_design & ~np.isnan(values)
+            members = np.unique(self._design_index[has_value])
+            seeds = np.array([(has_value & (self._design_index == member)).sum() for member in members], dtype=int)
+            means = np.array([values[has_value & (self._design_index == member)].mean() for member in members])
+            missing = Counter(
+                self.numbers.placeholder(cell, column_index) for cell in np.flatnonzero(in_design & ~has_value).tolist()
+            )
             fields = dict.fromkeys(("median", "p_sign", "i2", "p_heterogeneity", "worst"), math.nan) | {
-                "measure": self.columns[place],
+                "measure": self.columns[column_index],
                 "n": len(members),
                 "seeds": int(seeds.max(initial=0)),
-                "expected": len(np.unique(self._places[inside])),
-                "missing": dict(lacking),
-                "origins": self.numbers.origins(np.flatnonzero(have), place),
+                "expected": len(np.unique(self._design_index[in_design])),
+                "missing": dict(missing),
+                "origins": self.numbers.origins(np.flatnonzero(has_value), column_index),
                 **dict.fromkeys(("up", "down", "ties"), 0),
             }
-            self._fits[place] = DesignRegression(self.design.model, members, means), fields
-        return self._fits[place]
+            self._fits[column_index] = DesignRegression(self.design.model, members, means), fields
+        return self._fits[column_index]
 
-    def known(self, levels: Levels, within: Mapping[str, str]) -> bool:
-        """Whether the design has these levels."""
+    def has_levels(self, levels: Levels, subset: Mapping[str, str]) -> bool:
+        """Return True if the design's space contains all these levels, and those of `subset`."""
         axes = self.design.space.axes
         both = all(axis in axes and set(pair) <= set(axes[axis]) for axis, pair in levels.items())
-        return both and all(word in axes[axis] for axis, word in within.items())
+        return both and all(word in axes[axis] for axis, word in subset.items())
 
-    def declared(self, place: int, levels: Levels, where: Mapping[str, str]) -> FittedRow:
-        """The estimate of these differences of one measure, whether or not the cells tell it."""
-        fit, fields = self.fit(place)
-        inside = {axis: word for axis, word in where.items() if axis in self.axes}
-        key = tuple(levels.items()), tuple(inside.items())
+    def contrast_row(self, column_index: int, levels: Levels, subset: Mapping[str, str]) -> FittedRow:
+        """Return the row of one difference of one measure; its estimate is NaN if the cells cannot determine it.
+
+        Args:
+            column_index: Position of the measure among the columns.
+            levels: (level, reference) by axis; several axes give an interaction.
+            subset: Level by axis at which the difference is taken; empty for the average over the design's space.
+        """
+        fit, fields = self.fit(column_index)
+        in_subset = {axis: word for axis, word in subset.items() if axis in self.axes}
+        key = tuple(levels.items()), tuple(in_subset.items())
         if key not in self._weights:
-            stratum = next((a for a in STRATUM_AXES if a not in levels and a not in inside and a in self.axes), None)
+            stratum = next((a for a in STRATUM_AXES if a not in levels and a not in in_subset and a in self.axes), None)
             model = self.design.model
-            known = self.known(levels, inside)
-            self._weights[key] = model.contrasted(levels, inside, stratum) if known else np.zeros(model.every.shape[1])
-        one = fit.estimate(self._weights[key])
-        own = {"mean": one.value, "low": one.low, "high": one.high, "p": one.p, "where": where_text(where)}
-        own |= {"method": NO_TEST if math.isnan(one.p) else FITTED}
-        own |= {"family": f"{self.columns[place].heading}: {' x '.join(levels)}"}
-        return FittedRow(place=place, levels=levels, fields=fields | own, estimate=one)
+            is_present = self.has_levels(levels, in_subset)
+            self._weights[key] = (
+                model.contrasted(levels, in_subset, stratum) if is_present else np.zeros(model.every.shape[1])
+            )
+        estimate = fit.estimate(self._weights[key])
+        row_fields = {
+            "mean": estimate.value,
+            "low": estimate.low,
+            "high": estimate.high,
+            "p": estimate.p,
+            "where": subset_text(subset),
+        }
+        row_fields |= {"method": NO_TEST if math.isnan(estimate.p) else FITTED}
+        row_fields |= {"family": f"{self.columns[column_index].heading}: {' x '.join(levels)}"}
+        return FittedRow(column_index=column_index, levels=levels, fields=fields | row_fields, estimate=estimate)
 
-    def effects(self, levels: Levels, within: bool) -> Iterator[FittedRow]:
-        """The estimates of two levels of an axis over the whole grid and, `within` the mixers, where the design estimates what
-        these do to that axis."""
+    def effect_rows(self, levels: Levels, include_strata: bool) -> Iterator[FittedRow]:
+        """Yield the estimable differences of two levels of an axis, for every measure.
+
+        They are over the full space and, with `include_strata`, within each mixer if the model has the mixer-by-axis
+        interaction.
+        """
         first, (axis,) = STRATUM_AXES[0], levels
-        split = within and first != axis and self.design.space.term((first, axis)) in self.design.terms
-        wheres = [{}, *({first: level} for level in self.design.space.axes[first])] if split else [{}]
-        return self._estimable_rows(levels, *wheres)
+        has_stratum_term = (
+            include_strata and first != axis and self.design.space.term((first, axis)) in self.design.terms
+        )
+        subsets = [{}, *({first: level} for level in self.design.space.axes[first])] if has_stratum_term else [{}]
+        return self._estimable_rows(levels, *subsets)
 
-    def interactions(self) -> Iterator[FittedRow]:
-        """The interactions that the design estimates, against the reference levels, for mixers between all of them."""
+    def interaction_rows(self) -> Iterator[FittedRow]:
+        """Yield the interactions of the design's model, against reference levels, and for mixers between all pairs."""
         for term in (term for term in self.design.terms if len(term) > 1):
             for levels in level_combinations(
-                {axis: level_pairs(self.data, axis, every=axis == STRATUM_AXES[0]) for axis in term}
+                {axis: level_pairs(self.data, axis, all_pairs=axis == STRATUM_AXES[0]) for axis in term}
             ):
                 yield from self._estimable_rows(levels, {})
 
-    def _estimable_rows(self, levels: Levels, *wheres: Mapping[str, str]) -> Iterator[FittedRow]:
-        rows = (self.declared(place, levels, where) for where in wheres for place in range(len(self.columns)))
+    def _estimable_rows(self, levels: Levels, *subsets: Mapping[str, str]) -> Iterator[FittedRow]:
+        """Return the rows of every measure and subset, without those that the cells cannot determine."""
+        rows = (
+            self.contrast_row(column_index, levels, subset)
+            for subset in subsets
+            for column_index in range(len(self.columns))
+        )
         return (row for row in rows if not math.isnan(row.estimate.value))
 
-    def outside(self, rows: Sequence[FittedRow], margins: Sequence[float]) -> list[float]:
-        """p of two one-sided tests that a difference lies outside of its margin."""
+    def equivalence_p_values(self, rows: Sequence[FittedRow], margins: Sequence[float]) -> list[float]:
+        """Return the p value of the two one-sided tests (TOST) that a difference lies within its margin, row by row."""
         estimates = [row.estimate for row in rows]
-        return [max(one.above(-margin), one.below(margin)) for one, margin in zip(estimates, margins, strict=True)]
+        return [
+            max(estimate.p_at_most(-margin), estimate.p_at_least(margin))
+            for estimate, margin in zip(estimates, margins, strict=True)
+        ]
 
-    def corrected(self, rows: Sequence[FittedRow], families: Sequence[Sequence[int]]) -> list[list[float]]:
-        """The p of every family after Holm's correction."""
+    def corrected_p_values(self, rows: Sequence[FittedRow], families: Sequence[Sequence[int]]) -> list[list[float]]:
+        """Return the p values of every family, given by the indices of its rows, after Holm's correction."""
         return [holm([rows[index].estimate.p for index in members]) for members in families]
 
 
@@ -121,15 +166,20 @@ class FittedDesign:
 
 
 LEAST_DF = 4
-"""Degrees of freedom from which the spread of single cells can be told apart."""
+"""Residual degrees of freedom from which the robust variance (HC3) is used instead of the pooled one."""
 MOST_LEVERAGE = 0.99
+"""Largest leverage of an observation with which the robust variance (HC3) is used."""
 ROUNDING = 1e-9
+"""Estimates and standard errors below this share of the largest observation are rounding errors."""
 
 
 @dataclass(frozen=True)
 class Estimate:
-    """A combination of a model's coefficients: NaN throughout where the cells do not tell it; `low`, `high` and `p` (of zero) are NaN
-    where there is no spread to judge by. `error` is the standard error, `df` its degrees of freedom."""
+    """Estimate of a linear combination of regression coefficients with its 95% t interval.
+
+    All but `df` are NaN if the cells cannot determine it. `error` (standard error), `low`, `high` and `p` (two-sided,
+    of zero) are NaN without a residual variance. `df` are the residual degrees of freedom.
+    """
 
     value: float
     error: float
@@ -138,40 +188,50 @@ class Estimate:
     high: float
     p: float
 
-    def above(self, bound: float) -> float:
-        """p, one-sided, of being no more than `bound`."""
-        return _upper((self.value - bound) / self.error, self.df) if self.error > 0 else math.nan
+    def p_at_most(self, bound: float) -> float:
+        """Return the one-sided p value of the hypothesis "true value at most `bound`"; NaN without an error."""
+        return _upper_tail_p((self.value - bound) / self.error, self.df) if self.error > 0 else math.nan
 
-    def below(self, bound: float) -> float:
-        """p, one-sided, of being no less than `bound`."""
-        return _upper((bound - self.value) / self.error, self.df) if self.error > 0 else math.nan
+    def p_at_least(self, bound: float) -> float:
+        """Return the one-sided p value of the hypothesis "true value at least `bound`"; NaN without an error."""
+        return _upper_tail_p((bound - self.value) / self.error, self.df) if self.error > 0 else math.nan
 
 
 class DesignRegression:
-    """The model fitted to one number a combination: `members` are their places in the model's space.
+    """Least-squares regression of a linear model of a design on one observation per configuration.
 
-    Variances are HC3 (MacKinnon and White, Journal of Econometrics 29, 1985), which holds where cells of one mixer vary more
-    than those of another; with few cells to spare, or one that nothing else stands beside, the pooled one.
+    Variances are HC3, which is valid if cells of one mixer vary more than those of another. With few residual degrees
+    of freedom (below LEAST_DF), or a leverage of MOST_LEVERAGE or more, the pooled residual variance is used.
+
+    Source:
+        HC3: MacKinnon and White, Journal of Econometrics 29, 1985.
     """
 
     def __init__(self, model: LinearModel, members: np.ndarray, values: np.ndarray, *, pooled: bool = False) -> None:
-        """`pooled`: the pooled variance whatever there is to spare."""
+        """Fit the model.
+
+        Args:
+            model: Linear model with the rows of all combinations of the design's space.
+            members: Indices of the observed combinations in that space, [n].
+            values: Observation of each, [n].
+            pooled: Use the pooled variance in any case.
+        """
         self.model, self.rows, self.values = model, model.every[members], values
         inverse = np.linalg.pinv(self.rows.T @ self.rows, rcond=1e-10, hermitian=True)
         self.coefficients = inverse @ self.rows.T @ values
-        left = values - self.rows @ self.coefficients
+        residuals = values - self.rows @ self.coefficients
         self.df = len(values) - int(np.linalg.matrix_rank(self.rows))
         leverage = ((self.rows @ inverse) * self.rows).sum(axis=1)
         self.robust = not pooled and self.df >= LEAST_DF and float(leverage.max(initial=0.0)) < MOST_LEVERAGE
         if self.robust:
-            weighted = (self.rows * (left / (1 - leverage))[:, None]) @ inverse
+            weighted = (self.rows * (residuals / (1 - leverage))[:, None]) @ inverse
             self.covariance = weighted.T @ weighted
         else:
-            self.covariance = inverse * (float(left @ left) / self.df if self.df else math.nan)
+            self.covariance = inverse * (float(residuals @ residuals) / self.df if self.df else math.nan)
         self._scale = float(np.abs(values).max(initial=0.0))
 
     def estimate(self, weights: np.ndarray) -> Estimate:
-        """Of these weights of the coefficients, [column]."""
+        """Return the estimate of the combination of coefficients with these weights, [column]."""
         if not len(self.values) or not is_estimable(self.rows, weights):
             return Estimate(math.nan, math.nan, self.df, math.nan, math.nan, math.nan)
         value = float(weights @ self.coefficients)
@@ -181,8 +241,11 @@ class DesignRegression:
         if not error > ROUNDING * self._scale:
             return Estimate(value, math.nan, self.df, math.nan, math.nan, math.nan)
         half = float(special.stdtrit(self.df, 0.975)) * error
-        return Estimate(value, error, self.df, value - half, value + half, 2 * _upper(abs(value) / error, self.df))
+        return Estimate(
+            value, error, self.df, value - half, value + half, 2 * _upper_tail_p(abs(value) / error, self.df)
+        )
 
 
-def _upper(t: float, df: int) -> float:
+def _upper_tail_p(t: float, df: int) -> float:
+    """Return the upper tail probability of Student's t."""
     return float(special.stdtr(df, -t))

@@ -1,4 +1,4 @@
-"""The contrast that seeds were added for until it was known closely enough: its row speaks of the last look, at that look's level."""
+"""Results of the contrast under a sequential stopping rule: its row has the interval of the last interim analysis."""
 
 from __future__ import annotations
 
@@ -14,53 +14,64 @@ from ..significance.paired_tests import LOOKS, holm
 from .effect_types import NO_TEST, Effect
 
 
-def apply_last_look(data: SweepData, found: Sequence[Effect]) -> list[Effect]:
-    """The rows of the declared contrasts in their order, the one of the rule with the interval and p of its last look, and all
-    corrected anew."""
-    rows, place = list(found), _place(data)
-    seen = _looked(data)
-    if seen is None or place is None:
+def apply_last_look(data: SweepData, effects: Sequence[Effect]) -> list[Effect]:
+    """Replace the row of the stopping rule's contrast by its last interim analysis, and correct all rows again.
+
+    Unchanged without a stopping rule, or if no declared contrast is the rule's. Before the first interim analysis the
+    rule's row has NaN for low, high and p. The correction of all rows is then Holm's.
+
+    Args:
+        data: The sweep.
+        effects: Rows of the declared contrasts, in the grid's order.
+    """
+    rows, index = list(effects), _contrast_index(data)
+    status = _stopping_status(data)
+    if status is None or index is None:
         return rows
-    own = replace(rows[place], low=math.nan, high=math.nan, p=math.nan, method=NO_TEST)
-    if seen.last is not None and not math.isnan(seen.last.width):
-        last = seen.last
-        own = replace(own, mean=last.mean, low=last.low, high=last.high, p=seen.p(), method=LOOKS, seeds=last.used)
+    own = replace(rows[index], low=math.nan, high=math.nan, p=math.nan, method=NO_TEST)
+    if status.last is not None and not math.isnan(status.last.width):
+        last = status.last
+        own = replace(own, mean=last.mean, low=last.low, high=last.high, p=status.p(), method=LOOKS, seeds=last.used)
     if own.margin is not None:
-        margins = sum(one.margin is not None for one in rows)
-        worth = seen.outside(own.margin)
+        margins = sum(effect.margin is not None for effect in rows)
+        worth = status.outside(own.margin)
         own = replace(own, p_equivalence=worth if math.isnan(worth) else min(1.0, margins * worth))
-    rows[place] = own
+    rows[index] = own
     return [replace(row, p_corrected=p) for row, p in zip(rows, holm([row.p for row in rows]), strict=True)]
 
 
 def notes(data: SweepData) -> list[str]:
-    """How often it was looked at, at which level, and why no more seeds were added."""
-    seen = _looked(data)
-    if seen is None:
+    """Return footnotes about the stopping rule: number of interim analyses, their levels, and why no seeds were added.
+
+    Empty without a stopping rule.
+    """
+    status = _stopping_status(data)
+    if status is None:
         return []
-    one = seen.rule.contrast
-    metric = data.metric(one.probe, one.metric)
-    last, *rest = [f"{sentence[0].upper()}{sentence[1:]}." for sentence in messages.status_sentences(seen, metric)]
+    contrast = status.rule.contrast
+    metric = data.metric(contrast.probe, contrast.metric)
+    last, *rest = [f"{sentence[0].upper()}{sentence[1:]}." for sentence in messages.status_sentences(status, metric)]
     return [
-        f"Seeds were added for {messages.contrast_text(seen.rule)} until its interval {messages.goal_text(seen.rule, metric)} "
-        f"({messages.SPENDING_LABELS[seen.rule.spending]}). {' '.join([last, *rest])}",
+        f"Seeds were added for {messages.contrast_text(status.rule)} until its interval {messages.goal_text(status.rule, metric)} "
+        f"({messages.SPENDING_LABELS[status.rule.spending]}). {' '.join([last, *rest])}",
         "Low, High, p and p corr of that row are of the last look: they allow for every look, and speak of further seeds of these very "
         "configurations. Those of the other rows take the number of seeds for one that was fixed before.",
     ]
 
 
-def _place(data: SweepData) -> int | None:
-    """Which of the declared contrasts it is."""
+def _contrast_index(data: SweepData) -> int | None:
+    """Return the index of the declared contrast of the stopping rule; None without a rule or such a contrast."""
     if data.stop is None:
         return None
-    for place, one in enumerate(data.contrasts):
-        reference = one.reference or reference_level(data.levels(one.axis) or [""])
-        if data.stop.about(one, reference):
-            return place
+    for index, contrast in enumerate(data.contrasts):
+        reference = contrast.reference or reference_level(data.levels(contrast.axis) or [""])
+        if data.stop.about(contrast, reference):
+            return index
     return None
 
 
-def _looked(data: SweepData) -> StoppingStatus | None:
+def _stopping_status(data: SweepData) -> StoppingStatus | None:
+    """Return the state of the sweep's stopping rule; None without one."""
     if data.stop is None:
         return None
     return evaluate_rule(data.stop, seed_results(data.stop, data.cells, data.requested, data.values), data.design)

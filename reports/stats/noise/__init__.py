@@ -1,5 +1,5 @@
-"""The spread between runs that ought to agree, and what follows from it: power, and the probability of being best.
+"""Run-to-run noise, detectable differences, power, and the probability of being best.
 
-Imported by: reports alone.
+Imported by: reports only.
 Start at run_noise.py.
 """

@@ -1,9 +1,9 @@
-"""How probable it is that a configuration is the best, or on a front: what bold print and a ring do not say.
+"""Probability that a configuration is the best, or lies on the Pareto front of speed and quality, by simulation.
 
-Each number is drawn anew many times around what was measured, with the spread between runs of its stratum (mixer and memory):
-that of seeds where the sweep has several, else of near-replicates. The spread is itself an estimate, so that each draw takes
-a variance of its own from it: one number's draws are Student's t, those of a stratum share their variance. Draws start from
-RANDOM, so that tables repeat.
+Each number is drawn many times around its measured value, with the run-to-run standard deviation of its stratum (mixer
+and memory): that of seeds where the sweep has several, else that of near-replicates. The standard deviation is an
+estimate, so each draw also draws a variance: the draws of one number are Student's t, and those of a stratum share the
+drawn variance. Draws start from a fixed seed, so tables are reproducible.
 """
 
 from __future__ import annotations
@@ -20,7 +20,7 @@ from scipy import special
 from ....results.store.records import CellState
 from ...number_format import Column
 from ...sweep_data import SweepData
-from .run_noise import STRATUM_AXES, Spread, noise_by_stratum, printed, spread
+from .run_noise import STRATUM_AXES, Spread, noise_by_stratum, printed_noise, spread
 
 RANDOM = 20_261
 DRAWS = 10_000
@@ -29,15 +29,18 @@ FEWEST = 2_000
 CHUNK = 500  # draws held in memory at a time
 
 Configuration = tuple[str, ...]
-"""Levels of the five AXES, then of the extra axes, as `SweepData.configurations` has them."""
+"""Levels of the five AXES, then of the extra axes, as `SweepData.configurations` orders them."""
 Stratum = tuple[str, ...]
-"""Levels of STRATA."""
+"""Levels of STRATUM_AXES: mixer, memory."""
 
 
 @dataclass(frozen=True)
 class Candidate:
-    """A number among those that it is held against: the mean of `seeds` runs, whose standard deviation `sd` is that of `stratum`,
-    estimated with `df` degrees of freedom. A `share` stays between 0 and 1."""
+    """A configuration's number in a comparison: the mean of `seeds` runs with run-to-run standard deviation `sd`.
+
+    `sd` is that of `stratum`, estimated with `df` degrees of freedom (infinite: known exactly). Draws of a `share` are
+    clipped to [0, 1].
+    """
 
     value: float
     sd: float
@@ -47,145 +50,173 @@ class Candidate:
     share: bool = False
 
 
-def best(candidates: Sequence[Candidate], direction: int) -> np.ndarray:
-    """By rival, how probable it is that none is better; those that draw alike share. `direction` is 1 where more is better, -1
-    where less is. Sums to 1."""
-    return _best(tuple(candidates), direction).copy()
+def simulate_p_best(candidates: Sequence[Candidate], direction: int) -> np.ndarray:
+    """Return the probability that each candidate is the best, [candidate]; tied draws are shared, and the sum is 1.
+
+    Args:
+        candidates: The numbers that are compared.
+        direction: 1 where more is better, -1 where less is.
+    """
+    return _simulated_p_best(tuple(candidates), direction).copy()
 
 
 @lru_cache(maxsize=32)  # the first page ranks the numbers of Table 6 again
-def _best(rivals: tuple[Candidate, ...], direction: int) -> np.ndarray:
-    """Draw the numbers and return the shares of draws that each rival wins; drawn once for the same rivals."""
-    won = np.zeros(len(rivals))
-    if not rivals:
+def _simulated_p_best(candidates: tuple[Candidate, ...], direction: int) -> np.ndarray:
+    """Return the share of draws that each candidate wins, [candidate]; cached by candidates and direction."""
+    won = np.zeros(len(candidates))
+    if not candidates:
         return won
-    for drawn in _draws(rivals):
+    for drawn in _simulated_values(candidates):
         first = drawn * direction
         draws, winners = np.nonzero(first == first.max(axis=1, keepdims=True))
-        won += np.bincount(winners, 1 / np.bincount(draws)[draws], len(rivals))
-    return won / _draws_of(len(rivals))
+        won += np.bincount(winners, 1 / np.bincount(draws)[draws], len(candidates))
+    return won / _draw_count(len(candidates))
 
 
-def front(pairs: Sequence[tuple[Candidate, Candidate]], directions: tuple[int, int] = (1, 1)) -> np.ndarray:
-    """By pair (speed, quality), how probable it is that no other is at least as good in both and better in one."""
-    kept = np.zeros(len(pairs))
+def simulate_p_front(pairs: Sequence[tuple[Candidate, Candidate]], directions: tuple[int, int] = (1, 1)) -> np.ndarray:
+    """Return the probability that each pair lies on the Pareto front, [pair].
+
+    A pair is on the front if no other is at least as good in both numbers and better in one.
+
+    Args:
+        pairs: (speed, quality) of each configuration, drawn independently.
+        directions: 1 where more is better, -1 where less is, for speed and quality.
+    """
+    front_counts = np.zeros(len(pairs))
     if not pairs:
-        return kept
-    first = _draws([one for one, _ in pairs], salt=1)
-    second = _draws([one for _, one in pairs], salt=2)
+        return front_counts
+    first = _simulated_values([speed for speed, _ in pairs], salt=1)
+    second = _simulated_values([quality for _, quality in pairs], salt=2)
     for x, y in zip(first, second, strict=True):
-        kept += _unbeaten(x * directions[0], y * directions[1]).sum(axis=0)
-    return kept / _draws_of(len(pairs))
+        front_counts += _unbeaten(x * directions[0], y * directions[1]).sum(axis=0)
+    return front_counts / _draw_count(len(pairs))
 
 
 def _unbeaten(x: np.ndarray, y: np.ndarray) -> np.ndarray:
-    """[draws, points], more is better in both: whether no other point of the draw is as good in both and better in one."""
+    """Return a mask of the non-dominated points of each draw, [draw, point].
+
+    Args:
+        x: First coordinate, more is better, [draw, point].
+        y: Second coordinate, more is better, [draw, point].
+    """
     order = np.lexsort((-y, -x), axis=1)
-    fast, good = np.take_along_axis(x, order, 1), np.take_along_axis(y, order, 1)
-    before = np.maximum.accumulate(good, axis=1)[:, :-1]
+    sorted_x, sorted_y = np.take_along_axis(x, order, 1), np.take_along_axis(y, order, 1)
+    before = np.maximum.accumulate(sorted_y, axis=1)[:, :-1]
     # what follows is slower or as fast and no better: it stays only by more quality, or by being the same point
-    twin = (fast[:, 1:] == fast[:, :-1]) & (good[:, 1:] == good[:, :-1])
+    twin = (sorted_x[:, 1:] == sorted_x[:, :-1]) & (sorted_y[:, 1:] == sorted_y[:, :-1])
     stays = np.ones(x.shape, dtype=bool)
-    stays[:, 1:] = good[:, 1:] > before
-    for place in np.flatnonzero(twin.any(axis=0)) + 1:
-        stays[:, place] |= twin[:, place - 1] & stays[:, place - 1]
-    found = np.empty_like(stays)
-    np.put_along_axis(found, order, stays, 1)
-    return found
+    stays[:, 1:] = sorted_y[:, 1:] > before
+    for index in np.flatnonzero(twin.any(axis=0)) + 1:
+        stays[:, index] |= twin[:, index - 1] & stays[:, index - 1]
+    is_unbeaten = np.empty_like(stays)
+    np.put_along_axis(is_unbeaten, order, stays, 1)
+    return is_unbeaten
 
 
 def best_probabilities(data: SweepData, column: Column) -> dict[Configuration, float]:
-    """By configuration that has the number, how probable it is that no other is better in it. Empty where neither more nor less
-    is better, or where no stratum has seeds or near-replicates that tell the spread."""
-    found = rivals(data, column)
-    if not column.direction or not found:
+    """Return the probability that each configuration with the number is the best, by configuration.
+
+    Empty if the column has no better side, or if no stratum has seeds or near-replicates to estimate the noise from.
+    """
+    candidates = rivals(data, column)
+    if not column.direction or not candidates:
         return {}
-    return dict(zip(found, best(list(found.values()), column.direction).tolist(), strict=True))
+    return dict(zip(candidates, simulate_p_best(list(candidates.values()), column.direction).tolist(), strict=True))
 
 
 def front_probabilities(data: SweepData, speed: Column, quality: Column) -> dict[Configuration, float]:
-    """By configuration that has both numbers, how probable it is that it is on the front of speed and quality. A speed whose
-    spread is not known is taken as measured; empty where that of the quality is not."""
-    good = rivals(data, quality)
-    if not good:
+    """Return the probability that each configuration lies on the front of speed and quality, by configuration.
+
+    A speed without a noise estimate counts as exact. Empty if the quality has no noise estimate.
+    """
+    qualities = rivals(data, quality)
+    if not qualities:
         return {}
-    fast = rivals(data, speed) or {
+    speeds = rivals(data, speed) or {
         key: Candidate(value, 0.0) for key, (value, _) in configuration_means(data, speed).items()
     }
-    both = [key for key in good if key in fast]
-    chances = front([(fast[key], good[key]) for key in both], (speed.direction or 1, quality.direction))
+    both = [key for key in qualities if key in speeds]
+    chances = simulate_p_front(
+        [(speeds[key], qualities[key]) for key in both], (speed.direction or 1, quality.direction)
+    )
     return dict(zip(both, chances.tolist(), strict=True))
 
 
 def configuration_means(data: SweepData, column: Column) -> dict[Configuration, tuple[float, int]]:
-    """By configuration that has the number, its mean over seeds and how many they are."""
-    found = {}
+    """Return (mean over seeds, number of seeds) of each configuration with the number, by configuration."""
+    means = {}
     for key, cells in data.configurations().items():
-        if known := data.numbers(cells, column):
-            found[key] = (fmean(known), len(known))
-    return found
+        if values := data.numbers(cells, column):
+            means[key] = (fmean(values), len(values))
+    return means
 
 
 def rivals(data: SweepData, column: Column) -> dict[Configuration, Candidate]:
-    """By configuration that has the number, the number with the spread of its stratum, a printed mean with the one that is printed;
-    empty where no spread is known."""
+    """Return the candidate of each configuration with the number, by configuration; empty without any noise estimate.
+
+    A printed mean takes the standard deviation printed beside it, other numbers take that of their stratum.
+    """
     spreads = spreads_by_stratum(data, column)
     if not spreads:
         return {}
     groups = data.configurations()
-    found = {}
+    candidates = {}
     for key, (value, seeds) in configuration_means(data, column).items():
         cell = groups[key][0]
-        stratum, own = stratum_of(cell), printed(data, cell, column)
-        known = spreads[stratum]
-        if own is not None:
-            stratum, known, seeds = (cell.cell_id,), own, own.df + 1
-        found[key] = Candidate(value, known.used, known.df, stratum, seeds, column.percent)
-    return found
+        stratum, printed_noise = stratum_of(cell), printed_noise(data, cell, column)
+        noise = spreads[stratum]
+        if printed_noise is not None:
+            stratum, noise, seeds = (cell.cell_id,), printed_noise, printed_noise.df + 1
+        candidates[key] = Candidate(value, noise.used, noise.df, stratum, seeds, column.percent)
+    return candidates
 
 
 def stratum_of(cell: CellState) -> Stratum:
-    """The mixer and the memory of a cell."""
+    """Return the levels of mixer and memory of a cell."""
     return tuple(cell.levels[axis] for axis in STRATUM_AXES)
 
 
 def spreads_by_stratum(data: SweepData, column: Column) -> dict[Stratum, Spread]:
-    """The spread of a number in every stratum; one that has neither seeds nor near-replicates gets that of all together. Empty
-    where no stratum has any."""
-    found = noise_by_stratum(data, column)
+    """Return the noise estimate of a number in every stratum, by stratum.
+
+    A stratum without seeds or near-replicates gets the estimate pooled over the sweep. Empty if no stratum has an
+    estimate.
+    """
+    by_stratum = noise_by_stratum(data, column)
     strata = dict.fromkeys(map(stratum_of, data.cells))
-    if not found or not strata.keys() - found.keys():
-        return found
+    if not by_stratum or not strata.keys() - by_stratum.keys():
+        return by_stratum
     pooled = spread(data, column)
-    return {one: found.get(one, pooled) for one in strata} if pooled is not None else found
+    return {stratum: by_stratum.get(stratum, pooled) for stratum in strata} if pooled is not None else by_stratum
 
 
 def expected_maximum(runs: int) -> float:
-    """How many standard deviations the best of so many runs of one configuration lies above their mean, by chance alone."""
+    """Return the expected maximum of `runs` standard normals: the selection bias of the best run, in sd units."""
     x = np.linspace(-9.0, 9.0, 4001)
     density = np.exp(-(x**2) / 2) / math.sqrt(2 * math.pi)
     return float(np.trapezoid(x * runs * density * special.ndtr(x) ** (runs - 1), x))
 
 
-def _draws_of(rivals: int) -> int:
-    return max(FEWEST, min(DRAWS, NUMBERS // rivals // CHUNK * CHUNK))
+def _draw_count(num_candidates: int) -> int:
+    """Return the number of draws for so many candidates: a multiple of CHUNK between FEWEST and DRAWS."""
+    return max(FEWEST, min(DRAWS, NUMBERS // num_candidates // CHUNK * CHUNK))
 
 
-def _draws(rivals: Sequence[Candidate], salt: int = 0) -> Iterator[np.ndarray]:
-    """Rows of a number of each rival, [CHUNK, rivals] at a time."""
-    draw = np.random.default_rng((RANDOM, salt, len(rivals)))
-    values = np.array([one.value for one in rivals])
-    errors = np.array([one.sd / math.sqrt(one.seeds) for one in rivals])
-    shares = np.array([one.share for one in rivals])
+def _simulated_values(candidates: Sequence[Candidate], salt: int = 0) -> Iterator[np.ndarray]:
+    """Yield simulated values of every candidate in blocks [CHUNK, candidate]; reproducible for each `salt`."""
+    draw = np.random.default_rng((RANDOM, salt, len(candidates)))
+    values = np.array([candidate.value for candidate in candidates])
+    errors = np.array([candidate.sd / math.sqrt(candidate.seeds) for candidate in candidates])
+    shares = np.array([candidate.share for candidate in candidates])
     bounds = np.where(shares, 0.0, -math.inf), np.where(shares, 1.0, math.inf)
     strata: dict[tuple[Stratum, float], list[int]] = {}
-    for place, one in enumerate(rivals):
-        if math.isfinite(one.df):
-            strata.setdefault((one.stratum, one.df), []).append(place)
-    scaled = [(df, np.array(places)) for (_, df), places in strata.items()]
-    for _ in range(_draws_of(len(rivals)) // CHUNK):
-        found = draw.standard_normal((CHUNK, len(rivals))) * errors
+    for index, candidate in enumerate(candidates):
+        if math.isfinite(candidate.df):
+            strata.setdefault((candidate.stratum, candidate.df), []).append(index)
+    scaled = [(df, np.array(indices)) for (_, df), indices in strata.items()]
+    for _ in range(_draw_count(len(candidates)) // CHUNK):
+        values_drawn = draw.standard_normal((CHUNK, len(candidates))) * errors
         for df, indices in scaled:
-            found[:, indices] *= np.sqrt(df / draw.chisquare(df, (CHUNK, 1)))
-        found += values
-        yield np.clip(found, *bounds, out=found)
+            values_drawn[:, indices] *= np.sqrt(df / draw.chisquare(df, (CHUNK, 1)))
+        values_drawn += values
+        yield np.clip(values_drawn, *bounds, out=values_drawn)

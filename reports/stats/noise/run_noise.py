@@ -1,8 +1,9 @@
-"""How much a number varies between runs that ought to agree, stratum by stratum, and the differences that can be seen beside it.
+"""Run-to-run standard deviation between replicate runs, by stratum, and the differences detectable with it.
 
-The spread comes from seeds where the sweep has several; else, for some sweeps, from *near-replicates*: cells that differ in
-their regularizer alone. They are near only where its weight is nearly nothing: beside a loss that is summed over the
-micro-batch (train.loss_reduction: sum), in every mode but `strong`; and never for speed, which it does cost.
+Replicates are seeds where the sweep has several. For some sweeps they are *near-replicates* instead: cells that differ
+in their regularizer only. These count only where the regularizer's weight is negligible: beside a loss summed over the
+micro-batch (train.loss_reduction: sum) and in every mode but `strong`. They never count for speed, which a regularizer
+does cost.
 """
 
 from __future__ import annotations
@@ -25,23 +26,29 @@ from ..significance.paired_tests import ALPHA
 from ..significance.trial_intervals import independent_trials
 
 POWER = 0.8
+"""Statistical power of detectable differences."""
 SEEDS = "seeds"
 NEAR = "reg_mode"
+"""Axis in which near-replicates may differ: the regularizer."""
 TREATMENT = "strong"
-"""The mode whose weight is not nearly nothing."""
+"""Regularizer mode whose weight is not negligible."""
 SPEED = "throughput"
 FINE = 1e-6
-"""How closely a factor is found, of itself."""
+"""Relative precision of a detectable factor."""
 NODES, WEIGHTS = (x / 2 for x in np.polynomial.legendre.leggauss(32))
+"""Gauss-Legendre nodes and weights on (0, 1)."""
 NODES = NODES + 0.5
 """Points of (0, 1) and their weights, by Gauss and Legendre."""
 
 
 @dataclass(frozen=True)
 class Spread:
-    """Pooled standard deviation of a number between runs that ought to agree, its degrees of freedom, and the groups it comes
-    from. `kind` is `seeds` or `near-replicates`. `floor` is the least that an accuracy varies, by its trials alone: 0 for
-    other numbers."""
+    """Noise estimate: pooled standard deviation between replicate runs, in the measure's own unit.
+
+    `df` are its degrees of freedom, `groups` the number of replicate groups behind it. `kind` is `seeds` or
+    `near-replicates`. `floor` is the standard deviation that an accuracy has from its finite number of trials alone; 0
+    for other numbers.
+    """
 
     kind: str
     sd: float
@@ -51,12 +58,12 @@ class Spread:
 
     @property
     def used(self) -> float:
-        """The standard deviation to plan and judge with: not below the floor."""
+        """Standard deviation for planning and tests: the pooled one, but at least the floor."""
         return max(self.sd, self.floor)
 
 
 class Replicate(NamedTuple):
-    """A run that ought to agree with those of the same `group`, and how far it lies from their mean."""
+    """A replicate run: cell, attempt id, index of its `group`, value, and difference from the group's mean."""
 
     cell: CellState
     attempt: int
@@ -66,181 +73,259 @@ class Replicate(NamedTuple):
 
 
 def spread(data: SweepData, column: Column, where: Mapping[str, str] | None = None) -> Spread | None:
-    """The spread of a number: between seeds where the sweep has several, else between near-replicates. `where` keeps only cells
-    at those levels. None where there is no such group."""
+    """Return the noise estimate of a number, between seeds where the sweep has several, else between near-replicates.
+
+    Args:
+        data: The sweep.
+        column: The number.
+        where: Level by axis; only cells at these levels are used. None for all cells.
+
+    Returns:
+        None without a group of replicates. Numbers that are printed means use the standard deviations printed beside
+        them.
+    """
     wanted = (where or {}).items()
-    some = [one for one in _known(data, column) if all(cell_level(one.cell, axis) == level for axis, level in wanted)]
-    return _pooled(data, column, some)
+    cell_values = [
+        cell_value
+        for cell_value in _measured_values(data, column)
+        if all(cell_level(cell_value.cell, axis) == level for axis, level in wanted)
+    ]
+    return _noise_of(data, column, cell_values)
 
 
 def noise_by_stratum(data: SweepData, column: Column) -> dict[tuple[str, ...], Spread]:
-    """The spread within every stratum that has one, by its levels of STRATA: what varies much in one may stand still in another."""
-    return _by(data, column, STRATUM_AXES)
+    """Return the noise estimate within every stratum that has one, by its levels of STRATUM_AXES (mixer, memory)."""
+    return _noise_by_axes(data, column, STRATUM_AXES)
 
 
-def _by(data: SweepData, column: Column, axes: Sequence[str]) -> dict[tuple[str, ...], Spread]:
-    found = {key: _pooled(data, column, part) for key, part in _parts(data, column, axes).items()}
-    return {key: one for key, one in found.items() if one is not None}
+def _noise_by_axes(data: SweepData, column: Column, axes: Sequence[str]) -> dict[tuple[str, ...], Spread]:
+    """Return the noise estimates of cells with equal levels of `axes`, by these levels, where there is one."""
+    by_levels = {key: _noise_of(data, column, part) for key, part in _values_by_levels(data, column, axes).items()}
+    return {key: noise for key, noise in by_levels.items() if noise is not None}
 
 
-def _parts(data: SweepData, column: Column, axes: Sequence[str]) -> dict[tuple[str, ...], list[_Number]]:
-    parts: dict[tuple[str, ...], list[_Number]] = {}
-    for one in _known(data, column):
-        parts.setdefault(tuple(one.cell.levels[axis] for axis in axes), []).append(one)
+def _values_by_levels(data: SweepData, column: Column, axes: Sequence[str]) -> dict[tuple[str, ...], list[_CellValue]]:
+    """Return the cells with the number grouped by their levels of `axes`."""
+    parts: dict[tuple[str, ...], list[_CellValue]] = {}
+    for cell_value in _measured_values(data, column):
+        parts.setdefault(tuple(cell_value.cell.levels[axis] for axis in axes), []).append(cell_value)
     return parts
 
 
-class _Number(NamedTuple):
+class _CellValue(NamedTuple):
+    """A cell with its stored measurement and the value of it."""
+
     cell: CellState
-    given: MeasuredValue
+    measured: MeasuredValue
     value: float
 
 
-def _known(data: SweepData, column: Column) -> list[_Number]:
-    found = ((cell, data.given(cell, column)) for cell in data.cells)
-    return [_Number(cell, given, given.value) for cell, given in found if given is not None and given.value is not None]
+def _measured_values(data: SweepData, column: Column) -> list[_CellValue]:
+    """Return the cells that have the number, with its value, in the sweep's order."""
+    measured_values = ((cell, data.given(cell, column)) for cell in data.cells)
+    return [
+        _CellValue(cell, measured, measured.value)
+        for cell, measured in measured_values
+        if measured is not None and measured.value is not None
+    ]
 
 
 def replicates(data: SweepData, column: Column) -> dict[tuple[str, ...], tuple[Spread, list[Replicate]]]:
-    """Within every stratum that has a spread, by its levels of STRATA: the spread, and the runs that it comes from."""
-    found = {}
-    for key, part in _parts(data, column, STRATUM_AXES).items():
-        spread = _measured(data, column, part)
+    """Return, for every stratum with a noise estimate, (estimate, replicate runs behind it), by mixer and memory."""
+    by_stratum = {}
+    for key, part in _values_by_levels(data, column, STRATUM_AXES).items():
+        spread = _measured_noise(data, column, part)
         if spread is not None:
-            groups = (group for group in _grouped(data, column, part)[1] if len(group) > 1)
-            found[key] = (
+            groups = (group for group in _replicate_groups(data, column, part)[1] if len(group) > 1)
+            by_stratum[key] = (
                 spread,
                 [
-                    Replicate(one.cell, one.given.attempt_id, place, one.value, one.value - mean)
-                    for place, group in enumerate(groups)
-                    for mean in [fmean(one.value for one in group)]
-                    for one in group
+                    Replicate(
+                        cell_value.cell,
+                        cell_value.measured.attempt_id,
+                        group_index,
+                        cell_value.value,
+                        cell_value.value - mean,
+                    )
+                    for group_index, group in enumerate(groups)
+                    for mean in [fmean(cell_value.value for cell_value in group)]
+                    for cell_value in group
                 ],
             )
-    return found
+    return by_stratum
 
 
-def printed(data: SweepData, cell: CellState, column: Column) -> Spread | None:
-    """Of a mean over runs that was printed, the spread that stands beside it, 0 where none does; None of any other number."""
-    told = data.printed_spread(cell, column)
-    return Spread(SEEDS, told[1] or 0.0, max(told[0] - 1, 1), 1) if told is not None else None
+def printed_noise(data: SweepData, cell: CellState, column: Column) -> Spread | None:
+    """Return the noise printed beside a mean over runs: sd 0 if none is printed, None if it is no printed mean."""
+    printed_spread = data.printed_spread(cell, column)
+    return (
+        Spread(SEEDS, printed_spread[1] or 0.0, max(printed_spread[0] - 1, 1), 1)
+        if printed_spread is not None
+        else None
+    )
 
 
-def _pooled(data: SweepData, column: Column, some: Sequence[_Number]) -> Spread | None:
-    return _printed(data, column, some) or _measured(data, column, some)
+def _noise_of(data: SweepData, column: Column, cell_values: Sequence[_CellValue]) -> Spread | None:
+    """Return the noise of these values, from printed standard deviations or else replicates; None without either."""
+    return _printed_noise_of(data, column, cell_values) or _measured_noise(data, column, cell_values)
 
 
-def _printed(data: SweepData, column: Column, some: Sequence[_Number]) -> Spread | None:
-    """Of numbers that are means over runs, pooled from the standard deviations that are printed beside them."""
-    told = (data.printed_spread(one.cell, column) for one in some)
-    known = [(n - 1, sd) for n, sd in filter(None, told) if sd is not None and n > 1]
-    df = sum(part for part, _ in known)
-    return Spread(SEEDS, math.sqrt(sum(part * sd**2 for part, sd in known) / df), df, len(known)) if known else None
+def _printed_noise_of(data: SweepData, column: Column, cell_values: Sequence[_CellValue]) -> Spread | None:
+    """Return the noise pooled from the standard deviations printed beside means over runs; None without any."""
+    printed_spreads = (data.printed_spread(cell_value.cell, column) for cell_value in cell_values)
+    df_and_sd = [(n - 1, sd) for n, sd in filter(None, printed_spreads) if sd is not None and n > 1]
+    df = sum(group_df for group_df, _ in df_and_sd)
+    return (
+        Spread(SEEDS, math.sqrt(sum(part * sd**2 for part, sd in df_and_sd) / df), df, len(df_and_sd))
+        if df_and_sd
+        else None
+    )
 
 
-def _measured(data: SweepData, column: Column, some: Sequence[_Number]) -> Spread | None:
-    kind, groups = _grouped(data, column, some)
+def _measured_noise(data: SweepData, column: Column, cell_values: Sequence[_CellValue]) -> Spread | None:
+    """Return the noise pooled over replicate groups, weighted by degrees of freedom; None without replicates."""
+    kind, groups = _replicate_groups(data, column, cell_values)
     df = sum(len(group) - 1 for group in groups)
     if not df:
         return None
     # a group of one is its own mean and adds nothing
-    apart = (one.value - mean for group in groups for mean in [fmean(one.value for one in group)] for one in group)
+    deviations = (
+        cell_value.value - mean
+        for group in groups
+        for mean in [fmean(cell_value.value for cell_value in group)]
+        for cell_value in group
+    )
     several = sum(len(group) > 1 for group in groups)
-    return Spread(kind, math.hypot(*apart) / math.sqrt(df), df, several, _floor(data, column, some))
+    return Spread(
+        kind, math.hypot(*deviations) / math.sqrt(df), df, several, _binomial_floor(data, column, cell_values)
+    )
 
 
-def _grouped(data: SweepData, column: Column, some: Sequence[_Number]) -> tuple[str, list[list[_Number]]]:
-    """The runs that ought to agree, and what makes them so: seeds where any configuration has several; none where no two do."""
-    near = [one for one in some if column.probe != SPEED and is_regularizer_negligible(data, one.cell)]
+def _replicate_groups(
+    data: SweepData, column: Column, cell_values: Sequence[_CellValue]
+) -> tuple[str, list[list[_CellValue]]]:
+    """Return the kind of replicates and their groups.
+
+    Returns:
+        ("seeds", groups by configuration) if any configuration has several seeds; else ("near-replicates", groups by
+        configuration without regularizer, and seed); ("", []) if no two runs are replicates. Groups of a single run are
+        included.
+    """
+    near_replicates = [
+        cell_value
+        for cell_value in cell_values
+        if column.probe != SPEED and is_regularizer_negligible(data, cell_value.cell)
+    ]
     skipped = AXES.index(NEAR)
-    for kind, numbers in ((SEEDS, some), ("near-replicates", near)):
-        groups: dict[tuple[str, ...], list[_Number]] = {}
-        for one in numbers:
-            key = data.levels_of(one.cell)
+    for kind, numbers in ((SEEDS, cell_values), ("near-replicates", near_replicates)):
+        groups: dict[tuple[str, ...], list[_CellValue]] = {}
+        for cell_value in numbers:
+            key = data.levels_of(cell_value.cell)
             if kind != SEEDS:
-                key = (*key[:skipped], *key[skipped + 1 :], str(one.cell.seed))
-            groups.setdefault(key, []).append(one)
+                key = (*key[:skipped], *key[skipped + 1 :], str(cell_value.cell.seed))
+            groups.setdefault(key, []).append(cell_value)
         if any(len(group) > 1 for group in groups.values()):
             return kind, list(groups.values())
     return "", []
 
 
 def is_loss_summed(data: SweepData, cell: CellState) -> bool:
-    """Whether the cell's loss is a sum over tokens."""
+    """Return True if the cell's loss is a sum over tokens rather than a mean."""
     return bool(data.setting(cell, "train.loss_reduction") == "sum")
 
 
 def is_regularizer_negligible(data: SweepData, cell: CellState) -> bool:
-    """Whether the cell's regularizer is nearly nothing beside a loss that is a sum."""
+    """Return True if the cell's regularizer is negligible: its loss is summed and its mode is not `strong`."""
     return is_loss_summed(data, cell) and data.setting(cell, "train.regularizer") != TREATMENT
 
 
-def _floor(data: SweepData, column: Column, some: Sequence[_Number]) -> float:
-    """Standard deviation of an accuracy that its trials alone explain, at the mean of these cells by Jeffreys: also where no
-    trial of any of them was right. 0 for what is no accuracy."""
+def _binomial_floor(data: SweepData, column: Column, cell_values: Sequence[_CellValue]) -> float:
+    """Return the standard deviation of an accuracy due to its finite number of trials, at the mean of these cells.
+
+    The mean is Jeffreys' estimate (0.5 added to either count), so it is positive even if no trial was right. For a
+    length-weighted average the variances of the lengths are combined. 0 for a number that is no accuracy.
+    """
     base = column.metric.removesuffix(WEIGHTED_SUFFIX)
-    if not some or not data.metric(column.probe, base).trials:
+    if not cell_values or not data.metric(column.probe, base).trials:
         return 0.0
     averaged = column.metric != base
-    lengths = data.averaged(column.probe, base) if averaged else [column.length]
+    lengths = data.averaged_lengths(column.probe, base) if averaged else [column.length]
     variance = 0.0
     for length in lengths:
-        given = (data.value(one.cell.cell_id, column.probe, base, length) if averaged else one.given for one in some)
-        known = [value for value in given if value is not None]
-        sizes = [(value.value or 0.0, n) for value in known if (n := independent_trials(value, data.values))]
+        measured_values = (
+            data.value(cell_value.cell.cell_id, column.probe, base, length) if averaged else cell_value.measured
+            for cell_value in cell_values
+        )
+        present = [value for value in measured_values if value is not None]
+        sizes = [(value.value or 0.0, n) for value in present if (n := independent_trials(value, data.values))]
         if not sizes:
             return 0.0
-        every = sum(n for _, n in sizes)
-        share = (sum(share * n for share, n in sizes) + 0.5) / (every + 1)
+        total_trials = sum(n for _, n in sizes)
+        pooled_share = (sum(share * n for share, n in sizes) + 0.5) / (total_trials + 1)
         weight = length / sum(lengths) if len(lengths) > 1 else 1.0
-        variance += weight**2 * share * (1 - share) / (every / len(sizes))
+        variance += weight**2 * pooled_share * (1 - pooled_share) / (total_trials / len(sizes))
     return math.sqrt(variance)
 
 
-def detectable(found: Spread, pairs: int) -> float:
-    """The smallest true difference that a mean over so many pairs shows with 80% power at a two-sided 5%, the standard deviation
-    being known with the spread's degrees of freedom only: `detectable_factor` times it."""
-    return detectable_factor(pairs, found.df) * found.used
+def detectable(noise: Spread, pairs: int) -> float:
+    """Return the smallest true difference that a mean over `pairs` pairs shows with 80% power at a two-sided 5%.
+
+    It is `detectable_factor` times the standard deviation of the noise estimate, in the measure's unit.
+    """
+    return detectable_factor(pairs, noise.df) * noise.used
 
 
 @cache
 def detectable_factor(pairs: int, df: int) -> float:
-    """How many standard deviations of a run a mean over so many pairs must differ by, to be seen with 80% power at a two-sided 5%.
+    """Return the detectable difference in units of a run's standard deviation: 80% power, two-sided 5%; cached.
 
-    The standard deviation is known with `df` degrees of freedom only; the power is averaged over what that leaves open
-    (`power_of`). One pair has no spread of its own and is held against the sweep's: sqrt(2) (t(0.975) + t(0.8)), t with `df`.
+    The standard deviation is known with `df` degrees of freedom only, and the power is averaged over that uncertainty
+    (`power_of`). A single pair has no variance of its own: its factor is sqrt(2) (t(0.975) + t(0.8)), t with `df`.
+
+    Args:
+        pairs: Number of matched pairs.
+        df: Degrees of freedom of the standard deviation.
     """
     if pairs < 2:
         return float((special.stdtrit(df, 1 - ALPHA / 2) + special.stdtrit(df, POWER)) * math.sqrt(2))
-    need, have = _needed(np.array([pairs])), _roots(np.array([df])) * math.sqrt(pairs / 2)
+    need, have = _critical_values(np.array([pairs])), _scale_quantiles(np.array([df])) * math.sqrt(pairs / 2)
     low, high = 0.0, 1.0
-    while _shown(need, high * have)[0] < POWER:
+    while _power(need, high * have)[0] < POWER:
         low, high = high, 2 * high
     while high - low > FINE * high:
         middle = (low + high) / 2
-        low, high = (low, middle) if _shown(need, middle * have)[0] >= POWER else (middle, high)
+        low, high = (low, middle) if _power(need, middle * have)[0] >= POWER else (middle, high)
     return high
 
 
 def power_of(pairs: np.ndarray, df: np.ndarray, ratios: np.ndarray) -> np.ndarray:
-    """The power of Student's t over so many pairs, two or more, at a two-sided 5%, for a difference of `ratios` times a
-    standard deviation that is known with `df` degrees of freedom.
+    """Return the power of Student's t test over matched pairs at a two-sided 5%.
 
-    The pairs' own estimate is V of the true one, that of `df` W of it: the difference is seen where
-    Z + sqrt(pairs / 2) ratio W > t(0.975; pairs - 1) V. Given V and W that is a normal distribution's; over both it is averaged.
+    The pairs' own standard deviation estimate is V times the true one, that of `df` is W times it. The difference is
+    significant if Z + sqrt(pairs / 2) ratio W > t(0.975; pairs - 1) V. Given V and W this is a normal probability; it
+    is averaged over both.
+
+    Args:
+        pairs: Number of pairs, at least 2, [n].
+        df: Degrees of freedom of the known standard deviation, [n].
+        ratios: Difference over the standard deviation of a run, [n].
+
+    Returns:
+        Powers [n].
     """
-    return _shown(_needed(pairs), _roots(df) * (np.sqrt(pairs / 2) * ratios)[:, None])
+    return _power(_critical_values(pairs), _scale_quantiles(df) * (np.sqrt(pairs / 2) * ratios)[:, None])
 
 
-def _shown(need: np.ndarray, have: np.ndarray) -> np.ndarray:
+def _power(need: np.ndarray, have: np.ndarray) -> np.ndarray:
+    """Return the power averaged over both standard deviations, [n], from [n, node] thresholds and effects."""
     return np.asarray(special.ndtr(have[:, None, :] - need[:, :, None]) @ WEIGHTS @ WEIGHTS)
 
 
-def _needed(pairs: np.ndarray) -> np.ndarray:
-    """t(0.975; pairs - 1) V at NODES: [pairs, node]."""
-    return np.asarray(_roots(pairs - 1) * special.stdtrit(pairs - 1, 1 - ALPHA / 2)[:, None])
+def _critical_values(pairs: np.ndarray) -> np.ndarray:
+    """Return t(0.975; pairs - 1) V at NODES, [pairs, node]."""
+    return np.asarray(_scale_quantiles(pairs - 1) * special.stdtrit(pairs - 1, 1 - ALPHA / 2)[:, None])
 
 
-def _roots(df: np.ndarray) -> np.ndarray:
-    """sqrt(chi2 / df) at NODES: [df, node]."""
+def _scale_quantiles(df: np.ndarray) -> np.ndarray:
+    """Return quantiles of sqrt(chi2 / df) at NODES, [df, node]."""
     return np.asarray(np.sqrt(special.chdtri(df[:, None], 1 - NODES) / df[:, None]))

@@ -1,5 +1,5 @@
-"""Tests and intervals of differences.
+"""Hypothesis tests and confidence intervals of paired differences, accuracies and linear models.
 
-Imported by: reports alone; no SweepData is read here: arrays in, numbers out.
+Imported by: reports only. Nothing here reads a SweepData: arrays in, numbers out.
 Start at paired_tests.py.
 """

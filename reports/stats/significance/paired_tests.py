@@ -1,7 +1,7 @@
-"""Tests and intervals of matched differences, for many effects at once.
+"""Tests and 95% intervals of matched (paired) differences, with correction for families of tests.
 
-The unit is a configuration: the levels of all axes but the one in question. Its seeds are no further configurations.
-docs/statistics.md has the formulas, their sources, and how often the intervals hold the truth.
+The unit is a configuration: the levels of all axes but the compared one. Its seeds are repeated observations, not
+further units. docs/statistics.md has the formulas, their sources and the coverage of the intervals.
 """
 
 from __future__ import annotations
@@ -14,8 +14,7 @@ from typing import TYPE_CHECKING
 import numpy as np
 from scipy import special
 
-from ....renamed import old_names
-from .crossed_interval import crossed, student_interval
+from .crossed_interval import crossed_interval, student_interval
 from .sign_flip_test import ALPHA as ALPHA
 from .sign_flip_test import CHUNK, DUST, LEAST, MAX_EXACT_N, RANDOM_FLIPS, random_sign_blocks, sign_flip_interval
 
@@ -32,18 +31,19 @@ METHODS = {
     LOOKS: "Student's t over the seeds of the very configurations listed, at the level that the looks of the rule `stop` leave",
     "none": "no test: one run, or no variance to judge by",
 }
-"""How an interval and its p were made."""
+"""Description of each value of `PairedTest.method`: the procedure behind interval and p."""
 
 Differences = Sequence[float] | np.ndarray
 
 
 @dataclass(frozen=True, kw_only=True)
 class PairedTest:
-    """What matched differences come to.
+    """Result of a paired test: mean and median difference, 95% interval and p values.
 
-    `n` configurations with up to `seeds` runs each; mean, median, and counts above, below and at zero are over the means of
-    configurations. `low`, `high` and `p` (of a mean of zero) belong together: the 95% interval leaves out zero if and only
-    if p < 0.05; all three are NaN by the method `none`. `p_sign` is the exact sign test's, ties left out. `method` is one of METHODS.
+    `n` configurations have up to `seeds` runs each. `mean`, `median` and the counts `up`, `down` and `ties` (above,
+    below and at zero) are over the means of configurations. `low`, `high` and `p` (two-sided, of a mean of zero) belong
+    to one procedure: the interval excludes zero if and only if p < 0.05. All three are NaN for the method `none`.
+    `p_sign` is the exact two-sided sign test without ties. `method` is a key of METHODS.
     """
 
     n: int
@@ -60,15 +60,20 @@ class PairedTest:
     method: str
 
 
-def paired_difference_tests(samples: Sequence[Differences], scales: Sequence[float] | None = None) -> list[PairedTest]:
-    """One summary a sample, in the order given.
+def test_paired_differences(samples: Sequence[Differences], scales: Sequence[float] | None = None) -> list[PairedTest]:
+    """Return one paired test per sample, in the order of the samples.
 
-    A sample is an array [configurations], or [configurations, seeds] with NaN where a run is missing. `scales` are the
-    largest numbers, in size, that the differences of each sample were taken from: differences within TIE of them are ties. Left out,
-    the largest difference itself stands for them, which cannot tell where all are ties.
+    The procedure depends on the sample. One configuration: Student's t over its seeds. Several seeds: crossed random
+    effects. Fewer than 6 configurations: Student's t. Otherwise: the sign-flip permutation test and its inversion.
+
+    Args:
+        samples: Arrays [configuration], or [configuration, seed] with NaN where a run is missing.
+        scales: For each sample, the largest absolute value of the numbers that were subtracted. Differences within
+            TIE_TOLERANCE of it are ties. None: the largest difference is used, which cannot recognise a sample of ties
+            only.
     """
     scales = [0.0] * len(samples) if scales is None else scales
-    tables = [_cleaned(sample, scale) for sample, scale in zip(samples, scales, strict=True)]
+    tables = [_clean_table(sample, scale) for sample, scale in zip(samples, scales, strict=True)]
     means = [_means(table, scale) for table, scale in zip(tables, scales, strict=True)]
     found: list[tuple[str, float, float, float]] = [_by_model(table, d) for table, d in zip(tables, means, strict=True)]
     sizes: dict[int, list[int]] = {}
@@ -79,7 +84,7 @@ def paired_difference_tests(samples: Sequence[Differences], scales: Sequence[flo
         p, low, high = sign_flip_interval(np.stack([means[place] for place in places], axis=1))
         for column, place in enumerate(places):
             found[place] = ("sign-flip", float(low[column]), float(high[column]), float(p[column]))
-    return [_summary(table, d, some) for table, d, some in zip(tables, means, found, strict=True)]
+    return [_paired_test(table, d, some) for table, d, some in zip(tables, means, found, strict=True)]
 
 
 def corrected(
@@ -88,25 +93,33 @@ def corrected(
     keys: Sequence[Sequence[Hashable]] | None = None,
     scales: Sequence[float] | None = None,
 ) -> list[float]:
-    """The p values of a family, corrected for its size, in the order given; NaN where a member has none.
+    """Return the p values of a family of tests, corrected for multiple testing; NaN for a test without p.
 
-    Westfall and Young's maxT where every member is tested by flips of signs, Holm's otherwise. `keys` name the configuration
-    of every row of each sample, as its flips are common to all members that have it; left out, rows at one place belong together where
-    all samples have the same number of them, else Holm's is used.
+    The correction is Westfall and Young's step-down maxT if every member is a sign-flip test, else Holm's.
+
+    Args:
+        samples: Differences of each test.
+        summed: Results of `test_paired_differences` for these samples.
+        keys: Configuration of each row of each sample; tests with a common configuration share its flips. None: rows at
+            equal positions belong together if all samples have the same length; otherwise Holm's correction is used.
+        scales: As for `test_paired_differences`.
     """
-    return corrected_families([(samples, summed, keys, scales)])[0]
+    return correct_families([(samples, summed, keys, scales)])[0]
 
 
 FamilyOfTests = tuple[
     Sequence[Differences], Sequence[PairedTest], Sequence[Sequence[Hashable]] | None, Sequence[float] | None
 ]
-"""The arguments of `corrected`."""
+"""The four arguments of `corrected`."""
 
 
-def corrected_families(families: Sequence[FamilyOfTests]) -> list[list[float]]:
-    """Return the p values of `corrected` of every family, each given by its arguments: together they take a fraction of the time."""
+def correct_families(families: Sequence[FamilyOfTests]) -> list[list[float]]:
+    """Return the corrected p values of several families, each given by the arguments of `corrected`.
+
+    One call is several times faster than one call per family, since families of one size share their random flips.
+    """
     tests = [[test for test, one in enumerate(summed) if one.method != "none"] for _, summed, _, _ in families]
-    by_flips = [_flips_of(*family, some) for family, some in zip(families, tests, strict=True)]
+    by_flips = [_sign_flip_family(*family, some) for family, some in zip(families, tests, strict=True)]
     flipped = iter(max_t_of_families([family for family in by_flips if family is not None]))
     p_values = []
     for (_, summed, _, _), some, family in zip(families, tests, by_flips, strict=True):
@@ -116,14 +129,22 @@ def corrected_families(families: Sequence[FamilyOfTests]) -> list[list[float]]:
     return p_values
 
 
-def _flips_of(
+def _sign_flip_family(
     samples: Sequence[Differences],
     summed: Sequence[PairedTest],
     keys: Sequence[Sequence[Hashable]] | None,
     scales: Sequence[float] | None,
     tests: Sequence[int],
 ) -> Family | None:
-    """Return the tests of a family as `max_t_of_families` takes them; None where it cannot take them."""
+    """Return the arguments of a family for maxT; None if its tests are not all sign-flip tests with common keys.
+
+    Args:
+        samples: Differences of each test.
+        summed: Results of the tests.
+        keys: Configuration of each row of each sample; None for positions.
+        scales: Largest absolute value behind each sample; None for the largest difference.
+        tests: Indices of the tests that have a p value.
+    """
     if not tests or not all(summed[place].method == "sign-flip" for place in tests):
         return None
     if keys is None and len({len(samples[place]) for place in tests}) == 1:
@@ -131,7 +152,7 @@ def _flips_of(
     if keys is None:
         return None
     scales = [0.0] * len(samples) if scales is None else scales
-    tables = [_cleaned(samples[place], scales[place], rows=False) for place in tests]
+    tables = [_clean_table(samples[place], scales[place], rows=False) for place in tests]
     known = [np.isfinite(table).any(axis=1) for table in tables]
     d = [_means(table[rows], scales[place]) for table, rows, place in zip(tables, known, tests, strict=True)]
     named = [
@@ -141,12 +162,13 @@ def _flips_of(
     return d, named, [summed[place].p for place in tests]
 
 
-def _signs_alone(up: int, down: int) -> float:
+def _sign_test_p(up: int, down: int) -> float:
+    """Return the exact two-sided p value of the sign test; 1 without any sign."""
     return min(1.0, 2 * float(special.bdtr(min(up, down), up + down, 0.5))) if up + down else 1.0
 
 
-def _cleaned(sample: Differences, scale: float, *, rows: bool = True) -> np.ndarray:
-    """A sample as [configurations, seeds] with ties as 0 and, with `rows`, without rows and columns that hold nothing."""
+def _clean_table(sample: Differences, scale: float, *, rows: bool = True) -> np.ndarray:
+    """Return a sample as [configuration, seed] with ties set to 0; with `rows`, without empty rows and columns."""
     table = np.array(sample, dtype=float)
     table = table[:, None] if table.ndim == 1 else table
     there = np.isfinite(table)
@@ -157,7 +179,7 @@ def _cleaned(sample: Differences, scale: float, *, rows: bool = True) -> np.ndar
 
 
 def _means(table: np.ndarray, scale: float) -> np.ndarray:
-    """The mean of each configuration over its seeds."""
+    """Return the mean of each configuration over its seeds, [configuration], with ties set to 0."""
     if table.shape[1] == 1 or not table.size:
         return table.reshape(len(table), -1)[:, 0] if table.size else np.zeros(0)
     there = np.isfinite(table)
@@ -167,12 +189,17 @@ def _means(table: np.ndarray, scale: float) -> np.ndarray:
 
 
 def _by_model(table: np.ndarray, d: np.ndarray) -> tuple[str, float, float, float]:
-    """Method, low, high and p of a sample; NaN for `sign-flip`, which many samples do at once."""
+    """Return (method, low, high, p) of a sample; NaN for `sign-flip`, whose samples the caller tests together.
+
+    Args:
+        table: Differences [configuration, seed].
+        d: Means of the configurations.
+    """
     several = bool((np.isfinite(table).sum(axis=1) > 1).any()) if table.size else False
     method, found = "sign-flip", (math.nan, math.nan, math.nan)
     if several and len(d) == 1:
         method, found = "seeds", student_interval(table[np.isfinite(table)])
-    elif several and (known := crossed(table)) is not None:
+    elif several and (known := crossed_interval(table)) is not None:
         method, found = "crossed", known
     elif len(d) < LEAST:
         method, found = "t", student_interval(d)
@@ -181,7 +208,8 @@ def _by_model(table: np.ndarray, d: np.ndarray) -> tuple[str, float, float, floa
     return method, *found
 
 
-def _summary(table: np.ndarray, d: np.ndarray, found: tuple[str, float, float, float]) -> PairedTest:
+def _paired_test(table: np.ndarray, d: np.ndarray, found: tuple[str, float, float, float]) -> PairedTest:
+    """Return the PairedTest of a sample from its table, its configuration means and (method, low, high, p)."""
     method, low, high, p = found
     up, down = int((d > 0).sum()), int((d < 0).sum())
     return PairedTest(
@@ -195,7 +223,7 @@ def _summary(table: np.ndarray, d: np.ndarray, found: tuple[str, float, float, f
         low=low,
         high=high,
         p=p,
-        p_sign=_signs_alone(up, down),
+        p_sign=_sign_test_p(up, down),
         method=method,
     )
 
@@ -207,7 +235,10 @@ LISTED = 14  # configurations up to which every flip of a family is counted
 
 
 def holm(p_values: Sequence[float]) -> list[float]:
-    """p values after Holm's correction for the whole family, in the order given. NaN is no test and counts for none."""
+    """Return p values after Holm's step-down correction for the whole family, in the order given.
+
+    NaN stands for no test: it stays NaN and does not count for the size of the family.
+    """
     # not statsmodels' multipletests, which collects the garbage of the whole process at every call
     found = np.array(p_values, dtype=float)
     known = np.flatnonzero(np.isfinite(found))
@@ -217,16 +248,20 @@ def holm(p_values: Sequence[float]) -> list[float]:
 
 
 Family = tuple[Sequence[np.ndarray], Sequence[Sequence[Hashable]], Sequence[float]]
-"""The tests of a family, as `max_t_of_families` takes them: samples, keys, and uncorrected p values."""
+"""Tests of a family as `max_t_of_families` takes them: samples, keys and uncorrected p values."""
 
 
 def max_t_of_families(families: Sequence[Family]) -> list[list[float]]:
-    """Return step-down maxT p values (Westfall and Young 1993) of tests of signs, family by family in the order given.
+    """Return step-down maxT p values of sign-flip tests, family by family in the order given.
 
-    Samples are differences, keys name the configuration of each: a flip turns all differences of a configuration, in
-    every sample, at once, so that the dependence between the tests is kept. The statistic is studentised, |sum d| / sqrt(sum d^2),
-    which is Student's t in a form whose variance is 1 under flips for every n. No p falls below its own uncorrected one.
-    Every flip is counted up to LISTED configurations, FLIPS draws beyond; these are drawn once for all families of one size.
+    Samples are differences and keys name the configuration of each. A flip turns all differences of a configuration in
+    every sample at once, which preserves the dependence between the tests. The statistic is studentised, |sum d| /
+    sqrt(sum d^2): a form of Student's t with variance 1 under flips for every n. No corrected p is below its
+    uncorrected one. All flips are enumerated up to LISTED configurations; beyond, RANDOM_FLIPS draws are shared by all
+    families of one size.
+
+    Source:
+        Westfall and Young 1993.
     """
     studied = [_studentised(samples, keys) for samples, keys, _ in families]
     by_size: dict[int, list[int]] = {}
@@ -234,7 +269,7 @@ def max_t_of_families(families: Sequence[Family]) -> list[list[float]]:
         by_size.setdefault(len(table), []).append(index)
     p_values: list[list[float]] = [[]] * len(families)
     for indices in by_size.values():
-        counted = _reached([studied[index][:2] for index in indices])
+        counted = _reached_shares([studied[index][:2] for index in indices])
         for index, reached in zip(indices, counted, strict=True):
             order, alone = studied[index][2], families[index][2]
             stepped = np.empty(len(order))
@@ -246,9 +281,11 @@ def max_t_of_families(families: Sequence[Family]) -> list[list[float]]:
 def _studentised(
     samples: Sequence[np.ndarray], keys: Sequence[Sequence[Hashable]]
 ) -> tuple[np.ndarray, np.ndarray, np.ndarray]:
-    """Return the differences of a family as [configuration, test], the statistic of each test, and their order in `samples`.
+    """Return the studentised tests of a family, sorted from the largest statistic to the smallest.
 
-    Tests stand from the largest statistic to the smallest.
+    Returns:
+        (differences [configuration, test], 0 where a test lacks a configuration; statistic of each test [test]; index
+        of each test in `samples` [test]).
     """
     places = {key: place for place, key in enumerate(dict.fromkeys(key for some in keys for key in some))}
     table = np.zeros((len(places), len(samples)))
@@ -262,23 +299,31 @@ def _studentised(
     return table[:, order], seen[order], order
 
 
-def _reached(families: Sequence[tuple[np.ndarray, np.ndarray]]) -> list[np.ndarray]:
-    """Return, for families of one size, the share of flips that have, among a test and all less extreme ones (columns from the
-    most extreme on), one as large as seen."""
+def _reached_shares(families: Sequence[tuple[np.ndarray, np.ndarray]]) -> list[np.ndarray]:
+    """Return, for families with equal numbers of configurations, the maxT p value of each test before monotonisation.
+
+    Args:
+        families: (differences [configuration, test], observed statistics [test]) with the most extreme test first.
+
+    Returns:
+        For each family and test, the share of flips whose largest statistic among that test and all less extreme ones
+        is at least the observed one.
+    """
     n = len(families[0][0])
     if n <= LISTED:
         # a flip and its opposite are alike
         half = 1 << max(n - 1, 0)
         every = 1.0 - 2.0 * ((np.arange(half)[:, None] >> np.arange(n)) & 1)
-        return [_count(every, table, seen) / half for table, seen in families]
+        return [_count_reached(every, table, seen) / half for table, seen in families]
     counts = [np.ones(len(seen)) for _, seen in families]
     for flips in random_sign_blocks(n):
         for count, (table, seen) in zip(counts, families, strict=True):
-            count += _count(flips, table, seen)
+            count += _count_reached(flips, table, seen)
     return [count / (RANDOM_FLIPS + 1) for count in counts]
 
 
-def _count(flips: np.ndarray, table: np.ndarray, seen: np.ndarray) -> np.ndarray:
+def _count_reached(flips: np.ndarray, table: np.ndarray, seen: np.ndarray) -> np.ndarray:
+    """Return, for each test, the number of flips whose step-down maximum reaches the observed statistic, [test]."""
     total = np.zeros(len(seen))
     for start in range(0, len(flips), CHUNK):
         sizes = np.abs(flips[start : start + CHUNK] @ table)

@@ -1,4 +1,4 @@
-"""Linear models of many measures over one design at once: squares of terms, permutation p, and p that bear unequal spread."""
+"""Linear models of many measures over one design: type III sums of squares, permutation p values and Box's robust F."""
 
 from __future__ import annotations
 
@@ -21,123 +21,161 @@ EXCESS = (
 
 @dataclass(frozen=True)
 class AnovaFit:
-    """T terms and M measures over N rows."""
+    """Analysis of variance of M measures over N rows with T terms; every p is uncorrected."""
 
     squares: np.ndarray
-    """[T, M]: type III, what the residual grows by without the term."""
+    """Type III sum of squares: increase of the residual sum of squares without the term, [T, M]."""
     dfs: np.ndarray
-    """[T]"""
+    """Degrees of freedom of each term, [T]."""
     residual: np.ndarray
-    """[M]: sum of squares."""
+    """Residual sum of squares, [M]; exactly 0 where it is only rounding."""
     residual_df: int
     residuals: np.ndarray
-    """[N, M]"""
+    """Residuals of the full model, [N, M]."""
     p: np.ndarray
-    """[T, M]: of the F test; NaN where nothing is left over."""
+    """p of the F test, [T, M]; NaN where the residual is 0."""
     p_permuted: np.ndarray
-    """[T, M]: Freedman and Lane's (1983)."""
+    """Permutation p (Freedman and Lane 1983), [T, M]; NaN where the residual is 0."""
     p_robust: np.ndarray
-    """[T, M]: of Box's F (1954), which bears unequal spread; NaN where a row has no residual of its own."""
+    """p of Box's F (1954), valid under unequal variances, [T, M]; NaN also where a row has leverage 1."""
     permutations: int
 
     @property
-    def f(self) -> np.ndarray:
-        """[T, M]: NaN where nothing is left over."""
+    def f_statistics(self) -> np.ndarray:
+        """F statistics, [T, M]; NaN where the residual is 0."""
         with np.errstate(divide="ignore", invalid="ignore"):
-            found = (self.squares / self.dfs[:, None]) / (self.residual / self.residual_df)
-        return np.where(np.isfinite(found), found, np.nan)
+            statistic = (self.squares / self.dfs[:, None]) / (self.residual / self.residual_df)
+        return np.where(np.isfinite(statistic), statistic, np.nan)
 
 
 def fit_anova(columns: Mapping[tuple[str, ...], np.ndarray], y: np.ndarray) -> AnovaFit:
-    """The model with an intercept and these columns [N, df] of each term, of full rank, for `y` [N, M].
+    """Fit the linear model with an intercept and these terms to every measure, with all tests of its terms.
 
-    A measure whose residual is no more than rounding has a residual of 0.
+    Args:
+        columns: Design columns [N, df] of each term; with the intercept they must have full rank.
+        y: Values of the measures, [N, M].
     """
     rows = len(y)
     y = y - y.mean(axis=0)
     design = np.concatenate([np.ones((rows, 1)), *columns.values()], axis=1)
     full = _basis(design)
-    left = y - full @ (full.T @ y)
-    residual, total = (left**2).sum(axis=0), (y**2).sum(axis=0)
+    residuals = y - full @ (full.T @ y)
+    residual, total = (residuals**2).sum(axis=0), (y**2).sum(axis=0)
     residual = np.where(residual <= 1e-12 * np.maximum(total, 1e-300), 0.0, residual)
     df = rows - full.shape[1]
     parts = []
     for name, own in columns.items():
-        others = [np.ones((rows, 1)), *(some for other, some in columns.items() if other != name)]
-        rest = _basis(np.concatenate(others, axis=1))
-        parts.append((_basis(own - rest @ (rest.T @ own)), rest))
+        other_columns = [np.ones((rows, 1)), *(values for other_term, values in columns.items() if other_term != name)]
+        reduced_basis = _basis(np.concatenate(other_columns, axis=1))
+        parts.append((_basis(own - reduced_basis @ (reduced_basis.T @ own)), reduced_basis))
     squares = np.stack([((own.T @ y) ** 2).sum(axis=0) for own, _ in parts])
     dfs = np.array([own.shape[1] for own, _ in parts])
-    times = permutations_for(rows, full.shape[1], squares.size)
-    known = residual > 0
+    permutations = permutations_for(rows, full.shape[1], squares.size)
+    has_residual = residual > 0
     p_permuted, p_robust, p = (np.full(squares.shape, np.nan) for _ in range(3))
     # of two bases of the same split, the smaller one takes less work
     outside = np.linalg.qr(design, mode="complete")[0][:, full.shape[1] :] if 2 * full.shape[1] > rows else None
-    own_share = 1 - (full**2).sum(axis=1)
-    variances = left**2 / np.maximum(own_share, FULL)[:, None]
-    below = _freedom(full, variances)
-    for place, (own, rest) in enumerate(parts):
-        seen = squares[place, known] / residual[known]
-        less = y[:, known] - rest @ (rest.T @ y[:, known])
-        p[place, known] = special.fdtrc(dfs[place], df, seen * df / dfs[place])
-        p_permuted[place, known] = _permuted(full, outside, own, less, seen, times)
-        if own_share.min() > FULL:
-            p_robust[place, known] = _robust(own, squares[place, known], variances[:, known], below[known])
-    return AnovaFit(squares, dfs, residual, df, left, p, p_permuted, p_robust, times)
+    residual_share = 1 - (full**2).sum(axis=1)
+    variances = residuals**2 / np.maximum(residual_share, FULL)[:, None]
+    residual_box_df = _residual_box_df(full, variances)
+    for index, (own, reduced_basis) in enumerate(parts):
+        observed = squares[index, has_residual] / residual[has_residual]
+        reduced_residuals = y[:, has_residual] - reduced_basis @ (reduced_basis.T @ y[:, has_residual])
+        p[index, has_residual] = special.fdtrc(dfs[index], df, observed * df / dfs[index])
+        p_permuted[index, has_residual] = _permutation_p(full, outside, own, reduced_residuals, observed, permutations)
+        if residual_share.min() > FULL:
+            p_robust[index, has_residual] = _box_p(
+                own, squares[index, has_residual], variances[:, has_residual], residual_box_df[has_residual]
+            )
+    return AnovaFit(squares, dfs, residual, df, residuals, p, p_permuted, p_robust, permutations)
 
 
 def permutations_for(rows: int, columns: int, tests: int) -> int:
-    """How many permutations a design of that size gets: MOST, fewer where they took too long, and LEAST at least."""
+    """Return the number of permutations for a design of this size, between LEAST and MOST, limited by WORK.
+
+    Args:
+        rows: Number of observations.
+        columns: Number of design columns, with the intercept.
+        tests: Number of terms times number of measures.
+    """
     return int(np.clip(WORK / (2 * rows * columns * max(tests, 1)), LEAST, MOST))
 
 
 def _basis(columns: np.ndarray) -> np.ndarray:
+    """Return an orthonormal basis of the column space."""
     return np.asarray(np.linalg.qr(columns)[0])
 
 
-def _permuted(
-    full: np.ndarray, outside: np.ndarray | None, own: np.ndarray, left: np.ndarray, seen: np.ndarray, times: int
+def _permutation_p(
+    full: np.ndarray,
+    outside: np.ndarray | None,
+    own: np.ndarray,
+    residuals: np.ndarray,
+    observed: np.ndarray,
+    permutations: int,
 ) -> np.ndarray:
-    """The share of permutations of the residuals `left` [N, M] of the model without a term that give it as large a ratio of
-    squares to residual as `seen` [M]. `full` spans the model; `outside`, where it is given, what is orthogonal to it."""
-    rows, measures = left.shape
-    total = (left**2).sum(axis=0)
+    """Return the permutation p value of a term for each measure, [M].
+
+    It is the share of permutations of the reduced model's residuals whose ratio of term to residual sum of squares
+    reaches the observed one. The same random permutations are used in every call.
+
+    Args:
+        full: Orthonormal basis of the full model, [N, columns].
+        outside: Orthonormal basis of its orthogonal complement, used instead of `full` if given.
+        own: Orthonormal basis of the term beyond the reduced model.
+        residuals: Residuals of the model without the term, [N, M].
+        observed: Observed ratio of the term's sum of squares to the residual one, [M].
+        permutations: Number of permutations.
+    """
+    rows, measures = residuals.shape
+    total = (residuals**2).sum(axis=0)
     split = full if outside is None else outside
     both = np.concatenate([split, own], axis=1).T
     random = np.random.default_rng((RANDOM, rows))
     reached = np.ones(measures)
-    for start in range(0, times, CHUNK):
-        size = min(CHUNK, times - start)
+    for start in range(0, permutations, CHUNK):
+        size = min(CHUNK, permutations - start)
         order = random.permuted(np.tile(np.arange(rows), (size, 1)), axis=1).T
-        parts = (both @ left[order].reshape(rows, -1)).reshape(len(both), size, measures) ** 2
+        parts = (both @ residuals[order].reshape(rows, -1)).reshape(len(both), size, measures) ** 2
         within, term = parts[: split.shape[1]].sum(axis=0), parts[split.shape[1] :].sum(axis=0)
         residual = np.maximum(total - within, 0.0) if outside is None else within
-        reached += (term >= (seen - DUST * (1 + seen)) * residual).sum(axis=0)
-    return np.asarray(reached / (times + 1))
+        reached += (term >= (observed - DUST * (1 + observed)) * residual).sum(axis=0)
+    return np.asarray(reached / (permutations + 1))
 
 
-def _robust(own: np.ndarray, squares: np.ndarray, variances: np.ndarray, below: np.ndarray) -> np.ndarray:
-    """p of a term's squares [M] over what they come to without an effect, where errors have these variances [N, M].
+def _box_p(own: np.ndarray, squares: np.ndarray, variances: np.ndarray, residual_box_df: np.ndarray) -> np.ndarray:
+    """Return the p value of Box's F for a term, [M], valid if errors have unequal variances.
 
-    Both are sums of squares of unequal weight; F has the degrees of freedom of chi-squares with as large a mean and variance
-    (Box, Annals of Mathematical Statistics 25, 1954), `below` those of the residual.
+    Both sums of squares are weighted sums of chi-squares. F has the degrees of freedom of chi-squares with equal mean
+    and variance.
+
+    Args:
+        own: Orthonormal basis of the term beyond the reduced model.
+        squares: Sum of squares of the term, [M].
+        variances: Estimated error variances, [N, M].
+        residual_box_df: Box's degrees of freedom of the residual, [M].
+
+    Source:
+        Box, Annals of Mathematical Statistics 25, 1954.
     """
     weights = (own**2).sum(axis=1)
     expected = weights @ variances
     with np.errstate(invalid="ignore", divide="ignore"):
-        above = expected**2 / (_trace(own, variances) - EXCESS * (weights**2 @ variances**2))
-        return np.asarray(special.fdtrc(np.clip(above, 1, own.shape[1]), below, squares / expected))
+        term_box_df = expected**2 / (_trace_of_squares(own, variances) - EXCESS * (weights**2 @ variances**2))
+        return np.asarray(special.fdtrc(np.clip(term_box_df, 1, own.shape[1]), residual_box_df, squares / expected))
 
 
-def _freedom(full: np.ndarray, variances: np.ndarray) -> np.ndarray:
-    """Box's degrees of freedom [M] of the residual of the model that `full` spans."""
-    left = 1 - (full**2).sum(axis=1)
-    both = (2 * left - 1 - EXCESS * left**2) @ variances**2 + _trace(full, variances)
+def _residual_box_df(full: np.ndarray, variances: np.ndarray) -> np.ndarray:
+    """Return Box's residual degrees of freedom, [M], for the model spanned by `full` and `variances` [N, M]."""
+    residual_leverage = 1 - (full**2).sum(axis=1)
+    both = (2 * residual_leverage - 1 - EXCESS * residual_leverage**2) @ variances**2 + _trace_of_squares(
+        full, variances
+    )
     with np.errstate(invalid="ignore", divide="ignore"):
-        return np.asarray(np.clip((left @ variances) ** 2 / both, 1, left.sum()))
+        return np.asarray(np.clip((residual_leverage @ variances) ** 2 / both, 1, residual_leverage.sum()))
 
 
-def _trace(basis: np.ndarray, variances: np.ndarray) -> np.ndarray:
-    """tr(P V P V) [M], P the projection on `basis`, V a diagonal matrix of variances."""
-    inside = [(basis.T * some) @ basis for some in variances.T]
-    return np.array([(one**2).sum() for one in inside])
+def _trace_of_squares(basis: np.ndarray, variances: np.ndarray) -> np.ndarray:
+    """Return tr(P V P V), [M], with P the projection on `basis` and V = diag(a column of `variances`)."""
+    inner_products = [(basis.T * variance) @ basis for variance in variances.T]
+    return np.array([(product**2).sum() for product in inner_products])

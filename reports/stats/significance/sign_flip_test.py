@@ -1,9 +1,12 @@
-"""The permutation test of signs, its inversion into an interval, and the random signs that tests of a family share.
+"""Sign-flip permutation test, its inversion into a confidence interval, and random signs shared by a family of tests.
 
-If a level does nothing, each matched difference is as likely to be +d as -d, so the observed sum is one of 2^n equally likely ones.
-The values of the effect that this test does not reject at 5% are the interval; its ends are means of subsets of the
-differences (Hartigan 1969). Exact up to EXACT differences; beyond, from FLIPS draws that are the same for all samples of one
-size and for every run.
+If a level has no effect, each matched difference is as likely to be +d as -d, so the observed sum is one of 2^n equally
+likely ones. The interval holds the effects that this test does not reject at 5%; its ends are means of subsets of the
+differences. The test is exact up to MAX_EXACT_N differences. Beyond, it uses RANDOM_FLIPS draws, the same for all
+samples of one size and in every run.
+
+Source:
+    Hartigan 1969.
 """
 
 from __future__ import annotations
@@ -28,10 +31,14 @@ RANDOM = 20_260
 
 
 def sign_flip_interval(table: np.ndarray) -> tuple[np.ndarray, np.ndarray, np.ndarray]:
-    """Of every column of `table` [differences, samples]: the two-sided p of a mean of zero, and the ends of the 95% interval.
+    """Return the sign-flip test of every column, with the 95% interval of its mean by test inversion.
 
-    p = share of flips of signs whose sum is at least as large; an interval leaves out zero if and only if its p < 0.05.
-    Below LEAST differences an interval is everything (NaN).
+    Args:
+        table: Differences [difference, sample], without NaN.
+
+    Returns:
+        (p, low, high), each [sample]. p is two-sided: the share of flips whose absolute sum is at least the observed
+        one. The interval excludes zero if and only if p < 0.05. Ends are NaN with fewer than LEAST differences.
     """
     n, samples = table.shape
     if n < LEAST:
@@ -39,31 +46,31 @@ def sign_flip_interval(table: np.ndarray) -> tuple[np.ndarray, np.ndarray, np.nd
         return sign_flip_p_values(table), nothing, nothing.copy()
     if LISTED < n <= MAX_EXACT_N:
         p = sign_flip_p_values(table)
-        low = np.array([_end_by_halves(d) for d in table.T])
-        high = np.array([-_end_by_halves(-d) for d in table.T])
+        low = np.array([_split_half_lower_end(d) for d in table.T])
+        high = np.array([-_split_half_lower_end(-d) for d in table.T])
     else:
-        method = _listed if n <= LISTED else _drawn
+        method = _enumerated_test if n <= LISTED else _sampled_test
         # as many numbers at a time, whatever n is
         step = min(SAMPLES, (1 << LISTED + 4) >> n) if n <= LISTED else SAMPLES
         parts = [method(table[:, start : start + step]) for start in range(0, samples, step)]
-        p, low, high = (np.concatenate(some) for some in zip(*parts, strict=True))
+        p, low, high = (np.concatenate(blocks) for blocks in zip(*parts, strict=True))
     # a sum that is zero but for its last bits counts as reached; so must the end of the interval that it makes
     held = p >= ALPHA
     return p, np.where(held, np.minimum(low, 0), low), np.where(held, np.maximum(high, 0), high)
 
 
 def sign_flip_p_values(table: np.ndarray) -> np.ndarray:
-    """The p of `sign_flip_interval` alone, at a tenth of the time."""
+    """Return the two-sided p values of `sign_flip_interval`, [sample], in a tenth of the time."""
     n = len(table)
     if n <= MAX_EXACT_N:
-        return np.array([_by_halves(d) for d in table.T])
-    seen = _seen(table)
+        return np.array([_split_half_p(d) for d in table.T])
+    seen = _observed_size(table)
     reached = sum(((np.abs(flips @ table) >= seen).sum(axis=0) for flips in random_sign_blocks(n)), np.zeros(len(seen)))
     return np.asarray((reached + 1) / (RANDOM_FLIPS + 1))
 
 
 def random_sign_blocks(n: int) -> Iterator[np.ndarray]:
-    """FLIPS rows of n random signs, as [CHUNK, n] at a time, the same ones every time."""
+    """Yield RANDOM_FLIPS rows of n random signs (+1.0 or -1.0) in blocks [CHUNK, n]; the same in every call."""
     draw = np.random.default_rng((RANDOM, n))
     for _ in range(RANDOM_FLIPS // CHUNK):
         bits = np.frombuffer(draw.bytes(CHUNK * ((n + 7) // 8)), dtype=np.uint8)
@@ -74,41 +81,53 @@ def random_sign_blocks(n: int) -> Iterator[np.ndarray]:
         yield turned.astype(float)
 
 
-def _seen(table: np.ndarray) -> np.ndarray:
+def _observed_size(table: np.ndarray) -> np.ndarray:
+    """Return the absolute sum of each column, reduced by the rounding tolerance, [sample]."""
     return np.asarray(np.abs(table.sum(axis=0)) - DUST * np.abs(table).sum(axis=0))
 
 
 @cache
 def _subsets(n: int) -> tuple[np.ndarray, np.ndarray]:
-    """All subsets of n, the empty one first and those without the last in the first half: [n, 2^n] of 0 and 1; 1 / size of all but
-    the empty one."""
-    found = np.ascontiguousarray(((np.arange(1 << n) >> np.arange(n)[:, None]) & 1).astype(float))
-    return found, 1 / found[:, 1:].sum(axis=0)
+    """Return all subsets of n elements and the inverse of their sizes; cached.
+
+    Returns:
+        (membership [n, 2^n] of 0.0 and 1.0, the empty subset first and those without the last element in the first
+        half; 1 / size of all but the empty subset [2^n - 1]).
+    """
+    subsets = np.ascontiguousarray(((np.arange(1 << n) >> np.arange(n)[:, None]) & 1).astype(float))
+    return subsets, 1 / subsets[:, 1:].sum(axis=0)
 
 
-def _rank(flips: int) -> int:
-    """Which of the sorted means of non-empty subsets is the lower end, counted from 1: below it, 2 (1 + smaller ones) / flips < ALPHA."""
+def _lower_end_rank(flips: int) -> int:
+    """Return the rank, counted from 1, of the lower interval end among the sorted means of non-empty subsets.
+
+    Below it, 2 (1 + number of smaller means) / flips < ALPHA.
+    """
     return math.ceil(ALPHA * flips / 2 - DUST) - 1
 
 
-def _listed(table: np.ndarray) -> tuple[np.ndarray, np.ndarray, np.ndarray]:
+def _enumerated_test(table: np.ndarray) -> tuple[np.ndarray, np.ndarray, np.ndarray]:
+    """Return (p, low, high), each [sample], from an enumeration of all 2^n flips of `table` [difference, sample]."""
     subsets, parts = _subsets(len(table))
     flips = subsets.shape[1]
     sums = table.T @ subsets
     # the second half are the complements of the first, whose sums are as far from zero
     half = sums[:, : flips // 2]
-    p = (np.abs(table.sum(axis=0)[:, None] - 2 * half) >= _seen(table)[:, None]).mean(axis=1)
+    p = (np.abs(table.sum(axis=0)[:, None] - 2 * half) >= _observed_size(table)[:, None]).mean(axis=1)
     means = sums[:, 1:] * parts
-    low, high = _rank(flips) - 1, means.shape[1] - _rank(flips)
+    low, high = _lower_end_rank(flips) - 1, means.shape[1] - _lower_end_rank(flips)
     means.partition((low, high), axis=1)
     return p, means[:, low].copy(), means[:, high].copy()  # a view would keep all means in memory
 
 
-def _drawn(table: np.ndarray) -> tuple[np.ndarray, np.ndarray, np.ndarray]:
-    """Of each draw, the differences with a minus and the others are two subsets; theta is reached by a draw where one of the
-    two means is at most theta (or, from above, at least)."""
+def _sampled_test(table: np.ndarray) -> tuple[np.ndarray, np.ndarray, np.ndarray]:
+    """Return (p, low, high), each [sample], from RANDOM_FLIPS random flips of `table` [difference, sample].
+
+    Each draw splits the differences into two subsets, those with a minus and the others. A draw reaches an effect theta
+    if one of the two means is at most theta (or at least theta, for the upper end).
+    """
     n, samples = table.shape
-    total, seen = table.sum(axis=0), _seen(table)
+    total, seen = table.sum(axis=0), _observed_size(table)
     reached = np.zeros(samples)
     lows, highs = np.empty((RANDOM_FLIPS, samples)), np.empty((RANDOM_FLIPS, samples))
     for start, flips in zip(range(0, RANDOM_FLIPS, CHUNK), random_sign_blocks(n), strict=True):
@@ -118,13 +137,13 @@ def _drawn(table: np.ndarray) -> tuple[np.ndarray, np.ndarray, np.ndarray]:
         with np.errstate(invalid="ignore"):
             sides = (total - sums) / 2 / minus, (total + sums) / 2 / (n - minus)
         # the draw without a minus, or without a plus, reaches every theta
-        whole = (minus == 0) | (minus == n)
-        lows[start : start + CHUNK] = np.where(whole, -np.inf, np.minimum(*sides))
-        highs[start : start + CHUNK] = np.where(whole, np.inf, np.maximum(*sides))
-    place = math.ceil(ALPHA * (RANDOM_FLIPS + 1) - DUST) - 1
+        one_sided = (minus == 0) | (minus == n)
+        lows[start : start + CHUNK] = np.where(one_sided, -np.inf, np.minimum(*sides))
+        highs[start : start + CHUNK] = np.where(one_sided, np.inf, np.maximum(*sides))
+    rank = math.ceil(ALPHA * (RANDOM_FLIPS + 1) - DUST) - 1
     # copies: a view would keep the ends of all draws in memory
-    low = np.partition(lows.T, place - 1, axis=1)[:, place - 1].copy()
-    high = np.partition(highs.T, RANDOM_FLIPS - place, axis=1)[:, RANDOM_FLIPS - place].copy()
+    low = np.partition(lows.T, rank - 1, axis=1)[:, rank - 1].copy()
+    high = np.partition(highs.T, RANDOM_FLIPS - rank, axis=1)[:, RANDOM_FLIPS - rank].copy()
     return (reached + 1) / (RANDOM_FLIPS + 1), low, high
 
 
@@ -132,7 +151,7 @@ def _drawn(table: np.ndarray) -> tuple[np.ndarray, np.ndarray, np.ndarray]:
 
 
 def _half_sums(d: np.ndarray) -> np.ndarray:
-    """The sums of all subsets, the empty one first."""
+    """Return the sums of all subsets of `differences`, [2^n], the empty subset first."""
     sums = np.zeros(1)
     for x in d:
         sums = np.concatenate([sums, sums + x])
@@ -140,46 +159,48 @@ def _half_sums(d: np.ndarray) -> np.ndarray:
 
 
 def _halves(d: np.ndarray) -> tuple[np.ndarray, np.ndarray]:
+    """Return the subset sums of the first and of the second half of `differences`."""
     return _half_sums(d[: len(d) // 2]), _half_sums(d[len(d) // 2 :])
 
 
-def _by_halves(d: np.ndarray) -> float:
-    """The exact p of one sample: sums of subsets of one half beside the sorted ones of the other, by binary search."""
+def _split_half_p(d: np.ndarray) -> float:
+    """Return the exact two-sided p value of one sample, from subset sums of its two halves (meet in the middle)."""
     total, dust = float(d.sum()), DUST * float(np.abs(d).sum())
-    seen = abs(total) - dust
-    if seen <= 0:
+    observed = abs(total) - dust
+    if observed <= 0:
         return 1.0
-    left, right = _halves(d)
-    left, right = np.sort(left), np.sort(right)
+    first_sums, second_sums = _halves(d)
+    first_sums, second_sums = np.sort(first_sums), np.sort(second_sums)
     # |total - 2 (l + r)| >= seen
-    below = np.searchsorted(right, (total - seen) / 2 - left, side="right")
-    above = len(right) - np.searchsorted(right, (total + seen) / 2 - left, side="left")
+    below = np.searchsorted(second_sums, (total - observed) / 2 - first_sums, side="right")
+    above = len(second_sums) - np.searchsorted(second_sums, (total + observed) / 2 - first_sums, side="left")
     return float((below.sum() + above.sum()) / 2 ** len(d))
 
 
-def _end_by_halves(d: np.ndarray) -> float:
-    """The lower end of one sample's interval: the smallest theta with enough subsets whose mean is at most theta.
+def _split_half_lower_end(d: np.ndarray) -> float:
+    """Return the lower interval end of one sample: the smallest theta with enough subsets whose mean is at most theta.
 
-    That count is nearly a normal distribution in theta, so a search on its quantiles takes few steps.
+    The number of such subsets is nearly normal in theta, so a root search on its normal quantiles takes few steps.
     """
     n, spread = len(d), float(d.max() - d.min())
     if spread <= DUST * float(np.abs(d).max()):
         return float(d.mean())
-    (left, right), (left_sizes, right_sizes) = _halves(d), _halves(np.ones(n))
+    (first_sums, second_sums), (first_sizes, second_sizes) = _halves(d), _halves(np.ones(n))
     flips = 1 << n
-    wanted = float(special.ndtri((_rank(flips) - 0.5) / flips))
+    wanted = float(special.ndtri((_lower_end_rank(flips) - 0.5) / flips))
     step = float(d.std()) / math.sqrt(n - 1)
     low = float(d.mean()) - 2.1 * step
     high = low + 0.2 * step
     # a search for values that rise, or nearly so, is much faster
-    order = np.argsort(low * left_sizes - left)
-    left, left_sizes = left[order], left_sizes[order]
+    order = np.argsort(low * first_sizes - first_sums)
+    first_sums, first_sizes = first_sums[order], first_sizes[order]
 
     @cache
     def above(theta: float) -> float:
-        ordered = np.sort(right - theta * right_sizes)
+        """Return the normal quantile of the share of subsets with a mean of at most theta, minus the required one."""
+        ordered = np.sort(second_sums - theta * second_sizes)
         # the empty subset has no mean
-        count = int(np.searchsorted(ordered, theta * left_sizes - left, side="right").sum()) - 1
+        count = int(np.searchsorted(ordered, theta * first_sizes - first_sums, side="right").sum()) - 1
         return float(special.ndtri((count + 0.25) / flips)) - wanted
 
     while above(low) > 0:
@@ -190,10 +211,18 @@ def _end_by_halves(d: np.ndarray) -> float:
 
 
 def find_zero_crossing(above: Callable[[float], float], low: float, high: float, width: float) -> float:
-    """Where a rising function goes from 0 or less at `low` to more at `high`: a point above 0, at most `width` beyond the crossing.
+    """Return a point where an increasing function is above zero, at most `width` beyond its zero crossing.
 
-    Regula falsi, the end that stays halved in weight (Dowell and Jarratt, BIT 11, 1971). Not scipy.optimize's: its import takes longer than a
-    hundred ends, and every table would pay for it.
+    scipy.optimize is not used: its import takes longer than a hundred searches, and every table would pay for it.
+
+    Args:
+        above: The function.
+        low: Start of the bracket, where the function is at most 0.
+        high: End of the bracket, where it is above 0.
+        width: Largest distance from the crossing; at least eight units in the last place.
+
+    Source:
+        Regula falsi with a halved weight of a retained end (Illinois): Dowell and Jarratt, BIT 11, 1971.
     """
     below, over, side = above(low), above(high), 0
     width = max(width, 8 * math.ulp(max(abs(low), abs(high))))

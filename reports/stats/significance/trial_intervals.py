@@ -1,5 +1,7 @@
-"""The trials behind an accuracy: its interval is theirs, never that of the answers inside a trial, which are not independent; and
-what an answer scores there that is the same everywhere."""
+"""Confidence intervals of accuracies over their independent trials, and the needle probe's constant-answer baseline.
+
+An interval is over trials, never over the answers inside a trial (such as the digits of a needle), which are dependent.
+"""
 
 from __future__ import annotations
 
@@ -11,36 +13,45 @@ from ....results.intervals import of_trials
 from ....results.store.records import MeasuredValue
 from ...number_format import NEEDLE
 
-Place = tuple[str, str, str, int]
-"""(cell, probe, metric, length)."""
+ValueKey = tuple[str, str, str, int]
+"""(cell id, probe, metric, context length in tokens)."""
 DIGITS, TRIALS = NEEDLE, ("needle", "exact_accuracy")
 CONSTANT = ("needle", "constant_accuracy")
 
 
-def with_intervals(values: Mapping[Place, MeasuredValue]) -> dict[Place, MeasuredValue]:
-    """The values, every share of right answers that has a count with the 95% interval of its trials as `low` and `high`.
+def with_intervals(values: Mapping[ValueKey, MeasuredValue]) -> dict[ValueKey, MeasuredValue]:
+    """Return the values with the 95% interval of its trials as `low` and `high` of every accuracy that has a count.
 
-    A recorded interval stays where each answer is a trial of its own. Elsewhere it is worked out anew, since older rows
-    have Wilson's over all answers; of the needle's digits there are as many trials as its exact accuracy counts.
+    A recorded interval is kept where each answer is a trial. Otherwise it is computed again, since older rows hold
+    Wilson intervals over all answers. The needle's digit accuracy has as many trials as its exact accuracy.
     """
-    return {place: _with_interval(value, values) for place, value in values.items()}
+    return {key: _with_interval(value, values) for key, value in values.items()}
 
 
-def independent_trials(value: MeasuredValue, values: Mapping[Place, MeasuredValue]) -> int | None:
-    """How many independent trials are behind an accuracy; None for what is none, and where no count was recorded."""
+def independent_trials(value: MeasuredValue, values: Mapping[ValueKey, MeasuredValue]) -> int | None:
+    """Return the number of independent trials behind an accuracy.
+
+    Args:
+        value: The accuracy.
+        values: All values of the sweep, among which the needle's exact accuracy is looked up.
+
+    Returns:
+        None if the value is not an accuracy in [0, 1], or no count was recorded.
+    """
     if value.value is None or not value.n or value.unit not in (metrics.FRACTION, ""):
         return None
-    answers = metrics.metric(value.probe, value.metric, value.description, value.unit).trials
-    if not answers or not 0 <= value.value <= 1:
+    answers_per_trial = metrics.metric(value.probe, value.metric, value.description, value.unit).trials
+    if not answers_per_trial or not 0 <= value.value <= 1:
         return None
     if (value.probe, value.metric) == DIGITS:
         exact = values.get((value.cell_id, *TRIALS, value.length))
         if exact is not None and exact.n and exact.attempt_id == value.attempt_id:
             return exact.n
-    return max(1, round(value.n / answers))
+    return max(1, round(value.n / answers_per_trial))
 
 
-def _with_interval(value: MeasuredValue, values: Mapping[Place, MeasuredValue]) -> MeasuredValue:
+def _with_interval(value: MeasuredValue, values: Mapping[ValueKey, MeasuredValue]) -> MeasuredValue:
+    """Return the value with the interval of its trials; unchanged if it is no accuracy or has the right interval."""
     trials = independent_trials(value, values)
     if trials is None or value.value is None:
         return value
@@ -51,19 +62,23 @@ def _with_interval(value: MeasuredValue, values: Mapping[Place, MeasuredValue]) 
     return replace(value, low=low, high=high)
 
 
-def ceilings(values: Iterable[MeasuredValue], published: bool) -> dict[int, float]:
-    """By context length, what the best constant answer scores on the needle's trials, of the numbers of one cell or several;
-    `published`: they are the paper's."""
+def constant_answer_scores(values: Iterable[MeasuredValue], published: bool) -> dict[int, float]:
+    """Return the needle score of the best constant answer by context length, as a fraction.
+
+    Args:
+        values: Measured values of one or several cells; of several scores at one length the largest counts.
+        published: The values are those of the paper, so that its known score stands in where none was recorded.
+    """
     measured: dict[int, list[float]] = {}
     described: dict[int, list[float]] = {}
     for value in values:
-        told = value.description or {}
+        description = value.description or {}
         if (value.probe, value.metric) == CONSTANT and value.value is not None:
             measured.setdefault(value.length, []).append(value.value)
         elif (value.probe, value.metric) == DIGITS and value.value is not None:
             # before it was a number of its own, it stood beside the accuracy as what a trivial answer scores
-            shares = [metrics.metric(*DIGITS, told).chance or 0.0] if "chance" in told else []
+            shares = [metrics.metric(*DIGITS, description).chance or 0.0] if "chance" in description else []
             described.setdefault(value.length, []).extend(shares)
     fallback = [paper.MOST_FREQUENT / paper.DIGITS] if published else []
-    known = {length: measured.get(length) or described.get(length) or fallback for length in measured | described}
-    return {length: max(shares) for length, shares in known.items() if shares}
+    scores = {length: measured.get(length) or described.get(length) or fallback for length in measured | described}
+    return {length: max(shares) for length, shares in scores.items() if shares}

@@ -165,7 +165,7 @@ def test_rows_of_running_attempts(sweep: Sweep) -> None:
     silences = [row["seconds_since_heartbeat"] for row in (first, second, third)]
     assert all(least <= found < least + 30 for least, found in zip((3, 90, 400), silences, strict=True))
     assert [row["stale"] for row in (first, second, third)] == [False, False, True]
-    lines = view.text(view.live_state(sweep.store)).splitlines()
+    lines = view.plain_view(view.live_state(sweep.store)).splitlines()
     assert re.fullmatch(
         r"  slug-2, node1/NVIDIA H200, training, step 40/100, loss 2.500, 30 tokens/s, 20 s left, heard of \d+ s ago",
         lines[3],
@@ -180,19 +180,19 @@ def test_who_runs_it_and_when_it_has_ended(sweep: Sweep) -> None:
     found = view.live_state(sweep.store)
     assert (found["owner"], found["owner_host"], found["owner_pid"]) == ("launch", "node1", 17)
     assert (found["owned"], found["ended"]) == (True, False)
-    assert view.heading(found)[0].endswith("run by launch on node1, pid 17")
+    assert view.heading_lines(found)[0].endswith("run by launch on node1, pid 17")
     sweep.store.ask("s", pause=True)
     found = view.live_state(sweep.store)
     assert found["request"] == {"pause": True}
-    assert view.heading(found)[0].endswith("pid 17, paused")
+    assert view.heading_lines(found)[0].endswith("pid 17, paused")
     sweep.sql("UPDATE sweep SET lease_until = '2020-01-01T00:00:00.000Z'")
     found = view.live_state(sweep.store)
     assert (found["owned"], found["ended"]) == (False, False), "its attempt was heard of just now"
-    assert "is silent; launch again to continue" in view.heading(found)[0]
+    assert "is silent; launch again to continue" in view.heading_lines(found)[0]
     sweep.sql("UPDATE attempt SET heartbeat_at = '2020-01-01T00:00:00.000Z'")
     assert view.live_state(sweep.store)["ended"]
     sweep.store.release_sweep("s", fence)
-    assert view.heading(view.live_state(sweep.store))[0].endswith("nobody runs it")
+    assert view.heading_lines(view.live_state(sweep.store))[0].endswith("nobody runs it")
 
 
 def test_the_newest_events_come_first(sweep: Sweep) -> None:
@@ -234,7 +234,7 @@ def busy(tmp_path: Path, running: int, failed: int) -> dict[str, Any]:
 
 def drawn(found: dict[str, Any], width: int, height: int, note: str = "", colour: bool = False) -> str:
     console = Console(file=io.StringIO(), width=width, height=height, force_terminal=colour, color_system="truecolor" if colour else None, legacy_windows=False)  # fmt: skip
-    console.print(view.screen(found, width, height, note))
+    console.print(view.screen_view(found, width, height, note))
     return str(console.file.getvalue())  # type: ignore[attr-defined]
 
 

@@ -2,7 +2,7 @@
 
 from atma_sweep.model.config import ModelConfig
 from atma_sweep.reports.stats.audit import flatten_config
-from atma_sweep.reports.stats.sweep_differences import LEFT_OUT
+from atma_sweep.reports.stats.sweep_differences import IDENTITY_DEFAULTS
 from atma_sweep.results.names import PUBLISHED
 from atma_sweep.results.paper.published_sweeps import published_sweep
 from atma_sweep.sweep.config import TrainConfig
@@ -18,4 +18,4 @@ def test_they_are_the_identity_defaults() -> None:
     recorded = {
         path for name in PUBLISHED for cell in published_sweep(name).cells for path in flatten_config(cell.config)
     }
-    assert {path: value for path, value in known.items() if path in recorded} == LEFT_OUT
+    assert {path: value for path, value in known.items() if path in recorded} == IDENTITY_DEFAULTS

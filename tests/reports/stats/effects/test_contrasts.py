@@ -161,7 +161,7 @@ def test_a_contrast_of_what_knows_nothing_is_not_asked(paper: SweepData) -> None
     def floors(share: float, *, some: int = 1, lengths: Sequence[int] = (65536,)) -> list[bool]:
         places = [(cell, "needle", "digit_accuracy", length) for cell in cells[:some] for length in lengths]
         values = {**paper.values, **{place: replace(paper.values[place], value=share) for place in places}}
-        return [one.floor for one in contrasts(replace(paper, values=values, contrasts=asked))]
+        return [one.is_at_chance for one in contrasts(replace(paper, values=values, contrasts=asked))]
 
     # of an average every length counts: at 2K rope finds some
     assert floors(0.0) == [True, False, False, False]
@@ -173,7 +173,7 @@ def test_a_contrast_of_what_knows_nothing_is_not_asked(paper: SweepData) -> None
     assert floors((least - 1) / 16)[0] is True
     assert floors(least / 16)[0] is False
     # a length that is shown besides changes no verdict
-    assert [one.floor for one in contrasts(replace(paper, contrasts=asked, also=(1024,)))] == [
+    assert [one.is_at_chance for one in contrasts(replace(paper, contrasts=asked, also=(1024,)))] == [
         True,
         False,
         False,

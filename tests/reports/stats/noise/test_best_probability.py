@@ -15,11 +15,11 @@ from atma_sweep.reports.result_columns import complete_columns, quality_columns,
 from atma_sweep.reports.stats.effects.effects import pareto
 from atma_sweep.reports.stats.noise.best_probability import (
     Candidate,
-    best,
     best_probabilities,
     expected_maximum,
-    front,
     front_probabilities,
+    simulate_p_best,
+    simulate_p_front,
 )
 from atma_sweep.reports.sweep_data import WEIGHTED_SUFFIX, load_sweep_data
 from atma_sweep.reports.table_builder import derived_entry, measured_entry
@@ -66,28 +66,32 @@ class TestBest:
     @pytest.mark.thorough
     def test_normals_of_their_own_spread(self):
         values, sds = [1.0, 1.5, 2.0, 2.2], [1.0, 0.5, 0.7, 0.2]
-        found = best([Candidate(v, s) for v, s in zip(values, sds, strict=True)], 1)
+        found = simulate_p_best([Candidate(v, s) for v, s in zip(values, sds, strict=True)], 1)
         assert found == pytest.approx(exactly(values, sds), abs=CLOSE)
-        losses = best([Candidate(-v, s) for v, s in zip(values, sds, strict=True)], -1)
+        losses = simulate_p_best([Candidate(-v, s) for v, s in zip(values, sds, strict=True)], -1)
         assert losses == pytest.approx(exactly(values, sds), abs=CLOSE)
         assert found.sum() == pytest.approx(1)
 
     @pytest.mark.parametrize("df", [1, 4, 16])
     def test_a_spread_that_is_itself_estimated_makes_it_students_t(self, df):
         """Two of one stratum: their difference over sd sqrt(1/3 + 1) is Student's t."""
-        first, second = best([Candidate(1.0, 2.0, df, ("a",), 3), Candidate(0.0, 2.0, df, ("a",))], 1)
+        first, second = simulate_p_best([Candidate(1.0, 2.0, df, ("a",), 3), Candidate(0.0, 2.0, df, ("a",))], 1)
         assert first == pytest.approx(stats.t.cdf(1 / (2 * math.sqrt(1 / 3 + 1)), df), abs=CLOSE)
         assert first + second == pytest.approx(1)
 
     def test_what_draws_alike_shares(self):
-        assert best([Candidate(2.0, 0.0), Candidate(2.0, 0.0), Candidate(1.0, 0.0)], 1).tolist() == [0.5, 0.5, 0.0]
+        assert simulate_p_best([Candidate(2.0, 0.0), Candidate(2.0, 0.0), Candidate(1.0, 0.0)], 1).tolist() == [
+            0.5,
+            0.5,
+            0.0,
+        ]
         # both draw their 1 with every second draw: 1/4 together, 1/4 each alone, else the larger
-        assert best([Candidate(1.0, 0.1, share=True)] * 2, 1) == pytest.approx([0.5, 0.5], abs=CLOSE)
-        assert best([], 1).tolist() == []
+        assert simulate_p_best([Candidate(1.0, 0.1, share=True)] * 2, 1) == pytest.approx([0.5, 0.5], abs=CLOSE)
+        assert simulate_p_best([], 1).tolist() == []
 
     def test_a_share_that_cannot_be_more_than_all(self):
         """Against one that is 1 for certain another wins nothing but a half where it draws 1 too."""
-        found = best([Candidate(1.0, 0.0, share=True), Candidate(0.9, 0.1, share=True)], 1)
+        found = simulate_p_best([Candidate(1.0, 0.0, share=True), Candidate(0.9, 0.1, share=True)], 1)
         assert found[1] == pytest.approx(stats.norm.sf(1) / 2, abs=CLOSE)
 
 
@@ -98,18 +102,18 @@ class TestFront:
             # few levels, so that many tie in one coordinate or both
             points = [tuple(point) for point in draw.integers(0, 4, (n, 2)).tolist()]
             for directions in itertools.product((1, -1), repeat=2):
-                found = front([(Candidate(x, 0.0), Candidate(y, 0.0)) for x, y in points], directions)
+                found = simulate_p_front([(Candidate(x, 0.0), Candidate(y, 0.0)) for x, y in points], directions)
                 assert found.tolist() == [float(kept) for kept in pareto(points, directions)]
-        assert front([]).tolist() == []
+        assert simulate_p_front([]).tolist() == []
 
     def test_by_normals(self):
         """The faster one is always on it; the slower one where its quality is the better, or where it is the faster."""
         fast, slow = (Candidate(2.0, 0.0), Candidate(1.0, 1.0)), (Candidate(1.0, 0.0), Candidate(0.5, 1.0))
-        assert front([fast, slow]) == pytest.approx([1, stats.norm.sf(0.5 / math.sqrt(2))], abs=CLOSE)
+        assert simulate_p_front([fast, slow]) == pytest.approx([1, stats.norm.sf(0.5 / math.sqrt(2))], abs=CLOSE)
         slow = (Candidate(1.0, 1.0), slow[1])
         faster, better = stats.norm.sf(1.0), stats.norm.sf(0.5 / math.sqrt(2))
         expected = [1 - faster * better, 1 - (1 - faster) * (1 - better)]
-        assert front([fast, slow]) == pytest.approx(expected, abs=CLOSE)
+        assert simulate_p_front([fast, slow]) == pytest.approx(expected, abs=CLOSE)
 
 
 class TestSweep:

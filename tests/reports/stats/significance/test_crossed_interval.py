@@ -5,7 +5,7 @@ from itertools import pairwise
 
 import numpy as np
 import pytest
-from atma_sweep.reports.stats.significance.crossed_interval import crossed
+from atma_sweep.reports.stats.significance.crossed_interval import crossed_interval
 from scipy import integrate, special, stats
 
 FAR = pytest.mark.thorough
@@ -64,7 +64,7 @@ def exact(table: np.ndarray, distance: float) -> float:
 
 
 def p_of(table: np.ndarray, mean: float) -> float:
-    interval = crossed(table + mean)
+    interval = crossed_interval(table + mean)
     assert interval is not None
     return interval[2]
 
@@ -102,13 +102,13 @@ def test_crossed_of_seeds_that_agree_exactly_is_student_t() -> None:
     """Without a spread between seeds, or beside one, the mean is over configurations."""
     means = np.array([0.25, 0.5, 1.0, 1.25])
     low, high = stats.t.interval(0.95, 3, means.mean(), stats.sem(means))
-    found = crossed(np.tile(means[:, None], 3))
+    found = crossed_interval(np.tile(means[:, None], 3))
     assert found == pytest.approx((low, high, stats.ttest_1samp(means, 0).pvalue))
 
 
 def test_crossed_refuses_seeds_that_never_meet() -> None:
     table = np.full((6, 4), math.nan)
     table[:3, :2], table[3:, 2:] = np.arange(6).reshape(3, 2), np.arange(6).reshape(3, 2)
-    assert crossed(table) is None
+    assert crossed_interval(table) is None
     table[0, 2] = 1.0
-    assert crossed(table) is not None
+    assert crossed_interval(table) is not None

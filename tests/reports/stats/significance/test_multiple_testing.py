@@ -108,7 +108,7 @@ def test_a_constant_member_is_no_discovery():
 def test_nope_minus_polar_at_64k_survives_its_family(published):
     """The sign test's Holm over the whole table was 0.0945, of a difference whose permutation p is below 1e-4."""
     data = load_sweep_data(published, "printed-v2")
-    found = [one for one in ef.effects(data, [NEEDLE_64K], within=False) if one.axis == "attn_type"]
+    found = [one for one in ef.effects(data, [NEEDLE_64K], include_strata=False) if one.axis == "attn_type"]
     pairs = [matched_pairs(data, NEEDLE_64K, "attn_type", one.level) for one in found]
     axes = [axis for axis in AXES_BUT_MIXER if axis in pairs[0]]
     samples = [some["difference"].to_numpy(dtype=float) for some in pairs]
