@@ -20,16 +20,16 @@ if TYPE_CHECKING:
 
 Rank = Literal["column", "row", "none"]
 Grid = tuple[tuple[TableEntry, ...], ...]
-Place = tuple[int, int]
+GridIndex = tuple[int, int]
 NAMED = 2  # of several numbers that print as the same best one
 
 
 @dataclass(frozen=True)
 class WinnersCurse:
-    """Expected overestimate of the best number (winner's curse), by selection from `runs` near-replicates of its stratum.
+    """Expected overestimate of the best number (winner's curse): selection from `runs` near-replicates.
 
-    It is `sds` standard deviations, or `amount` in the metric's own unit, or the part `weight` of the range of all compared
-    numbers. `share` is True for a metric in percent.
+    It is `sds` standard deviations, or `amount` in the metric's own unit, or the part `weight` of the range of all
+    compared numbers. `share` is True for a metric in percent.
     """
 
     runs: int
@@ -44,13 +44,13 @@ class WinnersCurse:
 class RankedGroup:
     """Numbers that were compared, by their indices in the grid.
 
-    `best` are the best ones as printed, `chances` the probability of being best, empty without a noise estimate. `kinds` are the
-    kinds of replicates behind the noise estimates, `luck` is the winner's curse of the best numbers.
+    `best` are the best ones as printed, `chances` the probability of being best, empty without a noise estimate.
+    `kinds` are the kinds of replicates behind the noise estimates, `luck` is the winner's curse of the best numbers.
     """
 
     heading: str
-    best: tuple[Place, ...]
-    chances: Mapping[Place, float]
+    best: tuple[GridIndex, ...]
+    chances: Mapping[GridIndex, float]
     kinds: tuple[str, ...] = ()
     seeds: int = 1
     luck: WinnersCurse | None = None
@@ -78,54 +78,67 @@ def ranked(
     Returns:
         (entries [row, column], groups with a best number).
     """
-    found = [list(row) for row in grid]
+    entries = [list(row) for row in grid]
     if rank == "none":
-        return tuple(map(tuple, found)), []
-    groups: dict[Any, list[Place]] = {}
-    for r, row in enumerate(found):
-        for c, one in enumerate(row):
-            key = c if rank == "column" else (r, one.probe, one.metric, one.length)
+        return tuple(map(tuple, entries)), []
+    groups: dict[Any, list[GridIndex]] = {}
+    for r, row in enumerate(entries):
+        for c, entry in enumerate(row):
+            key = c if rank == "column" else (r, entry.probe, entry.metric, entry.length)
             groups.setdefault(key, []).append((r, c))
-    known = _Spreads(data)
+    spreads = _Spreads(data)
     contests = []
-    for places in groups.values():
-        others = [row[places[0][1]] for row in unlisted] if rank == "column" else []
-        contest = _contest(
-            known if has_chances else None, {place: found[place[0]][place[1]] for place in places}, others
+    for positions in groups.values():
+        unlisted_entries = [row[positions[0][1]] for row in unlisted] if rank == "column" else []
+        contest = _ranked_group(
+            spreads if has_chances else None,
+            {position: entries[position[0]][position[1]] for position in positions},
+            unlisted_entries,
         )
         best = frozenset(contest.best)
-        for place in best | contest.chances.keys():
-            r, c = place
+        for position in best | contest.chances.keys():
+            r, c = position
             # dataclasses.replace takes several times as long, and this is done for every number of a table
-            more = {"best": place in best, "p_best": contest.chances.get(place)}
-            found[r][c] = TableEntry(**(vars(found[r][c]) | more))
+            more = {"best": position in best, "p_best": contest.chances.get(position)}
+            entries[r][c] = TableEntry(**(vars(entries[r][c]) | more))
         if contest.best:
             contests.append(contest)
-    return tuple(map(tuple, found)), contests
+    return tuple(map(tuple, entries)), contests
 
 
-def _contest(known: _Spreads | None, shown: Mapping[Place, TableEntry], others: Sequence[TableEntry]) -> RankedGroup:
+def _ranked_group(
+    noise: _Spreads | None, shown_entries: Mapping[GridIndex, TableEntry], unlisted_entries: Sequence[TableEntry]
+) -> RankedGroup:
+    """Return the compared group of the shown entries.
+
+    Args:
+        noise: Noise estimates of the sweep; None to skip probabilities.
+        shown_entries: Entries of the group by index in the grid.
+        unlisted_entries: Entries outside the table that take part.
+    """
     from .stats.noise.best_probability import simulate_p_best
 
-    entries = list(shown.values())
-    numbered = [one for one in (*entries, *others) if one.value is not None]
-    top = tuple(place for place, wins in zip(shown, _best_of(entries), strict=True) if wins)
+    entries = list(shown_entries.values())
+    numbered = [entry for entry in (*entries, *unlisted_entries) if entry.value is not None]
+    top = tuple(position for position, wins in zip(shown_entries, _best_of(entries), strict=True) if wins)
     heading = entries[0].heading
-    is_held = known is not None and len(numbered) > 1 and entries[0].direction
-    spreads = [known.spread_of(one) for one in numbered] if known is not None and is_held else []
-    if known is None or not any(spreads):
+    is_held = noise is not None and len(numbered) > 1 and entries[0].direction
+    spreads = [noise.spread_of(entry) for entry in numbered] if noise is not None and is_held else []
+    if noise is None or not any(spreads):
         return RankedGroup(heading=heading, best=top, chances={})
-    rivals = [known.rival(one, spread) for one, spread in zip(numbered, spreads, strict=True)]
+    candidates = [noise.candidate(entry, spread) for entry, spread in zip(numbered, spreads, strict=True)]
     # those that are shown come first
-    chances = simulate_p_best(rivals, entries[0].direction).tolist()
-    places = [place for place, one in shown.items() if one.value is not None]
+    chances = simulate_p_best(candidates, entries[0].direction).tolist()
+    positions = [position for position, entry in shown_entries.items() if entry.value is not None]
     return RankedGroup(
         heading=heading,
         best=top,
-        chances=dict(zip(places, chances[: len(places)], strict=True)),
+        chances=dict(zip(positions, chances[: len(positions)], strict=True)),
         kinds=tuple(sorted({spread.kind for _, spread in filter(None, spreads)})),
-        seeds=max(one.seeds for one in numbered),
-        luck=known.luck([shown[place] for place in top], numbered, [one.value for one in rivals]),
+        seeds=max(entry.seeds for entry in numbered),
+        luck=noise.winners_curse(
+            [shown_entries[position] for position in top], numbered, [candidate.value for candidate in candidates]
+        ),
     )
 
 
@@ -135,75 +148,88 @@ class _Spreads:
     def __init__(self, data: SweepData) -> None:
         self._data = data
         self._cells: Mapping[str, CellState] = {cell.cell_id: cell for cell in data.cells}
-        self._known: dict[Column, Mapping[Stratum, Spread]] = {}
+        self._by_column: dict[Column, Mapping[Stratum, Spread]] = {}
         self._columns: dict[tuple[str, str, int | None], tuple[Column, float]] = {}
 
-    def spread_of(self, one: TableEntry) -> tuple[Stratum, Spread] | None:
-        """Return (stratum, noise estimate) of an entry, in its unit; None for another sweep's entry, or without an estimate."""
+    def spread_of(self, entry: TableEntry) -> tuple[Stratum, Spread] | None:
+        """Return (stratum, noise estimate) of an entry, in its unit; None for another sweep or without estimate."""
         from .stats.noise.best_probability import spreads_by_stratum, stratum_of
         from .stats.noise.run_noise import printed_noise
 
-        column, scale = self._behind(one)
-        if column not in self._known:
-            self._known[column] = spreads_by_stratum(self._data, column)
-        spreads, cell = self._known[column], self._cells.get(one.origins[0][0]) if one.origins else None
+        column, scale = self._behind(entry)
+        if column not in self._by_column:
+            self._by_column[column] = spreads_by_stratum(self._data, column)
+        spreads, cell = self._by_column[column], self._cells.get(entry.origins[0][0]) if entry.origins else None
         if not spreads or cell is None:
             return None
-        if (own := printed_noise(self._data, cell, column)) is not None:
-            return (cell.cell_id,), replace(own, sd=scale * own.sd)
+        if (printed := printed_noise(self._data, cell, column)) is not None:
+            return (cell.cell_id,), replace(printed, sd=scale * printed.sd)
         stratum = stratum_of(cell)
-        found = spreads[stratum]
-        return stratum, found if scale == 1 else replace(found, sd=scale * found.sd, floor=scale * found.floor)
+        spread = spreads[stratum]
+        return stratum, spread if scale == 1 else replace(spread, sd=scale * spread.sd, floor=scale * spread.floor)
 
-    def rival(self, one: TableEntry, spread: tuple[Stratum, Spread] | None) -> Candidate:
-        """Return a number with its spread; without one where that is None."""
+    def candidate(self, entry: TableEntry, spread: tuple[Stratum, Spread] | None) -> Candidate:
+        """Return the entry as a candidate with its noise estimate; without one its standard deviation is 0."""
         from .stats.noise.best_probability import Candidate
 
         if spread is None:
-            return Candidate(self._value(one), 0.0)
-        stratum, found = spread
-        share = self._data.metric(one.probe, one.metric).percent
-        return Candidate(self._value(one), found.used, found.df, stratum, max(one.seeds, 1), share)
+            return Candidate(self._value(entry), 0.0)
+        stratum, noise = spread
+        share = self._data.metric(entry.probe, entry.metric).percent
+        return Candidate(self._value(entry), noise.used, noise.df, stratum, max(entry.seeds, 1), share)
 
-    def luck(
+    def winners_curse(
         self, best: Sequence[TableEntry], entries: Sequence[TableEntry], values: Sequence[float]
     ) -> WinnersCurse | None:
-        """Of the near-replicates in the stratum of the best numbers: they are what those are chosen from."""
+        """Return the expected overestimate of the best numbers by selection among near-replicates of their stratum.
+
+        Args:
+            best: The best entries.
+            entries: All compared entries.
+            values: Unrounded value of each.
+
+        Returns:
+            None if the noise comes from seeds, or if all values are equal.
+        """
         from .stats.noise.best_probability import expected_maximum
 
-        spreads = [(told[1].used, told) for one in best if (told := self.spread_of(one)) and told[1].kind != "seeds"]
+        spreads = [
+            (spread[1].used, spread)
+            for entry in best
+            if (spread := self.spread_of(entry)) and spread[1].kind != "seeds"
+        ]
         if not spreads or max(values) <= min(values):
             return None
-        sd, (stratum, found) = max(spreads, key=lambda pair: pair[0])
-        runs = round(found.df / found.groups) + 1
+        sd, (stratum, noise) = max(spreads, key=lambda pair: pair[0])
+        runs = round(noise.df / noise.groups) + 1
         sds = expected_maximum(runs)
         share = self._data.metric(entries[0].probe, entries[0].metric).percent
         return WinnersCurse(runs, sds, sds * sd, stratum, sds * sd / (max(values) - min(values)), share)
 
-    def _value(self, one: TableEntry) -> float:
+    def _value(self, entry: TableEntry) -> float:
         """Return the unrounded value of an entry: the mean over its cells, or the entry's own value."""
-        column, scale = self._behind(one)
-        values = [self._data.value(cell, *column.key) for cell in one.cells]
-        known = [value.value for value in values if value is not None and value.value is not None]
-        return scale * fmean(known) if known else one.value or 0.0
+        column, scale = self._behind(entry)
+        values = [self._data.value(cell, *column.key) for cell in entry.cells]
+        measured_numbers = [value.value for value in values if value is not None and value.value is not None]
+        return scale * fmean(measured_numbers) if measured_numbers else entry.value or 0.0
 
-    def _behind(self, one: TableEntry) -> tuple[Column, float]:
-        """Return (column of the stored number behind an entry, factor from it to the entry's unit).
-
-        Bits are scaled nats. An entry without a length, of a metric measured at lengths, is the average over lengths.
-        """
-        key = one.probe, one.metric, one.length
+    def _behind(self, entry: TableEntry) -> tuple[Column, float]:
+        """Return the stored column behind an entry and its factor, cached by column."""
+        key = entry.probe, entry.metric, entry.length
         if key not in self._columns:
-            self._columns[key] = _behind(self._data, one)
+            self._columns[key] = _stored_column(self._data, entry)
         return self._columns[key]
 
 
-def _behind(data: SweepData, one: TableEntry) -> tuple[Column, float]:
-    """The stored number that an entry is of, and what it is times: bits are nats, and what has no length, of
-    a metric that is measured at some, is the average over them."""
-    metric, scale = ("nats", 1 / math.log(2)) if one.metric == "bits" else (one.metric, 1.0)
-    average = not one.length and (one.probe, metric) in data.over_lengths
-    return Column("", one.probe, metric + WEIGHTED_SUFFIX if average else metric, 0, length=one.length or 0), scale
+def _stored_column(data: SweepData, entry: TableEntry) -> tuple[Column, float]:
+    """Return (column of the stored number behind an entry, factor from it to the entry's unit).
+
+    Bits are scaled nats. An entry without a length, of a metric measured at lengths, is the average over lengths.
+    """
+    metric, scale = ("nats", 1 / math.log(2)) if entry.metric == "bits" else (entry.metric, 1.0)
+    average = not entry.length and (entry.probe, metric) in data.over_lengths
+    stored_metric = metric + WEIGHTED_SUFFIX if average else metric
+    return Column("", entry.probe, stored_metric, 0, length=entry.length or 0), scale
 
 
 def _leading_number(text: str) -> Decimal | None:
@@ -213,19 +239,19 @@ def _leading_number(text: str) -> Decimal | None:
         return None
 
 
-def _best_of(rivals: Sequence[TableEntry]) -> list[bool]:
+def _best_of(entries: Sequence[TableEntry]) -> list[bool]:
     """Return a mask of the best entries as printed, ties included; all False if all are equal or there is only one."""
-    numbers = [_leading_number(rival.text) if rival.value is not None else None for rival in rivals]
-    known = [number for number in numbers if number is not None]
-    direction = rivals[0].direction if rivals else 0
-    if not direction or len(set(known)) < 2:
-        return [False] * len(rivals)
-    best = max(known) if direction > 0 else min(known)
+    numbers = [_leading_number(rival.text) if rival.value is not None else None for rival in entries]
+    printed_numbers = [number for number in numbers if number is not None]
+    direction = entries[0].direction if entries else 0
+    if not direction or len(set(printed_numbers)) < 2:
+        return [False] * len(entries)
+    best = max(printed_numbers) if direction > 0 else min(printed_numbers)
     return [number == best for number in numbers]
 
 
 def ranking_notes(
-    contests: Sequence[RankedGroup], rank: Rank, names: Mapping[Place, str], rows: Sequence[str]
+    contests: Sequence[RankedGroup], rank: Rank, names: Mapping[GridIndex, str], rows: Sequence[str]
 ) -> list[str]:
     """Return notes on the best numbers: the owner of each, the probability of being best, and the winner's curse.
 
@@ -235,59 +261,63 @@ def ranking_notes(
         names: Name of each entry, by index in the grid.
         rows: Labels of each row.
     """
-    known = [contest for contest in contests if contest.kinds]
-    silent = dict.fromkeys(contest.heading for contest in contests if not contest.kinds)
-    found = []
-    if known:
-        kinds = " and ".join(sorted({kind for one in known for kind in one.kinds}))
-        n = max(one.seeds for one in known)
+    with_chances = [contest for contest in contests if contest.kinds]
+    without_chances = dict.fromkeys(contest.heading for contest in contests if not contest.kinds)
+    notes = []
+    if with_chances:
+        kinds = " and ".join(sorted({kind for contest in with_chances for kind in contest.kinds}))
+        n = max(contest.seeds for contest in with_chances)
         how = f" of being the best ({'n = 1' if n < 2 else f'up to n = {n}'}, spread of {kinds})"
         parts: dict[str, list[str]] = {}
-        for one in known:
-            about = f"of {one.heading}" if rank == "column" else f"at {rows[one.best[0][0]]}"
-            words = f"probability {_chance(one)}{how}" if one is known[0] else _chance(one)
-            parts.setdefault(about, []).append(f"{_whose(one, names)}, {words}")
-        told = (f"{about}: {', '.join(some)}" for about, some in parts.items())
-        found.append(f"Best {'; '.join(told)}.")
-        lucky = sorted((one for one in known if one.luck), key=_weight, reverse=True)[:NAMED]
-        if rank == "column" and lucky:
-            found.append(_luck_note(lucky))
-    if silent and known:
-        found.append(f"How probable that is of {', '.join(silent)} is not known: no spread between runs.")
-    elif silent:
-        found.append("How probable a bold number is the best is not known: nothing tells how far runs lie apart.")
-    return found
+        for contest in with_chances:
+            subject = f"of {contest.heading}" if rank == "column" else f"at {rows[contest.best[0][0]]}"
+            chance_text = (
+                f"probability {_chance_text(contest)}{how}" if contest is with_chances[0] else _chance_text(contest)
+            )
+            parts.setdefault(subject, []).append(f"{_owner_text(contest, names)}, {chance_text}")
+        sentences = (f"{subject}: {', '.join(phrases)}" for subject, phrases in parts.items())
+        notes.append(f"Best {'; '.join(sentences)}.")
+        with_bias = sorted((contest for contest in with_chances if contest.luck), key=_bias_weight, reverse=True)[
+            :NAMED
+        ]
+        if rank == "column" and with_bias:
+            notes.append(_winners_curse_note(with_bias))
+    if without_chances and with_chances:
+        notes.append(f"How probable that is of {', '.join(without_chances)} is not known: no spread between runs.")
+    elif without_chances:
+        notes.append("How probable a bold number is the best is not known: nothing tells how far runs lie apart.")
+    return notes
 
 
-def _weight(one: RankedGroup) -> float:
-    return one.luck.weight if one.luck else 0.0
+def _bias_weight(contest: RankedGroup) -> float:
+    return contest.luck.weight if contest.luck else 0.0
 
 
-def _luck_note(lucky: Sequence[RankedGroup]) -> str:
-    """Where chance makes most of what lies between the worst and the best number."""
+def _winners_curse_note(with_bias: Sequence[RankedGroup]) -> str:
+    """Return a sentence on the columns in which selection explains most of the range between worst and best number."""
     from .stats.noise.run_noise import STRATUM_AXES
 
-    told: dict[str, list[str]] = {}
-    for one in lucky:
-        luck = one.luck
+    by_reason: dict[str, list[str]] = {}
+    for contest in with_bias:
+        luck = contest.luck
         assert luck is not None
         amount = f"{100 * luck.amount:.1f} points" if luck.share else f"{luck.amount:.3f}"
         where = ", ".join(f"{axis} {level}" for axis, level in zip(STRATUM_AXES, luck.stratum, strict=True))
         how = f"the best of {luck.runs} near-replicates lies {luck.sds:.2f} sd above their mean"
-        told.setdefault(how, []).append(f"{amount} in {one.heading} ({where})")
-    parts = [f"{how}: {', '.join(some)}" for how, some in told.items()]
+        by_reason.setdefault(how, []).append(f"{amount} in {contest.heading} ({where})")
+    parts = [f"{how}: {', '.join(amounts)}" for how, amounts in by_reason.items()]
     return f"By chance alone {'; '.join(parts)}."
 
 
-def _whose(one: RankedGroup, names: Mapping[Place, str]) -> str:
-    more = f" and {len(one.best) - NAMED} more" if len(one.best) > NAMED else ""
-    return ", ".join(names[place] for place in one.best[:NAMED]) + more
+def _owner_text(contest: RankedGroup, names: Mapping[GridIndex, str]) -> str:
+    more = f" and {len(contest.best) - NAMED} more" if len(contest.best) > NAMED else ""
+    return ", ".join(names[position] for position in contest.best[:NAMED]) + more
 
 
-def _chance(one: RankedGroup) -> str:
-    """Of the best number; of several that print alike, of the most probable one."""
-    most = format_probability(max(one.chances.get(place, 0.0) for place in one.best))
-    return f"at most {most} each" if len(one.best) > 1 else most
+def _chance_text(contest: RankedGroup) -> str:
+    """Return the probability of the best number as text; for tied ones, that of the most probable."""
+    highest = format_probability(max(contest.chances.get(position, 0.0) for position in contest.best))
+    return f"at most {highest} each" if len(contest.best) > 1 else highest
 
 
 def format_probability(p: float) -> str:

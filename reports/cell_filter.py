@@ -14,7 +14,7 @@ from ..results.store.records import AXES, CellState
 CellFilters = tuple[str, ...]
 """Filters as `--only` receives them, each `axis=level,level`; a cell must pass all of them."""
 
-_asked: ContextVar[tuple[str, CellFilters] | None] = ContextVar("asked", default=None)
+_active_filters: ContextVar[tuple[str, CellFilters] | None] = ContextVar("asked", default=None)
 
 
 class ReportError(UserError):
@@ -26,66 +26,82 @@ class CellFilterError(ReportError):
 
 
 @contextmanager
-def only(sweep: str, words: Sequence[str]) -> Iterator[None]:
-    """Inside, whatever is gathered of that sweep has these cells alone; without words all of them. Raises SubsetError."""
-    if not isinstance(words, list | tuple) or not all(isinstance(word, str) for word in words):
-        raise CellFilterError(f"cells are chosen by words such as recipe=intended, not by {str(words)[:60]}")
-    token = _asked.set((sweep, tuple(words)) if words else None)
+def only(sweep: str, filters: Sequence[str]) -> Iterator[None]:
+    """Restrict, within this context, every read of that sweep to the cells that pass the filters; empty for all cells.
+
+    Raises:
+        CellFilterError: The filters are not a list of texts.
+    """
+    if not isinstance(filters, list | tuple) or not all(isinstance(filter_text, str) for filter_text in filters):
+        raise CellFilterError(f"cells are chosen by words such as recipe=intended, not by {str(filters)[:60]}")
+    token = _active_filters.set((sweep, tuple(filters)) if filters else None)
     try:
         yield
     finally:
-        _asked.reset(token)
+        _active_filters.reset(token)
 
 
-def asked(sweep: str) -> CellFilters:
-    """The words that stand for that sweep now."""
-    found = _asked.get()
-    return found[1] if found is not None and found[0] == sweep else ()
+def active_filters(sweep: str) -> CellFilters:
+    """Return the filters in force for that sweep; empty for none."""
+    active = _active_filters.get()
+    return active[1] if active is not None and active[0] == sweep else ()
 
 
-def kept(cells: Sequence[CellState], words: CellFilters) -> list[CellState]:
-    """The cells that every filter lets through. Raises SubsetError for one that means none of them."""
-    rules = [_rule(cells, word) for word in words]
-    found = [cell for cell in cells if all(_level(cell, axis) in levels for axis, levels in rules)]
-    if not found:
-        raise CellFilterError(f"no cell of the sweep is {told(words)}; leave one --only out")
-    return found
+def filter_cells(cells: Sequence[CellState], filters: CellFilters) -> list[CellState]:
+    """Return the cells that pass every filter.
+
+    Raises:
+        CellFilterError: A filter is invalid, or no cell passes.
+    """
+    rules = [_parse_filter(cells, filter_text) for filter_text in filters]
+    matching = [cell for cell in cells if all(_level_of_cell(cell, axis) in levels for axis, levels in rules)]
+    if not matching:
+        raise CellFilterError(f"no cell of the sweep is {describe_filters(filters)}; leave one --only out")
+    return matching
 
 
-def told(words: CellFilters) -> str:
-    """The filters in words: recipe intended; attn_type polar, nope and memory on."""
-    parts = (word.partition("=") for word in words)
+def describe_filters(filters: CellFilters) -> str:
+    """Return the filters as text: "recipe intended", "attn_type polar, nope and memory on"."""
+    parts = (filter_text.partition("=") for filter_text in filters)
     return " and ".join(f"{axis.strip()} {levels.replace(',', ', ')}" for axis, _, levels in parts)
 
 
-def _rule(cells: Sequence[CellState], word: str) -> tuple[str, frozenset[str]]:
-    axis, equals, text = (part.strip() for part in word.partition("="))
-    known = list(dict.fromkeys([*AXES, *(name for cell in cells for name in cell.axes), "seed"]))
+def _parse_filter(cells: Sequence[CellState], filter_text: str) -> tuple[str, frozenset[str]]:
+    """Return (axis, allowed levels) of a filter.
+
+    Raises:
+        CellFilterError: The sweep has no such axis or level, or the filter is malformed.
+    """
+    axis, equals, text = (part.strip() for part in filter_text.partition("="))
+    axes = list(dict.fromkeys([*AXES, *(name for cell in cells for name in cell.axes), "seed"]))
     if not equals:
-        raise CellFilterError(f"--only {word[:60]!r} must read axis=level,level, such as attn_type=polar,nope")
-    if axis not in known:
-        raise CellFilterError(f"--only {word[:60]!r}: the sweep has no axis {axis[:40]!r}; {choices_hint(axis, known)}")
-    there = list(dict.fromkeys(found for cell in cells if (found := _level(cell, axis)) is not None))
-    meant = {_value(level): level for level in there}
+        raise CellFilterError(f"--only {filter_text[:60]!r} must read axis=level,level, such as attn_type=polar,nope")
+    if axis not in axes:
+        raise CellFilterError(
+            f"--only {filter_text[:60]!r}: the sweep has no axis {axis[:40]!r}; {choices_hint(axis, axes)}"
+        )
+    levels_present = list(dict.fromkeys(level for cell in cells if (level := _level_of_cell(cell, axis)) is not None))
+    by_value = {_comparable_level(level): level for level in levels_present}
     # a level may have a comma in it
-    levels = [text] if _value(text) in meant else [level.strip() for level in text.split(",")]
+    levels = [text] if _comparable_level(text) in by_value else [level.strip() for level in text.split(",")]
     for level in levels:
-        if _value(level) not in meant:
+        if _comparable_level(level) not in by_value:
             raise CellFilterError(
-                f"--only {word[:60]!r}: no cell has {axis} {level[:40]!r}; {choices_hint(level, there)}"
+                f"--only {filter_text[:60]!r}: no cell has {axis} {level[:40]!r}; {choices_hint(level, levels_present)}"
             )
-    return axis, frozenset(meant[_value(level)] for level in levels)
+    return axis, frozenset(by_value[_comparable_level(level)] for level in levels)
 
 
-def _value(text: str) -> str | float:
-    """The same for true and on, and for 1.6e7 and 16_000_000, as `launch --only` has it."""
+def _comparable_level(text: str) -> str | float:
+    """Return a comparable form of a level: true equals on, 1.6e7 equals 16_000_000, as in `launch --only`."""
     try:
         return float(text.replace("_", ""))
     except ValueError:
         return level_word(text)
 
 
-def _level(cell: CellState, axis: str) -> str | None:
+def _level_of_cell(cell: CellState, axis: str) -> str | None:
+    """Return the level of a cell on an axis or its seed as text; None if it has no such axis."""
     if axis == "seed":
         return str(cell.seed)
     return cell.levels[axis] if axis in AXES else cell.axes.get(axis)

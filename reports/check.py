@@ -16,11 +16,12 @@ from .sweep_data import ReportError
 from .table import Table
 from .tables import make_table
 
-OTHER_SOURCE = "its numbers are the same, but not the code or the GPU that they are told to come from"
+SOURCE_DIFFERS = "its numbers are the same, but not the code or the GPU that they are told to come from"
 Grid = list[list[str]]
 
 
-def _pictures() -> tuple[str, ...]:
+def _figure_formats() -> tuple[str, ...]:
+    """Return the file formats of figures."""
     from .figures.files import FORMATS
 
     return FORMATS
@@ -33,11 +34,11 @@ def _format(path: Path) -> str:
         ReportError: Files with that suffix cannot be checked.
     """
     ending = path.suffix.lower()
-    if ending.removeprefix(".") in _pictures():
+    if ending.removeprefix(".") in _figure_formats():
         return ending.removeprefix(".")
     if ending not in SUFFIXES:
-        known = ", ".join([*SUFFIXES, *(f".{format}" for format in _pictures())])
-        raise ReportError(f"{path.name}: only files ending in {known} can be checked; write one with --out")
+        endings_text = ", ".join([*SUFFIXES, *(f".{format}" for format in _figure_formats())])
+        raise ReportError(f"{path.name}: only files ending in {endings_text} can be checked; write one with --out")
     return SUFFIXES[ending]
 
 
@@ -52,16 +53,16 @@ def trace_in(text: str, format: str, name: str) -> dict[str, Any]:
     Raises:
         ReportError: There is no readable trace.
     """
-    found: Any = None
+    trace: Any = None
     try:
         if format == "json" and json.loads(text) == []:
             raise ReportError(f"{name} has no row and so no trace; check another format of the table")
-        found = RENDERERS[format].trace_of(text)
+        trace = RENDERERS[format].trace_of(text)
     except (ValueError, KeyError, TypeError, IndexError) as error:
         raise ReportError(f"{name}: its trace cannot be read ({error}); write the table again") from error
-    if not isinstance(found, dict) or not {"table", "sweep", "revision", "options"} <= set(found):
+    if not isinstance(trace, dict) or not {"table", "sweep", "revision", "options"} <= set(trace):
         raise ReportError(f"{name} carries no trace of its table; write it again with atma-sweep report --out")
-    return found
+    return trace
 
 
 def _read(path: Path) -> tuple[str, str, dict[str, Any]]:
@@ -78,21 +79,26 @@ def _read(path: Path) -> tuple[str, str, dict[str, Any]]:
     except (OSError, UnicodeDecodeError) as error:
         raise ReportError(f"cannot read {path}: {error}; name a file that atma-sweep report wrote") from error
     if format == "csv":
-        return text, format, _trace_beside(path)
+        return text, format, _read_trace_file(path)
     return text, format, trace_in(text, format, path.name)
 
 
-def _trace_beside(path: Path) -> dict[str, Any]:
-    beside = trace_path(path)
+def _read_trace_file(path: Path) -> dict[str, Any]:
+    """Return the trace in the file beside a CSV.
+
+    Raises:
+        ReportError: It is missing or cannot be read.
+    """
+    trace_file = trace_path(path)
     try:
-        return trace_in(beside.read_text(encoding="utf-8"), "csv", beside.name)
+        return trace_in(trace_file.read_text(encoding="utf-8"), "csv", trace_file.name)
     except FileNotFoundError as error:
         raise ReportError(
-            f"{path.name} cannot be checked without its trace, the file {beside.name} beside it; write the table again "
+            f"{path.name} cannot be checked without its trace, the file {trace_file.name} beside it; write the table again "
             "with atma-sweep report --out, or put that file back"
         ) from error
     except (OSError, UnicodeDecodeError) as error:
-        raise ReportError(f"cannot read {beside}: {error}; write the table again") from error
+        raise ReportError(f"cannot read {trace_file}: {error}; write the table again") from error
 
 
 def _figure_trace(content: bytes, format: str, name: str) -> dict[str, Any]:
@@ -104,14 +110,14 @@ def _figure_trace(content: bytes, format: str, name: str) -> dict[str, Any]:
     from .figures.files import read_trace as figure_trace
 
     try:
-        found = figure_trace(content, format)
+        trace = figure_trace(content, format)
     except ReportError as error:
         raise ReportError(
             f"{name} carries no trace of its figure; draw it again with atma-sweep report --out"
         ) from error
-    if not {"figure", "sweep", "revision", "cells", "data"} <= set(found):
+    if not {"figure", "sweep", "revision", "cells", "data"} <= set(trace):
         raise ReportError(f"{name}: its trace cannot be read; draw the figure again")
-    return found
+    return trace
 
 
 def sweep_of(path: str | Path) -> str:
@@ -126,8 +132,8 @@ def sweep_of(path: str | Path) -> str:
 def checkable_files(folder: Path) -> list[Path]:
     """Return the tables and figures in a folder written by `report --all`, sorted by name.
 
-    Files without a trace (index, document, dashboard, empty JSON) are left out. A CSV of which only the trace file exists is
-    included.
+    Files without a trace (index, document, dashboard, empty JSON) are left out. A CSV of which only the trace file
+    exists is included.
 
     Raises:
         ReportError: The folder cannot be read, or has no such file.
@@ -143,20 +149,20 @@ def checkable_files(folder: Path) -> list[Path]:
         raise ReportError(f"cannot read {folder}: {error.strerror}; name a folder that report --all wrote") from error
     ending = trace_path(Path("x")).name[1:]
     orphans = {name.removesuffix(ending) for name in names if name.endswith(f".csv{ending}")} - set(names)
-    endings = {*SUFFIXES, *(f".{format}" for format in _pictures())}
-    found = [name for name in names if Path(name).suffix.lower() in endings and not name.endswith(ending)]
-    kept = [folder / name for name in sorted({*found, *orphans}) if name not in FILES_WITHOUT_TRACE]
-    if not kept:
+    endings = {*SUFFIXES, *(f".{format}" for format in _figure_formats())}
+    names_with_trace = [name for name in names if Path(name).suffix.lower() in endings and not name.endswith(ending)]
+    paths = [folder / name for name in sorted({*names_with_trace, *orphans}) if name not in FILES_WITHOUT_TRACE]
+    if not paths:
         raise ReportError(f"there is no table and no figure in {folder}; name a folder that report --all wrote")
-    return kept
+    return paths
 
 
-def check_file(path: str | Path, store: Store, *, known: dict[str, Any] | None = None) -> list[str]:
+def check_file(path: str | Path, store: Store, *, tables_by_request: dict[str, Any] | None = None) -> list[str]:
     """Return the differences between a written table or figure and the current content of the database; empty for none.
 
-    The file is made again from its trace. For a table, every changed number is named, and a changed title, note or source of
-    numbers. For a figure: changed numbers, cells with other attempts, and the first change of the picture. A figure drawn by
-    another version of matplotlib, with a different picture, counts as a difference.
+    The file is made again from its trace. For a table, every changed number is named, and a changed title, note or
+    source of numbers. For a figure: changed numbers, cells with other attempts, and the first change of the picture. A
+    figure drawn by another version of matplotlib, with a different picture, counts as a difference.
 
     Args:
         path: Table (Markdown, CSV, LaTeX, HTML, JSON) or figure (SVG, PDF, PNG).
@@ -172,65 +178,68 @@ def check_file(path: str | Path, store: Store, *, known: dict[str, Any] | None =
     path = Path(path)
     text, format, trace = _read(path)
     if "figure" in trace:
-        return [f"{path.name}: {line}" for line in _figure_differences(path.read_bytes(), format, trace, store)]
-    known = {} if known is None else known
-    asked = json.dumps([trace[name] for name in ("table", "sweep", "revision", "options")], sort_keys=True)
+        return [f"{path.name}: {line}" for line in _figure_problems(path.read_bytes(), format, trace, store)]
+    tables_by_request = {} if tables_by_request is None else tables_by_request
+    request_key = json.dumps([trace[name] for name in ("table", "sweep", "revision", "options")], sort_keys=True)
     try:
-        if asked not in known:
+        if request_key not in tables_by_request:
             options = {"revision": trace["revision"], **trace["options"]}
-            known[asked] = make_table(trace["table"], store, trace["sweep"], **options)
-        table: Table = known[asked]
+            tables_by_request[request_key] = make_table(trace["table"], store, trace["sweep"], **options)
+        table: Table = tables_by_request[request_key]
     except (StoreError, ReportError, TypeError) as error:
         return [f"{path.name}: its table cannot be made any more: {error}"]
     fresh = render(table, format)
     if fresh == text and (format != "csv" or json.loads(trace_file_text(table)) == trace):
         return []
-    return [f"{path.name}: {line}" for line in _differences(text, fresh, format, trace, table)]
+    return [f"{path.name}: {line}" for line in _table_problems(text, fresh, format, trace, table)]
 
 
-def _differences(text: str, fresh: str, format: str, trace: dict[str, Any], table: Table) -> list[str]:
+def _table_problems(text: str, fresh: str, format: str, trace: dict[str, Any], table: Table) -> list[str]:
+    """Return the differences of a table: rows, else trace, else lines of text, else its source."""
     try:
         old, new = RENDERERS[format].rows(text), RENDERERS[format].rows(fresh)
     except (ValueError, KeyError, TypeError, IndexError) as error:
         return [f"its rows cannot be read ({error})"]
     if format == "json":
         old, new = [list(table.columns), *old], [list(table.columns), *new]
-    found = _rows(old, new, table)
-    if not found:
-        found = differences(trace, table.trace)
-    if not found:
-        found = _lines(text, fresh)
-    return found or [OTHER_SOURCE]
+    problems = _row_problems(old, new, table)
+    if not problems:
+        problems = differences(trace, table.trace)
+    if not problems:
+        problems = _line_problems(text, fresh)
+    return problems or [SOURCE_DIFFERS]
 
 
-def _rows(old: Grid, new: Grid, table: Table) -> list[str]:
-    found = []
+def _row_problems(old: Grid, new: Grid, table: Table) -> list[str]:
+    """Return a line for each entry that differs, with both texts, and for each row that only one side has."""
+    problems = []
     for index, (was, now) in enumerate(zip_longest(old, new)):
         label = " ".join(table.rows[index - 1][: table.text_columns]) if 0 < index <= len(table.rows) else "headings"
         if was is None:
-            found.append(f"row {index} ({label}) is missing from the file")
+            problems.append(f"row {index} ({label}) is missing from the file")
         elif now is None:
-            found.append(f"row {index} ({' '.join(was[: table.text_columns])}) is no longer in the database")
+            problems.append(f"row {index} ({' '.join(was[: table.text_columns])}) is no longer in the database")
         else:
-            found += [
-                f"row {index} ({label}), {_column(table, column)}: the file says {left}, the database {right}"
-                for column, (left, right) in enumerate(zip_longest(was, now, fillvalue="nothing"))
-                if left != right
+            problems += [
+                f"row {index} ({label}), {_column(table, column)}: the file says {written_text}, the database {database_text}"
+                for column, (written_text, database_text) in enumerate(zip_longest(was, now, fillvalue="nothing"))
+                if written_text != database_text
             ]
-    return found
+    return problems
 
 
 def _column(table: Table, index: int) -> str:
     return table.columns[index] if index < len(table.columns) else f"column {index + 1}"
 
 
-def _figure_differences(content: bytes, format: str, trace: dict[str, Any], store: Store) -> list[str]:
+def _figure_problems(content: bytes, format: str, trace: dict[str, Any], store: Store) -> list[str]:
+    """Return the differences of a figure: its data and trace, or else its picture."""
     from .figures import make_figure
     from .figures.canvas.figure_options import options_from_trace
 
     drawn_with, look = trace.pop("drawn_with", None), trace.pop("look", None)
     try:
-        made = make_figure(
+        figure = make_figure(
             trace["figure"],
             store,
             trace["sweep"],
@@ -241,42 +250,49 @@ def _figure_differences(content: bytes, format: str, trace: dict[str, Any], stor
         )
     except (StoreError, ReportError) as error:
         return [f"its figure cannot be made any more: {error}"]
-    found = []
-    if made.trace["data"] != trace["data"]:
-        found.append(f"its numbers are no longer those of the database; draw it again with --figure {made.name}")
-    found += differences(trace, made.trace)
-    if not found and json.loads(json.dumps(made.trace)) != trace:
-        found.append(OTHER_SOURCE)
-    if found:
-        return found
+    problems = []
+    if figure.trace["data"] != trace["data"]:
+        problems.append(f"its numbers are no longer those of the database; draw it again with --figure {figure.name}")
+    problems += differences(trace, figure.trace)
+    if not problems and json.loads(json.dumps(figure.trace)) != trace:
+        problems.append(SOURCE_DIFFERS)
+    if problems:
+        return problems
     try:
-        return _picture_differences(content, format, made, options_from_trace(look), drawn_with)
+        return _picture_problems(content, format, figure, options_from_trace(look), drawn_with)
     except ReportError as error:
         return [f"its figure cannot be drawn any more: {error}"]
 
 
-def _picture_differences(content: bytes, format: str, made: Any, look: Any, drawn_with: Any) -> list[str]:
+def _picture_problems(content: bytes, format: str, figure: Any, look: Any, drawn_with: Any) -> list[str]:
+    """Return the difference of a figure's picture to one drawn now, with a hint if matplotlib's version differs."""
     from .figures import redraw
     from .figures.files import rendered
 
-    found = redraw.difference(content, rendered(made, format, look=look), format)
-    if found is None:
+    difference = redraw.difference(content, rendered(figure, format, look=look), format)
+    if difference is None:
         return []
-    here = redraw.versions()
-    if drawn_with == here:
-        return [f"it does not show what the database says: {found}; draw it again with --figure {made.name}"]
+    versions = redraw.versions()
+    if drawn_with == versions:
+        return [f"it does not show what the database says: {difference}; draw it again with --figure {figure.name}"]
     return [
-        f"it was drawn with {_drawn_with(drawn_with)}, here is {_drawn_with(here)}, and the pictures differ: only its "
-        f"numbers could be compared, and they are the same; draw it again with --figure {made.name}, or check it with that one"
+        f"it was drawn with {_drawn_with(drawn_with)}, here is {_drawn_with(versions)}, and the pictures differ: only its "
+        f"numbers could be compared, and they are the same; draw it again with --figure {figure.name}, or check it with that one"
     ]
 
 
-def _drawn_with(told: Any) -> str:
-    known = isinstance(told, dict) and set(told) == {"matplotlib", "freetype"}
-    return f"matplotlib {told['matplotlib']} and freetype {told['freetype']}" if known else "an unknown matplotlib"
+def _drawn_with(versions: Any) -> str:
+    """Return the recorded versions of matplotlib and FreeType as text; "an unknown matplotlib" if invalid."""
+    is_valid = isinstance(versions, dict) and set(versions) == {"matplotlib", "freetype"}
+    return (
+        f"matplotlib {versions['matplotlib']} and freetype {versions['freetype']}"
+        if is_valid
+        else "an unknown matplotlib"
+    )
 
 
-def _lines(text: str, fresh: str) -> list[str]:
+def _line_problems(text: str, fresh: str) -> list[str]:
+    """Return a line for each line of text that differs."""
     pairs = zip_longest(text.splitlines(), fresh.splitlines(), fillvalue="")
     return [
         f"line {number} differs: {was[:160]!r} is now {now[:160]!r}"

@@ -27,7 +27,7 @@ def squared(unit: str) -> str:
 
 @dataclass(frozen=True)
 class Column:
-    """A column of numbers: its probe and metric, and its format. `length` is 0 for a number without a context length."""
+    """A column of numbers: probe, metric and format. `length` is 0 for a number without a context length."""
 
     heading: str
     probe: str
@@ -72,7 +72,7 @@ def column_of(
 
 
 def format_number(value: float, decimals: int, *, percent: bool = False) -> str:
-    """Return a number with fixed decimals, rounded half up from the shortest decimal that names the float (0.125 -> 0.13).
+    """Return a number with fixed decimals, rounded half up from its shortest decimal form (0.125 -> 0.13).
 
     `percent` multiplies by 100 first, exactly. A zero has no sign.
     """
@@ -98,7 +98,7 @@ def format_length(length: int) -> str:
 
 
 def reason_code(reason: str) -> str:
-    """Return the short text in place of a missing number: the code before the colon of its reason, or its first word."""
+    """Return the text in place of a missing number: the code before the colon of its reason, or a first word."""
     code = reason.split(":", 1)[0].strip()
     if code.startswith(("n/a", "no peak")):
         return "n/a"

@@ -30,8 +30,8 @@ CSS = (
     "img{max-width:100%;height:auto}figure{margin:2rem 0}figcaption{color:#585b66}"
 )
 DASHBOARD = "dashboard.html"
-MANY_ROWS = 200
-"""A table of more goes to the end of the appendix."""
+MAX_INLINE_ROWS = 200
+"""Tables with more rows are placed at the end of the appendix."""
 FILES_WITHOUT_TRACE = ("index.md", "index.html", "appendix.tex", DASHBOARD)
 """Files in the folder that are neither tables nor figures."""
 FILES = {format: suffix for suffix, format in SUFFIXES.items()}
@@ -39,7 +39,7 @@ FILES = {format: suffix for suffix, format in SUFFIXES.items()}
 
 @dataclass
 class WrittenFiles:
-    """Result of `write_report_folder`: the written files, and the reason for each skipped table or figure, by its name."""
+    """Result of `write_report_folder`: written files, and the reason for each skipped table or figure by name."""
 
     files: list[Path] = field(default_factory=list)
     left_out: dict[str, str] = field(default_factory=dict)
@@ -68,8 +68,8 @@ def write_report_folder(
 ) -> WrittenFiles:
     """Write every table in every requested format and every figure as SVG, PDF and PNG, with index.md and index.html.
 
-    The format "tex" adds appendix.tex, a document of them all; "html" adds the dashboard. Tables and figures that cannot be made are
-    listed in the index with the reason. Existing files are replaced.
+    The format "tex" adds appendix.tex, a document of them all; "html" adds the dashboard. Tables and figures that
+    cannot be made are listed in the index with the reason. Existing files are replaced.
 
     Args:
         store: The database.
@@ -101,17 +101,17 @@ def write_report_folder(
     written = WrittenFiles()
     # what is about studies is not lacking in a sweep that is none
     searched = search_of(store, name) is not None
-    figures = [one for one in figures if searched or not FIGURES[figure_name(one)].study]
+    figures = [figure for figure in figures if searched or not FIGURES[figure_name(figure)].study]
     tables: dict[str, Table] = {}
     wanted = {"reference": reference, "seeds": seeds, "all_rows": all_rows, "lengths": lengths}
-    for number, line in TABLES.items():
-        if (number == "compare" and name == reference) or (line.study and not searched):
+    for number, spec in TABLES.items():
+        if (number == "compare" and name == reference) or (spec.study and not searched):
             continue
-        if line.of and not data.has_any(line.of):
-            written.left_out[number] = f"sweep {name} has no number of {' or '.join(line.of)}"
+        if spec.of and not data.has_any(spec.of):
+            written.left_out[number] = f"sweep {name} has no number of {' or '.join(spec.of)}"
             continue
         try:
-            tables[number] = make_table(number, store, name, **line.options(wanted))
+            tables[number] = make_table(number, store, name, **spec.select_options(wanted))
         except (ReportError, StoreError) as error:
             written.left_out[number] = str(error)
             continue
@@ -151,19 +151,19 @@ def _write_figures(
         wanted: Options; each figure gets those that it accepts.
         look: Appearance.
     """
-    found = {}
+    figures = {}
     for name in names:
-        options = FIGURES[figure_name(name)].options(wanted)
+        options = FIGURES[figure_name(name)].select_options(wanted)
         try:
-            made = make_figure(name, store, sweep, lengths=options.pop("lengths", None), options=options)
-            contents = renderings(made, FORMATS, look=look)
+            figure = make_figure(name, store, sweep, lengths=options.pop("lengths", None), options=options)
+            contents = renderings(figure, FORMATS, look=look)
         except (ReportError, StoreError) as error:
             written.left_out[f"figure {name}"] = str(error)
             continue
-        found[made.name] = made
+        figures[figure.name] = figure
         for format, content in contents.items():
-            _write(out / f"figure-{made.name}.{format}", content, written)
-    return found
+            _write(out / f"figure-{figure.name}.{format}", content, written)
+    return figures
 
 
 def _write(path: Path, content: str | bytes, written: WrittenFiles) -> None:
@@ -174,9 +174,9 @@ def _write(path: Path, content: str | bytes, written: WrittenFiles) -> None:
 def _document(tables: dict[str, Table], pictures: dict[str, FigureData]) -> str:
     """Return the LaTeX document that includes all tables and figures, long tables last."""
     # what goes over many pages stands behind what is looked at first
-    short = [number for number, table in tables.items() if len(table.rows) <= MANY_ROWS]
+    short = [number for number, table in tables.items() if len(table.rows) <= MAX_INLINE_ROWS]
     parts = [rf"\input{{{file_name(number)}}}" for number in short]
-    parts += [latex_figure(made) for made in pictures.values()]
+    parts += [latex_figure(figure) for figure in pictures.values()]
     parts += [rf"\input{{{file_name(number)}}}" for number in tables if number not in short]
     body = "\n\\clearpage\n".join(parts)
     head = [
@@ -192,16 +192,16 @@ def _document(tables: dict[str, Table], pictures: dict[str, FigureData]) -> str:
     return "\n".join([*head, r"\begin{document}", lists, body, r"\end{document}"]) + "\n"
 
 
-def latex_figure(made: FigureData) -> str:
+def latex_figure(figure: FigureData) -> str:
     """Return the LaTeX float of a figure: its PDF, the notes as caption, and the label fig:NAME."""
     # as large as drawn, unless the page is smaller
     size = r"[max width=\linewidth,max totalheight=0.85\textheight]"
-    title, notes = tex_escaped(f"{made.title}."), tex_escaped(" ".join(made.notes))
+    title, notes = tex_escaped(f"{figure.title}."), tex_escaped(" ".join(figure.notes))
     lines = [
         r"\begin{figure}[htbp]\centering",
-        rf"\includegraphics{size}{{figure-{made.name}.pdf}}",
-        rf"\caption[{{{tex_escaped(made.title)}}}]{{\textbf{{{title}}}{' ' + notes if notes else ''}}}",
-        rf"\label{{fig:{made.name}}}",
+        rf"\includegraphics{size}{{figure-{figure.name}.pdf}}",
+        rf"\caption[{{{tex_escaped(figure.title)}}}]{{\textbf{{{title}}}{' ' + notes if notes else ''}}}",
+        rf"\label{{fig:{figure.name}}}",
         r"\end{figure}",
     ]
     return "\n".join(lines)
@@ -216,7 +216,7 @@ def _index_markdown(
     tables: dict[str, Table],
     pictures: dict[str, FigureData],
     formats: Sequence[str],
-    left_out: dict[str, str],
+    skipped: dict[str, str],
 ) -> str:
     """Return index.md: links to all tables and figures, and the skipped ones with reasons."""
     lines = [f"# Tables and figures of sweep {markdown_escaped(name)}", ""]
@@ -228,7 +228,7 @@ def _index_markdown(
     for number, picture in pictures.items():
         links = ", ".join(f"[{format}](figure-{number}.{format})" for format in FORMATS)
         lines.append(f"- {markdown_escaped(picture.title)}: {links}")
-    lines += [f"- {number} left out: {markdown_escaped(why)}" for number, why in left_out.items()]
+    lines += [f"- {number} left out: {markdown_escaped(why)}" for number, why in skipped.items()]
     return "\n".join(lines) + "\n"
 
 
@@ -237,7 +237,7 @@ def _index_html(
     tables: dict[str, Table],
     pictures: dict[str, FigureData],
     formats: Sequence[str],
-    left_out: dict[str, str],
+    skipped: dict[str, str],
 ) -> str:
     """Return index.html: links to all tables, the figures as images, and the skipped ones with reasons."""
     rows = (
@@ -246,15 +246,15 @@ def _index_html(
     for number, table in tables.items():
         links = " ".join(f'<a href="{file_name(number)}{FILES[format]}">{format}</a>' for format in formats)
         rows.append(f"<li>{html_escaped(table.title)}: {_rows(table)}: {links}</li>")
-    rows += [f"<li>{number} left out: {html_escaped(why)}</li>" for number, why in left_out.items()]
+    rows += [f"<li>{number} left out: {html_escaped(why)}</li>" for number, why in skipped.items()]
     shown = []
     for number, picture in pictures.items():
         links = " ".join(f'<a href="figure-{number}.{format}">{format}</a>' for format in FORMATS)
-        words = html_escaped(picture.title)
+        title_text = html_escaped(picture.title)
         notes = html_escaped(" ".join(picture.notes))
         shown.append(
-            f'<figure><img src="figure-{number}.png" alt="{words}. {notes}">'
-            f"<figcaption><b>{words}.</b> {notes} {links}</figcaption></figure>"
+            f'<figure><img src="figure-{number}.png" alt="{title_text}. {notes}">'
+            f"<figcaption><b>{title_text}.</b> {notes} {links}</figcaption></figure>"
         )
     title = f"Tables and figures of sweep {html_escaped(name)}"
     return (

@@ -31,44 +31,48 @@ if TYPE_CHECKING:
     from .figures.canvas.base import FigureData
 
 
-def checked(asked: ReportRequest) -> ReportRequest:
-    """Return the request with the table by its name here. Raises ReportError for options that do not go together."""
-    parse_lengths(asked.length)
-    asked = replace(asked, table=table_name(asked.table)) if asked.table else asked
-    if not (asked.table or asked.figure or asked.compare or asked.all_ or asked.check or asked.dashboard):
+def validate_request(request: ReportRequest) -> ReportRequest:
+    """Return the request with the table under its current name.
+
+    Raises:
+        ReportError: Options are missing, unknown, or cannot be combined.
+    """
+    parse_lengths(request.length)
+    request = replace(request, table=table_name(request.table)) if request.table else request
+    if not (request.table or request.figure or request.compare or request.all_ or request.check or request.dashboard):
         raise ReportError(
             "say what to report: --table 6, --figure needle, --dashboard FILE.html, --compare printed-v2, "
             "--all --out FOLDER or --check FILE; --list lists tables and figures"
         )
     having = [name for name, line in TABLES.items() if "all_rows" in line.takes]
-    if asked.all_rows and not asked.all_ and asked.table not in having:
+    if request.all_rows and not request.all_ and request.table not in having:
         raise ReportError(f"--all-rows is about the tables {' and '.join(having)}; give --table {having[0]} with it")
-    if asked.only and (asked.all_ or asked.dashboard or asked.check or asked.compare):
+    if request.only and (request.all_ or request.dashboard or request.check or request.compare):
         raise ReportError("--only is about one table or figure; give it with --table or --figure alone")
-    if asked.against is not None and asked.against not in CURVE_X_COLUMNS:
-        raise ReportError(f"--against {asked.against[:40]}: {choices_hint(asked.against, CURVE_X_COLUMNS)}")
-    given = [name for name in FIGURE_OPTIONS if name != "title" and getattr(asked, name)]
-    given += [] if asked.title is None else ["title" if asked.title else "no-title"]
-    if given and not (asked.figure or asked.all_):
-        raise ReportError(f"--{given[0]} is about figures; give --figure NAME or --all with it")
-    return asked
+    if request.against is not None and request.against not in CURVE_X_COLUMNS:
+        raise ReportError(f"--against {request.against[:40]}: {choices_hint(request.against, CURVE_X_COLUMNS)}")
+    figure_options = [name for name in FIGURE_OPTIONS if name != "title" and getattr(request, name)]
+    figure_options += [] if request.title is None else ["title" if request.title else "no-title"]
+    if figure_options and not (request.figure or request.all_):
+        raise ReportError(f"--{figure_options[0]} is about figures; give --figure NAME or --all with it")
+    return request
 
 
-def parse_lengths(words: list[str] | None) -> ExtraLengths:
+def parse_lengths(texts: list[str] | None) -> ExtraLengths:
     """Return the context lengths of `--length` in tokens; "all" for every measured one.
 
     Raises:
         ReportError: A value is neither a number nor "all".
     """
-    words = words or []
-    wrong = [word for word in words if word != "all" and not (word.isascii() and word.isdigit() and len(word) < 20)]
+    texts = texts or []
+    wrong = [text for text in texts if text != "all" and not (text.isascii() and text.isdigit() and len(text) < 20)]
     if wrong:
         raise ReportError(f"--length takes a number of tokens, or all, not {wrong[0][:40]!r}")
-    return "all" if "all" in words else [int(word) for word in words]
+    return "all" if "all" in texts else [int(word) for word in texts]
 
 
 @cached_reads()
-def run_report(asked: ReportRequest) -> bool:
+def run_report(request: ReportRequest) -> bool:
     """Write or check everything that the request names.
 
     Returns:
@@ -80,33 +84,36 @@ def run_report(asked: ReportRequest) -> bool:
         StoreError: The database cannot be read.
         WriteRefused: A file cannot be written.
     """
-    asked = checked(asked)
-    if asked.check:
-        return _check(asked)
-    store = open_store_with_builtins(asked.db, asked.sweep)
-    if asked.dashboard is not None:
-        _write_dashboard(asked, store, asked.dashboard)
-    if asked.all_:
-        _write_all(asked, store)
-    elif asked.figure:
-        _write_figure(asked, store, asked.figure)
-    elif asked.table or (asked.compare and asked.dashboard is None):
-        _write_table(asked, store)
+    request = validate_request(request)
+    if request.check:
+        return _check(request)
+    store = open_store_with_builtins(request.db, request.sweep)
+    if request.dashboard is not None:
+        _write_dashboard(request, store, request.dashboard)
+    if request.all_:
+        _write_all(request, store)
+    elif request.figure:
+        _write_figure(request, store, request.figure)
+    elif request.table or (request.compare and request.dashboard is None):
+        _write_table(request, store)
     return True
 
 
-def _check(asked: ReportRequest) -> bool:
+def _check(request: ReportRequest) -> bool:
     """Check all named files, print the differences, and return True if there is none."""
     from .check import check_file, checkable_files, sweep_of
 
-    for file in asked.check or ():
+    for file in request.check or ():
         if not file.exists() and not trace_path(file).exists():
             raise ReportError(f"{file}: no such file or folder; name what report --out or report --all wrote")
-    named = [one for file in asked.check or () for one in (checkable_files(file) if file.is_dir() else [file])]
-    store_of = functools.cache(lambda sweep: open_store_with_builtins(asked.db, sweep))
-    known: dict[str, Any] = {}
-    rows = [{"file": str(file), "problems": check_file(file, store_of(sweep_of(file)), known=known)} for file in named]
-    if asked.as_json:
+    paths = [path for file in request.check or () for path in (checkable_files(file) if file.is_dir() else [file])]
+    store_of = functools.cache(lambda sweep: open_store_with_builtins(request.db, sweep))
+    tables_by_request: dict[str, Any] = {}
+    rows = [
+        {"file": str(file), "problems": check_file(file, store_of(sweep_of(file)), tables_by_request=tables_by_request)}
+        for file in paths
+    ]
+    if request.as_json:
         print_json(rows)
     else:
         for row in rows:
@@ -114,130 +121,132 @@ def _check(asked: ReportRequest) -> bool:
     return not any(row["problems"] for row in rows)
 
 
-def _write_dashboard(asked: ReportRequest, store: Store, file: Path) -> None:
+def _write_dashboard(request: ReportRequest, store: Store, file: Path) -> None:
     """Write the dashboard to a file and print its size to stderr."""
     from .dashboard.page import write_dashboard
 
     resolve_format(file, None, {".html": "html", ".htm": "html"}, "html", option="")
-    size = write_dashboard(store, file, asked.sweep, lengths=parse_lengths(asked.length), compare=asked.compare)
-    if asked.as_json:
+    size = write_dashboard(store, file, request.sweep, lengths=parse_lengths(request.length), compare=request.compare)
+    if request.as_json:
         print_json({"file": str(file), "bytes": size}, err=is_stdout(file))
     echo_text(f"wrote {told(file)} ({size / 1e6:.1f} MB); open it in a browser, no network needed", err=True)
 
 
-def _write_all(asked: ReportRequest, store: Store) -> None:
+def _write_all(request: ReportRequest, store: Store) -> None:
     """Write all tables and figures into the folder `--out`, and print skipped ones and a summary to stderr."""
     from .report_folder import write_report_folder
 
-    if asked.out is None:
+    if request.out is None:
         raise ReportError("--all writes many files; say where with --out FOLDER")
-    reference = asked.compare or SWEEPS[-1]
+    reference = request.compare or SWEEPS[-1]
     written = write_report_folder(
         store,
-        asked.sweep,
-        out=asked.out,
+        request.sweep,
+        out=request.out,
         reference=reference,
-        seeds=asked.seeds,
-        all_rows=asked.all_rows,
-        lengths=parse_lengths(asked.length),
+        seeds=request.seeds,
+        all_rows=request.all_rows,
+        lengths=parse_lengths(request.length),
         # beside a caption, a title would say it twice
-        look=wanted(asked.style, asked.width, bool(asked.title)),
-        highlight=asked.highlight or (),
-        options={"by": asked.by, "log": asked.log, "against": asked.against},
+        look=wanted(request.style, request.width, bool(request.title)),
+        highlight=request.highlight or (),
+        options={"by": request.by, "log": request.log, "against": request.against},
     )
     for name, why in written.left_out.items():
         echo_text(f"left out {name}: {why}", err=True)
     echo_text(
-        f"wrote {counted(len(written.files), 'file')} in {asked.out}; start at {asked.out / 'index.html'}", err=True
+        f"wrote {counted(len(written.files), 'file')} in {request.out}; start at {request.out / 'index.html'}", err=True
     )
 
 
-def _write_figure(asked: ReportRequest, store: Store, name: str) -> None:
+def _write_figure(request: ReportRequest, store: Store, name: str) -> None:
     """Write one figure to `--out`, or to a file named after sweep and figure; with --json print its data."""
     from .figures.canvas.base import caption
     from .figures.files import FORMATS, rendered
 
-    with_others = [one for one, line in FIGURES.items() if "compare" in line.takes]
-    if asked.table or (asked.compare and figure_name(name) not in with_others):
-        besides = "" if asked.table else f"; figures that --compare draws into: {', '.join(with_others)}"
+    comparing = [figure_key for figure_key, line in FIGURES.items() if "compare" in line.takes]
+    if request.table or (request.compare and figure_name(name) not in comparing):
+        besides = "" if request.table else f"; figures that --compare draws into: {', '.join(comparing)}"
         raise ReportError(f"a table and a figure are two files; ask for one of them at a time, or for --all{besides}")
-    endings = {".json": "json"} if asked.as_json else {f".{format}": format for format in FORMATS}
-    format = resolve_format(asked.out, "json" if asked.as_json else asked.format_, endings, "svg")
-    if format not in FORMATS and not asked.as_json:
+    endings = {".json": "json"} if request.as_json else {f".{format}": format for format in FORMATS}
+    format = resolve_format(request.out, "json" if request.as_json else request.format_, endings, "svg")
+    if format not in FORMATS and not request.as_json:
         raise ReportError(
             f"a figure is written as {', '.join(FORMATS)}, not {format!r}; {choices_hint(format, FORMATS)}"
         )
-    look = wanted(asked.style, asked.width, asked.title)
-    options = {"by": asked.by, "log": asked.log, "against": asked.against, "compare": asked.compare}
+    look = wanted(request.style, request.width, request.title)
+    options = {"by": request.by, "log": request.log, "against": request.against, "compare": request.compare}
 
     def make() -> tuple[FigureData, FigureOptions]:
         """Return the figure and its appearance, with highlighted cells."""
-        made = make_figure(
-            name, store, asked.sweep, lengths=parse_lengths(asked.length), options=options, only=asked.only or ()
+        figure = make_figure(
+            name, store, request.sweep, lengths=parse_lengths(request.length), options=options, only=request.only or ()
         )
-        if not asked.highlight:
-            return made, look
-        if "highlight" not in FIGURES[made.name].takes:
+        if not request.highlight:
+            return figure, look
+        if "highlight" not in FIGURES[figure.name].takes:
             having = ", ".join(name for name, line in FIGURES.items() if "highlight" in line.takes)
-            raise ReportError(f"figure {made.name} shows no single cells to --highlight; those that do: {having}")
-        with only(made.trace["sweep"], asked.only or ()):
-            return made, with_highlight(look, load_sweep_data(store, made.trace["sweep"]), asked.highlight)
+            raise ReportError(f"figure {figure.name} shows no single cells to --highlight; those that do: {having}")
+        with only(figure.trace["sweep"], request.only or ()):
+            return figure, with_highlight(look, load_sweep_data(store, figure.trace["sweep"]), request.highlight)
 
-    out = asked.out
+    out = request.out
     if out is None:
-        made, look = make()
-        if asked.as_json:
-            print_json(made.as_json())
+        figure, look = make()
+        if request.as_json:
+            print_json(figure.as_json())
             return
-        out = Path(f"{safe_file_name(made.trace['sweep'])}-{made.name}.{format}")
-        write(out, rendered(made, format, look=look, trace=asked.trace))
+        out = Path(f"{safe_file_name(figure.trace['sweep'])}-{figure.name}.{format}")
+        write(out, rendered(figure, format, look=look, trace=request.trace))
     else:
         # opened first, as of a table
         with atomic_file(out) as stream:
-            made, look = make()
+            figure, look = make()
             content = (
-                as_text(made.as_json()).encode()
-                if asked.as_json
-                else rendered(made, format, look=look, trace=asked.trace)
+                as_text(figure.as_json()).encode()
+                if request.as_json
+                else rendered(figure, format, look=look, trace=request.trace)
             )
             stream.write(content)
-    if not look.title and not asked.as_json:
-        echo_text(f"caption: {caption(made)}", err=True)
+    if not look.title and not request.as_json:
+        echo_text(f"caption: {caption(figure)}", err=True)
     echo_text(f"wrote {told(out)}", err=True)
 
 
-def _write_table(asked: ReportRequest, store: Store) -> None:
+def _write_table(request: ReportRequest, store: Store) -> None:
     """Print one table, or write it to `--out` together with its trace file."""
-    format = resolve_format(asked.out, "json" if asked.as_json else asked.format_, SUFFIXES, "terminal")
-    if asked.out is None:
+    format = resolve_format(request.out, "json" if request.as_json else request.format_, SUFFIXES, "terminal")
+    if request.out is None:
         color = format == "terminal" and is_styled(sys.stdout)
-        text = render(_table(asked, store), format, trace=asked.trace, color=color, width=terminal_width(sys.stdout))
+        text = render(
+            _table(request, store), format, trace=request.trace, color=color, width=terminal_width(sys.stdout)
+        )
         write_out(text)
         return
     # opened first: that it cannot be written is no news for after the work
-    with atomic_file(asked.out) as stream:
-        written = rendered_files(_table(asked, store), asked.out, format, trace=asked.trace)
-        stream.write(written.pop(asked.out).encode())
-    for beside, text in written.items():
-        write(beside, text)
-    if format == "csv" and not asked.trace and not is_stream(asked.out):
+    with atomic_file(request.out) as stream:
+        written = rendered_files(_table(request, store), request.out, format, trace=request.trace)
+        stream.write(written.pop(request.out).encode())
+    for path, text in written.items():
+        write(path, text)
+    if format == "csv" and not request.trace and not is_stream(request.out):
         # that of an older file of the same name says nothing about this one
-        trace_path(asked.out).unlink(missing_ok=True)
-    echo_text(f"wrote {told(asked.out)}", err=True)
+        trace_path(request.out).unlink(missing_ok=True)
+    echo_text(f"wrote {told(request.out)}", err=True)
 
 
-def _table(asked: ReportRequest, store: Store) -> Table:
-    """Return the requested table: that of `--table`, or the comparison of `--compare`, with the columns of `--table`."""
-    name = "compare" if asked.compare else str(asked.table)
-    kept = asked.table if asked.table != "compare" else None
+def _table(request: ReportRequest, store: Store) -> Table:
+    """Return the requested table: that of `--table`, or the comparison of `--compare` with its columns."""
+    name = "compare" if request.compare else str(request.table)
+    table_number = request.table if request.table != "compare" else None
     wanted = {
-        "seeds": asked.seeds,
-        "all_rows": asked.all_rows,
-        "reference": asked.compare,
-        "table": kept if asked.compare else None,
+        "seeds": request.seeds,
+        "all_rows": request.all_rows,
+        "reference": request.compare,
+        "table": table_number if request.compare else None,
     }
     line = TABLES.get(name)
-    options = line.options(wanted) if line else {}
-    if lengths := parse_lengths(asked.length):
+    options = line.select_options(wanted) if line else {}
+    if lengths := parse_lengths(request.length):
         options["lengths"] = lengths
-    return make_table(name, store, asked.sweep, **options, **({"only": asked.only} if asked.only else {}))
+    return make_table(name, store, request.sweep, **options, **({"only": request.only} if request.only else {}))

@@ -17,11 +17,11 @@ CURVE_X_COLUMNS = {"tokens": "tokens", "time": "wall_s"}
 class ReportSpec:
     """Registry entry of a table or figure.
 
-    `at` is the import path: module:function of a table, module of a figure. `shows` is a short description. `number` is the number of
-    a figure in the paper, or of a table in the paper's second version if that differs. `takes` names the accepted optional options.
-    `study` is True if it is about studies, and is then skipped by --all for other sweeps. Further fields say if measured numbers
-    are compared, so that differences between their cells are printed above them; if all cells are needed, so that --only is
-    refused; and the probes it is about, without any of which --all skips it.
+    `at` is the import path: module:function of a table, module of a figure. `shows` is a short description. `number` is
+    the number of a figure in the paper, or of a table in the paper's second version if that differs. `takes` names the
+    accepted optional options. `study` is True if it is about studies, and is then skipped by --all for other sweeps.
+    Further fields say if measured numbers are compared, so that differences between their cells are printed above them;
+    if all cells are needed, so that --only is refused; and the probes it is about, without any of which --all skips it.
     """
 
     at: str
@@ -40,11 +40,11 @@ class ReportSpec:
             package: Package that `at` is relative to.
         """
         module, _, function = self.at.partition(":")
-        found = importlib.import_module(f".{module}", package)
-        return getattr(found, function) if function else found
+        imported = importlib.import_module(f".{module}", package)
+        return getattr(imported, function) if function else imported
 
-    def options(self, wanted: Mapping[str, Any]) -> dict[str, Any]:
-        """Those of the wanted options that it takes and that say anything."""
+    def select_options(self, wanted: Mapping[str, Any]) -> dict[str, Any]:
+        """Return those of the options that it accepts and whose value is not empty."""
         return {name: value for name, value in wanted.items() if name in self.takes and value}
 
 

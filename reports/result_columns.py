@@ -1,4 +1,4 @@
-"""Columns of the complete results, shared by tables, statistics and figures, and the placeholders of missing numbers."""
+"""Columns shared by tables, statistics and figures, and the placeholders of missing numbers."""
 
 from __future__ import annotations
 
@@ -22,36 +22,48 @@ LengthSelector = Callable[[SweepData, Mapping[str, Sequence[int]], Column], list
 NO_LENGTHS = [(-1, "shortest"), (-1, "longest")]
 
 
-def ends(data: SweepData, lengths: Mapping[str, Sequence[int]], one: Column) -> list[Column]:
-    """The column at the shortest and at the longest context length: one where there is one (-1 where none is known yet)."""
-    known = sorted(lengths.get(one.probe, ())) or data.lengths(one.probe, one.metric)
+def shortest_and_longest(data: SweepData, lengths: Mapping[str, Sequence[int]], column: Column) -> list[Column]:
+    """Return the column at the shortest and at the longest context length.
+
+    One column if there is only one length. Length -1 in both if no length is known yet.
+
+    Args:
+        data: The sweep.
+        lengths: Requested context lengths by probe; measured ones are used for other probes.
+        column: Column without a length.
+    """
+    column_lengths = sorted(lengths.get(column.probe, ())) or data.lengths(column.probe, column.metric)
     named = (
-        [(length, format_length(length)) for length in dict.fromkeys((known[0], known[-1]))] if known else NO_LENGTHS
+        [(length, format_length(length)) for length in dict.fromkeys((column_lengths[0], column_lengths[-1]))]
+        if column_lengths
+        else NO_LENGTHS
     )
-    return [replace(one, heading=f"{one.heading}@{name}", length=length) for length, name in named]
+    return [replace(column, heading=f"{column.heading}@{name}", length=length) for length, name in named]
 
 
-def longest(data: SweepData, lengths: Mapping[str, Sequence[int]], one: Column) -> list[Column]:
-    """The column at the longest context length alone."""
-    return ends(data, lengths, one)[-1:]
+def longest_only(data: SweepData, lengths: Mapping[str, Sequence[int]], column: Column) -> list[Column]:
+    """Return the column at the longest context length only, as a list."""
+    return shortest_and_longest(data, lengths, column)[-1:]
 
 
-def all_lengths(data: SweepData, lengths: Mapping[str, Sequence[int]], one: Column) -> list[Column]:
+def all_lengths(data: SweepData, lengths: Mapping[str, Sequence[int]], column: Column) -> list[Column]:
     """Return the column at every context length and, with several lengths, its length-weighted average."""
-    known = sorted(lengths.get(one.probe, ())) or data.lengths(one.probe, one.metric)
-    found = [replace(one, heading=f"{one.heading}@{format_length(length)}", length=length) for length in known]
-    if len(known) > 1:
-        found.append(replace(one, heading=f"{one.heading} avg", metric=one.metric + WEIGHTED_SUFFIX))
-    return found
+    column_lengths = sorted(lengths.get(column.probe, ())) or data.lengths(column.probe, column.metric)
+    columns = [
+        replace(column, heading=f"{column.heading}@{format_length(length)}", length=length) for length in column_lengths
+    ]
+    if len(column_lengths) > 1:
+        columns.append(replace(column, heading=f"{column.heading} avg", metric=column.metric + WEIGHTED_SUFFIX))
+    return columns
 
 
 def complete_columns(
-    data: SweepData, lengths: Mapping[str, Sequence[int]] | None = None, over: LengthSelector = ends
+    data: SweepData, lengths: Mapping[str, Sequence[int]] | None = None, over: LengthSelector = shortest_and_longest
 ) -> list[Column]:
     """Return the columns of the complete results.
 
-    Order: validation loss, clean loss, junk loss, loss of the same last tokens (if measured), needle accuracy, metrics of further
-    probes that have a heading, MFU.
+    Order: validation loss, clean loss, junk loss, loss of the same last tokens (if measured), needle accuracy, metrics
+    of further probes that have a heading, MFU.
 
     Args:
         data: The sweep.
@@ -59,21 +71,23 @@ def complete_columns(
         over: Selects the context lengths at which a number with lengths is shown.
     """
     # `over` says at which lengths a number that has them is shown
-    asked = data.requested_lengths() if lengths is None else lengths
+    requested = data.requested_lengths() if lengths is None else lengths
     columns = [
         column_of("val", "val_loss"),
-        *over(data, asked, column_of("clean", "nats")),
-        *over(data, asked, column_of("junk", "nats")),
-        *(over(data, asked, column_of("same_tail", "nats")) if data.lengths("same_tail", "nats") else ()),
-        *over(data, asked, column_of("needle", "digit_accuracy")),
+        *over(data, requested, column_of("clean", "nats")),
+        *over(data, requested, column_of("junk", "nats")),
+        *(over(data, requested, column_of("same_tail", "nats")) if data.lengths("same_tail", "nats") else ()),
+        *over(data, requested, column_of("needle", "digit_accuracy")),
         column_of("throughput", "mfu_paper"),
     ]
-    taken = {column.heading.partition("@")[0] for column in columns}
+    headings = {column.heading.partition("@")[0] for column in columns}
     further: list[Column] = []
-    for probe, about in extra_metrics(data):
-        one = column_of(probe, about, f"{probe}.{about.name}" if about.heading in taken else about.heading)
-        taken.add(one.heading)
-        further += over(data, asked, one) if any(data.lengths(probe, about.name)) else [one]
+    for probe, metric in extra_metrics(data):
+        extra_column = column_of(
+            probe, metric, f"{probe}.{metric.name}" if metric.heading in headings else metric.heading
+        )
+        headings.add(extra_column.heading)
+        further += over(data, requested, extra_column) if any(data.lengths(probe, metric.name)) else [extra_column]
     return [*columns[:-1], *further, columns[-1]]
 
 
@@ -82,9 +96,11 @@ def extra_metrics(data: SweepData) -> list[tuple[str, Metric]]:
 
     Those of the package come first, then those of plugins.
     """
-    known = [(probe, about) for (probe, name), about in METRICS.items() if FIXED_PROBES.get(probe) != name]
-    measured = [(probe, data.metric(probe, about.name)) for probe, about in known if data.lengths(probe, about.name)]
-    return [(probe, about) for probe, about in [*measured, *data.unregistered_metrics()] if about.heading]
+    registered = [(probe, metric) for (probe, name), metric in METRICS.items() if FIXED_PROBES.get(probe) != name]
+    measured = [
+        (probe, data.metric(probe, metric.name)) for probe, metric in registered if data.lengths(probe, metric.name)
+    ]
+    return [(probe, metric) for probe, metric in [*measured, *data.unregistered_metrics()] if metric.heading]
 
 
 def quality_columns(data: SweepData) -> list[Column]:
@@ -96,9 +112,9 @@ def quality_columns(data: SweepData) -> list[Column]:
 
 def speed_column(data: SweepData, heading: str) -> Column:
     """Return the column of tokens per second under this heading, or the MFU column if no cell has tokens per second."""
-    found = column_of("throughput", "tokens_per_s", heading)
-    if data.is_measured(found.probe, found.metric):
-        return found
+    column = column_of("throughput", "tokens_per_s", heading)
+    if data.is_measured(column.probe, column.metric):
+        return column
     return next(column for column in complete_columns(data) if column.metric == "mfu_paper")
 
 
@@ -119,7 +135,7 @@ UNPRINTED = "-"
 
 
 def placeholder(standing: str, value: MeasuredValue | None) -> str:
-    """Return the text in place of a missing number: the code of the recorded reason, or else the standing of its cell."""
+    """Return the text in place of a missing number: the recorded reason's code, or the standing of its cell."""
     if value is None:
         return "needs-eval" if standing == "done" else standing
     return reason_code(value.reason or "n/a")
@@ -137,9 +153,7 @@ def placeholder_for_cell(data: SweepData, cell: CellState, column: Column, value
     if value is None and is_published(data.sweep):
         return UNPRINTED
     word = placeholder(data.word(cell), value)
-    unasked = not data.shows(column.probe) or (column.length > 0 and not data.is_requested(column.probe, column.length))
-    return UNMEASURED if word == "needs-eval" and unasked else word
-
-
-if not TYPE_CHECKING:
-    __getattr__ = old_names(__name__)
+    is_unrequested = not data.shows(column.probe) or (
+        column.length > 0 and not data.is_requested(column.probe, column.length)
+    )
+    return UNMEASURED if word == "needs-eval" and is_unrequested else word

@@ -59,8 +59,8 @@ def cell_level(cell: CellState, axis: str) -> str:
 class SweepData:
     """Revision of a sweep with the newest value of every (cell, probe, metric, length).
 
-    Accuracies have the interval of their trials (trial_intervals.py). `references` holds, by metric of REFERENCES, the distinct
-    values among the cells: one, unless corpora differ.
+    Accuracies have the interval of their trials (trial_intervals.py). `references` holds, by metric of REFERENCES, the
+    distinct values among the cells: one, unless corpora differ.
     """
 
     sweep: str
@@ -156,8 +156,8 @@ class SweepData:
     def shows(self, probe: str) -> bool:
         """Return True if tables show numbers of a probe.
 
-        Columns follow the grid's request, so a later evaluation does not change them: a probe is shown if it was requested, is
-        measured by training, or the report shows all probes.
+        Columns follow the grid's request, so a later evaluation does not change them: a probe is shown if it was
+        requested, is measured by training, or the report shows all probes.
         """
         return self.everything or not self._probes or probe in self._probes or probe in metrics.TRAINING_SOURCES
 
@@ -228,7 +228,7 @@ class SweepData:
         return tuple(extra_axes(self.cells))
 
     def configurations(self) -> dict[tuple[str, ...], list[CellState]]:
-        """Return the cells grouped by configuration: by levels of AXES, then of the extra axes. Only seeds differ in a group."""
+        """Return the cells by configuration: levels of AXES, then of the extra axes. Only seeds differ in a group."""
         return dict(self._configurations)
 
     @cached_property
@@ -284,7 +284,7 @@ class SweepData:
         return printed or self.values.get((cell, probe, metric, length))
 
     def given(self, cell: CellState, column: Column, table: str | None = None) -> MeasuredValue | None:
-        """Return a cell's value in a column, as `value` finds it; it may hold a reason instead of a number, or be None."""
+        """Return a cell's value in a column, which may hold a reason instead of a number; None without any."""
         return self.value(cell.cell_id, *column.key, table)
 
     def numbers(self, cells: Iterable[CellState], column: Column) -> list[float]:
@@ -293,7 +293,7 @@ class SweepData:
         return [value.value for value in measured_values if value is not None and value.value is not None]
 
     def printed_spread(self, cell: CellState, column: Column) -> tuple[int, float | None] | None:
-        """Return (number of runs, sample standard deviation or None) of a number that is a published mean over runs; else None."""
+        """Return (number of runs, sample standard deviation or None) of a published mean over runs; else None."""
         if not self.printed_runs:
             return None
         spread_value = self.values.get((cell.cell_id, column.probe, column.metric + metrics.SD_SUFFIX, column.length))
@@ -323,7 +323,7 @@ class SweepData:
         return replace(newest, metric=metric, length=0, value=mean, n=None, low=None, high=None, description=None)
 
     def averaged_lengths(self, probe: str, metric: str) -> Sequence[int]:
-        """Return the context lengths that the average of a metric covers, shortest first: the requested ones, else all shown; cached."""
+        """Return the context lengths that a metric's average covers, shortest first: requested ones, else all shown."""
         if (probe, metric) not in self._cache:
             requested = sorted(self.asked.get(probe, ()))
             self._cache[probe, metric] = requested or [length for length in self.lengths(probe, metric) if length]
@@ -332,7 +332,7 @@ class SweepData:
 
     @cached_property
     def over_lengths(self) -> frozenset[tuple[str, str]]:
-        """(probe, metric) pairs measured at context lengths: one of these without a length is an average over lengths."""
+        """(probe, metric) pairs measured at context lengths; without a length, such a number is an average."""
         return frozenset(key for key, lengths in self._measured.items() if lengths - {0})
 
 
@@ -354,7 +354,8 @@ def load_sweep_data(
 ) -> SweepData:
     """Read a sweep for a report.
 
-    Within `cached_reads` each sweep is read from the database once; within `cell_filter` contexts only some cells are returned.
+    Within `cached_reads` each sweep is read from the database once; within `cell_filter` contexts only some cells are
+    returned.
 
     Args:
         store: The database.
@@ -379,7 +380,7 @@ def load_sweep_data(
                 for extra in (key[-1], data.beyond):
                     cache[(store, named, number, orphans, extra)] = data
     full_data = cache[key]
-    filters = cell_filter.asked(full_data.sweep)
+    filters = cell_filter.active_filters(full_data.sweep)
     if not filters:
         return full_data
     filtered_key = (store, full_data.sweep, full_data.revision, orphans, full_data.beyond, filters)
@@ -389,7 +390,7 @@ def load_sweep_data(
 
 
 def provenances_of_attempts(store: Store, attempts: Collection[int]) -> dict[int, Provenance]:
-    """Return the provenance of each attempt that recorded one, by attempt id; within `cached_reads` each is read once."""
+    """Return the recorded provenance of each attempt, by attempt id; within `cached_reads` each is read once."""
     cached = _reading.get()
     cache: dict[int, Provenance | None] = {} if cached is None else cached.setdefault((store, "provenances"), {})
     missing = [attempt for attempt in attempts if attempt not in cache]
@@ -472,7 +473,7 @@ def _filtered_data(data: SweepData, filters: cell_filter.CellFilters) -> SweepDa
     """
     if data.partial is not None:
         raise ReportError("--only: the cells of a partial design are estimated together; leave it out")
-    cells = cell_filter.kept(data.cells, filters)
+    cells = cell_filter.filter_cells(data.cells, filters)
     ids = {cell.cell_id for cell in cells}
     values = {key: value for key, value in data.values.items() if key[0] in ids}
     requested = {length for _, length in data.requested}

@@ -12,9 +12,9 @@ from typing import Any
 class TableEntry:
     """A number of a table, or the placeholder text in its place.
 
-    `value` is the unrounded number in `unit`: a mean over `seeds` cells with sample standard deviation `sd`. `low` and `high` are
-    the interval of a single cell, `n` its number of trials. `origins` are the (cell id, attempt id) pairs behind it, with
-    attempt None where a cell has no value. `best` is True for the best of the compared numbers.
+    `value` is the unrounded number in `unit`: a mean over `seeds` cells with sample standard deviation `sd`. `low` and
+    `high` are the interval of a single cell, `n` its number of trials. `origins` are the (cell id, attempt id) pairs
+    behind it, with attempt None where a cell has no value. `best` is True for the best of the compared numbers.
     """
 
     text: str
@@ -54,9 +54,9 @@ class TableEntry:
 class Table:
     """A table, independent of its output format.
 
-    `rows` is printed text below `columns`, of which the first `text_columns` are labels and the rest numbers; `entries` holds the
-    numbers. `raw_of` and `trace_of` compute `raw` and `trace` on demand, since each takes longer than the table itself for
-    sweeps of thousands of cells.
+    `rows` is printed text below `columns`, of which the first `text_columns` are labels and the rest numbers; `entries`
+    holds the numbers. `raw_of` and `trace_of` compute `raw` and `trace` on demand, since each takes longer than the
+    table itself for sweeps of thousands of cells.
     """
 
     number: str
@@ -80,7 +80,7 @@ class Table:
 
     @cached_property
     def trace(self) -> Mapping[str, Any]:
-        """Provenance of the table: name, sweep, revision and options, the attempts of every cell, and their commits and GPUs."""
+        """Provenance: name, sweep, revision and options, the attempts of every cell, and their commits and GPUs."""
         return self.trace_of()
 
     @property

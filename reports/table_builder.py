@@ -1,4 +1,4 @@
-"""Construction of tables: entries from values (means over seeds), best values, notes, JSON rows and the provenance trace."""
+"""Construction of tables: entries (means over seeds), best values, notes, JSON rows and provenance trace."""
 
 from __future__ import annotations
 
@@ -14,8 +14,8 @@ from typing import TYPE_CHECKING, Any
 from ..renamed import old_names
 from ..results.console.text import counted
 from ..results.store.records import CellState, CodeAndGpu
-from .best_values import Grid, Place, Rank, ranked, ranking_notes
-from .cell_filter import told
+from .best_values import Grid, GridIndex, Rank, ranked, ranking_notes
+from .cell_filter import describe_filters
 from .number_format import BARE, PLUS_MINUS, Column, format_number, format_signed, reason_code
 from .render.trace import attempts_by_cell, attempts_by_source, shown_beyond
 from .result_columns import UNMEASURED, placeholder_for_cell
@@ -33,7 +33,7 @@ DUST = 12  # decimals that a computed number is held to before it is rounded hal
 
 @dataclass(frozen=True, kw_only=True)
 class TableRow:
-    """A table row: label texts, entries, cells and (cell, attempt) pairs beyond those of the entries, and extra JSON fields."""
+    """A table row: labels, entries, cells and (cell, attempt) pairs beyond the entries, and extra JSON fields."""
 
     words: tuple[str, ...]
     entries: tuple[TableEntry, ...] = ()
@@ -43,10 +43,10 @@ class TableRow:
 
 
 def measured_entry(data: SweepData, cells: Sequence[CellState], column: Column, table: str | None = None) -> TableEntry:
-    """Return the entry of a column for cells that differ in their seed only: the number of one cell, or the mean over seeds.
+    """Return the entry of a column for cells that differ in their seed only: one number, or a mean over seeds.
 
-    The mean has its sample standard deviation; for a printed mean it is the printed one. A mean over fewer cells than given
-    has "(n=K)". Without any number the text is the placeholder of the cells, such as a standing or a reason.
+    The mean has its sample standard deviation; for a printed mean it is the printed one. A mean over fewer cells than
+    given has "(n=K)". Without any number the text is the placeholder of the cells, such as a standing or a reason.
 
     Args:
         data: The sweep.
@@ -104,8 +104,8 @@ def derived_entry(
         data: The sweep.
         column: Column that gives unit and decimals.
         value: The computed number; None if it cannot be computed.
-        parts: Entries it is computed from. The first one without a number gives the text and reason if `value` is None; fewer
-            seeds than cells are shown as "(n=K)".
+        parts: Entries it is computed from. The first one without a number gives the text and reason if `value` is None;
+            fewer seeds than cells are shown as "(n=K)".
         missing_text: Text if `value` is None and every part has a number.
         sd: Standard deviation of `value`, if known.
     """
@@ -237,8 +237,8 @@ def build_table(
         options: Options of the table, for its trace.
         sources: Code and GPU by attempt id; None for those of the sweep.
         has_chances: Compute the probability of being best, and state it in the notes.
-        preamble: Lines between title and rows.
-        is_multipage: LaTeX may break the table over pages, however short it is.
+        above: Lines between title and rows.
+        paged: LaTeX may break the table over pages, however short it is.
         names_sweep: Add number, sweep and revision to the title.
     """
     labels = (word for line in lines for word in line.words)
@@ -309,7 +309,7 @@ def _json_rows(
     return tuple(rows)
 
 
-def _entry_names(lines: Sequence[TableRow], grid: Sequence[Sequence[TableEntry]], rank: Rank) -> dict[Place, str]:
+def _entry_names(lines: Sequence[TableRow], grid: Sequence[Sequence[TableEntry]], rank: Rank) -> dict[GridIndex, str]:
     """Return the name of each entry in ranking notes, by (row, column).
 
     Down a column it is the row's configuration or labels; along a row it is the column heading.
@@ -337,7 +337,7 @@ def cell_json_fields(data: SweepData, cell: CellState) -> dict[str, Any]:
 
 def filter_suffix(data: SweepData) -> str:
     """Return the part of a title that names the cell filters; empty without filters."""
-    return f", {told(data.only)} alone" if data.only else ""
+    return f", {describe_filters(data.only)} alone" if data.only else ""
 
 
 def sweep_note(data: SweepData) -> str:

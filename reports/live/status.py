@@ -28,14 +28,15 @@ SCHEDULED_RATES = ("embedding_lr", "head_lr", "scalar_lr")
 class PauseState:
     """Pause state of a sweep with a pause request.
 
-    `since` is the time of the pause (None: not yet paused), `asked` the message on who requested it (None: not recorded).
+    `since` is the time of the pause (None: not yet paused), `requested` the message on who requested it (None: not
+    recorded).
     """
 
     since: datetime | None
     asked: str | None
 
     def text(self, running: bool) -> str:
-        """Return the state as one line; `running` says if the sweep has an owner, and thus which command continues it."""
+        """Return the state as one line with the command that continues it; `running`: the sweep has an owner."""
         state_text = f"paused since {_format_time(self.since)}" if self.since else "about to pause"
         requester_text = f", asked {self.asked}" if self.asked else ""
         advice = "atma-sweep resume lets it go on" if running else "nobody runs it; launch it again"
@@ -64,7 +65,7 @@ class SweepStatus:
     def as_json(self) -> dict[str, Any]:
         """Return the status as a JSON object; the keys of cells are column names of the database."""
         cells = [
-            {**_record_json(cell), "standing": self.standings[cell.cell_id], "seconds_left": seconds_left(cell)}
+            {**_record_json(cell), "standing": self.standings[cell.cell_id], "seconds_left": remaining_seconds(cell)}
             for cell in self.cells
         ]
         return {
@@ -80,7 +81,7 @@ class SweepStatus:
         }
 
     def text(self) -> str:
-        """Return the status as lines of text: counts, running cells with their progress, and cells that need attention."""
+        """Return the status as text: counts, running cells with their progress, and cells that need attention."""
         summary = self.summary
         counts_text = ", ".join(f"{count} {word}" for word, count in sorted(self.counts.items()))
         since = f"launched {_format_time(summary.launched_at)}" if self.source is None else f"printed in {self.source}"
@@ -169,8 +170,8 @@ def _pause_state(store: Store, summary: records.SweepSummary) -> PauseState | No
     return PauseState(since, request_event.message if request_event is not None else None)
 
 
-def seconds_left(cell: records.CellState) -> float | None:
-    """Return the remaining training time in seconds at the present speed; None if not training, or without progress yet."""
+def remaining_seconds(cell: records.CellState) -> float | None:
+    """Return the remaining training time in seconds at the present speed; None if unknown or not training."""
     trains = cell.state == "running" and cell.phase == "training"
     if not trains or not cell.tokens_per_s or not cell.steps_total or cell.step is None:
         return None
@@ -181,7 +182,7 @@ def _progress(cell: records.CellState) -> str:
     """Return the progress of a running cell as text: its phase or its step, loss, speed and time left."""
     if cell.phase != "training" or cell.loss is None:
         return cell.phase or "starting"
-    remaining_s = seconds_left(cell)
+    remaining_s = remaining_seconds(cell)
     rate = f", {cell.tokens_per_s:,.0f} tokens/s" if cell.tokens_per_s else ""
     remaining_text = f", {format_duration(remaining_s)} left" if remaining_s is not None else ""
     return f"step {cell.step}/{cell.steps_total}, loss {cell.loss:.3f}{rate}{remaining_text}"
@@ -257,7 +258,7 @@ class CellDetails:
         return "\n".join([*lines, *self._sample_lines()])
 
     def _sample_lines(self) -> list[str]:
-        """Return lines with the samples of the last sampled step, a prompt and its text per line; empty without samples."""
+        """Return lines with the samples of the last sampled step, prompt and text; empty without samples."""
         if not self.samples:
             return []
         steps = sorted({sample.step for sample in self.samples})
@@ -280,7 +281,7 @@ class CellDetails:
         return lines
 
     def _curve_lines(self) -> list[str]:
-        """Return lines of the training curve: a header, the learning rates, and about CURVE_LINES points, the last one included."""
+        """Return lines of the curve: a header, the learning rates, and about CURVE_LINES points with the last one."""
         if not self.curve:
             return ["curve: none yet"]
         stride = max(1, -(-len(self.curve) // CURVE_LINES))

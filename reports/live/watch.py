@@ -21,7 +21,7 @@ from ...results.console.text import plain, sanitize_all
 from ...results.store.records import CellState, Event, Standing, requests_from_options, standing
 from ...results.store.store import Store
 from ...results.store.store_reader import StoreReader
-from .status import format_duration, seconds_left
+from .status import format_duration, remaining_seconds
 
 LATE_HEARTBEAT_S = 60.0
 """Age of a heartbeat, in seconds, from which it is marked late: a long probe, a compilation, or a failure."""
@@ -39,11 +39,11 @@ PROBLEM_STANDINGS = ("failed", "diverged", "interrupted", "weights gone")
 def live_state(store: Store, sweep: str | None = None) -> dict[str, Any]:
     """Return the live state of a sweep, read in one transaction; `--json` prints it at each refresh.
 
-    Keys: sweep, revision, launched_at, now, owner, owner_host, owner_pid, owned, request, ended, cells, done, counts, tokens_total,
-    tokens_left, tokens_per_s, seconds_left, running, failures, events. Times are UTC by the database's clock, durations are
-    seconds. `seconds_left` is the time for running and waiting cells at the speed of running and recently finished ones,
-    start and probes included where known; None while nothing runs or has a speed. `tokens_left` excludes failed cells, which
-    are not retried automatically. `ended` is True if no process runs the sweep.
+    Keys: sweep, revision, launched_at, now, owner, owner_host, owner_pid, owned, request, ended, cells, done, counts,
+    tokens_total, tokens_left, tokens_per_s, seconds_left, running, failures, events. Times are UTC by the database's
+    clock, durations are seconds. `remaining_seconds` is the time for running and waiting cells at the speed of running and
+    recently finished ones, start and probes included where known; None while nothing runs or has a speed. `tokens_left`
+    excludes failed cells, which are not retried automatically. `ended` is True if no process runs the sweep.
 
     Args:
         store: The database.
@@ -95,7 +95,7 @@ def _running_json(snapshot: StoreReader, cells: Sequence[CellState], now: dateti
         }
         row |= {"kind": cell.kind, "host": cell.host, "gpu": devices.get(cell.attempt_id)}
         row |= {name: getattr(cell, name) for name in ("phase", "step", "steps_total", "loss", "tokens_per_s")}
-        row |= {"seconds_left": seconds_left(cell), "seconds_since_heartbeat": round(max(0.0, silent_s), 3)}
+        row |= {"seconds_left": remaining_seconds(cell), "seconds_since_heartbeat": round(max(0.0, silent_s), 3)}
         rows.append(row | {"stale": silent_s >= DEAD_HEARTBEAT_S})
     return rows
 
@@ -117,8 +117,9 @@ def _remaining_tokens(cell: CellState) -> float:
 def _speed_json(cells: Sequence[CellState]) -> dict[str, float | None]:
     """Return tokens per second of all running cells and the estimated seconds left, each None if unknown.
 
-    The remaining work, in seconds of one worker, is divided by the number of cells that run now. A waiting cell runs at the
-    median rate of finished ones, start and probes included; a running cell needs at least its tokens at its own speed.
+    The remaining work, in seconds of one worker, is divided by the number of cells that run now. A waiting cell runs at
+    the median rate of finished ones, start and probes included; a running cell needs at least its tokens at its own
+    speed.
     """
     running = [cell for cell in cells if cell.state == "running"]
     rates = {cell.cell_id: cell.tokens_per_s for cell in running if cell.phase == "training" and cell.tokens_per_s}
@@ -142,7 +143,7 @@ def _speed_json(cells: Sequence[CellState]) -> dict[str, float | None]:
 
 
 def _overall_rate(cell: CellState) -> float | None:
-    """Return the tokens per second of a finished cell from start to end, probes included; its last speed without times."""
+    """Return the tokens per second of a finished cell over its full time, probes included."""
     if cell.started_at is None or cell.finished_at is None:
         return cell.tokens_per_s
     seconds = (cell.finished_at - cell.started_at).total_seconds()
@@ -152,7 +153,7 @@ def _overall_rate(cell: CellState) -> float | None:
 def _failures_json(
     snapshot: StoreReader, cells: Sequence[CellState], standings: Mapping[str, Standing]
 ) -> list[dict[str, Any]]:
-    """Return one object per failed, diverged or interrupted cell, newest first; `failure` is the failure class or None."""
+    """Return one object per failed, diverged or interrupted cell, newest first, with its failure class or None."""
     problem_cells = [cell for cell in cells if standings[cell.cell_id] in PROBLEM_STANDINGS]
     classes = snapshot.failures([cell.attempt_id for cell in problem_cells if cell.attempt_id is not None])
     problem_cells.sort(key=lambda cell: (str(cell.finished_at or ""), cell.position), reverse=True)
@@ -260,8 +261,8 @@ def _event_line(row: Mapping[str, Any]) -> str:
 def lines_per_section(height: int, running: int, failures: int, events: int) -> tuple[int, int, int]:
     """Return the number of lines for (running cells, failures, events) on a screen; running cells have priority.
 
-    The heading (2 lines), the counts (1) and the header of the table (1) are always shown. If a list is truncated, its last
-    line, which is included here, tells the number of hidden entries.
+    The heading (2 lines), the counts (1) and the header of the table (1) are always shown. If a list is truncated, its
+    last line, which is included here, tells the number of hidden entries.
 
     Args:
         height: Lines of the screen.
@@ -279,7 +280,7 @@ def lines_per_section(height: int, running: int, failures: int, events: int) -> 
 
 
 def screen_view(view: Mapping[str, Any], width: int, height: int, note: str = "") -> RenderableType:
-    """Return the view for a terminal of this size, at most `height` lines; each entry is one line, truncated at the right.
+    """Return the view for a terminal of this size, at most `height` lines; long lines are truncated.
 
     `note` is a warning that is shown below the counts.
     """
@@ -369,8 +370,8 @@ def watch(
 ) -> None:
     """Show the live state of a sweep every `interval` seconds until Ctrl-C.
 
-    A terminal shows one view that fits into it. Elsewhere each view is printed as plain text or, with `as_json`, as one JSON
-    object per line. If the database stops to answer, a note is shown and the last state is kept.
+    A terminal shows one view that fits into it. Elsewhere each view is printed as plain text or, with `as_json`, as one
+    JSON object per line. If the database stops to answer, a note is shown and the last state is kept.
 
     Args:
         store: The database.

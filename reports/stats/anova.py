@@ -30,8 +30,8 @@ Terms = dict[tuple[str, ...], np.ndarray]
 class AnovaResult:
     """Analysis of variance of one measure.
 
-    `frame` has COLUMNS (shares as fractions), `numbers` holds the observations, `remarks` the footnotes and `permutations` the
-    number of permutations behind `p_permuted`.
+    `frame` has COLUMNS (shares as fractions), `numbers` holds the observations, `remarks` the footnotes and
+    `permutations` the number of permutations behind `p_permuted`.
     """
 
     column: Column
@@ -44,10 +44,10 @@ class AnovaResult:
 def anova_results(data: SweepData, columns: Sequence[Column]) -> list[AnovaResult]:
     """Return the type III analysis of variance of every measure, with sum contrasts, in the order of the columns.
 
-    Terms are main effects and, where the design allows, two-way and three-way interactions; for a partial design the terms it
-    was made for. `omega_sq` = (SS - df MS_res) / (SS_total + MS_res), `partial_eta_sq` = SS / (SS + SS_res); p values are those of
-    `AnovaFit`. Where configurations have several runs, the residual is split into lack of fit and pure error. The frame is
-    empty if no analysis is possible; the first remark then gives the reason.
+    Terms are main effects and, where the design allows, two-way and three-way interactions; for a partial design the
+    terms it was made for. `omega_sq` = (SS - df MS_res) / (SS_total + MS_res), `partial_eta_sq` = SS / (SS + SS_res); p
+    values are those of `AnovaFit`. Where configurations have several runs, the residual is split into lack of fit and
+    pure error. The frame is empty if no analysis is possible; the first remark then gives the reason.
     """
     numbers = [numbers_of(data, column) for column in columns]
     by_cells: dict[tuple[str, ...], list[int]] = {}
@@ -78,7 +78,7 @@ def anova_results(data: SweepData, columns: Sequence[Column]) -> list[AnovaResul
 
 
 def _obstacle(data: SweepData, column: Column, frame: pd.DataFrame) -> str | None:
-    """Why a measure has no analysis, where that can be seen without one."""
+    """Return the reason for no analysis of variance: no numbers, no varying axis or no variance; else None."""
     if frame.empty:
         return f"no cell has {column.heading}"
     if not any(frame[axis].nunique() > 1 for axis in factors(data)):
@@ -124,8 +124,8 @@ def _terms(
         interactions.append(complete)
         if missing:
             are = "is" if len(missing) == 1 else "are"
-            some_text = "some of its" if len(missing) == 1 else "some of their"
-            remarks.append(f"{', '.join(missing)} {are} left out, since {some_text} combinations have no number")
+            of_them = "some of its" if len(missing) == 1 else "some of their"
+            remarks.append(f"{', '.join(missing)} {are} left out, since {of_them} combinations have no number")
     for orders in ((2, 3), (2,), ()):
         terms = main | {name: columns for order in orders for name, columns in interactions[order - 2].items()}
         design = np.concatenate([np.ones((len(frame), 1)), *terms.values()], axis=1)

@@ -54,8 +54,9 @@ def homogeneity(
 ) -> list[str]:
     """Return one line for everything that differs between the cells whose numbers are shown.
 
-    Covered are GPU, software, recipe, precision, micro-batch, kernels, probe plugins, restarts, shared GPUs and co-tenancy. A last
-    line lists what was not recorded. A setting that follows the levels of one axis is intended and left out, except the micro-batch.
+    Covered are GPU, software, recipe, precision, micro-batch, kernels, probe plugins, restarts, shared GPUs and
+    co-tenancy. A last line lists what was not recorded. A setting that follows the levels of one axis is intended and
+    left out, except the micro-batch.
 
     Args:
         store: The database.

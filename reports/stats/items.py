@@ -1,8 +1,8 @@
 """Item-level results and tests: documents, rows and trials that each network got right, compared item by item.
 
-Every network answers the same items, so networks can be compared item by item. Such a test generalises to other items of
-this kind for these very networks and, with several seeds, to other seeds. It says nothing about other configurations; those are
-covered by stats/effects.
+Every network answers the same items, so networks can be compared item by item. Such a test generalises to other items
+of this kind for these very networks and, with several seeds, to other seeds. It says nothing about other
+configurations; those are covered by stats/effects.
 """
 
 from __future__ import annotations
@@ -42,7 +42,8 @@ class Items:
 def items_of(store: Store, data: SweepData, measures: Sequence[Key]) -> list[Items]:
     """Return the items of each measure, from the attempts behind the sweep's numbers, where there are any.
 
-    Reads the database in one snapshot, one query per measure and 500 cells, and holds only the returned arrays in memory.
+    Reads the database in one snapshot, one query per measure and 500 cells, and holds only the returned arrays in
+    memory.
 
     Args:
         store: The database.
@@ -77,9 +78,9 @@ def answers(
 ) -> pd.DataFrame:
     """Return a frame of answers with one row for every cell, context length and trial.
 
-    Columns: cell (id), attempt (id), configuration (levels of every axis, without the seed), seed, length (tokens), trial (its number,
-    the same in every cell), value (share of its digits that are right), exact (True if all are). Rows follow the grid.
-    The items of other probes use the same columns.
+    Columns: cell (id), attempt (id), configuration (levels of every axis, without the seed), seed, length (tokens),
+    trial (its number, the same in every cell), value (share of its digits that are right), exact (True if all are).
+    Rows follow the grid. The items of other probes use the same columns.
 
     Args:
         store: The database.
@@ -122,11 +123,11 @@ def answers(
 class ItemEffect(PairedTest):
     """Effect of a level on a measure, tested item by item.
 
-    The fields of PairedTest count items instead of configurations. The difference of an item is averaged over `pairs` of
-    configurations that differ in the axis only, and crossed with seeds if there are several. `gained` and `lost` count the
-    (pair, seed, trial) combinations with every digit right at this level only and at the reference only; `p_mcnemar` is their
-    McNemar test. They are None and NaN for measures without right and wrong. `p_corrected` is p after the
-    correction for its `family`. `where` is empty for the full sweep or names a mixer (`attn_type=polar`).
+    The fields of PairedTest count items instead of configurations. The difference of an item is averaged over `pairs`
+    of configurations that differ in the axis only, and crossed with seeds if there are several. `gained` and `lost`
+    count the (pair, seed, trial) combinations with every digit right at this level only and at the reference only;
+    `p_mcnemar` is their McNemar test. They are None and NaN for measures without right and wrong. `p_corrected` is p
+    after the correction for its `family`. `where` is empty for the full sweep or names a mixer (`attn_type=polar`).
     """
 
     measure: Column
@@ -152,7 +153,8 @@ def mcnemar(net: np.ndarray) -> float:
     """Return the p value of an exact two-sided McNemar test with trials as clusters.
 
     Without an effect, each trial's net gain is as likely to be a loss of that size. p is the share of the 2^trials sign
-    assignments whose absolute sum is at least the observed one. For one pair (net -1, 0 or 1) it is McNemar's exact test.
+    assignments whose absolute sum is at least the observed one. For one pair (net -1, 0 or 1) it is McNemar's exact
+    test.
 
     Args:
         net: Number of pairs that gain a trial minus the number that lose it, [trial], integers.
@@ -185,8 +187,8 @@ def item_measures(data: SweepData) -> list[Column]:
 def item_effects(store: Store, data: SweepData, columns: Sequence[Column] | None = None) -> list[ItemEffect]:
     """Return the effect of every pair of levels of every axis on every measure, item by item.
 
-    Effects are over the full sweep and within every mixer, and corrected within (measure, axis). Levels without a pair of
-    cells that have the same items are left out.
+    Effects are over the full sweep and within every mixer, and corrected within (measure, axis). Levels without a pair
+    of cells that have the same items are left out.
 
     Args:
         store: The database.
@@ -264,7 +266,7 @@ def _item_effects(rows: Sequence[Row], items: Items) -> list[ItemEffect]:
 
 
 def _family_effects(rows: Sequence[Row], scale: float) -> list[ItemEffect]:
-    """Return the tested effects of one family; `scale` is the largest absolute number, relative to which ties are found."""
+    """Return the tested effects of one family; `scale` is the largest absolute number, for the detection of ties."""
     samples, scales = [sample for _, sample in rows], [scale] * len(rows)
     summed = paired_difference_tests(samples, scales)
     p_values = corrected(samples, summed, scales=scales)

@@ -32,8 +32,9 @@ Terms = dict[tuple[str, ...], np.ndarray]
 class NeedleModel:
     """The model of one context length.
 
-    `frame` has COLUMNS, with rows of terms first and of levels after them; `numbers` are the cells it was fitted to. `scale` is
-    the dispersion: the variance as a multiple of that of independent trials (NaN without a model). `remarks` are footnotes.
+    `frame` has COLUMNS, with rows of terms first and of levels after them; `numbers` are the cells it was fitted to.
+    `scale` is the dispersion: the variance as a multiple of that of independent trials (NaN without a model). `remarks`
+    are footnotes.
     """
 
     column: Column
@@ -52,11 +53,11 @@ def needle_columns(data: SweepData) -> list[Column]:
 def needle_model(data: SweepData, column: Column) -> NeedleModel:
     """Fit a quasi-binomial model: logit of the share of right digits ~ axes and, where possible, pairs of axes.
 
-    A cell counts with its trials, whose digits are right or wrong together. The dispersion (Pearson's chi-square over the
-    residual degrees of freedom) absorbs the dependence of cells and trials. Terms have an F test of type II: the drop in deviance
-    without the term and all that contain it, compared with the same model with the term, over the dispersion. Levels have
-    odds ratios to their reference with 95% intervals, from the model without pairs. Groups of cells in which no digit, or every
-    digit, is right have infinite odds: they are left out and named in the remarks.
+    A cell counts with its trials, whose digits are right or wrong together. The dispersion (Pearson's chi-square over
+    the residual degrees of freedom) absorbs the dependence of cells and trials. Terms have an F test of type II: the
+    drop in deviance without the term and all that contain it, compared with the same model with the term, over the
+    dispersion. Levels have odds ratios to their reference with 95% intervals, from the model without pairs. Groups of
+    cells in which no digit, or every digit, is right have infinite odds: they are left out and named in the remarks.
 
     Args:
         data: The sweep.
@@ -100,6 +101,7 @@ def needle_model(data: SweepData, column: Column) -> NeedleModel:
 
 
 def _trial_counts(data: SweepData, column: Column) -> dict[str, float]:
+    """Return the number of needle trials of each cell, by cell id."""
     digits = data.metric(column.probe, column.metric).trials or 1
     values = {cell.cell_id: data.given(cell, column) for cell in data.cells}
     return {cell: (value.n or 0) / digits for cell, value in values.items() if value is not None}
@@ -111,8 +113,8 @@ def _trial_counts(data: SweepData, column: Column) -> dict[str, float]:
 def _without_separated(numbers: pd.DataFrame, names: Sequence[str]) -> tuple[pd.DataFrame, list[str]]:
     """Return the cells without separated groups, and a remark that names these.
 
-    A group is a level, or a combination of the strata's levels, whose cells are all at 0 or all at 1. Removal repeats until
-    no such group is left.
+    A group is a level, or a combination of the strata's levels, whose cells are all at 0 or all at 1. Removal repeats
+    until no such group is left.
     """
     cells, separated = numbers, []
     strata = tuple(name for name in STRATUM_AXES if name in names)
@@ -192,9 +194,10 @@ def _fit(cells: pd.DataFrame, terms: Terms) -> Any | None:
 
 
 def _term_rows(cells: pd.DataFrame, terms: Terms, fitted: Any, scale: float) -> list[dict[str, Any]]:
+    """Return one row per term with its deviance, F and p, and a last row for the residual."""
     rows = []
     for term, columns in terms.items():
-        without_term = {name: some_columns for name, some_columns in terms.items() if not set(term) <= set(name)}
+        without_term = {name: term_columns for name, term_columns in terms.items() if not set(term) <= set(name)}
         with_term = without_term | {term: columns}
         larger, smaller = _deviance(cells, with_term, terms, fitted), _deviance(cells, without_term, terms, fitted)
         row: dict[str, Any] = {"term": " x ".join(term), "df": columns.shape[1], "deviance": max(smaller - larger, 0.0)}
@@ -207,7 +210,7 @@ def _term_rows(cells: pd.DataFrame, terms: Terms, fitted: Any, scale: float) -> 
 
 
 def _deviance(cells: pd.DataFrame, subset: Terms, terms: Terms, fitted: Any) -> float:
-    """Return the deviance of the model with `some` terms; NaN if it cannot be fitted."""
+    """Return the deviance of the model with `values` terms; NaN if it cannot be fitted."""
     if subset.keys() == terms.keys():
         return float(fitted.deviance)
     fitted_subset = _fit(cells, subset)
@@ -215,7 +218,10 @@ def _deviance(cells: pd.DataFrame, subset: Terms, terms: Terms, fitted: Any) -> 
 
 
 def _level_rows(data: SweepData, cells: pd.DataFrame, main: Terms) -> list[dict[str, Any]]:
-    """The odds ratio of every level to its reference, the other axes beside it."""
+    """Return one row per level with its odds ratio to the reference, 95% interval and p, from main effects only.
+
+    Empty if that model cannot be fitted.
+    """
     if (fitted := _fit(cells, main)) is None:
         return []
     t = float(special.stdtrit(fitted.df_resid, (1 + LEVEL) / 2))

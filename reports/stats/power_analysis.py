@@ -24,22 +24,21 @@ LOSS = "nats"
 
 @dataclass(frozen=True, kw_only=True)
 class PowerAnalysis:
-    """Detectable differences of a measure in a stratum (levels of mixer and memory), with 80% power at a two-sided 5%.
-
-    `pairs` is the largest number of matched pairs that the design has there for two levels of an axis. `noise` and
-    `all` are the smallest differences that one pair and these pairs detect, in the measure's unit (NaN without pairs).
-    `needed` holds the pairs required for each of `differences`, None beyond MOST; both are empty for measures without
-    planned differences.
-    """
+    """Detectable differences of a measure in a stratum (mixer and memory), with 80% power at a two-sided 5%."""
 
     measure: Column
     stratum: tuple[str, ...]
     spread: Spread
     pairs: int
+    """Largest number of matched pairs that the design has in the stratum, for two levels of any axis."""
     one: float
+    """Smallest difference that one pair detects, in the measure's unit."""
     all: float
+    """Smallest difference that all `pairs` detect, in the measure's unit; NaN without pairs."""
     differences: tuple[float, ...]
+    """Planned differences; empty for measures without any."""
     needed: tuple[int | None, ...]
+    """Pairs required for each of `differences`; None beyond MOST."""
     origins: tuple[tuple[str, int | None], ...]
     """(cell id, attempt id) pairs of the stratum that have the number."""
 

@@ -213,8 +213,8 @@ def study_of(store: Store, data: SweepData) -> Study:
 def at_common_rung(study: Study) -> Study:
     """Return the study with all trials compared at a common validation if a pruner left too few finished ones.
 
-    The validation is the last one that every finished or pruned trial with a curve reached. The study is returned unchanged if it
-    has several objectives, or enough finished trials (at least as many as pruned ones, or ENOUGH).
+    The validation is the last one that every finished or pruned trial with a curve reached. The study is returned
+    unchanged if it has several objectives, or enough finished trials (at least as many as pruned ones, or ENOUGH).
     """
     pruned = [trial for trial in study.trials if trial.standing == "pruned" and trial.curve]
     if len(study.objectives) > 1 or len(study.done) >= min(ENOUGH, max(1, len(pruned))):
@@ -302,7 +302,7 @@ def _objective_from_name(index: int, name: str, direction: str) -> Objective:
         ((probe, metric), None),
     )
     unit = "" if metric_info is None or metric_info.unit == "1" else "%" if metric_info.percent else metric_info.unit
-    words = (
+    text = (
         METRIC_LABELS.get(metric)
         or METRIC_LABELS.get(".".join(key))
         or {"tokens_per_s": "speed"}.get(metric)
@@ -311,6 +311,6 @@ def _objective_from_name(index: int, name: str, direction: str) -> Objective:
     tokens = int(length) if length.isdigit() else 0
     return Objective(
         place=index, name=name, direction=direction, unit=unit.replace("nats/token", "nats per token"),
-        percent=metric_info is not None and metric_info.percent, words=f"{words}, {format_length(tokens)}" if tokens else words,
+        percent=metric_info is not None and metric_info.percent, words=f"{text}, {format_length(tokens)}" if tokens else text,
         probe=key[0], metric=metric, length=tokens,
     )  # fmt: skip

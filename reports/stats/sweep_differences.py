@@ -1,7 +1,7 @@
 """Comparability of two sweeps: recipe differences of matched cells, and the probes that each one affects.
 
-A level of an axis is matched, so it is no difference. A setting that one side did not record is not a known difference; it is
-reported separately.
+A level of an axis is matched, so it is no difference. A setting that one side did not record is not a known difference;
+it is reported separately.
 """
 
 from __future__ import annotations
@@ -100,7 +100,7 @@ class ComparedSweep:
 
     def provenances_of_cells(self, cells: Sequence[CellState]) -> list[Provenance]:
         """Return the provenances of some cells, in their order."""
-        return [one for cell in cells for one in self.provenances.get(cell.cell_id, ())]
+        return [provenance for cell in cells for provenance in self.provenances.get(cell.cell_id, ())]
 
     def size(self, cells: Sequence[CellState]) -> float | None:
         """Return the number of parameters of the first of these cells that has it; None if none has."""
@@ -123,7 +123,8 @@ def differences(
         pairs: Matched cells: (cells of `own_sweep`, cells of `reference_sweep`) of each configuration.
 
     Returns:
-        (differences, those that affect all numbers first and GPU and precision last; one sentence per sweep without a record).
+        (differences, those that affect all numbers first and GPU and precision last; one sentence per sweep without a
+        record).
     """
     facts = _TwoSidedFacts()
     settings = _TwoSidedFacts()
@@ -159,7 +160,7 @@ def differences(
     ]
     listed += [
         RecipeDifference(settings.text(path), _probes_of(path))
-        for path in sorted(settings.left, key=_rank)
+        for path in sorted(settings.own, key=_rank)
         if settings.differs(path)
     ]
     listed += [
@@ -175,14 +176,14 @@ class _TwoSidedFacts:
     """Values that both sides recorded, by name of the fact."""
 
     def __init__(self) -> None:
-        self.left: dict[str, set[str]] = defaultdict(set)
-        self.right: dict[str, set[str]] = defaultdict(set)
+        self.own: dict[str, set[str]] = defaultdict(set)
+        self.reference: dict[str, set[str]] = defaultdict(set)
         self._differ: set[str] = set()
 
     def add(self, name: str, own: set[str], reference: set[str]) -> None:
         """Add the values of both sides under a name; an empty set means not recorded."""
-        self.left[name] |= own
-        self.right[name] |= reference
+        self.own[name] |= own
+        self.reference[name] |= reference
         if own and reference and own != reference:
             self._differ.add(name)
 
@@ -190,13 +191,13 @@ class _TwoSidedFacts:
         return name in self._differ
 
     def text(self, name: str) -> str:
-        both = (_values_text(values) for values in (self.left[name], self.right[name]))
+        both = (_values_text(values) for values in (self.own[name], self.reference[name]))
         return f"{name} {' instead of '.join(both)}"
 
     def lacking(self) -> tuple[list[str], list[str]]:
         """Return (names that only the reference recorded, names that only the own side recorded)."""
-        own = [name for name in self.left if self.right[name] and not self.left[name]]
-        reference = [name for name in self.left if self.left[name] and not self.right[name]]
+        own = [name for name in self.own if self.reference[name] and not self.own[name]]
+        reference = [name for name in self.own if self.own[name] and not self.reference[name]]
         return own, reference
 
 
@@ -237,8 +238,8 @@ def _add_identity_defaults(
 ) -> None:
     """Add to `own` the identity defaults of settings that only the reference recorded.
 
-    A stored config of a run omits settings at their identity default, within the sections it has. A published config holds what is
-    known of it only, so nothing is added then.
+    A stored config of a run omits settings at their identity default, within the sections it has. A published config
+    holds what is known of it only, so nothing is added then.
 
     Args:
         own: Values by dotted path; changed in place.

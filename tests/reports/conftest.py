@@ -95,8 +95,8 @@ def published_effects(published: Store) -> Table:
 @pytest.fixture(scope="session")
 def tables(shared: Path) -> dict[str, Any]:
     """Every printed number, as transcribed apart from the CSV that we ship."""
-    found: dict[str, Any] = json.loads((shared / "paper" / "tables.json").read_text())
-    return found
+    tables: dict[str, Any] = json.loads((shared / "paper" / "tables.json").read_text())
+    return tables
 
 
 @pytest.fixture
@@ -118,8 +118,8 @@ def shown(request: pytest.FixtureRequest) -> Callable[[str], Store]:
     def store_of(name: str) -> Store:
         rest = "replicated" if name in ("power", "seeds", "items") else "rates" if name == "response" else "every"
         rest = "studies" if name in ("study", *studied.FIGURES) else rest
-        found: Store = request.getfixturevalue("probed" if name in probed_data.FIGURES else rest)
-        return found
+        sweep_store: Store = request.getfixturevalue("probed" if name in probed_data.FIGURES else rest)
+        return sweep_store
 
     return store_of
 

@@ -17,29 +17,39 @@ from atma_sweep.results.store.store import Store
 Command = Callable[..., tuple[int, str, str]]
 
 
-def test_a_table_has_the_rows_of_these_cells_and_no_other(published: Store) -> None:
-    whole = make_table("6", published, "printed-v2")
-    some = make_table("6", published, "printed-v2", only=["attn_type=polar,nope", "memory=on"])
-    place = {name: index for index, name in enumerate(whole.columns)}
-    wanted = [row for row in whole.rows if row[place["Type"]] in ("polar", "nope") and row[place["Mem"]] == "on"]
+def test_filtered_table_has_only_these_cells(published: Store) -> None:
+    full_table = make_table("6", published, "printed-v2")
+    filtered_table = make_table("6", published, "printed-v2", only=["attn_type=polar,nope", "memory=on"])
+    index_by_heading = {name: index for index, name in enumerate(full_table.columns)}
+    wanted = [
+        row
+        for row in full_table.rows
+        if row[index_by_heading["Type"]] in ("polar", "nope") and row[index_by_heading["Mem"]] == "on"
+    ]
     assert len(wanted) == 40
-    assert [tuple(row) for row in some.rows] == [tuple(row) for row in wanted]
-    assert some.title.endswith("sweep printed-v2, revision 1, attn_type polar, nope and memory on alone")
-    assert any("memory on alone: 40 of 40 cells done." in note for note in some.notes)
+    assert [tuple(row) for row in filtered_table.rows] == [tuple(row) for row in wanted]
+    assert filtered_table.title.endswith("sweep printed-v2, revision 1, attn_type polar, nope and memory on alone")
+    assert any("memory on alone: 40 of 40 cells done." in note for note in filtered_table.notes)
 
 
-def test_effects_are_those_of_the_stratum(published: Store) -> None:
-    whole = effects(load_sweep_data(published, "printed-v2"))
+def test_filtered_effects_equal_the_stratum(published: Store) -> None:
+    full_effects = effects(load_sweep_data(published, "printed-v2"))
     with cell_filter.only("printed-v2", ("attn_type=polar",)):
-        some = effects(load_sweep_data(published, "printed-v2"))
+        filtered_effects = effects(load_sweep_data(published, "printed-v2"))
     in_polar = {
-        (one.measure.key, one.axis, one.level, one.reference): one for one in whole if one.where == "attn_type=polar"
+        (effect.measure.key, effect.axis, effect.level, effect.reference): effect
+        for effect in full_effects
+        if effect.where == "attn_type=polar"
     }
-    alone = {(one.measure.key, one.axis, one.level, one.reference): one for one in some if not one.where}
+    alone = {
+        (effect.measure.key, effect.axis, effect.level, effect.reference): effect
+        for effect in filtered_effects
+        if not effect.where
+    }
     shared = in_polar.keys() & alone.keys()
     assert len(shared) > 20
     needle = [alone[key] for key in shared if key[:2] == (("needle", "digit_accuracy", 65536), "memory")]
-    assert [(one.pairs, round(one.mean, 2)) for one in needle] == [(20, 0.48)]
+    assert [(effect.pairs, round(effect.mean, 2)) for effect in needle] == [(20, 0.48)]
     # pairs and means alike where the row averages nothing else; p and the families are others
     for key in shared:
         if key[1] == "memory":
@@ -47,10 +57,10 @@ def test_effects_are_those_of_the_stratum(published: Store) -> None:
                 in_polar[key].pairs,
                 pytest.approx(in_polar[key].mean, abs=1e-12),
             )
-    assert not any(one.confirmatory for one in some)
+    assert not any(effect.confirmatory for effect in filtered_effects)
 
 
-def test_one_reading_tells_subsets_apart(published: Store) -> None:
+def test_cached_reads_distinguish_filters(published: Store) -> None:
     with cached_reads():
         assert len(load_sweep_data(published, "printed-v2").cells) == 120
         with cell_filter.only("printed-v2", ("attn_type=rope", "window=on")):
@@ -60,24 +70,24 @@ def test_one_reading_tells_subsets_apart(published: Store) -> None:
         assert len(load_sweep_data(published, "printed-v2").cells) == 120
 
 
-def test_what_is_written_can_be_checked(tmp_path: Path, command_line: Command) -> None:
-    some = "--sweep", "printed-v2", "--only", "reg_mode=baseline", "--only", "seed=0"
+def test_filtered_files_can_be_checked(tmp_path: Path, command_line: Command) -> None:
+    options = "--sweep", "printed-v2", "--only", "reg_mode=baseline", "--only", "seed=0"
     for name in ("six.md", "six.csv", "six.tex"):
-        assert command_line("report", "--table", "6", *some, "--out", str(tmp_path / name))[0] == 0
-    assert command_line("report", "--figure", "needle", *some, "--out", str(tmp_path / "needle.svg"))[0] == 0
+        assert command_line("report", "--table", "6", *options, "--out", str(tmp_path / name))[0] == 0
+    assert command_line("report", "--figure", "needle", *options, "--out", str(tmp_path / "needle.svg"))[0] == 0
     code, out, err = command_line("report", "--check", str(tmp_path))
     assert code == 0, out + err
     assert out.count("as the database says") == 4
     assert len((tmp_path / "six.csv").read_text().splitlines()) == 1 + 24
-    made = make_figure("needle", _published(), "printed-v2", only=["reg_mode=baseline"])
-    assert made.trace["only"] == ["reg_mode=baseline"]
-    whole = load_sweep_data(_published(), "printed-v2").cells
-    assert set(made.frame["cell"]) == {cell.cell_id for cell in whole if cell.levels["reg_mode"] == "baseline"}
-    assert "reg_mode baseline alone" in made.title
+    figure = make_figure("needle", _published(), "printed-v2", only=["reg_mode=baseline"])
+    assert figure.trace["only"] == ["reg_mode=baseline"]
+    all_cells = load_sweep_data(_published(), "printed-v2").cells
+    assert set(figure.frame["cell"]) == {cell.cell_id for cell in all_cells if cell.levels["reg_mode"] == "baseline"}
+    assert "reg_mode baseline alone" in figure.title
     text = (tmp_path / "six.md").read_text()
     (tmp_path / "six.md").write_text(text.replace('"only":["reg_mode=baseline","seed=0"]', '"only":["reg_mode=weak"]'))
     assert command_line("report", "--check", str(tmp_path / "six.md"))[0] == 1
-    assert json.loads(command_line("report", "--table", "6", *some, "--json")[1])
+    assert json.loads(command_line("report", "--table", "6", *options, "--json")[1])
 
 
 def _published() -> Store:
@@ -87,7 +97,7 @@ def _published() -> Store:
 
 
 @pytest.mark.parametrize(
-    ("words", "told"),
+    ("filters", "message"),
     [
         (["attn_type"], "must read axis=level,level"),
         (["attn=polar"], "the sweep has no axis 'attn'; choose one of: attn_type"),
@@ -97,12 +107,12 @@ def _published() -> Store:
         (5, "chosen by words such as recipe=intended, not by 5"),
     ],
 )
-def test_what_means_no_cell_is_refused(published: Store, words: list[str], told: str) -> None:
-    with pytest.raises(ReportError, match=told):
-        make_table("6", published, "printed-v2", only=words)
+def test_invalid_filters_are_refused(published: Store, filters: list[str], message: str) -> None:
+    with pytest.raises(ReportError, match=message):
+        make_table("6", published, "printed-v2", only=filters)
 
 
-def test_what_is_about_all_cells_takes_no_part_of_them(published: Store, command_line: Command) -> None:
+def test_reports_on_all_cells_refuse_filters(published: Store, command_line: Command) -> None:
     for name in (name for name, line in TABLES.items() if line.whole):
         with pytest.raises(ReportError, match="is about all cells of a sweep together"):
             make_table(name, published, "printed-v2", only=["memory=on"])
@@ -116,9 +126,9 @@ def test_what_is_about_all_cells_takes_no_part_of_them(published: Store, command
         assert (code, "--only is about one table or figure" in err) == (2, True)
 
 
-def test_words_mean_what_they_mean_at_a_launch(published: Store) -> None:
-    def ids(*words: str) -> set[str]:
-        with cell_filter.only("printed-v2", words):
+def test_filters_parse_as_launch_does(published: Store) -> None:
+    def ids(*filters: str) -> set[str]:
+        with cell_filter.only("printed-v2", filters):
             return {cell.cell_id for cell in load_sweep_data(published, "printed-v2").cells}
 
     assert ids("memory=true") == ids("memory=yes") == ids("memory=on") != ids("memory=off")
@@ -132,7 +142,7 @@ def test_words_mean_what_they_mean_at_a_launch(published: Store) -> None:
         }
 
 
-def test_options_of_a_figure_are_held_against_these_cells(tmp_path: Path, command_line: Command) -> None:
+def test_figure_options_are_validated_on_filtered_cells(tmp_path: Path, command_line: Command) -> None:
     needle = "report", "--figure", "needle", "--sweep", "printed-v2", "--only", "attn_type=polar"
     code, _, err = command_line(*needle, "--highlight", "rope", "--out", str(tmp_path / "x.svg"))
     assert (code, "rope" in err) == (2, True)
@@ -143,9 +153,9 @@ def test_options_of_a_figure_are_held_against_these_cells(tmp_path: Path, comman
         assert (code, "is about all trials of a study together" in err) == (2, True)
 
 
-def test_what_ran_beside_these_cells_is_told_although_it_is_not_shown(command_line: Command) -> None:
+def test_audit_counts_hidden_concurrent_attempts(command_line: Command) -> None:
     pilot = "report", "--table", "6", "--sweep", "replication-pilot", "--format", "md"
-    told = [
+    texts = [
         command_line(*pilot, *only)[1] for only in ((), ("--only", "attn_type=polar"), ("--only", "attn_type=rope"))
     ]
-    assert all("up to 8 attempts at once" in text for text in told)
+    assert all("up to 8 attempts at once" in text for text in texts)

@@ -42,46 +42,50 @@ def drawn(store, tmp_path):
 
 class TestFigures:
     @pytest.mark.parametrize("format", every_nth(PICTURES, 3))
-    def test_a_changed_number_is_told(self, store, run, make, drawn, format):
+    def test_figure_changed_number_is_named(self, store, run, make, drawn, format):
         _, numbers = make
         path = drawn(format=format)
         assert check_file(path, store) == []
         run(store, f"{4:012x}", "done", numbers(0.5))
-        first, *others = check_file(path, store)
+        first, *more_problems = check_file(path, store)
         assert (
             first == f"{path.name}: its numbers are no longer those of the database; draw it again with --figure length"
         )
-        assert [line for line in others if line.startswith(f"{path.name}: cell {4:012x}: the file's numbers come from")]
+        assert [
+            line
+            for line in more_problems
+            if line.startswith(f"{path.name}: cell {4:012x}: the file's numbers come from")
+        ]
 
     @pytest.mark.parametrize("name", every_nth(["needle", "effects", "timeline"], 2))
-    def test_what_the_figure_does_not_show_does_not_matter(self, store, run, make, drawn, name):
+    def test_figure_ignores_unshown_numbers(self, store, run, make, drawn, name):
         path = drawn(name=name)
         run(store, f"{4:012x}", "done", [Measurement(probe="clean", metric="nats", length=777, value=1.0)])
         # a further attempt is a bar of its own in the timeline alone
         assert bool(check_file(path, store)) == (name == "timeline")
 
     @pytest.mark.thorough
-    def test_a_new_cell_is_told(self, store, run, drawn):
+    def test_figure_new_cell_is_named(self, store, run, drawn):
         path = drawn("needle")
         more = Measurement(probe="needle", metric="digit_accuracy", length=128, value=0.5, n=80)
         run(store, f"{2:012x}", "done", [more])
         assert "no longer those of the database" in check_file(path, store)[0]
 
     @pytest.mark.thorough
-    def test_an_older_revision_is_drawn_again(self, store, make, drawn):
+    def test_figure_older_revision_is_drawn_again(self, store, make, drawn):
         cell, _ = make
         path = drawn()
         store.record_revision("quick", grid_text="y", grid_file="x.yaml", cells=[cell(1, attn_type="nope")])
         assert check_file(path, store) == []
 
-    def test_another_commit_is_told(self, store, drawn):
+    def test_figure_changed_commit_is_named(self, store, drawn):
         path = drawn()
         path.write_text(path.read_text().replace('"commit":null', '"commit":"c0ffee"'))
         (line,) = check_file(path, store)
         assert "not the code or the GPU" in line
 
     @pytest.mark.thorough
-    def test_what_carries_no_trace_is_refused(self, store, drawn, tmp_path):
+    def test_figure_without_trace_is_refused(self, store, drawn, tmp_path):
         path = tmp_path / "bare.svg"
         path.write_bytes(rendered(make_figure("length", store, "quick"), "svg", trace=False))
         with pytest.raises(ReportError, match=r"bare.svg carries no trace of its figure"):
@@ -95,31 +99,31 @@ class TestFigures:
         with pytest.raises(ReportError, match="its trace cannot be read"):
             check_file(path, store)
 
-    def test_a_figure_that_cannot_be_made_any_more(self, store, drawn):
+    def test_figure_that_cannot_be_drawn(self, store, drawn):
         path = drawn()
         path.write_text(path.read_text().replace('"sweep":"quick"', '"sweep":"gone"'))
         (line,) = check_file(path, store)
         assert "its figure cannot be made any more" in line
 
-    def test_the_command(self, store, run, make, drawn, written, tmp_path):
+    def test_check_command_exit_codes(self, store, run, make, drawn, written, tmp_path):
         files = [drawn(), written("csv")]
-        words = [
+        arguments = [
             "report",
             "--db",
             str(tmp_path / "test.db"),
             *(word for file in files for word in ("--check", str(file))),
         ]
-        found = CliRunner().invoke(app, words)
-        assert (found.exit_code, found.stdout.count("as the database says")) == (0, 2)
+        result = CliRunner().invoke(app, arguments)
+        assert (result.exit_code, result.stdout.count("as the database says")) == (0, 2)
         run(store, f"{4:012x}", "done", make[1](0.5))
-        found = CliRunner().invoke(app, words)
-        assert found.exit_code == 1
-        assert "length.svg: its numbers are no longer" in found.stdout
+        result = CliRunner().invoke(app, arguments)
+        assert result.exit_code == 1
+        assert "length.svg: its numbers are no longer" in result.stdout
 
 
 @pytest.mark.parametrize("format", FILES)
 class TestEveryFormat:
-    def test_unchanged(self, store, written, format):
+    def test_unchanged_table_has_no_problem(self, store, written, format):
         assert check_file(written(format), store) == []
         assert check_file(written(format, name="4"), store) == []
         assert check_file(written(format, seeds=True), store) == []
@@ -131,7 +135,7 @@ class TestEveryFormat:
         assert "3.141" in line
         assert "3.142" in line
 
-    def test_a_changed_database_is_named(self, store, run, make, written, format):
+    def test_changed_database_is_named(self, store, run, make, written, format):
         _, numbers = make
         path = written(format)
         run(store, f"{4:012x}", "done", numbers(0.5)[:1])
@@ -139,13 +143,13 @@ class TestEveryFormat:
         assert [line for line in lines if "row 1 (polar baseline off on off), Val" in line]
         assert all("row" in line for line in lines)
 
-    def test_the_same_number_from_another_attempt_is_named(self, store, run, make, written, format):
+    def test_equal_number_of_a_new_attempt_is_named(self, store, run, make, written, format):
         _, numbers = make
         path = written(format)
         run(store, f"{1:012x}", "done", numbers(3.14159)[:1])
         assert check_file(path, store) != []
 
-    def test_a_row_less(self, store, written, format):
+    def test_removed_row_is_named(self, store, written, format):
         gone = {
             "md": lambda text: re.sub(r"\| nope .*\n", "", text),
             "csv": lambda text: re.sub(r"nope,.*\n", "", text),
@@ -158,20 +162,20 @@ class TestEveryFormat:
             assert any("row 5 (polar baseline off on on) is missing from the file" in line for line in lines)
 
 
-def test_a_changed_note_is_named(store, written):
+def test_changed_note_is_named(store, written):
     path = written("md", change=lambda text: text.replace("2 of 5 cells", "5 of 5 cells"))
     (line,) = check_file(path, store)
     assert "5 of 5 cells" in line
 
 
-def test_an_older_revision_is_made_again(store, make, written):
+def test_older_revision_is_rebuilt(store, make, written):
     cell, _ = make
     path = written("csv")
     store.record_revision("quick", grid_text="y", grid_file="x.yaml", cells=[cell(1, attn_type="nope")])
     assert check_file(path, store) == []
 
 
-def test_what_is_no_table_of_ours(store, written, tmp_path):
+def test_foreign_files_are_refused(store, written, tmp_path):
     with pytest.raises(ReportError, match="carries no trace"):
         check_file(written("md", change=lambda text: text.split("<!--")[0]), store)
     with pytest.raises(ReportError, match="cannot be read"):
@@ -183,13 +187,13 @@ def test_what_is_no_table_of_ours(store, written, tmp_path):
     (tmp_path / "empty.json").write_text("[]\n")
     with pytest.raises(ReportError, match="has no row"):
         check_file(tmp_path / "empty.json", store)
-    other = written("csv")
-    trace_path(other).write_text(trace_path(other).read_text().replace('"sweep": "quick"', '"sweep": "gone"'))
-    assert "cannot be made any more" in check_file(other, store)[0]
+    csv_file = written("csv")
+    trace_path(csv_file).write_text(trace_path(csv_file).read_text().replace('"sweep": "quick"', '"sweep": "gone"'))
+    assert "cannot be made any more" in check_file(csv_file, store)[0]
 
 
 @pytest.mark.thorough
-def test_published_tables(published, tmp_path):
+def test_published_tables_are_unchanged(published, tmp_path):
     for name in ("2", "6", "open-weight", "budgets"):
         path = tmp_path / f"{name}.tex"
         path.write_text(render(make_table(name, published, "printed-v2"), "tex"))
@@ -198,5 +202,5 @@ def test_published_tables(published, tmp_path):
     assert "128.8 ZF" in check_file(path, published)[0]
 
 
-def test_the_figure_of_the_readme(published):
+def test_readme_figure_is_unchanged(published):
     assert check_file(Path(__file__).parents[2] / "docs" / "images" / "needle.svg", published) == []

@@ -37,28 +37,28 @@ def three_seeds(empty: Store, make: Make, run: Run) -> Store:
     probes = ("clean", "junk", "needle")
     requested = [["val", 0], *([probe, length] for probe in probes for length in (128, 256))]
     empty.record_revision("s", grid_text="x", grid_file="x", options={"requested": requested}, cells=cells)
-    for seed, one in enumerate(cells):
+    for seed, record in enumerate(cells):
         lengths = (128, 256) if seed < 2 else (128,)
-        found = [at(probe, length, (seed + length / 64) / 10) for probe in probes for length in lengths]
-        run(empty, one.id, "done", found + (speeds(10.0 + seed) if seed < 2 else []))
+        measurements = [at(probe, length, (seed + length / 64) / 10) for probe in probes for length in lengths]
+        run(empty, record.id, "done", measurements + (speeds(10.0 + seed) if seed < 2 else []))
     return empty
 
 
-@pytest.mark.parametrize("asked", [[], [["clean", 128], ["junk", 128], ["needle", 128]]])
-def test_one_length_is_one_column(empty: Store, make: Make, run: Run, asked: list[list[object]]) -> None:
+@pytest.mark.parametrize("requested", [[], [["clean", 128], ["junk", 128], ["needle", 128]]])
+def test_single_length_has_a_single_column(empty: Store, make: Make, run: Run, requested: list[list[object]]) -> None:
     cell, _ = make
-    empty.record_revision("s", grid_text="x", grid_file="x", options={"requested": asked}, cells=[cell(1)])
+    empty.record_revision("s", grid_text="x", grid_file="x", options={"requested": requested}, cells=[cell(1)])
     run(empty, cell(1).id, "done", [at(probe, 128, 0.5) for probe in ("clean", "junk", "needle")])
     table = make_table("6", empty, "s")
     assert table.columns[5:] == ("Val", "Clean@128", "Junk@128", "Ndl@128", "MFU")
     assert table.rows[0][6:9] == ("0.50", "0.50", "50.0")
-    beside = make_table("open-weight", empty, "s")
-    assert beside.columns[2:] == ("Clean WAvg", "Clean 128", "Junk WAvg", "Junk 128", "Ndl WAvg", "Ndl 128")
-    assert any("this sweep at 128 alone" in note for note in beside.notes)
+    open_weight = make_table("open-weight", empty, "s")
+    assert open_weight.columns[2:] == ("Clean WAvg", "Clean 128", "Junk WAvg", "Junk 128", "Ndl WAvg", "Ndl 128")
+    assert any("this sweep at 128 alone" in note for note in open_weight.notes)
     assert make_figure("needle", empty, "s").as_json()["rows"][0]["length"] == 128
 
 
-def test_a_mean_of_the_complete_results_says_that_a_seed_lacks_the_number(three_seeds: Store) -> None:
+def test_table_6_counts_seeds_of_incomplete_means(three_seeds: Store) -> None:
     table = make_table("6", three_seeds, "s")
     row = dict(zip(table.columns, table.rows[0], strict=True))
     assert row["Clean@128"] == "0.30 ± 0.10"
@@ -67,20 +67,20 @@ def test_a_mean_of_the_complete_results_says_that_a_seed_lacks_the_number(three_
 
 
 @pytest.mark.thorough
-def test_numbers_worked_out_of_such_means_say_it_too(three_seeds: Store) -> None:
-    beside = make_table("open-weight", three_seeds, "s")
-    row = dict(zip(beside.columns, beside.rows[-1], strict=True))
+def test_derived_entries_count_seeds(three_seeds: Store) -> None:
+    open_weight = make_table("open-weight", three_seeds, "s")
+    row = dict(zip(open_weight.columns, open_weight.rows[-1], strict=True))
     # (128 * 0.3 + 256 * 0.45) / 384 / ln 2 = 0.577
     assert row["Clean WAvg"] == "0.58 (n=2 to 3)"
     assert row["Clean 256"].endswith(" (n=2)")
     assert "(n=" not in row["Clean 128"]
-    assert "Means over up to 3 seeds; (n=k) where only k of them have the number." in beside.notes
+    assert "Means over up to 3 seeds; (n=k) where only k of them have the number." in open_weight.notes
     front = make_table("pareto", three_seeds, "s")
     assert front.rows[0][6:8] == ("95 ± 6 (n=2)", "1.050 ± 0.071 (n=2)")
     assert any("(n=k)" in note for note in front.notes)
 
 
-def test_seconds_of_a_step_keep_deviation_and_count(three_seeds: Store) -> None:
+def test_step_seconds_have_deviation_and_count(three_seeds: Store) -> None:
     three_seeds.write(lambda session: session.connection().exec_driver_sql("UPDATE attempt SET steps_total = 10"))
     table = make_table("4", three_seeds, "s")
     row = dict(zip(table.columns, table.rows[0], strict=True))
@@ -88,40 +88,40 @@ def test_seconds_of_a_step_keep_deviation_and_count(three_seeds: Store) -> None:
 
 
 @pytest.mark.thorough
-def test_figures_mark_means_over_fewer_cells(three_seeds: Store) -> None:
+def test_figures_mark_incomplete_means(three_seeds: Store) -> None:
     for name in ("needle", "length"):
-        made = make_figure(name, three_seeds, "s")
-        assert "n=k (at 256): a mean over k cells, fewer than the line has at other lengths." in made.notes
-        assert texts(made, "n=2") == (1 if name == "needle" else 2)
+        figure = make_figure(name, three_seeds, "s")
+        assert "n=k (at 256): a mean over k cells, fewer than the line has at other lengths." in figure.notes
+        assert texts(figure, "n=2") == (1 if name == "needle" else 2)
     pareto = make_figure("pareto", three_seeds, "s")
     assert any(note.startswith("n=k:") for note in pareto.notes)
     assert texts(pareto, ">0.99 n=2") == 2
 
 
 @pytest.mark.thorough
-def test_figures_of_whole_lines_say_nothing(published: Store) -> None:
+def test_figures_of_complete_lines_have_no_mark(published: Store) -> None:
     for name in ("needle", "length", "pareto", "interactions"):
         assert not any("fewer" in note for note in make_figure(name, published, "printed-v2").notes), name
 
 
-def test_an_interaction_takes_the_seeds_that_all_four_have(empty: Store, make: Make, run: Run) -> None:
+def test_interaction_uses_common_seeds(empty: Store, make: Make, run: Run) -> None:
     cell, _ = make
     cells = [cell(i, seed=i % 2, attn_type=kind, memory=memory) for i, (kind, memory) in enumerate(
         (kind, memory) for kind in ("polar", "nope") for memory in ("off", "on") for _ in range(2))]  # fmt: skip
     empty.record_revision("s", grid_text="x", grid_file="x", cells=cells)
-    for index, one in enumerate(cells[:-1]):
-        run(empty, one.id, "done", [Measurement(probe="val", metric="val_loss", value=1.0 + index)])
+    for index, record in enumerate(cells[:-1]):
+        run(empty, record.id, "done", [Measurement(probe="val", metric="val_loss", value=1.0 + index)])
     (row,) = make_figure("interactions", empty, "s").as_json()["rows"]
     assert row["fours"] == 1
     # of means over whatever there is it would be (7 - 5.5) - (3.5 - 1.5) = -0.5
     assert row["mean"] == 0
 
 
-def texts(made: Any, wanted: str) -> int:
+def texts(figure_data: Any, wanted: str) -> int:
     """How often a picture says that."""
     from atma_sweep.reports.figures.canvas import drawing
     from atma_sweep.reports.figures.files import drawn
     from matplotlib.text import Text
 
     with drawing.settings():
-        return sum(one.get_text() == wanted for one in drawn(made).findobj(Text))
+        return sum(text_artist.get_text() == wanted for text_artist in drawn(figure_data).findobj(Text))

@@ -107,7 +107,7 @@ def test_rows_without_chances_are_the_same(stores: dict[int, Store], monkeypatch
     assert complete.best
 
 
-def test_first_page_draws_what_table_6_drew_no_more(stores: dict[int, Store], monkeypatch: pytest.MonkeyPatch) -> None:
+def test_first_page_reuses_draws_of_table_6(stores: dict[int, Store], monkeypatch: pytest.MonkeyPatch) -> None:
     best_probability._simulated_p_best.cache_clear()
     drawn = []
     draws = best_probability._simulated_values
@@ -122,7 +122,7 @@ def test_first_page_draws_what_table_6_drew_no_more(stores: dict[int, Store], mo
     assert len(drawn) == len(set(drawn))
 
 
-def test_families_of_equal_size_share_their_signs(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_families_of_equal_size_share_random_signs(monkeypatch: pytest.MonkeyPatch) -> None:
     draw = np.random.default_rng(5)
     families = []
     for size, tests in ((20, 3), (24, 2), (20, 4), (9, 2)):
@@ -140,7 +140,7 @@ def test_families_of_equal_size_share_their_signs(monkeypatch: pytest.MonkeyPatc
     assert sizes == [20, 24]  # nine are few enough to count every flip
 
 
-def test_random_signs_are_those_of_their_bits() -> None:
+def test_random_signs_equal_their_bits() -> None:
     """The signs of ten differences against bits unpacked one by one."""
     chunk = next(sign_flip_test.random_sign_blocks(10))
     raw = np.random.default_rng((sign_flip_test.RANDOM, 10)).bytes(sign_flip_test.CHUNK * 2)
@@ -153,14 +153,14 @@ def test_random_signs_are_those_of_their_bits() -> None:
 
 
 @pytest.mark.parametrize(("method", "n"), [(sign_flip_test._sampled_test, 40), (sign_flip_test._enumerated_test, 8)])
-def test_ends_of_intervals_hold_no_draws(method: Any, n: int) -> None:
+def test_interval_ends_hold_no_view_of_draws(method: Any, n: int) -> None:
     """A view into all draws keeps ten megabytes for each of 64 samples."""
     _, low, high = method(np.random.default_rng(1).normal(size=(n, 3)))
     assert low.base is None
     assert high.base is None
 
 
-def test_best_is_the_share_of_draws_won() -> None:
+def test_p_best_is_the_share_of_draws_won() -> None:
     """Against the definition: in every draw the winners share one win."""
     rivals = [
         best_probability.Candidate(1.0, 0.5),

@@ -38,9 +38,9 @@ def test_every_figure_is_written_in_every_format_and_checked(
     shown: Callable[[str], Store], tmp_path: Path, name: str
 ) -> None:
     store = shown(name)
-    made = make_figure(name, store)
-    assert made.name == name, "the name under which the trace finds it again"
-    for format, content in renderings(made).items():
+    figure = make_figure(name, store)
+    assert figure.name == name, "the name under which the trace finds it again"
+    for format, content in renderings(figure).items():
         assert read_trace(content, format)["figure"] == name
         (tmp_path / f"x.{format}").write_bytes(content)
     assert check_file(tmp_path / "x.svg", store) == []
@@ -48,7 +48,7 @@ def test_every_figure_is_written_in_every_format_and_checked(
 
 @pytest.mark.parametrize(("listed", "maker"), [(TABLES, make_table), (FIGURES, make_figure)])
 @pytest.mark.thorough
-def test_lengths_are_for_those_that_take_them(
+def test_lengths_option_needs_a_spec_that_accepts_it(
     every: Store, shown: Callable[[str], Store], listed: dict[str, ReportSpec], maker: Any
 ) -> None:
     refused = {}
@@ -61,12 +61,12 @@ def test_lengths_are_for_those_that_take_them(
     assert {why.partition(" is ")[2] for why in refused.values()} == {"not about context lengths; leave --length out"}
 
 
-def test_the_help_and_the_page_of_commands_list_them_all() -> None:
-    told = " ".join(CliRunner().invoke(app, ["report", "--help"]).stdout.split())
+def test_help_and_docs_list_all_tables_and_figures() -> None:
+    help_text = " ".join(CliRunner().invoke(app, ["report", "--help"]).stdout.split())
     page = PAGE.read_text()
     for name, line in [*TABLES.items(), *FIGURES.items()]:
         number = f"{line.number}: " if line.number else ""
-        assert f"{name} ({number}{line.shows})" in told
+        assert f"{name} ({number}{line.shows})" in help_text
         assert f"{name} ({number}{line.shows})" in page
 
 
@@ -80,15 +80,15 @@ def scratch_figure(store: Store, data: SweepData) -> FigureData:
     return collected(store, data, "scratch", "Scratch", frame, [(cell.cell_id, None) for cell in data.cells])
 
 
-def draw_scratch(made: FigureData, look: FigureOptions) -> Any:
+def draw_scratch(figure_data: FigureData, look: FigureOptions) -> Any:
     figure = drawing.page(2.0)
     (axes,) = drawing.panels(figure, [""])
-    axes.plot(made.frame["seed"])
-    return drawing.finished(figure, made.title, made.notes, {})
+    axes.plot(figure_data.frame["seed"])
+    return drawing.finished(figure, figure_data.title, figure_data.notes, {})
 
 
 @pytest.mark.thorough
-def test_a_table_and_a_figure_more_are_a_file_and_a_line_each(
+def test_new_table_and_figure_need_a_file_and_an_entry(
     every: Store, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     for package, names in (
@@ -100,13 +100,13 @@ def test_a_table_and_a_figure_more_are_a_file_and_a_line_each(
         monkeypatch.setitem(sys.modules, file.__name__, file)
     monkeypatch.setitem(TABLES, "scratch", ReportSpec("scratch:scratch_table", "a scratch"))
     monkeypatch.setitem(FIGURES, "scratch", ReportSpec("scratch", "a scratch", number="9z", takes=()))
-    for other in set(TABLES) - {"scratch"}:
-        monkeypatch.delitem(TABLES, other)
+    for name in set(TABLES) - {"scratch"}:
+        monkeypatch.delitem(TABLES, name)
     written = write_report_folder(every, out=tmp_path, figures=["9z"])
     assert written.left_out == {}
     assert {path.name for path in written.files} >= {f"scratch{ending}" for ending in SUFFIXES} | {"figure-scratch.pdf"}
     assert "Scratch, sweep all" in (tmp_path / "index.md").read_text()
-    found = checkable_files(tmp_path)
-    assert len(found) == len(SUFFIXES) + 3
-    for file in found:
+    files = checkable_files(tmp_path)
+    assert len(files) == len(SUFFIXES) + 3
+    for file in files:
         assert check_file(file, every) == []

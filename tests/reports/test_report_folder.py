@@ -30,7 +30,7 @@ def folder(filled: Path, tmp_path_factory: pytest.TempPathFactory) -> Path:
 @pytest.mark.parametrize(
     "name", every_nth([name for name in TABLES if name not in ("interactions", "anova", "compare")], 6)
 )
-def test_pandas_reads_every_csv_as_the_table_is(published, published_effects, tmp_path: Path, name: str) -> None:
+def test_csv_files_read_by_pandas_equal_the_tables(published, published_effects, tmp_path: Path, name: str) -> None:
     table = published_effects if name == "effects" else make_table(name, published, "printed-v2")
     path = tmp_path / "table.csv"
     for file, text in rendered_files(table, path, "csv").items():
@@ -38,13 +38,13 @@ def test_pandas_reads_every_csv_as_the_table_is(published, published_effects, tm
     read = pd.read_csv(path)
     assert read.shape == (len(table.rows), len(table.columns))
     assert "atma-sweep-trace" not in path.read_text()
-    beside = json.loads(trace_path(path).read_text())
-    chances = beside.pop("p_best", {})
-    assert beside == json.loads(json.dumps(table.trace))
+    trace = json.loads(trace_path(path).read_text())
+    chances = trace.pop("p_best", {})
+    assert trace == json.loads(json.dumps(table.trace))
     assert len(table.entries) == 0 or chances == {
-        heading: [one.p_best for one in column]
+        heading: [entry.p_best for entry in column]
         for heading, column in zip(table.columns[table.text_columns :], zip(*table.entries, strict=True), strict=True)
-        if any(one.p_best is not None for one in column)
+        if any(entry.p_best is not None for entry in column)
     }
     for column, heading in enumerate(read.columns):
         texts = [row[column] for row in table.rows]
@@ -57,30 +57,32 @@ def test_pandas_reads_every_csv_as_the_table_is(published, published_effects, tm
 
 
 @pytest.mark.thorough
-def test_the_whole_folder_is_checked(folder: Path, filled: Path) -> None:
-    found = CliRunner().invoke(app, ["report", "--check", str(folder), "--db", str(filled)])
-    assert (found.exit_code, found.stderr) == (0, "")
-    told = [Path(line.removesuffix(": as the database says")).name for line in found.stdout.splitlines()]
-    assert told == [path.name for path in checkable_files(folder)]
-    assert {"table-6.csv", "table-6.tex", "effects.html", "table-6.json", "figure-needle.svg"} <= set(told)
+def test_folder_is_checked_completely(folder: Path, filled: Path) -> None:
+    result = CliRunner().invoke(app, ["report", "--check", str(folder), "--db", str(filled)])
+    assert (result.exit_code, result.stderr) == (0, "")
+    checked_names = [Path(line.removesuffix(": as the database says")).name for line in result.stdout.splitlines()]
+    assert checked_names == [path.name for path in checkable_files(folder)]
+    assert {"table-6.csv", "table-6.tex", "effects.html", "table-6.json", "figure-needle.svg"} <= set(checked_names)
     # neither what has no numbers of its own, nor traces by themselves
-    assert not [name for name in told if name.startswith(("index", "appendix", "dashboard"))]
-    assert not [name for name in told if name.endswith(".trace.json")]
+    assert not [name for name in checked_names if name.startswith(("index", "appendix", "dashboard"))]
+    assert not [name for name in checked_names if name.endswith(".trace.json")]
 
 
-def test_one_changed_number_of_a_csv_is_named(folder: Path, filled: Path, tmp_path: Path) -> None:
+def test_changed_number_of_a_csv_is_named(folder: Path, filled: Path, tmp_path: Path) -> None:
     for file in (folder / "table-6.csv", trace_path(folder / "table-6.csv"), folder / "table-1.csv"):
         (tmp_path / file.name).write_bytes(file.read_bytes())
     trace_path(tmp_path / "table-1.csv").write_bytes(trace_path(folder / "table-1.csv").read_bytes())
     changed = tmp_path / "table-6.csv"
     changed.write_text(changed.read_text().replace("3.142", "3.141"))
-    found = CliRunner().invoke(app, ["report", "--check", str(tmp_path), "--db", str(filled)])
-    assert found.exit_code == 1
-    assert "table-1.csv: as the database says" in found.stdout
-    assert "table-6.csv: row 2 (nope baseline off on off), Val: the file says 3.141, the database 3.142" in found.stdout
+    result = CliRunner().invoke(app, ["report", "--check", str(tmp_path), "--db", str(filled)])
+    assert result.exit_code == 1
+    assert "table-1.csv: as the database says" in result.stdout
+    assert (
+        "table-6.csv: row 2 (nope baseline off on off), Val: the file says 3.141, the database 3.142" in result.stdout
+    )
 
 
-def test_a_csv_without_its_trace_is_told_what_is_missing(store, tmp_path: Path) -> None:
+def test_csv_without_trace_names_the_missing_file(store, tmp_path: Path) -> None:
     path = tmp_path / "table.csv"
     table = make_table("6", store, "quick")
     assert rendered_files(table, path, "csv", trace=False) == {path: rendered_files(table, path, "csv")[path]}
@@ -95,29 +97,31 @@ def test_a_csv_without_its_trace_is_told_what_is_missing(store, tmp_path: Path) 
 
 
 @pytest.mark.thorough
-def test_a_table_without_its_trace_leaves_no_older_one_beside_it(filled: Path, tmp_path: Path) -> None:
-    words = ["report", "--table", "6", "--out", str(tmp_path / "x.csv"), "--db", str(filled)]
-    assert CliRunner().invoke(app, words).exit_code == 0
+def test_table_without_trace_removes_an_old_trace(filled: Path, tmp_path: Path) -> None:
+    arguments = ["report", "--table", "6", "--out", str(tmp_path / "x.csv"), "--db", str(filled)]
+    assert CliRunner().invoke(app, arguments).exit_code == 0
     assert sorted(path.name for path in tmp_path.iterdir()) == ["x.csv", "x.csv.trace.json"]
-    assert CliRunner().invoke(app, [*words, "--no-trace"]).exit_code == 0
+    assert CliRunner().invoke(app, [*arguments, "--no-trace"]).exit_code == 0
     assert [path.name for path in tmp_path.iterdir()] == ["x.csv"]
 
 
-def test_a_folder_that_lost_its_tables(folder: Path, store, tmp_path: Path) -> None:
+def test_folder_without_tables_is_refused(folder: Path, store, tmp_path: Path) -> None:
     with pytest.raises(ReportError, match="there is no table and no figure in"):
         checkable_files(tmp_path)
     trace_path(tmp_path / "table-6.csv").write_bytes(trace_path(folder / "table-6.csv").read_bytes())
-    (left,) = checkable_files(tmp_path)
-    assert left == tmp_path / "table-6.csv"
+    (path,) = checkable_files(tmp_path)
+    assert path == tmp_path / "table-6.csv"
     with pytest.raises(ReportError, match="cannot read"):
-        check_file(left, store)
+        check_file(path, store)
 
 
-def test_a_sweep_is_read_once_for_the_whole_folder(store, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_folder_reads_the_sweep_once(store, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     """A cell that finishes meanwhile would be in some of the files alone."""
     read = sweep_data._read_sweep_data
-    asked: list[str] = []
-    monkeypatch.setattr(sweep_data, "_read_sweep_data", lambda *given: (asked.append(given[1]), read(*given))[1])
+    sweeps_read: list[str] = []
+    monkeypatch.setattr(
+        sweep_data, "_read_sweep_data", lambda *arguments: (sweeps_read.append(arguments[1]), read(*arguments))[1]
+    )
     write_report_folder(store, "quick", out=tmp_path / "all", formats=("csv",), figures=("needle",))
     # the published ones are read besides, to compare with
-    assert [name for name in asked if name in (None, "quick")] == ["quick"]
+    assert [name for name in sweeps_read if name in (None, "quick")] == ["quick"]

@@ -22,15 +22,15 @@ def sweep(*values: MeasuredValue) -> SweepData:
 def value(
     metric: str = "light", length: int = 0, *, probe: str = "glow", cell: str = "a", attempt: int = 1, **more: Any
 ) -> MeasuredValue:
-    about: dict[str, Any] = {"unit": "lux", "value": 1.0, "description": LIGHT} | more
-    return MeasuredValue(probe=probe, metric=metric, length=length, cell_id=cell, attempt_id=attempt, **about)
+    fields: dict[str, Any] = {"unit": "lux", "value": 1.0, "description": LIGHT} | more
+    return MeasuredValue(probe=probe, metric=metric, length=length, cell_id=cell, attempt_id=attempt, **fields)
 
 
 def headings(data: SweepData) -> list[str]:
     return [column.heading for column in complete_columns(data)][7:]
 
 
-def test_a_heading_makes_a_column_before_mfu() -> None:
+def test_metric_with_heading_has_a_column_before_mfu() -> None:
     assert headings(sweep()) == ["MFU"]
     data = sweep(value(), value("heat", description={"words": "Heat."}))
     assert headings(data) == ["Glow", "MFU"]
@@ -38,34 +38,34 @@ def test_a_heading_makes_a_column_before_mfu() -> None:
     assert (column.direction, column.decimals, column.percent, column.unit) == (1, 1, False, "lux")
 
 
-def test_over_lengths_it_stands_at_the_shortest_and_the_longest() -> None:
+def test_metric_with_lengths_has_two_columns() -> None:
     assert headings(sweep(*(value(length=length) for length in (64, 2048, 128)))) == ["Glow@64", "Glow@2K", "MFU"]
 
 
-def test_a_heading_that_is_taken_becomes_the_metric_s_full_name() -> None:
+def test_duplicate_heading_becomes_the_full_name() -> None:
     loss = value("loss", probe="mine", description={"heading": "Val"})
     data = sweep(value(), loss, value("light", probe="other"))
     assert headings(data) == ["Glow", "mine.loss", "other.light", "MFU"]
 
 
-def test_a_number_without_a_description_makes_no_column_and_has_no_direction() -> None:
+def test_undescribed_metric_has_no_column() -> None:
     data = sweep(value("nats", description=None))
     assert headings(data) == ["MFU"]
     assert data.metric("glow", "nats").direction == 0
     assert data.metric("glow", "nats").unit == "lux"
 
 
-def test_the_newest_description_counts_and_a_chance_that_differs_is_not_told() -> None:
+def test_newest_description_is_used() -> None:
     old = value(description=LIGHT | {"chance": 0.25, "words": "Old."})
     new = value(cell="b", attempt=2, description=LIGHT | {"chance": 0.25, "words": "New."})
     assert (
         sweep(new, old).metric("glow", "light").definition == "New. More is better. A trivial answer scores 0.25 lux."
     )
-    other = value(cell="c", attempt=3, description=LIGHT | {"chance": 0.5})
-    assert sweep(new, old, other).metric("glow", "light").chance is None
+    newer_value = value(cell="c", attempt=3, description=LIGHT | {"chance": 0.5})
+    assert sweep(new, old, newer_value).metric("glow", "light").chance is None
 
 
-def test_a_probe_of_the_package_that_was_asked_for_beside_the_usual_ones_has_its_columns() -> None:
+def test_requested_package_probe_has_columns() -> None:
     flips = [
         MeasuredValue(
             probe="flipflop", metric=f"{kind}_dense", length=0, cell_id="a", attempt_id=1, unit="fraction", value=0.5
@@ -76,9 +76,7 @@ def test_a_probe_of_the_package_that_was_asked_for_beside_the_usual_ones_has_its
     assert complete_columns(sweep(*flips))[7].percent
 
 
-def test_a_further_column_says_the_chance_of_its_own_trials_and_no_unit_of_a_bare_number(
-    empty: Store, make: Any, run: Callable[..., None]
-) -> None:
+def test_extra_column_states_chance_and_unit(empty: Store, make: Any, run: Callable[..., None]) -> None:
     cell, _ = make
     empty.record_revision("s", grid_text="x", grid_file="x.yaml", cells=[cell(1)])
     key = Measurement(

@@ -53,11 +53,13 @@ def troubled(empty: Store, make: Any) -> Store:
     cell, _ = make
     cells = [cell(index, seed=index) for index in range(8)]
     empty.record_revision("s", grid_text="x", grid_file="x", cells=cells)
-    for index, one in enumerate(cells):
-        attempt = empty.start_attempt(one.id, owner=ME, fence=1)
+    for index, record in enumerate(cells):
+        attempt = empty.start_attempt(record.id, owner=ME, fence=1)
         recorder = DatabaseRecorder(empty, attempt.id, 1)
-        known = Provenance(config={}, seed=index, git_commit=f"{index % 2:040x}", packages=PACKAGES, kernels=KERNELS)
-        recorder.provenance(known)
+        provenance = Provenance(
+            config={}, seed=index, git_commit=f"{index % 2:040x}", packages=PACKAGES, kernels=KERNELS
+        )
+        recorder.provenance(provenance)
         recorder.measurements([Measurement(probe="val", metric="val_loss", value=1.0)])
         cause = f"CUDA error: {'an illegal memory access was encountered ' * 4}at /{'deep/' * 30}file.py"
         state = "failed" if index % 2 else "done"
@@ -73,7 +75,7 @@ def fits(table: Table, width: int) -> str:
 
 
 @pytest.mark.thorough
-def test_no_table_of_the_paper_is_wider_than_the_terminal(published_tables: dict[str, Table]) -> None:
+def test_paper_tables_fit_the_terminal(published_tables: dict[str, Table]) -> None:
     for width in WIDTHS:
         for name, table in published_tables.items():
             text = fits(table, width)
@@ -83,68 +85,68 @@ def test_no_table_of_the_paper_is_wider_than_the_terminal(published_tables: dict
 
 @pytest.mark.parametrize("width", WIDTHS)
 @pytest.mark.parametrize("name", ["6", "failures", "provenance"])
-def test_long_texts_are_folded_and_not_lost(troubled: Store, name: str, width: int) -> None:
+def test_long_texts_are_folded(troubled: Store, name: str, width: int) -> None:
     table = make_table(name, troubled, "s")
     text = fits(table, width)
     if "hidden" not in text:
         # words may be broken, and stand beside those of other columns: every piece of six signs is there all the same
-        told = re.sub(r"\s+", "", text)
+        letters = re.sub(r"\s+", "", text)
         for row in table.rows[:1]:
             for word in " ".join(row).split():
-                assert word[:6] in told, word
+                assert word[:6] in letters, word
 
 
 def squeezed(text: str) -> dict[str, int]:
-    words = text.split()
-    return {word: words.count(word) for word in words}
+    tokens = text.split()
+    return {word: tokens.count(word) for word in tokens}
 
 
 @pytest.mark.thorough
-def test_what_is_left_out_or_folded_is_named(printed: Store) -> None:
+def test_dropped_and_folded_columns_are_named(printed: Store) -> None:
     table = make_table("6", printed, "printed-v2")
     narrow = " ".join(fits(table, 60).split())
     assert "3 columns hidden: Ndl@2K, Ndl@64K, MFU; --format csv or a wider terminal shows all." in narrow
     assert "hidden" not in fits(table, 80)
-    some = [row for row in table.rows if row[0] == "polar"]
-    lines = terminal_table.lines(table.columns, some, table.text_columns, 60)
+    polar_rows = [row for row in table.rows if row[0] == "polar"]
+    lines = terminal_table.lines(table.columns, polar_rows, table.text_columns, 60)
     assert "The same in every row: Type polar." in lines
     assert max(map(cell_len, lines)) <= 60
 
 
 @pytest.mark.thorough
-def test_a_row_that_no_table_holds_becomes_a_block(printed: Store) -> None:
+def test_very_wide_row_becomes_a_block(printed: Store) -> None:
     lines = fits(make_table("provenance", printed, "printed-v2"), 60).splitlines()
     assert "GPU        NVIDIA L4" in lines
     assert "Attempts   120" in lines
 
 
-def test_what_fits_looks_as_it_does_in_a_file(printed: Store) -> None:
+def test_table_that_fits_equals_the_file(printed: Store) -> None:
     table = make_table("3", printed, "printed-v2")
     assert render(table, "terminal", width=2000) == render(table, "terminal")
     for name in ("6", "provenance"):
-        whole = render(make_table(name, printed, "printed-v2"), "terminal")
-        assert "hidden" not in whole
+        rendered = render(make_table(name, printed, "printed-v2"), "terminal")
+        assert "hidden" not in rendered
 
 
 @pytest.mark.parametrize("signs", ["漢字" * 30, "word " * 60, "x" * 300, ""], ids=["wide", "words", "one word", "none"])
-def test_any_text_fits(signs: str) -> None:
-    for words in (0, 1, 2, 3):
+def test_arbitrary_text_fits(signs: str) -> None:
+    for num_labels in (0, 1, 2, 3):
         for rows in ([[signs, "b", "1.25"]], [[signs, "b", "1.25"], ["a", signs, signs]] * 9):
-            for line in terminal_table.lines(["First", signs or "Second", "Third"], rows, words, 60):
+            for line in terminal_table.lines(["First", signs or "Second", "Third"], rows, num_labels, 60):
                 assert cell_len(line) <= 60
 
 
-def test_rows_stand_where_rich_puts_them(printed: Store) -> None:
+def test_rows_align_with_rich(printed: Store) -> None:
     """Rich draws the head alone; what is padded beside it is held against a table that is drawn by Rich altogether."""
     table = make_table("3", printed, "printed-v2")
     rows = [*table.rows, ["64K 漢字", *table.rows[0][1:]]]
-    whole = RichTable(box=box.SIMPLE_HEAD, pad_edge=False)
-    for place, heading in enumerate(table.columns):
-        whole.add_column(heading, justify="left" if place < table.text_columns else "right")
+    rich_table = RichTable(box=box.SIMPLE_HEAD, pad_edge=False)
+    for index, heading in enumerate(table.columns):
+        rich_table.add_column(heading, justify="left" if index < table.text_columns else "right")
     for row in rows:
-        whole.add_row(*row)
+        rich_table.add_row(*row)
     out = io.StringIO()
-    Console(file=out, width=1000).print(whole)
+    Console(file=out, width=1000).print(rich_table)
     expected = [line.rstrip() for line in out.getvalue().splitlines()]
     assert terminal_table.lines(table.columns, rows, table.text_columns, None) == expected
     bold = terminal_table.lines(table.columns, rows, table.text_columns, None, bold=table.best, color=True)
@@ -153,7 +155,7 @@ def test_rows_stand_where_rich_puts_them(printed: Store) -> None:
     assert marked >= {table.rows[r][c] for r, c in table.best}
 
 
-def test_a_folded_row_stands_among_the_others() -> None:
+def test_folded_row_keeps_its_position() -> None:
     rows = [["a", "1.25"], ["word " * 8, "2.5"], ["b", "10.0"]]
     assert terminal_table.lines(["Name", "Number"], rows, 1, 32)[2:] == [
         "a" + " " * 25 + "  1.25",
@@ -171,7 +173,7 @@ def seen(arguments: list[str], folder: Path, width: int) -> str:
     command = [sys.executable, "-m", "atma_sweep.cli", *arguments]
     process = subprocess.Popen(command, cwd=folder, stdout=theirs, stderr=subprocess.PIPE, env=environment)
     os.close(theirs)
-    found = b""
+    output = b""
     while True:
         try:
             piece = os.read(ours, 65536)
@@ -179,25 +181,25 @@ def seen(arguments: list[str], folder: Path, width: int) -> str:
             break
         if not piece:
             break
-        found += piece
+        output += piece
     os.close(ours)
     _, err = process.communicate(timeout=PATIENCE_S)
     assert process.returncode == 0, err.decode()
-    return re.sub(r"\x1b\[[0-9;]*m", "", found.decode())
+    return re.sub(r"\x1b\[[0-9;]*m", "", output.decode())
 
 
 @pytest.mark.thorough
-def test_the_commands_ask_the_terminal(tmp_path: Path) -> None:
-    asked = ["report", "--table", "provenance", "--sweep", "printed-v2"]
-    told = seen(asked, tmp_path, 66)
-    assert max(map(cell_len, told.splitlines())) <= 66
-    assert "GPU        NVIDIA L4" in told
+def test_commands_use_the_terminal_width(tmp_path: Path) -> None:
+    arguments = ["report", "--table", "provenance", "--sweep", "printed-v2"]
+    output = seen(arguments, tmp_path, 66)
+    assert max(map(cell_len, output.splitlines())) <= 66
+    assert "GPU        NVIDIA L4" in output
     piped = subprocess.run(
-        [sys.executable, "-m", "atma_sweep.cli", *asked], cwd=tmp_path, capture_output=True, text=True
+        [sys.executable, "-m", "atma_sweep.cli", *arguments], cwd=tmp_path, capture_output=True, text=True
     )
     assert max(map(cell_len, piped.stdout.splitlines())) > 66
     prepare = [sys.executable, "-m", "atma_sweep.cli", "data", "prepare", "stdlib"]
     subprocess.run(prepare, cwd=tmp_path, check=True, capture_output=True)
-    told = seen(["data", "list"], tmp_path, 60)
-    assert max(map(cell_len, told.splitlines())) <= 60
-    assert "fingerprint" in told
+    output = seen(["data", "list"], tmp_path, 60)
+    assert max(map(cell_len, output.splitlines())) <= 60
+    assert "fingerprint" in output

@@ -1,8 +1,8 @@
 """Claims of the paper, each bound to the query that decides it, for the published sweeps and any other.
 
-A query reads a sweep through `ClaimFacts`, which records the numbers it read, and returns a verdict with the numbers behind it.
-Missing data raises MissingData, and the verdict is then SILENT with what is missing. "64K" in a claim stands for the longest
-context length of the sweep. Numbers named in claims are those of the published text.
+A query reads a sweep through `ClaimFacts`, which records the numbers it read, and returns a verdict with the numbers
+behind it. Missing data raises MissingData, and the verdict is then SILENT with what is missing. "64K" in a claim stands
+for the longest context length of the sweep. Numbers named in claims are those of the published text.
 """
 
 from __future__ import annotations
@@ -107,7 +107,7 @@ class ClaimFacts:
         return self.plain_configurations(mixer, memory, **levels)[0]
 
     def plain_configurations(self, mixer: str, memory: bool = False, **levels: str) -> list[list[CellState]]:
-        """Return the plain configurations with that mixer, one for each combination of extra axes, each as the list of its runs.
+        """Return the plain configurations with that mixer, one per combination of extra axes, each as its runs.
 
         Raises:
             MissingData: There is none.
@@ -268,8 +268,8 @@ def _verdict_of_counts(count: int, total: int) -> str:
 def _judge_difference(differences: Sequence[float], direction: int) -> tuple[str, dict[str, float], str]:
     """Test if a mean difference lies on the claimed side of zero.
 
-    TRUE if the exact sign-flip test and Student's t are both significant, WEAK if only one is, FALSE if both are significant on
-    the other side, else NOT_SHOWN.
+    TRUE if the exact sign-flip test and Student's t are both significant, WEAK if only one is, FALSE if both are
+    significant on the other side, else NOT_SHOWN.
 
     Args:
         differences: Paired differences, as fractions.
@@ -345,7 +345,7 @@ def check_holds_ninety(facts: ClaimFacts) -> ClaimResult:
 
 
 def check_average(facts: ClaimFacts) -> ClaimResult:
-    """Compare the length-weighted average needle accuracy of the plain cell with memory, and its range, to the printed ones."""
+    """Compare the average needle accuracy of the plain cell with memory, and its range, to the printed ones."""
     runs, lengths = facts.plain_runs(OURS, True), facts.lengths(NEEDLE)
     mean = facts.value(runs, (NEEDLE[0], NEEDLE[1] + WEIGHTED_SUFFIX))
     values = [facts.value(runs, NEEDLE, length) for length in lengths]
@@ -373,9 +373,10 @@ def check_average(facts: ClaimFacts) -> ClaimResult:
 
 
 def check_axis_hurts(axis: str) -> Callable[[ClaimFacts], ClaimResult]:
-    """Whether switching this axis on costs our mixer with memory accuracy."""
+    """Return a query that decides if this axis reduces the needle accuracy of polar attention with memory."""
 
     def query(facts: ClaimFacts) -> ClaimResult:
+        """Test the paired differences at the longest length; at chance level the verdict is FLOOR."""
         length = facts.lengths(NEEDLE)[-1]
         levels = {"attn_type": OURS, "memory": facts.memory}
         verdict, numbers, text = _judge_difference(facts.differences(axis, NEEDLE, length, **levels), -1)
@@ -394,7 +395,7 @@ def check_axis_hurts(axis: str) -> Callable[[ClaimFacts], ClaimResult]:
 
 
 def check_simplest(facts: ClaimFacts) -> ClaimResult:
-    """Decide if, within every regularizer, the configuration without distractor and window has the best needle accuracy."""
+    """Decide if configurations without distractor and window have the best needle accuracy per regularizer."""
     length = facts.lengths(NEEDLE)[-1]
     by_regularizer: dict[tuple[str, ...], dict[tuple[str, str], tuple[float, str]]] = {}
     for key, runs in _with_memory(facts):
@@ -439,7 +440,7 @@ def _with_memory(facts: ClaimFacts) -> Iterable[tuple[tuple[str, ...], list[Cell
 
 
 def check_collapse(facts: ClaimFacts) -> ClaimResult:
-    """Decide if softmax attention with memory retrieves at the shortest length but is at chance level at the longest."""
+    """Decide if softmax attention with memory retrieves at the shortest length but not at the longest."""
     first, length = _shortest_and_longest(facts)
     runs = facts.plain_runs(SOFTMAX, True)
     value, level = facts.value(runs, NEEDLE, length), ceiling(facts.data, length)
@@ -492,7 +493,7 @@ def check_rotary(facts: ClaimFacts) -> ClaimResult:
 
 
 def check_monotone_loss(facts: ClaimFacts) -> ClaimResult:
-    """Decide if the loss of polar attention with memory falls from every context length to the next, and count the cells."""
+    """Decide if the loss of polar attention with memory falls from every context length to the next."""
     lengths = facts.lengths(CLEAN)
     if len(lengths) < 2:
         raise MissingData("one context length alone")
@@ -521,7 +522,7 @@ def check_monotone_loss(facts: ClaimFacts) -> ClaimResult:
 
 
 def check_best_loss(facts: ClaimFacts) -> ClaimResult:
-    """Decide if the plain cell with memory has the lowest loss at the longest length, among plain cells and among all."""
+    """Decide if the plain cell with memory has the lowest loss at the longest length."""
     length = facts.lengths(CLEAN)[-1]
     ours = facts.value(facts.plain_runs(OURS, True), CLEAN, length)
     plain = []
@@ -674,7 +675,7 @@ def check_schedule(facts: ClaimFacts) -> ClaimResult:
 
 
 def check_eigenvalue(facts: ClaimFacts) -> ClaimResult:
-    """Compute the eigenvalue of the memory's transition for RMS-normalised keys, 0.98 (1 - 0.5 d), and compare it to -7."""
+    """Compare the eigenvalue of the memory's transition for RMS-normalised keys, 0.98 (1 - 0.5 d), to -7."""
     (size, *_) = [int(text) for text in facts.setting("model.head_dim")]
     published, prototype = (DECAY * (1 - WRITE * keys) for keys in (size, PROTOTYPE))
     text = f"{DECAY} (1 - {WRITE} d): {format_number(published, 1)} at d = {size}; {format_number(prototype, 1)} at d = {PROTOTYPE}, as in a prototype"
@@ -704,7 +705,7 @@ def not_decided_by_sweep(facts: ClaimFacts) -> ClaimResult:
 
 
 def check_rate(facts: ClaimFacts) -> ClaimResult:
-    """Compare the generated tokens per second of polar attention with memory to the claim; SILENT on another GPU model."""
+    """Compare generated tokens per second of polar attention with memory to the claim; SILENT on another GPU."""
     if not any(key[1:3] == WRITING for key in facts.data.values):
         return ClaimResult(UNCHECKED, "the sweep did not run the probe decode: not derivable")
     runs = facts.plain_runs(OURS, True)

@@ -1,4 +1,4 @@
-"""Claims of the rival papers: the threshold paper (probes `flipflop`, `extrapolation`) and the Wall page (`downstream`).
+"""Claims of the rival papers: threshold attention (probes `flipflop`, `extrapolation`), Wall (`downstream`).
 
 Each is bound to its query, as in paper_claims.py.
 """
@@ -42,8 +42,8 @@ class ClaimSet:
 class SeedMean:
     """A number averaged over seeds, or over the runs of a printed mean.
 
-    `sd` is the standard deviation between runs, None if unknown. `high` is the upper end of the 95% interval over trials of a
-    single run.
+    `sd` is the standard deviation between runs, None if unknown. `high` is the upper end of the 95% interval over
+    trials of a single run.
     """
 
     value: float
@@ -53,7 +53,7 @@ class SeedMean:
 
 
 def claims_for(facts: ClaimFacts) -> list[Claim]:
-    """Return the claims that apply to a sweep: those of each paper whose probes it has; without numbers those of our paper."""
+    """Return the claims of each paper whose probes a sweep has; without numbers those of our paper."""
     data = facts.data
     claims = [
         claim for claim_set in FAMILIES if data.values and data.has_any(claim_set.probes) for claim in claim_set.claims
@@ -142,7 +142,7 @@ def check_fails(mixer: str, set_name: str, printed: str) -> Callable[[ClaimFacts
 
 
 def check_extrapolates(facts: ClaimFacts) -> ClaimResult:
-    """Decide if perplexity stays below that at the shortest length for threshold and forgetting attention, and doubles for RoPE."""
+    """Decide if perplexity does not rise with length for threshold and forgetting attention, and doubles for RoPE."""
     lengths = facts.lengths(("extrapolation", "perplexity"))
     if len(lengths) < 2:
         raise MissingData(f"perplexity at {format_length(lengths[0])} alone")

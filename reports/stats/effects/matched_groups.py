@@ -17,7 +17,7 @@ import numpy as np
 from ....results.contrasts import Contrast, reference_level
 from ....results.store.records import AXES
 from ...number_format import Column, column_of, format_length
-from ...result_columns import all_lengths, complete_columns, ends, longest, placeholder_for_cell
+from ...result_columns import all_lengths, complete_columns, longest_only, placeholder_for_cell, shortest_and_longest
 from ...sweep_data import WEIGHTED_SUFFIX, SweepData, cell_level
 
 if TYPE_CHECKING:
@@ -41,12 +41,12 @@ def measures(data: SweepData, *, at_least: int = 2) -> list[Column]:
 
 def main_measures(data: SweepData, *, at_least: int = 2) -> list[Column]:
     """Return the columns of `measures` at the shortest and the longest context length only."""
-    return _measured_columns(data, complete_columns(data, over=ends), at_least)
+    return _measured_columns(data, complete_columns(data, over=shortest_and_longest), at_least)
 
 
 def first_measures(data: SweepData, *, at_least: int = 2) -> list[Column]:
     """Return the columns of `measures` at the longest context length only."""
-    return _measured_columns(data, complete_columns(data, over=longest), at_least)
+    return _measured_columns(data, complete_columns(data, over=longest_only), at_least)
 
 
 def _measured_columns(data: SweepData, columns: Sequence[Column], at_least: int) -> list[Column]:

@@ -119,7 +119,7 @@ def flag_chance_level(data: SweepData, effects: Sequence[Effect]) -> list[Effect
         effects: Rows of the declared contrasts, in the grid's order.
     """
     return [
-        replace(row, floor=_both_sides_at_chance(data, row, contrast))
+        replace(row, is_at_chance=_both_sides_at_chance(data, row, contrast))
         for row, contrast in zip(effects, data.contrasts, strict=True)
     ]
 

@@ -163,10 +163,10 @@ def rivals(data: SweepData, column: Column) -> dict[Configuration, Candidate]:
     candidates = {}
     for key, (value, seeds) in configuration_means(data, column).items():
         cell = groups[key][0]
-        stratum, printed_noise = stratum_of(cell), printed_noise(data, cell, column)
+        stratum, noise_as_printed = stratum_of(cell), printed_noise(data, cell, column)
         noise = spreads[stratum]
-        if printed_noise is not None:
-            stratum, noise, seeds = (cell.cell_id,), printed_noise, printed_noise.df + 1
+        if noise_as_printed is not None:
+            stratum, noise, seeds = (cell.cell_id,), noise_as_printed, noise_as_printed.df + 1
         candidates[key] = Candidate(value, noise.used, noise.df, stratum, seeds, column.percent)
     return candidates
 

@@ -65,8 +65,8 @@ def crossed_interval(table: np.ndarray) -> IntervalAndP | None:
     values = np.where(there, table, 0.0)
     means = (values * weights).sum(axis=1)
     of_seeds = inverse @ (np.where(there, values - means[:, None], 0.0).sum(axis=0))
-    left = np.where(there, values - means[:, None] - of_seeds + (weights @ of_seeds)[:, None], 0.0)
-    e = float((left**2).sum()) / rest
+    residuals = np.where(there, values - means[:, None] - of_seeds + (weights @ of_seeds)[:, None], 0.0)
+    e = float((residuals**2).sum()) / rest
     v1 = float(means.var(ddof=1)) / configurations
     seed_variance = float(of_seeds.var(ddof=1))
     trace_factor = float(np.trace(inverse)) / (seeds - 1)

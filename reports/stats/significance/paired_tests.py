@@ -75,16 +75,18 @@ def test_paired_differences(samples: Sequence[Differences], scales: Sequence[flo
     scales = [0.0] * len(samples) if scales is None else scales
     tables = [_clean_table(sample, scale) for sample, scale in zip(samples, scales, strict=True)]
     means = [_means(table, scale) for table, scale in zip(tables, scales, strict=True)]
-    found: list[tuple[str, float, float, float]] = [_by_model(table, d) for table, d in zip(tables, means, strict=True)]
+    results: list[tuple[str, float, float, float]] = [
+        _by_model(table, d) for table, d in zip(tables, means, strict=True)
+    ]
     sizes: dict[int, list[int]] = {}
-    for place, (method, *_) in enumerate(found):
+    for index, (method, *_) in enumerate(results):
         if method == "sign-flip":
-            sizes.setdefault(len(means[place]), []).append(place)
-    for places in sizes.values():
-        p, low, high = sign_flip_interval(np.stack([means[place] for place in places], axis=1))
-        for column, place in enumerate(places):
-            found[place] = ("sign-flip", float(low[column]), float(high[column]), float(p[column]))
-    return [_paired_test(table, d, some) for table, d, some in zip(tables, means, found, strict=True)]
+            sizes.setdefault(len(means[index]), []).append(index)
+    for indices in sizes.values():
+        p, low, high = sign_flip_interval(np.stack([means[index] for index in indices], axis=1))
+        for column, index in enumerate(indices):
+            results[index] = ("sign-flip", float(low[column]), float(high[column]), float(p[column]))
+    return [_paired_test(table, d, result) for table, d, result in zip(tables, means, results, strict=True)]
 
 
 def corrected(
@@ -99,10 +101,10 @@ def corrected(
 
     Args:
         samples: Differences of each test.
-        summed: Results of `test_paired_differences` for these samples.
+        summed: Results of the paired tests of these samples.
         keys: Configuration of each row of each sample; tests with a common configuration share its flips. None: rows at
             equal positions belong together if all samples have the same length; otherwise Holm's correction is used.
-        scales: As for `test_paired_differences`.
+        scales: Largest absolute value behind each sample, as for the paired tests.
     """
     return correct_families([(samples, summed, keys, scales)])[0]
 
@@ -110,21 +112,24 @@ def corrected(
 FamilyOfTests = tuple[
     Sequence[Differences], Sequence[PairedTest], Sequence[Sequence[Hashable]] | None, Sequence[float] | None
 ]
-"""The four arguments of `corrected`."""
+"""Arguments of the correction of one family: samples, results, keys, scales."""
 
 
 def correct_families(families: Sequence[FamilyOfTests]) -> list[list[float]]:
-    """Return the corrected p values of several families, each given by the arguments of `corrected`.
+    """Return the corrected p values of several families, each given as (samples, results, keys, scales).
 
     One call is several times faster than one call per family, since families of one size share their random flips.
     """
-    tests = [[test for test, one in enumerate(summed) if one.method != "none"] for _, summed, _, _ in families]
-    by_flips = [_sign_flip_family(*family, some) for family, some in zip(families, tests, strict=True)]
+    tests = [
+        [test for test, test_result in enumerate(summed) if test_result.method != "none"]
+        for _, summed, _, _ in families
+    ]
+    by_flips = [_sign_flip_family(*family, test_indices) for family, test_indices in zip(families, tests, strict=True)]
     flipped = iter(max_t_of_families([family for family in by_flips if family is not None]))
     p_values = []
-    for (_, summed, _, _), some, family in zip(families, tests, by_flips, strict=True):
-        p_of_tests = holm([summed[test].p for test in some]) if family is None else next(flipped)
-        by_test = dict(zip(some, p_of_tests, strict=True))
+    for (_, summed, _, _), test_indices, family in zip(families, tests, by_flips, strict=True):
+        p_of_tests = holm([summed[test].p for test in test_indices]) if family is None else next(flipped)
+        by_test = dict(zip(test_indices, p_of_tests, strict=True))
         p_values.append([by_test.get(test, math.nan) for test in range(len(summed))])
     return p_values
 
@@ -145,21 +150,21 @@ def _sign_flip_family(
         scales: Largest absolute value behind each sample; None for the largest difference.
         tests: Indices of the tests that have a p value.
     """
-    if not tests or not all(summed[place].method == "sign-flip" for place in tests):
+    if not tests or not all(summed[test].method == "sign-flip" for test in tests):
         return None
-    if keys is None and len({len(samples[place]) for place in tests}) == 1:
+    if keys is None and len({len(samples[test]) for test in tests}) == 1:
         keys = [range(len(sample)) for sample in samples]
     if keys is None:
         return None
     scales = [0.0] * len(samples) if scales is None else scales
-    tables = [_clean_table(samples[place], scales[place], rows=False) for place in tests]
-    known = [np.isfinite(table).any(axis=1) for table in tables]
-    d = [_means(table[rows], scales[place]) for table, rows, place in zip(tables, known, tests, strict=True)]
+    tables = [_clean_table(samples[test], scales[test], drop_empty=False) for test in tests]
+    present = [np.isfinite(table).any(axis=1) for table in tables]
+    d = [_means(table[rows], scales[test]) for table, rows, test in zip(tables, present, tests, strict=True)]
     named = [
-        [key for key, there in zip(keys[place], rows, strict=True) if there]
-        for rows, place in zip(known, tests, strict=True)
+        [key for key, is_present in zip(keys[test], rows, strict=True) if is_present]
+        for rows, test in zip(present, tests, strict=True)
     ]
-    return d, named, [summed[place].p for place in tests]
+    return d, named, [summed[test].p for test in tests]
 
 
 def _sign_test_p(up: int, down: int) -> float:
@@ -167,24 +172,24 @@ def _sign_test_p(up: int, down: int) -> float:
     return min(1.0, 2 * float(special.bdtr(min(up, down), up + down, 0.5))) if up + down else 1.0
 
 
-def _clean_table(sample: Differences, scale: float, *, rows: bool = True) -> np.ndarray:
+def _clean_table(sample: Differences, scale: float, *, drop_empty: bool = True) -> np.ndarray:
     """Return a sample as [configuration, seed] with ties set to 0; with `rows`, without empty rows and columns."""
     table = np.array(sample, dtype=float)
     table = table[:, None] if table.ndim == 1 else table
-    there = np.isfinite(table)
-    largest = max(scale, float(np.abs(table[there]).max())) if there.any() else scale
-    table[there & (np.abs(np.where(there, table, 0.0)) <= TIE_TOLERANCE * largest)] = 0.0
-    table[~there] = math.nan
-    return table[there.any(axis=1)][:, there.any(axis=0)] if rows and not there.all() else table
+    is_present = np.isfinite(table)
+    largest = max(scale, float(np.abs(table[is_present]).max())) if is_present.any() else scale
+    table[is_present & (np.abs(np.where(is_present, table, 0.0)) <= TIE_TOLERANCE * largest)] = 0.0
+    table[~is_present] = math.nan
+    return table[is_present.any(axis=1)][:, is_present.any(axis=0)] if drop_empty and not is_present.all() else table
 
 
 def _means(table: np.ndarray, scale: float) -> np.ndarray:
     """Return the mean of each configuration over its seeds, [configuration], with ties set to 0."""
     if table.shape[1] == 1 or not table.size:
         return table.reshape(len(table), -1)[:, 0] if table.size else np.zeros(0)
-    there = np.isfinite(table)
-    values = np.where(there, table, 0.0)
-    d = values.sum(axis=1) / there.sum(axis=1)
+    is_present = np.isfinite(table)
+    values = np.where(is_present, table, 0.0)
+    d = values.sum(axis=1) / is_present.sum(axis=1)
     return np.where(np.abs(d) <= TIE_TOLERANCE * max(scale, float(np.abs(values).max())), 0.0, d)
 
 
@@ -196,21 +201,21 @@ def _by_model(table: np.ndarray, d: np.ndarray) -> tuple[str, float, float, floa
         d: Means of the configurations.
     """
     several = bool((np.isfinite(table).sum(axis=1) > 1).any()) if table.size else False
-    method, found = "sign-flip", (math.nan, math.nan, math.nan)
+    method, interval_and_p = "sign-flip", (math.nan, math.nan, math.nan)
     if several and len(d) == 1:
-        method, found = "seeds", student_interval(table[np.isfinite(table)])
-    elif several and (known := crossed_interval(table)) is not None:
-        method, found = "crossed", known
+        method, interval_and_p = "seeds", student_interval(table[np.isfinite(table)])
+    elif several and (crossed_result := crossed_interval(table)) is not None:
+        method, interval_and_p = "crossed", crossed_result
     elif len(d) < LEAST:
-        method, found = "t", student_interval(d)
-    if method != "sign-flip" and math.isnan(found[2]):
+        method, interval_and_p = "t", student_interval(d)
+    if method != "sign-flip" and math.isnan(interval_and_p[2]):
         method = "none"
-    return method, *found
+    return method, *interval_and_p
 
 
-def _paired_test(table: np.ndarray, d: np.ndarray, found: tuple[str, float, float, float]) -> PairedTest:
+def _paired_test(table: np.ndarray, d: np.ndarray, method_and_interval: tuple[str, float, float, float]) -> PairedTest:
     """Return the PairedTest of a sample from its table, its configuration means and (method, low, high, p)."""
-    method, low, high, p = found
+    method, low, high, p = method_and_interval
     up, down = int((d > 0).sum()), int((d < 0).sum())
     return PairedTest(
         n=len(d),
@@ -240,11 +245,11 @@ def holm(p_values: Sequence[float]) -> list[float]:
     NaN stands for no test: it stays NaN and does not count for the size of the family.
     """
     # not statsmodels' multipletests, which collects the garbage of the whole process at every call
-    found = np.array(p_values, dtype=float)
-    known = np.flatnonzero(np.isfinite(found))
-    order = known[np.argsort(found[known], kind="stable")]
-    found[order] = np.minimum(1, np.maximum.accumulate(found[order] * np.arange(len(order), 0, -1)))
-    return [float(p) for p in found]
+    corrected_p = np.array(p_values, dtype=float)
+    indices = np.flatnonzero(np.isfinite(corrected_p))
+    order = indices[np.argsort(corrected_p[indices], kind="stable")]
+    corrected_p[order] = np.minimum(1, np.maximum.accumulate(corrected_p[order] * np.arange(len(order), 0, -1)))
+    return [float(p) for p in corrected_p]
 
 
 Family = tuple[Sequence[np.ndarray], Sequence[Sequence[Hashable]], Sequence[float]]
@@ -271,10 +276,10 @@ def max_t_of_families(families: Sequence[Family]) -> list[list[float]]:
     for indices in by_size.values():
         counted = _reached_shares([studied[index][:2] for index in indices])
         for index, reached in zip(indices, counted, strict=True):
-            order, alone = studied[index][2], families[index][2]
+            order, uncorrected = studied[index][2], families[index][2]
             stepped = np.empty(len(order))
             stepped[order] = np.maximum.accumulate(reached)
-            p_values[index] = [float(max(p, own)) for p, own in zip(stepped, alone, strict=True)]
+            p_values[index] = [float(max(p, own)) for p, own in zip(stepped, uncorrected, strict=True)]
     return p_values
 
 
@@ -287,16 +292,18 @@ def _studentised(
         (differences [configuration, test], 0 where a test lacks a configuration; statistic of each test [test]; index
         of each test in `samples` [test]).
     """
-    places = {key: place for place, key in enumerate(dict.fromkeys(key for some in keys for key in some))}
-    table = np.zeros((len(places), len(samples)))
-    for column, (d, some) in enumerate(zip(samples, keys, strict=True)):
-        np.add.at(table[:, column], [places[key] for key in some], d)
+    index_by_key = {
+        key: index for index, key in enumerate(dict.fromkeys(key for sample_keys in keys for key in sample_keys))
+    }
+    table = np.zeros((len(index_by_key), len(samples)))
+    for column, (d, sample_keys) in enumerate(zip(samples, keys, strict=True)):
+        np.add.at(table[:, column], [index_by_key[key] for key in sample_keys], d)
     sizes = np.sqrt([float((np.asarray(d) ** 2).sum()) for d in samples])
     # without a difference that is not zero there is nothing to flip, and the statistic is 0
     table /= np.where(sizes > 0, sizes, 1.0)
-    seen = np.abs(table.sum(axis=0))
-    order = np.argsort(-seen, kind="stable")
-    return table[:, order], seen[order], order
+    observed = np.abs(table.sum(axis=0))
+    order = np.argsort(-observed, kind="stable")
+    return table[:, order], observed[order], order
 
 
 def _reached_shares(families: Sequence[tuple[np.ndarray, np.ndarray]]) -> list[np.ndarray]:
@@ -313,22 +320,22 @@ def _reached_shares(families: Sequence[tuple[np.ndarray, np.ndarray]]) -> list[n
     if n <= LISTED:
         # a flip and its opposite are alike
         half = 1 << max(n - 1, 0)
-        every = 1.0 - 2.0 * ((np.arange(half)[:, None] >> np.arange(n)) & 1)
-        return [_count_reached(every, table, seen) / half for table, seen in families]
-    counts = [np.ones(len(seen)) for _, seen in families]
+        all_flips = 1.0 - 2.0 * ((np.arange(half)[:, None] >> np.arange(n)) & 1)
+        return [_count_reached(all_flips, table, seen) / half for table, seen in families]
+    counts = [np.ones(len(observed)) for _, observed in families]
     for flips in random_sign_blocks(n):
         for count, (table, seen) in zip(counts, families, strict=True):
             count += _count_reached(flips, table, seen)
     return [count / (RANDOM_FLIPS + 1) for count in counts]
 
 
-def _count_reached(flips: np.ndarray, table: np.ndarray, seen: np.ndarray) -> np.ndarray:
+def _count_reached(flips: np.ndarray, table: np.ndarray, observed: np.ndarray) -> np.ndarray:
     """Return, for each test, the number of flips whose step-down maximum reaches the observed statistic, [test]."""
-    total = np.zeros(len(seen))
+    total = np.zeros(len(observed))
     for start in range(0, len(flips), CHUNK):
         sizes = np.abs(flips[start : start + CHUNK] @ table)
         largest = np.maximum.accumulate(sizes[:, ::-1], axis=1)[:, ::-1]
-        total += (largest >= seen - DUST * math.sqrt(len(table))).sum(axis=0)
+        total += (largest >= observed - DUST * math.sqrt(len(table))).sum(axis=0)
     return total
 
 

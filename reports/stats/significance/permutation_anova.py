@@ -65,8 +65,11 @@ def fit_anova(columns: Mapping[tuple[str, ...], np.ndarray], y: np.ndarray) -> A
     df = rows - full.shape[1]
     parts = []
     for name, own in columns.items():
-        other_columns = [np.ones((rows, 1)), *(values for other_term, values in columns.items() if other_term != name)]
-        reduced_basis = _basis(np.concatenate(other_columns, axis=1))
+        reduced_columns = [
+            np.ones((rows, 1)),
+            *(values for name_of_term, values in columns.items() if name_of_term != name),
+        ]
+        reduced_basis = _basis(np.concatenate(reduced_columns, axis=1))
         parts.append((_basis(own - reduced_basis @ (reduced_basis.T @ own)), reduced_basis))
     squares = np.stack([((own.T @ y) ** 2).sum(axis=0) for own, _ in parts])
     dfs = np.array([own.shape[1] for own, _ in parts])

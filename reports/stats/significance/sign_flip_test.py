@@ -137,9 +137,9 @@ def _sampled_test(table: np.ndarray) -> tuple[np.ndarray, np.ndarray, np.ndarray
         with np.errstate(invalid="ignore"):
             sides = (total - sums) / 2 / minus, (total + sums) / 2 / (n - minus)
         # the draw without a minus, or without a plus, reaches every theta
-        one_sided = (minus == 0) | (minus == n)
-        lows[start : start + CHUNK] = np.where(one_sided, -np.inf, np.minimum(*sides))
-        highs[start : start + CHUNK] = np.where(one_sided, np.inf, np.maximum(*sides))
+        has_single_side = (minus == 0) | (minus == n)
+        lows[start : start + CHUNK] = np.where(has_single_side, -np.inf, np.minimum(*sides))
+        highs[start : start + CHUNK] = np.where(has_single_side, np.inf, np.maximum(*sides))
     rank = math.ceil(ALPHA * (RANDOM_FLIPS + 1) - DUST) - 1
     # copies: a view would keep the ends of all draws in memory
     low = np.partition(lows.T, rank - 1, axis=1)[:, rank - 1].copy()
@@ -151,7 +151,7 @@ def _sampled_test(table: np.ndarray) -> tuple[np.ndarray, np.ndarray, np.ndarray
 
 
 def _half_sums(d: np.ndarray) -> np.ndarray:
-    """Return the sums of all subsets of `differences`, [2^n], the empty subset first."""
+    """Return the sums of all subsets of `d`, [2^n], the empty subset first."""
     sums = np.zeros(1)
     for x in d:
         sums = np.concatenate([sums, sums + x])
@@ -159,7 +159,7 @@ def _half_sums(d: np.ndarray) -> np.ndarray:
 
 
 def _halves(d: np.ndarray) -> tuple[np.ndarray, np.ndarray]:
-    """Return the subset sums of the first and of the second half of `differences`."""
+    """Return the subset sums of the first and of the second half of `d`."""
     return _half_sums(d[: len(d) // 2]), _half_sums(d[len(d) // 2 :])
 
 
@@ -169,11 +169,11 @@ def _split_half_p(d: np.ndarray) -> float:
     observed = abs(total) - dust
     if observed <= 0:
         return 1.0
-    first_sums, second_sums = _halves(d)
-    first_sums, second_sums = np.sort(first_sums), np.sort(second_sums)
+    first_half, second_sums = _halves(d)
+    first_half, second_sums = np.sort(first_half), np.sort(second_sums)
     # |total - 2 (l + r)| >= seen
-    below = np.searchsorted(second_sums, (total - observed) / 2 - first_sums, side="right")
-    above = len(second_sums) - np.searchsorted(second_sums, (total + observed) / 2 - first_sums, side="left")
+    below = np.searchsorted(second_sums, (total - observed) / 2 - first_half, side="right")
+    above = len(second_sums) - np.searchsorted(second_sums, (total + observed) / 2 - first_half, side="left")
     return float((below.sum() + above.sum()) / 2 ** len(d))
 
 

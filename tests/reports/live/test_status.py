@@ -35,27 +35,29 @@ def cell(index: int) -> CellRecord:
 @pytest.fixture
 def store(tmp_path: Path) -> Store:
     """A sweep `demo`; its second attempt has another id than number, since another cell was tried in between."""
-    made = open_store(tmp_path / "atma.db", create=True)
+    store_of_sweep = open_store(tmp_path / "atma.db", create=True)
     options = {"requested": [["val", 0]]}
-    made.record_revision("demo", grid_text="", grid_file="demo.yaml", options=options, cells=[cell(0), cell(1)])
+    store_of_sweep.record_revision(
+        "demo", grid_text="", grid_file="demo.yaml", options=options, cells=[cell(0), cell(1)]
+    )
     for index, state in ((0, "failed"), (1, "failed"), (0, "done")):
-        attempt = made.start_attempt(cell(index).id, owner=ME, fence=0, steps_total=10)
-        recorder = DatabaseRecorder(made, attempt.id, 0)
+        attempt = store_of_sweep.start_attempt(cell(index).id, owner=ME, fence=0, steps_total=10)
+        recorder = DatabaseRecorder(store_of_sweep, attempt.id, 0)
         recorder.curve([CurvePoint(step=5, tokens=500, wall_s=1.0, train_loss=2.0, lr=0.25)])
         recorder.measurements([Measurement(probe="val", metric="val_loss", value=2.5, unit="nats/token")])
-        made.finish_attempt(attempt.id, 0, state)  # type: ignore[arg-type]
-    return made
+        store_of_sweep.finish_attempt(attempt.id, 0, state)  # type: ignore[arg-type]
+    return store_of_sweep
 
 
 @pytest.mark.thorough
-def test_status_says_that_a_sweep_is_paused_by_whom_and_since_when(run: Run, store: Store) -> None:
+def test_status_text_of_a_paused_sweep(run: Run, store: Store) -> None:
     assert "pause" not in run("status")[1]
     assert json.loads(run("status", "--json")[1])[0]["paused"] is None
     fence = store.acquire_sweep("demo", ME, 60)
     assert run("pause")[0] == 0
     who = f"by {getpass.getuser()} on {socket.gethostname()}"
-    about_to = f"  about to pause, asked {who}; atma-sweep resume lets it go on"
-    assert about_to in run("status")[1].splitlines()
+    pending_text = f"  about to pause, asked {who}; atma-sweep resume lets it go on"
+    assert pending_text in run("status")[1].splitlines()
     store.add_event("paused", "sweep demo", sweep="demo")
     assert run("pause")[0] == 0
     (line,) = [line for line in run("status")[1].splitlines() if "paused since" in line]
@@ -73,13 +75,13 @@ def test_status_says_that_a_sweep_is_paused_by_whom_and_since_when(run: Run, sto
     assert "pause" not in run("status")[1]
 
 
-def test_a_pause_of_which_nobody_is_known(run: Run, store: Store) -> None:
+def test_pause_without_a_recorded_requester(run: Run, store: Store) -> None:
     store.acquire_sweep("demo", ME, 60)
     store.ask("demo", pause=True)
     assert "  about to pause; atma-sweep resume lets it go on" in run("status")[1].splitlines()
 
 
-def test_show_calls_the_factor_a_factor_and_an_attempt_its_number(run: Run, store: Store) -> None:
+def test_cell_details_text_of_rates_and_attempts(run: Run, store: Store) -> None:
     lines = run("show", "cell-0")[1].splitlines()
     (head,) = [line for line in lines if line.startswith("curve")]
     assert "schedule factor" in head
@@ -95,7 +97,7 @@ def test_show_calls_the_factor_a_factor_and_an_attempt_its_number(run: Run, stor
 
 
 @pytest.mark.parametrize("database", ["none", "another"])
-def test_status_show_and_export_know_the_printed_sweeps(
+def test_commands_accept_printed_sweeps(
     run: Run, tmp_path: Path, request: pytest.FixtureRequest, database: str
 ) -> None:
     if database == "another":
@@ -120,12 +122,12 @@ def test_status_show_and_export_know_the_printed_sweeps(
     )
 
 
-def test_a_list_of_sweeps_that_is_cut_says_so(run: Run, store: Store) -> None:
+def test_truncated_sweep_list_gives_the_number_hidden(run: Run, store: Store) -> None:
     for index in range(7):
         store.record_revision(f"g{index}", grid_text="", grid_file="g.yaml", cells=[cell(0)])
     _, _, err = run("status", "--sweep", "zzzzzzzzz")
     assert "there is: demo, g0, g1, g2, g3, and 3 more, which atma-sweep sweeps lists\n" in err
     _, _, err = run("show", "cell-0", "--sweep", "g9")
     assert re.search(r", and 3 more, which atma-sweep sweeps lists; did you mean g\d, g\d or g\d\?\n", err)
-    told = run("status")[1]
-    assert all(re.search(rf"^{name} \(revision", told, re.MULTILINE) for name in ("demo", "g0", "g6"))
+    output = run("status")[1]
+    assert all(re.search(rf"^{name} \(revision", output, re.MULTILINE) for name in ("demo", "g0", "g6"))

@@ -62,37 +62,37 @@ class Sweep:
         silent: float = 0,
     ) -> int:
         """An attempt that took `seconds`, or was last heard of `silent` seconds ago."""
-        made = self.store.start_attempt(f"{index:012x}", owner=ME, fence=1, steps_total=100)
-        recorder = DatabaseRecorder(self.store, made.id, 1)
+        attempt = self.store.start_attempt(f"{index:012x}", owner=ME, fence=1, steps_total=100)
+        recorder = DatabaseRecorder(self.store, attempt.id, 1)
         if gpu is not None:
             recorder.provenance(Provenance(config={}, seed=0, device="cuda", gpu_name=gpu))
         recorder.progress(step, 100, 2.5 if step else None, rate, phase)
         if state == "done":
             recorder.measurements([Measurement(probe="val", metric="val_loss", value=1.0)])
         if state != "running":
-            self.store.finish_attempt(made.id, 1, state, cause=cause)  # type: ignore[arg-type]
+            self.store.finish_attempt(attempt.id, 1, state, cause=cause)  # type: ignore[arg-type]
         if seconds is not None:
             when = f"strftime('%Y-%m-%dT%H:%M:%fZ', finished_at, '-{seconds} seconds')"
-            self.sql(f"UPDATE attempt SET started_at = {when} WHERE id = :id", id=made.id)
+            self.sql(f"UPDATE attempt SET started_at = {when} WHERE id = :id", id=attempt.id)
         if silent:
             when = f"strftime('%Y-%m-%dT%H:%M:%fZ', 'now', '-{silent} seconds')"
-            self.sql(f"UPDATE attempt SET heartbeat_at = {when} WHERE id = :id", id=made.id)
-        return made.id
+            self.sql(f"UPDATE attempt SET heartbeat_at = {when} WHERE id = :id", id=attempt.id)
+        return attempt.id
 
 
 @pytest.fixture
 def sweep(tmp_path: Path) -> Iterator[Sweep]:
-    made = Sweep(tmp_path)
-    yield made
-    made.store.close()
+    new_sweep = Sweep(tmp_path)
+    yield new_sweep
+    new_sweep.store.close()
 
 
-def test_a_sweep_that_nobody_began(sweep: Sweep) -> None:
-    found = view.live_state(sweep.store)
-    assert (found["sweep"], found["revision"], found["cells"], found["done"]) == ("s", 1, 8, 0)
-    assert (found["counts"], found["tokens_total"], found["tokens_left"]) == ({"new": 8}, 8000, 8000)
-    assert (found["running"], found["failures"], found["events"]) == ([], [], [])
-    assert (found["owned"], found["ended"], found["seconds_left"], found["tokens_per_s"]) == (False, True, None, None)
+def test_live_state_of_a_sweep_never_run(sweep: Sweep) -> None:
+    state = view.live_state(sweep.store)
+    assert (state["sweep"], state["revision"], state["cells"], state["done"]) == ("s", 1, 8, 0)
+    assert (state["counts"], state["tokens_total"], state["tokens_left"]) == ({"new": 8}, 8000, 8000)
+    assert (state["running"], state["failures"], state["events"]) == ([], [], [])
+    assert (state["owned"], state["ended"], state["seconds_left"], state["tokens_per_s"]) == (False, True, None, None)
     with pytest.raises(SweepUnknown):
         view.live_state(sweep.store, "t")
 
@@ -106,23 +106,23 @@ def test_counts_tokens_and_time_left(sweep: Sweep) -> None:
     sweep.attempt(5, "failed", step=70, cause="host out of\n  memory")
     sweep.sql("UPDATE attempt SET failure = 'host_oom' WHERE state = 'failed'")
     interrupted = sweep.attempt(6, "interrupted", step=25, cause="killed")
-    found = view.live_state(sweep.store)
-    assert found["counts"] == {"done": 3, "running": 2, "new": 1, "interrupted": 1, "failed": 1}
-    assert list(found["counts"]) == ["done", "running", "new", "interrupted", "failed"]
+    state = view.live_state(sweep.store)
+    assert state["counts"] == {"done": 3, "running": 2, "new": 1, "interrupted": 1, "failed": 1}
+    assert list(state["counts"]) == ["done", "running", "new", "interrupted", "failed"]
     # no checkpoint: the interrupted one begins anew; the failed one waits for a person
-    assert found["tokens_left"] == 600 + 1000 + 1000 + 1000
-    assert found["tokens_per_s"] == 30.0
-    assert found["seconds_left"] == pytest.approx((20 + 50 + 2000 / 20) / 2)
+    assert state["tokens_left"] == 600 + 1000 + 1000 + 1000
+    assert state["tokens_per_s"] == 30.0
+    assert state["seconds_left"] == pytest.approx((20 + 50 + 2000 / 20) / 2)
     sweep.sql("UPDATE attempt SET checkpoint = 'x/checkpoint-00000025' WHERE id = :id", id=interrupted)
-    found = view.live_state(sweep.store)
-    assert found["tokens_left"] == 3600 - 250
-    assert found["seconds_left"] == pytest.approx((20 + 50 + 1750 / 20) / 2)
-    assert [(row["slug"], row["standing"], row["failure"], row["cause"]) for row in found["failures"]] == [
+    state = view.live_state(sweep.store)
+    assert state["tokens_left"] == 3600 - 250
+    assert state["seconds_left"] == pytest.approx((20 + 50 + 1750 / 20) / 2)
+    assert [(row["slug"], row["standing"], row["failure"], row["cause"]) for row in state["failures"]] == [
         ("slug-6", "interrupted", None, "killed"), ("slug-5", "failed", "host_oom", "host out of memory"),
     ]  # fmt: skip
 
 
-def test_time_left_is_at_least_that_of_the_slowest(sweep: Sweep) -> None:
+def test_remaining_time_is_at_least_the_slowest_cell(sweep: Sweep) -> None:
     for index in range(6):
         sweep.attempt(index, "done", step=100, seconds=10)  # 100 tokens/s
     sweep.attempt(6, step=50, rate=1.0)
@@ -130,18 +130,18 @@ def test_time_left_is_at_least_that_of_the_slowest(sweep: Sweep) -> None:
     assert view.live_state(sweep.store)["seconds_left"] == pytest.approx(500.0)
 
 
-def test_time_left_without_a_finished_cell_is_that_of_the_running_ones(sweep: Sweep) -> None:
+def test_remaining_time_without_finished_cells(sweep: Sweep) -> None:
     sweep.attempt(0, step=50, rate=10.0)
     sweep.attempt(1, step=50, rate=30.0)
-    found = view.live_state(sweep.store)
-    assert found["tokens_per_s"] == 40.0
-    assert found["seconds_left"] == pytest.approx((50 + 500 / 30 + 6000 / 20) / 2, abs=0.001)
+    state = view.live_state(sweep.store)
+    assert state["tokens_per_s"] == 40.0
+    assert state["seconds_left"] == pytest.approx((50 + 500 / 30 + 6000 / 20) / 2, abs=0.001)
     for state in sweep.store.live_attempts("s"):
         sweep.store.finish_attempt(state.id, 1, "interrupted")
     assert view.live_state(sweep.store)["seconds_left"] is None
 
 
-def test_a_trained_cell_has_no_tokens_left_unless_it_is_trained_again(sweep: Sweep) -> None:
+def test_remaining_tokens_of_trained_and_retrained_cells(sweep: Sweep) -> None:
     sweep.attempt(0, "done", step=100, seconds=100)
     sweep.attempt(1, "diverged", step=10)
     assert view.live_state(sweep.store)["tokens_left"] == 6000
@@ -152,7 +152,7 @@ def test_a_trained_cell_has_no_tokens_left_unless_it_is_trained_again(sweep: Swe
     assert view.live_state(sweep.store)["tokens_left"] == 6100
 
 
-def test_rows_of_running_attempts(sweep: Sweep) -> None:
+def test_live_state_rows_of_running_attempts(sweep: Sweep) -> None:
     sweep.attempt(2, step=40, rate=30.0, gpu="NVIDIA H200", silent=3)
     sweep.attempt(1, step=10, silent=90)
     sweep.attempt(0, phase="probing", silent=400)
@@ -163,7 +163,7 @@ def test_rows_of_running_attempts(sweep: Sweep) -> None:
         "seconds_left": 20.0, "seconds_since_heartbeat": 0, "stale": False,
     }  # fmt: skip
     silences = [row["seconds_since_heartbeat"] for row in (first, second, third)]
-    assert all(least <= found < least + 30 for least, found in zip((3, 90, 400), silences, strict=True))
+    assert all(least <= silence < least + 30 for least, silence in zip((3, 90, 400), silences, strict=True))
     assert [row["stale"] for row in (first, second, third)] == [False, False, True]
     lines = view.plain_view(view.live_state(sweep.store)).splitlines()
     assert re.fullmatch(
@@ -174,28 +174,28 @@ def test_rows_of_running_attempts(sweep: Sweep) -> None:
     assert lines[5].endswith(" min ago (dead?)")
 
 
-def test_who_runs_it_and_when_it_has_ended(sweep: Sweep) -> None:
+def test_heading_names_owner_and_end(sweep: Sweep) -> None:
     fence = sweep.store.acquire_sweep("s", ME, 60.0)
     sweep.attempt(0, step=1)
-    found = view.live_state(sweep.store)
-    assert (found["owner"], found["owner_host"], found["owner_pid"]) == ("launch", "node1", 17)
-    assert (found["owned"], found["ended"]) == (True, False)
-    assert view.heading_lines(found)[0].endswith("run by launch on node1, pid 17")
+    state = view.live_state(sweep.store)
+    assert (state["owner"], state["owner_host"], state["owner_pid"]) == ("launch", "node1", 17)
+    assert (state["owned"], state["ended"]) == (True, False)
+    assert view.heading_lines(state)[0].endswith("run by launch on node1, pid 17")
     sweep.store.ask("s", pause=True)
-    found = view.live_state(sweep.store)
-    assert found["request"] == {"pause": True}
-    assert view.heading_lines(found)[0].endswith("pid 17, paused")
+    state = view.live_state(sweep.store)
+    assert state["request"] == {"pause": True}
+    assert view.heading_lines(state)[0].endswith("pid 17, paused")
     sweep.sql("UPDATE sweep SET lease_until = '2020-01-01T00:00:00.000Z'")
-    found = view.live_state(sweep.store)
-    assert (found["owned"], found["ended"]) == (False, False), "its attempt was heard of just now"
-    assert "is silent; launch again to continue" in view.heading_lines(found)[0]
+    state = view.live_state(sweep.store)
+    assert (state["owned"], state["ended"]) == (False, False), "its attempt was heard of just now"
+    assert "is silent; launch again to continue" in view.heading_lines(state)[0]
     sweep.sql("UPDATE attempt SET heartbeat_at = '2020-01-01T00:00:00.000Z'")
     assert view.live_state(sweep.store)["ended"]
     sweep.store.release_sweep("s", fence)
     assert view.heading_lines(view.live_state(sweep.store))[0].endswith("nobody runs it")
 
 
-def test_the_newest_events_come_first(sweep: Sweep) -> None:
+def test_events_newest_first(sweep: Sweep) -> None:
     sweep.attempt(0, "failed", cause="no\nroom")
     for index in range(20):
         sweep.store.add_event("note", f"number {index}", sweep="s")
@@ -211,11 +211,11 @@ def test_the_newest_events_come_first(sweep: Sweep) -> None:
     assert re.fullmatch(r"\d\d:\d\d:\d\d note: number 19", view._event_line(events[1]))
 
 
-@pytest.mark.parametrize(("tokens", "said"), [
+@pytest.mark.parametrize(("tokens", "expected_text"), [
     (0, "0"), (950, "950"), (12_340, "12.3K"), (4_560_000, "4.56M"), (1.2e9, "1.20B"), (119.5e9, "120B"),
 ])  # fmt: skip
-def test_amounts(tokens: float, said: str) -> None:
-    assert view.format_tokens(tokens) == said
+def test_format_tokens(tokens: float, expected_text: str) -> None:
+    assert view.format_tokens(tokens) == expected_text
 
 
 # --- on a terminal --------------------------------------------------------------------------------------------------
@@ -227,32 +227,32 @@ def busy(tmp_path: Path, running: int, failed: int) -> dict[str, Any]:
         sweep.attempt(index, step=40, rate=30.0, gpu="NVIDIA H200", silent=400 if index == 0 else 0)
     for index in range(running, running + failed):
         sweep.attempt(index, "failed", cause="a cause that goes on and on " * 9)
-    found = view.live_state(sweep.store)
+    state = view.live_state(sweep.store)
     sweep.store.close()
-    return found
+    return state
 
 
-def drawn(found: dict[str, Any], width: int, height: int, note: str = "", colour: bool = False) -> str:
+def drawn(state: dict[str, Any], width: int, height: int, note: str = "", colour: bool = False) -> str:
     console = Console(file=io.StringIO(), width=width, height=height, force_terminal=colour, color_system="truecolor" if colour else None, legacy_windows=False)  # fmt: skip
-    console.print(view.screen_view(found, width, height, note))
+    console.print(view.screen_view(state, width, height, note))
     return str(console.file.getvalue())  # type: ignore[attr-defined]
 
 
 @pytest.mark.parametrize(("running", "failed"), every_nth([(0, 0), (1, 0), (0, 30), (3, 2), (40, 0), (40, 30)], 2))
-def test_never_higher_or_wider_than_the_terminal(tmp_path: Path, running: int, failed: int) -> None:
-    found = busy(tmp_path, running, failed)
+def test_screen_view_fits_the_terminal(tmp_path: Path, running: int, failed: int) -> None:
+    state = busy(tmp_path, running, failed)
     for note in ("", "the database does not answer"):
         for height in (*range(1, 18), 24, 60):
-            lines = drawn(found, 70, height, note).splitlines()
+            lines = drawn(state, 70, height, note).splitlines()
             assert len(lines) <= height, (height, lines)
             assert max(map(len, lines)) <= 70
         assert any("slug-" in line for line in lines) or not running + failed
 
 
 @pytest.mark.thorough
-def test_a_screen_shows_everything_where_there_is_room(tmp_path: Path) -> None:
-    found = busy(tmp_path, 3, 2)
-    lines = [line.rstrip() for line in drawn(found, 150, 40).splitlines()]
+def test_large_screen_shows_everything(tmp_path: Path) -> None:
+    state = busy(tmp_path, 3, 2)
+    lines = [line.rstrip() for line in drawn(state, 150, 40).splitlines()]
     assert lines[0].startswith("s (revision 1), ")
     assert lines[1] == "0/6 done, 2.80K tokens left, 90 tokens/s, about 31 s left"
     assert lines[2] == "3 running, 1 new, 2 failed"
@@ -264,7 +264,7 @@ def test_a_screen_shows_everything_where_there_is_room(tmp_path: Path) -> None:
 
 
 @pytest.mark.thorough
-def test_a_small_screen_says_how_many_it_leaves_out(tmp_path: Path) -> None:
+def test_small_screen_counts_hidden_entries(tmp_path: Path) -> None:
     lines = [line.rstrip() for line in drawn(busy(tmp_path, 40, 30), 100, 12).splitlines()]
     assert len(lines) == 12
     assert lines[9] == "and 35 more"
@@ -272,12 +272,12 @@ def test_a_small_screen_says_how_many_it_leaves_out(tmp_path: Path) -> None:
     assert re.match(r"\d\d:\d\d:\d\d failed slug-69", lines[11])
 
 
-def test_a_silent_attempt_stands_out(tmp_path: Path) -> None:
+def test_late_heartbeat_is_highlighted(tmp_path: Path) -> None:
     lines = drawn(busy(tmp_path, 2, 0), 150, 20, colour=True).splitlines()
     (silent,) = [line for line in lines if "slug-0" in line and "step" not in line and "started" not in line]
-    (other,) = [line for line in lines if "slug-1" in line and "started" not in line]
+    (late_line,) = [line for line in lines if "slug-1" in line and "started" not in line]
     assert "\x1b[1;31m" in silent
-    assert "\x1b" not in other
+    assert "\x1b" not in late_line
 
 
 # --- the loop -------------------------------------------------------------------------------------------------------
@@ -290,7 +290,7 @@ def watched(store: Store, *, terminal: bool = False, **options: Any) -> str:
 
 
 @pytest.mark.thorough
-def test_plain_text_again_and_again(sweep: Sweep) -> None:
+def test_watch_prints_plain_text_each_round(sweep: Sweep) -> None:
     sweep.attempt(0, step=40, rate=30.0)
     blocks = watched(sweep.store, rounds=3).split("\n\n")
     assert len(blocks) == 3
@@ -298,13 +298,13 @@ def test_plain_text_again_and_again(sweep: Sweep) -> None:
     assert "\x1b" not in "".join(blocks)
 
 
-def test_one_object_a_refresh(sweep: Sweep) -> None:
+def test_watch_prints_an_object_per_refresh(sweep: Sweep) -> None:
     lines = watched(sweep.store, rounds=2, as_json=True, terminal=True).splitlines()
     assert [json.loads(line)["counts"] for line in lines] == [{"new": 8}] * 2
     assert list(json.loads(lines[0])) == list(view.live_state(sweep.store))
 
 
-def test_it_leaves_when_the_sweep_has_ended(sweep: Sweep) -> None:
+def test_watch_until_end_returns_at_the_end(sweep: Sweep) -> None:
     attempt = sweep.attempt(0, step=40)
     real, turns = time.sleep, []
 
@@ -316,18 +316,18 @@ def test_it_leaves_when_the_sweep_has_ended(sweep: Sweep) -> None:
 
     with pytest.MonkeyPatch.context() as patch:
         patch.setattr(view.time, "sleep", sleep)
-        said = watched(sweep.store, until_end=True, interval=7.0)
+        output = watched(sweep.store, until_end=True, interval=7.0)
     assert turns == [7.0] * 3
-    assert said.count("s (revision 1)") == 4
+    assert output.count("s (revision 1)") == 4
 
 
-def test_a_terminal_is_drawn_over(sweep: Sweep) -> None:
-    said = watched(sweep.store, rounds=2, terminal=True)
-    assert "\x1b[" in said
-    assert said.count("8 new") >= 2
+def test_watch_redraws_a_terminal(sweep: Sweep) -> None:
+    output = watched(sweep.store, rounds=2, terminal=True)
+    assert "\x1b[" in output
+    assert output.count("8 new") >= 2
 
 
-def test_a_database_that_goes_away_for_a_while_is_waited_for(sweep: Sweep, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_watch_waits_for_an_unavailable_database(sweep: Sweep, monkeypatch: pytest.MonkeyPatch) -> None:
     real, calls = view.live_state, iter([0, 1, 0])
 
     def sometimes(store: Store, name: str | None) -> dict[str, Any]:
@@ -350,7 +350,7 @@ print("left quietly", sorted({"torch", "ray", "pandas", "numpy"} & set(sys.modul
 """
 
 
-def test_ctrl_c_leaves_quietly(sweep: Sweep, tmp_path: Path) -> None:
+def test_watch_ends_quietly_on_ctrl_c(sweep: Sweep, tmp_path: Path) -> None:
     child = subprocess.Popen([sys.executable, "-c", WATCH, str(tmp_path / "atma.db")], stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True)  # fmt: skip
     assert child.stdout is not None
     assert child.stdout.readline().startswith("s (revision 1)")
@@ -360,14 +360,14 @@ def test_ctrl_c_leaves_quietly(sweep: Sweep, tmp_path: Path) -> None:
     assert out.endswith("left quietly []\n")
 
 
-def test_as_many_statements_for_any_number_of_cells(tmp_path: Path) -> None:
+def test_live_state_statement_count_is_constant(tmp_path: Path) -> None:
     counted = []
     for count in (2, 2000):
         (tmp_path / str(count)).mkdir()
         sweep = Sweep(tmp_path / str(count), count)
         statements: list[str] = []
-        listen(sweep.store.engine, "before_cursor_execute", lambda *a, told=statements: told.append(a[2]))
-        found = view.live_state(sweep.store)
-        assert (found["cells"], found["tokens_left"]) == (count, 1000 * count)
+        listen(sweep.store.engine, "before_cursor_execute", lambda *a, statement=statements: statement.append(a[2]))
+        state = view.live_state(sweep.store)
+        assert (state["cells"], state["tokens_left"]) == (count, 1000 * count)
         counted.append(len(statements))
     assert counted[0] == counted[1] < 20

@@ -44,13 +44,13 @@ def crossed_columns(a: np.ndarray, b: np.ndarray) -> np.ndarray:
 
 def anova(data, column):
     """The frame of one measure, and its remarks as the table has them."""
-    (found,) = anova_results(data, [column])
-    return found.frame, [f"{column.heading}: {remark}" for remark in found.remarks]
+    (result,) = anova_results(data, [column])
+    return result.frame, [f"{column.heading}: {remark}" for remark in result.remarks]
 
 
 class TestPublished:
     @pytest.mark.parametrize("column", every_nth([VAL, NEEDLE_64K], 2))
-    def test_a_whole_design_against_statsmodels(self, published, column):
+    def test_complete_design_equals_statsmodels(self, published, column):
         data = load_sweep_data(published, "printed-v2")
         table, _ = anova(data, column)
         terms = [term for order in (1, 2, 3) for term in itertools.combinations(FIVE, order)]
@@ -61,11 +61,11 @@ class TestPublished:
         for name in rows.index:
             assert rows.loc[name, "sum_sq"] == pytest.approx(expected.loc[name, "sum_sq"], rel=1e-6, abs=1e-12)
             assert rows.loc[name, "df"] == expected.loc[name, "df"]
-            known = expected.loc[name, ["F", "PR(>F)"]].tolist()
-            assert rows.loc[name, ["F", "p"]].tolist() == pytest.approx(known, rel=1e-5, abs=1e-12, nan_ok=True)
+            expected_row = expected.loc[name, ["F", "PR(>F)"]].tolist()
+            assert rows.loc[name, ["F", "p"]].tolist() == pytest.approx(expected_row, rel=1e-5, abs=1e-12, nan_ok=True)
 
     @pytest.mark.thorough
-    def test_a_design_with_holes_against_statsmodels(self, published):
+    def test_incomplete_design_equals_statsmodels(self, published):
         data = load_sweep_data(published, "printed-v1")
         table, remarks = anova(data, VAL)
         assert remarks[0] == "Val: attn_type x reg_mode is left out, since some of its combinations have no number"
@@ -77,12 +77,12 @@ class TestPublished:
             if not {"attn_type", "reg_mode"} <= set(term)
         ]
         expected = by_statsmodels(ef.numbers_of(data, VAL), terms)["sum_sq"]
-        found = table.set_index("term")["sum_sq"]
-        assert found.index.tolist() == expected.index.tolist()[1:]
-        assert found.tolist() == pytest.approx(expected.tolist()[1:], rel=1e-6, abs=1e-12)
+        sums_of_squares = table.set_index("term")["sum_sq"]
+        assert sums_of_squares.index.tolist() == expected.index.tolist()[1:]
+        assert sums_of_squares.tolist() == pytest.approx(expected.tolist()[1:], rel=1e-6, abs=1e-12)
 
     @pytest.mark.thorough
-    def test_sizes_of_effects_by_hand(self, published):
+    def test_effect_sizes_by_hand(self, published):
         data = load_sweep_data(published, "printed-v2")
         rows = anova(data, NEEDLE_64K)[0].set_index("term")
         values = ef.numbers_of(data, NEEDLE_64K)["value"]
@@ -94,16 +94,16 @@ class TestPublished:
             assert rows.loc[name, "partial_eta_sq"] == pytest.approx(square / (square + residual))
 
     @pytest.mark.thorough
-    def test_it_says_that_the_needle_is_not_what_an_f_test_is_made_for(self, published):
+    def test_needle_remarks_name_violated_assumptions(self, published):
         data = load_sweep_data(published, "printed-v2")
-        (said,) = anova(data, NEEDLE_64K)[1]
-        assert "not normal (Shapiro p" in said
-        assert "spread differs by attn_type and memory (Levene p" in said
+        (remark,) = anova(data, NEEDLE_64K)[1]
+        assert "not normal (Shapiro p" in remark
+        assert "spread differs by attn_type and memory (Levene p" in remark
         # rope without and with memory, and others that are at 0 whatever the regularizer
         frame = ef.numbers_of(data, NEEDLE_64K).groupby(["attn_type", "distractor", "memory", "window"])["value"]
         flat = int((frame.nunique() == 1).sum())
         assert flat == 8
-        assert f"{flat} of 24 groups that differ in reg_mode alone have no variance at all" in said
+        assert f"{flat} of 24 groups that differ in reg_mode alone have no variance at all" in remark
 
     @pytest.mark.thorough
     def test_what_two_axes_at_a_time_leave_over(self, published):
@@ -111,56 +111,56 @@ class TestPublished:
         frame = ef.numbers_of(load_sweep_data(published, "printed-v2"), NEEDLE_64K)
         y = frame[["value"]].to_numpy()
         main = {name: contrasts(frame[name]) for name in FIVE}
-        terms = {(name,): some for name, some in main.items()}
+        terms = {(name,): columns_of_term for name, columns_of_term in main.items()}
         for a, b in itertools.combinations(FIVE, 2):
             terms[a, b] = crossed_columns(main[a], main[b])
-        found = permutation_anova.fit_anova(terms, y)
-        left, strata = found.residuals[:, 0], frame.reset_index().groupby(["attn_type", "memory"]).indices
-        assert found.residual_df == 81
-        assert stats.shapiro(left).pvalue == pytest.approx(3.2e-6, rel=0.1, abs=0)
+        fit = permutation_anova.fit_anova(terms, y)
+        residuals, strata = fit.residuals[:, 0], frame.reset_index().groupby(["attn_type", "memory"]).indices
+        assert fit.residual_df == 81
+        assert stats.shapiro(residuals).pvalue == pytest.approx(3.2e-6, rel=0.1, abs=0)
         raw = [y[rows, 0] for rows in strata.values()]
         assert stats.levene(*raw).pvalue == pytest.approx(5e-20, rel=0.1, abs=0)
-        spread = {key: 100 * float(left[rows].std(ddof=1)) for key, rows in strata.items()}
+        spread = {key: 100 * float(residuals[rows].std(ddof=1)) for key, rows in strata.items()}
         assert (spread["polar", "on"], spread["rope", "on"]) == pytest.approx((17.0, 4.0), abs=0.05)
         for third in ("distractor", "window"):
             terms["attn_type", "memory", third] = crossed_columns(terms["attn_type", "memory"], main[third])
         more = permutation_anova.fit_anova(terms, y)
-        f = (found.residual[0] - more.residual[0]) / 4 / (more.residual[0] / 77)
+        f = (fit.residual[0] - more.residual[0]) / 4 / (more.residual[0] / 77)
         assert (f, stats.f.sf(f, 4, 77)) == pytest.approx((2.67, 0.038), abs=0.005)
 
     @pytest.mark.thorough
-    def test_many_measures_are_what_each_is_alone(self, published):
+    def test_measures_together_equal_each_alone(self, published):
         data = load_sweep_data(published, "printed-v2")
         both = anova_results(data, [VAL, NEEDLE_64K])
-        for one, column in zip(both, (VAL, NEEDLE_64K), strict=True):
+        for fitted_result, column in zip(both, (VAL, NEEDLE_64K), strict=True):
             alone = anova(data, column)[0]
-            pd.testing.assert_frame_equal(one.frame, alone, rtol=1e-9)
+            pd.testing.assert_frame_equal(fitted_result.frame, alone, rtol=1e-9)
 
 
 class TestModel:
     @pytest.mark.thorough
-    def test_permutations_against_all_of_them(self):
+    def test_permutation_p_equals_freedman_and_lane(self):
         """Freedman and Lane's recipe step by step: fit without the term, permute what is left, add it back, fit again."""
         draw = np.random.default_rng(1)
         a = np.array([1.0, 1, 1, -1, -1, -1, -1])
         b = np.array([1.0, -1, 1, -1, 1, -1, -1])
         y = 0.9 * a + 0.5 * b + draw.exponential(1, 7)
-        one = np.ones(7)
+        ones = np.ones(7)
 
         def f(values: np.ndarray) -> float:
-            full, less = (np.stack(some, axis=1) for some in ((one, a, b), (one, b)))
+            full, less = (np.stack(columns, axis=1) for columns in ((ones, a, b), (ones, b)))
             errors = [((values - x @ np.linalg.lstsq(x, values, rcond=None)[0]) ** 2).sum() for x in (full, less)]
             return float((errors[1] - errors[0]) / errors[0])
 
-        less = np.stack((one, b), axis=1)
+        less = np.stack((ones, b), axis=1)
         fitted = less @ np.linalg.lstsq(less, y, rcond=None)[0]
-        left = y - fitted
-        shares = [f(fitted + left[list(order)]) >= f(y) - 1e-9 for order in itertools.permutations(range(7))]
-        found = permutation_anova.fit_anova({("a",): a[:, None], ("b",): b[:, None]}, y[:, None])
-        assert found.p_permuted[0, 0] == pytest.approx(np.mean(shares), abs=0.03)
-        assert found.permutations == permutation_anova.MOST
+        residuals = y - fitted
+        shares = [f(fitted + residuals[list(order)]) >= f(y) - 1e-9 for order in itertools.permutations(range(7))]
+        fit = permutation_anova.fit_anova({("a",): a[:, None], ("b",): b[:, None]}, y[:, None])
+        assert fit.p_permuted[0, 0] == pytest.approx(np.mean(shares), abs=0.03)
+        assert fit.permutations == permutation_anova.MOST
 
-    def test_robust_p_by_definition(self):
+    def test_box_p_by_definition(self):
         """F over HC2's expectation, with Box's degrees of freedom from the matrices themselves; of one degree of freedom the
         statistic is the square of statsmodels' t with HC2."""
         draw = np.random.default_rng(3)
@@ -168,14 +168,14 @@ class TestModel:
         frame["value"] = draw.normal(0, 1, 28) * np.where(frame["u"] == "a", 4, 0.5) + (frame["u"] == "b")
         u = np.array([[1.0, 0], [0, 1], [-1, -1]])[pd.factorize(frame["u"])[0]]
         v = np.array([[1.0], [-1]])[pd.factorize(frame["v"])[0]]
-        found = permutation_anova.fit_anova({("u",): u, ("v",): v}, frame[["value"]].to_numpy())
-        one, y = np.ones((28, 1)), frame["value"].to_numpy()
+        fit = permutation_anova.fit_anova({("u",): u, ("v",): v}, frame[["value"]].to_numpy())
+        ones, y = np.ones((28, 1)), frame["value"].to_numpy()
 
         def hat(*parts: np.ndarray) -> np.ndarray:
             x = np.concatenate(parts, axis=1)
             return x @ np.linalg.inv(x.T @ x) @ x.T
 
-        residual = np.eye(28) - hat(one, u, v)
+        residual = np.eye(28) - hat(ones, u, v)
         variances = np.diag((residual @ y) ** 2 / np.diag(residual))
 
         def freedom(p: np.ndarray) -> float:
@@ -184,47 +184,47 @@ class TestModel:
             return float(np.trace(p @ variances) ** 2 / twice)
 
         fitted = smf.ols("value ~ C(u, Sum) + C(v, Sum)", data=frame).fit(cov_type="HC2", use_t=True)
-        for place, less in enumerate((hat(one, v), hat(one, u))):
-            term = hat(one, u, v) - less
+        for term, less in enumerate((hat(ones, v), hat(ones, u))):
+            term = hat(ones, u, v) - less
             f = y @ term @ y / np.trace(term @ variances)
-            if place == 1:
+            if term == 1:
                 assert f == pytest.approx(fitted.tvalues.iloc[-1] ** 2)
-            above = min(max(freedom(term), 1), 2 - place)
-            assert found.p_robust[place, 0] == pytest.approx(stats.f.sf(f, above, min(freedom(residual), 24)))
+            above = min(max(freedom(term), 1), 2 - term)
+            assert fit.p_robust[term, 0] == pytest.approx(stats.f.sf(f, above, min(freedom(residual), 24)))
 
     @pytest.mark.thorough
-    def test_robust_p_keep_their_level_where_spreads_differ(self, published, monkeypatch):
+    def test_box_p_keeps_its_level_with_unequal_variances(self, published, monkeypatch):
         """The design of the published sweep, two and three axes together, with spreads as unlike as those of its needle."""
         frame = ef.numbers_of(load_sweep_data(published, "printed-v2"), VAL)
         names = ("attn_type", "distractor", "memory", "window")
         terms = {(name,): contrasts(frame[name]) for name in names}
-        for some in itertools.chain(itertools.combinations(names, 2), itertools.combinations(names, 3)):
-            terms[some] = crossed_columns(terms[some[:-1]], terms[some[-1:]])
+        for term_names in itertools.chain(itertools.combinations(names, 2), itertools.combinations(names, 3)):
+            terms[term_names] = crossed_columns(terms[term_names[:-1]], terms[term_names[-1:]])
         unlike = {("polar", "on"): 17.0, ("polar", "off"): 4, ("nope", "on"): 7, ("nope", "off"): 2}
         sd = [unlike.get(key, 0.1) for key in zip(frame["attn_type"], frame["memory"], strict=True)]
         noise = np.random.default_rng(0).normal(size=(120, 400))
         monkeypatch.setattr(permutation_anova, "permutations_for", lambda *_: 1)
         for spread, most in ((np.array(sd)[:, None], 0.085), (1.0, 0.06)):
-            found = permutation_anova.fit_anova(terms, noise * spread)
-            wrong = (found.p_robust < 0.05).mean(axis=1)
+            fit = permutation_anova.fit_anova(terms, noise * spread)
+            wrong = (fit.p_robust < 0.05).mean(axis=1)
             assert wrong.mean() == pytest.approx(0.05, abs=0.015)
             assert wrong.max() < most + 2.5 * math.sqrt(0.05 * 0.95 / 400)
 
-    def test_permuted_p_keep_their_level(self):
+    def test_permutation_p_keeps_its_level(self):
         """Of 300 measures in which nothing happens, with exponential noise."""
         draw = np.random.default_rng(9)
         x = np.tile([1.0, -1.0], 12)
-        found = permutation_anova.fit_anova({("x",): x[:, None]}, draw.exponential(1, (24, 300)))
-        assert (found.p_permuted < 0.05).mean() == pytest.approx(0.05, abs=0.035)
+        fit = permutation_anova.fit_anova({("x",): x[:, None]}, draw.exponential(1, (24, 300)))
+        assert (fit.p_permuted < 0.05).mean() == pytest.approx(0.05, abs=0.035)
 
-    def test_the_observed_order_counts_as_a_permutation(self):
+    def test_observed_order_counts_as_a_permutation(self):
         """Two of the 24! / (12!)^2 splits reach an effect far beyond all noise, which 2,000 draws do not meet: p = 1 / 2,001."""
         x = np.tile([1.0, -1.0], 12)
         y = 100 * x + np.random.default_rng(4).normal(size=24)
-        found = permutation_anova.fit_anova({("x",): x[:, None]}, y[:, None])
-        assert found.p_permuted.item() == 1 / (permutation_anova.MOST + 1)
+        fit = permutation_anova.fit_anova({("x",): x[:, None]}, y[:, None])
+        assert fit.p_permuted.item() == 1 / (permutation_anova.MOST + 1)
 
-    def test_large_designs_get_fewer_permutations(self):
+    def test_permutations_for_large_designs(self):
         assert permutation_anova.permutations_for(120, 82, 200) == permutation_anova.MOST
         assert permutation_anova.permutations_for(4_000, 300, 500) == permutation_anova.LEAST
 
@@ -233,22 +233,24 @@ class TestModel:
 def sweep(empty, make, run):
     """Records a sweep of these (levels, seed, value) and gives its data and store; None is a run that diverged."""
 
-    def made(rows, measure=("val", "val_loss", 0)):
+    def make_sweep(rows, measure=("val", "val_loss", 0)):
         cell, _ = make
-        cells = [cell(place, seed=seed, **levels) for place, (levels, seed, _) in enumerate(rows)]
+        cells = [cell(index, seed=seed, **levels) for index, (levels, seed, _) in enumerate(rows)]
         empty.record_revision("own", grid_text="x", grid_file="x", cells=cells)
         probe, metric, length = measure
-        for one, (*_, value) in zip(cells, rows, strict=True):
-            found = [] if value is None else [Measurement(probe=probe, metric=metric, length=length, value=value, n=80)]
-            run(empty, one.id, "diverged" if value is None else "done", found)
+        for record, (*_, value) in zip(cells, rows, strict=True):
+            measurements = (
+                [] if value is None else [Measurement(probe=probe, metric=metric, length=length, value=value, n=80)]
+            )
+            run(empty, record.id, "diverged" if value is None else "done", measurements)
         return empty
 
-    return made
+    return make_sweep
 
 
 class TestOwn:
     @pytest.mark.thorough
-    def test_the_residual_is_split_where_there_are_seeds(self, sweep):
+    def test_residual_is_split_with_several_seeds(self, sweep):
         draw = np.random.default_rng(2)
         rows = [
             (
@@ -259,38 +261,38 @@ class TestOwn:
             for m, w, t, seed in itertools.product(("off", "on"), ("off", "on"), ("polar", "nope", "rope"), range(2))
         ]
         data = load_sweep_data(sweep(rows[:-1]))
-        rows_found = anova(data, VAL)[0].set_index("term")
+        table_rows = anova(data, VAL)[0].set_index("term")
         frame = ef.numbers_of(data, VAL)
         groups = frame.groupby(["memory", "window", "attn_type"])["value"]
-        assert rows_found.loc["residual", "df"] == 11
+        assert table_rows.loc["residual", "df"] == 11
         # the model with all three axes together is saturated: what is left over is between seeds alone
-        assert rows_found.loc["residual", "sum_sq"] == pytest.approx(
+        assert table_rows.loc["residual", "sum_sq"] == pytest.approx(
             ((frame["value"] - groups.transform("mean")) ** 2).sum()
         )
-        assert "lack of fit" not in rows_found.index
+        assert "lack of fit" not in table_rows.index
         # without one configuration the three-way term cannot be, and is the lack of fit
         data = load_sweep_data(
             sweep([row for row in rows if row[0] != {"memory": "on", "window": "on", "attn_type": "rope"}])
         )
-        rows_found = anova(data, VAL)[0].set_index("term")
+        table_rows = anova(data, VAL)[0].set_index("term")
         frame = ef.numbers_of(data, VAL)
         groups = frame.groupby(["memory", "window", "attn_type"])["value"]
         pure = ((frame["value"] - groups.transform("mean")) ** 2).sum()
-        lack = rows_found.loc["residual", "sum_sq"] - pure
-        assert rows_found.loc["pure error", ["df", "sum_sq"]].tolist() == pytest.approx([11, pure])
-        df = rows_found.loc["residual", "df"] - 11
-        assert rows_found.loc["lack of fit", ["df", "sum_sq"]].tolist() == pytest.approx([df, lack])
+        lack = table_rows.loc["residual", "sum_sq"] - pure
+        assert table_rows.loc["pure error", ["df", "sum_sq"]].tolist() == pytest.approx([11, pure])
+        df = table_rows.loc["residual", "df"] - 11
+        assert table_rows.loc["lack of fit", ["df", "sum_sq"]].tolist() == pytest.approx([df, lack])
         f = (lack / df) / (pure / 11)
-        assert rows_found.loc["lack of fit", ["F", "p"]].tolist() == pytest.approx([f, stats.f.sf(f, df, 11)])
+        assert table_rows.loc["lack of fit", ["F", "p"]].tolist() == pytest.approx([f, stats.f.sf(f, df, 11)])
 
-    def test_hostile_axis_names_are_words_like_others(self, empty, make, run):
+    def test_axis_names_with_special_characters(self, empty, make, run):
         cell, _ = make
         axis = "__import__('os').getcwd() + C("
         cells = [cell(i, axes={axis: str(i % 2)}, seed=i // 2) for i in range(6)]
         empty.record_revision("names", grid_text="x", grid_file="x", cells=cells)
-        for index, one in enumerate(cells):
+        for index, record in enumerate(cells):
             value = 1.0 + index % 2 + index / 100
-            run(empty, one.id, "done", [Measurement(probe="val", metric="val_loss", value=value)])
+            run(empty, record.id, "done", [Measurement(probe="val", metric="val_loss", value=value)])
         table, _ = anova(load_sweep_data(empty), VAL)
         assert table["term"].tolist() == [axis, "residual"]
         assert table.loc[0, "sum_sq"] == pytest.approx(6 * 0.505**2)
@@ -313,29 +315,29 @@ class TestNothing:
         ],
         ids=["a single cell", "two cells", "a constant measure"],
     )  # fmt: skip
-    def test_without_an_analysis(self, sweep, rows, table, remark):
+    def test_reasons_for_no_analysis(self, sweep, rows, table, remark):
         store = sweep(rows)
         assert table in self.printed(store)
         assert remark in anova(load_sweep_data(store), VAL)[1][0]
 
-    def test_no_residual(self, sweep):
+    def test_exact_fit_has_no_residual(self, sweep):
         store = sweep([({"memory": m}, seed, 1.0 + (m == "on")) for m in ("off", "on") for seed in range(3)])
         assert "the terms explain everything" in self.printed(store)
         row = anova(load_sweep_data(store), VAL)[0].iloc[0]
         assert all(math.isnan(row[name]) for name in ("F", "p", "p_permuted", "p_robust", "omega_sq"))
 
     @pytest.mark.thorough
-    def test_all_diverged(self, sweep):
+    def test_no_analysis_if_all_diverged(self, sweep):
         store = sweep([({"memory": m}, seed, None) for m in ("off", "on") for seed in range(3)])
         assert "nothing to analyse" in self.printed(store)
 
-    def test_seeds_missing_here_and_there(self, sweep):
+    def test_missing_seeds(self, sweep):
         rows = [({"memory": m, "window": w}, seed, 1.0 + seed / 7 + (m == "on")) for m in ("off", "on") for w in ("off", "on") for seed in range(3)]  # fmt: skip
         rows = [
-            (levels, seed, None if place in (1, 5, 6) else value) for place, (levels, seed, value) in enumerate(rows)
+            (levels, seed, None if index in (1, 5, 6) else value) for index, (levels, seed, value) in enumerate(rows)
         ]
         assert "memory x window" in self.printed(sweep(rows))
 
-    def test_one_group_without_variance_and_few_rows(self, sweep):
+    def test_group_without_variance_and_few_rows(self, sweep):
         rows = [({"memory": m, "window": w}, seed, 2.0 if m == "off" else 1.0 + seed) for m in ("off", "on") for w in ("off", "on") for seed in range(2)]  # fmt: skip
         assert "degrees of freedom are left over" in self.printed(sweep(rows))

@@ -8,7 +8,7 @@ def named(name: str) -> cv.Setting:
     return next(setting for setting in cv.SETTINGS if setting.name == name)
 
 
-def test_it_prints_every_setting_at_every_number_of_configurations(capsys, monkeypatch):
+def test_main_prints_every_setting_and_size(capsys, monkeypatch):
     monkeypatch.setattr(cv, "CONFIGURATIONS", (5, 6))
     monkeypatch.setattr(cv, "SETTINGS", cv.SETTINGS[1:6])
     monkeypatch.setattr(cv, "FAMILIES", cv.FAMILIES[:2])
@@ -20,7 +20,7 @@ def test_it_prints_every_setting_at_every_number_of_configurations(capsys, monke
     assert capsys.readouterr().out.splitlines() == lines
 
 
-def test_a_setting_outside_of_the_bounds_is_an_exit_code(capsys, monkeypatch):
+def test_main_exit_code_outside_of_the_bounds(capsys, monkeypatch):
     monkeypatch.setattr(cv, "CONFIGURATIONS", (5,))
     monkeypatch.setattr(cv, "FAMILIES", ())
     # too narrow by far, and 95% is claimed
@@ -32,7 +32,7 @@ def test_a_setting_outside_of_the_bounds_is_an_exit_code(capsys, monkeypatch):
 
 
 @pytest.mark.thorough
-def test_where_it_went_wrong_before():
+def test_coverage_of_seeds_as_pairs_is_too_low():
     """Five seeds as pairs, and shocks of a seed that all configurations share: coverage 65% and 27% false positives."""
     differ = cv.covered(named("5 seeds, effects differ by 2 sd"), 8, draws=300)
     assert 0.92 <= differ.now <= 0.98
@@ -44,13 +44,13 @@ def test_where_it_went_wrong_before():
 
 @pytest.mark.thorough
 @pytest.mark.parametrize("setting", [s for s in cv.SETTINGS if s.claimed], ids=lambda setting: setting.name)
-def test_95_percent_is_95_percent_where_it_is_claimed(setting):
+def test_coverage_is_95_percent_where_claimed(setting):
     # two and a half standard errors of 800 draws beside the bounds
     assert 0.93 - 0.02 <= cv.covered(setting, 8, draws=800, seed=1).now <= 0.97 + 0.015
 
 
 def test_families_keep_their_level():
-    family = next(one for one in cv.FAMILIES if one.name == "12 levels, none does anything")
+    family = next(family for family in cv.FAMILIES if family.name == "12 levels, none does anything")
     corrected, alone = cv.family_wise(family, 8, draws=250)
     assert corrected < 0.09
     assert alone > 0.2

@@ -8,14 +8,14 @@ from atma_sweep.results.paper.published_sweeps import published_sweep
 from atma_sweep.sweep.config import TrainConfig
 
 
-def test_they_are_the_identity_defaults() -> None:
-    known = {}
+def test_identity_defaults_equal_those_of_the_config() -> None:
+    defaults = {}
     for section, cls in (("model", ModelConfig), ("train", TrainConfig)):
         for name, field in cls.model_fields.items():
             extra = field.json_schema_extra
             if isinstance(extra, dict) and "identity" in extra and extra["identity"] == field.default:
-                known[f"{section}.{name}"] = str(extra["identity"])
+                defaults[f"{section}.{name}"] = str(extra["identity"])
     recorded = {
         path for name in PUBLISHED for cell in published_sweep(name).cells for path in flatten_config(cell.config)
     }
-    assert {path: value for path, value in known.items() if path in recorded} == IDENTITY_DEFAULTS
+    assert {path: value for path, value in defaults.items() if path in recorded} == IDENTITY_DEFAULTS

@@ -28,11 +28,11 @@ def record(store: Store, cell: CellRecord, measured: dict[tuple[str, str, int], 
     for (probe, metric, length), values in measured.items():
         table = np.asarray(values, dtype=float).reshape(len(values), -1)
         unit = "fraction" if metric == "digit_accuracy" else "nats/token"
-        about: dict[str, Any] = {"probe": probe, "metric": metric, "length": length}
+        fields: dict[str, Any] = {"probe": probe, "metric": metric, "length": length}
         recorder.measurements(
             [
                 Measurement(
-                    **about,
+                    **fields,
                     value=float(table[~np.isnan(table)].mean()) if not np.isnan(table).all() else 0.0,
                     unit=unit,
                     n=table.size,
@@ -41,7 +41,7 @@ def record(store: Store, cell: CellRecord, measured: dict[tuple[str, str, int], 
         )
         recorder.examples(
             [
-                Example(**about, item=item, position=position, value=None if np.isnan(value) else float(value))
+                Example(**fields, item=item, position=position, value=None if np.isnan(value) else float(value))
                 for item, row in enumerate(table)
                 for position, value in enumerate(row)
             ]
@@ -58,9 +58,9 @@ def sweep(empty: Store, make: Any) -> Callable[..., SweepData]:
     def sweep(cells: list[tuple[dict[str, str], int, dict[Any, Any] | None]]) -> SweepData:
         records = [cell(index + 1, seed=seed, **levels) for index, (levels, seed, _) in enumerate(cells)]
         empty.record_revision("own", grid_text="x", grid_file="x.yaml", cells=records)
-        for one, (_, _, measured) in zip(records, cells, strict=True):
+        for record, (_, _, measured) in zip(records, cells, strict=True):
             if measured is not None:
-                record(empty, one, measured)
+                record(empty, record, measured)
         return load_sweep_data(empty, "own")
 
     return sweep
@@ -73,36 +73,36 @@ def hits() -> Iterator[np.ndarray]:
 
 
 class TestReading:
-    def test_every_trial_is_the_mean_of_its_digits(
+    def test_item_mean_is_over_its_digits(
         self, empty: Store, sweep: Callable[..., SweepData], hits: np.ndarray
     ) -> None:
         data = sweep([({"memory": m}, seed, {NEEDLE: hits[2 * k + seed]}) for k, m in enumerate(("off", "on")) for seed in (0, 1)])  # fmt: skip
-        found = answers(empty, data)
-        assert found["cell"].tolist() == [f"{index:012x}" for index in (1, 2, 3, 4) for _ in range(4)]
-        assert found["seed"].tolist() == [0] * 4 + [1] * 4 + [0] * 4 + [1] * 4
-        assert found["trial"].tolist() == [0, 1, 2, 3] * 4
-        assert found["value"].tolist() == pytest.approx(hits[:4].mean(2).ravel().tolist())
-        assert found["exact"].tolist() == hits[:4].all(2).ravel().tolist()
-        assert found["configuration"].nunique() == 2
-        assert set(found["length"]) == {64}
+        frame = answers(empty, data)
+        assert frame["cell"].tolist() == [f"{index:012x}" for index in (1, 2, 3, 4) for _ in range(4)]
+        assert frame["seed"].tolist() == [0] * 4 + [1] * 4 + [0] * 4 + [1] * 4
+        assert frame["trial"].tolist() == [0, 1, 2, 3] * 4
+        assert frame["value"].tolist() == pytest.approx(hits[:4].mean(2).ravel().tolist())
+        assert frame["exact"].tolist() == hits[:4].all(2).ravel().tolist()
+        assert frame["configuration"].nunique() == 2
+        assert set(frame["length"]) == {64}
 
-    def test_of_two_attempts_the_newer_one_counts(self, empty: Store, sweep: Any, hits: np.ndarray, make: Any) -> None:
+    def test_items_of_the_newer_attempt(self, empty: Store, sweep: Any, hits: np.ndarray, make: Any) -> None:
         data = sweep([({}, 0, {NEEDLE: hits[0]})])
         attempt = record(empty, make[0](1), {NEEDLE: hits[1]}, "evaluate")
-        (one,) = items_of(empty, load_sweep_data(empty, "own"), [NEEDLE])
-        assert one.mean[0] == pytest.approx(hits[1].mean(1))
+        (items,) = items_of(empty, load_sweep_data(empty, "own"), [NEEDLE])
+        assert items.mean[0] == pytest.approx(hits[1].mean(1))
         assert set(answers(empty, load_sweep_data(empty, "own"))["attempt"]) == {attempt}
         assert items_of(empty, data, [NEEDLE])[0].mean[0] == pytest.approx(hits[0].mean(1)), "of the numbers it holds"
 
-    def test_what_a_cell_lacks_is_nan(self, empty: Store, sweep: Any, hits: np.ndarray) -> None:
+    def test_missing_items_are_nan(self, empty: Store, sweep: Any, hits: np.ndarray) -> None:
         gone = hits[1].copy()
         gone[2, 3] = np.nan
         data = sweep(
             [({}, 0, {NEEDLE: hits[0]}), ({}, 1, {NEEDLE: gone}), ({}, 2, {NEEDLE: hits[2][:2]}), ({}, 3, None)]
         )
-        (one,) = items_of(empty, data, [NEEDLE, ("needle", "digit_accuracy", 128), ("clean", "nats", 64)])
-        assert one.measure == NEEDLE
-        assert np.isnan(one.mean).tolist() == [
+        (items,) = items_of(empty, data, [NEEDLE, ("needle", "digit_accuracy", 128), ("clean", "nats", 64)])
+        assert items.measure == NEEDLE
+        assert np.isnan(items.mean).tolist() == [
             [False] * 4,
             [False, False, True, False],
             [False, False, True, True],
@@ -110,7 +110,7 @@ class TestReading:
         ]
         assert len(answers(empty, data)) == 9
 
-    def test_without_items_it_says_so(self, published: Store) -> None:
+    def test_table_without_items(self, published: Store) -> None:
         with pytest.raises(ReportError, match="printed-v2 has no items of probe needle"):
             answers(published, load_sweep_data(published, "printed-v2"))
 
@@ -120,55 +120,65 @@ def by_trial(hits: np.ndarray) -> dict[Any, np.ndarray]:
 
 
 class TestEffects:
-    def test_one_pair_by_hand(self, empty: Store, sweep: Callable[..., SweepData]) -> None:
+    def test_item_effect_of_a_single_pair_by_hand(self, empty: Store, sweep: Callable[..., SweepData]) -> None:
         """Memory on and off, 16 trials of 5 digits: the mean over trials, its permutation by brute force, McNemar by statsmodels."""
         draw = np.random.default_rng(3)
         off, on = ((draw.random((16, 5)) < share).astype(float) for share in (0.8, 0.97))
         data = sweep([({"memory": "off"}, 0, by_trial(off)), ({"memory": "on"}, 0, by_trial(on))])
-        (one,) = item_effects(empty, data)
+        (effect,) = item_effects(empty, data)
         d = (on - off).mean(1)
-        assert (one.axis, one.level, one.reference, one.n, one.pairs, one.seeds) == ("memory", "on", "off", 16, 1, 1)
-        assert one.mean == pytest.approx(d.mean(), abs=1e-12)
+        assert (effect.axis, effect.level, effect.reference, effect.n, effect.pairs, effect.seeds) == (
+            "memory",
+            "on",
+            "off",
+            16,
+            1,
+            1,
+        )
+        assert effect.mean == pytest.approx(d.mean(), abs=1e-12)
         sums = np.array(list(product((-1, 1), repeat=16))) @ d
-        assert one.p == pytest.approx(float((np.abs(sums) >= abs(d.sum()) - 1e-9).mean()), abs=1e-12)
-        assert (one.low > 0 or one.high < 0) == (one.p < 0.05)
+        assert effect.p == pytest.approx(float((np.abs(sums) >= abs(d.sum()) - 1e-9).mean()), abs=1e-12)
+        assert (effect.low > 0 or effect.high < 0) == (effect.p < 0.05)
         both = on.all(1), off.all(1)
         table = [[int((a & b).sum()) for b in (both[1], ~both[1])] for a in (both[0], ~both[0])]
-        assert (one.gained, one.lost) == (table[0][1], table[1][0])
-        assert one.p_mcnemar == pytest.approx(contingency_tables.mcnemar(table, exact=True).pvalue, abs=1e-12)
-        assert one.p_corrected == one.p, "a family of one"
-        assert [cell for cell, _ in one.origins] == ["000000000002", "000000000001"]
+        assert (effect.gained, effect.lost) == (table[0][1], table[1][0])
+        assert effect.p_mcnemar == pytest.approx(contingency_tables.mcnemar(table, exact=True).pvalue, abs=1e-12)
+        assert effect.p_corrected == effect.p, "a family of one"
+        assert [cell for cell, _ in effect.origins] == ["000000000002", "000000000001"]
 
-    def test_every_pair_of_levels_and_every_mixer_from_a_dictionary(self, empty: Store, sweep: Any) -> None:
+    def test_item_effects_equal_plain_loops(self, empty: Store, sweep: Any) -> None:
         """Mixers, memory and window: every row against loops over plain dictionaries."""
         draw = np.random.default_rng(5)
-        known = {
+        measured = {
             key: draw.normal(3, 1, 7)
             for key in product(("polar", "nope", "rope"), ("off", "on"), ("off", "on"))
             if key != ("rope", "on", "on")
         }
         clean = ("clean", "nats", 64)
         axes = ("attn_type", "memory", "window")
-        cells = [(dict(zip(axes, key, strict=True)), 0, {clean: values}) for key, values in known.items()]
-        found = {(one.axis, one.level, one.reference, one.where): one for one in item_effects(empty, sweep(cells))}
-        assert len(found) == 3 + 2 * 4
-        for (axis, level, reference, where), one in found.items():
-            place, mixer = axes.index(axis), where.removeprefix("attn_type=")
+        cells = [(dict(zip(axes, key, strict=True)), 0, {clean: values}) for key, values in measured.items()]
+        by_row = {
+            (effect.axis, effect.level, effect.reference, effect.where): effect
+            for effect in item_effects(empty, sweep(cells))
+        }
+        assert len(by_row) == 3 + 2 * 4
+        for (axis, level, reference, where), effect in by_row.items():
+            axis_index, mixer = axes.index(axis), where.removeprefix("attn_type=")
             pairs = [
-                values - known[other]
-                for key, values in known.items()
-                if key[place] == level
-                and (other := (*key[:place], reference, *key[place + 1 :])) in known
+                values - measured[partner]
+                for key, values in measured.items()
+                if key[axis_index] == level
+                and (partner := (*key[:axis_index], reference, *key[axis_index + 1 :])) in measured
                 and (not mixer or key[0] == mixer)
             ]
             d = np.mean(pairs, axis=0)
-            assert (one.pairs, one.n, one.mean) == (len(pairs), 7, pytest.approx(d.mean(), abs=1e-12))
-            assert (one.up, one.down) == (int((d > 0).sum()), int((d < 0).sum()))
-            assert (one.gained, one.lost, str(one.p_mcnemar)) == (None, None, "nan")
-            assert one.family == f"Clean@64: {axis}"
-        assert ("attn_type", "rope", "nope", "") in found
+            assert (effect.pairs, effect.n, effect.mean) == (len(pairs), 7, pytest.approx(d.mean(), abs=1e-12))
+            assert (effect.up, effect.down) == (int((d > 0).sum()), int((d < 0).sum()))
+            assert (effect.gained, effect.lost, str(effect.p_mcnemar)) == (None, None, "nan")
+            assert effect.family == f"Clean@64: {axis}"
+        assert ("attn_type", "rope", "nope", "") in by_row
 
-    def test_seeds_are_crossed_with_items(self, empty: Store, sweep: Any) -> None:
+    def test_item_effects_cross_seeds_with_items(self, empty: Store, sweep: Any) -> None:
         """Seeds that shift all items alike are no news of the level: the interval knows it, the pooled one would not."""
         draw = np.random.default_rng(11)
         items, shifts = draw.normal(0, 0.02, 12), (-0.3, 0.05, 0.25)
@@ -181,46 +191,46 @@ class TestEffects:
             for memory in ("off", "on")
             for seed in range(3)
         ]
-        (one,) = item_effects(empty, sweep(cells))
-        assert (one.method, one.n, one.seeds, one.pairs) == ("crossed", 12, 3, 1)
+        (effect,) = item_effects(empty, sweep(cells))
+        assert (effect.method, effect.n, effect.seeds, effect.pairs) == ("crossed", 12, 3, 1)
         # three seeds of standard deviation s: t with two degrees of freedom and s / sqrt(3), as good as
         half = 4.302652729911 * np.std([np.mean(shifts) - s for s in shifts], ddof=1) / np.sqrt(3)
-        assert one.high - one.low == pytest.approx(2 * half, rel=0.05)
-        assert one.p > 0.5
+        assert effect.high - effect.low == pytest.approx(2 * half, rel=0.05)
+        assert effect.p > 0.5
 
-    def test_only_items_that_both_cells_have(self, empty: Store, sweep: Any, hits: np.ndarray) -> None:
+    def test_item_effects_use_common_items(self, empty: Store, sweep: Any, hits: np.ndarray) -> None:
         data = sweep([({"memory": "off"}, 0, by_trial(hits[0])), ({"memory": "on"}, 0, by_trial(hits[1][:3]))])
-        (one,) = item_effects(empty, data)
-        assert (one.n, one.mean) == (3, pytest.approx((hits[1][:3] - hits[0][:3]).mean()))
-        assert one.method == "t"
+        (effect,) = item_effects(empty, data)
+        assert (effect.n, effect.mean) == (3, pytest.approx((hits[1][:3] - hits[0][:3]).mean()))
+        assert effect.method == "t"
 
-    def test_seeds_that_one_level_alone_has_are_left_out(self, empty: Store, sweep: Any, hits: np.ndarray) -> None:
+    def test_item_effects_leave_out_unmatched_seeds(self, empty: Store, sweep: Any, hits: np.ndarray) -> None:
         cells = [({"memory": "on"}, seed, by_trial(hits[seed])) for seed in range(3)]
         cells += [({"memory": "off"}, seed, by_trial(hits[3 + seed])) for seed in range(2)]
-        (one,) = item_effects(empty, sweep(cells))
+        (effect,) = item_effects(empty, sweep(cells))
         d = (hits[:2] - hits[3:5]).mean((0, 2))
-        assert (one.n, one.seeds, one.mean) == (4, 2, pytest.approx(d.mean()))
+        assert (effect.n, effect.seeds, effect.mean) == (4, 2, pytest.approx(d.mean()))
 
-    def test_levels_that_share_no_seed_have_no_row(self, empty: Store, sweep: Any, hits: np.ndarray) -> None:
+    def test_levels_without_common_seed_have_no_row(self, empty: Store, sweep: Any, hits: np.ndarray) -> None:
         cells = [({"memory": "on"}, 0, by_trial(hits[0])), ({"memory": "off"}, 1, by_trial(hits[4]))]
         assert item_effects(empty, sweep(cells)) == []
 
 
 class TestMcNemar:
     @pytest.mark.parametrize(("gained", "lost"), [(0, 0), (1, 0), (5, 1), (3, 3), (0, 9), (16, 0), (10, 4)])
-    def test_of_one_pair_statsmodels_says_the_same(self, gained: int, lost: int) -> None:
+    def test_mcnemar_of_a_single_pair_equals_statsmodels(self, gained: int, lost: int) -> None:
         net = np.array([1] * gained + [-1] * lost + [0] * 3)
         table = [[4, gained], [lost, 2]]
         assert mcnemar(net) == pytest.approx(contingency_tables.mcnemar(table, exact=True).pvalue, abs=1e-12)
 
     @pytest.mark.parametrize("net", [[3, -1, 2, 0, 5], [4], [-2, -2, -2, 1], [7, 7, -7, 1, 1, 1, 1, -3, 2]])
-    def test_of_several_pairs_by_brute_force(self, net: list[int]) -> None:
+    def test_mcnemar_of_several_pairs_by_enumeration(self, net: list[int]) -> None:
         sums = [sum(s * n for s, n in zip(turn, net, strict=True)) for turn in product((-1, 1), repeat=len(net))]
         assert mcnemar(np.array(net)) == pytest.approx(np.mean([abs(s) >= abs(sum(net)) for s in sums]), abs=1e-12)
 
 
 class TestTable:
-    def test_it_prints_what_was_found(self, empty: Store, sweep: Any, hits: np.ndarray) -> None:
+    def test_table_prints_item_effects(self, empty: Store, sweep: Any, hits: np.ndarray) -> None:
         sweep([({"memory": "off"}, 0, by_trial(hits[0])), ({"memory": "on"}, 0, by_trial(hits[1]))])
         table = make_table("items", empty, "own")
         (row,) = table.rows
@@ -231,7 +241,7 @@ class TestTable:
         assert "a guess: 10" in " ".join(table.notes)
         assert "other items like these" in " ".join(table.notes)
 
-    def test_printed_numbers_have_no_items_and_it_says_why(self, published: Store) -> None:
+    def test_printed_sweeps_have_no_items(self, published: Store) -> None:
         table = make_table("items", published, "printed-v2")
         assert table.rows == ()
         assert "printed numbers have none" in table.notes[-1]
@@ -248,7 +258,7 @@ class TestTable:
         ],
         ids=["one cell", "not measured", "constant", "one item", "seeds missing", "items without values"],
     )  # fmt: skip
-    def test_bad_input_is_a_table_all_the_same(self, empty: Store, sweep: Any, cells: Any) -> None:
+    def test_table_items_with_hostile_input(self, empty: Store, sweep: Any, cells: Any) -> None:
         with warnings.catch_warnings():
             warnings.simplefilter("error")
             sweep(cells)

@@ -10,13 +10,13 @@ EACH = (3, 4, 5, 6, 7, 8)
 
 
 @pytest.mark.parametrize("spending", ["obrien-fleming", "pocock"])
-def test_the_level_holds_only_when_looks_are_counted(spending: str) -> None:
+def test_error_rate_holds_only_if_looks_are_counted(spending: str) -> None:
     assert looks.error((8,), None, draws=40_000) == pytest.approx(0.05, abs=0.004), "one look is an ordinary test"
     assert looks.error(EACH, None, draws=40_000) > 0.13
     assert looks.error(EACH, spending, draws=40_000) < 0.065
 
 
-def test_a_wide_interval_is_enough_at_once() -> None:
+def test_wide_goal_stops_at_the_first_look() -> None:
     seeds, held = looks.stopped(EACH, None, 1e9, draws=40_000)
     assert (seeds, held) == (3.0, pytest.approx(0.95, abs=0.004))
     seeds, held = looks.stopped(EACH, "obrien-fleming", 0.0, draws=40_000)
@@ -26,7 +26,7 @@ def test_a_wide_interval_is_enough_at_once() -> None:
     assert stats.norm.isf(z / 2) == pytest.approx(2.07, abs=0.03)
 
 
-def test_the_tables_of_the_docs(capsys: pytest.CaptureFixture[str]) -> None:
+def test_docs_tables_are_current(capsys: pytest.CaptureFixture[str]) -> None:
     assert looks.main(["--draws", "2000"]) == 0
-    told = capsys.readouterr().out.splitlines()
-    assert [line.count("|") for line in told if line] == [5] * 11
+    lines = capsys.readouterr().out.splitlines()
+    assert [line.count("|") for line in lines if line] == [5] * 11

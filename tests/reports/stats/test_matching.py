@@ -22,27 +22,31 @@ UNLIKE = {"atlas-170m": ("model.memories.atlas.features", "train.constant", "dat
         ("atlas-170m", "printed-atlas", 2),
     ],
 )
-def test_a_shipped_grid_stands_beside_what_is_printed(
+def test_shipped_grids_match_published_sweeps(
     empty: Store, published: Store, grid: str, sweep: str, partners: int
 ) -> None:
     cells = load_grid(grid).expand(lambda data: "0" * 64)
     empty.record_revision(grid, grid_text="x", grid_file="x", cells=[record(cell) for cell in cells])
     mine, theirs = load_sweep_data(empty, grid), load_sweep_data(published, sweep)
-    found = matched(mine, theirs)
-    assert len(found) == partners
+    matches = matched(mine, theirs)
+    assert len(matches) == partners
     for axis in ("attn_type", "model.positions", "model.mixers.wall.rotary"):
-        for pair in found:
-            here, there = ({**one.levels, **one.axes}.get(axis, "none") for one in (pair.mine[0], pair.theirs[0]))
-            assert here == there
-    corpora = {pair.theirs[0].axes.get("data.corpus") for pair in found}
+        for pair in matches:
+            own_level, there = (
+                {**cell.levels, **cell.axes}.get(axis, "none") for cell in (pair.mine[0], pair.theirs[0])
+            )
+            assert own_level == there
+    corpora = {pair.theirs[0].axes.get("data.corpus") for pair in matches}
     assert corpora <= {None, cells[0].config.data.corpus}
     # nor does anything that is printed of the recipe differ, so that a full run is judged; but for atlas-170m, whose page says so
-    for pair in found:
-        whole = flatten_config(
+    for pair in matches:
+        own_config = flatten_config(
             next(cell for cell in cells if cell.id == pair.mine[0].cell_id).config.model_dump(mode="json")
         )
-        told = flatten_config(theirs.configs[pair.theirs[0].cell_id])
+        printed_config = flatten_config(theirs.configs[pair.theirs[0].cell_id])
         differing = {
-            path for path, value in told.items() if not path.startswith(HARMLESS_SETTINGS) and whole.get(path) != value
+            path
+            for path, value in printed_config.items()
+            if not path.startswith(HARMLESS_SETTINGS) and own_config.get(path) != value
         }
         assert differing <= {"model.mixers.wall.rotary", *UNLIKE.get(grid, ())}

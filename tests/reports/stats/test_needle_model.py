@@ -18,18 +18,20 @@ from scipy import stats
 def needle(empty, make, run):
     """A sweep of (levels, seed, right digits of 80)."""
 
-    def made(rows):
+    def make_sweep(rows):
         cell, _ = make
-        cells = [cell(place, seed=seed, **levels) for place, (levels, seed, _) in enumerate(rows)]
+        cells = [cell(index, seed=seed, **levels) for index, (levels, seed, _) in enumerate(rows)]
         empty.record_revision("own", grid_text="x", grid_file="x", cells=cells)
-        for one, (*_, hits) in zip(cells, rows, strict=True):
+        for record, (*_, hits) in zip(cells, rows, strict=True):
             value = None if hits is None else hits / 80
             reason = "oom: none free" if hits is None else None
-            found = [Measurement(probe="needle", metric="digit_accuracy", length=128, value=value, n=80, reason=reason)]
-            run(empty, one.id, "done", found)
+            measurements = [
+                Measurement(probe="needle", metric="digit_accuracy", length=128, value=value, n=80, reason=reason)
+            ]
+            run(empty, record.id, "done", measurements)
         return empty
 
-    return made
+    return make_sweep
 
 
 def model(store):
@@ -40,17 +42,27 @@ def model(store):
         return nm.needle_model(data, column)
 
 
-def test_two_groups_by_hand(needle):
+def test_odds_ratio_of_two_groups_by_hand(needle):
     off, on = [20, 32, 24, 28], [60, 44, 52, 64]
-    found = model(
-        needle([({"memory": m}, seed, x) for m, some in (("off", off), ("on", on)) for seed, x in enumerate(some)])
+    result = model(
+        needle(
+            [
+                ({"memory": m}, seed, x)
+                for m, counts_right in (("off", off), ("on", on))
+                for seed, x in enumerate(counts_right)
+            ]
+        )
     )
-    shares = [np.mean(some) / 80 for some in (off, on)]
+    shares = [np.mean(counts_right) / 80 for counts_right in (off, on)]
     # 16 trials a cell, not 80 digits
-    chi2 = sum(16 * (x / 80 - p) ** 2 / (p * (1 - p)) for some, p in zip((off, on), shares, strict=True) for x in some)
+    chi2 = sum(
+        16 * (x / 80 - p) ** 2 / (p * (1 - p))
+        for counts_right, p in zip((off, on), shares, strict=True)
+        for x in counts_right
+    )
     scale = chi2 / 6
-    assert found.scale == pytest.approx(scale)
-    term, _, level = found.frame.to_dict("records")
+    assert result.scale == pytest.approx(scale)
+    term, _, level = result.frame.to_dict("records")
     log_odds = math.log(shares[1] / (1 - shares[1])) - math.log(shares[0] / (1 - shares[0]))
     error = math.sqrt(scale * sum(1 / (64 * p * (1 - p)) for p in shares))
     t = stats.t.ppf(0.975, 6)
@@ -64,27 +76,27 @@ def test_two_groups_by_hand(needle):
     assert term["p"] == pytest.approx(stats.f.sf(deviance / scale, 1, 6))
 
 
-def test_the_published_needle(published):
+def test_model_of_the_published_needle(published):
     data = load_sweep_data(published, "printed-v2")
-    column = next(one for one in nm.needle_columns(data) if one.length == 65536)
-    found = nm.needle_model(data, column)
-    assert "attn_type=rope: no digit right in 40 cells" in found.remarks[0]
-    assert len(found.numbers) == 80
-    rows = found.frame.set_index("term")
+    column = next(each_column for each_column in nm.needle_columns(data) if each_column.length == 65536)
+    result = nm.needle_model(data, column)
+    assert "attn_type=rope: no digit right in 40 cells" in result.remarks[0]
+    assert len(result.numbers) == 80
+    rows = result.frame.set_index("term")
     assert rows.loc["memory: on / off", "low"] > 1
     assert rows.loc["reg_mode", "p"] > 0.5
-    assert found.scale > 1
+    assert result.scale > 1
 
 
-def test_groups_at_zero_are_named_and_left_out(needle):
+def test_separated_groups_are_dropped(needle):
     draw = np.random.default_rng(0)
     rows = [
         ({"attn_type": t, "memory": m}, seed, 0 if t == "rope" and m == "off" else int(draw.integers(20, 60)))
         for t, m, seed in itertools.product(("polar", "rope"), ("off", "on"), range(3))
     ]
-    found = model(needle(rows))
-    assert "attn_type=rope, memory=off: no digit right in 3 cells" in found.remarks[0]
-    assert len(found.numbers) == 9
+    result = model(needle(rows))
+    assert "attn_type=rope, memory=off: no digit right in 3 cells" in result.remarks[0]
+    assert len(result.numbers) == 9
 
 
 @pytest.mark.parametrize(
@@ -99,16 +111,16 @@ def test_groups_at_zero_are_named_and_left_out(needle):
         ([({"memory": "on", "window": w}, s, 30 + s if s else None) for w in ("off", "on") for s in range(3)], "window"),
     ],
 )  # fmt: skip
-def test_it_says_why_there_is_nothing(needle, rows, why):
+def test_reasons_for_no_model(needle, rows, why):
     store = needle(rows)
     with warnings.catch_warnings():
         warnings.simplefilter("error")
         assert why in " ".join(render(make_table("needle-model", store), "terminal").split())
 
 
-def test_a_sweep_without_a_needle(store, empty, make, run):
+def test_table_of_a_sweep_without_needle(store, empty, make, run):
     cell, _ = make
-    one = cell(1)
-    empty.record_revision("own", grid_text="x", grid_file="x", cells=[one])
-    run(empty, one.id, "done", [Measurement(probe="val", metric="val_loss", value=1.0)])
+    record = cell(1)
+    empty.record_revision("own", grid_text="x", grid_file="x", cells=[record])
+    run(empty, record.id, "done", [Measurement(probe="val", metric="val_loss", value=1.0)])
     assert "nothing to model" in " ".join(render(make_table("needle-model", empty), "terminal").split())

@@ -16,8 +16,8 @@ from statsmodels.stats.power import TTestPower
 
 
 def needed(sd: float, df: int, difference: float) -> int:
-    (found,) = pairs_needed(np.array([sd]), np.array([df]), np.array([difference])).tolist()
-    return int(found)
+    (num_pairs,) = pairs_needed(np.array([sd]), np.array([df]), np.array([difference])).tolist()
+    return int(num_pairs)
 
 
 def test_ten_points_on_polar_with_memory() -> None:
@@ -31,42 +31,43 @@ def test_ten_points_on_polar_with_memory() -> None:
 @pytest.mark.parametrize(("pairs", "df"), [(2, 4), (3, 12), (10, 3), (72, 16)])
 def test_the_power_by_simulation(pairs: int, df: int) -> None:
     """Student's t over pairs of runs whose true sd is what an estimate of 1 with `df` degrees of freedom leaves open."""
-    draw, many = np.random.default_rng(pairs), 200_000
-    true = np.sqrt(df / draw.chisquare(df, many))
-    mean = detectable_factor(pairs, df) + true * math.sqrt(2 / pairs) * draw.normal(size=many)
-    own = true * np.sqrt(2 * draw.chisquare(pairs - 1, many) / (pairs - 1))
+    draw, num_draws = np.random.default_rng(pairs), 200_000
+    true = np.sqrt(df / draw.chisquare(df, num_draws))
+    mean = detectable_factor(pairs, df) + true * math.sqrt(2 / pairs) * draw.normal(size=num_draws)
+    own = true * np.sqrt(2 * draw.chisquare(pairs - 1, num_draws) / (pairs - 1))
     seen = mean > stats.t.ppf(0.975, pairs - 1) * own / math.sqrt(pairs)
     assert abs(float(seen.mean()) - 0.8) < 0.005
 
 
 @pytest.mark.parametrize("ratio", [0.2, 0.5, 1.0])
-def test_a_known_spread_against_statsmodels(ratio: float) -> None:
-    known = TTestPower().solve_power(ratio / math.sqrt(2), power=0.8, alpha=0.05)
-    assert needed(1, 10**7, ratio) == math.ceil(known)
+def test_pairs_needed_equals_statsmodels(ratio: float) -> None:
+    expected = TTestPower().solve_power(ratio / math.sqrt(2), power=0.8, alpha=0.05)
+    assert needed(1, 10**7, ratio) == math.ceil(expected)
 
 
 @pytest.mark.parametrize(("ratio", "df"), [(0.5, 3), (1.0, 12), (2.0, 12), (6.0, 4), (0.0001, 12)])
-def test_the_fewest_by_counting_up(ratio: float, df: int) -> None:
-    found = needed(1, df, ratio)
-    if found > MOST:
+def test_pairs_needed_is_the_minimum(ratio: float, df: int) -> None:
+    num_pairs = needed(1, df, ratio)
+    if num_pairs > MOST:
         assert detectable_factor(MOST, df) > ratio
         return
-    assert found == next(n for n in range(2, 10_000) if detectable_factor(n, df) <= ratio)
+    assert num_pairs == next(n for n in range(2, 10_000) if detectable_factor(n, df) <= ratio)
 
 
 @pytest.mark.thorough
-def test_the_published_sweep(published: Store) -> None:
-    found = {
-        (one.measure.heading, *one.stratum): one for one in power_analyses(load_sweep_data(published, "printed-v2"))
+def test_power_analyses_of_the_published_sweep(published: Store) -> None:
+    by_stratum = {
+        (analysis.measure.heading, *analysis.stratum): analysis
+        for analysis in power_analyses(load_sweep_data(published, "printed-v2"))
     }
-    polar = found["Ndl@64K", "polar", "on"]
+    polar = by_stratum["Ndl@64K", "polar", "on"]
     assert (polar.pairs, polar.differences) == (10, (0.05, 0.1, 0.2)), "distractor: ten pairs of configurations"
     for share, n in zip(polar.differences, polar.needed, strict=True):
         assert n is not None
         assert detectable(polar.spread, n) <= share < detectable(polar.spread, n - 1)
     assert polar.one > polar.all > 0.1, "the design's own pairs do not show ten points"
-    assert found["Val", "polar", "on"].differences == (0.01, 0.02, 0.05)
-    assert not any(heading == "MFU" for heading, *_ in found)
+    assert by_stratum["Val", "polar", "on"].differences == (0.01, 0.02, 0.05)
+    assert not any(heading == "MFU" for heading, *_ in by_stratum)
     table = make_table("power", published, "printed-v2")
     row = next(row for row in table.rows if row[:3] == ("Ndl@64K", "polar", "on"))
     assert row[-2:] == tuple(str(n) for n in polar.needed[1:])

@@ -16,7 +16,7 @@ def cells(published: Store) -> Published:
 
 
 @pytest.mark.parametrize("name", METHODS)
-def test_a_draw_is_of_different_cells_and_estimates_the_effect(cells: Published, name: str) -> None:
+def test_draws_are_distinct_cells(cells: Published, name: str) -> None:
     random = np.random.default_rng(1)
     draws = [METHODS[name](cells, random) for _ in range(3)]
     for members in draws:
@@ -30,30 +30,30 @@ def test_a_draw_is_of_different_cells_and_estimates_the_effect(cells: Published,
         assert np.allclose(rows_.T @ rows_, 60 * np.eye(10))
 
 
-def test_all_cells_say_what_the_paper_does(cells: Published) -> None:
+def test_full_replay_equals_the_paper(cells: Published) -> None:
     """The full values by the difference of means, and draws of forty around it."""
     on, off = (cells.needle[(cells.space.points[:, 3] == level)] for level in (1, 0))
     assert 100 * (on.mean() - off.mean()) == pytest.approx(17.4, abs=0.05)
-    one = replayed(cells, METHODS["`runs: 40`, levels relabelled"], draws=40)["all"]
-    assert (one.sign, one.sure) == (1.0, 1.0)
-    assert one.held >= 0.9
-    assert one.saved == pytest.approx(2 / 3, abs=0.05)
+    result = replayed(cells, METHODS["`runs: 40`, levels relabelled"], draws=40)["all"]
+    assert (result.sign, result.sure) == (1.0, 1.0)
+    assert result.held >= 0.9
+    assert result.saved == pytest.approx(2 / 3, abs=0.05)
 
 
-def test_pruning_by_loss_throws_the_best_retrieval_away(cells: Published) -> None:
+def test_pruning_by_loss_removes_the_best_retrieval(cells: Published) -> None:
     """By a sort of the published files, with nothing of the module."""
     curves = [float(row["val_loss"]) for row in rows("curves") if row["step"] == "250"]
     assert len(curves) == 120
     first, *_, last = pruned(cells, 2)
-    kept = sorted(curves)[:60]
-    assert sorted(cells.losses[250])[:60] == pytest.approx(kept)
+    chosen = sorted(curves)[:60]
+    assert sorted(cells.losses[250])[:60] == pytest.approx(chosen)
     assert (first.left, first.best, last.left) == (60, 0, 15)
     order = np.argsort(cells.losses[250])
     assert first.needle == cells.needle[order[:60]].max() < 0.25 < 0.5 < np.sort(cells.needle)[-10]
     assert first.correlation < 0
 
 
-def test_it_prints_both_tables(capsys: pytest.CaptureFixture[str]) -> None:
+def test_main_prints_both_tables(capsys: pytest.CaptureFixture[str]) -> None:
     assert main(["--draws", "2"]) == 0
     out = capsys.readouterr().out
     assert out.count("\n| ") == 2 * len(METHODS) + 1 + 7

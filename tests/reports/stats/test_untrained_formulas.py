@@ -14,7 +14,7 @@ from atma_sweep.model.memory import gated_delta as memory_file
 from atma_sweep.model.mixers.polar import Polar
 from atma_sweep.reports.stats import untrained_formulas
 
-NORMAL = [NormalDist().inv_cdf((place + 0.5) / 2000) for place in range(2000)]
+NORMAL = [NormalDist().inv_cdf((index + 0.5) / 2000) for index in range(2000)]
 WAYS = [(erases, keeps) for erases in (True, False) for keeps in (True, False)]
 
 
@@ -37,13 +37,13 @@ def simulated(size: int, tokens: int, *, erases: bool, keeps: bool, heads: int =
 
 
 @pytest.mark.parametrize(("erases", "keeps"), WAYS)
-def test_the_norm_is_that_of_a_state_written_token_by_token(erases: bool, keeps: bool) -> None:
+def test_state_norms_equal_a_simulation(erases: bool, keeps: bool) -> None:
     for tokens in (1, 20, 300):
         closed = untrained_formulas.state_norms([tokens], erases=erases, keeps=keeps, size=16)[0]
         assert closed == pytest.approx(simulated(16, tokens, erases=erases, keeps=keeps), rel=0.05)
 
 
-def test_writes_that_nothing_takes_out_grow_as_the_root_of_their_number() -> None:
+def test_state_norms_without_decay_grow_as_a_root() -> None:
     lengths = [2**power for power in range(17)]
     norms = untrained_formulas.state_norms(lengths, erases=False, keeps=True)
     assert norms / norms[0] == pytest.approx([math.sqrt(length) for length in lengths])
@@ -52,13 +52,13 @@ def test_writes_that_nothing_takes_out_grow_as_the_root_of_their_number() -> Non
         assert bounded[1] == pytest.approx(bounded[0], rel=1e-4)
 
 
-def test_the_kernel_leaves_a_state_of_that_norm() -> None:
+def test_state_norms_equal_the_kernel() -> None:
     chance = torch.Generator().manual_seed(3)
     q, k, v = (torch.randn(2, 512, 8, 32, generator=chance) for _ in range(3))
     gates = torch.randn(2, 2, 512, 8, generator=chance) / math.sqrt(3)
     log_gamma = torch.nn.functional.logsigmoid(gates[0] + memory_file.GAMMA_OFFSET)
-    found = gated_delta(q, k, v, log_gamma, torch.sigmoid(gates[1]), return_state=True, backend="torch")
-    norm = float(found[1].square().sum((2, 3)).mean().sqrt())
+    state_and_output = gated_delta(q, k, v, log_gamma, torch.sigmoid(gates[1]), return_state=True, backend="torch")
+    norm = float(state_and_output[1].square().sum((2, 3)).mean().sqrt())
     assert untrained_formulas.state_norms([512], size=32)[0] == pytest.approx(norm, rel=0.05)
 
 
@@ -70,7 +70,7 @@ def started() -> Backbone:
     return build(ModelConfig(**sizes, memory="gated_delta", init="zero-ends-and-conv-in"), seed=0)
 
 
-def test_slopes_offset_and_size_are_the_models(started: Backbone) -> None:
+def test_constants_equal_those_of_the_model(started: Backbone) -> None:
     slopes = [module.mag_beta for module in started.modules() if isinstance(module, Polar)]
     assert len(slopes) == 8
     assert torch.nn.functional.softplus(torch.cat(slopes)).tolist() == pytest.approx([untrained_formulas.BETA] * 128)
@@ -78,7 +78,7 @@ def test_slopes_offset_and_size_are_the_models(started: Backbone) -> None:
     assert ModelConfig().head_dim == untrained_formulas.HEAD_SIZE
 
 
-def test_gates_spread_as_those_of_the_model(started: Backbone) -> None:
+def test_gate_spread_equals_that_of_the_model(started: Backbone) -> None:
     x = torch.nn.functional.rms_norm(torch.randn(1, 512, 256, generator=torch.Generator().manual_seed(5)), (256,))
     memories = [module for module in started.modules() if isinstance(module, memory_file.GatedDelta)]
     with torch.no_grad():
@@ -94,7 +94,7 @@ def test_gates_spread_as_those_of_the_model(started: Backbone) -> None:
     )
 
 
-def test_the_count_map_at_counts_worked_out_by_hand() -> None:
+def test_count_map_by_hand() -> None:
     # docs/mechanisms.md, "Polar attention"
     assert np.round(untrained_formulas.magnitude(np.array([0, 1, 37, 1000])), 4).tolist() == [
         0.0,

@@ -57,15 +57,17 @@ def held(answer, **expected):
 
 
 class TestLedger:
-    def test_memory(self, answers, logged):
-        found = [needle(logged, m, d, 1, w) - needle(logged, m, d, 0, w) for m, d, w in product(MODES, (0, 1), (0, 1))]
-        assert fmean(found) == pytest.approx(47.8, abs=0.05 + 1e-9)  # printed with one digit behind the point
-        held(answers["memory"], mean=fmean(found) / 100, up=20, down=0, pairs=20)
-        t = stats.ttest_1samp(found, 0).confidence_interval()
+    def test_claim_memory(self, answers, logged):
+        differences = [
+            needle(logged, m, d, 1, w) - needle(logged, m, d, 0, w) for m, d, w in product(MODES, (0, 1), (0, 1))
+        ]
+        assert fmean(differences) == pytest.approx(47.8, abs=0.05 + 1e-9)  # printed with one digit behind the point
+        held(answers["memory"], mean=fmean(differences) / 100, up=20, down=0, pairs=20)
+        t = stats.ttest_1samp(differences, 0).confidence_interval()
         held(answers["memory"], t_low=t.low / 100, t_high=t.high / 100)
         assert answers["memory"].verdict == "true"
 
-    def test_ninety(self, answers, logged):
+    def test_claim_hold_90(self, answers, logged):
         cells = {(m, d, w): needle(logged, m, d, 1, w) for m, d, w in product(MODES, (0, 1), (0, 1))}
         open_ = [value for (_, _, w), value in cells.items() if not w]
         assert sum(value >= 90 - 1e-6 for value in cells.values()) == 1
@@ -74,7 +76,7 @@ class TestLedger:
         assert answers["hold-90"].verdict == "true of 1 of 20"
         assert "without window 63.0 (sd 17.4, 10 cells)" in answers["hold-90"].told
 
-    def test_average(self, answers, logged):
+    def test_claim_average(self, answers, logged):
         lengths = [2048 * 2**power for power in range(6)]
         values = logged["polar", "baseline", 0, 1, 0]["needle"]
         mean = sum(length * value for length, value in zip(lengths, values, strict=True)) / sum(lengths)
@@ -82,10 +84,12 @@ class TestLedger:
         assert "average 94.15, 91.25 to 97.50" in answers["average"].told
         assert answers["average"].verdict == "true of 1 of 20"
 
-    def test_falling_loss(self, answers, logged):
+    def test_claim_monotone_loss(self, answers, logged):
         def falling(mixers, memory):
-            some = [one["clean"] for key, one in logged.items() if key[0] in mixers and key[3] == memory]
-            return sum(all(b < a for a, b in pairwise(row)) for row in some), len(some)
+            losses = [
+                measurement["clean"] for key, measurement in logged.items() if key[0] in mixers and key[3] == memory
+            ]
+            return sum(all(b < a for a, b in pairwise(row)) for row in losses), len(losses)
 
         every = ("polar", "nope", "rope")
         expected = [falling(("polar",), 1), falling(("nope",), 1), falling(("rope",), 1), falling(every, 0)]
@@ -95,29 +99,31 @@ class TestLedger:
             held(answers["monotone"], **{f"{name}, falling": count, f"{name}, cells": cells})
         assert answers["monotone"].verdict == "true"
 
-    def test_best_loss(self, answers, logged):
-        losses = {key: one["clean"][LAST] for key, one in logged.items()}
+    def test_claim_best_loss(self, answers, logged):
+        losses = {key: measurement["clean"][LAST] for key, measurement in logged.items()}
         ours = losses["polar", "baseline", 0, 1, 0]
         plain = [value for key, value in losses.items() if key[1] == "baseline" and key[2] == key[4] == 0]
         assert (len(plain), min(plain)) == (6, ours)
         assert f"{ours:.2f}" == "1.96"
         assert sum(value < 1.945 for value in losses.values()) == 1 + 6
         held(answers["best-loss"], ours=ours, plain=ours, lowest=min(losses.values()), lower=7)
-        told = answers["best-loss"].told
-        assert told.endswith("1.916 (polar-zipfian-d0-m1-w0), 6 more are below 1.945")
+        explanation = answers["best-loss"].told
+        assert explanation.endswith("1.916 (polar-zipfian-d0-m1-w0), 6 more are below 1.945")
         assert answers["best-loss"].verdict == "true among 6 plain cells only"
 
-    def test_distractor(self, answers, logged):
+    def test_claim_distractor(self, answers, logged):
         alone = [needle(logged, m, 1, 1, 0) - needle(logged, m, 0, 1, 0) for m in MODES]
         assert sorted(round(value, 2) for value in alone) == [-33.75, -20.0, -18.75, 3.75, 31.25]
         every = [needle(logged, m, 1, 1, w) - needle(logged, m, 0, 1, w) for m in MODES for w in (0, 1)]
-        errors = [stdev(some) / math.sqrt(len(some)) for some in (alone, every)]
+        errors = [
+            stdev(differences_of_axis) / math.sqrt(len(differences_of_axis)) for differences_of_axis in (alone, every)
+        ]
         assert [round(x, 1) for x in (fmean(alone), errors[0], fmean(every), errors[1])] == [-7.5, 11.4, -6.0, 8.3]
         held(answers["distractor"], no_window=fmean(alone) / 100, no_window_error=errors[0] / 100, pairs=10)
         held(answers["distractor"], mean=fmean(every) / 100, error=errors[1] / 100)
         assert answers["distractor"].verdict == "not shown"
 
-    def test_window(self, answers, logged):
+    def test_claim_window(self, answers, logged):
         every = [needle(logged, m, d, 1, 1) - needle(logged, m, d, 1, 0) for m in MODES for d in (0, 1)]
         t = stats.ttest_1samp(every, 0).confidence_interval()
         assert [round(x, 1) for x in (fmean(every), t.low, t.high)] == [-25.5, -50.5, -0.5]
@@ -125,10 +131,10 @@ class TestLedger:
         flips = [
             abs(sum(sign * x for sign, x in zip(signs, every, strict=True))) for signs in product((1, -1), repeat=10)
         ]
-        held(answers["window"], p=fmean(one >= abs(sum(every)) - 1e-6 for one in flips))
+        held(answers["window"], p=fmean(flip_sum >= abs(sum(every)) - 1e-6 for flip_sum in flips))
         assert answers["window"].verdict == "weak", "Student's t alone is below 5%"
 
-    def test_simplest(self, answers, logged):
+    def test_claim_simplest(self, answers, logged):
         better = {
             (m, d, w): (needle(logged, m, d, 1, w), needle(logged, m, 0, 1, 0))
             for m, d, w in product(MODES, (0, 1), (0, 1))
@@ -142,20 +148,20 @@ class TestLedger:
         )
         assert answers["simplest"].verdict == "false"
 
-    def test_collapse(self, answers, logged):
+    def test_claim_collapse(self, answers, logged):
         value = logged["nope", "baseline", 0, 1, 0]["needle"][LAST]
         assert value / 100 * 80 == pytest.approx(13, abs=1e-5)
         held(answers["collapse"], value=13 / 80, ceiling=14 / 80)
         assert answers["collapse"].verdict == "true"
 
-    def test_rope(self, answers, logged):
+    def test_claim_rope(self, answers, logged):
         cell = logged["rope", "baseline", 0, 1, 0]
         assert max(cell["needle"][4:]) == 0
         held(answers["rope"], needle=0, loss=cell["clean"][LAST])
         assert f"{cell['clean'][LAST]:.2f}" == "2.86"
         assert answers["rope"].verdict == "true"
 
-    def test_degrade(self, answers, logged):
+    def test_claim_degrade(self, answers, logged):
         for mixer, (first, later) in {"nope": (2.76, 2.67), "rope": (2.85, 2.78)}.items():
             values = logged[mixer, "baseline", 0, 0, 0]["clean"]
             assert [round(values[i], 2) for i in (0, 2)] == [first, later]
@@ -163,7 +169,7 @@ class TestLedger:
             held(answers["degrade"], **{f"{mixer}, 4x": values[2], f"{mixer}, 32x": values[5]})
         assert answers["degrade"].verdict == "false up to 4x"
 
-    def test_speed(self, answers):
+    def test_claim_mfu(self, answers):
         # the second paper's Table 6: seconds of a step and MFU in %, alone, with memory, with memory and the distractor
         rows = [(28.33, 40.1), (32.49, 35.6), (36.39, 31.8)]
         alone, memory, both = (row[1] for row in rows)
@@ -173,25 +179,25 @@ class TestLedger:
         assert "4.5 points, 11.2%, 20.7%; by the time of a step 12.8% and 22.1%" in answers["mfu"].told
         assert answers["mfu"].verdict == "true"
 
-    def test_budgets(self, answers):
+    def test_claim_budgets(self, answers):
         scale = {"M": 1e6, "T": 1e12}
         printed = pd.read_csv(PAPER / "budgets.csv", keep_default_na=False).itertuples(index=False)
-        known = [row for row in printed if row[2][-1] == "T"]
+        trillion_rows = [row for row in printed if row[2][-1] == "T"]
         right = [
             f"{6 * float(size[:-1]) * scale[size[-1]] * float(tokens[:-1]) * 1e12 / 1e21:.1f} ZF" == flops
-            for _, size, tokens, _, flops in known
+            for _, size, tokens, _, flops in trillion_rows
         ]
         assert right == [True] * 9
         held(answers["budgets"], right=9, models=9)
 
-    def test_size_and_recipe(self, answers):
+    def test_claims_on_size_and_recipe(self, answers):
         held(answers["non-embedding"], parameters=369_717_376)
         held(answers["tokens"], tokens=1900 * 524_288)
         assert "1,900 steps of 524,288" in answers["tokens"].told
         assert answers["schedule"].told == "schedule: linear"
         assert [answers[name].verdict for name in ("non-embedding", "tokens", "schedule")] == ["false"] * 3
 
-    def test_memory_by_hand(self, answers):
+    def test_claim_memory_by_hand(self, answers):
         held(answers["eigenvalue"], prototype=0.98 * (1 - 16 / 2), eigenvalue=0.98 * (1 - 128 / 2))
         assert answers["eigenvalue"].verdict == "true of d = 16 only"
         held(answers["state"], bytes=8 * 128 * 128 * 4)
@@ -199,7 +205,7 @@ class TestLedger:
         assert {answers[name].verdict for name in ("generation", "kept", "written")} == {"unchecked"}
 
 
-class TestOtherNumbers:
+class TestChangedNumbers:
     """A verdict follows the numbers: other ones, and it turns."""
 
     def changed(self, paper, name, change):
@@ -236,16 +242,16 @@ class TestOtherNumbers:
             ("non-embedding", "throughput", lambda x: 2 * x, "differs"),
         ],
     )
-    def test_the_verdict_turns(self, paper, name, probe, turn, verdict):
+    def test_verdict_changes_with_the_numbers(self, paper, name, probe, turn, verdict):
         def change(key, value):
-            asked = key[1] == probe and key[2] != "constant_accuracy" and value.value is not None
-            return {"value": turn(value.value)} if asked else {}
+            is_changed = key[1] == probe and key[2] != "constant_accuracy" and value.value is not None
+            return {"value": turn(value.value)} if is_changed else {}
 
-        found = self.changed(paper, name, change)
-        assert found.verdict == verdict, found.told
+        result = self.changed(paper, name, change)
+        assert result.verdict == verdict, result.told
 
     @pytest.mark.parametrize(("off", "on", "verdict"), [(0.1, 0.45, "true"), (0.1, 0.2, FLOOR), (0.45, 0.1, "false")])
-    def test_it_is_asked_where_one_side_retrieves(self, paper, off, on, verdict):
+    def test_difference_is_tested_if_either_side_retrieves(self, paper, off, on, verdict):
         """The mean of both sides would be at chance, and of forty cells each alone could be."""
         side = {cell.cell_id: {"off": off, "on": on}[cell.levels["memory"]] for cell in paper.cells}
 
@@ -256,7 +262,7 @@ class TestOtherNumbers:
 
 
 class TestTable:
-    def test_it_reads_in_every_format(self, published):
+    def test_claims_table_renders_in_every_format(self, published):
         table = make_table("claims", published, "printed-v2")
         assert [row[0] for row in table.rows] == [claim.sentence for claim in CLAIMS]
         assert {len(table.rows), len(CLAIMS)} == {21}
@@ -268,34 +274,37 @@ class TestTable:
             assert "true of 1 of 20" in text
         # what stands behind a verdict is what it read
         by_row = {row["claim"]: row["trace"]["sources"] for row in values}
-        assert sum(len(one["attempts"]) for one in by_row["memory"]) == 40
-        assert sum(len(one["attempts"]) for one in by_row["collapse"]) == 1
+        assert sum(len(row["attempts"]) for row in by_row["memory"]) == 40
+        assert sum(len(row["attempts"]) for row in by_row["collapse"]) == 1
 
-    def test_the_first_version(self, published):
+    def test_claims_of_the_first_version(self, published):
         table = make_table("claims", published, "printed-v1")
-        found = {claim.name: row for claim, row in zip(CLAIMS, table.rows, strict=True)}
-        assert "nope + memory 14 of 20" in found["monotone"][2]
-        assert found["budgets"][1] == SILENT
+        rows_by_claim = {claim.name: row for claim, row in zip(CLAIMS, table.rows, strict=True)}
+        assert "nope + memory 14 of 20" in rows_by_claim["monotone"][2]
+        assert rows_by_claim["budgets"][1] == SILENT
 
-    def test_a_sweep_without_the_cells_says_what_it_lacks(self, empty, make, run):
+    def test_missing_cells_are_named_in_the_verdict(self, empty, make, run):
         cell, _ = make
         cells = [cell(i, attn_type=kind) for i, kind in enumerate(("polar", "wall"))]
         empty.record_revision("mine", grid_text="x", grid_file="x", cells=cells)
-        for one in cells:
-            some = [
+        for measured_cell in cells:
+            rows_of_cell = [
                 Measurement(probe="needle", metric="digit_accuracy", length=length, value=0.9, n=80)
                 for length in (64, 128)
             ]
-            run(empty, one.id, "done", some)
-        found = {c.name: r for c, r in zip(CLAIMS, make_table("claims", empty, "mine").rows, strict=True)}
-        assert found["hold-90"][1:] == ("true", "1 of 1 cell have 90% at 128; mean 90.0")
-        assert found["average"][1] == "differs"
-        assert found["memory"][1:] == (SILENT, "no pairs of memory off and on at polar")
-        assert found["collapse"][1:] == (SILENT, "no cell nope + memory, reg_mode baseline, distractor off, window off")
-        assert found["best-loss"][1:] == (SILENT, "no number of clean")
-        assert found["schedule"][1:] == (SILENT, "no cell with the setting train.schedule")
+            run(empty, measured_cell.id, "done", rows_of_cell)
+        rows_by_claim = {c.name: r for c, r in zip(CLAIMS, make_table("claims", empty, "mine").rows, strict=True)}
+        assert rows_by_claim["hold-90"][1:] == ("true", "1 of 1 cell have 90% at 128; mean 90.0")
+        assert rows_by_claim["average"][1] == "differs"
+        assert rows_by_claim["memory"][1:] == (SILENT, "no pairs of memory off and on at polar")
+        assert rows_by_claim["collapse"][1:] == (
+            SILENT,
+            "no cell nope + memory, reg_mode baseline, distractor off, window off",
+        )
+        assert rows_by_claim["best-loss"][1:] == (SILENT, "no number of clean")
+        assert rows_by_claim["schedule"][1:] == (SILENT, "no cell with the setting train.schedule")
 
-    def test_writing_speed_is_judged_by_the_decode_probe(self, empty, make, run):
+    def test_writing_rate_uses_the_decode_probe(self, empty, make, run):
         cell, _ = make
         record = cell(0, attn_type="polar", memory="on")
         empty.record_revision("mine", grid_text="x", grid_file="x", cells=[record])
@@ -330,15 +339,17 @@ class TestTable:
 
 
 @pytest.mark.thorough
-def test_shares_of_a_gpu_say_nothing_of_speed():
+def test_speed_claim_undecidable_with_gpu_shares():
     """Twelve cells of the replication shared each GPU: a share below 1 in the config of a cell that the sentence compares."""
     data = load_sweep_data(shared("replication"), "replication")
-    (claim,) = [one for one in CLAIMS if one.name == "mfu"]
-    found = claim.asked_of(ClaimFacts(data))
-    assert (found.verdict, found.numbers) == (SILENT, {})
-    assert "share of a GPU" in found.told
-    whole = {cell: {**config, "resources": {**config["resources"], "gpus": 1}} for cell, config in data.configs.items()}
-    found = claim.asked_of(ClaimFacts(replace(data, configs=whole)))
+    (claim,) = [claim for claim in CLAIMS if claim.name == "mfu"]
+    result = claim.asked_of(ClaimFacts(data))
+    assert (result.verdict, result.numbers) == (SILENT, {})
+    assert "share of a GPU" in result.told
+    full_gpus = {
+        cell: {**config, "resources": {**config["resources"], "gpus": 1}} for cell, config in data.configs.items()
+    }
+    result = claim.asked_of(ClaimFacts(replace(data, configs=full_gpus)))
     runs = [
         [
             data.value(cell.cell_id, "throughput", "mfu_paper", 0).value
@@ -349,5 +360,5 @@ def test_shares_of_a_gpu_say_nothing_of_speed():
         ]
         for memory in ("off", "on")
     ]
-    assert [len(one) for one in runs] == [5, 5]
-    assert found.numbers["points"] == pytest.approx(fmean(runs[0]) - fmean(runs[1]))
+    assert [len(run_group) for run_group in runs] == [5, 5]
+    assert result.numbers["points"] == pytest.approx(fmean(runs[0]) - fmean(runs[1]))

@@ -22,41 +22,41 @@ def verdicts(store: Store, sweep: str) -> dict[str, tuple[str, str]]:
     return {raw["claim"]: (row[1], row[2]) for raw, row in zip(table.raw, table.rows, strict=True)}
 
 
-def test_the_threshold_paper(published: Store) -> None:
-    found = verdicts(published, "printed-tra")
-    assert found["solved"] == ("true", "iid 100.00 ± 0.00, sparse 100.00 ± 0.00, dense 100.00 ± 0.00; 4 runs")
+def test_claims_of_the_threshold_paper(published: Store) -> None:
+    by_claim = verdicts(published, "printed-tra")
+    assert by_claim["solved"] == ("true", "iid 100.00 ± 0.00, sparse 100.00 ± 0.00, dense 100.00 ± 0.00; 4 runs")
     for name, mean, sd in (("rope-sparse", 72.82, 1.27), ("fox-sparse", 93.4, 4.21)):
         high = stats.t.interval(0.95, 3, mean, sd / 2)[1]
-        assert found[name][0] == ("true" if high < 100 else "not shown")
-        assert found[name][1].endswith(f"95% to {min(100.0, high):.2f}")
-    assert (found["rope-sparse"][0], found["fox-sparse"][0]) == ("true", "not shown")
-    assert found["nope-dense"][0] == "true"
-    assert found["extrapolates"] == ("cannot say", "perplexity at 128 alone")
+        assert by_claim[name][0] == ("true" if high < 100 else "not shown")
+        assert by_claim[name][1].endswith(f"95% to {min(100.0, high):.2f}")
+    assert (by_claim["rope-sparse"][0], by_claim["fox-sparse"][0]) == ("true", "not shown")
+    assert by_claim["nope-dense"][0] == "true"
+    assert by_claim["extrapolates"] == ("cannot say", "perplexity at 128 alone")
 
 
-def test_the_wall_page(published: Store) -> None:
-    found = verdicts(published, "printed-wall")
+def test_claims_of_the_wall_page(published: Store) -> None:
+    by_claim = verdicts(published, "printed-wall")
     bars = np.array([[68.0, 46.5, 31.1, 62.4], [66.9, 45.0, 28.8, 61.2], [68.9, 47.1, 39.8, 63.0]])
     ahead = bars[2] - bars[:2]
-    assert found["outperforms"] == (
+    assert by_claim["outperforms"] == (
         "true", f"ahead in {(ahead > 0).sum()} of 8, by {ahead.min():.1f} points at least; one run each, so whether runs agree is not known",
     )  # fmt: skip
-    assert found["averages"] == ("true of 3 of 4", "3 of 4 to the digit; fox 50.475, printed 50.4")
-    assert found["rescale"][0] == "true of 2 of 3"
-    assert f"{2**2.56:.3f} at C = 128, printed 5.91" in found["rescale"][1]
+    assert by_claim["averages"] == ("true of 3 of 4", "3 of 4 to the digit; fox 50.475, printed 50.4")
+    assert by_claim["rescale"][0] == "true of 2 of 3"
+    assert f"{2**2.56:.3f} at C = 128, printed 5.91" in by_claim["rescale"][1]
 
 
-def test_our_own_paper_is_asked_its_own_sentences_alone(published: Store) -> None:
+def test_claims_for_our_sweep_are_those_of_our_paper(published: Store) -> None:
     assert claims_for(ClaimFacts(load_sweep_data(published, "printed-v2"))) == list(CLAIMS)
 
 
-def own(store: Store, make: Any, given: dict[str, list[list[Measurement]]]) -> dict[str, tuple[str, str]]:
+def own(store: Store, make: Any, values_by_mixer: dict[str, list[list[Measurement]]]) -> dict[str, tuple[str, str]]:
     cell, _ = make
-    listed = [(kind, seed, values) for kind, runs in given.items() for seed, values in enumerate(runs)]
+    listed = [(kind, seed, values) for kind, runs in values_by_mixer.items() for seed, values in enumerate(runs)]
     cells = [cell(i, attn_type=kind, memory="off", seed=seed) for i, (kind, seed, _) in enumerate(listed)]
     store.record_revision("own", grid_text="x", grid_file="x", cells=cells)
-    for one, (_, _, values) in zip(cells, listed, strict=True):
-        attempt = store.start_attempt(one.id, owner=Owner(name="a", host="h", pid=1, started=0.0), fence=1)
+    for record, (_, _, values) in zip(cells, listed, strict=True):
+        attempt = store.start_attempt(record.id, owner=Owner(name="a", host="h", pid=1, started=0.0), fence=1)
         DatabaseRecorder(store, attempt.id, 1).measurements(values)
         store.finish_attempt(attempt.id, 1, "done")
     return verdicts(store, "own")
@@ -76,8 +76,8 @@ def lengths(*values: float) -> list[Measurement]:
     ]
 
 
-def test_sweeps_of_ones_own_decide_them_too(empty: Store, make: Any) -> None:
-    found = own(
+def test_rival_claims_on_a_launched_sweep(empty: Store, make: Any) -> None:
+    by_claim = own(
         empty,
         make,
         {
@@ -90,45 +90,54 @@ def test_sweeps_of_ones_own_decide_them_too(empty: Store, make: Any) -> None:
             "nope": [shares(dense=0.5)],
         },
     )
-    assert set(found) == {"solved", "rope-sparse", "fox-sparse", "nope-dense", "extrapolates"}
-    assert found["solved"] == ("true of 2 of 3", "iid 100.00 ± 0.00, sparse 95.00 ± 7.07, dense 100.00 ± 0.00; 2 runs")
-    assert found["rope-sparse"][0] == "false"
+    assert set(by_claim) == {"solved", "rope-sparse", "fox-sparse", "nope-dense", "extrapolates"}
+    assert by_claim["solved"] == (
+        "true of 2 of 3",
+        "iid 100.00 ± 0.00, sparse 95.00 ± 7.07, dense 100.00 ± 0.00; 2 runs",
+    )
+    assert by_claim["rope-sparse"][0] == "false"
     # Wilson of 3,999.6 of 4,000 by hand: 0.99999
-    assert found["fox-sparse"][0] == "true"
-    assert found["nope-dense"][0] == "true"
-    assert found["extrapolates"] == ("true of 2 of 3", "4K over 128: tra 0.97, fox 1.03, rope 2.67")
+    assert by_claim["fox-sparse"][0] == "true"
+    assert by_claim["nope-dense"][0] == "true"
+    assert by_claim["extrapolates"] == ("true of 2 of 3", "4K over 128: tra 0.97, fox 1.03, rope 2.67")
 
 
-def test_nothing_measured_is_said(empty: Store, make: Any) -> None:
-    found = own(empty, make, {"rope": [shares(sparse=0.5)]})
-    assert found["rope-sparse"][0] == "true"
-    assert {name: verdict for name, (verdict, _) in found.items()} == dict.fromkeys(found, "cannot say") | {
-        "rope-sparse": "true"
-    }
-    assert found["solved"][1].startswith("no cell tra")
+def test_rival_claims_without_measurements(empty: Store, make: Any) -> None:
+    by_configuration = own(empty, make, {"rope": [shares(sparse=0.5)]})
+    assert by_configuration["rope-sparse"][0] == "true"
+    assert {name: verdict for name, (verdict, _) in by_configuration.items()} == dict.fromkeys(
+        by_configuration, "cannot say"
+    ) | {"rope-sparse": "true"}
+    assert by_configuration["solved"][1].startswith("no cell tra")
 
 
-def test_a_printed_mean_has_the_spread_that_is_printed_with_it(published: Store) -> None:
+def test_printed_mean_uses_its_printed_sd(published: Store) -> None:
     """And not that of its mixer and memory, which two position schemes share with it; TRA's is zero."""
     data = load_sweep_data(published, "printed-tra")
-    found = {key[0] + key[5]: one for key, one in rivals(data, column_of("flipflop", "exact_sparse")).items()}
-    assert (found["foxnone"].sd, found["foxnone"].df, found["foxnone"].seeds) == (pytest.approx(0.0421), 3, 4)
-    assert found["nopenone"].sd == pytest.approx(0.001)
-    assert found["nopeape"].sd == pytest.approx(0.0564)
-    assert found["tranone"].sd == 0.0
+    by_configuration = {
+        key[0] + key[5]: candidate for key, candidate in rivals(data, column_of("flipflop", "exact_sparse")).items()
+    }
+    assert (by_configuration["foxnone"].sd, by_configuration["foxnone"].df, by_configuration["foxnone"].seeds) == (
+        pytest.approx(0.0421),
+        3,
+        4,
+    )
+    assert by_configuration["nopenone"].sd == pytest.approx(0.001)
+    assert by_configuration["nopeape"].sd == pytest.approx(0.0564)
+    assert by_configuration["tranone"].sd == 0.0
 
 
 @pytest.mark.thorough
-def test_every_figure_of_a_published_rival_is_a_picture_or_one_clear_line(published: Store) -> None:
-    made, refused = {}, []
+def test_every_figure_of_a_rival_draws_or_explains(published: Store) -> None:
+    drawn_figures, refused = {}, []
     for sweep in ("printed-tra", "printed-wall", "printed-atlas"):
         for name in FIGURES:
             try:
-                made[sweep, name] = len(make_figure(name, published, sweep).frame)
+                drawn_figures[sweep, name] = len(make_figure(name, published, sweep).frame)
             except ReportError as error:
                 refused.append(str(error))
     assert all(why.endswith("; it holds what is printed, and nothing else") and "\n" not in why for why in refused)
-    assert set(made) >= {("printed-tra", name) for name in ("effects", "power", "extrapolation")} | {
+    assert set(drawn_figures) >= {("printed-tra", name) for name in ("effects", "power", "extrapolation")} | {
         ("printed-wall", "effects")
     }
-    assert not {name for _, name in made} & {"needle", "loss", "seeds", "pareto", "timeline"}
+    assert not {name for _, name in drawn_figures} & {"needle", "loss", "seeds", "pareto", "timeline"}

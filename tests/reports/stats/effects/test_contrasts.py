@@ -29,77 +29,80 @@ def paper(published: Store) -> SweepData:
     return load_sweep_data(published, "printed-v2")
 
 
-def by_hand(one: Contrast) -> list[float]:
+def by_hand(contrast: Contrast) -> list[float]:
     """The differences of a contrast on needle accuracy at 64K, from the printed hits of 80."""
-    found = {
+    values = {
         tuple(row[axis] for axis in AXES): round(float(row["needle"]) * 0.8) / 80
         for row in rows("lengths")
         if row["length"] == "65536"
     }
-    place, reference = AXES.index(one.axis), one.reference or "off"
+    axis_index, reference = AXES.index(contrast.axis), contrast.reference or "off"
     return [
-        value - found[(*key[:place], reference, *key[place + 1 :])]
-        for key, value in found.items()
-        if key[place] == one.level and all(key[AXES.index(axis)] == level for axis, level in one.within.items())
+        value - values[(*key[:axis_index], reference, *key[axis_index + 1 :])]
+        for key, value in values.items()
+        if key[axis_index] == contrast.level
+        and all(key[AXES.index(axis)] == level for axis, level in contrast.within.items())
     ]
 
 
 def outside(d: np.ndarray, margin: float) -> float:
     """p of a mean beyond the margin, on the likelier side, by every flip of signs."""
     signs = np.array(list(itertools.product((1, -1), repeat=len(d))))
-    return max(float((signs @ some >= some.sum() - 1e-12).mean()) for some in (margin + d, margin - d))
+    return max(float((signs @ shifted >= shifted.sum() - 1e-12).mean()) for shifted in (margin + d, margin - d))
 
 
 def test_a_contrast_is_equivalent_differs_or_shows_nothing(paper: SweepData) -> None:
-    asked = (
+    declared_contrasts = (
         replace(NEEDLE, within={"attn_type": "polar"}, margin=0.05),
         replace(NEEDLE, within={"attn_type": "rope"}, margin=0.05),
         replace(NEEDLE, axis="distractor", within={"attn_type": "polar", "memory": "on"}, margin=0.1),
         replace(NEEDLE, axis="reg_mode", level="weak", reference="baseline", within={"attn_type": "nope", "memory": "off"}, margin=0.1),
         replace(NEEDLE, axis="window"),
     )  # fmt: skip
-    found = contrasts(replace(paper, contrasts=asked))
+    results = contrasts(replace(paper, contrasts=declared_contrasts))
     # rope answers nothing at 64K, nor does nope without memory
-    assert [one.verdict for one in found] == ["differs", FLOOR, "not shown", FLOOR, "not shown"]
-    assert [replace(found[place], floor=False).verdict for place in (1, 3)] == ["equivalent", "not shown"]
-    assert {(one.family, one.confirmatory) for one in found} == {("declared contrasts", True)}
-    for one, declared in zip(found, asked, strict=True):
+    assert [result.verdict for result in results] == ["differs", FLOOR, "not shown", FLOOR, "not shown"]
+    assert [replace(results[index], is_at_chance=False).verdict for index in (1, 3)] == ["equivalent", "not shown"]
+    assert {(result.family, result.confirmatory) for result in results} == {("declared contrasts", True)}
+    for result, declared in zip(results, declared_contrasts, strict=True):
         d = by_hand(declared)
-        assert (one.pairs, one.mean) == (len(d), pytest.approx(np.mean(d), abs=1e-9))
+        assert (result.pairs, result.mean) == (len(d), pytest.approx(np.mean(d), abs=1e-9))
     raw = [
         1.0,  # 47.8 points are not within 5
         2.0**-20,  # twenty differences of zero
-        outside(np.array(by_hand(asked[2])), 0.1),
+        outside(np.array(by_hand(declared_contrasts[2])), 0.1),
         # four pairs: Student's t
-        float(ttost_paired(np.array(by_hand(asked[3])), np.zeros(4), -0.1, 0.1)[0]),
+        float(ttost_paired(np.array(by_hand(declared_contrasts[3])), np.zeros(4), -0.1, 0.1)[0]),
     ]
     order = np.argsort(raw)
     holm = np.empty(4)
     holm[order] = np.minimum(1, np.maximum.accumulate(np.array(raw)[order] * [4, 3, 2, 1]))
-    assert [one.p_equivalence for one in found[1:4]] == pytest.approx(holm[1:].tolist(), rel=1e-9)
-    assert found[0].p_equivalence > 0.999
-    assert math.isnan(found[4].p_equivalence)
+    assert [result.p_equivalence for result in results[1:4]] == pytest.approx(holm[1:].tolist(), rel=1e-9)
+    assert results[0].p_equivalence > 0.999
+    assert math.isnan(results[4].p_equivalence)
 
 
-def test_they_are_corrected_for_each_other_alone(paper: SweepData) -> None:
+def test_contrasts_are_a_family_of_their_own(paper: SweepData) -> None:
     """One declared test needs no correction, though its axis is a family of four otherwise."""
     polar = {"attn_type": "polar", "memory": "on"}
-    asked = replace(NEEDLE, axis="window", within=polar)
-    (alone,) = contrasts(replace(paper, contrasts=(asked,)))
-    both = contrasts(replace(paper, contrasts=(asked, replace(NEEDLE, within={"attn_type": "polar"}))))
+    window_contrast = replace(NEEDLE, axis="window", within=polar)
+    (alone,) = contrasts(replace(paper, contrasts=(window_contrast,)))
+    both = contrasts(replace(paper, contrasts=(window_contrast, replace(NEEDLE, within={"attn_type": "polar"}))))
     assert alone.p_corrected == alone.p < both[0].p_corrected
     assert both[1].p_corrected < 1e-4
-    found = effects(replace(paper, contrasts=(asked,)), [alone.measure])
-    assert found[0] == alone
-    assert [one for one in found if (one.axis, one.where) == (alone.axis, alone.where)] == [alone], "once, as declared"
+    rows = effects(replace(paper, contrasts=(window_contrast,)), [alone.measure])
+    assert rows[0] == alone
+    assert [row for row in rows if (row.axis, row.where) == (alone.axis, alone.where)] == [alone], "once, as declared"
 
 
-def test_what_has_no_pairs_is_not_forgotten(paper: SweepData) -> None:
+def test_contrast_without_pairs_is_listed(paper: SweepData) -> None:
     lost = replace(NEEDLE, axis="train.lr", level="1", reference="2")
-    nobody = replace(NEEDLE, within={"attn_type": "fox"})
-    found = contrasts(replace(paper, contrasts=(lost, NEEDLE, nobody)))
-    assert [(one.pairs, one.verdict) for one in found] == [(0, "no pairs"), (60, "differs"), (0, "no pairs")]
-    assert [one.axis for one in effects(replace(paper, contrasts=(lost,)), [found[0].measure])[:1]] == ["train.lr"]
+    absent = replace(NEEDLE, within={"attn_type": "fox"})
+    results = contrasts(replace(paper, contrasts=(lost, NEEDLE, absent)))
+    assert [(result.pairs, result.verdict) for result in results] == [(0, "no pairs"), (60, "differs"), (0, "no pairs")]
+    assert [result.axis for result in effects(replace(paper, contrasts=(lost,)), [results[0].measure])[:1]] == [
+        "train.lr"
+    ]
 
 
 @pytest.fixture
@@ -113,27 +116,27 @@ def holed(empty: Store, make: Any, run: Callable[..., None]) -> Store:
         "s", grid_text="x", grid_file="x", cells=cells, options={"contrasts": as_options(tuple(declared))}
     )
     hits, losses = (0.8, 0.6, 0, 0, 0.1, 0.2, 0.3, 0.4), (2.0, 2.5, 0, 0, 3.0, 3.25, 2.75, 3.5)
-    for place, one in enumerate(cells):
-        about = {"probe": "needle", "metric": "digit_accuracy", "length": 128, "n": 80}
-        known = [
-            Measurement(**about, value=hits[place]),
-            Measurement(probe="val", metric="val_loss", value=losses[place]),
+    for index, record in enumerate(cells):
+        fields = {"probe": "needle", "metric": "digit_accuracy", "length": 128, "n": 80}
+        measurements = [
+            Measurement(**fields, value=hits[index]),
+            Measurement(probe="val", metric="val_loss", value=losses[index]),
         ]
-        if place != 3:
-            run(empty, one.id, "diverged" if place == 2 else "done", [] if place == 2 else known)
+        if index != 3:
+            run(empty, record.id, "diverged" if index == 2 else "done", [] if index == 2 else measurements)
     return empty
 
 
-def of(found: list[Effect], heading: str) -> Effect:
-    (one,) = [one for one in found if one.measure.heading == heading and one.axis == "memory"]
-    return one
+def of(rows: list[Effect], heading: str) -> Effect:
+    (row,) = [row for row in rows if row.measure.heading == heading and row.axis == "memory"]
+    return row
 
 
 def test_missing_cells_are_counted_and_bounded(holed: Store) -> None:
-    found = effects(load_sweep_data(holed))
-    needle, val = of(found, "Ndl@128"), of(found, "Val")
-    for one in (needle, val):
-        assert (one.pairs, one.expected, one.missing) == (2, 4, {"diverged": 1, "new": 1})
+    rows = effects(load_sweep_data(holed))
+    needle, val = of(rows, "Ndl@128"), of(rows, "Val")
+    for row in (needle, val):
+        assert (row.pairs, row.expected, row.missing) == (2, 4, {"diverged": 1, "new": 1})
     assert needle.mean == pytest.approx((0.7 + 0.4) / 2)
     assert needle.worst == pytest.approx((0.7 + 0.4 + (0 - 0.3)) / 3), "the diverged one finds nothing"
     assert val.mean == pytest.approx((-1 - 0.75) / 2)
@@ -145,35 +148,35 @@ def test_missing_cells_are_counted_and_bounded(holed: Store) -> None:
     assert shown["Val"]["Axis"] == "memory (declared)"
 
 
-def test_a_contrast_of_what_knows_nothing_is_not_asked(paper: SweepData) -> None:
+def test_contrast_at_chance_level_is_not_tested(paper: SweepData) -> None:
     """One cell above the constant answer (14 of 80) is enough, if 16 trials do not make it so by chance."""
     rope = {"attn_type": "rope"}
-    asked = (
+    declared_contrasts = (
         replace(NEEDLE, within=rope),
         replace(NEEDLE, length=None, within=rope),
         replace(NEEDLE, within={"attn_type": "polar"}),
         Contrast(probe="clean", metric="nats", length=65536, axis="memory", level="on", within=rope),
     )
 
-    cells = [one.cell_id for one in paper.cells if one.levels["attn_type"] == "rope"]
+    cells = [cell.cell_id for cell in paper.cells if cell.levels["attn_type"] == "rope"]
     needle = paper.lengths("needle", "digit_accuracy")
 
-    def floors(share: float, *, some: int = 1, lengths: Sequence[int] = (65536,)) -> list[bool]:
-        places = [(cell, "needle", "digit_accuracy", length) for cell in cells[:some] for length in lengths]
-        values = {**paper.values, **{place: replace(paper.values[place], value=share) for place in places}}
-        return [one.is_at_chance for one in contrasts(replace(paper, values=values, contrasts=asked))]
+    def floors(share: float, *, num_cells: int = 1, lengths: Sequence[int] = (65536,)) -> list[bool]:
+        keys = [(cell, "needle", "digit_accuracy", length) for cell in cells[:num_cells] for length in lengths]
+        values = {**paper.values, **{key: replace(paper.values[key], value=share) for key in keys}}
+        return [row.is_at_chance for row in contrasts(replace(paper, values=values, contrasts=declared_contrasts))]
 
     # of an average every length counts: at 2K rope finds some
     assert floors(0.0) == [True, False, False, False]
-    assert floors(0.0, some=40, lengths=needle) == [True, True, False, False]
+    assert floors(0.0, num_cells=40, lengths=needle) == [True, True, False, False]
     # a little more than 14 of 80 is chance in 16 trials, in one number and in their average
-    assert floors(0.18, some=40, lengths=needle) == [True, True, False, False]
+    assert floors(0.18, num_cells=40, lengths=needle) == [True, True, False, False]
     # the smallest of 16 trials that forty cells do not reach by chance
     least = next(hits for hits in range(17) if binom.sf(hits - 1, 16, 14 / 80) <= 0.05 / 40)
     assert floors((least - 1) / 16)[0] is True
     assert floors(least / 16)[0] is False
     # a length that is shown besides changes no verdict
-    assert [one.is_at_chance for one in contrasts(replace(paper, contrasts=asked, also=(1024,)))] == [
+    assert [row.is_at_chance for row in contrasts(replace(paper, contrasts=declared_contrasts, also=(1024,)))] == [
         True,
         False,
         False,
@@ -182,10 +185,10 @@ def test_a_contrast_of_what_knows_nothing_is_not_asked(paper: SweepData) -> None
 
 
 @pytest.mark.thorough
-def test_the_table_of_contrasts(holed: Store) -> None:
+def test_table_of_contrasts(holed: Store) -> None:
     table = make_table("contrasts", holed)
     (row,) = [dict(zip(table.columns, row, strict=True)) for row in table.rows]
-    known = ttost_paired(np.array([2.0, 2.5]), np.array([3.0, 3.25]), -10, 10)[0]
+    reference_p = ttost_paired(np.array([2.0, 2.5]), np.array([3.0, 3.25]), -10, 10)[0]
     assert (row["Pairs"], row["Mean"], row["Margin"]) == ("2 of 4", "-0.875", "10.000")
-    assert float(row["p equiv"]) == pytest.approx(known, abs=5e-5)
+    assert float(row["p equiv"]) == pytest.approx(reference_p, abs=5e-5)
     assert row["Verdict"] == "equivalent within 10.000 nats"

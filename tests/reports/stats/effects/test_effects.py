@@ -44,19 +44,19 @@ class TestFormulas:
 
 
 class TestPublished:
-    def test_memory_on_polar_at_64k(self, paper):
-        (found,) = [
-            one
-            for one in ef.effects(paper, [NEEDLE_64K])
-            if (one.axis, one.level, one.where) == ("memory", "on", "attn_type=polar")
+    def test_effect_of_memory_on_polar_at_64k(self, paper):
+        (effect,) = [
+            row
+            for row in ef.effects(paper, [NEEDLE_64K])
+            if (row.axis, row.level, row.where) == ("memory", "on", "attn_type=polar")
         ]
-        assert f"{100 * found.mean:+.1f}" == "+47.8" or found.mean == pytest.approx(0.4775)
-        assert (found.pairs, found.up, found.down) == (20, 20, 0)
-        assert found.p_sign == pytest.approx(2**-19)
-        assert 0 < found.low < found.mean < found.high < 1
-        assert len(found.origins) == 40
+        assert f"{100 * effect.mean:+.1f}" == "+47.8" or effect.mean == pytest.approx(0.4775)
+        assert (effect.pairs, effect.up, effect.down) == (20, 20, 0)
+        assert effect.p_sign == pytest.approx(2**-19)
+        assert 0 < effect.low < effect.mean < effect.high < 1
+        assert len(effect.origins) == 40
 
-    def test_it_is_printed_so(self, published_effects):
+    def test_effects_table_prints_memory_on_polar(self, published_effects):
         table = published_effects
         (row,) = [row for row in table.rows if row[:4] == ("Ndl@64K", "memory", "on - off", "polar")]
         shown = dict(zip(table.columns, row, strict=True))
@@ -67,33 +67,33 @@ class TestPublished:
     def test_every_effect_by_exact_fractions(self, paper):
         """From the printed numbers alone, by plain dictionaries: every pair of levels, over the sweep and in its strata."""
         values = {tuple(row[axis] for axis in AXES): Fraction(row["val_loss"]) for row in rows("complete-v2")}
-        found = ef.effects(paper, [VAL])
-        assert {(one.axis, one.level, one.reference) for one in found} == {
+        effect_rows = ef.effects(paper, [VAL])
+        assert {(row.axis, row.level, row.reference) for row in effect_rows} == {
             ("attn_type", "nope", "polar"), ("attn_type", "rope", "polar"), ("attn_type", "rope", "nope"),
             *(("reg_mode", b, a) for a, b in itertools.combinations(("baseline", "weak", "strong", "discrete", "zipfian"), 2)),
             *((axis, "on", "off") for axis in ("distractor", "memory", "window")),
         }  # fmt: skip
-        assert {one.where for one in found if one.axis == "window"} >= {"", *(f"attn_type={m}" for m in MIXERS)}
-        for one in found:
-            place = AXES.index(one.axis)
-            at = dict(part.split("=") for part in one.where.split(", ") if part)
+        assert {row.where for row in effect_rows if row.axis == "window"} >= {"", *(f"attn_type={m}" for m in MIXERS)}
+        for row in effect_rows:
+            axis_index = AXES.index(row.axis)
+            at = dict(part.split("=") for part in row.where.split(", ") if part)
             differences = [
-                value - values[(*key[:place], one.reference, *key[place + 1 :])]
+                value - values[(*key[:axis_index], row.reference, *key[axis_index + 1 :])]
                 for key, value in values.items()
-                if key[place] == one.level and all(key[AXES.index(axis)] == level for axis, level in at.items())
+                if key[axis_index] == row.level and all(key[AXES.index(axis)] == level for axis, level in at.items())
             ]
-            assert (one.pairs, one.expected, one.missing) == (len(differences), len(differences), {})
-            assert one.mean == pytest.approx(float(sum(differences) / len(differences)), abs=1e-12)
-            assert (one.up, one.down) == (sum(d > 0 for d in differences), sum(d < 0 for d in differences))
+            assert (row.pairs, row.expected, row.missing) == (len(differences), len(differences), {})
+            assert row.mean == pytest.approx(float(sum(differences) / len(differences)), abs=1e-12)
+            assert (row.up, row.down) == (sum(d > 0 for d in differences), sum(d < 0 for d in differences))
 
     @pytest.mark.thorough
     def test_strata_weigh_equally(self, published):
         """Version 1 lacks 20 cells of rope: its mean over the sweep is that of its mixers, not that of their mix."""
         memory = {
             version: next(
-                one
-                for one in ef.effects(load_sweep_data(published, f"printed-{version}"), [NEEDLE_64K])
-                if (one.axis, one.where) == ("memory", "")
+                row
+                for row in ef.effects(load_sweep_data(published, f"printed-{version}"), [NEEDLE_64K])
+                if (row.axis, row.where) == ("memory", "")
             )
             for version in ("v1", "v2")
         }
@@ -102,23 +102,23 @@ class TestPublished:
         for mixer in MIXERS:
             on = {key: value for key, value in values.items() if key[0] == mixer and key[3] == "on"}
             off = {key: (*key[:3], "off", key[4]) for key in on}
-            found = [value - values[off[key]] for key, value in on.items() if off[key] in values]
-            means.append(sum(found) / len(found))
+            differences = [value - values[off[key]] for key, value in on.items() if off[key] in values]
+            means.append(sum(differences) / len(differences))
         assert 100 * memory["v1"].mean == pytest.approx(float(sum(means) / 3), abs=0.02), "printed to 0.1"
         assert f"{100 * memory['v1'].mean:.1f}" == f"{100 * memory['v2'].mean:.1f}" == "17.4"
 
     @pytest.mark.thorough
-    def test_families(self, paper):
-        found = ef.effects(paper, [VAL, NEEDLE_64K])
-        assert {one.family for one in found if one.axis == "memory"} == {
-            f"{one.measure.heading}: memory" for one in found
+    def test_effects_form_families_by_measure_and_axis(self, paper):
+        rows = ef.effects(paper, [VAL, NEEDLE_64K])
+        assert {row.family for row in rows if row.axis == "memory"} == {
+            f"{row.measure.heading}: memory" for row in rows
         }
-        assert not any(one.confirmatory for one in found)
-        assert all(one.p_corrected >= one.p - 1e-12 for one in found)
+        assert not any(row.confirmatory for row in rows)
+        assert all(row.p_corrected >= row.p - 1e-12 for row in rows)
         (nope,) = [
-            one
-            for one in found
-            if (one.measure.heading, one.axis, one.level, one.reference, one.where)
+            row
+            for row in rows
+            if (row.measure.heading, row.axis, row.level, row.reference, row.where)
             == ("Ndl@64K", "attn_type", "nope", "polar", "")
         ]
         assert nope.p < 1e-4
@@ -128,34 +128,34 @@ class TestPublished:
     def test_heterogeneity_is_brown_and_forsythe_s(self, paper):
         """statsmodels has the test; strata without any variance are among these."""
         shown = 0
-        for one in ef.effects(paper, [VAL, NEEDLE_64K]):
-            frame = ef.numbers_of(paper, one.measure)
-            if one.where or one.axis == "attn_type":
+        for row in ef.effects(paper, [VAL, NEEDLE_64K]):
+            frame = ef.numbers_of(paper, row.measure)
+            if row.where or row.axis == "attn_type":
                 continue
-            pairs = matched(frame, one.axis, one.level, one.reference)
+            pairs = matched(frame, row.axis, row.level, row.reference)
             strata = [part["difference"].to_numpy() for _, part in pairs.groupby("attn_type")]
             if all(np.ptp(part) < 1e-12 for part in strata):
                 continue
             with np.errstate(all="ignore"):
-                known = anova_oneway(strata, use_var="bf")
-            assert one.p_heterogeneity == pytest.approx(known.pvalue, rel=1e-6), one.axis
-            assert one.i2 == pytest.approx(max(0.0, 1 - 1 / known.statistic))
-            assert one.mixed == (known.pvalue < 0.05)
+                expected = anova_oneway(strata, use_var="bf")
+            assert row.p_heterogeneity == pytest.approx(expected.pvalue, rel=1e-6), row.axis
+            assert row.i2 == pytest.approx(max(0.0, 1 - 1 / expected.statistic))
+            assert row.mixed == (expected.pvalue < 0.05)
             shown += 1
         assert shown > 20
-        (memory,) = [one for one in ef.effects(paper, [NEEDLE_64K]) if (one.axis, one.where) == ("memory", "")]
+        (memory,) = [row for row in ef.effects(paper, [NEEDLE_64K]) if (row.axis, row.where) == ("memory", "")]
         assert memory.mixed, "polar +47.8, nope +4.6, rope 0.0"
 
     @pytest.mark.thorough
     def test_measures_are_all_lengths_and_their_weighted_average(self, paper, published):
-        headings = [one.heading for one in ef.measures(paper)]
-        assert [one for one in headings if one.startswith("Ndl")] == [
+        headings = [column.heading for column in ef.measures(paper)]
+        assert [heading for heading in headings if heading.startswith("Ndl")] == [
             "Ndl@2K", "Ndl@4K", "Ndl@8K", "Ndl@16K", "Ndl@32K", "Ndl@64K", "Ndl avg",
         ]  # fmt: skip
-        assert [one.heading for one in ef.main_measures(paper)] == [
+        assert [column.heading for column in ef.main_measures(paper)] == [
             "Val", "Clean@2K", "Clean@64K", "Junk@2K", "Junk@64K", "Ndl@2K", "Ndl@64K", "MFU",
         ]  # fmt: skip
-        (average,) = [one for one in ef.measures(paper) if one.heading == "Ndl avg"]
+        (average,) = [column for column in ef.measures(paper) if column.heading == "Ndl avg"]
         assert (average.metric, average.length) == ("digit_accuracy_weighted", 0)
         cells = {tuple(cell.levels.values()): cell.cell_id for cell in paper.cells}
         for key in {tuple(row[axis] for axis in AXES) for row in rows("lengths")} & cells.keys():
@@ -167,20 +167,20 @@ class TestPublished:
         best = paper.value(cells["polar", "baseline", "off", "on", "off"], "needle", "digit_accuracy_weighted", 0)
         assert f"{100 * best.value:.2f}" == "94.15", "the paper: 94%"
 
-    def test_the_near_replicates(self, paper):
+    def test_pooled_noise_of_near_replicates(self, paper):
         near = {"attn_type": "polar", "memory": "on", "distractor": "off", "window": "off"}
-        found = ef.spread(paper, NEEDLE_64K, near)
-        assert (found.kind, found.df, found.groups) == ("near-replicates", 3, 1)
+        noise = ef.spread(paper, NEEDLE_64K, near)
+        assert (noise.kind, noise.df, noise.groups) == ("near-replicates", 3, 1)
         numbers = [0.925, 0.5125, 0.7375, 0.6375]  # docs/mechanisms.md, "Decisions", unrounded, without strong
-        assert found.sd == pytest.approx(np.std(numbers, ddof=1))
+        assert noise.sd == pytest.approx(np.std(numbers, ddof=1))
 
-    def test_the_distractor_hurts_less_than_its_error(self, paper):
+    def test_distractor_effect_is_below_its_error(self, paper):
         pairs = matched_pairs(paper, NEEDLE_64K, "distractor", "on", {"attn_type": "polar", "memory": "on"})
         error = pairs["difference"].std() / math.sqrt(len(pairs))
         assert (len(pairs), f"{100 * pairs['difference'].mean():.1f}", f"{100 * error:.1f}") == (10, "-6.0", "8.3")
 
     @pytest.mark.thorough
-    def test_the_pareto_front_holds_the_fastest_and_the_best(self, published):
+    def test_pareto_front_holds_the_fastest_and_the_best(self, published):
         table = make_table("pareto", published, "printed-v2")
         assert table.columns[5:9] == ("Front", "MFU", "Val", "Ndl@64K")
         fronts = {row[6:9]: row[5] for row in table.rows}
@@ -189,14 +189,16 @@ class TestPublished:
         assert fronts["35.6", "3.169", "92.5"] == "Ndl@64K"
         assert fronts["36.8", "3.140", "16.3"] == "Val"
 
-    def test_intervals_of_accuracies(self, paper):
-        found = [
-            one for one in paper.values.values() if one.value is not None and paper.metric(one.probe, one.metric).trials
+    def test_accuracy_intervals(self, paper):
+        accuracies = [
+            value
+            for value in paper.values.values()
+            if value.value is not None and paper.metric(value.probe, value.metric).trials
         ]
-        assert len(found) == 720
-        (best,) = (one for one in found if (one.value, one.length) == (0.925, 65536))
+        assert len(accuracies) == 720
+        (best,) = (value for value in accuracies if (value.value, value.length) == (0.925, 65536))
         assert (best.n, round(best.low, 4), round(best.high, 4)) == (80, 0.7006, 0.9849)  # 16 trials
-        assert all(one.low <= one.value <= one.high for one in found)
+        assert all(value.low <= value.value <= value.high for value in accuracies)
 
 
 class TestOwn:
@@ -217,49 +219,49 @@ class TestOwn:
         keys = [*numbers, ("nope", "on", 1)]
         cells = [cell(i, attn_type=mixer, memory=memory, seed=seed) for i, (mixer, memory, seed) in enumerate(keys)]
         store.record_revision("design", grid_text="x", grid_file="x", cells=cells)
-        for one, value in zip(cells, numbers.values(), strict=False):
-            run(store, one.id, "done", [Measurement(probe="val", metric="val_loss", value=value)])
+        for record, value in zip(cells, numbers.values(), strict=False):
+            run(store, record.id, "done", [Measurement(probe="val", metric="val_loss", value=value)])
         return store
 
     def test_effects_by_hand(self, design):
-        found = {(one.axis, one.where): one for one in ef.effects(load_sweep_data(design))}
-        memory = found["memory", ""]
+        by_axis_and_subset = {(row.axis, row.where): row for row in ef.effects(load_sweep_data(design))}
+        memory = by_axis_and_subset["memory", ""]
         # configurations are the pairs: polar -1 and -1, nope -1.5; its second seed is missing
         assert (memory.level, memory.reference, memory.pairs, memory.up, memory.down) == ("on", "off", 2, 0, 2)
         assert (memory.mean, memory.median) == pytest.approx((-1.25, -1.25))
         assert (memory.seeds, memory.expected, memory.missing) == (2, 2, {"new": 1})
         assert len(memory.origins) == 6
-        assert found["memory", "attn_type=nope"].pairs == 1
-        assert math.isnan(found["memory", "attn_type=nope"].low)
-        assert found["attn_type", ""].mean == pytest.approx((1 + 0.5) / 2)
+        assert by_axis_and_subset["memory", "attn_type=nope"].pairs == 1
+        assert math.isnan(by_axis_and_subset["memory", "attn_type=nope"].low)
+        assert by_axis_and_subset["attn_type", ""].mean == pytest.approx((1 + 0.5) / 2)
 
-    def test_families_are_corrected_together(self, design):
-        found = [one for one in ef.effects(load_sweep_data(design)) if one.axis == "memory"]
+    def test_effects_are_corrected_by_family(self, design):
+        rows = [row for row in ef.effects(load_sweep_data(design)) if row.axis == "memory"]
         polar, nope = np.array([[-1.0, -1.0]]), np.array([[-1.5, np.nan]])
         samples = [np.concatenate([polar, nope]), polar, nope[:, 0]]
-        known = corrected(samples, paired_difference_tests(samples, [5.2] * 3))
-        assert [one.where for one in found] == ["", "attn_type=polar", "attn_type=nope"]
-        assert [one.p_corrected for one in found] == pytest.approx(known, nan_ok=True)
+        expected_p = corrected(samples, test_paired_differences(samples, [5.2] * 3))
+        assert [row.where for row in rows] == ["", "attn_type=polar", "attn_type=nope"]
+        assert [row.p_corrected for row in rows] == pytest.approx(expected_p, nan_ok=True)
 
     def test_interaction_by_hand(self, design):
-        (found,) = ef.interactions(load_sweep_data(design))
-        assert found.expected == 1
-        assert (found.axes, found.levels, found.references) == (
+        (interaction,) = ef.interactions(load_sweep_data(design))
+        assert interaction.expected == 1
+        assert (interaction.axes, interaction.levels, interaction.references) == (
             ("attn_type", "memory"),
             ("nope", "on"),
             ("polar", "off"),
         )
         # (3.5 - 5) - (3 - 4)
-        assert (found.fours, found.mean) == pytest.approx((1, -0.5))
-        assert len(found.origins) == 4
+        assert (interaction.fours, interaction.mean) == pytest.approx((1, -0.5))
+        assert len(interaction.origins) == 4
 
-    def test_seeds_give_the_spread(self, design):
-        found = ef.spread(load_sweep_data(design), VAL)
+    def test_noise_comes_from_seeds(self, design):
+        noise = ef.spread(load_sweep_data(design), VAL)
         # three pairs of seeds, each 0.2 apart
-        assert (found.kind, found.df, found.groups) == ("seeds", 3, 3)
-        assert found.sd == pytest.approx(0.2 / math.sqrt(2))
+        assert (noise.kind, noise.df, noise.groups) == ("seeds", 3, 3)
+        assert noise.sd == pytest.approx(0.2 / math.sqrt(2))
         t = stats.t.ppf(0.975, 3) + stats.t.ppf(0.8, 3)
-        assert ef.detectable(found, 1) == pytest.approx(t * found.sd * math.sqrt(2))
+        assert ef.detectable(noise, 1) == pytest.approx(t * noise.sd * math.sqrt(2))
         notes = " ".join(make_table("effects", design).notes)
         assert "n = 1" not in notes
         assert "spread between seeds" in notes

@@ -26,30 +26,30 @@ from tiers import every_nth
 
 
 @pytest.fixture
-def told(empty, make, run):
-    """told(value by length or None, description) -> a sweep of cells with these ceilings, one cell an entry."""
+def make_sweep(empty, make, run):
+    """Return a function that stores a sweep, one cell per argument: baseline by length, or None if not recorded."""
     cell, _ = make
 
-    def told(*cells, description=None):
+    def make_sweep(*cells, description=None):
         records = [cell(index + 1, seed=index) for index in range(len(cells))]
         empty.record_revision("own", grid_text="x", grid_file="x.yaml", cells=records)
         for record, shares in zip(records, cells, strict=True):
-            found = []
+            measured = []
             for length, share in shares.items():
-                about = {"probe": "needle", "length": length, "unit": "fraction", "n": 80}
-                found.append(Measurement(metric="digit_accuracy", value=0.5, description=description, **about))
+                fields = {"probe": "needle", "length": length, "unit": "fraction", "n": 80}
+                measured.append(Measurement(metric="digit_accuracy", value=0.5, description=description, **fields))
                 if share is not None:
-                    found.append(Measurement(metric="constant_accuracy", value=share, **about))
-            run(empty, record.id, "done", found)
+                    measured.append(Measurement(metric="constant_accuracy", value=share, **fields))
+            run(empty, record.id, "done", measured)
         return load_sweep_data(empty, "own")
 
-    return told
+    return make_sweep
 
 
-def test_the_published_one_is_that_of_the_digits_which_its_seed_draws(published):
-    asked = Counter(digit for trial in trials(NeedleConfig()) for digit in trial.digits)
-    assert asked.most_common(1) == [(7, paper.MOST_FREQUENT)]
-    assert asked.total() == paper.DIGITS
+def test_published_baseline_follows_from_its_seed(published):
+    digit_counts = Counter(digit for trial in trials(NeedleConfig()) for digit in trial.digits)
+    assert digit_counts.most_common(1) == [(7, paper.MOST_FREQUENT)]
+    assert digit_counts.total() == paper.DIGITS
     for sweep in paper.SWEEPS:
         data = load_sweep_data(published, sweep)
         assert [ceiling(data, length) for length in (0, *paper.LENGTHS)] == pytest.approx([0.175] * 7)
@@ -63,23 +63,29 @@ def six(empty, make, run):
     cells = [cell(i + 1, attn_type=a, memory=m, seed=seed) for i, (a, m, seed) in enumerate(levels)]
     empty.record_revision("own", grid_text="x", grid_file="x.yaml", cells=cells)
     for index, record in enumerate(cells):
-        found = [one for one in numbers(3.0 + index / 7) if one.probe != "needle" and one.value is not None]
+        baseline_values = [
+            measurement
+            for measurement in numbers(3.0 + index / 7)
+            if measurement.probe != "needle" and measurement.value is not None
+        ]
         for length in (128, 2048):
-            about = {"probe": "needle", "length": length, "unit": "fraction", "n": 9}
-            found.append(Measurement(metric="digit_accuracy", value=index / 12, **about))
-            found.append(Measurement(metric="constant_accuracy", value=4 / 9, **about))
-        found.append(Measurement(probe="throughput", metric="mfu_paper", value=0.3 + index / 100, unit="fraction"))
-        run(empty, record.id, "done", found)
+            fields = {"probe": "needle", "length": length, "unit": "fraction", "n": 9}
+            baseline_values.append(Measurement(metric="digit_accuracy", value=index / 12, **fields))
+            baseline_values.append(Measurement(metric="constant_accuracy", value=4 / 9, **fields))
+        baseline_values.append(
+            Measurement(probe="throughput", metric="mfu_paper", value=0.3 + index / 100, unit="fraction")
+        )
+        run(empty, record.id, "done", baseline_values)
     return empty
 
 
 @pytest.mark.parametrize(
     "name", every_nth([name for name in TABLES if name not in ("failures", "provenance", "budgets")], 4)
 )
-def test_every_table_of_needle_numbers_or_their_differences_names_that_of_its_own_trials(name, six):
+def test_tables_with_needle_numbers_state_the_baseline(name, six):
     options = {"all_rows": True} if name in ("effects", "interactions") else {}
     table = make_table(name, six, "own", **options)
-    if mentions_needle((one for row in table.entries for one in row), (word for row in table.rows for word in row)):
+    if mentions_needle((entry for row in table.entries for entry in row), (word for row in table.rows for word in row)):
         assert "the same digit everywhere: 44.4; a guess: 10" in " ".join(table.notes)
     else:
         without = "4 5 contrasts items claims flipflop mqar extrapolation downstream budget".split()
@@ -87,26 +93,26 @@ def test_every_table_of_needle_numbers_or_their_differences_names_that_of_its_ow
 
 
 @pytest.mark.parametrize("name", ["1", "2", "3", "6", "open-weight", "pareto"])
-def test_published_tables_name_the_published_one(name, published):
+def test_published_tables_state_the_published_baseline(name, published):
     notes = " ".join(make_table(name, published, "printed-v2").notes)
     assert "needle digits right, in % (the same digit everywhere: 17.5; a guess: 10)" in notes
 
 
 @pytest.mark.thorough
-def test_effects_say_how_many_cells_are_told_apart_by_luck(published, published_effects):
+def test_effects_note_counts_cells_below_the_baseline(published, published_effects):
     """63 of the 120 cells at 64K have no digit right, 32 have some and at most 14 of 80."""
-    found = below_baseline_note(load_sweep_data(published, "printed-v2"))
-    assert "95 of 120 at 64K" in found
-    assert found in " ".join(published_effects.notes)
+    note = below_baseline_note(load_sweep_data(published, "printed-v2"))
+    assert "95 of 120 at 64K" in note
+    assert note in " ".join(published_effects.notes)
 
 
 @pytest.mark.parametrize("name", ["needle", "pareto", "effects", "interactions"])
-def test_every_figure_of_needle_numbers_says_it(name, six):
-    made = make_figure(name, six, "own")
-    assert "44.4" in " ".join(made.notes)
+def test_figures_with_needle_numbers_state_the_baseline(name, six):
+    figure = make_figure(name, six, "own")
+    assert "44.4" in " ".join(figure.notes)
 
 
-def test_a_cell_is_shown_with_it(six, published):
+def test_show_prints_the_baseline(six, published):
     (line,) = (
         line for line in cell_details(six, "000000000003", "own").text().splitlines() if "digit_accuracy at 128" in line
     )
@@ -123,24 +129,24 @@ def test_a_cell_is_shown_with_it(six, published):
     assert all(line.endswith("; the same digit everywhere: 0.175") for line in printed)
 
 
-def test_what_was_measured_counts_at_its_length(told):
-    data = told({128: 0.3, 256: 0.2})
+def test_measured_baseline_is_used_at_its_length(make_sweep):
+    data = make_sweep({128: 0.3, 256: 0.2})
     assert (ceiling(data, 128), ceiling(data, 256), ceiling(data, 512)) == (0.3, 0.2, None)
     assert ceiling(data, 0) == pytest.approx((128 * 0.3 + 256 * 0.2) / 384)
     assert yardstick(data) == "the same digit everywhere: 20.0 to 30.0; a guess: 10"
     assert yardstick(data, [256]) == "the same digit everywhere: 20.0; a guess: 10"
 
 
-def test_of_cells_with_digits_of_their_own_the_highest(told):
-    assert ceiling(told({128: 0.2}, {128: 0.4}, {128: None}), 128) == 0.4
+def test_baseline_of_different_trials_is_the_highest(make_sweep):
+    assert ceiling(make_sweep({128: 0.2}, {128: 0.4}, {128: None}), 128) == 0.4
 
 
-def test_a_database_from_before_says_it_beside_the_accuracy(told):
-    assert ceiling(told({128: None}, description={"chance": 0.25}), 128) == 0.25
+def test_baseline_from_an_old_description(make_sweep):
+    assert ceiling(make_sweep({128: None}, description={"chance": 0.25}), 128) == 0.25
 
 
-def test_where_it_was_not_recorded_nothing_is_made_up(told):
-    data = told({128: None})
+def test_baseline_is_none_if_not_recorded(make_sweep):
+    data = make_sweep({128: None})
     assert ceiling(data, 128) is None
     assert ceiling(data, 0) is None
     assert (

@@ -38,19 +38,19 @@ def part(data: SweepData, runs: int = 40) -> SweepData:
     terms = hierarchical_closure([*space.terms(1), ("attn_type", "memory")])
     design, members = design_choice.d_optimal(space, terms, runs)
     cells = [cell for cell in data.cells if space.index(cell.levels) in set(members.tolist())]
-    kept = {cell.cell_id for cell in cells}
-    values = {key: value for key, value in data.values.items() if key[0] in kept}
+    cell_ids = {cell.cell_id for cell in cells}
+    values = {key: value for key, value in data.values.items() if key[0] in cell_ids}
     return replace(data, cells=cells, values=values, design=design, contrasts=DECLARED)
 
 
 @pytest.fixture(scope="module")
-def whole(published: Store) -> SweepData:
+def all_cells(published: Store) -> SweepData:
     return load_sweep_data(with_published(published, "printed-v2"), "printed-v2")
 
 
 @pytest.fixture(scope="module")
-def forty(whole: SweepData) -> SweepData:
-    return part(whole)
+def forty(all_cells: SweepData) -> SweepData:
+    return part(all_cells)
 
 
 @pytest.fixture(scope="module")
@@ -61,9 +61,9 @@ def by_hand(forty: SweepData) -> Any:
     return smf.ols(FORMULA, frame).fit()
 
 
-def difference(whole: SweepData, axis: str, pair: tuple[str, str], **within: str) -> np.ndarray:
+def difference(all_cells: SweepData, axis: str, pair: tuple[str, str], **within: str) -> np.ndarray:
     """The mean difference over the configurations of the whole grid, as weights of statsmodels' coefficients."""
-    every = pd.DataFrame([cell.levels for cell in whole.cells]).assign(value=0.0)
+    every = pd.DataFrame([cell.levels for cell in all_cells.cells]).assign(value=0.0)
     inside = every
     for name, word in within.items():
         inside = inside[inside[name] == word]
@@ -84,25 +84,25 @@ def difference(whole: SweepData, axis: str, pair: tuple[str, str], **within: str
         ("reg_mode", ("strong", "baseline"), {}),
     ],
 )
-def test_estimates_are_those_of_statsmodels(
-    forty: SweepData, whole: SweepData, by_hand: Any, axis: str, pair: tuple[str, str], within: dict[str, str]
+def test_estimates_equal_statsmodels(
+    forty: SweepData, all_cells: SweepData, by_hand: Any, axis: str, pair: tuple[str, str], within: dict[str, str]
 ) -> None:
     column = contrast_column(forty, DECLARED[0])
     where = ", ".join(f"{name}={word}" for name, word in within.items())
     (mine,) = [
-        one
-        for one in effects(forty, [column])
-        if (one.axis, one.level, one.reference, one.where) == (axis, *pair, where)
+        row
+        for row in effects(forty, [column])
+        if (row.axis, row.level, row.reference, row.where) == (axis, *pair, where)
     ]
     robust = by_hand.get_robustcov_results("HC3", use_t=True)
-    theirs = robust.t_test(difference(whole, axis, pair, **within))
+    theirs = robust.t_test(difference(all_cells, axis, pair, **within))
     low, high = np.ravel(theirs.conf_int())
     assert (mine.mean, mine.low, mine.high) == pytest.approx((theirs.effect[0], low, high))
     assert mine.p == pytest.approx(float(theirs.pvalue), rel=1e-6, abs=1e-12)
     assert (mine.method, mine.pairs, mine.expected) == (FITTED, 40, 40)
 
 
-def test_the_pooled_variance_is_statsmodels_own() -> None:
+def test_pooled_variance_equals_statsmodels() -> None:
     """With too few cells to spare for HC3."""
     space = DesignSpace({"a": ("0", "1"), "b": ("0", "1"), "c": ("0", "1")})
     model, members = LinearModel(space, tuple(space.terms(1))), np.array([0, 1, 2, 4, 7, 3])
@@ -116,64 +116,64 @@ def test_the_pooled_variance_is_statsmodels_own() -> None:
     assert (mine.low, mine.high) == pytest.approx(tuple(theirs.conf_int().loc["b"]))
 
 
-def test_a_contrast_of_cells_that_know_nothing_is_not_asked_of_a_part_either(forty: SweepData) -> None:
+def test_contrast_at_chance_in_a_partial_design(forty: SweepData) -> None:
     """Though the fit takes in others that do."""
     rope = Contrast(
         probe="needle", metric="digit_accuracy", length=65536, axis="memory", level="on", within={"attn_type": "rope"}
     )
     polar = replace(rope, within={"attn_type": "polar"})
-    assert [one.verdict for one in contrasts(replace(forty, contrasts=(rope, polar)))] == [FLOOR, "differs"]
+    assert [row.verdict for row in contrasts(replace(forty, contrasts=(rope, polar)))] == [FLOOR, "differs"]
 
 
-def test_forty_cells_say_what_all_do(forty: SweepData, whole: SweepData) -> None:
+def test_forty_cells_estimate_the_full_effects(forty: SweepData, all_cells: SweepData) -> None:
     polar, rope, window = contrasts(forty)
-    full = [one.mean for one in contrasts(replace(whole, contrasts=DECLARED))]
+    full = [row.mean for row in contrasts(replace(all_cells, contrasts=DECLARED))]
     assert polar.sure
     assert polar.low <= full[0] <= polar.high
     assert window.low <= full[2] <= window.high
     assert window.verdict == "equivalent"
     assert rope.pairs == 40
-    assert [one.confirmatory for one in (polar, rope, window)] == [True] * 3
-    assert {one.axes for one in interactions(forty, [polar.measure])} == {("attn_type", "memory")}
+    assert [row.confirmatory for row in (polar, rope, window)] == [True] * 3
+    assert {row.axes for row in interactions(forty, [polar.measure])} == {("attn_type", "memory")}
 
 
-def test_a_completed_design_is_matched_pairs_as_ever(whole: SweepData) -> None:
-    complete = part(whole, 120)
+def test_completed_design_uses_matched_pairs(all_cells: SweepData) -> None:
+    complete = part(all_cells, 120)
     assert complete.partial is None
     bare = replace(complete, design=None)
-    column = contrast_column(whole, DECLARED[0])
+    column = contrast_column(all_cells, DECLARED[0])
     assert repr(effects(complete, [column])) == repr(effects(bare, [column]))
 
 
-def test_what_a_design_cannot_tell_has_no_number(whole: SweepData) -> None:
-    polar = part(whole)
-    some = [cell for cell in polar.cells if (cell.levels["memory"] == "on") == (cell.levels["window"] == "on")]
-    found = effects(replace(polar, cells=some), [contrast_column(whole, DECLARED[0])])
-    assert not {one.axis for one in found if not one.confirmatory} & {"memory", "window"}
-    assert {one.axis for one in found} >= {"attn_type"}
-    declared = contrasts(replace(polar, cells=some))
-    assert [one.verdict for one in declared] == ["no pairs"] * 3
-    assert all(math.isnan(one.mean) for one in declared)
+def test_inestimable_effects_are_nan(all_cells: SweepData) -> None:
+    polar = part(all_cells)
+    cells_of_half = [cell for cell in polar.cells if (cell.levels["memory"] == "on") == (cell.levels["window"] == "on")]
+    rows = effects(replace(polar, cells=cells_of_half), [contrast_column(all_cells, DECLARED[0])])
+    assert not {row.axis for row in rows if not row.confirmatory} & {"memory", "window"}
+    assert {row.axis for row in rows} >= {"attn_type"}
+    declared = contrasts(replace(polar, cells=cells_of_half))
+    assert [row.verdict for row in declared] == ["no pairs"] * 3
+    assert all(math.isnan(row.mean) for row in declared)
 
 
-def test_seeds_of_a_cell_are_one_observation(forty: SweepData) -> None:
+def test_seeds_of_a_configuration_are_averaged(forty: SweepData) -> None:
     """Twice the same numbers narrow nothing."""
     twins = [replace(cell, cell_id=f"{cell.cell_id}t", seed=1) for cell in forty.cells]
     more = {(f"{key[0]}t", *key[1:]): replace(value, cell_id=f"{key[0]}t") for key, value in forty.values.items()}
     both = replace(forty, cells=[*forty.cells, *twins], values={**forty.values, **more})
     column = contrast_column(forty, DECLARED[0])
-    one, two = effects(forty, [column])[0], effects(both, [column])[0]
-    assert (one.mean, one.low, one.high, one.n) == pytest.approx((two.mean, two.low, two.high, two.n))
-    assert (one.seeds, two.seeds) == (1, 2)
+    single, two = effects(forty, [column])[0], effects(both, [column])[0]
+    assert (single.mean, single.low, single.high, single.n) == pytest.approx((two.mean, two.low, two.high, two.n))
+    assert (single.seeds, two.seeds) == (1, 2)
 
 
-def test_the_analysis_of_variance_has_the_terms_of_the_design(forty: SweepData) -> None:
-    (found,) = anova_results(forty, [contrast_column(forty, DECLARED[0])])
-    assert list(found.frame["term"]) == ["attn_type", "reg_mode", "distractor", "memory", "window", "attn_type x memory", "residual"]  # fmt: skip
+def test_anova_has_the_terms_of_the_design(forty: SweepData) -> None:
+    (result,) = anova_results(forty, [contrast_column(forty, DECLARED[0])])
+    assert list(result.frame["term"]) == ["attn_type", "reg_mode", "distractor", "memory", "window", "attn_type x memory", "residual"]  # fmt: skip
 
 
-def test_main_effects_alone_have_no_interactions(whole: SweepData) -> None:
-    data = part(whole)
+def test_main_effect_design_has_no_interactions(all_cells: SweepData) -> None:
+    data = part(all_cells)
     assert data.design is not None
     bare = replace(data, design=replace(data.design, terms=tuple(data.design.space.terms(1))), contrasts=())
     table = tables.interactions_table(None, bare)  # type: ignore[arg-type]
@@ -184,7 +184,7 @@ def test_main_effects_alone_have_no_interactions(whole: SweepData) -> None:
     )
 
 
-def test_tables_name_the_aliases(forty: SweepData) -> None:
+def test_tables_list_aliased_effects(forty: SweepData) -> None:
     table = tables.effects_table(None, forty)  # type: ignore[arg-type]
     assert table.title.startswith("Effects of levels by least squares")
     assert table.columns[4] == "Cells"
@@ -197,7 +197,7 @@ def test_tables_name_the_aliases(forty: SweepData) -> None:
     assert "With these 40 cells, mixed in part (correlation above 0.5): " in notes
     assert "HC3" in notes
     assert "matched" not in table.title
-    for made in (tables.interactions_table, tables.contrasts_table):
-        other = made(None, forty)  # type: ignore[arg-type]
-        assert "With these 40 cells, " in " ".join(other.notes)
-        assert "Cells" in other.columns
+    for make in (tables.interactions_table, tables.contrasts_table):
+        table_of_design = make(None, forty)  # type: ignore[arg-type]
+        assert "With these 40 cells, " in " ".join(table_of_design.notes)
+        assert "Cells" in table_of_design.columns

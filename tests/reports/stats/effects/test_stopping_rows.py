@@ -32,24 +32,29 @@ def data(replicated: Store) -> SweepData:
 
 def of_seeds(data: SweepData) -> list[float]:
     """What memory is worth at each seed, mean over both mixers."""
-    found: dict[int, list[float]] = {}
+    values_by_seed: dict[int, list[float]] = {}
     for cell in data.cells:
         number = data.values[cell.cell_id, "val", "val_loss", 0].value
         assert number is not None
-        found.setdefault(cell.seed, []).append(number * (2 if cell.levels["memory"] == "on" else -2) / 4)
-    return [sum(some) for some in found.values()]
+        values_by_seed.setdefault(cell.seed, []).append(number * (2 if cell.levels["memory"] == "on" else -2) / 4)
+    return [sum(values) for values in values_by_seed.values()]
 
 
-def test_the_row_is_that_of_the_last_look(data: SweepData) -> None:
+def test_apply_last_look_replaces_the_row(data: SweepData) -> None:
     d = of_seeds(data)
-    own, other = contrasts(data)
+    own, unrelated = contrasts(data)
     level = 2 * stats.norm.sf(critical_values([3 / 5])[0])
     low, high = stats.t.interval(1 - level, 2, np.mean(d), stats.sem(d))
     assert (own.mean, own.low, own.high) == pytest.approx((np.mean(d), low, high))
     assert (own.method, own.seeds, own.pairs) == ("looks", 3, 2)
     plain = contrasts(replace(data, stop=None))
-    assert (other.mean, other.low, other.high, other.p) == (plain[1].mean, plain[1].low, plain[1].high, plain[1].p)
-    assert [own.p_corrected, other.p_corrected] == holm([own.p, other.p])
+    assert (unrelated.mean, unrelated.low, unrelated.high, unrelated.p) == (
+        plain[1].mean,
+        plain[1].low,
+        plain[1].high,
+        plain[1].p,
+    )
+    assert [own.p_corrected, unrelated.p_corrected] == holm([own.p, unrelated.p])
     assert (own.p < 0.05) == (low > 0 or high < 0)
     # memory is worth 1, so well within 2 of nothing
     assert own.p_equivalence < 0.05
@@ -57,7 +62,7 @@ def test_the_row_is_that_of_the_last_look(data: SweepData) -> None:
     assert (declared[0].low, declared[0].high) == (own.low, own.high), "the table of effects says the same"
 
 
-def test_before_the_first_look_nothing_is_said(data: SweepData) -> None:
+def test_apply_last_look_before_the_first_look(data: SweepData) -> None:
     early = replace(data, cells=[cell for cell in data.cells if cell.seed < 2])
     own, _ = contrasts(early)
     assert math.isnan(own.p)
@@ -66,16 +71,16 @@ def test_before_the_first_look_nothing_is_said(data: SweepData) -> None:
 
 
 @pytest.mark.thorough
-def test_a_contrast_of_another_launch_is_left_alone(data: SweepData) -> None:
+def test_apply_last_look_keeps_unrelated_contrasts(data: SweepData) -> None:
     moved = replace(data, stop=replace(RULE, contrast=replace(MEMORY, within={"attn_type": "polar"})))
     assert contrasts(moved) == contrasts(replace(data, stop=None))
 
 
-def test_the_table_says_how_often_at_which_level_and_why_it_ended(replicated: Store) -> None:
+def test_stopping_notes_state_looks_levels_and_end(replicated: Store) -> None:
     cells = [replicated.cell(state.cell_id) for state in replicated.cell_states("twice")]
     axes = {state.cell_id: state.axes for state in replicated.cell_states("twice")}
     options = dict(replicated.revision("twice").options)
-    for width, told in (
+    for width, text in (
         (9.0, "Stopped after 3 seeds: "),
         (0.0001, "Not decided: no interval is at most 0.00010 nats wide yet, and further seeds were not started; launch again to go on."),
     ):  # fmt: skip
@@ -84,11 +89,11 @@ def test_the_table_says_how_often_at_which_level_and_why_it_ended(replicated: St
         notes = " ".join(make_table("contrasts", replicated, "twice").notes)
         assert "Look 1 of at most 3, after 3 of at most 5 seeds: -1.0" in notes
         assert "at level 0.76% in place of 5%" in notes
-        assert told in notes
+        assert text in notes
 
 
 @pytest.mark.thorough
-def test_of_a_partial_design_the_row_is_least_squares_seed_by_seed(data: SweepData) -> None:
+def test_last_look_of_a_partial_design_by_least_squares(data: SweepData) -> None:
     space = DesignSpace({"attn_type": ("polar", "nope"), "memory": ("off", "on")})
     design = Design(method="d-optimal", runs=3, space=space, terms=(("attn_type",), ("memory",)))
     three = replace(data, design=design, cells=[cell for cell in data.cells if cell.levels["attn_type"] == "polar" or cell.levels["memory"] == "off"])  # fmt: skip

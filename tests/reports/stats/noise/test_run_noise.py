@@ -35,39 +35,44 @@ def by_hand(mixer: str, memory: str, *, without: str = "") -> tuple[float, int]:
     for row in rows("lengths"):
         if (row["length"], row["attn_type"], row["memory"]) == ("65536", mixer, memory) and row["reg_mode"] != without:
             groups[row["distractor"], row["window"]].append(round(float(row["needle"]) / 1.25) * 1.25)
-    squares = sum((len(some) - 1) * statistics.variance(some) for some in groups.values())
-    df = sum(len(some) - 1 for some in groups.values())
+    squares = sum((len(values) - 1) * statistics.variance(values) for values in groups.values())
+    df = sum(len(values) - 1 for values in groups.values())
     return math.sqrt(squares / df), df
 
 
 def test_strata_are_told_apart(paper: SweepData) -> None:
     """One sd of 9.2 points for all would understate polar + memory by half, and give rope one that it does not have."""
-    found = noise_by_stratum(paper, NEEDLE)
-    assert len(found) == 6
-    for (mixer, memory), one in found.items():
+    noise_of_strata = noise_by_stratum(paper, NEEDLE)
+    assert len(noise_of_strata) == 6
+    for (mixer, memory), noise in noise_of_strata.items():
         sd, df = by_hand(mixer, memory, without="strong")
-        assert (one.kind, one.df, one.groups) == ("near-replicates", df, 4)
-        assert 100 * one.sd == pytest.approx(sd, abs=1e-9)
-        assert one == spread(paper, NEEDLE, {"attn_type": mixer, "memory": memory})
+        assert (noise.kind, noise.df, noise.groups) == ("near-replicates", df, 4)
+        assert 100 * noise.sd == pytest.approx(sd, abs=1e-9)
+        assert noise == spread(paper, NEEDLE, {"attn_type": mixer, "memory": memory})
     with_strong = [f"{by_hand(*stratum)[0]:.1f}" for stratum in (("polar", "on"), ("nope", "on"), ("rope", "off"))]
     assert with_strong == ["19.9", "7.5", "0.0"], "as worked out apart from this package"
-    assert found["polar", "on"].sd > 2 * found["nope", "on"].sd > found["rope", "off"].sd == 0
+    assert (
+        noise_of_strata["polar", "on"].sd
+        > 2 * noise_of_strata["nope", "on"].sd
+        > noise_of_strata["rope", "off"].sd
+        == 0
+    )
 
 
 def test_an_accuracy_varies_at_least_by_its_trials(paper: SweepData) -> None:
     """Rope is right in no trial of 20 cells: its rate is not known to be zero. Jeffreys: (hits + 1/2) / (trials + 1)."""
-    found = noise_by_stratum(paper, NEEDLE)["rope", "on"]
+    noise = noise_by_stratum(paper, NEEDLE)["rope", "on"]
     share = 0.5 / (20 * 16 + 1)
-    assert found.floor == pytest.approx(math.sqrt(share * (1 - share) / 16))
-    assert found.used == found.floor > found.sd == 0
-    for key, one in noise_by_stratum(paper, NEEDLE).items():
-        here = [
+    assert noise.floor == pytest.approx(math.sqrt(share * (1 - share) / 16))
+    assert noise.used == noise.floor > noise.sd == 0
+    for key, noise in noise_by_stratum(paper, NEEDLE).items():
+        accuracies = [
             float(row["needle"]) / 100
             for row in rows("lengths")
             if (row["length"], row["attn_type"], row["memory"]) == ("65536", *key)
         ]
-        share = (16 * sum(here) + 0.5) / (16 * len(here) + 1)
-        assert one.floor == pytest.approx(math.sqrt(share * (1 - share) / 16), rel=1e-6)
+        share = (16 * sum(accuracies) + 0.5) / (16 * len(accuracies) + 1)
+        assert noise.floor == pytest.approx(math.sqrt(share * (1 - share) / 16), rel=1e-6)
     assert noise_by_stratum(paper, VAL)["rope", "on"].floor == 0
 
 
@@ -89,10 +94,10 @@ def test_regularizers_are_treatments_beside_a_mean_loss(
         config = {"train": {"loss_reduction": reduction, "regularizer": mode}}
         cells.append(CellRecord(**{**vars(bare), "config": config}))
     empty.record_revision("s", grid_text="x", grid_file="x", cells=cells)
-    for place, one in enumerate(cells):
-        run(empty, one.id, "done", [Measurement(probe="val", metric="val_loss", value=3 + place / 7)])
-    found = spread(load_sweep_data(empty), VAL)
-    assert (found.df if found else None) == df
+    for index, record in enumerate(cells):
+        run(empty, record.id, "done", [Measurement(probe="val", metric="val_loss", value=3 + index / 7)])
+    noise = spread(load_sweep_data(empty), VAL)
+    assert (noise.df if noise else None) == df
 
 
 def test_one_pair_is_held_against_the_spread() -> None:
@@ -103,8 +108,8 @@ def test_one_pair_is_held_against_the_spread() -> None:
 
 
 @pytest.mark.parametrize("pairs", [2, 3, 6, 10, 20, 65, 400])
-def test_a_known_spread_gives_the_power_of_the_paired_t_test(pairs: int) -> None:
+def test_detectable_factor_equals_statsmodels(pairs: int) -> None:
     """With no doubt about the sd, statsmodels has the same test."""
-    known = TTestPower().solve_power(nobs=pairs, power=0.8, alpha=0.05) * math.sqrt(2)
-    assert detectable_factor(pairs, 10**7) == pytest.approx(known, rel=1e-4)
+    expected = TTestPower().solve_power(nobs=pairs, power=0.8, alpha=0.05) * math.sqrt(2)
+    assert detectable_factor(pairs, 10**7) == pytest.approx(expected, rel=1e-4)
     assert detectable_factor(pairs, 12) > detectable_factor(pairs, 10**7)

@@ -81,7 +81,7 @@ def distance_of(table: np.ndarray, p: float) -> float:
 
 
 @pytest.mark.parametrize(("configurations", "seeds", "shock"), DESIGNS)
-def test_crossed_p_is_exact_to_the_far_tail(configurations: int, seeds: int, shock: float) -> None:
+def test_crossed_interval_p_in_the_far_tail(configurations: int, seeds: int, shock: float) -> None:
     table = draw(configurations, seeds, shock)
     for p in PROBABILITIES:
         mean = distance_of(table, p)
@@ -91,22 +91,22 @@ def test_crossed_p_is_exact_to_the_far_tail(configurations: int, seeds: int, sho
 
 
 @pytest.mark.parametrize(("configurations", "seeds"), [(46, 3), (80, 3), (75, 5), (120, 6)])
-def test_crossed_takes_large_complete_designs(configurations: int, seeds: int) -> None:
+def test_crossed_interval_of_large_complete_designs(configurations: int, seeds: int) -> None:
     """A rank that was guessed from rounding once took these for designs whose seeds nothing ties together."""
     table = draw(configurations, seeds, 0.5) + 0.1
     assert p_of(table, 0.0) == pytest.approx(exact(table, 0.1), rel=1e-6)
 
 
 @pytest.mark.filterwarnings("error")
-def test_crossed_of_seeds_that_agree_exactly_is_student_t() -> None:
+def test_crossed_interval_of_equal_seeds_is_student_t() -> None:
     """Without a spread between seeds, or beside one, the mean is over configurations."""
     means = np.array([0.25, 0.5, 1.0, 1.25])
     low, high = stats.t.interval(0.95, 3, means.mean(), stats.sem(means))
-    found = crossed_interval(np.tile(means[:, None], 3))
-    assert found == pytest.approx((low, high, stats.ttest_1samp(means, 0).pvalue))
+    interval = crossed_interval(np.tile(means[:, None], 3))
+    assert interval == pytest.approx((low, high, stats.ttest_1samp(means, 0).pvalue))
 
 
-def test_crossed_refuses_seeds_that_never_meet() -> None:
+def test_crossed_interval_refuses_unconnected_seeds() -> None:
     table = np.full((6, 4), math.nan)
     table[:3, :2], table[3:, 2:] = np.arange(6).reshape(3, 2), np.arange(6).reshape(3, 2)
     assert crossed_interval(table) is None

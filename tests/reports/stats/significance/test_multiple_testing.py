@@ -22,7 +22,7 @@ def test_holm_by_hand():
     assert rs.holm([]) == []
 
 
-def test_what_has_no_p_is_no_member():
+def test_holm_ignores_nan():
     assert rs.holm([0.02, math.nan, 0.03]) == pytest.approx([0.04, math.nan, 0.04], nan_ok=True)
     assert all(math.isnan(p) for p in rs.holm([math.nan, math.nan]))
 
@@ -30,39 +30,39 @@ def test_what_has_no_p_is_no_member():
 def brute(samples: list[dict[str, float]]) -> list[float]:
     """Step-down maxT by definition: every flip of every configuration, the statistic Student's t but for its monotone form."""
     names = sorted({name for sample in samples for name in sample})
-    seen = [abs(sum(one.values())) / math.sqrt(sum(x * x for x in one.values())) for one in samples]
-    order = sorted(range(len(samples)), key=lambda place: -seen[place])
-    found, before = [0.0] * len(samples), 0.0
-    for step, place in enumerate(order):
+    seen = [abs(sum(sample.values())) / math.sqrt(sum(x * x for x in sample.values())) for sample in samples]
+    order = sorted(range(len(samples)), key=lambda test: -seen[test])
+    corrected_p, before = [0.0] * len(samples), 0.0
+    for step, test in enumerate(order):
         reached = 0
         for flip in itertools.product((-1, 1), repeat=len(names)):
             sign = dict(zip(names, flip, strict=True))
             most = max(
-                abs(sum(sign[name] * x for name, x in samples[other].items()))
-                / math.sqrt(sum(x * x for x in samples[other].values()))
-                for other in order[step:]
+                abs(sum(sign[name] * x for name, x in samples[later].items()))
+                / math.sqrt(sum(x * x for x in samples[later].values()))
+                for later in order[step:]
             )
-            reached += most >= seen[place] - 1e-9
-        before = found[place] = max(before, reached / 2 ** len(names))
-    return found
+            reached += most >= seen[test] - 1e-9
+        before = corrected_p[test] = max(before, reached / 2 ** len(names))
+    return corrected_p
 
 
-def test_max_t_against_every_flip():
+def test_max_t_equals_enumeration():
     draw = np.random.default_rng(7)
-    names = [f"c{place}" for place in range(9)]
+    names = [f"c{number}" for number in range(9)]
     common = draw.normal(size=9)
     full = [0.7 * common + draw.normal(shift, 0.6, 9) for shift in (0.0, 0.4, 1.2)]
     part = draw.normal(0.8, 1, 7)
     samples = [*full, part]
     keys = [names, names, names, names[2:]]
-    expected = brute([dict(zip(some, d, strict=True)) for d, some in zip(samples, keys, strict=True)])
-    assert rs.corrected(samples, rs.paired_difference_tests(samples), keys) == pytest.approx(expected)
+    expected = brute([dict(zip(sample_keys, d, strict=True)) for d, sample_keys in zip(samples, keys, strict=True)])
+    assert rs.corrected(samples, rs.test_paired_differences(samples), keys) == pytest.approx(expected)
     # without names, rows at one place belong together where there are as many in each
     expected = brute([dict(zip(names, d, strict=True)) for d in full])
     assert rs.corrected(full, rs.paired_difference_tests(full)) == pytest.approx(expected)
 
 
-def test_draws_come_near_to_every_flip():
+def test_max_t_draws_approximate_enumeration():
     draw = np.random.default_rng(3)
     samples = [draw.normal(shift, 1, 15) for shift in (0.0, 0.3, 0.55, 0.7)]
     signs = 1 - 2 * ((np.arange(1 << 15)[:, None] >> np.arange(15)) & 1)
@@ -70,14 +70,14 @@ def test_draws_come_near_to_every_flip():
     flipped, seen = np.abs(signs @ table), np.abs(table.sum(axis=0))
     order = np.argsort(-seen)
     expected, before = np.zeros(4), 0.0
-    for step, place in enumerate(order):
-        before = expected[place] = max(before, (flipped[:, order[step:]].max(axis=1) >= seen[place] - 1e-12).mean())
-    found = rs.corrected(samples, rs.paired_difference_tests(samples))
-    assert found == pytest.approx(expected.tolist(), abs=0.01)
-    assert found == rs.corrected(samples, rs.paired_difference_tests(samples))
+    for step, test in enumerate(order):
+        before = expected[test] = max(before, (flipped[:, order[step:]].max(axis=1) >= seen[test] - 1e-12).mean())
+    corrected_p = rs.corrected(samples, rs.test_paired_differences(samples))
+    assert corrected_p == pytest.approx(expected.tolist(), abs=0.01)
+    assert corrected_p == rs.corrected(samples, rs.test_paired_differences(samples))
 
 
-def test_copies_of_a_test_cost_nothing():
+def test_max_t_of_copies_needs_no_correction():
     """A family of one test ten times over is one test; Holm would take ten times its p."""
     d = np.random.default_rng(6).normal(0.9, 1, 9)
     (alone,) = rs.paired_difference_tests([d])
@@ -85,36 +85,36 @@ def test_copies_of_a_test_cost_nothing():
 
 
 @pytest.mark.thorough
-def test_holm_where_not_all_flip():
+def test_holm_is_used_unless_all_are_sign_flip_tests():
     draw = np.random.default_rng(9)
     samples = [draw.normal(1, 1, 8), draw.normal(1, 1, 5), draw.normal(1, 1, (5, 3)), np.array([1.0])]
-    found = rs.paired_difference_tests(samples)
-    assert [one.method for one in found] == ["sign-flip", "t", "crossed", "none"]
-    expected = multipletests([one.p for one in found[:3]], method="holm")[1]
-    assert rs.corrected(samples, found) == pytest.approx([*expected, math.nan], nan_ok=True)
+    results = rs.test_paired_differences(samples)
+    assert [result.method for result in results] == ["sign-flip", "t", "crossed", "none"]
+    expected = multipletests([result.p for result in results[:3]], method="holm")[1]
+    assert rs.corrected(samples, results) == pytest.approx([*expected, math.nan], nan_ok=True)
     # unequal numbers of rows without names cannot be flipped together
     samples = [draw.normal(1, 1, 8), draw.normal(1, 1, 9)]
-    found = rs.paired_difference_tests(samples)
-    assert rs.corrected(samples, found) == pytest.approx(rs.holm([one.p for one in found]))
+    results = rs.test_paired_differences(samples)
+    assert rs.corrected(samples, results) == pytest.approx(rs.holm([result.p for result in results]))
 
 
-def test_a_constant_member_is_no_discovery():
+def test_max_t_of_a_constant_member():
     samples = [np.zeros(8), np.random.default_rng(1).normal(3, 1, 8)]
-    found = rs.corrected(samples, rs.paired_difference_tests(samples))
-    assert found[0] == 1.0
-    assert found[1] == pytest.approx(2 / 2**8)
+    corrected_p = rs.corrected(samples, rs.test_paired_differences(samples))
+    assert corrected_p[0] == 1.0
+    assert corrected_p[1] == pytest.approx(2 / 2**8)
 
 
-def test_nope_minus_polar_at_64k_survives_its_family(published):
+def test_nope_minus_polar_is_significant_in_its_family(published):
     """The sign test's Holm over the whole table was 0.0945, of a difference whose permutation p is below 1e-4."""
     data = load_sweep_data(published, "printed-v2")
-    found = [one for one in ef.effects(data, [NEEDLE_64K], include_strata=False) if one.axis == "attn_type"]
-    pairs = [matched_pairs(data, NEEDLE_64K, "attn_type", one.level) for one in found]
+    rows = [row for row in ef.effects(data, [NEEDLE_64K], include_strata=False) if row.axis == "attn_type"]
+    pairs = [matched_pairs(data, NEEDLE_64K, "attn_type", row.level) for row in rows]
     axes = [axis for axis in AXES_BUT_MIXER if axis in pairs[0]]
-    samples = [some["difference"].to_numpy(dtype=float) for some in pairs]
-    keys = [list(some[axes].itertuples(index=False, name=None)) for some in pairs]
-    summed = rs.paired_difference_tests(samples, [1.0] * len(samples))
-    p = dict(zip((one.level for one in found), rs.corrected(samples, summed, keys, [1.0] * len(samples)), strict=True))
+    samples = [pair_frame["difference"].to_numpy(dtype=float) for pair_frame in pairs]
+    keys = [list(pair_frame[axes].itertuples(index=False, name=None)) for pair_frame in pairs]
+    summed = rs.test_paired_differences(samples, [1.0] * len(samples))
+    p = dict(zip((row.level for row in rows), rs.corrected(samples, summed, keys, [1.0] * len(samples)), strict=True))
     assert p["nope"] < 0.005
     assert p["rope"] < 0.005
 

@@ -9,14 +9,14 @@ from statsmodels.stats.proportion import proportion_confint
 
 
 def share(metric: str = "digit_accuracy", **fields: object) -> MeasuredValue:
-    about = {"cell_id": "a", "attempt_id": 1, "probe": "needle", "metric": metric, "length": 64, "unit": "fraction"}
-    return MeasuredValue(**(about | fields))  # type: ignore[arg-type]
+    fields = {"cell_id": "a", "attempt_id": 1, "probe": "needle", "metric": metric, "length": 64, "unit": "fraction"}
+    return MeasuredValue(**(fields | fields))  # type: ignore[arg-type]
 
 
 def interval(*values: MeasuredValue) -> tuple[float | None, float | None]:
     """Of the first of them."""
-    found = with_intervals({(v.cell_id, v.probe, v.metric, v.length): v for v in values})
-    first = next(iter(found.values()))
+    by_key = with_intervals({(v.cell_id, v.probe, v.metric, v.length): v for v in values})
+    first = next(iter(by_key.values()))
     return first.low, first.high
 
 
@@ -25,27 +25,29 @@ def of(hits: float, trials: int) -> tuple[float, float]:
     return pytest.approx((low, high), abs=1e-12)  # type: ignore[no-any-return]
 
 
-def test_eighty_digits_are_sixteen_trials() -> None:
+def test_interval_of_eighty_digits_in_sixteen_trials() -> None:
     assert interval(share(value=0.925, n=80)) == of(14.8, 16)
 
 
-def test_an_old_row_with_the_interval_of_its_digits_gets_that_of_its_trials() -> None:
+def test_interval_over_digits_is_replaced() -> None:
     assert interval(share(value=0.925, n=80, low=0.846, high=0.965)) == of(14.8, 16)
 
 
-def test_how_many_trials_there_are_is_what_the_exact_accuracy_counts() -> None:
+def test_independent_trials_from_the_exact_accuracy() -> None:
     """Two digits a trial, which a row from before does not say."""
     exact = share("exact_accuracy", value=0.5, n=40)
     assert interval(share(value=0.75, n=80), exact) == of(30, 40)
-    other = share("exact_accuracy", value=0.5, n=40, attempt_id=2)
-    assert interval(share(value=0.75, n=80), other) == of(12, 16), "of another attempt, which may have asked for others"
+    newer_exact = share("exact_accuracy", value=0.5, n=40, attempt_id=2)
+    assert interval(share(value=0.75, n=80), newer_exact) == of(12, 16), (
+        "of another attempt, which may have asked for others"
+    )
 
 
-def test_or_what_the_row_itself_says() -> None:
+def test_independent_trials_from_the_description() -> None:
     assert interval(share(value=0.75, n=80, description={"trials": 2})) == of(30, 40)
 
 
-def test_where_each_answer_is_a_trial_what_was_recorded_stays() -> None:
+def test_interval_over_trials_is_unchanged() -> None:
     assert interval(share("exact_accuracy", value=0.5, n=16, low=0.1, high=0.9)) == (0.1, 0.9)
     assert interval(share("exact_accuracy", value=0.5, n=16)) == of(8, 16)
     mine = share("found", probe="mine", value=0.5, n=20, description={"trials": True})
@@ -56,5 +58,5 @@ def test_where_each_answer_is_a_trial_what_was_recorded_stays() -> None:
     "fields",
     [{"value": None, "reason": "oom: no"}, {"value": 0.5}, {"value": 0.5, "n": 0}, {"value": 1.5, "n": 80}, {"value": 2.0, "n": 80, "metric": "nats", "unit": "nats/digit"}],
 )  # fmt: skip
-def test_what_is_no_counted_share_has_none(fields: dict[str, object]) -> None:
+def test_no_interval_without_a_count(fields: dict[str, object]) -> None:
     assert interval(share(**fields)) == (None, None)  # type: ignore[arg-type]
