@@ -175,11 +175,11 @@ def item_measures(data: SweepData) -> list[Column]:
     """Return the columns that may have items: measures with a better side, at shown lengths, sorted by key."""
     columns = []
     for probe, metric in dict.fromkeys(key[1:3] for key in data.shown):
-        metric = data.metric(probe, metric)
-        heading = metric.heading or f"{probe} {metric}"
-        for length in data.lengths(probe, metric) if metric.direction else ():
+        description = data.metric(probe, metric)
+        heading = description.heading or f"{probe} {metric}"
+        for length in data.lengths(probe, metric) if description.direction else ():
             name = f"{heading}@{format_length(length)}" if length else heading
-            column = column_of(probe, metric, name, length=length)
+            column = column_of(probe, description, name, length=length)
             columns.append(column if column.percent else replace(column, decimals=max(column.decimals, 4)))
     return sorted(columns, key=lambda column: column.key)
 

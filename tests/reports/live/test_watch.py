@@ -136,8 +136,8 @@ def test_remaining_time_without_finished_cells(sweep: Sweep) -> None:
     state = view.live_state(sweep.store)
     assert state["tokens_per_s"] == 40.0
     assert state["seconds_left"] == pytest.approx((50 + 500 / 30 + 6000 / 20) / 2, abs=0.001)
-    for state in sweep.store.live_attempts("s"):
-        sweep.store.finish_attempt(state.id, 1, "interrupted")
+    for attempt in sweep.store.live_attempts("s"):
+        sweep.store.finish_attempt(attempt.id, 1, "interrupted")
     assert view.live_state(sweep.store)["seconds_left"] is None
 
 

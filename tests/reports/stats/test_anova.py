@@ -184,13 +184,13 @@ class TestModel:
             return float(np.trace(p @ variances) ** 2 / twice)
 
         fitted = smf.ols("value ~ C(u, Sum) + C(v, Sum)", data=frame).fit(cov_type="HC2", use_t=True)
-        for term, less in enumerate((hat(ones, v), hat(ones, u))):
+        for index, less in enumerate((hat(ones, v), hat(ones, u))):
             term = hat(ones, u, v) - less
             f = y @ term @ y / np.trace(term @ variances)
-            if term == 1:
+            if index == 1:
                 assert f == pytest.approx(fitted.tvalues.iloc[-1] ** 2)
-            above = min(max(freedom(term), 1), 2 - term)
-            assert fit.p_robust[term, 0] == pytest.approx(stats.f.sf(f, above, min(freedom(residual), 24)))
+            above = min(max(freedom(term), 1), 2 - index)
+            assert fit.p_robust[index, 0] == pytest.approx(stats.f.sf(f, above, min(freedom(residual), 24)))
 
     @pytest.mark.thorough
     def test_box_p_keeps_its_level_with_unequal_variances(self, published, monkeypatch):

@@ -58,9 +58,9 @@ def sweep(empty: Store, make: Any) -> Callable[..., SweepData]:
     def sweep(cells: list[tuple[dict[str, str], int, dict[Any, Any] | None]]) -> SweepData:
         records = [cell(index + 1, seed=seed, **levels) for index, (levels, seed, _) in enumerate(cells)]
         empty.record_revision("own", grid_text="x", grid_file="x.yaml", cells=records)
-        for record, (_, _, measured) in zip(records, cells, strict=True):
+        for cell_record, (_, _, measured) in zip(records, cells, strict=True):
             if measured is not None:
-                record(empty, record, measured)
+                record(empty, cell_record, measured)
         return load_sweep_data(empty, "own")
 
     return sweep

@@ -65,14 +65,14 @@ def test_an_accuracy_varies_at_least_by_its_trials(paper: SweepData) -> None:
     share = 0.5 / (20 * 16 + 1)
     assert noise.floor == pytest.approx(math.sqrt(share * (1 - share) / 16))
     assert noise.used == noise.floor > noise.sd == 0
-    for key, noise in noise_by_stratum(paper, NEEDLE).items():
+    for key, stratum_noise in noise_by_stratum(paper, NEEDLE).items():
         accuracies = [
             float(row["needle"]) / 100
             for row in rows("lengths")
             if (row["length"], row["attn_type"], row["memory"]) == ("65536", *key)
         ]
         share = (16 * sum(accuracies) + 0.5) / (16 * len(accuracies) + 1)
-        assert noise.floor == pytest.approx(math.sqrt(share * (1 - share) / 16), rel=1e-6)
+        assert stratum_noise.floor == pytest.approx(math.sqrt(share * (1 - share) / 16), rel=1e-6)
     assert noise_by_stratum(paper, VAL)["rope", "on"].floor == 0
 
 

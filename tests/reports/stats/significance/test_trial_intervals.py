@@ -9,8 +9,8 @@ from statsmodels.stats.proportion import proportion_confint
 
 
 def share(metric: str = "digit_accuracy", **fields: object) -> MeasuredValue:
-    fields = {"cell_id": "a", "attempt_id": 1, "probe": "needle", "metric": metric, "length": 64, "unit": "fraction"}
-    return MeasuredValue(**(fields | fields))  # type: ignore[arg-type]
+    defaults = {"cell_id": "a", "attempt_id": 1, "probe": "needle", "metric": metric, "length": 64, "unit": "fraction"}
+    return MeasuredValue(**(defaults | fields))  # type: ignore[arg-type]
 
 
 def interval(*values: MeasuredValue) -> tuple[float | None, float | None]:
