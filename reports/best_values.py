@@ -21,7 +21,7 @@ if TYPE_CHECKING:
 Rank = Literal["column", "row", "none"]
 Grid = tuple[tuple[TableEntry, ...], ...]
 GridIndex = tuple[int, int]
-NAMED = 2  # of several numbers that print as the same best one
+NAMED = 2  # largest number of tied best values that are named
 
 
 @dataclass(frozen=True)
@@ -98,7 +98,7 @@ def ranked(
         best = frozenset(contest.best)
         for position in best | contest.chances.keys():
             r, c = position
-            # dataclasses.replace takes several times as long, and this is done for every number of a table
+            # dataclasses.replace is several times slower, and this runs for every entry
             more = {"best": position in best, "p_best": contest.chances.get(position)}
             entries[r][c] = TableEntry(**(vars(entries[r][c]) | more))
         if contest.best:
@@ -127,7 +127,7 @@ def _ranked_group(
     if noise is None or not any(spreads):
         return RankedGroup(heading=heading, best=top, chances={})
     candidates = [noise.candidate(entry, spread) for entry, spread in zip(numbered, spreads, strict=True)]
-    # those that are shown come first
+    # shown entries come first
     chances = simulate_p_best(candidates, entries[0].direction).tolist()
     positions = [position for position, entry in shown_entries.items() if entry.value is not None]
     return RankedGroup(

@@ -82,7 +82,7 @@ def _parse_filter(cells: Sequence[CellState], filter_text: str) -> tuple[str, fr
         )
     levels_present = list(dict.fromkeys(level for cell in cells if (level := _level_of_cell(cell, axis)) is not None))
     by_value = {_comparable_level(level): level for level in levels_present}
-    # a level may have a comma in it
+    # a level may contain a comma
     levels = [text] if _comparable_level(text) in by_value else [level.strip() for level in text.split(",")]
     for level in levels:
         if _comparable_level(level) not in by_value:

@@ -64,7 +64,7 @@ def status(
     try:
         report = sweep_statuses(open_store_with_builtins(db, sweep), sweep)
     except StoreMissing as error:
-        # whoever names a database or a sweep mistook it
+        # a database or sweep named by the user must exist
         if db is not None or sweep is not None:
             raise
         report = Status((), nothing_launched(error))
@@ -172,7 +172,7 @@ def _listed(lines: Mapping[str, ReportSpec]) -> str:
     )
 
 
-# in the words of the lists, which import none of what they name
+# the registries import none of the tables and figures, so help stays fast
 report.__doc__ = str(report.__doc__).format(tables=_listed(TABLES), figures=_listed(FIGURES))
 report.__signature__ = SIGNATURE  # type: ignore[attr-defined]
 report.__annotations__ = {name: option.annotation for name, option in SIGNATURE.parameters.items()}

@@ -77,7 +77,7 @@ def format_number(value: float, decimals: int, *, percent: bool = False) -> str:
     `percent` multiplies by 100 first, exactly. A zero has no sign.
     """
     with localcontext() as context:
-        context.prec = 400  # any float in full: nothing is rounded twice
+        context.prec = 400  # enough for any float, so that nothing is rounded twice
         exact = Decimal(repr(float(value))) * (100 if percent else 1)
         result = exact.quantize(Decimal(1).scaleb(-decimals), ROUND_HALF_UP)
     return str(abs(result) if result == 0 else result)

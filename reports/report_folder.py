@@ -99,7 +99,7 @@ def write_report_folder(
     look = with_highlight(look or FigureOptions(title=False), data, highlight)
     make_folder(out)
     written = WrittenFiles()
-    # what is about studies is not lacking in a sweep that is none
+    # tables and figures about studies are not listed as skipped for other sweeps
     searched = search_of(store, name) is not None
     figures = [figure for figure in figures if searched or not FIGURES[figure_name(figure)].study]
     tables: dict[str, Table] = {}
@@ -173,7 +173,7 @@ def _write(path: Path, content: str | bytes, written: WrittenFiles) -> None:
 
 def _document(tables: dict[str, Table], pictures: dict[str, FigureData]) -> str:
     """Return the LaTeX document that includes all tables and figures, long tables last."""
-    # what goes over many pages stands behind what is looked at first
+    # long tables come last
     short = [number for number, table in tables.items() if len(table.rows) <= MAX_INLINE_ROWS]
     parts = [rf"\input{{{file_name(number)}}}" for number in short]
     parts += [latex_figure(figure) for figure in pictures.values()]
@@ -184,7 +184,7 @@ def _document(tables: dict[str, Table], pictures: dict[str, FigureData]) -> str:
         "\\documentclass{article}",
         r"\usepackage[margin=15mm,landscape]{geometry}",
         r"\usepackage[export]{adjustbox}",
-        # letters that stay sharp, where the machine has them
+        # scalable fonts, if installed
         r"\IfFileExists{lmodern.sty}{\usepackage{lmodern}}{}",
     ]
     head.append(PREAMBLE)
@@ -194,7 +194,7 @@ def _document(tables: dict[str, Table], pictures: dict[str, FigureData]) -> str:
 
 def latex_figure(figure: FigureData) -> str:
     """Return the LaTeX float of a figure: its PDF, the notes as caption, and the label fig:NAME."""
-    # as large as drawn, unless the page is smaller
+    # natural size, reduced to the page if necessary
     size = r"[max width=\linewidth,max totalheight=0.85\textheight]"
     title, notes = tex_escaped(f"{figure.title}."), tex_escaped(" ".join(figure.notes))
     lines = [

@@ -147,7 +147,7 @@ def _write_all(request: ReportRequest, store: Store) -> None:
         seeds=request.seeds,
         all_rows=request.all_rows,
         lengths=parse_lengths(request.length),
-        # beside a caption, a title would say it twice
+        # a title would repeat the caption
         look=wanted(request.style, request.width, bool(request.title)),
         highlight=request.highlight or (),
         options={"by": request.by, "log": request.log, "against": request.against},
@@ -199,7 +199,7 @@ def _write_figure(request: ReportRequest, store: Store, name: str) -> None:
         out = Path(f"{safe_file_name(figure.trace['sweep'])}-{figure.name}.{format}")
         write(out, rendered(figure, format, look=look, trace=request.trace))
     else:
-        # opened first, as of a table
+        # opened before the work, so that an unwritable file fails early
         with atomic_file(out) as stream:
             figure, look = make()
             content = (
@@ -223,14 +223,14 @@ def _write_table(request: ReportRequest, store: Store) -> None:
         )
         write_out(text)
         return
-    # opened first: that it cannot be written is no news for after the work
+    # opened before the work, so that an unwritable file fails early
     with atomic_file(request.out) as stream:
         written = rendered_files(_table(request, store), request.out, format, trace=request.trace)
         stream.write(written.pop(request.out).encode())
     for path, text in written.items():
         write(path, text)
     if format == "csv" and not request.trace and not is_stream(request.out):
-        # that of an older file of the same name says nothing about this one
+        # the trace of an older file of the same name is obsolete
         trace_path(request.out).unlink(missing_ok=True)
     echo_text(f"wrote {told(request.out)}", err=True)
 

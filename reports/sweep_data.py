@@ -374,7 +374,7 @@ def load_sweep_data(
     key = (store, sweep, revision, orphans, lengths if lengths == "all" else tuple(lengths or ()))
     if key not in cache:
         data = _read_sweep_data(store, sweep, revision, orphans, lengths)
-        # the same revision by whichever name it is asked for
+        # one entry per way to request the same revision
         for named in (sweep, data.sweep):
             for number in (revision, data.revision):
                 for extra in (key[-1], data.beyond):

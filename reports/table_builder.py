@@ -28,7 +28,7 @@ NO_CELL_TEXT = "no cell"
 EMPTY_TEXT = "-"
 """Text of an entry without content."""
 SMALL_P = 1e-4
-DUST = 12  # decimals that a computed number is held to before it is rounded half up
+DUST = 12  # decimals to which a computed number is rounded before it is rounded half up
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -75,7 +75,7 @@ def measured_entry(data: SweepData, cells: Sequence[CellState], column: Column, 
         text = "/".join(dict.fromkeys(placeholders)) or NO_CELL_TEXT
         return TableEntry(text=text, reason=first.reason if first else None, seeds=0, **fields)
     mean = statistics.fmean(numbers) if len(numbers) > 1 else numbers[0]
-    # a mean of tidy numbers is tidy again only after its floating-point dust is gone
+    # the first rounding removes floating-point errors of the mean
     text = format_number(mean if len(numbers) == 1 else round(mean, DUST), column.decimals, percent=column.percent)
     sd, seeds = statistics.stdev(numbers) if len(numbers) > 1 else None, len(numbers)
     if len(cells) == 1:
@@ -191,7 +191,7 @@ def _seed_count_text(parts: Sequence[TableEntry]) -> str:
 
 def _entry_json(entry: TableEntry) -> dict[str, Any]:
     """Return an entry as a JSON object: its fields, the printed text, cell ids and attempt ids."""
-    # without the origins, which are thousands in an effect of a large sweep, and are told below
+    # origins are given as cells and attempts below
     row = {name: value for name, value in vars(entry).items() if name not in ("text", "origins")}
     row["printed"] = entry.text
     attempts = list(entry.attempts)
@@ -329,7 +329,7 @@ def cell_json_fields(data: SweepData, cell: CellState) -> dict[str, Any]:
         "axes": dict(cell.axes),
         "state": cell.state,
         "standing": data.standing(cell),
-        # the training, which an evaluation beyond the grid leaves as it is
+        # the training attempt; later evaluations do not change it
         "attempt_id": cell.trained_attempt_id or cell.attempt_id,
     }
     return {"cell": cell.cell_id, "slug": cell.slug, "seed": cell.seed} | dict(cell.levels) | state

@@ -239,7 +239,7 @@ class CellDetails:
         cell = self.cell
         lines = [f"cell {cell.id}  {cell.slug}", *([f"note: {cell.note}"] if cell.note else []), "config:"]
         sections: tuple[str, ...] = ("model", "data", "train", "eval", "resources", "checkpoint")
-        if "open_weight" in cell.config:  # a model from elsewhere, of which we have no more than this
+        if "open_weight" in cell.config:  # an external model has only these sections
             sections = ("open_weight", "data", "train", "eval", "resources")
         for section in sections:
             settings = (f"{k}={value}" for k, value in cell.config.get(section, {}).items() if value not in (None, {}))
@@ -347,7 +347,7 @@ def cell_details(store: Store, cell_name: str, sweep: str | None = None) -> Cell
     curve = store.curve(newest[0].id) if newest else []
     samples = store.samples([attempt.id for attempt in newest]).get(newest[0].id, []) if newest else []
     values = {(value.cell_id, value.probe, value.metric, value.length): value for value in store.measurements(cell.id)}
-    # with the intervals that a report prints
+    # intervals as in reports
     shown = list(with_intervals(values).values())
     return CellDetails(cell, attempts, curve, shown, _published_source(store, attempts), samples)
 

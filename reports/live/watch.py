@@ -253,7 +253,7 @@ def _failure_line(row: Mapping[str, Any]) -> str:
 
 def _event_line(row: Mapping[str, Any]) -> str:
     slug_text = f" {row['slug']}" if row["slug"] else ""
-    # a finished cell's message is often the kind again
+    # the message of a finished cell often repeats the kind
     message_text = f": {row['message']}" if row["message"] != row["kind"] else ""
     return f"{row['at']:%H:%M:%S} {row['kind']}{slug_text}{message_text}"
 
@@ -271,7 +271,7 @@ def lines_per_section(height: int, running: int, failures: int, events: int) -> 
         events: Number of events.
     """
     num_free = max(0, height - 3)
-    # trouble and the latest event are seen beside any number of running cells, where there is room at all
+    # one failure and one event are shown beside any number of running cells, if the screen is large enough
     num_reserved = min(failures, 1) + min(events, 1) if num_free >= 5 else 0
     num_running = min(running, max(0, num_free - 1 - num_reserved))
     num_free -= num_running + 1 if num_running else 0
@@ -331,7 +331,7 @@ def _lines_with_rest(rows: Sequence[Any], count: int, format_row: Callable[[Any]
 def _running_table(rows: Sequence[Mapping[str, Any]], count: int, width: int) -> Table:
     """Return the table of running cells with `count` rows; if there are more cells, the last row tells how many."""
     table = Table(box=None, padding=(0, 1), pad_edge=False, show_edge=False, width=width)
-    # what stands left matters most, so a narrow terminal cuts the right columns, then the slug
+    # the left columns matter most, so a narrow terminal truncates the right ones, then the slug
     cut_off: dict[str, Any] = {"no_wrap": True, "overflow": "ellipsis"}
     table.add_column("cell", ratio=3, min_width=8, **cut_off)
     table.add_column("where", ratio=2, **cut_off)
@@ -341,7 +341,7 @@ def _running_table(rows: Sequence[Mapping[str, Any]], count: int, width: int) ->
     for row in rows[: count - 1 if cut else count]:
         silent_s = row["seconds_since_heartbeat"]
         style = "bold red" if row["stale"] else "yellow" if silent_s >= LATE_HEARTBEAT_S else ""
-        # a str would be read as rich's markup
+        # rich would parse a str as markup
         where = Text(f"{row['host']}/{row['gpu']}" if row["gpu"] else str(row["host"]))
         table.add_row(
             Text(row["slug"]), where, row["phase"] if row["kind"] == "train" else row["kind"],
@@ -396,11 +396,11 @@ def watch(
         with live or nullcontext():
             while True:
                 if live is not None:
-                    # at the terminal's present size, less the line that the cursor needs
+                    # the terminal may have been resized; the cursor needs one line
                     width, height = console.size
                     live.update(screen_view(view, width, height - 1, note), refresh=True)
                 else:
-                    # not through rich, which would break lines at 80 columns; whole, so that a reader of a pipe sees it at once
+                    # rich would break lines at 80 columns; one write and flush gives a pipe complete views
                     console.file.write(_output_text(view, note, as_json=as_json, first=round_number == 1) + "\n")
                     console.file.flush()
                 if round_number == rounds or (until_end and view["ended"]):

@@ -19,9 +19,9 @@ from .effects.effects import NEAR, STRATUM_AXES, factors, numbers_of
 from .significance.permutation_anova import AnovaFit, fit_anova
 
 COLUMNS = ("term", "df", "sum_sq", "F", "p", "p_permuted", "p_robust", "omega_sq", "partial_eta_sq")
-SHAPIRO = (3, 5_000)  # residuals that Shapiro's test is made for
+SHAPIRO = (3, 5_000)  # smallest and largest sample of the Shapiro-Wilk test
 DOUBT = 0.05
-FEW_DF = 5  # of a residual, below which F tells little
+FEW_DF = 5  # residual degrees of freedom below which F has little power
 
 Terms = dict[tuple[str, ...], np.ndarray]
 
@@ -211,7 +211,7 @@ def _checks(fitted: AnovaFit, measure: int, numbers: pd.DataFrame, names: Sequen
 
     The residuals are scaled up to the size of the errors. The warning names the p value to use instead.
     """
-    # as large as errors are, not as what the model leaves of them
+    # residuals are scaled up to the size of the errors
     scaled_residuals = fitted.residuals[:, measure] * math.sqrt(len(numbers) / fitted.residual_df)
     if fitted.residual[measure] == 0:
         return []

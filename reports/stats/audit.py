@@ -14,7 +14,7 @@ from ...results.store.store import Store
 from .. import cell_filter
 from ..sweep_data import ExtraLengths, SweepData, load_sweep_data, provenances_of_attempts
 
-SHOWN = 3  # different values named before the rest is counted
+SHOWN = 3  # largest number of values that are named; the rest is counted
 IGNORED_SETTINGS = (
     "seed",
     "resources.",
@@ -210,7 +210,7 @@ def _setting_lines(data: SweepData, configs: Mapping[str, Mapping[str, Any]]) ->
     for path in sorted({path for config in flattened.values() for path in config}):
         if path.startswith(IGNORED_SETTINGS):
             continue
-        # a setting of a part that some cells do not have is no difference between them
+        # cells without a component lack its settings, which is no difference
         values = {cell: config[path] for cell, config in flattened.items() if path in config}
         groups = _cells_by_value(values.items())
         if len(groups) > 1 and (path == ALWAYS_NAMED or not _follows_an_axis(values, levels)):
@@ -279,7 +279,7 @@ def _co_tenancy_lines(attempts: Sequence[Attempt]) -> list[str]:
     max_concurrent: dict[str, int] = {}
     for host in sorted({attempt.host for attempt in attempts}):
         spans = [(a.started_at, a.finished_at) for a in attempts if a.host == host and a.finished_at is not None]
-        # an end sorts before a start at the same moment: one after the other is not together
+        # at equal times an end sorts before a start: consecutive attempts do not overlap
         moments = sorted([(start, 1) for start, _ in spans] + [(end, -1) for _, end in spans])
         max_concurrent[host] = max(accumulate(step for _, step in moments), default=0)
     shared = {host: count for host, count in max_concurrent.items() if count > 1}

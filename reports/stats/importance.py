@@ -29,7 +29,7 @@ BEST_PART, MOST_PART = 5, 0.5
 """PED-ANOVA compares the BEST_PART best trials to all, but at least a tenth and at most MOST_PART of all trials."""
 DEALT: Mapping[str, tuple[int, int]] = {FANOVA: (20, 40), PED_ANOVA: (40, 200)}
 """Smallest and largest number of permutations, by evaluator: fewer with more trials, which take longer."""
-WORTH = 20_000  # trials times deals
+WORTH = 20_000  # trials times permutations
 CHANCE = 0.95
 SEED = 0
 
@@ -81,7 +81,7 @@ def importances(study: Study, objective: Objective, evaluator_name: str) -> list
     optuna_study = made(study.search, study.done)
     evaluator = _evaluator(evaluator_name, len(study.done))
     values = [objective.shown(amount.values[objective.place]) for amount in study.done if amount.values is not None]
-    # both take less for better
+    # both evaluators minimise
     better = -objective.sign * np.array(values)
     draw = np.random.default_rng(SEED)
     raw = _raw_importances(evaluator, optuna_study, paths, better)
@@ -92,7 +92,7 @@ def importances(study: Study, objective: Objective, evaluator_name: str) -> list
     chance = np.quantile(permuted, CHANCE, axis=0)
     total = raw.sum()
     if total <= 0:
-        # what never differs is due to nothing
+        # constant values give no importance to any setting
         return [Importance(path=path, share=1 / len(paths), chance=1.0) for path in paths]
     listed = [
         Importance(path=path, share=float(importance / total), chance=float(most / total))
@@ -128,6 +128,6 @@ def _raw_importances(evaluator: Any, optuna_study: Any, paths: Sequence[str], va
         return values_by_trial[trial.number]
 
     with warnings.catch_warnings():
-        warnings.simplefilter("ignore")  # that a target is minimised, and parts that are called experimental
+        warnings.simplefilter("ignore")  # on minimised targets and experimental features
         importance_by_setting = evaluator.evaluate(optuna_study, list(paths), target=target)
     return np.array([importance_by_setting[path] for path in paths])

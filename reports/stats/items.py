@@ -164,7 +164,7 @@ def mcnemar(net: np.ndarray) -> float:
     ways = np.zeros(2 * reach + 1)
     ways[reach] = 1.0
     for size in sizes:
-        # no sum so far is further from 0 than the sizes before it, so that nothing comes round the ends
+        # no partial sum exceeds the sizes so far, so np.roll wraps only zeros around
         ways = (np.roll(ways, size) + np.roll(ways, -size)) / 2
     at_least = abs(int(net.sum()))
     sums = np.abs(np.arange(-reach, reach + 1))

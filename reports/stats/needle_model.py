@@ -23,7 +23,7 @@ from .effects.effects import STRATUM_AXES, factors, numbers_of, reference_level
 
 COLUMNS = ("term", "df", "deviance", "F", "p", "odds_ratio", "low", "high")
 LEVEL = 0.95
-FAR = 12.0  # of a linear predictor: a share of 6e-6, which no number of trials here can tell from none
+FAR = 12.0  # largest linear predictor: beyond (a share of 6e-6) the odds count as infinite
 
 Terms = dict[tuple[str, ...], np.ndarray]
 
@@ -225,7 +225,7 @@ def _level_rows(data: SweepData, cells: pd.DataFrame, main: Terms) -> list[dict[
     if (fitted := _fit(cells, main)) is None:
         return []
     t = float(special.stdtrit(fitted.df_resid, (1 + LEVEL) / 2))
-    # statsmodels' own scale "X2" divides by the counts of trials once too often
+    # statsmodels' scale "X2" divides by the numbers of trials once too often
     scale = math.sqrt(float(fitted.pearson_chi2 / fitted.df_resid))
     rows, index = [], 1
     for (name,) in main:

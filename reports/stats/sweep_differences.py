@@ -18,10 +18,10 @@ from ..number_format import format_count
 from ..sweep_data import SweepData
 from .audit import IGNORED_SETTINGS, PROVENANCE_FACTS, SHOWN, flatten_config, provenances_of
 
-NAMED = 8  # settings that one side did not record, by name
-SAME_SIZE = 0.005  # part of the parameters that does not make another size
+NAMED = 8  # largest number of unrecorded settings that are named
+SAME_SIZE = 0.005  # relative difference in parameters that is ignored
 HARMLESS_SETTINGS = (
-    *IGNORED_SETTINGS,  # the text is told by its fingerprint or, without one, by its name
+    *IGNORED_SETTINGS,  # texts are compared by fingerprint or name instead
     "data.path",
     "data.end_of_text",
     "data.train_tokens",

@@ -36,8 +36,8 @@ OURS, SOFTMAX, ROTARY = "polar", "nope", "rope"
 CLAIMED_ACCURACY = 0.9
 """Needle accuracy claimed to hold up to the longest context length."""
 AVERAGE, SPAN = "94", (91, 98)  # %, as printed
-NAMED = 2  # counterexamples by name
-DIGIT = 0.01  # of a printed loss
+NAMED = 2  # largest number of counterexamples that are named
+DIGIT = 0.01  # last digit of a printed loss
 DUST = 1e-9
 PROTOTYPE = 16
 """Key size of the prototype from which the claimed eigenvalue was taken."""
@@ -189,7 +189,7 @@ class ClaimFacts:
         """
         sides = [list(side) for side in sides]
         for runs in (runs for side in sides for runs in side):
-            self.mean_or_none(runs, NEEDLE, length)  # a verdict rests on them, too
+            self.mean_or_none(runs, NEEDLE, length)  # records the numbers as read
         return is_at_chance(self.data, [[cell.cell_id for runs in side for cell in runs] for side in sides], [length])
 
     def sides(self, axis: str, **levels: str) -> list[list[list[CellState]]]:
@@ -299,7 +299,7 @@ def _judge_difference(differences: Sequence[float], direction: int) -> tuple[str
     }  # fmt: skip
     numbers = {name: value for name, value in numbers.items() if not math.isnan(value)}
     if "p" not in numbers:
-        # nothing varies
+        # without variance there is no p value
         return verdict, numbers, f"{_signed_percent_text(test.mean)} points in every one of {counted(len(d), 'pair')}"
     text = (
         f"{_signed_percent_text(test.mean)} ± {_percent_text(error)} points over {counted(len(d), 'pair')} ({test.up} up, {test.down} down), "
@@ -433,7 +433,7 @@ def _with_memory(facts: ClaimFacts) -> Iterable[tuple[tuple[str, ...], list[Cell
     Raises:
         MissingData: There is none.
     """
-    facts.cells(attn_type=OURS, memory=facts.memory)  # raises Lacking
+    facts.cells(attn_type=OURS, memory=facts.memory)  # raises MissingData
     for key, runs in facts.data.configurations().items():
         if (runs[0].levels["attn_type"], runs[0].levels["memory"]) == (OURS, facts.memory):
             yield key, runs
@@ -474,7 +474,7 @@ def _shortest_and_longest(facts: ClaimFacts) -> tuple[int, int]:
 
 def check_rotary(facts: ClaimFacts) -> ClaimResult:
     """Decide if RoPE with memory has a needle accuracy of 0 at the two longest lengths, and the printed loss (2.86)."""
-    _shortest_and_longest(facts)  # raises Lacking
+    _shortest_and_longest(facts)  # raises MissingData
     runs, last = facts.plain_runs(ROTARY, True), facts.lengths(NEEDLE)[-2:]
     needle = [facts.value(runs, NEEDLE, length) for length in last]
     loss = facts.value(runs, CLEAN, facts.lengths(CLEAN)[-1])
@@ -484,7 +484,7 @@ def check_rotary(facts: ClaimFacts) -> ClaimResult:
     text = f"{_slug(runs)}: needle {at}; loss {format_number(loss, 2)} at {format_length(facts.lengths(CLEAN)[-1])}"
     if not any(value > DUST for value in needle):
         verdict = TRUE if format_number(loss, 2) == "2.86" else DIFFERS
-    else:  # digits that always the same answer gets right, too, are no needle found
+    else:  # an accuracy at chance level is no retrieval
         verdict = DIFFERS if all(facts.at_chance([[runs]], length) for length in last) else FALSE
     return ClaimResult(verdict, text, {"needle": max(needle), "loss": loss})
 
@@ -537,7 +537,7 @@ def check_best_loss(facts: ClaimFacts) -> ClaimResult:
         (value, _slug(runs)) for runs in facts.cells() if (value := facts.mean_or_none(runs, CLEAN, length)) is not None
     ]
     lowest, name = min(all_losses)
-    # lower by more than a last printed digit, whichever way both were rounded
+    # lower by more than the last printed digit, however both were rounded
     lower = sum(value < ours - 1.5 * DIGIT for value, _ in all_losses)
     inside = ours <= min(plain_losses) + DUST
     verdict = (

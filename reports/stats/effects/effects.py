@@ -259,7 +259,7 @@ class _MatchedEstimator:
             subset: Level by axis that both sides have; empty for the full sweep.
         """
         ((axis, (level, reference)),) = levels.items()
-        # an axis that another grid of this sweep had, or that is left with one level: none of its pairs is here
+        # an axis of an earlier grid, or one with a single level, has no pair in this sweep
         is_present = axis in self.numbers.axes and level != reference
         matched = self.numbers.differences_between(levels if is_present else {STRATUM_AXES[0]: ("", "")})
         mask = standing(matched.levels, subset, len(matched.corners)) & is_present
@@ -291,7 +291,7 @@ class _MatchedEstimator:
         samples, scales = [row.sample for row in rows], [row.scale for row in rows]
         summed = paired_difference_tests(samples, scales)
         for row, summary in zip(rows, summed, strict=True):
-            # the median is that of the differences as they are, whatever the weights of strata
+            # the median is over the differences without the weights of strata
             median = {"median": float(np.median(row.unweighted))} if summary.n else {"p_sign": math.nan}
             row.fields |= vars(summary) | median
         keys = [row.keys for row in rows]

@@ -100,7 +100,7 @@ def numbers_of(data: SweepData, column: Column) -> pd.DataFrame:
 
     Columns: cell (id), attempt (id), seed, every axis (level as text), value (float, shares as fractions).
     """
-    import pandas as pd  # most tables do without it, and reading it in takes half a second
+    import pandas as pd  # imported late: it takes half a second, and most tables do not need it
 
     axes = (*AXES, *data.extra_axes())
     rows = []
@@ -212,7 +212,7 @@ class Numbers:
         corners = np.stack(picks, axis=-1)
         listed = corners >= 0
         numbers = np.where(listed[..., None], self.values[corners], np.nan)
-        # in this order, so that a difference of differences of equal numbers is zero
+        # summed in this order, so that a difference of differences of equal numbers is exactly zero
         weights = np.array(signs)
         return MatchedDifferences(
             tuple(levels), corners, weights, np.einsum("ksjm,j->ksm", numbers, weights), remaining_levels
@@ -260,7 +260,7 @@ class Numbers:
     def origins(self, cells: np.ndarray, measure: int) -> tuple[tuple[str, int | None], ...]:
         """Return the (cell id, attempt id) pairs of cell indices for the column at index `measure`; cached."""
         if measure not in self._origins:
-            # one pair for all rows and, mostly, all measures: a large sweep has millions of places for it
+            # pairs are shared by all rows and measures, since a large sweep refers to millions of them
             pairs = zip((cell.cell_id for cell in self.cells), self.attempts[:, measure].tolist(), strict=True)
             self._origins[measure] = [self._pairs.setdefault(pair, pair) for pair in pairs]
         return tuple(map(self._origins[measure].__getitem__, cells.tolist()))

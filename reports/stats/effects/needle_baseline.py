@@ -178,5 +178,5 @@ def _chance_p(share: float, trials: int | None, level: float) -> float:
     """
     if not trials or share <= level + DUST:
         return float(share <= level + DUST)
-    # the binomial tail, which also knows what lies between two counts: digits are parts of a trial
+    # the beta function extends the binomial tail to fractional counts, since digits are parts of a trial
     return float(special.betainc(trials * share, trials * (1 - share) + 1, level))

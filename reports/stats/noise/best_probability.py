@@ -24,9 +24,9 @@ from .run_noise import STRATUM_AXES, Spread, noise_by_stratum, printed_noise, sp
 
 RANDOM = 20_261
 DRAWS = 10_000
-NUMBERS = 4_000_000  # that are drawn at most, but for FEWEST draws of each: of very many rivals fewer draws
+NUMBERS = 4_000_000  # largest number of simulated values, unless FEWEST draws need more
 FEWEST = 2_000
-CHUNK = 500  # draws held in memory at a time
+CHUNK = 500  # draws per block in memory
 
 Configuration = tuple[str, ...]
 """Levels of the five AXES, then of the extra axes, as `SweepData.configurations` orders them."""
@@ -60,7 +60,7 @@ def simulate_p_best(candidates: Sequence[Candidate], direction: int) -> np.ndarr
     return _simulated_p_best(tuple(candidates), direction).copy()
 
 
-@lru_cache(maxsize=32)  # the first page ranks the numbers of Table 6 again
+@lru_cache(maxsize=32)  # the dashboard's first page ranks the numbers of Table 6 again
 def _simulated_p_best(candidates: tuple[Candidate, ...], direction: int) -> np.ndarray:
     """Return the share of draws that each candidate wins, [candidate]; cached by candidates and direction."""
     won = np.zeros(len(candidates))
@@ -102,7 +102,7 @@ def _unbeaten(x: np.ndarray, y: np.ndarray) -> np.ndarray:
     order = np.lexsort((-y, -x), axis=1)
     sorted_x, sorted_y = np.take_along_axis(x, order, 1), np.take_along_axis(y, order, 1)
     before = np.maximum.accumulate(sorted_y, axis=1)[:, :-1]
-    # what follows is slower or as fast and no better: it stays only by more quality, or by being the same point
+    # later points are not faster: one is on the front only with a higher quality, or as an equal point
     twin = (sorted_x[:, 1:] == sorted_x[:, :-1]) & (sorted_y[:, 1:] == sorted_y[:, :-1])
     stays = np.ones(x.shape, dtype=bool)
     stays[:, 1:] = sorted_y[:, 1:] > before

@@ -188,7 +188,7 @@ def _measured_noise(data: SweepData, column: Column, cell_values: Sequence[_Cell
     df = sum(len(group) - 1 for group in groups)
     if not df:
         return None
-    # a group of one is its own mean and adds nothing
+    # a group of a single run contributes zero
     deviations = (
         cell_value.value - mean
         for group in groups

@@ -26,12 +26,10 @@ from scipy import special
 
 from .sign_flip_test import ALPHA, find_zero_crossing
 
-DUST = 1e-12  # of the largest difference: a standard error below it is none
-FINE = 1e-9  # of a standard error: how closely half an interval is found
-STEP = 0.4  # of the trapezoid rule in the logarithm of a chi-square; many degrees of freedom: as many of its deviations
-REACH = (
-    9.0  # standard normal deviates: a chi-square beyond the quantiles of these is left out, 1e-19 of it on each side
-)
+DUST = 1e-12  # share of the largest difference: a smaller standard error is rounding
+FINE = 1e-9  # precision of half the interval, as a share of a standard error
+STEP = 0.4  # step of the trapezoid rule in ln X, X a chi-square; with many df in standard deviations of ln X
+REACH = 9.0  # normal deviates whose quantiles bound the chi-square: 1e-19 is cut off on each side
 
 IntervalAndP = tuple[float, float, float]
 """(low, high, p): 95% interval and two-sided p of a mean of zero; all NaN without a variance."""
@@ -76,7 +74,7 @@ def crossed_interval(table: np.ndarray) -> IntervalAndP | None:
     if seed_part > 0:
         variance += seed_part
         squared_parts += (seed_weight * seed_variance) ** 2 / (seeds - 1) + (seed_weight * trace_factor * e) ** 2 / rest
-    # what is taken off can leave next to nothing, which knows no less than its parts do
+    # after the subtraction the variance can be near zero: its df are at least those of its smallest part
     df = max(variance**2 / squared_parts if squared_parts > 0 else 1.0, min(configurations, seeds) - 1.0)
     error = math.sqrt(variance)
     if error <= DUST * float(np.abs(values).max()):
@@ -133,7 +131,7 @@ def _generalized(v1: float, df1: int, v2: float, df2: int, offset: float, least:
 def _bounds(df: int) -> tuple[float, float, float]:
     """Return (low, high, step) of the trapezoid rule over the logarithm of a chi-square, within REACH deviates."""
     tail = float(special.ndtr(-REACH))
-    # of few degrees of freedom the range is wide and the density skewed, of many it is nearly normal with variance 2 / df
+    # with few df the range is wide and the density skewed, with many it is nearly normal with variance 2 / df
     low = (2 / df) * (math.log(tail) + math.lgamma(df / 2 + 1)) + math.log(2)
     return low, math.log(float(special.chdtri(df, tail))), STEP * min(1.0, 2 * math.sqrt(2 / df))
 
@@ -153,12 +151,12 @@ def _log_chi_square(df: int) -> tuple[np.ndarray, np.ndarray]:
 
 def _log_chi_square_below(df: int, end: float) -> tuple[np.ndarray, np.ndarray]:
     """Return (nodes, weights) over the part of ln X that lies below `end`; both empty for `end` = -inf."""
-    if end == -math.inf:  # seeds that agree exactly: nothing lies below, and Student's t is left
+    if end == -math.inf:  # equal seeds: nothing lies below, and Student's t remains
         return np.empty(0), np.empty(0)
     low, high, step = _bounds(df)
     if end > high:
         return _log_chi_square(df)
-    # end - ln(1 + e^y) runs from `end` to the left, and its derivative vanishes at the end
+    # ln X = end - ln(1 + e^y) decreases from `end`, where its derivative vanishes
     offsets = np.arange(-2 * REACH, max(end - low, 0.0) + step, step)
     nodes = end - np.logaddexp(0.0, offsets)
     return nodes, step * special.expit(offsets) * _log_density(df, nodes)
@@ -181,7 +179,7 @@ def _seed_effects_operator(has_run_bytes: bytes, seeds: int) -> np.ndarray | Non
     if not _is_connected(table):
         return None
     normal = np.diag(table.sum(axis=0).astype(float)) - table.T @ (table / table.sum(axis=1, keepdims=True))
-    # only equal effects of all seeds are free, so a multiple of their projection makes it regular: no rank has to be guessed
+    # the null space is equal effects of all seeds: adding its projection makes the matrix regular
     free, scale = np.full((seeds, seeds), 1 / seeds), float(len(table))
     return np.asarray(np.linalg.inv(normal + scale * free) - free / scale)
 

@@ -236,7 +236,7 @@ def _paired_test(table: np.ndarray, d: np.ndarray, method_and_interval: tuple[st
 # --- correction for a family of tests ---------------------------------------------------------------------------------
 
 
-LISTED = 14  # configurations up to which every flip of a family is counted
+LISTED = 14  # largest number of configurations for which all flips of a family are enumerated
 
 
 def holm(p_values: Sequence[float]) -> list[float]:
@@ -244,7 +244,7 @@ def holm(p_values: Sequence[float]) -> list[float]:
 
     NaN stands for no test: it stays NaN and does not count for the size of the family.
     """
-    # not statsmodels' multipletests, which collects the garbage of the whole process at every call
+    # statsmodels' multipletests is not used, since it runs the garbage collector in every call
     corrected_p = np.array(p_values, dtype=float)
     indices = np.flatnonzero(np.isfinite(corrected_p))
     order = indices[np.argsort(corrected_p[indices], kind="stable")]
@@ -299,7 +299,7 @@ def _studentised(
     for column, (d, sample_keys) in enumerate(zip(samples, keys, strict=True)):
         np.add.at(table[:, column], [index_by_key[key] for key in sample_keys], d)
     sizes = np.sqrt([float((np.asarray(d) ** 2).sum()) for d in samples])
-    # without a difference that is not zero there is nothing to flip, and the statistic is 0
+    # if all differences are zero, the statistic is 0
     table /= np.where(sizes > 0, sizes, 1.0)
     observed = np.abs(table.sum(axis=0))
     order = np.argsort(-observed, kind="stable")
@@ -318,7 +318,7 @@ def _reached_shares(families: Sequence[tuple[np.ndarray, np.ndarray]]) -> list[n
     """
     n = len(families[0][0])
     if n <= LISTED:
-        # a flip and its opposite are alike
+        # a flip and its opposite have the same statistic
         half = 1 << max(n - 1, 0)
         all_flips = 1.0 - 2.0 * ((np.arange(half)[:, None] >> np.arange(n)) & 1)
         return [_count_reached(all_flips, table, seen) / half for table, seen in families]

@@ -8,15 +8,15 @@ from dataclasses import dataclass
 import numpy as np
 from scipy import special
 
-MOST, LEAST = 2_000, 200  # permutations
-WORK = 3e10  # floating-point operations that permutations may take
-CHUNK = 200  # permutations worked on at a time
+MOST, LEAST = 2_000, 200  # largest and smallest number of permutations
+WORK = 3e10  # budget of floating-point operations for the permutations
+CHUNK = 200  # permutations per block
 RANDOM = 20_260
 DUST = 1e-9
-FULL = 1e-8  # of a leverage of 1: such a row has no residual
+FULL = 1e-8  # a row whose leverage is this close to 1 has no residual
 EXCESS = (
     2 / 3
-)  # of the square of a variance that stands on one error: a normal one's fourth power is three times too large
+)  # correction of a squared single-error variance: E[e^4] of a normal error is three times its squared variance
 
 
 @dataclass(frozen=True)
@@ -76,7 +76,7 @@ def fit_anova(columns: Mapping[tuple[str, ...], np.ndarray], y: np.ndarray) -> A
     permutations = permutations_for(rows, full.shape[1], squares.size)
     has_residual = residual > 0
     p_permuted, p_robust, p = (np.full(squares.shape, np.nan) for _ in range(3))
-    # of two bases of the same split, the smaller one takes less work
+    # the smaller one of two complementary bases takes less work
     outside = np.linalg.qr(design, mode="complete")[0][:, full.shape[1] :] if 2 * full.shape[1] > rows else None
     residual_share = 1 - (full**2).sum(axis=1)
     variances = residuals**2 / np.maximum(residual_share, FULL)[:, None]

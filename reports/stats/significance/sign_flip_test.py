@@ -19,14 +19,14 @@ import numpy as np
 from scipy import special
 
 ALPHA = 0.05
-LEAST = 6  # differences below which no split of signs reaches 5%
-MAX_EXACT_N = 30  # differences up to which every flip of signs is counted
-LISTED = 16  # differences up to which all flips are written down; beyond, two halves of them are combined
-RANDOM_FLIPS = 20_000  # random flips beyond EXACT
-CHUNK = 1_000  # draws held in memory at a time
-SAMPLES = 64  # samples worked on at a time
-DUST = 1e-9  # of the sum of sizes: what a sum may be off by
-FINE = 1e-6  # of the range: how closely an end of an interval is found by halves
+LEAST = 6  # smallest number of differences with which p can fall below 5%
+MAX_EXACT_N = 30  # largest number of differences for which every flip is counted
+LISTED = 16  # largest number of differences whose flips are enumerated; beyond, two halves are combined
+RANDOM_FLIPS = 20_000  # number of random flips beyond MAX_EXACT_N
+CHUNK = 1_000  # draws per block in memory
+SAMPLES = 64  # samples per block
+DUST = 1e-9  # rounding tolerance of a sum, as a share of the sum of absolute values
+FINE = 1e-6  # precision of an interval end by halves, as a share of the range of the differences
 RANDOM = 20_260
 
 
@@ -50,11 +50,11 @@ def sign_flip_interval(table: np.ndarray) -> tuple[np.ndarray, np.ndarray, np.nd
         high = np.array([-_split_half_lower_end(-d) for d in table.T])
     else:
         method = _enumerated_test if n <= LISTED else _sampled_test
-        # as many numbers at a time, whatever n is
+        # blocks have the same number of elements for every n
         step = min(SAMPLES, (1 << LISTED + 4) >> n) if n <= LISTED else SAMPLES
         parts = [method(table[:, start : start + step]) for start in range(0, samples, step)]
         p, low, high = (np.concatenate(blocks) for blocks in zip(*parts, strict=True))
-    # a sum that is zero but for its last bits counts as reached; so must the end of the interval that it makes
+    # a sum of zero up to rounding counts as reached, so the interval must then include zero
     held = p >= ALPHA
     return p, np.where(held, np.minimum(low, 0), low), np.where(held, np.maximum(high, 0), high)
 
@@ -74,7 +74,7 @@ def random_sign_blocks(n: int) -> Iterator[np.ndarray]:
     draw = np.random.default_rng((RANDOM, n))
     for _ in range(RANDOM_FLIPS // CHUNK):
         bits = np.frombuffer(draw.bytes(CHUNK * ((n + 7) // 8)), dtype=np.uint8)
-        # in bytes for as long as possible: with thousands of differences, floats take longer to make than to multiply
+        # bytes as long as possible: with many differences, floats take longer to create than to multiply
         turned = np.unpackbits(bits.reshape(CHUNK, -1), axis=1, count=n).view(np.int8)
         turned *= -2
         turned += 1
@@ -111,7 +111,7 @@ def _enumerated_test(table: np.ndarray) -> tuple[np.ndarray, np.ndarray, np.ndar
     subsets, parts = _subsets(len(table))
     flips = subsets.shape[1]
     sums = table.T @ subsets
-    # the second half are the complements of the first, whose sums are as far from zero
+    # subsets of the second half are complements of the first, with the same absolute statistic
     half = sums[:, : flips // 2]
     p = (np.abs(table.sum(axis=0)[:, None] - 2 * half) >= _observed_size(table)[:, None]).mean(axis=1)
     means = sums[:, 1:] * parts
@@ -136,7 +136,7 @@ def _sampled_test(table: np.ndarray) -> tuple[np.ndarray, np.ndarray, np.ndarray
         minus = (n - flips.sum(axis=1, keepdims=True)) / 2
         with np.errstate(invalid="ignore"):
             sides = (total - sums) / 2 / minus, (total + sums) / 2 / (n - minus)
-        # the draw without a minus, or without a plus, reaches every theta
+        # a draw with a single sign reaches every theta
         has_single_side = (minus == 0) | (minus == n)
         lows[start : start + CHUNK] = np.where(has_single_side, -np.inf, np.minimum(*sides))
         highs[start : start + CHUNK] = np.where(has_single_side, np.inf, np.maximum(*sides))
@@ -171,7 +171,7 @@ def _split_half_p(d: np.ndarray) -> float:
         return 1.0
     first_half, second_sums = _halves(d)
     first_half, second_sums = np.sort(first_half), np.sort(second_sums)
-    # |total - 2 (l + r)| >= seen
+    # |total - 2 (first + second)| >= observed
     below = np.searchsorted(second_sums, (total - observed) / 2 - first_half, side="right")
     above = len(second_sums) - np.searchsorted(second_sums, (total + observed) / 2 - first_half, side="left")
     return float((below.sum() + above.sum()) / 2 ** len(d))
@@ -191,7 +191,7 @@ def _split_half_lower_end(d: np.ndarray) -> float:
     step = float(d.std()) / math.sqrt(n - 1)
     low = float(d.mean()) - 2.1 * step
     high = low + 0.2 * step
-    # a search for values that rise, or nearly so, is much faster
+    # searchsorted is much faster on nearly sorted values
     order = np.argsort(low * first_sizes - first_sums)
     first_sums, first_sizes = first_sums[order], first_sizes[order]
 
@@ -228,7 +228,7 @@ def find_zero_crossing(above: Callable[[float], float], low: float, high: float,
     width = max(width, 8 * math.ulp(max(abs(low), abs(high))))
     while high - low > width:
         inside = low + (high - low) * below / (below - over)
-        # half a width off the nearer end, so that the bracket closes from both sides
+        # at least half a width from either end, so that the bracket shrinks from both sides
         inside = min(max(inside, low + width / 2), high - width / 2)
         value = above(inside)
         if value > 0:

@@ -55,7 +55,7 @@ def _with_interval(value: MeasuredValue, values: Mapping[ValueKey, MeasuredValue
     trials = independent_trials(value, values)
     if trials is None or value.value is None:
         return value
-    # each answer was a trial of its own
+    # a recorded interval is right if each answer is a trial
     if trials == value.n and value.low is not None and value.high is not None:
         return value
     low, high = of_trials(value.value, trials)
@@ -76,7 +76,7 @@ def constant_answer_scores(values: Iterable[MeasuredValue], published: bool) -> 
         if (value.probe, value.metric) == CONSTANT and value.value is not None:
             measured.setdefault(value.length, []).append(value.value)
         elif (value.probe, value.metric) == DIGITS and value.value is not None:
-            # before it was a number of its own, it stood beside the accuracy as what a trivial answer scores
+            # older rows hold it as the chance level in the description of the accuracy
             shares = [metrics.metric(*DIGITS, description).chance or 0.0] if "chance" in description else []
             described.setdefault(value.length, []).extend(shares)
     fallback = [paper.MOST_FREQUENT / paper.DIGITS] if published else []
