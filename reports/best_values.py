@@ -21,7 +21,7 @@ if TYPE_CHECKING:
 Rank = Literal["column", "row", "none"]
 Grid = tuple[tuple[TableEntry, ...], ...]
 GridIndex = tuple[int, int]
-NAMED = 2  # largest number of tied best values that are named
+MAX_NAMED = 2  # largest number of tied best values that are named
 
 
 @dataclass(frozen=True)
@@ -278,7 +278,7 @@ def ranking_notes(
         sentences = (f"{subject}: {', '.join(phrases)}" for subject, phrases in parts.items())
         notes.append(f"Best {'; '.join(sentences)}.")
         with_bias = sorted((contest for contest in with_chances if contest.luck), key=_bias_weight, reverse=True)[
-            :NAMED
+            :MAX_NAMED
         ]
         if rank == "column" and with_bias:
             notes.append(_winners_curse_note(with_bias))
@@ -310,8 +310,8 @@ def _winners_curse_note(with_bias: Sequence[RankedGroup]) -> str:
 
 
 def _owner_text(contest: RankedGroup, names: Mapping[GridIndex, str]) -> str:
-    more = f" and {len(contest.best) - NAMED} more" if len(contest.best) > NAMED else ""
-    return ", ".join(names[position] for position in contest.best[:NAMED]) + more
+    more = f" and {len(contest.best) - MAX_NAMED} more" if len(contest.best) > MAX_NAMED else ""
+    return ", ".join(names[position] for position in contest.best[:MAX_NAMED]) + more
 
 
 def _chance_text(contest: RankedGroup) -> str:

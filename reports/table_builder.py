@@ -158,9 +158,9 @@ def difference(column: Column, heading: str, value: float | None) -> TableEntry:
     return number_of(column, heading, format_signed(round(value, DUST), column.decimals, percent=column.percent), value)
 
 
-AMOUNTS = {"Mean": "mean", "Median": "median", "Low": "low", "High": "high", "Worst": "worst"}
-COUNTS = {"Up": "up", "Down": "down", "Pairs": "pairs", "Gained": "gained", "Lost": "lost"}
-P_VALUES = {
+AMOUNT_FIELDS = {"Mean": "mean", "Median": "median", "Low": "low", "High": "high", "Worst": "worst"}
+COUNT_FIELDS = {"Up": "up", "Down": "down", "Pairs": "pairs", "Gained": "gained", "Lost": "lost"}
+P_VALUE_FIELDS = {
     "p": "p", "p corr": "p_corrected", "p sign": "p_sign", "p het": "p_heterogeneity", "p equiv": "p_equivalence",
     "p McN": "p_mcnemar",
 }  # fmt: skip
@@ -174,11 +174,11 @@ def tested_entry(test: Any, heading: str) -> TableEntry:
         test: PairedTest with a `measure`.
         heading: Heading of the column.
     """
-    if heading in AMOUNTS:
-        return difference(test.measure, heading, getattr(test, AMOUNTS[heading]))
-    if heading in COUNTS:
-        return count_entry(heading, getattr(test, COUNTS[heading]))
-    return p_value_entry(heading, getattr(test, P_VALUES[heading]))
+    if heading in AMOUNT_FIELDS:
+        return difference(test.measure, heading, getattr(test, AMOUNT_FIELDS[heading]))
+    if heading in COUNT_FIELDS:
+        return count_entry(heading, getattr(test, COUNT_FIELDS[heading]))
+    return p_value_entry(heading, getattr(test, P_VALUE_FIELDS[heading]))
 
 
 def _seed_count_text(parts: Sequence[TableEntry]) -> str:

@@ -28,7 +28,7 @@ SCHEDULED_RATES = ("embedding_lr", "head_lr", "scalar_lr")
 class PauseState:
     """Pause state of a sweep with a pause request.
 
-    `since` is the time of the pause (None: not yet paused), `requested` the message on who requested it (None: not
+    `since` is the time of the pause (None: not yet paused), `asked` the message on who requested it (None: not
     recorded).
     """
 

@@ -29,8 +29,8 @@ DEAD_HEARTBEAT_S = 300.0
 """Age of a heartbeat, in seconds, from which it is marked dead and a supervisor gives up an attempt of another host."""
 SPEED_SAMPLE = 20
 """Number of last finished cells whose speed enters the estimate."""
-EVENTS = 8
-FAILURES = 8
+MAX_EVENTS = 8
+MAX_FAILURES = 8
 STANDING_ORDER = ("done", "running", "new", "interrupted", "pruned", "needs-eval", "failed", "diverged", "weights gone")
 COLOURS = {"done": "green", "running": "cyan", "failed": "red", "diverged": "yellow", "interrupted": "yellow"}
 PROBLEM_STANDINGS = ("failed", "diverged", "interrupted", "weights gone")
@@ -41,7 +41,7 @@ def live_state(store: Store, sweep: str | None = None) -> dict[str, Any]:
 
     Keys: sweep, revision, launched_at, now, owner, owner_host, owner_pid, owned, request, ended, cells, done, counts,
     tokens_total, tokens_left, tokens_per_s, seconds_left, running, failures, events. Times are UTC by the database's
-    clock, durations are seconds. `remaining_seconds` is the time for running and waiting cells at the speed of running and
+    clock, durations are seconds. `seconds_left` is the time for running and waiting cells at the speed of running and
     recently finished ones, start and probes included where known; None while nothing runs or has a speed. `tokens_left`
     excludes failed cells, which are not retried automatically. `ended` is True if no process runs the sweep.
 
@@ -74,7 +74,7 @@ def live_state(store: Store, sweep: str | None = None) -> dict[str, Any]:
             **_speed_json(cells),
             "running": rows,
             "failures": _failures_json(snapshot, cells, standings),
-            "events": [_event_json(event, cells) for event in snapshot.events(sweep=summary.name, limit=EVENTS)[::-1]],
+            "events": [_event_json(event, cells) for event in snapshot.events(sweep=summary.name, limit=MAX_EVENTS)[::-1]],
         }  # fmt: skip
 
 
@@ -218,9 +218,9 @@ def plain_view(view: Mapping[str, Any]) -> str:
     view = sanitize_all(view)
     lines = [*heading_lines(view), _counts_text(view)]
     lines += ["  " + ", ".join(part for part in _running_columns(row) if part) for row in view["running"]]
-    lines += [f"  {_failure_line(row)}" for row in view["failures"][:FAILURES]]
-    if len(view["failures"]) > FAILURES:
-        lines.append(f"  and {len(view['failures']) - FAILURES} more that did not end well")
+    lines += [f"  {_failure_line(row)}" for row in view["failures"][:MAX_FAILURES]]
+    if len(view["failures"]) > MAX_FAILURES:
+        lines.append(f"  and {len(view['failures']) - MAX_FAILURES} more that did not end well")
     lines += [f"  {_event_line(row)}" for row in view["events"]]
     return "\n".join(lines)
 
@@ -275,8 +275,8 @@ def lines_per_section(height: int, running: int, failures: int, events: int) -> 
     num_reserved = min(failures, 1) + min(events, 1) if num_free >= 5 else 0
     num_running = min(running, max(0, num_free - 1 - num_reserved))
     num_free -= num_running + 1 if num_running else 0
-    num_failures = min(failures, FAILURES, num_free - 1 if events and num_free > 1 else num_free)
-    return num_running, num_failures, min(events, EVENTS, num_free - num_failures)
+    num_failures = min(failures, MAX_FAILURES, num_free - 1 if events and num_free > 1 else num_free)
+    return num_running, num_failures, min(events, MAX_EVENTS, num_free - num_failures)
 
 
 def screen_view(view: Mapping[str, Any], width: int, height: int, note: str = "") -> RenderableType:

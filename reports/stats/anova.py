@@ -19,9 +19,9 @@ from .effects.effects import NEAR, STRATUM_AXES, factors, numbers_of
 from .significance.permutation_anova import AnovaFit, fit_anova
 
 COLUMNS = ("term", "df", "sum_sq", "F", "p", "p_permuted", "p_robust", "omega_sq", "partial_eta_sq")
-SHAPIRO = (3, 5_000)  # smallest and largest sample of the Shapiro-Wilk test
-DOUBT = 0.05
-FEW_DF = 5  # residual degrees of freedom below which F has little power
+SHAPIRO_SIZES = (3, 5_000)  # smallest and largest sample of the Shapiro-Wilk test
+ASSUMPTION_ALPHA = 0.05
+MIN_RESIDUAL_DF = 5  # residual degrees of freedom below which F has little power
 
 Terms = dict[tuple[str, ...], np.ndarray]
 
@@ -198,7 +198,7 @@ def _table(
             lack["p"] = float(stats.f.sf(lack["F"], lack["df"], pure_df))
         rows += [lack, {"term": "pure error", "df": pure_df, "sum_sq": pure}]
     remarks = ["the terms explain everything, so there is no residual to hold them against"] if exact else []
-    if not exact and df < FEW_DF:
+    if not exact and df < MIN_RESIDUAL_DF:
         remarks.append(f"{df} degrees of freedom are left over; F tells little")
     return pd.DataFrame(rows, columns=list(COLUMNS)), remarks
 
@@ -217,8 +217,8 @@ def _checks(fitted: AnovaFit, measure: int, numbers: pd.DataFrame, names: Sequen
         return []
     problems, advised_column = [], "p perm"
     if (
-        SHAPIRO[0] <= len(scaled_residuals) <= SHAPIRO[1]
-        and (p := float(stats.shapiro(scaled_residuals).pvalue)) < DOUBT
+        SHAPIRO_SIZES[0] <= len(scaled_residuals) <= SHAPIRO_SIZES[1]
+        and (p := float(stats.shapiro(scaled_residuals).pvalue)) < ASSUMPTION_ALPHA
     ):
         problems.append(f"the residuals are not normal (Shapiro p {_p_text(p)})")
     strata = [name for name in STRATUM_AXES if name in names] or list(names[:2])
@@ -227,7 +227,7 @@ def _checks(fitted: AnovaFit, measure: int, numbers: pd.DataFrame, names: Sequen
         for _, part in pd.Series(scaled_residuals).groupby([numbers[name].to_numpy() for name in strata])
     ]
     groups = [part for part in groups if len(part) > 1]
-    if len(groups) > 1 and (levene_p := _levene(groups)) is not None and levene_p < DOUBT:
+    if len(groups) > 1 and (levene_p := _levene(groups)) is not None and levene_p < ASSUMPTION_ALPHA:
         advised_column = "p Box"
         spreads = sorted(float(part.std(ddof=1)) for part in groups)
         problems.append(

@@ -14,7 +14,7 @@ from ...results.store.store import Store
 from .. import cell_filter
 from ..sweep_data import ExtraLengths, SweepData, load_sweep_data, provenances_of_attempts
 
-SHOWN = 3  # largest number of values that are named; the rest is counted
+MAX_LISTED = 3  # largest number of values that are named; the rest is counted
 IGNORED_SETTINGS = (
     "seed",
     "resources.",
@@ -31,9 +31,9 @@ IGNORED_SETTINGS = (
 
 Requested probes and lengths of an attempt, for example, change none of its numbers.
 """
-TEXT = "data."
-OF_TEXT = ("tokenizer", "corpus")
-"""Facts that an axis over texts (a setting that begins with TEXT) explains."""
+TEXT_AXIS_PREFIX = "data."
+TEXT_FACTS = ("tokenizer", "corpus")
+"""Facts that an axis over texts (a setting that begins with TEXT_AXIS_PREFIX) explains."""
 ALWAYS_NAMED = "train.micro_batch"
 """Setting that is reported even where an axis explains it, since regularizers depend on it."""
 PROVENANCE_FACTS: Mapping[str, Callable[[Provenance], object]] = {
@@ -77,9 +77,10 @@ def homogeneity(
     attempts = store.attempts_of(cells)
     paper = bool(attempts) and all(attempt.owner == OWNER for attempt in attempts)
     texts = {
-        cell.cell_id: {axis: level for axis, level in cell.axes.items() if axis.startswith(TEXT)} for cell in data.cells
+        cell.cell_id: {axis: level for axis, level in cell.axes.items() if axis.startswith(TEXT_AXIS_PREFIX)}
+        for cell in data.cells
     }
-    axes = {name: texts if name in OF_TEXT else None for name in PROVENANCE_FACTS}
+    axes = {name: texts if name in TEXT_FACTS else None for name in PROVENANCE_FACTS}
     lines = [
         line for name, fact in PROVENANCE_FACTS.items() if (line := _difference_line(name, by_cell, fact, axes[name]))
     ]
@@ -131,10 +132,10 @@ def _cells_by_value(pairs: Iterable[tuple[str, object]]) -> dict[str, set[str]]:
 
 
 def _line(name: str, groups: Mapping[str, set[str]]) -> str:
-    """Return "<name> differs: ..." with the most frequent values first, at most SHOWN of them."""
+    """Return "<name> differs: ..." with the most frequent values first, at most MAX_LISTED of them."""
     ranked = sorted(groups.items(), key=lambda item: (-len(item[1]), item[0]))
-    values_text = [f"{value} ({counted(len(cells), 'cell')})" for value, cells in ranked[:SHOWN]]
-    more = f", and {len(ranked) - SHOWN} more" if len(ranked) > SHOWN else ""
+    values_text = [f"{value} ({counted(len(cells), 'cell')})" for value, cells in ranked[:MAX_LISTED]]
+    more = f", and {len(ranked) - MAX_LISTED} more" if len(ranked) > MAX_LISTED else ""
     return f"{name} differs: {', '.join(values_text)}{more}"
 
 
@@ -284,7 +285,7 @@ def _co_tenancy_lines(attempts: Sequence[Attempt]) -> list[str]:
         max_concurrent[host] = max(accumulate(step for _, step in moments), default=0)
     shared = {host: count for host, count in max_concurrent.items() if count > 1}
     hosts_text = ", ".join(
-        f"up to {counted(count, 'attempt')} at once on {host}" for host, count in list(shared.items())[:SHOWN]
+        f"up to {counted(count, 'attempt')} at once on {host}" for host, count in list(shared.items())[:MAX_LISTED]
     )
     return [f"co-tenancy: {hosts_text}; their speeds may have suffered"] if shared else []
 

@@ -25,12 +25,12 @@ FANOVA, PED_ANOVA = "fanova", "ped-anova"
 NAMES = {FANOVA: "fANOVA", PED_ANOVA: "PED-ANOVA"}
 LEAST = 10
 """Smallest number of trials for an analysis: with fewer, the best part would be three or four trials."""
-BEST_PART, MOST_PART = 5, 0.5
-"""PED-ANOVA compares the BEST_PART best trials to all, but at least a tenth and at most MOST_PART of all trials."""
-DEALT: Mapping[str, tuple[int, int]] = {FANOVA: (20, 40), PED_ANOVA: (40, 200)}
+NUM_BEST_TRIALS, MAX_BEST_SHARE = 5, 0.5
+"""PED-ANOVA compares the NUM_BEST_TRIALS best trials to all, but at least a tenth and at most MAX_BEST_SHARE of all trials."""
+PERMUTATION_RANGE: Mapping[str, tuple[int, int]] = {FANOVA: (20, 40), PED_ANOVA: (40, 200)}
 """Smallest and largest number of permutations, by evaluator: fewer with more trials, which take longer."""
-WORTH = 20_000  # trials times permutations
-CHANCE = 0.95
+PERMUTATION_BUDGET = 20_000  # trials times permutations
+CHANCE_QUANTILE = 0.95
 SEED = 0
 
 
@@ -58,8 +58,8 @@ def evaluator_here() -> str:
 
 def deals(evaluator_name: str, trials: int) -> int:
     """Return the number of permutations of the values of so many trials."""
-    least, most = DEALT[evaluator_name]
-    return min(most, max(least, WORTH // trials))
+    least, most = PERMUTATION_RANGE[evaluator_name]
+    return min(most, max(least, PERMUTATION_BUDGET // trials))
 
 
 def importances(study: Study, objective: Objective, evaluator_name: str) -> list[Importance]:
@@ -89,7 +89,7 @@ def importances(study: Study, objective: Objective, evaluator_name: str) -> list
         _raw_importances(evaluator, optuna_study, paths, draw.permutation(better))
         for _ in range(deals(evaluator_name, len(values)))
     ]
-    chance = np.quantile(permuted, CHANCE, axis=0)
+    chance = np.quantile(permuted, CHANCE_QUANTILE, axis=0)
     total = raw.sum()
     if total <= 0:
         # constant values give no importance to any setting
@@ -107,7 +107,7 @@ def _evaluator(evaluator_name: str, trials: int) -> BaseImportanceEvaluator:
 
     if evaluator_name == FANOVA:
         return importance.FanovaImportanceEvaluator(seed=SEED)
-    part = min(MOST_PART, max(0.1, BEST_PART / trials))
+    part = min(MAX_BEST_SHARE, max(0.1, NUM_BEST_TRIALS / trials))
     return importance.PedAnovaImportanceEvaluator(target_quantile=part)
 
 

@@ -22,8 +22,8 @@ from ..sweep_data import SweepData
 from .effects.effects import STRATUM_AXES, factors, numbers_of, reference_level
 
 COLUMNS = ("term", "df", "deviance", "F", "p", "odds_ratio", "low", "high")
-LEVEL = 0.95
-FAR = 12.0  # largest linear predictor: beyond (a share of 6e-6) the odds count as infinite
+CONFIDENCE_LEVEL = 0.95
+MAX_LINEAR_PREDICTOR = 12.0  # largest linear predictor: beyond (a share of 6e-6) the odds count as infinite
 
 Terms = dict[tuple[str, ...], np.ndarray]
 
@@ -190,7 +190,7 @@ def _fit(cells: pd.DataFrame, terms: Terms) -> Any | None:
             fitted = GLM(both, design, family=Binomial()).fit()
         except (PerfectSeparationWarning, ConvergenceWarning):
             return None
-    return fitted if np.abs(design @ fitted.params).max() < FAR else None
+    return fitted if np.abs(design @ fitted.params).max() < MAX_LINEAR_PREDICTOR else None
 
 
 def _term_rows(cells: pd.DataFrame, terms: Terms, fitted: Any, scale: float) -> list[dict[str, Any]]:
@@ -210,7 +210,7 @@ def _term_rows(cells: pd.DataFrame, terms: Terms, fitted: Any, scale: float) -> 
 
 
 def _deviance(cells: pd.DataFrame, subset: Terms, terms: Terms, fitted: Any) -> float:
-    """Return the deviance of the model with `values` terms; NaN if it cannot be fitted."""
+    """Return the deviance of the model with the terms of `subset`; NaN if it cannot be fitted."""
     if subset.keys() == terms.keys():
         return float(fitted.deviance)
     fitted_subset = _fit(cells, subset)
@@ -224,7 +224,7 @@ def _level_rows(data: SweepData, cells: pd.DataFrame, main: Terms) -> list[dict[
     """
     if (fitted := _fit(cells, main)) is None:
         return []
-    t = float(special.stdtrit(fitted.df_resid, (1 + LEVEL) / 2))
+    t = float(special.stdtrit(fitted.df_resid, (1 + CONFIDENCE_LEVEL) / 2))
     # statsmodels' scale "X2" divides by the numbers of trials once too often
     scale = math.sqrt(float(fitted.pearson_chi2 / fitted.df_resid))
     rows, index = [], 1

@@ -18,7 +18,7 @@ NATS = (0.01, 0.02, 0.05)
 """Differences of losses that are planned for, in nats per token."""
 MOST = 1 << 20
 """Largest number of pairs that is computed."""
-LOSS = "nats"
+LOSS_UNIT = "nats"
 """Beginning of the unit of losses."""
 
 
@@ -56,7 +56,7 @@ def power_analyses(data: SweepData, columns: Sequence[Column] | None = None) -> 
     pairs = _max_pairs_by_stratum(data)
     analyses = []
     for column in chosen:
-        deltas = POINTS if column.percent else NATS if column.unit.startswith(LOSS) else ()
+        deltas = POINTS if column.percent else NATS if column.unit.startswith(LOSS_UNIT) else ()
         cells = dict(iter(numbers_of(data, column).groupby(list(STRATUM_AXES), sort=False)))
         for stratum, spread in noise_by_stratum(data, column).items():
             n = pairs.get(stratum, 0)

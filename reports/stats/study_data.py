@@ -19,11 +19,11 @@ from ..number_format import format_length
 from ..result_columns import METRIC_LABELS
 from ..sweep_data import ReportError, SweepData
 
-ENOUGH = 10
+MIN_FINAL_TRIALS = 10
 """Number of finished trials from which figures show final values, however many trials were pruned."""
 WORDS = {"asked": "not finished"}
 """How a trial's standing is told, where not by itself."""
-METHODS = {
+METHOD_NAMES = {
     "tpe": "TPE",
     "random": "random",
     "cmaes": "CMA-ES",
@@ -33,8 +33,8 @@ METHODS = {
     "median": "median",
 }
 """Display names of samplers and pruners."""
-SIGNS = {"minimize": -1, "maximize": 1}
-BETTER = {"minimize": "less is better", "maximize": "more is better"}
+DIRECTION_SIGNS = {"minimize": -1, "maximize": 1}
+BETTER_TEXT = {"minimize": "less is better", "maximize": "more is better"}
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -63,12 +63,12 @@ class Objective:
     @property
     def better(self) -> str:
         """Text on the better side: "less is better" or "more is better"."""
-        return BETTER[self.direction]
+        return BETTER_TEXT[self.direction]
 
     @property
     def sign(self) -> int:
         """-1 where less is better, 1 where more is."""
-        return SIGNS[self.direction]
+        return DIRECTION_SIGNS[self.direction]
 
     def shown(self, value: float) -> float:
         """Return the value in the displayed unit: shares in percent."""
@@ -191,8 +191,10 @@ class Study:
         """Return a sentence, without its full stop, on sampler, pruner, seed, objectives and ranges."""
         ranges = "; ".join(f"{path} {range_text(self.search, path)}" for path in self.search.ranges)
         aims = " and ".join(f"{objective.name} ({objective.better})" for objective in self.objectives)
-        pruner = f", pruner {METHODS[self.search.pruner]}" if self.search.pruner else ""
-        return f"Sampler {METHODS[self.search.sampler]}{pruner}, seed {self.search.seed}; for {aims}; over {ranges}"
+        pruner = f", pruner {METHOD_NAMES[self.search.pruner]}" if self.search.pruner else ""
+        return (
+            f"Sampler {METHOD_NAMES[self.search.sampler]}{pruner}, seed {self.search.seed}; for {aims}; over {ranges}"
+        )
 
 
 def study_of(store: Store, data: SweepData) -> Study:
@@ -217,7 +219,7 @@ def at_common_rung(study: Study) -> Study:
     unchanged if it has several objectives, or enough finished trials (at least as many as pruned ones, or ENOUGH).
     """
     pruned = [trial for trial in study.trials if trial.standing == "pruned" and trial.curve]
-    if len(study.objectives) > 1 or len(study.done) >= min(ENOUGH, max(1, len(pruned))):
+    if len(study.objectives) > 1 or len(study.done) >= min(MIN_FINAL_TRIALS, max(1, len(pruned))):
         return study
     reached = [trial for trial in (*study.done, *pruned) if trial.curve]
     rung = min(trial.curve[-1][0] for trial in reached)
@@ -242,7 +244,7 @@ def rung_note(study: Study) -> list[str]:
 
 
 def require_done_trials(study: Study, min_trials: int, analysis: str) -> Study:
-    """Return the study if it has at least `least` finished trials; `what` names the analysis in the message.
+    """Return the study if it has at least `min_trials` finished trials; `analysis` is named in the message.
 
     Raises:
         ReportError: It has fewer.

@@ -16,10 +16,10 @@ from ...results.store.records import AXES, CellState, Provenance
 from ...results.store.store import Store
 from ..number_format import format_count
 from ..sweep_data import SweepData
-from .audit import IGNORED_SETTINGS, PROVENANCE_FACTS, SHOWN, flatten_config, provenances_of
+from .audit import IGNORED_SETTINGS, MAX_LISTED, PROVENANCE_FACTS, flatten_config, provenances_of
 
-NAMED = 8  # largest number of unrecorded settings that are named
-SAME_SIZE = 0.005  # relative difference in parameters that is ignored
+MAX_NAMED = 8  # largest number of unrecorded settings that are named
+SIZE_TOLERANCE = 0.005  # relative difference in parameters that is ignored
 HARMLESS_SETTINGS = (
     *IGNORED_SETTINGS,  # texts are compared by fingerprint or name instead
     "data.path",
@@ -34,7 +34,7 @@ HARMLESS_SETTINGS = (
 )
 """Beginnings of settings that change numbers by rounding at most, or that are reported separately."""
 DOCUMENTS = ("clean", "state_norm", "context", "position_nll", "passkey")
-OF_PROBES: Mapping[str, tuple[str, ...]] = {
+AFFECTED_PROBES: Mapping[str, tuple[str, ...]] = {
     "eval.validation_tokens": ("val", "extrapolation"),
     "eval.documents": DOCUMENTS,
     "eval.junk_": ("junk",),
@@ -67,8 +67,8 @@ IDENTITY_DEFAULTS: Mapping[str, str] = {
 
 Reports know no config classes; these are the literals of the settings that published sweeps record.
 """
-SETTINGS = "eval.settings."
-SPEED = "throughput"
+PROBE_SETTINGS_PREFIX = "eval.settings."
+SPEED_PROBE = "throughput"
 
 
 @dataclass(frozen=True)
@@ -104,7 +104,7 @@ class ComparedSweep:
 
     def size(self, cells: Sequence[CellState]) -> float | None:
         """Return the number of parameters of the first of these cells that has it; None if none has."""
-        values = (self.data.value(cell.cell_id, SPEED, "parameters", 0) for cell in cells)
+        values = (self.data.value(cell.cell_id, SPEED_PROBE, "parameters", 0) for cell in cells)
         return next((value.value for value in values if value is not None and value.value is not None), None)
 
 
@@ -143,7 +143,7 @@ def differences(
             )
         facts.add("corpus", *_corpora(own, reference))
         sizes = own_sweep.size(own_cells), reference_sweep.size(reference_cells)
-        if all(sizes) and abs(sizes[0] / sizes[1] - 1) <= SAME_SIZE:  # type: ignore[operator]
+        if all(sizes) and abs(sizes[0] / sizes[1] - 1) <= SIZE_TOLERANCE:  # type: ignore[operator]
             sizes = sizes[0], sizes[0]
         facts.add("parameters", *({format_count(size)} if size else set() for size in sizes))
         own_settings, reference_settings = _recorded_settings(own), _recorded_settings(reference)
@@ -152,7 +152,7 @@ def differences(
         for path in own_settings.keys() | reference_settings.keys():
             if not path.startswith(HARMLESS_SETTINGS):
                 settings.add(path, own_settings.get(path, set()), reference_settings.get(path, set()))
-    of_facts = {"precision": (), "GPU": (SPEED,)}
+    of_facts = {"precision": (), "GPU": (SPEED_PROBE,)}
     listed = [
         RecipeDifference(facts.text(name), of_facts.get(name))
         for name in ("tokenizer", "corpus", "parameters")
@@ -203,12 +203,14 @@ class _TwoSidedFacts:
 
 def _values_text(values: set[str]) -> str:
     ordered = sorted(values)
-    return " / ".join(ordered[:SHOWN]) + (f" and {len(ordered) - SHOWN} more" if len(ordered) > SHOWN else "")
+    return " / ".join(ordered[:MAX_LISTED]) + (
+        f" and {len(ordered) - MAX_LISTED} more" if len(ordered) > MAX_LISTED else ""
+    )
 
 
 def _names_text(names: Sequence[str]) -> str:
-    more = f" and {len(names) - NAMED} more" if len(names) > NAMED else ""
-    return ", ".join(names[:NAMED]) + more
+    more = f" and {len(names) - MAX_NAMED} more" if len(names) > MAX_NAMED else ""
+    return ", ".join(names[:MAX_NAMED]) + more
 
 
 def _corpora(own: Sequence[Provenance], reference: Sequence[Provenance]) -> tuple[set[str], set[str]]:
@@ -256,9 +258,9 @@ def _add_identity_defaults(
 
 def _probes_of(path: str) -> tuple[str, ...] | None:
     """Return the probes whose numbers a setting affects; None for all."""
-    if path.startswith(SETTINGS):
-        return (path.removeprefix(SETTINGS).partition(".")[0],)
-    return next((probes for beginning, probes in OF_PROBES.items() if path.startswith(beginning)), None)
+    if path.startswith(PROBE_SETTINGS_PREFIX):
+        return (path.removeprefix(PROBE_SETTINGS_PREFIX).partition(".")[0],)
+    return next((probes for beginning, probes in AFFECTED_PROBES.items() if path.startswith(beginning)), None)
 
 
 def _rank(path: str) -> tuple[bool, bool, bool, str]:
@@ -269,7 +271,7 @@ def _rank(path: str) -> tuple[bool, bool, bool, str]:
 # --- configurations of both sweeps ------------------------------------------------------------------------------------
 
 
-NOT_THERE = ("none", "off", "-")
+ABSENT_LEVELS = ("none", "off", "-")
 """Levels of a component that a network does not have; a config without the component is equivalent."""
 
 
@@ -300,7 +302,7 @@ def matched(own_sweep: SweepData, reference_sweep: SweepData) -> list[Match]:
         levels = {axis: _level(reference_sweep, cells[0], axis) for axis in axes}
         for runs in own_configurations.get(key[: len(AXES)], []):
             if all(_level(own_sweep, runs[0], axis) == level for axis, level in levels.items()):
-                matches.append(Match(runs, cells, {axis: level or NOT_THERE[0] for axis, level in levels.items()}))
+                matches.append(Match(runs, cells, {axis: level or ABSENT_LEVELS[0] for axis, level in levels.items()}))
     return matches
 
 
@@ -315,4 +317,4 @@ def _level(data: SweepData, cell: CellState, axis: str) -> str | None:
     if level is None:
         level = data.setting(cell, axis)
     text = "none" if level is None else str(level).lower()
-    return None if text in NOT_THERE else text
+    return None if text in ABSENT_LEVELS else text

@@ -24,7 +24,7 @@ CHROMIUM = shutil.which("chromium") or shutil.which("chromium-browser") or shuti
 @pytest.fixture
 def few_deals(monkeypatch: pytest.MonkeyPatch) -> None:
     """Importance with values dealt anew three times, not forty: for tests of how its figure looks, not of what it says."""
-    monkeypatch.setattr(importance, "DEALT", dict.fromkeys(importance.DEALT, (3, 3)))
+    monkeypatch.setattr(importance, "PERMUTATION_RANGE", dict.fromkeys(importance.PERMUTATION_RANGE, (3, 3)))
 
 
 @pytest.fixture(scope="module")

@@ -1,4 +1,4 @@
-"""What a mean is over: one column where there is one context length, and a count wherever a mean lacks some of its cells."""
+"""Columns of a single context length, and counts beside means that lack some of their cells."""
 
 from __future__ import annotations
 
@@ -118,7 +118,7 @@ def test_interaction_uses_common_seeds(empty: Store, make: Make, run: Run) -> No
 
 
 def texts(figure_data: Any, wanted: str) -> int:
-    """How often a picture says that."""
+    """Return the number of texts in a figure that equal this one."""
     from atma_sweep.reports.figures.canvas import drawing
     from atma_sweep.reports.figures.files import drawn
     from matplotlib.text import Text

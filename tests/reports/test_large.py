@@ -143,10 +143,10 @@ def test_families_of_equal_size_share_random_signs(monkeypatch: pytest.MonkeyPat
 def test_random_signs_equal_their_bits() -> None:
     """The signs of ten differences against bits unpacked one by one."""
     chunk = next(sign_flip_test.random_sign_blocks(10))
-    raw = np.random.default_rng((sign_flip_test.RANDOM, 10)).bytes(sign_flip_test.CHUNK * 2)
+    raw = np.random.default_rng((sign_flip_test.RANDOM_SEED, 10)).bytes(sign_flip_test.SIGN_BLOCK * 2)
     bits = [
         [raw[2 * row + column // 8] >> (7 - column % 8) & 1 for column in range(10)]
-        for row in range(sign_flip_test.CHUNK)
+        for row in range(sign_flip_test.SIGN_BLOCK)
     ]
     assert chunk.dtype == float
     assert chunk.tolist() == [[-1.0 if bit else 1.0 for bit in row] for row in bits]

@@ -166,7 +166,7 @@ def test_folded_row_keeps_its_position() -> None:
 
 
 def seen(arguments: list[str], folder: Path, width: int) -> str:
-    """What a command writes to a terminal of that width."""
+    """Return the output of a command on a terminal of this width."""
     ours, theirs = pty.openpty()
     fcntl.ioctl(theirs, termios.TIOCSWINSZ, struct.pack("HHHH", 40, width, 0, 0))
     environment = {name: value for name, value in os.environ.items() if name not in ("COLUMNS", "LINES")}

@@ -21,28 +21,28 @@ from ....results.console.text import counted
 from ....results.store.records import AXES, CellState
 from ...number_format import CLEAN, NEEDLE, format_length, format_number, format_signed
 from ...sweep_data import WEIGHTED_SUFFIX, SweepData
-from ..effects.effect_types import FLOOR
+from ..effects.effect_types import AT_CHANCE_VERDICT
 from ..effects.needle_baseline import ceiling, is_at_chance
 from ..significance.paired_tests import ALPHA, paired_difference_tests
 
-TRUE, WEAK, NOT_SHOWN, FALSE, DIFFERS = "true", "weak", "not shown", "false", "differs"
+TRUE, WEAKLY_TRUE, NOT_SHOWN, FALSE, DIFFERS = "true", "weak", "not shown", "false", "differs"
 SILENT, UNCHECKED = "cannot say", "unchecked"
 SPEED, SIZE = ("throughput", "mfu_paper"), ("throughput", "parameters")
 WRITING = ("decode", "written_per_s")
 CLAIMED_RATE = 19_270
 """Tokens per second claimed for polar attention with memory, for 512 texts on an NVIDIA L4."""
 STEP, SECONDS = ("throughput", "step_seconds"), ("throughput", "train_seconds")
-OURS, SOFTMAX, ROTARY = "polar", "nope", "rope"
+MAIN_MIXER, SOFTMAX, ROTARY = "polar", "nope", "rope"
 CLAIMED_ACCURACY = 0.9
 """Needle accuracy claimed to hold up to the longest context length."""
 AVERAGE, SPAN = "94", (91, 98)  # %, as printed
-NAMED = 2  # largest number of counterexamples that are named
-DIGIT = 0.01  # last digit of a printed loss
-DUST = 1e-9
-PROTOTYPE = 16
+MAX_NAMED = 2  # largest number of counterexamples that are named
+LAST_DIGIT = 0.01  # last digit of a printed loss
+ROUNDING_TOLERANCE = 1e-9
+PROTOTYPE_KEY_SIZE = 16
 """Key size of the prototype from which the claimed eigenvalue was taken."""
 DECAY, WRITE = 0.98, 0.5
-PUBLISHED: Mapping[str, int] = {"n_heads": 8, "head_dim": 128}
+PUBLISHED_SETTINGS: Mapping[str, int] = {"n_heads": 8, "head_dim": 128}
 """Settings of the published networks that their logs do not contain."""
 UNITS = {"K": 1e3, "M": 1e6, "B": 1e9, "T": 1e12}
 Metric = tuple[str, str]
@@ -206,8 +206,8 @@ class ClaimFacts:
         recorded = (self.data.setting(cell, path) for cell in self.data.cells)
         texts = dict.fromkeys(str(value) for value in recorded if value is not None)
         part, _, name = path.partition(".")
-        if not texts and part == "model" and self.data.sweep in paper.SWEEPS and name in PUBLISHED:
-            return [str(PUBLISHED[name])]
+        if not texts and part == "model" and self.data.sweep in paper.SWEEPS and name in PUBLISHED_SETTINGS:
+            return [str(PUBLISHED_SETTINGS[name])]
         if not texts:
             raise MissingData(f"no cell with the setting {path}")
         return list(texts)
@@ -268,7 +268,7 @@ def _verdict_of_counts(count: int, total: int) -> str:
 def _judge_difference(differences: Sequence[float], direction: int) -> tuple[str, dict[str, float], str]:
     """Test if a mean difference lies on the claimed side of zero.
 
-    TRUE if the exact sign-flip test and Student's t are both significant, WEAK if only one is, FALSE if both are
+    TRUE if the exact sign-flip test and Student's t are both significant, WEAKLY_TRUE if only one is, FALSE if both are
     significant on the other side, else NOT_SHOWN.
 
     Args:
@@ -290,7 +290,7 @@ def _judge_difference(differences: Sequence[float], direction: int) -> tuple[str
     low, high = test.mean - half_width, test.mean + half_width
     tests = (test.p < ALPHA, bool(error > 0 and (low > 0 or high < 0)))
     if test.mean * direction > 0:
-        verdict = TRUE if all(tests) else WEAK if any(tests) else NOT_SHOWN
+        verdict = TRUE if all(tests) else WEAKLY_TRUE if any(tests) else NOT_SHOWN
     else:
         verdict = FALSE if all(tests) else NOT_SHOWN
     numbers = {
@@ -318,24 +318,24 @@ def _signed_percent_text(share: float) -> str:
 def check_memory_helps(facts: ClaimFacts) -> ClaimResult:
     """Decide if memory raises the needle accuracy of polar attention at the longest length."""
     length = facts.lengths(NEEDLE)[-1]
-    verdict, numbers, text = _judge_difference(facts.differences("memory", NEEDLE, length, attn_type=OURS), 1)
-    if facts.at_chance(facts.sides("memory", attn_type=OURS), length):
-        verdict = FLOOR
+    verdict, numbers, text = _judge_difference(facts.differences("memory", NEEDLE, length, attn_type=MAIN_MIXER), 1)
+    if facts.at_chance(facts.sides("memory", attn_type=MAIN_MIXER), length):
+        verdict = AT_CHANCE_VERDICT
     return ClaimResult(verdict, f"{format_length(length)}: {text}", numbers)
 
 
 def check_holds_ninety(facts: ClaimFacts) -> ClaimResult:
     """Decide if cells of polar attention with memory keep 90% needle accuracy at the longest length, and count them."""
     length = facts.lengths(NEEDLE)[-1]
-    groups = facts.cells(attn_type=OURS, memory=facts.memory)
+    groups = facts.cells(attn_type=MAIN_MIXER, memory=facts.memory)
     runs_and_means = [(runs, facts.mean_or_none(runs, NEEDLE, length)) for runs in groups]
     values = [value for _, value in runs_and_means if value is not None]
     if not values:
-        raise MissingData(f"no needle accuracy at {format_length(length)} of {OURS} + memory")
+        raise MissingData(f"no needle accuracy at {format_length(length)} of {MAIN_MIXER} + memory")
     without_window = [
         value for runs, value in runs_and_means if value is not None and runs[0].levels["window"] == "off"
     ]
-    count = sum(value >= CLAIMED_ACCURACY - DUST for value in values)
+    count = sum(value >= CLAIMED_ACCURACY - ROUNDING_TOLERANCE for value in values)
     text = f"{count} of {counted(len(values), 'cell')} have {_percent_text(CLAIMED_ACCURACY, 0)}% at {format_length(length)}; mean {_percent_text(fmean(values))}"
     numbers = {"cells": float(len(values)), "held": float(count), "mean": fmean(values)}
     if len(without_window) > 1:
@@ -346,7 +346,7 @@ def check_holds_ninety(facts: ClaimFacts) -> ClaimResult:
 
 def check_average(facts: ClaimFacts) -> ClaimResult:
     """Compare the average needle accuracy of the plain cell with memory, and its range, to the printed ones."""
-    runs, lengths = facts.plain_runs(OURS, True), facts.lengths(NEEDLE)
+    runs, lengths = facts.plain_runs(MAIN_MIXER, True), facts.lengths(NEEDLE)
     mean = facts.value(runs, (NEEDLE[0], NEEDLE[1] + WEIGHTED_SUFFIX))
     values = [facts.value(runs, NEEDLE, length) for length in lengths]
     percents = [round(100 * value) for value in values]
@@ -355,12 +355,12 @@ def check_average(facts: ClaimFacts) -> ClaimResult:
     )
     configuration_means = [
         facts.mean_or_none(runs_of_cell, (NEEDLE[0], NEEDLE[1] + WEIGHTED_SUFFIX))
-        for runs_of_cell in facts.cells(attn_type=OURS, memory=facts.memory)
+        for runs_of_cell in facts.cells(attn_type=MAIN_MIXER, memory=facts.memory)
     ]
-    best = sum(value is not None and value >= mean - DUST for value in configuration_means)
+    best = sum(value is not None and value >= mean - ROUNDING_TOLERANCE for value in configuration_means)
     num_measured = sum(value is not None for value in configuration_means)
     text = f"{_slug(runs)}: average {_percent_text(mean, 2)}, {_percent_range_text(values)} from {format_length(lengths[0])} to {format_length(lengths[-1])}"
-    text += f"; {best} of {counted(num_measured, 'cell')} {OURS} + memory have at least that"
+    text += f"; {best} of {counted(num_measured, 'cell')} {MAIN_MIXER} + memory have at least that"
     numbers = {
         "average": mean,
         "lowest": min(values),
@@ -376,12 +376,12 @@ def check_axis_hurts(axis: str) -> Callable[[ClaimFacts], ClaimResult]:
     """Return a query that decides if this axis reduces the needle accuracy of polar attention with memory."""
 
     def query(facts: ClaimFacts) -> ClaimResult:
-        """Test the paired differences at the longest length; at chance level the verdict is FLOOR."""
+        """Test the paired differences at the longest length; at chance level the verdict is AT_CHANCE_VERDICT."""
         length = facts.lengths(NEEDLE)[-1]
-        levels = {"attn_type": OURS, "memory": facts.memory}
+        levels = {"attn_type": MAIN_MIXER, "memory": facts.memory}
         verdict, numbers, text = _judge_difference(facts.differences(axis, NEEDLE, length, **levels), -1)
         if facts.at_chance(facts.sides(axis, **levels), length):
-            verdict = FLOOR
+            verdict = AT_CHANCE_VERDICT
         if axis == "window":
             return ClaimResult(verdict, f"{format_length(length)}: {text}", numbers)
         alone = facts.differences(axis, NEEDLE, length, **levels, window="off")
@@ -415,15 +415,16 @@ def check_simplest(facts: ClaimFacts) -> ClaimResult:
     if not candidates:
         raise MissingData("no cell with distractor or window beside one without either")
     better = sorted(
-        (pair for pair in candidates if pair[0][0] > pair[1][0] + DUST), key=lambda pair: pair[1][0] - pair[0][0]
+        (pair for pair in candidates if pair[0][0] > pair[1][0] + ROUNDING_TOLERANCE),
+        key=lambda pair: pair[1][0] - pair[0][0],
     )
     text = f"{format_length(length)}: {len(better)} of {counted(len(candidates), 'cell')} with distractor or window beat the one without"
-    examples = [f"{a[1]} {_percent_text(a[0])} > {b[1]} {_percent_text(b[0])}" for a, b in better[:NAMED]]
+    examples = [f"{a[1]} {_percent_text(a[0])} > {b[1]} {_percent_text(b[0])}" for a, b in better[:MAX_NAMED]]
     numbers = {"better": float(len(better)), "cells": float(len(candidates))}
     sides: dict[tuple[str, str], list[list[CellState]]] = {}
     for _, runs in _with_memory(facts):
         sides.setdefault((runs[0].levels["distractor"], runs[0].levels["window"]), []).append(runs)
-    verdict = FLOOR if facts.at_chance(sides.values(), length) else FALSE if better else TRUE
+    verdict = AT_CHANCE_VERDICT if facts.at_chance(sides.values(), length) else FALSE if better else TRUE
     return ClaimResult(verdict, "; ".join([text, *examples]), numbers)
 
 
@@ -433,9 +434,9 @@ def _with_memory(facts: ClaimFacts) -> Iterable[tuple[tuple[str, ...], list[Cell
     Raises:
         MissingData: There is none.
     """
-    facts.cells(attn_type=OURS, memory=facts.memory)  # raises MissingData
+    facts.cells(attn_type=MAIN_MIXER, memory=facts.memory)  # raises MissingData
     for key, runs in facts.data.configurations().items():
-        if (runs[0].levels["attn_type"], runs[0].levels["memory"]) == (OURS, facts.memory):
+        if (runs[0].levels["attn_type"], runs[0].levels["memory"]) == (MAIN_MIXER, facts.memory):
             yield key, runs
 
 
@@ -449,14 +450,14 @@ def check_collapse(facts: ClaimFacts) -> ClaimResult:
     if level is None:
         level = metrics.metric(*NEEDLE).chance or 0.0
         yardstick = f"a guess scores {_percent_text(level)}; what always the same digit scores is not recorded"
-        nothing = value <= level + DUST
+        nothing = value <= level + ROUNDING_TOLERANCE
     else:
         yardstick = f"always the same digit scores {_percent_text(level)}"
         nothing = facts.at_chance([[runs]], length)
     numbers = {"value": value, "ceiling": level}
     text = f"{_slug(runs)} at {format_length(length)}: {_percent_text(value, 2)}{hits}; {yardstick}"
     if nothing and facts.at_chance([[runs]], first):
-        return ClaimResult(FLOOR, f"{text}; at {format_length(first)} it retrieves nothing either", numbers)
+        return ClaimResult(AT_CHANCE_VERDICT, f"{text}; at {format_length(first)} it retrieves nothing either", numbers)
     return ClaimResult(TRUE if nothing else FALSE, text, numbers)
 
 
@@ -482,7 +483,7 @@ def check_rotary(facts: ClaimFacts) -> ClaimResult:
         f"{_percent_text(value)} at {format_length(length)}" for value, length in zip(needle, last, strict=True)
     )
     text = f"{_slug(runs)}: needle {at}; loss {format_number(loss, 2)} at {format_length(facts.lengths(CLEAN)[-1])}"
-    if not any(value > DUST for value in needle):
+    if not any(value > ROUNDING_TOLERANCE for value in needle):
         verdict = TRUE if format_number(loss, 2) == "2.86" else DIFFERS
     else:  # an accuracy at chance level is no retrieval
         verdict = DIFFERS if all(facts.at_chance([[runs]], length) for length in last) else FALSE
@@ -497,7 +498,7 @@ def check_monotone_loss(facts: ClaimFacts) -> ClaimResult:
     lengths = facts.lengths(CLEAN)
     if len(lengths) < 2:
         raise MissingData("one context length alone")
-    groups = [(OURS, True), (SOFTMAX, True), (ROTARY, True), (None, False)]
+    groups = [(MAIN_MIXER, True), (SOFTMAX, True), (ROTARY, True), (None, False)]
     parts: list[str] = []
     numbers: dict[str, float] = {}
     for mixer, memory in groups:
@@ -513,9 +514,11 @@ def check_monotone_loss(facts: ClaimFacts) -> ClaimResult:
         if rows:
             parts.append(f"{name} {count} of {len(rows)}")
             numbers |= {f"{name}, falling": float(count), f"{name}, cells": float(len(rows))}
-    if f"{OURS} + memory, cells" not in numbers:
-        raise MissingData(f"no cell {OURS} + memory with a loss at every length")
-    verdict = _verdict_of_counts(int(numbers[f"{OURS} + memory, falling"]), int(numbers[f"{OURS} + memory, cells"]))
+    if f"{MAIN_MIXER} + memory, cells" not in numbers:
+        raise MissingData(f"no cell {MAIN_MIXER} + memory with a loss at every length")
+    verdict = _verdict_of_counts(
+        int(numbers[f"{MAIN_MIXER} + memory, falling"]), int(numbers[f"{MAIN_MIXER} + memory, cells"])
+    )
     return ClaimResult(
         verdict, f"{format_length(lengths[0])} to {format_length(lengths[-1])}: {', '.join(parts)}", numbers
     )
@@ -524,7 +527,7 @@ def check_monotone_loss(facts: ClaimFacts) -> ClaimResult:
 def check_best_loss(facts: ClaimFacts) -> ClaimResult:
     """Decide if the plain cell with memory has the lowest loss at the longest length."""
     length = facts.lengths(CLEAN)[-1]
-    ours = facts.value(facts.plain_runs(OURS, True), CLEAN, length)
+    ours = facts.value(facts.plain_runs(MAIN_MIXER, True), CLEAN, length)
     plain = []
     for mixer in facts.data.levels("attn_type"):
         for memory in (False, True):
@@ -538,13 +541,13 @@ def check_best_loss(facts: ClaimFacts) -> ClaimResult:
     ]
     lowest, name = min(all_losses)
     # lower by more than the last printed digit, however both were rounded
-    lower = sum(value < ours - 1.5 * DIGIT for value, _ in all_losses)
-    inside = ours <= min(plain_losses) + DUST
+    lower = sum(value < ours - 1.5 * LAST_DIGIT for value, _ in all_losses)
+    inside = ours <= min(plain_losses) + ROUNDING_TOLERANCE
     verdict = (
         FALSE
         if not inside or len(plain_losses) < 2
         else TRUE
-        if ours <= lowest + DUST
+        if ours <= lowest + ROUNDING_TOLERANCE
         else f"true among {len(plain_losses)} plain cells only"
     )
     text = (
@@ -552,7 +555,7 @@ def check_best_loss(facts: ClaimFacts) -> ClaimResult:
         f"lowest of all is {format_number(lowest, 3)} ({name})"
     )
     if lower > 1:
-        text += f", {lower - 1} more are below {format_number(round(ours - 1.5 * DIGIT, 9), 3)}"
+        text += f", {lower - 1} more are below {format_number(round(ours - 1.5 * LAST_DIGIT, 9), 3)}"
     return ClaimResult(
         verdict, text, {"ours": ours, "plain": min(plain_losses), "lowest": lowest, "lower": float(lower)}
     )
@@ -607,7 +610,11 @@ def check_speed(facts: ClaimFacts) -> ClaimResult:
         MissingData: Cells shared a GPU.
     """
     table = "4" if facts.data.sweep in paper.SWEEPS else None
-    runs = [facts.plain_runs(OURS, False), facts.plain_runs(OURS, True), facts.plain_runs(OURS, True, distractor="on")]
+    runs = [
+        facts.plain_runs(MAIN_MIXER, False),
+        facts.plain_runs(MAIN_MIXER, True),
+        facts.plain_runs(MAIN_MIXER, True, distractor="on"),
+    ]
     if any(0 < facts.gpus(cell) < 1 for cells in runs for cell in cells):
         raise MissingData("cells had a share of a GPU each, so that their speeds are their neighbours', too")
     no_memory, memory, both = (facts.value(cells, SPEED, table=table) for cells in runs)
@@ -677,12 +684,12 @@ def check_schedule(facts: ClaimFacts) -> ClaimResult:
 def check_eigenvalue(facts: ClaimFacts) -> ClaimResult:
     """Compare the eigenvalue of the memory's transition for RMS-normalised keys, 0.98 (1 - 0.5 d), to -7."""
     (size, *_) = [int(text) for text in facts.setting("model.head_dim")]
-    published, prototype = (DECAY * (1 - WRITE * keys) for keys in (size, PROTOTYPE))
-    text = f"{DECAY} (1 - {WRITE} d): {format_number(published, 1)} at d = {size}; {format_number(prototype, 1)} at d = {PROTOTYPE}, as in a prototype"
+    published, prototype = (DECAY * (1 - WRITE * keys) for keys in (size, PROTOTYPE_KEY_SIZE))
+    text = f"{DECAY} (1 - {WRITE} d): {format_number(published, 1)} at d = {size}; {format_number(prototype, 1)} at d = {PROTOTYPE_KEY_SIZE}, as in a prototype"
     verdict = (
         TRUE
         if format_number(published, 0) == "-7"
-        else f"true of d = {PROTOTYPE} only"
+        else f"true of d = {PROTOTYPE_KEY_SIZE} only"
         if format_number(prototype, 0) == "-7"
         else FALSE
     )
@@ -708,7 +715,7 @@ def check_rate(facts: ClaimFacts) -> ClaimResult:
     """Compare generated tokens per second of polar attention with memory to the claim; SILENT on another GPU."""
     if not any(key[1:3] == WRITING for key in facts.data.values):
         return ClaimResult(UNCHECKED, "the sweep did not run the probe decode: not derivable")
-    runs = facts.plain_runs(OURS, True)
+    runs = facts.plain_runs(MAIN_MIXER, True)
     lengths = [length for length in facts.lengths(WRITING) if facts.mean_or_none(runs, WRITING, length)]
     if not lengths:
         raise MissingData(f"{_slug(runs)} has no {WRITING[0]} {WRITING[1]}")

@@ -17,17 +17,17 @@ from ....results.store.records import CellState
 from ...number_format import Column, column_of, format_length, format_number
 from ...sweep_data import SweepData, cell_level
 from ..significance.paired_tests import ALPHA
-from ..sweep_differences import NOT_THERE
+from ..sweep_differences import ABSENT_LEVELS
 from .paper_claims import CLAIMS, DIFFERS, FALSE, NOT_SHOWN, TRUE, Claim, ClaimFacts, ClaimResult, MissingData
 
-SETS = paper.SETS
+FLIPFLOP_SETS = paper.SETS
 THRESHOLD, ROTARY, NO_POSITION, FORGETTING, WALL = "tra", "rope", "nope", "fox", "wall"
 TASKS = ("hellaswag", "arc_c", "mmlu", "winogrande")
-TEXT = "data."
+TEXT_AXIS_PREFIX = "data."
 """Beginning of axes over texts: a configuration without positions is plain in each of their levels."""
-DECAY = 0.02
+RESCALE_EXPONENT = 0.02
 """Exponent of the rescale factor, in base 2, per token of a chunk."""
-DUST = 1e-9
+ROUNDING_TOLERANCE = 1e-9
 
 
 @dataclass(frozen=True)
@@ -56,7 +56,10 @@ def claims_for(facts: ClaimFacts) -> list[Claim]:
     """Return the claims of each paper whose probes a sweep has; without numbers those of our paper."""
     data = facts.data
     claims = [
-        claim for claim_set in FAMILIES if data.values and data.has_any(claim_set.probes) for claim in claim_set.claims
+        claim
+        for claim_set in CLAIM_SETS
+        if data.values and data.has_any(claim_set.probes)
+        for claim in claim_set.claims
     ]
     return claims or list(CLAIMS)
 
@@ -67,9 +70,9 @@ def _plain(facts: ClaimFacts, mixer: str, column: Column) -> SeedMean:
     Raises:
         MissingData: There is none.
     """
-    extra = [axis for axis in facts.data.extra_axes() if not axis.startswith(TEXT)]
+    extra = [axis for axis in facts.data.extra_axes() if not axis.startswith(TEXT_AXIS_PREFIX)]
     for runs in facts.plain_configurations(mixer):
-        if any(cell_level(runs[0], axis) not in NOT_THERE for axis in extra):
+        if any(cell_level(runs[0], axis) not in ABSENT_LEVELS for axis in extra):
             continue
         if facts.mean_or_none(runs, (column.probe, column.metric), column.length) is not None:
             return _mean(facts.data, runs, column)
@@ -96,10 +99,10 @@ def _share(seed_mean: SeedMean) -> str:
 
 def check_solved(facts: ClaimFacts) -> ClaimResult:
     """Decide if every sequence of every flip-flop set is right in the mean over seeds, and thus for every seed."""
-    by_set = {name: _plain(facts, THRESHOLD, column_of("flipflop", f"exact_{name}")) for name in SETS}
+    by_set = {name: _plain(facts, THRESHOLD, column_of("flipflop", f"exact_{name}")) for name in FLIPFLOP_SETS}
     shares_text = ", ".join(f"{name} {_share(seed_mean)}" for name, seed_mean in by_set.items())
     seeds = min(seed_mean.seeds for seed_mean in by_set.values())
-    num_solved = sum(seed_mean.value >= 1 - DUST for seed_mean in by_set.values())
+    num_solved = sum(seed_mean.value >= 1 - ROUNDING_TOLERANCE for seed_mean in by_set.values())
     verdict = TRUE if num_solved == len(by_set) else f"true of {num_solved} of {len(by_set)}" if num_solved else FALSE
     return ClaimResult(
         verdict, f"{shares_text}; {_runs(seeds)}", {name: seed_mean.value for name, seed_mean in by_set.items()}
@@ -124,7 +127,7 @@ def check_fails(mixer: str, set_name: str, printed: str) -> Callable[[ClaimFacts
         seed_mean = _plain(facts, mixer, column_of("flipflop", f"exact_{set_name}"))
         text = f"{mixer}, {set_name}: {_share(seed_mean)}; {_runs(seed_mean.seeds)}"
         numbers = {"share": seed_mean.value}
-        if seed_mean.value >= 1 - DUST:
+        if seed_mean.value >= 1 - ROUNDING_TOLERANCE:
             return ClaimResult(FALSE, text, numbers)
         if seed_mean.sd is not None and seed_mean.seeds > 1:
             high = seed_mean.value + float(
@@ -151,7 +154,11 @@ def check_extrapolates(facts: ClaimFacts) -> ClaimResult:
         columns = [_perplexity(facts, length) for length in (lengths[0], lengths[-1])]
         first, last = (_plain(facts, mixer, column).value for column in columns)
         ratios[mixer] = last / first
-    conditions = [ratios[THRESHOLD] <= 1 + DUST, ratios[FORGETTING] <= 1 + DUST, ratios[ROTARY] > 2]
+    conditions = [
+        ratios[THRESHOLD] <= 1 + ROUNDING_TOLERANCE,
+        ratios[FORGETTING] <= 1 + ROUNDING_TOLERANCE,
+        ratios[ROTARY] > 2,
+    ]
     ratios_text = ", ".join(f"{mixer} {format_number(ratio, 2)}" for mixer, ratio in ratios.items())
     verdict = TRUE if all(conditions) else f"true of {sum(conditions)} of 3" if any(conditions) else FALSE
     return ClaimResult(verdict, f"{format_length(lengths[-1])} over {format_length(lengths[0])}: {ratios_text}", ratios)
@@ -190,8 +197,8 @@ def check_outperforms(facts: ClaimFacts) -> ClaimResult:
         wall_mean = _plain(facts, WALL, column)
         for rival in (ROTARY, FORGETTING):
             difference = wall_mean.value - _plain(facts, rival, column).value
-            total, ahead, numbers[f"{name}, {rival}"] = total + 1, ahead + (difference > DUST), difference
-            not_ahead += [f"{name} not of {rival}"] if difference <= DUST else []
+            total, ahead, numbers[f"{name}, {rival}"] = total + 1, ahead + (difference > ROUNDING_TOLERANCE), difference
+            not_ahead += [f"{name} not of {rival}"] if difference <= ROUNDING_TOLERANCE else []
     smallest = min(numbers.values())
     text = f"ahead in {ahead} of {total}, by {format_number(round(smallest, 12), 1, percent=True)} points at least"
     if wall_mean.seeds < 2:
@@ -208,17 +215,17 @@ def check_rescale_factors(facts: ClaimFacts) -> ClaimResult:
     printed = [row for row in paper.rows("wall-settings") if row["setting"].startswith("rescale factor")]
     for row in printed:
         size = int(row["setting"].rpartition("= ")[2])
-        factor = 2.0 ** (DECAY * size)
+        factor = 2.0 ** (RESCALE_EXPONENT * size)
         numbers[f"C = {size}"] = factor
         num_right += format_number(factor, 2) == row["printed"]
         parts.append(f"{format_number(factor, 3)} at C = {size}, printed {row['printed']}")
     verdict = (
         TRUE if num_right == len(printed) else DIFFERS if not num_right else f"true of {num_right} of {len(printed)}"
     )
-    return ClaimResult(verdict, f"2^({DECAY} C): {'; '.join(parts)}", numbers)
+    return ClaimResult(verdict, f"2^({RESCALE_EXPONENT} C): {'; '.join(parts)}", numbers)
 
 
-FAMILIES = (
+CLAIM_SETS = (
     ClaimSet(("clean", "junk", "needle"), CLAIMS),
     ClaimSet(
         ("flipflop", "extrapolation"),

@@ -10,11 +10,11 @@ from typing import Any
 from ...number_format import Column
 from ..significance.paired_tests import ALPHA, PairedTest
 
-CONFIRMATORY = "declared contrasts"
+DECLARED_FAMILY = "declared contrasts"
 """Name of the family of the contrasts that the grid declares."""
 EQUIVALENT = "equivalent"
 """Verdict of a contrast that is significantly inside its equivalence margin."""
-FLOOR = "not asked: all at chance"
+AT_CHANCE_VERDICT = "not asked: all at chance"
 """Verdict of a needle contrast whose two sides are both at chance level, so that no test is made."""
 NO_TEST = "none"
 """Value of `PairedTest.method` for a row without a single pair, or without a variance to test against."""
@@ -96,7 +96,7 @@ class Effect(Tested):
         if not self.pairs:
             return "no pairs"
         if self.is_at_chance:
-            return FLOOR
+            return AT_CHANCE_VERDICT
         same = self.p_equivalence < ALPHA
         if self.sure:
             return "differs, within the margin" if same else "differs"

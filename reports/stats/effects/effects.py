@@ -25,7 +25,16 @@ from ...sweep_data import SweepData
 from ..noise.run_noise import NEAR, STRATUM_AXES, Spread, detectable, spread
 from ..significance.paired_tests import ALPHA, correct_families, holm, test_paired_differences
 from . import stopping_rows
-from .effect_types import CONFIRMATORY, EQUIVALENT, FLOOR, Effect, EffectRow, Interaction, Tested, subset_text
+from .effect_types import (
+    AT_CHANCE_VERDICT,
+    DECLARED_FAMILY,
+    EQUIVALENT,
+    Effect,
+    EffectRow,
+    Interaction,
+    Tested,
+    subset_text,
+)
 from .matched_groups import (
     MatchedDifferences,
     Numbers,
@@ -45,9 +54,29 @@ from .needle_baseline import flag_chance_level
 from .partial_design_effects import FittedDesign, Levels
 
 __all__ = [
-    "ALPHA", "CONFIRMATORY", "EQUIVALENT", "FLOOR", "NEAR", "Effect", "Interaction", "Spread", "Tested", "contrast_column", "contrasts", "detectable", "effects", "factors",
-    "first_measures", "interactions", "main_measures", "measures", "numbers_of", "origins_of", "pareto",
-    "reference_level", "spread",
+    "ALPHA",
+    "AT_CHANCE_VERDICT",
+    "DECLARED_FAMILY",
+    "EQUIVALENT",
+    "NEAR",
+    "Effect",
+    "Interaction",
+    "Spread",
+    "Tested",
+    "contrast_column",
+    "contrasts",
+    "detectable",
+    "effects",
+    "factors",
+    "first_measures",
+    "interactions",
+    "main_measures",
+    "measures",
+    "numbers_of",
+    "origins_of",
+    "pareto",
+    "reference_level",
+    "spread",
 ]  # fmt: skip
 
 
@@ -152,7 +181,7 @@ def contrasts(data: SweepData) -> list[Effect]:
             reference_level(data.levels(contrast.axis) or [""]) if contrast.reference is None else contrast.reference
         )
         rows.append(estimator.contrast_row(index, {contrast.axis: (contrast.level, reference)}, contrast.within))
-        rows[-1].fields |= {"family": CONFIRMATORY, "confirmatory": True}
+        rows[-1].fields |= {"family": DECLARED_FAMILY, "confirmatory": True}
     margins = {
         row.column_index: contrast.margin
         for row, contrast in zip(rows, data.contrasts, strict=True)

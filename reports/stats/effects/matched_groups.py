@@ -23,11 +23,11 @@ from ...sweep_data import WEIGHTED_SUFFIX, SweepData, cell_level
 if TYPE_CHECKING:
     import pandas as pd
 
-MOST_LEVELS = 6
+MAX_ALL_PAIRS_LEVELS = 6
 """Largest number of levels of which all pairs are compared; beyond, each is compared to the reference only."""
 LOSS_DECIMALS = 3
 """Decimals printed of every number that is not a percentage."""
-DIVERGED = "diverged"
+DIVERGED_STANDING = "diverged"
 """Standing of a cell whose training diverged."""
 
 
@@ -81,8 +81,8 @@ def contrast_column(data: SweepData, contrast: Contrast) -> Column:
 def level_pairs(data: SweepData, axis: str, *, all_pairs: bool = True) -> list[tuple[str, str]]:
     """Return the (level, reference) pairs of an axis.
 
-    Every level against the reference level comes first. With `all_pairs`, and at most MOST_LEVELS levels, the pairs of
-    the other levels follow, the later level against the earlier one.
+    Every level against the reference level comes first. With `all_pairs`, and at most MAX_ALL_PAIRS_LEVELS levels, the
+    pairs of the other levels follow, the later level against the earlier one.
     """
     levels = data.levels(axis)
     first = reference_level(levels)
@@ -90,7 +90,7 @@ def level_pairs(data: SweepData, axis: str, *, all_pairs: bool = True) -> list[t
     against_reference = [(level, first) for level in rest]
     return (
         against_reference + [(b, a) for a, b in combinations(rest, 2)]
-        if all_pairs and len(levels) <= MOST_LEVELS
+        if all_pairs and len(levels) <= MAX_ALL_PAIRS_LEVELS
         else against_reference
     )
 
@@ -164,7 +164,7 @@ class Numbers:
         self.attempts = np.array([[0 if v is None else v.attempt_id for v in row] for row in measured]).reshape(shape)
         self._measured = measured
         standings = [data.standing(cell) for cell in self.cells]
-        self.diverged = np.isnan(self.values) & (np.array(standings, dtype=object) == DIVERGED)[:, None]
+        self.diverged = np.isnan(self.values) & (np.array(standings, dtype=object) == DIVERGED_STANDING)[:, None]
         """Cells that lack a number because their training diverged, [cell, measure]."""
         seeds = sorted({cell.seed for cell in self.cells})
         self._seeds = np.array([seeds.index(cell.seed) for cell in self.cells], dtype=int)

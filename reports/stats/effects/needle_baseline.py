@@ -18,10 +18,10 @@ from ...number_format import format_length, format_number
 from ...sweep_data import WEIGHTED_SUFFIX, SweepData, cell_level
 from ...table import TableEntry
 from ..significance.paired_tests import ALPHA
-from ..significance.trial_intervals import CONSTANT, DIGITS, constant_answer_scores, independent_trials
+from ..significance.trial_intervals import CONSTANT_ACCURACY, DIGITS, constant_answer_scores, independent_trials
 from .effect_types import Effect
 
-DUST = 1e-9
+ROUNDING_TOLERANCE = 1e-9
 
 
 def ceiling(data: SweepData, length: int) -> float | None:
@@ -46,7 +46,9 @@ def ceiling(data: SweepData, length: int) -> float | None:
         return (
             sum(each_length * score for each_length, score in by_length.items()) / sum(by_length) if by_length else None
         )
-    values = (data.values.get((cell.cell_id, *key, length)) for cell in data.cells for key in (CONSTANT, DIGITS))
+    values = (
+        data.values.get((cell.cell_id, *key, length)) for cell in data.cells for key in (CONSTANT_ACCURACY, DIGITS)
+    )
     return constant_answer_scores((value for value in values if value is not None), data.sweep in paper.SWEEPS).get(
         length
     )
@@ -102,7 +104,7 @@ def below_baseline_note(data: SweepData) -> str:
         values = (data.values.get((cell.cell_id, *DIGITS, length)) for cell in data.cells)
         shares = [value.value for value in values if value is not None and value.value is not None]
         if level is not None and shares:
-            cells[length], counts[length] = len(shares), sum(share <= level + DUST for share in shares)
+            cells[length], counts[length] = len(shares), sum(share <= level + ROUNDING_TOLERANCE for share in shares)
     if not any(counts.values()):
         return ""
     counts_text = ", ".join(
@@ -172,11 +174,11 @@ def is_at_chance(data: SweepData, sides: Iterable[Iterable[str]], lengths: Itera
 
 
 def _chance_p(share: float, trials: int | None, level: float) -> float:
-    """Return the probability that answers right with chance `baseline` reach at least this share of right digits.
+    """Return the probability that answers right with chance `level` reach at least this share of right digits.
 
-    Without a number of trials it is 1 if the share does not exceed `baseline`, else 0.
+    Without a number of trials it is 1 if the share does not exceed `level`, else 0.
     """
-    if not trials or share <= level + DUST:
-        return float(share <= level + DUST)
+    if not trials or share <= level + ROUNDING_TOLERANCE:
+        return float(share <= level + ROUNDING_TOLERANCE)
     # the beta function extends the binomial tail to fractional counts, since digits are parts of a trial
     return float(special.betainc(trials * share, trials * (1 - share) + 1, level))

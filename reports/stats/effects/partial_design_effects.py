@@ -165,11 +165,11 @@ class FittedDesign:
 # --- the linear model -------------------------------------------------------------------------------------------------
 
 
-LEAST_DF = 4
+MIN_ROBUST_DF = 4
 """Residual degrees of freedom from which the robust variance (HC3) is used instead of the pooled one."""
-MOST_LEVERAGE = 0.99
+MAX_ROBUST_LEVERAGE = 0.99
 """Largest leverage of an observation with which the robust variance (HC3) is used."""
-ROUNDING = 1e-9
+ROUNDING_TOLERANCE = 1e-9
 """Estimates and standard errors below this share of the largest observation are rounding errors."""
 
 
@@ -201,7 +201,8 @@ class DesignRegression:
     """Least-squares regression of a linear model of a design on one observation per configuration.
 
     Variances are HC3, which is valid if cells of one mixer vary more than those of another. With few residual degrees
-    of freedom (below LEAST_DF), or a leverage of MOST_LEVERAGE or more, the pooled residual variance is used.
+    of freedom (below MIN_ROBUST_DF), or a leverage of MAX_ROBUST_LEVERAGE or more, the pooled residual variance is
+    used.
 
     Source:
         HC3: MacKinnon and White, Journal of Econometrics 29, 1985.
@@ -222,7 +223,7 @@ class DesignRegression:
         residuals = values - self.rows @ self.coefficients
         self.df = len(values) - int(np.linalg.matrix_rank(self.rows))
         leverage = ((self.rows @ inverse) * self.rows).sum(axis=1)
-        self.robust = not pooled and self.df >= LEAST_DF and float(leverage.max(initial=0.0)) < MOST_LEVERAGE
+        self.robust = not pooled and self.df >= MIN_ROBUST_DF and float(leverage.max(initial=0.0)) < MAX_ROBUST_LEVERAGE
         if self.robust:
             weighted = (self.rows * (residuals / (1 - leverage))[:, None]) @ inverse
             self.covariance = weighted.T @ weighted
@@ -235,10 +236,10 @@ class DesignRegression:
         if not len(self.values) or not is_estimable(self.rows, weights):
             return Estimate(math.nan, math.nan, self.df, math.nan, math.nan, math.nan)
         value = float(weights @ self.coefficients)
-        value = 0.0 if abs(value) <= ROUNDING * self._scale else value
+        value = 0.0 if abs(value) <= ROUNDING_TOLERANCE * self._scale else value
         variance = float(weights @ self.covariance @ weights)
         error = math.sqrt(max(variance, 0.0)) if not math.isnan(variance) else math.nan
-        if not error > ROUNDING * self._scale:
+        if not error > ROUNDING_TOLERANCE * self._scale:
             return Estimate(value, math.nan, self.df, math.nan, math.nan, math.nan)
         half = float(special.stdtrit(self.df, 0.975)) * error
         return Estimate(

@@ -22,11 +22,11 @@ from ...number_format import Column
 from ...sweep_data import SweepData
 from .run_noise import STRATUM_AXES, Spread, noise_by_stratum, printed_noise, spread
 
-RANDOM = 20_261
-DRAWS = 10_000
-NUMBERS = 4_000_000  # largest number of simulated values, unless FEWEST draws need more
-FEWEST = 2_000
-CHUNK = 500  # draws per block in memory
+RANDOM_SEED = 20_261
+MAX_DRAWS = 10_000
+MAX_SIMULATED_VALUES = 4_000_000  # largest number of simulated values, unless FEWEST draws need more
+MIN_DRAWS = 2_000
+DRAW_BLOCK = 500  # draws per block in memory
 
 Configuration = tuple[str, ...]
 """Levels of the five AXES, then of the extra axes, as `SweepData.configurations` orders them."""
@@ -198,13 +198,13 @@ def expected_maximum(runs: int) -> float:
 
 
 def _draw_count(num_candidates: int) -> int:
-    """Return the number of draws for so many candidates: a multiple of CHUNK between FEWEST and DRAWS."""
-    return max(FEWEST, min(DRAWS, NUMBERS // num_candidates // CHUNK * CHUNK))
+    """Return the number of draws for so many candidates: a multiple of DRAW_BLOCK between MIN_DRAWS and MAX_DRAWS."""
+    return max(MIN_DRAWS, min(MAX_DRAWS, MAX_SIMULATED_VALUES // num_candidates // DRAW_BLOCK * DRAW_BLOCK))
 
 
 def _simulated_values(candidates: Sequence[Candidate], salt: int = 0) -> Iterator[np.ndarray]:
-    """Yield simulated values of every candidate in blocks [CHUNK, candidate]; reproducible for each `salt`."""
-    draw = np.random.default_rng((RANDOM, salt, len(candidates)))
+    """Yield simulated values of every candidate in blocks [DRAW_BLOCK, candidate]; reproducible for each `salt`."""
+    draw = np.random.default_rng((RANDOM_SEED, salt, len(candidates)))
     values = np.array([candidate.value for candidate in candidates])
     errors = np.array([candidate.sd / math.sqrt(candidate.seeds) for candidate in candidates])
     shares = np.array([candidate.share for candidate in candidates])
@@ -214,9 +214,9 @@ def _simulated_values(candidates: Sequence[Candidate], salt: int = 0) -> Iterato
         if math.isfinite(candidate.df):
             strata.setdefault((candidate.stratum, candidate.df), []).append(index)
     scaled = [(df, np.array(indices)) for (_, df), indices in strata.items()]
-    for _ in range(_draw_count(len(candidates)) // CHUNK):
-        values_drawn = draw.standard_normal((CHUNK, len(candidates))) * errors
+    for _ in range(_draw_count(len(candidates)) // DRAW_BLOCK):
+        values_drawn = draw.standard_normal((DRAW_BLOCK, len(candidates))) * errors
         for df, indices in scaled:
-            values_drawn[:, indices] *= np.sqrt(df / draw.chisquare(df, (CHUNK, 1)))
+            values_drawn[:, indices] *= np.sqrt(df / draw.chisquare(df, (DRAW_BLOCK, 1)))
         values_drawn += values
         yield np.clip(values_drawn, *bounds, out=values_drawn)

@@ -30,10 +30,10 @@ POWER = 0.8
 SEEDS = "seeds"
 NEAR = "reg_mode"
 """Axis in which near-replicates may differ: the regularizer."""
-TREATMENT = "strong"
+EFFECTIVE_MODE = "strong"
 """Regularizer mode whose weight is not negligible."""
-SPEED = "throughput"
-FINE = 1e-6
+SPEED_PROBE = "throughput"
+FACTOR_PRECISION = 1e-6
 """Relative precision of a detectable factor."""
 NODES, WEIGHTS = (x / 2 for x in np.polynomial.legendre.leggauss(32))
 """Gauss-Legendre nodes and weights on (0, 1)."""
@@ -214,7 +214,7 @@ def _replicate_groups(
     near_replicates = [
         cell_value
         for cell_value in cell_values
-        if column.probe != SPEED and is_regularizer_negligible(data, cell_value.cell)
+        if column.probe != SPEED_PROBE and is_regularizer_negligible(data, cell_value.cell)
     ]
     skipped = AXES.index(NEAR)
     for kind, numbers in ((SEEDS, cell_values), ("near-replicates", near_replicates)):
@@ -236,7 +236,7 @@ def is_loss_summed(data: SweepData, cell: CellState) -> bool:
 
 def is_regularizer_negligible(data: SweepData, cell: CellState) -> bool:
     """Return True if the cell's regularizer is negligible: its loss is summed and its mode is not `strong`."""
-    return is_loss_summed(data, cell) and data.setting(cell, "train.regularizer") != TREATMENT
+    return is_loss_summed(data, cell) and data.setting(cell, "train.regularizer") != EFFECTIVE_MODE
 
 
 def _binomial_floor(data: SweepData, column: Column, cell_values: Sequence[_CellValue]) -> float:
@@ -292,7 +292,7 @@ def detectable_factor(pairs: int, df: int) -> float:
     low, high = 0.0, 1.0
     while _power(need, high * have)[0] < POWER:
         low, high = high, 2 * high
-    while high - low > FINE * high:
+    while high - low > FACTOR_PRECISION * high:
         middle = (low + high) / 2
         low, high = (low, middle) if _power(need, middle * have)[0] >= POWER else (middle, high)
     return high

@@ -26,10 +26,10 @@ from scipy import special
 
 from .sign_flip_test import ALPHA, find_zero_crossing
 
-DUST = 1e-12  # share of the largest difference: a smaller standard error is rounding
-FINE = 1e-9  # precision of half the interval, as a share of a standard error
-STEP = 0.4  # step of the trapezoid rule in ln X, X a chi-square; with many df in standard deviations of ln X
-REACH = 9.0  # normal deviates whose quantiles bound the chi-square: 1e-19 is cut off on each side
+ROUNDING_TOLERANCE = 1e-12  # share of the largest difference: a smaller standard error is rounding
+HALF_WIDTH_PRECISION = 1e-9  # precision of half the interval, as a share of a standard error
+LOG_STEP = 0.4  # step of the trapezoid rule in ln X, X a chi-square; with many df in standard deviations of ln X
+MAX_DEVIATE = 9.0  # normal deviates whose quantiles bound the chi-square: 1e-19 is cut off on each side
 
 IntervalAndP = tuple[float, float, float]
 """(low, high, p): 95% interval and two-sided p of a mean of zero; all NaN without a variance."""
@@ -77,11 +77,16 @@ def crossed_interval(table: np.ndarray) -> IntervalAndP | None:
     # after the subtraction the variance can be near zero: its df are at least those of its smallest part
     df = max(variance**2 / squared_parts if squared_parts > 0 else 1.0, min(configurations, seeds) - 1.0)
     error = math.sqrt(variance)
-    if error <= DUST * float(np.abs(values).max()):
+    if error <= ROUNDING_TOLERANCE * float(np.abs(values).max()):
         return math.nan, math.nan, math.nan
     weight = 1 / (2 * seeds - 3)
     generalized = _generalized(
-        v1, configurations - 1, seed_weight * seed_variance, seeds - 1, seed_weight * trace_factor * e, DUST * error
+        v1,
+        configurations - 1,
+        seed_weight * seed_variance,
+        seeds - 1,
+        seed_weight * trace_factor * e,
+        ROUNDING_TOLERANCE * error,
     )
 
     def p(distance: float) -> float:
@@ -92,7 +97,7 @@ def crossed_interval(table: np.ndarray) -> IntervalAndP | None:
     mean, upper = float(means.mean()), error
     while p(upper) >= ALPHA:
         upper *= 2
-    half = find_zero_crossing(lambda distance: ALPHA - p(distance), 0.0, upper, FINE * error)
+    half = find_zero_crossing(lambda distance: ALPHA - p(distance), 0.0, upper, HALF_WIDTH_PRECISION * error)
     return mean - half, mean + half, p(abs(mean))
 
 
@@ -129,11 +134,11 @@ def _generalized(v1: float, df1: int, v2: float, df2: int, offset: float, least:
 
 
 def _bounds(df: int) -> tuple[float, float, float]:
-    """Return (low, high, step) of the trapezoid rule over the logarithm of a chi-square, within REACH deviates."""
-    tail = float(special.ndtr(-REACH))
+    """Return (low, high, step) of the trapezoid rule over the logarithm of a chi-square, within MAX_DEVIATE deviates."""
+    tail = float(special.ndtr(-MAX_DEVIATE))
     # with few df the range is wide and the density skewed, with many it is nearly normal with variance 2 / df
     low = (2 / df) * (math.log(tail) + math.lgamma(df / 2 + 1)) + math.log(2)
-    return low, math.log(float(special.chdtri(df, tail))), STEP * min(1.0, 2 * math.sqrt(2 / df))
+    return low, math.log(float(special.chdtri(df, tail))), LOG_STEP * min(1.0, 2 * math.sqrt(2 / df))
 
 
 def _log_density(df: int, log: np.ndarray) -> np.ndarray:
@@ -157,7 +162,7 @@ def _log_chi_square_below(df: int, end: float) -> tuple[np.ndarray, np.ndarray]:
     if end > high:
         return _log_chi_square(df)
     # ln X = end - ln(1 + e^y) decreases from `end`, where its derivative vanishes
-    offsets = np.arange(-2 * REACH, max(end - low, 0.0) + step, step)
+    offsets = np.arange(-2 * MAX_DEVIATE, max(end - low, 0.0) + step, step)
     nodes = end - np.logaddexp(0.0, offsets)
     return nodes, step * special.expit(offsets) * _log_density(df, nodes)
 
@@ -197,7 +202,7 @@ def _is_connected(table: np.ndarray) -> bool:
 def _interval(mean: float, variance: float, df: float, scale: float) -> IntervalAndP:
     """Return (low, high, p) of Student's t for a mean with this variance; NaN if it is rounding beside `scale`."""
     error = math.sqrt(variance)
-    if error <= DUST * scale:
+    if error <= ROUNDING_TOLERANCE * scale:
         return math.nan, math.nan, math.nan
     half = float(special.stdtrit(df, 1 - ALPHA / 2)) * error
     p = 2 * float(special.stdtr(df, -abs(mean) / error))

@@ -16,7 +16,15 @@ from scipy import special
 
 from .crossed_interval import crossed_interval, student_interval
 from .sign_flip_test import ALPHA as ALPHA
-from .sign_flip_test import CHUNK, DUST, LEAST, MAX_EXACT_N, RANDOM_FLIPS, random_sign_blocks, sign_flip_interval
+from .sign_flip_test import (
+    MAX_EXACT_N,
+    MIN_TEST_N,
+    RANDOM_FLIPS,
+    ROUNDING_TOLERANCE,
+    SIGN_BLOCK,
+    random_sign_blocks,
+    sign_flip_interval,
+)
 
 TIE_TOLERANCE = 1e-9
 """A difference of at most this share of the numbers behind it is none: what is left of a subtraction of equals."""
@@ -24,7 +32,7 @@ FITTED = "least-squares"
 LOOKS = "looks"
 METHODS = {
     "sign-flip": f"permutation of signs over configurations, exact up to {MAX_EXACT_N}, and its inversion",
-    "t": f"Student's t over fewer than {LEAST} configurations",
+    "t": f"Student's t over fewer than {MIN_TEST_N} configurations",
     "crossed": "configurations crossed with seeds, Satterthwaite's and a generalized p",
     "seeds": "Student's t over the seeds of the only configuration, so of no other",
     FITTED: "least squares over the cells of a partial design, with variances that bear unequal spread (HC3) where there are cells to spare, else the pooled one",
@@ -173,7 +181,7 @@ def _sign_test_p(up: int, down: int) -> float:
 
 
 def _clean_table(sample: Differences, scale: float, *, drop_empty: bool = True) -> np.ndarray:
-    """Return a sample as [configuration, seed] with ties set to 0; with `rows`, without empty rows and columns."""
+    """Return a sample as [configuration, seed] with ties set to 0; with `drop_empty`, without empty rows and columns."""
     table = np.array(sample, dtype=float)
     table = table[:, None] if table.ndim == 1 else table
     is_present = np.isfinite(table)
@@ -206,7 +214,7 @@ def _by_model(table: np.ndarray, d: np.ndarray) -> tuple[str, float, float, floa
         method, interval_and_p = "seeds", student_interval(table[np.isfinite(table)])
     elif several and (crossed_result := crossed_interval(table)) is not None:
         method, interval_and_p = "crossed", crossed_result
-    elif len(d) < LEAST:
+    elif len(d) < MIN_TEST_N:
         method, interval_and_p = "t", student_interval(d)
     if method != "sign-flip" and math.isnan(interval_and_p[2]):
         method = "none"
@@ -236,7 +244,7 @@ def _paired_test(table: np.ndarray, d: np.ndarray, method_and_interval: tuple[st
 # --- correction for a family of tests ---------------------------------------------------------------------------------
 
 
-LISTED = 14  # largest number of configurations for which all flips of a family are enumerated
+MAX_ENUMERATED_FAMILY_N = 14  # largest number of configurations for which all flips of a family are enumerated
 
 
 def holm(p_values: Sequence[float]) -> list[float]:
@@ -262,8 +270,8 @@ def max_t_of_families(families: Sequence[Family]) -> list[list[float]]:
     Samples are differences and keys name the configuration of each. A flip turns all differences of a configuration in
     every sample at once, which preserves the dependence between the tests. The statistic is studentised, |sum d| /
     sqrt(sum d^2): a form of Student's t with variance 1 under flips for every n. No corrected p is below its
-    uncorrected one. All flips are enumerated up to LISTED configurations; beyond, RANDOM_FLIPS draws are shared by all
-    families of one size.
+    uncorrected one. All flips are enumerated up to MAX_ENUMERATED_FAMILY_N configurations; beyond, RANDOM_FLIPS draws
+    are shared by all families of one size.
 
     Source:
         Westfall and Young 1993.
@@ -317,7 +325,7 @@ def _reached_shares(families: Sequence[tuple[np.ndarray, np.ndarray]]) -> list[n
         is at least the observed one.
     """
     n = len(families[0][0])
-    if n <= LISTED:
+    if n <= MAX_ENUMERATED_FAMILY_N:
         # a flip and its opposite have the same statistic
         half = 1 << max(n - 1, 0)
         all_flips = 1.0 - 2.0 * ((np.arange(half)[:, None] >> np.arange(n)) & 1)
@@ -332,10 +340,10 @@ def _reached_shares(families: Sequence[tuple[np.ndarray, np.ndarray]]) -> list[n
 def _count_reached(flips: np.ndarray, table: np.ndarray, observed: np.ndarray) -> np.ndarray:
     """Return, for each test, the number of flips whose step-down maximum reaches the observed statistic, [test]."""
     total = np.zeros(len(observed))
-    for start in range(0, len(flips), CHUNK):
-        sizes = np.abs(flips[start : start + CHUNK] @ table)
+    for start in range(0, len(flips), SIGN_BLOCK):
+        sizes = np.abs(flips[start : start + SIGN_BLOCK] @ table)
         largest = np.maximum.accumulate(sizes[:, ::-1], axis=1)[:, ::-1]
-        total += (largest >= observed - DUST * math.sqrt(len(table))).sum(axis=0)
+        total += (largest >= observed - ROUNDING_TOLERANCE * math.sqrt(len(table))).sum(axis=0)
     return total
 
 

@@ -8,13 +8,13 @@ from dataclasses import dataclass
 import numpy as np
 from scipy import special
 
-MOST, LEAST = 2_000, 200  # largest and smallest number of permutations
-WORK = 3e10  # budget of floating-point operations for the permutations
-CHUNK = 200  # permutations per block
-RANDOM = 20_260
-DUST = 1e-9
-FULL = 1e-8  # a row whose leverage is this close to 1 has no residual
-EXCESS = (
+MAX_PERMUTATIONS, MIN_PERMUTATIONS = 2_000, 200  # largest and smallest number of permutations
+PERMUTATION_BUDGET = 3e10  # budget of floating-point operations for the permutations
+PERMUTATION_BLOCK = 200  # permutations per block
+RANDOM_SEED = 20_260
+ROUNDING_TOLERANCE = 1e-9
+MIN_RESIDUAL_SHARE = 1e-8  # a row whose leverage is this close to 1 has no residual
+KURTOSIS_CORRECTION = (
     2 / 3
 )  # correction of a squared single-error variance: E[e^4] of a normal error is three times its squared variance
 
@@ -79,14 +79,14 @@ def fit_anova(columns: Mapping[tuple[str, ...], np.ndarray], y: np.ndarray) -> A
     # the smaller one of two complementary bases takes less work
     outside = np.linalg.qr(design, mode="complete")[0][:, full.shape[1] :] if 2 * full.shape[1] > rows else None
     residual_share = 1 - (full**2).sum(axis=1)
-    variances = residuals**2 / np.maximum(residual_share, FULL)[:, None]
+    variances = residuals**2 / np.maximum(residual_share, MIN_RESIDUAL_SHARE)[:, None]
     residual_box_df = _residual_box_df(full, variances)
     for index, (own, reduced_basis) in enumerate(parts):
         observed = squares[index, has_residual] / residual[has_residual]
         reduced_residuals = y[:, has_residual] - reduced_basis @ (reduced_basis.T @ y[:, has_residual])
         p[index, has_residual] = special.fdtrc(dfs[index], df, observed * df / dfs[index])
         p_permuted[index, has_residual] = _permutation_p(full, outside, own, reduced_residuals, observed, permutations)
-        if residual_share.min() > FULL:
+        if residual_share.min() > MIN_RESIDUAL_SHARE:
             p_robust[index, has_residual] = _box_p(
                 own, squares[index, has_residual], variances[:, has_residual], residual_box_df[has_residual]
             )
@@ -94,14 +94,14 @@ def fit_anova(columns: Mapping[tuple[str, ...], np.ndarray], y: np.ndarray) -> A
 
 
 def permutations_for(rows: int, columns: int, tests: int) -> int:
-    """Return the number of permutations for a design of this size, between LEAST and MOST, limited by WORK.
+    """Return the number of permutations for a design of this size, between MIN_PERMUTATIONS and MAX_PERMUTATIONS, limited by PERMUTATION_BUDGET.
 
     Args:
         rows: Number of observations.
         columns: Number of design columns, with the intercept.
         tests: Number of terms times number of measures.
     """
-    return int(np.clip(WORK / (2 * rows * columns * max(tests, 1)), LEAST, MOST))
+    return int(np.clip(PERMUTATION_BUDGET / (2 * rows * columns * max(tests, 1)), MIN_PERMUTATIONS, MAX_PERMUTATIONS))
 
 
 def _basis(columns: np.ndarray) -> np.ndarray:
@@ -134,15 +134,15 @@ def _permutation_p(
     total = (residuals**2).sum(axis=0)
     split = full if outside is None else outside
     both = np.concatenate([split, own], axis=1).T
-    random = np.random.default_rng((RANDOM, rows))
+    random = np.random.default_rng((RANDOM_SEED, rows))
     reached = np.ones(measures)
-    for start in range(0, permutations, CHUNK):
-        size = min(CHUNK, permutations - start)
+    for start in range(0, permutations, PERMUTATION_BLOCK):
+        size = min(PERMUTATION_BLOCK, permutations - start)
         order = random.permuted(np.tile(np.arange(rows), (size, 1)), axis=1).T
         parts = (both @ residuals[order].reshape(rows, -1)).reshape(len(both), size, measures) ** 2
         within, term = parts[: split.shape[1]].sum(axis=0), parts[split.shape[1] :].sum(axis=0)
         residual = np.maximum(total - within, 0.0) if outside is None else within
-        reached += (term >= (observed - DUST * (1 + observed)) * residual).sum(axis=0)
+        reached += (term >= (observed - ROUNDING_TOLERANCE * (1 + observed)) * residual).sum(axis=0)
     return np.asarray(reached / (permutations + 1))
 
 
@@ -164,14 +164,16 @@ def _box_p(own: np.ndarray, squares: np.ndarray, variances: np.ndarray, residual
     weights = (own**2).sum(axis=1)
     expected = weights @ variances
     with np.errstate(invalid="ignore", divide="ignore"):
-        term_box_df = expected**2 / (_trace_of_squares(own, variances) - EXCESS * (weights**2 @ variances**2))
+        term_box_df = expected**2 / (
+            _trace_of_squares(own, variances) - KURTOSIS_CORRECTION * (weights**2 @ variances**2)
+        )
         return np.asarray(special.fdtrc(np.clip(term_box_df, 1, own.shape[1]), residual_box_df, squares / expected))
 
 
 def _residual_box_df(full: np.ndarray, variances: np.ndarray) -> np.ndarray:
     """Return Box's residual degrees of freedom, [M], for the model spanned by `full` and `variances` [N, M]."""
     residual_leverage = 1 - (full**2).sum(axis=1)
-    both = (2 * residual_leverage - 1 - EXCESS * residual_leverage**2) @ variances**2 + _trace_of_squares(
+    both = (2 * residual_leverage - 1 - KURTOSIS_CORRECTION * residual_leverage**2) @ variances**2 + _trace_of_squares(
         full, variances
     )
     with np.errstate(invalid="ignore", divide="ignore"):

@@ -19,15 +19,15 @@ import numpy as np
 from scipy import special
 
 ALPHA = 0.05
-LEAST = 6  # smallest number of differences with which p can fall below 5%
+MIN_TEST_N = 6  # smallest number of differences with which p can fall below 5%
 MAX_EXACT_N = 30  # largest number of differences for which every flip is counted
-LISTED = 16  # largest number of differences whose flips are enumerated; beyond, two halves are combined
+MAX_ENUMERATED_N = 16  # largest number of differences whose flips are enumerated; beyond, two halves are combined
 RANDOM_FLIPS = 20_000  # number of random flips beyond MAX_EXACT_N
-CHUNK = 1_000  # draws per block in memory
-SAMPLES = 64  # samples per block
-DUST = 1e-9  # rounding tolerance of a sum, as a share of the sum of absolute values
-FINE = 1e-6  # precision of an interval end by halves, as a share of the range of the differences
-RANDOM = 20_260
+SIGN_BLOCK = 1_000  # draws per block in memory
+SAMPLE_BLOCK = 64  # samples per block
+ROUNDING_TOLERANCE = 1e-9  # rounding tolerance of a sum, as a share of the sum of absolute values
+END_PRECISION = 1e-6  # precision of an interval end by halves, as a share of the range of the differences
+RANDOM_SEED = 20_260
 
 
 def sign_flip_interval(table: np.ndarray) -> tuple[np.ndarray, np.ndarray, np.ndarray]:
@@ -38,20 +38,20 @@ def sign_flip_interval(table: np.ndarray) -> tuple[np.ndarray, np.ndarray, np.nd
 
     Returns:
         (p, low, high), each [sample]. p is two-sided: the share of flips whose absolute sum is at least the observed
-        one. The interval excludes zero if and only if p < 0.05. Ends are NaN with fewer than LEAST differences.
+        one. The interval excludes zero if and only if p < 0.05. Ends are NaN with fewer than MIN_TEST_N differences.
     """
     n, samples = table.shape
-    if n < LEAST:
+    if n < MIN_TEST_N:
         nothing = np.full(samples, math.nan)
         return sign_flip_p_values(table), nothing, nothing.copy()
-    if LISTED < n <= MAX_EXACT_N:
+    if MAX_ENUMERATED_N < n <= MAX_EXACT_N:
         p = sign_flip_p_values(table)
         low = np.array([_split_half_lower_end(d) for d in table.T])
         high = np.array([-_split_half_lower_end(-d) for d in table.T])
     else:
-        method = _enumerated_test if n <= LISTED else _sampled_test
+        method = _enumerated_test if n <= MAX_ENUMERATED_N else _sampled_test
         # blocks have the same number of elements for every n
-        step = min(SAMPLES, (1 << LISTED + 4) >> n) if n <= LISTED else SAMPLES
+        step = min(SAMPLE_BLOCK, (1 << MAX_ENUMERATED_N + 4) >> n) if n <= MAX_ENUMERATED_N else SAMPLE_BLOCK
         parts = [method(table[:, start : start + step]) for start in range(0, samples, step)]
         p, low, high = (np.concatenate(blocks) for blocks in zip(*parts, strict=True))
     # a sum of zero up to rounding counts as reached, so the interval must then include zero
@@ -70,12 +70,12 @@ def sign_flip_p_values(table: np.ndarray) -> np.ndarray:
 
 
 def random_sign_blocks(n: int) -> Iterator[np.ndarray]:
-    """Yield RANDOM_FLIPS rows of n random signs (+1.0 or -1.0) in blocks [CHUNK, n]; the same in every call."""
-    draw = np.random.default_rng((RANDOM, n))
-    for _ in range(RANDOM_FLIPS // CHUNK):
-        bits = np.frombuffer(draw.bytes(CHUNK * ((n + 7) // 8)), dtype=np.uint8)
+    """Yield RANDOM_FLIPS rows of n random signs (+1.0 or -1.0) in blocks [SIGN_BLOCK, n]; the same in every call."""
+    draw = np.random.default_rng((RANDOM_SEED, n))
+    for _ in range(RANDOM_FLIPS // SIGN_BLOCK):
+        bits = np.frombuffer(draw.bytes(SIGN_BLOCK * ((n + 7) // 8)), dtype=np.uint8)
         # bytes as long as possible: with many differences, floats take longer to create than to multiply
-        turned = np.unpackbits(bits.reshape(CHUNK, -1), axis=1, count=n).view(np.int8)
+        turned = np.unpackbits(bits.reshape(SIGN_BLOCK, -1), axis=1, count=n).view(np.int8)
         turned *= -2
         turned += 1
         yield turned.astype(float)
@@ -83,7 +83,7 @@ def random_sign_blocks(n: int) -> Iterator[np.ndarray]:
 
 def _observed_size(table: np.ndarray) -> np.ndarray:
     """Return the absolute sum of each column, reduced by the rounding tolerance, [sample]."""
-    return np.asarray(np.abs(table.sum(axis=0)) - DUST * np.abs(table).sum(axis=0))
+    return np.asarray(np.abs(table.sum(axis=0)) - ROUNDING_TOLERANCE * np.abs(table).sum(axis=0))
 
 
 @cache
@@ -103,7 +103,7 @@ def _lower_end_rank(flips: int) -> int:
 
     Below it, 2 (1 + number of smaller means) / flips < ALPHA.
     """
-    return math.ceil(ALPHA * flips / 2 - DUST) - 1
+    return math.ceil(ALPHA * flips / 2 - ROUNDING_TOLERANCE) - 1
 
 
 def _enumerated_test(table: np.ndarray) -> tuple[np.ndarray, np.ndarray, np.ndarray]:
@@ -130,7 +130,7 @@ def _sampled_test(table: np.ndarray) -> tuple[np.ndarray, np.ndarray, np.ndarray
     total, seen = table.sum(axis=0), _observed_size(table)
     reached = np.zeros(samples)
     lows, highs = np.empty((RANDOM_FLIPS, samples)), np.empty((RANDOM_FLIPS, samples))
-    for start, flips in zip(range(0, RANDOM_FLIPS, CHUNK), random_sign_blocks(n), strict=True):
+    for start, flips in zip(range(0, RANDOM_FLIPS, SIGN_BLOCK), random_sign_blocks(n), strict=True):
         sums = flips @ table
         reached += (np.abs(sums) >= seen).sum(axis=0)
         minus = (n - flips.sum(axis=1, keepdims=True)) / 2
@@ -138,9 +138,9 @@ def _sampled_test(table: np.ndarray) -> tuple[np.ndarray, np.ndarray, np.ndarray
             sides = (total - sums) / 2 / minus, (total + sums) / 2 / (n - minus)
         # a draw with a single sign reaches every theta
         has_single_side = (minus == 0) | (minus == n)
-        lows[start : start + CHUNK] = np.where(has_single_side, -np.inf, np.minimum(*sides))
-        highs[start : start + CHUNK] = np.where(has_single_side, np.inf, np.maximum(*sides))
-    rank = math.ceil(ALPHA * (RANDOM_FLIPS + 1) - DUST) - 1
+        lows[start : start + SIGN_BLOCK] = np.where(has_single_side, -np.inf, np.minimum(*sides))
+        highs[start : start + SIGN_BLOCK] = np.where(has_single_side, np.inf, np.maximum(*sides))
+    rank = math.ceil(ALPHA * (RANDOM_FLIPS + 1) - ROUNDING_TOLERANCE) - 1
     # copies: a view would keep the ends of all draws in memory
     low = np.partition(lows.T, rank - 1, axis=1)[:, rank - 1].copy()
     high = np.partition(highs.T, RANDOM_FLIPS - rank, axis=1)[:, RANDOM_FLIPS - rank].copy()
@@ -165,7 +165,7 @@ def _halves(d: np.ndarray) -> tuple[np.ndarray, np.ndarray]:
 
 def _split_half_p(d: np.ndarray) -> float:
     """Return the exact two-sided p value of one sample, from subset sums of its two halves (meet in the middle)."""
-    total, dust = float(d.sum()), DUST * float(np.abs(d).sum())
+    total, dust = float(d.sum()), ROUNDING_TOLERANCE * float(np.abs(d).sum())
     observed = abs(total) - dust
     if observed <= 0:
         return 1.0
@@ -183,7 +183,7 @@ def _split_half_lower_end(d: np.ndarray) -> float:
     The number of such subsets is nearly normal in theta, so a root search on its normal quantiles takes few steps.
     """
     n, spread = len(d), float(d.max() - d.min())
-    if spread <= DUST * float(np.abs(d).max()):
+    if spread <= ROUNDING_TOLERANCE * float(np.abs(d).max()):
         return float(d.mean())
     (first_sums, second_sums), (first_sizes, second_sizes) = _halves(d), _halves(np.ones(n))
     flips = 1 << n
@@ -207,7 +207,7 @@ def _split_half_lower_end(d: np.ndarray) -> float:
         low, high = low - 2 * (high - low), low
     while above(high) < 0:
         low, high = high, high + 2 * (high - low)
-    return find_zero_crossing(above, low, high, FINE * spread)
+    return find_zero_crossing(above, low, high, END_PRECISION * spread)
 
 
 def find_zero_crossing(above: Callable[[float], float], low: float, high: float, width: float) -> float:

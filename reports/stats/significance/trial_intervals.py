@@ -15,8 +15,8 @@ from ...number_format import NEEDLE
 
 ValueKey = tuple[str, str, str, int]
 """(cell id, probe, metric, context length in tokens)."""
-DIGITS, TRIALS = NEEDLE, ("needle", "exact_accuracy")
-CONSTANT = ("needle", "constant_accuracy")
+DIGITS, EXACT_ACCURACY = NEEDLE, ("needle", "exact_accuracy")
+CONSTANT_ACCURACY = ("needle", "constant_accuracy")
 
 
 def with_intervals(values: Mapping[ValueKey, MeasuredValue]) -> dict[ValueKey, MeasuredValue]:
@@ -44,7 +44,7 @@ def independent_trials(value: MeasuredValue, values: Mapping[ValueKey, MeasuredV
     if not answers_per_trial or not 0 <= value.value <= 1:
         return None
     if (value.probe, value.metric) == DIGITS:
-        exact = values.get((value.cell_id, *TRIALS, value.length))
+        exact = values.get((value.cell_id, *EXACT_ACCURACY, value.length))
         if exact is not None and exact.n and exact.attempt_id == value.attempt_id:
             return exact.n
     return max(1, round(value.n / answers_per_trial))
@@ -73,7 +73,7 @@ def constant_answer_scores(values: Iterable[MeasuredValue], published: bool) -> 
     described: dict[int, list[float]] = {}
     for value in values:
         description = value.description or {}
-        if (value.probe, value.metric) == CONSTANT and value.value is not None:
+        if (value.probe, value.metric) == CONSTANT_ACCURACY and value.value is not None:
             measured.setdefault(value.length, []).append(value.value)
         elif (value.probe, value.metric) == DIGITS and value.value is not None:
             # older rows hold it as the chance level in the description of the accuracy

@@ -201,7 +201,7 @@ def test_events_newest_first(sweep: Sweep) -> None:
         sweep.store.add_event("note", f"number {index}", sweep="s")
     sweep.attempt(1)
     events = view.live_state(sweep.store)["events"]
-    assert len(events) == view.EVENTS
+    assert len(events) == view.MAX_EVENTS
     assert (events[0]["kind"], events[0]["slug"], events[0]["message"]) == (
         "started",
         "slug-1",
@@ -258,7 +258,7 @@ def test_large_screen_shows_everything(tmp_path: Path) -> None:
     assert lines[2] == "3 running, 1 new, 2 failed"
     assert lines[3].split() == ["cell", "where", "phase", "step", "loss", "tokens/s", "left", "heard"]
     assert lines[4].split()[:7] == ["slug-0", "node1/NVIDIA", "H200", "training", "40/100", "2.500", "30"]
-    assert len(lines) == 4 + 3 + 2 + min(view.EVENTS, 7)
+    assert len(lines) == 4 + 3 + 2 + min(view.MAX_EVENTS, 7)
     assert lines[7].startswith("slug-4 failed: a cause")
     assert lines[7].endswith("…")
 

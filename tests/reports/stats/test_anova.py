@@ -158,7 +158,7 @@ class TestModel:
         shares = [f(fitted + residuals[list(order)]) >= f(y) - 1e-9 for order in itertools.permutations(range(7))]
         fit = permutation_anova.fit_anova({("a",): a[:, None], ("b",): b[:, None]}, y[:, None])
         assert fit.p_permuted[0, 0] == pytest.approx(np.mean(shares), abs=0.03)
-        assert fit.permutations == permutation_anova.MOST
+        assert fit.permutations == permutation_anova.MAX_PERMUTATIONS
 
     def test_box_p_by_definition(self):
         """F over HC2's expectation, with Box's degrees of freedom from the matrices themselves; of one degree of freedom the
@@ -211,7 +211,7 @@ class TestModel:
             assert wrong.max() < most + 2.5 * math.sqrt(0.05 * 0.95 / 400)
 
     def test_permutation_p_keeps_its_level(self):
-        """Of 300 measures in which nothing happens, with exponential noise."""
+        """300 measures without any effect, with exponential noise."""
         draw = np.random.default_rng(9)
         x = np.tile([1.0, -1.0], 12)
         fit = permutation_anova.fit_anova({("x",): x[:, None]}, draw.exponential(1, (24, 300)))
@@ -222,11 +222,11 @@ class TestModel:
         x = np.tile([1.0, -1.0], 12)
         y = 100 * x + np.random.default_rng(4).normal(size=24)
         fit = permutation_anova.fit_anova({("x",): x[:, None]}, y[:, None])
-        assert fit.p_permuted.item() == 1 / (permutation_anova.MOST + 1)
+        assert fit.p_permuted.item() == 1 / (permutation_anova.MAX_PERMUTATIONS + 1)
 
     def test_permutations_for_large_designs(self):
-        assert permutation_anova.permutations_for(120, 82, 200) == permutation_anova.MOST
-        assert permutation_anova.permutations_for(4_000, 300, 500) == permutation_anova.LEAST
+        assert permutation_anova.permutations_for(120, 82, 200) == permutation_anova.MAX_PERMUTATIONS
+        assert permutation_anova.permutations_for(4_000, 300, 500) == permutation_anova.MIN_PERMUTATIONS
 
 
 @pytest.fixture

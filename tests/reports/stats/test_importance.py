@@ -67,7 +67,7 @@ def test_ped_anova_equals_optuna(tuned: Study) -> None:
 @pytest.mark.thorough
 def test_fanova_equals_optuna(tuned: Study, monkeypatch: pytest.MonkeyPatch) -> None:
     pytest.importorskip("sklearn", reason="needs scikit-learn: pip install -e '.[oracles]'")
-    monkeypatch.setattr(importance, "DEALT", {FANOVA: (3, 3)})
+    monkeypatch.setattr(importance, "PERMUTATION_RANGE", {FANOVA: (3, 3)})
     results = importances(tuned, tuned.objectives[0], FANOVA)
     evaluator = optuna.importance.FanovaImportanceEvaluator(seed=0)
     expected = optuna.importance.get_param_importances(apart(tuned), evaluator=evaluator)

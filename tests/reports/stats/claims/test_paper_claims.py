@@ -12,7 +12,7 @@ import pandas as pd
 import pytest
 from atma_sweep.reports.render import render
 from atma_sweep.reports.stats.claims.paper_claims import CLAIMS, SILENT, ClaimFacts
-from atma_sweep.reports.stats.effects.effect_types import FLOOR
+from atma_sweep.reports.stats.effects.effect_types import AT_CHANCE_VERDICT
 from atma_sweep.reports.sweep_data import cell_level, load_sweep_data
 from atma_sweep.reports.tables import make_table
 from atma_sweep.results.shipped import shared
@@ -229,7 +229,7 @@ class TestChangedNumbers:
             ("collapse", "needle", lambda x: 1 - x, "false"),
             # a constant answer gets 17.5% of these trials: what nobody retrieves, nothing takes away
             *(
-                (name, "needle", turn, FLOOR)
+                (name, "needle", turn, AT_CHANCE_VERDICT)
                 for name in ("memory", "distractor", "window", "simplest", "collapse")
                 for turn in (lambda x: 0.15, lambda x: 0.2)
             ),
@@ -250,7 +250,9 @@ class TestChangedNumbers:
         result = self.changed(paper, name, change)
         assert result.verdict == verdict, result.told
 
-    @pytest.mark.parametrize(("off", "on", "verdict"), [(0.1, 0.45, "true"), (0.1, 0.2, FLOOR), (0.45, 0.1, "false")])
+    @pytest.mark.parametrize(
+        ("off", "on", "verdict"), [(0.1, 0.45, "true"), (0.1, 0.2, AT_CHANCE_VERDICT), (0.45, 0.1, "false")]
+    )
     def test_difference_is_tested_if_either_side_retrieves(self, paper, off, on, verdict):
         """The mean of both sides would be at chance, and of forty cells each alone could be."""
         side = {cell.cell_id: {"off": off, "on": on}[cell.levels["memory"]] for cell in paper.cells}

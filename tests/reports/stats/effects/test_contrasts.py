@@ -10,7 +10,7 @@ from typing import Any
 
 import numpy as np
 import pytest
-from atma_sweep.reports.stats.effects.effects import FLOOR, Effect, contrasts, effects
+from atma_sweep.reports.stats.effects.effects import AT_CHANCE_VERDICT, Effect, contrasts, effects
 from atma_sweep.reports.sweep_data import SweepData, load_sweep_data
 from atma_sweep.reports.tables import make_table
 from atma_sweep.results.contrasts import Contrast, as_options
@@ -61,7 +61,13 @@ def test_a_contrast_is_equivalent_differs_or_shows_nothing(paper: SweepData) -> 
     )  # fmt: skip
     results = contrasts(replace(paper, contrasts=declared_contrasts))
     # rope answers nothing at 64K, nor does nope without memory
-    assert [result.verdict for result in results] == ["differs", FLOOR, "not shown", FLOOR, "not shown"]
+    assert [result.verdict for result in results] == [
+        "differs",
+        AT_CHANCE_VERDICT,
+        "not shown",
+        AT_CHANCE_VERDICT,
+        "not shown",
+    ]
     assert [replace(results[index], is_at_chance=False).verdict for index in (1, 3)] == ["equivalent", "not shown"]
     assert {(result.family, result.confirmatory) for result in results} == {("declared contrasts", True)}
     for result, declared in zip(results, declared_contrasts, strict=True):
@@ -83,7 +89,7 @@ def test_a_contrast_is_equivalent_differs_or_shows_nothing(paper: SweepData) -> 
 
 
 def test_contrasts_are_a_family_of_their_own(paper: SweepData) -> None:
-    """One declared test needs no correction, though its axis is a family of four otherwise."""
+    """A single declared test needs no correction, though its axis is a family of four otherwise."""
     polar = {"attn_type": "polar", "memory": "on"}
     window_contrast = replace(NEEDLE, axis="window", within=polar)
     (alone,) = contrasts(replace(paper, contrasts=(window_contrast,)))
@@ -149,7 +155,7 @@ def test_missing_cells_are_counted_and_bounded(holed: Store) -> None:
 
 
 def test_contrast_at_chance_level_is_not_tested(paper: SweepData) -> None:
-    """One cell above the constant answer (14 of 80) is enough, if 16 trials do not make it so by chance."""
+    """A single cell above the constant answer (14 of 80) is enough, if that is not chance in 16 trials."""
     rope = {"attn_type": "rope"}
     declared_contrasts = (
         replace(NEEDLE, within=rope),

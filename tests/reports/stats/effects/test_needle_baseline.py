@@ -1,4 +1,4 @@
-"""What a constant answer scores on the needle's own trials, and that every table of needle numbers says so."""
+"""Score of a constant answer on the needle's own trials, and its statement in every table of needle numbers."""
 
 from __future__ import annotations
 

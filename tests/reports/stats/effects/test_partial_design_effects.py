@@ -11,7 +11,7 @@ import pandas as pd
 import pytest
 import statsmodels.formula.api as smf
 from atma_sweep.reports.stats.anova import anova_results
-from atma_sweep.reports.stats.effects.effects import FLOOR, contrasts, effects, interactions
+from atma_sweep.reports.stats.effects.effects import AT_CHANCE_VERDICT, contrasts, effects, interactions
 from atma_sweep.reports.stats.effects.matched_groups import contrast_column, numbers_of
 from atma_sweep.reports.stats.effects.partial_design_effects import DesignRegression
 from atma_sweep.reports.stats.significance.paired_tests import FITTED
@@ -55,7 +55,7 @@ def forty(all_cells: SweepData) -> SweepData:
 
 @pytest.fixture(scope="module")
 def by_hand(forty: SweepData) -> Any:
-    """What statsmodels makes of the same forty cells."""
+    """Return the fit of the same forty cells by statsmodels."""
     frame = numbers_of(forty, contrast_column(forty, DECLARED[0]))
     assert len(frame) == 40
     return smf.ols(FORMULA, frame).fit()
@@ -122,7 +122,7 @@ def test_contrast_at_chance_in_a_partial_design(forty: SweepData) -> None:
         probe="needle", metric="digit_accuracy", length=65536, axis="memory", level="on", within={"attn_type": "rope"}
     )
     polar = replace(rope, within={"attn_type": "polar"})
-    assert [row.verdict for row in contrasts(replace(forty, contrasts=(rope, polar)))] == [FLOOR, "differs"]
+    assert [row.verdict for row in contrasts(replace(forty, contrasts=(rope, polar)))] == [AT_CHANCE_VERDICT, "differs"]
 
 
 def test_forty_cells_estimate_the_full_effects(forty: SweepData, all_cells: SweepData) -> None:

@@ -31,7 +31,7 @@ def data(replicated: Store) -> SweepData:
 
 
 def of_seeds(data: SweepData) -> list[float]:
-    """What memory is worth at each seed, mean over both mixers."""
+    """Return the effect of memory at each seed, averaged over both mixers."""
     values_by_seed: dict[int, list[float]] = {}
     for cell in data.cells:
         number = data.values[cell.cell_id, "val", "val_loss", 0].value

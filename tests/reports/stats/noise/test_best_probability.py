@@ -1,4 +1,4 @@
-"""How probable it is to be the best, or on a front: against integrals, Student's t and brute force."""
+"""Probability of being the best, or on a front, against integrals, Student's t and brute force."""
 
 import itertools
 import json

@@ -41,7 +41,7 @@ def by_hand(mixer: str, memory: str, *, without: str = "") -> tuple[float, int]:
 
 
 def test_strata_are_told_apart(paper: SweepData) -> None:
-    """One sd of 9.2 points for all would understate polar + memory by half, and give rope one that it does not have."""
+    """A single sd of 9.2 points would understate polar + memory by half, and rope has no variation at all."""
     noise_of_strata = noise_by_stratum(paper, NEEDLE)
     assert len(noise_of_strata) == 6
     for (mixer, memory), noise in noise_of_strata.items():

@@ -66,7 +66,7 @@ def test_sign_flip_p_equals_scipy():
 
 
 class TestInterval:
-    @pytest.mark.parametrize("n", [6, 7, 10, sign_flip_test.LISTED])
+    @pytest.mark.parametrize("n", [6, 7, 10, sign_flip_test.MAX_ENUMERATED_N])
     def test_interval_inverts_the_test(self, n):
         """Every flip of the differences less theta, on both sides of both ends."""
         d = np.random.default_rng(n).gamma(2.0, 1.0, n)
@@ -81,7 +81,7 @@ class TestInterval:
         assert result.p == pytest.approx(p(0))
         assert (result.method, result.n, result.seeds) == ("sign-flip", n, 1)
 
-    @pytest.mark.parametrize("n", [sign_flip_test.LISTED + 1, 21, sign_flip_test.MAX_EXACT_N])
+    @pytest.mark.parametrize("n", [sign_flip_test.MAX_ENUMERATED_N + 1, 21, sign_flip_test.MAX_EXACT_N])
     def test_interval_by_split_halves(self, n):
         """`sign_flip` counts flips without looking for an end; it was compared with every pattern."""
         d = np.random.default_rng(n).normal(0.5, 1, n)
@@ -199,7 +199,7 @@ def ends_of(effect):
 
 
 def corners_of(keys, pairs, where):
-    """Of every configuration at these levels the cells whose numbers make its difference, where all of them are there."""
+    """Return the cells behind the difference of each configuration at these levels, if all of them exist."""
     axes = [AXES.index(axis) for axis, _ in pairs]
     at = [(AXES.index(axis), level) for axis, level in (part.split("=") for part in where.split(", ") if part)]
     at += [(axis, level) for axis, (_, (level, _)) in zip(axes, pairs, strict=True)]

@@ -14,7 +14,7 @@ def share(metric: str = "digit_accuracy", **fields: object) -> MeasuredValue:
 
 
 def interval(*values: MeasuredValue) -> tuple[float | None, float | None]:
-    """Of the first of them."""
+    """Return the interval of the first value."""
     by_key = with_intervals({(v.cell_id, v.probe, v.metric, v.length): v for v in values})
     first = next(iter(by_key.values()))
     return first.low, first.high
