@@ -169,7 +169,12 @@ class _Spreads:
         return stratum, spread if scale == 1 else replace(spread, sd=scale * spread.sd, floor=scale * spread.floor)
 
     def candidate(self, entry: TableEntry, spread: tuple[Stratum, Spread] | None) -> Candidate:
-        """Return the entry as a candidate with its noise estimate; without one its standard deviation is 0."""
+        """Return the entry as a candidate for the simulation, in its own unit.
+
+        Args:
+            entry: The entry.
+            spread: (stratum, noise estimate) of it; None gives a standard deviation of 0.
+        """
         from .stats.noise.best_probability import Candidate
 
         if spread is None:

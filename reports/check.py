@@ -195,7 +195,15 @@ def check_file(path: str | Path, store: Store, *, tables_by_request: dict[str, A
 
 
 def _table_problems(text: str, fresh: str, format: str, trace: dict[str, Any], table: Table) -> list[str]:
-    """Return the differences of a table: rows, else trace, else lines of text, else its source."""
+    """Return the differences of a table: its rows, or else its trace, or else its lines of text, or else its source.
+
+    Args:
+        text: Content of the file.
+        fresh: Content as it would be written now.
+        format: Format of both, a key of RENDERERS.
+        trace: Trace of the file.
+        table: Table made now.
+    """
     try:
         old, new = RENDERERS[format].rows(text), RENDERERS[format].rows(fresh)
     except (ValueError, KeyError, TypeError, IndexError) as error:
@@ -211,7 +219,13 @@ def _table_problems(text: str, fresh: str, format: str, trace: dict[str, Any], t
 
 
 def _row_problems(old: Grid, new: Grid, table: Table) -> list[str]:
-    """Return a line for each entry that differs, with both texts, and for each row that only one side has."""
+    """Return a line for each entry that differs, with both texts, and for each row that only one side has.
+
+    Args:
+        old: Texts of the file, headings first, [row][column].
+        new: Texts made now.
+        table: Table made now, for labels of rows and columns.
+    """
     problems = []
     for index, (was, now) in enumerate(zip_longest(old, new)):
         label = " ".join(table.rows[index - 1][: table.text_columns]) if 0 < index <= len(table.rows) else "headings"
@@ -233,7 +247,14 @@ def _column(table: Table, index: int) -> str:
 
 
 def _figure_problems(content: bytes, format: str, trace: dict[str, Any], store: Store) -> list[str]:
-    """Return the differences of a figure: its data and trace, or else its picture."""
+    """Return the differences of a figure: its data and trace, or else its picture.
+
+    Args:
+        content: Content of the file.
+        format: svg, pdf or png.
+        trace: Trace of the file; its keys `drawn_with` and `look` are removed.
+        store: The database.
+    """
     from .figures import make_figure
     from .figures.canvas.figure_options import options_from_trace
 
@@ -265,7 +286,16 @@ def _figure_problems(content: bytes, format: str, trace: dict[str, Any], store: 
 
 
 def _picture_problems(content: bytes, format: str, figure: Any, look: Any, drawn_with: Any) -> list[str]:
-    """Return the difference of a figure's picture to one drawn now, with a hint if matplotlib's version differs."""
+    """Return the difference of a picture to one drawn now, as a list of at most one line.
+
+    Args:
+        content: Content of the file.
+        format: svg, pdf or png.
+        figure: Figure made now.
+        look: Appearance recorded in the file.
+        drawn_with: Versions of matplotlib and FreeType recorded in the file; the line names them if they differ from
+            the installed ones.
+    """
     from .figures import redraw
     from .figures.files import rendered
 
@@ -292,7 +322,7 @@ def _drawn_with(versions: Any) -> str:
 
 
 def _line_problems(text: str, fresh: str) -> list[str]:
-    """Return a line for each line of text that differs."""
+    """Return a line for each line of text that differs between the file (`text`) and the current rendering (`fresh`)."""
     pairs = zip_longest(text.splitlines(), fresh.splitlines(), fillvalue="")
     return [
         f"line {number} differs: {was[:160]!r} is now {now[:160]!r}"

@@ -218,7 +218,15 @@ def _index_markdown(
     formats: Sequence[str],
     skipped: dict[str, str],
 ) -> str:
-    """Return index.md: links to all tables and figures, and the skipped ones with reasons."""
+    """Return index.md: links to all tables and figures, and the skipped ones with reasons.
+
+    Args:
+        name: Name of the sweep.
+        tables: Tables by number or name.
+        pictures: Figures by name.
+        formats: Formats of the written tables.
+        skipped: Reason by table or figure.
+    """
     lines = [f"# Tables and figures of sweep {markdown_escaped(name)}", ""]
     if "html" in formats:
         lines.append(f"- The sweep as one page to explore: [dashboard]({DASHBOARD})")
@@ -239,7 +247,15 @@ def _index_html(
     formats: Sequence[str],
     skipped: dict[str, str],
 ) -> str:
-    """Return index.html: links to all tables, the figures as images, and the skipped ones with reasons."""
+    """Return index.html: links to all tables, the figures as images, and the skipped ones with reasons.
+
+    Args:
+        name: Name of the sweep.
+        tables: Tables by number or name.
+        pictures: Figures by name.
+        formats: Formats of the written tables.
+        skipped: Reason by table or figure.
+    """
     rows = (
         [f'<li>The sweep as one page to explore: <a href="{DASHBOARD}">dashboard</a></li>'] if "html" in formats else []
     )

@@ -47,7 +47,13 @@ def longest_only(data: SweepData, lengths: Mapping[str, Sequence[int]], column: 
 
 
 def all_lengths(data: SweepData, lengths: Mapping[str, Sequence[int]], column: Column) -> list[Column]:
-    """Return the column at every context length and, with several lengths, its length-weighted average."""
+    """Return the column at every context length and, with several lengths, its length-weighted average.
+
+    Args:
+        data: The sweep.
+        lengths: Requested context lengths by probe; measured ones are used for other probes.
+        column: Column without a length.
+    """
     column_lengths = sorted(lengths.get(column.probe, ())) or data.lengths(column.probe, column.metric)
     columns = [
         replace(column, heading=f"{column.heading}@{format_length(length)}", length=length) for length in column_lengths

@@ -488,8 +488,14 @@ def _filtered_data(data: SweepData, filters: cell_filter.CellFilters) -> SweepDa
 def _extra_lengths(sweep: str, lengths: ExtraLengths, measured: set[int], requested: set[int]) -> tuple[int, ...]:
     """Return the lengths to show besides the requested ones, shortest first, with "all" expanded.
 
+    Args:
+        sweep: Name of the sweep, for the message.
+        lengths: Wanted lengths.
+        measured: Measured context lengths.
+        requested: Context lengths that the launch requested.
+
     Raises:
-        ReportError: Nothing was measured at one of them.
+        ReportError: Nothing was measured at one of `lengths`.
     """
     wanted = measured if lengths == "all" else set(lengths or ())
     unknown = sorted(wanted - measured - requested)

@@ -280,7 +280,14 @@ def _origins(line: TableRow, row: Sequence[TableEntry]) -> dict[tuple[str, int |
 def _trace(
     metadata: Mapping[str, Any], lines: Sequence[TableRow], grid: Grid, sources: Mapping[int, CodeAndGpu]
 ) -> Mapping[str, Any]:
-    """Return the trace of a table: its metadata, the attempts of every cell, and the sources of the attempts."""
+    """Return the trace of a table: its metadata, the attempts of every cell, and the sources of the attempts.
+
+    Args:
+        metadata: Table, sweep, revision and options.
+        lines: Rows.
+        grid: Entries, [row, column].
+        sources: Code and GPU by attempt id.
+    """
     by_cell = attempts_by_cell(
         pair
         for line, row in zip(lines, grid, strict=True)
@@ -296,7 +303,15 @@ def _json_rows(
     grid: Grid,
     sources: Mapping[int, CodeAndGpu],
 ) -> tuple[dict[str, Any], ...]:
-    """Return the rows of a table as JSON objects, each with the trace of its own attempts."""
+    """Return the rows of a table as JSON objects, each with the trace of its own attempts.
+
+    Args:
+        metadata: Table, sweep, revision and options.
+        headings: Headings of the labels.
+        lines: Rows.
+        grid: Entries, [row, column].
+        sources: Code and GPU by attempt id.
+    """
     rows = []
     for line, row in zip(lines, grid, strict=True):
         fields = {"sweep": metadata["sweep"], "revision": metadata["revision"]}

@@ -322,14 +322,20 @@ def _coloured_counts(view: Mapping[str, Any]) -> Text:
 
 
 def _lines_with_rest(rows: Sequence[Any], count: int, format_row: Callable[[Any], str]) -> list[str]:
-    """Return `count` lines; if there are more rows, the last line tells the number of hidden ones."""
+    """Return `count` lines, formatted by `format_row`; if there are more rows, the last line gives the number hidden."""
     if count >= len(rows) or not count:
         return [format_row(row) for row in rows[:count]]
     return [*(format_row(row) for row in rows[: count - 1]), f"and {len(rows) - count + 1} more"]
 
 
 def _running_table(rows: Sequence[Mapping[str, Any]], count: int, width: int) -> Table:
-    """Return the table of running cells with `count` rows; if there are more cells, the last row tells how many."""
+    """Return the table of running cells with `count` rows; if there are more cells, the last row tells how many.
+
+    Args:
+        rows: Objects of running cells, as `live_state` returns them.
+        count: Number of rows of the table.
+        width: Width of the terminal in columns.
+    """
     table = Table(box=None, padding=(0, 1), pad_edge=False, show_edge=False, width=width)
     # the left columns matter most, so a narrow terminal truncates the right ones, then the slug
     cut_off: dict[str, Any] = {"no_wrap": True, "overflow": "ellipsis"}

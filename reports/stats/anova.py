@@ -210,6 +210,12 @@ def _checks(fitted: AnovaFit, measure: int, numbers: pd.DataFrame, names: Sequen
     """Return a warning if the residuals are not normal or have unequal variances, as a list; else empty.
 
     The residuals are scaled up to the size of the errors. The warning names the p value to use instead.
+
+    Args:
+        fitted: Fit of all measures.
+        measure: Index of the measure in the fit.
+        numbers: Observations, with `value` and the axes.
+        names: Axes of the model.
     """
     # residuals are scaled up to the size of the errors
     scaled_residuals = fitted.residuals[:, measure] * math.sqrt(len(numbers) / fitted.residual_df)

@@ -26,7 +26,7 @@ NAMES = {FANOVA: "fANOVA", PED_ANOVA: "PED-ANOVA"}
 LEAST = 10
 """Smallest number of trials for an analysis: with fewer, the best part would be three or four trials."""
 NUM_BEST_TRIALS, MAX_BEST_SHARE = 5, 0.5
-"""PED-ANOVA compares the NUM_BEST_TRIALS best trials to all, but at least a tenth and at most MAX_BEST_SHARE of all trials."""
+"""PED-ANOVA compares the best trials to all: NUM_BEST_TRIALS, but at least a tenth and at most MAX_BEST_SHARE."""
 PERMUTATION_RANGE: Mapping[str, tuple[int, int]] = {FANOVA: (20, 40), PED_ANOVA: (40, 200)}
 """Smallest and largest number of permutations, by evaluator: fewer with more trials, which take longer."""
 PERMUTATION_BUDGET = 20_000  # trials times permutations

@@ -140,9 +140,13 @@ def _without_separated(numbers: pd.DataFrame, names: Sequence[str]) -> tuple[pd.
 
 
 def _pairs(cells: pd.DataFrame, main: Terms) -> tuple[Terms, list[str]]:
-    """Return the design columns of the usable pairs of axes, and a remark on the others.
+    """Return the design columns of the usable pairs of axes, and a remark on the others, as a list.
 
     A pair is usable if all of its combinations have cells, and none has only wrong or only right digits.
+
+    Args:
+        cells: One row per cell, with trials and share of right digits.
+        main: Design columns of the main effects, by one-element term.
     """
     pairs: Terms = {}
     missing = []
@@ -176,7 +180,16 @@ def _ordered(levels: pd.Series, order: Sequence[str]) -> list[str]:
 
 
 def _fit(cells: pd.DataFrame, terms: Terms) -> Any | None:
-    """Return the fitted statsmodels GLM; None without convergence to finite odds or without residual freedom."""
+    """Fit the binomial GLM of the share of right digits, weighted by trials.
+
+    Args:
+        cells: One row per cell, with trials and share of right digits.
+        terms: Design columns by term, without the intercept.
+
+    Returns:
+        statsmodels result; None without convergence to finite odds, with collinear columns, or no residual degree of
+        freedom.
+    """
     design = np.concatenate([np.ones((len(cells), 1)), *terms.values()], axis=1)
     if design.shape[1] >= len(cells) or np.linalg.matrix_rank(design) < design.shape[1]:
         return None
@@ -194,7 +207,14 @@ def _fit(cells: pd.DataFrame, terms: Terms) -> Any | None:
 
 
 def _term_rows(cells: pd.DataFrame, terms: Terms, fitted: Any, scale: float) -> list[dict[str, Any]]:
-    """Return one row per term with its deviance, F and p, and a last row for the residual."""
+    """Return one row per term with its deviance, F and p, and a last row for the residual.
+
+    Args:
+        cells: One row per cell, with trials and share of right digits.
+        terms: Design columns by term.
+        fitted: GLM with all terms.
+        scale: Dispersion, by which F is divided.
+    """
     rows = []
     for term, columns in terms.items():
         without_term = {name: term_columns for name, term_columns in terms.items() if not set(term) <= set(name)}
@@ -210,7 +230,14 @@ def _term_rows(cells: pd.DataFrame, terms: Terms, fitted: Any, scale: float) -> 
 
 
 def _deviance(cells: pd.DataFrame, subset: Terms, terms: Terms, fitted: Any) -> float:
-    """Return the deviance of the model with the terms of `subset`; NaN if it cannot be fitted."""
+    """Return the deviance of the model with the terms of `subset`; NaN if it cannot be fitted.
+
+    Args:
+        cells: One row per cell, with trials and share of right digits.
+        subset: Design columns by term.
+        terms: Those of the full model.
+        fitted: GLM of the full model, returned without a new fit if `subset` equals `terms`.
+    """
     if subset.keys() == terms.keys():
         return float(fitted.deviance)
     fitted_subset = _fit(cells, subset)
@@ -221,6 +248,11 @@ def _level_rows(data: SweepData, cells: pd.DataFrame, main: Terms) -> list[dict[
     """Return one row per level with its odds ratio to the reference, 95% interval and p, from main effects only.
 
     Empty if that model cannot be fitted.
+
+    Args:
+        data: The sweep, for the order of levels.
+        cells: One row per cell, with trials and share of right digits.
+        main: Design columns of the main effects, by one-element term.
     """
     if (fitted := _fit(cells, main)) is None:
         return []

@@ -113,7 +113,8 @@ def replicated(tmp_path: Path, blank: Path) -> Store:
 @pytest.fixture
 def shown(request: pytest.FixtureRequest) -> Callable[[str], Store]:
     """The store in which the figure of that name has something to show: `every`, `replicated` for what is about replicates,
-    `probed` for the items of single probes, `rates` for an axis of numbers, `studies` for what is about studies."""
+    `probed` for the items of single probes, `rates` for an axis of numbers, `studies` for what is about studies.
+    """
 
     def store_of(name: str) -> Store:
         rest = "replicated" if name in ("power", "seeds", "items") else "rates" if name == "response" else "every"

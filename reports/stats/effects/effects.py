@@ -433,7 +433,12 @@ def _means(sample: np.ndarray) -> np.ndarray:
 
 
 def _weights(strata: np.ndarray, parts: Sequence[np.ndarray]) -> np.ndarray:
-    """Return factors [configuration] that turn the mean over configurations into the mean of the stratum means."""
+    """Return factors [configuration] that turn the mean over configurations into the mean of the stratum means.
+
+    Args:
+        strata: Level of each configuration on the axis of the strata, [configuration].
+        parts: Values of each stratum, in order of first appearance.
+    """
     sizes = {level: len(part) for level, part in zip(dict.fromkeys(strata.tolist()), parts, strict=True)}
     return np.array([len(strata) / (len(sizes) * sizes[level]) for level in strata.tolist()])
 
@@ -458,7 +463,12 @@ def _worst_case_mean(
 ) -> float:
     """Return the mean difference with diverged cells at the worst possible value; NaN if no cell of `mask` diverged.
 
-    Strata of `axis` get equal weights, as in the row itself; None for plain weights.
+    Args:
+        numbers: The numbers of the sweep.
+        matched: Differences of the levels over all configurations.
+        mask: Configurations to include, [configuration].
+        column_index: Position of the measure.
+        axis: Axis whose strata get equal weights; None for plain weights.
     """
     filled = numbers.filled[:, column_index]
     corners = matched.corners[mask]

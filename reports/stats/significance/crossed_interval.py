@@ -134,7 +134,7 @@ def _generalized(v1: float, df1: int, v2: float, df2: int, offset: float, least:
 
 
 def _bounds(df: int) -> tuple[float, float, float]:
-    """Return (low, high, step) of the trapezoid rule over the logarithm of a chi-square, within MAX_DEVIATE deviates."""
+    """Return (low, high, step) of the trapezoid rule over ln X, X a chi-square, within MAX_DEVIATE normal deviates."""
     tail = float(special.ndtr(-MAX_DEVIATE))
     # with few df the range is wide and the density skewed, with many it is nearly normal with variance 2 / df
     low = (2 / df) * (math.log(tail) + math.lgamma(df / 2 + 1)) + math.log(2)
@@ -200,7 +200,14 @@ def _is_connected(table: np.ndarray) -> bool:
 
 
 def _interval(mean: float, variance: float, df: float, scale: float) -> IntervalAndP:
-    """Return (low, high, p) of Student's t for a mean with this variance; NaN if it is rounding beside `scale`."""
+    """Return (low, high, p) of Student's t for a mean; NaN if its standard error is only rounding.
+
+    Args:
+        mean: The mean.
+        variance: Variance of the mean.
+        df: Degrees of freedom of the variance.
+        scale: Largest absolute value of the data, relative to which rounding is judged.
+    """
     error = math.sqrt(variance)
     if error <= ROUNDING_TOLERANCE * scale:
         return math.nan, math.nan, math.nan

@@ -181,7 +181,7 @@ def _sign_test_p(up: int, down: int) -> float:
 
 
 def _clean_table(sample: Differences, scale: float, *, drop_empty: bool = True) -> np.ndarray:
-    """Return a sample as [configuration, seed] with ties set to 0; with `drop_empty`, without empty rows and columns."""
+    """Return a sample as [configuration, seed] with ties set to 0 and, with `drop_empty`, no empty rows and columns."""
     table = np.array(sample, dtype=float)
     table = table[:, None] if table.ndim == 1 else table
     is_present = np.isfinite(table)
@@ -192,7 +192,12 @@ def _clean_table(sample: Differences, scale: float, *, drop_empty: bool = True) 
 
 
 def _means(table: np.ndarray, scale: float) -> np.ndarray:
-    """Return the mean of each configuration over its seeds, [configuration], with ties set to 0."""
+    """Return the mean of each configuration over its seeds, [configuration], with ties set to 0.
+
+    Args:
+        table: Differences [configuration, seed], NaN where a run is missing.
+        scale: Largest absolute value behind the differences, relative to which ties are found.
+    """
     if table.shape[1] == 1 or not table.size:
         return table.reshape(len(table), -1)[:, 0] if table.size else np.zeros(0)
     is_present = np.isfinite(table)

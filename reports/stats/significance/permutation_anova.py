@@ -94,7 +94,9 @@ def fit_anova(columns: Mapping[tuple[str, ...], np.ndarray], y: np.ndarray) -> A
 
 
 def permutations_for(rows: int, columns: int, tests: int) -> int:
-    """Return the number of permutations for a design of this size, between MIN_PERMUTATIONS and MAX_PERMUTATIONS, limited by PERMUTATION_BUDGET.
+    """Return the number of permutations for a design, between MIN_PERMUTATIONS and MAX_PERMUTATIONS.
+
+    Between them it is limited by PERMUTATION_BUDGET.
 
     Args:
         rows: Number of observations.

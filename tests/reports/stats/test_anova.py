@@ -162,7 +162,8 @@ class TestModel:
 
     def test_box_p_by_definition(self):
         """F over HC2's expectation, with Box's degrees of freedom from the matrices themselves; of one degree of freedom the
-        statistic is the square of statsmodels' t with HC2."""
+        statistic is the square of statsmodels' t with HC2.
+        """
         draw = np.random.default_rng(3)
         frame = pd.DataFrame(list(itertools.product("abc", "xy", range(5))), columns=["u", "v", "rep"]).iloc[:-2]
         frame["value"] = draw.normal(0, 1, 28) * np.where(frame["u"] == "a", 4, 0.5) + (frame["u"] == "b")

@@ -46,7 +46,7 @@ def by_hand(contrast: Contrast) -> list[float]:
 
 
 def outside(d: np.ndarray, margin: float) -> float:
-    """p of a mean beyond the margin, on the likelier side, by every flip of signs."""
+    """P of a mean beyond the margin, on the likelier side, by every flip of signs."""
     signs = np.array(list(itertools.product((1, -1), repeat=len(d))))
     return max(float((signs @ shifted >= shifted.sum() - 1e-12).mean()) for shifted in (margin + d, margin - d))
 

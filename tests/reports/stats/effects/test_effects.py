@@ -126,7 +126,7 @@ class TestPublished:
 
     @pytest.mark.thorough
     def test_heterogeneity_is_brown_and_forsythe_s(self, paper):
-        """statsmodels has the test; strata without any variance are among these."""
+        """Statsmodels has the test; strata without any variance are among these."""
         shown = 0
         for row in ef.effects(paper, [VAL, NEEDLE_64K]):
             frame = ef.numbers_of(paper, row.measure)

@@ -39,8 +39,9 @@ def beyond(distance: float, v1: float, df: int, shared: float) -> float:
 
 
 def exact(table: np.ndarray, distance: float) -> float:
-    """p of a mean that far from zero, from the mean squares of a complete design: the generalized p by adaptive quadrature over the
-    logarithm of the lower tail of the seeds' chi-square, Student's t and a normal convolved inside."""
+    """P of a mean that far from zero, from the mean squares of a complete design: the generalized p by adaptive quadrature over the
+    logarithm of the lower tail of the seeds' chi-square, Student's t and a normal convolved inside.
+    """
     c, s = table.shape
     rows, columns, mean = table.mean(axis=1), table.mean(axis=0), table.mean()
     a, b = s * rows.var(ddof=1), c * columns.var(ddof=1)

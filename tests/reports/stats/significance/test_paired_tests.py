@@ -168,7 +168,8 @@ class TestTies:
 
     def compared(self, data, version, columns):
         """Ups, downs and ties of all effects and interactions by the row they stand in, each held against those of the text of
-        the CSV; where strata are of one size, and numbers have few digits, the exact p of the permutation too."""
+        the CSV; where strata are of one size, and numbers have few digits, the exact p of the permutation too.
+        """
         exact = exact_numbers(version)
         keys = [tuple(row[axis] for axis in AXES) for row in printed_rows(f"complete-{version}")]
         corners = cache(partial(corners_of, keys))
@@ -294,7 +295,8 @@ class TestSeeds:
 
     def test_crossed_missing_runs_by_expected_squares(self):
         """Over many draws from known variances, the variance of the mean is what is estimated on average, but for what is
-        cut at zero."""
+        cut at zero.
+        """
         draw = np.random.default_rng(4)
         holes = np.ones((7, 4))
         holes[0, 1:3] = holes[3, 0] = holes[5, 3] = holes[6, 1] = math.nan
