@@ -322,7 +322,7 @@ def _drawn_with(versions: Any) -> str:
 
 
 def _line_problems(text: str, fresh: str) -> list[str]:
-    """Return a line for each line of text that differs between the file (`text`) and the current rendering (`fresh`)."""
+    """Return a line for each line of text that differs between the file (`text`) and its current form (`fresh`)."""
     pairs = zip_longest(text.splitlines(), fresh.splitlines(), fillvalue="")
     return [
         f"line {number} differs: {was[:160]!r} is now {now[:160]!r}"

@@ -322,7 +322,7 @@ def _coloured_counts(view: Mapping[str, Any]) -> Text:
 
 
 def _lines_with_rest(rows: Sequence[Any], count: int, format_row: Callable[[Any], str]) -> list[str]:
-    """Return `count` lines, formatted by `format_row`; if there are more rows, the last line gives the number hidden."""
+    """Return `count` lines, formatted by `format_row`; with more rows, the last line gives the number hidden."""
     if count >= len(rows) or not count:
         return [format_row(row) for row in rows[:count]]
     return [*(format_row(row) for row in rows[: count - 1]), f"and {len(rows) - count + 1} more"]

@@ -112,8 +112,9 @@ def replicated(tmp_path: Path, blank: Path) -> Store:
 
 @pytest.fixture
 def shown(request: pytest.FixtureRequest) -> Callable[[str], Store]:
-    """The store in which the figure of that name has something to show: `every`, `replicated` for what is about replicates,
-    `probed` for the items of single probes, `rates` for an axis of numbers, `studies` for what is about studies.
+    """Return a function from a figure's name to a store in which that figure has data.
+
+    The stores are `every`, `replicated` (replicates), `probed` (items of single probes), `rates` (a numeric axis) and `studies`.
     """
 
     def store_of(name: str) -> Store:

@@ -1,4 +1,4 @@
-"""Whatever stands in the lists of tables and figures can be made, written in every format and checked, and is told in the help."""
+"""Every registered table and figure can be made, written in every format and checked."""
 
 from __future__ import annotations
 

@@ -161,8 +161,9 @@ class TestModel:
         assert fit.permutations == permutation_anova.MAX_PERMUTATIONS
 
     def test_box_p_by_definition(self):
-        """F over HC2's expectation, with Box's degrees of freedom from the matrices themselves; of one degree of freedom the
-        statistic is the square of statsmodels' t with HC2.
+        """F over HC2's expectation, with Box's degrees of freedom from the matrices themselves.
+
+        With one degree of freedom the statistic is the square of statsmodels' t with HC2.
         """
         draw = np.random.default_rng(3)
         frame = pd.DataFrame(list(itertools.product("abc", "xy", range(5))), columns=["u", "v", "rep"]).iloc[:-2]

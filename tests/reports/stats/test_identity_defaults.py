@@ -1,4 +1,4 @@
-"""The literals that reports know of settings are those of the config classes, and none that a published sweep records is missing."""
+"""Identity defaults in reports equal those of the config classes."""
 
 from atma_sweep.model.config import ModelConfig
 from atma_sweep.reports.stats.audit import flatten_config

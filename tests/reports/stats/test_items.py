@@ -52,7 +52,7 @@ def record(store: Store, cell: CellRecord, measured: dict[tuple[str, str, int], 
 
 @pytest.fixture
 def sweep(empty: Store, make: Any) -> Callable[..., SweepData]:
-    """sweep([(levels, seed, measured), ...]) -> the data of a sweep of these cells."""
+    """Return a function that stores a sweep of (levels, seed, measures) cells and returns its data."""
     cell, _ = make
 
     def sweep(cells: list[tuple[dict[str, str], int, dict[Any, Any] | None]]) -> SweepData:
@@ -68,7 +68,7 @@ def sweep(empty: Store, make: Any) -> Callable[..., SweepData]:
 
 @pytest.fixture
 def hits() -> Iterator[np.ndarray]:
-    """[6 cells, 4 trials, 5 digits]"""
+    """Return random hits, [6 cells, 4 trials, 5 digits]."""
     return (np.random.default_rng(7).random((6, 4, 5)) < 0.7).astype(float)  # type: ignore[return-value]
 
 

@@ -21,8 +21,9 @@ def needed(sd: float, df: int, difference: float) -> int:
 
 
 def test_ten_points_on_polar_with_memory() -> None:
-    """Sd 19.9 points with 16 degrees of freedom: the usual 2 ((t + t) sd / 10)^2 says 71, and leaves out that the pairs' own
-    spread is an estimate too.
+    """Sd is 19.9 points with 16 degrees of freedom.
+
+    The usual 2 ((t + t) sd / 10)^2 gives 71 pairs, but ignores that the pairs' own sd is an estimate, too.
     """
     usual = 2 * ((stats.t.ppf(0.975, 16) + stats.t.ppf(0.8, 16)) * 19.907 / 10) ** 2
     assert math.ceil(usual) == 71

@@ -1,4 +1,4 @@
-"""Declared contrasts, their equivalence within a margin, and what missing and diverged cells do, by plain arithmetic."""
+"""Declared contrasts, their equivalence within a margin, and the treatment of missing and diverged cells."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""The row of the contrast that seeds were added for: the interval and p of its last look, by SciPy, and why seeds ended."""
+"""Row of the contrast under a stopping rule: interval and p of its last interim analysis, against SciPy."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""The spread between runs that ought to agree, against plain Python over the printed numbers, and against closed forms."""
+"""Run-to-run noise against plain Python over the printed numbers, and detectable differences against statsmodels."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""The interval of configurations crossed with seeds: its p against an adaptive integral of another form, to the far tail."""
+"""Interval of configurations crossed with seeds, its p against adaptive quadrature of another parametrisation."""
 
 import math
 from itertools import pairwise
@@ -39,8 +39,10 @@ def beyond(distance: float, v1: float, df: int, shared: float) -> float:
 
 
 def exact(table: np.ndarray, distance: float) -> float:
-    """P of a mean that far from zero, from the mean squares of a complete design: the generalized p by adaptive quadrature over the
-    logarithm of the lower tail of the seeds' chi-square, Student's t and a normal convolved inside.
+    """Return p of a mean that far from zero, from the mean squares of a complete design.
+
+    The generalized p is computed by adaptive quadrature over the logarithm of the lower tail of the seeds' chi-square, with
+    Student's t and a normal convolved inside.
     """
     c, s = table.shape
     rows, columns, mean = table.mean(axis=1), table.mean(axis=0), table.mean()

@@ -1,4 +1,4 @@
-"""Tests and intervals of matched differences: by hand, against scipy, by enumeration, and many at once against one by one."""
+"""Tests and intervals of matched differences, by hand, against scipy, by enumeration, and together against each alone."""
 
 import itertools
 import math
@@ -151,7 +151,7 @@ class TestTies:
 
     def test_published_validation_losses_by_fractions(self, published):
         data = load_sweep_data(published, "printed-v2")
-        counts_by_row = self.compared(
+        counts_by_row = self.counts_compared_with_fractions(
             data, "v2", [column for column in ef.measures(data) if column.metric == "val_loss"]
         )
         # of 1e-16, five of which stood on the wrong side
@@ -163,12 +163,13 @@ class TestTies:
         data = load_sweep_data(published, f"printed-{version}")
         measures = ef.measures(data)
         assert len(measures) == 23
-        counts_by_row = self.compared(data, version, measures)
+        counts_by_row = self.counts_compared_with_fractions(data, version, measures)
         assert {row[0] for row in counts_by_row} == {column.heading for column in measures}
 
-    def compared(self, data, version, columns):
-        """Ups, downs and ties of all effects and interactions by the row they stand in, each held against those of the text of
-        the CSV; where strata are of one size, and numbers have few digits, the exact p of the permutation too.
+    def counts_compared_with_fractions(self, data, version, columns):
+        """Return (up, down, ties) of each row of effects and interactions, each asserted against the CSV's exact decimals.
+
+        Where strata have one size, and numbers have few digits, the exact permutation p is asserted, too.
         """
         exact = exact_numbers(version)
         keys = [tuple(row[axis] for axis in AXES) for row in printed_rows(f"complete-{version}")]
@@ -193,7 +194,7 @@ class TestTies:
 
 
 def ends_of(effect):
-    """(level, reference) of the axes of an effect or interaction."""
+    """Return (level, reference) of the axes of an effect or interaction."""
     if isinstance(effect, ef.Effect):
         return {effect.axis: (effect.level, effect.reference)}
     return dict(zip(effect.axes, zip(effect.levels, effect.references, strict=True), strict=True))
@@ -217,7 +218,7 @@ def corners_of(keys, pairs, where):
 
 
 def exact_numbers(version):
-    """Every measure of the published cells as the CSV write it, as whole numbers of the smallest share of it."""
+    """Return every measure of the published cells, from the CSV files, as integer multiples of its smallest unit."""
     exact = defaultdict(dict)
     for row in printed_rows(f"complete-{version}"):
         exact["val", "val_loss", 0][tuple(row[axis] for axis in AXES)] = Fraction(row["val_loss"])
@@ -236,7 +237,7 @@ def exact_numbers(version):
 
 
 def exact_p(differences):
-    """The share of flips of signs whose sum is at least as large, counted sum by sum in whole numbers."""
+    """Return the share of sign flips whose absolute sum is at least the observed one, counted in integers."""
     step = math.gcd(*differences) or 1
     sizes = [abs(d) // step for d in differences]
     counts = np.zeros(sum(sizes) + 1, dtype=np.int64)
@@ -293,10 +294,8 @@ class TestSeeds:
         assert result.method == "crossed"
         assert 0 < result.high - result.low < 10
 
-    def test_crossed_missing_runs_by_expected_squares(self):
-        """Over many draws from known variances, the variance of the mean is what is estimated on average, but for what is
-        cut at zero.
-        """
+    def test_crossed_missing_runs_keep_the_coverage(self):
+        """Over many draws from known variances, the interval has its nominal coverage."""
         draw = np.random.default_rng(4)
         holes = np.ones((7, 4))
         holes[0, 1:3] = holes[3, 0] = holes[5, 3] = holes[6, 1] = math.nan
@@ -328,7 +327,7 @@ class TestSeeds:
         assert result.mean == pytest.approx(np.nanmean(table))
 
     def test_crossed_five_seeds_keep_their_coverage(self):
-        """Effects that differ by two standard deviations between configurations; seeds as pairs hold the truth in 65%."""
+        """Effects differ by two standard deviations between configurations; seeds as pairs would have a coverage of 65%."""
         draw = np.random.default_rng(11)
         samples = [draw.normal(size=(8, 5)) + 2 * draw.normal(size=(8, 1)) for _ in range(600)]
         held = [result.low <= 0 <= result.high for result in rs.test_paired_differences(samples)]
