@@ -99,8 +99,8 @@ def ranked(
         for position in best | contest.chances.keys():
             r, c = position
             # dataclasses.replace is several times slower, and this runs for every entry
-            more = {"best": position in best, "p_best": contest.chances.get(position)}
-            entries[r][c] = TableEntry(**(vars(entries[r][c]) | more))
+            rank_fields = {"best": position in best, "p_best": contest.chances.get(position)}
+            entries[r][c] = TableEntry(**(vars(entries[r][c]) | rank_fields))
         if contest.best:
             contests.append(contest)
     return tuple(map(tuple, entries)), contests
@@ -246,7 +246,7 @@ def _leading_number(text: str) -> Decimal | None:
 
 def _best_of(entries: Sequence[TableEntry]) -> list[bool]:
     """Return a mask of the best entries as printed, ties included; all False if all are equal or there is only one."""
-    numbers = [_leading_number(rival.text) if rival.value is not None else None for rival in entries]
+    numbers = [_leading_number(entry.text) if entry.value is not None else None for entry in entries]
     printed_numbers = [number for number in numbers if number is not None]
     direction = entries[0].direction if entries else 0
     if not direction or len(set(printed_numbers)) < 2:
@@ -272,12 +272,14 @@ def ranking_notes(
     if with_chances:
         kinds = " and ".join(sorted({kind for contest in with_chances for kind in contest.kinds}))
         n = max(contest.seeds for contest in with_chances)
-        how = f" of being the best ({'n = 1' if n < 2 else f'up to n = {n}'}, spread of {kinds})"
+        chance_suffix = f" of being the best ({'n = 1' if n < 2 else f'up to n = {n}'}, spread of {kinds})"
         parts: dict[str, list[str]] = {}
         for contest in with_chances:
             subject = f"of {contest.heading}" if rank == "column" else f"at {rows[contest.best[0][0]]}"
             chance_text = (
-                f"probability {_chance_text(contest)}{how}" if contest is with_chances[0] else _chance_text(contest)
+                f"probability {_chance_text(contest)}{chance_suffix}"
+                if contest is with_chances[0]
+                else _chance_text(contest)
             )
             parts.setdefault(subject, []).append(f"{_owner_text(contest, names)}, {chance_text}")
         sentences = (f"{subject}: {', '.join(phrases)}" for subject, phrases in parts.items())
@@ -307,16 +309,16 @@ def _winners_curse_note(with_bias: Sequence[RankedGroup]) -> str:
         luck = contest.luck
         assert luck is not None
         amount = f"{100 * luck.amount:.1f} points" if luck.share else f"{luck.amount:.3f}"
-        where = ", ".join(f"{axis} {level}" for axis, level in zip(STRATUM_AXES, luck.stratum, strict=True))
-        how = f"the best of {luck.runs} near-replicates lies {luck.sds:.2f} sd above their mean"
-        by_reason.setdefault(how, []).append(f"{amount} in {contest.heading} ({where})")
-    parts = [f"{how}: {', '.join(amounts)}" for how, amounts in by_reason.items()]
+        stratum_text = ", ".join(f"{axis} {level}" for axis, level in zip(STRATUM_AXES, luck.stratum, strict=True))
+        reason = f"the best of {luck.runs} near-replicates lies {luck.sds:.2f} sd above their mean"
+        by_reason.setdefault(reason, []).append(f"{amount} in {contest.heading} ({stratum_text})")
+    parts = [f"{reason}: {', '.join(amounts)}" for reason, amounts in by_reason.items()]
     return f"By chance alone {'; '.join(parts)}."
 
 
 def _owner_text(contest: RankedGroup, names: Mapping[GridIndex, str]) -> str:
-    more = f" and {len(contest.best) - MAX_NAMED} more" if len(contest.best) > MAX_NAMED else ""
-    return ", ".join(names[position] for position in contest.best[:MAX_NAMED]) + more
+    rest_text = f" and {len(contest.best) - MAX_NAMED} more" if len(contest.best) > MAX_NAMED else ""
+    return ", ".join(names[position] for position in contest.best[:MAX_NAMED]) + rest_text
 
 
 def _chance_text(contest: RankedGroup) -> str:

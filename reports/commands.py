@@ -167,8 +167,8 @@ def report(**options: Any) -> None:
 
 def _listed(lines: Mapping[str, ReportSpec]) -> str:
     return "; ".join(
-        f"{name} ({line.number}: {line.shows})" if line.number else f"{name} ({line.shows})"
-        for name, line in lines.items()
+        f"{name} ({spec.number}: {spec.shows})" if spec.number else f"{name} ({spec.shows})"
+        for name, spec in lines.items()
     )
 
 

@@ -137,7 +137,7 @@ def _write_figures(
     names: Sequence[str],
     out: Path,
     written: WrittenFiles,
-    wanted: Mapping[str, Any],
+    all_options: Mapping[str, Any],
     look: FigureOptions,
 ) -> dict[str, FigureData]:
     """Write every figure in all formats and return them by name; failures are added to `written` with the reason.
@@ -153,7 +153,7 @@ def _write_figures(
     """
     figures = {}
     for name in names:
-        options = FIGURES[figure_name(name)].select_options(wanted)
+        options = FIGURES[figure_name(name)].select_options(all_options)
         try:
             figure = make_figure(name, store, sweep, lengths=options.pop("lengths", None), options=options)
             contents = renderings(figure, FORMATS, look=look)
@@ -236,7 +236,7 @@ def _index_markdown(
     for number, picture in pictures.items():
         links = ", ".join(f"[{format}](figure-{number}.{format})" for format in FORMATS)
         lines.append(f"- {markdown_escaped(picture.title)}: {links}")
-    lines += [f"- {number} left out: {markdown_escaped(why)}" for number, why in skipped.items()]
+    lines += [f"- {number} left out: {markdown_escaped(reason)}" for number, reason in skipped.items()]
     return "\n".join(lines) + "\n"
 
 
@@ -262,7 +262,7 @@ def _index_html(
     for number, table in tables.items():
         links = " ".join(f'<a href="{file_name(number)}{FILES[format]}">{format}</a>' for format in formats)
         rows.append(f"<li>{html_escaped(table.title)}: {_rows(table)}: {links}</li>")
-    rows += [f"<li>{number} left out: {html_escaped(why)}</li>" for number, why in skipped.items()]
+    rows += [f"<li>{number} left out: {html_escaped(reason)}</li>" for number, reason in skipped.items()]
     shown = []
     for number, picture in pictures.items():
         links = " ".join(f'<a href="figure-{number}.{format}">{format}</a>' for format in FORMATS)

@@ -44,7 +44,7 @@ def validate_request(request: ReportRequest) -> ReportRequest:
             "say what to report: --table 6, --figure needle, --dashboard FILE.html, --compare printed-v2, "
             "--all --out FOLDER or --check FILE; --list lists tables and figures"
         )
-    having = [name for name, line in TABLES.items() if "all_rows" in line.takes]
+    having = [name for name, spec in TABLES.items() if "all_rows" in spec.takes]
     if request.all_rows and not request.all_ and request.table not in having:
         raise ReportError(f"--all-rows is about the tables {' and '.join(having)}; give --table {having[0]} with it")
     if request.only and (request.all_ or request.dashboard or request.check or request.compare):
@@ -68,7 +68,7 @@ def parse_lengths(texts: list[str] | None) -> ExtraLengths:
     wrong = [text for text in texts if text != "all" and not (text.isascii() and text.isdigit() and len(text) < 20)]
     if wrong:
         raise ReportError(f"--length takes a number of tokens, or all, not {wrong[0][:40]!r}")
-    return "all" if "all" in texts else [int(word) for word in texts]
+    return "all" if "all" in texts else [int(text) for text in texts]
 
 
 @cached_reads()
@@ -152,8 +152,8 @@ def _write_all(request: ReportRequest, store: Store) -> None:
         highlight=request.highlight or (),
         options={"by": request.by, "log": request.log, "against": request.against},
     )
-    for name, why in written.left_out.items():
-        echo_text(f"left out {name}: {why}", err=True)
+    for name, reason in written.left_out.items():
+        echo_text(f"left out {name}: {reason}", err=True)
     echo_text(
         f"wrote {counted(len(written.files), 'file')} in {request.out}; start at {request.out / 'index.html'}", err=True
     )
@@ -164,7 +164,7 @@ def _write_figure(request: ReportRequest, store: Store, name: str) -> None:
     from .figures.canvas.base import caption
     from .figures.files import FORMATS, rendered
 
-    comparing = [figure_key for figure_key, line in FIGURES.items() if "compare" in line.takes]
+    comparing = [figure_key for figure_key, spec in FIGURES.items() if "compare" in spec.takes]
     if request.table or (request.compare and figure_name(name) not in comparing):
         besides = "" if request.table else f"; figures that --compare draws into: {', '.join(comparing)}"
         raise ReportError(f"a table and a figure are two files; ask for one of them at a time, or for --all{besides}")
@@ -185,7 +185,7 @@ def _write_figure(request: ReportRequest, store: Store, name: str) -> None:
         if not request.highlight:
             return figure, look
         if "highlight" not in FIGURES[figure.name].takes:
-            having = ", ".join(name for name, line in FIGURES.items() if "highlight" in line.takes)
+            having = ", ".join(name for name, spec in FIGURES.items() if "highlight" in spec.takes)
             raise ReportError(f"figure {figure.name} shows no single cells to --highlight; those that do: {having}")
         with only(figure.trace["sweep"], request.only or ()):
             return figure, with_highlight(look, load_sweep_data(store, figure.trace["sweep"]), request.highlight)
@@ -245,8 +245,8 @@ def _table(request: ReportRequest, store: Store) -> Table:
         "reference": request.compare,
         "table": table_number if request.compare else None,
     }
-    line = TABLES.get(name)
-    options = line.select_options(wanted) if line else {}
+    spec = TABLES.get(name)
+    options = spec.select_options(wanted) if spec else {}
     if lengths := parse_lengths(request.length):
         options["lengths"] = lengths
     return make_table(name, store, request.sweep, **options, **({"only": request.only} if request.only else {}))

@@ -43,10 +43,6 @@ class ReportSpec:
         imported = importlib.import_module(f".{module}", package)
         return getattr(imported, function) if function else imported
 
-    def select_options(self, wanted: Mapping[str, Any]) -> dict[str, Any]:
+    def select_options(self, options: Mapping[str, Any]) -> dict[str, Any]:
         """Return those of the options that it accepts and whose value is not empty."""
-        return {name: value for name, value in wanted.items() if name in self.takes and value}
-
-
-if not TYPE_CHECKING:
-    __getattr__ = old_names(__name__)
+        return {name: value for name, value in options.items() if name in self.takes and value}

@@ -497,14 +497,14 @@ def _extra_lengths(sweep: str, lengths: ExtraLengths, measured: set[int], reques
     Raises:
         ReportError: Nothing was measured at one of `lengths`.
     """
-    wanted = measured if lengths == "all" else set(lengths or ())
-    unknown = sorted(wanted - measured - requested)
+    selected = measured if lengths == "all" else set(lengths or ())
+    unknown = sorted(selected - measured - requested)
     if unknown:
         lengths_text = ", ".join(map(str, sorted(measured))) or "none"
         raise ReportError(
             f"--length {unknown[0]}: no cell of sweep {sweep} is measured there; measured lengths: {lengths_text}"
         )
-    return tuple(sorted(wanted - requested))
+    return tuple(sorted(selected - requested))
 
 
 def _references(values: Iterable[MeasuredValue]) -> dict[str, tuple[float, ...]]:

@@ -124,7 +124,7 @@ def derived_entry(
     return number_of(column, column.heading, text, value, **fields)
 
 
-def number_of(column: Column, heading: str, text: str, value: float | None, **more: Any) -> TableEntry:
+def number_of(column: Column, heading: str, text: str, value: float | None, **extra_fields: Any) -> TableEntry:
     """Return the entry of a number in the unit of a column, printed as `text`."""
     fields: dict[str, Any] = {
         "probe": column.probe,
@@ -132,7 +132,7 @@ def number_of(column: Column, heading: str, text: str, value: float | None, **mo
         "length": column.length,
         "unit": column.unit or None,
     }
-    return TableEntry(text=text, heading=heading, value=value, **fields, **more)
+    return TableEntry(text=text, heading=heading, value=value, **fields, **extra_fields)
 
 
 def p_value_entry(heading: str, p: float) -> TableEntry:

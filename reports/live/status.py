@@ -83,7 +83,7 @@ class SweepStatus:
     def text(self) -> str:
         """Return the status as text: counts, running cells with their progress, and cells that need attention."""
         summary = self.summary
-        counts_text = ", ".join(f"{count} {word}" for word, count in sorted(self.counts.items()))
+        counts_text = ", ".join(f"{count} {standing_name}" for standing_name, count in sorted(self.counts.items()))
         since = f"launched {_format_time(summary.launched_at)}" if self.source is None else f"printed in {self.source}"
         tags = f" [{', '.join(summary.tags)}]" if summary.tags else ""
         cells = counted(len(self.cells), "cell")
@@ -262,20 +262,20 @@ class CellDetails:
         if not self.samples:
             return []
         steps = sorted({sample.step for sample in self.samples})
-        more = f", the last of {len(steps)} steps with samples; --json has all" if len(steps) > 1 else ""
+        rest_text = f", the last of {len(steps)} steps with samples; --json has all" if len(steps) > 1 else ""
         last = [sample for sample in self.samples if sample.step == steps[-1]]
         quoted = partial(json.dumps, ensure_ascii=False)
         lines = (f"  {quoted(sample.prompt)} -> {quoted(sample.text)}" for sample in last)
-        return [f"samples after step {steps[-1]}{more}:", *lines]
+        return [f"samples after step {steps[-1]}{rest_text}:", *lines]
 
     def _attempt_lines(self) -> list[str]:
         """Return one line per attempt: number, state, step, start, host, id and cause."""
         lines = ["attempts:" if self.attempts else "attempts: none yet"]
         for attempt in self.attempts:
             cause = f": {attempt.cause}" if attempt.cause else ""
-            where = f"step {attempt.step}/{attempt.steps_total}" if attempt.kind == "train" else attempt.kind
+            progress_text = f"step {attempt.step}/{attempt.steps_total}" if attempt.kind == "train" else attempt.kind
             lines.append(
-                f"  {attempt.number} {attempt.state}, {where}, started {_format_time(attempt.started_at)} on {attempt.host}, "
+                f"  {attempt.number} {attempt.state}, {progress_text}, started {_format_time(attempt.started_at)} on {attempt.host}, "
                 f"attempt_id {attempt.id}{cause}"
             )
         return lines
@@ -314,16 +314,16 @@ def _measurement_line(value: records.MeasuredValue, constant: Mapping[int, float
         value: The measurement.
         constant: Score of the best constant answer by context length.
     """
-    at = f" at {value.length}" if value.length else ""
+    length_text = f" at {value.length}" if value.length else ""
     if value.value is None:
-        return f"{value.probe} {value.metric}{at}: {value.reason}"
+        return f"{value.probe} {value.metric}{length_text}: {value.reason}"
     interval = f" [{value.low:.4g}, {value.high:.4g}]" if value.low is not None and value.high is not None else ""
     sample = f", n={value.n}" if value.n else ""
     plugin = f", plugin {value.source[:12]}" if value.source else ""
     of_needle = (value.probe, value.metric) == DIGITS or value.metric == ".".join(DIGITS)
     baseline = constant.get(value.length) if of_needle else None
     baseline_text = f"; the same digit everywhere: {baseline:.4g}" if baseline is not None else ""
-    return f"{value.probe} {value.metric}{at}: {value.value:.6g}{interval} {value.unit}{sample}{plugin}{baseline_text}"
+    return f"{value.probe} {value.metric}{length_text}: {value.value:.6g}{interval} {value.unit}{sample}{plugin}{baseline_text}"
 
 
 def cell_details(store: Store, cell_name: str, sweep: str | None = None) -> CellDetails:

@@ -68,7 +68,7 @@ def live_state(store: Store, sweep: str | None = None) -> dict[str, Any]:
             "owner": owner and owner.name, "owner_host": owner and owner.host, "owner_pid": owner and owner.pid,
             "owned": owned, "request": summary.request or None,
             "ended": not owned and all(row["stale"] for row in rows), "cells": len(cells), "done": counts["done"],
-            "counts": {word: counts[word] for word in STANDING_ORDER if counts[word]},
+            "counts": {standing_name: counts[standing_name] for standing_name in STANDING_ORDER if counts[standing_name]},
             "tokens_total": sum(cell.tokens_total for cell in cells),
             "tokens_left": sum(_remaining_tokens(cell) for cell in cells),
             **_speed_json(cells),
@@ -185,13 +185,15 @@ def _single_line(message: str) -> str:
 def heading_lines(view: Mapping[str, Any]) -> list[str]:
     """Return two lines: the sweep with its owner, and its progress."""
     if view["owned"]:
-        who = f"run by {view['owner']} on {view['owner_host']}, pid {view['owner_pid']}"
+        owner_text = f"run by {view['owner']} on {view['owner_host']}, pid {view['owner_pid']}"
         request = view["request"] or {}
-        who += ", is stopping" if request.get("cancel") else ", paused" if request.get("pause") else ""
+        owner_text += ", is stopping" if request.get("cancel") else ", paused" if request.get("pause") else ""
     elif view["owner"]:
-        who = f"{view['owner']} on {view['owner_host']} (pid {view['owner_pid']}) is silent; launch again to continue"
+        owner_text = (
+            f"{view['owner']} on {view['owner_host']} (pid {view['owner_pid']}) is silent; launch again to continue"
+        )
     else:
-        who = "nobody runs it" if view["done"] < view["cells"] else "finished"
+        owner_text = "nobody runs it" if view["done"] < view["cells"] else "finished"
     speed, remaining_s = view["tokens_per_s"], view["seconds_left"]
     parts = [f"{view['done']}/{view['cells']} done"]
     if view["tokens_left"]:
@@ -200,7 +202,7 @@ def heading_lines(view: Mapping[str, Any]) -> list[str]:
         parts.append(f"{speed:,.0f} tokens/s")
     if remaining_s is not None:
         parts.append(f"about {format_duration(remaining_s)} left")
-    title = f"{view['sweep']} (revision {view['revision']}), {view['now']:%Y-%m-%d %H:%M:%S} UTC: {who}"
+    title = f"{view['sweep']} (revision {view['revision']}), {view['now']:%Y-%m-%d %H:%M:%S} UTC: {owner_text}"
     return [title, ", ".join(parts)]
 
 
@@ -226,7 +228,7 @@ def plain_view(view: Mapping[str, Any]) -> str:
 
 
 def _counts_text(view: Mapping[str, Any]) -> str:
-    return ", ".join(f"{count} {word}" for word, count in view["counts"].items()) or "no cells"
+    return ", ".join(f"{count} {standing_name}" for standing_name, count in view["counts"].items()) or "no cells"
 
 
 def _running_columns(row: Mapping[str, Any]) -> list[str]:
@@ -316,8 +318,8 @@ def _cut_to_width(line: Text) -> Text:
 def _coloured_counts(view: Mapping[str, Any]) -> Text:
     """Return the counts by standing as a coloured line."""
     line = Text()
-    for word, count in view["counts"].items():
-        line.append(", " if line else "").append(f"{count} {word}", style=COLOURS.get(word, ""))
+    for standing_name, count in view["counts"].items():
+        line.append(", " if line else "").append(f"{count} {standing_name}", style=COLOURS.get(standing_name, ""))
     return line or Text("no cells")
 
 
@@ -348,9 +350,9 @@ def _running_table(rows: Sequence[Mapping[str, Any]], count: int, width: int) ->
         silent_s = row["seconds_since_heartbeat"]
         style = "bold red" if row["stale"] else "yellow" if silent_s >= LATE_HEARTBEAT_S else ""
         # rich would parse a str as markup
-        where = Text(f"{row['host']}/{row['gpu']}" if row["gpu"] else str(row["host"]))
+        host_text = Text(f"{row['host']}/{row['gpu']}" if row["gpu"] else str(row["host"]))
         table.add_row(
-            Text(row["slug"]), where, row["phase"] if row["kind"] == "train" else row["kind"],
+            Text(row["slug"]), host_text, row["phase"] if row["kind"] == "train" else row["kind"],
             f"{row['step']}/{row['steps_total'] or '?'}", f"{row['loss']:.3f}" if row["loss"] is not None else "-",
             f"{row['tokens_per_s']:,.0f}" if row["tokens_per_s"] else "-",
             format_duration(row["seconds_left"]) if row["seconds_left"] is not None else "-",

@@ -69,7 +69,7 @@ def anova_results(data: SweepData, columns: Sequence[Column]) -> list[AnovaResul
         fitted = fit_anova(
             terms, np.stack([numbers[index]["value"].to_numpy(dtype=float) for index in indices], axis=1)
         )
-        names = [name for (name, *more) in terms if not more]
+        names = [name for (name, *further_axes) in terms if not further_axes]
         for measure, index in enumerate(indices):
             table, table_remarks = _table(terms, fitted, measure, numbers[index], names)
             checked = (*remarks, *table_remarks, *_checks(fitted, measure, numbers[index], names))

@@ -113,13 +113,15 @@ def _all_attempts(store: Store, data: SweepData, attempts: list[Attempt]) -> lis
 
 def provenances_of(store: Store, data: SweepData) -> dict[str, list[Provenance]]:
     """Return, for each cell with shown numbers, the provenances of the attempts behind them, oldest first."""
-    behind: dict[str, set[int]] = defaultdict(set)
+    attempts_by_cell: dict[str, set[int]] = defaultdict(set)
     for (cell, *_), value in data.shown.items():
-        behind[cell].add(value.attempt_id)
-    by_attempt = provenances_of_attempts(store, {attempt for attempt_ids in behind.values() for attempt in attempt_ids})
+        attempts_by_cell[cell].add(value.attempt_id)
+    by_attempt = provenances_of_attempts(
+        store, {attempt for attempt_ids in attempts_by_cell.values() for attempt in attempt_ids}
+    )
     return {
         cell: [by_attempt[attempt] for attempt in sorted(attempt_ids) if attempt in by_attempt]
-        for cell, attempt_ids in behind.items()
+        for cell, attempt_ids in attempts_by_cell.items()
     }
 
 
@@ -135,8 +137,8 @@ def _line(name: str, groups: Mapping[str, set[str]]) -> str:
     """Return "<name> differs: ..." with the most frequent values first, at most MAX_LISTED of them."""
     ranked = sorted(groups.items(), key=lambda item: (-len(item[1]), item[0]))
     values_text = [f"{value} ({counted(len(cells), 'cell')})" for value, cells in ranked[:MAX_LISTED]]
-    more = f", and {len(ranked) - MAX_LISTED} more" if len(ranked) > MAX_LISTED else ""
-    return f"{name} differs: {', '.join(values_text)}{more}"
+    rest_text = f", and {len(ranked) - MAX_LISTED} more" if len(ranked) > MAX_LISTED else ""
+    return f"{name} differs: {', '.join(values_text)}{rest_text}"
 
 
 def _difference_line(

@@ -58,8 +58,8 @@ def evaluator_here() -> str:
 
 def deals(evaluator_name: str, trials: int) -> int:
     """Return the number of permutations of the values of so many trials."""
-    least, most = PERMUTATION_RANGE[evaluator_name]
-    return min(most, max(least, PERMUTATION_BUDGET // trials))
+    min_count, max_count = PERMUTATION_RANGE[evaluator_name]
+    return min(max_count, max(min_count, PERMUTATION_BUDGET // trials))
 
 
 def importances(study: Study, objective: Objective, evaluator_name: str) -> list[Importance]:
@@ -80,7 +80,7 @@ def importances(study: Study, objective: Objective, evaluator_name: str) -> list
     paths = study.moving()
     optuna_study = made(study.search, study.done)
     evaluator = _evaluator(evaluator_name, len(study.done))
-    values = [objective.shown(amount.values[objective.place]) for amount in study.done if amount.values is not None]
+    values = [objective.shown(trial.values[objective.place]) for trial in study.done if trial.values is not None]
     # both evaluators minimise
     better = -objective.sign * np.array(values)
     draw = np.random.default_rng(SEED)
@@ -95,10 +95,10 @@ def importances(study: Study, objective: Objective, evaluator_name: str) -> list
         # constant values give no importance to any setting
         return [Importance(path=path, share=1 / len(paths), chance=1.0) for path in paths]
     listed = [
-        Importance(path=path, share=float(importance / total), chance=float(most / total))
-        for path, importance, most in zip(paths, raw, chance, strict=True)
+        Importance(path=path, share=float(importance / total), chance=float(quantile / total))
+        for path, importance, quantile in zip(paths, raw, chance, strict=True)
     ]
-    return sorted(listed, key=lambda trial: -trial.share)
+    return sorted(listed, key=lambda importance: -importance.share)
 
 
 def _evaluator(evaluator_name: str, trials: int) -> BaseImportanceEvaluator:

@@ -63,9 +63,9 @@ def items_of(store: Store, data: SweepData, measures: Sequence[Key]) -> list[Ite
                 continue
             numbers, column = np.unique(rows[:, 1].astype(np.int64), return_inverse=True)
             cells = np.array([index_by_attempt[attempt] for attempt in rows[:, 0].astype(np.int64).tolist()])
-            mean, least = (np.full((len(index_by_cell), len(numbers)), np.nan) for _ in range(2))
-            mean[cells, column], least[cells, column] = rows[:, 2], rows[:, 3]
-            items.append(Items(measure, numbers, mean, least))
+            mean, minimum = (np.full((len(index_by_cell), len(numbers)), np.nan) for _ in range(2))
+            mean[cells, column], minimum[cells, column] = rows[:, 2], rows[:, 3]
+            items.append(Items(measure, numbers, mean, minimum))
     return items
 
 
@@ -92,10 +92,10 @@ def answers(
     Raises:
         ReportError: No items are stored, as for the published sweeps.
     """
-    wanted = data.lengths(probe, metric) if lengths is None else lengths
+    selected_lengths = data.lengths(probe, metric) if lengths is None else lengths
     names = {cell.cell_id: ", ".join(key) for key, cells in data.configurations().items() for cell in cells}
     parts = []
-    for items in items_of(store, data, [(probe, metric, length) for length in wanted]):
+    for items in items_of(store, data, [(probe, metric, length) for length in selected_lengths]):
         rows, columns = np.nonzero(~np.isnan(items.mean))
         cells = [data.cells[row] for row in rows.tolist()]
         part = {
@@ -161,14 +161,14 @@ def mcnemar(net: np.ndarray) -> float:
     """
     sizes = np.abs(net[net != 0]).astype(np.int64)
     reach = int(sizes.sum())
-    ways = np.zeros(2 * reach + 1)
-    ways[reach] = 1.0
+    distribution = np.zeros(2 * reach + 1)
+    distribution[reach] = 1.0
     for size in sizes:
         # no partial sum exceeds the sizes so far, so np.roll wraps only zeros around
-        ways = (np.roll(ways, size) + np.roll(ways, -size)) / 2
+        distribution = (np.roll(distribution, size) + np.roll(distribution, -size)) / 2
     at_least = abs(int(net.sum()))
     sums = np.abs(np.arange(-reach, reach + 1))
-    return min(1.0, float(ways[sums >= at_least].sum()))
+    return min(1.0, float(distribution[sums >= at_least].sum()))
 
 
 def item_measures(data: SweepData) -> list[Column]:
@@ -237,8 +237,8 @@ def _row(data: SweepData, items: Items, corners: np.ndarray, fields: dict[str, A
     # [pairs, seeds, items]
     differences = np.where(listed[..., None], items.mean[corners[..., 0]] - items.mean[corners[..., 1]], np.nan)
     present = ~np.isnan(differences)
-    have: np.ndarray = np.any(present, axis=2)
-    if not have.any():
+    has_item: np.ndarray = np.any(present, axis=2)
+    if not has_item.any():
         return None
     counts = present.sum(axis=0)
     sample = np.where(counts, np.where(present, differences, 0.0).sum(axis=0) / np.maximum(counts, 1), np.nan).T
@@ -248,9 +248,9 @@ def _row(data: SweepData, items: Items, corners: np.ndarray, fields: dict[str, A
         level, reference = right[corners[..., 0]], right[corners[..., 1]]
         gained, lost = (present & level & ~reference).sum(axis=(0, 1)), (present & reference & ~level).sum(axis=(0, 1))
         mcnemar_fields = {"gained": int(gained.sum()), "lost": int(lost.sum()), "p_mcnemar": mcnemar(gained - lost)}
-    cells = [data.cells[row] for row in corners[have].T.ravel().tolist()]
+    cells = [data.cells[row] for row in corners[has_item].T.ravel().tolist()]
     origins = tuple((cell.cell_id, data.values[(cell.cell_id, *items.measure)].attempt_id) for cell in cells)
-    return fields | mcnemar_fields | {"pairs": int(np.any(have, axis=1).sum()), "origins": origins}, sample
+    return fields | mcnemar_fields | {"pairs": int(np.any(has_item, axis=1).sum()), "origins": origins}, sample
 
 
 def _item_effects(rows: Sequence[Row], items: Items) -> list[ItemEffect]:

@@ -89,10 +89,10 @@ def needle_model(data: SweepData, column: Column) -> NeedleModel:
             "pairs of axes are left out: with them, some odds are infinite or nothing is left over",
         ]
     else:
-        why = (
+        reason = (
             "the axes leave nothing over, or their odds are infinite, among the cells that are left; there is no model"
         )
-        return NeedleModel(column, empty, numbers, math.nan, (*remarks, why))
+        return NeedleModel(column, empty, numbers, math.nan, (*remarks, reason))
     scale = float(fitted.pearson_chi2 / fitted.df_resid)
     if scale <= 1e-9:
         return NeedleModel(column, empty, numbers, 0.0, (*remarks, "the model explains everything; there is no error"))
@@ -194,13 +194,13 @@ def _fit(cells: pd.DataFrame, terms: Terms) -> Any | None:
     if design.shape[1] >= len(cells) or np.linalg.matrix_rank(design) < design.shape[1]:
         return None
     trials, shares = cells["trials"].to_numpy(dtype=float), cells["value"].to_numpy(dtype=float)
-    both = np.stack([shares * trials, (1 - shares) * trials], axis=1)
+    counts = np.stack([shares * trials, (1 - shares) * trials], axis=1)
     with warnings.catch_warnings():
         warnings.simplefilter("error", PerfectSeparationWarning)
         warnings.simplefilter("error", ConvergenceWarning)
         warnings.simplefilter("ignore", RuntimeWarning)
         try:
-            fitted = GLM(both, design, family=Binomial()).fit()
+            fitted = GLM(counts, design, family=Binomial()).fit()
         except (PerfectSeparationWarning, ConvergenceWarning):
             return None
     return fitted if np.abs(design @ fitted.params).max() < MAX_LINEAR_PREDICTOR else None
@@ -264,9 +264,9 @@ def _level_rows(data: SweepData, cells: pd.DataFrame, main: Terms) -> list[dict[
         reference, *non_reference = _ordered(cells[name], data.levels(name))
         for level in non_reference:
             log_odds, error = float(fitted.params[index]), scale * float(fitted.bse[index])
-            ends = {"odds_ratio": log_odds, "low": log_odds - t * error, "high": log_odds + t * error}
+            bounds = {"odds_ratio": log_odds, "low": log_odds - t * error, "high": log_odds + t * error}
             p = 2 * float(special.stdtr(fitted.df_resid, -abs(log_odds) / error))
-            odds = {name_of_bound: math.exp(x) for name_of_bound, x in ends.items()}
+            odds = {name_of_bound: math.exp(x) for name_of_bound, x in bounds.items()}
             rows.append({"term": f"{name}: {level} / {reference}", "df": 1, "p": p, **odds})
             index += 1
     return rows

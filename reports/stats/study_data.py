@@ -250,10 +250,10 @@ def require_done_trials(study: Study, min_trials: int, analysis: str) -> Study:
         ReportError: It has fewer.
     """
     if len(study.done) < min_trials:
-        have = "none is" if not study.done else "1 is" if len(study.done) == 1 else f"{len(study.done)} are"
+        have_text = "none is" if not study.done else "1 is" if len(study.done) == 1 else f"{len(study.done)} are"
         needed = "one trial that is" if min_trials == 1 else f"{counted(min_trials, 'trial')} that are"
         raise ReportError(
-            f"{analysis} takes {needed} done, and of sweep {study.name} {have}; launch it until there are more"
+            f"{analysis} takes {needed} done, and of sweep {study.name} {have_text}; launch it until there are more"
         )
     return study
 

@@ -191,8 +191,8 @@ class _TwoSidedFacts:
         return name in self._differ
 
     def text(self, name: str) -> str:
-        both = (_values_text(values) for values in (self.own[name], self.reference[name]))
-        return f"{name} {' instead of '.join(both)}"
+        texts = (_values_text(values) for values in (self.own[name], self.reference[name]))
+        return f"{name} {' instead of '.join(texts)}"
 
     def lacking(self) -> tuple[list[str], list[str]]:
         """Return (names that only the reference recorded, names that only the own side recorded)."""
@@ -209,8 +209,8 @@ def _values_text(values: set[str]) -> str:
 
 
 def _names_text(names: Sequence[str]) -> str:
-    more = f" and {len(names) - MAX_NAMED} more" if len(names) > MAX_NAMED else ""
-    return ", ".join(names[:MAX_NAMED]) + more
+    rest_text = f" and {len(names) - MAX_NAMED} more" if len(names) > MAX_NAMED else ""
+    return ", ".join(names[:MAX_NAMED]) + rest_text
 
 
 def _corpora(own: Sequence[Provenance], reference: Sequence[Provenance]) -> tuple[set[str], set[str]]:
@@ -306,9 +306,9 @@ def matched(own_sweep: SweepData, reference_sweep: SweepData) -> list[Match]:
     return matches
 
 
-def further_axes(mine: SweepData, theirs: SweepData) -> list[str]:
-    """Return the axes beyond the five fixed ones that vary in either sweep, those of `theirs` first."""
-    return list(dict.fromkeys([*theirs.extra_axes(), *mine.extra_axes()]))
+def further_axes(own_sweep: SweepData, reference_sweep: SweepData) -> list[str]:
+    """Return the axes beyond the five fixed ones that vary in either sweep, those of `reference_sweep` first."""
+    return list(dict.fromkeys([*reference_sweep.extra_axes(), *own_sweep.extra_axes()]))
 
 
 def _level(data: SweepData, cell: CellState, axis: str) -> str | None:

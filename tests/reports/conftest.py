@@ -103,7 +103,8 @@ def tables(shared: Path) -> dict[str, Any]:
 def replicated(tmp_path: Path, blank: Path) -> Store:
     """A sweep `twice` of two mixers, with and without memory, three seeds each, and every trial of the needle.
 
-    Losses of seeds lie 0.01 around 3 without memory, 0.02 around 2 with it. Seed 2 of nope with memory has no first trial.
+    Losses of seeds lie 0.01 around 3 without memory, 0.02 around 2 with it. Seed 2 of nope with memory has no first
+    trial.
     """
     store = open_store(shutil.copy(blank, tmp_path / "twice.db"))
     fill_replicated(store)
@@ -114,7 +115,8 @@ def replicated(tmp_path: Path, blank: Path) -> Store:
 def shown(request: pytest.FixtureRequest) -> Callable[[str], Store]:
     """Return a function from a figure's name to a store in which that figure has data.
 
-    The stores are `every`, `replicated` (replicates), `probed` (items of single probes), `rates` (a numeric axis) and `studies`.
+    The stores are `every`, `replicated` (replicates), `probed` (items of single probes), `rates` (a numeric axis) and
+    `studies`.
     """
 
     def store_of(name: str) -> Store:

@@ -149,8 +149,10 @@ class ClaimFacts:
         """
         mean = self.mean_or_none(runs, metric, length, table)
         if mean is None:
-            at = f" at {format_length(length)}" if length else ""
-            raise MissingData(f"{_slug(runs)} has no {metric[0]} {metric[1].removesuffix(WEIGHTED_SUFFIX)}{at}")
+            length_text = f" at {format_length(length)}" if length else ""
+            raise MissingData(
+                f"{_slug(runs)} has no {metric[0]} {metric[1].removesuffix(WEIGHTED_SUFFIX)}{length_text}"
+            )
         return mean
 
     def differences(self, axis: str, metric: Metric, length: int, **levels: str) -> list[float]:
@@ -170,7 +172,7 @@ class ClaimFacts:
         for key, runs in self.data.configurations().items():
             cell_levels, level = runs[0].levels, runs[0].levels[axis]
             is_compared = level in ("off", self.memory if axis == "memory" else "on")
-            if not is_compared or any(cell_levels[name] != wanted for name, wanted in levels.items()):
+            if not is_compared or any(cell_levels[name] != required_level for name, required_level in levels.items()):
                 continue
             value = self.mean_or_none(runs, metric, length)
             if value is not None:
@@ -244,8 +246,10 @@ def _levels_text(levels: Mapping[str, str]) -> str:
     rest = {axis: level for axis, level in levels.items() if axis not in ("attn_type", "memory")}
     first = levels.get("attn_type", "")
     memory = {"off": "", None: ""}.get(levels.get("memory"), "memory")
-    head = " + ".join(word for word in (first, memory) if word)
-    return ", ".join(word for word in (head, *(f"{axis} {level}" for axis, level in rest.items())) if word)
+    head = " + ".join(text_part for text_part in (first, memory) if text_part)
+    return ", ".join(
+        text_part for text_part in (head, *(f"{axis} {level}" for axis, level in rest.items())) if text_part
+    )
 
 
 def _slug(runs: Sequence[CellState]) -> str:
@@ -384,11 +388,11 @@ def check_axis_hurts(axis: str) -> Callable[[ClaimFacts], ClaimResult]:
             verdict = AT_CHANCE_VERDICT
         if axis == "window":
             return ClaimResult(verdict, f"{format_length(length)}: {text}", numbers)
-        alone = facts.differences(axis, NEEDLE, length, **levels, window="off")
-        if len(alone) > 1:
-            error = stdev(alone) / math.sqrt(len(alone))
-            numbers |= {"no_window": fmean(alone), "no_window_error": error}
-            text += f"; without window {' '.join(map(_signed_percent_text, alone))}, mean {_signed_percent_text(fmean(alone))} ± {_percent_text(error)}"
+        without_window = facts.differences(axis, NEEDLE, length, **levels, window="off")
+        if len(without_window) > 1:
+            error = stdev(without_window) / math.sqrt(len(without_window))
+            numbers |= {"no_window": fmean(without_window), "no_window_error": error}
+            text += f"; without window {' '.join(map(_signed_percent_text, without_window))}, mean {_signed_percent_text(fmean(without_window))} ± {_percent_text(error)}"
         return ClaimResult(verdict, f"{format_length(length)}: {text}", numbers)
 
     return query
@@ -402,9 +406,9 @@ def check_simplest(facts: ClaimFacts) -> ClaimResult:
         value = facts.mean_or_none(runs, NEEDLE, length)
         if value is not None:
             levels = runs[0].levels
-            where = (levels["distractor"], levels["window"])
-            name = f"{levels['reg_mode']}/{where[0]}/{where[1]}"
-            by_regularizer.setdefault((levels["reg_mode"], *key[len(AXES) :]), {})[where] = (value, name)
+            combination = (levels["distractor"], levels["window"])
+            name = f"{levels['reg_mode']}/{combination[0]}/{combination[1]}"
+            by_regularizer.setdefault((levels["reg_mode"], *key[len(AXES) :]), {})[combination] = (value, name)
     measured_and_plain = [
         (candidate, combinations["off", "off"])
         for combinations in by_regularizer.values()
@@ -479,10 +483,10 @@ def check_rotary(facts: ClaimFacts) -> ClaimResult:
     runs, last = facts.plain_runs(ROTARY, True), facts.lengths(NEEDLE)[-2:]
     needle = [facts.value(runs, NEEDLE, length) for length in last]
     loss = facts.value(runs, CLEAN, facts.lengths(CLEAN)[-1])
-    at = ", ".join(
+    needle_text = ", ".join(
         f"{_percent_text(value)} at {format_length(length)}" for value, length in zip(needle, last, strict=True)
     )
-    text = f"{_slug(runs)}: needle {at}; loss {format_number(loss, 2)} at {format_length(facts.lengths(CLEAN)[-1])}"
+    text = f"{_slug(runs)}: needle {needle_text}; loss {format_number(loss, 2)} at {format_length(facts.lengths(CLEAN)[-1])}"
     if not any(value > ROUNDING_TOLERANCE for value in needle):
         verdict = TRUE if format_number(loss, 2) == "2.86" else DIFFERS
     else:  # an accuracy at chance level is no retrieval
@@ -527,7 +531,7 @@ def check_monotone_loss(facts: ClaimFacts) -> ClaimResult:
 def check_best_loss(facts: ClaimFacts) -> ClaimResult:
     """Decide if the plain cell with memory has the lowest loss at the longest length."""
     length = facts.lengths(CLEAN)[-1]
-    ours = facts.value(facts.plain_runs(MAIN_MIXER, True), CLEAN, length)
+    plain_loss = facts.value(facts.plain_runs(MAIN_MIXER, True), CLEAN, length)
     plain = []
     for mixer in facts.data.levels("attn_type"):
         for memory in (False, True):
@@ -541,23 +545,23 @@ def check_best_loss(facts: ClaimFacts) -> ClaimResult:
     ]
     lowest, name = min(all_losses)
     # lower by more than the last printed digit, however both were rounded
-    lower = sum(value < ours - 1.5 * LAST_DIGIT for value, _ in all_losses)
-    inside = ours <= min(plain_losses) + ROUNDING_TOLERANCE
+    lower = sum(value < plain_loss - 1.5 * LAST_DIGIT for value, _ in all_losses)
+    inside = plain_loss <= min(plain_losses) + ROUNDING_TOLERANCE
     verdict = (
         FALSE
         if not inside or len(plain_losses) < 2
         else TRUE
-        if ours <= lowest + ROUNDING_TOLERANCE
+        if plain_loss <= lowest + ROUNDING_TOLERANCE
         else f"true among {len(plain_losses)} plain cells only"
     )
     text = (
-        f"{format_number(ours, 2)} at {format_length(length)}, {'lowest' if inside else 'not the lowest'} of the {len(plain_losses)} plain cells; "
+        f"{format_number(plain_loss, 2)} at {format_length(length)}, {'lowest' if inside else 'not the lowest'} of the {len(plain_losses)} plain cells; "
         f"lowest of all is {format_number(lowest, 3)} ({name})"
     )
     if lower > 1:
-        text += f", {lower - 1} more are below {format_number(round(ours - 1.5 * LAST_DIGIT, 9), 3)}"
+        text += f", {lower - 1} more are below {format_number(round(plain_loss - 1.5 * LAST_DIGIT, 9), 3)}"
     return ClaimResult(
-        verdict, text, {"ours": ours, "plain": min(plain_losses), "lowest": lowest, "lower": float(lower)}
+        verdict, text, {"ours": plain_loss, "plain": min(plain_losses), "lowest": lowest, "lower": float(lower)}
     )
 
 
@@ -583,9 +587,9 @@ def check_degrades(facts: ClaimFacts) -> ClaimResult:
             f"{mixer}, trained": first,
             **{f"{mixer}, {length // trained}x": value for length, value in rest.items()},
         }
-    both = better_lengths[0] & better_lengths[1]
-    if both:
-        most = max(both)
+    common = better_lengths[0] & better_lengths[1]
+    if common:
+        most = max(common)
         parts = [
             f"{mixer} {format_number(numbers[f'{mixer}, trained'], 2)} -> {format_number(numbers[f'{mixer}, {most}x'], 2)} at {format_length(most * trained)}"
             for mixer in (SOFTMAX, ROTARY)
@@ -722,9 +726,9 @@ def check_rate(facts: ClaimFacts) -> ClaimResult:
     best = max(lengths, key=lambda length: facts.value(runs, WRITING, length))
     value, measured = facts.value(runs, WRITING, best), facts.data.value(runs[0].cell_id, *WRITING, best)
     source = facts.data.sources.get(measured.attempt_id) if measured is not None else None
-    where = (source.gpu if source else None) or "no GPU"
-    text = f"{format_number(value, 0)} at {format_length(best)} on {where}; the sentence is of an NVIDIA L4"
-    verdict = (TRUE if value >= CLAIMED_RATE else FALSE) if where.split()[-1] == "L4" else SILENT
+    gpu_name = (source.gpu if source else None) or "no GPU"
+    text = f"{format_number(value, 0)} at {format_length(best)} on {gpu_name}; the sentence is of an NVIDIA L4"
+    verdict = (TRUE if value >= CLAIMED_RATE else FALSE) if gpu_name.split()[-1] == "L4" else SILENT
     return ClaimResult(verdict, text, {"tokens_per_s": value})
 
 

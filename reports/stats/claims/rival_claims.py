@@ -76,8 +76,8 @@ def _plain(facts: ClaimFacts, mixer: str, column: Column) -> SeedMean:
             continue
         if facts.mean_or_none(runs, (column.probe, column.metric), column.length) is not None:
             return _mean(facts.data, runs, column)
-    at = f" at {format_length(column.length)}" if column.length else ""
-    raise MissingData(f"no {mixer} with a number of {column.metric}{at}")
+    length_text = f" at {format_length(column.length)}" if column.length else ""
+    raise MissingData(f"no {mixer} with a number of {column.metric}{length_text}")
 
 
 def _mean(data: SweepData, runs: Sequence[CellState], column: Column) -> SeedMean:
@@ -191,19 +191,23 @@ def check_averages(facts: ClaimFacts) -> ClaimResult:
 
 def check_outperforms(facts: ClaimFacts) -> ClaimResult:
     """Count the tasks on which Wall attention is ahead of rotary and of forgetting attention."""
-    ahead, total, numbers, not_ahead = 0, 0, {}, []
+    num_ahead, total, numbers, not_ahead = 0, 0, {}, []
     for name in TASKS:
         column = column_of("downstream", facts.data.metric("downstream", name))
         wall_mean = _plain(facts, WALL, column)
         for rival in (ROTARY, FORGETTING):
             difference = wall_mean.value - _plain(facts, rival, column).value
-            total, ahead, numbers[f"{name}, {rival}"] = total + 1, ahead + (difference > ROUNDING_TOLERANCE), difference
+            total, num_ahead, numbers[f"{name}, {rival}"] = (
+                total + 1,
+                num_ahead + (difference > ROUNDING_TOLERANCE),
+                difference,
+            )
             not_ahead += [f"{name} not of {rival}"] if difference <= ROUNDING_TOLERANCE else []
     smallest = min(numbers.values())
-    text = f"ahead in {ahead} of {total}, by {format_number(round(smallest, 12), 1, percent=True)} points at least"
+    text = f"ahead in {num_ahead} of {total}, by {format_number(round(smallest, 12), 1, percent=True)} points at least"
     if wall_mean.seeds < 2:
         text += "; one run each, so whether runs agree is not known"
-    verdict = TRUE if ahead == total else f"true of {ahead} of {total}" if ahead else FALSE
+    verdict = TRUE if num_ahead == total else f"true of {num_ahead} of {total}" if num_ahead else FALSE
     return ClaimResult(verdict, "; ".join([text, *not_ahead]), numbers)
 
 

@@ -129,16 +129,16 @@ def _axis_and_levels(row: EffectRow) -> tuple[str, str, str]:
     return axis, level, reference
 
 
-def _comparison_key(column: Column, axis: str, level: str, reference: str, where: str) -> tuple[Any, ...]:
+def _comparison_key(column: Column, axis: str, level: str, reference: str, subset: str) -> tuple[Any, ...]:
     """Return a key that is the same for a difference and for its opposite."""
-    return *column.key, axis, frozenset((level, reference)), where
+    return *column.key, axis, frozenset((level, reference)), subset
 
 
-def _effect(row: EffectRow, fields: Mapping[str, Any], **more: Any) -> Effect:
-    """Return the Effect of a row; `fields` are its shared fields, `more` those that only Effect has."""
+def _effect(row: EffectRow, fields: Mapping[str, Any], **extra_fields: Any) -> Effect:
+    """Return the Effect of a row; `fields` are its shared fields, `extra_fields` those that only Effect has."""
     axis, level, reference = _axis_and_levels(row)
     pairs = 0 if math.isnan(fields["mean"]) else fields["n"]
-    return Effect(**fields, axis=axis, level=level, reference=reference, pairs=pairs, **more)
+    return Effect(**fields, axis=axis, level=level, reference=reference, pairs=pairs, **extra_fields)
 
 
 def interactions(data: SweepData, columns: Sequence[Column] | None = None) -> list[Interaction]:
@@ -388,7 +388,7 @@ def _row(
         axis: Axis whose strata get equal weights; None for plain weights.
 
     Returns:
-        A row with empty `levels` and without `where`, `family` and the fields of its test, which the caller adds.
+        A row with empty `levels` and without `subset`, `family` and the fields of its test, which the caller adds.
     """
     all_differences = matched.differences[mask, :, column_index]
     has_value = ~np.isnan(all_differences)
@@ -476,11 +476,11 @@ def _worst_case_mean(
     if not (numbers.diverged[corners, column_index] & listed).any():
         return math.nan
     values = np.where(listed, filled[corners], np.nan) @ matched.signs
-    there = ~np.isnan(values).all(axis=1)
-    means = _means(values[there])
+    has_value = ~np.isnan(values).all(axis=1)
+    means = _means(values[has_value])
     if axis is None or not len(means):
         return float(means.mean()) if len(means) else math.nan
-    strata = matched.levels[axis][mask][there]
+    strata = matched.levels[axis][mask][has_value]
     return float(np.mean([means[strata == level].mean() for level in dict.fromkeys(strata.tolist())]))
 
 

@@ -181,7 +181,7 @@ class Numbers:
             cell_levels = [cell_level(cell, axis) for cell in self.cells]
             names = list(dict.fromkeys(cell_levels))
             index_by_level = {name: index for index, name in enumerate(names)}
-            codes[axis] = names, np.array([index_by_level[word] for word in cell_levels], dtype=int)
+            codes[axis] = names, np.array([index_by_level[level] for level in cell_levels], dtype=int)
         return codes
 
     def differences_between(self, levels: Mapping[str, tuple[str, str]]) -> MatchedDifferences:
@@ -200,9 +200,9 @@ class Numbers:
         picks, signs = [], []
         for corner in product((0, 1), repeat=len(levels)):
             corner_levels = [(axis, pair[end]) for end, (axis, pair) in zip(corner, levels.items(), strict=True)]
-            is_present = all(word in self._codes[axis][0] for axis, word in corner_levels)
+            is_present = all(level in self._codes[axis][0] for axis, level in corner_levels)
             corner_indices = (
-                tuple(self._codes[axis][0].index(word) for axis, word in corner_levels) if is_present else ()
+                tuple(self._codes[axis][0].index(level) for axis, level in corner_levels) if is_present else ()
             )
             cells = table
             for level in corner_indices:
@@ -294,7 +294,7 @@ class Numbers:
         return worst
 
 
-def subset_mask(levels: Mapping[str, np.ndarray], where: Mapping[str, str], size: int) -> np.ndarray:
+def subset_mask(levels: Mapping[str, np.ndarray], required_levels: Mapping[str, str], size: int) -> np.ndarray:
     """Return a mask of the configurations at the given levels, [configuration].
 
     Args:
@@ -303,7 +303,7 @@ def subset_mask(levels: Mapping[str, np.ndarray], where: Mapping[str, str], size
         size: Number of configurations.
     """
     mask = np.ones(size, dtype=bool)
-    for axis, level in where.items():
+    for axis, level in required_levels.items():
         mask &= levels[axis] == level if axis in levels else np.zeros(size, dtype=bool)
     return mask
 

@@ -62,9 +62,9 @@ def yardstick(data: SweepData, lengths: Iterable[int] | None = None) -> str:
         lengths: Context lengths in tokens, over which the range is given; None for all lengths that are shown.
     """
     guess = metrics.metric(*DIGITS).chance_text.removesuffix("%")
-    wanted = [length for length in (data.lengths(*DIGITS) if lengths is None else lengths) if length]
+    selected = [length for length in (data.lengths(*DIGITS) if lengths is None else lengths) if length]
     scores = sorted(
-        {format_number(score, 1, percent=True) for length in wanted if (score := ceiling(data, length)) is not None},
+        {format_number(score, 1, percent=True) for length in selected if (score := ceiling(data, length)) is not None},
         key=float,
     )
     if not scores:
@@ -90,7 +90,7 @@ def needle_caption(data: SweepData, lengths: Iterable[int] | None = None) -> str
 def mentions_needle(entries: Iterable[TableEntry], labels: Iterable[str] = ()) -> bool:
     """Return True if any entry is a needle accuracy or derived from one, or any label is its heading (`Ndl@64K`)."""
     heading = metrics.metric(*DIGITS).heading
-    if any(word.partition("@")[0].partition(" ")[0] == heading for word in labels):
+    if any(label.partition("@")[0].partition(" ")[0] == heading for label in labels):
         return True
     return any((entry.probe, (entry.metric or "").removesuffix(WEIGHTED_SUFFIX)) == DIGITS for entry in entries)
 

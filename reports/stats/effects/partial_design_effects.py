@@ -86,8 +86,8 @@ class FittedDesign:
     def has_levels(self, levels: Levels, subset: Mapping[str, str]) -> bool:
         """Return True if the design's space contains all these levels, and those of `subset`."""
         axes = self.design.space.axes
-        both = all(axis in axes and set(pair) <= set(axes[axis]) for axis, pair in levels.items())
-        return both and all(word in axes[axis] for axis, word in subset.items())
+        has_axis_levels = all(axis in axes and set(pair) <= set(axes[axis]) for axis, pair in levels.items())
+        return has_axis_levels and all(level in axes[axis] for axis, level in subset.items())
 
     def contrast_row(self, column_index: int, levels: Levels, subset: Mapping[str, str]) -> FittedRow:
         """Return the row of one difference of one measure; its estimate is NaN if the cells cannot determine it.
@@ -98,7 +98,7 @@ class FittedDesign:
             subset: Level by axis at which the difference is taken; empty for the average over the design's space.
         """
         fit, fields = self.fit(column_index)
-        in_subset = {axis: word for axis, word in subset.items() if axis in self.axes}
+        in_subset = {axis: level for axis, level in subset.items() if axis in self.axes}
         key = tuple(levels.items()), tuple(in_subset.items())
         if key not in self._weights:
             stratum = next((a for a in STRATUM_AXES if a not in levels and a not in in_subset and a in self.axes), None)

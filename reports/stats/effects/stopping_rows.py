@@ -28,15 +28,17 @@ def apply_last_look(data: SweepData, effects: Sequence[Effect]) -> list[Effect]:
     status = _stopping_status(data)
     if status is None or index is None:
         return rows
-    own = replace(rows[index], low=math.nan, high=math.nan, p=math.nan, method=NO_TEST)
+    rule_row = replace(rows[index], low=math.nan, high=math.nan, p=math.nan, method=NO_TEST)
     if status.last is not None and not math.isnan(status.last.width):
         last = status.last
-        own = replace(own, mean=last.mean, low=last.low, high=last.high, p=status.p(), method=LOOKS, seeds=last.used)
-    if own.margin is not None:
+        rule_row = replace(
+            rule_row, mean=last.mean, low=last.low, high=last.high, p=status.p(), method=LOOKS, seeds=last.used
+        )
+    if rule_row.margin is not None:
         margins = sum(effect.margin is not None for effect in rows)
-        worth = status.outside(own.margin)
-        own = replace(own, p_equivalence=worth if math.isnan(worth) else min(1.0, margins * worth))
-    rows[index] = own
+        worth = status.outside(rule_row.margin)
+        rule_row = replace(rule_row, p_equivalence=worth if math.isnan(worth) else min(1.0, margins * worth))
+    rows[index] = rule_row
     return [replace(row, p_corrected=p) for row, p in zip(rows, holm([row.p for row in rows]), strict=True)]
 
 

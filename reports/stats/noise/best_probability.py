@@ -135,11 +135,11 @@ def front_probabilities(data: SweepData, speed: Column, quality: Column) -> dict
     speeds = rivals(data, speed) or {
         key: Candidate(value, 0.0) for key, (value, _) in configuration_means(data, speed).items()
     }
-    both = [key for key in qualities if key in speeds]
+    common_keys = [key for key in qualities if key in speeds]
     chances = simulate_p_front(
-        [(speeds[key], qualities[key]) for key in both], (speed.direction or 1, quality.direction)
+        [(speeds[key], qualities[key]) for key in common_keys], (speed.direction or 1, quality.direction)
     )
-    return dict(zip(both, chances.tolist(), strict=True))
+    return dict(zip(common_keys, chances.tolist(), strict=True))
 
 
 def configuration_means(data: SweepData, column: Column) -> dict[Configuration, tuple[float, int]]:

@@ -84,11 +84,11 @@ def spread(data: SweepData, column: Column, where: Mapping[str, str] | None = No
         None without a group of replicates. Numbers that are printed means use the standard deviations printed beside
         them.
     """
-    wanted = (where or {}).items()
+    required = (where or {}).items()
     cell_values = [
         cell_value
         for cell_value in _measured_values(data, column)
-        if all(cell_level(cell_value.cell, axis) == level for axis, level in wanted)
+        if all(cell_level(cell_value.cell, axis) == level for axis, level in required)
     ]
     return _noise_of(data, column, cell_values)
 
@@ -288,13 +288,13 @@ def detectable_factor(pairs: int, df: int) -> float:
     """
     if pairs < 2:
         return float((special.stdtrit(df, 1 - ALPHA / 2) + special.stdtrit(df, POWER)) * math.sqrt(2))
-    need, have = _critical_values(np.array([pairs])), _scale_quantiles(np.array([df])) * math.sqrt(pairs / 2)
+    thresholds, effects = _critical_values(np.array([pairs])), _scale_quantiles(np.array([df])) * math.sqrt(pairs / 2)
     low, high = 0.0, 1.0
-    while _power(need, high * have)[0] < POWER:
+    while _power(thresholds, high * effects)[0] < POWER:
         low, high = high, 2 * high
     while high - low > FACTOR_PRECISION * high:
         middle = (low + high) / 2
-        low, high = (low, middle) if _power(need, middle * have)[0] >= POWER else (middle, high)
+        low, high = (low, middle) if _power(thresholds, middle * effects)[0] >= POWER else (middle, high)
     return high
 
 
@@ -316,9 +316,9 @@ def power_of(pairs: np.ndarray, df: np.ndarray, ratios: np.ndarray) -> np.ndarra
     return _power(_critical_values(pairs), _scale_quantiles(df) * (np.sqrt(pairs / 2) * ratios)[:, None])
 
 
-def _power(need: np.ndarray, have: np.ndarray) -> np.ndarray:
+def _power(thresholds: np.ndarray, effects: np.ndarray) -> np.ndarray:
     """Return the power averaged over both standard deviations, [n], from [n, node] thresholds and effects."""
-    return np.asarray(special.ndtr(have[:, None, :] - need[:, :, None]) @ WEIGHTS @ WEIGHTS)
+    return np.asarray(special.ndtr(effects[:, None, :] - thresholds[:, :, None]) @ WEIGHTS @ WEIGHTS)
 
 
 def _critical_values(pairs: np.ndarray) -> np.ndarray:

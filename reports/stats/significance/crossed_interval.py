@@ -52,18 +52,18 @@ def crossed_interval(table: np.ndarray) -> IntervalAndP | None:
         NaN if all variance is rounding. None if the design cannot separate configurations, seeds and residual: fewer
         than two of either, no residual degree of freedom, or configurations without a chain of common seeds.
     """
-    there = np.isfinite(table)
+    has_run = np.isfinite(table)
     configurations, seeds = table.shape
-    rest = int(there.sum()) - configurations - seeds + 1
+    rest = int(has_run.sum()) - configurations - seeds + 1
     if configurations < 2 or seeds < 2 or rest < 1:
         return None
-    weights = there / there.sum(axis=1, keepdims=True)
-    if (inverse := _seed_effects_operator(there.tobytes(), seeds)) is None:
+    weights = has_run / has_run.sum(axis=1, keepdims=True)
+    if (inverse := _seed_effects_operator(has_run.tobytes(), seeds)) is None:
         return None
-    values = np.where(there, table, 0.0)
+    values = np.where(has_run, table, 0.0)
     means = (values * weights).sum(axis=1)
-    of_seeds = inverse @ (np.where(there, values - means[:, None], 0.0).sum(axis=0))
-    residuals = np.where(there, values - means[:, None] - of_seeds + (weights @ of_seeds)[:, None], 0.0)
+    of_seeds = inverse @ (np.where(has_run, values - means[:, None], 0.0).sum(axis=0))
+    residuals = np.where(has_run, values - means[:, None] - of_seeds + (weights @ of_seeds)[:, None], 0.0)
     e = float((residuals**2).sum()) / rest
     v1 = float(means.var(ddof=1)) / configurations
     seed_variance = float(of_seeds.var(ddof=1))
@@ -101,7 +101,7 @@ def crossed_interval(table: np.ndarray) -> IntervalAndP | None:
     return mean - half, mean + half, p(abs(mean))
 
 
-def _generalized(v1: float, df1: int, v2: float, df2: int, offset: float, least: float) -> Callable[[float], float]:
+def _generalized(v1: float, df1: int, v2: float, df2: int, offset: float, min_error: float) -> Callable[[float], float]:
     """Return a function that maps a distance from the mean to Weerahandi's generalized p value.
 
     The p value is twice the mean of Phi(-distance / s) over s^2 = v1 df1 / A + max(0, v2 df2 / B - offset), where A and
@@ -121,9 +121,9 @@ def _generalized(v1: float, df1: int, v2: float, df2: int, offset: float, least:
     log_b, weight_b = _log_chi_square_below(df2, end)
     log_a, weight_a = _log_chi_square(df1)
     variance = v1 * df1 * np.exp(-log_a)[:, None] + np.maximum(0.0, v2 * df2 * np.exp(-log_b) - offset)
-    spread, weight = np.sqrt(np.maximum(variance, least**2)), weight_a[:, None] * weight_b
+    spread, weight = np.sqrt(np.maximum(variance, min_error**2)), weight_a[:, None] * weight_b
     zero_share = float(special.chdtrc(df2, math.exp(end))) if end < math.inf else 0.0
-    error = max(math.sqrt(v1), least)
+    error = max(math.sqrt(v1), min_error)
 
     def p(distance: float) -> float:
         """Return the generalized p value of this distance."""
@@ -193,10 +193,10 @@ def _is_connected(table: np.ndarray) -> bool:
     """Return True if configurations with runs, [configuration, seed], connect every seed to every other one."""
     reached = np.arange(table.shape[1]) == 0
     while True:
-        further = table[(table & reached).any(axis=1)].any(axis=0) | reached
-        if (further == reached).all():
+        extended = table[(table & reached).any(axis=1)].any(axis=0) | reached
+        if (extended == reached).all():
             return bool(reached.all())
-        reached = further
+        reached = extended
 
 
 def _interval(mean: float, variance: float, df: float, scale: float) -> IntervalAndP:

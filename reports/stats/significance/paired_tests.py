@@ -292,7 +292,9 @@ def max_t_of_families(families: Sequence[Family]) -> list[list[float]]:
             order, uncorrected = studied[index][2], families[index][2]
             stepped = np.empty(len(order))
             stepped[order] = np.maximum.accumulate(reached)
-            p_values[index] = [float(max(p, own)) for p, own in zip(stepped, uncorrected, strict=True)]
+            p_values[index] = [
+                float(max(p, uncorrected_p)) for p, uncorrected_p in zip(stepped, uncorrected, strict=True)
+            ]
     return p_values
 
 
@@ -334,11 +336,11 @@ def _reached_shares(families: Sequence[tuple[np.ndarray, np.ndarray]]) -> list[n
         # a flip and its opposite have the same statistic
         half = 1 << max(n - 1, 0)
         all_flips = 1.0 - 2.0 * ((np.arange(half)[:, None] >> np.arange(n)) & 1)
-        return [_count_reached(all_flips, table, seen) / half for table, seen in families]
+        return [_count_reached(all_flips, table, observed) / half for table, observed in families]
     counts = [np.ones(len(observed)) for _, observed in families]
     for flips in random_sign_blocks(n):
-        for count, (table, seen) in zip(counts, families, strict=True):
-            count += _count_reached(flips, table, seen)
+        for count, (table, observed) in zip(counts, families, strict=True):
+            count += _count_reached(flips, table, observed)
     return [count / (RANDOM_FLIPS + 1) for count in counts]
 
 

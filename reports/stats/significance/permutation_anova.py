@@ -64,15 +64,15 @@ def fit_anova(columns: Mapping[tuple[str, ...], np.ndarray], y: np.ndarray) -> A
     residual = np.where(residual <= 1e-12 * np.maximum(total, 1e-300), 0.0, residual)
     df = rows - full.shape[1]
     parts = []
-    for name, own in columns.items():
+    for name, term_columns in columns.items():
         reduced_columns = [
             np.ones((rows, 1)),
             *(values for name_of_term, values in columns.items() if name_of_term != name),
         ]
         reduced_basis = _basis(np.concatenate(reduced_columns, axis=1))
-        parts.append((_basis(own - reduced_basis @ (reduced_basis.T @ own)), reduced_basis))
-    squares = np.stack([((own.T @ y) ** 2).sum(axis=0) for own, _ in parts])
-    dfs = np.array([own.shape[1] for own, _ in parts])
+        parts.append((_basis(term_columns - reduced_basis @ (reduced_basis.T @ term_columns)), reduced_basis))
+    squares = np.stack([((term_basis.T @ y) ** 2).sum(axis=0) for term_basis, _ in parts])
+    dfs = np.array([term_basis.shape[1] for term_basis, _ in parts])
     permutations = permutations_for(rows, full.shape[1], squares.size)
     has_residual = residual > 0
     p_permuted, p_robust, p = (np.full(squares.shape, np.nan) for _ in range(3))
@@ -81,14 +81,16 @@ def fit_anova(columns: Mapping[tuple[str, ...], np.ndarray], y: np.ndarray) -> A
     residual_share = 1 - (full**2).sum(axis=1)
     variances = residuals**2 / np.maximum(residual_share, MIN_RESIDUAL_SHARE)[:, None]
     residual_box_df = _residual_box_df(full, variances)
-    for index, (own, reduced_basis) in enumerate(parts):
+    for index, (term_columns, reduced_basis) in enumerate(parts):
         observed = squares[index, has_residual] / residual[has_residual]
         reduced_residuals = y[:, has_residual] - reduced_basis @ (reduced_basis.T @ y[:, has_residual])
         p[index, has_residual] = special.fdtrc(dfs[index], df, observed * df / dfs[index])
-        p_permuted[index, has_residual] = _permutation_p(full, outside, own, reduced_residuals, observed, permutations)
+        p_permuted[index, has_residual] = _permutation_p(
+            full, outside, term_columns, reduced_residuals, observed, permutations
+        )
         if residual_share.min() > MIN_RESIDUAL_SHARE:
             p_robust[index, has_residual] = _box_p(
-                own, squares[index, has_residual], variances[:, has_residual], residual_box_df[has_residual]
+                term_columns, squares[index, has_residual], variances[:, has_residual], residual_box_df[has_residual]
             )
     return AnovaFit(squares, dfs, residual, df, residuals, p, p_permuted, p_robust, permutations)
 
@@ -114,7 +116,7 @@ def _basis(columns: np.ndarray) -> np.ndarray:
 def _permutation_p(
     full: np.ndarray,
     outside: np.ndarray | None,
-    own: np.ndarray,
+    term_basis: np.ndarray,
     residuals: np.ndarray,
     observed: np.ndarray,
     permutations: int,
@@ -135,20 +137,22 @@ def _permutation_p(
     rows, measures = residuals.shape
     total = (residuals**2).sum(axis=0)
     split = full if outside is None else outside
-    both = np.concatenate([split, own], axis=1).T
+    stacked = np.concatenate([split, term_basis], axis=1).T
     random = np.random.default_rng((RANDOM_SEED, rows))
     reached = np.ones(measures)
     for start in range(0, permutations, PERMUTATION_BLOCK):
         size = min(PERMUTATION_BLOCK, permutations - start)
         order = random.permuted(np.tile(np.arange(rows), (size, 1)), axis=1).T
-        parts = (both @ residuals[order].reshape(rows, -1)).reshape(len(both), size, measures) ** 2
+        parts = (stacked @ residuals[order].reshape(rows, -1)).reshape(len(stacked), size, measures) ** 2
         within, term = parts[: split.shape[1]].sum(axis=0), parts[split.shape[1] :].sum(axis=0)
         residual = np.maximum(total - within, 0.0) if outside is None else within
         reached += (term >= (observed - ROUNDING_TOLERANCE * (1 + observed)) * residual).sum(axis=0)
     return np.asarray(reached / (permutations + 1))
 
 
-def _box_p(own: np.ndarray, squares: np.ndarray, variances: np.ndarray, residual_box_df: np.ndarray) -> np.ndarray:
+def _box_p(
+    term_basis: np.ndarray, squares: np.ndarray, variances: np.ndarray, residual_box_df: np.ndarray
+) -> np.ndarray:
     """Return the p value of Box's F for a term, [M], valid if errors have unequal variances.
 
     Both sums of squares are weighted sums of chi-squares. F has the degrees of freedom of chi-squares with equal mean
@@ -163,23 +167,25 @@ def _box_p(own: np.ndarray, squares: np.ndarray, variances: np.ndarray, residual
     Source:
         Box, Annals of Mathematical Statistics 25, 1954.
     """
-    weights = (own**2).sum(axis=1)
+    weights = (term_basis**2).sum(axis=1)
     expected = weights @ variances
     with np.errstate(invalid="ignore", divide="ignore"):
         term_box_df = expected**2 / (
-            _trace_of_squares(own, variances) - KURTOSIS_CORRECTION * (weights**2 @ variances**2)
+            _trace_of_squares(term_basis, variances) - KURTOSIS_CORRECTION * (weights**2 @ variances**2)
         )
-        return np.asarray(special.fdtrc(np.clip(term_box_df, 1, own.shape[1]), residual_box_df, squares / expected))
+        return np.asarray(
+            special.fdtrc(np.clip(term_box_df, 1, term_basis.shape[1]), residual_box_df, squares / expected)
+        )
 
 
 def _residual_box_df(full: np.ndarray, variances: np.ndarray) -> np.ndarray:
     """Return Box's residual degrees of freedom, [M], for the model spanned by `full` and `variances` [N, M]."""
     residual_leverage = 1 - (full**2).sum(axis=1)
-    both = (2 * residual_leverage - 1 - KURTOSIS_CORRECTION * residual_leverage**2) @ variances**2 + _trace_of_squares(
-        full, variances
-    )
+    denominators = (
+        2 * residual_leverage - 1 - KURTOSIS_CORRECTION * residual_leverage**2
+    ) @ variances**2 + _trace_of_squares(full, variances)
     with np.errstate(invalid="ignore", divide="ignore"):
-        return np.asarray(np.clip((residual_leverage @ variances) ** 2 / both, 1, residual_leverage.sum()))
+        return np.asarray(np.clip((residual_leverage @ variances) ** 2 / denominators, 1, residual_leverage.sum()))
 
 
 def _trace_of_squares(basis: np.ndarray, variances: np.ndarray) -> np.ndarray:

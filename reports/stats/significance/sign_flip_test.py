@@ -55,8 +55,8 @@ def sign_flip_interval(table: np.ndarray) -> tuple[np.ndarray, np.ndarray, np.nd
         parts = [method(table[:, start : start + step]) for start in range(0, samples, step)]
         p, low, high = (np.concatenate(blocks) for blocks in zip(*parts, strict=True))
     # a sum of zero up to rounding counts as reached, so the interval must then include zero
-    held = p >= ALPHA
-    return p, np.where(held, np.minimum(low, 0), low), np.where(held, np.maximum(high, 0), high)
+    is_accepted = p >= ALPHA
+    return p, np.where(is_accepted, np.minimum(low, 0), low), np.where(is_accepted, np.maximum(high, 0), high)
 
 
 def sign_flip_p_values(table: np.ndarray) -> np.ndarray:
@@ -64,8 +64,10 @@ def sign_flip_p_values(table: np.ndarray) -> np.ndarray:
     n = len(table)
     if n <= MAX_EXACT_N:
         return np.array([_split_half_p(d) for d in table.T])
-    seen = _observed_size(table)
-    reached = sum(((np.abs(flips @ table) >= seen).sum(axis=0) for flips in random_sign_blocks(n)), np.zeros(len(seen)))
+    observed = _observed_size(table)
+    reached = sum(
+        ((np.abs(flips @ table) >= observed).sum(axis=0) for flips in random_sign_blocks(n)), np.zeros(len(observed))
+    )
     return np.asarray((reached + 1) / (RANDOM_FLIPS + 1))
 
 
@@ -127,12 +129,12 @@ def _sampled_test(table: np.ndarray) -> tuple[np.ndarray, np.ndarray, np.ndarray
     if one of the two means is at most theta (or at least theta, for the upper end).
     """
     n, samples = table.shape
-    total, seen = table.sum(axis=0), _observed_size(table)
+    total, observed = table.sum(axis=0), _observed_size(table)
     reached = np.zeros(samples)
     lows, highs = np.empty((RANDOM_FLIPS, samples)), np.empty((RANDOM_FLIPS, samples))
     for start, flips in zip(range(0, RANDOM_FLIPS, SIGN_BLOCK), random_sign_blocks(n), strict=True):
         sums = flips @ table
-        reached += (np.abs(sums) >= seen).sum(axis=0)
+        reached += (np.abs(sums) >= observed).sum(axis=0)
         minus = (n - flips.sum(axis=1, keepdims=True)) / 2
         with np.errstate(invalid="ignore"):
             sides = (total - sums) / 2 / minus, (total + sums) / 2 / (n - minus)
@@ -187,7 +189,7 @@ def _split_half_lower_end(d: np.ndarray) -> float:
         return float(d.mean())
     (first_sums, second_sums), (first_sizes, second_sizes) = _halves(d), _halves(np.ones(n))
     flips = 1 << n
-    wanted = float(special.ndtri((_lower_end_rank(flips) - 0.5) / flips))
+    target = float(special.ndtri((_lower_end_rank(flips) - 0.5) / flips))
     step = float(d.std()) / math.sqrt(n - 1)
     low = float(d.mean()) - 2.1 * step
     high = low + 0.2 * step
@@ -201,7 +203,7 @@ def _split_half_lower_end(d: np.ndarray) -> float:
         ordered = np.sort(second_sums - theta * second_sizes)
         # the empty subset has no mean
         count = int(np.searchsorted(ordered, theta * first_sizes - first_sums, side="right").sum()) - 1
-        return float(special.ndtri((count + 0.25) / flips)) - wanted
+        return float(special.ndtri((count + 0.25) / flips)) - target
 
     while above(low) > 0:
         low, high = low - 2 * (high - low), low

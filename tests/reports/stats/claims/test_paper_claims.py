@@ -38,7 +38,8 @@ def answers(paper):
 def logged():
     """Needle accuracy (in points) and clean losses at the six lengths, by (mixer, mode, distractor, memory, window).
 
-    Read from the file that is shipped, which test_published.py holds against the logs, without the code that imports it.
+    Read from the file that is shipped, which test_published.py holds against the logs, without the code that imports
+    it.
     """
     rows = pd.read_csv(PAPER / "lengths.csv").sort_values("length")
     switches = ["distractor", "memory", "window"]

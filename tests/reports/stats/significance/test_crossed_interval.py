@@ -41,8 +41,8 @@ def beyond(distance: float, v1: float, df: int, shared: float) -> float:
 def exact(table: np.ndarray, distance: float) -> float:
     """Return p of a mean that far from zero, from the mean squares of a complete design.
 
-    The generalized p is computed by adaptive quadrature over the logarithm of the lower tail of the seeds' chi-square, with
-    Student's t and a normal convolved inside.
+    The generalized p is computed by adaptive quadrature over the logarithm of the lower tail of the seeds' chi-square,
+    with Student's t and a normal convolved inside.
     """
     c, s = table.shape
     rows, columns, mean = table.mean(axis=1), table.mean(axis=0), table.mean()
