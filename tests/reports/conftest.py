@@ -23,7 +23,7 @@ CHROMIUM = shutil.which("chromium") or shutil.which("chromium-browser") or shuti
 
 @pytest.fixture
 def few_deals(monkeypatch: pytest.MonkeyPatch) -> None:
-    """Importance with values dealt anew three times, not forty: for tests of how its figure looks, not of what it says."""
+    """Compute importance with three permutations instead of forty, for tests of the figure's appearance."""
     monkeypatch.setattr(importance, "PERMUTATION_RANGE", dict.fromkeys(importance.PERMUTATION_RANGE, (3, 3)))
 
 
@@ -163,7 +163,7 @@ def studies(tmp_path: Path, studies_file: Path) -> Store:
 
 @pytest.fixture(scope="session")
 def probed_file(blank: Path) -> Path:
-    """A sweep `probed` of four cells, trained at 64 tokens, with the items of the probes that have figures of their own."""
+    """Return a store with a sweep `probed`: four cells, trained at 64 tokens, with items of single probes."""
     path = Path(shutil.copy(blank, blank.with_name("probed.db")))
     store = open_store(path)
     fill_probed(store)

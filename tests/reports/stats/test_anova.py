@@ -107,7 +107,7 @@ class TestPublished:
 
     @pytest.mark.thorough
     def test_what_two_axes_at_a_time_leave_over(self, published):
-        """Numbers worked out apart from this code: the residuals of the model without three-way terms, and two of those."""
+        """Reference numbers from other code: the residual of the model without three-way terms, and two such terms."""
         frame = ef.numbers_of(load_sweep_data(published, "printed-v2"), NEEDLE_64K)
         y = frame[["value"]].to_numpy()
         main = {name: contrasts(frame[name]) for name in FIVE}
@@ -140,7 +140,7 @@ class TestPublished:
 class TestModel:
     @pytest.mark.thorough
     def test_permutation_p_equals_freedman_and_lane(self):
-        """Freedman and Lane's recipe step by step: fit without the term, permute what is left, add it back, fit again."""
+        """Freedman and Lane step by step: fit without the term, permute the residuals, add them back, fit again."""
         draw = np.random.default_rng(1)
         a = np.array([1.0, 1, 1, -1, -1, -1, -1])
         b = np.array([1.0, -1, 1, -1, 1, -1, -1])
@@ -196,7 +196,7 @@ class TestModel:
 
     @pytest.mark.thorough
     def test_box_p_keeps_its_level_with_unequal_variances(self, published, monkeypatch):
-        """The design of the published sweep, two and three axes together, with spreads as unlike as those of its needle."""
+        """Design of the published sweep, two-way and three-way terms, with variances as unequal as its needle's."""
         frame = ef.numbers_of(load_sweep_data(published, "printed-v2"), VAL)
         names = ("attn_type", "distractor", "memory", "window")
         terms = {(name,): contrasts(frame[name]) for name in names}
@@ -220,7 +220,7 @@ class TestModel:
         assert (fit.p_permuted < 0.05).mean() == pytest.approx(0.05, abs=0.035)
 
     def test_observed_order_counts_as_a_permutation(self):
-        """Two of the 24! / (12!)^2 splits reach an effect far beyond all noise, which 2,000 draws do not meet: p = 1 / 2,001."""
+        """Two of the 24! / (12!)^2 splits reach a huge effect, and 2,000 draws contain neither: p = 1 / 2,001."""
         x = np.tile([1.0, -1.0], 12)
         y = 100 * x + np.random.default_rng(4).normal(size=24)
         fit = permutation_anova.fit_anova({("x",): x[:, None]}, y[:, None])

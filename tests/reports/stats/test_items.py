@@ -121,7 +121,7 @@ def by_trial(hits: np.ndarray) -> dict[Any, np.ndarray]:
 
 class TestEffects:
     def test_item_effect_of_a_single_pair_by_hand(self, empty: Store, sweep: Callable[..., SweepData]) -> None:
-        """Memory on and off, 16 trials of 5 digits: the mean over trials, its permutation by brute force, McNemar by statsmodels."""
+        """Memory on and off, 16 trials of 5 digits: permutation by brute force, McNemar by statsmodels."""
         draw = np.random.default_rng(3)
         off, on = ((draw.random((16, 5)) < share).astype(float) for share in (0.8, 0.97))
         data = sweep([({"memory": "off"}, 0, by_trial(off)), ({"memory": "on"}, 0, by_trial(on))])
@@ -179,7 +179,7 @@ class TestEffects:
         assert ("attn_type", "rope", "nope", "") in by_row
 
     def test_item_effects_cross_seeds_with_items(self, empty: Store, sweep: Any) -> None:
-        """Seeds that shift all items alike are no news of the level: the interval knows it, the pooled one would not."""
+        """Seeds that shift all items alike say nothing about the level; an interval pooled over seeds would be too narrow."""
         draw = np.random.default_rng(11)
         items, shifts = draw.normal(0, 0.02, 12), (-0.3, 0.05, 0.25)
         cells = [

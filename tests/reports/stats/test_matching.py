@@ -1,4 +1,4 @@
-"""The shipped grids of the rivals' experiments against the published sweeps: every configuration has its partner, and no other."""
+"""Shipped grids of the rivals' experiments: every configuration matches exactly one published configuration."""
 
 import pytest
 from atma_sweep.reports.stats.audit import flatten_config

@@ -32,7 +32,7 @@ def test_ten_points_on_polar_with_memory() -> None:
 
 @pytest.mark.parametrize(("pairs", "df"), [(2, 4), (3, 12), (10, 3), (72, 16)])
 def test_the_power_by_simulation(pairs: int, df: int) -> None:
-    """Student's t over pairs of runs whose true sd is what an estimate of 1 with `df` degrees of freedom leaves open."""
+    """Student's t over pairs of runs whose true sd is drawn given an estimate of 1 with `df` degrees of freedom."""
     draw, num_draws = np.random.default_rng(pairs), 200_000
     true = np.sqrt(df / draw.chisquare(df, num_draws))
     mean = detectable_factor(pairs, df) + true * math.sqrt(2 / pairs) * draw.normal(size=num_draws)

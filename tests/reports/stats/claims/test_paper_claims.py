@@ -343,7 +343,7 @@ class TestTable:
 
 @pytest.mark.thorough
 def test_speed_claim_undecidable_with_gpu_shares():
-    """Twelve cells of the replication shared each GPU: a share below 1 in the config of a cell that the sentence compares."""
+    """Twelve cells of the replication shared each GPU: their configs hold a fraction of a GPU."""
     data = load_sweep_data(shared("replication"), "replication")
     (claim,) = [claim for claim in CLAIMS if claim.name == "mfu"]
     result = claim.asked_of(ClaimFacts(data))

@@ -65,7 +65,7 @@ class TestPublished:
         assert "printed-v2" in table.title
 
     def test_every_effect_by_exact_fractions(self, paper):
-        """From the printed numbers alone, by plain dictionaries: every pair of levels, over the sweep and in its strata."""
+        """Every pair of levels, over the sweep and in its strata, from the printed numbers by plain dictionaries."""
         values = {tuple(row[axis] for axis in AXES): Fraction(row["val_loss"]) for row in rows("complete-v2")}
         effect_rows = ef.effects(paper, [VAL])
         assert {(row.axis, row.level, row.reference) for row in effect_rows} == {

@@ -125,7 +125,7 @@ class TestFront:
 class TestSweep:
     @pytest.mark.thorough
     def test_p_best_equals_an_independent_simulation(self, paper):
-        """Needle at 64K: each cell drawn around its number, variances from the five near-replicates of every mixer and memory."""
+        """Needle at 64K: cells simulated around their numbers, variances from five near-replicates per stratum."""
         probabilities = best_probabilities(paper, column(paper, *NDL))
         assert sum(probabilities.values()) == pytest.approx(1)
         assert probabilities == best_probabilities(paper, column(paper, *NDL))

@@ -60,7 +60,7 @@ def test_strata_are_told_apart(paper: SweepData) -> None:
 
 
 def test_an_accuracy_varies_at_least_by_its_trials(paper: SweepData) -> None:
-    """Rope is right in no trial of 20 cells: its rate is not known to be zero. Jeffreys: (hits + 1/2) / (trials + 1)."""
+    """Rope has no right trial in 20 cells, but its rate may be above zero: Jeffreys, (hits + 1/2) / (trials + 1)."""
     noise = noise_by_stratum(paper, NEEDLE)["rope", "on"]
     share = 0.5 / (20 * 16 + 1)
     assert noise.floor == pytest.approx(math.sqrt(share * (1 - share) / 16))

@@ -24,7 +24,7 @@ def draw(configurations: int, seeds: int, shock: float) -> np.ndarray:
 
 
 def beyond(distance: float, v1: float, df: int, shared: float) -> float:
-    """P(|sqrt(v1) T + sqrt(shared) Z| > distance), T Student's with df degrees of freedom, by panels over the normal Z."""
+    """Return P(|sqrt(v1) T + sqrt(shared) Z| > distance), T Student's with df, by panels over the normal Z."""
     wide, narrow = math.sqrt(v1), math.sqrt(shared)
     if distance > 1e9 * narrow or not narrow:
         return 2 * float(special.stdtr(df, -distance / wide))

@@ -28,7 +28,7 @@ def test_holm_ignores_nan():
 
 
 def brute(samples: list[dict[str, float]]) -> list[float]:
-    """Step-down maxT by definition: every flip of every configuration, the statistic Student's t but for its monotone form."""
+    """Return step-down maxT p values by definition: every flip of every configuration, studentised sums."""
     names = sorted({name for sample in samples for name in sample})
     seen = [abs(sum(sample.values())) / math.sqrt(sum(x * x for x in sample.values())) for sample in samples]
     order = sorted(range(len(samples)), key=lambda test: -seen[test])

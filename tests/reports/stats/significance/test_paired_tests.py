@@ -1,4 +1,4 @@
-"""Tests and intervals of matched differences, by hand, against scipy, by enumeration, and together against each alone."""
+"""Tests and intervals of matched differences, by hand, against scipy and by enumeration."""
 
 import itertools
 import math
@@ -167,7 +167,7 @@ class TestTies:
         assert {row[0] for row in counts_by_row} == {column.heading for column in measures}
 
     def counts_compared_with_fractions(self, data, version, columns):
-        """Return (up, down, ties) of each row of effects and interactions, each asserted against the CSV's exact decimals.
+        """Return (up, down, ties) of each effect and interaction, each asserted against the CSV's exact decimals.
 
         Where strata have one size, and numbers have few digits, the exact permutation p is asserted, too.
         """
@@ -286,7 +286,7 @@ class TestSeeds:
         assert np.mean([result.p < 0.05 for result in rs.test_paired_differences(samples)]) < 0.06
 
     def test_crossed_interval_is_finite_if_variances_cancel(self):
-        """Seeds that differ as much as chance has it, and configurations that hardly do: of 0.002 degrees of freedom, by Satterthwaite."""
+        """Seeds differ as expected by chance, configurations hardly: Satterthwaite's df would be 0.002."""
         e = np.random.default_rng(0).normal(size=(5, 3))
         e = e - e.mean(axis=1, keepdims=True) - e.mean(axis=0) + e.mean()
         b = np.array([-1.0, 0, 1]) * math.sqrt(1.001 * (e**2).sum() / 8 / 5)
@@ -327,7 +327,7 @@ class TestSeeds:
         assert result.mean == pytest.approx(np.nanmean(table))
 
     def test_crossed_five_seeds_keep_their_coverage(self):
-        """Effects differ by two standard deviations between configurations; seeds as pairs would have a coverage of 65%."""
+        """Effects differ by two sd between configurations; seeds as pairs would have a coverage of 65%."""
         draw = np.random.default_rng(11)
         samples = [draw.normal(size=(8, 5)) + 2 * draw.normal(size=(8, 1)) for _ in range(600)]
         held = [result.low <= 0 <= result.high for result in rs.test_paired_differences(samples)]
