@@ -50,7 +50,7 @@ def make() -> tuple[Callable[..., CellRecord], Callable[..., list[Measurement]]]
 
 @pytest.fixture(scope="session")
 def blank(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    """An empty database, to be copied: making one takes longer than most tests."""
+    """Return the path of an empty database to copy, since creating one takes longer than most tests."""
     path = tmp_path_factory.mktemp("databases") / "blank.db"
     open_store(path, create=True).close()
     return path
@@ -82,19 +82,19 @@ def empty(tmp_path: Path, blank: Path) -> Store:
 
 @pytest.fixture(scope="session")
 def published() -> Store:
-    """Both sweeps of printed numbers, in a temporary database that no test may change."""
+    """Return a temporary store with both printed sweeps, which no test may change."""
     return open_published()
 
 
 @pytest.fixture(scope="session")
 def published_effects(published: Store) -> Table:
-    """The table `effects` of printed-v2."""
+    """Return the table `effects` of printed-v2."""
     return make_table("effects", published, "printed-v2")
 
 
 @pytest.fixture(scope="session")
 def tables(shared: Path) -> dict[str, Any]:
-    """Every printed number, as transcribed apart from the CSV that we ship."""
+    """Return every printed number, transcribed independently of the shipped CSV files."""
     tables: dict[str, Any] = json.loads((shared / "paper" / "tables.json").read_text())
     return tables
 
@@ -130,7 +130,7 @@ def shown(request: pytest.FixtureRequest) -> Callable[[str], Store]:
 
 @pytest.fixture(scope="session")
 def rates_file(blank: Path) -> Path:
-    """The sweep of `swept`."""
+    """Return the store of `swept`."""
     path = Path(shutil.copy(blank, blank.with_name("rates.db")))
     store = open_store(path)
     swept(store)
@@ -140,13 +140,13 @@ def rates_file(blank: Path) -> Path:
 
 @pytest.fixture
 def rates(tmp_path: Path, rates_file: Path) -> Store:
-    """A copy of it."""
+    """Return a copy of the store."""
     return open_store(shutil.copy(rates_file, tmp_path / "rates.db"))
 
 
 @pytest.fixture(scope="session")
 def studies_file(blank: Path) -> Path:
-    """The sweep `tuned`, a study of one objective, and the one launched last, `both`, a study of two."""
+    """Return a store with the study `tuned` of one objective and, launched last, `both` of two."""
     path = Path(shutil.copy(blank, blank.with_name("studies.db")))
     store = open_store(path)
     studied.one(store)
@@ -157,7 +157,7 @@ def studies_file(blank: Path) -> Path:
 
 @pytest.fixture
 def studies(tmp_path: Path, studies_file: Path) -> Store:
-    """A copy of it."""
+    """Return a copy of the store."""
     return open_store(shutil.copy(studies_file, tmp_path / "studies.db"))
 
 
@@ -173,12 +173,12 @@ def probed_file(blank: Path) -> Path:
 
 @pytest.fixture
 def probed(tmp_path: Path, probed_file: Path) -> Store:
-    """A copy of it."""
+    """Return a copy of the store."""
     return open_store(shutil.copy(probed_file, tmp_path / "probed.db"))
 
 
 @pytest.fixture
 def every(empty: Store) -> Store:
-    """A sweep `all` of six cells, with every kind of number and two ends that are no good."""
+    """Return a store with a sweep `all` of six cells, with every kind of number and two failed ends."""
     fill_every(empty)
     return empty

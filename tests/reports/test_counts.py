@@ -31,7 +31,7 @@ def speeds(seconds: float) -> list[Measurement]:
 
 @pytest.fixture
 def three_seeds(empty: Store, make: Make, run: Run) -> Store:
-    """Three seeds of one configuration, of which the last has nothing at 256 and no speed; two lengths asked for."""
+    """Return a store with three seeds of one configuration; the last lacks length 256 and its speed."""
     cell, _ = make
     cells = [cell(index, seed=index, memory="off") for index in range(3)]
     probes = ("clean", "junk", "needle")

@@ -37,7 +37,7 @@ def stores(blank: Path, tmp_path_factory: pytest.TempPathFactory) -> dict[int, S
 
 
 class CountedValues(dict[Any, Any]):
-    """A mapping that counts how often all of it is read."""
+    """A mapping that counts its complete reads."""
 
     reads = 0
 
@@ -58,7 +58,7 @@ def test_all_columns_read_the_values_once(stores: dict[int, Store]) -> None:
 
 
 def statements(store: Store, work: Any) -> list[str]:
-    """The statements of `work` without their parameters; training curves are read one by one on purpose."""
+    """Return the SQL statements of `work` without parameters, and without the reads of single curves."""
     texts: list[str] = []
 
     def listen(*arguments: Any) -> None:
@@ -78,13 +78,13 @@ def test_statements_do_not_grow_with_the_cells(stores: dict[int, Store], work: A
 
 
 def test_dashboard_reads_provenances_once(stores: dict[int, Store]) -> None:
-    """Each holds the config of its attempt, so that four readings of them are most of what a large page reads."""
+    """Each provenance holds a full config, so repeated reads would dominate a large page."""
     texts = [text for text in statements(stores[SIZES[0]], build_blocks) if "provenance.packages" in text]
     assert len(texts) == 1
 
 
 def test_dashboard_makes_no_json_of_effects(stores: dict[int, Store], monkeypatch: pytest.MonkeyPatch) -> None:
-    """Only failures, whose tracebacks the page has, are made into JSON; there is one table of them."""
+    """Only the table of failures is made into JSON, since the page shows tracebacks."""
     numbers: list[str] = []
     make = table_builder._json_rows
 
@@ -141,7 +141,7 @@ def test_families_of_equal_size_share_random_signs(monkeypatch: pytest.MonkeyPat
 
 
 def test_random_signs_equal_their_bits() -> None:
-    """The signs of ten differences against bits unpacked one by one."""
+    """The reference unpacks the bits of ten differences one by one."""
     chunk = next(sign_flip_test.random_sign_blocks(10))
     raw = np.random.default_rng((sign_flip_test.RANDOM_SEED, 10)).bytes(sign_flip_test.SIGN_BLOCK * 2)
     bits = [
@@ -161,7 +161,7 @@ def test_interval_ends_hold_no_view_of_draws(method: Any, n: int) -> None:
 
 
 def test_p_best_is_the_share_of_draws_won() -> None:
-    """Against the definition: in every draw the winners share one win."""
+    """By definition the winners of a draw share one win."""
     rivals = [
         best_probability.Candidate(1.0, 0.5),
         best_probability.Candidate(1.2, 0.5, 6.0, ("a",)),

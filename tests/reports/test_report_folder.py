@@ -116,7 +116,7 @@ def test_folder_without_tables_is_refused(folder: Path, store, tmp_path: Path) -
 
 
 def test_folder_reads_the_sweep_once(store, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    """A cell that finishes meanwhile would be in some of the files alone."""
+    """Otherwise a cell that finishes in between would be in some files only."""
     read = sweep_data._read_sweep_data
     sweeps_read: list[str] = []
     monkeypatch.setattr(

@@ -43,13 +43,13 @@ def printed() -> Store:
 
 @pytest.fixture(scope="module")
 def published_tables(printed: Store) -> dict[str, Table]:
-    """But for two that are as wide as the effects, and slow."""
+    """Two slow tables, as wide as the effects, are left out."""
     return {name: make_table(name, printed, "printed-v2") for name in TABLES if name not in ("interactions", "compare")}
 
 
 @pytest.fixture
 def troubled(empty: Store, make: Any) -> Store:
-    """Cells that failed for a long reason, or ran with software that takes a line of 500 signs."""
+    """Return a store whose cells have long failure causes, or software lists of 500 characters."""
     cell, _ = make
     cells = [cell(index, seed=index) for index in range(8)]
     empty.record_revision("s", grid_text="x", grid_file="x", cells=cells)
@@ -137,7 +137,7 @@ def test_arbitrary_text_fits(signs: str) -> None:
 
 
 def test_rows_align_with_rich(printed: Store) -> None:
-    """Rich draws the head alone; what is padded beside it is held against a table that is drawn by Rich altogether."""
+    """The renderer pads rows itself, so its output is compared with a table drawn by Rich completely."""
     table = make_table("3", printed, "printed-v2")
     rows = [*table.rows, ["64K 漢字", *table.rows[0][1:]]]
     rich_table = RichTable(box=box.SIMPLE_HEAD, pad_edge=False)

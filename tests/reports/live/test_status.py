@@ -34,7 +34,7 @@ def cell(index: int) -> CellRecord:
 
 @pytest.fixture
 def store(tmp_path: Path) -> Store:
-    """A sweep `demo`; its second attempt has another id than number, since another cell was tried in between."""
+    """Return a store with a sweep `demo`, whose second attempt has an id that differs from its number."""
     store_of_sweep = open_store(tmp_path / "atma.db", create=True)
     options = {"requested": [["val", 0]]}
     store_of_sweep.record_revision(

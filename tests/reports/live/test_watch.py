@@ -38,7 +38,7 @@ def cells(count: int) -> list[CellRecord]:
 
 
 class Sweep:
-    """A sweep of cells of 1000 tokens in 100 steps, each asked for a validation loss."""
+    """A sweep of cells of 1000 tokens in 100 steps, with a requested validation loss."""
 
     def __init__(self, folder: Path, count: int = 8) -> None:
         self.store: Store = open_store(folder / "atma.db", create=True)
@@ -61,7 +61,7 @@ class Sweep:
         gpu: str | None = None,
         silent: float = 0,
     ) -> int:
-        """An attempt that took `seconds`, or was last heard of `silent` seconds ago."""
+        """Store an attempt that took `seconds`, or whose last heartbeat is `silent` seconds old."""
         attempt = self.store.start_attempt(f"{index:012x}", owner=ME, fence=1, steps_total=100)
         recorder = DatabaseRecorder(self.store, attempt.id, 1)
         if gpu is not None:

@@ -34,7 +34,7 @@ def by_statsmodels(frame: pd.DataFrame, terms: list[tuple[str, ...]]) -> pd.Data
 
 
 def contrasts(levels: pd.Series) -> np.ndarray:
-    """Sum contrasts: [N, levels - 1]."""
+    """Return sum contrasts, [N, levels - 1]."""
     return np.asarray(patsy.dmatrix("C(levels, Sum)", {"levels": levels}))[:, 1:]
 
 
@@ -43,7 +43,7 @@ def crossed_columns(a: np.ndarray, b: np.ndarray) -> np.ndarray:
 
 
 def anova(data, column):
-    """The frame of one measure, and its remarks as the table has them."""
+    """Return the frame of one measure, and its remarks as printed by the table."""
     (result,) = anova_results(data, [column])
     return result.frame, [f"{column.heading}: {remark}" for remark in result.remarks]
 
@@ -233,7 +233,7 @@ class TestModel:
 
 @pytest.fixture
 def sweep(empty, make, run):
-    """Records a sweep of these (levels, seed, value) and gives its data and store; None is a run that diverged."""
+    """Store a sweep of (levels, seed, value) cells and return its data and store; None is a diverged run."""
 
     def make_sweep(rows, measure=("val", "val_loss", 0)):
         cell, _ = make
@@ -301,7 +301,7 @@ class TestOwn:
 
 
 class TestNothing:
-    """Each says why there is nothing, without a word on stderr."""
+    """Each reason is given in the result, and stderr stays empty."""
 
     def printed(self, store) -> str:
         with warnings.catch_warnings():

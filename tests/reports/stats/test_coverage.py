@@ -33,7 +33,7 @@ def test_main_exit_code_outside_of_the_bounds(capsys, monkeypatch):
 
 @pytest.mark.thorough
 def test_coverage_of_seeds_as_pairs_is_too_low():
-    """Five seeds as pairs, and shocks of a seed that all configurations share: coverage 65% and 27% false positives."""
+    """Seeds as pairs with shared seed effects: coverage 65% and 27% false positives."""
     differ = cv.covered(named("5 seeds, effects differ by 2 sd"), 8, draws=300)
     assert 0.92 <= differ.now <= 0.98
     assert differ.bootstrap < 0.75

@@ -26,7 +26,7 @@ def tuned(studies: Store) -> Study:
 
 
 def apart(study: Study) -> optuna.Study:
-    """The same trials in a study that is made from nothing but Optuna."""
+    """Return an Optuna study with the same trials, made without this package."""
     from optuna.distributions import CategoricalDistribution, FloatDistribution, IntDistribution
 
     optuna_study = optuna.create_study()
@@ -78,7 +78,7 @@ def test_fanova_equals_optuna(tuned: Study, monkeypatch: pytest.MonkeyPatch) -> 
 
 @pytest.mark.thorough
 def test_pure_noise_rarely_exceeds_chance(empty: Store) -> None:
-    """Values that no setting decides: one in twenty lies beyond the line, so of 40 hardly more than six."""
+    """Without any effect, one importance in twenty exceeds its chance level: of 40 hardly more than six."""
     draw = np.random.default_rng(5)
     sure = 0
     for number in range(10):

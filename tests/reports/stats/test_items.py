@@ -22,7 +22,7 @@ NEEDLE = ("needle", "digit_accuracy", 64)
 
 
 def record(store: Store, cell: CellRecord, measured: dict[tuple[str, str, int], Any], kind: str = "train") -> int:
-    """A finished attempt with these measures, each the array [items] or [items, positions] of its examples."""
+    """Store a finished attempt with items of each measure, [item] or [item, position], and return its id."""
     attempt = store.start_attempt(cell.id, owner=ME, fence=1, kind=kind)
     recorder = DatabaseRecorder(store, attempt.id, 1)
     for (probe, metric, length), values in measured.items():
@@ -147,7 +147,7 @@ class TestEffects:
         assert [cell for cell, _ in effect.origins] == ["000000000002", "000000000001"]
 
     def test_item_effects_equal_plain_loops(self, empty: Store, sweep: Any) -> None:
-        """Mixers, memory and window: every row against loops over plain dictionaries."""
+        """The reference is a loop over plain dictionaries, for mixers, memory and window."""
         draw = np.random.default_rng(5)
         measured = {
             key: draw.normal(3, 1, 7)
@@ -179,7 +179,7 @@ class TestEffects:
         assert ("attn_type", "rope", "nope", "") in by_row
 
     def test_item_effects_cross_seeds_with_items(self, empty: Store, sweep: Any) -> None:
-        """Seeds that shift all items alike say nothing about the level; an interval pooled over seeds would be too narrow."""
+        """Seeds that shift all items alike say nothing about the level; pooling over seeds would be too narrow."""
         draw = np.random.default_rng(11)
         items, shifts = draw.normal(0, 0.02, 12), (-0.3, 0.05, 0.25)
         cells = [

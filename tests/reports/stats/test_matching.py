@@ -9,7 +9,7 @@ from atma_sweep.sweep.grid.grid import load_grid
 from atma_sweep.sweep.planning.planner import record
 
 UNLIKE = {"atlas-170m": ("model.memories.atlas.features", "train.constant", "data.corpus")}
-"""Settings of a shipped grid that are not as printed."""
+"""Settings of a shipped grid that differ from the published ones."""
 
 
 @pytest.mark.parametrize(

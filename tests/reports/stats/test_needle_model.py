@@ -16,7 +16,7 @@ from scipy import stats
 
 @pytest.fixture
 def needle(empty, make, run):
-    """A sweep of (levels, seed, right digits of 80)."""
+    """Return a function that stores a sweep of (levels, seed, right digits of 80) cells and returns its data."""
 
     def make_sweep(rows):
         cell, _ = make

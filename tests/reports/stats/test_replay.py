@@ -31,7 +31,7 @@ def test_draws_are_distinct_cells(cells: Published, name: str) -> None:
 
 
 def test_full_replay_equals_the_paper(cells: Published) -> None:
-    """The full values by the difference of means, and draws of forty around it."""
+    """The full replay equals the difference of means, and draws of forty scatter around it."""
     on, off = (cells.needle[(cells.space.points[:, 3] == level)] for level in (1, 0))
     assert 100 * (on.mean() - off.mean()) == pytest.approx(17.4, abs=0.05)
     result = replayed(cells, METHODS["`runs: 40`, levels relabelled"], draws=40)["all"]
@@ -41,7 +41,7 @@ def test_full_replay_equals_the_paper(cells: Published) -> None:
 
 
 def test_pruning_by_loss_removes_the_best_retrieval(cells: Published) -> None:
-    """By a sort of the published files, with nothing of the module."""
+    """The reference sorts the published files without the module."""
     curves = [float(row["val_loss"]) for row in rows("curves") if row["step"] == "250"]
     assert len(curves) == 120
     first, *_, last = pruned(cells, 2)

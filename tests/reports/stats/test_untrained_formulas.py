@@ -19,7 +19,7 @@ WAYS = [(erases, keeps) for erases in (True, False) for keeps in (True, False)]
 
 
 def simulated(size: int, tokens: int, *, erases: bool, keeps: bool, heads: int = 48) -> float:
-    """The state's root mean square norm over heads, written token by token as the formulas stand."""
+    """Return the root mean square norm of the state over heads, simulated token by token."""
     chance = np.random.default_rng(7)
     state = np.zeros((heads, size, size))
     for _ in range(tokens):
@@ -64,7 +64,7 @@ def test_state_norms_equal_the_kernel() -> None:
 
 @pytest.fixture(scope="module")
 def started() -> Backbone:
-    """A narrow network of the published kind before its first step: eight layers of 16 polar heads with a memory."""
+    """Return a narrow untrained network of the published kind: eight layers of 16 polar heads with a memory."""
     sizes: dict[str, Any] = {"d_model": 256, "n_layers": 8, "n_heads": 16, "n_kv_heads": 2, "head_dim": 16}
     sizes |= {"vocab_size": 64, "attn_every": 1, "attn_offset": 0}
     return build(ModelConfig(**sizes, memory="gated_delta", init="zero-ends-and-conv-in"), seed=0)

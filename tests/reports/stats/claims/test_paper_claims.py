@@ -207,7 +207,7 @@ class TestLedger:
 
 
 class TestChangedNumbers:
-    """A verdict follows the numbers: other ones, and it turns."""
+    """Verdicts change when the numbers change."""
 
     def changed(self, paper, name, change):
         values = {key: replace(value, **change(key, value)) for key, value in paper.values.items()}
@@ -255,7 +255,7 @@ class TestChangedNumbers:
         ("off", "on", "verdict"), [(0.1, 0.45, "true"), (0.1, 0.2, AT_CHANCE_VERDICT), (0.45, 0.1, "false")]
     )
     def test_difference_is_tested_if_either_side_retrieves(self, paper, off, on, verdict):
-        """The mean of both sides would be at chance, and of forty cells each alone could be."""
+        """The mean of both sides would be at chance level, and so could each of the forty cells."""
         side = {cell.cell_id: {"off": off, "on": on}[cell.levels["memory"]] for cell in paper.cells}
 
         def change(key, value):
@@ -325,7 +325,7 @@ class TestTable:
             assert answer.told.startswith(f"115200 at 128 on {gpu or 'no GPU'};")
 
     def test_kernel_claims_name_the_eager_rival_and_the_command(self, empty, make, run):
-        """The speed at which a cell writes does not decide them."""
+        """The generation speed of a cell does not decide claims about the kernel."""
         cell, _ = make
         record = cell(0, attn_type="polar", memory="on")
         empty.record_revision("mine", grid_text="x", grid_file="x", cells=[record])

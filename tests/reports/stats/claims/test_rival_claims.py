@@ -112,7 +112,7 @@ def test_rival_claims_without_measurements(empty: Store, make: Any) -> None:
 
 
 def test_printed_mean_uses_its_printed_sd(published: Store) -> None:
-    """And not that of its mixer and memory, which two position schemes share with it; TRA's is zero."""
+    """The noise is not that of its stratum, which two position schemes share; TRA's printed sd is zero."""
     data = load_sweep_data(published, "printed-tra")
     by_configuration = {
         key[0] + key[5]: candidate for key, candidate in rivals(data, column_of("flipflop", "exact_sparse")).items()

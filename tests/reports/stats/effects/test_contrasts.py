@@ -30,7 +30,7 @@ def paper(published: Store) -> SweepData:
 
 
 def by_hand(contrast: Contrast) -> list[float]:
-    """The differences of a contrast on needle accuracy at 64K, from the printed hits of 80."""
+    """Return the differences of a contrast on needle accuracy at 64K, from the printed hits of 80."""
     values = {
         tuple(row[axis] for axis in AXES): round(float(row["needle"]) * 0.8) / 80
         for row in rows("lengths")
@@ -46,7 +46,7 @@ def by_hand(contrast: Contrast) -> list[float]:
 
 
 def outside(d: np.ndarray, margin: float) -> float:
-    """P of a mean beyond the margin, on the likelier side, by every flip of signs."""
+    """Return the larger one-sided p of equivalence within the margin, by every flip of signs."""
     signs = np.array(list(itertools.product((1, -1), repeat=len(d))))
     return max(float((signs @ shifted >= shifted.sum() - 1e-12).mean()) for shifted in (margin + d, margin - d))
 
@@ -113,7 +113,7 @@ def test_contrast_without_pairs_is_listed(paper: SweepData) -> None:
 
 @pytest.fixture
 def holed(empty: Store, make: Any, run: Callable[..., None]) -> Store:
-    """Four pairs of memory on and off; of the cells with memory one diverged and one has not begun."""
+    """Return a store with four pairs of memory on and off; one cell with memory diverged and one did not start."""
     cell, _ = make
     modes = ("baseline", "weak", "strong", "zipfian")
     cells = [cell(i, reg_mode=modes[i % 4], memory="on" if i < 4 else "off") for i in range(8)]

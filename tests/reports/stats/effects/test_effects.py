@@ -88,7 +88,7 @@ class TestPublished:
 
     @pytest.mark.thorough
     def test_strata_weigh_equally(self, published):
-        """Version 1 lacks 20 cells of rope: its mean over the sweep is that of its mixers, not that of their mix."""
+        """Version 1 lacks 20 cells of rope: the mean over the sweep is that of mixer means, not of all cells."""
         memory = {
             version: next(
                 row
@@ -126,7 +126,7 @@ class TestPublished:
 
     @pytest.mark.thorough
     def test_heterogeneity_is_brown_and_forsythe_s(self, paper):
-        """Statsmodels has the test; strata without any variance are among these."""
+        """The reference is statsmodels' test; some strata have no variance."""
         shown = 0
         for row in ef.effects(paper, [VAL, NEEDLE_64K]):
             frame = ef.numbers_of(paper, row.measure)
@@ -204,7 +204,7 @@ class TestPublished:
 class TestOwn:
     @pytest.fixture
     def design(self, empty, make, run):
-        """Two mixers, memory off and on, two seeds; memory takes 1 off, and 0.5 more of nope. One cell is missing."""
+        """Return a store of two mixers, memory off and on, two seeds: effects -1 and -1.5, and one missing cell."""
         cell, _ = make
         store = empty
         numbers = {

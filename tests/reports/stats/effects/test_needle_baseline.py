@@ -57,7 +57,7 @@ def test_published_baseline_follows_from_its_seed(published):
 
 @pytest.fixture
 def six(empty, make, run):
-    """Three mixers with and without memory, two seeds: tables have something to say of their needles."""
+    """Return a store with three mixers, with and without memory, two seeds each, and needle accuracies."""
     cell, numbers = make
     levels = list(product(("polar", "nope", "rope"), ("off", "on"), (0, 1)))
     cells = [cell(i + 1, attn_type=a, memory=m, seed=seed) for i, (a, m, seed) in enumerate(levels)]

@@ -33,7 +33,7 @@ FORMULA = "value ~ C(attn_type) * C(memory) + C(reg_mode) + C(distractor) + C(wi
 
 
 def part(data: SweepData, runs: int = 40) -> SweepData:
-    """The sweep as if only a design of so many cells had been launched."""
+    """Return the sweep restricted to a D-optimal design of so many cells."""
     space = DesignSpace({axis: tuple(data.levels(axis)) for axis in data.cells[0].levels})
     terms = hierarchical_closure([*space.terms(1), ("attn_type", "memory")])
     design, members = design_choice.d_optimal(space, terms, runs)
@@ -62,7 +62,7 @@ def by_hand(forty: SweepData) -> Any:
 
 
 def difference(all_cells: SweepData, axis: str, pair: tuple[str, str], **within: str) -> np.ndarray:
-    """The mean difference over the configurations of the whole grid, as weights of statsmodels' coefficients."""
+    """Return the mean difference over the configurations of the full grid, as weights of coefficients."""
     every = pd.DataFrame([cell.levels for cell in all_cells.cells]).assign(value=0.0)
     inside = every
     for name, word in within.items():
@@ -103,7 +103,7 @@ def test_estimates_equal_statsmodels(
 
 
 def test_pooled_variance_equals_statsmodels() -> None:
-    """With too few cells to spare for HC3."""
+    """The design has too few residual degrees of freedom for HC3."""
     space = DesignSpace({"a": ("0", "1"), "b": ("0", "1"), "c": ("0", "1")})
     model, members = LinearModel(space, tuple(space.terms(1))), np.array([0, 1, 2, 4, 7, 3])
     values = np.random.default_rng(1).normal(size=6)
@@ -117,7 +117,7 @@ def test_pooled_variance_equals_statsmodels() -> None:
 
 
 def test_contrast_at_chance_in_a_partial_design(forty: SweepData) -> None:
-    """Though the fit takes in others that do."""
+    """The fit also includes cells above chance level."""
     rope = Contrast(
         probe="needle", metric="digit_accuracy", length=65536, axis="memory", level="on", within={"attn_type": "rope"}
     )
@@ -157,7 +157,7 @@ def test_inestimable_effects_are_nan(all_cells: SweepData) -> None:
 
 
 def test_seeds_of_a_configuration_are_averaged(forty: SweepData) -> None:
-    """Twice the same numbers narrow nothing."""
+    """A second seed with the same numbers does not narrow the interval."""
     twins = [replace(cell, cell_id=f"{cell.cell_id}t", seed=1) for cell in forty.cells]
     more = {(f"{key[0]}t", *key[1:]): replace(value, cell_id=f"{key[0]}t") for key, value in forty.values.items()}
     both = replace(forty, cells=[*forty.cells, *twins], values={**forty.values, **more})

@@ -51,7 +51,7 @@ def column(data, probe, metric, length):
 
 
 def exactly(values, sds):
-    """The probability that each is the largest: the integral of its density times the others' distribution."""
+    """Return the probability that each is the largest: the integral of its density times the rivals' cdf."""
 
     def density(x, i):
         rival_cdfs = [stats.norm.cdf(x, v, s) for j, (v, s) in enumerate(zip(values, sds, strict=True)) if j != i]
@@ -78,7 +78,7 @@ class TestBest:
 
     @pytest.mark.parametrize("df", [1, 4, 16])
     def test_p_best_with_estimated_sd_is_student_t(self, df):
-        """Two of one stratum: their difference over sd sqrt(1/3 + 1) is Student's t."""
+        """For two candidates of one stratum, the difference over sd sqrt(1/3 + 1) is Student's t."""
         first, second = simulate_p_best([Candidate(1.0, 2.0, df, ("a",), 3), Candidate(0.0, 2.0, df, ("a",))], 1)
         assert first == pytest.approx(stats.t.cdf(1 / (2 * math.sqrt(1 / 3 + 1)), df), abs=CLOSE)
         assert first + second == pytest.approx(1)
@@ -94,7 +94,7 @@ class TestBest:
         assert simulate_p_best([], 1).tolist() == []
 
     def test_p_best_clips_shares(self):
-        """Against one that is 1 for certain another wins nothing but a half where it draws 1 too."""
+        """Against a certain 1, another candidate wins only half of the draws that are clipped to 1."""
         probabilities = simulate_p_best([Candidate(1.0, 0.0, share=True), Candidate(0.9, 0.1, share=True)], 1)
         assert probabilities[1] == pytest.approx(stats.norm.sf(1) / 2, abs=CLOSE)
 
@@ -113,7 +113,7 @@ class TestFront:
         assert simulate_p_front([]).tolist() == []
 
     def test_p_front_of_normals(self):
-        """The faster one is always on it; the slower one where its quality is the better, or where it is the faster."""
+        """The faster one is always on the front; the slower one if its quality, or its drawn speed, is higher."""
         fast, slow = (Candidate(2.0, 0.0), Candidate(1.0, 1.0)), (Candidate(1.0, 0.0), Candidate(0.5, 1.0))
         assert simulate_p_front([fast, slow]) == pytest.approx([1, stats.norm.sf(0.5 / math.sqrt(2))], abs=CLOSE)
         slow = (Candidate(1.0, 1.0), slow[1])
@@ -233,7 +233,7 @@ class TestTables:
         assert table.entries[0][0].p_best == pytest.approx(expected, abs=CLOSE)
 
     def test_average_over_lengths_uses_its_own_noise(self, empty, make, run):
-        """Whichever probe it is of, as long as the probe measures at lengths."""
+        """This holds for every probe that measures at several lengths."""
         cell, _ = make
         cells = [cell(10 * group + seed, attn_type=kind, seed=seed) for group, kind in enumerate(("polar", "nope")) for seed in range(3)]  # fmt: skip
         empty.record_revision("tails", grid_text="x", grid_file="x", cells=cells)

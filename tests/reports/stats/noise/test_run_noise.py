@@ -30,7 +30,7 @@ def paper(published: Store) -> SweepData:
 
 
 def by_hand(mixer: str, memory: str, *, without: str = "") -> tuple[float, int]:
-    """Pooled standard deviation of needle hits at 64K, in points, and its degrees of freedom."""
+    """Return the pooled standard deviation of needle hits at 64K, in points, and its degrees of freedom."""
     groups: dict[tuple[str, str], list[float]] = defaultdict(list)
     for row in rows("lengths"):
         if (row["length"], row["attn_type"], row["memory"]) == ("65536", mixer, memory) and row["reg_mode"] != without:
@@ -109,7 +109,7 @@ def test_one_pair_is_held_against_the_spread() -> None:
 
 @pytest.mark.parametrize("pairs", [2, 3, 6, 10, 20, 65, 400])
 def test_detectable_factor_equals_statsmodels(pairs: int) -> None:
-    """With no doubt about the sd, statsmodels has the same test."""
+    """With a known sd, the reference is statsmodels' paired t test."""
     expected = TTestPower().solve_power(nobs=pairs, power=0.8, alpha=0.05) * math.sqrt(2)
     assert detectable_factor(pairs, 10**7) == pytest.approx(expected, rel=1e-4)
     assert detectable_factor(pairs, 12) > detectable_factor(pairs, 10**7)

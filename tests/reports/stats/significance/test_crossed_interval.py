@@ -12,7 +12,7 @@ FAR = pytest.mark.thorough
 DESIGNS = [(6, 3, 0.3), (48, 5, 0.5), *(pytest.param(*size, marks=FAR) for size in (
     (2, 2, 0.3), (3, 3, 1.0), (10, 5, 0.5), (12, 2, 0.0), (20, 5, 0.1), (20, 5, 2.0), (24, 3, 0.5), (60, 3, 0.5), (80, 3, 0.2), (120, 5, 0.3),
 ))]  # fmt: skip
-"""Configurations and seeds, as sweeps and their items have them, and the spread that seeds share."""
+"""(configurations, seeds, standard deviation of seeds), as in sweeps and their items."""
 PROBABILITIES = (0.5, 0.05, 1e-3, 1e-4, 1e-6, 1e-9, 1e-12)
 NODES, WEIGHTS = np.polynomial.legendre.leggauss(40)
 
@@ -73,7 +73,7 @@ def p_of(table: np.ndarray, mean: float) -> float:
 
 
 def distance_of(table: np.ndarray, p: float) -> float:
-    """A mean with about that p."""
+    """Return a mean whose p is about this one."""
     low, high = 0.0, 1.0
     while p_of(table, high) > p:
         low, high = high, 4 * high
@@ -95,14 +95,14 @@ def test_crossed_interval_p_in_the_far_tail(configurations: int, seeds: int, sho
 
 @pytest.mark.parametrize(("configurations", "seeds"), [(46, 3), (80, 3), (75, 5), (120, 6)])
 def test_crossed_interval_of_large_complete_designs(configurations: int, seeds: int) -> None:
-    """A rank that was guessed from rounding once took these for designs whose seeds nothing ties together."""
+    """A numerical rank once misjudged these as designs with unconnected seeds."""
     table = draw(configurations, seeds, 0.5) + 0.1
     assert p_of(table, 0.0) == pytest.approx(exact(table, 0.1), rel=1e-6)
 
 
 @pytest.mark.filterwarnings("error")
 def test_crossed_interval_of_equal_seeds_is_student_t() -> None:
-    """Without a spread between seeds, or beside one, the mean is over configurations."""
+    """Without variance between seeds, the interval is Student's t over configurations."""
     means = np.array([0.25, 0.5, 1.0, 1.25])
     low, high = stats.t.interval(0.95, 3, means.mean(), stats.sem(means))
     interval = crossed_interval(np.tile(means[:, None], 3))

@@ -78,7 +78,7 @@ def test_max_t_draws_approximate_enumeration():
 
 
 def test_max_t_of_copies_needs_no_correction():
-    """A family of one test ten times over is one test; Holm would take ten times its p."""
+    """A family of ten copies is a single test; Holm would multiply its p by ten."""
     d = np.random.default_rng(6).normal(0.9, 1, 9)
     (alone,) = rs.paired_difference_tests([d])
     assert rs.corrected([d] * 10, rs.paired_difference_tests([d] * 10)) == pytest.approx([alone.p] * 10)
@@ -106,7 +106,7 @@ def test_max_t_of_a_constant_member():
 
 
 def test_nope_minus_polar_is_significant_in_its_family(published):
-    """The sign test's Holm over the whole table was 0.0945, of a difference whose permutation p is below 1e-4."""
+    """Holm's correction of sign tests over the full table gave 0.0945, though the permutation p is below 1e-4."""
     data = load_sweep_data(published, "printed-v2")
     rows = [row for row in ef.effects(data, [NEEDLE_64K], include_strata=False) if row.axis == "attn_type"]
     pairs = [matched_pairs(data, NEEDLE_64K, "attn_type", row.level) for row in rows]

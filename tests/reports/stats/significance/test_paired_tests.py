@@ -68,7 +68,7 @@ def test_sign_flip_p_equals_scipy():
 class TestInterval:
     @pytest.mark.parametrize("n", [6, 7, 10, sign_flip_test.MAX_ENUMERATED_N])
     def test_interval_inverts_the_test(self, n):
-        """Every flip of the differences less theta, on both sides of both ends."""
+        """Enumerate every flip of the differences minus theta, on both sides of both ends."""
         d = np.random.default_rng(n).gamma(2.0, 1.0, n)
         (result,) = rs.test_paired_differences([d])
         signs, gap = every_sign(n), 1e-6 * np.ptp(d)
@@ -83,7 +83,7 @@ class TestInterval:
 
     @pytest.mark.parametrize("n", [sign_flip_test.MAX_ENUMERATED_N + 1, 21, sign_flip_test.MAX_EXACT_N])
     def test_interval_by_split_halves(self, n):
-        """`sign_flip` counts flips without looking for an end; it was compared with every pattern."""
+        """The reference `sign_flip` does not search for ends, and was itself compared with an enumeration."""
         d = np.random.default_rng(n).normal(0.5, 1, n)
         d[:3] = 0.25  # ties
         (result,) = rs.test_paired_differences([d])
@@ -280,7 +280,7 @@ class TestSeeds:
         assert p(half) == pytest.approx(0.05, abs=0.002)
 
     def test_crossed_two_seeds_keep_their_coverage(self):
-        """By Satterthwaite alone, 12% of such intervals miss the truth: two seeds often agree by chance."""
+        """With Satterthwaite alone, 12% of such intervals miss the truth, since two seeds often agree by chance."""
         draw = np.random.default_rng(3)
         samples = [draw.normal(size=(8, 2)) + draw.normal(size=(1, 2)) for _ in range(400)]
         assert np.mean([result.p < 0.05 for result in rs.test_paired_differences(samples)]) < 0.06
@@ -360,7 +360,7 @@ def test_samples_together_equal_each_alone():
 
 
 def test_memory_is_bounded_with_random_flips():
-    """20,000 flips of 2,000 differences are 320 MB; never all of them exist."""
+    """20,000 flips of 2,000 differences are 320 MB, which are never in memory at once."""
     d = np.random.default_rng(0).normal(size=2000)
     tracemalloc.start()
     rs.paired_difference_tests([d, -d])

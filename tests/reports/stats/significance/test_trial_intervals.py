@@ -34,7 +34,7 @@ def test_interval_over_digits_is_replaced() -> None:
 
 
 def test_independent_trials_from_the_exact_accuracy() -> None:
-    """Two digits a trial, which a row from before does not say."""
+    """Trials have two digits, which an older row does not record."""
     exact = share("exact_accuracy", value=0.5, n=40)
     assert interval(share(value=0.75, n=80), exact) == of(30, 40)
     newer_exact = share("exact_accuracy", value=0.5, n=40, attempt_id=2)
