@@ -361,7 +361,7 @@ def load_sweep_data(
         store: The database.
         sweep: Name of the sweep; None for the one launched last.
         revision: Revision number; None for the newest.
-        orphans: Include cells that the newest revision dropped.
+        orphans: Read the cells that the newest revision dropped instead of its own.
         lengths: Context lengths to show besides the requested ones.
 
     Raises:

@@ -13,8 +13,8 @@ class TableEntry:
     """A number of a table, or the placeholder text in its place.
 
     `value` is the unrounded number in `unit`: a mean over `seeds` cells with sample standard deviation `sd`. `low` and
-    `high` are the interval of a single cell, `n` its number of trials. `origins` are the (cell id, attempt id) pairs
-    behind it, with attempt None where a cell has no value. `best` is True for the best of the compared numbers.
+    `high` are the 95% interval of a single cell, `n` its number of answers. `origins` are the (cell id, attempt id)
+    pairs behind it, with attempt None where a cell has no value. `best` is True for the best of the compared numbers.
     """
 
     text: str

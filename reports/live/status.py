@@ -331,8 +331,8 @@ def cell_details(store: Store, cell_name: str, sweep: str | None = None) -> Cell
 
     Args:
         store: The database.
-        cell_name: Cell as `Store.find_cell` accepts it: slug, or beginning of an id.
-        sweep: Sweep to search; None for all.
+        cell_name: Id or slug, the beginning of either, or a slug without its seed.
+        sweep: Sweep to search; None for the newest one, then all.
 
     Raises:
         CellUnknown: No such cell.

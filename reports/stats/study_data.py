@@ -216,7 +216,7 @@ def at_common_rung(study: Study) -> Study:
     """Return the study with all trials compared at a common validation if a pruner left too few finished ones.
 
     The validation is the last one that every finished or pruned trial with a curve reached. The study is returned
-    unchanged if it has several objectives, or enough finished trials (at least as many as pruned ones, or ENOUGH).
+    unchanged if it has several objectives, or enough finished trials (at least as many as pruned ones, or 10).
     """
     pruned = [trial for trial in study.trials if trial.standing == "pruned" and trial.curve]
     if len(study.objectives) > 1 or len(study.done) >= min(MIN_FINAL_TRIALS, max(1, len(pruned))):
