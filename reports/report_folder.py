@@ -148,7 +148,7 @@ def _write_figures(
         names: Names of figures.
         out: Folder.
         written: Receives the written files, and the reasons of skipped figures.
-        wanted: Options; each figure gets those that it accepts.
+        all_options: Options; each figure gets those that it accepts.
         look: Appearance.
     """
     figures = {}

@@ -198,7 +198,8 @@ class SweepData:
     def lengths(self, probe: str, metric: str, *, unasked: bool = False) -> list[int]:
         """Return the shown context lengths at which any cell has a value, or a reason for none, shortest first.
 
-        Empty for a probe that is not shown, unless the last argument is True. 0 stands for a number without a length.
+        Lengths are in tokens, and 0 stands for a number without a length. Empty for a probe that is not shown, unless
+        `unasked` is True.
         """
         if not unasked and not self.shows(probe):
             return []

@@ -164,11 +164,11 @@ P_VALUE_FIELDS = {
     "p": "p", "p corr": "p_corrected", "p sign": "p_sign", "p het": "p_heterogeneity", "p equiv": "p_equivalence",
     "p McN": "p_mcnemar",
 }  # fmt: skip
-"""Fields of a tested difference by heading: AMOUNTS in the unit of its measure, COUNTS, and P_VALUES."""
+"""Fields of a tested difference by heading, printed as a p value; the tables above hold amounts and counts."""
 
 
 def tested_entry(test: Any, heading: str) -> TableEntry:
-    """Return the entry of a tested difference under one of the headings of AMOUNTS, COUNTS or P_VALUES.
+    """Return the entry of a tested difference under a heading of AMOUNT_FIELDS, COUNT_FIELDS or P_VALUE_FIELDS.
 
     Args:
         test: PairedTest with a `measure`.

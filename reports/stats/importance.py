@@ -102,7 +102,12 @@ def importances(study: Study, objective: Objective, evaluator_name: str) -> list
 
 
 def _evaluator(evaluator_name: str, trials: int) -> BaseImportanceEvaluator:
-    """Return Optuna's evaluator of this name for so many trials."""
+    """Return Optuna's evaluator.
+
+    Args:
+        evaluator_name: FANOVA or PED_ANOVA.
+        trials: Number of trials, which sets the share of best trials for PED-ANOVA.
+    """
     from optuna import importance
 
     if evaluator_name == FANOVA:

@@ -299,7 +299,7 @@ def subset_mask(levels: Mapping[str, np.ndarray], required_levels: Mapping[str, 
 
     Args:
         levels: Level of every axis that is not compared, by axis: [configuration].
-        where: Required level by axis. No configuration matches if one of them is an axis that is compared.
+        required_levels: Required level by axis. No configuration matches if one of them is an axis that is compared.
         size: Number of configurations.
     """
     mask = np.ones(size, dtype=bool)

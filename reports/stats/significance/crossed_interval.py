@@ -115,7 +115,7 @@ def _generalized(v1: float, df1: int, v2: float, df2: int, offset: float, min_er
         v2: Variance of the second part before the subtraction of `offset`.
         df2: Its degrees of freedom.
         offset: Residual variance that is subtracted from the second part.
-        least: Lower bound of s.
+        min_error: Lower bound of s.
     """
     end = math.log(v2 * df2 / offset) if v2 > 0 and offset > 0 else math.inf if v2 > 0 else -math.inf
     log_b, weight_b = _log_chi_square_below(df2, end)

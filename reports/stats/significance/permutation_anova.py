@@ -129,7 +129,7 @@ def _permutation_p(
     Args:
         full: Orthonormal basis of the full model, [N, columns].
         outside: Orthonormal basis of its orthogonal complement, used instead of `full` if given.
-        own: Orthonormal basis of the term beyond the reduced model.
+        term_basis: Orthonormal basis of the term beyond the reduced model.
         residuals: Residuals of the model without the term, [N, M].
         observed: Observed ratio of the term's sum of squares to the residual one, [M].
         permutations: Number of permutations.
@@ -159,7 +159,7 @@ def _box_p(
     and variance.
 
     Args:
-        own: Orthonormal basis of the term beyond the reduced model.
+        term_basis: Orthonormal basis of the term beyond the reduced model, [N, df].
         squares: Sum of squares of the term, [M].
         variances: Estimated error variances, [N, M].
         residual_box_df: Box's degrees of freedom of the residual, [M].
