@@ -41,7 +41,7 @@ class Tested(PairedTest):
     number of differences that the grid lists. `missing` counts, by the placeholder text of tables, the runs without a
     difference. `worst` is the mean with every diverged run at the worst possible value (for a loss: the worst
     measured), NaN without a diverged run. `i2` is the share of the variation between strata beyond chance and
-    `p_heterogeneity` its test; both are NaN where a row averages no strata. `subset` is a subset (`attn_type=polar,
+    `p_heterogeneity` its test; both are NaN where a row averages no strata. `where` is a subset (`attn_type=polar,
     memory=on`), empty for the full sweep. `origins` are the (cell id, attempt id) pairs behind the estimate.
     """
 
@@ -118,5 +118,5 @@ class Interaction(Tested):
 
 
 def subset_text(levels: Mapping[str, str]) -> str:
-    """Return the text of a subset as `Tested.subset` holds it, such as `attn_type=polar, memory=on`."""
+    """Return the text of a subset as `Tested.where` holds it, such as `attn_type=polar, memory=on`."""
     return ", ".join(f"{axis}={level}" for axis, level in levels.items())

@@ -388,7 +388,7 @@ def _row(
         axis: Axis whose strata get equal weights; None for plain weights.
 
     Returns:
-        A row with empty `levels` and without `subset`, `family` and the fields of its test, which the caller adds.
+        A row with empty `levels` and without `where`, `family` and the fields of its test, which the caller adds.
     """
     all_differences = matched.differences[mask, :, column_index]
     has_value = ~np.isnan(all_differences)

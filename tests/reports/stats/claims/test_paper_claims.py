@@ -52,7 +52,7 @@ def needle(logged, mode, distractor, memory, window):
     return logged["polar", mode, distractor, memory, window]["needle"][LAST]
 
 
-def held(answer, **expected):
+def assert_numbers(answer, **expected):
     for name, value in expected.items():
         assert answer.numbers[name] == pytest.approx(value, abs=2e-6), name
 
@@ -63,17 +63,17 @@ class TestLedger:
             needle(logged, m, d, 1, w) - needle(logged, m, d, 0, w) for m, d, w in product(MODES, (0, 1), (0, 1))
         ]
         assert fmean(differences) == pytest.approx(47.8, abs=0.05 + 1e-9)  # printed with one digit behind the point
-        held(answers["memory"], mean=fmean(differences) / 100, up=20, down=0, pairs=20)
+        assert_numbers(answers["memory"], mean=fmean(differences) / 100, up=20, down=0, pairs=20)
         t = stats.ttest_1samp(differences, 0).confidence_interval()
-        held(answers["memory"], t_low=t.low / 100, t_high=t.high / 100)
+        assert_numbers(answers["memory"], t_low=t.low / 100, t_high=t.high / 100)
         assert answers["memory"].verdict == "true"
 
     def test_claim_hold_90(self, answers, logged):
         cells = {(m, d, w): needle(logged, m, d, 1, w) for m, d, w in product(MODES, (0, 1), (0, 1))}
         open_ = [value for (_, _, w), value in cells.items() if not w]
         assert sum(value >= 90 - 1e-6 for value in cells.values()) == 1
-        held(answers["hold-90"], held=1, cells=20, mean=fmean(cells.values()) / 100)
-        held(answers["hold-90"], no_window=fmean(open_) / 100, no_window_sd=stdev(open_) / 100)
+        assert_numbers(answers["hold-90"], assert_numbers=1, cells=20, mean=fmean(cells.values()) / 100)
+        assert_numbers(answers["hold-90"], no_window=fmean(open_) / 100, no_window_sd=stdev(open_) / 100)
         assert answers["hold-90"].verdict == "true of 1 of 20"
         assert "without window 63.0 (sd 17.4, 10 cells)" in answers["hold-90"].told
 
@@ -81,7 +81,7 @@ class TestLedger:
         lengths = [2048 * 2**power for power in range(6)]
         values = logged["polar", "baseline", 0, 1, 0]["needle"]
         mean = sum(length * value for length, value in zip(lengths, values, strict=True)) / sum(lengths)
-        held(answers["average"], average=mean / 100, lowest=0.9125, highest=0.975, reach=1, cells=20)
+        assert_numbers(answers["average"], average=mean / 100, lowest=0.9125, highest=0.975, reach=1, cells=20)
         assert "average 94.15, 91.25 to 97.50" in answers["average"].told
         assert answers["average"].verdict == "true of 1 of 20"
 
@@ -97,7 +97,7 @@ class TestLedger:
         assert expected == [(20, 20), (14, 20), (7, 20), (3, 60)]
         names = ("polar + memory", "nope + memory", "rope + memory", "without memory")
         for name, (count, cells) in zip(names, expected, strict=True):
-            held(answers["monotone"], **{f"{name}, falling": count, f"{name}, cells": cells})
+            assert_numbers(answers["monotone"], **{f"{name}, falling": count, f"{name}, cells": cells})
         assert answers["monotone"].verdict == "true"
 
     def test_claim_best_loss(self, answers, logged):
@@ -107,7 +107,7 @@ class TestLedger:
         assert (len(plain), min(plain)) == (6, ours)
         assert f"{ours:.2f}" == "1.96"
         assert sum(value < 1.945 for value in losses.values()) == 1 + 6
-        held(answers["best-loss"], ours=ours, plain=ours, lowest=min(losses.values()), lower=7)
+        assert_numbers(answers["best-loss"], ours=ours, plain=ours, lowest=min(losses.values()), lower=7)
         explanation = answers["best-loss"].told
         assert explanation.endswith("1.916 (polar-zipfian-d0-m1-w0), 6 more are below 1.945")
         assert answers["best-loss"].verdict == "true among 6 plain cells only"
@@ -120,19 +120,19 @@ class TestLedger:
             stdev(differences_of_axis) / math.sqrt(len(differences_of_axis)) for differences_of_axis in (alone, every)
         ]
         assert [round(x, 1) for x in (fmean(alone), errors[0], fmean(every), errors[1])] == [-7.5, 11.4, -6.0, 8.3]
-        held(answers["distractor"], no_window=fmean(alone) / 100, no_window_error=errors[0] / 100, pairs=10)
-        held(answers["distractor"], mean=fmean(every) / 100, error=errors[1] / 100)
+        assert_numbers(answers["distractor"], no_window=fmean(alone) / 100, no_window_error=errors[0] / 100, pairs=10)
+        assert_numbers(answers["distractor"], mean=fmean(every) / 100, error=errors[1] / 100)
         assert answers["distractor"].verdict == "not shown"
 
     def test_claim_window(self, answers, logged):
         every = [needle(logged, m, d, 1, 1) - needle(logged, m, d, 1, 0) for m in MODES for d in (0, 1)]
         t = stats.ttest_1samp(every, 0).confidence_interval()
         assert [round(x, 1) for x in (fmean(every), t.low, t.high)] == [-25.5, -50.5, -0.5]
-        held(answers["window"], mean=fmean(every) / 100, t_low=t.low / 100, t_high=t.high / 100, up=2, down=8)
+        assert_numbers(answers["window"], mean=fmean(every) / 100, t_low=t.low / 100, t_high=t.high / 100, up=2, down=8)
         flips = [
             abs(sum(sign * x for sign, x in zip(signs, every, strict=True))) for signs in product((1, -1), repeat=10)
         ]
-        held(answers["window"], p=fmean(flip_sum >= abs(sum(every)) - 1e-6 for flip_sum in flips))
+        assert_numbers(answers["window"], p=fmean(flip_sum >= abs(sum(every)) - 1e-6 for flip_sum in flips))
         assert answers["window"].verdict == "weak", "Student's t alone is below 5%"
 
     def test_claim_simplest(self, answers, logged):
@@ -143,7 +143,7 @@ class TestLedger:
         }
         assert [round(x, 1) for x in better["weak", 1, 1]] == [78.8, 51.3]
         assert [round(x, 1) for x in better["strong", 1, 0]] == [83.8, 52.5]
-        held(answers["simplest"], better=len(better), cells=15)
+        assert_numbers(answers["simplest"], better=len(better), cells=15)
         assert (
             "strong/on/off 83.8 > strong/off/off 52.5; weak/on/on 78.8 > weak/off/off 51.3" in answers["simplest"].told
         )
@@ -152,13 +152,13 @@ class TestLedger:
     def test_claim_collapse(self, answers, logged):
         value = logged["nope", "baseline", 0, 1, 0]["needle"][LAST]
         assert value / 100 * 80 == pytest.approx(13, abs=1e-5)
-        held(answers["collapse"], value=13 / 80, ceiling=14 / 80)
+        assert_numbers(answers["collapse"], value=13 / 80, ceiling=14 / 80)
         assert answers["collapse"].verdict == "true"
 
     def test_claim_rope(self, answers, logged):
         cell = logged["rope", "baseline", 0, 1, 0]
         assert max(cell["needle"][4:]) == 0
-        held(answers["rope"], needle=0, loss=cell["clean"][LAST])
+        assert_numbers(answers["rope"], needle=0, loss=cell["clean"][LAST])
         assert f"{cell['clean'][LAST]:.2f}" == "2.86"
         assert answers["rope"].verdict == "true"
 
@@ -167,16 +167,16 @@ class TestLedger:
             values = logged[mixer, "baseline", 0, 0, 0]["clean"]
             assert [round(values[i], 2) for i in (0, 2)] == [first, later]
             assert f"{mixer} {first:.2f} -> {later:.2f} at 8K" in answers["degrade"].told
-            held(answers["degrade"], **{f"{mixer}, 4x": values[2], f"{mixer}, 32x": values[5]})
+            assert_numbers(answers["degrade"], **{f"{mixer}, 4x": values[2], f"{mixer}, 32x": values[5]})
         assert answers["degrade"].verdict == "false up to 4x"
 
     def test_claim_mfu(self, answers):
         # the second paper's Table 6: seconds of a step and MFU in %, alone, with memory, with memory and the distractor
         rows = [(28.33, 40.1), (32.49, 35.6), (36.39, 31.8)]
         alone, memory, both = (row[1] for row in rows)
-        held(answers["mfu"], points=(alone - memory) / 100, memory=1 - memory / alone, both=1 - both / alone)
+        assert_numbers(answers["mfu"], points=(alone - memory) / 100, memory=1 - memory / alone, both=1 - both / alone)
         times = [row[0] for row in rows]
-        held(answers["mfu"], memory_by_time=1 - times[0] / times[1], both_by_time=1 - times[0] / times[2])
+        assert_numbers(answers["mfu"], memory_by_time=1 - times[0] / times[1], both_by_time=1 - times[0] / times[2])
         assert "4.5 points, 11.2%, 20.7%; by the time of a step 12.8% and 22.1%" in answers["mfu"].told
         assert answers["mfu"].verdict == "true"
 
@@ -189,19 +189,19 @@ class TestLedger:
             for _, size, tokens, _, flops in trillion_rows
         ]
         assert right == [True] * 9
-        held(answers["budgets"], right=9, models=9)
+        assert_numbers(answers["budgets"], right=9, models=9)
 
     def test_claims_on_size_and_recipe(self, answers):
-        held(answers["non-embedding"], parameters=369_717_376)
-        held(answers["tokens"], tokens=1900 * 524_288)
+        assert_numbers(answers["non-embedding"], parameters=369_717_376)
+        assert_numbers(answers["tokens"], tokens=1900 * 524_288)
         assert "1,900 steps of 524,288" in answers["tokens"].told
         assert answers["schedule"].told == "schedule: linear"
         assert [answers[name].verdict for name in ("non-embedding", "tokens", "schedule")] == ["false"] * 3
 
     def test_claim_memory_by_hand(self, answers):
-        held(answers["eigenvalue"], prototype=0.98 * (1 - 16 / 2), eigenvalue=0.98 * (1 - 128 / 2))
+        assert_numbers(answers["eigenvalue"], prototype=0.98 * (1 - 16 / 2), eigenvalue=0.98 * (1 - 128 / 2))
         assert answers["eigenvalue"].verdict == "true of d = 16 only"
-        held(answers["state"], bytes=8 * 128 * 128 * 4)
+        assert_numbers(answers["state"], bytes=8 * 128 * 128 * 4)
         assert answers["state"].verdict == "true"
         assert {answers[name].verdict for name in ("generation", "kept", "written")} == {"unchecked"}
 
