@@ -221,7 +221,7 @@ def test_format_tokens(tokens: float, expected_text: str) -> None:
 # --- on a terminal --------------------------------------------------------------------------------------------------
 
 
-def busy(tmp_path: Path, running: int, failed: int) -> dict[str, Any]:
+def busy_state(tmp_path: Path, running: int, failed: int) -> dict[str, Any]:
     sweep = Sweep(tmp_path, running + failed + 1)
     for index in range(running):
         sweep.attempt(index, step=40, rate=30.0, gpu="NVIDIA H200", silent=400 if index == 0 else 0)
@@ -232,7 +232,7 @@ def busy(tmp_path: Path, running: int, failed: int) -> dict[str, Any]:
     return state
 
 
-def drawn(state: dict[str, Any], width: int, height: int, note: str = "", colour: bool = False) -> str:
+def drawn_view(state: dict[str, Any], width: int, height: int, note: str = "", colour: bool = False) -> str:
     console = Console(file=io.StringIO(), width=width, height=height, force_terminal=colour, color_system="truecolor" if colour else None, legacy_windows=False)  # fmt: skip
     console.print(view.screen_view(state, width, height, note))
     return str(console.file.getvalue())  # type: ignore[attr-defined]
@@ -240,10 +240,10 @@ def drawn(state: dict[str, Any], width: int, height: int, note: str = "", colour
 
 @pytest.mark.parametrize(("running", "failed"), every_nth([(0, 0), (1, 0), (0, 30), (3, 2), (40, 0), (40, 30)], 2))
 def test_screen_view_fits_the_terminal(tmp_path: Path, running: int, failed: int) -> None:
-    state = busy(tmp_path, running, failed)
+    state = busy_state(tmp_path, running, failed)
     for note in ("", "the database does not answer"):
         for height in (*range(1, 18), 24, 60):
-            lines = drawn(state, 70, height, note).splitlines()
+            lines = drawn_view(state, 70, height, note).splitlines()
             assert len(lines) <= height, (height, lines)
             assert max(map(len, lines)) <= 70
         assert any("slug-" in line for line in lines) or not running + failed
@@ -251,8 +251,8 @@ def test_screen_view_fits_the_terminal(tmp_path: Path, running: int, failed: int
 
 @pytest.mark.thorough
 def test_large_screen_shows_everything(tmp_path: Path) -> None:
-    state = busy(tmp_path, 3, 2)
-    lines = [line.rstrip() for line in drawn(state, 150, 40).splitlines()]
+    state = busy_state(tmp_path, 3, 2)
+    lines = [line.rstrip() for line in drawn_view(state, 150, 40).splitlines()]
     assert lines[0].startswith("s (revision 1), ")
     assert lines[1] == "0/6 done, 2.80K tokens left, 90 tokens/s, about 31 s left"
     assert lines[2] == "3 running, 1 new, 2 failed"
@@ -265,7 +265,7 @@ def test_large_screen_shows_everything(tmp_path: Path) -> None:
 
 @pytest.mark.thorough
 def test_small_screen_counts_hidden_entries(tmp_path: Path) -> None:
-    lines = [line.rstrip() for line in drawn(busy(tmp_path, 40, 30), 100, 12).splitlines()]
+    lines = [line.rstrip() for line in drawn_view(busy_state(tmp_path, 40, 30), 100, 12).splitlines()]
     assert len(lines) == 12
     assert lines[9] == "and 35 more"
     assert lines[10] == "and 30 more"
@@ -273,7 +273,7 @@ def test_small_screen_counts_hidden_entries(tmp_path: Path) -> None:
 
 
 def test_late_heartbeat_is_highlighted(tmp_path: Path) -> None:
-    lines = drawn(busy(tmp_path, 2, 0), 150, 20, colour=True).splitlines()
+    lines = drawn_view(busy_state(tmp_path, 2, 0), 150, 20, colour=True).splitlines()
     (silent,) = [line for line in lines if "slug-0" in line and "step" not in line and "started" not in line]
     (late_line,) = [line for line in lines if "slug-1" in line and "started" not in line]
     assert "\x1b[1;31m" in silent
@@ -283,7 +283,7 @@ def test_late_heartbeat_is_highlighted(tmp_path: Path) -> None:
 # --- the loop -------------------------------------------------------------------------------------------------------
 
 
-def watched(store: Store, *, terminal: bool = False, **options: Any) -> str:
+def watch_output(store: Store, *, terminal: bool = False, **options: Any) -> str:
     console = Console(file=io.StringIO(), width=100, height=20, force_terminal=terminal)
     view.watch(store, None, console, **({"interval": 0.01} | options))
     return str(console.file.getvalue())  # type: ignore[attr-defined]
@@ -292,14 +292,14 @@ def watched(store: Store, *, terminal: bool = False, **options: Any) -> str:
 @pytest.mark.thorough
 def test_watch_prints_plain_text_each_round(sweep: Sweep) -> None:
     sweep.attempt(0, step=40, rate=30.0)
-    blocks = watched(sweep.store, rounds=3).split("\n\n")
+    blocks = watch_output(sweep.store, rounds=3).split("\n\n")
     assert len(blocks) == 3
     assert all(block.splitlines()[2] == "1 running, 7 new" for block in blocks)
     assert "\x1b" not in "".join(blocks)
 
 
 def test_watch_prints_an_object_per_refresh(sweep: Sweep) -> None:
-    lines = watched(sweep.store, rounds=2, as_json=True, terminal=True).splitlines()
+    lines = watch_output(sweep.store, rounds=2, as_json=True, terminal=True).splitlines()
     assert [json.loads(line)["counts"] for line in lines] == [{"new": 8}] * 2
     assert list(json.loads(lines[0])) == list(view.live_state(sweep.store))
 
@@ -316,13 +316,13 @@ def test_watch_until_end_returns_at_the_end(sweep: Sweep) -> None:
 
     with pytest.MonkeyPatch.context() as patch:
         patch.setattr(view.time, "sleep", sleep)
-        output = watched(sweep.store, until_end=True, interval=7.0)
+        output = watch_output(sweep.store, until_end=True, interval=7.0)
     assert turns == [7.0] * 3
     assert output.count("s (revision 1)") == 4
 
 
 def test_watch_redraws_a_terminal(sweep: Sweep) -> None:
-    output = watched(sweep.store, rounds=2, terminal=True)
+    output = watch_output(sweep.store, rounds=2, terminal=True)
     assert "\x1b[" in output
     assert output.count("8 new") >= 2
 
@@ -336,7 +336,7 @@ def test_watch_waits_for_an_unavailable_database(sweep: Sweep, monkeypatch: pyte
         return real(store, name)
 
     monkeypatch.setattr(view, "live_state", sometimes)
-    blocks = watched(sweep.store, rounds=3).split("\n\n")
+    blocks = watch_output(sweep.store, rounds=3).split("\n\n")
     assert [block.endswith("the database does not answer: server closed the connection") for block in map(str.strip, blocks)] == [
         False, True, False,
     ]  # fmt: skip

@@ -33,7 +33,7 @@ def by_statsmodels(frame: pd.DataFrame, terms: list[tuple[str, ...]]) -> pd.Data
     return table
 
 
-def contrasts(levels: pd.Series) -> np.ndarray:
+def sum_contrasts(levels: pd.Series) -> np.ndarray:
     """Return sum contrasts, [N, levels - 1]."""
     return np.asarray(patsy.dmatrix("C(levels, Sum)", {"levels": levels}))[:, 1:]
 
@@ -42,7 +42,7 @@ def crossed_columns(a: np.ndarray, b: np.ndarray) -> np.ndarray:
     return (a[:, :, None] * b[:, None, :]).reshape(len(a), -1)
 
 
-def anova(data, column):
+def anova_frame(data, column):
     """Return the frame of one measure, and its remarks as printed by the table."""
     (result,) = anova_results(data, [column])
     return result.frame, [f"{column.heading}: {remark}" for remark in result.remarks]
@@ -52,7 +52,7 @@ class TestPublished:
     @pytest.mark.parametrize("column", every_nth([VAL, NEEDLE_64K], 2))
     def test_complete_design_equals_statsmodels(self, published, column):
         data = load_sweep_data(published, "printed-v2")
-        table, _ = anova(data, column)
+        table, _ = anova_frame(data, column)
         terms = [term for order in (1, 2, 3) for term in itertools.combinations(FIVE, order)]
         expected = by_statsmodels(ef.numbers_of(data, column), terms)
         rows = table.set_index("term")
@@ -67,7 +67,7 @@ class TestPublished:
     @pytest.mark.thorough
     def test_incomplete_design_equals_statsmodels(self, published):
         data = load_sweep_data(published, "printed-v1")
-        table, remarks = anova(data, VAL)
+        table, remarks = anova_frame(data, VAL)
         assert remarks[0] == "Val: attn_type x reg_mode is left out, since some of its combinations have no number"
         assert "attn_type x reg_mode x window are left out" in remarks[1]
         terms = [
@@ -84,7 +84,7 @@ class TestPublished:
     @pytest.mark.thorough
     def test_effect_sizes_by_hand(self, published):
         data = load_sweep_data(published, "printed-v2")
-        rows = anova(data, NEEDLE_64K)[0].set_index("term")
+        rows = anova_frame(data, NEEDLE_64K)[0].set_index("term")
         values = ef.numbers_of(data, NEEDLE_64K)["value"]
         total, residual = ((values - values.mean()) ** 2).sum(), rows.loc["residual", "sum_sq"]
         assert rows["sum_sq"].sum() == pytest.approx(total)
@@ -96,7 +96,7 @@ class TestPublished:
     @pytest.mark.thorough
     def test_needle_remarks_name_violated_assumptions(self, published):
         data = load_sweep_data(published, "printed-v2")
-        (remark,) = anova(data, NEEDLE_64K)[1]
+        (remark,) = anova_frame(data, NEEDLE_64K)[1]
         assert "not normal (Shapiro p" in remark
         assert "spread differs by attn_type and memory (Levene p" in remark
         # rope without and with memory, and others that are at 0 whatever the regularizer
@@ -110,7 +110,7 @@ class TestPublished:
         """Reference numbers from other code: the residual of the model without three-way terms, and two such terms."""
         frame = ef.numbers_of(load_sweep_data(published, "printed-v2"), NEEDLE_64K)
         y = frame[["value"]].to_numpy()
-        main = {name: contrasts(frame[name]) for name in FIVE}
+        main = {name: sum_contrasts(frame[name]) for name in FIVE}
         terms = {(name,): columns_of_term for name, columns_of_term in main.items()}
         for a, b in itertools.combinations(FIVE, 2):
             terms[a, b] = crossed_columns(main[a], main[b])
@@ -133,7 +133,7 @@ class TestPublished:
         data = load_sweep_data(published, "printed-v2")
         both = anova_results(data, [VAL, NEEDLE_64K])
         for fitted_result, column in zip(both, (VAL, NEEDLE_64K), strict=True):
-            alone = anova(data, column)[0]
+            alone = anova_frame(data, column)[0]
             pd.testing.assert_frame_equal(fitted_result.frame, alone, rtol=1e-9)
 
 
@@ -199,7 +199,7 @@ class TestModel:
         """Design of the published sweep, two-way and three-way terms, with variances as unequal as its needle's."""
         frame = ef.numbers_of(load_sweep_data(published, "printed-v2"), VAL)
         names = ("attn_type", "distractor", "memory", "window")
-        terms = {(name,): contrasts(frame[name]) for name in names}
+        terms = {(name,): sum_contrasts(frame[name]) for name in names}
         for term_names in itertools.chain(itertools.combinations(names, 2), itertools.combinations(names, 3)):
             terms[term_names] = crossed_columns(terms[term_names[:-1]], terms[term_names[-1:]])
         unlike = {("polar", "on"): 17.0, ("polar", "off"): 4, ("nope", "on"): 7, ("nope", "off"): 2}
@@ -263,7 +263,7 @@ class TestOwn:
             for m, w, t, seed in itertools.product(("off", "on"), ("off", "on"), ("polar", "nope", "rope"), range(2))
         ]
         data = load_sweep_data(sweep(rows[:-1]))
-        table_rows = anova(data, VAL)[0].set_index("term")
+        table_rows = anova_frame(data, VAL)[0].set_index("term")
         frame = ef.numbers_of(data, VAL)
         groups = frame.groupby(["memory", "window", "attn_type"])["value"]
         assert table_rows.loc["residual", "df"] == 11
@@ -276,7 +276,7 @@ class TestOwn:
         data = load_sweep_data(
             sweep([row for row in rows if row[0] != {"memory": "on", "window": "on", "attn_type": "rope"}])
         )
-        table_rows = anova(data, VAL)[0].set_index("term")
+        table_rows = anova_frame(data, VAL)[0].set_index("term")
         frame = ef.numbers_of(data, VAL)
         groups = frame.groupby(["memory", "window", "attn_type"])["value"]
         pure = ((frame["value"] - groups.transform("mean")) ** 2).sum()
@@ -295,7 +295,7 @@ class TestOwn:
         for index, record in enumerate(cells):
             value = 1.0 + index % 2 + index / 100
             run(empty, record.id, "done", [Measurement(probe="val", metric="val_loss", value=value)])
-        table, _ = anova(load_sweep_data(empty), VAL)
+        table, _ = anova_frame(load_sweep_data(empty), VAL)
         assert table["term"].tolist() == [axis, "residual"]
         assert table.loc[0, "sum_sq"] == pytest.approx(6 * 0.505**2)
 
@@ -320,12 +320,12 @@ class TestNothing:
     def test_reasons_for_no_analysis(self, sweep, rows, table, remark):
         store = sweep(rows)
         assert table in self.printed(store)
-        assert remark in anova(load_sweep_data(store), VAL)[1][0]
+        assert remark in anova_frame(load_sweep_data(store), VAL)[1][0]
 
     def test_exact_fit_has_no_residual(self, sweep):
         store = sweep([({"memory": m}, seed, 1.0 + (m == "on")) for m in ("off", "on") for seed in range(3)])
         assert "the terms explain everything" in self.printed(store)
-        row = anova(load_sweep_data(store), VAL)[0].iloc[0]
+        row = anova_frame(load_sweep_data(store), VAL)[0].iloc[0]
         assert all(math.isnan(row[name]) for name in ("F", "p", "p_permuted", "p_robust", "omega_sq"))
 
     @pytest.mark.thorough

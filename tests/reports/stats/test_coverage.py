@@ -4,7 +4,7 @@ import pytest
 from simulations import coverage as cv
 
 
-def named(name: str) -> cv.Setting:
+def setting_named(name: str) -> cv.Setting:
     return next(setting for setting in cv.SETTINGS if setting.name == name)
 
 
@@ -34,10 +34,10 @@ def test_main_exit_code_outside_of_the_bounds(capsys, monkeypatch):
 @pytest.mark.thorough
 def test_coverage_of_seeds_as_pairs_is_too_low():
     """Seeds as pairs with shared seed effects: coverage 65% and 27% false positives."""
-    differ = cv.covered(named("5 seeds, effects differ by 2 sd"), 8, draws=300)
+    differ = cv.covered(setting_named("5 seeds, effects differ by 2 sd"), 8, draws=300)
     assert 0.92 <= differ.now <= 0.98
     assert differ.bootstrap < 0.75
-    shocks = cv.covered(named("3 seeds, a shock of 0.5 sd a seed"), 12, draws=300)
+    shocks = cv.covered(setting_named("3 seeds, a shock of 0.5 sd a seed"), 12, draws=300)
     assert shocks.wrong < 0.1
     assert shocks.wrong_as_pairs > 0.2
 

@@ -25,7 +25,7 @@ def tuned(studies: Store) -> Study:
     return study_of(studies, load_sweep_data(studies, "tuned"))
 
 
-def apart(study: Study) -> optuna.Study:
+def plain_optuna_study(study: Study) -> optuna.Study:
     """Return an Optuna study with the same trials, made without this package."""
     from optuna.distributions import CategoricalDistribution, FloatDistribution, IntDistribution
 
@@ -54,7 +54,7 @@ def apart(study: Study) -> optuna.Study:
 def test_ped_anova_equals_optuna(tuned: Study) -> None:
     results = importances(tuned, tuned.objectives[0], PED_ANOVA)
     evaluator = optuna.importance.PedAnovaImportanceEvaluator(target_quantile=5 / 33)
-    expected = optuna.importance.get_param_importances(apart(tuned), evaluator=evaluator)
+    expected = optuna.importance.get_param_importances(plain_optuna_study(tuned), evaluator=evaluator)
     assert {result.path: result.share for result in results} == pytest.approx(expected)
     assert results[0].path == RATE
     assert results[0].share > 0.6
@@ -70,7 +70,7 @@ def test_fanova_equals_optuna(tuned: Study, monkeypatch: pytest.MonkeyPatch) -> 
     monkeypatch.setattr(importance, "PERMUTATION_RANGE", {FANOVA: (3, 3)})
     results = importances(tuned, tuned.objectives[0], FANOVA)
     evaluator = optuna.importance.FanovaImportanceEvaluator(seed=0)
-    expected = optuna.importance.get_param_importances(apart(tuned), evaluator=evaluator)
+    expected = optuna.importance.get_param_importances(plain_optuna_study(tuned), evaluator=evaluator)
     assert {result.path: result.share for result in results} == pytest.approx(expected)
     assert results[0].path == RATE
     assert results[0].share > 0.8

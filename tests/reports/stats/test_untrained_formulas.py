@@ -18,7 +18,7 @@ NORMAL = [NormalDist().inv_cdf((index + 0.5) / 2000) for index in range(2000)]
 WAYS = [(erases, keeps) for erases in (True, False) for keeps in (True, False)]
 
 
-def simulated(size: int, tokens: int, *, erases: bool, keeps: bool, heads: int = 48) -> float:
+def simulated_norm(size: int, tokens: int, *, erases: bool, keeps: bool, heads: int = 48) -> float:
     """Return the root mean square norm of the state over heads, simulated token by token."""
     chance = np.random.default_rng(7)
     state = np.zeros((heads, size, size))
@@ -40,7 +40,7 @@ def simulated(size: int, tokens: int, *, erases: bool, keeps: bool, heads: int =
 def test_state_norms_equal_a_simulation(erases: bool, keeps: bool) -> None:
     for tokens in (1, 20, 300):
         closed = untrained_formulas.state_norms([tokens], erases=erases, keeps=keeps, size=16)[0]
-        assert closed == pytest.approx(simulated(16, tokens, erases=erases, keeps=keeps), rel=0.05)
+        assert closed == pytest.approx(simulated_norm(16, tokens, erases=erases, keeps=keeps), rel=0.05)
 
 
 def test_state_norms_without_decay_grow_as_a_root() -> None:

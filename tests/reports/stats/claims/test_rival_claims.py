@@ -50,7 +50,9 @@ def test_claims_for_our_sweep_are_those_of_our_paper(published: Store) -> None:
     assert claims_for(ClaimFacts(load_sweep_data(published, "printed-v2"))) == list(CLAIMS)
 
 
-def own(store: Store, make: Any, values_by_mixer: dict[str, list[list[Measurement]]]) -> dict[str, tuple[str, str]]:
+def verdicts_of_launched(
+    store: Store, make: Any, values_by_mixer: dict[str, list[list[Measurement]]]
+) -> dict[str, tuple[str, str]]:
     cell, _ = make
     listed = [(kind, seed, values) for kind, runs in values_by_mixer.items() for seed, values in enumerate(runs)]
     cells = [cell(i, attn_type=kind, memory="off", seed=seed) for i, (kind, seed, _) in enumerate(listed)]
@@ -77,7 +79,7 @@ def lengths(*values: float) -> list[Measurement]:
 
 
 def test_rival_claims_on_a_launched_sweep(empty: Store, make: Any) -> None:
-    by_claim = own(
+    by_claim = verdicts_of_launched(
         empty,
         make,
         {
@@ -103,7 +105,7 @@ def test_rival_claims_on_a_launched_sweep(empty: Store, make: Any) -> None:
 
 
 def test_rival_claims_without_measurements(empty: Store, make: Any) -> None:
-    by_configuration = own(empty, make, {"rope": [shares(sparse=0.5)]})
+    by_configuration = verdicts_of_launched(empty, make, {"rope": [shares(sparse=0.5)]})
     assert by_configuration["rope-sparse"][0] == "true"
     assert {name: verdict for name, (verdict, _) in by_configuration.items()} == dict.fromkeys(
         by_configuration, "cannot say"

@@ -29,7 +29,7 @@ def paper(published: Store) -> SweepData:
     return load_sweep_data(published, "printed-v2")
 
 
-def by_hand(contrast: Contrast) -> list[float]:
+def differences_by_hand(contrast: Contrast) -> list[float]:
     """Return the differences of a contrast on needle accuracy at 64K, from the printed hits of 80."""
     values = {
         tuple(row[axis] for axis in AXES): round(float(row["needle"]) * 0.8) / 80
@@ -45,7 +45,7 @@ def by_hand(contrast: Contrast) -> list[float]:
     ]
 
 
-def outside(d: np.ndarray, margin: float) -> float:
+def equivalence_p_by_hand(d: np.ndarray, margin: float) -> float:
     """Return the larger one-sided p of equivalence within the margin, by every flip of signs."""
     signs = np.array(list(itertools.product((1, -1), repeat=len(d))))
     return max(float((signs @ shifted >= shifted.sum() - 1e-12).mean()) for shifted in (margin + d, margin - d))
@@ -71,14 +71,14 @@ def test_a_contrast_is_equivalent_differs_or_shows_nothing(paper: SweepData) -> 
     assert [replace(results[index], is_at_chance=False).verdict for index in (1, 3)] == ["equivalent", "not shown"]
     assert {(result.family, result.confirmatory) for result in results} == {("declared contrasts", True)}
     for result, declared in zip(results, declared_contrasts, strict=True):
-        d = by_hand(declared)
+        d = differences_by_hand(declared)
         assert (result.pairs, result.mean) == (len(d), pytest.approx(np.mean(d), abs=1e-9))
     raw = [
         1.0,  # 47.8 points are not within 5
         2.0**-20,  # twenty differences of zero
-        outside(np.array(by_hand(declared_contrasts[2])), 0.1),
+        equivalence_p_by_hand(np.array(differences_by_hand(declared_contrasts[2])), 0.1),
         # four pairs: Student's t
-        float(ttost_paired(np.array(by_hand(declared_contrasts[3])), np.zeros(4), -0.1, 0.1)[0]),
+        float(ttost_paired(np.array(differences_by_hand(declared_contrasts[3])), np.zeros(4), -0.1, 0.1)[0]),
     ]
     order = np.argsort(raw)
     holm = np.empty(4)
@@ -133,14 +133,14 @@ def holed(empty: Store, make: Any, run: Callable[..., None]) -> Store:
     return empty
 
 
-def of(rows: list[Effect], heading: str) -> Effect:
+def memory_row(rows: list[Effect], heading: str) -> Effect:
     (row,) = [row for row in rows if row.measure.heading == heading and row.axis == "memory"]
     return row
 
 
 def test_missing_cells_are_counted_and_bounded(holed: Store) -> None:
     rows = effects(load_sweep_data(holed))
-    needle, val = of(rows, "Ndl@128"), of(rows, "Val")
+    needle, val = memory_row(rows, "Ndl@128"), memory_row(rows, "Val")
     for row in (needle, val):
         assert (row.pairs, row.expected, row.missing) == (2, 4, {"diverged": 1, "new": 1})
     assert needle.mean == pytest.approx((0.7 + 0.4) / 2)
@@ -167,20 +167,20 @@ def test_contrast_at_chance_level_is_not_tested(paper: SweepData) -> None:
     cells = [cell.cell_id for cell in paper.cells if cell.levels["attn_type"] == "rope"]
     needle = paper.lengths("needle", "digit_accuracy")
 
-    def floors(share: float, *, num_cells: int = 1, lengths: Sequence[int] = (65536,)) -> list[bool]:
+    def at_chance_flags(share: float, *, num_cells: int = 1, lengths: Sequence[int] = (65536,)) -> list[bool]:
         keys = [(cell, "needle", "digit_accuracy", length) for cell in cells[:num_cells] for length in lengths]
         values = {**paper.values, **{key: replace(paper.values[key], value=share) for key in keys}}
         return [row.is_at_chance for row in contrasts(replace(paper, values=values, contrasts=declared_contrasts))]
 
     # of an average every length counts: at 2K rope finds some
-    assert floors(0.0) == [True, False, False, False]
-    assert floors(0.0, num_cells=40, lengths=needle) == [True, True, False, False]
+    assert at_chance_flags(0.0) == [True, False, False, False]
+    assert at_chance_flags(0.0, num_cells=40, lengths=needle) == [True, True, False, False]
     # a little more than 14 of 80 is chance in 16 trials, in one number and in their average
-    assert floors(0.18, num_cells=40, lengths=needle) == [True, True, False, False]
+    assert at_chance_flags(0.18, num_cells=40, lengths=needle) == [True, True, False, False]
     # the smallest of 16 trials that forty cells do not reach by chance
     least = next(hits for hits in range(17) if binom.sf(hits - 1, 16, 14 / 80) <= 0.05 / 40)
-    assert floors((least - 1) / 16)[0] is True
-    assert floors(least / 16)[0] is False
+    assert at_chance_flags((least - 1) / 16)[0] is True
+    assert at_chance_flags(least / 16)[0] is False
     # a length that is shown besides changes no verdict
     assert [row.is_at_chance for row in contrasts(replace(paper, contrasts=declared_contrasts, also=(1024,)))] == [
         True,

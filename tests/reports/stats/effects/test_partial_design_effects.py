@@ -32,7 +32,7 @@ DECLARED = (
 FORMULA = "value ~ C(attn_type) * C(memory) + C(reg_mode) + C(distractor) + C(window)"
 
 
-def part(data: SweepData, runs: int = 40) -> SweepData:
+def restricted_to_design(data: SweepData, runs: int = 40) -> SweepData:
     """Return the sweep restricted to a D-optimal design of so many cells."""
     space = DesignSpace({axis: tuple(data.levels(axis)) for axis in data.cells[0].levels})
     terms = hierarchical_closure([*space.terms(1), ("attn_type", "memory")])
@@ -50,7 +50,7 @@ def all_cells(published: Store) -> SweepData:
 
 @pytest.fixture(scope="module")
 def forty(all_cells: SweepData) -> SweepData:
-    return part(all_cells)
+    return restricted_to_design(all_cells)
 
 
 @pytest.fixture(scope="module")
@@ -61,7 +61,7 @@ def by_hand(forty: SweepData) -> Any:
     return smf.ols(FORMULA, frame).fit()
 
 
-def difference(all_cells: SweepData, axis: str, pair: tuple[str, str], **within: str) -> np.ndarray:
+def difference_weights(all_cells: SweepData, axis: str, pair: tuple[str, str], **within: str) -> np.ndarray:
     """Return the mean difference over the configurations of the full grid, as weights of coefficients."""
     every = pd.DataFrame([cell.levels for cell in all_cells.cells]).assign(value=0.0)
     inside = every
@@ -95,7 +95,7 @@ def test_estimates_equal_statsmodels(
         if (row.axis, row.level, row.reference, row.where) == (axis, *pair, where)
     ]
     robust = by_hand.get_robustcov_results("HC3", use_t=True)
-    theirs = robust.t_test(difference(all_cells, axis, pair, **within))
+    theirs = robust.t_test(difference_weights(all_cells, axis, pair, **within))
     low, high = np.ravel(theirs.conf_int())
     assert (mine.mean, mine.low, mine.high) == pytest.approx((theirs.effect[0], low, high))
     assert mine.p == pytest.approx(float(theirs.pvalue), rel=1e-6, abs=1e-12)
@@ -138,7 +138,7 @@ def test_forty_cells_estimate_the_full_effects(forty: SweepData, all_cells: Swee
 
 
 def test_completed_design_uses_matched_pairs(all_cells: SweepData) -> None:
-    complete = part(all_cells, 120)
+    complete = restricted_to_design(all_cells, 120)
     assert complete.partial is None
     bare = replace(complete, design=None)
     column = contrast_column(all_cells, DECLARED[0])
@@ -146,7 +146,7 @@ def test_completed_design_uses_matched_pairs(all_cells: SweepData) -> None:
 
 
 def test_inestimable_effects_are_nan(all_cells: SweepData) -> None:
-    polar = part(all_cells)
+    polar = restricted_to_design(all_cells)
     cells_of_half = [cell for cell in polar.cells if (cell.levels["memory"] == "on") == (cell.levels["window"] == "on")]
     rows = effects(replace(polar, cells=cells_of_half), [contrast_column(all_cells, DECLARED[0])])
     assert not {row.axis for row in rows if not row.confirmatory} & {"memory", "window"}
@@ -173,7 +173,7 @@ def test_anova_has_the_terms_of_the_design(forty: SweepData) -> None:
 
 
 def test_main_effect_design_has_no_interactions(all_cells: SweepData) -> None:
-    data = part(all_cells)
+    data = restricted_to_design(all_cells)
     assert data.design is not None
     bare = replace(data, design=replace(data.design, terms=tuple(data.design.space.terms(1))), contrasts=())
     table = tables.interactions_table(None, bare)  # type: ignore[arg-type]

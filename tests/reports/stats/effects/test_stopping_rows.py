@@ -30,7 +30,7 @@ def data(replicated: Store) -> SweepData:
     return replace(load_sweep_data(replicated, "twice"), contrasts=declared, stop=RULE)
 
 
-def of_seeds(data: SweepData) -> list[float]:
+def effects_by_seed(data: SweepData) -> list[float]:
     """Return the effect of memory at each seed, averaged over both mixers."""
     values_by_seed: dict[int, list[float]] = {}
     for cell in data.cells:
@@ -41,7 +41,7 @@ def of_seeds(data: SweepData) -> list[float]:
 
 
 def test_apply_last_look_replaces_the_row(data: SweepData) -> None:
-    d = of_seeds(data)
+    d = effects_by_seed(data)
     own, unrelated = contrasts(data)
     level = 2 * stats.norm.sf(critical_values([3 / 5])[0])
     low, high = stats.t.interval(1 - level, 2, np.mean(d), stats.sem(d))

@@ -50,7 +50,7 @@ def column(data, probe, metric, length):
     return match
 
 
-def exactly(values, sds):
+def p_best_by_integration(values, sds):
     """Return the probability that each is the largest: the integral of its density times the rivals' cdf."""
 
     def density(x, i):
@@ -71,9 +71,9 @@ class TestBest:
     def test_p_best_of_normals_with_fixed_sd(self):
         values, sds = [1.0, 1.5, 2.0, 2.2], [1.0, 0.5, 0.7, 0.2]
         probabilities = simulate_p_best([Candidate(v, s) for v, s in zip(values, sds, strict=True)], 1)
-        assert probabilities == pytest.approx(exactly(values, sds), abs=CLOSE)
+        assert probabilities == pytest.approx(p_best_by_integration(values, sds), abs=CLOSE)
         losses = simulate_p_best([Candidate(-v, s) for v, s in zip(values, sds, strict=True)], -1)
-        assert losses == pytest.approx(exactly(values, sds), abs=CLOSE)
+        assert losses == pytest.approx(p_best_by_integration(values, sds), abs=CLOSE)
         assert probabilities.sum() == pytest.approx(1)
 
     @pytest.mark.parametrize("df", [1, 4, 16])

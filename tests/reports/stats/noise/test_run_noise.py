@@ -29,7 +29,7 @@ def paper(published: Store) -> SweepData:
     return load_sweep_data(published, "printed-v2")
 
 
-def by_hand(mixer: str, memory: str, *, without: str = "") -> tuple[float, int]:
+def pooled_sd_by_hand(mixer: str, memory: str, *, without: str = "") -> tuple[float, int]:
     """Return the pooled standard deviation of needle hits at 64K, in points, and its degrees of freedom."""
     groups: dict[tuple[str, str], list[float]] = defaultdict(list)
     for row in rows("lengths"):
@@ -45,11 +45,13 @@ def test_strata_are_told_apart(paper: SweepData) -> None:
     noise_of_strata = noise_by_stratum(paper, NEEDLE)
     assert len(noise_of_strata) == 6
     for (mixer, memory), noise in noise_of_strata.items():
-        sd, df = by_hand(mixer, memory, without="strong")
+        sd, df = pooled_sd_by_hand(mixer, memory, without="strong")
         assert (noise.kind, noise.df, noise.groups) == ("near-replicates", df, 4)
         assert 100 * noise.sd == pytest.approx(sd, abs=1e-9)
         assert noise == spread(paper, NEEDLE, {"attn_type": mixer, "memory": memory})
-    with_strong = [f"{by_hand(*stratum)[0]:.1f}" for stratum in (("polar", "on"), ("nope", "on"), ("rope", "off"))]
+    with_strong = [
+        f"{pooled_sd_by_hand(*stratum)[0]:.1f}" for stratum in (("polar", "on"), ("nope", "on"), ("rope", "off"))
+    ]
     assert with_strong == ["19.9", "7.5", "0.0"], "as worked out apart from this package"
     assert (
         noise_of_strata["polar", "on"].sd
@@ -101,7 +103,7 @@ def test_regularizers_are_treatments_beside_a_mean_loss(
 
 
 def test_one_pair_is_held_against_the_spread() -> None:
-    sd, df = by_hand("polar", "on")
+    sd, df = pooled_sd_by_hand("polar", "on")
     t = stats.t.ppf(0.975, df) + stats.t.ppf(0.8, df)
     assert detectable(Spread("near-replicates", sd, df, 4), 1) == pytest.approx(t * sd * math.sqrt(2))
     assert f"{t * sd * math.sqrt(2):.0f}" == "84", "points: nothing less shows in one pair of polar with memory"

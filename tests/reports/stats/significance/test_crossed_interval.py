@@ -17,13 +17,13 @@ PROBABILITIES = (0.5, 0.05, 1e-3, 1e-4, 1e-6, 1e-9, 1e-12)
 NODES, WEIGHTS = np.polynomial.legendre.leggauss(40)
 
 
-def draw(configurations: int, seeds: int, shock: float) -> np.ndarray:
+def draw_table(configurations: int, seeds: int, shock: float) -> np.ndarray:
     random = np.random.default_rng(10 * configurations + seeds)
     table = random.normal(size=(configurations, seeds)) + shock * random.normal(size=(1, seeds))
     return table - table.mean()
 
 
-def beyond(distance: float, v1: float, df: int, shared: float) -> float:
+def tail_probability(distance: float, v1: float, df: int, shared: float) -> float:
     """Return P(|sqrt(v1) T + sqrt(shared) Z| > distance), T Student's with df, by panels over the normal Z."""
     wide, narrow = math.sqrt(v1), math.sqrt(shared)
     if distance > 1e9 * narrow or not narrow:
@@ -38,7 +38,7 @@ def beyond(distance: float, v1: float, df: int, shared: float) -> float:
     return total
 
 
-def exact(table: np.ndarray, distance: float) -> float:
+def exact_p(table: np.ndarray, distance: float) -> float:
     """Return p of a mean that far from zero, from the mean squares of a complete design.
 
     The generalized p is computed by adaptive quadrature over the logarithm of the lower tail of the seeds' chi-square,
@@ -56,7 +56,7 @@ def exact(table: np.ndarray, distance: float) -> float:
     def integrand(log: float) -> float:
         lower = math.exp(log)
         square = stats.chi2.ppf(lower, s - 1) if lower < 0.5 else stats.chi2.isf(-math.expm1(log), s - 1)
-        return lower * beyond(distance, a / (c * s), c - 1, max(0.0, b * (s - 1) / square - e) / (c * s))
+        return lower * tail_probability(distance, a / (c * s), c - 1, max(0.0, b * (s - 1) / square - e) / (c * s))
 
     border = b * (s - 1) / e
     top = min(math.log(float(stats.chi2.cdf(border, s - 1))), -1e-16)
@@ -66,38 +66,38 @@ def exact(table: np.ndarray, distance: float) -> float:
     return satterthwaite + (sum(parts) + alone - satterthwaite) / (2 * s - 3)
 
 
-def p_of(table: np.ndarray, mean: float) -> float:
+def p_of_mean(table: np.ndarray, mean: float) -> float:
     interval = crossed_interval(table + mean)
     assert interval is not None
     return interval[2]
 
 
-def distance_of(table: np.ndarray, p: float) -> float:
+def mean_with_p(table: np.ndarray, p: float) -> float:
     """Return a mean whose p is about this one."""
     low, high = 0.0, 1.0
-    while p_of(table, high) > p:
+    while p_of_mean(table, high) > p:
         low, high = high, 4 * high
     for _ in range(12):
         middle = (low + high) / 2
-        low, high = (middle, high) if p_of(table, middle) > p else (low, middle)
+        low, high = (middle, high) if p_of_mean(table, middle) > p else (low, middle)
     return high
 
 
 @pytest.mark.parametrize(("configurations", "seeds", "shock"), DESIGNS)
 def test_crossed_interval_p_in_the_far_tail(configurations: int, seeds: int, shock: float) -> None:
-    table = draw(configurations, seeds, shock)
+    table = draw_table(configurations, seeds, shock)
     for p in PROBABILITIES:
-        mean = distance_of(table, p)
+        mean = mean_with_p(table, p)
         # the trapezoid rule is good to 2e-7, as a finer step shows, and the reference to 2e-6 where Student's t has one degree of
         # freedom; of a far mean, rounding leaves the differences from it, which are about 1, wrong in its last places
-        assert p_of(table, mean) == pytest.approx(exact(table, mean), rel=max(5e-6, 1e-15 * mean), abs=0), p
+        assert p_of_mean(table, mean) == pytest.approx(exact_p(table, mean), rel=max(5e-6, 1e-15 * mean), abs=0), p
 
 
 @pytest.mark.parametrize(("configurations", "seeds"), [(46, 3), (80, 3), (75, 5), (120, 6)])
 def test_crossed_interval_of_large_complete_designs(configurations: int, seeds: int) -> None:
     """A numerical rank once misjudged these as designs with unconnected seeds."""
-    table = draw(configurations, seeds, 0.5) + 0.1
-    assert p_of(table, 0.0) == pytest.approx(exact(table, 0.1), rel=1e-6)
+    table = draw_table(configurations, seeds, 0.5) + 0.1
+    assert p_of_mean(table, 0.0) == pytest.approx(exact_p(table, 0.1), rel=1e-6)
 
 
 @pytest.mark.filterwarnings("error")

@@ -27,7 +27,7 @@ def test_holm_ignores_nan():
     assert all(math.isnan(p) for p in rs.holm([math.nan, math.nan]))
 
 
-def brute(samples: list[dict[str, float]]) -> list[float]:
+def step_down_max_t(samples: list[dict[str, float]]) -> list[float]:
     """Return step-down maxT p values by definition: every flip of every configuration, studentised sums."""
     names = sorted({name for sample in samples for name in sample})
     seen = [abs(sum(sample.values())) / math.sqrt(sum(x * x for x in sample.values())) for sample in samples]
@@ -55,11 +55,13 @@ def test_max_t_equals_enumeration():
     part = draw.normal(0.8, 1, 7)
     samples = [*full, part]
     keys = [names, names, names, names[2:]]
-    expected = brute([dict(zip(sample_keys, d, strict=True)) for d, sample_keys in zip(samples, keys, strict=True)])
+    expected = step_down_max_t(
+        [dict(zip(sample_keys, d, strict=True)) for d, sample_keys in zip(samples, keys, strict=True)]
+    )
     assert rs.corrected(samples, rs.test_paired_differences(samples), keys) == pytest.approx(expected)
     # without names, rows at one place belong together where there are as many in each
-    expected = brute([dict(zip(names, d, strict=True)) for d in full])
-    assert rs.corrected(full, rs.paired_difference_tests(full)) == pytest.approx(expected)
+    expected = step_down_max_t([dict(zip(names, d, strict=True)) for d in full])
+    assert rs.corrected(full, rs.test_paired_differences(full)) == pytest.approx(expected)
 
 
 def test_max_t_draws_approximate_enumeration():
