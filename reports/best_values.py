@@ -86,7 +86,7 @@ def ranked(
         for c, entry in enumerate(row):
             key = c if rank == "column" else (r, entry.probe, entry.metric, entry.length)
             groups.setdefault(key, []).append((r, c))
-    spreads = _Spreads(data)
+    spreads = _NoiseByEntry(data)
     contests = []
     for positions in groups.values():
         unlisted_entries = [row[positions[0][1]] for row in unlisted] if rank == "column" else []
@@ -107,7 +107,7 @@ def ranked(
 
 
 def _ranked_group(
-    noise: _Spreads | None, shown_entries: Mapping[GridIndex, TableEntry], unlisted_entries: Sequence[TableEntry]
+    noise: _NoiseByEntry | None, shown_entries: Mapping[GridIndex, TableEntry], unlisted_entries: Sequence[TableEntry]
 ) -> RankedGroup:
     """Return the compared group of the shown entries.
 
@@ -123,7 +123,7 @@ def _ranked_group(
     top = tuple(position for position, wins in zip(shown_entries, _best_of(entries), strict=True) if wins)
     heading = entries[0].heading
     is_held = noise is not None and len(numbered) > 1 and entries[0].direction
-    spreads = [noise.spread_of(entry) for entry in numbered] if noise is not None and is_held else []
+    spreads = [noise.noise_of(entry) for entry in numbered] if noise is not None and is_held else []
     if noise is None or not any(spreads):
         return RankedGroup(heading=heading, best=top, chances={})
     candidates = [noise.candidate(entry, spread) for entry, spread in zip(numbered, spreads, strict=True)]
@@ -142,7 +142,7 @@ def _ranked_group(
     )
 
 
-class _Spreads:
+class _NoiseByEntry:
     """Noise estimates of a sweep by column and stratum; each is computed once and cached."""
 
     def __init__(self, data: SweepData) -> None:
@@ -151,7 +151,7 @@ class _Spreads:
         self._by_column: dict[Column, Mapping[Stratum, Spread]] = {}
         self._columns: dict[tuple[str, str, int | None], tuple[Column, float]] = {}
 
-    def spread_of(self, entry: TableEntry) -> tuple[Stratum, Spread] | None:
+    def noise_of(self, entry: TableEntry) -> tuple[Stratum, Spread] | None:
         """Return (stratum, noise estimate) of an entry, in its unit; None for another sweep or without estimate."""
         from .stats.noise.best_probability import spreads_by_stratum, stratum_of
         from .stats.noise.run_noise import printed_noise
@@ -199,9 +199,7 @@ class _Spreads:
         from .stats.noise.best_probability import expected_maximum
 
         spreads = [
-            (spread[1].used, spread)
-            for entry in best
-            if (spread := self.spread_of(entry)) and spread[1].kind != "seeds"
+            (spread[1].used, spread) for entry in best if (spread := self.noise_of(entry)) and spread[1].kind != "seeds"
         ]
         if not spreads or max(values) <= min(values):
             return None

@@ -19,7 +19,7 @@ from ...results.store.records import Key
 from ...results.store.store import Store
 from ..number_format import Column, column_of, format_length
 from ..sweep_data import ReportError, SweepData
-from .effects.matched_groups import Numbers, factors, level_pairs, subset_mask
+from .effects.matched_groups import MetricMatrix, factors, level_pairs, subset_mask
 from .significance.paired_tests import ALPHA, PairedTest, corrected, test_paired_differences
 
 ANSWERS = ("cell", "attempt", "configuration", "seed", "length", "trial", "value", "exact")
@@ -197,7 +197,7 @@ def item_effects(store: Store, data: SweepData, columns: Sequence[Column] | None
     """
     columns_by_key = {column.key: column for column in (item_measures(data) if columns is None else columns)}
     mixers = data.levels("attn_type")
-    numbers, contrasts = Numbers(data, []), []
+    numbers, contrasts = MetricMatrix(data, []), []
     for axis in factors(data):
         subsets = ["", *(mixers if axis != "attn_type" and len(mixers) > 1 else ())]
         for level, reference in level_pairs(data, axis):

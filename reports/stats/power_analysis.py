@@ -9,7 +9,15 @@ import numpy as np
 
 from ..number_format import Column
 from ..sweep_data import SweepData
-from .effects.matched_groups import Numbers, factors, level_pairs, main_measures, numbers_of, origins_of, subset_mask
+from .effects.matched_groups import (
+    MetricMatrix,
+    factors,
+    level_pairs,
+    main_measures,
+    numbers_of,
+    origins_of,
+    subset_mask,
+)
 from .noise.run_noise import POWER, STRATUM_AXES, Spread, detectable, noise_by_stratum, power_of
 
 POINTS = (0.05, 0.1, 0.2)
@@ -103,7 +111,7 @@ def pairs_needed(sd: np.ndarray, df: np.ndarray, difference: np.ndarray) -> np.n
 
 def _max_pairs_by_stratum(data: SweepData) -> dict[tuple[str, ...], int]:
     """Return, by stratum, the largest number of matched pairs of configurations listed for two levels of any axis."""
-    numbers = Numbers(data, [])
+    numbers = MetricMatrix(data, [])
     strata = dict.fromkeys(tuple(cell.levels[axis] for axis in STRATUM_AXES) for cell in data.cells)
     max_pairs = dict.fromkeys(strata, 0)
     for axis in factors(data):

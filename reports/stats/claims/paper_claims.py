@@ -45,7 +45,7 @@ DECAY, WRITE = 0.98, 0.5
 PUBLISHED_SETTINGS: Mapping[str, int] = {"n_heads": 8, "head_dim": 128}
 """Settings of the published networks that their logs do not contain."""
 UNITS = {"K": 1e3, "M": 1e6, "B": 1e9, "T": 1e12}
-Metric = tuple[str, str]
+MetricKey = tuple[str, str]
 
 
 @dataclass(frozen=True)
@@ -73,7 +73,7 @@ class ClaimFacts:
         """Level of the memory axis that claims are about: the first one that is not `off`."""
         return next((level for level in self.data.levels("memory") if level != "off"), "on")
 
-    def lengths(self, metric: Metric) -> list[int]:
+    def lengths(self, metric: MetricKey) -> list[int]:
         """Return the context lengths of a metric, shortest first.
 
         Raises:
@@ -123,7 +123,7 @@ class ClaimFacts:
         return self.cells(attn_type=mixer, **{**plain_levels, **levels})
 
     def mean_or_none(
-        self, runs: Sequence[CellState], metric: Metric, length: int = 0, table: str | None = None
+        self, runs: Sequence[CellState], metric: MetricKey, length: int = 0, table: str | None = None
     ) -> float | None:
         """Return the mean over runs, and record what was read; None if no run has the number.
 
@@ -141,7 +141,7 @@ class ClaimFacts:
                 self.read[cell.cell_id, value.attempt_id] = None
         return fmean(values) if values else None
 
-    def value(self, runs: Sequence[CellState], metric: Metric, length: int = 0, table: str | None = None) -> float:
+    def value(self, runs: Sequence[CellState], metric: MetricKey, length: int = 0, table: str | None = None) -> float:
         """Return the mean over runs like `mean_or_none`.
 
         Raises:
@@ -155,7 +155,7 @@ class ClaimFacts:
             )
         return mean
 
-    def differences(self, axis: str, metric: Metric, length: int, **levels: str) -> list[float]:
+    def differences(self, axis: str, metric: MetricKey, length: int, **levels: str) -> list[float]:
         """Return the difference "on minus off" of an axis for every matched pair of configurations.
 
         Args:

@@ -118,5 +118,5 @@ class Interaction(Tested):
 
 
 def subset_text(levels: Mapping[str, str]) -> str:
-    """Return the text of a subset as `Tested.where` holds it, such as `attn_type=polar, memory=on`."""
+    """Return the text of a subset as `EffectEstimate.where` holds it, such as `attn_type=polar, memory=on`."""
     return ", ".join(f"{axis}={level}" for axis, level in levels.items())

@@ -37,7 +37,7 @@ from .effect_types import (
 )
 from .matched_groups import (
     MatchedDifferences,
-    Numbers,
+    MetricMatrix,
     contrast_column,
     factors,
     first_measures,
@@ -259,7 +259,7 @@ class _MatchedEstimator:
     """
 
     def __init__(self, data: SweepData, columns: Sequence[Column]) -> None:
-        self.data, self.axes, self.numbers = data, factors(data), Numbers(data, columns)
+        self.data, self.axes, self.numbers = data, factors(data), MetricMatrix(data, columns)
 
     def effect_rows(self, levels: Levels, include_strata: bool) -> Iterator[EffectRow]:
         """Yield the rows of two levels of an axis over the full sweep and, with `include_strata`, within its strata."""
@@ -341,7 +341,9 @@ def _strata(data: SweepData, axes: Iterable[str]) -> list[str]:
     return [axis for axis in STRATUM_AXES if axis not in axes and len(data.levels(axis)) > 1]
 
 
-def _rows(numbers: Numbers, levels: Levels, stratum_rows: Sequence[str], strata: Sequence[str]) -> Iterator[EffectRow]:
+def _rows(
+    numbers: MetricMatrix, levels: Levels, stratum_rows: Sequence[str], strata: Sequence[str]
+) -> Iterator[EffectRow]:
     """Yield the rows of these levels for every measure, with and without restriction to strata.
 
     A row over the full sweep comes first, then rows within the levels of the first axis of `stratum_rows`. Rows within
@@ -376,7 +378,7 @@ def _rows(numbers: Numbers, levels: Levels, stratum_rows: Sequence[str], strata:
 
 
 def _row(
-    numbers: Numbers, matched: MatchedDifferences, mask: np.ndarray, column_index: int, axis: str | None
+    numbers: MetricMatrix, matched: MatchedDifferences, mask: np.ndarray, column_index: int, axis: str | None
 ) -> _MatchedRow:
     """Return the row of one measure over the configurations of `mask`.
 
@@ -443,7 +445,7 @@ def _weights(strata: np.ndarray, parts: Sequence[np.ndarray]) -> np.ndarray:
     return np.array([len(strata) / (len(sizes) * sizes[level]) for level in strata.tolist()])
 
 
-def _count_missing(numbers: Numbers, corners: np.ndarray, column_index: int) -> dict[str, int]:
+def _count_missing(numbers: MetricMatrix, corners: np.ndarray, column_index: int) -> dict[str, int]:
     """Return how many runs lack a difference, by the placeholder text of the first cell without a number.
 
     Args:
@@ -459,7 +461,7 @@ def _count_missing(numbers: Numbers, corners: np.ndarray, column_index: int) -> 
 
 
 def _worst_case_mean(
-    numbers: Numbers, matched: MatchedDifferences, mask: np.ndarray, column_index: int, axis: str | None
+    numbers: MetricMatrix, matched: MatchedDifferences, mask: np.ndarray, column_index: int, axis: str | None
 ) -> float:
     """Return the mean difference with diverged cells at the worst possible value; NaN if no cell of `mask` diverged.
 

@@ -141,7 +141,7 @@ class MatchedDifferences:
     levels: Mapping[str, np.ndarray]
 
 
-class Numbers:
+class MetricMatrix:
     """Numbers of a sweep as arrays [cell, measure], with the matched differences between any levels.
 
     `values` is NaN where a cell lacks the number; `attempts` holds the attempt ids, 0 where it does. `cells`, `columns`

@@ -21,7 +21,7 @@ from ...sweep_data import SweepData
 from ..noise.run_noise import STRATUM_AXES
 from ..significance.paired_tests import FITTED, holm
 from .effect_types import NO_TEST, EffectRow, subset_text
-from .matched_groups import Numbers, level_combinations, level_pairs
+from .matched_groups import MetricMatrix, level_combinations, level_pairs
 
 Levels = Mapping[str, tuple[str, str]]
 """(level, reference) by axis."""
@@ -50,7 +50,7 @@ class FittedDesign:
         """
         self.data, self.design, self.columns = data, design, list(columns)
         self.axes = list(design.space.axes)
-        self.numbers = Numbers(data, columns)
+        self.numbers = MetricMatrix(data, columns)
         design_indices = [SweepData.place(design, cell) for cell in data.cells]
         self._design_index = np.array([-1 if index is None else index for index in design_indices])
         self._fits: dict[int, tuple[DesignRegression, dict[str, Any]]] = {}

@@ -84,7 +84,7 @@ def test_paired_differences(samples: Sequence[Differences], scales: Sequence[flo
     tables = [_clean_table(sample, scale) for sample, scale in zip(samples, scales, strict=True)]
     means = [_means(table, scale) for table, scale in zip(tables, scales, strict=True)]
     results: list[tuple[str, float, float, float]] = [
-        _by_model(table, d) for table, d in zip(tables, means, strict=True)
+        _test_by_design(table, d) for table, d in zip(tables, means, strict=True)
     ]
     sizes: dict[int, list[int]] = {}
     for index, (method, *_) in enumerate(results):
@@ -148,7 +148,7 @@ def _sign_flip_family(
     keys: Sequence[Sequence[Hashable]] | None,
     scales: Sequence[float] | None,
     tests: Sequence[int],
-) -> Family | None:
+) -> SignFlipFamily | None:
     """Return the arguments of a family for maxT; None if its tests are not all sign-flip tests with common keys.
 
     Args:
@@ -206,7 +206,7 @@ def _means(table: np.ndarray, scale: float) -> np.ndarray:
     return np.where(np.abs(d) <= TIE_TOLERANCE * max(scale, float(np.abs(values).max())), 0.0, d)
 
 
-def _by_model(table: np.ndarray, d: np.ndarray) -> tuple[str, float, float, float]:
+def _test_by_design(table: np.ndarray, d: np.ndarray) -> tuple[str, float, float, float]:
     """Return (method, low, high, p) of a sample; NaN for `sign-flip`, whose samples the caller tests together.
 
     Args:
@@ -265,11 +265,11 @@ def holm(p_values: Sequence[float]) -> list[float]:
     return [float(p) for p in corrected_p]
 
 
-Family = tuple[Sequence[np.ndarray], Sequence[Sequence[Hashable]], Sequence[float]]
+SignFlipFamily = tuple[Sequence[np.ndarray], Sequence[Sequence[Hashable]], Sequence[float]]
 """Tests of a family as `max_t_of_families` takes them: samples, keys and uncorrected p values."""
 
 
-def max_t_of_families(families: Sequence[Family]) -> list[list[float]]:
+def max_t_of_families(families: Sequence[SignFlipFamily]) -> list[list[float]]:
     """Return step-down maxT p values of sign-flip tests, family by family in the order given.
 
     Samples are differences and keys name the configuration of each. A flip turns all differences of a configuration in
