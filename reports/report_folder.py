@@ -39,10 +39,12 @@ FILES = {format: suffix for suffix, format in SUFFIXES.items()}
 
 @dataclass
 class WrittenFiles:
-    """Result of `write_report_folder`: written files, and the reason for each skipped table or figure by name."""
+    """Result of `write_report_folder`."""
 
     files: list[Path] = field(default_factory=list)
+    """Written files, in order."""
     left_out: dict[str, str] = field(default_factory=dict)
+    """Reason for each skipped table or figure, by its name."""
 
 
 def file_name(name: str) -> str:

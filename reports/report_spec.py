@@ -15,23 +15,24 @@ CURVE_X_COLUMNS = {"tokens": "tokens", "time": "wall_s"}
 
 @dataclass(frozen=True)
 class ReportSpec:
-    """Registry entry of a table or figure.
-
-    `at` is the import path: module:function of a table, module of a figure. `shows` is a short description. `number` is
-    the number of a figure in the paper, or of a table in the paper's second version if that differs. `takes` names the
-    accepted optional options. `study` is True if it is about studies, and is then skipped by --all for other sweeps.
-    Further fields say if measured numbers are compared, so that differences between their cells are printed above them;
-    if all cells are needed, so that --only is refused; and the probes it is about, without any of which --all skips it.
-    """
+    """Registry entry of a table or figure."""
 
     at: str
+    """Import path below its package: module:function of a table, module of a figure."""
     shows: str
+    """Short description for lists and help."""
     number: str = ""
+    """Number of a figure in the paper, or of a table in the paper's second version if that differs."""
     takes: tuple[str, ...] = ("lengths",)
+    """Names of the optional options that it accepts."""
     compares: bool = True
+    """True if it compares measured numbers, so that differences between their cells are printed above them."""
     of: tuple[str, ...] = ()
+    """Probes it is about; --all skips it for a sweep that has numbers, but none of these probes."""
     study: bool = False
+    """True if it is about studies, so that --all skips it silently for other sweeps."""
     whole: bool = False
+    """True if it needs all cells, so that --only is refused."""
 
     def load(self, package: str) -> Any:
         """Import and return the function of a table, or the module of a figure.

@@ -33,13 +33,18 @@ DUST = 12  # decimals to which a computed number is rounded before it is rounded
 
 @dataclass(frozen=True, kw_only=True)
 class TableRow:
-    """A table row: labels, entries, cells and (cell, attempt) pairs beyond the entries, and extra JSON fields."""
+    """A table row: labels, entries, what they are based on, and extra JSON fields."""
 
     words: tuple[str, ...]
+    """Texts of the label columns."""
     entries: tuple[TableEntry, ...] = ()
+    """Entries of the number columns."""
     cells: Sequence[CellState] = ()
+    """Cells that the row is based on, besides those of its entries."""
     origins: tuple[tuple[str, int | None], ...] = ()
+    """(cell id, attempt id or None) pairs that the row is based on, besides those of its entries."""
     about: Mapping[str, Any] = field(default_factory=dict)
+    """Extra fields of the row's JSON object."""
 
 
 def measured_entry(data: SweepData, cells: Sequence[CellState], column: Column, table: str | None = None) -> TableEntry:

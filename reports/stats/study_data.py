@@ -42,7 +42,7 @@ class Objective:
     """Objective of a study. `unit` is that of displayed values: shares in percent."""
 
     place: int
-    """Among the study's objectives."""
+    """Index among the study's objectives."""
     name: str
     """Name as the grid writes it."""
     direction: str
@@ -50,7 +50,7 @@ class Objective:
     percent: bool = False
 
     words: str = ""
-    """What it is, without its unit."""
+    """Display name without the unit."""
     probe: str = ""
     metric: str = ""
     length: int = 0
@@ -88,8 +88,11 @@ class Study:
     """The study of a sweep: its newest search and every trial."""
 
     data: SweepData
+    """Snapshot of the sweep."""
     search: Search
+    """Newest search of the study."""
     trials: tuple[Trial, ...]
+    """Trials in the order of their numbers."""
     rung: int = 0
     """Validation number whose values the trials hold instead of their final ones; 0 for final values."""
     fixed_best: frozenset[int] | None = None

@@ -277,11 +277,14 @@ ABSENT_LEVELS = ("none", "off", "-")
 
 @dataclass(frozen=True)
 class Match:
-    """A configuration that both sweeps have: its runs in each, and its levels of the extra axes."""
+    """A configuration that both sweeps have."""
 
     mine: Sequence[CellState]
+    """Its runs in the own sweep."""
     theirs: Sequence[CellState]
+    """Its runs in the reference sweep."""
     further: Mapping[str, str]
+    """Level by extra axis; an absent component is "none"."""
 
 
 def matched(own_sweep: SweepData, reference_sweep: SweepData) -> list[Match]:

@@ -50,11 +50,14 @@ MetricKey = tuple[str, str]
 
 @dataclass(frozen=True)
 class ClaimResult:
-    """Verdict on a claim, an explanation with the numbers, and these numbers by name (shares as fractions)."""
+    """Verdict on a claim."""
 
     verdict: str
+    """One of the verdict texts of this module, or "true of K of N"."""
     told: str
+    """Explanation with the numbers behind the verdict."""
     numbers: Mapping[str, float] = field(default_factory=dict)
+    """Numbers behind the verdict, by name; shares as fractions."""
 
 
 class MissingData(Exception):
