@@ -49,10 +49,12 @@ class RankedGroup:
     """
 
     heading: str
+    """Heading of the column that all numbers share, or of the first of them."""
     best: tuple[GridIndex, ...]
     chances: Mapping[GridIndex, float]
     kinds: tuple[str, ...] = ()
     seeds: int = 1
+    """Largest number of seeds behind one of the numbers."""
     luck: WinnersCurse | None = None
 
 

@@ -34,10 +34,12 @@ class Column:
     metric: str
     decimals: int
     percent: bool = False
+    """True if values are stored as fractions and printed in percent."""
     length: int = 0
     direction: int = 0
     """-1 where less is better, 1 where more is, 0 where neither is."""
     unit: str = ""
+    """Unit of the stored values."""
 
     @property
     def key(self) -> Key:

@@ -46,14 +46,17 @@ class Objective:
     name: str
     """Name as the grid writes it."""
     direction: str
+    """"minimize" or "maximize"."""
     unit: str = ""
     percent: bool = False
+    """True if displayed values are percentages of stored fractions."""
 
     words: str = ""
     """Display name without the unit."""
     probe: str = ""
     metric: str = ""
     length: int = 0
+    """Context length in tokens; 0 for none."""
 
     @property
     def label(self) -> str:
@@ -96,6 +99,7 @@ class Study:
     rung: int = 0
     """Validation number whose values the trials hold instead of their final ones; 0 for final values."""
     fixed_best: frozenset[int] | None = None
+    """Numbers of the best trials by final values, if the trials hold values of a rung instead; else None."""
 
     @property
     def name(self) -> str:

@@ -113,7 +113,7 @@ def _values_by_levels(data: SweepData, column: Column, axes: Sequence[str]) -> d
 
 
 class _CellValue(NamedTuple):
-    """A cell with its stored measurement and the value of it."""
+    """A cell, its stored measurement, and the number in it."""
 
     cell: CellState
     measured: MeasuredValue
