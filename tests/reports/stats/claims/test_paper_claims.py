@@ -72,7 +72,7 @@ class TestLedger:
         cells = {(m, d, w): needle(logged, m, d, 1, w) for m, d, w in product(MODES, (0, 1), (0, 1))}
         open_ = [value for (_, _, w), value in cells.items() if not w]
         assert sum(value >= 90 - 1e-6 for value in cells.values()) == 1
-        assert_numbers(answers["hold-90"], assert_numbers=1, cells=20, mean=fmean(cells.values()) / 100)
+        assert_numbers(answers["hold-90"], held=1, cells=20, mean=fmean(cells.values()) / 100)
         assert_numbers(answers["hold-90"], no_window=fmean(open_) / 100, no_window_sd=stdev(open_) / 100)
         assert answers["hold-90"].verdict == "true of 1 of 20"
         assert "without window 63.0 (sd 17.4, 10 cells)" in answers["hold-90"].told
