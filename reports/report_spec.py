@@ -47,3 +47,7 @@ class ReportSpec:
     def select_options(self, options: Mapping[str, Any]) -> dict[str, Any]:
         """Return those of the options that it accepts and whose value is not empty."""
         return {name: value for name, value in options.items() if name in self.takes and value}
+
+
+if not TYPE_CHECKING:
+    __getattr__ = old_names(__name__)

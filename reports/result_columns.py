@@ -163,3 +163,7 @@ def placeholder_for_cell(data: SweepData, cell: CellState, column: Column, value
         column.length > 0 and not data.is_requested(column.probe, column.length)
     )
     return UNMEASURED if text == "needs-eval" and is_unrequested else text
+
+
+if not TYPE_CHECKING:
+    __getattr__ = old_names(__name__)

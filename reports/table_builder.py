@@ -401,3 +401,7 @@ def seed_notes(grid: Iterable[Sequence[TableEntry]], n: int) -> list[str]:
     if not any(PLUS_MINUS in entry.text for row in grid for entry in row):
         text = f"eans over up to {counted(n, 'seed')}"
     return [f"M{text}; (n=k) where only k of them have the number."]
+
+
+if not TYPE_CHECKING:
+    __getattr__ = old_names(__name__)

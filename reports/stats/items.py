@@ -20,7 +20,7 @@ from ...results.store.store import Store
 from ..number_format import Column, column_of, format_length
 from ..sweep_data import ReportError, SweepData
 from .effects.matched_groups import MetricMatrix, factors, level_pairs, subset_mask
-from .significance.paired_tests import ALPHA, PairedTest, corrected, test_paired_differences
+from .significance.paired_tests import ALPHA, PairedTest, corrected, paired_difference_tests
 
 ANSWERS = ("cell", "attempt", "configuration", "seed", "length", "trial", "value", "exact")
 

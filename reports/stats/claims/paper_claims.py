@@ -291,7 +291,7 @@ def _judge_difference(differences: Sequence[float], direction: int) -> tuple[str
     d = np.array(differences)
     if len(d) < 2:
         raise MissingData(f"one pair alone ({format_signed(round(float(d[0]), 12), 1, percent=True)} points)")
-    (test,) = test_paired_differences([d])
+    (test,) = paired_difference_tests([d])
     error = float(d.std(ddof=1)) / math.sqrt(len(d))
     half_width = float(special.stdtrit(len(d) - 1, 1 - ALPHA / 2)) * error
     low, high = test.mean - half_width, test.mean + half_width

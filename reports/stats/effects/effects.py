@@ -23,7 +23,7 @@ from scipy import special
 from ...number_format import Column
 from ...sweep_data import SweepData
 from ..noise.run_noise import NEAR, STRATUM_AXES, Spread, detectable, spread
-from ..significance.paired_tests import ALPHA, correct_families, holm, test_paired_differences
+from ..significance.paired_tests import ALPHA, correct_families, holm, paired_difference_tests
 from . import stopping_rows
 from .effect_types import (
     AT_CHANCE_VERDICT,

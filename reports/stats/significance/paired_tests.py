@@ -14,6 +14,7 @@ from typing import TYPE_CHECKING
 import numpy as np
 from scipy import special
 
+from ....renamed import old_names
 from .crossed_interval import crossed_interval, student_interval
 from .sign_flip_test import ALPHA as ALPHA
 from .sign_flip_test import (
@@ -68,7 +69,7 @@ class PairedTest:
     method: str
 
 
-def test_paired_differences(samples: Sequence[Differences], scales: Sequence[float] | None = None) -> list[PairedTest]:
+def paired_difference_tests(samples: Sequence[Differences], scales: Sequence[float] | None = None) -> list[PairedTest]:
     """Return one paired test per sample, in the order of the samples.
 
     The procedure depends on the sample. One configuration: Student's t over its seeds. Several seeds: crossed random

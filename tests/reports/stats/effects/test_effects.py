@@ -239,7 +239,7 @@ class TestOwn:
         rows = [row for row in ef.effects(load_sweep_data(design)) if row.axis == "memory"]
         polar, nope = np.array([[-1.0, -1.0]]), np.array([[-1.5, np.nan]])
         samples = [np.concatenate([polar, nope]), polar, nope[:, 0]]
-        expected_p = corrected(samples, test_paired_differences(samples, [5.2] * 3))
+        expected_p = corrected(samples, paired_difference_tests(samples, [5.2] * 3))
         assert [row.where for row in rows] == ["", "attn_type=polar", "attn_type=nope"]
         assert [row.p_corrected for row in rows] == pytest.approx(expected_p, nan_ok=True)
 

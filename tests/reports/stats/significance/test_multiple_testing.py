@@ -58,10 +58,10 @@ def test_max_t_equals_enumeration():
     expected = step_down_max_t(
         [dict(zip(sample_keys, d, strict=True)) for d, sample_keys in zip(samples, keys, strict=True)]
     )
-    assert rs.corrected(samples, rs.test_paired_differences(samples), keys) == pytest.approx(expected)
+    assert rs.corrected(samples, rs.paired_difference_tests(samples), keys) == pytest.approx(expected)
     # without names, rows at one place belong together where there are as many in each
     expected = step_down_max_t([dict(zip(names, d, strict=True)) for d in full])
-    assert rs.corrected(full, rs.test_paired_differences(full)) == pytest.approx(expected)
+    assert rs.corrected(full, rs.paired_difference_tests(full)) == pytest.approx(expected)
 
 
 def test_max_t_draws_approximate_enumeration():
@@ -74,9 +74,9 @@ def test_max_t_draws_approximate_enumeration():
     expected, before = np.zeros(4), 0.0
     for step, test in enumerate(order):
         before = expected[test] = max(before, (flipped[:, order[step:]].max(axis=1) >= seen[test] - 1e-12).mean())
-    corrected_p = rs.corrected(samples, rs.test_paired_differences(samples))
+    corrected_p = rs.corrected(samples, rs.paired_difference_tests(samples))
     assert corrected_p == pytest.approx(expected.tolist(), abs=0.01)
-    assert corrected_p == rs.corrected(samples, rs.test_paired_differences(samples))
+    assert corrected_p == rs.corrected(samples, rs.paired_difference_tests(samples))
 
 
 def test_max_t_of_copies_needs_no_correction():
@@ -90,19 +90,19 @@ def test_max_t_of_copies_needs_no_correction():
 def test_holm_is_used_unless_all_are_sign_flip_tests():
     draw = np.random.default_rng(9)
     samples = [draw.normal(1, 1, 8), draw.normal(1, 1, 5), draw.normal(1, 1, (5, 3)), np.array([1.0])]
-    results = rs.test_paired_differences(samples)
+    results = rs.paired_difference_tests(samples)
     assert [result.method for result in results] == ["sign-flip", "t", "crossed", "none"]
     expected = multipletests([result.p for result in results[:3]], method="holm")[1]
     assert rs.corrected(samples, results) == pytest.approx([*expected, math.nan], nan_ok=True)
     # unequal numbers of rows without names cannot be flipped together
     samples = [draw.normal(1, 1, 8), draw.normal(1, 1, 9)]
-    results = rs.test_paired_differences(samples)
+    results = rs.paired_difference_tests(samples)
     assert rs.corrected(samples, results) == pytest.approx(rs.holm([result.p for result in results]))
 
 
 def test_max_t_of_a_constant_member():
     samples = [np.zeros(8), np.random.default_rng(1).normal(3, 1, 8)]
-    corrected_p = rs.corrected(samples, rs.test_paired_differences(samples))
+    corrected_p = rs.corrected(samples, rs.paired_difference_tests(samples))
     assert corrected_p[0] == 1.0
     assert corrected_p[1] == pytest.approx(2 / 2**8)
 
@@ -115,7 +115,7 @@ def test_nope_minus_polar_is_significant_in_its_family(published):
     axes = [axis for axis in AXES_BUT_MIXER if axis in pairs[0]]
     samples = [pair_frame["difference"].to_numpy(dtype=float) for pair_frame in pairs]
     keys = [list(pair_frame[axes].itertuples(index=False, name=None)) for pair_frame in pairs]
-    summed = rs.test_paired_differences(samples, [1.0] * len(samples))
+    summed = rs.paired_difference_tests(samples, [1.0] * len(samples))
     p = dict(zip((row.level for row in rows), rs.corrected(samples, summed, keys, [1.0] * len(samples)), strict=True))
     assert p["nope"] < 0.005
     assert p["rope"] < 0.005

@@ -28,7 +28,7 @@ def sign_flip(d) -> float:
 
 
 def sign_test(d) -> float:
-    (result,) = rs.test_paired_differences([d])
+    (result,) = rs.paired_difference_tests([d])
     return result.p_sign
 
 
@@ -70,7 +70,7 @@ class TestInterval:
     def test_interval_inverts_the_test(self, n):
         """Enumerate every flip of the differences minus theta, on both sides of both ends."""
         d = np.random.default_rng(n).gamma(2.0, 1.0, n)
-        (result,) = rs.test_paired_differences([d])
+        (result,) = rs.paired_difference_tests([d])
         signs, gap = every_sign(n), 1e-6 * np.ptp(d)
 
         def p(theta: float) -> float:
@@ -86,7 +86,7 @@ class TestInterval:
         """The reference `sign_flip` does not search for ends, and was itself compared with an enumeration."""
         d = np.random.default_rng(n).normal(0.5, 1, n)
         d[:3] = 0.25  # ties
-        (result,) = rs.test_paired_differences([d])
+        (result,) = rs.paired_difference_tests([d])
         gap = 3e-6 * np.ptp(d)
         for end, side in ((result.low, 1), (result.high, -1)):
             assert sign_flip(d - end - side * gap) >= 0.05 > sign_flip(d - end + side * gap)
@@ -94,7 +94,7 @@ class TestInterval:
     @pytest.mark.parametrize("n", [sign_flip_test.MAX_EXACT_N + 1, 250])
     def test_interval_by_random_flips(self, n):
         d = np.random.default_rng(n).normal(0.5, 1, n)
-        (result,) = rs.test_paired_differences([d])
+        (result,) = rs.paired_difference_tests([d])
         for end, side in ((result.low, 1), (result.high, -1)):
             assert sign_flip(d - end - side * 1e-9) >= 0.05 > sign_flip(d - end + side * 1e-9)
         t = stats.t.interval(0.95, n - 1, d.mean(), stats.sem(d))
@@ -102,7 +102,7 @@ class TestInterval:
 
     def test_six_differences_by_hand(self):
         # of 64 flips 2 are beyond all others: p = 2/64, and what leaves all on one side is rejected
-        (result,) = rs.test_paired_differences([[1.0, 2.0, 3.0, 4.0, 5.0, 9.0]])
+        (result,) = rs.paired_difference_tests([[1.0, 2.0, 3.0, 4.0, 5.0, 9.0]])
         assert (result.low, result.high, result.p) == (1.0, 9.0, 2 / 64)
 
     def test_interval_excludes_zero_iff_p_is_below_5_percent(self):
@@ -110,13 +110,13 @@ class TestInterval:
         samples = [draw.normal(shift, 1, n) for n in (2, 5, 6, 9, 14, 17, 22, 31) for shift in np.linspace(0, 1.5, 8)]
         samples += [np.round(sample, 0) for sample in samples]
         samples += [draw.normal(shift, 1, (6, 3)) for shift in np.linspace(0, 1.5, 8)]
-        results = [result for result in rs.test_paired_differences(samples) if result.method != "none"]
+        results = [result for result in rs.paired_difference_tests(samples) if result.method != "none"]
         assert [result.p < 0.05 for result in results] == [result.low > 0 or result.high < 0 for result in results]
         assert 30 < sum(result.p < 0.05 for result in results) < len(results) - 30
 
     def test_method_below_six_is_student_t(self):
         d = [1.0, 2.0, 4.0, 3.5, 0.5]
-        (result,) = rs.test_paired_differences([d])
+        (result,) = rs.paired_difference_tests([d])
         assert result.method == "t"
         assert result.p == pytest.approx(stats.ttest_1samp(d, 0).pvalue)
         assert (result.low, result.high) == pytest.approx(stats.t.interval(0.95, 4, np.mean(d), stats.sem(d)))
@@ -124,29 +124,29 @@ class TestInterval:
 
 class TestDegenerate:
     def test_no_test_below_two_differences(self):
-        for result in rs.test_paired_differences([[], [1.0], [math.nan, 1.0], [2.0, 2.0, 2.0], [0.0, 0.0]]):
+        for result in rs.paired_difference_tests([[], [1.0], [math.nan, 1.0], [2.0, 2.0, 2.0], [0.0, 0.0]]):
             assert result.method == "none"
             assert all(math.isnan(x) for x in (result.low, result.high, result.p))
 
     def test_constant_measure_has_p_of_1(self):
-        (result,) = rs.test_paired_differences([np.zeros(8)])
+        (result,) = rs.paired_difference_tests([np.zeros(8)])
         assert (result.low, result.high, result.p, result.ties, result.p_sign) == (0.0, 0.0, 1.0, 8, 1.0)
-        (result,) = rs.test_paired_differences([np.full(20, 0.1)])
+        (result,) = rs.paired_difference_tests([np.full(20, 0.1)])
         assert (result.low, result.high) == pytest.approx((0.1, 0.1))
         assert result.p == 2 / 2**20
 
     def test_constant_difference_over_seeds(self):
-        (result,) = rs.test_paired_differences([np.full((6, 3), 0.5)])
+        (result,) = rs.paired_difference_tests([np.full((6, 3), 0.5)])
         assert result.method == "none"
 
 
 class TestTies:
     def test_rounding_errors_are_ties(self):
         dust = 0.1 + 0.2 - 0.3
-        (result,) = rs.test_paired_differences([[dust, -dust, 0.5, 0.25, 1.0, 2.0]])
+        (result,) = rs.paired_difference_tests([[dust, -dust, 0.5, 0.25, 1.0, 2.0]])
         assert (result.up, result.down, result.ties) == (4, 0, 2)
         # where all of them are dust, only the numbers behind them tell
-        (result,) = rs.test_paired_differences([[dust] * 7], [0.3])
+        (result,) = rs.paired_difference_tests([[dust] * 7], [0.3])
         assert (result.up, result.ties, result.p) == (0, 7, 1.0)
 
     def test_published_validation_losses_by_fractions(self, published):
@@ -271,7 +271,7 @@ class TestSeeds:
             )
             return satterthwaite + (generalized.mean() - satterthwaite) / (2 * seeds - 3)
 
-        (result,) = rs.test_paired_differences([d])
+        (result,) = rs.paired_difference_tests([d])
         assert (result.method, result.n, result.seeds) == ("crossed", 6, seeds)
         assert result.mean == pytest.approx(mean)
         assert result.p == pytest.approx(p(abs(mean)), abs=0.002)
@@ -283,14 +283,14 @@ class TestSeeds:
         """With Satterthwaite alone, 12% of such intervals miss the truth, since two seeds often agree by chance."""
         draw = np.random.default_rng(3)
         samples = [draw.normal(size=(8, 2)) + draw.normal(size=(1, 2)) for _ in range(400)]
-        assert np.mean([result.p < 0.05 for result in rs.test_paired_differences(samples)]) < 0.06
+        assert np.mean([result.p < 0.05 for result in rs.paired_difference_tests(samples)]) < 0.06
 
     def test_crossed_interval_is_finite_if_variances_cancel(self):
         """Seeds differ as expected by chance, configurations hardly: Satterthwaite's df would be 0.002."""
         e = np.random.default_rng(0).normal(size=(5, 3))
         e = e - e.mean(axis=1, keepdims=True) - e.mean(axis=0) + e.mean()
         b = np.array([-1.0, 0, 1]) * math.sqrt(1.001 * (e**2).sum() / 8 / 5)
-        (result,) = rs.test_paired_differences([e + b + 0.001 * np.arange(5)[:, None]])
+        (result,) = rs.paired_difference_tests([e + b + 0.001 * np.arange(5)[:, None]])
         assert result.method == "crossed"
         assert 0 < result.high - result.low < 10
 
@@ -302,7 +302,7 @@ class TestSeeds:
         means, halves = [], []
         for _ in range(600):
             d = draw.normal(size=(7, 4)) + draw.normal(size=(7, 1)) + 2 * draw.normal(size=(1, 4))
-            (result,) = rs.test_paired_differences([d * holes])
+            (result,) = rs.paired_difference_tests([d * holes])
             means.append(result.mean)
             halves.append(abs(result.mean) <= (result.high - result.low) / 2)
         assert np.mean(halves) == pytest.approx(0.95, abs=0.03)
@@ -315,14 +315,14 @@ class TestSeeds:
 
     def test_method_of_a_single_configuration_is_seeds(self):
         d = np.array([[1.0, 2.0, 4.0, 3.0]])
-        (result,) = rs.test_paired_differences([d])
+        (result,) = rs.paired_difference_tests([d])
         assert (result.method, result.n, result.seeds) == ("seeds", 1, 4)
         assert result.p == pytest.approx(stats.ttest_1samp(d[0], 0).pvalue)
 
     def test_unconnected_seeds_are_averaged(self):
         table = np.full((6, 4), math.nan)
         table[:3, :2], table[3:, 2:] = np.arange(6).reshape(3, 2) + 1.0, np.arange(6).reshape(3, 2) + 3.0
-        (result,) = rs.test_paired_differences([table])
+        (result,) = rs.paired_difference_tests([table])
         assert (result.method, result.n, result.seeds) == ("sign-flip", 6, 2)
         assert result.mean == pytest.approx(np.nanmean(table))
 
@@ -330,7 +330,7 @@ class TestSeeds:
         """Effects differ by two sd between configurations; seeds as pairs would have a coverage of 65%."""
         draw = np.random.default_rng(11)
         samples = [draw.normal(size=(8, 5)) + 2 * draw.normal(size=(8, 1)) for _ in range(600)]
-        held = [result.low <= 0 <= result.high for result in rs.test_paired_differences(samples)]
+        held = [result.low <= 0 <= result.high for result in rs.paired_difference_tests(samples)]
         assert 0.93 <= np.mean(held) <= 0.97
 
 
@@ -346,8 +346,8 @@ def test_samples_together_equal_each_alone():
     draw = np.random.default_rng(5)
     samples = [draw.normal(0.1, 1, n) for n in (3, 40, 1, 0, 40, 250, 8, 8, 16, 250)]
     samples += [draw.normal(0.1, 1, (4, 3)), draw.normal(0.1, 1, (4, 2))]
-    for result, d in zip(rs.test_paired_differences(samples), samples, strict=True):
-        (alone,) = rs.test_paired_differences([d])
+    for result, d in zip(rs.paired_difference_tests(samples), samples, strict=True):
+        (alone,) = rs.paired_difference_tests([d])
         # a product of matrices adds up in an order that depends on their shape
         assert result.method == alone.method
         values, expected = (
@@ -356,7 +356,7 @@ def test_samples_together_equal_each_alone():
         assert values == pytest.approx(expected, nan_ok=True, rel=1e-9)
         assert (result.n, result.up + result.down) == (len(d), len(d))
         assert result.mean == pytest.approx(d.mean() if len(d) else math.nan, nan_ok=True)
-    assert rs.test_paired_differences([]) == []
+    assert rs.paired_difference_tests([]) == []
 
 
 def test_memory_is_bounded_with_random_flips():
